@@ -73,22 +73,22 @@ static void percentiles_are_right_to_one_part_in_64() {
 static void wrong_values_are_told_apart() {
     Values values(1024);
     const std::string right(values.of(5, 7), 1024);
-    const auto told = [&](uint32_t key, Window window, const std::string &data) {
+    const auto complaint = [&](uint32_t key, Window window, const std::string &data) {
         return values.wrong(key, window, data.data(), data.size());
     };
     const auto has = [](const std::string &text, const char *part) { return text.find(part) != std::string::npos; };
-    check(told(5, {7, 7}, right).empty() && told(5, {1, 9}, right).empty(), "a right value is refused");
-    check(has(told(5, {8, 9}, right), "has version 7, where 8 to 9"), "an old version is taken");
-    check(has(told(5, {1, 6}, right), "has version 7"), "a version that was never written is taken");
-    check(has(told(6, {7, 7}, right), "does not begin with its key"), "another key's value is taken");
-    check(has(told(5, {7, 7}, right.substr(0, 1016)), "has 1016 bytes"), "a short value is taken");
-    check(has(told(5, {7, 7}, std::string(1024, '\0')), "1024 bytes of zeros"), "zeros are taken");
+    check(complaint(5, {7, 7}, right).empty() && complaint(5, {1, 9}, right).empty(), "a right value is refused");
+    check(has(complaint(5, {8, 9}, right), "has version 7, where 8 to 9"), "an old version is taken");
+    check(has(complaint(5, {1, 6}, right), "has version 7"), "a version that was never written is taken");
+    check(has(complaint(6, {7, 7}, right), "does not begin with its key"), "another key's value is taken");
+    check(has(complaint(5, {7, 7}, right.substr(0, 1016)), "has 1016 bytes"), "a short value is taken");
+    check(has(complaint(5, {7, 7}, std::string(1024, '\0')), "1024 bytes of zeros"), "zeros are taken");
     for (size_t at = 0; at < right.size(); at += 8) {
         std::string damaged = right;
         damaged[at] ^= 1;
-        check(!told(5, {7, 7}, damaged).empty(), "a wrong byte is taken");
+        check(!complaint(5, {7, 7}, damaged).empty(), "a wrong byte is taken");
         damaged.replace(at, 8, 8, '\0');
-        check(has(told(5, {7, 7}, damaged), "8 bytes of zeros"), "a zero word is taken");
+        check(has(complaint(5, {7, 7}, damaged), "8 bytes of zeros"), "a zero word is taken");
     }
 }
 

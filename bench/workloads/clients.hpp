@@ -17,7 +17,7 @@
 #include "values.hpp"
 
 // At most this many wrong values are reported one by one.
-static const uint64_t TOLD_MOST = 10;
+static const uint64_t REPORTED_MAX = 10;
 
 struct Request {
     enum Kind { Get, Set } kind;
@@ -64,8 +64,8 @@ class Clients {
         for (Client &client : clients_) busy += refill(client, depth, next);
         std::vector<epoll_event> events(clients_.size());
         while (busy > 0) {
-            const int patience = static_cast<int>(REPLY_SECONDS_MOST * 1e3);
-            const int ready = ::epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), patience);
+            const int timeout = static_cast<int>(REPLY_SECONDS_MAX * 1e3);
+            const int ready = ::epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout);
             check_signals();
             // Only the second timeout in a row counts: while the whole machine was suspended, time passed in which no
             // server could answer.
@@ -185,7 +185,7 @@ class Clients {
         if (!windows_fixed) window.high = versions_.window(request.key).high;
         std::string what = "is missing";
         if (reply.kind == Reply::Bytes) what = values_.wrong(request.key, window, reply.data, reply.size);
-        if (!what.empty() && ++tally.wrong <= TOLD_MOST) std::fprintf(stderr, "key %u %s\n", request.key, what.c_str());
+        if (!what.empty() && ++tally.wrong <= REPORTED_MAX) std::fprintf(stderr, "key %u %s\n", request.key, what.c_str());
     }
 
     Versions &versions_;

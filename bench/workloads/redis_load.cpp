@@ -24,7 +24,7 @@
 static const uint64_t BULK_DEPTH = 32;
 // Interval between checks whether the server is still saving.
 static const double SAVING_LOOK_SECONDS = 0.1;
-static const double SAVING_SECONDS_MOST = 1200;
+static const double SAVING_SECONDS_MAX = 1200;
 
 static const auto nothing = [] {};
 
@@ -124,7 +124,7 @@ static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server 
             snapshot.highs = versions.highs();
         }
         saving = server.info("persistence", "rdb_bgsave_in_progress") != "0";
-        if (now - start > SAVING_SECONDS_MOST) trouble("BGSAVE does not end");
+        if (now - start > SAVING_SECONDS_MAX) trouble("BGSAVE does not end");
     };
     clients.drive(depth, false, tally, [&](Request &request) { return saving && load.draw(request); }, look);
     snapshot.seconds = seconds_now() - start;
@@ -174,7 +174,7 @@ int main(int argc, char **argv) {
                            {"planted", nullptr, "zero a few bytes of one value behind our back: that must be found"},
                            {"footprint", nullptr, "print what it has resident natively with all values, and exit"}});
     const uint64_t value_bytes = options.size("value");
-    if (value_bytes < Values::BYTES_LEAST || value_bytes % 8 != 0)
+    if (value_bytes < Values::BYTES_MIN || value_bytes % 8 != 0)
         usage_error("--value must be a multiple of 8 bytes, and 16 at least");
     const uint64_t keys = options.size("bytes") / value_bytes;
     if (keys < 2 || keys > UINT32_MAX) usage_error("--bytes holds fewer than two values, or more than 2^32");

@@ -23,11 +23,11 @@
 #include "result.hpp"
 
 // The server loads a dump before its first answer; the largest dumps take minutes.
-static const double START_SECONDS_MOST = 600;
+static const double START_SECONDS_MAX = 600;
 // A server that fetches or swaps is slow, but one that does not answer for this long hangs.
-static const double REPLY_SECONDS_MOST = 120;
+static const double REPLY_SECONDS_MAX = 120;
 // Time to end after SHUTDOWN, which includes freeing memory and swap.
-static const double END_SECONDS_MOST = 120;
+static const double END_SECONDS_MAX = 120;
 // Time to end after SIGTERM, when no result depends on the server any more.
 static const double GRACE_SECONDS = 3;
 
@@ -60,7 +60,7 @@ inline void end_server() {
     ::kill(server_process, SIGTERM);
     if (ended_within(GRACE_SECONDS, status)) return;
     ::kill(server_process, SIGKILL);
-    ended_within(END_SECONDS_MOST, status);
+    ended_within(END_SECONDS_MAX, status);
 }
 
 inline int connect_to_server() {
@@ -132,7 +132,7 @@ class Server {
         add_word(request, "NOSAVE");
         ::send(control_, request.data(), request.size(), MSG_NOSIGNAL);
         int status = 0;
-        if (!ended_within(END_SECONDS_MOST, status)) trouble("the server does not end");
+        if (!ended_within(END_SECONDS_MAX, status)) trouble("the server does not end");
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
         trouble("the server ended with status " + std::to_string(status) + ": " + last_words());
     }
@@ -176,14 +176,14 @@ class Server {
 
     // Connects, and waits until the server answers.
     int greet() {
-        for (const double start = seconds_now(); seconds_now() - start < START_SECONDS_MOST; ::usleep(10000)) {
+        for (const double start = seconds_now(); seconds_now() - start < START_SECONDS_MAX; ::usleep(10000)) {
             check_signals();
             int status = 0;
             if (ended_within(0, status)) trouble("the server does not start: " + last_words());
             const int fd = connect_to_server();
             if (fd < 0) continue;
-            const timeval patience{static_cast<time_t>(REPLY_SECONDS_MOST), 0};
-            ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+            const timeval timeout{static_cast<time_t>(REPLY_SECONDS_MAX), 0};
+            ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
             char answer[8] = {};
             if (::send(fd, "PING\r\n", 6, MSG_NOSIGNAL) != 6) lost();
             if (::recv(fd, answer, sizeof answer - 1, 0) <= 0) lost();

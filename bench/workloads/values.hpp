@@ -21,7 +21,7 @@ struct Window {
 
 class Values {
   public:
-    static const uint64_t BYTES_LEAST = 16;
+    static const uint64_t BYTES_MIN = 16;
 
     // `bytes`: the size of one value, a multiple of 8.
     explicit Values(uint64_t bytes) : words_(bytes / sizeof(uint64_t)), expected_(words_) {}

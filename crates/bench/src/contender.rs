@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::hosts::HOSTS_MOST;
+use crate::hosts::HOSTS_MAX;
 
 /// The medium of a swap area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -158,7 +158,7 @@ impl FromStr for Contender {
             "fio" => Self::Fio,
             _ => return parameterised(text).ok_or_else(|| {
                 format!(
-                    "'{text}' is no contender; choose from {STANDARD},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to {HOSTS_MOST})"
+                    "'{text}' is no contender; choose from {STANDARD},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to {HOSTS_MAX})"
                 )
             }),
         })
@@ -168,7 +168,7 @@ impl FromStr for Contender {
 /// A contender whose name has a parameter.
 fn parameterised(text: &str) -> Option<Contender> {
     if let Some(number) = text.strip_prefix(DONORS) {
-        return (1..=HOSTS_MOST).find(|count| count.to_string() == number).map(Contender::AquiferDonors);
+        return (1..=HOSTS_MAX).find(|count| count.to_string() == number).map(Contender::AquiferDonors);
     }
     let profile = text.strip_prefix(EMULATED).filter(|profile| !profile.is_empty())?;
     Some(Contender::AquiferEmulated(profile.to_string()))

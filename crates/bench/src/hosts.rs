@@ -20,14 +20,14 @@ use crate::undo::{self, Undo, UndoList};
 /// The directory in which ip(8) keeps named network namespaces.
 pub const DIRECTORY: &str = "/run/netns";
 /// Maximum number of hosts.
-pub const HOSTS_MOST: u32 = 8;
+pub const HOSTS_MAX: u32 = 8;
 /// The host's end of its cable. The other end is in a namespace that may contain other names.
 const CABLE: &str = "cable";
 /// As in the examples of tc-tbf(8): a packet that would have to wait longer than this is dropped.
 const QUEUE_TIME: &str = "50ms";
 /// Two of the largest packets that the kernel segments only at the device. With a smaller burst it would segment them
 /// earlier.
-const BURST_BYTES_LEAST: u64 = 128 << 10;
+const BURST_BYTES_MIN: u64 = 128 << 10;
 /// A burst is a thousandth of a second at the rate: longer than the delay of timers, and too short to matter.
 const BURSTS_PER_SECOND: u64 = 1000;
 /// A killed donor's memory is freed before the process is gone.
@@ -104,7 +104,7 @@ fn commands(name: &str, cable: &str, host: u32, rate: Option<u64>) -> Vec<String
         format!("ip -n {name} link set {CABLE} up"),
     ];
     if let Some(rate) = rate {
-        let burst = (rate / BURSTS_PER_SECOND).max(BURST_BYTES_LEAST);
+        let burst = (rate / BURSTS_PER_SECOND).max(BURST_BYTES_MIN);
         // In bits: tc's unit `bps` means bytes.
         let limit = format!("root tbf rate {}bit burst {burst} latency {QUEUE_TIME}", rate.saturating_mul(8));
         lines.push(format!("tc qdisc add dev {cable} {limit}"));
@@ -121,9 +121,9 @@ pub fn remove(path: &Path) -> Result<(), BenchFailure> {
     let name = name_of(path);
     let begin = Instant::now();
     // A name whose namespace was never made has no processes and no cable.
-    while let Ok(told) = call("ip", &["netns", "pids", &name]) {
+    while let Ok(reported) = call("ip", &["netns", "pids", &name]) {
         let on_it: Vec<Pid> =
-            told.lines().filter_map(|pid| pid.trim().parse().ok()).filter_map(Pid::from_raw).collect();
+            reported.lines().filter_map(|pid| pid.trim().parse().ok()).filter_map(Pid::from_raw).collect();
         if on_it.is_empty() || begin.elapsed() > END_MAX {
             break;
         }
@@ -156,7 +156,7 @@ mod tests {
     fn names_are_the_benchs_and_fit() {
         let token = "2hwcf-zzzzzzz";
         assert_eq!(undo::token_in(&path(token, 8).to_string_lossy()), Some(token));
-        assert!(cable_of(token, HOSTS_MOST).len() <= 15, "IFNAMSIZ, with a zero at the end");
+        assert!(cable_of(token, HOSTS_MAX).len() <= 15, "IFNAMSIZ, with a zero at the end");
     }
 
     #[test]

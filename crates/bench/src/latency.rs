@@ -33,8 +33,8 @@ fn latency(runs: &[Run], summary: &Summary) -> Option<Latency> {
             && run.figure.is_some()
     };
     let median = |name: &str| {
-        let told = |run: &Run| run.program.as_ref()?.get(name).and_then(Value::as_f64);
-        let values: Vec<f64> = runs.iter().filter(same).filter_map(told).collect();
+        let reported = |run: &Run| run.program.as_ref()?.get(name).and_then(Value::as_f64);
+        let values: Vec<f64> = runs.iter().filter(same).filter_map(reported).collect();
         Spread::of(&values).map(|spread| spread.median)
     };
     Some(Latency {
@@ -56,15 +56,15 @@ mod tests {
 
     #[test]
     fn medians_of_the_rounds_that_told() {
-        let told = |contender: &str, round, p99: f64| Run {
+        let reported = |contender: &str, round, p99: f64| Run {
             program: Some(serde_json::json!({"p50_us": 100, "p99_us": p99, "p999_us": 5000.5})),
             ..run("redis", 50, contender, round, 1.0, Better::Higher)
         };
-        let failed = Run { figure: None, ..told("dram", 3, 9e9) };
+        let failed = Run { figure: None, ..reported("dram", 3, 9e9) };
         let runs = [
-            told("dram", 0, 300.0),
-            told("dram", 1, 900.0),
-            told("dram", 2, 400.0),
+            reported("dram", 0, 300.0),
+            reported("dram", 1, 900.0),
+            reported("dram", 2, 400.0),
             failed,
             run("redis", 50, "swap-disk", 0, 1.0, Better::Higher),
         ];

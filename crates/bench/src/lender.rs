@@ -82,8 +82,8 @@ impl Lender {
         let mut said = String::new();
         // It prints its address, or ends with a reason.
         let _ = BufReader::new(lender.child.stdout.as_mut().expect("piped")).read_line(&mut said);
-        let told: Option<Value> = serde_json::from_str(&said).ok();
-        match told.as_ref().and_then(|told| told.get("address")).and_then(Value::as_str) {
+        let reported: Option<Value> = serde_json::from_str(&said).ok();
+        match reported.as_ref().and_then(|reported| reported.get("address")).and_then(Value::as_str) {
             Some(address) => lender.address = address.to_string(),
             None => {
                 let mut reason = String::new();

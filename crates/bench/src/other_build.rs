@@ -13,7 +13,7 @@ use crate::record::{Run, figures};
 use crate::verdict::{Verdict, better_of, from_ratio};
 
 /// This build must reach at least this part of the other build's speed.
-const AT_LEAST: f64 = 0.97;
+const RATIO_MIN: f64 = 0.97;
 
 /// One bar for each combination of workload, ratio and Aquifer contender, and one for each overhead, that both builds
 /// ran.
@@ -27,7 +27,7 @@ pub fn judge(runs: &[Run], overheads: &[OverheadRun]) -> Vec<Verdict> {
         }
         let series = |contender| figures(runs, &run.workload, run.local_percent, contender);
         let ratio = compare(&series(ours), &series(&run.contender), better_of(runs, &run.workload));
-        verdicts.push(from_ratio(bar, AT_LEAST, None, ratio, "one of the two has no figure".into()));
+        verdicts.push(from_ratio(bar, RATIO_MIN, None, ratio, "one of the two has no figure".into()));
     }
     verdicts.extend(CASES.iter().filter_map(|case| judge_overhead(case, overheads)));
     verdicts
@@ -43,10 +43,10 @@ fn judge_overhead(case: &Case, runs: &[OverheadRun]) -> Option<Verdict> {
         let of_build = own().filter(|run| run.is_other_build == is_other);
         of_build.filter_map(|run| Some((run.round, run.value.filter(|value| *value > 0.0)?))).collect()
     };
-    let better = if case.is_least() { Better::Higher } else { Better::Lower };
+    let better = if case.is_minimum() { Better::Higher } else { Better::Lower };
     let ratio = compare(&series(false), &series(true), better);
     let bar = format!("{} {}: over the other build", case.overhead, case.name);
-    Some(from_ratio(bar, AT_LEAST, None, ratio, "one of the two has no figure, or costs nothing".into()))
+    Some(from_ratio(bar, RATIO_MIN, None, ratio, "one of the two has no figure, or costs nothing".into()))
 }
 
 #[cfg(test)]

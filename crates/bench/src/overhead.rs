@@ -99,7 +99,7 @@ impl Case {
     }
 
     /// Whether a larger value is better.
-    pub(crate) fn is_least(&self) -> bool {
+    pub(crate) fn is_minimum(&self) -> bool {
         self.overhead == Overhead::BelowBudget || self.name == TLS_THROUGHPUT
     }
 }
@@ -293,7 +293,7 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
         Overhead::Listener => (format!("the same by a listener over by signal, {} blocks, one CPU", case.name), "x"),
         Overhead::Idle => ("CPU time of a program at rest for 5 s, the worst".into(), " ticks"),
     };
-    let (at_least, is_judged) = (case.is_least(), case.bar.is_finite());
+    let (at_least, is_judged) = (case.is_minimum(), case.bar.is_finite());
     // For ticks, the worst run counts, because the bar allows none too many.
     let measured = spread.map(|spread| if case.overhead == Overhead::Idle { spread.max } else { spread.median });
     Verdict {

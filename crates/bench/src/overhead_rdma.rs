@@ -5,8 +5,8 @@
 //! `aquifer doctor --tier` at the same time on one machine, and the same device's own time for an RDMA READ of the same
 //! size, without Aquifer (`ib_read_lat` of perftest).
 //!
-//! The cost beyond the device is the lane, the posting, the polling, and the copy between dock and frame. The machine's
-//! requirements are checked first: if they are not met, the cases are skipped with a reason.
+//! The cost beyond the device is the queue pair, the posting, the polling, and the copy between bounce buffer and
+//! frame. The machine's requirements are checked first: if they are not met, the cases are skipped with a reason.
 
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -22,7 +22,7 @@ use crate::process::{self, find_program};
 
 const PERFTEST: &str = "ib_read_lat";
 /// How many times a client tries, and at which interval: its server does not announce that it listens.
-const TRIES_MOST: u32 = 20;
+const TRIES_MAX: u32 = 20;
 const TRY_AGAIN: Duration = Duration::from_millis(250);
 const ITERATIONS: &str = "2000";
 
@@ -79,7 +79,7 @@ impl OverheadBench<'_> {
         let server = server.spawn().map_err(|error| BenchFailure::io(format!("cannot start {PERFTEST}"), &error))?;
         let _server = Server(server);
         let mut complaint = String::new();
-        for _ in 0..TRIES_MOST {
+        for _ in 0..TRIES_MAX {
             thread::sleep(TRY_AGAIN);
             let mut client = Command::new(PERFTEST);
             client.args(&words).arg("127.0.0.1");

@@ -26,9 +26,9 @@ pub const STANDARD: [&str; 4] = ["dram", "aquifer-flash", "swap-disk", "swap-zra
 pub const LOCAL_PERCENT: u32 = 50;
 
 /// The smallest budget of `aquifer run --dram`.
-const LOCAL_BYTES_LEAST: u64 = 16 * MIB;
+const LOCAL_BYTES_MIN: u64 = 16 * MIB;
 /// Maximum number of processes of one tree that are examined.
-const PROCESSES_MOST: usize = 4096;
+const PROCESSES_MAX: usize = 4096;
 
 /// Makes the workload for a command line. It lives as long as the bench.
 pub fn workload(words: Vec<OsString>) -> Result<&'static Workload, BenchFailure> {
@@ -66,12 +66,12 @@ pub fn footprint(workload: &'static Workload, settings: &Settings, interrupt: &I
         None => measured(workload, settings, interrupt)?,
     };
     match settings.locals.iter().min() {
-        Some(percent) if local_bytes(bytes, *percent) < LOCAL_BYTES_LEAST => Err(BenchFailure::usage(
+        Some(percent) if local_bytes(bytes, *percent) < LOCAL_BYTES_MIN => Err(BenchFailure::usage(
             format!(
                 "'{}' takes {}, of which {percent} % are less than {}, the smallest budget",
                 workload.name,
                 format_size(bytes),
-                format_size(LOCAL_BYTES_LEAST)
+                format_size(LOCAL_BYTES_MIN)
             ),
             "use a larger input, or a larger --local",
         )),
@@ -82,9 +82,9 @@ pub fn footprint(workload: &'static Workload, settings: &Settings, interrupt: &I
 fn measured(workload: &Workload, settings: &Settings, interrupt: &Interrupt) -> Result<u64, BenchFailure> {
     let mut command = Command::new(workload.program);
     command.args(workload.arguments);
-    let mut most = 0;
+    let mut max = 0;
     let finished =
-        process::run_watched(command, settings.timeout, interrupt, &mut |process| most = most.max(resident(process)))?;
+        process::run_watched(command, settings.timeout, interrupt, &mut |process| max = max.max(resident(process)))?;
     if finished.timed_out {
         let cause = format!("'{}' is not done after {} s", workload.name, settings.timeout.as_secs());
         return Err(BenchFailure::usage(cause, "use a smaller input, or raise --timeout"));
@@ -93,7 +93,7 @@ fn measured(workload: &Workload, settings: &Settings, interrupt: &Interrupt) -> 
         let cause = format!("'{}' fails without any limit: {}", workload.name, finished.complaint());
         return Err(BenchFailure::usage(cause, "use a command that ends with 0, and reads no standard input"));
     }
-    Ok(most)
+    Ok(max)
 }
 
 /// The elapsed time of a run.
@@ -115,7 +115,7 @@ fn resident(root: u32) -> u64 {
         for thread in threads.flatten() {
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
             for child in children.split_whitespace().filter_map(|word| word.parse().ok()) {
-                if found.len() < PROCESSES_MOST && found.insert(child) {
+                if found.len() < PROCESSES_MAX && found.insert(child) {
                     new.push(child);
                 }
             }

@@ -17,7 +17,7 @@ use crate::failure::BenchFailure;
 pub const HEADER_BYTES: usize = 72;
 const ROUNDS: usize = 16_384;
 /// Maximum silence of either end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The median time, in microseconds, of a header one way and a header with `bytes` back.
 pub fn round_trip_us(cpu: u32, bytes: usize) -> Result<f64, BenchFailure> {
@@ -58,8 +58,8 @@ fn measure(cpu: u32, bytes: usize) -> io::Result<f64> {
 
 fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 

@@ -51,12 +51,12 @@ pub fn draw(record: &Record, directory: &Path) -> Result<Vec<PathBuf>, BenchFail
 /// The ends of the axis: whole decades around the figures.
 fn decades(rows: &[&Summary]) -> (f64, f64) {
     let positive = |value: f64| value.is_finite() && value > 0.0;
-    let least = rows.iter().map(|row| row.spread.min).filter(|value| positive(*value)).fold(f64::INFINITY, f64::min);
+    let min = rows.iter().map(|row| row.spread.min).filter(|value| positive(*value)).fold(f64::INFINITY, f64::min);
     let greatest = rows.iter().map(|row| row.spread.max).filter(|value| positive(*value)).fold(0.0, f64::max);
     if greatest == 0.0 {
         return (0.1, 10.0);
     }
-    let (low, high) = (10f64.powf((least * 0.8).log10().floor()), 10f64.powf((greatest * 1.1).log10().ceil()));
+    let (low, high) = (10f64.powf((min * 0.8).log10().floor()), 10f64.powf((greatest * 1.1).log10().ceil()));
     (low, high)
 }
 

@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Number of consecutive checks that must find it idle.
 const LOOKS: u32 = 4;
 /// Bounds the wait, because other processes may use the disk all the time.
-const WAIT_MOST: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Waits for the disk of `dir`; not at all if the kernel has no statistics for it.
 pub fn settle(dir: &Path, interrupt: &Interrupt) -> Result<(), BenchFailure> {
@@ -32,7 +32,7 @@ pub fn settle(dir: &Path, interrupt: &Interrupt) -> Result<(), BenchFailure> {
     rustix::fs::sync();
     let started = Instant::now();
     let mut rest = Rest::default();
-    while started.elapsed() < WAIT_MOST {
+    while started.elapsed() < WAIT_MAX {
         let Some(now) = moved(&account) else { return Ok(()) };
         if rest.saw(now) {
             break;

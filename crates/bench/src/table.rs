@@ -120,9 +120,12 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
     }
     text.push_str("  (bars: speed, each sign a fifth of a doubling)\n");
     peak_line(&mut text, record, workload, local);
-    let told: Vec<&Latency> =
-        record.latencies.iter().filter(|told| told.workload == workload && told.local_percent == local).collect();
-    latency_lines(&mut text, &told);
+    let reported: Vec<&Latency> = record
+        .latencies
+        .iter()
+        .filter(|reported| reported.workload == workload && reported.local_percent == local)
+        .collect();
+    latency_lines(&mut text, &reported);
     text
 }
 
@@ -133,7 +136,7 @@ fn peak_line(text: &mut String, record: &Record, workload: &str, local: u32) {
     for run in record.runs.iter().filter(of) {
         let Some(bytes) = run.cgroup_peak_bytes else { continue };
         match peaks.iter_mut().find(|(name, _)| *name == run.contender) {
-            Some((_, most)) => *most = bytes.max(*most),
+            Some((_, max)) => *max = bytes.max(*max),
             None => peaks.push((&run.contender, bytes)),
         }
     }
@@ -143,12 +146,12 @@ fn peak_line(text: &mut String, record: &Record, workload: &str, local: u32) {
     }
 }
 
-fn latency_lines(text: &mut String, told: &[&Latency]) {
-    if told.is_empty() {
+fn latency_lines(text: &mut String, reported: &[&Latency]) {
+    if reported.is_empty() {
         return;
     }
     let _ = writeln!(text, "  {:<18} {:>10} {:>10} {:>10}", "requests in us", "p50", "p99", "p99.9");
-    for latency in told {
+    for latency in reported {
         let _ = writeln!(
             text,
             "  {:<18} {:>10} {:>10} {:>10}",
@@ -170,11 +173,11 @@ fn speed(summary: &Summary) -> f64 {
 
 /// A bar on a logarithmic scale, since swap and DRAM differ by factors of hundreds.
 fn bar(speed: f64, all: &[f64]) -> String {
-    let least = all.iter().copied().fold(f64::INFINITY, f64::min);
-    if least <= 0.0 || !speed.is_finite() {
+    let min = all.iter().copied().fold(f64::INFINITY, f64::min);
+    if min <= 0.0 || !speed.is_finite() {
         return String::new();
     }
-    let signs = 1.0 + 5.0 * (speed / least).log2();
+    let signs = 1.0 + 5.0 * (speed / min).log2();
     // A longer bar would not fit the line; from disk swap to DRAM it is nine doublings.
     "#".repeat((signs as usize).min(BAR_WIDTH * 3))
 }

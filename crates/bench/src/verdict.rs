@@ -335,8 +335,8 @@ mod tests {
                 let local = words.contains(&bar.local_percent.to_string().as_str());
                 Some(local && workload && extra.iter().all(|name| words.contains(name)))
             };
-            let told = help.lines().any(|line| asks(line).unwrap_or(false));
-            assert!(told, "{} at {} % is not in the help", bar.workload, bar.local_percent);
+            let reported = help.lines().any(|line| asks(line).unwrap_or(false));
+            assert!(reported, "{} at {} % is not in the help", bar.workload, bar.local_percent);
         }
     }
 

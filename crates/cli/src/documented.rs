@@ -13,7 +13,7 @@ use clap::error::ErrorKind;
 use crate::args::Cli;
 
 /// The least number of command lines that must be found. Fewer would mean that the search is broken.
-const COMMANDS_LEAST: usize = 30;
+const COMMANDS_MIN: usize = 30;
 
 fn pages(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap().flatten() {
@@ -97,7 +97,7 @@ fn every_command_line_of_the_documents_parses() {
         }
     }
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
-    assert!(checked >= COMMANDS_LEAST, "only {checked} were found");
+    assert!(checked >= COMMANDS_MIN, "only {checked} were found");
 }
 
 #[test]

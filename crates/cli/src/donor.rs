@@ -18,7 +18,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
-use aquifer_donor::{Address, CONNECTIONS_MOST, DeviceChoice, Files, Security, Source};
+use aquifer_donor::{Address, CONNECTIONS_MAX, DeviceChoice, Files, Security, Source};
 
 use crate::duration::duration;
 use crate::exit::{ExitCode, Failure};
@@ -110,7 +110,7 @@ pub struct DonorArgs {
     lease: Duration,
 
     /// How many connections are served at the same time; a busy program has about ten
-    #[arg(long, value_name = "NUMBER", default_value_t = CONNECTIONS_MOST)]
+    #[arg(long, value_name = "NUMBER", default_value_t = CONNECTIONS_MAX)]
     connections: usize,
 
     /// Make a socket here by which the owner and root order memory back, or ask how the donor stands
@@ -259,7 +259,7 @@ mod tests {
             assert!(text.starts_with(word(&taken_from)));
         }
         for text in ["", "dax", "dax:", "disk", "Huge"] {
-            assert!(source(text).is_err_and(|told| told.contains("dax:PATH")), "{text}");
+            assert!(source(text).is_err_and(|reported| reported.contains("dax:PATH")), "{text}");
         }
     }
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 /// The longest useful duration for anything that Aquifer waits for.
-const MOST: Duration = Duration::from_secs(7 * 24 * 3600);
+const MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Parses one duration.
 pub fn duration(text: &str) -> Result<Duration, String> {
@@ -24,7 +24,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let number: f64 = number.parse().map_err(|_| advice())?;
     // Rounds to the nanosecond, because a product of floats may differ slightly from the intended value.
     let time = Duration::try_from_secs_f64((number * seconds * 1e9).round() / 1e9).map_err(|_| advice())?;
-    if time <= MOST { Ok(time) } else { Err(advice()) }
+    if time <= MAX { Ok(time) } else { Err(advice()) }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use aquifer_config::{LEDGER_NAME, LEDGER_WORDS};
-use aquifer_stats::{Gauge, Patience, SEGMENT_NAME, Snapshot};
+use aquifer_stats::{Gauge, SEGMENT_NAME, SettleTime, Snapshot};
 use aquifer_sys::shared_segment::SharedSegment;
 use nix::libc;
 
@@ -35,9 +35,9 @@ fn shown(name: &CStr) -> String {
 }
 
 impl Instance {
-    /// The current values. `patience` is that of one look at all instances.
-    pub fn snapshot(&self, patience: &Patience) -> Result<Snapshot, Failure> {
-        aquifer_stats::read_in(self.segment.as_fd(), patience)
+    /// The current values. `timeout` is that of one look at all instances.
+    pub fn snapshot(&self, timeout: &SettleTime) -> Result<Snapshot, Failure> {
+        aquifer_stats::read_in(self.segment.as_fd(), timeout)
             .map_err(|error| Failure::new(ExitCode::Failure, format!("process {}: {error}", self.holders[0]), ""))
     }
 
@@ -101,9 +101,9 @@ pub fn of_process(pid: u32) -> Result<Instance, Failure> {
     // segment by the pid that the pager wrote into it.
     if found.is_empty() {
         found = all()?;
-        let patience = Patience::default();
+        let timeout = SettleTime::default();
         found.retain(|instance| {
-            instance.snapshot(&patience).is_ok_and(|numbers| numbers.gauge(Gauge::Pid) == u64::from(pid))
+            instance.snapshot(&timeout).is_ok_and(|numbers| numbers.gauge(Gauge::Pid) == u64::from(pid))
         });
     }
     found.pop().ok_or_else(|| {
@@ -162,9 +162,9 @@ mod tests {
         let counters = Counters::create().unwrap();
         counters.add(Counter::Faults, 11);
         // Other tests of this process may hold segments at the same time.
-        let patience = Patience::default();
+        let timeout = SettleTime::default();
         let mine = |instance: &Instance| {
-            instance.snapshot(&patience).is_ok_and(|numbers| numbers.counter(Counter::Faults) == 11)
+            instance.snapshot(&timeout).is_ok_and(|numbers| numbers.counter(Counter::Faults) == 11)
         };
         let found = all().unwrap();
         let instance = found.iter().find(|instance| mine(instance)).expect("the segment is listed");

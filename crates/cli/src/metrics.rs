@@ -9,7 +9,7 @@ use std::process;
 use std::sync::Arc;
 use std::thread;
 
-use aquifer_stats::{Gauge, Patience, Snapshot, to_prometheus_of_units};
+use aquifer_stats::{Gauge, SettleTime, Snapshot, to_prometheus_of_units};
 
 use crate::exit::{Failure, say};
 use crate::{instances, scrape};
@@ -42,8 +42,8 @@ pub fn metrics(args: &MetricsArgs) -> Result<process::ExitCode, Failure> {
 /// The text for one scrape. Skips programs that have just ended.
 fn text() -> String {
     let instances = instances::all().unwrap_or_default();
-    let patience = Patience::default();
-    let snapshots = instances.iter().filter_map(|instance| instance.snapshot(&patience).ok());
+    let timeout = SettleTime::default();
+    let snapshots = instances.iter().filter_map(|instance| instance.snapshot(&timeout).ok());
     let of_units: Vec<(Snapshot, Option<String>)> = snapshots
         .map(|snapshot| {
             let unit = unit_of(snapshot.gauge(Gauge::Pid));

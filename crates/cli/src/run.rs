@@ -5,14 +5,14 @@
 //!
 //! Reading order: `args` (what was typed) → `settings` (checked; nothing has been started yet) → `launch` (the
 //! statistics segment, the environment, the child) → `supervise` (signals, waiting), in parallel with `unmanaged`
-//! (memory that escapes the budget) → `farewell` (returns borrowed memory to its donors) → `report` (`--stats-json`,
+//! (memory that escapes the budget) → `exit_report` (returns borrowed memory to its donors) → `report` (`--stats-json`,
 //! and messages). The pager itself is in the preload library, inside the child.
 
 mod args;
-mod budget_most;
+mod budget_max;
 mod crawl;
 mod dram;
-mod farewell;
+mod exit_report;
 mod launch;
 mod memory_limit;
 pub mod preload;
@@ -50,7 +50,7 @@ pub fn run(args: RunArgs) -> Result<process::ExitCode, Failure> {
     let (child, ledger) = launch::start(&settings, &counters, &signals)?;
     let (end, was_refused) = watched(&settings, &counters, ledger.as_ref(), child, &signals);
     let end = end?;
-    farewell::say(&settings.config, &counters);
+    exit_report::send(&settings.config, &counters);
     report.write(&settings, &counters.snapshot(), end, started.elapsed());
     Ok(if was_refused { ExitCode::Refused.into() } else { end.exit_status().into() })
 }

@@ -30,11 +30,11 @@ use tokio::time::{sleep, timeout};
 use crate::exit::{ExitCode, Failure};
 
 /// Maximum number of simultaneous connections. An arbitrary choice: scrapers are few.
-pub const CONNECTIONS_MOST: usize = 64;
+pub const CONNECTIONS_MAX: usize = 64;
 /// Timeout for reading a request header, and for a whole connection.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of bytes read of a request.
-const REQUEST_BYTES_MOST: usize = 16 << 10;
+const REQUEST_BYTES_MAX: usize = 16 << 10;
 /// Pause after a failed accept, for example when descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -70,7 +70,7 @@ async fn accept(listener: TcpListener, text: Text) {
         match listener.accept().await {
             Ok((stream, _)) => {
                 connections.retain(|connection| !connection.is_finished());
-                if connections.len() >= CONNECTIONS_MOST
+                if connections.len() >= CONNECTIONS_MAX
                     && let Some(oldest) = connections.pop_front()
                 {
                     oldest.abort();
@@ -78,7 +78,7 @@ async fn accept(listener: TcpListener, text: Text) {
                 let text = text.clone();
                 let connection = tokio::spawn(async move {
                     // A client that is too slow, or whose request is invalid, sees its connection closed.
-                    let _ = timeout(PATIENCE, converse(stream, text)).await;
+                    let _ = timeout(TIMEOUT, converse(stream, text)).await;
                 });
                 connections.push_back(connection.abort_handle());
             }
@@ -93,7 +93,7 @@ async fn converse(stream: TcpStream, text: Text) -> hyper::Result<()> {
         async { Ok::<_, Infallible>(answer) }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(PATIENCE).keep_alive(false).max_buf_size(REQUEST_BYTES_MOST);
+    builder.timer(TokioTimer::new()).header_read_timeout(TIMEOUT).keep_alive(false).max_buf_size(REQUEST_BYTES_MAX);
     builder.serve_connection(TokioIo::new(stream), service).await
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_config::{LEDGER_BUDGET_MOST_WORD, LEDGER_BUDGET_WORD, LEDGER_EVENTS_WORD, LEDGER_GIVEN_WORD};
+use aquifer_config::{LEDGER_BUDGET_MAX_WORD, LEDGER_BUDGET_WORD, LEDGER_EVENTS_WORD, LEDGER_GIVEN_WORD};
 use aquifer_core::units::{ByteSize, PAGE_BYTES};
 use aquifer_sys::shared_segment::{SharedSegment, wake_all};
 use serde::Serialize;
@@ -71,9 +71,9 @@ pub fn set(args: &SetArgs) -> Result<process::ExitCode, Failure> {
     };
     let dram = args.dram.of(&Allowed::read()?)?;
     let bytes = |word: usize| ledger.words()[word].load(Ordering::Relaxed) * PAGE_BYTES;
-    let most = bytes(LEDGER_BUDGET_MOST_WORD);
-    if dram.0 > most {
-        let cause = format!("--dram {dram}: {pid} was started with room for {} at the most", ByteSize(most));
+    let max = bytes(LEDGER_BUDGET_MAX_WORD);
+    if dram.0 > max {
+        let cause = format!("--dram {dram}: {pid} was started with room for {} at the most", ByteSize(max));
         let remedy = "that is the memory that it was allowed then, or its --dram where address space is limited";
         return Err(Failure::new(ExitCode::Failure, cause, remedy));
     }

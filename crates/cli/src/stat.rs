@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
 use aquifer_stats::{
-    Counter, FaultKind, Gauge, LevelCounter, LevelGauge, LevelSnapshot, Patience, Place, Snapshot, TEMPERATURES, Text,
+    Counter, FaultKind, Gauge, LevelCounter, LevelGauge, LevelSnapshot, Place, SettleTime, Snapshot, TEMPERATURES, Text,
 };
 
 use crate::exit::{ExitCode, Failure, say};
@@ -88,10 +88,10 @@ pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
 /// Reads the instances. One that cannot be read is a failure if it `is_asked_for`; others must not keep the rest from
 /// being shown, since anybody can hold what looks like a segment: they are named, once.
 fn snapshots(instances: &[Instance], is_asked_for: bool, named: &mut BTreeSet<u32>) -> Result<Vec<Snapshot>, Failure> {
-    let patience = Patience::default();
+    let timeout = SettleTime::default();
     let mut snapshots = Vec::with_capacity(instances.len());
     for instance in instances {
-        match instance.snapshot(&patience) {
+        match instance.snapshot(&timeout) {
             Ok(snapshot) => {
                 if snapshot.is_unsettled() && named.insert(instance.holder()) {
                     say(&format!(

@@ -8,15 +8,15 @@ use std::io::IsTerminal;
 /// The width when there is no terminal to ask.
 const WIDTH_USUAL: usize = 80;
 /// The least width; on a narrower terminal, the terminal itself wraps the lines.
-const WIDTH_LEAST: usize = 40;
+const WIDTH_MIN: usize = 40;
 /// A column is not narrowed below this width.
-const COLUMN_LEAST: usize = 8;
+const COLUMN_MIN: usize = 8;
 const GAP: usize = 2;
 
 /// The maximum width of a line on standard output.
 pub fn width() -> usize {
     let terminal = std::io::stdout().is_terminal().then(|| crossterm::terminal::size().ok()).flatten();
-    terminal.map_or(WIDTH_USUAL, |(columns, _)| usize::from(columns).max(WIDTH_LEAST))
+    terminal.map_or(WIDTH_USUAL, |(columns, _)| usize::from(columns).max(WIDTH_MIN))
 }
 
 /// Formats rows as aligned columns. If they are wider than `width`, narrows the widest columns and wraps their cells
@@ -48,7 +48,7 @@ fn widths(rows: &[Vec<String>], width: usize) -> Vec<usize> {
     let total = |widths: &[usize]| widths.iter().sum::<usize>() + GAP * count.saturating_sub(1);
     while total(&widths) > width {
         let Some(widest) = widths.iter_mut().max() else { break };
-        if *widest <= COLUMN_LEAST {
+        if *widest <= COLUMN_MIN {
             break;
         }
         *widest -= 1;

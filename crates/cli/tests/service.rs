@@ -41,11 +41,11 @@ fn systemd_takes(name: &str) {
         Ok(output) => output,
         Err(error) => return aquifer_test_support::skip(format!("there is no systemd-analyze: {error}")),
     };
-    let told = String::from_utf8_lossy(&verified.stderr);
-    if told.contains("Failed to") && !told.contains(&format!("{}:", name.replace('@', "@web"))) {
-        return aquifer_test_support::skip(format!("systemd-analyze does not work here: {told}"));
+    let reported = String::from_utf8_lossy(&verified.stderr);
+    if reported.contains("Failed to") && !reported.contains(&format!("{}:", name.replace('@', "@web"))) {
+        return aquifer_test_support::skip(format!("systemd-analyze does not work here: {reported}"));
     }
     // Ignores messages about this machine's other units.
-    let ours: Vec<&str> = told.lines().filter(|line| line.contains(&name.replace('@', "@web"))).collect();
+    let ours: Vec<&str> = reported.lines().filter(|line| line.contains(&name.replace('@', "@web"))).collect();
     assert!(ours.is_empty(), "{ours:#?}");
 }

@@ -25,7 +25,7 @@ pub const LEDGER_EVENTS_WORD: usize = 1;
 /// Index of the word with the budget, in pages.
 pub const LEDGER_BUDGET_WORD: usize = 4;
 /// Index of the word with the largest value that the budget can have, in pages.
-pub const LEDGER_BUDGET_MOST_WORD: usize = 5;
+pub const LEDGER_BUDGET_MAX_WORD: usize = 5;
 /// The name of the ledger's segment.
 pub const LEDGER_NAME: &CStr = c"aquifer-ledger";
 

@@ -23,6 +23,6 @@ mod config;
 
 pub use choice::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
 pub use config::{
-    Config, ConfigError, LEDGER_BUDGET_MOST_WORD, LEDGER_BUDGET_WORD, LEDGER_EVENTS_WORD, LEDGER_GIVEN_WORD,
+    Config, ConfigError, LEDGER_BUDGET_MAX_WORD, LEDGER_BUDGET_WORD, LEDGER_EVENTS_WORD, LEDGER_GIVEN_WORD,
     LEDGER_NAME, LEDGER_WORDS, VARIABLE, VERSION,
 };

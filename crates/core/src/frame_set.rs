@@ -7,7 +7,7 @@
 
 const WORD: usize = u64::BITS as usize;
 /// How many of the latest insertions are remembered.
-const RECENT_MOST: usize = 8;
+const RECENT_MAX: usize = 8;
 
 /// Each take continues from the previous one, so that frames taken one after the other are neighbours wherever possible
 /// and one kernel call can move them all.
@@ -19,14 +19,14 @@ pub(crate) struct FrameSet {
     next: usize,
     len: usize,
     /// The latest insertions, the newest at `newest`. They may no longer be members.
-    recent: [Option<u32>; RECENT_MOST],
+    recent: [Option<u32>; RECENT_MAX],
     newest: usize,
 }
 
 impl FrameSet {
     /// An empty set with room for the numbers below `frames`.
     pub(crate) fn new(frames: u32) -> Self {
-        Self { levels: levels(frames), next: 0, len: 0, recent: [None; RECENT_MOST], newest: 0 }
+        Self { levels: levels(frames), next: 0, len: 0, recent: [None; RECENT_MAX], newest: 0 }
     }
 
     /// A set with all numbers below `frames`.
@@ -87,7 +87,7 @@ impl FrameSet {
             at /= WORD;
         }
         self.len += 1;
-        self.newest = (self.newest + 1) % RECENT_MOST;
+        self.newest = (self.newest + 1) % RECENT_MAX;
         self.recent[self.newest] = Some(index);
     }
 
@@ -101,9 +101,9 @@ impl FrameSet {
 
     /// The most recently inserted member, if it is remembered; otherwise any member.
     pub(crate) fn take_newest(&mut self) -> Option<u32> {
-        for _ in 0..RECENT_MOST {
+        for _ in 0..RECENT_MAX {
             let index = self.recent[self.newest].take();
-            self.newest = (self.newest + RECENT_MOST - 1) % RECENT_MOST;
+            self.newest = (self.newest + RECENT_MAX - 1) % RECENT_MAX;
             if let Some(index) = index.filter(|index| self.contains(*index)) {
                 self.remove(index as usize);
                 return Some(index);

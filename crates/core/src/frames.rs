@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which frames hold pages, which are hollow, and how much of the DRAM budget is unspent.
+//! Which frames have pages, which do not, and how much of the DRAM budget is unspent.
 //!
 //! Pure, and allocation-free except for `new` and `grow`. A frame is an address range outside the program's reach.
-//! Pages circulate between frames and the program's mappings, so a frame is either *filled* (it has pages) or *hollow*
-//! (its pages are at the program's address now). The budget holds by construction:
+//! Pages circulate between frames and the program's mappings, so a frame is either *backed* (it has pages) or
+//! *unbacked* (its pages are at the program's address now). The budget holds by construction:
 //!
-//! `credit + filled frames + frames in use + resident pages = budget`, all counted in pages.
+//! `credit + backed frames + frames in use + resident pages = budget`, all counted in pages.
 //!
 //! Frames come in one class per block size.
 
@@ -18,7 +18,7 @@ const CLASSES: usize = Order::MAX.exponent() + 1;
 const CLASS_SHIFT: u32 = 28;
 
 /// The largest budget whose frames can be numbered, in pages: 1 TiB less one page.
-pub const BUDGET_PAGES_MOST: u64 = (1 << CLASS_SHIFT) - 1;
+pub const BUDGET_PAGES_MAX: u64 = (1 << CLASS_SHIFT) - 1;
 
 impl FrameIndex {
     /// The frame number `index` of the class for `order`.
@@ -55,9 +55,9 @@ pub struct Taken {
 /// All frames. See the module for the invariant.
 #[derive(Debug)]
 pub struct FramePool {
-    filled: [FrameSet; CLASSES],
-    hollow: [FrameSet; CLASSES],
-    filled_pages: u64,
+    backed: [FrameSet; CLASSES],
+    unbacked: [FrameSet; CLASSES],
+    backed_pages: u64,
     credit_pages: u64,
     budget_pages: u64,
     /// The budget for which frames exist: the largest so far.
@@ -69,9 +69,9 @@ impl FramePool {
     pub fn new(budget_pages: u64) -> Self {
         let frames = |class: usize| Self::frames_in_class(budget_pages, class);
         Self {
-            filled: std::array::from_fn(|class| FrameSet::new(frames(class))),
-            hollow: std::array::from_fn(|class| FrameSet::full(frames(class))),
-            filled_pages: 0,
+            backed: std::array::from_fn(|class| FrameSet::new(frames(class))),
+            unbacked: std::array::from_fn(|class| FrameSet::full(frames(class))),
+            backed_pages: 0,
             credit_pages: budget_pages,
             budget_pages,
             room_pages: budget_pages,
@@ -85,65 +85,65 @@ impl FramePool {
 
     /// Takes a frame whose pages may be overwritten; `None` when the class has none and too little of the budget is
     /// unspent.
-    pub fn take_filled(&mut self, order: Order) -> Option<Taken> {
-        self.take_filled_by(order, FrameSet::take)
+    pub fn take_backed(&mut self, order: Order) -> Option<Taken> {
+        self.take_backed_by(order, FrameSet::take)
     }
 
-    /// As [`take_filled`](Self::take_filled), but prefers the frame that was given back last, which the processor's
+    /// As [`take_backed`](Self::take_backed), but prefers the frame that was given back last, which the processor's
     /// cache is likely to hold. Its neighbours need not be free.
     pub fn take_warm(&mut self, order: Order) -> Option<Taken> {
-        self.take_filled_by(order, FrameSet::take_newest)
+        self.take_backed_by(order, FrameSet::take_newest)
     }
 
-    fn take_filled_by(&mut self, order: Order, take: fn(&mut FrameSet) -> Option<u32>) -> Option<Taken> {
+    fn take_backed_by(&mut self, order: Order, take: fn(&mut FrameSet) -> Option<u32>) -> Option<Taken> {
         let pages = u64::from(order.pages());
-        if let Some(index) = take(&mut self.filled[order.exponent()]) {
-            self.filled_pages -= pages;
+        if let Some(index) = take(&mut self.backed[order.exponent()]) {
+            self.backed_pages -= pages;
             return Some(Taken { frame: FrameIndex::in_class(order, index), fresh: false });
         }
         if self.credit_pages < pages {
             return None;
         }
-        let index = self.hollow[order.exponent()].take()?;
+        let index = self.unbacked[order.exponent()].take()?;
         self.credit_pages -= pages;
         Some(Taken { frame: FrameIndex::in_class(order, index), fresh: true })
     }
 
     /// Gives a frame with its pages back.
-    pub fn put_filled(&mut self, frame: FrameIndex) {
-        self.filled[frame.order().exponent()].insert(frame.index());
-        self.filled_pages += u64::from(frame.order().pages());
+    pub fn put_backed(&mut self, frame: FrameIndex) {
+        self.backed[frame.order().exponent()].insert(frame.index());
+        self.backed_pages += u64::from(frame.order().pages());
     }
 
     /// Takes an address range without pages, to move a resident block's pages into.
-    pub fn take_hollow(&mut self, order: Order) -> Option<FrameIndex> {
-        self.hollow[order.exponent()].take().map(|index| FrameIndex::in_class(order, index))
+    pub fn take_unbacked(&mut self, order: Order) -> Option<FrameIndex> {
+        self.unbacked[order.exponent()].take().map(|index| FrameIndex::in_class(order, index))
     }
 
     /// Returns `frame` without pages: they are at the program's address now.
-    pub fn put_hollow(&mut self, frame: FrameIndex) {
-        self.hollow[frame.order().exponent()].insert(frame.index());
+    pub fn put_unbacked(&mut self, frame: FrameIndex) {
+        self.unbacked[frame.order().exponent()].insert(frame.index());
     }
 
-    /// Takes a filled frame of another class, to be emptied so that `order` can use its pages.
+    /// Takes a backed frame of another class, to be emptied so that `order` can use its pages.
     pub fn take_to_empty(&mut self, order: Order) -> Option<FrameIndex> {
         self.take_from(|class| class != order.exponent())
     }
 
-    /// Takes a filled frame of any class, to be emptied.
+    /// Takes a backed frame of any class, to be emptied.
     pub fn take_any(&mut self) -> Option<FrameIndex> {
         self.take_from(|_| true)
     }
 
-    /// Takes a filled frame from the class that holds the most pages, among the wanted classes.
+    /// Takes a backed frame from the class that holds the most pages, among the wanted classes.
     fn take_from(&mut self, wanted: impl Fn(usize) -> bool) -> Option<FrameIndex> {
         let class = (0..CLASSES).filter(|class| wanted(*class)).max_by_key(|class| {
             let order = Order::new(*class as u8).expect("a class is an order");
-            self.filled[*class].len() as u64 * u64::from(order.pages())
+            self.backed[*class].len() as u64 * u64::from(order.pages())
         })?;
-        let index = self.filled[class].take()?;
+        let index = self.backed[class].take()?;
         let frame = FrameIndex::in_class(Order::new(class as u8).expect("a class is an order"), index);
-        self.filled_pages -= u64::from(frame.order().pages());
+        self.backed_pages -= u64::from(frame.order().pages());
         Some(frame)
     }
 
@@ -169,8 +169,8 @@ impl FramePool {
         }
         for class in 0..CLASSES {
             let frames = |pages| Self::frames_in_class(pages, class);
-            self.filled[class].make_room(frames(self.budget_pages));
-            self.hollow[class].extend(frames(self.room_pages), frames(self.budget_pages));
+            self.backed[class].make_room(frames(self.budget_pages));
+            self.unbacked[class].extend(frames(self.room_pages), frames(self.budget_pages));
         }
         self.room_pages = self.budget_pages;
     }
@@ -196,7 +196,7 @@ impl FramePool {
 
     /// Pages available without evicting anything.
     pub fn free_pages(&self) -> u64 {
-        self.filled_pages + self.credit_pages
+        self.backed_pages + self.credit_pages
     }
 
     /// The whole budget.
@@ -214,11 +214,11 @@ mod tests {
         let mut pool = FramePool::new(100);
         pool.shrink(40);
         pool.grow(140);
-        let frames: Vec<_> = std::iter::from_fn(|| pool.take_filled(Order::MIN)).map(|taken| taken.frame).collect();
+        let frames: Vec<_> = std::iter::from_fn(|| pool.take_backed(Order::MIN)).map(|taken| taken.frame).collect();
         assert_eq!(frames.len(), 200);
         let distinct: std::collections::BTreeSet<u32> = frames.iter().map(|frame| frame.index()).collect();
         assert_eq!(distinct.len(), 200, "no frame is taken twice");
-        frames.into_iter().for_each(|frame| pool.put_filled(frame));
+        frames.into_iter().for_each(|frame| pool.put_backed(frame));
         assert_eq!(pool.free_pages(), 200);
     }
 
@@ -226,38 +226,38 @@ mod tests {
     fn a_budget_is_spent_once_and_comes_back() {
         let order = Order::DEFAULT;
         let mut pool = FramePool::new(64);
-        let first = pool.take_filled(order).expect("budget for two");
-        let second = pool.take_filled(order).expect("budget for two");
+        let first = pool.take_backed(order).expect("budget for two");
+        let second = pool.take_backed(order).expect("budget for two");
         assert!(first.fresh && second.fresh && first.frame != second.frame);
-        assert_eq!(pool.take_filled(order), None);
-        pool.put_filled(first.frame);
-        assert_eq!(pool.take_filled(order), Some(Taken { frame: first.frame, fresh: false }));
+        assert_eq!(pool.take_backed(order), None);
+        pool.put_backed(first.frame);
+        assert_eq!(pool.take_backed(order), Some(Taken { frame: first.frame, fresh: false }));
     }
 
     #[test]
     fn pages_change_their_class_through_credit() {
         let mut pool = FramePool::new(32);
-        let big = pool.take_filled(Order::DEFAULT).expect("budget for one");
-        pool.put_filled(big.frame);
-        assert_eq!(pool.take_filled(Order::MIN), None);
+        let big = pool.take_backed(Order::DEFAULT).expect("budget for one");
+        pool.put_backed(big.frame);
+        assert_eq!(pool.take_backed(Order::MIN), None);
         let frame = pool.take_to_empty(Order::MIN).expect("the big one");
-        pool.put_hollow(frame);
+        pool.put_unbacked(frame);
         pool.credit(u64::from(frame.order().pages()));
         for _ in 0..32 {
-            assert!(pool.take_filled(Order::MIN).is_some());
+            assert!(pool.take_backed(Order::MIN).is_some());
         }
-        assert_eq!(pool.take_filled(Order::MIN), None);
+        assert_eq!(pool.take_backed(Order::MIN), None);
     }
 
     #[test]
     fn frames_keep_their_order_so_that_runs_stay_adjacent() {
         let mut pool = FramePool::new(512);
-        let frames: Vec<_> = (0..8).map(|_| pool.take_hollow(Order::DEFAULT).expect("hollow")).collect();
+        let frames: Vec<_> = (0..8).map(|_| pool.take_unbacked(Order::DEFAULT).expect("unbacked")).collect();
         assert_eq!(frames.iter().map(|frame| frame.index()).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
         for frame in [frames[5], frames[3], frames[4]] {
-            pool.put_hollow(frame);
+            pool.put_unbacked(frame);
         }
-        while pool.take_hollow(Order::DEFAULT).expect("hollow").index() != 3 {}
-        assert_eq!(pool.take_hollow(Order::DEFAULT).map(|frame| frame.index()), Some(4));
+        while pool.take_unbacked(Order::DEFAULT).expect("unbacked").index() != 3 {}
+        assert_eq!(pool.take_unbacked(Order::DEFAULT).map(|frame| frame.index()), Some(4));
     }
 }

@@ -29,11 +29,11 @@ mod ranges;
 mod sizes;
 mod slots;
 
-pub use self::slots::{INHERITED_MOST, OwnSlot};
+pub use self::slots::{INHERITED_MAX, OwnSlot};
 
 /// Maximum number of freed slabs recorded between two visits of the driver. The medium keeps the bytes of any beyond
 /// that.
-const FREED_MOST: usize = 64;
+const FREED_MAX: usize = 64;
 
 /// How faults on a mapping reach the pager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +145,7 @@ impl BlockMap {
             free_runs: Default::default(),
             guards: Vec::new(),
             slabs,
-            freed: Vec::with_capacity(FREED_MOST),
+            freed: Vec::with_capacity(FREED_MAX),
             smallest,
             temperatures: Temperatures::default(),
             changes: Arc::default(),

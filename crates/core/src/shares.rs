@@ -84,9 +84,9 @@ mod tests {
     #[test]
     fn the_budget_is_divided_whole_and_fairly() {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        let mut chance = |most: u64| {
+        let mut chance = |max: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % most
+            (state >> 33) % max
         };
         for _ in 0..2000 {
             let mut needs: Vec<(u64, u32)> =

@@ -30,20 +30,20 @@ pub struct OwnSlabs {
     /// Released slabs, the latest last: it is the first to be taken again.
     free: Vec<u32>,
     used: u32,
-    most: u32,
+    max: u32,
 }
 
 impl OwnSlabs {
-    /// A tier with room for `most` slabs, all free.
-    pub fn new(most: u32) -> Self {
-        Self { free: Vec::new(), used: 0, most }
+    /// A tier with room for `max` slabs, all free.
+    pub fn new(max: u32) -> Self {
+        Self { free: Vec::new(), used: 0, max }
     }
 }
 
 impl Slabs for OwnSlabs {
     fn take(&mut self) -> Option<u32> {
         self.free.pop().or_else(|| {
-            (self.used < self.most).then(|| {
+            (self.used < self.max).then(|| {
                 self.used += 1;
                 self.used - 1
             })

@@ -18,11 +18,11 @@ use crate::units::REGION_PAGES;
 
 /// Maximum number of levels of a chain: a donor, a nearby device, a disk and one to spare. Each is a row of the
 /// statistics.
-pub const LEVELS_MOST: usize = 4;
+pub const LEVELS_MAX: usize = 4;
 
 /// Maximum number of moves decided at a time: 32 MiB, which memory copies in about 10 ms and a disk writes in a tenth
 /// of a second.
-pub const MOVES_MOST: usize = 16;
+pub const MOVES_MAX: usize = 16;
 
 /// Pages fetched, halved with each epoch.
 pub type Heat = u32;
@@ -40,16 +40,16 @@ const HEAT_MARGIN: u64 = REGION_PAGES as u64;
 
 /// Slabs of a level that are kept free for new ones: this part of the level, within bounds.
 const RESERVE_PART: u32 = 32;
-const RESERVE_MOST: u32 = 64;
+const RESERVE_MAX: u32 = 64;
 
 /// An epoch is never shorter than the turnover of this many slabs.
-const EPOCH_SLABS_LEAST: u64 = 16;
+const EPOCH_SLABS_MIN: u64 = 16;
 /// One page may be moved for this many pages fetched or written.
 const TRAFFIC_FOR_MOVES: u64 = 4;
 
 /// Pages of traffic after which every heat is halved, where `slabs` are in use.
 pub fn epoch_pages(slabs: u64) -> u64 {
-    slabs.max(EPOCH_SLABS_LEAST) * u64::from(REGION_PAGES)
+    slabs.max(EPOCH_SLABS_MIN) * u64::from(REGION_PAGES)
 }
 
 /// The capacity of a level.
@@ -66,7 +66,7 @@ pub struct Level {
 impl Level {
     /// Number of slabs that are kept free for new ones.
     pub fn reserve(&self) -> u32 {
-        (self.slabs / RESERVE_PART).clamp(1, RESERVE_MOST)
+        (self.slabs / RESERVE_PART).clamp(1, RESERVE_MAX)
     }
 }
 
@@ -90,8 +90,8 @@ pub struct Credit {
 impl Credit {
     /// Records that `pages` were fetched or written.
     pub fn earn(&mut self, pages: u64) {
-        let most = (MOVES_MOST as u64) * u64::from(REGION_PAGES);
-        self.pages = (self.pages + pages / TRAFFIC_FOR_MOVES).min(most);
+        let max = (MOVES_MAX as u64) * u64::from(REGION_PAGES);
+        self.pages = (self.pages + pages / TRAFFIC_FOR_MOVES).min(max);
     }
 
     /// Number of moves that can be made now.
@@ -114,12 +114,12 @@ struct First {
 
 impl First {
     fn new() -> Self {
-        Self { slabs: Vec::with_capacity(MOVES_MOST) }
+        Self { slabs: Vec::with_capacity(MOVES_MAX) }
     }
 
     /// Among slabs of the same rank, the one that was seen first stays in front.
     fn see(&mut self, rank: Heat, slab: u32) {
-        if self.slabs.len() == MOVES_MOST {
+        if self.slabs.len() == MOVES_MAX {
             if self.slabs.last().is_some_and(|last| last.0 <= rank) {
                 return;
             }
@@ -133,12 +133,12 @@ impl First {
 /// Examines all slabs once, and decides which should move.
 #[derive(Debug)]
 pub struct Survey {
-    levels: [Level; LEVELS_MOST],
+    levels: [Level; LEVELS_MAX],
     count: usize,
     /// One entry for each level.
-    coldest: [First; LEVELS_MOST],
+    coldest: [First; LEVELS_MAX],
     /// One entry for each level; ranked by the difference from the greatest heat.
-    warmest: [First; LEVELS_MOST],
+    warmest: [First; LEVELS_MAX],
     moves: Vec<Move>,
 }
 
@@ -152,11 +152,11 @@ impl Survey {
     /// Creates a survey that has seen no slab.
     pub fn new() -> Self {
         Self {
-            levels: [Level::default(); LEVELS_MOST],
+            levels: [Level::default(); LEVELS_MAX],
             count: 0,
             coldest: std::array::from_fn(|_| First::new()),
             warmest: std::array::from_fn(|_| First::new()),
-            moves: Vec::with_capacity(MOVES_MOST),
+            moves: Vec::with_capacity(MOVES_MAX),
         }
     }
 
@@ -178,20 +178,20 @@ impl Survey {
         }
     }
 
-    /// The moves to make, in this order; at most `most` slabs.
-    pub fn decide(&mut self, most: usize) -> &[Move] {
-        let most = most.min(MOVES_MOST);
+    /// The moves to make, in this order; at most `max` slabs.
+    pub fn decide(&mut self, max: usize) -> &[Move] {
+        let max = max.min(MOVES_MAX);
         let pairs = self.count.saturating_sub(1);
         // From the slowest pair up, so that a lower level has room when the level above needs it.
-        (0..pairs).rev().for_each(|upper| self.make_room(upper, most));
-        (0..pairs).for_each(|upper| self.exchange(upper, most));
+        (0..pairs).rev().for_each(|upper| self.make_room(upper, max));
+        (0..pairs).for_each(|upper| self.exchange(upper, max));
         &self.moves
     }
 
     /// Moves cold slabs out of a level that is nearly full.
-    fn make_room(&mut self, upper: usize, most: usize) {
+    fn make_room(&mut self, upper: usize, max: usize) {
         let mut next = 0;
-        while self.moves.len() < most
+        while self.moves.len() < max
             && self.levels[upper].free < self.levels[upper].reserve()
             && self.has_room(upper + 1)
             && let Some((heat, slab)) = self.next_cold(upper, &mut next)
@@ -202,14 +202,14 @@ impl Survey {
     }
 
     /// Moves warm slabs of the lower level up, in exchange for cold slabs where there is no spare room.
-    fn exchange(&mut self, upper: usize, most: usize) {
+    fn exchange(&mut self, upper: usize, max: usize) {
         let lower = upper + 1;
         let (mut next_warm, mut next_cold) = (0, 0);
         while self.levels[upper].takes
             && let Some((heat, warm)) = self.next_warm(lower, &mut next_warm)
         {
             if self.levels[upper].free > self.levels[upper].reserve() {
-                if heat < HEAT_WORTH || self.moves.len() >= most {
+                if heat < HEAT_WORTH || self.moves.len() >= max {
                     return;
                 }
                 self.plan(warm, lower, upper);
@@ -217,7 +217,7 @@ impl Survey {
             }
             let Some((colder, cold)) = self.next_cold(upper, &mut next_cold) else { return };
             let wanted = HEAT_RATIO * u64::from(colder) + HEAT_MARGIN;
-            if u64::from(heat) < wanted || self.moves.len() + 2 > most || !self.levels[lower].takes {
+            if u64::from(heat) < wanted || self.moves.len() + 2 > max || !self.levels[lower].takes {
                 return;
             }
             if self.has_room(lower) {

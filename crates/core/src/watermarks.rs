@@ -15,30 +15,30 @@ pub struct Watermarks {
     pub free_low: u64,
     /// Up to this many free pages it cleans standby blocks.
     pub free_high: u64,
-    least: u64,
-    most: u64,
+    min: u64,
+    max: u64,
     /// Consecutive looks that were in time.
     in_time: u32,
 }
 
 /// Free pages never need to exceed this, however large the budget: 64 MiB is half a second of a 1 Gb/s line and about
 /// 40 ms of a fast disk, which is longer than the worker ever sleeps.
-const FREE_HIGH_MOST: u64 = 16_384;
-/// The high level is at most `1 / MOST_PART` and at least `1 / LEAST_PART` of the budget. The maximum is the fixed
-/// level that all programs had before it adapted; the minimum is a choice.
-const MOST_PART: u64 = 32;
-const LEAST_PART: u64 = 256;
+const FREE_HIGH_MAX: u64 = 16_384;
+/// The high level is at most `1 / HIGH_MAX_PART` and at least `1 / HIGH_MIN_PART` of the budget. The maximum is the
+/// fixed level that all programs had before it adapted; the minimum is a choice.
+const HIGH_MAX_PART: u64 = 32;
+const HIGH_MIN_PART: u64 = 256;
 /// The high level is never below this many pages.
-const PAGES_LEAST: u64 = 64;
+const PAGES_MIN: u64 = 64;
 /// Consecutive looks that must be in time before the levels fall, by a quarter. They rise immediately, and double.
 const LOOKS_TO_SINK: u32 = 4;
 
 impl Watermarks {
     /// The levels for a budget of `budget_pages`, at their highest.
     pub fn for_budget(budget_pages: u64) -> Self {
-        let most = (budget_pages / MOST_PART).clamp(PAGES_LEAST, FREE_HIGH_MOST);
-        let least = (budget_pages / LEAST_PART).clamp(PAGES_LEAST, most);
-        Self { free_low: most / 2, free_high: most, least, most, in_time: 0 }
+        let max = (budget_pages / HIGH_MAX_PART).clamp(PAGES_MIN, FREE_HIGH_MAX);
+        let min = (budget_pages / HIGH_MIN_PART).clamp(PAGES_MIN, max);
+        Self { free_low: max / 2, free_high: max, min, max, in_time: 0 }
     }
 
     /// Adjusts the levels when the worker looks, with `free` pages free now or soon.
@@ -52,14 +52,14 @@ impl Watermarks {
         self.in_time += 1;
         if self.in_time == LOOKS_TO_SINK {
             self.in_time = 0;
-            self.set((self.free_high - self.free_high / 4).max(self.least));
+            self.set((self.free_high - self.free_high / 4).max(self.min));
         }
     }
 
     /// Raises the levels: the worker was late, or read-ahead found no frame.
     pub fn rise(&mut self) {
         self.in_time = 0;
-        self.set((self.free_high * 2).min(self.most));
+        self.set((self.free_high * 2).min(self.max));
     }
 
     fn set(&mut self, high: u64) {
@@ -81,15 +81,15 @@ mod tests {
 
     #[test]
     fn they_sink_while_the_worker_comes_in_time() {
-        assert_eq!(after(100, |low| low - 3).free_high, BUDGET / LEAST_PART);
-        assert_eq!(after(3, |low| low - 3).free_high, BUDGET / MOST_PART);
+        assert_eq!(after(100, |low| low - 3).free_high, BUDGET / HIGH_MIN_PART);
+        assert_eq!(after(3, |low| low - 3).free_high, BUDGET / HIGH_MAX_PART);
     }
 
     #[test]
     fn they_rise_when_it_comes_late() {
         let mut levels = after(100, |low| low - 3);
         (0..3).for_each(|_| levels.look(0));
-        assert_eq!(levels.free_high, BUDGET / MOST_PART);
+        assert_eq!(levels.free_high, BUDGET / HIGH_MAX_PART);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use aquifer_core::block::State;
 use aquifer_core::engine::Advice;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::Order;
-use relatives::RELATIVES_MOST;
+use relatives::RELATIVES_MAX;
 use work::Trouble;
 use world::{Access, THREADS, World};
 
@@ -52,8 +52,8 @@ impl Luck {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, most: u32) -> u32 {
-        (self.next() % u64::from(most)) as u32
+    fn below(&mut self, max: u32) -> u32 {
+        (self.next() % u64::from(max)) as u32
     }
 
     fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
@@ -134,8 +134,8 @@ impl Stage {
         let budget = (largest * 8).max(1_536);
         let len = budget * 4 / 5 + 13;
         let slabs = if start.small_tier { 2 } else { 512 };
-        let most = if start.budgets { budget * 2 } else { budget };
-        let mut world = World::new(start.policy, most, slabs, start.prefetch, start.elastic);
+        let max = if start.budgets { budget * 2 } else { budget };
+        let mut world = World::new(start.policy, max, slabs, start.prefetch, start.elastic);
         let mut windows = Vec::new();
         for (index, order) in orders.into_iter().enumerate() {
             let from = 1_000 + index as u64 * 20_000;
@@ -215,8 +215,8 @@ impl Stage {
         }
         let (from, to, _) = self.windows[luck as usize % self.windows.len()];
         let start = from + u64::from(luck / 8) % (to - from);
-        let most = [3, 40, 700, 5_000][(luck / 4) as usize % 4];
-        let end = (start + 1 + u64::from(luck / 4096) % most).min(to);
+        let max = [3, 40, 700, 5_000][(luck / 4) as usize % 4];
+        let end = (start + 1 + u64::from(luck / 4096) % max).min(to);
         self.world.begin(0, Access::Discard { start, end, remove: luck.is_multiple_of(3) });
     }
 }
@@ -232,7 +232,7 @@ fn history(seed: u64) {
     }
     let world = &mut stage.world;
     world.settle(SETTLE_TURNS);
-    (0..RELATIVES_MOST).for_each(|_| world.bury());
+    (0..RELATIVES_MAX).for_each(|_| world.bury());
     if start.trouble.write == 0 && !start.small_tier {
         assert_eq!(world.gave_up, 0, "a fault found no room although every write-back succeeded");
     }

@@ -12,7 +12,7 @@ use aquifer_core::engine::{Advice, CleanVerdict, Settings};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{
-    Damage, End, Event, Header, Recording, Runs, Summary, Told, VERSION, batch_header, push_run, put_summary, put_told,
+    Call, Damage, End, Event, Header, Recording, Runs, Summary, VERSION, batch_header, push_run, put_call, put_summary,
 };
 use aquifer_core::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn header() -> Header {
             tier_slabs: 100,
             prefetch: true,
             elastic: false,
-            copied_pages_most: 4,
+            copied_pages_max: 4,
             seals: true,
             fetch_cost: 5,
         },
@@ -42,36 +42,36 @@ fn runs(of: &[(u8, u64)]) -> Vec<u8> {
 }
 
 /// One event for each call of the engine, and several for calls with several forms.
-fn every_door<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
+fn every_call<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
     let (block, thread) = (BlockIndex(300), ThreadIndex(200));
     let (present, guards) = (Runs::new(present), Runs::new(guards));
-    let flag = |told, flag| Event { told, summary: Summary::of_flag(flag) };
-    let digest = |told, kind| Event { told, summary: Summary { kind, digest: 0x1234_5678 } };
-    let nothing = |told| Event { told, summary: Summary::default() };
+    let flag = |call, flag| Event { call, summary: Summary::of_flag(flag) };
+    let digest = |call, kind| Event { call, summary: Summary { kind, digest: 0x1234_5678 } };
+    let nothing = |call| Event { call, summary: Summary::default() };
     let order = Order::DEFAULT;
     vec![
-        nothing(Told::Add { start: 1 << 35, end: (1 << 35) + 4096, order, delivery: Delivery::Listener, present }),
-        flag(Told::Cleaned { block, verdict: CleanVerdict::Stored, guards }, false),
-        flag(Told::Cleaned { block, verdict: CleanVerdict::Failed, guards: Runs::default() }, true),
-        digest(Told::Discard { start: 1000, end: 1001, remove: false }, 1),
-        digest(Told::Discard { start: 1000, end: 9000, remove: true }, 0),
-        flag(Told::Dropped { block }, false),
-        nothing(Told::Emptied { frame: FrameIndex::in_class(Order::MAX, 5) }),
-        flag(Told::Evicted { block }, true),
-        flag(Told::EvictionRefused { block }, false),
-        digest(Told::Fault { page: 1 << 35, thread, write: false, first: true }, 4),
-        digest(Told::Fault { page: 1 << 35, thread, write: true, first: false }, 0),
-        flag(Told::FetchFailed { block, lost: true }, true),
-        Event { told: Told::Fetched { block, write: true }, summary: Summary { kind: 2, digest: 0 } },
-        flag(Told::Installed { first: block, count: 1, arrival: Arrival::Fresh }, false),
-        flag(Told::Installed { first: block, count: 16, arrival: Arrival::Prefetched }, true),
-        flag(Told::Installed { first: block, count: 1, arrival: Arrival::Refault { distance: 70_000 } }, false),
-        flag(Told::Installed { first: block, count: 1, arrival: Arrival::Rescued }, false),
-        digest(Told::Plan { blocks: 32, pages: 1024 }, 64),
-        flag(Told::ReadAheadArrived { block }, false),
-        digest(Told::SlotFor { block }, 1),
-        nothing(Told::TryAgain),
-        nothing(Told::Advise { start: 1000, end: 9000, advice: Advice::PageOut }),
+        nothing(Call::Add { start: 1 << 35, end: (1 << 35) + 4096, order, delivery: Delivery::Listener, present }),
+        flag(Call::Cleaned { block, verdict: CleanVerdict::Stored, guards }, false),
+        flag(Call::Cleaned { block, verdict: CleanVerdict::Failed, guards: Runs::default() }, true),
+        digest(Call::Discard { start: 1000, end: 1001, remove: false }, 1),
+        digest(Call::Discard { start: 1000, end: 9000, remove: true }, 0),
+        flag(Call::Dropped { block }, false),
+        nothing(Call::Emptied { frame: FrameIndex::in_class(Order::MAX, 5) }),
+        flag(Call::Evicted { block }, true),
+        flag(Call::EvictionRefused { block }, false),
+        digest(Call::Fault { page: 1 << 35, thread, write: false, first: true }, 4),
+        digest(Call::Fault { page: 1 << 35, thread, write: true, first: false }, 0),
+        flag(Call::FetchFailed { block, lost: true }, true),
+        Event { call: Call::Fetched { block, write: true }, summary: Summary { kind: 2, digest: 0 } },
+        flag(Call::Installed { first: block, count: 1, arrival: Arrival::Fresh }, false),
+        flag(Call::Installed { first: block, count: 16, arrival: Arrival::Prefetched }, true),
+        flag(Call::Installed { first: block, count: 1, arrival: Arrival::Refault { distance: 70_000 } }, false),
+        flag(Call::Installed { first: block, count: 1, arrival: Arrival::Rescued }, false),
+        digest(Call::Plan { blocks: 32, pages: 1024 }, 64),
+        flag(Call::ReadAheadArrived { block }, false),
+        digest(Call::SlotFor { block }, 1),
+        nothing(Call::TryAgain),
+        nothing(Call::Advise { start: 1000, end: 9000, advice: Advice::PageOut }),
     ]
 }
 
@@ -83,8 +83,8 @@ fn batch(file: &mut Vec<u8>, standing: bool, number: u64, payload: &[u8]) {
 fn payload(events: &[Event<'_>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for event in events {
-        put_told(&mut bytes, &event.told);
-        put_summary(&mut bytes, &event.told, event.summary);
+        put_call(&mut bytes, &event.call);
+        put_summary(&mut bytes, &event.call, event.summary);
     }
     bytes
 }
@@ -92,7 +92,7 @@ fn payload(events: &[Event<'_>]) -> Vec<u8> {
 /// A recording of two batches that lost events.
 fn file() -> Vec<u8> {
     let (present, guards) = (runs(&[(0, 100), (1, 28)]), runs(&[(2, 30), (0, 1), (1, 1)]));
-    let events = every_door(&present, &guards);
+    let events = every_call(&present, &guards);
     let (first, second) = events.split_at(8);
     let mut file = header().bytes().to_vec();
     batch(&mut file, false, 0, &payload(first));
@@ -117,7 +117,7 @@ fn read(file: &[u8]) -> Result<(u64, End), Damage> {
 #[test]
 fn what_is_written_is_read_back() {
     let (present, guards) = (runs(&[(0, 100), (1, 28)]), runs(&[(2, 30), (0, 1), (1, 1)]));
-    let events = every_door(&present, &guards);
+    let events = every_call(&present, &guards);
     let file = file();
     let (found, mut recording) = Recording::open(&file).unwrap();
     let expected = header();
@@ -182,7 +182,7 @@ fn no_flipped_bit_goes_unseen() {
 #[test]
 fn batches_that_are_swapped_missing_or_repeated_are_damage() {
     let (present, guards) = (runs(&[]), runs(&[]));
-    let events = every_door(&present, &guards);
+    let events = every_call(&present, &guards);
     let build = |order: &[(u64, usize)]| {
         let mut file = header().bytes().to_vec();
         for (number, event) in order {
@@ -210,7 +210,7 @@ fn an_event_that_is_none_is_damage_also_under_a_good_checksum() {
     }
 }
 
-fn any_told() -> impl Strategy<Value = Told<'static>> {
+fn any_call() -> impl Strategy<Value = Call<'static>> {
     let block = any::<u32>().prop_map(BlockIndex);
     let range = (0..1u64 << 40, 1..1u64 << 20).prop_map(|(start, pages)| (start, start + pages));
     let arrival = prop_oneof![
@@ -220,36 +220,36 @@ fn any_told() -> impl Strategy<Value = Told<'static>> {
         any::<u64>().prop_map(|distance| Arrival::Refault { distance })
     ];
     prop_oneof![
-        (range.clone(), 0..10u8, any::<bool>()).prop_map(|((start, end), order, listener)| Told::Add {
+        (range.clone(), 0..10u8, any::<bool>()).prop_map(|((start, end), order, listener)| Call::Add {
             start,
             end,
             order: Order::new(order).expect("below 10"),
             delivery: if listener { Delivery::Listener } else { Delivery::Signal },
             present: Runs::default(),
         }),
-        (range, any::<bool>()).prop_map(|((start, end), remove)| Told::Discard { start, end, remove }),
-        (0..10u8, 0..1u32 << 28).prop_map(|(order, index)| Told::Emptied {
+        (range, any::<bool>()).prop_map(|((start, end), remove)| Call::Discard { start, end, remove }),
+        (0..10u8, 0..1u32 << 28).prop_map(|(order, index)| Call::Emptied {
             frame: FrameIndex::in_class(Order::new(order).expect("below 10"), index)
         }),
-        block.clone().prop_map(|block| Told::Evicted { block }),
+        block.clone().prop_map(|block| Call::Evicted { block }),
         (0..1u64 << 52, any::<u16>(), any::<bool>(), any::<bool>()).prop_map(|(page, thread, write, first)| {
-            Told::Fault { page, thread: ThreadIndex(thread), write, first }
+            Call::Fault { page, thread: ThreadIndex(thread), write, first }
         }),
-        (block, 1..=512u32, arrival).prop_map(|(first, count, arrival)| Told::Installed { first, count, arrival }),
-        (any::<u32>(), any::<u32>()).prop_map(|(blocks, pages)| Told::Plan { blocks, pages }),
+        (block, 1..=512u32, arrival).prop_map(|(first, count, arrival)| Call::Installed { first, count, arrival }),
+        (any::<u32>(), any::<u32>()).prop_map(|(blocks, pages)| Call::Plan { blocks, pages }),
     ]
 }
 
 proptest! {
     #[test]
-    fn any_event_is_read_back(all in proptest::collection::vec((any_told(), any::<bool>()), 0..50)) {
-        let of = |(told, flag): &(Told<'static>, bool)| {
-            let summary = match told {
-                Told::Add { .. } | Told::Emptied { .. } => Summary::default(),
-                Told::Evicted { .. } | Told::Installed { .. } => Summary::of_flag(*flag),
+    fn any_event_is_read_back(all in proptest::collection::vec((any_call(), any::<bool>()), 0..50)) {
+        let of = |(call, flag): &(Call<'static>, bool)| {
+            let summary = match call {
+                Call::Add { .. } | Call::Emptied { .. } => Summary::default(),
+                Call::Evicted { .. } | Call::Installed { .. } => Summary::of_flag(*flag),
                 _ => Summary { kind: u8::from(*flag) * 200, digest: 0xdead_beef },
             };
-            Event { told: *told, summary }
+            Event { call: *call, summary }
         };
         let events: Vec<Event<'_>> = all.iter().map(of).collect();
         let mut file = header().bytes().to_vec();

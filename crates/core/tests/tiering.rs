@@ -6,7 +6,7 @@
 //! The trouble it guards against: two slabs of nearly the same temperature that change places for ever, and a program
 //! that scans its memory in a cycle, where every slab is warmest just before the longest time without a use.
 
-use aquifer_core::tiering::{Credit, HEAT_PLACED, Heat, LEVELS_MOST, Level, MOVES_MOST, Move, Survey, epoch_pages};
+use aquifer_core::tiering::{Credit, HEAT_PLACED, Heat, LEVELS_MAX, Level, MOVES_MAX, Move, Survey, epoch_pages};
 use aquifer_core::units::REGION_PAGES;
 use proptest::prelude::*;
 
@@ -51,12 +51,12 @@ impl Chain {
         }
     }
 
-    fn decide(&mut self, most: usize) -> Vec<Move> {
+    fn decide(&mut self, max: usize) -> Vec<Move> {
         self.survey.begin(&self.levels);
         for (slab, (level, heat)) in self.slabs.iter().enumerate() {
             self.survey.see(slab as u32, *level, *heat);
         }
-        self.survey.decide(most).to_vec()
+        self.survey.decide(max).to_vec()
     }
 
     /// Makes the moves, and checks each of them.
@@ -153,11 +153,11 @@ fn zipf_share(moves: bool) -> (f64, u64) {
 
 #[test]
 fn a_slab_on_a_level_that_does_not_exist_is_ignored() {
-    for level in [2, LEVELS_MOST, usize::MAX - 1] {
+    for level in [2, LEVELS_MAX, usize::MAX - 1] {
         let mut survey = Survey::new();
         survey.begin(&[Level { slabs: 8, free: 8, takes: true }; 2]);
         survey.see(0, level, Heat::MAX);
-        assert_eq!(survey.decide(MOVES_MOST), []);
+        assert_eq!(survey.decide(MOVES_MAX), []);
     }
 }
 
@@ -216,20 +216,20 @@ fn a_level_that_refuses_gets_nothing_and_a_chain_without_room_stays_as_it_is() {
     (0..40).for_each(|_| chain.place());
     chain.slabs.iter_mut().for_each(|slab| slab.1 = if slab.0 == 0 { 0 } else { 10_000 });
     chain.levels[0].takes = false;
-    let up = chain.decide(MOVES_MOST).iter().filter(|it| it.to == 0).count();
+    let up = chain.decide(MOVES_MAX).iter().filter(|it| it.to == 0).count();
     assert_eq!(up, 0);
     chain.levels[0].takes = true;
     chain.levels[1].takes = false;
-    assert_eq!(chain.decide(MOVES_MOST), []);
+    assert_eq!(chain.decide(MOVES_MAX), []);
     let mut full = Chain::new(&[8, 8]);
     (0..16).for_each(|_| full.place());
     full.slabs.iter_mut().for_each(|slab| slab.1 = if slab.0 == 0 { 0 } else { 10_000 });
-    assert_eq!(full.decide(MOVES_MOST), []);
+    assert_eq!(full.decide(MOVES_MAX), []);
     // One free slab is enough to exchange all of them.
     full.slabs.pop();
     full.levels[1].free = 1;
-    while full.decide(MOVES_MOST).len() > 1 {
-        let moves = full.decide(MOVES_MOST);
+    while full.decide(MOVES_MAX).len() > 1 {
+        let moves = full.decide(MOVES_MAX);
         full.make(&moves);
     }
     assert!(full.slabs.iter().filter(|slab| slab.1 == 0).all(|slab| slab.0 == 1), "{:?}", full.slabs);
@@ -244,11 +244,11 @@ fn moves_are_earned() {
     credit.spend();
     assert_eq!(credit.moves(), 0);
     credit.earn(1 << 40);
-    assert_eq!(credit.moves(), MOVES_MOST);
+    assert_eq!(credit.moves(), MOVES_MAX);
 }
 
 fn chains() -> impl Strategy<Value = Chain> {
-    let sizes = prop::collection::vec(1u32..40, 2..=LEVELS_MOST);
+    let sizes = prop::collection::vec(1u32..40, 2..=LEVELS_MAX);
     let heat = prop_oneof![Just(0u32), 0..300u32, 0..5000u32];
     (sizes, prop::collection::vec(heat, 0..140), any::<u8>()).prop_map(|(sizes, heats, refusing)| {
         let mut chain = Chain::new(&sizes);
@@ -269,9 +269,9 @@ fn chains() -> impl Strategy<Value = Chain> {
 proptest! {
     /// `make` checks that each move has room and goes to a neighbour.
     #[test]
-    fn moves_fit_and_are_as_many_as_asked_for(mut chain in chains(), most in 0..40usize) {
-        let moves = chain.decide(most);
-        prop_assert!(moves.len() <= most.min(MOVES_MOST));
+    fn moves_fit_and_are_as_many_as_asked_for(mut chain in chains(), max in 0..40usize) {
+        let moves = chain.decide(max);
+        prop_assert!(moves.len() <= max.min(MOVES_MAX));
         let mut slabs: Vec<u32> = moves.iter().map(|planned| planned.slab).collect();
         slabs.sort_unstable();
         slabs.dedup();
@@ -282,8 +282,8 @@ proptest! {
     /// For any heats: while they do not change, moves end.
     #[test]
     fn nothing_goes_back_and_forth(mut chain in chains()) {
-        for _ in 0..chain.slabs.len() * LEVELS_MOST + 1 {
-            let moves = chain.decide(MOVES_MOST);
+        for _ in 0..chain.slabs.len() * LEVELS_MAX + 1 {
+            let moves = chain.decide(MOVES_MAX);
             if moves.is_empty() {
                 return Ok(());
             }
@@ -296,7 +296,7 @@ proptest! {
     /// it.
     #[test]
     fn the_warmest_go_up(mut chain in chains()) {
-        let moves = chain.decide(MOVES_MOST);
+        let moves = chain.decide(MOVES_MAX);
         let heat = |slab: u32| chain.slabs[slab as usize].1;
         for up in moves.iter().filter(|planned| planned.to < planned.from) {
             for (slab, (level, other)) in chain.slabs.iter().enumerate() {

@@ -62,8 +62,8 @@ fn check(
 impl SwitchConfig {
     /// Refuses what cannot be.
     pub fn check(&self) -> Result<(), ConfigFailure> {
-        let count = |place, found: usize, most: usize| {
-            check((1..=most).contains(&found), place, || format!("{found} of them"), format!("give 1 to {most}"))
+        let count = |place, found: usize, max: usize| {
+            check((1..=max).contains(&found), place, || format!("{found} of them"), format!("give 1 to {max}"))
         };
         count("ports", self.ports.len(), PORTS_MAX)?;
         count("virtual_switches", self.virtual_switches.len(), VIRTUAL_SWITCHES_MAX)?;

@@ -141,10 +141,10 @@ mod tests {
     fn a_full_log_loses_what_comes_and_says_so() {
         let (mut logs, kept) = logs(2, 5);
         assert_eq!(kept, [Kept::First, Kept::Queued, Kept::Lost, Kept::Lost, Kept::Lost]);
-        let told = logs.read(EventLog::Warning, 1000).unwrap();
-        assert!(told.has_overflowed() && !told.has_more());
-        assert_eq!((told.overflow_count, told.overflow_first_ns, told.overflow_last_ns), (3, 3, 5));
-        assert_eq!(told.records.len(), 2);
+        let reported = logs.read(EventLog::Warning, 1000).unwrap();
+        assert!(reported.has_overflowed() && !reported.has_more());
+        assert_eq!((reported.overflow_count, reported.overflow_first_ns, reported.overflow_last_ns), (3, 3, 5));
+        assert_eq!(reported.records.len(), 2);
         assert_eq!(logs.clear_all(EventLog::Warning), Ok(()));
         assert_eq!(logs.read(EventLog::Warning, 1000).unwrap(), EventRecords::default());
     }
@@ -152,8 +152,8 @@ mod tests {
     #[test]
     fn records_are_cleared_oldest_first_and_read_as_they_fit() {
         let (mut logs, _) = logs(8, 3);
-        let told = logs.read(EventLog::Warning, ANSWER_BYTES + 2 * RECORD_BYTES + 127).unwrap();
-        assert!(told.has_more() && told.records.len() == 2);
+        let reported = logs.read(EventLog::Warning, ANSWER_BYTES + 2 * RECORD_BYTES + 127).unwrap();
+        assert!(reported.has_more() && reported.records.len() == 2);
         assert_eq!(logs.clear_all(EventLog::Warning), Err(ReturnCode::INVALID_INPUT));
         assert_eq!(logs.clear(EventLog::Warning, &[2]), Err(ReturnCode::INVALID_HANDLE));
         assert_eq!(logs.clear(EventLog::Warning, &[1, 2, 3, 4]), Err(ReturnCode::INVALID_HANDLE));

@@ -78,7 +78,7 @@ impl Held {
     }
 
     /// As the FM API has it.
-    pub fn told(&self) -> Extent {
+    pub fn reported(&self) -> Extent {
         Extent { start: self.start, length: self.length, tag: self.tag, shared_sequence: self.sequence }
     }
 

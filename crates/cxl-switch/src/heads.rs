@@ -26,10 +26,10 @@ impl Switch {
     fn head_map(&self, context: &Context, device: usize, get: &GetHeadMap) -> Result<HeadMap, ReturnCode> {
         let device = &self.devices[device];
         let first = usize::from(get.first_ld_id);
-        if first >= device.lds.len() || get.count_most == 0 {
+        if first >= device.lds.len() || get.count_max == 0 {
             return Err(ReturnCode::INVALID_INPUT);
         }
-        let count = usize::from(get.count_most).min(context.entries(MAP_BYTES, 1));
+        let count = usize::from(get.count_max).min(context.entries(MAP_BYTES, 1));
         let port_of = |head: u8| device.config.ports.get(usize::from(head)).copied().unwrap_or(HeadMap::NO_HEAD);
         Ok(HeadMap {
             ld_count: device.lds.len() as u8,
@@ -49,10 +49,10 @@ impl Switch {
             Head {
                 port_id: *port_id,
                 link: [
-                    port.link_width_most,
+                    port.link_width_max,
                     port.link_width,
                     port.supported_speeds,
-                    port.link_speed_most,
+                    port.link_speed_max,
                     port.link_speed,
                 ],
                 link_state: port.link_state.bits(),

@@ -34,10 +34,10 @@ impl Device {
 
     fn allocations(&self, context: &Context, get: &GetLdAllocations) -> Result<LdAllocations, ReturnCode> {
         let first = usize::from(get.first_ld_id);
-        if first >= self.lds.len() || get.count_most == 0 {
+        if first >= self.lds.len() || get.count_max == 0 {
             return Err(ReturnCode::INVALID_INPUT);
         }
-        let count = usize::from(get.count_most).min(context.entries(ANSWER_BYTES, ALLOCATION_BYTES));
+        let count = usize::from(get.count_max).min(context.entries(ANSWER_BYTES, ALLOCATION_BYTES));
         Ok(LdAllocations {
             ld_count: self.lds.len() as u8,
             granularity: Granularity::Mib256,

@@ -124,10 +124,10 @@ impl Switch {
                 Some(DeviceKind::Sld) => DeviceType::Type3Sld,
             },
             supported_modes: MODES,
-            link_width_most: config.link_width,
+            link_width_max: config.link_width,
             link_width: if is_up { width } else { 0 },
             supported_speeds: (1 << config.link_speed) - 1,
-            link_speed_most: config.link_speed,
+            link_speed_max: config.link_speed,
             link_speed: if is_up { speed } else { 0 },
             link_state: match config.role {
                 PortRole::Disabled => LinkState::Disabled,

@@ -44,7 +44,7 @@ impl Qos {
         let lds = self.limits.len();
         let listed = |first: u8, count: usize| range(lds, first, count).filter(|range| range.len() + 2 <= context.room);
         // One peer asks for 255 to get them all.
-        let told = |list: &[u8], first_ld_id: u8, count: usize| {
+        let reported = |list: &[u8], first_ld_id: u8, count: usize| {
             let left = lds.saturating_sub(first_ld_id.into());
             let fractions = list[listed(first_ld_id, count.min(left))?].to_vec();
             Some(QosFractions { first_ld_id, fractions })
@@ -56,11 +56,11 @@ impl Qos {
             Request::GetQosStatus(_) => {
                 Ok(Response::GetQosStatus(QosStatus { back_pressure_percent: self.back_pressure_percent }))
             }
-            Request::GetQosAllocatedBw(get) => {
-                told(&self.allocated, get.first_ld_id, get.count.into()).map(Response::GetQosAllocatedBw).ok_or(invalid)
-            }
+            Request::GetQosAllocatedBw(get) => reported(&self.allocated, get.first_ld_id, get.count.into())
+                .map(Response::GetQosAllocatedBw)
+                .ok_or(invalid),
             Request::GetQosBwLimit(get) => {
-                told(&self.limits, get.first_ld_id, get.count.into()).map(Response::GetQosBwLimit).ok_or(invalid)
+                reported(&self.limits, get.first_ld_id, get.count.into()).map(Response::GetQosBwLimit).ok_or(invalid)
             }
             Request::SetQosAllocatedBw(set) => {
                 listed(set.first_ld_id, set.fractions.len()).ok_or(invalid).map(|range| {

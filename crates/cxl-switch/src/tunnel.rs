@@ -82,11 +82,11 @@ impl Switch {
     fn access_ld(&mut self, context: &Context, request: &LdMemoryRequest) -> Answer {
         let device = self.unbound_ld(request.port_id, request.ld_id)?;
         let ld = self.devices[device].ld(request.ld_id).ok_or(ReturnCode::INVALID_INPUT)?;
-        let told = |failure| match failure {
+        let reported = |failure| match failure {
             MemoryFailure::Beyond => ReturnCode::INVALID_INPUT,
             MemoryFailure::Full => ReturnCode::RESOURCES_EXHAUSTED,
         };
-        let kept = ld.memory.read(request.address, request.bytes.into()).map_err(told)?;
+        let kept = ld.memory.read(request.address, request.bytes.into()).map_err(reported)?;
         if !request.is_write {
             let fits = DATA_BYTES + kept.len() <= context.room;
             let read = Response::LdMemoryRequest(LdMemoryData { bytes: request.bytes, data: kept });
@@ -98,7 +98,7 @@ impl Switch {
             .enumerate()
             .map(|(at, (kept, new))| if is_enabled(request, at) { *new } else { *kept })
             .collect();
-        ld.memory.write(request.address, &written).map_err(told)?;
+        ld.memory.write(request.address, &written).map_err(reported)?;
         Ok(Response::LdMemoryRequest(LdMemoryData { bytes: request.bytes, data: Vec::new() }))
     }
 }

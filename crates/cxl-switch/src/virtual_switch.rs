@@ -81,7 +81,7 @@ impl VppbState {
         }
     }
 
-    fn told(&self) -> Vppb {
+    fn reported(&self) -> Vppb {
         let none = Vppb { status: BindingStatus::Unbound, port_id: 0, ld_id: Vppb::NO_LD };
         match self {
             Self::Unbound => none,
@@ -109,7 +109,7 @@ impl Switch {
     }
 
     fn virtual_switches(&self, context: &Context, get: &GetVirtualSwitches) -> Result<VirtualSwitches, ReturnCode> {
-        if get.vcs_ids.is_empty() || get.vppbs_most == 0 {
+        if get.vcs_ids.is_empty() || get.vppbs_max == 0 {
             return Err(ReturnCode::INVALID_INPUT);
         }
         let switches: Vec<VirtualSwitch> = get.vcs_ids.iter().map(|vcs_id| self.virtual_switch(get, *vcs_id)).collect();
@@ -134,7 +134,7 @@ impl Switch {
             state: if config.enabled { VcsState::Enabled } else { VcsState::Disabled },
             usp_id: config.upstream_port,
             vppbs_total: vppbs.len() as u8,
-            vppbs: vppbs.iter().skip(get.first_vppb.into()).take(listed).map(VppbState::told).collect(),
+            vppbs: vppbs.iter().skip(get.first_vppb.into()).take(listed).map(VppbState::reported).collect(),
         }
     }
 
@@ -235,7 +235,7 @@ impl Switch {
     }
 
     fn note_binding(&mut self, context: &mut Context, log: EventLog, vcs_id: u8, vppb_id: u8, binding: VppbState) {
-        let event = VppbEvent { vcs_id, vppb_id, kind: VppbEventKind::BindingChange, vppb: binding.told() };
+        let event = VppbEvent { vcs_id, vppb_id, kind: VppbEventKind::BindingChange, vppb: binding.reported() };
         let ld_id = binding.target().and_then(|target| target.ld_id).unwrap_or_default();
         self.component.record(context, log, &EventData::Vppb(event), ld_id.into());
     }

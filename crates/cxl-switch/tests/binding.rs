@@ -117,10 +117,10 @@ fn the_manager_touches_logical_devices_without_a_host_alone() {
     let read = |ld_id| {
         Request::LdMemoryRequest(LdMemoryRequest { port_id: 1, ld_id, bytes: 8, address: 128, ..Default::default() })
     };
-    let told = client.ask(&at_switch(), &write(0, 9));
-    assert_eq!(told, Ok(Response::LdMemoryRequest(LdMemoryData { bytes: 8, data: vec![] })));
-    let told = client.ask(&at_switch(), &read(0));
-    assert_eq!(told, Ok(Response::LdMemoryRequest(LdMemoryData { bytes: 8, data: vec![9; 8] })));
+    let reported = client.ask(&at_switch(), &write(0, 9));
+    assert_eq!(reported, Ok(Response::LdMemoryRequest(LdMemoryData { bytes: 8, data: vec![] })));
+    let reported = client.ask(&at_switch(), &read(0));
+    assert_eq!(reported, Ok(Response::LdMemoryRequest(LdMemoryData { bytes: 8, data: vec![9; 8] })));
     assert_eq!(client.bind(0, 0, 1, 0), ReturnCode::SUCCESS);
     assert_eq!(client.host(0, 0, HostAction::Read { address: 128, bytes: 8 }).unwrap(), [9; 8]);
     assert_eq!(client.code(&at_switch(), &read(0)), ReturnCode::INVALID_INPUT);
@@ -228,14 +228,14 @@ fn a_secret_value_is_set_once_by_the_host_and_read_by_the_manager() {
 fn heads_and_their_logical_devices_are_told() {
     let mut client = Client::new(config());
     let path = client::at_pool(4);
-    let map = client.ask(&path, &Request::GetHeadMap(GetHeadMap { first_ld_id: 0, count_most: 255 }));
+    let map = client.ask(&path, &Request::GetHeadMap(GetHeadMap { first_ld_id: 0, count_max: 255 }));
     let expected = HeadMap { ld_count: 2, head_count: 2, first_ld_id: 0, heads: vec![3, 4] };
     assert_eq!(map, Ok(Response::GetHeadMap(expected)));
-    let Ok(Response::GetHeads(told)) = client.ask(&path, &Request::GetHeads(GetHeads { first_head: 1, count: 1 }))
+    let Ok(Response::GetHeads(reported)) = client.ask(&path, &Request::GetHeads(GetHeads { first_head: 1, count: 1 }))
     else {
         panic!("refused")
     };
-    assert_eq!((told.heads[0].port_id, told.heads[0].link[1], told.heads[0].link_state), (4, 8, 4));
+    assert_eq!((reported.heads[0].port_id, reported.heads[0].link[1], reported.heads[0].link_state), (4, 8, 4));
 }
 
 #[test]
@@ -251,11 +251,12 @@ fn all_devices_of_a_box_are_bound_to_three_hosts_and_to_the_next_ones_wiped() {
             client.host(vcs_id, vppb_id, write((256 << 30) - 64, device)).unwrap();
             client.host(vcs_id, vppb_id, write(0, 1)).unwrap();
         }
-        let Ok(Response::IdentifySwitch(told)) = client.ask(&at_switch(), &Request::IdentifySwitch(IdentifySwitch {}))
+        let Ok(Response::IdentifySwitch(reported)) =
+            client.ask(&at_switch(), &Request::IdentifySwitch(IdentifySwitch {}))
         else {
             panic!("refused")
         };
-        assert_eq!((told.vppbs_total, told.vppbs_active), (66, 22));
+        assert_eq!((reported.vppbs_total, reported.vppbs_active), (66, 22));
         for device in 0..22 {
             let (vcs_id, vppb_id) = host_of(device, round);
             assert_eq!(client.unbind(vcs_id, vppb_id), ReturnCode::SUCCESS);

@@ -55,8 +55,8 @@ fn code(client: &mut Client, request: &Request) -> ReturnCode {
 fn list(client: &mut Client, host_id: u16) -> Vec<(u64, u64)> {
     let get = GetDcExtentLists { host_id, count: 99, first_extent: 0 };
     match client.ask(&at_device(2), &Request::GetDcExtentLists(get)) {
-        Ok(Response::GetDcExtentLists(told)) => {
-            told.extents.iter().map(|extent| (extent.start / MIB, extent.length / MIB)).collect()
+        Ok(Response::GetDcExtentLists(reported)) => {
+            reported.extents.iter().map(|extent| (extent.start / MIB, extent.length / MIB)).collect()
         }
         other => panic!("{other:?}"),
     }
@@ -64,7 +64,7 @@ fn list(client: &mut Client, host_id: u16) -> Vec<(u64, u64)> {
 
 fn tags(client: &mut Client) -> Vec<DcTag> {
     match client.ask(&at_device(2), &Request::DcListTags(DcListTags { first: 0, count: 99 })) {
-        Ok(Response::DcListTags(told)) => told.tags,
+        Ok(Response::DcListTags(reported)) => reported.tags,
         other => panic!("{other:?}"),
     }
 }
@@ -192,8 +192,8 @@ fn hosts_share_what_has_a_tag_and_it_stays_while_the_manager_refers_to_it() {
     assert_eq!(code(&mut client, &share(1, 1, 6)), ReturnCode::INVALID_INPUT);
     assert_eq!(code(&mut client, &share(0, 1, 5)), ReturnCode::INVALID_INPUT);
     assert_eq!(code(&mut client, &share(1, 1, 5)), ReturnCode::SUCCESS);
-    let told = tags(&mut client)[0];
-    assert_eq!((told.hosts[0], told.hosts_pending[0], told.flags), (0b01, 0b10, 0));
+    let reported = tags(&mut client)[0];
+    assert_eq!((reported.hosts[0], reported.hosts_pending[0], reported.flags), (0b01, 0b10, 0));
     accept(&mut client, 1);
     client.host(0, 0, HostAction::Write { address: SHARED, bytes: vec![3; 4] }).unwrap();
     let read = HostAction::Read { address: SHARED, bytes: 4 };
@@ -205,8 +205,8 @@ fn hosts_share_what_has_a_tag_and_it_stays_while_the_manager_refers_to_it() {
     for host_id in 0..2 {
         assert_eq!(code(&mut client, &release(host_id, 0x30, 8, 5, vec![])), ReturnCode::SUCCESS);
     }
-    let told = tags(&mut client)[0];
-    assert_eq!((told.hosts[0], told.hosts_pending[0], told.flags), (0, 0, 1));
+    let reported = tags(&mut client)[0];
+    assert_eq!((reported.hosts[0], reported.hosts_pending[0], reported.flags), (0, 0, 1));
     assert_eq!(code(&mut client, &share(1, 1, 5)), ReturnCode::SUCCESS);
     accept(&mut client, 1);
     assert_eq!(client.host(1, 0, read).unwrap(), [3; 4]);

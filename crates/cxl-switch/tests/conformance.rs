@@ -92,7 +92,7 @@ fn switch() -> Vec<Line> {
         Request::LdMemoryRequest(LdMemoryRequest { port_id, ld_id, address, bytes, ..Default::default() })
     };
     let switches =
-        |vppbs_most, vcs_ids| Request::GetVirtualSwitches(GetVirtualSwitches { first_vppb: 0, vppbs_most, vcs_ids });
+        |vppbs_max, vcs_ids| Request::GetVirtualSwitches(GetVirtualSwitches { first_vppb: 0, vppbs_max, vcs_ids });
     let inner = Message::request(1, &Request::Identify(Identify {}), &Dialect::STANDARD).encode(&Dialect::STANDARD);
     let tunnel = |port_or_ld_id, target| Request::Tunnel(Tunnel { port_or_ld_id, target, message: inner.clone() });
     let no_ld = BindVppb::NO_LD;
@@ -151,7 +151,7 @@ fn switch() -> Vec<Line> {
 }
 
 fn mld() -> Vec<Line> {
-    let get = |first_ld_id, count_most| Request::GetLdAllocations(GetLdAllocations { first_ld_id, count_most });
+    let get = |first_ld_id, count_max| Request::GetLdAllocations(GetLdAllocations { first_ld_id, count_max });
     let set = |first_ld_id, units: &[u64]| {
         let allocations = units.iter().map(|units| LdAllocation { range_1: *units, range_2: 0 }).collect();
         Request::SetLdAllocations(SetLdAllocations { first_ld_id, allocations })
@@ -194,7 +194,7 @@ fn mld() -> Vec<Line> {
 }
 
 fn heads() -> Vec<Line> {
-    let map = |first_ld_id, count_most| Request::GetHeadMap(GetHeadMap { first_ld_id, count_most });
+    let map = |first_ld_id, count_max| Request::GetHeadMap(GetHeadMap { first_ld_id, count_max });
     let heads = |first_head, count| Request::GetHeads(GetHeads { first_head, count });
     vec![line(map(1, 9)).bad(map(2, 1)).bad(map(0, 0)), line(heads(0, 2)).bad(heads(1, 2)).bad(heads(0, 0))]
 }
@@ -369,9 +369,9 @@ fn an_answer_is_never_longer_than_its_limit() {
     assert_eq!(manager.code(&at_switch(), &memory(240)), ReturnCode::SUCCESS);
     assert_eq!(manager.code(&at_switch(), &memory(241)), ReturnCode::INVALID_INPUT);
     // Lists that may be shorter are.
-    let list = Request::GetLdAllocations(GetLdAllocations { first_ld_id: 0, count_most: 255 });
-    let Ok(Response::GetLdAllocations(told)) = manager.ask(&at_device(1), &list) else { panic!("refused") };
-    assert_eq!(told.allocations.len(), 4);
+    let list = Request::GetLdAllocations(GetLdAllocations { first_ld_id: 0, count_max: 255 });
+    let Ok(Response::GetLdAllocations(reported)) = manager.ask(&at_device(1), &list) else { panic!("refused") };
+    assert_eq!(reported.allocations.len(), 4);
     manager.ask(&at_switch(), &Request::SetMessageLimit(SetMessageLimit { limit_log2: 13 })).unwrap();
     assert_eq!(manager.code(&at_switch(), &memory(4096)), ReturnCode::SUCCESS);
 }

@@ -54,8 +54,8 @@ fn answers_are_lost_late_doubled_cut_and_mislabelled_and_the_command_is_carried_
     let mismatch = other.check_answers(&request.header, &Dialect::STANDARD);
     assert_eq!(mismatch, Err(ResponseFailure::Tag { sent: 7, found: 8 }));
     client.now_ns = 100;
-    let told = client.ask(&at_switch(), &Request::GetTimestamp(GetTimestamp {}));
-    assert_eq!(told, Ok(Response::GetTimestamp(Timestamp { unix_ns: 5 })));
+    let reported = client.ask(&at_switch(), &Request::GetTimestamp(GetTimestamp {}));
+    assert_eq!(reported, Ok(Response::GetTimestamp(Timestamp { unix_ns: 5 })));
 }
 
 #[test]
@@ -114,8 +114,8 @@ fn a_device_that_is_pulled_out_takes_its_memory_and_its_logical_devices_with_it(
     assert_eq!(client.port(1).device_type, DeviceType::None);
     assert_eq!(client.ask(&at_device(1), &Request::Identify(Identify {})), Err(ReturnCode::INVALID_INPUT));
     // A port stays bound, for what will be there; a logical device is gone.
-    let told: Vec<BindingStatus> = client.vppbs(0).iter().take(2).map(|vppb| vppb.status).collect();
-    assert_eq!(told, [BindingStatus::Unbound, BindingStatus::Port]);
+    let reported: Vec<BindingStatus> = client.vppbs(0).iter().take(2).map(|vppb| vppb.status).collect();
+    assert_eq!(reported, [BindingStatus::Unbound, BindingStatus::Port]);
     assert_eq!(client.host(0, 1, HostAction::Read { address: 0, bytes: 1 }), Err(HostFailure::LinkDown));
     client.inject(Injection::InsertDevice { device: 0 });
     client.inject(Injection::InsertDevice { device: 1 });
@@ -146,12 +146,12 @@ fn a_log_that_overflows_says_so_and_notifies_once() {
     assert_eq!((outcome.events.len(), outcome.events.iter().filter(|event| event.is_lost).count()), (65, 1));
     assert_eq!(outcome.effects, [Effect::Interrupted { log: EventLog::Warning }]);
     let notification = Message::decode(&outcome.replies[0].bytes, &Dialect::STANDARD).unwrap();
-    let told = Request::decode(notification.header.opcode, &notification.payload, &Dialect::STANDARD);
-    assert_eq!(told, Ok(Request::EventNotification(EventNotification { events: 0b10 })));
-    let told = records(&mut client, EventLog::Warning);
-    assert!(told.has_overflowed() && told.overflow_count == 1);
+    let reported = Request::decode(notification.header.opcode, &notification.payload, &Dialect::STANDARD);
+    assert_eq!(reported, Ok(Request::EventNotification(EventNotification { events: 0b10 })));
+    let reported = records(&mut client, EventLog::Warning);
+    assert!(reported.has_overflowed() && reported.overflow_count == 1);
     // 8 KiB hold 63 records and the fields before them.
-    assert!(told.has_more() && told.records.len() == 63);
+    assert!(reported.has_more() && reported.records.len() == 63);
     let clear = Request::ClearEventRecords(ClearEventRecords { log: EventLog::Warning, flags: 1, handles: vec![] });
     assert_eq!(client.code(&at_switch(), &clear), ReturnCode::SUCCESS);
     assert_eq!(records(&mut client, EventLog::Warning), EventRecords::default());

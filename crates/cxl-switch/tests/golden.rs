@@ -81,7 +81,7 @@ fn every_recorded_exchange_is_answered_in_shape() {
             config.devices.push(DeviceConfig { ports: vec![3], ..config.devices[0].clone() });
             manager = Client::new(config);
         }
-        let (asked, told) = (bytes(&vector["request"]), bytes(&vector["response"]));
+        let (asked, reported) = (bytes(&vector["request"]), bytes(&vector["response"]));
         let code = ReturnCode(vector["rc"].as_u64().expect("a return code") as u16);
         let message = Message::new(Category::Request, 5, opcode, ReturnCode::SUCCESS, asked.clone());
         let answer = manager.send(&path, message);
@@ -93,14 +93,14 @@ fn every_recorded_exchange_is_answered_in_shape() {
         } else if code == ReturnCode::SUCCESS {
             assert_eq!(ours, code, "{opcode} {note}");
             let request = Request::decode(opcode, &asked, &Dialect::QEMU).expect("it was answered");
-            let theirs = Response::decode(&request, &told, &Dialect::QEMU).expect("it was recorded");
+            let theirs = Response::decode(&request, &reported, &Dialect::QEMU).expect("it was recorded");
             let payload = answer.expect("it was answered").payload;
             let ours = Response::decode(&request, &payload, &Dialect::STANDARD).expect("a good answer");
             assert_eq!(kind(&ours), kind(&theirs), "{opcode} {note}");
             compare(&ours, &theirs, note);
             // The log of commands and what carries it are as long as the list of commands.
             let is_fixed = ![Opcode::GET_LOG, Opcode::TUNNEL].contains(&opcode);
-            assert!(!is_fixed || payload.len() == told.len(), "{opcode} {note}: {} bytes", payload.len());
+            assert!(!is_fixed || payload.len() == reported.len(), "{opcode} {note}: {} bytes", payload.len());
             answered += 1;
         } else if code == ReturnCode::UNSUPPORTED && ours != code {
             more += 1;
@@ -132,7 +132,7 @@ fn compare(ours: &Response, theirs: &Response, note: &str) {
                 assert_eq!((ours.port_id, ours.state), (theirs.port_id, theirs.state), "{note}");
                 let is_empty = |port: &PortStatus| port.device_type == DeviceType::None;
                 assert_eq!(is_empty(ours), is_empty(theirs), "{note}, port {}", ours.port_id);
-                assert_eq!(ours.link_width_most, theirs.link_width_most, "{note}");
+                assert_eq!(ours.link_width_max, theirs.link_width_max, "{note}");
             }
         }
         (Response::GetSupportedLogs(ours), Response::GetSupportedLogs(theirs)) => {
@@ -149,8 +149,8 @@ fn the_captured_exchange_of_a_timestamp_is_answered_byte_by_byte() {
     manager.ask(&at_switch(), &Request::SetTimestamp(SetTimestamp { unix_ns })).unwrap();
     let asked = [0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0xcd, 0xab];
     let outcome = manager.switch.receive(0, &manager.connection, &asked);
-    let told = [1, 0, 0, 0, 3, 8, 0, 0, 0, 0, 0, 0, 0x2b, 1, 0xad, 0x9c, 0xa4, 0x8a, 0xd2, 0x16];
-    assert_eq!(outcome.replies[0].bytes, told);
+    let reported = [1, 0, 0, 0, 3, 8, 0, 0, 0, 0, 0, 0, 0x2b, 1, 0xad, 0x9c, 0xa4, 0x8a, 0xd2, 0x16];
+    assert_eq!(outcome.replies[0].bytes, reported);
 }
 
 #[test]
@@ -164,8 +164,8 @@ fn what_jack_was_answered_it_is_answered_still() {
         // Each command came when the operation before it had ended.
         now_ns += 150_000_000;
         let outcome = switch.receive(now_ns, &connection, &bytes(&vector["request"]));
-        let told = &outcome.replies[0].bytes;
-        assert_eq!(*told, bytes(&vector["response"]), "{}", vector["note"]);
+        let reported = &outcome.replies[0].bytes;
+        assert_eq!(*reported, bytes(&vector["response"]), "{}", vector["note"]);
     }
     assert!(vectors.len() >= 40, "{}", vectors.len());
 }

@@ -17,9 +17,9 @@ use clap::Parser;
 const PANICKED: i32 = 101;
 
 fn main() -> ExitCode {
-    let told = std::panic::take_hook();
+    let reported = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        told(panic);
+        reported(panic);
         std::process::exit(PANICKED);
     }));
     match aquifer_cxl_switchd::run(&aquifer_cxl_switchd::Args::parse()) {

@@ -119,9 +119,12 @@ impl<S: Read + Write> Client<S> {
             false => MessageType::ComponentCommand,
         };
         let asked = self.send(request, kind);
-        let told = self.receive();
-        assert_eq!((told.kind, told.to, told.from, told.tag, told.is_owner), (kind, 9, 8, self.tag, false));
-        let answer = Message::decode(&told.bytes, self.dialect).unwrap();
+        let reported = self.receive();
+        assert_eq!(
+            (reported.kind, reported.to, reported.from, reported.tag, reported.is_owner),
+            (kind, 9, 8, self.tag, false)
+        );
+        let answer = Message::decode(&reported.bytes, self.dialect).unwrap();
         assert_eq!(answer.check_answers(&asked.header, self.dialect), Ok(()));
         match answer.header.return_code {
             ReturnCode::SUCCESS => Ok(Response::decode(request, &answer.payload, self.dialect).unwrap()),
@@ -162,11 +165,11 @@ fn a_manager_binds_over_tcp_and_another_one_sees_it_over_a_unix_socket() {
     assert_eq!((identity.physical_ports, identity.virtual_switches), (8, 2));
     assert_eq!(first.bind(0, 1, 2), Err(ReturnCode::BACKGROUND_STARTED));
     assert_eq!(first.wait(), ReturnCode::SUCCESS);
-    let get = GetVirtualSwitches { first_vppb: 0, vppbs_most: 1, vcs_ids: vec![0] };
-    let Ok(Response::GetVirtualSwitches(told)) = second.ask(&Request::GetVirtualSwitches(get)) else {
+    let get = GetVirtualSwitches { first_vppb: 0, vppbs_max: 1, vcs_ids: vec![0] };
+    let Ok(Response::GetVirtualSwitches(reported)) = second.ask(&Request::GetVirtualSwitches(get)) else {
         panic!("refused")
     };
-    assert_eq!(told.switches[0].vppbs, [Vppb { status: BindingStatus::Ld, port_id: 1, ld_id: 2 }]);
+    assert_eq!(reported.switches[0].vppbs, [Vppb { status: BindingStatus::Ld, port_id: 1, ld_id: 2 }]);
 }
 
 #[test]
@@ -179,14 +182,14 @@ fn long_messages_go_in_many_packets_and_hosts_answer_offers() {
     let write = LdMemoryRequest { last_byte_enables: 15, ..write };
     assert!(client.ask(&Request::LdMemoryRequest(write)).is_ok());
     let read = LdMemoryRequest { port_id: 1, bytes: 4096, ..Default::default() };
-    let told = client.ask(&Request::LdMemoryRequest(read));
-    assert_eq!(told, Ok(Response::LdMemoryRequest(LdMemoryData { bytes: 4096, data: vec![7; 4096] })));
+    let reported = client.ask(&Request::LdMemoryRequest(read));
+    assert_eq!(reported, Ok(Response::LdMemoryRequest(LdMemoryData { bytes: 4096, data: vec![7; 4096] })));
     // An offer before there is a host waits for it.
     let tunnelled = |client: &mut Client<TcpStream>, request: &Request| {
         let message = Message::request(1, request, &Dialect::STANDARD).encode(&Dialect::STANDARD);
         let tunnel = Tunnel { port_or_ld_id: 2, message, ..Default::default() };
-        let Ok(Response::Tunnel(told)) = client.ask(&Request::Tunnel(tunnel)) else { panic!("refused") };
-        let answer = Message::decode(&told.message, &Dialect::STANDARD).unwrap();
+        let Ok(Response::Tunnel(reported)) = client.ask(&Request::Tunnel(tunnel)) else { panic!("refused") };
+        let answer = Message::decode(&reported.message, &Dialect::STANDARD).unwrap();
         assert_eq!(answer.header.return_code, ReturnCode::SUCCESS);
         Response::decode(request, &answer.payload, &Dialect::STANDARD).unwrap()
     };
@@ -194,7 +197,7 @@ fn long_messages_go_in_many_packets_and_hosts_answer_offers() {
     tunnelled(&mut client, &add);
     let list = Request::GetDcExtentLists(GetDcExtentLists { host_id: 0, count: 9, first_extent: 0 });
     let count = |response| match response {
-        Response::GetDcExtentLists(told) => told.extents.len(),
+        Response::GetDcExtentLists(reported) => reported.extents.len(),
         other => panic!("{other:?}"),
     };
     assert_eq!(count(tunnelled(&mut client, &list)), 0);

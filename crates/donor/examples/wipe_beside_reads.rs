@@ -29,7 +29,7 @@ const READ_PAUSE: Duration = Duration::from_millis(1);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Slabs that are filled between two renewals of leases: some seconds of a busy machine.
 const SLABS_BETWEEN_RENEWALS: u64 = 256;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The period over which the kernel gives the CPU.
 const PERIOD_US: u64 = 100_000;
 
@@ -98,7 +98,7 @@ fn measure(cgroup: &Cgroup, source: &str, bytes: u64) -> Result<Measured, Failur
         filler.write(slab * SLAB_BYTES, &block)?;
         if slab.is_multiple_of(SLABS_BETWEEN_RENEWALS) {
             // Nobody else does, and the memory of a busy machine takes a while.
-            let _ = (reader.tend(None), filler.tend(None));
+            let _ = (reader.upkeep(None), filler.upkeep(None));
         }
     }
     cgroup.take_in(donor.child.id())?;
@@ -127,8 +127,8 @@ fn measure(cgroup: &Cgroup, source: &str, bytes: u64) -> Result<Measured, Failur
             return Ok(false);
         }
         looked = Instant::now();
-        let _ = reader.tend(None);
-        let standing = status(donor.address, "localhost", &Security::Plain, PATIENCE)?;
+        let _ = reader.upkeep(None);
+        let standing = status(donor.address, "localhost", &Security::Plain, TIMEOUT)?;
         Ok(standing.figure(Figure::WipingBytes) == 0 && standing.figure(Figure::WipesTotal) >= bytes / SLAB_BYTES)
     })?;
     let (wiped_in, started) = (started.elapsed(), Instant::now());

@@ -11,7 +11,7 @@
 //!   newcomer replaces the longest-waiting stranger of the same address or, if the whole pool is full, of the address
 //!   with the most strangers. Strangers that have sent nothing are replaced first.
 //! - A stranger has a deadline, however busy its connection looks.
-//! - An address whose strangers keep failing is admitted more slowly: beyond [`FAILURES_MOST`] its connections are
+//! - An address whose strangers keep failing is admitted more slowly: beyond [`FAILURES_MAX`] its connections are
 //!   closed when they arrive, without a thread or a handshake.
 //! - When the number of borrowers' connections is at its bound, a newcomer replaces one that is idle. Its borrower
 //!   reconnects when it needs the connection.
@@ -26,18 +26,18 @@ use crate::tenants::TenantId;
 
 /// The maximum number of strangers at the same time. A choice: each is a thread that waits, and a handshake takes some
 /// milliseconds.
-pub(crate) const STRANGERS_MOST: usize = 256;
+pub(crate) const STRANGERS_MAX: usize = 256;
 /// The maximum number of strangers of one address at the same time.
-pub(crate) const STRANGERS_OF_ADDRESS_MOST: usize = 64;
+pub(crate) const STRANGERS_OF_ADDRESS_MAX: usize = 64;
 /// The maximum number of ended connections whose threads have not noticed yet. Beyond it, newcomers are turned away.
-const DEPARTING_MOST: usize = 512;
+const DEPARTING_MAX: usize = 512;
 /// The number of recent failures of one address from which newcomers from it are turned away.
-const FAILURES_MOST: u64 = 1000;
+const FAILURES_MAX: u64 = 1000;
 /// How many failures are forgotten each second.
 const FAILURES_FORGOTTEN_PER_S: u64 = 500;
 /// The maximum number of addresses whose failures are counted. Beyond it, the count of one address is dropped for each
 /// new one.
-const ADDRESSES_MOST: usize = 4096;
+const ADDRESSES_MAX: usize = 4096;
 
 /// A connection's number.
 pub(crate) type Number = u64;
@@ -84,7 +84,7 @@ pub(crate) struct Admission<C> {
     departing: usize,
     failures: BTreeMap<Peer, Failures>,
     next: Number,
-    members_most: usize,
+    members_max: usize,
     /// The idle time after which a connection may be ended for a newcomer.
     spare_after_ms: u64,
 }
@@ -96,14 +96,14 @@ pub(crate) struct Admitted<C> {
 }
 
 impl<C: Occupant> Admission<C> {
-    pub(crate) fn new(members_most: usize, spare_after_ms: u64) -> Admission<C> {
+    pub(crate) fn new(members_max: usize, spare_after_ms: u64) -> Admission<C> {
         Admission {
             strangers: BTreeMap::new(),
             members: BTreeMap::new(),
             departing: 0,
             failures: BTreeMap::new(),
             next: 0,
-            members_most,
+            members_max,
             spare_after_ms,
         }
     }
@@ -127,13 +127,13 @@ impl<C: Occupant> Admission<C> {
     /// Admits a new connection, which has until `deadline_ms` to say who it is. `None`: it is turned away.
     pub(crate) fn enter(&mut self, now_ms: u64, peer: Peer, deadline_ms: u64, connection: C) -> Option<Admitted<C>> {
         let origin = origin(peer);
-        if self.departing >= DEPARTING_MOST || self.failures_of(origin, now_ms) >= FAILURES_MOST {
+        if self.departing >= DEPARTING_MAX || self.failures_of(origin, now_ms) >= FAILURES_MAX {
             return None;
         }
         let of_origin = self.strangers.values().filter(|stranger| stranger.origin == origin).count();
-        let crowded = if of_origin >= STRANGERS_OF_ADDRESS_MOST {
+        let crowded = if of_origin >= STRANGERS_OF_ADDRESS_MAX {
             Some(origin)
-        } else if self.strangers.len() >= STRANGERS_MOST {
+        } else if self.strangers.len() >= STRANGERS_MAX {
             self.most_crowded()
         } else {
             None
@@ -169,30 +169,30 @@ impl<C: Occupant> Admission<C> {
         }
     }
 
-    /// A stranger has said who it is: makes it a borrower's connection of `tenant`, which may have `tenant_most` of
+    /// A stranger has said who it is: makes it a borrower's connection of `tenant`, which may have `tenant_max` of
     /// them. Returns a connection that has to be ended to make room for it.
     pub(crate) fn promote(
         &mut self,
         now_ms: u64,
         number: Number,
         tenant: TenantId,
-        tenant_most: usize,
+        tenant_max: usize,
         is_pinned: bool,
     ) -> Result<Option<C>, Refusal> {
         // The stranger has just been replaced.
         let stranger = self.strangers.get(&number).ok_or(Refusal::TooManyConnections)?;
         let connection = stranger.connection.clone();
-        let displaced = self.make_room(now_ms, tenant, tenant_most)?;
+        let displaced = self.make_room(now_ms, tenant, tenant_max)?;
         self.strangers.remove(&number);
         self.members.insert(number, Member { connection, tenant, is_pinned });
         Ok(displaced)
     }
 
-    fn make_room(&mut self, now_ms: u64, tenant: TenantId, tenant_most: usize) -> Result<Option<C>, Refusal> {
+    fn make_room(&mut self, now_ms: u64, tenant: TenantId, tenant_max: usize) -> Result<Option<C>, Refusal> {
         let of = |tenant| self.members.values().filter(|member| member.tenant == tenant).count();
         let own = of(tenant);
-        let is_tenant_full = own >= tenant_most;
-        if !is_tenant_full && self.members.len() < self.members_most {
+        let is_tenant_full = own >= tenant_max;
+        if !is_tenant_full && self.members.len() < self.members_max {
             return Ok(None);
         }
         // A tenant with less than its share need not wait until a connection of one with more has been idle for long.
@@ -200,7 +200,7 @@ impl<C: Occupant> Admission<C> {
         tenants.extend([tenant]);
         tenants.sort_unstable();
         tenants.dedup();
-        let share = self.members_most / tenants.len();
+        let share = self.members_max / tenants.len();
         let may_go = |member: &Member<C>, since: u64| {
             let idle_ms = now_ms.saturating_sub(since);
             let is_candidate = !member.is_pinned && (!is_tenant_full || member.tenant == tenant);
@@ -248,9 +248,9 @@ impl<C: Occupant> Admission<C> {
     }
 
     fn failed(&mut self, now_ms: u64, origin: Peer) {
-        if self.failures.len() >= ADDRESSES_MOST && !self.failures.contains_key(&origin) {
+        if self.failures.len() >= ADDRESSES_MAX && !self.failures.contains_key(&origin) {
             self.failures.retain(|_, failures| failures.now(now_ms) > 0);
-            if self.failures.len() >= ADDRESSES_MOST {
+            if self.failures.len() >= ADDRESSES_MAX {
                 self.failures.pop_first();
             }
         }
@@ -311,14 +311,14 @@ mod tests {
         let mut admission = Admission::new(10, 1000);
         let first = enter(&mut admission, 0, host(1)).number;
         admission.spoke(first);
-        for _ in 1..STRANGERS_OF_ADDRESS_MOST {
+        for _ in 1..STRANGERS_OF_ADDRESS_MAX {
             assert!(enter(&mut admission, 0, host(1)).displaced.is_none());
         }
         enter(&mut admission, 0, host(2));
         for _ in 0..3 {
             assert!(enter(&mut admission, 0, host(1)).displaced.is_some());
         }
-        assert_eq!(admission.count(), STRANGERS_OF_ADDRESS_MOST + 1);
+        assert_eq!(admission.count(), STRANGERS_OF_ADDRESS_MAX + 1);
         assert!(admission.promote(0, first, ONE, 100, false).is_ok(), "who speaks stays longest");
         assert_eq!(admission.threads(), admission.count() + 3);
     }
@@ -326,20 +326,20 @@ mod tests {
     #[test]
     fn many_addresses_share_one_pool() {
         let mut admission = Admission::new(10, 1000);
-        for address in 0..STRANGERS_MOST {
+        for address in 0..STRANGERS_MAX {
             enter(&mut admission, 0, host((address % 200) as u8));
         }
         assert!(enter(&mut admission, 0, host(201)).displaced.is_some());
-        assert_eq!(admission.count(), STRANGERS_MOST);
+        assert_eq!(admission.count(), STRANGERS_MAX);
         assert_eq!(admission.next_deadline_ms(), Some(100));
-        assert_eq!(admission.overdue(100).len(), STRANGERS_MOST);
+        assert_eq!(admission.overdue(100).len(), STRANGERS_MAX);
         assert_eq!((admission.overdue(100).len(), admission.next_deadline_ms()), (0, None));
     }
 
     #[test]
     fn an_address_that_keeps_failing_is_turned_away_for_a_while() {
         let mut admission = Admission::new(10, 1000);
-        for _ in 0..FAILURES_MOST {
+        for _ in 0..FAILURES_MAX {
             let number = enter(&mut admission, 0, host(1)).number;
             admission.leave(0, number);
         }

@@ -4,7 +4,7 @@
 //! How a connection's bytes are carried on its socket: unprotected (`plain.rs`, and on this machine `local.rs`), or
 //! sealed (`tls.rs`).
 //!
-//! Threads: the connection's own reads; any thread writes, one at a time (`connection.rs`, `Outlet`).
+//! Threads: the connection's own reads; any thread writes, one at a time (`connection.rs`, `FrameSender`).
 
 mod local;
 mod plain;
@@ -20,12 +20,12 @@ use std::sync::Arc;
 use aquifer_wire::Refusal;
 use rustls::pki_types::CertificateDer;
 
-use crate::settings::{Patience, Protection};
+use crate::settings::{Protection, Timeouts};
 
-/// See the module. Calls that wait give up after `Patience::frame`, by the socket's own time limits.
+/// See the module. Calls that wait give up after `Timeouts::frame`, by the socket's own time limits.
 pub(crate) trait Channel: Debug + Send + Sync {
     /// Opens the channel before anything is read. Until then, bytes are written unprotected: at most a refusal.
-    fn open(&self, patience: Patience) -> Result<(), Refusal>;
+    fn open(&self, timeouts: Timeouts) -> Result<(), Refusal>;
 
     /// Reads the bytes that have arrived, at most all of `into`; 0 when the connection has ended. `Interrupted` when
     /// something has arrived of which nothing can be read yet; `InvalidData` when it cannot be decrypted.
@@ -62,9 +62,9 @@ pub(crate) fn local(stream: UnixStream) -> Arc<dyn Channel> {
 }
 
 /// The channel of a connection that was accepted.
-pub(crate) fn channel(stream: TcpStream, protection: &Protection, patience: Patience) -> Arc<dyn Channel> {
+pub(crate) fn channel(stream: TcpStream, protection: &Protection, timeouts: Timeouts) -> Arc<dyn Channel> {
     match protection {
         Protection::Plain => Arc::new(plain::PlainChannel(stream)),
-        Protection::Tls(side) => Arc::new(tls::TlsChannel::new(stream, Arc::clone(side.config()), patience.frame)),
+        Protection::Tls(side) => Arc::new(tls::TlsChannel::new(stream, Arc::clone(side.config()), timeouts.frame)),
     }
 }

@@ -9,7 +9,7 @@
 //! A borrower whose memory is reclaimed is notified before the next answer: once on each connection, because each of
 //! its processes has connections of its own.
 //!
-//! Threads: the connection's own; `Outlet::shut` also runs on the thread that stops the donor.
+//! Threads: the connection's own; `FrameSender::shut` also runs on the thread that stops the donor.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
@@ -26,14 +26,14 @@ use crate::admission::Occupant;
 use crate::body;
 use crate::channel::Channel;
 use crate::listener::Seat;
-use crate::service::{Service, TOLD_AT_ONCE, TOLD_AT_RENEWAL, Visit};
-use crate::settings::Patience;
+use crate::service::{NOTICES_AT_ONCE, NOTICES_AT_RENEWAL, Service, Visit};
+use crate::settings::Timeouts;
 use crate::tallies::Peer;
 use crate::tenants::Tenant;
 
 /// The sending side of a connection.
 #[derive(Debug)]
-pub(crate) struct Outlet {
+pub(crate) struct FrameSender {
     channel: Arc<dyn Channel>,
     /// Held while a frame is sent, so that frames do not interleave.
     turn: Mutex<()>,
@@ -54,22 +54,22 @@ struct Shown {
 /// Not a time: the connection is not idle.
 const BUSY: u64 = u64::MAX;
 
-impl Occupant for Arc<Outlet> {
+impl Occupant for Arc<FrameSender> {
     fn idle_since_ms(&self) -> Option<u64> {
         Some(self.idle_since_ms.load(Ordering::Relaxed)).filter(|since| *since != BUSY)
     }
 }
 
-impl Outlet {
-    pub(crate) fn new(channel: Arc<dyn Channel>) -> Outlet {
-        Outlet { channel, turn: Mutex::new(()), idle_since_ms: AtomicU64::new(BUSY), shown: OnceLock::new() }
+impl FrameSender {
+    pub(crate) fn new(channel: Arc<dyn Channel>) -> FrameSender {
+        FrameSender { channel, turn: Mutex::new(()), idle_since_ms: AtomicU64::new(BUSY), shown: OnceLock::new() }
     }
 
-    /// Sends one whole frame, within `patience`.
-    pub(crate) fn send(&self, request: u64, message: Message, body: &[u8], patience: Duration) -> io::Result<()> {
+    /// Sends one whole frame, within `timeout`.
+    pub(crate) fn send(&self, request: u64, message: Message, body: &[u8], timeout: Duration) -> io::Result<()> {
         let header = Header::new(request, message, body).encode();
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut sent = 0;
         while sent < HEADER_BYTES + body.len() {
             let head = &header[sent.min(HEADER_BYTES)..];
@@ -111,10 +111,10 @@ impl Outlet {
 pub(crate) struct Connection<'a> {
     service: &'a Service,
     channel: &'a dyn Channel,
-    outlet: &'a Outlet,
+    sender: &'a FrameSender,
     seat: &'a Seat,
     peer: Peer,
-    patience: Patience,
+    timeouts: Timeouts,
     /// Known from the greeting on.
     tenant: Option<Arc<Tenant>>,
     /// The buffer for bodies. It grows to the longest body in either direction, 2 MiB at most, and is given up when
@@ -122,11 +122,11 @@ pub(crate) struct Connection<'a> {
     body: Vec<u8>,
     /// The bytes that are reserved for it.
     reserved: u64,
-    told: Told,
+    notified: Notified,
 }
 
 /// What the borrower was notified of on this connection: its revoked leases.
-struct Told {
+struct Notified {
     /// The number of the order that the notices were about.
     order: u64,
     /// The range from which the notices continue; `None`: the borrower was notified of all.
@@ -144,21 +144,21 @@ impl Drop for Connection<'_> {
 const BODY_STEP: usize = 64 << 10;
 
 impl<'a> Connection<'a> {
-    /// The channel gives up reading and writing after `patience.frame`.
-    pub(crate) fn new(seat: &'a Seat, outlet: &'a Outlet, peer: Peer) -> Self {
-        let told = Told { order: 0, from: None };
-        let (service, patience) = (&seat.shared().service, seat.shared().settings.patience);
+    /// The channel gives up reading and writing after `timeouts.frame`.
+    pub(crate) fn new(seat: &'a Seat, sender: &'a FrameSender, peer: Peer) -> Self {
+        let notified = Notified { order: 0, from: None };
+        let (service, timeouts) = (&seat.shared().service, seat.shared().settings.timeouts);
         Self {
             service,
-            channel: &*outlet.channel,
-            outlet,
+            channel: &*sender.channel,
+            sender,
             seat,
             peer,
-            patience,
+            timeouts,
             tenant: None,
             body: Vec::new(),
             reserved: 0,
-            told,
+            notified,
         }
     }
 
@@ -167,18 +167,18 @@ impl<'a> Connection<'a> {
         if let Err(refusal) = self.converse() {
             self.service.refuse(self.tenant.as_deref(), self.peer, refusal);
             if is_understood(refusal) {
-                let _ = self.outlet.send(0, Message::Error { refusal }, &[], self.patience.frame);
+                let _ = self.sender.send(0, Message::Error { refusal }, &[], self.timeouts.frame);
             }
         }
-        self.outlet.shut();
+        self.sender.shut();
     }
 
     fn converse(&mut self) -> Result<(), Refusal> {
-        if !wakeup::readable(self.channel.socket(), self.patience.handshake) {
+        if !wakeup::readable(self.channel.socket(), self.timeouts.handshake) {
             return Err(Refusal::Slow);
         }
         self.seat.spoke();
-        self.channel.open(self.patience)?;
+        self.channel.open(self.timeouts)?;
         let Some((visit, mut expected)) = self.greet()? else { return Ok(()) };
         let who = visit.who();
         while let Some(header) = self.next_request()? {
@@ -199,10 +199,10 @@ impl<'a> Connection<'a> {
                     Message::Error { refusal }
                 }
             };
-            let most = if header.message == Message::Renew { TOLD_AT_RENEWAL } else { TOLD_AT_ONCE };
-            let told = self.tell(who, most);
+            let max = if header.message == Message::Renew { NOTICES_AT_RENEWAL } else { NOTICES_AT_ONCE };
+            let notified = self.notify(who, max);
             let body = if matches!(answer, Message::Found | Message::Standing) { &self.body[..] } else { &[] };
-            let sent = told.and_then(|()| self.outlet.send(header.request, answer, body, self.patience.frame));
+            let sent = notified.and_then(|()| self.sender.send(header.request, answer, body, self.timeouts.frame));
             if let Err(error) = sent {
                 let took_too_long = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
                 return if took_too_long { Err(Refusal::Slow) } else { Ok(()) };
@@ -215,15 +215,15 @@ impl<'a> Connection<'a> {
     }
 
     /// Notifies the borrower of its revoked leases, unless it was notified before.
-    fn tell(&mut self, who: BorrowerId, most: usize) -> io::Result<()> {
+    fn notify(&mut self, who: BorrowerId, max: usize) -> io::Result<()> {
         let order = self.service.order();
-        if order != self.told.order {
-            self.told = Told { order, from: Some(0) };
+        if order != self.notified.order {
+            self.notified = Notified { order, from: Some(0) };
         }
-        let Some(from) = self.told.from else { return Ok(()) };
-        let (revocations, next) = self.service.revocations(who, from, most);
-        self.told.from = next;
-        revocations.into_iter().try_for_each(|message| self.outlet.send(0, message, &[], self.patience.frame))
+        let Some(from) = self.notified.from else { return Ok(()) };
+        let (revocations, next) = self.service.revocations(who, from, max);
+        self.notified.from = next;
+        revocations.into_iter().try_for_each(|message| self.sender.send(0, message, &[], self.timeouts.frame))
     }
 
     /// Receives the greeting. Returns the borrower's visit and the number of the first request.
@@ -235,9 +235,9 @@ impl<'a> Connection<'a> {
         let tenant = self.know()?;
         // Ending the connection would end a borrower on this machine, or RDMA access that bypasses the donor.
         let is_pinned = self.channel.is_local() || self.service.rdma_port().is_some();
-        let connections_most = tenant.limits().connections.unwrap_or(usize::MAX);
-        self.seat.promote(tenant.id, connections_most, is_pinned)?;
-        if self.seat.shared().is_revoked(self.outlet) {
+        let connections_max = tenant.limits().connections.unwrap_or(usize::MAX);
+        self.seat.promote(tenant.id, connections_max, is_pinned)?;
+        if self.seat.shared().is_revoked(self.sender) {
             // Its certificate was revoked after the handshake.
             return Ok(None);
         }
@@ -250,8 +250,8 @@ impl<'a> Connection<'a> {
         };
         let visit = self.service.enter(tenant, self.peer, borrower)?;
         let sent = match visit.descriptors() {
-            Some(descriptors) => self.outlet.give(welcome, descriptors),
-            None => self.outlet.send(header.request, welcome, &[], self.patience.frame),
+            Some(descriptors) => self.sender.give(welcome, descriptors),
+            None => self.sender.send(header.request, welcome, &[], self.timeouts.frame),
         };
         Ok(sent.is_ok().then_some((visit, first_request)))
     }
@@ -270,7 +270,7 @@ impl<'a> Connection<'a> {
                     ));
                     Refusal::OtherUser
                 })?;
-                let _ = self.outlet.shown.set(Shown { certificates, tenant: name.clone() });
+                let _ = self.sender.shown.set(Shown { certificates, tenant: name.clone() });
                 name
             }
         };
@@ -309,9 +309,9 @@ impl<'a> Connection<'a> {
     /// The next request's header. While it waits, the connection counts as idle and may be ended to make room for
     /// another.
     fn next_request(&mut self) -> Result<Option<Header>, Refusal> {
-        self.outlet.idle_since_ms.store(self.seat.shared().now_ms(), Ordering::Relaxed);
+        self.sender.idle_since_ms.store(self.seat.shared().now_ms(), Ordering::Relaxed);
         let header = self.next_header(true);
-        self.outlet.idle_since_ms.store(BUSY, Ordering::Relaxed);
+        self.sender.idle_since_ms.store(BUSY, Ordering::Relaxed);
         header
     }
 
@@ -319,7 +319,7 @@ impl<'a> Connection<'a> {
     fn next_header(&mut self, may_idle: bool) -> Result<Option<Header>, Refusal> {
         let mut bytes = [0; HEADER_BYTES];
         let (mut filled, mut has_begun) = (0, false);
-        let mut deadline = Instant::now() + self.patience.frame;
+        let mut deadline = Instant::now() + self.timeouts.frame;
         while filled < HEADER_BYTES {
             match self.channel.read(&mut bytes[filled..]) {
                 Ok(0) if filled == 0 => return Ok(None),
@@ -331,16 +331,16 @@ impl<'a> Connection<'a> {
                 Err(_) if !has_begun && may_idle => {
                     self.put_body_away();
                     // A silent peer on a network may be gone; on this machine, the kernel would report its end.
-                    if !wakeup::readable(self.channel.socket(), self.patience.idle) && !self.channel.is_local() {
+                    if !wakeup::readable(self.channel.socket(), self.timeouts.idle) && !self.channel.is_local() {
                         return Ok(None);
                     }
-                    deadline = Instant::now() + self.patience.frame;
+                    deadline = Instant::now() + self.timeouts.frame;
                     continue;
                 }
                 Err(_) => return Err(Refusal::Slow),
             }
             if !has_begun {
-                (has_begun, deadline) = (true, Instant::now() + self.patience.frame);
+                (has_begun, deadline) = (true, Instant::now() + self.timeouts.frame);
             }
             if filled < HEADER_BYTES && Instant::now() > deadline {
                 return Err(Refusal::Slow);
@@ -355,7 +355,7 @@ impl<'a> Connection<'a> {
     fn read_body(&mut self, header: &Header) -> Result<(), Refusal> {
         let wanted = header.body_bytes as usize;
         body::make_room(&mut self.body, wanted);
-        let deadline = Instant::now() + self.patience.frame;
+        let deadline = Instant::now() + self.timeouts.frame;
         let mut filled = 0;
         while filled < wanted {
             if filled == self.body.len() {

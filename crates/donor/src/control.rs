@@ -26,28 +26,28 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 
-use crate::knock;
 use crate::listener::Shared;
+use crate::local_socket;
 use crate::settings::StartFailure;
 
 /// How long the donor waits for a request: both ends are on one machine.
-const REQUEST_PATIENCE: Duration = Duration::from_secs(1);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait for an answer: reclaimed memory is wiped first, and somebody else's request may be served before.
 /// Enough for half a TiB in huge pages.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Nothing happens when this ends; it only bounds the wait for a connection.
 const SLEEP: Duration = Duration::from_secs(3600);
 /// The pause after a connection could not be accepted, for instance because there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The maximum number of connections that wait to be served.
-const WAITING_MOST: i32 = 16;
+const WAITING_MAX: i32 = 16;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Control {
     path: PathBuf,
     listener: UnixListener,
-    pub(crate) bell: Wakeup,
+    pub(crate) wakeup: Wakeup,
 }
 
 impl Control {
@@ -57,8 +57,8 @@ impl Control {
         remove_what_is_left(path).map_err(failure)?;
         let listener = listen(path).map_err(|errno| failure(errno.into()))?;
         listener.set_nonblocking(true).map_err(failure)?;
-        let bell = Wakeup::new().map_err(|errno| failure(io::Error::from_raw_os_error(errno.0)))?;
-        Ok(Control { path: path.into(), listener, bell })
+        let wakeup = Wakeup::new().map_err(|errno| failure(io::Error::from_raw_os_error(errno.0)))?;
+        Ok(Control { path: path.into(), listener, wakeup })
     }
 
     /// The thread's loop.
@@ -68,9 +68,9 @@ impl Control {
                 // A failure concerns one connection only; its peer sees it end.
                 Ok((stream, _)) => drop(serve(shared, stream)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.bell.sleep(Some(self.listener.as_raw_fd()), SLEEP);
+                    self.wakeup.sleep(Some(self.listener.as_raw_fd()), SLEEP);
                 }
-                Err(_) => self.bell.sleep(None, PAUSE),
+                Err(_) => self.wakeup.sleep(None, PAUSE),
             }
         }
     }
@@ -88,7 +88,7 @@ fn remove_what_is_left(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(found) if !found.file_type().is_socket() => Err(ErrorKind::AddrInUse.into()),
-        Ok(_) if knock::is_left(path) => fs::remove_file(path),
+        Ok(_) if local_socket::is_left(path) => fs::remove_file(path),
         Ok(_) => Err(ErrorKind::AddrInUse.into()),
     }
 }
@@ -98,14 +98,14 @@ fn listen(path: &Path) -> rustix::io::Result<UnixListener> {
     // The name gets the mode that the socket has before it, so there is never a moment with another mode. See unix(7).
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, WAITING_MOST)?;
+    rustix::net::listen(&socket, WAITING_MAX)?;
     Ok(socket.into())
 }
 
 fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(REQUEST_PATIENCE))?;
-    stream.set_write_timeout(Some(REQUEST_PATIENCE))?;
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+    stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
     let peer = socket_peercred(&stream)?.uid;
     if peer != geteuid() && !peer.is_root() {
         return Err(ErrorKind::PermissionDenied.into());
@@ -179,7 +179,7 @@ pub fn standing(control: &Path) -> Result<Standing, ControlFailure> {
 
 /// Sends one request; `into` is as long as the body of its answer.
 fn ask(control: &Path, message: Message, into: &mut [u8]) -> Result<Message, ControlFailure> {
-    let mut stream = knock::connect(control, ANSWER_PATIENCE)?;
+    let mut stream = local_socket::connect(control, ANSWER_TIMEOUT)?;
     stream.write_all(&Header::new(0, message, &[]).encode())?;
     let mut bytes = [0; HEADER_BYTES];
     stream.read_exact(&mut bytes)?;

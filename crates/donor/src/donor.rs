@@ -14,7 +14,7 @@ use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{EVERY_BYTE, Standing};
 
 use crate::control::Control;
-use crate::entrance::Entrance;
+use crate::listen_socket::ListenSocket;
 use crate::listener::{self, Shared};
 use crate::reload;
 use crate::service::Service;
@@ -49,13 +49,13 @@ impl Donor {
         let control = settings.control.as_deref().map(Control::listen).transpose()?.map(Arc::new);
         let service = Service::new(&settings, log)?;
         let listen = |error| StartFailure::Listen(settings.listen.clone(), error);
-        let entrance = Entrance::open(&settings.listen).map_err(listen)?;
-        let address = entrance.address().map_err(listen)?;
-        let bell = Wakeup::new().map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
-        let shared = Arc::new(Shared::new(service, settings, protection, bell));
+        let listening = ListenSocket::open(&settings.listen).map_err(listen)?;
+        let address = listening.address().map_err(listen)?;
+        let wakeup = Wakeup::new().map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
+        let shared = Arc::new(Shared::new(service, settings, protection, wakeup));
         let [accepting, keeping, watching] = [&shared, &shared, &shared].map(Arc::clone);
         let mut threads = vec![
-            start_thread("donor-accept", move || listener::run(&accepting, &entrance))?,
+            start_thread("donor-accept", move || listener::run(&accepting, &listening))?,
             start_thread("donor-keeper", move || {
                 keeping.service.keep(|| keeping.is_over.load(Ordering::Acquire));
             })?,
@@ -139,11 +139,11 @@ impl Donor {
         let service = &self.shared.service;
         service.order_back(EVERY_BYTE, Duration::ZERO);
         self.shared.is_over.store(true, Ordering::Release);
-        self.shared.bell.ring();
+        self.shared.wakeup.wake();
         self.shared.watch.ask();
         service.ring_keeper();
         if let Some(control) = &self.control {
-            control.bell.ring();
+            control.wakeup.wake();
         }
         self.shared.end_connections();
         for thread in self.threads {

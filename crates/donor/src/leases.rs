@@ -26,7 +26,7 @@ use aquifer_wire::{BorrowerId, Refusal, SLAB_BYTES};
 use crate::tenants::TenantId;
 
 /// The maximum number of slabs of one donor: 32 TiB. Borrowers keep a slab's number and its token in one word.
-pub const SLABS_MOST: u32 = 1 << 24;
+pub const SLABS_MAX: u32 = 1 << 24;
 
 /// The state of a slab.
 ///
@@ -153,9 +153,9 @@ impl LeaseTable {
     /// A table of `slabs` slabs, none of them lent. Leases last `lease_ms` from their borrower's last sign of life.
     ///
     /// # Panics
-    /// With more than [`SLABS_MOST`] slabs.
+    /// With more than [`SLABS_MAX`] slabs.
     pub fn new(slabs: u32, lease_ms: u64) -> LeaseTable {
-        assert!(slabs <= SLABS_MOST, "a donor has {SLABS_MOST} slabs at most");
+        assert!(slabs <= SLABS_MAX, "a donor has {SLABS_MAX} slabs at most");
         LeaseTable {
             slabs: vec![Slab { state: State::Free, token: 0, accesses: 0 }; slabs as usize],
             free: (0..slabs).rev().collect(),

@@ -2,20 +2,20 @@
 // Copyright the Aquifer authors
 
 //! What one borrower on this machine shares with the donor: a memory file, which has a place for each slab of the
-//! donor, and a *board*, which says which of the slabs are this borrower's now.
+//! donor, and a *status page*, which says which of the slabs are this borrower's now.
 //!
 //! ```text
 //!            slab 0     1     2     3     4                 written by
 //!   data    ┌─────┬─────┬─────┬─────┬─────┐
 //!           │     │█████│     │█████│     │                 the borrower, by pwrite(2)
 //!           └─────┴─────┴─────┴─────┴─────┘
-//!   board      0    17     0    23     0    tokens          the donor alone: the file is sealed so
+//!   status     0    17     0    23     0    tokens          the donor alone: the file is sealed so
 //! ```
 //!
 //! No other borrower ever has this file, so its contents are nobody else's. To provide a slab, the donor allocates its
-//! place, so that the memory is accounted to the donor, and puts its token on the board. When the lease ends, the donor
-//! first removes the token, and then the memory (it punches a hole). A borrower reads the board before and after each
-//! access: what it read while the token was present was its own.
+//! place, so that the memory is accounted to the donor, and puts its token on the status page. When the lease ends, the
+//! donor first removes the token, and then the memory (it punches a hole). A borrower reads the status page before and
+//! after each access: what it read while the token was present was its own.
 //!
 //! The donor never maps or reads the data, so nothing that a borrower does to the file, including truncating it, has
 //! any effect but a shorter file. A borrower that writes where it has no slab gets memory there, as it could by
@@ -48,7 +48,7 @@ const BLOCK_BYTES: u64 = 512;
 #[derive(Debug)]
 pub(crate) struct LentFile {
     data: File,
-    board: SharedSegment,
+    status_page: SharedSegment,
     slabs: u32,
     /// How much is given back to the kernel at a time: a huge page, which would have to be split otherwise, or a piece.
     piece_bytes: u64,
@@ -69,17 +69,17 @@ impl LentFile {
         if let Some(node) = node {
             bind_file(&data, usize::try_from(bytes).map_err(io::Error::other)?, node)?;
         }
-        let board = SharedSegment::publish(c"aquifer-board", slabs as usize)?;
+        let status_page = SharedSegment::publish(c"aquifer-status-page", slabs as usize)?;
         let piece_bytes = match files {
             FileSystem::Own { .. } => SLAB_BYTES,
             FileSystem::Kernels => PIECE_BYTES as u64,
         };
-        Ok(LentFile { data, board, slabs, piece_bytes, held: Mutex::default() })
+        Ok(LentFile { data, status_page, slabs, piece_bytes, held: Mutex::default() })
     }
 
-    /// The data and the board, for the borrower.
+    /// The data and the status page, for the borrower.
     pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.data.as_fd(), self.board.descriptor().expect("it was made here")]
+        [self.data.as_fd(), self.status_page.descriptor().expect("it was made here")]
     }
 
     fn held(&self) -> MutexGuard<'_, BTreeSet<u32>> {
@@ -93,8 +93,8 @@ impl LentFile {
         match self.allocate(at, SLAB_BYTES) {
             Ok(()) => {
                 // Of two grants for the same slab, the later one has the greater token. Release pairs with the
-                // borrower's read of the board.
-                self.board.words()[slab as usize].fetch_max(token, Ordering::Release);
+                // borrower's read of the status page.
+                self.status_page.words()[slab as usize].fetch_max(token, Ordering::Release);
                 Ok(())
             }
             Err(errno) => {
@@ -127,7 +127,7 @@ impl LentFile {
     /// Takes a slab from this borrower. Calls `between` after each wiped piece of it.
     pub(crate) fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
         // First the token, then the memory: a reader that finds the token after its read has not read a hole.
-        self.board.words()[slab as usize].store(0, Ordering::SeqCst);
+        self.status_page.words()[slab as usize].store(0, Ordering::SeqCst);
         for at in (0..SLAB_BYTES).step_by(self.piece_bytes as usize) {
             let _ = punch_hole(&self.data, u64::from(slab) * SLAB_BYTES + at, self.piece_bytes);
             between();
@@ -249,19 +249,23 @@ mod tests {
     #[test]
     fn a_slab_comes_and_goes_with_its_token_and_its_memory() {
         for_each(|lent| {
-            let [data, board] = lent.descriptors().map(|descriptor| descriptor.try_clone_to_owned().unwrap());
-            let (data, board) = (File::from(data), SharedView::open(board.as_fd()).unwrap());
+            let [data, status_page] = lent.descriptors().map(|descriptor| descriptor.try_clone_to_owned().unwrap());
+            let (data, status_page) = (File::from(data), SharedView::open(status_page.as_fd()).unwrap());
             lent.provide(2, 7).unwrap();
-            assert_eq!((board.len(), board.load(1), board.load(2)), (SLABS as usize, 0, 7));
+            assert_eq!((status_page.len(), status_page.load(1), status_page.load(2)), (SLABS as usize, 0, 7));
             assert_eq!(stored(&data), SLAB_BYTES, "the donor has allocated it");
             data.write_all_at(&[9; 4096], 2 * SLAB_BYTES).unwrap();
             lent.provide(2, 9).unwrap();
             lent.provide(2, 8).unwrap();
-            assert_eq!((board.load(2), byte(&data, 2 * SLAB_BYTES)), (9, 9), "the greatest token stays, and the bytes");
+            assert_eq!(
+                (status_page.load(2), byte(&data, 2 * SLAB_BYTES)),
+                (9, 9),
+                "the greatest token stays, and the bytes"
+            );
             lent.discard(2 * SLAB_BYTES, 4096);
             assert_eq!(byte(&data, 2 * SLAB_BYTES), 0);
             lent.wipe(2, &mut || {});
-            assert_eq!((board.load(2), stored(&data)), (0, 0));
+            assert_eq!((status_page.load(2), stored(&data)), (0, 0));
         });
     }
 

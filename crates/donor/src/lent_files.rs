@@ -26,18 +26,18 @@ pub(crate) struct LentFiles {
     files: FileSystem,
     slabs: u32,
     node: Option<u32>,
-    books: Mutex<Books>,
+    state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
-struct Books {
-    guests: BTreeMap<BorrowerId, Guest>,
+struct State {
+    sessions: BTreeMap<BorrowerId, Session>,
     /// The borrower in whose file a slab is, from its grant until it is wiped.
     homes: BTreeMap<u32, Arc<LentFile>>,
 }
 
 #[derive(Debug)]
-struct Guest {
+struct Session {
     file: Arc<LentFile>,
     connections: usize,
 }
@@ -50,15 +50,15 @@ impl LentFiles {
         if let Some(node) = node {
             LentFile::new(&files, slabs, Some(node)).map_err(|error| StartFailure::Node(node, error))?;
         }
-        Ok(LentFiles { files, slabs, node, books: Mutex::default() })
+        Ok(LentFiles { files, slabs, node, state: Mutex::default() })
     }
 
     pub(crate) fn capacity_bytes(&self) -> u64 {
         u64::from(self.slabs) * SLAB_BYTES
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether all of it stays out of swap.
@@ -68,53 +68,53 @@ impl LentFiles {
 
     /// Counts one more connection of a borrower. Returns the borrower's file.
     pub(crate) fn enter(&self, who: BorrowerId) -> io::Result<Arc<LentFile>> {
-        let mut books = self.books();
-        if let Some(guest) = books.guests.get_mut(&who) {
-            guest.connections += 1;
-            return Ok(Arc::clone(&guest.file));
+        let mut state = self.state();
+        if let Some(session) = state.sessions.get_mut(&who) {
+            session.connections += 1;
+            return Ok(Arc::clone(&session.file));
         }
         let file = Arc::new(LentFile::new(&self.files, self.slabs, self.node)?);
-        books.guests.insert(who, Guest { file: Arc::clone(&file), connections: 1 });
+        state.sessions.insert(who, Session { file: Arc::clone(&file), connections: 1 });
         Ok(file)
     }
 
     /// A connection has ended. Returns true when it was the borrower's last one.
     pub(crate) fn leave(&self, who: BorrowerId) -> bool {
-        let mut books = self.books();
-        let guest = books.guests.get_mut(&who).expect("who leaves has entered");
-        guest.connections -= 1;
-        let is_last = guest.connections == 0;
+        let mut state = self.state();
+        let session = state.sessions.get_mut(&who).expect("who leaves has entered");
+        session.connections -= 1;
+        let is_last = session.connections == 0;
         if is_last {
-            books.guests.remove(&who);
+            state.sessions.remove(&who);
         }
         is_last
     }
 
     /// Provides a granted slab. On failure, returns the error and whether the borrower had the slab before.
     pub(crate) fn provide(&self, who: BorrowerId, slab: u32, token: u64) -> Result<(), (bool, io::Error)> {
-        let mut books = self.books();
-        let had_it = books.homes.contains_key(&slab);
-        let Some(guest) = books.guests.get(&who) else { return Err((had_it, io::ErrorKind::NotConnected.into())) };
-        let file = Arc::clone(&guest.file);
-        books.homes.insert(slab, Arc::clone(&file));
-        drop(books);
+        let mut state = self.state();
+        let had_it = state.homes.contains_key(&slab);
+        let Some(session) = state.sessions.get(&who) else { return Err((had_it, io::ErrorKind::NotConnected.into())) };
+        let file = Arc::clone(&session.file);
+        state.homes.insert(slab, Arc::clone(&file));
+        drop(state);
         file.provide(slab, token).map_err(|error| {
             if !had_it {
-                self.books().homes.remove(&slab);
+                self.state().homes.remove(&slab);
             }
             (had_it, error)
         })
     }
 
     pub(crate) fn discard(&self, access: &Access, bytes: u64) {
-        let home = self.books().homes.get(&access.slab).cloned();
+        let home = self.state().homes.get(&access.slab).cloned();
         if let Some(file) = home {
             file.discard(u64::from(access.slab) * SLAB_BYTES + access.start, bytes);
         }
     }
 
     pub(crate) fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
-        let home = self.books().homes.remove(&slab);
+        let home = self.state().homes.remove(&slab);
         if let Some(file) = home {
             file.wipe(slab, between);
         }
@@ -122,7 +122,7 @@ impl LentFiles {
 
     /// Takes back the memory of whatever a borrower has stored where it has no slab. Returns whether there was any.
     pub(crate) fn take_back(&self, who: BorrowerId) -> bool {
-        let file = self.books().guests.get(&who).map(|guest| Arc::clone(&guest.file));
+        let file = self.state().sessions.get(&who).map(|session| Arc::clone(&session.file));
         file.is_some_and(|file| file.take_back())
     }
 }

@@ -5,10 +5,10 @@
 //!
 //! [`Donor::start`] maps the memory and serves it over TCP until [`Donor::stop`], or shares it with programs on this
 //! machine through a Unix socket. [`leases`] decides who has which slab, and is pure; `aquifer_wire` defines the
-//! messages on a connection. The path of a connection: it arrives through `entrance.rs`, `listener.rs` gives it a
+//! messages on a connection. The path of a connection: it arrives through `listen_socket.rs`, `listener.rs` gives it a
 //! thread, `channel.rs` decrypts it, `connection.rs` reads its frames, and `service.rs` carries out their requests. The
 //! memory: `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA, and
-//! `guests.rs` keeps the accounts of that. `control.rs` is the interface for this machine's administrator.
+//! `sessions.rs` keeps the accounts of that. `control.rs` is the interface for this machine's administrator.
 //!
 //! ```
 //! use aquifer_donor::{Donor, Security, Settings, Source};
@@ -30,19 +30,19 @@ mod channel;
 mod connection;
 mod control;
 mod donor;
-mod entrance;
-mod guests;
-mod knock;
 pub mod leases;
 mod lent_file;
 mod lent_files;
+mod listen_socket;
 mod listener;
+mod local_socket;
 mod memory;
 mod one_sided;
 mod pace;
 mod prometheus;
 mod reload;
 mod service;
+mod sessions;
 mod settings;
 mod status;
 mod tallies;
@@ -55,6 +55,6 @@ pub use control::{ControlFailure, reclaim, standing};
 pub use donor::{Donor, Observer};
 pub use memory::Source;
 pub use prometheus::to_prometheus;
-pub use settings::{Address, CONNECTIONS_MOST, DeviceChoice, LEASE, Patience, Security, Settings, StartFailure};
+pub use settings::{Address, CONNECTIONS_MAX, DeviceChoice, LEASE, Security, Settings, StartFailure, Timeouts};
 pub use status::{StatusFailure, local_status, status};
 pub use tenants::{Limits, TenantId, TenantLimits};

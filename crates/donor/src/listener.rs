@@ -15,8 +15,8 @@ use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{Figure, Message, Refusal};
 
 use crate::admission::{Admission, Admitted, Number};
-use crate::connection::{Connection, Outlet};
-use crate::entrance::{Entrance, Visitor};
+use crate::connection::{Connection, FrameSender};
+use crate::listen_socket::{Accepted, ListenSocket};
 use crate::reload::Watch;
 use crate::service::Service;
 use crate::settings::{Protection, Settings};
@@ -38,22 +38,22 @@ pub(crate) struct Shared {
     /// What protects new connections.
     protection: RwLock<Protection>,
     pub(crate) watch: Watch,
-    pub(crate) bell: Wakeup,
+    pub(crate) wakeup: Wakeup,
     pub(crate) is_over: AtomicBool,
     started: Instant,
-    admission: Mutex<Admission<Arc<Outlet>>>,
+    admission: Mutex<Admission<Arc<FrameSender>>>,
 }
 
 impl Shared {
-    pub(crate) fn new(service: Service, settings: Settings, protection: Protection, bell: Wakeup) -> Shared {
-        let spare_after_ms = milliseconds(settings.patience.spare);
-        let admission = Mutex::new(Admission::new(settings.connections_most, spare_after_ms));
+    pub(crate) fn new(service: Service, settings: Settings, protection: Protection, wakeup: Wakeup) -> Shared {
+        let spare_after_ms = milliseconds(settings.timeouts.spare);
+        let admission = Mutex::new(Admission::new(settings.connections_max, spare_after_ms));
         let (is_over, started) = (AtomicBool::new(false), Instant::now());
         let (protection, watch) = (RwLock::new(protection), Watch::default());
-        Shared { service, settings, protection, watch, bell, is_over, started, admission }
+        Shared { service, settings, protection, watch, wakeup, is_over, started, admission }
     }
 
-    fn admission(&self) -> MutexGuard<'_, Admission<Arc<Outlet>>> {
+    fn admission(&self) -> MutexGuard<'_, Admission<Arc<FrameSender>>> {
         self.admission.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -71,11 +71,11 @@ impl Shared {
         *self.protection.write().unwrap_or_else(PoisonError::into_inner) = protection.clone();
         let Protection::Tls(side) = protection else { return };
         // A connection that is promoted later checks this itself.
-        let all: Vec<Arc<Outlet>> = self.admission().all().cloned().collect();
-        for outlet in all {
-            if let Some(tenant) = outlet.is_revoked(&side) {
+        let all: Vec<Arc<FrameSender>> = self.admission().all().cloned().collect();
+        for sender in all {
+            if let Some(tenant) = sender.is_revoked(&side) {
                 self.end_revoked(tenant);
-                outlet.shut();
+                sender.shut();
             }
         }
     }
@@ -86,9 +86,9 @@ impl Shared {
     }
 
     /// Whether a connection's certificate is no longer valid.
-    pub(crate) fn is_revoked(&self, outlet: &Outlet) -> bool {
+    pub(crate) fn is_revoked(&self, sender: &FrameSender) -> bool {
         let Protection::Tls(side) = self.protection() else { return false };
-        let tenant = outlet.is_revoked(&side);
+        let tenant = sender.is_revoked(&side);
         if let Some(tenant) = tenant {
             self.end_revoked(tenant);
         }
@@ -102,10 +102,10 @@ impl Shared {
 
     /// Ends every connection, and waits for their threads, at most as long as a frame may take.
     pub(crate) fn end_connections(&self) {
-        let deadline = Instant::now() + self.settings.patience.frame;
+        let deadline = Instant::now() + self.settings.timeouts.frame;
         loop {
             let admission = self.admission();
-            admission.all().for_each(|outlet| outlet.shut());
+            admission.all().for_each(|sender| sender.shut());
             let threads = admission.threads();
             drop(admission);
             if threads == 0 || Instant::now() > deadline {
@@ -121,7 +121,7 @@ impl Shared {
         let mut admission = self.admission();
         let (overdue, next) = (admission.overdue(now_ms), admission.next_deadline_ms());
         drop(admission);
-        overdue.iter().for_each(|outlet| outlet.shut());
+        overdue.iter().for_each(|sender| sender.shut());
         next.map_or(SLEEP, |end| Duration::from_millis(end.saturating_sub(now_ms).max(1)))
     }
 }
@@ -147,11 +147,11 @@ impl Seat {
     }
 
     /// The stranger is a borrower now. Another connection may have to make room.
-    pub(crate) fn promote(&self, tenant: TenantId, tenant_most: usize, is_pinned: bool) -> Result<(), Refusal> {
+    pub(crate) fn promote(&self, tenant: TenantId, tenant_max: usize, is_pinned: bool) -> Result<(), Refusal> {
         let now_ms = self.shared.now_ms();
-        let displaced = self.shared.admission().promote(now_ms, self.number, tenant, tenant_most, is_pinned)?;
-        if let Some(outlet) = displaced {
-            outlet.shut();
+        let displaced = self.shared.admission().promote(now_ms, self.number, tenant, tenant_max, is_pinned)?;
+        if let Some(sender) = displaced {
+            sender.shut();
         }
         Ok(())
     }
@@ -164,37 +164,37 @@ impl Drop for Seat {
     }
 }
 
-/// The accepting thread's loop. `entrance` does not block.
-pub(crate) fn run(shared: &Arc<Shared>, entrance: &Entrance) {
+/// The accepting thread's loop. `listening` does not block.
+pub(crate) fn run(shared: &Arc<Shared>, listening: &ListenSocket) {
     while !shared.is_over.load(Ordering::Acquire) {
         let sleep = shared.end_overdue();
-        match entrance.accept() {
-            Ok(visitor) => {
+        match listening.accept() {
+            Ok(accepted) => {
                 // A failure concerns one connection only; its peer sees it end.
-                let _ = take_in(shared, visitor);
+                let _ = take_in(shared, accepted);
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                shared.bell.sleep(Some(entrance.descriptor()), sleep);
+                shared.wakeup.sleep(Some(listening.descriptor()), sleep);
             }
-            Err(_) => shared.bell.sleep(None, PAUSE),
+            Err(_) => shared.wakeup.sleep(None, PAUSE),
         }
     }
 }
 
-fn take_in(shared: &Arc<Shared>, visitor: Visitor) -> std::io::Result<()> {
-    let patience = shared.settings.patience;
-    let (peer, checked) = (visitor.peer(), visitor.check());
-    let outlet = Arc::new(Outlet::new(visitor.channel(&shared.protection(), patience)?));
+fn take_in(shared: &Arc<Shared>, accepted: Accepted) -> std::io::Result<()> {
+    let timeouts = shared.settings.timeouts;
+    let (peer, checked) = (accepted.peer(), accepted.check());
+    let sender = Arc::new(FrameSender::new(accepted.channel(&shared.protection(), timeouts)?));
     shared.service.tallies.add(Figure::ConnectionsTotal, 1);
     if let Err(refusal) = checked {
         shared.service.refuse(None, peer, refusal);
         // The frame fits into any socket's buffer, so this does not wait for the peer.
-        return outlet.send(0, Message::Error { refusal }, &[], patience.frame);
+        return sender.send(0, Message::Error { refusal }, &[], timeouts.frame);
     }
     let now_ms = shared.now_ms();
     // Its own thread gives up earlier, and reports why; this deadline is for a connection whose bytes keep coming.
-    let deadline_ms = now_ms.saturating_add(milliseconds(patience.handshake + patience.frame));
-    let admitted = shared.admission().enter(now_ms, peer, deadline_ms, Arc::clone(&outlet));
+    let deadline_ms = now_ms.saturating_add(milliseconds(timeouts.handshake + timeouts.frame));
+    let admitted = shared.admission().enter(now_ms, peer, deadline_ms, Arc::clone(&sender));
     let Some(Admitted { number, displaced }) = admitted else {
         // Without an answer: a peer that connects so often gets none of the donor's time.
         shared.service.refuse(None, peer, Refusal::TooManyConnections);
@@ -205,6 +205,6 @@ fn take_in(shared: &Arc<Shared>, visitor: Visitor) -> std::io::Result<()> {
     }
     let seat = Seat { shared: Arc::clone(shared), number };
     // If the thread cannot be created, the seat is dropped with the closure.
-    let serve = move || Connection::new(&seat, &outlet, peer).serve();
+    let serve = move || Connection::new(&seat, &sender, peer).serve();
     thread::Builder::new().name("donor-serve".into()).stack_size(STACK_BYTES).spawn(serve).map(|_| ())
 }

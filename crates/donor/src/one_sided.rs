@@ -24,20 +24,20 @@ use aquifer_sys::raw::random;
 use aquifer_sys::verbs::{Device, Domain, End, Port, QueuePair, VerbsFailure, Window, choose};
 use aquifer_wire::{BorrowerId, PairEnd, Refusal, SLAB_BYTES};
 
-use crate::guests::{Guests, Known, TooMany};
+use crate::sessions::{Known, Sessions, TooMany};
 use crate::settings::DeviceChoice;
 
 /// How many windows are opened to get a new key, each while the previous ones stay open.
-const OPENED_MOST: usize = 20;
+const OPENED_MAX: usize = 20;
 
 /// See the module.
 pub(crate) struct OneSided {
     device: Arc<Device>,
     memory: Arc<LentMemory>,
-    books: Mutex<Books>,
+    sessions: Mutex<RdmaSessions>,
 }
 
-type Books = Guests<Domain, QueuePair, Window>;
+type RdmaSessions = Sessions<Domain, QueuePair, Window>;
 
 impl OneSided {
     /// Opens the device, and tests whether memory can be registered.
@@ -53,7 +53,7 @@ impl OneSided {
         let device = Arc::new(Device::open(&choose(wanted, local)?)?);
         let domain = Arc::new(Domain::new(&device)?);
         drop(Window::open(&domain, memory, 0, SLAB_BYTES as usize)?);
-        Ok(OneSided { device, memory: Arc::clone(memory), books: Mutex::default() })
+        Ok(OneSided { device, memory: Arc::clone(memory), sessions: Mutex::default() })
     }
 
     /// The port that borrowers reach.
@@ -61,18 +61,18 @@ impl OneSided {
         self.device.port()
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sessions(&self) -> MutexGuard<'_, RdmaSessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts one more connection of a borrower.
     pub(crate) fn enter(&self, who: BorrowerId) {
-        self.books().enter(who);
+        self.sessions().enter(who);
     }
 
     /// A connection of a borrower has ended.
     pub(crate) fn leave(&self, who: BorrowerId) {
-        let (pairs, gone) = self.books().leave(who);
+        let (pairs, gone) = self.sessions().leave(who);
         // Queue pairs are dropped before the domain to which they belong, and both without the lock.
         drop(pairs);
         drop(gone);
@@ -82,12 +82,12 @@ impl OneSided {
     ///
     /// It is connected without the lock: over Ethernet the kernel asks the network who has the address that the
     /// borrower has given, and waits a second for the answer (`ib_resolve_eth_dmac`). Nobody else should wait for that.
-    pub(crate) fn pair(&self, who: BorrowerId, lane: u32, end: PairEnd) -> Result<PairEnd, Failure> {
+    pub(crate) fn pair(&self, who: BorrowerId, number: u32, end: PairEnd) -> Result<PairEnd, Failure> {
         let psn = random().map_err(|errno| VerbsFailure::Call { what: "getrandom", errno: errno.0 })? as u32;
-        let mut books = self.books();
-        let before = books.make_room(who, lane)?;
-        let domain = books.domain(who, || Domain::new(&self.device))?;
-        drop(books);
+        let mut sessions = self.sessions();
+        let before = sessions.make_room(who, number)?;
+        let domain = sessions.domain(who, || Domain::new(&self.device))?;
+        drop(sessions);
         // Before the new one is created, because a device may have few.
         drop(before);
         let pair = QueuePair::new(&domain)?;
@@ -96,7 +96,7 @@ impl OneSided {
         let peer = End { pair: number, psn: first, lid, mtu, gid };
         // An error here is in something that the peer has sent.
         pair.connect(own.psn, &peer, true).map_err(|_| Failure::Refused(Refusal::BadField))?;
-        let kept = self.books().keep(who, lane, &domain, pair);
+        let kept = self.sessions().keep(who, number, &domain, pair);
         // A pair that is not kept is destroyed here, without the lock.
         drop(kept.map_err(|_| TooMany)?);
         let End { pair, psn, lid, mtu, gid } = own;
@@ -106,18 +106,18 @@ impl OneSided {
     /// The key of a slab for its holder. The caller ensures that nobody can get another token for it or wipe it
     /// meanwhile.
     pub(crate) fn key(&self, who: BorrowerId, slab: u32, token: u64) -> Result<u32, VerbsFailure> {
-        let mut books = self.books();
-        match books.known(slab, token) {
+        let mut sessions = self.sessions();
+        match sessions.known(slab, token) {
             Known::Key(key) => Ok(key),
             // Earlier windows are closed when the token is given, and when the slab is wiped.
             Known::Other => Err(VerbsFailure::Call { what: "a window that was left open", errno: libc::EBUSY }),
             Known::Nothing => {
-                let domain = books.domain(who, || Domain::new(&self.device))?;
+                let domain = sessions.domain(who, || Domain::new(&self.device))?;
                 let at = (u64::from(slab) * SLAB_BYTES) as usize;
                 let open = || Window::open(&domain, &self.memory, at, SLAB_BYTES as usize);
-                let window = open_unlike(open, |window| books.is_new(who, window.key()))?;
+                let window = open_unlike(open, |window| sessions.is_new(who, window.key()))?;
                 let key = window.key();
-                books.open(who, slab, token, key, window);
+                sessions.open(who, slab, token, key, window);
                 Ok(key)
             }
         }
@@ -125,14 +125,14 @@ impl OneSided {
 
     /// Ends access to the slab by tokens older than this one.
     pub(crate) fn close_before(&self, slab: u32, token: u64) -> Result<(), VerbsFailure> {
-        let mut books = self.books();
-        let Some(opened) = books.take_before(slab, token) else { return Ok(()) };
+        let mut sessions = self.sessions();
+        let Some(opened) = sessions.take_before(slab, token) else { return Ok(()) };
         // Under the lock: whoever finds the slab without a window finds it closed.
         let closed = opened.window.close();
         if closed.is_err() {
-            drop(books.cast_out(opened.who));
+            drop(sessions.cast_out(opened.who));
         } else {
-            drop(books.closed(opened.who));
+            drop(sessions.closed(opened.who));
         }
         closed
     }
@@ -144,7 +144,7 @@ impl OneSided {
 
     /// Called when the donor ends.
     pub(crate) fn end(&self) {
-        *self.books() = Books::default();
+        *self.sessions() = RdmaSessions::default();
     }
 }
 
@@ -172,7 +172,7 @@ impl From<TooMany> for Failure {
 /// recur.
 fn open_unlike<W>(open: impl Fn() -> Result<W, VerbsFailure>, is_new: impl Fn(&W) -> bool) -> Result<W, VerbsFailure> {
     let mut set_aside = Vec::new();
-    for _ in 0..OPENED_MOST {
+    for _ in 0..OPENED_MAX {
         let window = open()?;
         if is_new(&window) {
             return Ok(window);
@@ -198,6 +198,6 @@ mod tests {
         };
         assert_eq!(open_unlike(next, |key| *key > 3).unwrap(), 4);
         assert!(open_unlike(next, |_| false).is_err());
-        assert_eq!(open.get(), 4 + OPENED_MOST);
+        assert_eq!(open.get(), 4 + OPENED_MAX);
     }
 }

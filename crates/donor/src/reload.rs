@@ -26,19 +26,19 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     is_asked: Mutex<bool>,
-    rung: Condvar,
+    woken: Condvar,
 }
 
 impl Watch {
     pub(crate) fn ask(&self) {
         *self.is_asked.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.rung.notify_all();
+        self.woken.notify_all();
     }
 
     /// Waits for the next check. Returns whether it was requested.
     fn wait(&self) -> bool {
         let is_asked = self.is_asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.rung.wait_timeout_while(is_asked, LOOK_EVERY, |is_asked| !*is_asked);
+        let waited = self.woken.wait_timeout_while(is_asked, LOOK_EVERY, |is_asked| !*is_asked);
         let (mut is_asked, _) = waited.unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *is_asked)
     }

@@ -35,10 +35,10 @@ use crate::wiper::Demand;
 
 /// The maximum number of revoked leases that a borrower is notified of before one answer: a faulting thread waits for
 /// that answer, and these are a few packets. The rest comes with the next answers.
-pub(crate) const TOLD_AT_ONCE: usize = 64;
+pub(crate) const NOTICES_AT_ONCE: usize = 64;
 /// The same before the answer to a renewal, which no faulting thread waits for: leases of 32 GiB, which takes a second
 /// at most.
-pub(crate) const TOLD_AT_RENEWAL: usize = 16 << 10;
+pub(crate) const NOTICES_AT_RENEWAL: usize = 16 << 10;
 
 pub(crate) struct Service {
     table: Mutex<LeaseTable>,
@@ -48,7 +48,8 @@ pub(crate) struct Service {
     pub(crate) demand: Demand,
     /// The wiper takes one part in this number of a CPU.
     pub(crate) wipe_parts: u32,
-    /// How often memory was reclaimed. A connection that notified its borrower before the last time has more to tell.
+    /// How often memory was reclaimed. A connection that notified its borrower before the last time has more notices to
+    /// send.
     orders: AtomicU64,
     /// What borrowers reach without the donor. Declared before the memory that it refers to, so that it is dropped
     /// first.
@@ -112,7 +113,7 @@ impl Service {
         let lease_ms = u64::try_from(settings.lease.as_millis()).unwrap_or(u64::MAX).clamp(1, u64::from(u32::MAX));
         let instance = aquifer_sys::raw::random()
             .map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
-        let bodies = BodyBudget::new(settings.body_bytes_most, settings.body_bytes_most / 2);
+        let bodies = BodyBudget::new(settings.body_bytes_max, settings.body_bytes_max / 2);
         let open = |path: &PathBuf| Audit::open(path.clone()).map_err(|error| StartFailure::Audit(path.clone(), error));
         let audit = settings.audit.as_ref().map(open).transpose()?;
         let memory = Slabs::new(settings, slabs)?;
@@ -186,8 +187,8 @@ impl Service {
 
     /// Writes one audit line about a tenant.
     pub(crate) fn note(&self, words: Arguments<'_>) {
-        if let Some(Err(told)) = self.audit.as_ref().map(|audit| audit.note(words)) {
-            self.tallies.say(&told);
+        if let Some(Err(failure)) = self.audit.as_ref().map(|audit| audit.note(words)) {
+            self.tallies.say(&failure);
         }
     }
 
@@ -205,8 +206,8 @@ impl Service {
                 audit.note_stranger(format_args!("event=refused peer={} reason={reason}", peer.word()))
             }
         };
-        if let Err(told) = noted {
-            self.tallies.say(&told);
+        if let Err(failure) = noted {
+            self.tallies.say(&failure);
         }
     }
 
@@ -300,7 +301,7 @@ impl Service {
                 self.tallies.add(Figure::DiscardsTotal, 1);
                 Ok(Message::Discarded)
             }
-            Message::Pair { lane, end } => self.pair(who, lane, end),
+            Message::Pair { number, end } => self.pair(who, number, end),
             Message::Key { lease, token } => self.key(who, lease, token),
             Message::Status => {
                 body.clear();
@@ -333,9 +334,9 @@ impl Service {
         self.one_sided.as_ref().map(OneSided::port)
     }
 
-    fn pair(&self, who: BorrowerId, lane: u32, end: PairEnd) -> Result<Message, Refusal> {
+    fn pair(&self, who: BorrowerId, number: u32, end: PairEnd) -> Result<Message, Refusal> {
         let one_sided = self.one_sided.as_ref().ok_or(Refusal::UnknownKind)?;
-        match one_sided.pair(who, lane, end) {
+        match one_sided.pair(who, number, end) {
             Ok(end) => Ok(Message::Paired { end }),
             Err(one_sided::Failure::Refused(refusal)) => Err(refusal),
             Err(one_sided::Failure::Verbs(failure)) => {
@@ -447,9 +448,9 @@ impl Service {
         self.orders.load(Ordering::Acquire)
     }
 
-    /// The notices of a borrower's revoked leases from range `from` on, at most `most` of them, and the range from
+    /// The notices of a borrower's revoked leases from range `from` on, at most `max` of them, and the range from
     /// which the next call continues, if there are more.
-    pub(crate) fn revocations(&self, who: BorrowerId, from: u64, most: usize) -> (Vec<Message>, Option<u64>) {
+    pub(crate) fn revocations(&self, who: BorrowerId, from: u64, max: usize) -> (Vec<Message>, Option<u64>) {
         let table = self.table();
         let now_ms = self.now_ms();
         let within_ms = |end: u64| end.saturating_sub(now_ms);
@@ -459,12 +460,12 @@ impl Service {
             return (vec![Message::Revoke { lease: EVERY_LEASE, range: 0, within_ms: within_ms(end) }], None);
         }
         let mut leaving = table.leaving(who, from);
-        let told = leaving.by_ref().take(most).map(|Leaving { range, slab, ends_by_ms }| Message::Revoke {
+        let notices = leaving.by_ref().take(max).map(|Leaving { range, slab, ends_by_ms }| Message::Revoke {
             lease: u64::from(slab),
             range,
             within_ms: within_ms(ends_by_ms),
         });
-        (told.collect(), leaving.next().map(|next| next.range))
+        (notices.collect(), leaving.next().map(|next| next.range))
     }
 
     /// Wakes the keeper to check whether it has to end.

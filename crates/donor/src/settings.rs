@@ -15,7 +15,7 @@ use aquifer_tls::{CredentialFailure, DonorSide, Files};
 use aquifer_wire::SLAB_BYTES;
 
 use crate::bodies::BODIES_BYTES_MAX;
-use crate::leases::SLABS_MOST;
+use crate::leases::SLABS_MAX;
 use crate::memory::Source;
 use crate::tenants::{Limits, TenantLimits};
 use crate::wiper::PARTS;
@@ -25,7 +25,7 @@ use crate::wiper::PARTS;
 pub const LEASE: Duration = Duration::from_secs(60);
 /// Connections served at the same time, each by a thread with a buffer of at most 2 MiB while the connection is busy. A
 /// borrower has one, and about ten while it is busy.
-pub const CONNECTIONS_MOST: usize = 4096;
+pub const CONNECTIONS_MAX: usize = 4096;
 
 /// Where a donor listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,7 +128,7 @@ impl Security {
 
 /// How long a donor waits for a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct Timeouts {
     /// From the first byte of a frame to its last, and for the whole greeting.
     pub frame: Duration,
     /// For a TLS handshake from its first byte to its last.
@@ -140,11 +140,11 @@ pub struct Patience {
     pub spare: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         // A frame of 2 MiB takes 5 s at 3.4 Mbit/s. A borrower reconnects when it needs a connection.
         let (frame, handshake) = (Duration::from_secs(5), Duration::from_secs(5));
-        Patience { frame, handshake, idle: Duration::from_secs(600), spare: Duration::from_secs(1) }
+        Timeouts { frame, handshake, idle: Duration::from_secs(600), spare: Duration::from_secs(1) }
     }
 }
 
@@ -164,7 +164,7 @@ pub struct Settings {
     /// Certificate revocation lists, in PEM; under TLS.
     pub revocations: Option<PathBuf>,
     /// The memory for the buffers of requests' bodies: all together, and twice what one tenant's may take.
-    pub body_bytes_most: u64,
+    pub body_bytes_max: u64,
     /// The source of the memory, unless the memory is shared: shared memory is always a memory file.
     pub source: Source,
     /// The NUMA node of the memory; `None`: any.
@@ -176,9 +176,9 @@ pub struct Settings {
     /// How long leases last.
     pub lease: Duration,
     /// How long it waits for a peer.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
     /// The maximum number of connections at the same time.
-    pub connections_most: usize,
+    pub connections_max: usize,
     /// The wiping thread takes at most one part in this number of a CPU.
     pub wipe_parts: u32,
     /// The path of the control socket; `None`: there is none.
@@ -195,14 +195,14 @@ impl Settings {
             tenants: None,
             audit: None,
             revocations: None,
-            body_bytes_most: BODIES_BYTES_MAX,
+            body_bytes_max: BODIES_BYTES_MAX,
             source,
             node: None,
             rdma: None,
             security,
             lease: LEASE,
-            patience: Patience::default(),
-            connections_most: CONNECTIONS_MOST,
+            timeouts: Timeouts::default(),
+            connections_max: CONNECTIONS_MAX,
             wipe_parts: PARTS,
             control: None,
         }
@@ -213,7 +213,7 @@ impl Settings {
         let slabs = self.capacity_bytes / SLAB_BYTES;
         match u32::try_from(slabs) {
             Ok(0) => Err(StartFailure::TooSmall),
-            Ok(slabs) if slabs <= SLABS_MOST => Ok(slabs),
+            Ok(slabs) if slabs <= SLABS_MAX => Ok(slabs),
             _ => Err(StartFailure::TooLarge),
         }
     }
@@ -335,11 +335,7 @@ impl fmt::Display for StartFailure {
                 write!(f, "cannot start a thread or open a descriptor ({error}); raise the limits (ulimit -a)")
             }
             StartFailure::TooLarge => {
-                write!(
-                    f,
-                    "a donor lends at most {} TiB; start a second one",
-                    (u64::from(SLABS_MOST) * SLAB_BYTES) >> 40
-                )
+                write!(f, "a donor lends at most {} TiB; start a second one", (u64::from(SLABS_MAX) * SLAB_BYTES) >> 40)
             }
             StartFailure::TooSmall => write!(f, "a donor lends slabs of 2 MiB; lend at least one, for example 64GiB"),
         }

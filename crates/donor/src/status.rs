@@ -18,7 +18,7 @@ use aquifer_wire::{
     is_frame,
 };
 
-use crate::knock;
+use crate::local_socket;
 use crate::settings::Security;
 
 /// Why a donor's figures are unavailable.
@@ -59,16 +59,16 @@ impl From<io::Error> for StatusFailure {
     }
 }
 
-/// Asks the donor at `address`, whose certificate is for `name`, and waits at most `patience` for each step.
+/// Asks the donor at `address`, whose certificate is for `name`, and waits at most `timeout` for each step.
 pub fn status(
     address: SocketAddr,
     name: &str,
     security: &Security,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Standing, StatusFailure> {
-    let stream = TcpStream::connect_timeout(&address, patience)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
+    let stream = TcpStream::connect_timeout(&address, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
     let mut line = Line { stream: Box::new(stream), protection: None, text: Vec::new() };
     if let Security::Tls(files) = security {
         let server = Borrower::name(name).ok_or_else(|| StatusFailure::Name(name.into()))?;
@@ -79,9 +79,9 @@ pub fn status(
     standing(&mut line)
 }
 
-/// Asks the donor at a socket of this machine, and waits at most `patience` for each step.
-pub fn local_status(path: &Path, patience: Duration) -> Result<Standing, StatusFailure> {
-    let stream = knock::connect(path, patience)?;
+/// Asks the donor at a socket of this machine, and waits at most `timeout` for each step.
+pub fn local_status(path: &Path, timeout: Duration) -> Result<Standing, StatusFailure> {
+    let stream = local_socket::connect(path, timeout)?;
     standing(&mut Line { stream: Box::new(stream), protection: None, text: Vec::new() })
 }
 

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use aquifer_wire::{FIGURES, Figure, Refusal, Standing};
 
 /// The maximum number of lines about refusals: otherwise a peer with many addresses could fill a disk. A choice.
-const TOLD_MOST: usize = 4096;
+const REPORTED_MAX: usize = 4096;
 
 /// Receives lines for the operator.
 pub(crate) type Log = Box<dyn Fn(&str) + Send + Sync>;
@@ -65,7 +65,7 @@ impl fmt::Display for Peer {
 pub(crate) struct Tallies {
     figures: [AtomicU64; FIGURES],
     refusals: [AtomicU64; Refusal::ALL.len()],
-    told: Mutex<BTreeSet<(Peer, Refusal)>>,
+    reported: Mutex<BTreeSet<(Peer, Refusal)>>,
     log: Log,
 }
 
@@ -74,7 +74,7 @@ impl Tallies {
         Tallies {
             figures: [const { AtomicU64::new(0) }; FIGURES],
             refusals: [const { AtomicU64::new(0) }; Refusal::ALL.len()],
-            told: Mutex::default(),
+            reported: Mutex::default(),
             log,
         }
     }
@@ -86,9 +86,9 @@ impl Tallies {
     /// Counts a refusal, and reports it unless the same refusal of this peer was reported before.
     pub(crate) fn refuse(&self, peer: Peer, refusal: Refusal) {
         self.refusals[refusal.index()].fetch_add(1, Ordering::Relaxed);
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() < TOLD_MOST && told.insert((peer, refusal)) {
-            drop(told);
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if reported.len() < REPORTED_MAX && reported.insert((peer, refusal)) {
+            drop(reported);
             self.say(&format!("refused {peer}: {} ({}); further ones are only counted", refusal, refusal.word()));
         }
     }

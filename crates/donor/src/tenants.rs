@@ -134,7 +134,7 @@ impl Limits {
             },
             "connections" => match number()? {
                 0 => return Err("connections=0 lends nothing; write quota=0 to say so, or 10 and more".into()),
-                most => self.connections = Some(usize::try_from(most).unwrap_or(usize::MAX)),
+                max => self.connections = Some(usize::try_from(max).unwrap_or(usize::MAX)),
             },
             "rate" => match size("rate=")? {
                 bytes if bytes < RATE_BYTES_MIN => {
@@ -197,12 +197,12 @@ impl Tenant {
 /// All tenants that the donor has met.
 #[derive(Debug)]
 pub(crate) struct Tenants {
-    books: Mutex<Books>,
+    state: Mutex<State>,
     pub(crate) bodies: BodyBudget,
 }
 
 #[derive(Debug)]
-struct Books {
+struct State {
     limits: TenantLimits,
     known: BTreeMap<String, Arc<Tenant>>,
     last: u64,
@@ -210,41 +210,41 @@ struct Books {
 
 impl Tenants {
     pub(crate) fn new(limits: TenantLimits, bodies: BodyBudget) -> Tenants {
-        Tenants { books: Mutex::new(Books { limits, known: BTreeMap::new(), last: 0 }), bodies }
+        Tenants { state: Mutex::new(State { limits, known: BTreeMap::new(), last: 0 }), bodies }
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The tenant of this name. Calls `has_leases` for tenants that might be forgotten.
     pub(crate) fn meet(&self, name: &str, has_leases: impl Fn(TenantId) -> bool) -> Arc<Tenant> {
-        let mut books = self.books();
-        if let Some(tenant) = books.known.get(name) {
+        let mut state = self.state();
+        if let Some(tenant) = state.known.get(name) {
             return Arc::clone(tenant);
         }
-        if books.known.len() >= IDLE_TENANTS_MAX {
-            books.known.retain(|_, tenant| Arc::strong_count(tenant) > 1 || has_leases(tenant.id));
+        if state.known.len() >= IDLE_TENANTS_MAX {
+            state.known.retain(|_, tenant| Arc::strong_count(tenant) > 1 || has_leases(tenant.id));
         }
-        books.last += 1;
+        state.last += 1;
         let tenant = Arc::new(Tenant {
-            id: TenantId(books.last),
+            id: TenantId(state.last),
             name: name.to_owned(),
-            limits: Mutex::new(books.limits.of(name)),
+            limits: Mutex::new(state.limits.of(name)),
             pace: Mutex::default(),
             bodies: AtomicU64::new(0),
         });
-        books.known.insert(name.to_owned(), Arc::clone(&tenant));
+        state.known.insert(name.to_owned(), Arc::clone(&tenant));
         tenant
     }
 
     /// Sets other limits from now on. A tenant keeps what it has beyond them.
     pub(crate) fn set_limits(&self, limits: TenantLimits) {
-        let mut books = self.books();
-        for (name, tenant) in &books.known {
+        let mut state = self.state();
+        for (name, tenant) in &state.known {
             *tenant.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits.of(name);
         }
-        books.limits = limits;
+        state.limits = limits;
     }
 }
 
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_file_is_one_line_with_a_remedy() {
-        for (text, told) in [
+        for (text, expected) in [
             ("batch quota=4MiB", "uri:, dns:"),
             ("dns: quota=4MiB", "is no tenant"),
             ("dns:a", "without limits"),
@@ -289,7 +289,7 @@ mod tests {
             ("* quota=4MiB\n* quota=8MiB", "already"),
         ] {
             let message = TenantLimits::parse(text, Limits::default()).unwrap_err();
-            assert!(message.contains(told) && !message.contains('\n'), "{text}: {message}");
+            assert!(message.contains(expected) && !message.contains('\n'), "{text}: {message}");
         }
     }
 
@@ -304,6 +304,6 @@ mod tests {
         for other in 0..2 * IDLE_TENANTS_MAX {
             tenants.meet(&format!("address:{other}"), |_| false);
         }
-        assert!(tenants.books().known.len() <= IDLE_TENANTS_MAX && tenants.meet("dns:a", |_| false).id == one.id);
+        assert!(tenants.state().known.len() <= IDLE_TENANTS_MAX && tenants.meet("dns:a", |_| false).id == one.id);
     }
 }

@@ -30,7 +30,7 @@ pub(crate) const PIECE_BYTES: usize = 512 << 10;
 /// of a CPU has more than half of it left for answers.
 pub(crate) const PARTS: u32 = 10;
 /// The maximum of that number, where the wiper is held up.
-const MAX_PARTS: u32 = 80;
+const PARTS_MAX: u32 = 80;
 /// That number while the donor reclaims memory.
 const PARTS_TO_TAKE_BACK: u32 = 2;
 /// A piece that took this much longer than its CPU time was held up: the scheduler ran others, or none of the donor's
@@ -40,12 +40,12 @@ const HELD_UP: Duration = Duration::from_millis(10);
 const CALM_PIECES: u32 = 64;
 /// How long to wait at a time for requests in progress, and how many times before the next piece.
 const REQUEST_PAUSE: Duration = Duration::from_millis(1);
-const MAX_REQUEST_PAUSES: u32 = 10;
+const REQUEST_PAUSES_MAX: u32 = 10;
 /// How long a grant waits for a slab to be wiped before the borrower has to retry. A donor that is one of several has
 /// 400 ms for an answer.
-const GRANT_PATIENCE: Duration = Duration::from_millis(100);
+const GRANT_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long an order to reclaim memory waits for the wiper: half of what the process that gave the order waits.
-const RECLAIM_PATIENCE: Duration = Duration::from_secs(60);
+const RECLAIM_TIMEOUT: Duration = Duration::from_secs(60);
 /// The wiper's nice value. Not the lowest priority: the wiper holds the table's lock now and then, and others wait
 /// until it runs again.
 const NICE: i32 = 10;
@@ -84,25 +84,25 @@ impl Drop for Request<'_> {
 #[derive(Debug)]
 struct Pace {
     /// The least value of `parts`.
-    parts_least: u32,
+    parts_min: u32,
     parts: u32,
     calm_pieces: u32,
 }
 
 impl Pace {
     fn new(parts: u32) -> Pace {
-        Pace { parts_least: parts.max(1), parts: parts.max(1), calm_pieces: 0 }
+        Pace { parts_min: parts.max(1), parts: parts.max(1), calm_pieces: 0 }
     }
 
     /// How long to pause after a piece that took `wall`, of which the thread ran for `cpu`.
     fn pause_after(&mut self, cpu: Duration, wall: Duration, takes_back: bool) -> Duration {
         if wall.saturating_sub(cpu) > HELD_UP {
             self.calm_pieces = 0;
-            self.parts = (self.parts * 2).min(MAX_PARTS.max(self.parts_least));
+            self.parts = (self.parts * 2).min(PARTS_MAX.max(self.parts_min));
         } else {
             self.calm_pieces += 1;
             if self.calm_pieces.is_multiple_of(CALM_PIECES) {
-                self.parts = (self.parts - 1).max(self.parts_least);
+                self.parts = (self.parts - 1).max(self.parts_min);
             }
         }
         let parts = if takes_back { PARTS_TO_TAKE_BACK } else { self.parts };
@@ -169,7 +169,7 @@ impl Service {
             let mut left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let is_idle = self.demand.requests.load(Ordering::Relaxed) == 0;
-                if is_idle || request_pauses == MAX_REQUEST_PAUSES {
+                if is_idle || request_pauses == REQUEST_PAUSES_MAX {
                     return;
                 }
                 request_pauses += 1;
@@ -206,7 +206,7 @@ impl Service {
     /// Grants a slab for a range, and waits for one to be wiped if there is no other. [`Refusal::Busy`] if that takes
     /// too long.
     pub(crate) fn grant_slab(&self, account: Account, who: BorrowerId, range: u64) -> Result<Granted, Refusal> {
-        let deadline = Instant::now() + GRANT_PATIENCE;
+        let deadline = Instant::now() + GRANT_TIMEOUT;
         let mut table = self.table();
         loop {
             let granted = table.grant(self.now_ms(), account, who, range);
@@ -225,7 +225,7 @@ impl Service {
 
     /// Waits until the slabs that the donor reclaims, and that nobody has any more, are wiped.
     pub(crate) fn await_taken_back(&self) {
-        let deadline = Instant::now() + RECLAIM_PATIENCE;
+        let deadline = Instant::now() + RECLAIM_TIMEOUT;
         let mut table = self.table();
         while table.wanted() > 0 && table.unwiped() > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -255,8 +255,8 @@ mod tests {
         let held_up = PIECE + HELD_UP * 2;
         assert_eq!(pace.pause_after(PIECE, held_up, false), PIECE * 19);
         (0..10).for_each(|_| _ = pace.pause_after(PIECE, held_up, false));
-        assert_eq!(pace.pause_after(PIECE, PIECE, false), PIECE * (MAX_PARTS - 1));
-        (0..CALM_PIECES * MAX_PARTS).for_each(|_| _ = pace.pause_after(PIECE, PIECE, false));
+        assert_eq!(pace.pause_after(PIECE, PIECE, false), PIECE * (PARTS_MAX - 1));
+        (0..CALM_PIECES * PARTS_MAX).for_each(|_| _ = pace.pause_after(PIECE, PIECE, false));
         assert_eq!(pace.pause_after(PIECE, PIECE, false), PIECE * 9, "in time it takes its part again");
     }
 }

@@ -16,10 +16,10 @@ use aquifer_tiers::{Operation, Request, Tier, TierSpec, Wait, open};
 use aquifer_wire::{Figure, SLAB_BYTES};
 
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest time that one access may take when a donor is lost, which is the product's promise, and as much again
 /// for a machine that runs other tests.
-const STALL_MOST: Duration = Duration::from_secs(30);
+const STALL_MAX: Duration = Duration::from_secs(30);
 
 fn settings() -> Settings {
     Settings::new(([127, 0, 0, 1], 0).into(), 64 << 20, Source::Anonymous, Security::Plain)
@@ -58,11 +58,11 @@ fn read(tier: &dyn Tier, offset: u64, version: u64) {
 }
 
 /// Tends until `done`.
-fn tend(tier: &dyn Tier, mut done: impl FnMut() -> bool) {
+fn upkeep(tier: &dyn Tier, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
-        assert!(started.elapsed() < PATIENCE, "it does not come to that");
-        let pause = tier.tend(None).expect("arrays are tended");
+        assert!(started.elapsed() < TIMEOUT, "it does not come to that");
+        let pause = tier.upkeep(None).expect("arrays have upkeep");
         std::thread::sleep(pause.min(Duration::from_millis(50)));
     }
 }
@@ -79,7 +79,7 @@ fn donors_together_pass_the_suite() {
         check(options, &|| array(&addresses, &format!("{options},size=16MiB")));
         let started = Instant::now();
         while donors.iter().any(|donor| lent(donor) > 0) {
-            assert!(started.elapsed() < PATIENCE, "what was borrowed comes back");
+            assert!(started.elapsed() < TIMEOUT, "what was borrowed comes back");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -106,8 +106,8 @@ fn a_mirror_can_begin_without_one_of_its_donors_and_takes_it_in_later() {
     write(&*tier, 0, 1);
     read(&*tier, 0, 1);
     let late = start(Settings { listen: absent.into(), ..settings() });
-    tend(&*tier, || lent(&late) == 1);
-    tend(&*tier, || tier.take_figures().slabs_rebuilt == 1);
+    upkeep(&*tier, || lent(&late) == 1);
+    upkeep(&*tier, || tier.take_figures().slabs_rebuilt == 1);
     donor.stop(Duration::ZERO);
     read(&*tier, 0, 1);
 }
@@ -152,12 +152,12 @@ fn one_after_the_other(count: usize, options: &str, lends: u64) {
         let begun = Instant::now();
         read(&*tier, 0, if round == 0 { 0 } else { 100 + round as u64 - 1 });
         write(&*tier, 0, 100 + round as u64);
-        assert!(begun.elapsed() < STALL_MOST, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < STALL_MAX, "{:?}", begun.elapsed());
         donors.insert(at, start(Settings { listen: addresses[at].into(), ..settings() }));
-        tend(&*tier, || donors.iter().map(lent).sum::<u64>() == lends);
+        upkeep(&*tier, || donors.iter().map(lent).sum::<u64>() == lends);
         // What is counted as lent may still be on its way.
         let mut rebuilt = 0;
-        tend(&*tier, || {
+        upkeep(&*tier, || {
             let before = rebuilt;
             rebuilt += tier.take_figures().slabs_rebuilt;
             rebuilt > 0 && rebuilt == before
@@ -297,13 +297,13 @@ fn stands_still(count: usize, options: &str, lacking: u64) {
     }
     let figures = tier.take_figures();
     println!("the longest read took {longest:?}; {figures:?}");
-    assert!(longest < STALL_MOST);
+    assert!(longest < STALL_MAX);
     assert!(figures.reads_hedged > 0, "{figures:?}");
     // Writes find out, too, and what they miss there is made up for.
     (0..8).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab + 30));
     ways[0].stands.store(false, Ordering::SeqCst);
     let mut rebuilt = 0;
-    tend(&*tier, || {
+    upkeep(&*tier, || {
         rebuilt += tier.take_figures().slabs_rebuilt;
         rebuilt == lacking
     });
@@ -326,11 +326,11 @@ fn donors_that_are_silent_cost_nobody_else_their_leases() {
     let held: Vec<u64> = donors[SILENT..].iter().map(lent).collect();
     assert!(held.iter().all(|slabs| *slabs > 0), "{held:?}");
     let is_over = Arc::new(AtomicBool::new(false));
-    let (for_tending, for_renewing) =
+    let (for_upkeep, for_renewing) =
         ((Arc::clone(&tier), Arc::clone(&is_over)), (Arc::clone(&tier), Arc::clone(&is_over)));
     let tends = std::thread::spawn(move || {
-        while !for_tending.1.load(Ordering::SeqCst) {
-            let pause = for_tending.0.tend(None).expect("arrays are tended");
+        while !for_upkeep.1.load(Ordering::SeqCst) {
+            let pause = for_upkeep.0.upkeep(None).expect("arrays have upkeep");
             std::thread::sleep(pause.min(Duration::from_millis(50)));
         }
     });

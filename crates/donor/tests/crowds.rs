@@ -14,16 +14,16 @@ use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use aquifer_donor::{Donor, Patience, Settings};
+use aquifer_donor::{Donor, Settings, Timeouts};
 use aquifer_tiers::conformance::frames;
 use aquifer_tiers::{Operation, Request, Tier, TierSpec, Wait, open};
 use aquifer_wire::{Figure, Message, SLAB_BYTES};
 use certificates::Protection;
-use peer::{PATIENCE, Peer, settings, start, wait_until};
+use peer::{Peer, TIMEOUT, settings, start, wait_until};
 
-fn donor(protection: Protection, connections_most: usize) -> Donor {
-    let patience = Patience { handshake: PATIENCE, ..Patience::default() };
-    start(Settings { security: protection.security(), connections_most, patience, ..settings(32) }).0
+fn donor(protection: Protection, connections_max: usize) -> Donor {
+    let timeouts = Timeouts { handshake: TIMEOUT, ..Timeouts::default() };
+    start(Settings { security: protection.security(), connections_max, timeouts, ..settings(32) }).0
 }
 
 fn tier(protection: Protection, address: SocketAddr) -> Box<dyn Tier> {
@@ -130,14 +130,14 @@ fn strangers_do_not_crowd_borrowers_out() {
 #[test]
 fn strangers_have_a_deadline() {
     let moment = Duration::from_millis(300);
-    let patience = Patience { handshake: moment, frame: moment, ..Patience::default() };
-    let (donor, _) = start(Settings { security: Protection::Tls.security(), patience, ..settings(4) });
+    let timeouts = Timeouts { handshake: moment, frame: moment, ..Timeouts::default() };
+    let (donor, _) = start(Settings { security: Protection::Tls.security(), timeouts, ..settings(4) });
     let mut silent = crowd(donor.address(), 8);
     let begun = Instant::now();
     for stream in &mut silent {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         while stream.read(&mut [0; 64]).is_ok_and(|count| count > 0) {}
     }
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(begun.elapsed() < TIMEOUT);
     wait_until(&donor, |standing| standing.figure(Figure::Connections) == 0);
 }

@@ -17,12 +17,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_donor::{Donor, Patience, Settings};
+use aquifer_donor::{Donor, Settings, Timeouts};
 use aquifer_tiers::conformance::frames;
 use aquifer_tiers::{Tier, TierFailure, TierSpec, open};
 use aquifer_wire::{Figure, Header, Message, Refusal, SLAB_BYTES};
 use certificates::Protection;
-use peer::{PATIENCE, settings, start};
+use peer::{TIMEOUT, settings, start};
 
 /// When the proxy says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,8 +120,8 @@ fn linger(stream: &TcpStream) -> std::io::Result<()> {
 }
 
 fn donor() -> Donor {
-    let patience = Patience { handshake: PATIENCE, ..Patience::default() };
-    start(Settings { security: Protection::Tls.security(), patience, ..settings(16) }).0
+    let timeouts = Timeouts { handshake: TIMEOUT, ..Timeouts::default() };
+    start(Settings { security: Protection::Tls.security(), timeouts, ..settings(16) }).0
 }
 
 fn tier(text: &str) -> Box<dyn Tier> {
@@ -201,7 +201,7 @@ fn a_member_is_not_thrown_out_by_what_a_stranger_says() {
                         Ok(()) => break,
                         Err(failure) => {
                             assert_ne!(failure.errno(), Some(libc::ENODATA), "{when:?}: the last copy was given up");
-                            assert!(begun.elapsed() < PATIENCE, "{when:?}: {failure}");
+                            assert!(begun.elapsed() < TIMEOUT, "{when:?}: {failure}");
                         }
                     }
                 }

@@ -185,8 +185,8 @@ impl Model {
         assert_eq!(self.leaving.len(), enough.max(before.len()), "as many are asked back as are needed");
         let after = self.stocks();
         let givers = after.iter().filter(|(who, stock)| stocks[who] > **stock).map(|(_, stock)| *stock);
-        if let Some(least) = givers.min() {
-            assert!(after.values().all(|stock| *stock <= least + 1), "{stocks:?} became {after:?}");
+        if let Some(min) = givers.min() {
+            assert!(after.values().all(|stock| *stock <= min + 1), "{stocks:?} became {after:?}");
         }
     }
 

@@ -109,7 +109,7 @@ fn a_donor_that_ends_tells_its_borrowers_and_waits_for_them() {
     one.grant(0);
     let ending = std::thread::spawn(move || {
         let start = Instant::now();
-        donor.stop(peer::PATIENCE);
+        donor.stop(peer::TIMEOUT);
         start.elapsed()
     });
     while one.revoked.is_empty() {
@@ -118,12 +118,12 @@ fn a_donor_that_ends_tells_its_borrowers_and_waits_for_them() {
     let [Message::Revoke { lease: EVERY_LEASE, range: 0, within_ms }] = one.revoked[..] else {
         panic!("{:?}", one.revoked)
     };
-    assert!(u128::from(within_ms) <= peer::PATIENCE.as_millis());
+    assert!(u128::from(within_ms) <= peer::TIMEOUT.as_millis());
     assert_eq!(one.ask(Message::Grant { range: 1 }, &[]).0, Message::Error { refusal: Refusal::Ending });
     assert_eq!(one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }, &[]).0, Message::Released { slabs: 1 });
-    assert_eq!(one.revoked.len(), 1, "it is told once");
+    assert_eq!(one.revoked.len(), 1, "it is notified once");
     assert!(one.receive().is_none(), "then the connection ends");
-    assert!(ending.join().unwrap() < peer::PATIENCE, "it does not wait longer than it must");
+    assert!(ending.join().unwrap() < peer::TIMEOUT, "it does not wait longer than it must");
     assert!(std::net::TcpStream::connect(address).is_err());
 }
 
@@ -134,7 +134,7 @@ fn a_donor_that_ends_does_not_wait_for_those_who_stay() {
     one.grant(0);
     let start = Instant::now();
     donor.stop(Duration::from_millis(100));
-    assert!(start.elapsed() < peer::PATIENCE);
+    assert!(start.elapsed() < peer::TIMEOUT);
     while one.receive().is_some() {}
 }
 

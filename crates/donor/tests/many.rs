@@ -18,8 +18,8 @@ const BORROWERS: u64 = 1000;
 
 /// How many descriptors this process may have, after it has asked for as many as it may.
 fn descriptors() -> u64 {
-    let most = getrlimit(Resource::Nofile).maximum;
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+    let max = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: max, maximum: max });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
@@ -65,8 +65,8 @@ fn a_thousand_borrowers_have_a_slab_each_and_all_at_the_same_time() {
     wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == BORROWERS / 2 * SLAB_BYTES);
     drop(all);
     wait_until(&donor, |standing| standing.figure(Figure::Connections) == 1);
-    let told = lines.lock().unwrap().iter().filter(|line| line.starts_with("refused")).count();
-    assert_eq!(told, 1, "one line, about the thief");
+    let reported = lines.lock().unwrap().iter().filter(|line| line.starts_with("refused")).count();
+    assert_eq!(reported, 1, "one line, about the thief");
 }
 
 #[test]

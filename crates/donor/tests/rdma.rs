@@ -7,7 +7,7 @@
 //! The bug it guards against: the donor's processor is not asked, so an access that the donor forgets to close stays
 //! open, and the previous holder of a slab reads or overwrites it when it belongs to somebody else.
 //!
-//! Tests that need a device are skipped without one; the guest of `crates/e2e/tests/rdma.rs` has one.
+//! Tests that need a device are skipped without one; the borrower of `crates/e2e/tests/rdma.rs` has one.
 
 mod certificates;
 #[macro_use]
@@ -18,20 +18,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aquifer_donor::{DeviceChoice, Donor, Settings, StartFailure};
-use aquifer_sys::verbs::{Completion, Device, Dock, Domain, End, QueuePair, Work, choose};
+use aquifer_sys::verbs::{BounceBuffer, Completion, Device, Domain, End, QueuePair, Work, choose};
 use aquifer_tiers::{TierSpec, open};
 use aquifer_wire::{Figure, Message, PairEnd, Refusal, SLAB_BYTES};
 use kinds::Kind;
 use peer::{Lease, Peer};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A borrower that says what it likes, and its end of an RDMA connection to the donor.
-struct Guest {
+struct RawBorrower {
     peer: Peer,
     pair: QueuePair,
-    dock: Dock,
-    lane: u32,
+    buffer: BounceBuffer,
+    pair_number: u32,
 }
 
 fn end(pair: &QueuePair, psn: u32) -> PairEnd {
@@ -39,18 +39,18 @@ fn end(pair: &QueuePair, psn: u32) -> PairEnd {
     PairEnd { pair, psn, lid, mtu, gid }
 }
 
-impl Guest {
-    fn come(device: &Arc<Device>, donor: &Donor, who: u128) -> Guest {
+impl RawBorrower {
+    fn come(device: &Arc<Device>, donor: &Donor, who: u128) -> RawBorrower {
         let domain = Arc::new(Domain::new(device).unwrap());
-        let (pair, dock) = (QueuePair::new(&domain).unwrap(), Dock::new(&domain, 8192).unwrap());
-        let mut guest = Guest { peer: Peer::borrower(donor.address(), who), pair, dock, lane: 7 };
-        guest.join();
-        guest
+        let (pair, buffer) = (QueuePair::new(&domain).unwrap(), BounceBuffer::new(&domain, 8192).unwrap());
+        let mut borrower = RawBorrower { peer: Peer::borrower(donor.address(), who), pair, buffer, pair_number: 7 };
+        borrower.join();
+        borrower
     }
 
     fn join(&mut self) {
         self.pair.reset().unwrap();
-        let message = Message::Pair { lane: self.lane, end: end(&self.pair, 5) };
+        let message = Message::Pair { number: self.pair_number, end: end(&self.pair, 5) };
         let (Message::Paired { end }, _) = self.peer.ask(message, &[]) else { panic!("not paired") };
         let PairEnd { pair, psn, lid, mtu, gid } = end;
         self.pair.connect(5, &End { pair, psn, lid, mtu, gid }, false).unwrap();
@@ -66,10 +66,10 @@ impl Guest {
 
     /// One work on a page of a slab. A refused one ends the connection, which is made anew.
     fn try_page(&mut self, work: Work, at: u64, key: u32) -> Completion {
-        self.pair.post(work, &mut self.dock, 0, 4096, at, key).unwrap();
+        self.pair.post(work, &mut self.buffer, 0, 4096, at, key).unwrap();
         let begun = Instant::now();
         let completion = loop {
-            assert!(begun.elapsed() < PATIENCE, "no completion");
+            assert!(begun.elapsed() < TIMEOUT, "no completion");
             if let Some(completion) = self.pair.poll().unwrap() {
                 break completion;
             }
@@ -81,7 +81,7 @@ impl Guest {
     }
 
     fn write_page(&mut self, byte: u8, key: u32) -> Completion {
-        self.dock.copy_in(0, &[byte; 4096]);
+        self.buffer.copy_in(0, &[byte; 4096]);
         self.try_page(Work::Write, 0, key)
     }
 
@@ -89,7 +89,7 @@ impl Guest {
         match self.try_page(Work::Read, 0, key) {
             Completion::Done => {
                 let mut bytes = [0xee; 4096];
-                self.dock.copy_out(0, &mut bytes);
+                self.buffer.copy_out(0, &mut bytes);
                 assert!(bytes.iter().all(|byte| *byte == bytes[0]), "half of it");
                 Ok(bytes[0])
             }
@@ -111,7 +111,7 @@ fn lend(slabs: u64, lease: Duration) -> Option<(Donor, Arc<Device>)> {
 fn wait_until(donor: &Donor, figure: Figure, value: u64) {
     let begun = Instant::now();
     while donor.standing().figure(figure) != value {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", donor.standing());
+        assert!(begun.elapsed() < TIMEOUT, "{:?}", donor.standing());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -119,34 +119,34 @@ fn wait_until(donor: &Donor, figure: Figure, value: u64) {
 #[test]
 fn a_slab_is_reached_by_its_last_token_alone() {
     let Some((donor, device)) = lend(4, Duration::from_secs(60)) else { return };
-    let mut guest = Guest::come(&device, &donor, 1);
-    let first = guest.peer.grant(3);
-    let key = guest.key(first).unwrap();
-    assert_eq!(guest.key(first), Ok(key), "one window, however often it is asked for");
-    assert_eq!(guest.write_page(7, key), Completion::Done);
-    assert_eq!(guest.read_page(key), Ok(7));
-    assert_eq!(guest.peer.read(first, 0).unwrap()[..2], [7, 7], "requests find the same bytes");
+    let mut borrower = RawBorrower::come(&device, &donor, 1);
+    let first = borrower.peer.grant(3);
+    let key = borrower.key(first).unwrap();
+    assert_eq!(borrower.key(first), Ok(key), "one window, however often it is asked for");
+    assert_eq!(borrower.write_page(7, key), Completion::Done);
+    assert_eq!(borrower.read_page(key), Ok(7));
+    assert_eq!(borrower.peer.read(first, 0).unwrap()[..2], [7, 7], "requests find the same bytes");
     // What was sent with the token before is late from now on.
-    let second = guest.peer.grant(3);
-    assert_eq!(guest.write_page(8, key), Completion::Refused);
-    assert_eq!(guest.key(first), Err(Refusal::StaleToken));
-    let key = guest.key(second).unwrap();
-    assert_eq!(guest.read_page(key), Ok(7), "and has changed nothing");
+    let second = borrower.peer.grant(3);
+    assert_eq!(borrower.write_page(8, key), Completion::Refused);
+    assert_eq!(borrower.key(first), Err(Refusal::StaleToken));
+    let key = borrower.key(second).unwrap();
+    assert_eq!(borrower.read_page(key), Ok(7), "and has changed nothing");
     // A part that is discarded is zeros by both ways.
     let Lease { lease, token, range } = second;
     let discard = Message::Discard { lease, token, offset: range * SLAB_BYTES, bytes: 4096 };
-    assert_eq!(guest.peer.ask(discard, &[]).0, Message::Discarded);
-    assert_eq!(guest.read_page(key), Ok(0));
-    assert_eq!(guest.peer.read(second, 0).unwrap()[..2], [0, 0]);
+    assert_eq!(borrower.peer.ask(discard, &[]).0, Message::Discarded);
+    assert_eq!(borrower.read_page(key), Ok(0));
+    assert_eq!(borrower.peer.read(second, 0).unwrap()[..2], [0, 0]);
 }
 
 #[test]
 fn a_slab_of_anothers_is_not_reached() {
     let Some((donor, device)) = lend(4, Duration::from_secs(60)) else { return };
-    let (mut guest, mut stranger) = (Guest::come(&device, &donor, 1), Guest::come(&device, &donor, 2));
-    let lease = guest.peer.grant(0);
-    let key = guest.key(lease).unwrap();
-    assert_eq!(guest.write_page(7, key), Completion::Done);
+    let (mut borrower, mut stranger) = (RawBorrower::come(&device, &donor, 1), RawBorrower::come(&device, &donor, 2));
+    let lease = borrower.peer.grant(0);
+    let key = borrower.key(lease).unwrap();
+    assert_eq!(borrower.write_page(7, key), Completion::Done);
     assert_eq!(stranger.key(lease), Err(Refusal::NotYours));
     assert_eq!(stranger.read_page(key), Err(Completion::Refused), "the key itself is of no use to it");
     assert_eq!(stranger.write_page(9, key), Completion::Refused);
@@ -154,59 +154,60 @@ fn a_slab_of_anothers_is_not_reached() {
     let own = stranger.key(own).unwrap();
     assert_eq!(stranger.try_page(Work::Read, SLAB_BYTES, own), Completion::Refused, "nor the slab beside its own");
     assert_eq!(stranger.read_page(own), Ok(0), "its own it has");
-    assert_eq!(guest.read_page(key), Ok(7));
+    assert_eq!(borrower.read_page(key), Ok(7));
 }
 
 /// Released, revoked, expired: what is late is refused by the device, and the next holder finds zeros that stay.
 #[test]
 fn a_slab_whose_lease_is_over_is_not_reached() {
     let Some((donor, device)) = lend(1, Duration::from_millis(1500)) else { return };
-    let mut guest = Guest::come(&device, &donor, 1);
+    let mut borrower = RawBorrower::come(&device, &donor, 1);
     for how in ["released", "expired"] {
-        let lease = guest.peer.grant(0);
-        let key = guest.key(lease).unwrap();
-        assert_eq!(guest.write_page(7, key), Completion::Done);
+        let lease = borrower.peer.grant(0);
+        let key = borrower.key(lease).unwrap();
+        assert_eq!(borrower.write_page(7, key), Completion::Done);
         if how == "released" {
             let release = Message::Release { lease: lease.lease, token: lease.token };
-            assert_eq!(guest.peer.ask(release, &[]).0, Message::Released { slabs: 1 });
+            assert_eq!(borrower.peer.ask(release, &[]).0, Message::Released { slabs: 1 });
         }
         wait_until(&donor, Figure::LentBytes, 0);
         wait_until(&donor, Figure::WipingBytes, 0);
-        assert_eq!(guest.write_page(9, key), Completion::Refused, "{how}");
-        assert_eq!(guest.read_page(key), Err(Completion::Refused), "{how}");
-        assert_eq!(guest.key(lease), Err(Refusal::NoLease), "{how}");
-        let mut next = Guest::come(&device, &donor, 2);
+        assert_eq!(borrower.write_page(9, key), Completion::Refused, "{how}");
+        assert_eq!(borrower.read_page(key), Err(Completion::Refused), "{how}");
+        assert_eq!(borrower.key(lease), Err(Refusal::NoLease), "{how}");
+        let mut next = RawBorrower::come(&device, &donor, 2);
         let lease = next.peer.grant(0);
         let its = next.key(lease).unwrap();
-        assert_eq!(guest.write_page(9, key), Completion::Refused, "{how}");
+        assert_eq!(borrower.write_page(9, key), Completion::Refused, "{how}");
         assert_eq!(next.read_page(its), Ok(0), "{how}");
         let release = Message::Release { lease: lease.lease, token: lease.token };
         next.peer.ask(release, &[]);
         wait_until(&donor, Figure::WipingBytes, 0);
     }
-    let lease = guest.peer.grant(0);
-    let key = guest.key(lease).unwrap();
+    let lease = borrower.peer.grant(0);
+    let key = borrower.key(lease).unwrap();
     assert_eq!(donor.reclaim(SLAB_BYTES, Duration::ZERO), 0);
-    assert_eq!(guest.write_page(9, key), Completion::Refused, "revoked");
-    assert_eq!(guest.key(lease), Err(Refusal::NoLease), "revoked");
+    assert_eq!(borrower.write_page(9, key), Completion::Refused, "revoked");
+    assert_eq!(borrower.key(lease), Err(Refusal::NoLease), "revoked");
 }
 
 #[test]
 fn connections_have_a_bound_and_the_newest_of_a_number_counts() {
     let Some((donor, device)) = lend(4, Duration::from_secs(60)) else { return };
-    let mut guest = Guest::come(&device, &donor, 1);
-    let lease = guest.peer.grant(0);
-    let key = guest.key(lease).unwrap();
+    let mut borrower = RawBorrower::come(&device, &donor, 1);
+    let lease = borrower.peer.grant(0);
+    let key = borrower.key(lease).unwrap();
     for _ in 0..3 {
-        guest.join();
-        assert_eq!(guest.write_page(7, key), Completion::Done);
+        borrower.join();
+        assert_eq!(borrower.write_page(7, key), Completion::Done);
     }
-    let end = end(&guest.pair, 5);
-    let refusal = (100..400).find_map(|lane| match guest.peer.ask(Message::Pair { lane, end }, &[]).0 {
-        Message::Paired { .. } => None,
-        Message::Error { refusal } => Some(refusal),
-        other => panic!("neither paired nor refused: {other:?}"),
-    });
+    let end = end(&borrower.pair, 5);
+    let refusal =
+        (100..400).find_map(|pair_number| match borrower.peer.ask(Message::Pair { number: pair_number, end }, &[]).0 {
+            Message::Paired { .. } => None,
+            Message::Error { refusal } => Some(refusal),
+            other => panic!("neither paired nor refused: {other:?}"),
+        });
     assert_eq!(refusal, Some(Refusal::TooManyConnections));
 }
 
@@ -215,18 +216,18 @@ fn connections_have_a_bound_and_the_newest_of_a_number_counts() {
 #[test]
 fn an_address_that_nobody_has_holds_up_nobody_else() {
     let Some((donor, device)) = lend(4, Duration::from_secs(60)) else { return };
-    let (mut guest, mut stranger) = (Guest::come(&device, &donor, 1), Guest::come(&device, &donor, 2));
+    let (mut borrower, mut stranger) = (RawBorrower::come(&device, &donor, 1), RawBorrower::come(&device, &donor, 2));
     let mut nowhere = end(&stranger.pair, 5);
     nowhere.gid[15] ^= 0x40;
     let begun = Instant::now();
     let asked = std::thread::spawn(move || {
-        let answer = stranger.peer.ask(Message::Pair { lane: 8, end: nowhere }, &[]).0;
+        let answer = stranger.peer.ask(Message::Pair { number: 8, end: nowhere }, &[]).0;
         (answer, begun.elapsed())
     });
     let mut answered = 0;
     while !asked.is_finished() {
-        let lease = guest.peer.grant(0);
-        guest.key(lease).unwrap();
+        let lease = borrower.peer.grant(0);
+        borrower.key(lease).unwrap();
         answered += 1;
         // Beginning with the next one it is under way.
         std::thread::sleep(Duration::from_millis(10));
@@ -246,14 +247,14 @@ fn an_address_that_nobody_has_holds_up_nobody_else() {
 fn a_donor_that_does_not_lend_over_rdma_refuses_it() {
     let donor = Donor::start(Kind::Plain.settings(4 << 20), Box::new(|_| {})).unwrap();
     let any = PairEnd { pair: 1, psn: 1, lid: 0, mtu: 3, gid: [1; 16] };
-    for message in [Message::Pair { lane: 1, end: any }, Message::Key { lease: 0, token: 1 }] {
+    for message in [Message::Pair { number: 1, end: any }, Message::Key { lease: 0, token: 1 }] {
         let mut peer = Peer::borrower(donor.address(), 1);
         peer.send(message, &[]);
         peer.expect_the_end(Refusal::UnknownKind);
     }
     // An end that cannot be one is damage, whoever hears it: `crates/wire/tests/frames.rs` has the others.
     let mut peer = Peer::borrower(donor.address(), 1);
-    let mut frame = peer.frame(Message::Pair { lane: 1, end: any }, &[]);
+    let mut frame = peer.frame(Message::Pair { number: 1, end: any }, &[]);
     frame[54] = 9;
     peer.send_bytes(&frame);
     peer.expect_the_end(Refusal::HeaderDamaged);

@@ -21,12 +21,12 @@ use aquifer_tiers::conformance::frames;
 use aquifer_tiers::{Disposition, Operation, Request, Tier, TierSpec, Wait, open};
 use aquifer_wire::{EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES};
 use certificates::Protection;
-use peer::{Lease, PATIENCE, Peer, figure, settings, start, wait_until};
+use peer::{Lease, Peer, TIMEOUT, figure, settings, start, wait_until};
 
 const LONG: Duration = Duration::from_secs(300);
 
 for_each_protection! {
-    whoever_has_most_is_asked_for_most_and_told_on_each_connection,
+    whoever_has_most_is_asked_for_most_on_each_connection,
     a_tier_says_what_it_will_lose,
 }
 
@@ -34,8 +34,8 @@ fn of(protection: Protection, slabs: u64) -> Settings {
     Settings { security: protection.security(), ..settings(slabs) }
 }
 
-/// The leases that a peer was told of, in order.
-fn told(peer: &Peer) -> Vec<(u64, u64)> {
+/// The leases that a peer was notified of, in order.
+fn notices(peer: &Peer) -> Vec<(u64, u64)> {
     let one = |message: &Message| match *message {
         Message::Revoke { lease, range, .. } => (lease, range),
         other => panic!("{other:?}"),
@@ -43,7 +43,7 @@ fn told(peer: &Peer) -> Vec<(u64, u64)> {
     peer.revoked.iter().map(one).collect()
 }
 
-fn whoever_has_most_is_asked_for_most_and_told_on_each_connection(protection: Protection) {
+fn whoever_has_most_is_asked_for_most_on_each_connection(protection: Protection) {
     let (donor, _) = start(of(protection, 8));
     let mut rich = Peer::borrower_by(protection, donor.address(), 1);
     let mut poor = Peer::borrower_by(protection, donor.address(), 2);
@@ -55,14 +55,14 @@ fn whoever_has_most_is_asked_for_most_and_told_on_each_connection(protection: Pr
     assert_eq!(figure(&donor, Figure::ReclaimedBytes), 2 * SLAB_BYTES);
     assert_eq!(rich.write(leases[4], 0, 1), Message::Written, "what is asked back stays as it is for now");
     let asked = [(leases[2].lease, 2), (leases[3].lease, 3), (leases[4].lease, 4)];
-    assert_eq!(told(&rich), asked);
+    assert_eq!(notices(&rich), asked);
     assert_eq!(rich.read(leases[4], 0).unwrap(), [1; 4096]);
-    assert_eq!(told(&rich), asked, "it is told once");
+    assert_eq!(notices(&rich), asked, "it is notified once");
     let mut relative = Peer::borrower_by(protection, donor.address(), 1);
     assert!(matches!(relative.ask(Message::Renew, &[]).0, Message::Renewed { leases: 5, .. }));
-    assert_eq!(told(&relative), asked);
+    assert_eq!(notices(&relative), asked);
     poor.ask(Message::Renew, &[]);
-    assert_eq!(told(&poor), []);
+    assert_eq!(notices(&poor), []);
     assert_eq!(poor.ask(Message::Grant { range: 1 }, &[]).0, Message::Error { refusal: Refusal::Ending });
     assert!(matches!(rich.ask(Message::Grant { range: 4 }, &[]).0, Message::Granted { .. }), "a token is nothing new");
     // One that was not asked for does as well.
@@ -88,7 +88,7 @@ fn who_stays_is_revoked_when_the_time_has_come_and_not_before() {
     let begun = Instant::now();
     donor.reclaim(SLAB_BYTES, within);
     while one.read(leases[3], 0).is_ok() {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(10));
     }
     // The donor counts whole milliseconds.
@@ -107,17 +107,17 @@ fn all_of_it_is_one_word_and_a_shorter_time_is_told_again() {
     let leases: Vec<Lease> = (0..150).map(|range| one.grant(range)).collect();
     donor.reclaim(150 * SLAB_BYTES, LONG);
     one.read(leases[0], 0).unwrap();
-    // Fifty are nobody's, and a hundred are more than are told at once to one who may be a faulting thread.
-    let first = told(&one).len();
+    // Fifty are nobody's, and a hundred are more than one notice names to one who may be a faulting thread.
+    let first = notices(&one).len();
     assert!((1..100).contains(&first), "{first}");
     let mut idle = Peer::borrower(donor.address(), 1);
     idle.ask(Message::Renew, &[]);
     while one.revoked.len() < 100 {
         one.read(leases[0], 0).unwrap();
     }
-    assert_eq!(told(&one), told(&idle));
+    assert_eq!(notices(&one), notices(&idle));
     let all: Vec<(u64, u64)> = leases[50..].iter().map(|lease| (lease.lease, lease.range)).collect();
-    assert_eq!(told(&one), all);
+    assert_eq!(notices(&one), all);
     one.revoked.clear();
     donor.reclaim(EVERY_BYTE, Duration::from_secs(100));
     one.ask(Message::Renew, &[]);
@@ -133,8 +133,8 @@ fn all_of_it_is_one_word_and_a_shorter_time_is_told_again() {
     };
     assert_eq!(lendable_bytes, 0);
     let spec = format!("donor:{},security=plain", donor.address());
-    let told = open(&spec.parse::<TierSpec>().unwrap()).err().unwrap().to_string();
-    assert!(told.contains("takes memory back"), "{told}");
+    let reported = open(&spec.parse::<TierSpec>().unwrap()).err().unwrap().to_string();
+    assert!(reported.contains("takes memory back"), "{reported}");
 }
 
 fn write(tier: &dyn Tier, offset: u64, version: u64) {
@@ -171,7 +171,7 @@ fn a_tier_says_what_it_will_lose(protection: Protection) {
     assert_eq!(leaving(&*tier), [0; 0]);
     donor.reclaim(4 * SLAB_BYTES, LONG);
     // An idle one hears of it when it renews its leases, and comes again sooner then.
-    let pause = tier.tend(None).unwrap();
+    let pause = tier.upkeep(None).unwrap();
     assert_eq!(leaving(&*tier), [4, 5]);
     assert!(pause <= Duration::from_secs(1), "{pause:?}");
     let until_ns = tier.leaving(0).unwrap().until_ns;
@@ -224,7 +224,7 @@ fn what_could_be_done_without_stays() {
     (0..2).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
     let leases = [other.grant(0), other.grant(1)];
     donor.reclaim(2 * SLAB_BYTES, Duration::from_millis(300));
-    tier.tend(None);
+    tier.upkeep(None);
     assert_eq!(leaving(&*tier).len(), 1);
     // The other one gives more than it was asked for.
     for Lease { lease, token, .. } in leases {
@@ -232,8 +232,8 @@ fn what_could_be_done_without_stays() {
     }
     let begun = Instant::now();
     while !leaving(&*tier).is_empty() {
-        assert!(begun.elapsed() < PATIENCE);
-        std::thread::sleep(tier.tend(None).unwrap().min(Duration::from_millis(50)));
+        assert!(begun.elapsed() < TIMEOUT);
+        std::thread::sleep(tier.upkeep(None).unwrap().min(Duration::from_millis(50)));
     }
     (0..2).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab));
     assert_eq!(figure(&donor, Figure::RevocationsTotal), 0);

@@ -12,10 +12,10 @@ mod peer;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use aquifer_donor::{Patience, Settings};
-use aquifer_wire::{BODY_BYTES_MOST, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES};
+use aquifer_donor::{Settings, Timeouts};
+use aquifer_wire::{BODY_BYTES_MAX, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES};
 use certificates::Protection;
-use peer::{Lease, PATIENCE, Peer, figure, impatient, refused, settings, start, told_once, wait_until};
+use peer::{Lease, Peer, TIMEOUT, figure, impatient, refused, reported_once, settings, start, wait_until};
 
 for_each_protection! {
     a_stranger_is_refused,
@@ -33,9 +33,9 @@ for_each_protection! {
 
 fn of(protection: Protection, settings: Settings) -> Settings {
     // A handshake is the peer's computing, too, on a machine that is busy with other tests.
-    let frame = settings.patience.frame.max(Duration::from_millis(500));
-    let patience = Patience { frame, handshake: PATIENCE, ..settings.patience };
-    Settings { security: protection.security(), patience, ..settings }
+    let frame = settings.timeouts.frame.max(Duration::from_millis(500));
+    let timeouts = Timeouts { frame, handshake: TIMEOUT, ..settings.timeouts };
+    Settings { security: protection.security(), timeouts, ..settings }
 }
 
 /// A borrower's secret, and the donor that keeps it.
@@ -61,7 +61,7 @@ fn a_stranger_is_refused(protection: Protection) {
     stranger.expect_the_end(Refusal::Version);
     for refusal in [Refusal::NoHello, Refusal::Foreign, Refusal::Version] {
         wait_until(&donor, |standing| standing.refused(refusal) == 1);
-        told_once(&lines, refusal);
+        reported_once(&lines, refusal);
     }
     assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
 }
@@ -91,9 +91,9 @@ fn anothers_slab_is_out_of_reach(protection: Protection) {
         Peer::borrower_by(protection, donor.address(), 5 << 64).ask(tree(5), &[]).0,
         Message::Released { slabs: 1 }
     );
-    // All of it is counted, and told of once.
+    // All of it is counted, and reported once.
     assert_eq!(refused(&donor, Refusal::NotYours), 7);
-    told_once(&lines, Refusal::NotYours);
+    reported_once(&lines, Refusal::NotYours);
     assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
 }
 
@@ -105,7 +105,7 @@ fn a_stale_token_never_passes(protection: Protection) {
     assert_eq!(owner.read(old, 3), Err(Refusal::StaleToken));
     assert_eq!(owner.read(Lease { token: new.token + 1, ..new }, 3), Err(Refusal::StaleToken));
     assert_eq!(refused(&donor, Refusal::StaleToken), 3);
-    told_once(&lines, Refusal::StaleToken);
+    reported_once(&lines, Refusal::StaleToken);
     assert_eq!(owner.read(new, 3).unwrap(), [7; 4096], "a new token keeps what was stored");
     // Also after the slab has gone round and came back to the same borrower.
     let Lease { lease, token, .. } = new;
@@ -128,7 +128,7 @@ fn what_lies_beyond_a_lease_is_out_of_reach(protection: Protection) {
     let write = Message::Write { lease: number, token, offset: SLAB_BYTES - 4096 };
     assert_eq!(owner.ask(write, &[9; 8192]).0, Message::Error { refusal: Refusal::OutsideLease });
     assert_eq!(refused(&donor, Refusal::OutsideLease), 5);
-    told_once(&lines, Refusal::OutsideLease);
+    reported_once(&lines, Refusal::OutsideLease);
     assert_eq!(owner.read(next, 0).unwrap(), [0; 4096]);
     assert_eq!(owner.read(lease, 511).unwrap(), [0; 4096], "nothing of a refused write is stored");
 }
@@ -148,7 +148,7 @@ fn a_replayed_frame_is_refused_on_its_connection_and_on_others(protection: Prote
     other.send_bytes(&recorded);
     other.expect_the_end(Refusal::Replayed);
     wait_until(&donor, |standing| standing.refused(Refusal::Replayed) == 2);
-    told_once(&lines, Refusal::Replayed);
+    reported_once(&lines, Refusal::Replayed);
     let mut owner = Peer::borrower_by(protection, donor.address(), 1);
     assert_eq!(owner.read(lease, 3).unwrap(), [6; 4096]);
 }
@@ -165,7 +165,7 @@ fn a_truncated_frame_changes_nothing(protection: Protection) {
         wait_until(&donor, |standing| standing.refused(Refusal::Truncated) == count);
         assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
     }
-    told_once(&lines, Refusal::Truncated);
+    reported_once(&lines, Refusal::Truncated);
 }
 
 fn a_damaged_frame_changes_nothing(protection: Protection) {
@@ -178,7 +178,7 @@ fn a_damaged_frame_changes_nothing(protection: Protection) {
         other.send_bytes(&frame);
         other.expect_the_end(refusal);
         wait_until(&donor, |standing| standing.refused(refusal) == 1);
-        told_once(&lines, refusal);
+        reported_once(&lines, refusal);
         assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
     }
 }
@@ -186,7 +186,7 @@ fn a_damaged_frame_changes_nothing(protection: Protection) {
 fn a_length_beyond_all_bounds_is_refused_before_anything_is_read(protection: Protection) {
     let (donor, lines, _owner, lease) = with_a_secret(protection, settings(4));
     let Lease { lease: number, token, .. } = lease;
-    for bytes in [BODY_BYTES_MOST + 4096, u32::MAX] {
+    for bytes in [BODY_BYTES_MAX + 4096, u32::MAX] {
         let mut other = Peer::borrower_by(protection, donor.address(), 1);
         let write = Message::Write { lease: number, token, offset: 0 };
         let header = Header { request: other.next, message: write, body_bytes: bytes, body_crc: 1 };
@@ -194,7 +194,7 @@ fn a_length_beyond_all_bounds_is_refused_before_anything_is_read(protection: Pro
         other.expect_the_end(Refusal::Oversized);
     }
     wait_until(&donor, |standing| standing.refused(Refusal::Oversized) == 2);
-    told_once(&lines, Refusal::Oversized);
+    reported_once(&lines, Refusal::Oversized);
 }
 
 fn whoever_draws_a_frame_out_is_dropped(protection: Protection) {
@@ -217,7 +217,7 @@ fn whoever_draws_a_frame_out_is_dropped(protection: Protection) {
                 if dripping.stream.write_all(std::slice::from_ref(byte)).is_err() {
                     break;
                 }
-                assert!(start.elapsed() < PATIENCE, "a byte now and then is enough for ever");
+                assert!(start.elapsed() < TIMEOUT, "a byte now and then is enough for ever");
             }
             dripping.expect_the_end(Refusal::Slow);
         })
@@ -225,19 +225,19 @@ fn whoever_draws_a_frame_out_is_dropped(protection: Protection) {
     mute.expect_the_end(Refusal::Slow);
     halting.expect_the_end(Refusal::Slow);
     wait_until(&donor, |standing| standing.refused(Refusal::Slow) == 4);
-    told_once(&lines, Refusal::Slow);
+    reported_once(&lines, Refusal::Slow);
     drips.into_iter().for_each(|thread| thread.join().unwrap());
     // Whoever is only quiet between frames stays.
     assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
 }
 
 fn there_are_only_so_many_connections(protection: Protection) {
-    let of_two = of(protection, Settings { connections_most: 2, ..settings(4) });
-    let patience = Patience { spare: PATIENCE, ..of_two.patience };
-    let (donor, _) = start(Settings { patience, ..of_two });
+    let of_two = of(protection, Settings { connections_max: 2, ..settings(4) });
+    let timeouts = Timeouts { spare: TIMEOUT, ..of_two.timeouts };
+    let (donor, _) = start(Settings { timeouts, ..of_two });
     let one = Peer::borrower_by(protection, donor.address(), 1);
     let _two = Peer::borrower_by(protection, donor.address(), 2);
-    // Under TLS it is told when the handshake is done: nobody else could have said so.
+    // Under TLS it is reported when the handshake is done: nobody else could have said so.
     let mut three = Peer::connect(protection, donor.address());
     three.send(Message::Hello { oldest: 1, newest: 1, borrower: aquifer_wire::BorrowerId(3) }, &[]);
     three.expect_the_end(Refusal::TooManyConnections);

@@ -25,7 +25,7 @@ use aquifer_tiers::conformance::frames;
 use aquifer_tiers::{Disposition, TierSpec, open};
 use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES};
 use kinds::Kind;
-use peer::{PATIENCE, figure, refused, start, wait_until};
+use peer::{TIMEOUT, figure, refused, start, wait_until};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 fn settings(slabs: u64) -> Settings {
@@ -40,17 +40,17 @@ fn path(donor: &Donor) -> PathBuf {
 }
 
 /// A borrower that does exactly what it is told to, also what none of ours would.
-struct Guest {
+struct RawBorrower {
     stream: UnixStream,
     next: u64,
     data: File,
-    board: SharedView,
+    status_page: SharedView,
 }
 
-impl Guest {
-    fn new(donor: &Donor, who: u128) -> Guest {
+impl RawBorrower {
+    fn new(donor: &Donor, who: u128) -> RawBorrower {
         let mut stream = UnixStream::connect(path(donor)).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let hello = Message::Hello { oldest: 1, newest: 1, borrower: BorrowerId(who) };
         stream.write_all(&Header::new(0, hello, &[]).encode()).unwrap();
         let mut bytes = [0; HEADER_BYTES];
@@ -66,8 +66,13 @@ impl Guest {
         }
         let welcome = Header::decode(&bytes).unwrap().message;
         let Message::Welcome { first_request, .. } = welcome else { panic!("not a welcome: {welcome:?}") };
-        let [data, board]: [OwnedFd; 2] = given.try_into().expect("the data and the board");
-        Guest { stream, next: first_request, data: data.into(), board: SharedView::open(board.as_fd()).unwrap() }
+        let [data, status_page]: [OwnedFd; 2] = given.try_into().expect("the data and the status page");
+        RawBorrower {
+            stream,
+            next: first_request,
+            data: data.into(),
+            status_page: SharedView::open(status_page.as_fd()).unwrap(),
+        }
     }
 
     fn try_ask(&mut self, message: Message, body: &[u8]) -> Option<Message> {
@@ -105,17 +110,21 @@ impl Guest {
 #[test]
 fn a_slab_that_goes_round_takes_nothing_along() {
     let (donor, _) = start(settings(1));
-    let mut one = Guest::new(&donor, 1);
+    let mut one = RawBorrower::new(&donor, 1);
     let (slab, token) = one.grant(4);
-    assert_eq!(one.board.load(slab as usize), token);
+    assert_eq!(one.status_page.load(slab as usize), token);
     (0..512).for_each(|page| one.write(slab, page, 0xab));
-    let mut other = Guest::new(&donor, 2);
-    assert_eq!(other.board.load(slab as usize), 0, "another one's token is on another one's board");
+    let mut other = RawBorrower::new(&donor, 2);
+    assert_eq!(other.status_page.load(slab as usize), 0, "another one's token is on another one's status page");
     assert_eq!(other.read(slab, 3), [0; 4096], "and its bytes are in another one's file");
     assert_eq!(other.ask(Message::Grant { range: 0 }), Message::Error { refusal: Refusal::Full });
     assert_eq!(one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }), Message::Released { slabs: 1 });
     wait_until(&donor, |standing| standing.figure(Figure::WipesTotal) == 1);
-    assert_eq!((one.board.load(slab as usize), one.read(slab, 3)), (0, vec![0; 4096]), "what is released is wiped");
+    assert_eq!(
+        (one.status_page.load(slab as usize), one.read(slab, 3)),
+        (0, vec![0; 4096]),
+        "what is released is wiped"
+    );
     let (again, newer) = other.grant(0);
     assert_eq!((again, newer > token), (slab, true));
     (0..512).for_each(|page| assert_eq!(other.read(slab, page), [0; 4096], "page {page}"));
@@ -128,7 +137,7 @@ fn a_slab_that_goes_round_takes_nothing_along() {
 #[test]
 fn what_is_written_without_a_lease_is_taken_back_and_counted() {
     let (donor, lines) = start(Settings { lease: Duration::from_millis(300), ..settings(4) });
-    let mut one = Guest::new(&donor, 1);
+    let mut one = RawBorrower::new(&donor, 1);
     let (slab, _) = one.grant(0);
     one.write(slab, 0, 7);
     assert!(matches!(one.ask(Message::Renew), Message::Renewed { leases: 1, .. }));
@@ -140,38 +149,38 @@ fn what_is_written_without_a_lease_is_taken_back_and_counted() {
     assert_eq!(refused(&donor, Refusal::OutsideLease), 1);
     // In its slab, when the lease is over.
     wait_until(&donor, |standing| standing.figure(Figure::WipesTotal) == 1);
-    assert_eq!(one.board.load(slab as usize), 0);
+    assert_eq!(one.status_page.load(slab as usize), 0);
     one.write(slab, 0, 8);
     assert!(matches!(one.ask(Message::Renew), Message::Renewed { leases: 0, .. }));
     assert_eq!(one.read(slab, 0), [0; 4096]);
     assert_eq!(refused(&donor, Refusal::OutsideLease), 2);
-    let told = lines.lock().unwrap().iter().filter(|line| line.contains("outside_lease")).count();
-    assert_eq!(told, 1, "{lines:?}");
+    let reported = lines.lock().unwrap().iter().filter(|line| line.contains("outside_lease")).count();
+    assert_eq!(reported, 1, "{lines:?}");
 }
 
 #[test]
-fn the_board_is_the_donors_and_bytes_do_not_go_over_the_socket() {
+fn the_status_page_is_the_donors_and_bytes_do_not_go_over_the_socket() {
     let (donor, _) = start(settings(4));
-    let mut one = Guest::new(&donor, 1);
+    let mut one = RawBorrower::new(&donor, 1);
     let (lease, token) = one.grant(0);
     let read = Message::Read { lease, token, offset: 0, bytes: 4096 };
     assert_eq!(one.ask(read), Message::Error { refusal: Refusal::UnknownKind });
-    let mut one = Guest::new(&donor, 1);
+    let mut one = RawBorrower::new(&donor, 1);
     let (lease, token) = one.grant(0);
     let write = Message::Write { lease, token, offset: 0 };
     let answer = one.try_ask(write, &[9; 4096]);
     assert_eq!(answer, Some(Message::Error { refusal: Refusal::UnknownKind }));
     assert!(one.try_ask(Message::Renew, &[]).is_none(), "the connection has ended");
     wait_until(&donor, |standing| standing.refused(Refusal::UnknownKind) == 2);
-    let mut one = Guest::new(&donor, 1);
+    let mut one = RawBorrower::new(&donor, 1);
     assert_eq!(one.ask(Message::Grant { range: u64::MAX }), Message::Error { refusal: Refusal::OutsideLease });
 }
 
 #[test]
 fn who_is_gone_has_given_everything_back() {
     let (donor, _) = start(settings(4));
-    let mut one = Guest::new(&donor, 1);
-    let second = Guest::new(&donor, 1);
+    let mut one = RawBorrower::new(&donor, 1);
+    let second = RawBorrower::new(&donor, 1);
     let (slab, _) = one.grant(0);
     one.write(slab, 0, 7);
     assert_eq!(second.read(slab, 0), [7; 4096], "one borrower has one file, whatever connection it came by");
@@ -190,13 +199,13 @@ fn who_is_gone_has_given_everything_back() {
 #[test]
 fn a_donor_that_ends_takes_its_memory_back() {
     let (donor, _) = start(settings(4));
-    let mut one = Guest::new(&donor, 1);
+    let mut one = RawBorrower::new(&donor, 1);
     let (slab, _) = one.grant(0);
     one.write(slab, 0, 7);
     let socket = path(&donor);
     assert!(std::fs::metadata(&socket).unwrap().file_type().is_socket());
     donor.stop(Duration::ZERO);
-    assert_eq!((one.board.load(slab as usize), one.read(slab, 0)), (0, vec![0; 4096]));
+    assert_eq!((one.status_page.load(slab as usize), one.read(slab, 0)), (0, vec![0; 4096]));
     assert!(!socket.exists(), "its socket goes with it");
 }
 
@@ -206,12 +215,12 @@ fn a_socket_that_is_in_use_is_refused_and_one_that_was_left_is_replaced() {
     let listen = || Settings { listen: donor.place().clone(), ..settings(4) };
     let failure: StartFailure = Donor::start(listen(), Box::new(|_| ())).err().expect("it is in use");
     assert!(failure.to_string().contains("another donor listens at"), "{failure}");
-    assert!(local_status(&path(&donor), PATIENCE).is_ok(), "and goes on being so");
+    assert!(local_status(&path(&donor), TIMEOUT).is_ok(), "and goes on being so");
 
     let Address::Local(left) = kinds::socket() else { unreachable!("it is a socket's") };
     drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
     let (successor, _) = start(Settings { listen: Address::Local(left.clone()), ..settings(4) });
-    assert_eq!(local_status(&left, PATIENCE).unwrap().figure(Figure::CapacityBytes), 4 * SLAB_BYTES);
+    assert_eq!(local_status(&left, TIMEOUT).unwrap().figure(Figure::CapacityBytes), 4 * SLAB_BYTES);
     successor.stop(Duration::ZERO);
 
     std::fs::write(&left, "somebody's").unwrap();
@@ -297,7 +306,7 @@ fn memory_that_is_taken_back_is_asked_for_first_and_lost_then() {
     // it does not read, keeps nobody waiting.
     assert_eq!(donor.reclaim(3 * SLAB_BYTES, Duration::from_secs(300)), SLAB_BYTES);
     assert_eq!(tier.leaving(0), None);
-    tier.tend(None);
+    tier.upkeep(None);
     assert_eq!(tier.leaving(0).map(|leaving| leaving.offset), Some(3 * SLAB_BYTES));
     write(3, 30).expect("it goes on as before until it is moved away");
     read(3, 30).unwrap();

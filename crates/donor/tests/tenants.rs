@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use aquifer_donor::{Donor, Files, Security, Settings, StartFailure};
 use aquifer_wire::{EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES};
 use certificates::{Pair, good, write};
-use peer::{Lines, PATIENCE, Peer, settings, start, wait_until};
+use peer::{Lines, Peer, TIMEOUT, settings, start, wait_until};
 
 fn secure(pair: &Pair, slabs: u64) -> Settings {
     Settings { security: Security::Tls(pair.donor.clone()), ..settings(slabs) }
@@ -34,7 +34,7 @@ fn quota() -> Message {
 fn wait_for_line(lines: &Lines, word: &str) {
     let begun = Instant::now();
     while !lines.lock().unwrap().iter().any(|line| line.contains(word)) {
-        assert!(begun.elapsed() < PATIENCE, "no line says '{word}': {lines:?}");
+        assert!(begun.elapsed() < TIMEOUT, "no line says '{word}': {lines:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -100,20 +100,23 @@ fn a_file_says_what_each_tenant_may_and_is_read_again_when_it_changes() {
     replace(&path, "dns:borrower quota=all\n");
     let begun = Instant::now();
     while one.ask(Message::Grant { range: 1 }, &[]).0 == quota() {
-        assert!(begun.elapsed() < PATIENCE, "{lines:?}");
+        assert!(begun.elapsed() < TIMEOUT, "{lines:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
     let wrong = Settings { tenants: Some("/nowhere/tenants".into()), ..secure(good(), 1) };
-    let told = Donor::start(wrong, Box::new(|_| ())).err().expect("it does not start");
-    assert!(matches!(told, StartFailure::Tenants(..)) && told.to_string().contains("check the path"), "{told}");
+    let reported = Donor::start(wrong, Box::new(|_| ())).err().expect("it does not start");
+    assert!(
+        matches!(reported, StartFailure::Tenants(..)) && reported.to_string().contains("check the path"),
+        "{reported}"
+    );
 }
 
 #[test]
 fn a_tenant_has_so_many_connections_and_no_more() {
     let path = write("tenants", "dns:borrower connections=2\n");
     let settings = Settings { tenants: Some(path), ..secure(good(), 8) };
-    let patience = aquifer_donor::Patience { spare: PATIENCE, ..settings.patience };
-    let (donor, _) = start(Settings { patience, ..settings });
+    let timeouts = aquifer_donor::Timeouts { spare: TIMEOUT, ..settings.timeouts };
+    let (donor, _) = start(Settings { timeouts, ..settings });
     let _kept = [1, 2].map(|who| Peer::borrower_with(&good().borrower, donor.address(), who));
     let mut third = Peer::connect_with(&good().borrower, donor.address());
     third.send(Message::Hello { oldest: 1, newest: 1, borrower: aquifer_wire::BorrowerId(3) }, &[]);
@@ -214,7 +217,7 @@ fn what_tenants_do_is_in_the_audit() {
         if wanted.iter().all(|line| text.contains(line)) {
             break;
         }
-        assert!(begun.elapsed() < PATIENCE, "{text}");
+        assert!(begun.elapsed() < TIMEOUT, "{text}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -222,7 +225,7 @@ fn what_tenants_do_is_in_the_audit() {
 /// Twenty connections with bodies of 2 MiB at a donor that has room for four: all go through, one after the other.
 #[test]
 fn large_bodies_wait_for_room() {
-    let (donor, _) = start(Settings { body_bytes_most: 16 << 20, ..secure(good(), 32) });
+    let (donor, _) = start(Settings { body_bytes_max: 16 << 20, ..secure(good(), 32) });
     let address = donor.address();
     std::thread::scope(|scope| {
         for who in 0..20 {

@@ -32,7 +32,7 @@ fn refused(address: SocketAddr, options: &str) -> String {
     let spec: TierSpec = format!("donor:{address}{options}").parse().unwrap();
     let begun = Instant::now();
     let message = open(&spec).err().expect("it is refused").to_string();
-    assert!(begun.elapsed() < peer::PATIENCE, "it takes {:?}", begun.elapsed());
+    assert!(begun.elapsed() < peer::TIMEOUT, "it takes {:?}", begun.elapsed());
     assert!(!message.contains('\n'), "{message}");
     message
 }
@@ -47,16 +47,16 @@ fn a_borrower_without_a_good_certificate_is_refused_and_told_why() {
     let pair = good();
     let (donor, lines) = start(secure(&pair.donor));
     let stranger = Authority::new();
-    for (files, refusal, told) in [
+    for (files, refusal, expected) in [
         (pair.authority.sign("borrower", 2001, &pair.authority), Refusal::CertificateExpired, "has expired"),
         (stranger.sign("borrower", 2100, &pair.authority), Refusal::CertificateUnknown, "not signed by its authority"),
     ] {
         let message = refused(donor.address(), &options(&files));
-        assert!(message.contains("the donor says that the certificate") && message.contains(told), "{message}");
+        assert!(message.contains("the donor says that the certificate") && message.contains(expected), "{message}");
         let before = peer::refused(&donor, refusal);
         refused(donor.address(), &options(&files));
         wait_until(&donor, |standing| standing.refused(refusal) > before.max(1));
-        peer::told_once(&lines, refusal);
+        peer::reported_once(&lines, refusal);
     }
     assert_eq!(peer::figure(&donor, Figure::LentBytes), 0);
     is_lent_to_the_good(&donor);
@@ -76,7 +76,7 @@ fn a_borrower_without_any_certificate_is_refused() {
     let name = donor.address().ip().into();
     let session = ClientConnection::new(Arc::new(config), ServerName::IpAddress(name)).unwrap();
     let stream = TcpStream::connect(donor.address()).unwrap();
-    stream.set_read_timeout(Some(peer::PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(peer::TIMEOUT)).unwrap();
     let mut stream = StreamOwned::new(session, stream);
     let hello = Message::Hello { oldest: 1, newest: 1, borrower: BorrowerId(7) };
     // In TLS 1.3 a client may send before the server has looked at its certificate.
@@ -92,14 +92,14 @@ fn a_borrower_without_any_certificate_is_refused() {
 fn a_donor_without_a_good_certificate_is_not_borrowed_from() {
     let pair = good();
     let stranger = Authority::new();
-    for (files, told) in [
+    for (files, expected) in [
         (pair.authority.sign("127.0.0.1", 2001, &pair.authority), "has expired"),
         (pair.authority.sign("elsewhere.example", 2100, &pair.authority), "for another name"),
         (stranger.sign("127.0.0.1", 2100, &pair.authority), "not signed by the authority"),
     ] {
         let (donor, _) = start(secure(&files));
         let message = refused(donor.address(), &options(&pair.borrower));
-        assert!(message.contains("the donor's certificate") && message.contains(told), "{message}");
+        assert!(message.contains("the donor's certificate") && message.contains(expected), "{message}");
         wait_until(&donor, |standing| standing.refused(Refusal::Distrusted) > 0);
     }
 }
@@ -129,14 +129,14 @@ fn plain_text_and_tls_are_told_apart() {
 
 #[test]
 fn a_donor_that_serves_enough_connections_says_so_over_tls_too() {
-    let (donor, _) = start(Settings { connections_most: 0, ..secure(&good().donor) });
+    let (donor, _) = start(Settings { connections_max: 0, ..secure(&good().donor) });
     let message = refused(donor.address(), &options(&good().borrower));
     assert!(message.contains("more connections"), "{message}");
 }
 
 #[test]
 fn what_is_no_handshake_ends_and_leaves_the_donor_alone() {
-    let (donor, _) = start(Settings { patience: impatient(4).patience, ..secure(&good().donor) });
+    let (donor, _) = start(Settings { timeouts: impatient(4).timeouts, ..secure(&good().donor) });
     let begun = Instant::now();
     // The head of a record that a handshake begins with, and of one that is none.
     let hello = [22u8, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
@@ -160,9 +160,9 @@ fn what_is_no_handshake_ends_and_leaves_the_donor_alone() {
             break;
         }
         std::thread::sleep(Duration::from_millis(20));
-        assert!(begun.elapsed() < peer::PATIENCE, "a byte now and then is enough for ever");
+        assert!(begun.elapsed() < peer::TIMEOUT, "a byte now and then is enough for ever");
     }
-    assert!(begun.elapsed() < peer::PATIENCE, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < peer::TIMEOUT, "{:?}", begun.elapsed());
     for refusal in [Refusal::Foreign, Refusal::Handshake, Refusal::Slow] {
         assert!(peer::refused(&donor, refusal) > 0, "{refusal}");
     }
@@ -198,7 +198,7 @@ fn files_that_are_none_are_named_with_a_remedy() {
         files
     };
     let nowhere = || PathBuf::from("/nowhere/file.pem");
-    for (files, file, told) in [
+    for (files, file, expected) in [
         (with(&|files| files.cert = nowhere()), &*nowhere(), "check the path"),
         (with(&|files| files.key = nowhere()), &*nowhere(), "check the path"),
         (with(&|files| files.ca = nowhere()), &*nowhere(), "check the path"),
@@ -210,7 +210,7 @@ fn files_that_are_none_are_named_with_a_remedy() {
         (with(&|files| files.ca = "/".into()), Path::new("/"), "give another file"),
     ] {
         let message = refused(([127, 0, 0, 1], 1).into(), &options(&files));
-        assert!(message.contains(told) && message.contains(&file.display().to_string()), "{message}");
+        assert!(message.contains(expected) && message.contains(&file.display().to_string()), "{message}");
         let started = Donor::start(secure(&files), Box::new(|_| ()));
         assert_eq!(started.err().expect("it does not start").to_string(), message);
     }
@@ -220,20 +220,20 @@ fn files_that_are_none_are_named_with_a_remedy() {
 fn the_status_is_asked_the_same_way() {
     let pair = good();
     let (donor, _) = start(secure(&pair.donor));
-    let patience = Duration::from_secs(3);
+    let timeout = Duration::from_secs(3);
     let security = Security::Tls(pair.borrower.clone());
-    let standing = status(donor.address(), "127.0.0.1", &security, patience).unwrap();
+    let standing = status(donor.address(), "127.0.0.1", &security, timeout).unwrap();
     assert_eq!(standing.figure(Figure::CapacityBytes), donor.capacity_bytes());
-    assert!(status(donor.address(), "127.0.0.1", &Security::Plain, patience).is_err());
+    assert!(status(donor.address(), "127.0.0.1", &Security::Plain, timeout).is_err());
     // In the words of the flags that it was asked with.
-    let told = status(donor.address(), "elsewhere", &security, patience).unwrap_err().to_string();
-    assert!(told.contains("--tls-name SERVERNAME"), "{told}");
+    let reported = status(donor.address(), "elsewhere", &security, timeout).unwrap_err().to_string();
+    assert!(reported.contains("--tls-name SERVERNAME"), "{reported}");
     let stranger = Authority::new();
     for (files, word) in [
         (stranger.sign("borrower", 2100, &pair.authority), "the certificate in --tls-cert"),
         (pair.authority.sign("borrower", 2100, &stranger), "the authority in --tls-ca"),
     ] {
-        let told = status(donor.address(), "127.0.0.1", &Security::Tls(files), patience).unwrap_err().to_string();
-        assert!(told.contains(word), "{told}");
+        let reported = status(donor.address(), "127.0.0.1", &Security::Tls(files), timeout).unwrap_err().to_string();
+        assert!(reported.contains(word), "{reported}");
     }
 }

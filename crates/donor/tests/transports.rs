@@ -21,7 +21,7 @@ mod kinds;
 
 use std::time::{Duration, Instant};
 
-use aquifer_donor::{Donor, Patience, Settings};
+use aquifer_donor::{Donor, Settings, Timeouts};
 use aquifer_tiers::conformance::{check, frames, model};
 use aquifer_tiers::{Disposition, Operation, PAGE, Request, Tier, TierFailure, TierSpec, Wait, open};
 use aquifer_wire::{Figure, Refusal, SLAB_BYTES};
@@ -30,8 +30,8 @@ use kinds::Kind;
 use proptest::prelude::*;
 
 /// Longer than any loss is waited for.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Attempts that take longer than [`PATIENCE`] if each waits for a donor that is gone as the first one does, which is
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Attempts that take longer than [`TIMEOUT`] if each waits for a donor that is gone as the first one does, which is
 /// five seconds: `tiers/src/donor/contact.rs`. Not more: all of them, and the reads between, must end before the lease.
 const ATTEMPTS_ONCE_LOST: u32 = 8;
 const PAGE_BYTES: u64 = PAGE as u64;
@@ -78,7 +78,7 @@ fn read(tier: &dyn Tier, offset: u64, version: u64) {
 fn eventually_write(tier: &dyn Tier, offset: u64, version: u64) {
     let begun = Instant::now();
     while let Err(failure) = try_write(tier, offset, version) {
-        assert!(begun.elapsed() < PATIENCE, "{failure}");
+        assert!(begun.elapsed() < TIMEOUT, "{failure}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -92,7 +92,7 @@ fn timed<T>(act: impl FnOnce() -> T) -> (T, Duration) {
 fn wait_until(donor: &Donor, what: impl Fn(&Donor) -> bool) {
     let start = Instant::now();
     while !what(donor) {
-        assert!(start.elapsed() < PATIENCE, "{:?}", donor.standing());
+        assert!(start.elapsed() < TIMEOUT, "{:?}", donor.standing());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -206,7 +206,7 @@ fn each_refusal_arrives_as_itself(kind: Kind) {
     let ending = start(settings(kind));
     let late = kind.tier(ending.place(), "16MiB");
     write(&*late, 0, 1);
-    let end = std::thread::spawn(move || ending.stop(PATIENCE));
+    let end = std::thread::spawn(move || ending.stop(TIMEOUT));
     let begun = Instant::now();
     // From the donor's word on it lends nothing new, and what it has lent can be read.
     let refused = loop {
@@ -214,14 +214,14 @@ fn each_refusal_arrives_as_itself(kind: Kind) {
             Ok(()) => late.discard(SLAB_BYTES, SLAB_BYTES).unwrap(),
             Err(failure) => break failure,
         }
-        assert!(begun.elapsed() < PATIENCE / 2, "the donor does not end");
+        assert!(begun.elapsed() < TIMEOUT / 2, "the donor does not end");
     };
     assert_eq!(errno(refused), Some(libc::ENOSPC));
     read(&*late, 0, 1);
     drop(late);
     end.join().unwrap();
 
-    let busy = start(Settings { connections_most: 0, ..settings(kind) });
+    let busy = start(Settings { connections_max: 0, ..settings(kind) });
     let message = open(&kind.spec(busy.place(), "16MiB").parse::<TierSpec>().unwrap()).err().unwrap().to_string();
     assert!(message.contains(Refusal::TooManyConnections.meaning()), "{message}");
 }
@@ -293,17 +293,17 @@ fn a_donor_that_stands_still_is_given_up_and_found_again(kind: Kind) {
     detour.stand_still(true);
     let (granted, took) = timed(|| try_write(&*tier, SLAB_BYTES, 1));
     assert_eq!(granted.map_err(|failure| failure.disposition()), Err(Disposition::Keep));
-    assert!(took < PATIENCE, "{took:?}");
+    assert!(took < TIMEOUT, "{took:?}");
     let (found, took) = timed(|| try_read(&*tier, 0, 1));
     assert_eq!(found.is_err(), kind.asks_for_bytes(), "others can be read without the donor");
-    assert!(took < PATIENCE, "{took:?}");
+    assert!(took < TIMEOUT, "{took:?}");
     // Once it counts as lost, nobody waits so long again, whatever can be had without it meanwhile.
     let again = || {
         let _ = try_read(&*tier, 0, 1);
         timed(|| try_write(&*tier, SLAB_BYTES, 1).unwrap_err()).1
     };
     let took: Duration = (0..ATTEMPTS_ONCE_LOST).map(|_| again()).sum();
-    assert!(took < PATIENCE, "{ATTEMPTS_ONCE_LOST} attempts took {took:?}");
+    assert!(took < TIMEOUT, "{ATTEMPTS_ONCE_LOST} attempts took {took:?}");
     detour.stand_still(false);
     eventually_write(&*tier, SLAB_BYTES, 2);
     read(&*tier, 0, 1);
@@ -321,7 +321,7 @@ fn a_donor_that_ends_amid_a_request_is_an_error(kind: Kind) {
             // Not granted yet, so it goes over the connection in any case.
             let written = scope.spawn(|| try_write(&*tier, SLAB_BYTES, 1));
             let begun = Instant::now();
-            while !detour.is_done() && begun.elapsed() < PATIENCE {
+            while !detour.is_done() && begun.elapsed() < TIMEOUT {
                 std::thread::sleep(Duration::from_millis(5));
             }
             donor.stop(Duration::ZERO);
@@ -331,7 +331,7 @@ fn a_donor_that_ends_amid_a_request_is_an_error(kind: Kind) {
     });
     assert_eq!(written.map_err(|failure| failure.disposition()), Err(Disposition::Keep));
     assert_eq!(read.map_err(|failure| failure.disposition()), Err(Disposition::Poison));
-    assert!(took < PATIENCE, "{took:?}");
+    assert!(took < TIMEOUT, "{took:?}");
 }
 
 fn slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discarded(kind: Kind) {
@@ -358,7 +358,7 @@ fn leases_stay_while_they_are_tended(kind: Kind) {
     write(&*tier, 0, 1);
     let begun = Instant::now();
     while begun.elapsed() < 2 * lease {
-        let pause = tier.tend(None).expect("leases are tended");
+        let pause = tier.upkeep(None).expect("leases have upkeep");
         assert!(pause <= lease / 2);
         std::thread::sleep(pause / 2);
     }
@@ -381,8 +381,8 @@ fn leases_stay_while_they_are_tended(kind: Kind) {
 fn connections_that_break_are_made_anew(kind: Kind) {
     // Every idle connection is dropped by the donor at once, where it cannot tell whether the borrower lives.
     let (idle, frame) = (Duration::from_millis(1), Duration::from_millis(50));
-    let patience = Patience { idle, frame, ..Patience::default() };
-    let donor = start(Settings { patience, ..settings(kind) });
+    let timeouts = Timeouts { idle, frame, ..Timeouts::default() };
+    let donor = start(Settings { timeouts, ..settings(kind) });
     let tier = tier(&donor, kind);
     let mut queue = tier.open_queue(4).unwrap();
     for version in 0..5 {
@@ -417,7 +417,7 @@ fn a_donor_that_is_gone_is_an_error_within_a_bound(kind: Kind) {
     let mut frame = frames::frame(1, 0xee);
     let failure = tier.read(0, &mut frame).unwrap_err();
     assert_eq!(failure.disposition(), Disposition::Poison, "{failure}");
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(begun.elapsed() < TIMEOUT);
     // Once it counts as lost, nobody waits for it again.
     let begun = Instant::now();
     for _ in 0..100 {
@@ -432,7 +432,7 @@ fn a_donor_that_is_gone_is_an_error_within_a_bound(kind: Kind) {
         assert_eq!(completion.outcome.unwrap_err().disposition(), Disposition::Poison);
     });
     assert_eq!(count, 1);
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(begun.elapsed() < TIMEOUT);
 }
 
 fn a_donor_that_was_started_anew_has_nothing_of_ours(kind: Kind) {

@@ -13,8 +13,8 @@ use crate::fatal::Fatal;
 use crate::fault::{Outcome, resolve};
 use crate::space::{Populated, Space};
 
-/// Attempts to make one block resident for one call. A pinned block needs one, plus one each time it is seen as a victim
-/// that is about to be refused; a block that is not pinned may be evicted again and again.
+/// Attempts to make one block resident for one call. A pinned block needs one, plus one each time it is seen as a
+/// victim that is about to be refused; a block that is not pinned may be evicted again and again.
 const BRINGS_MAX: u32 = 64;
 
 /// What became of the pages.
@@ -63,8 +63,8 @@ pub fn bring<S: Space>(space: &S, start: u64, end: u64, thread: ThreadIndex) -> 
     })
 }
 
-/// Fills single pages that resident blocks lack. Looks at each page once: a page that is missing at a second look was not
-/// pinned.
+/// Fills single pages that resident blocks lack. Looks at each page once: a page that is missing at a second look was
+/// not pinned.
 fn fill_holes<S: Space>(space: &S, start: u64, end: u64, thread: ThreadIndex) -> Result<Brought, Fatal> {
     match space.populate(start, end) {
         Populated::All => return Ok(Brought::Present),

@@ -13,7 +13,7 @@ use aquifer_core::units::{REGION_PAGES, ThreadIndex};
 
 use crate::engine_guard::EngineGuard;
 use crate::fatal::Fatal;
-use crate::fault::{Outcome, check_patience, resolve};
+use crate::fault::{Outcome, check_timeout, resolve};
 #[cfg(feature = "planted")]
 use crate::planted::{self, Bug};
 use crate::space::Space;
@@ -92,7 +92,7 @@ pub fn discard<S: Space, T>(
             }
             DiscardStep::Wait => {
                 drop(engine);
-                check_patience(space, started)?;
+                check_timeout(space, started)?;
                 space.wait_at_most(ticket, WAIT_ONCE);
             }
         }

@@ -16,13 +16,13 @@ use aquifer_core::engine::{
 };
 use aquifer_core::map::{Delivery, OwnSlot};
 use aquifer_core::policy::Arrival;
-use aquifer_core::record::{Digest, GUARD_RUNS_BYTES, Runs, Summary, Told, guard_runs, push_run};
+use aquifer_core::record::{Call, Digest, GUARD_RUNS_BYTES, Runs, Summary, guard_runs, push_run};
 use aquifer_core::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 
 /// Records the calls into an engine. Called with the engine's lock held, possibly in a signal handler.
 pub trait Tape {
     /// Records one call and the summary of its answer.
-    fn event(&self, call: &Told<'_>, summary: Summary);
+    fn event(&self, call: &Call<'_>, summary: Summary);
 }
 
 /// For a space that never records.
@@ -30,7 +30,7 @@ pub trait Tape {
 pub enum NoTape {}
 
 impl Tape for NoTape {
-    fn event(&self, _: &Told<'_>, _: Summary) {}
+    fn event(&self, _: &Call<'_>, _: Summary) {}
 }
 
 /// The locked engine.
@@ -53,13 +53,13 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
         Self { engine, recorder }
     }
 
-    fn record(&self, told: Told<'_>, summary: impl FnOnce(&Engine) -> Summary) {
+    fn record(&self, told: Call<'_>, summary: impl FnOnce(&Engine) -> Summary) {
         if let Some(recorder) = self.recorder {
             recorder.event(&told, summary(&self.engine));
         }
     }
 
-    fn record_flag(&self, told: Told<'_>, flag: bool) -> bool {
+    fn record_flag(&self, told: Call<'_>, flag: bool) -> bool {
         self.record(told, |_| Summary::of_flag(flag));
         flag
     }
@@ -95,13 +95,13 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
             push_run(&mut runs, kind.into(), len);
         }
         let present = Runs::new(&runs);
-        self.record(Told::Add { start, end, order, delivery, present }, |_| Summary::default());
+        self.record(Call::Add { start, end, order, delivery, present }, |_| Summary::default());
     }
 
     /// [`Engine::advise`].
     pub fn advise(&mut self, start: u64, end: u64, advice: Advice) {
         self.engine.advise(start, end, advice);
-        self.record(Told::Advise { start, end, advice }, |_| Summary::default());
+        self.record(Call::Advise { start, end, advice }, |_| Summary::default());
     }
 
     /// [`Engine::cleaned`].
@@ -112,7 +112,7 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
         let mut buffer = [0; GUARD_RUNS_BYTES];
         let guards = guard_runs(self.engine.map().guards(block), found, &mut buffer);
         let wanted = self.engine.cleaned(block, verdict, found);
-        self.record_flag(Told::Cleaned { block, verdict, guards }, wanted)
+        self.record_flag(Call::Cleaned { block, verdict, guards }, wanted)
     }
 
     /// [`Engine::discard`] or, with `remove`, [`Engine::remove`].
@@ -126,7 +126,7 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
             true => self.engine.remove(start, end, &mut each),
             false => self.engine.discard(start, end, &mut each),
         };
-        self.record(Told::Discard { start, end, remove }, |_| Summary::of_discard(step, digest));
+        self.record(Call::Discard { start, end, remove }, |_| Summary::of_discard(step, digest));
         step
     }
 
@@ -148,77 +148,77 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
     /// [`Engine::dropped`].
     pub fn dropped(&mut self, block: BlockIndex) -> bool {
         let wanted = self.engine.dropped(block);
-        self.record_flag(Told::Dropped { block }, wanted)
+        self.record_flag(Call::Dropped { block }, wanted)
     }
 
     /// [`Engine::emptied`].
     pub fn emptied(&mut self, frame: FrameIndex) {
         self.engine.emptied(frame);
-        self.record(Told::Emptied { frame }, |_| Summary::default());
+        self.record(Call::Emptied { frame }, |_| Summary::default());
     }
 
     /// [`Engine::evicted`].
     pub fn evicted(&mut self, block: BlockIndex) -> bool {
         let wanted = self.engine.evicted(block);
-        self.record_flag(Told::Evicted { block }, wanted)
+        self.record_flag(Call::Evicted { block }, wanted)
     }
 
     /// [`Engine::eviction_refused`].
     pub fn eviction_refused(&mut self, block: BlockIndex) -> bool {
         let wanted = self.engine.eviction_refused(block);
-        self.record_flag(Told::EvictionRefused { block }, wanted)
+        self.record_flag(Call::EvictionRefused { block }, wanted)
     }
 
     /// [`Engine::fault`].
     pub fn fault(&mut self, page: u64, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
         let step = self.engine.fault(page, thread, write, first);
-        self.record(Told::Fault { page, thread, write, first }, |_| Summary::of_step(&step));
+        self.record(Call::Fault { page, thread, write, first }, |_| Summary::of_step(&step));
         step
     }
 
     /// [`Engine::fetch_failed`].
     pub fn fetch_failed(&mut self, block: BlockIndex, lost: bool) -> bool {
         let wanted = self.engine.fetch_failed(block, lost);
-        self.record_flag(Told::FetchFailed { block, lost }, wanted)
+        self.record_flag(Call::FetchFailed { block, lost }, wanted)
     }
 
     /// [`Engine::fetched`].
     pub fn fetched(&mut self, block: BlockIndex, write: bool) -> Exchange {
         let exchange = self.engine.fetched(block, write);
-        self.record(Told::Fetched { block, write }, |_| Summary::of_exchange(exchange));
+        self.record(Call::Fetched { block, write }, |_| Summary::of_exchange(exchange));
         exchange
     }
 
     /// [`Engine::installed_run`]; a single block is a run too.
     pub fn installed(&mut self, first: BlockIndex, count: u32, arrival: Arrival) -> bool {
         let wanted = self.engine.installed_run(first, count, arrival);
-        self.record_flag(Told::Installed { first, count, arrival }, wanted)
+        self.record_flag(Call::Installed { first, count, arrival }, wanted)
     }
 
     /// [`Engine::plan`].
     pub fn plan(&mut self, plan: &mut Plan, transfers: Transfers) {
         self.engine.plan(plan, transfers);
         let blocks = u32::try_from(transfers.blocks).unwrap_or(u32::MAX);
-        let told = Told::Plan { blocks, pages: transfers.pages };
+        let told = Call::Plan { blocks, pages: transfers.pages };
         self.record(told, |engine| Summary::of_plan(&plan.tasks, engine));
     }
 
     /// [`Engine::read_ahead_arrived`].
     pub fn read_ahead_arrived(&mut self, block: BlockIndex) -> bool {
         let wanted = self.engine.read_ahead_arrived(block);
-        self.record_flag(Told::ReadAheadArrived { block }, wanted)
+        self.record_flag(Call::ReadAheadArrived { block }, wanted)
     }
 
     /// [`Engine::slot_for`].
     pub fn slot_for(&mut self, block: BlockIndex) -> Option<OwnSlot> {
         let slot = self.engine.slot_for(block);
-        self.record(Told::SlotFor { block }, |_| Summary::of_slot(slot.map(|slot| slot.offset)));
+        self.record(Call::SlotFor { block }, |_| Summary::of_slot(slot.map(|slot| slot.offset)));
         slot
     }
 
     /// [`Engine::try_again`].
     pub fn try_again(&mut self) {
         self.engine.try_again();
-        self.record(Told::TryAgain, |_| Summary::default());
+        self.record(Call::TryAgain, |_| Summary::default());
     }
 }

@@ -3,8 +3,8 @@
 
 //! Evicts one block: takes its pages away from the program's address, into a frame.
 //!
-//! May run in a signal handler: does not allocate, and takes no lock but the engine's. The worker evicts many at a time:
-//! `batch.rs`.
+//! May run in a signal handler: does not allocate, and takes no lock but the engine's. The worker evicts many at a
+//! time: `batch.rs`.
 
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{BlockIndex, FrameIndex};

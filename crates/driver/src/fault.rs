@@ -119,7 +119,7 @@ pub fn resolve<S: Space>(space: &S, page: u64, thread: ThreadIndex, write: bool)
             FaultStep::Poisoned => return Ok(Outcome::Lost),
             FaultStep::Wait => {
                 space.count(Count::Waits, 1);
-                check_patience(space, started)?;
+                check_timeout(space, started)?;
                 space.wait(ticket);
             }
             FaultStep::Empty { frame } => empty(space, frame)?,
@@ -215,7 +215,7 @@ fn decide<S: Space>(
 
 /// An error if an operation that started at `started` has waited for too long. Ends the process if a signal asks for
 /// that.
-pub fn check_patience(space: &impl Space, started: u64) -> Result<(), Fatal> {
+pub fn check_timeout(space: &impl Space, started: u64) -> Result<(), Fatal> {
     let waited = Duration::from_nanos(space.now_ns().saturating_sub(started));
     if waited > WAIT_MAX {
         return Err(Fatal::NoAnswer);

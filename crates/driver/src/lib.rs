@@ -13,7 +13,8 @@
 //! - `bring.rs`: the memory of a system call becomes resident.
 //! - `discard.rs`: memory that the program gives back. `quiesce.rs`: the rest before a fork.
 //! - `engine_guard.rs`: the locked engine; every call that changes it is recorded there.
-//! - `fatal.rs`: what a space cannot recover from. It is returned, and whoever made the space decides what then happens.
+//! - `fatal.rs`: what a space cannot recover from. It is returned, and whoever made the space decides what then
+//!   happens.
 //!
 //! Next on the path of a fault: `fault.rs`.
 
@@ -38,7 +39,7 @@ pub use discard::{Discard, discard};
 pub use engine_guard::{EngineGuard, NoTape, Tape};
 pub use evict::{evict, stays};
 pub use fatal::Fatal;
-pub use fault::{Outcome, WAIT_MAX, check_patience, resolve};
+pub use fault::{Outcome, WAIT_MAX, check_timeout, resolve};
 pub use observer::{Count, FaultKind, Loss, Observer, Resolved};
 pub use quiesce::quiesce;
 pub use space::{

@@ -9,7 +9,7 @@ use aquifer_core::engine::{Engine, ForkObstacle};
 use aquifer_core::units::ThreadIndex;
 
 use crate::fatal::Fatal;
-use crate::fault::{Outcome, check_patience, resolve};
+use crate::fault::{Outcome, check_timeout, resolve};
 use crate::space::Space;
 
 /// One sleep while threads finish their work.
@@ -36,7 +36,7 @@ pub fn quiesce<S: Space>(
                 page
             }
             Some(ForkObstacle::Busy) => {
-                check_patience(space, started)?;
+                check_timeout(space, started)?;
                 space.wait_at_most(ticket, WAIT_ONCE);
                 continue;
             }

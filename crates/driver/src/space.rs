@@ -117,8 +117,8 @@ pub trait Exchanger {
     /// Whether every page of a block is at the program's address, as far as can be seen.
     fn is_whole(&self, pages: Pages) -> bool;
 
-    /// Reads the pages `start..end` as a system call would, which fills a page that was never touched with zeros where no
-    /// fault is needed for that.
+    /// Reads the pages `start..end` as a system call would, which fills a page that was never touched with zeros where
+    /// no fault is needed for that.
     fn populate(&self, start: u64, end: u64) -> Populated;
 
     /// Allows the program to write to a resident block.
@@ -194,8 +194,8 @@ pub trait Store {
     /// Fills a range of a frame from `offset`. Retries what may pass.
     fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), Self::Failure>;
 
-    /// The bytes read from `offset` are not those whose guards are `expected`. Gets them in another way, and repairs the
-    /// tier's copy. May wait for donors, for a bounded time.
+    /// The bytes read from `offset` are not those whose guards are `expected`. Gets them in another way, and repairs
+    /// the tier's copy. May wait for donors, for a bounded time.
     fn recover(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure>;
 
     /// Stores a range of a frame at `offset`.
@@ -214,8 +214,8 @@ pub trait Store {
     /// A block could not be written back.
     fn write_back_failed(&self, failure: &Self::Failure);
 
-    /// `bytes` bytes of the tier, from `slot` on, are free: their room can go back to the tier. Called with the engine's
-    /// lock held.
+    /// `bytes` bytes of the tier, from `slot` on, are free: their room can go back to the tier. Called with the
+    /// engine's lock held.
     fn freed(&self, slot: u64, bytes: u64);
 }
 

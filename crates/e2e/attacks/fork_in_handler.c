@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { FORKS = 40, HANDLED_LEAST = 10, ROUNDS_MOST = 400, PAGE_WORDS = 512, READ_BYTES = 64 << 10 };
+enum { FORKS = 40, HANDLED_MIN = 10, ROUNDS_MAX = 400, PAGE_WORDS = 512, READ_BYTES = 64 << 10 };
 static uint64_t *area;
 static size_t words = (40 << 20) / 8;
 static volatile int handled;
@@ -59,7 +59,7 @@ int main(void) {
     zeros = open("/dev/zero", O_RDONLY);
     struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
     sigaction(SIGALRM, &action, NULL);
-    for (int round = 0; round < ROUNDS_MOST && (round < FORKS || handled < HANDLED_LEAST); round++) {
+    for (int round = 0; round < ROUNDS_MAX && (round < FORKS || handled < HANDLED_MIN); round++) {
         // Once: the handler takes longer than any period would be.
         struct itimerval soon = {.it_value = {.tv_usec = 300 + round % 10 * 100}};
         setitimer(ITIMER_REAL, &soon, NULL);
@@ -68,5 +68,5 @@ int main(void) {
         wait_for(child);
         check((size_t)round * 15485863);
     }
-    return handled < HANDLED_LEAST ? 3 : 0;
+    return handled < HANDLED_MIN ? 3 : 0;
 }

@@ -6,10 +6,10 @@
 #
 # Each wait has a bound, in seconds of the guest's clock: a list of tests, a donor's start, a program's end.
 
-TESTS_MOST=900
-DONOR_MOST=120
-PROGRAM_MOST=600
-COMMAND_MOST=120
+TESTS_MAX=900
+DONOR_MAX=120
+PROGRAM_MAX=600
+COMMAND_MAX=120
 
 TIER=donor:rdma:10.0.0.1:7411,security=plain
 
@@ -19,7 +19,7 @@ part() { # name status
 
 # One figure of the donor's status.
 figure() { # name port
-    timeout -s KILL $COMMAND_MOST aquifer donor status 10.0.0.1:$2 --security plain --json |
+    timeout -s KILL $COMMAND_MAX aquifer donor status 10.0.0.1:$2 --security plain --json |
         sed "s/.*\"$1\":\([0-9]*\).*/\1/"
 }
 
@@ -34,14 +34,14 @@ wait_for() { # command
     n=0
     until eval "$1" >/dev/null 2>&1; do
         n=$((n + 1))
-        [ $n -gt $((DONOR_MOST * 5)) ] && { echo "waited too long for: $1"; cat /tmp/donor.* /tmp/*.err; return 1; }
+        [ $n -gt $((DONOR_MAX * 5)) ] && { echo "waited too long for: $1"; cat /tmp/donor.* /tmp/*.err; return 1; }
         sleep 0.2
     done
 }
 
 # Starts the verifying program, and waits until it has filled its memory.
 verify() { # name tier
-    timeout -s KILL $PROGRAM_MOST aquifer run --dram 24MiB --tier "$2" --stats-json /tmp/$1.json \
+    timeout -s KILL $PROGRAM_MAX aquifer run --dram 24MiB --tier "$2" --stats-json /tmp/$1.json \
         -- /bin/verify /tmp/$1 >/tmp/$1.out 2>/tmp/$1.err &
     PROGRAM=$!
     wait_for "test -e /tmp/$1.ready"
@@ -58,21 +58,21 @@ finish() { # name
 }
 
 doctor() {
-    timeout -s KILL $COMMAND_MOST aquifer doctor | grep rdma
-    timeout -s KILL $COMMAND_MOST aquifer doctor --json | grep '"name":"rdma"' | grep -q '"found":true'
+    timeout -s KILL $COMMAND_MAX aquifer doctor | grep rdma
+    timeout -s KILL $COMMAND_MAX aquifer doctor --json | grep '"name":"rdma"' | grep -q '"found":true'
     part doctor $?
 }
 
 # Without a device, the error says so.
 refused() {
-    timeout -s KILL $COMMAND_MOST aquifer donor --size 16MiB --listen 10.0.0.1:7499 --security plain --rdma mlx5_0 >/tmp/refused 2>&1
+    timeout -s KILL $COMMAND_MAX aquifer donor --size 16MiB --listen 10.0.0.1:7499 --security plain --rdma mlx5_0 >/tmp/refused 2>&1
     cat /tmp/refused
     grep -q 'name one of rxe0' /tmp/refused
     part no-such-device $?
     aquifer donor --size 16MiB --listen 10.0.0.1:7498 --security plain >/tmp/tcp 2>&1 &
     TCP=$!
     wait_for "grep -q lends /tmp/tcp"
-    timeout -s KILL $COMMAND_MOST aquifer run --dram 24MiB --tier donor:rdma:10.0.0.1:7498,security=plain \
+    timeout -s KILL $COMMAND_MAX aquifer run --dram 24MiB --tier donor:rdma:10.0.0.1:7498,security=plain \
         -- /bin/verify /tmp/none >/tmp/refused 2>&1
     cat /tmp/refused
     grep -q 'does not lend over RDMA' /tmp/refused
@@ -83,8 +83,8 @@ refused() {
 # The donor's processor serves no byte of what is read and written; access to a revoked slab is an error.
 lending() {
     lend 7411
-    timeout -s KILL $COMMAND_MOST aquifer doctor --tier $TIER,size=16MiB
-    timeout -s KILL $COMMAND_MOST aquifer doctor --tier donor:10.0.0.1:7411,security=plain,size=16MiB
+    timeout -s KILL $COMMAND_MAX aquifer doctor --tier $TIER,size=16MiB
+    timeout -s KILL $COMMAND_MAX aquifer doctor --tier donor:10.0.0.1:7411,security=plain,size=16MiB
     reads_before=$(figure reads_total 7411)
     writes_before=$(figure writes_total 7411)
     verify whole $TIER
@@ -96,7 +96,7 @@ lending() {
     [ "$STATUS $WRONG $LOST $reads $writes" = "0 0 0 0 0" ]
     part verifying $?
     verify revoked $TIER
-    timeout -s KILL $COMMAND_MOST aquifer donor reclaim /tmp/control.7411 --bytes 128MiB --within 1ms
+    timeout -s KILL $COMMAND_MAX aquifer donor reclaim /tmp/control.7411 --bytes 128MiB --within 1ms
     sleep 1
     finish revoked
     [ "$STATUS $WRONG" = "0 0" ] && [ "$LOST" -gt 0 ]
@@ -132,7 +132,7 @@ mirrored() {
 tests() { # part program words
     name=$1
     shift
-    AQUIFER_RDMA=required timeout -s KILL $TESTS_MOST "$@" --test-threads 1
+    AQUIFER_RDMA=required timeout -s KILL $TESTS_MAX "$@" --test-threads 1
     part $name $?
 }
 

@@ -179,13 +179,13 @@ impl Round {
         if mismatches.iter().any(|words| ended.stderr.contains(words)) {
             return wrong("a byte is wrong");
         }
-        let told = !ended.said().is_empty();
+        let reported = !ended.said().is_empty();
         match ended.status {
             None => wrong("it hangs"),
             Some(0) => Verdict::Right,
             // 1: a call failed, or a signal ended a child; 3: a call failed that must not; 113: the pager could not
             // continue; 135: SIGBUS.
-            Some(1 | 3 | 113 | 135) if told && !self.failures.is_empty() => Verdict::Loud,
+            Some(1 | 3 | 113 | 135) if reported && !self.failures.is_empty() => Verdict::Loud,
             Some(status) => wrong(&format!("it ends with status {status}")),
         }
     }

@@ -160,12 +160,12 @@ impl Game {
             }
             degraded == rebuilt
         });
-        println!("  all slabs have their copies after {:?} more; {}", begun.elapsed(), self.told());
+        println!("  all slabs have their copies after {:?} more; {}", begun.elapsed(), self.reported());
     }
 
     /// The failure counters of the program's memory so far.
-    fn told(&self) -> String {
-        let names = ["members_lost", "slabs_degraded", "slabs_lost", "mended_blocks", "poisoned_blocks"];
+    fn reported(&self) -> String {
+        let names = ["members_lost", "slabs_degraded", "slabs_lost", "repaired_blocks", "poisoned_blocks"];
         names.map(|name| format!("{name} {}", self.figure(name))).join(", ")
     }
 

@@ -92,5 +92,5 @@ fn a_server_that_is_not_installed_is_skipped_with_a_remedy() {
     }
     ended.expect(0);
     let line = "redis dram: skipped: redis-server is not installed; install Redis, 6 or newer";
-    assert!(ended.stdout.lines().any(|told| told == line), "{}", ended.stdout);
+    assert!(ended.stdout.lines().any(|reported| reported == line), "{}", ended.stdout);
 }

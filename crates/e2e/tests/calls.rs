@@ -297,7 +297,7 @@ fn a_large_message_stays_whole() {
             int pair[2], room = 40 << 20;
             must(socketpair(AF_UNIX, kind ? SOCK_SEQPACKET : SOCK_DGRAM, 0, pair) == 0, "socketpair");
             if (setsockopt(pair[0], SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room)) return 0;
-            /* The last is more than one call may hold of a budget of 24 MiB, and near what the kernel takes. */
+            /* The last is more than one call may pin of a budget of 24 MiB, and near what the kernel takes. */
             const size_t lengths[] = {200 << 10, (1 << 20) + 13, 3200 << 10};
             for (int index = 0; index < 3; index++) {
                 size_t len = lengths[index];

@@ -295,7 +295,7 @@ fn a_thousand_blocked_threads_leave_room_for_faults() {
         let words = ["--dram", "16MiB", "--block", "1MiB", "--tier", "dram:size=4GiB", "--delivery", delivery];
         let words = [&words[..], &["--exchange", exchange]].concat();
         let ended = run(managed(&words, &program, &[threads]), LIMIT);
-        let told = format!("{threads} threads with {delivery}, {exchange}: {}{}", ended.stdout, ended.stderr);
-        assert_eq!(ended.status, Some(0), "{told}");
+        let reported = format!("{threads} threads with {delivery}, {exchange}: {}{}", ended.stdout, ended.stderr);
+        assert_eq!(ended.status, Some(0), "{reported}");
     }
 }

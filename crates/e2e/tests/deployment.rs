@@ -30,7 +30,7 @@ const PUBLISHED_AFTER: Duration = Duration::from_millis(2500);
 
 /// The longest stall of the program that a drill may cause. The page says a second, but all of these machines share one
 /// host, which other tests may keep busy.
-const STALL_MS_MOST: u64 = 4000;
+const STALL_MS_MAX: u64 = 4000;
 
 /// A section of the drills during which the program checks its memory.
 struct Drill {
@@ -319,7 +319,7 @@ fn end_checking(site: &Site, drill: &Drill) {
     assert_eq!(lost, 0, "no slab is lost");
     assert!(rebuilt > 0 || !drill.takes_copies, "slabs got new copies");
     let longest: u64 = line.split(' ').nth(5).and_then(|word| word.parse().ok()).expect("it says its numbers");
-    assert!(longest <= STALL_MS_MOST, "the program stood still for {longest} ms");
+    assert!(longest <= STALL_MS_MAX, "the program stood still for {longest} ms");
 }
 
 #[test]

@@ -223,9 +223,9 @@ fn meanwhile(name: &str, settings: &[&str], word: &str, act: impl FnOnce()) -> O
         let mut command = aquifer();
         command.args(["stat", &process.to_string(), "--json"]);
         let stats: serde_json::Value = serde_json::from_str(&run(command, LIMIT).stdout).unwrap_or_default();
-        let is_least = |name: &str, bytes: u64| stats[name].as_u64().is_some_and(|found| found >= bytes);
+        let is_at_least = |name: &str, bytes: u64| stats[name].as_u64().is_some_and(|found| found >= bytes);
         // All of it has been written back, and the small part still in DRAM is on standby.
-        is_least("written_back_bytes", 64 << 20) && is_least("frames_free_bytes", 16 << 20)
+        is_at_least("written_back_bytes", 64 << 20) && is_at_least("frames_free_bytes", 16 << 20)
     });
     act();
     let since = Instant::now();

@@ -29,7 +29,7 @@ fn lending(words: &[&str]) -> Donor {
 
 /// Whether most of the program's memory is with the donor. Shared memory is written without passing through the donor
 /// process.
-fn has_most(donor: &Donor) -> bool {
+fn lends_much(donor: &Donor) -> bool {
     let is_shared = donor.address.starts_with("unix:");
     donor.number(if is_shared { "lent_bytes" } else { "written_bytes_total" }) > 32 << 20
 }
@@ -37,9 +37,9 @@ fn has_most(donor: &Donor) -> bool {
 /// The exit status of a donor and its messages, once it has ended.
 fn end(mut donor: Donor) -> (Option<i32>, String) {
     eventually("the donor's end", || donor.child.try_wait().expect("our child").is_some());
-    let mut told = String::new();
-    donor.child.stderr.take().expect("piped").read_to_string(&mut told).expect("text");
-    (donor.child.wait().expect("our child").code(), told)
+    let mut reported = String::new();
+    donor.child.stderr.take().expect("piped").read_to_string(&mut reported).expect("text");
+    (donor.child.wait().expect("our child").code(), reported)
 }
 
 fn kill(process: u32, signal: &str) {
@@ -121,7 +121,7 @@ impl Borrower {
         let running = start(managed(&settings, &program, &[&[text.as_str()], words].concat()));
         let borrower = Borrower { running, file };
         eventually("the program is ready", || borrower.with("ready").exists());
-        eventually("the program's memory leaves", || has_most(donor));
+        eventually("the program's memory leaves", || lends_much(donor));
         Some(borrower)
     }
 
@@ -167,12 +167,12 @@ fn marks(process: u32) -> Option<usize> {
 #[test]
 fn a_program_that_ends_leaves_nothing_with_the_donor() {
     let donor = lending(&["--size", "256MiB"]);
-    let Some(borrower) = Borrower::start("farewell", &donor, &[]) else { return };
+    let Some(borrower) = Borrower::start("exit-report", &donor, &[]) else { return };
     borrower.go();
     assert_eq!(borrower.result(), "lost 0 wrong 0\n");
     borrower.running.wait(LIMIT).expect(0);
     assert_eq!((donor.number("lent_bytes"), donor.number("expiries_total")), (0, 0));
-    let Some(borrower) = Borrower::start("farewell-killed", &donor, &[]) else { return };
+    let Some(borrower) = Borrower::start("exit-report-killed", &donor, &[]) else { return };
     kill(borrower.running.program(), "-KILL");
     borrower.running.wait(LIMIT).expect(128 + 9);
     assert_eq!((donor.number("lent_bytes"), donor.number("expiries_total")), (0, 0));
@@ -181,7 +181,7 @@ fn a_program_that_ends_leaves_nothing_with_the_donor() {
 #[test]
 fn nothing_is_taken_from_a_child_that_lives_on() {
     let donor = lending(&["--size", "256MiB"]);
-    let Some(borrower) = Borrower::start("farewell-child", &donor, &["fork"]) else { return };
+    let Some(borrower) = Borrower::start("exit-report-child", &donor, &["fork"]) else { return };
     let launcher = borrower.running.child.id();
     eventually("the launcher's end", || has_ended(launcher));
     assert!(donor.number("lent_bytes") > 32 << 20);
@@ -237,8 +237,8 @@ fn memory_that_is_taken_back_is_asked_for_before_it_is_lost() {
     let result = borrower.result();
     assert!(result.ends_with("wrong 0\n") && !result.starts_with("lost 0 "), "{result}");
     let ended = borrower.running.wait(LIMIT);
-    let told: Vec<_> = ended.said().into_iter().filter(|line| line.contains("the donor takes back")).collect();
-    assert_eq!(told.len(), 1, "{}", ended.stderr);
+    let reported: Vec<_> = ended.said().into_iter().filter(|line| line.contains("the donor takes back")).collect();
+    assert_eq!(reported.len(), 1, "{}", ended.stderr);
     let status = run_status(&["--control", path(&control), "--prometheus"]);
     assert!(status.contains("\naquifer_donor_reclaimed_bytes 134217728\n"), "{status}");
 }
@@ -276,10 +276,10 @@ fn a_donor_that_is_told_to_end_waits_for_its_borrowers_and_not_after_a_second_wo
     let Some(borrower) = Borrower::start("drained", &donor, &[]) else { return };
     let begun = Instant::now();
     donor.signal("-TERM");
-    let (status, told) = end(donor);
+    let (status, reported) = end(donor);
     assert!((Duration::from_secs(3)..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
-    assert_eq!(status, Some(0), "{told}");
-    assert!(told.contains("borrowers have 3s") && told.contains("revoked "), "{told}");
+    assert_eq!(status, Some(0), "{reported}");
+    assert!(reported.contains("borrowers have 3s") && reported.contains("revoked "), "{reported}");
     borrower.kill();
     let donor = lending(&["--size", "128MiB", "--grace", "10m"]);
     let Some(borrower) = Borrower::start("hurried", &donor, &[]) else { return };
@@ -296,15 +296,15 @@ fn a_donor_that_is_told_to_end_waits_for_its_borrowers_and_not_after_a_second_wo
 #[test]
 fn systemd_is_told_when_a_donor_lends_and_when_it_ends() {
     let name = socket("notify");
-    let told = UnixDatagram::bind(&name).expect("a socket can be made");
-    told.set_read_timeout(Some(LIMIT)).expect("a time limit");
+    let reported = UnixDatagram::bind(&name).expect("a socket can be made");
+    reported.set_read_timeout(Some(LIMIT)).expect("a time limit");
     let mut command = aquifer();
     command.args(["donor", "--size", "2MiB", "--listen", "127.0.0.1:0", "--security", "plain"]);
     command.env("NOTIFY_SOCKET", &name);
     let mut running = start(command);
     let next = || {
         let mut bytes = [0; 512];
-        let count = told.recv(&mut bytes).expect("a word");
+        let count = reported.recv(&mut bytes).expect("a word");
         String::from_utf8_lossy(&bytes[..count]).into_owned()
     };
     let ready = next();

@@ -16,7 +16,7 @@ use aquifer_e2e::hosts::{Hosts, address, on_host};
 use aquifer_e2e::verifying::{ALARM, Game, Verified, verified};
 
 /// The longest stall of the program that an unplugged cable may cause, with a margin for a busy machine.
-const STALL_MS_MOST: u64 = 60_000;
+const STALL_MS_MAX: u64 = 60_000;
 
 /// Serializes the tests, because each uses the whole machine.
 static TURN: Mutex<()> = Mutex::new(());
@@ -50,7 +50,7 @@ fn a_pulled_cable_is_not_noticed_with_a_mirror() {
     let Verified { wrong, lost, longest_ms } = verified(&game.end());
     assert_eq!((wrong, lost), (0, 0));
     assert!(rebuilt > 0, "slabs got new copies");
-    assert!(longest_ms <= STALL_MS_MOST, "the program stood still for {longest_ms} ms");
+    assert!(longest_ms <= STALL_MS_MAX, "the program stood still for {longest_ms} ms");
 }
 
 /// An array has at most 63 members, so this is a chain of two arrays.

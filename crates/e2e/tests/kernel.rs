@@ -217,7 +217,7 @@ fn rings_find_their_memory_with_listeners() {
 }
 
 #[test]
-fn a_word_wakes_its_waiters_and_a_robust_mutex_has_heirs() {
+fn a_word_wakes_its_waiters_and_a_robust_mutex_is_recovered() {
     same(
         &SETTINGS,
         "words",

@@ -96,7 +96,7 @@ fn memory_locked_early_stays() {
 /// A process has 1024 entries for pins. When locked memory has taken them all, a further lock is ENOMEM, and calls
 /// still find their memory.
 #[test]
-fn calls_work_when_nothing_more_can_be_held() {
+fn calls_work_when_nothing_more_can_be_pinned() {
     let body = "char *start = touch(80); size_t mib = 1 << 20; int locked = 0;\
         while (locked < 1100 && mlock(start + (size_t)locked * 2 * 4096, 1) == 0) locked++;\
         if (locked != 1024 || errno != ENOMEM) { fprintf(stderr, \"%d: %m\\n\", locked); return 2; }\
@@ -115,7 +115,7 @@ fn calls_work_when_nothing_more_can_be_held() {
             if (sigaltstack(&given, NULL)) { perror(\"sigaltstack\"); return 6; }\
         }\
         return 0;";
-    let Some(program) = compile_small("all-held", body) else { return };
+    let Some(program) = compile_small("all-pinned", body) else { return };
     for delivery in ["signal", "listener"] {
         // Small blocks, so that the size of the locked memory is not what ends it.
         let words = ["--dram", "24MiB", "--tier", "dram:", "--block", "4KiB", "--exchange", "copy"];

@@ -34,7 +34,10 @@ static void clear(void) {
 }
 static void show(const char *what, long result) {
     int error = result < 0 ? errno : 0, whole = 0, sum = 0;
-    for (int index = 0; index < MANY; index++) { whole += headers[index].msg_len; sum = (sum * 31 + bytes[index * PAGE]) % 65521; }
+    for (int index = 0; index < MANY; index++) {
+        whole += headers[index].msg_len;
+        sum = (sum * 31 + bytes[index * PAGE]) % 65521;
+    }
     printf("%s: %ld, %s; %d, %d\n", what, result, error ? strerror(error) : "no error", whole, sum);
 }
 static int drain(void) {

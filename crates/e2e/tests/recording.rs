@@ -116,7 +116,7 @@ fn record(program: &Path, file: &Path, more: &[&str], words: &[&str]) -> Ended {
 }
 
 /// The output of a replay with `--json`, line by line.
-fn told(ended: &Ended) -> Vec<Value> {
+fn reported(ended: &Ended) -> Vec<Value> {
     ended.stdout.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }
 
@@ -126,7 +126,7 @@ fn same(file: &Path) -> Value {
     let ended = replay(file, &["--json"]);
     // Differences are printed to standard output, not to standard error.
     assert_eq!(ended.status, Some(0), "{}\n{}", ended.stdout, ended.stderr);
-    let line = told(&ended).remove(0);
+    let line = reported(&ended).remove(0);
     assert_eq!(line["same_decisions"], true, "{line}");
     line
 }
@@ -195,7 +195,7 @@ fn what_a_recording_counts_is_what_the_pager_counted() {
     let (file, json) = (directory.join("run.rec"), directory.join("stats.json"));
     record(&program, &file, &["--stats-json", json.to_str().expect("UTF-8")], &["30000"]).expect(0);
     let ended = replay(&file, &["--policy", "lru,fifo", "--dram", "24MiB,128MiB", "--no-prefetch", "--json"]);
-    let lines = told(ended.expect(0));
+    let lines = reported(ended.expect(0));
     let (recorded, stats) = (&lines[1], stats(&json));
     assert_eq!(recorded["setting"], "recorded");
     let stat = |name: &str| stats[name].as_u64().expect("a number");

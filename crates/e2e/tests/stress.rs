@@ -62,9 +62,9 @@ fn the_command_works_from_an_installed_prefix() {
     command.arg(&work).env_remove("AQUIFER_PRELOAD").env("LTPROOT", &work);
     let ended = run(command, LIMIT);
     ended.expect(0);
-    let told: serde_json::Value = serde_json::from_str(&ended.stdout).expect("one object");
-    assert_eq!((&told["wrong"], &told["rounds"]), (&0.into(), &1.into()), "{told}");
-    assert!(told["rows"][1]["skipped"].as_str().is_some_and(|why| why.starts_with("LTP is not at ")), "{told}");
+    let reported: serde_json::Value = serde_json::from_str(&ended.stdout).expect("one object");
+    assert_eq!((&reported["wrong"], &reported["rounds"]), (&0.into(), &1.into()), "{reported}");
+    assert!(reported["rows"][1]["skipped"].as_str().is_some_and(|why| why.starts_with("LTP is not at ")), "{reported}");
     let mut unknown = Command::new(bin.join("aquifer"));
     unknown.args(["stress", "--rows", "moon"]);
     let ended = run(unknown, LIMIT);

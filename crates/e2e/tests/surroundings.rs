@@ -84,8 +84,8 @@ fn ends_well(name: &str, body: &str) {
 #[track_caller]
 fn well_or_told(name: &str, body: &str, line: &str) {
     both(name, body, |delivery, ended| {
-        let told = ended.said().iter().any(|said| said.contains(line));
-        assert!(ended.status == Some(0) || told, "{name}, {delivery}: {:?} {}", ended.status, ended.stderr);
+        let reported = ended.said().iter().any(|said| said.contains(line));
+        assert!(ended.status == Some(0) || reported, "{name}, {delivery}: {:?} {}", ended.status, ended.stderr);
     });
 }
 
@@ -220,9 +220,9 @@ fn a_sandbox_that_lets_the_pager_work_changes_nothing() {
 fn a_sandbox_that_stops_the_pager_is_a_loud_end() {
     let body = "int main(void) { make(); if (refuse(SYS_ioctl)) return 77; check(\"in a sandbox\"); return 0; }";
     both("sandbox-closed", &format!("{FILTER}{body}"), |delivery, ended| {
-        let told = ended.status == Some(113) && !ended.said().is_empty();
+        let reported = ended.status == Some(113) && !ended.said().is_empty();
         // A listener is not in the sandbox, which applies only to the thread that enters it.
-        assert!(told || (delivery == "listener" && ended.status == Some(0)), "{:?} {}", ended.status, ended.stderr);
+        assert!(reported || (delivery == "listener" && ended.status == Some(0)), "{:?} {}", ended.status, ended.stderr);
     });
 }
 

@@ -79,7 +79,7 @@ fn read_all_by(delivery: &str, name: &str, tier: &str) -> Option<(Ended, u64, u6
 #[test]
 fn a_failed_fetch_is_a_sigbus_and_a_line_and_never_zeros() {
     let Some((ended, lost, _)) = read_all("reader-fetch", "failing:after=400,times=3,on=read:dram:") else { return };
-    assert!(lost > 0, "three fetches failed and nobody was told: {}", ended.stderr);
+    assert!(lost > 0, "three fetches failed and nothing was reported: {}", ended.stderr);
     let line =
         ended.said().into_iter().find(|line| line.contains("a fetch from the tier failed")).expect("one clear line");
     assert!(line.ends_with(
@@ -91,7 +91,7 @@ fn a_failed_fetch_is_a_sigbus_and_a_line_and_never_zeros() {
 fn changed_bits_are_noticed_and_never_seen() {
     let Some((ended, lost, _)) = read_all("reader-bits", "failing:corrupt=300:dram:") else { return };
     let noticed = ended.said().iter().filter(|line| line.contains("(guard mismatch)")).count();
-    assert!(noticed > 0 && lost > 0, "bits were changed and nobody was told: {}", ended.stderr);
+    assert!(noticed > 0 && lost > 0, "bits were changed and nothing was reported: {}", ended.stderr);
 }
 
 #[test]
@@ -322,12 +322,12 @@ fn an_idle_program_uses_no_cpu() {
     let Some(program) = compile_small("idle", body) else { return };
     // If the tier accepts no more writes, the pager retries it twice a second. Interrupts on a busy machine are
     // counted, too: 1.6 ms were seen, and 0.2 ms on a quiet one.
-    for (tier, most_us) in [("dram:", 5_000), ("failing:after=550,on=write:dram:", 20_000)] {
+    for (tier, us_max) in [("dram:", 5_000), ("failing:after=550,on=write:dram:", 20_000)] {
         let ended = run(managed(&["--dram", "32MiB", "--tier", tier], &program, &[]), LIMIT);
         if tier.starts_with("failing") && ended.status == Some(135) {
             continue; // Too little was written before the tier failed for the program to come to its sleep.
         }
         let used: u64 = ended.expect(0).stdout.trim().parse().expect("microseconds");
-        assert!(used < most_us, "{tier} {used} us of CPU in 2 s of sleep");
+        assert!(used < us_max, "{tier} {used} us of CPU in 2 s of sleep");
     }
 }

@@ -101,13 +101,13 @@ fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
     let running = start(command);
     let qemu = running.program();
     // The guest tests its memory, then frees it, and its balloon reports the free pages some seconds later.
-    let (mut most, mut left, mut discarded) = (0, 0, 0);
+    let (mut max, mut left, mut discarded) = (0, 0, 0);
     eventually("the discard of what the guest has given back", || {
         std::thread::sleep(Duration::from_millis(200));
         if let Some(counters) = counters(qemu) {
             let number = |name: &str| counters[name].as_u64().expect("a number");
             (left, discarded) = (number("stored_bytes"), number("discarded_bytes"));
-            most = most.max(left);
+            max = max.max(left);
         }
         discarded >= 100 * MIB || has_ended(qemu)
     });
@@ -117,7 +117,7 @@ fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
     found_nothing_wrong(&ended, &stats(&file), 76 * MIB);
     assert!(ended.stdout.contains("guest: wrote and read 48 MiB of its disk"), "{}", ended.stdout);
     assert!(discarded >= 100 * MIB, "{discarded} bytes were discarded; {}", ended.stdout);
-    assert!(most - left >= 100 * MIB, "the tier held {most} bytes, and then {left}");
+    assert!(max - left >= 100 * MIB, "the tier held {max} bytes, and then {left}");
 }
 
 /// If a virtual machine exists when the pager starts, listeners serve all memory, as for QEMU above, whose RAM is what

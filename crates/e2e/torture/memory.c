@@ -56,12 +56,12 @@ void allocations(struct luck *luck, size_t largest) {
         if (!start)
             broken("realloc");
         /* The model's stamps do not move with the memory: only the start changes. */
-        if (len / LINE > allocated.stamps_most) {
+        if (len / LINE > allocated.stamps_max) {
             uint32_t *stamps = unmanaged(len / LINE * sizeof *stamps);
             memcpy(stamps, allocated.stamps, before / LINE * sizeof *stamps);
-            munmap(allocated.stamps, allocated.stamps_most * sizeof *stamps);
+            munmap(allocated.stamps, allocated.stamps_max * sizeof *stamps);
             allocated.stamps = stamps;
-            allocated.stamps_most = len / LINE;
+            allocated.stamps_max = len / LINE;
         }
         allocated.start = start;
         allocated.len = len < before ? len : before;

@@ -28,13 +28,13 @@ void *unmanaged(size_t len) {
 }
 
 void area_model(struct area *area, unsigned char *start, size_t len) {
-    if (area->stamps_most < len / LINE) {
+    if (area->stamps_max < len / LINE) {
         if (area->stamps)
-            munmap(area->stamps, area->stamps_most * sizeof *area->stamps);
-        area->stamps_most = len / LINE;
-        area->stamps = unmanaged(area->stamps_most * sizeof *area->stamps);
+            munmap(area->stamps, area->stamps_max * sizeof *area->stamps);
+        area->stamps_max = len / LINE;
+        area->stamps = unmanaged(area->stamps_max * sizeof *area->stamps);
     }
-    memset(area->stamps, 0, area->stamps_most * sizeof *area->stamps);
+    memset(area->stamps, 0, area->stamps_max * sizeof *area->stamps);
     area->start = start;
     area->len = len;
 }

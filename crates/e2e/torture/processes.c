@@ -22,7 +22,7 @@
 extern char **environ;
 
 /* Bounds on simultaneous children and on nested forks: the processes of a tree share a budget. */
-enum { CHILDREN_MOST = 3, DEPTH_MOST = 2 };
+enum { CHILDREN_MAX = 3, DEPTH_MAX = 2 };
 static int children;
 /* The number of forks between the first process and this one. */
 static int depth;
@@ -63,7 +63,7 @@ _Noreturn static void live(struct area *area, struct luck *luck) {
         case 5: discards(area, luck); break;
         default: loads_and_stores(area, luck);
         }
-    if (depth < DEPTH_MOST && below(luck, 3) == 0)
+    if (depth < DEPTH_MAX && below(luck, 3) == 0)
         forks(area, luck);
     if (below(luck, 4) == 0)
         check_area(area, "in a child, at the end");
@@ -77,8 +77,8 @@ _Noreturn static void live(struct area *area, struct luck *luck) {
 /* A copy of the current model, for the child alone. */
 static struct area own_model(const struct area *area) {
     struct area own = *area;
-    own.stamps = unmanaged(area->stamps_most * sizeof *own.stamps);
-    memcpy(own.stamps, area->stamps, area->stamps_most * sizeof *own.stamps);
+    own.stamps = unmanaged(area->stamps_max * sizeof *own.stamps);
+    memcpy(own.stamps, area->stamps, area->stamps_max * sizeof *own.stamps);
     return own;
 }
 
@@ -115,7 +115,7 @@ static void daemons(struct area *own, struct luck *luck) {
 }
 
 static void fork_once(struct area *area, struct luck *luck, uint64_t how) {
-    if (__atomic_add_fetch(&children, 1, __ATOMIC_ACQ_REL) > CHILDREN_MOST) {
+    if (__atomic_add_fetch(&children, 1, __ATOMIC_ACQ_REL) > CHILDREN_MAX) {
         __atomic_sub_fetch(&children, 1, __ATOMIC_ACQ_REL);
         return;
     }
@@ -141,7 +141,7 @@ static void fork_once(struct area *area, struct luck *luck, uint64_t how) {
         if (child > 0)
             wait_for(child, (int)kill_it);
     }
-    munmap(own.stamps, own.stamps_most * sizeof *own.stamps);
+    munmap(own.stamps, own.stamps_max * sizeof *own.stamps);
     __atomic_sub_fetch(&children, 1, __ATOMIC_ACQ_REL);
 }
 
@@ -208,7 +208,7 @@ static void *visit(void *argument) {
     handlers(&luck);
     check_area(&area, "in a short thread");
     free(area.start);
-    munmap(area.stamps, area.stamps_most * sizeof *area.stamps);
+    munmap(area.stamps, area.stamps_max * sizeof *area.stamps);
     return NULL;
 }
 

@@ -22,7 +22,7 @@ struct area {
     unsigned char *start;
     size_t len;       /* in bytes; a multiple of LINE */
     uint32_t *stamps; /* one for each line; 0: the line is all zeros */
-    size_t stamps_most;
+    size_t stamps_max;
 };
 
 uint64_t next(struct luck *luck);

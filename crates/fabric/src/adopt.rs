@@ -268,8 +268,8 @@ fn adopted_name(id: VolumeId) -> VolumeName {
 fn next_member(id: VolumeId, view: &VolumeReport, report: &HostReport, observed: &Observed) -> MemberId {
     let left = report.left.get(&id).into_iter().flatten();
     let lent = observed.donors.values().filter_map(|donor| donor.leases.get(&id)).flat_map(|leases| leases.keys());
-    let most = view.members.keys().chain(left).chain(lent).max();
-    MemberId(most.map_or(0, |most| most.0) + 1)
+    let max = view.members.keys().chain(left).chain(lent).max();
+    MemberId(max.map_or(0, |max| max.0) + 1)
 }
 
 /// What a host was lent.

@@ -3,7 +3,7 @@
 
 //! Names and numbers of what the pool consists of, each a type of its own.
 //!
-//! A name is 1 to [`NAME_BYTES_MOST`] characters of `a`-`z`, `0`-`9`, `-`, `_` and `.`, and begins with a letter or a
+//! A name is 1 to [`NAME_BYTES_MAX`] characters of `a`-`z`, `0`-`9`, `-`, `_` and `.`, and begins with a letter or a
 //! digit. No two names look alike by a trick of Unicode, differ by case alone, or mean something to a path, a URL or
 //! a shell.
 
@@ -13,7 +13,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// Longest name: that of a DNS label, so that a host's name fits.
-pub const NAME_BYTES_MOST: usize = 63;
+pub const NAME_BYTES_MAX: usize = 63;
 
 /// Why a text is no name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum NotAName {
     Empty,
     /// It does not begin with a letter or a digit.
     Start(String),
-    /// It is longer than [`NAME_BYTES_MOST`].
+    /// It is longer than [`NAME_BYTES_MAX`].
     TooLong(usize),
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for NotAName {
             }
             Self::Empty => f.write_str("a name is empty; write 1 to 63 characters of a-z, 0-9, '-', '_' and '.'"),
             Self::Start(name) => write!(f, "name \"{name}\" does not begin with a letter or a digit; change its start"),
-            Self::TooLong(bytes) => write!(f, "a name has {bytes} bytes; shorten it to {NAME_BYTES_MOST} at most"),
+            Self::TooLong(bytes) => write!(f, "a name has {bytes} bytes; shorten it to {NAME_BYTES_MAX} at most"),
         }
     }
 }
@@ -54,7 +54,7 @@ fn check(text: &str) -> Result<(), NotAName> {
     if text.is_empty() {
         return Err(NotAName::Empty);
     }
-    if text.len() > NAME_BYTES_MOST {
+    if text.len() > NAME_BYTES_MAX {
         return Err(NotAName::TooLong(text.len()));
     }
     let allowed = |one: char| matches!(one, 'a'..='z' | '0'..='9' | '-' | '_' | '.');

@@ -269,7 +269,7 @@ pub struct Observed {
 
 impl Observed {
     /// The greatest term that any end has seen. After a lost state the next one must be greater.
-    pub fn term_most(&self) -> Term {
+    pub fn term_max(&self) -> Term {
         let donors = self.donors.values().map(|donor| donor.term);
         donors.chain(self.hosts.values().map(|host| host.term)).max().unwrap_or_default()
     }

@@ -34,19 +34,19 @@ enum Health {
     Draining,
     /// Its bytes are lost, or it was never lent and never will be.
     Lost,
-    /// Its source has been silent longer than the patience.
+    /// Its source has been silent longer than the timeout.
     Silent,
 }
 
 impl Edit<'_> {
-    /// Replaces what must be replaced. `patience_ms` is how long a source may be silent.
-    pub fn repair(&mut self, observed: &Observed, now: Millis, patience_ms: u64) -> Vec<Unrepaired> {
+    /// Replaces what must be replaced. `timeout_ms` is how long a source may be silent.
+    pub fn repair(&mut self, observed: &Observed, now: Millis, timeout_ms: u64) -> Vec<Unrepaired> {
         let ailing: Vec<_> = self
             .desired
             .volumes
             .iter()
             .filter(|(_, volume)| !volume.released)
-            .flat_map(|(id, volume)| self.ailing(*id, volume, observed, now, patience_ms))
+            .flat_map(|(id, volume)| self.ailing(*id, volume, observed, now, timeout_ms))
             .collect();
         let mut unrepaired = Vec::new();
         for (volume, member, why) in ailing {
@@ -64,7 +64,7 @@ impl Edit<'_> {
         volume: &Volume,
         observed: &Observed,
         now: Millis,
-        patience_ms: u64,
+        timeout_ms: u64,
     ) -> Vec<(VolumeId, MemberId, Why)> {
         let host = volume.host.as_ref();
         let report = host.and_then(|host| agent(self.desired, observed, host));
@@ -73,7 +73,7 @@ impl Edit<'_> {
         let unused = host.is_none() || (report.is_some() && view.is_none());
         let mut ailing = Vec::new();
         for span in &volume.spans {
-            let health = |member: &Member| self.health(id, volume, view, member, observed, now, patience_ms);
+            let health = |member: &Member| self.health(id, volume, view, member, observed, now, timeout_ms);
             let spare = unused || spare(volume, view, span, health);
             for member in &span.members {
                 let why = match health(member) {
@@ -98,7 +98,7 @@ impl Edit<'_> {
         member: &Member,
         observed: &Observed,
         now: Millis,
-        patience_ms: u64,
+        timeout_ms: u64,
     ) -> Health {
         let joined = view.and_then(|view| view.members.get(&member.id));
         if joined.is_some_and(|joined| joined.state == MemberState::Broken) {
@@ -110,7 +110,7 @@ impl Edit<'_> {
         }
         let drained = matches!(&member.source, Source::Slabs { donor } if self.desired.draining.contains(donor));
         match standing(observed, &member.source) {
-            Some(Standing::Gone { since }) if now.0.saturating_sub(since.0) >= patience_ms => Health::Silent,
+            Some(Standing::Gone { since }) if now.0.saturating_sub(since.0) >= timeout_ms => Health::Silent,
             Some(Standing::Draining) => Health::Draining,
             _ if drained => Health::Draining,
             _ => Health::Good,

@@ -17,15 +17,15 @@ use crate::id::{DeviceId, DonorId, LdId, MemberId, Millis, PoolId, SpanId, VppbA
 use crate::topology::{FaultDomain, LatencyClass};
 
 /// Spans of one volume at most. The box of 22 devices needs 22; a donor of 32 TiB needs one.
-pub const SPANS_MOST: usize = 256;
+pub const SPANS_MAX: usize = 256;
 /// Copies of a mirror at most, as an array of donors has them.
-pub const COPIES_MOST: u8 = 4;
+pub const COPIES_MAX: u8 = 4;
 /// Shards of data at most.
-pub const DATA_MOST: u8 = 16;
+pub const DATA_MAX: u8 = 16;
 /// Shards of parity at most.
-pub const PARITY_MOST: u8 = 4;
+pub const PARITY_MAX: u8 = 4;
 /// Largest volume. Far above any rack, far below what would overflow with its redundancy.
-pub const VOLUME_MOST: Bytes = Bytes(1 << 56);
+pub const VOLUME_MAX: Bytes = Bytes(1 << 56);
 
 /// How many members may be lost before bytes are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -79,9 +79,9 @@ impl Redundancy {
     /// Whether it is within the bounds.
     pub fn is_possible(self) -> bool {
         match self {
-            Self::Mirror { copies } => (2..=COPIES_MOST).contains(&copies),
+            Self::Mirror { copies } => (2..=COPIES_MAX).contains(&copies),
             Self::None => true,
-            Self::Parity { data, parity } => (2..=DATA_MOST).contains(&data) && (1..=PARITY_MOST).contains(&parity),
+            Self::Parity { data, parity } => (2..=DATA_MAX).contains(&data) && (1..=PARITY_MAX).contains(&parity),
         }
     }
 }

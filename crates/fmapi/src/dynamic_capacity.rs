@@ -7,7 +7,7 @@ use crate::codec::{Payload, Reader, Writer, payload};
 use crate::failure::DecodeFailure;
 
 /// Regions of a device at most.
-pub const REGIONS_MOST: usize = 8;
+pub const REGIONS_MAX: usize = 8;
 /// The unit in which some sizes are told.
 pub const CAPACITY_UNIT_BYTES: u64 = 256 << 20;
 
@@ -71,7 +71,7 @@ pub struct HostDcRegions {
     pub host_id: u16,
     /// Regions in all.
     pub region_count: u8,
-    /// Those that were asked for, at most [`REGIONS_MOST`].
+    /// Those that were asked for, at most [`REGIONS_MAX`].
     pub regions: Vec<DcRegion>,
     /// Extents that the device can hold, those of them that are free, tags that it can hold, those that are free.
     pub room: [u32; 4],
@@ -79,25 +79,25 @@ pub struct HostDcRegions {
 
 impl Payload for HostDcRegions {
     fn write(&self, out: &mut Writer<'_>) {
-        assert!(self.regions.len() <= REGIONS_MOST, "a device has eight regions at most");
+        assert!(self.regions.len() <= REGIONS_MAX, "a device has eight regions at most");
         out.put(&self.host_id);
         out.put(&self.region_count);
         out.count_u8(&self.regions);
         out.put_list(&self.regions);
         if out.dialect.host_regions_are_padded {
-            out.reserved((REGIONS_MOST - self.regions.len()) * DcRegion::BYTES);
+            out.reserved((REGIONS_MAX - self.regions.len()) * DcRegion::BYTES);
         }
         out.put(&self.room);
     }
 
     fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
         let (host_id, [region_count, listed]): (_, [u8; 2]) = (input.read()?, input.read()?);
-        if usize::from(listed) > REGIONS_MOST {
+        if usize::from(listed) > REGIONS_MAX {
             return input.refuse("the number of regions", listed.into());
         }
         let regions = input.list(listed.into())?;
         // Padded or not: what is left says it, whoever the peer is.
-        let padding = (REGIONS_MOST - usize::from(listed)) * DcRegion::BYTES;
+        let padding = (REGIONS_MAX - usize::from(listed)) * DcRegion::BYTES;
         if input.left() >= padding + ROOM_BYTES {
             input.take(padding)?;
         }

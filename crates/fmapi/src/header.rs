@@ -24,7 +24,7 @@ use crate::return_code::ReturnCode;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
 /// The longest payload that 21 bits can say.
-pub const PAYLOAD_BYTES_MOST: usize = (1 << 21) - 1;
+pub const PAYLOAD_BYTES_MAX: usize = (1 << 21) - 1;
 
 /// Whether a message asks or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub struct Header {
 
 impl Payload for Header {
     fn write(&self, out: &mut Writer<'_>) {
-        assert!(self.payload_bytes as usize <= PAYLOAD_BYTES_MOST, "21 bits of length");
+        assert!(self.payload_bytes as usize <= PAYLOAD_BYTES_MAX, "21 bits of length");
         let category = u8::from(self.category == Category::Response);
         out.put(&match out.dialect.category {
             CategoryBits::Low => category,

@@ -27,7 +27,7 @@ payload! {
         /// From this logical device on.
         pub first_ld_id: u8;
         /// At most so many.
-        pub count_most: u8;
+        pub count_max: u8;
     }
 }
 

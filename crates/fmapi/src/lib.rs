@@ -50,7 +50,7 @@ pub use event::*;
 pub use event_data::*;
 pub use failure::{DecodeFailure, ResponseFailure};
 pub use generic::*;
-pub use header::{Category, HEADER_BYTES, Header, PAYLOAD_BYTES_MOST};
+pub use header::{Category, HEADER_BYTES, Header, PAYLOAD_BYTES_MAX};
 pub use ld::*;
 pub use log::*;
 pub use message::Message;

@@ -93,12 +93,12 @@ mod tests {
     #[test]
     fn a_captured_exchange_is_read() {
         let asked = [0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0xcd, 0xab];
-        let told = [1, 0, 0, 0, 3, 8, 0, 0, 0, 0, 0, 0, 0x2b, 1, 0xad, 0x9c, 0xa4, 0x8a, 0xd2, 0x16];
+        let reported = [1, 0, 0, 0, 3, 8, 0, 0, 0, 0, 0, 0, 0x2b, 1, 0xad, 0x9c, 0xa4, 0x8a, 0xd2, 0x16];
         let standard = &Dialect::STANDARD;
         let mut sent = Message::request(0, &Request::GetTimestamp(GetTimestamp {}), standard);
         sent.header.vendor_status = 0xabcd;
         assert_eq!(sent.encode(standard), asked);
-        let answer = Message::decode(&told, standard).unwrap();
+        let answer = Message::decode(&reported, standard).unwrap();
         assert_eq!(answer.check_answers(&sent.header, standard), Ok(()));
         assert_eq!((answer.header.return_code, answer.payload.len()), (ReturnCode::SUCCESS, 8));
     }

@@ -165,13 +165,13 @@ payload! {
         /// A bit for each way of CXL that the port can: RCD, 68-byte flits, 256-byte, latency-optimised, PBR.
         pub supported_modes: u8;
         /// Lanes at most.
-        pub link_width_most: u8;
+        pub link_width_max: u8;
         /// Lanes in use.
         pub link_width: u8;
         /// A bit for each speed.
         pub supported_speeds: u8;
         /// 1 to 6: 2.5, 5, 8, 16, 32, 64 GT/s.
-        pub link_speed_most: u8;
+        pub link_speed_max: u8;
         /// The same, now.
         pub link_speed: u8;
         /// State of the link.

@@ -9,11 +9,11 @@ use crate::failure::DecodeFailure;
 use crate::physical_switch::ConfigurationAccess;
 
 /// Tunnelled bytes at most: the size is 16 bits.
-pub const TUNNELLED_BYTES_MOST: usize = u16::MAX as usize - 1;
+pub const TUNNELLED_BYTES_MAX: usize = u16::MAX as usize - 1;
 /// MCTP message type of the component command interface.
 const MESSAGE_TYPE_CCI: u8 = 0x08;
 /// Bytes that Send LD CXL.io Memory Request moves at most.
-pub const LD_MEMORY_BYTES_MOST: usize = 4096;
+pub const LD_MEMORY_BYTES_MAX: usize = 4096;
 
 field_enum! {
     /// Who is behind a tunnel.
@@ -38,7 +38,7 @@ pub struct Tunnel {
 
 impl Payload for Tunnel {
     fn write(&self, out: &mut Writer<'_>) {
-        assert!(self.message.len() <= TUNNELLED_BYTES_MOST, "16 bits of length");
+        assert!(self.message.len() <= TUNNELLED_BYTES_MAX, "16 bits of length");
         let has_type = out.dialect.tunnel_has_message_type;
         out.put(&self.port_or_ld_id);
         out.put(&self.target);
@@ -64,7 +64,7 @@ pub struct Tunnelled {
 
 impl Payload for Tunnelled {
     fn write(&self, out: &mut Writer<'_>) {
-        assert!(self.message.len() <= TUNNELLED_BYTES_MOST, "16 bits of length");
+        assert!(self.message.len() <= TUNNELLED_BYTES_MAX, "16 bits of length");
         let has_type = out.dialect.tunnel_has_message_type;
         out.put(&((self.message.len() + usize::from(has_type)) as u16));
         out.reserved(2);
@@ -132,7 +132,7 @@ pub struct LdMemoryRequest {
     pub is_write: bool,
     /// Whose memory.
     pub ld_id: u16,
-    /// How many bytes; at most [`LD_MEMORY_BYTES_MOST`].
+    /// How many bytes; at most [`LD_MEMORY_BYTES_MAX`].
     pub bytes: u16,
     /// From where.
     pub address: u64,
@@ -162,7 +162,7 @@ impl Payload for LdMemoryRequest {
         let has_data = is_write || input.left() > 0;
         let sent = if has_data { input.take(bytes.into())? } else { &[] };
         let data = if is_write { sent.to_vec() } else { Vec::new() };
-        if usize::from(bytes) > LD_MEMORY_BYTES_MOST {
+        if usize::from(bytes) > LD_MEMORY_BYTES_MAX {
             return input.refuse("the length", bytes.into());
         }
         let (first_byte_enables, last_byte_enables) = (first >> 4, last & 0xf);

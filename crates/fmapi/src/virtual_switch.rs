@@ -12,28 +12,28 @@ pub struct GetVirtualSwitches {
     /// Of each switch, from this vPPB on.
     pub first_vppb: u8,
     /// Of each switch, at most so many vPPBs.
-    pub vppbs_most: u8,
+    pub vppbs_max: u8,
     /// Which switches.
     pub vcs_ids: Vec<u8>,
 }
 
 impl Payload for GetVirtualSwitches {
     fn write(&self, out: &mut Writer<'_>) {
-        out.put_list(&[self.first_vppb, self.vppbs_most]);
+        out.put_list(&[self.first_vppb, self.vppbs_max]);
         out.count_u8(&self.vcs_ids);
         out.put_bytes(&self.vcs_ids);
     }
 
     fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
-        let [first_vppb, vppbs_most, count] = input.read()?;
-        Ok(Self { first_vppb, vppbs_most, vcs_ids: input.take(count.into())?.to_vec() })
+        let [first_vppb, vppbs_max, count] = input.read()?;
+        Ok(Self { first_vppb, vppbs_max, vcs_ids: input.take(count.into())?.to_vec() })
     }
 }
 
 impl GetVirtualSwitches {
     /// How many vPPBs an answer has for a switch with so many.
     pub fn vppbs_listed(&self, total: u8) -> u8 {
-        total.saturating_sub(self.first_vppb).min(self.vppbs_most)
+        total.saturating_sub(self.first_vppb).min(self.vppbs_max)
     }
 
     /// The answer does not say how many vPPBs it lists.
@@ -128,7 +128,7 @@ impl Payload for VirtualSwitches {
 
     /// As if every vPPB had been asked for. [`Response::decode`](crate::Response::decode) knows what was.
     fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
-        GetVirtualSwitches { vppbs_most: u8::MAX, ..Default::default() }.read_switches(input)
+        GetVirtualSwitches { vppbs_max: u8::MAX, ..Default::default() }.read_switches(input)
     }
 }
 
@@ -196,8 +196,8 @@ mod tests {
 
     #[test]
     fn the_request_says_how_many_vppbs_an_answer_lists() {
-        let ask = |first_vppb, vppbs_most| {
-            Request::GetVirtualSwitches(GetVirtualSwitches { first_vppb, vppbs_most, vcs_ids: vec![0, 1] })
+        let ask = |first_vppb, vppbs_max| {
+            Request::GetVirtualSwitches(GetVirtualSwitches { first_vppb, vppbs_max, vcs_ids: vec![0, 1] })
         };
         let switch = |vcs_id, listed: usize| VirtualSwitch {
             vcs_id,
@@ -206,12 +206,12 @@ mod tests {
             vppbs_total: 5,
             vppbs: vec![Vppb { status: BindingStatus::Port, port_id: 2, ld_id: Vppb::NO_LD }; listed],
         };
-        for (first, most, listed) in [(0, 255, 5), (3, 255, 2), (0, 2, 2), (9, 255, 0)] {
+        for (first, max, listed) in [(0, 255, 5), (3, 255, 2), (0, 2, 2), (9, 255, 0)] {
             let answer = VirtualSwitches { switches: vec![switch(0, listed), switch(1, listed)] };
             let mut out = Writer::new(&Dialect::STANDARD);
             answer.write(&mut out);
-            let read = Response::decode(&ask(first, most), &out.bytes, &Dialect::STANDARD);
-            assert_eq!(read, Ok(Response::GetVirtualSwitches(answer)), "{first} {most}");
+            let read = Response::decode(&ask(first, max), &out.bytes, &Dialect::STANDARD);
+            assert_eq!(read, Ok(Response::GetVirtualSwitches(answer)), "{first} {max}");
         }
     }
 }

@@ -30,13 +30,13 @@ proptest! {
 
     #[test]
     fn what_was_decoded_is_written_and_decoded_to_the_same(
-        opcode in 0..Opcode::ALL.len(), asked in payload(), told in payload(), dialect in 0usize..5,
+        opcode in 0..Opcode::ALL.len(), asked in payload(), reported in payload(), dialect in 0usize..5,
     ) {
         let (opcode, dialect) = (Opcode::ALL[opcode], &Dialect::ALL[dialect]);
         if let Ok(request) = Request::decode(opcode, &asked, dialect) {
             let bytes = written(dialect, |out| request.write(out));
             prop_assert_eq!(Request::decode(opcode, &bytes, dialect), Ok(request.clone()));
-            if let Ok(response) = Response::decode(&request, &told, dialect) {
+            if let Ok(response) = Response::decode(&request, &reported, dialect) {
                 let bytes = written(dialect, |out| response.write(out));
                 prop_assert_eq!(Response::decode(&request, &bytes, dialect), Ok(response));
             }
@@ -84,11 +84,11 @@ fn regions_are_read_padded_or_not_and_written_as_the_peer_reads_them() {
     let region = DcRegion { base: 1 << 30, block_bytes: 2 << 20, ..Default::default() };
     let regions = HostDcRegions { host_id: 1, region_count: 3, regions: vec![region; 2], room: [1, 2, 3, 4] };
     let asked = Request::GetHostDcRegions(GetHostDcRegions { host_id: 1, count: 2, first_region: 0 });
-    let told = Response::GetHostDcRegions(regions);
+    let reported = Response::GetHostDcRegions(regions);
     for (dialect, length) in [(&Dialect::STANDARD, 4 + 2 * 40 + 16), (&Dialect::LIBCXLMI, 340)] {
-        let bytes = written(dialect, |out| told.write(out));
+        let bytes = written(dialect, |out| reported.write(out));
         assert_eq!(bytes.len(), length, "{}", dialect.name);
-        assert_eq!(Response::decode(&asked, &bytes, &Dialect::STANDARD), Ok(told.clone()), "{}", dialect.name);
+        assert_eq!(Response::decode(&asked, &bytes, &Dialect::STANDARD), Ok(reported.clone()), "{}", dialect.name);
     }
 }
 

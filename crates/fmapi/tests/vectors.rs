@@ -30,7 +30,7 @@ fn every_recorded_exchange_is_decoded_and_written_again() {
     for vector in &vectors {
         let note = vector["note"].as_str().expect("a note");
         let opcode = Opcode(u16::from_str_radix(vector["opcode"].as_str().expect("digits"), 16).expect("digits"));
-        let (asked, told) = (bytes(&vector["request"]), bytes(&vector["response"]));
+        let (asked, reported) = (bytes(&vector["request"]), bytes(&vector["response"]));
         let code = ReturnCode(vector["rc"].as_u64().expect("a return code") as u16);
         // The commands of a memory device's own mailbox are not the fabric manager's.
         if opcode.name().is_none() {
@@ -50,11 +50,11 @@ fn every_recorded_exchange_is_decoded_and_written_again() {
         if code != ReturnCode::SUCCESS {
             continue;
         }
-        let response = match Response::decode(&request, &told, &Dialect::QEMU) {
+        let response = match Response::decode(&request, &reported, &Dialect::QEMU) {
             Ok(response) => response,
             Err(failure) => panic!("{opcode} {note}: {failure}"),
         };
-        assert_eq!(written(|out| response.write(out)), told, "{opcode} {note}");
+        assert_eq!(written(|out| response.write(out)), reported, "{opcode} {note}");
         responses += 1;
         if let (Request::Tunnel(outer), Response::Tunnel(Tunnelled { message })) = (&request, &response) {
             let inner = Message::decode(&outer.message, &Dialect::QEMU).expect("a message in a tunnel");

@@ -10,7 +10,7 @@
 use std::io::{Cursor, ErrorKind};
 
 use aquifer_config::Config;
-use aquifer_core::record::{HEADER_BYTES, Recording, Told, batch_header, count_events, put_summary, put_told};
+use aquifer_core::record::{Call, HEADER_BYTES, Recording, batch_header, count_events, put_call, put_summary};
 use aquifer_core::units::{ByteSize, REGION_PAGES};
 use aquifer_cxl_switch::{Connection, Switch, SwitchConfig};
 use aquifer_fmapi::{
@@ -21,7 +21,7 @@ use aquifer_sys::elf;
 use aquifer_sys::shared_segment::SharedSegment;
 use aquifer_tiers::TierSpec;
 use aquifer_tiers::profile::Profile;
-use aquifer_wire::{BODY_BYTES_MOST, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STANDING_BYTES, Standing, body_crc};
+use aquifer_wire::{BODY_BYTES_MAX, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STANDING_BYTES, Standing, body_crc};
 
 /// Maximum size of a generated segment in words; the product's own is smaller.
 const SEGMENT_WORDS_MAX: usize = 8192;
@@ -106,12 +106,12 @@ pub fn fmapi(bytes: &[u8]) {
             read_payload(message.header.opcode, &message.payload, &message.payload, dialect);
         }
         let Some(([opcode, cut], payload)) = bytes.split_first_chunk::<2>() else { continue };
-        let (asked, told) = payload.split_at(usize::from(*cut).min(payload.len()));
-        read_payload(Opcode::ALL[usize::from(*opcode) % Opcode::ALL.len()], asked, told, dialect);
+        let (asked, answered) = payload.split_at(usize::from(*cut).min(payload.len()));
+        read_payload(Opcode::ALL[usize::from(*opcode) % Opcode::ALL.len()], asked, answered, dialect);
     }
 }
 
-fn read_payload(opcode: Opcode, asked: &[u8], told: &[u8], dialect: &Dialect) {
+fn read_payload(opcode: Opcode, asked: &[u8], answered: &[u8], dialect: &Dialect) {
     let request = match Request::decode(opcode, asked, dialect) {
         Ok(request) => request,
         Err(failure) => return one_line(&failure.to_string()),
@@ -119,7 +119,7 @@ fn read_payload(opcode: Opcode, asked: &[u8], told: &[u8], dialect: &Dialect) {
     let mut out = Writer::new(dialect);
     request.write(&mut out);
     assert_eq!(Request::decode(opcode, &out.bytes, dialect).as_ref(), Ok(&request), "{}", dialect.name);
-    match Response::decode(&request, told, dialect) {
+    match Response::decode(&request, answered, dialect) {
         Ok(response) => {
             let mut out = Writer::new(dialect);
             response.write(&mut out);
@@ -161,10 +161,10 @@ fn read_recording(file: &[u8]) {
         assert_eq!(number, count);
         count += 1;
         let mut bytes = Vec::new();
-        put_told(&mut bytes, &event.told);
-        put_summary(&mut bytes, &event.told, event.summary);
+        put_call(&mut bytes, &event.call);
+        put_summary(&mut bytes, &event.call, event.summary);
         assert_eq!(count_events(&bytes), Some(1), "what was read cannot be written: {event:?}");
-        if let Told::Cleaned { guards, .. } = event.told {
+        if let Call::Cleaned { guards, .. } = event.call {
             assert!(guards.guarded().count() <= REGION_PAGES as usize);
         }
         true
@@ -245,7 +245,7 @@ fn read_frame(bytes: &[u8; FRAME_HEADER_BYTES], body: &[u8]) {
     match Header::decode(bytes) {
         Ok(header) => {
             assert_eq!(header.encode(), *bytes, "one message has two forms: {header:?}");
-            assert!(header.body_bytes <= BODY_BYTES_MOST, "{header:?}");
+            assert!(header.body_bytes <= BODY_BYTES_MAX, "{header:?}");
             if header.check_body(body).is_ok() {
                 assert_eq!(Header::new(header.request, header.message, body), header);
             }

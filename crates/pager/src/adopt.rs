@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Takes the program's mappings into management. `take_out.rs` releases them.
+//! Takes the program's mappings into management. `release.rs` releases them.
 //!
 //! While all adopted memory fits the budget, nothing is registered and the program runs as if the library were absent.
 //! The first mapping that no longer fits starts the pager, which then registers all of them; the page tables tell which
@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use aquifer_core::map::Delivery;
 use aquifer_core::units::PAGE_BYTES;
 use aquifer_stats::{Counters, Gauge};
-use aquifer_sys::memory::{OwnWord, RESIDENT_PAGES_MOST, advise, resident_pages};
+use aquifer_sys::memory::{OwnWord, RESIDENT_PAGES_MAX, advise, resident_pages};
 use aquifer_sys::own_descriptors::keep_spares;
 use aquifer_sys::pagemap;
 use aquifer_sys::raw::Errno;
@@ -27,12 +27,12 @@ use aquifer_sys::{descriptors, own_stack, rings};
 use aquifer_tiers::Tier;
 
 use crate::abort::{Number, abort, say};
-use crate::advice::Said;
-use crate::early::{Postponed, Reach};
-use crate::holds::{Holding, LOCKED_PART};
+use crate::address_ranges::AddressRanges;
+use crate::advice::GivenAdvice;
+use crate::calls_in_progress::{Postponed, Reach};
 use crate::ledger::Ledger;
-use crate::left_alone::LeftAlone;
 use crate::pager::{Pager, Settings};
+use crate::pins::{CallPins, LOCKED_PART};
 use crate::reserved::Opened;
 use crate::signal;
 
@@ -55,21 +55,21 @@ pub struct Adopter {
     /// Below the budget: when to look at the account next, in nanoseconds of the monotonic clock. 0: only when there is
     /// a reason.
     pub(crate) look_at_ns: AtomicU64,
-    /// Bounds of all mappings whose memory system calls must hold. The range only ever grows.
-    held_low: AtomicUsize,
-    held_high: AtomicUsize,
+    /// Bounds of all mappings whose memory system calls must pin. The range only ever grows.
+    pinned_low: AtomicUsize,
+    pinned_high: AtomicUsize,
     /// When the pager started, the program had an io_uring, a KVM virtual machine, or inner threads. They access memory
     /// without a visible system call, so all memory gets listener delivery if it is available.
     unseen: AtomicBool,
     /// The program has called a C library function that works on threads of the C library's own, which nobody prepares.
     inner_threads: AtomicBool,
-    /// Tells which memory a system call touches: `early.rs`.
+    /// Tells which memory a system call touches: `calls_in_progress.rs`.
     reach: Reach,
     /// The pager is starting or has started: a thread that makes a call waits until the call's memory is registered.
     starting: AtomicBool,
     /// The pager has started, and all memory that can be registered is registered.
     started: AtomicBool,
-    /// Whether memory of early calls is still unregistered.
+    /// Whether memory of calls in progress is still unregistered.
     has_postponed: AtomicBool,
     /// Ranges that contain no reservations: `reserved.rs`.
     pub(crate) opened: Opened,
@@ -90,11 +90,11 @@ pub(crate) struct State {
     /// start, and will want this lock: so the pager does not start until they are done.
     pub(crate) forks: u32,
     /// The program's advice about its memory.
-    pub(crate) said: Said,
+    pub(crate) given_advice: GivenAdvice,
     /// Mappings that are left to the kernel.
-    pub(crate) left_alone: LeftAlone,
+    pub(crate) left_alone: AddressRanges,
     /// Reserved address space that is not yet writable: `reserved.rs`.
-    pub(crate) reserved: LeftAlone,
+    pub(crate) reserved: AddressRanges,
 }
 
 impl State {
@@ -118,17 +118,17 @@ impl Adopter {
                 locked: Vec::new(),
                 postponed: Postponed::default(),
                 forks: 0,
-                said: Said::default(),
-                left_alone: LeftAlone::default(),
-                reserved: LeftAlone::default(),
+                given_advice: GivenAdvice::default(),
+                left_alone: AddressRanges::default(),
+                reserved: AddressRanges::default(),
             }),
             pager: AtomicPtr::new(std::ptr::null_mut()),
             counters,
             budget_bytes,
             ledger,
             look_at_ns: AtomicU64::new(0),
-            held_low: AtomicUsize::new(usize::MAX),
-            held_high: AtomicUsize::new(0),
+            pinned_low: AtomicUsize::new(usize::MAX),
+            pinned_high: AtomicUsize::new(0),
             unseen: AtomicBool::new(false),
             inner_threads: AtomicBool::new(false),
             reach,
@@ -164,7 +164,7 @@ impl Adopter {
                 return;
             }
             let mut state = self.state();
-            state.said.forget(range.start, range.end);
+            state.given_advice.forget(range.start, range.end);
             self.take_in(&mut state, range);
         })
     }
@@ -175,7 +175,7 @@ impl Adopter {
         self.counters.set_with_peak(Gauge::ManagedBytes, Gauge::ManagedBytesPeak, state.managed_bytes);
         match self.pager() {
             Some(pager) => {
-                self.tell_need(state);
+                self.announce_need(state);
                 self.register(pager, &[range]);
             }
             None => {
@@ -204,7 +204,7 @@ impl Adopter {
     }
 
     /// Enters this process's managed bytes in the account of the budget, if the process takes part in it.
-    pub(crate) fn tell_need(&self, state: &State) {
+    pub(crate) fn announce_need(&self, state: &State) {
         let Some(ledger) = self.ledger else { return };
         let pages = state.managed_bytes / PAGE_BYTES;
         ledger.set_need(pages);
@@ -297,31 +297,31 @@ impl Adopter {
         self.unseen.store(with_rings || with_guest || with_inner_threads, Ordering::Relaxed);
         self.pager.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
         self.counters.set(Gauge::Active, 1);
-        for lacking in state.said.lacking() {
+        for lacking in state.given_advice.lacking() {
             state.managed_bytes -= cut(&mut state.waiting, lacking.start, lacking.end);
         }
         let mut ranges = std::mem::take(&mut state.waiting);
-        let (mut held, free) = ranges.drain(..).partition(|range| pager.calls_must_hold(self.delivery(pager, *range)));
-        state.postponed = Postponed::new(self.reach, &mut held);
+        let (mut pinned, free) = ranges.drain(..).partition(|range| pager.calls_must_pin(self.delivery(pager, *range)));
+        state.postponed = Postponed::new(self.reach, &mut pinned);
         self.has_postponed.store(!state.postponed.ranges.is_empty(), Ordering::Release);
         self.register(pager, &free);
-        self.register(pager, &held);
+        self.register(pager, &pinned);
         for range in std::mem::take(&mut state.locked) {
             pager.lock(range.start, range.end - range.start);
         }
-        Self::tell_foretold(pager, &mut state.said);
+        Self::apply_announced(pager, &mut state.given_advice);
         keep_spares();
         self.started.store(true, Ordering::Release);
     }
 
-    /// In a child, after fork(2): from now on, every call must hold the memory that it touches.
+    /// In a child, after fork(2): from now on, every call must pin the memory that it touches.
     pub(crate) fn become_child(&self, pager: &'static Pager) {
         self.has_postponed.store(false, Ordering::Release);
-        self.held_low.store(0, Ordering::Release);
-        self.held_high.store(usize::MAX, Ordering::Release);
+        self.pinned_low.store(0, Ordering::Release);
+        self.pinned_high.store(usize::MAX, Ordering::Release);
         thread_slot::set_trapping(Trapping::Ready);
         signal::trap_calls();
-        pager.worker_bell.ring();
+        pager.worker_wakeup.wake();
     }
 
     /// The delivery for a range.
@@ -335,7 +335,7 @@ impl Adopter {
 
     /// The program calls a C library function that works on inner threads. Returns whether it may: then no memory has
     /// signal delivery and, if the call is early enough, none will get it; for `transfers`, no memory that calls must
-    /// hold exists either.
+    /// pin exists either.
     pub fn may_have_inner_threads(&'static self, transfers: bool) -> bool {
         // SeqCst pairs with `start`, which sets `starting` before it reads this flag.
         self.inner_threads.store(true, Ordering::SeqCst);
@@ -347,7 +347,7 @@ impl Adopter {
         !self.watches_calls() || (!transfers && none_by_signal())
     }
 
-    /// Whether the pager has started, so that each call holds its own memory.
+    /// Whether the pager has started, so that each call pins its own memory.
     pub fn has_started(&self) -> bool {
         self.started.load(Ordering::Acquire)
     }
@@ -417,10 +417,10 @@ impl Adopter {
                 let index = (page - first) as usize;
                 present[index..index + count as usize].iter().any(|present| *present)
             });
-            if pager.calls_must_hold(delivery) {
-                // Release pairs with the Acquire in `may_need_hold`: the program may use the range from now on.
-                self.held_low.fetch_min(start, Ordering::Release);
-                self.held_high.fetch_max(range.end, Ordering::Release);
+            if pager.calls_must_pin(delivery) {
+                // Release pairs with the Acquire in `may_need_pin`: the program may use the range from now on.
+                self.pinned_low.fetch_min(start, Ordering::Release);
+                self.pinned_high.fetch_max(range.end, Ordering::Release);
             }
             self.counters.increase(registered(delivery), 1);
         }
@@ -429,19 +429,19 @@ impl Adopter {
         }
         pager.publish(&engine);
         drop(engine);
-        pager.worker_bell.ring();
+        pager.worker_wakeup.wake();
     }
 
-    /// Whether `start..start + len` may contain pages that a call must hold. A quick check; only false is certain.
-    pub fn may_need_hold(&self, start: usize, len: usize) -> bool {
-        start < self.held_high.load(Ordering::Acquire)
-            && start.saturating_add(len) > self.held_low.load(Ordering::Acquire)
+    /// Whether `start..start + len` may contain pages that a call must pin. A quick check; only false is certain.
+    pub fn may_need_pin(&self, start: usize, len: usize) -> bool {
+        start < self.pinned_high.load(Ordering::Acquire)
+            && start.saturating_add(len) > self.pinned_low.load(Ordering::Acquire)
             && len > 0
     }
 
-    /// Whether any page may exist that a call must hold.
+    /// Whether any page may exist that a call must pin.
     pub fn watches_calls(&self) -> bool {
-        self.held_high.load(Ordering::Acquire) != 0
+        self.pinned_high.load(Ordering::Acquire) != 0
     }
 
     /// Whether eviction copies pages, so that data written without a visible call would be lost.
@@ -449,9 +449,9 @@ impl Adopter {
         self.pager().is_some_and(Pager::copies)
     }
 
-    /// An empty hold, for the memory of one system call. `None` before the pager has started.
-    pub fn holding(&self) -> Option<Holding> {
-        self.pager().map(Holding::new)
+    /// No pins yet, for the memory of one system call. `None` before the pager has started.
+    pub fn call_pins(&self) -> Option<CallPins> {
+        self.pager().map(CallPins::new)
     }
 
     /// Called before mlock(2): keeps the managed part of `start..start + len` resident. False if that exceeds the
@@ -500,8 +500,8 @@ impl Adopter {
     }
 
     /// Keeps `start..start + len` resident for as long as the calling thread lives. Returns a number for
-    /// [`release_hold`](Self::release_hold) if there is a hold to release; EAGAIN if the range cannot be held.
-    pub fn hold_for_thread(&'static self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
+    /// [`release_pin`](Self::release_pin) if there is a pin to release; EAGAIN if the range cannot be pinned.
+    pub fn pin_for_thread(&'static self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
         own_stack::call(move || {
             let mut state = self.state();
             let Some(pager) = self.pager() else {
@@ -513,19 +513,19 @@ impl Adopter {
                 return Ok(None);
             };
             drop(state);
-            pager.hold_for_thread(start, len)
+            pager.pin_for_thread(start, len)
         })
     }
 
-    /// Ties the hold that [`hold_for_thread`](Self::hold_for_thread) began to the life of a task that the caller has
+    /// Ties the pin that [`pin_for_thread`](Self::pin_for_thread) began to the life of a task that the caller has
     /// made by clone(2) with shared memory.
-    pub fn pass_hold(&self, index: usize, task: u32) {
-        self.pager().inspect(|pager| pager.pass_hold(index, task));
+    pub fn pass_pin(&self, index: usize, task: u32) {
+        self.pager().inspect(|pager| pager.pass_pin(index, task));
     }
 
-    /// Ends what [`hold_for_thread`](Self::hold_for_thread) began.
-    pub fn release_hold(&self, index: usize) {
-        self.pager().inspect(|pager| pager.release_hold(index));
+    /// Ends what [`pin_for_thread`](Self::pin_for_thread) began.
+    pub fn release_pin(&self, index: usize) {
+        self.pager().inspect(|pager| pager.release_pin(index));
     }
 
     /// Called before munlock(2).
@@ -548,15 +548,15 @@ impl Adopter {
             let Some(pager) = self.pager() else { return false };
             let end = start.saturating_add(len);
             let (first, last) = (start as u64 / PAGE_BYTES, end.div_ceil(PAGE_BYTES as usize) as u64);
-            // Postponed memory is memory that calls must hold.
+            // Postponed memory is memory that calls must pin.
             state.postponed.meets(start, end)
                 || pager.engine().map().overlapping(first, last).any(|mapping| mapping.delivery == Delivery::Signal)
         })
     }
 
-    /// The most bytes that one system call may hold at a time.
-    pub fn hold_bytes_most(&self) -> usize {
-        self.pager().map_or(0, Pager::hold_bytes_most)
+    /// The most bytes that one system call may pin at a time.
+    pub fn pin_bytes_max(&self) -> usize {
+        self.pager().map_or(0, Pager::pin_bytes_max)
     }
 
     /// Whether any part of `start..start + len` is managed.
@@ -616,8 +616,8 @@ pub(crate) fn by_pagemap(start: usize, len: usize) -> io::Result<Vec<bool>> {
 /// anyway.
 fn resident(uffd: &Uffd, start: usize, present: &mut [bool]) -> io::Result<()> {
     let address = |page: usize| start + page * PAGE_BYTES as usize;
-    for first in (0..present.len()).step_by(RESIDENT_PAGES_MOST) {
-        let count = RESIDENT_PAGES_MOST.min(present.len() - first);
+    for first in (0..present.len()).step_by(RESIDENT_PAGES_MAX) {
+        let count = RESIDENT_PAGES_MAX.min(present.len() - first);
         let bits = resident_pages(address(first), count).map_err(|Errno(errno)| io::Error::from_raw_os_error(errno))?;
         (0..count).for_each(|page| present[first + page] = bits >> page & 1 != 0);
     }

@@ -18,7 +18,7 @@ use crate::adopt::{Adopter, Range, State, cut};
 use crate::pager::Pager;
 
 /// Most pieces of lasting advice kept until the pager starts. Further advice is dropped: it is only a hint.
-const FORETOLD_MOST: usize = 1024;
+const ANNOUNCED_MAX: usize = 1024;
 
 /// What a forked child does not inherit of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +31,9 @@ pub enum Withheld {
 
 /// The advice given.
 #[derive(Debug, Default)]
-pub(crate) struct Said {
+pub(crate) struct GivenAdvice {
     /// Advice from before the pager started.
-    foretold: Vec<(Range, Advice)>,
+    announced: Vec<(Range, Advice)>,
     /// Ranges that are not mapped in a child.
     pub(crate) not_copied: Vec<Range>,
     /// Ranges that are zeros in a child.
@@ -43,10 +43,10 @@ pub(crate) struct Said {
     process: u32,
 }
 
-impl Said {
+impl GivenAdvice {
     /// Forgets the advice about `start..end`, which is unmapped or mapped again.
     pub(crate) fn forget(&mut self, start: usize, end: usize) {
-        self.foretold.retain(|(range, _)| range.end <= start || end <= range.start);
+        self.announced.retain(|(range, _)| range.end <= start || end <= range.start);
         for ranges in [&mut self.not_copied, &mut self.wiped] {
             if !ranges.is_empty() {
                 cut(ranges, start, end);
@@ -68,16 +68,16 @@ impl Said {
 
 impl Adopter {
     /// The program announces how it will use `start..start + len`.
-    pub fn foretell(&'static self, start: usize, len: usize, advice: Advice) {
+    pub fn announce(&'static self, start: usize, len: usize, advice: Advice) {
         own_stack::call(move || {
             let mut state = self.state();
             let range = Range { start, end: start.saturating_add(len), delivery: Delivery::Signal };
             match self.pager() {
-                Some(pager) => tell(pager, range, advice),
+                Some(pager) => apply(pager, range, advice),
                 None => {
                     let lasts = matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential);
-                    if lasts && state.said.foretold.len() < FORETOLD_MOST {
-                        state.said.foretold.push((range, advice));
+                    if lasts && state.given_advice.announced.len() < ANNOUNCED_MAX {
+                        state.given_advice.announced.push((range, advice));
                     }
                 }
             }
@@ -85,25 +85,25 @@ impl Adopter {
     }
 
     /// The pager has started: passes the earlier advice to the engine.
-    pub(crate) fn tell_foretold(pager: &Pager, said: &mut Said) {
-        std::mem::take(&mut said.foretold).into_iter().for_each(|(range, advice)| tell(pager, range, advice));
+    pub(crate) fn apply_announced(pager: &Pager, given_advice: &mut GivenAdvice) {
+        std::mem::take(&mut given_advice.announced).into_iter().for_each(|(range, advice)| apply(pager, range, advice));
     }
 
     /// Sets whether children forked from now on lack this aspect of `start..start + len`.
     pub fn withhold(&'static self, start: usize, len: usize, what: Withheld, withheld: bool) {
         own_stack::call(move || {
             let mut state = self.state();
-            if state.said.process != std::process::id() {
-                let State { waiting, said, .. } = &mut *state;
-                for range in said.lacking() {
+            if state.given_advice.process != std::process::id() {
+                let State { waiting, given_advice, .. } = &mut *state;
+                for range in given_advice.lacking() {
                     cut(waiting, range.start, range.end);
                 }
-                said.process = std::process::id();
+                given_advice.process = std::process::id();
             }
             let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
             let ranges = match what {
-                Withheld::Contents => &mut state.said.wiped,
-                Withheld::Range => &mut state.said.not_copied,
+                Withheld::Contents => &mut state.given_advice.wiped,
+                Withheld::Range => &mut state.given_advice.not_copied,
             };
             cut(ranges, start, end);
             if withheld {
@@ -134,10 +134,10 @@ impl Adopter {
     }
 }
 
-fn tell(pager: &Pager, range: Range, advice: Advice) {
+fn apply(pager: &Pager, range: Range, advice: Advice) {
     let (first, last) = (range.start as u64 / PAGE_BYTES, (range.end as u64).div_ceil(PAGE_BYTES));
     if first < last {
         pager.engine().advise(first, last, advice);
-        pager.worker_bell.ring();
+        pager.worker_wakeup.wake();
     }
 }

@@ -25,15 +25,15 @@ use crate::pager::Pager;
 
 /// Threads of the pager, with room to spare: four listeners, and one each that works, trims, records, maintains the
 /// tier, renews its leases, moves data within it and requests shares.
-const OWN_MOST: usize = 16;
+const OWN_MAX: usize = 16;
 /// A thread that has reported its end is gone soon after: how often the worker checks, and for how long.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-const LOOKS_MOST: Duration = Duration::from_secs(2);
+const LOOKS_MAX: Duration = Duration::from_secs(2);
 /// How often the kernel is asked for the status of a thread that is gone, and the pause between two tries.
-const ASKED_MOST: usize = 50;
+const ASKED_MAX: usize = 50;
 const ASKED_AGAIN: Duration = Duration::from_millis(1);
 
-static OWN: [AtomicU32; OWN_MOST] = [const { AtomicU32::new(0) }; OWN_MOST];
+static OWN: [AtomicU32; OWN_MAX] = [const { AtomicU32::new(0) }; OWN_MAX];
 static MAIN_HAS_ENDED: AtomicBool = AtomicBool::new(false);
 static STATUS: AtomicI32 = AtomicI32::new(0);
 /// The worker has been notified that the program has no threads; or the program has closed the descriptor for that.
@@ -76,11 +76,11 @@ pub fn thread_ends(pager: Option<&Pager>, status: Option<i32>) {
         && let Some(pager) = pager
     {
         LOOK.store(true, Ordering::Release);
-        pager.worker_bell.ring();
+        pager.worker_wakeup.wake();
     }
 }
 
-/// The descriptor that the worker waits for in addition to its bell.
+/// The descriptor that the worker waits for in addition to its wakeup.
 pub(crate) fn heard_by(pager: &Pager) -> Option<i32> {
     (!HAS_HEARD.load(Ordering::Relaxed)).then(|| pager.lifeline.descriptor())
 }
@@ -97,7 +97,7 @@ pub(crate) fn hear(pager: &Pager) {
 /// heap: a fork may be waiting for the worker, with the locks of that heap held.
 pub(crate) fn look() {
     if LOOK.swap(false, Ordering::AcqRel) {
-        LOOK_UNTIL_NS.store(now_ns() + LOOKS_MOST.as_nanos() as u64, Ordering::Relaxed);
+        LOOK_UNTIL_NS.store(now_ns() + LOOKS_MAX.as_nanos() as u64, Ordering::Relaxed);
         LOOK_AT_NS.store(0, Ordering::Relaxed);
         if MAIN_HAS_ENDED.load(Ordering::Relaxed) && !HAS_HEARD.load(Ordering::Relaxed) {
             remember_last();
@@ -125,7 +125,7 @@ fn end() -> ! {
     } else if MAIN_HAS_ENDED.load(Ordering::Relaxed) {
         LAST.get().and_then(Option::as_ref).and_then(|last| {
             // The kernel knows the status a moment after the thread is gone.
-            (0..ASKED_MOST).find_map(|_| last.status().or_else(|| pause(ASKED_AGAIN)))
+            (0..ASKED_MAX).find_map(|_| last.status().or_else(|| pause(ASKED_AGAIN)))
         })
     } else {
         thread_state::status_of_the_ended(std::process::id())
@@ -161,7 +161,7 @@ fn remember_last() {
 }
 
 /// How long the worker may sleep instead of `limit`: it may have to check again earlier.
-pub(crate) fn sleep_most(limit: Duration) -> Duration {
+pub(crate) fn sleep_max(limit: Duration) -> Duration {
     if LOOK_UNTIL_NS.load(Ordering::Relaxed) == 0 { limit } else { limit.min(LOOK_AGAIN) }
 }
 

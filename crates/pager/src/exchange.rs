@@ -14,8 +14,8 @@
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!
-//! The kernel may end a transfer early: `exchange/repeat.rs`. Next on the path: `space/exchanger.rs`, which calls this file; no
-//! decision is made here.
+//! The kernel may end a transfer early: `exchange/repeat.rs`. Next on the path: `space/exchanger.rs`, which calls this
+//! file; no decision is made here.
 
 #![allow(unsafe_code, reason = "page exchange is unsafe by nature; each site says which range is owned and why")]
 
@@ -29,11 +29,11 @@ use aquifer_sys::memory::{MADV_POPULATE_WRITE, advise, drop_pages};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Partial, Uffd};
 
-use self::repeat::{EBUSY_AWAY_MOST, EBUSY_MOST, EBUSY_SEALED_MOST, move_all, retry};
+use self::repeat::{EBUSY_AWAY_MAX, EBUSY_MAX, EBUSY_SEALED_MAX, move_all, retry};
 use crate::frame_area::FrameArea;
 use crate::own_memory::{AT_ONCE, OwnMemory, PageTable};
 
-pub use self::repeat::EAGAIN_MOST;
+pub use self::repeat::EAGAIN_MAX;
 
 /// How pages are exchanged by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub enum Installed {
 }
 
 /// Blocks up to this many bytes are copied to the program's address rather than moved: a copy interrupts no other CPU.
-pub const COPIED_BYTES_MOST: u64 = 16 << 10;
+pub const COPIED_BYTES_MAX: u64 = 16 << 10;
 
 /// Installs the bytes of `frame` at `pages`, which are all missing, and wakes the threads waiting there. `pages` may
 /// continue into the frames that follow `frame`. The frames keep their pages only if the exchange is a copy.
@@ -91,7 +91,7 @@ pub fn install(
         return Ok(Installed::Copied);
     }
     if way == Way::Move {
-        match move_all(target, source, len, &mut done, EBUSY_MOST, |done| {
+        match move_all(target, source, len, &mut done, EBUSY_MAX, |done| {
             // SAFETY: the frame is this thread's (the engine assigned it) and the block is Installing, so no other
             // thread works on its pages.
             unsafe { uffd.move_pages(target + done, source + done, len - done, true) }
@@ -121,7 +121,7 @@ pub fn install(
 fn copy_in(uffd: &Uffd, target: usize, source: usize, len: usize, done: usize, seal: bool) -> Result<(), Partial> {
     let mut done = done;
     let copy = |done: &mut usize, end: usize| {
-        retry(end, done, EBUSY_MOST, |done| {
+        retry(end, done, EBUSY_MAX, |done| {
             // SAFETY: the frame is this thread's, so its bytes do not change, and the block is Installing, so no other
             // thread works on its pages.
             unsafe { uffd.copy(target + done, source + done, end - done, seal) }
@@ -151,8 +151,8 @@ fn drop_rest(frame: FrameIndex, source: usize, len: usize) {
     }
 }
 
-/// Moves the pages of a resident block into the hollow `frame` and those that follow. If refused, the block is whole at
-/// the program's address as before; but parts of a `sealed` block may no longer be sealed.
+/// Moves the pages of a resident block into the unbacked `frame` and those that follow. If refused, the block is whole
+/// at the program's address as before; but parts of a `sealed` block may no longer be sealed.
 pub fn take_away(
     uffds: Uffds<'_>,
     area: &FrameArea,
@@ -217,11 +217,11 @@ fn move_away(
     done: &mut usize,
     sealed: bool,
 ) -> Result<(), Errno> {
-    let busy_most = if sealed { EBUSY_SEALED_MOST } else { EBUSY_AWAY_MOST };
+    let busy_max = if sealed { EBUSY_SEALED_MAX } else { EBUSY_AWAY_MAX };
     let mut unshared = None;
     loop {
-        let moved = move_all(target, source, len, done, busy_most, |done| {
-            // SAFETY: the block is Leaving, and the frame is hollow and this thread's.
+        let moved = move_all(target, source, len, done, busy_max, |done| {
+            // SAFETY: the block is Leaving, and the frame is unbacked and this thread's.
             unsafe { uffds.frames.move_pages(target + done, source + done, len - done, true) }
         });
         if moved != Err(Errno(libc::EBUSY)) || unshared == Some(*done) || sealed {
@@ -231,7 +231,7 @@ fn move_away(
         // The page is present, and no longer protected after this call (it can still be, although the block is no
         // longer sealed). So the kernel's store causes no userfaultfd fault: the listener and this thread would wait
         // for each other.
-        for _ in 0..EAGAIN_MOST {
+        for _ in 0..EAGAIN_MAX {
             if uffds.program.write_protect(source + *done, PAGE_BYTES as usize, false) != Err(Errno(libc::EAGAIN)) {
                 break;
             }
@@ -322,7 +322,7 @@ fn stay(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<(), Una
 /// Allows the program to write to a range.
 pub fn lift_protection(uffd: &Uffd, start: usize, len: usize) -> Result<(), Errno> {
     let lift = |start: usize, len: usize| {
-        for _ in 0..EAGAIN_MOST {
+        for _ in 0..EAGAIN_MAX {
             match uffd.write_protect(start, len, false) {
                 Err(Errno(libc::EAGAIN)) => {}
                 lifted => return lifted,
@@ -345,7 +345,7 @@ const LOST: &str = "a block could be neither evicted nor put back; its contents 
 /// Puts back the part of a block that had moved before the kernel refused the rest.
 fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) -> Result<(), Unable> {
     let mut back = 0;
-    let moved = move_all(source, target, done, &mut back, EBUSY_MOST, |back| {
+    let moved = move_all(source, target, done, &mut back, EBUSY_MAX, |back| {
         // SAFETY: these pages came from that address a moment ago, and the block is still Leaving.
         unsafe { uffd.move_pages(source + back, target + back, done - back, true) }
     });
@@ -455,7 +455,7 @@ mod tests {
         let Some(world) = World::new() else { return };
         let (target, len) = (world.area.address(world.frame), BLOCK_PAGES * PAGE);
         let (mut done, mut calls) = (0, 0);
-        let moved = move_all(target, world.start, len, &mut done, EBUSY_MOST, |_| {
+        let moved = move_all(target, world.start, len, &mut done, EBUSY_MAX, |_| {
             calls += 1;
             if calls > 1 {
                 return Err(Partial { done: 0, errno: Errno(libc::EINVAL) });
@@ -552,7 +552,7 @@ mod tests {
         }
     }
 
-    /// The block used to count as installed, with its pages left in a frame that was taken to be hollow.
+    /// The block used to count as installed, with its pages left in a frame that was taken to be unbacked.
     #[test]
     fn a_block_whose_place_has_gone_is_not_called_installed() {
         let Some(world) = World::new() else { return };

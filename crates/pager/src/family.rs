@@ -20,10 +20,10 @@ use aquifer_sys::memory::SharedWords;
 use aquifer_sys::presence::Presence;
 use aquifer_sys::raw::Errno;
 
-use crate::places::{Cradle, PROCESSES_MOST, Places};
+use crate::places::{ChildSetup, PROCESSES_MAX, Places};
 
 /// Words for the places' states.
-const STATES: usize = PROCESSES_MOST / 2;
+const STATES: usize = PROCESSES_MAX / 2;
 
 /// See the module.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct TooMany;
 impl Family {
     /// A family with a tier of `slabs` slabs. No process has joined it yet.
     pub fn new(slabs: u32) -> Result<Self, Errno> {
-        let words = SharedWords::new(Self::bitmaps_at(slabs) + PROCESSES_MOST * bitmap_words(slabs))?;
+        let words = SharedWords::new(Self::bitmaps_at(slabs) + PROCESSES_MAX * bitmap_words(slabs))?;
         let places = Places::new(words.halves(), Presence::new()?)?;
         Ok(Self { words, places, slabs })
     }
@@ -88,37 +88,37 @@ impl Family {
     }
 
     /// A place for a child. `None` if the family has as many processes as it can.
-    pub fn prepare(&self) -> Option<Cradle> {
+    pub fn prepare(&self) -> Option<ChildSetup> {
         self.places.prepare(|place| self.drop_uses(place))
     }
 
     /// Records that the child will use `slab`, which this process uses.
-    pub fn will_use(&self, child: &Cradle, slab: u32) {
+    pub fn will_use(&self, child: &ChildSetup, slab: u32) {
         self.users(slab).fetch_add(1, Ordering::AcqRel);
         set(self.bitmap(child.place), slab);
     }
 
     /// In the parent, after fork(2).
-    pub fn was_born(&self, child: Cradle) {
-        self.places.was_born(child);
+    pub fn fork_succeeded(&self, child: ChildSetup) {
+        self.places.fork_succeeded(child);
     }
 
     /// In the parent, if fork(2) has failed.
-    pub fn was_not_born(&self, child: Cradle) {
-        self.places.was_not_born(child, |place| self.drop_uses(place));
+    pub fn fork_failed(&self, child: ChildSetup) {
+        self.places.fork_failed(child, |place| self.drop_uses(place));
     }
 
     /// In the child, after fork(2). EBADF if the program has closed the descriptor made for the child.
-    pub fn become_child(&self, child: Cradle) -> Result<(), Errno> {
+    pub fn become_child(&self, child: ChildSetup) -> Result<(), Errno> {
         self.places.occupy_own(child)
     }
 
     /// Called before this process uses slabs: gives it a place of its own, if it has none.
     pub(crate) fn join(&self) -> Result<(), TooMany> {
         if self.places.own().is_none() {
-            let cradle = self.prepare().ok_or(TooMany)?;
+            let setup = self.prepare().ok_or(TooMany)?;
             // If nobody can find out whether this process has ended, its place is never freed.
-            let _ = self.places.occupy_own(cradle);
+            let _ = self.places.occupy_own(setup);
         }
         Ok(())
     }

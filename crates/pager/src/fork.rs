@@ -9,7 +9,7 @@
 //!
 //! In the child, before any code of the program runs: descriptors, frames and registrations of its own replace those
 //! that it must not use or does not have. At first it has no worker and no listener, so all its faults arrive by signal
-//! and are resolved by the faulting thread; [`Adopter::tend`] starts the worker once there is work for it.
+//! and are resolved by the faulting thread; [`Adopter::upkeep`] starts the worker once there is work for it.
 //!
 //! The program's fork(2) gets here by trapping (`preload/src/trap.rs`), so no foreign code runs between these steps.
 
@@ -29,15 +29,15 @@ use aquifer_sys::uffd::mode;
 
 use crate::abort::{abort, fail, say};
 use crate::adopt::{Adopter, Range, cut};
-use crate::advice::Said;
+use crate::advice::GivenAdvice;
 use crate::ending;
 use crate::ledger::Ledger;
-use crate::pager::{Pager, THREADS_MOST};
+use crate::pager::{Pager, THREADS_MAX};
 use crate::signal;
 
 /// Most blocks that one fork(2) makes resident because a withheld range ends within them. Each takes one turn, and one
 /// more each time it is evicted to make room for another. A choice.
-const CUT_FETCHES_MOST: u32 = 64 << 10;
+const CUT_FETCHES_MAX: u32 = 64 << 10;
 /// Faults of a child until it gets a worker, and how long it can do without one: a child that only prepares for
 /// execve(2) needs none.
 const FAULTS_WITHOUT_WORKER: u64 = 64;
@@ -48,10 +48,10 @@ const TIME_WITHOUT_WORKER: Duration = Duration::from_millis(100);
 struct Cuts(Vec<(u64, u64, bool)>);
 
 impl Cuts {
-    fn new(said: &Said) -> Self {
+    fn new(given_advice: &GivenAdvice) -> Self {
         let pages = |range: &Range, remove| (range.start as u64 / PAGE_BYTES, range.end as u64 / PAGE_BYTES, remove);
-        let wiped = said.wiped.iter().map(|range| pages(range, false));
-        Self(said.not_copied.iter().map(|range| pages(range, true)).chain(wiped).collect())
+        let wiped = given_advice.wiped.iter().map(|range| pages(range, false));
+        Self(given_advice.not_copied.iter().map(|range| pages(range, true)).chain(wiped).collect())
     }
 
     /// A page in a block that a cut divides and that is not resident: only a resident block can be cut.
@@ -104,32 +104,32 @@ impl Adopter {
             say(&["the recording ends here, and the program goes on: it forks, and a recording is of one process"]);
             crate::recorder::finish();
         }
-        let Some(cradle) = pager.family.prepare() else { return -(libc::EAGAIN as isize) };
-        let cuts = Cuts::new(&state.said);
+        let Some(setup) = pager.family.prepare() else { return -(libc::EAGAIN as isize) };
+        let cuts = Cuts::new(&state.given_advice);
         if let Err(errno) = pager.come_to_rest(&cuts).and_then(|()| pager.tier.before_fork()) {
             pager.go_on();
-            pager.family.was_not_born(cradle);
+            pager.family.fork_failed(setup);
             return -(errno.0 as isize);
         }
         let actions = signal::lock_programs_actions();
-        let (trims, quarry) = (pager.trims.lock(), pager.lock_quarry());
+        let (trims, huge_frames) = (pager.trims.lock(), pager.lock_huge_frames());
         let mut engine = pager.engine();
         // The counts so far belong to the parent: the child counts from here.
         pager.publish(&engine);
-        engine.inherit(&mut |slab| pager.family.will_use(&cradle, slab));
+        engine.inherit(&mut |slab| pager.family.will_use(&setup, slab));
         pager.advise_all(&engine, libc::MADV_DOFORK);
         cuts.withhold();
         let result = clone();
         pager.advise_all(&engine, libc::MADV_DONTFORK);
         if result == 0 {
             // First: whatever is given back from here on ends this process's use, not its parent's.
-            let joined = pager.family.become_child(cradle);
+            let joined = pager.family.become_child(setup);
             engine.become_child();
-            drop((engine, quarry, trims, actions));
+            drop((engine, huge_frames, trims, actions));
             let removed_bytes = pager.become_child(joined, &cuts);
             // Postponed memory belongs to calls of other threads; no call is in progress in the child.
             let mut postponed = std::mem::take(&mut state.postponed);
-            for range in std::mem::take(&mut state.said.not_copied) {
+            for range in std::mem::take(&mut state.given_advice.not_copied) {
                 state.managed_bytes -= cut(&mut postponed.ranges, range.start, range.end);
             }
             state.managed_bytes -= removed_bytes;
@@ -137,7 +137,7 @@ impl Adopter {
             // parent, or by the code that a signal interrupted, and nobody would release them here.
             let by_library = thread_slot::forks().last_is_by_library != 0;
             pager.lacks_threads.store(by_library, Ordering::Relaxed);
-            state.said.become_child();
+            state.given_advice.become_child();
             self.is_seen.word().store(1, Ordering::Relaxed);
             self.register(pager, &postponed.ranges);
             self.become_child(pager);
@@ -146,11 +146,11 @@ impl Adopter {
         if result > 0 {
             pager.tier.after_fork(true);
         }
-        drop((engine, quarry, trims, actions));
+        drop((engine, huge_frames, trims, actions));
         if result > 0 {
-            pager.family.was_born(cradle);
+            pager.family.fork_succeeded(setup);
         } else {
-            pager.family.was_not_born(cradle);
+            pager.family.fork_failed(setup);
         }
         pager.go_on();
         result
@@ -158,8 +158,8 @@ impl Adopter {
 
     /// Called in a child when the program changes its mappings anyway: starts a worker once there have been enough
     /// faults.
-    pub fn tend(&'static self) {
-        let Some(pager) = self.pager() else { return self.tend_below() };
+    pub fn upkeep(&'static self) {
+        let Some(pager) = self.pager() else { return self.upkeep_below() };
         if !pager.lacks_threads.load(Ordering::Relaxed) || !pager.is_due_for_threads() {
             return;
         }
@@ -172,7 +172,7 @@ impl Adopter {
         }
         if pager.lacks_threads.swap(false, Ordering::AcqRel) {
             if pager.ledger.is_some_and(Ledger::join) {
-                self.tell_need(&self.state());
+                self.announce_need(&self.state());
             }
             if let Err(failure) = pager.start_threads() {
                 say(&["this forked process reads ahead and writes back on demand only: ", &failure.to_string()]);
@@ -232,7 +232,7 @@ impl Adopter {
 
     /// Below the budget: makes such a child's claim, and, if other processes have too little, checks whether this
     /// process has more than its share.
-    fn tend_below(&'static self) {
+    fn upkeep_below(&'static self) {
         let Some(ledger) = self.ledger else { return };
         let look_at = self.look_at_ns.load(Ordering::Relaxed);
         if look_at == 0 && !ledger.is_short() || look_at != 0 && now_ns() < look_at {
@@ -255,13 +255,13 @@ impl Pager {
 
     /// Stops new work, and waits until no block is being worked on and none exists only in a frame.
     fn come_to_rest(&self, cuts: &Cuts) -> Result<(), Errno> {
-        let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
+        let thread = ThreadIndex(thread_slot::index(THREADS_MAX));
         {
             // Set under the lock: later operations see the flag, and earlier ones show as busy blocks.
             let _engine = self.engine();
             self.forking.store(thread_slot::token(), Ordering::SeqCst);
         }
-        match aquifer_driver::quiesce(self, thread, |engine| cuts.obstacle(engine), CUT_FETCHES_MOST) {
+        match aquifer_driver::quiesce(self, thread, |engine| cuts.obstacle(engine), CUT_FETCHES_MAX) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno(libc::ENOMEM)),
             Err(fatal) => fail(fatal),
@@ -282,7 +282,7 @@ impl Pager {
     fn go_on(&self) {
         self.forking.store(0, Ordering::SeqCst);
         self.progress.signal();
-        self.worker_bell.ring();
+        self.worker_wakeup.wake();
     }
 
     /// Gives this process everything that it cannot inherit, and drops the ranges that its parent withholds. `joined`
@@ -291,11 +291,11 @@ impl Pager {
     fn become_child(&self, joined: Result<(), Errno>, cuts: &Cuts) -> u64 {
         ending::forget_all();
         let removed_bytes = cuts.make(self);
-        self.is_heir.store(true, Ordering::Relaxed);
+        self.is_forked_child.store(true, Ordering::Relaxed);
         self.lacks_threads.store(true, Ordering::Relaxed);
         self.faults_as_child.store(0, Ordering::Relaxed);
         self.forked_at_ns.store(now_ns(), Ordering::Relaxed);
-        self.holds.keep_only(thread_slot::token());
+        self.pins.keep_only(thread_slot::token());
         self.forking.store(0, Ordering::SeqCst);
         if let Err(errno) = joined.and_then(|()| with_room(|| self.renew())) {
             abort(&["a forked process cannot manage its memory (", errno.name(), "); raise its limits (ulimit -a)"]);
@@ -308,11 +308,11 @@ impl Pager {
         self.renew_uffd()?;
         self.tier.renew(true)?;
         self.disown_levels();
-        self.worker_bell.renew()?;
+        self.worker_wakeup.renew()?;
         self.lifeline.renew()?;
         self.trims.renew()?;
         self.area.renew(self.uffd(Delivery::Signal))?;
-        self.renew_quarry()?;
+        self.renew_huge_frames()?;
         let engine = self.engine();
         for mapping in engine.map().mappings() {
             let (start, len) = (mapping.start * PAGE_BYTES, (mapping.end - mapping.start) * PAGE_BYTES);

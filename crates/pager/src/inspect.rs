@@ -10,13 +10,13 @@ use aquifer_core::units::{PAGE_BYTES, REGION_PAGES};
 use aquifer_sys::FrameBuffer;
 
 /// Pages of the largest block.
-pub const PAGES_MOST: usize = REGION_PAGES as usize;
+pub const PAGES_MAX: usize = REGION_PAGES as usize;
 
 /// Runs of dirty pages that are written one by one; a block with more is written as a whole.
-pub const RUNS_MOST: usize = 4;
+pub const RUNS_MAX: usize = 4;
 
 /// The guards of one block, on the stack.
-pub type Guards = [u64; PAGES_MOST];
+pub type Guards = [u64; PAGES_MAX];
 
 /// A page that does not hold the bytes written back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub enum Finding {
 /// Runs of pages within a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
-    runs: [(u16, u16); RUNS_MOST],
+    runs: [(u16, u16); RUNS_MAX],
     len: usize,
 }
 
@@ -90,13 +90,13 @@ pub fn compare(buffer: &FrameBuffer, stored: &[u64], found: &mut [u64]) -> Findi
 
 /// The pages to write of a block of which the tier has none.
 pub fn all_runs(found: &[u64]) -> Runs {
-    dirty_runs(&[guard::UNKNOWN; PAGES_MOST][..found.len()], found)
+    dirty_runs(&[guard::UNKNOWN; PAGES_MAX][..found.len()], found)
 }
 
 /// The runs of pages that differ and are not zero. If there are too many runs, the last one is stretched to the end:
 /// writing a few clean pages costs less than another request.
 fn dirty_runs(stored: &[u64], found: &[u64]) -> Runs {
-    let mut runs = Runs { runs: [(0, 0); RUNS_MOST], len: 0 };
+    let mut runs = Runs { runs: [(0, 0); RUNS_MAX], len: 0 };
     let dirty = |page: usize| found[page] != stored[page] && found[page] != guard::ZERO;
     let mut page = 0;
     while page < found.len() {
@@ -105,8 +105,8 @@ fn dirty_runs(stored: &[u64], found: &[u64]) -> Runs {
             continue;
         }
         let end = (page..found.len()).find(|page| !dirty(*page)).unwrap_or(found.len());
-        if runs.len == RUNS_MOST {
-            let (first, count) = &mut runs.runs[RUNS_MOST - 1];
+        if runs.len == RUNS_MAX {
+            let (first, count) = &mut runs.runs[RUNS_MAX - 1];
             *count = end as u16 - *first;
         } else {
             runs.runs[runs.len] = (page as u16, (end - page) as u16);

@@ -21,16 +21,16 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use aquifer_core::frames::BUDGET_PAGES_MOST;
+use aquifer_core::frames::BUDGET_PAGES_MAX;
 use aquifer_core::shares::{self, Need};
 use aquifer_sys::presence::Presence;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::shared_segment::{SharedSegment, wait_for_change, wake_all};
 
-use crate::places::{PROCESSES_MOST, Places};
+use crate::places::{PROCESSES_MAX, Places};
 
 /// Number of words of the segment in use.
-pub const WORDS: usize = RECORDS_AT + PROCESSES_MOST * RECORD_WORDS;
+pub const WORDS: usize = RECORDS_AT + PROCESSES_MAX * RECORD_WORDS;
 
 /// The sum of all pages given to processes.
 pub const GIVEN: usize = 0;
@@ -39,13 +39,13 @@ pub const EVENTS: usize = 1;
 /// When a process last found no pages to take, in nanoseconds of the monotonic clock.
 const SHORT_AT: usize = 2;
 /// Whether an unmanaged program has been reported.
-const TOLD_OF_UNMANAGED: usize = 3;
+const UNMANAGED_REPORTED: usize = 3;
 /// The budget, in pages. `aquifer set` changes it, and then counts an event.
 pub const BUDGET: usize = 4;
 /// The largest value that the budget can take, in pages.
-pub const BUDGET_MOST: usize = 5;
+pub const BUDGET_MAX: usize = 5;
 const STATES_AT: usize = 6;
-const RECORDS_AT: usize = STATES_AT + PROCESSES_MOST / 2;
+const RECORDS_AT: usize = STATES_AT + PROCESSES_MAX / 2;
 
 /// A process's record: the pages it was given, the pages it needs, and when it joined, in nanoseconds. The lowest bit
 /// of the time is set if the process was forked.
@@ -62,7 +62,7 @@ const YOUTH: Duration = Duration::from_secs(10);
 /// How long a shortage is remembered.
 const SHORT_LASTS: Duration = Duration::from_secs(2);
 /// A process announces a change of its need once the change reaches this fraction of the budget.
-const TELLING_PART: u64 = 64;
+const ANNOUNCED_PART: u64 = 64;
 /// The minimum for a process that cannot be in the account, in pages: the smallest `--dram`.
 const OUTSIDE_PAGES: u64 = 4096;
 
@@ -73,11 +73,11 @@ pub struct Ledger {
     halves: &'static [AtomicU32],
     places: Places,
     /// The largest value that the budget can take.
-    most_pages: u64,
+    pages_max: u64,
     /// This process has joined, or the process that forked it had.
     joined: AtomicBool,
     /// The need that was last announced to the others.
-    told: AtomicU64,
+    announced: AtomicU64,
 }
 
 impl Ledger {
@@ -91,21 +91,21 @@ impl Ledger {
         let (words, halves) = (segment.words(), segment.halves());
         let presence = Presence::of(descriptor).map_err(error)?;
         let places = Places::new(&halves[STATES_AT * 2..], presence).map_err(error)?;
-        let (joined, told) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (joined, announced) = (AtomicBool::new(false), AtomicU64::new(0));
         // The launcher has set it, unless the launcher is of another release.
         let _ = words[BUDGET].compare_exchange(0, budget_pages, Ordering::Relaxed, Ordering::Relaxed);
-        let most_pages = words[BUDGET_MOST].load(Ordering::Relaxed).min(BUDGET_PAGES_MOST).max(budget_pages);
-        Ok(Self { words, halves, places, most_pages, joined, told })
+        let pages_max = words[BUDGET_MAX].load(Ordering::Relaxed).min(BUDGET_PAGES_MAX).max(budget_pages);
+        Ok(Self { words, halves, places, pages_max, joined, announced })
     }
 
     /// The budget of the tree, in pages.
     pub fn budget_pages(&self) -> u64 {
-        self.words[BUDGET].load(Ordering::Relaxed).min(self.most_pages)
+        self.words[BUDGET].load(Ordering::Relaxed).min(self.pages_max)
     }
 
     /// The largest value that the budget of the tree can take, in pages.
-    pub fn most_pages(&self) -> u64 {
-        self.most_pages
+    pub fn pages_max(&self) -> u64 {
+        self.pages_max
     }
 
     fn of(&self, place: usize, what: usize) -> &AtomicU64 {
@@ -121,12 +121,12 @@ impl Ledger {
         if self.places.own().is_some() {
             return true;
         }
-        let Some(cradle) = self.places.prepare(|place| self.clear(place)) else { return false };
+        let Some(setup) = self.places.prepare(|place| self.clear(place)) else { return false };
         let forked = self.joined.swap(true, Ordering::Relaxed);
-        self.of(cradle.place, JOINED).store(now_ns() & !1 | u64::from(forked), Ordering::Relaxed);
+        self.of(setup.place, JOINED).store(now_ns() & !1 | u64::from(forked), Ordering::Relaxed);
         // If nobody can find out whether this process has ended, its part is lost to the tree.
-        let _ = self.places.occupy_own(cradle);
-        self.tell();
+        let _ = self.places.occupy_own(setup);
+        self.notify();
         true
     }
 
@@ -159,7 +159,7 @@ impl Ledger {
     }
 
     /// Takes what this process lacks of `pages`, even beyond the budget: the minimum that a process needs.
-    pub fn take_least(&self, pages: u64) {
+    pub fn take_min(&self, pages: u64) {
         let Some(own) = self.own(GIVEN_TO) else { return };
         let lacking = pages.saturating_sub(own.load(Ordering::Relaxed));
         self.words[GIVEN].fetch_add(lacking, Ordering::AcqRel);
@@ -176,7 +176,7 @@ impl Ledger {
         own.store(pages, Ordering::Release);
         self.words[GIVEN].fetch_sub(given - pages, Ordering::AcqRel);
         if self.is_short() {
-            self.tell();
+            self.notify();
         }
     }
 
@@ -189,9 +189,9 @@ impl Ledger {
     pub fn set_need(&self, pages: u64) {
         let Some(own) = self.own(NEEDS) else { return };
         own.store(pages, Ordering::Release);
-        if self.told.load(Ordering::Relaxed).abs_diff(pages) > self.budget_pages() / TELLING_PART {
-            self.told.store(pages, Ordering::Relaxed);
-            self.tell();
+        if self.announced.load(Ordering::Relaxed).abs_diff(pages) > self.budget_pages() / ANNOUNCED_PART {
+            self.announced.store(pages, Ordering::Relaxed);
+            self.notify();
         }
     }
 
@@ -238,10 +238,10 @@ impl Ledger {
         self.need() > self.given() && self.places.taken().nth(1).is_some()
     }
 
-    /// Whether the budget is enough for every process to have `least` pages, or its need if that is less.
-    pub fn has_room_for(&self, least: u64) -> bool {
+    /// Whether the budget is enough for every process to have `min` pages, or its need if that is less.
+    pub fn has_room_for(&self, min: u64) -> bool {
         let needs = self.places.taken().map(|place| self.of(place, NEEDS).load(Ordering::Acquire));
-        needs.map(|pages| pages.min(least)).sum::<u64>() <= self.budget_pages()
+        needs.map(|pages| pages.min(min)).sum::<u64>() <= self.budget_pages()
     }
 
     /// Records that some process has less than it should.
@@ -249,7 +249,7 @@ impl Ledger {
         let first = !self.is_short();
         self.words[SHORT_AT].store(now_ns(), Ordering::Release);
         if first {
-            self.tell();
+            self.notify();
         }
     }
 
@@ -260,15 +260,15 @@ impl Ledger {
     }
 
     /// Whether this call is the first in the tree to report an unmanaged program.
-    pub fn is_first_to_tell_of_unmanaged(&self) -> bool {
-        self.words[TOLD_OF_UNMANAGED].swap(1, Ordering::Relaxed) == 0
+    pub fn is_first_to_report_unmanaged(&self) -> bool {
+        self.words[UNMANAGED_REPORTED].swap(1, Ordering::Relaxed) == 0
     }
 
     fn events(&self) -> &AtomicU32 {
         &self.halves[EVENTS * 2]
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         self.events().fetch_add(1, Ordering::SeqCst);
         wake_all(self.events());
     }
@@ -298,11 +298,11 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_is_never_more_than_the_budget_but_for_the_least() {
+    fn the_sum_is_never_more_than_the_budget_but_for_the_minimum() {
         let [one, other] = two();
         assert!(one.reserve(700) && !other.reserve(400));
         assert_eq!((one.given(), other.given()), (700, 300));
-        other.take_least(350);
+        other.take_min(350);
         assert_eq!((one.take(100), other.given()), (700, 350));
         other.keep(100);
         assert_eq!(one.take(1000), 900);

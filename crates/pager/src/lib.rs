@@ -6,40 +6,40 @@
 //! The path of one fault, file by file: `signal.rs` or `listener.rs` (intake) → `driver/src/fault.rs`, which asks the
 //! engine in `aquifer_core::engine` (decide, make room) and has its steps carried out here: `space/store.rs` (the tier
 //! fetches), `exchange.rs` (install) → the program continues. In parallel, the driver's worker reads ahead, writes back
-//! and evicts. `space.rs` is this pager as the driver sees it. `adopt.rs` takes mappings into management and does nothing
-//! else until managed memory reaches the budget. `trims.rs` returns freed room to the tier. `recorder.rs` records the
-//! calls into the engine. `holds.rs` keeps the memory of system calls resident.
+//! and evicts. `space.rs` is this pager as the driver sees it. `adopt.rs` takes mappings into management and does
+//! nothing else until managed memory reaches the budget. `trims.rs` returns freed room to the tier. `recorder.rs`
+//! records the calls into the engine. `pins.rs` keeps the memory of system calls resident.
 //!
 //! A program and its children: `fork.rs` splits one pager into two, `family.rs` counts which processes read which slab
 //! of the tier, `ledger.rs` accounts for each process's part of the budget, in its slot of `places.rs`, and `share.rs`
 //! requests that part.
 
 pub mod abort;
+mod address_ranges;
 pub mod adopt;
 pub mod advice;
-pub mod early;
+pub mod calls_in_progress;
 pub mod ending;
 pub mod exchange;
 pub mod family;
 mod fork;
 pub mod frame_area;
-pub mod holds;
+mod huge_frames;
 pub mod ledger;
-mod left_alone;
 pub mod listener;
 mod own_memory;
 pub mod pager;
+pub mod pins;
 pub mod places;
 #[cfg(feature = "planted-bug")]
 mod planted;
-mod quarry;
 pub mod recorder;
+mod release;
 mod reserved;
 mod ring;
 mod share;
 pub mod signal;
 mod space;
-mod take_out;
 mod trims;
 pub mod worker;
 

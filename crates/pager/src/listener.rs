@@ -24,7 +24,7 @@ use aquifer_sys::thread_state::{self, Waits};
 use aquifer_sys::uffd::{FaultMessage, Uffd};
 
 use crate::abort::{abort, say};
-use crate::pager::{Pager, StartFailure, THREADS_MOST, start_thread};
+use crate::pager::{Pager, StartFailure, THREADS_MAX, start_thread};
 use aquifer_driver::{Outcome, WAIT_MAX};
 
 /// Listener threads: a choice, so that some can wait for the medium while others resolve faults. Not measured.
@@ -35,7 +35,7 @@ const WAIT_ONCE: Duration = Duration::from_secs(3600);
 
 /// How long a system call of the program waits for room at most: a tier may come back, and there is no way to fail the
 /// call. A choice: longer than the worker's pause before it retries a failing tier, and short for a person who waits.
-const KERNEL_WAIT_MOST: Duration = Duration::from_secs(2);
+const KERNEL_WAIT_MAX: Duration = Duration::from_secs(2);
 /// One such wait, after which the listener looks for room again.
 const KERNEL_WAIT_ONCE: Duration = Duration::from_millis(50);
 
@@ -75,7 +75,7 @@ fn listen(pager: &'static Pager, uffd: &Uffd, readiness: &Readiness) -> ! {
     loop {
         match uffd.read_fault() {
             Ok(Some(fault)) => {
-                let thread = ThreadIndex((fault.thread % u32::from(THREADS_MOST)) as u16);
+                let thread = ThreadIndex((fault.thread % u32::from(THREADS_MAX)) as u16);
                 let page = fault.address as usize & !4095;
                 match pager.resolve(page, thread, fault.write) {
                     // Installing the block has woken the thread, unless another thread installed it first.
@@ -110,9 +110,9 @@ fn refuse(pager: &Pager, uffd: &Uffd, fault: FaultMessage) {
     let page = fault.address as usize & !4095;
     let ticket = pager.progress.ticket();
     let waited = pager.no_room.lasts(now_ns());
-    let told = match thread_state::of(fault.thread) {
+    let answered = match thread_state::of(fault.thread) {
         Ok(Waits::InProgram) => signals::fail_access(fault.thread, page),
-        Ok(Waits::InKernel { .. }) if waited < KERNEL_WAIT_MOST => {
+        Ok(Waits::InKernel { .. }) if waited < KERNEL_WAIT_MAX => {
             pager.progress.sleep(ticket, KERNEL_WAIT_ONCE);
             Ok(())
         }
@@ -120,7 +120,7 @@ fn refuse(pager: &Pager, uffd: &Uffd, fault: FaultMessage) {
         Ok(Waits::Not) => Ok(()),
         Err(errno) => Err(errno),
     };
-    match told {
+    match answered {
         // Or the thread has just ended.
         Ok(()) | Err(Errno(libc::ENOENT | libc::ESRCH)) if waited < WAIT_MAX => {}
         _ => abort(&[

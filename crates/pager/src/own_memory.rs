@@ -18,7 +18,7 @@
 use std::ffi::CStr;
 
 use aquifer_core::units::PAGE_BYTES;
-use aquifer_sys::memory::{RESIDENT_PAGES_MOST, resident_pages};
+use aquifer_sys::memory::{RESIDENT_PAGES_MAX, resident_pages};
 use aquifer_sys::raw::{Errno, syscall};
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -26,7 +26,7 @@ const PAGEMAP: &CStr = c"/proc/thread-self/pagemap";
 /// Bits of a page's entry: it has contents, in DRAM or in swap.
 const HAS_CONTENTS: u64 = 1 << 63 | 1 << 62;
 /// Entries that are read by one call: 512 bytes of a stack that may be small.
-pub const AT_ONCE: usize = RESIDENT_PAGES_MOST;
+pub const AT_ONCE: usize = RESIDENT_PAGES_MAX;
 
 struct OwnFile(usize);
 

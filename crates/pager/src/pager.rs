@@ -35,19 +35,19 @@ use crate::ending;
 use crate::exchange::{self, Uffds, Way};
 use crate::family::{Family, FamilySlabs, TooMany};
 use crate::frame_area::FrameArea;
-use crate::holds::Holds;
+use crate::huge_frames::HugeFrames;
 use crate::ledger::Ledger;
 use crate::listener::Streak;
-use crate::places::PROCESSES_MOST;
-use crate::quarry::Quarry;
+use crate::pins::Pins;
+use crate::places::PROCESSES_MAX;
 use crate::recorder::Recorder;
 use crate::share;
 use crate::trims::{self, Trims};
 
 /// The shortest pause between two renewals of leases, for when unanswered requests have used up the interval.
-const RENEWAL_PAUSE_LEAST: Duration = Duration::from_millis(10);
+const RENEWAL_PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Number of threads that read-ahead distinguishes. Further threads share numbers, which costs accuracy only.
-pub const THREADS_MOST: u16 = 256;
+pub const THREADS_MAX: u16 = 256;
 
 /// Pager threads that have been started but do not run their own code yet.
 static STARTING: AtomicU32 = AtomicU32::new(0);
@@ -91,7 +91,7 @@ const THREAD_STACK_BYTES: usize = 256 << 10;
 const START_WAIT: Duration = Duration::from_millis(10);
 
 /// With copying, a block counts at both ends until its copy is complete. It may take at most this fraction of the
-/// budget, because several threads install at the same time, and system calls hold memory as well.
+/// budget, because several threads install at the same time, and system calls pin memory as well.
 const COPIED_PART: u64 = 64;
 
 /// The cost of a fetch in units of one rescue, from a medium and from memory. Guesses: a rescue is a fault and two
@@ -161,7 +161,7 @@ impl fmt::Display for StartFailure {
                 write!(f, "cannot start a pager thread ({error}); raise the limit on processes (ulimit -u)")
             }
             Self::Family(TooMany) => {
-                write!(f, "more than {PROCESSES_MOST} forked processes of one program manage memory; let some end")
+                write!(f, "more than {PROCESSES_MAX} forked processes of one program manage memory; let some end")
             }
             Self::Tier(errno) => {
                 write!(f, "a forked process has no way of its own to the tier ({errno}); raise its limits (ulimit -a)")
@@ -179,7 +179,7 @@ pub struct Pager {
     pub(crate) recorder: Option<&'static Recorder>,
     pub(crate) area: FrameArea,
     /// Only with `Way::Move`: the memory from which fresh frames are cut.
-    pub(crate) quarry: Option<Quarry>,
+    pub(crate) huge_frames: Option<HugeFrames>,
     pub(crate) signal: Uffd,
     listener: Option<Uffd>,
     pub(crate) tier: Box<dyn Tier>,
@@ -192,15 +192,15 @@ pub struct Pager {
     /// The budget at the start.
     pub(crate) budget_pages: u64,
     /// The largest budget for which frame addresses are reserved. See `share.rs`.
-    pub(crate) budget_pages_most: u64,
+    pub(crate) budget_pages_max: u64,
     /// The current budget.
     pub(crate) budget_now: AtomicU64,
     pub(crate) ledger: Option<&'static Ledger>,
-    pub(crate) told_of_many: AtomicBool,
-    pub(crate) holds: Holds,
+    pub(crate) reported_many: AtomicBool,
+    pub(crate) pins: Pins,
     /// Signalled after every report that somebody waits for.
     pub(crate) progress: EventCount,
-    pub(crate) worker_bell: Wakeup,
+    pub(crate) worker_wakeup: Wakeup,
     /// Notifies the worker when no thread of the program is left.
     pub(crate) lifeline: Lifeline,
     /// Room in the tier that the program has freed.
@@ -212,7 +212,7 @@ pub struct Pager {
     /// The thread that is about to fork, or zero. Until it has forked, no other thread starts new work.
     pub(crate) forking: AtomicUsize,
     /// This process was forked: its faults are delivered by signal only.
-    pub(crate) is_heir: AtomicBool,
+    pub(crate) is_forked_child: AtomicBool,
     /// This process was forked and has no worker yet.
     pub(crate) lacks_threads: AtomicBool,
     /// Faults since the fork, while there is no worker.
@@ -259,21 +259,22 @@ impl Pager {
         let signal = Uffd::open(wanted | feature::SIGBUS, false).map_err(StartFailure::Uffd)?.kept();
         let listener = Uffd::open(wanted | (feature::THREAD_ID & found), true).ok().map(Uffd::kept);
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
-        let budget_pages_most = settings.ledger.map_or(budget_pages, Ledger::most_pages);
-        let (area, budget_pages_most) = FrameArea::new(budget_pages_most, &signal)
-            .map(|area| (area, budget_pages_most))
+        let budget_pages_max = settings.ledger.map_or(budget_pages, Ledger::pages_max);
+        let (area, budget_pages_max) = FrameArea::new(budget_pages_max, &signal)
+            .map(|area| (area, budget_pages_max))
             // Without address space for the largest budget, the pager reserves frames for the present budget only.
             .or_else(|_| FrameArea::new(budget_pages, &signal).map(|area| (area, budget_pages)))
             .map_err(StartFailure::Frames)?;
-        let quarry = (way == Way::Move).then(|| Quarry::new(&signal).map_err(StartFailure::Frames)).transpose()?;
+        let huge_frames =
+            (way == Way::Move).then(|| HugeFrames::new(&signal).map_err(StartFailure::Frames)).transpose()?;
         let slabs = slabs_of(&*settings.tier);
         let engine_settings = engine::Settings {
             budget_pages,
             tier_slabs: slabs,
             prefetch: settings.prefetch,
             elastic: settings.elastic,
-            copied_pages_most: match way {
-                Way::Move => (exchange::COPIED_BYTES_MOST / PAGE_BYTES) as u32,
+            copied_pages_max: match way {
+                Way::Move => (exchange::COPIED_BYTES_MAX / PAGE_BYTES) as u32,
                 Way::Copy => Order::MAX.pages().min((budget_pages / COPIED_PART) as u32),
             },
             seals: found & feature::PAGEFAULT_FLAG_WP != 0,
@@ -292,10 +293,10 @@ impl Pager {
         settings.tier.renew(false).map_err(StartFailure::Tier)?;
         let slabs = Box::new(FamilySlabs::new(settings.family));
         let engine = Engine::with_slabs(engine_settings, settings.policy, slabs);
-        let holds = Holds::new(Arc::clone(engine.map().changes()));
+        let pins = Pins::new(Arc::clone(engine.map().changes()));
         let pager = Box::leak(Box::new(Pager {
             area,
-            quarry,
+            huge_frames,
             signal,
             listener,
             tier: settings.tier,
@@ -307,19 +308,19 @@ impl Pager {
             engine: Mutex::new(engine),
             recorder,
             budget_pages,
-            budget_pages_most,
+            budget_pages_max,
             budget_now: AtomicU64::new(budget_pages),
             ledger: settings.ledger,
-            told_of_many: AtomicBool::new(false),
-            holds,
+            reported_many: AtomicBool::new(false),
+            pins,
             progress: EventCount::new(),
-            worker_bell: Wakeup::new().map_err(StartFailure::Frames)?.kept(keep),
+            worker_wakeup: Wakeup::new().map_err(StartFailure::Frames)?.kept(keep),
             lifeline: Lifeline::new().map_err(StartFailure::Frames)?,
             trims: Trims::new()?,
             no_room: Streak::default(),
             family: settings.family,
             forking: AtomicUsize::new(0),
-            is_heir: AtomicBool::new(false),
+            is_forked_child: AtomicBool::new(false),
             lacks_threads: AtomicBool::new(false),
             faults_as_child: AtomicU64::new(0),
             forked_at_ns: AtomicU64::new(0),
@@ -346,21 +347,21 @@ impl Pager {
         crate::worker::start(self)?;
         share::start(self)?;
         trims::start(self)?;
-        self.start_tending()?;
+        self.start_upkeep()?;
         self.start_renewing()?;
         self.start_moving()
     }
 
     /// Starts the thread that maintains the data stored in the tier, if the tier needs maintenance.
-    fn start_tending(&'static self) -> Result<(), StartFailure> {
-        if !self.tier.needs_tending() {
+    fn start_upkeep(&'static self) -> Result<(), StartFailure> {
+        if !self.tier.needs_upkeep() {
             return Ok(());
         }
-        start_thread(c"aquifer-tend", move || {
-            let mut is_told = false;
-            while let Some(pause) = self.tier.tend(None) {
-                is_told = self.tell_of_leaving(is_told);
-                self.tier.tell(&mut |line| crate::abort::say(&[line]));
+        start_thread(c"aquifer-upkeep", move || {
+            let mut is_reported = false;
+            while let Some(pause) = self.tier.upkeep(None) {
+                is_reported = self.report_leaving(is_reported);
+                self.tier.report_changes(&mut |line| crate::abort::say(&[line]));
                 self.count_figures();
                 std::thread::sleep(pause);
             }
@@ -374,15 +375,15 @@ impl Pager {
         }
         start_thread(c"aquifer-renew", move || {
             while let Some(pause) = aquifer_tiers::keep_alive(&*self.tier) {
-                std::thread::sleep(pause.max(RENEWAL_PAUSE_LEAST));
+                std::thread::sleep(pause.max(RENEWAL_PAUSE_MIN));
             }
         })
     }
 
     /// Reports that the tier will lose stored data, once each time this begins.
-    fn tell_of_leaving(&self, is_told: bool) -> bool {
+    fn report_leaving(&self, is_reported: bool) -> bool {
         let Some(first) = self.tier.leaving(0) else { return false };
-        if !is_told {
+        if !is_reported {
             let mut from = 0;
             let rest = std::iter::from_fn(|| {
                 let found = self.tier.leaving(from)?;
@@ -409,7 +410,7 @@ impl Pager {
         let figures = self.tier.take_figures();
         for (counter, amount) in [
             (Counter::MembersLost, figures.members_lost),
-            (Counter::MembersDistrusted, figures.members_distrusted),
+            (Counter::MembersQuarantined, figures.members_quarantined),
             (Counter::ReadsByAnotherWay, figures.reads_by_another_way),
             (Counter::ReadsHedged, figures.reads_hedged),
             (Counter::SlabsDegraded, figures.slabs_degraded),
@@ -442,14 +443,14 @@ impl Pager {
         self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))
     }
 
-    /// After fork(2): gives this process a quarry of its own.
-    pub(crate) fn renew_quarry(&self) -> Result<(), Errno> {
-        self.quarry.as_ref().map_or(Ok(()), |quarry| quarry.renew(&self.signal))
+    /// After fork(2): gives this process a supply of huge pages of its own.
+    pub(crate) fn renew_huge_frames(&self) -> Result<(), Errno> {
+        self.huge_frames.as_ref().map_or(Ok(()), |huge_frames| huge_frames.renew(&self.signal))
     }
 
     /// Keeps other threads from cutting frames for as long as the guard lives.
-    pub(crate) fn lock_quarry(&self) -> impl Sized {
-        self.quarry.as_ref().map(Quarry::lock)
+    pub(crate) fn lock_huge_frames(&self) -> impl Sized {
+        self.huge_frames.as_ref().map(HugeFrames::lock)
     }
 
     /// Whether the calls into the engine are being recorded.
@@ -467,13 +468,13 @@ impl Pager {
 
     /// The listener's userfaultfd, if this process may have a listener.
     pub fn listener_uffd(&self) -> Option<&Uffd> {
-        self.listener.as_ref().filter(|_| !self.is_heir.load(Ordering::Relaxed))
+        self.listener.as_ref().filter(|_| !self.is_forked_child.load(Ordering::Relaxed))
     }
 
     /// Notes that newly registered memory already had `pages` pages, which the kernel had allocated one by one.
     pub(crate) fn note_scattered(&self, pages: u64) {
-        if let Some(quarry) = &self.quarry {
-            quarry.note_scattered(pages);
+        if let Some(huge_frames) = &self.huge_frames {
+            huge_frames.note_scattered(pages);
         }
     }
 
@@ -579,6 +580,6 @@ mod tests {
 
     #[test]
     fn every_level_of_a_chain_is_shown() {
-        assert_eq!(aquifer_core::tiering::LEVELS_MOST, aquifer_stats::LEVELS);
+        assert_eq!(aquifer_core::tiering::LEVELS_MAX, aquifer_stats::LEVELS);
     }
 }

@@ -3,8 +3,8 @@
 
 //! Places of processes in memory that they share: which processes have one, and which of them have ended.
 //!
-//! A place is taken before fork(2) for the child that is about to be born, or by a process for itself. Its [`Presence`]
-//! tells that a process has ended, however it ended; then the next process that needs a place frees it.
+//! A place is taken before fork(2) for the child that is about to be forked, or by a process for itself. Its
+//! [`Presence`] tells that a process has ended, however it ended; then the next process that needs a place frees it.
 //!
 //! Threads: any, also in a signal handler. Takes no lock.
 
@@ -16,7 +16,7 @@ use aquifer_sys::presence::{Hold, Presence};
 use aquifer_sys::raw::Errno;
 
 /// The most living processes with places.
-pub const PROCESSES_MOST: usize = 1024;
+pub const PROCESSES_MAX: usize = 1024;
 
 /// The state of a place, in its lowest bits: no process has it.
 const FREE: u32 = 0;
@@ -37,10 +37,10 @@ pub struct Places {
     own: OwnWord,
 }
 
-/// A place for a process that does not have it yet. It counts as present for as long as this value, or the process's
-/// copy of it, lives.
+/// A place for a process that does not have it yet: a child that is about to be forked, or this process before it has
+/// joined. It counts as present for as long as this value, or the process's copy of it, lives.
 #[derive(Debug)]
-pub struct Cradle {
+pub struct ChildSetup {
     /// The index of the place.
     pub place: usize,
     hold: Option<Hold>,
@@ -49,7 +49,7 @@ pub struct Cradle {
 impl Places {
     /// Places with the given `states`, zeros at first, which all processes share.
     pub fn new(states: &'static [AtomicU32], presence: Presence) -> Result<Self, Errno> {
-        Ok(Self { states: &states[..PROCESSES_MOST], presence, own: OwnWord::new()? })
+        Ok(Self { states: &states[..PROCESSES_MAX], presence, own: OwnWord::new()? })
     }
 
     /// Changes a place's state, if it is still `seen`.
@@ -73,25 +73,25 @@ impl Places {
     }
 
     /// Takes a free place. `None` if there is none. `clear` gives back the resources of a process that has ended.
-    pub fn prepare(&self, clear: impl Fn(usize)) -> Option<Cradle> {
+    pub fn prepare(&self, clear: impl Fn(usize)) -> Option<ChildSetup> {
         let hold = self.presence.open().ok();
-        hold.as_ref().inspect(|hold| self.bury(hold, &clear));
+        hold.as_ref().inspect(|hold| self.free_ended(hold, &clear));
         let place = (0..self.states.len()).find(|place| {
             let seen = self.seen(*place);
             seen & STATE == FREE && self.change(*place, seen, IN_BETWEEN)
         })?;
         let hold = hold.filter(|hold| hold.take(place as u32).is_ok());
-        Some(Cradle { place, hold })
+        Some(ChildSetup { place, hold })
     }
 
     /// Frees the places of processes that have ended. Does nothing if their end cannot be seen.
     pub fn clear(&self, clear: impl Fn(usize)) {
         if let Ok(asking) = self.presence.open() {
-            self.bury(&asking, &clear);
+            self.free_ended(&asking, &clear);
         }
     }
 
-    fn bury(&self, asking: &Hold, clear: &impl Fn(usize)) {
+    fn free_ended(&self, asking: &Hold, clear: &impl Fn(usize)) {
         for place in 0..self.states.len() {
             let seen = self.seen(place);
             if seen & STATE == TAKEN && !asking.sees(place as u32) && self.change(place, seen, IN_BETWEEN) {
@@ -106,21 +106,21 @@ impl Places {
     }
 
     /// In the parent, after fork(2).
-    pub fn was_born(&self, child: Cradle) {
+    pub fn fork_succeeded(&self, child: ChildSetup) {
         self.occupy(child.place, child.hold.is_some());
         // The child has its own copy of the hold on its place, or has ended.
         drop(child.hold);
     }
 
     /// In the parent, if fork(2) has failed.
-    pub fn was_not_born(&self, child: Cradle, clear: impl Fn(usize)) {
+    pub fn fork_failed(&self, child: ChildSetup, clear: impl Fn(usize)) {
         drop(child.hold);
         self.empty(child.place, clear);
     }
 
     /// In the process that the place is for. EBADF if the descriptor made for it has been closed; then the place is
     /// never freed.
-    pub fn occupy_own(&self, child: Cradle) -> Result<(), Errno> {
+    pub fn occupy_own(&self, child: ChildSetup) -> Result<(), Errno> {
         self.own.word().store(child.place as u32 + 1, Ordering::Relaxed);
         let is_seen = child.hold.is_some();
         let held = child.hold.map_or(Ok(()), |hold| self.presence.become_holder(hold));

@@ -3,9 +3,9 @@
 
 //! Records the calls into the engine, and their results, in a file: `aquifer run --record`.
 //!
-//! Threads: events come from the thread that holds the engine's lock (`driver/src/engine_guard.rs`), through a ring (`ring.rs`); one
-//! pager thread takes them out and writes them. If it cannot keep up, or the file accepts no more, the recording ends
-//! at that point and says so; the program never waits for it.
+//! Threads: events come from the thread that holds the engine's lock (`driver/src/engine_guard.rs`), through a ring
+//! (`ring.rs`); one pager thread takes them out and writes them. If it cannot keep up, or the file accepts no more, the
+//! recording ends at that point and says so; the program never waits for it.
 //!
 //! A recording is of one process. A forked child has no thread that writes, so its events are not recorded. A program
 //! that runs others leaves one file for each process that outgrows its budget: the first has the given name, each other
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use aquifer_core::record::{BATCH_HEADER_BYTES, End, Header, Summary, Told, batch_header, count_events};
+use aquifer_core::record::{BATCH_HEADER_BYTES, Call, End, Header, Summary, batch_header, count_events};
 use aquifer_sys::futex;
 use aquifer_sys::own_descriptors::keep_file;
 use aquifer_sys::raw::now_ns;
@@ -42,7 +42,7 @@ const GATHER: Duration = Duration::from_millis(10);
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 
 /// How long the end of the process waits for the last events to be written: longer than a busy disk takes.
-const FINISH_MOST: Duration = Duration::from_secs(5);
+const FINISH_MAX: Duration = Duration::from_secs(5);
 
 /// The process's recorder, for [`finish`].
 static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
@@ -51,7 +51,7 @@ static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
 #[derive(Debug)]
 pub struct Recorder {
     ring: Ring,
-    bell: Wakeup,
+    wakeup: Wakeup,
     /// The process that is recorded; its children have other ids.
     pid: u32,
     /// The writing thread's token, once it runs.
@@ -74,12 +74,12 @@ impl Recorder {
     }
 
     fn try_start(path: &str, header: &Header) -> io::Result<&'static Recorder> {
-        let bell = Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+        let wakeup = Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         let mut output = Output::claim(path, header.pid)?;
         output.write(&header.bytes())?;
         let recorder: &'static Recorder = Box::leak(Box::new(Recorder {
             ring: Ring::new(RING_BYTES),
-            bell,
+            wakeup,
             pid: header.pid,
             thread: AtomicUsize::new(0),
             closing: AtomicU32::new(0),
@@ -110,9 +110,9 @@ impl Recorder {
     }
 
     /// Records one event. Called with the engine's lock held, perhaps in a signal handler.
-    pub(crate) fn event(&self, told: &Told<'_>, summary: Summary) {
-        if self.ring.push(told, summary) {
-            self.bell.ring();
+    pub(crate) fn event(&self, call: &Call<'_>, summary: Summary) {
+        if self.ring.push(call, summary) {
+            self.wakeup.wake();
         }
     }
 
@@ -123,14 +123,14 @@ impl Recorder {
         self.ring.close();
         self.closing.store(1, Ordering::Release);
         futex::wake_all(&self.closing);
-        self.bell.ring();
+        self.wakeup.wake();
         let started = now_ns();
         while self.done.load(Ordering::Acquire) == 0 {
-            if now_ns() - started > FINISH_MOST.as_nanos() as u64 {
+            if now_ns() - started > FINISH_MAX.as_nanos() as u64 {
                 say(&["the recording lacks its end: its file did not take it within 5 s"]);
                 return;
             }
-            futex::wait(&self.done, 0, FINISH_MOST);
+            futex::wait(&self.done, 0, FINISH_MAX);
         }
     }
 }
@@ -186,7 +186,7 @@ impl Writer {
             }
             match wrote {
                 true => futex::wait(&self.recorder.closing, 0, GATHER),
-                false => self.recorder.bell.sleep(None, SLEEP_IDLE),
+                false => self.recorder.wakeup.sleep(None, SLEEP_IDLE),
             }
         }
     }

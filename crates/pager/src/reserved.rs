@@ -25,7 +25,7 @@ const GRANULE: usize = REGION_BYTES as usize;
 /// Granules remembered to contain no reservation: 2 GiB of code that changes between writable and executable.
 const REMEMBERED: usize = 1024;
 /// The most granules of one call that are looked up one by one.
-const LOOKED_UP_MOST: usize = 8;
+const LOOKED_UP_MAX: usize = 8;
 
 /// Which granules have nothing left to open, and where reservations may be. Only a negative answer is certain.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Opened {
         let is_known = |granule: usize| {
             self.granules[granule % REMEMBERED].load(Ordering::Relaxed) == Self::word(granule, generation)
         };
-        granules.len() > LOOKED_UP_MOST || !granules.all(is_known)
+        granules.len() > LOOKED_UP_MAX || !granules.all(is_known)
     }
 
     fn remember(&self, start: usize, end: usize, generation: u64) {
@@ -83,7 +83,7 @@ impl Adopter {
         own_stack::call(move || {
             let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
             let mut state = self.state();
-            state.said.forget(start, end);
+            state.given_advice.forget(start, end);
             state.reserved.add(start, end);
             self.opened.note_reserved(start, end);
         })
@@ -142,7 +142,7 @@ impl Adopter {
 
     /// The parts of `start..end` with their deliveries. The program's advice about the range is forgotten.
     fn parts(&self, start: usize, end: usize) -> Vec<Range> {
-        self.state().said.forget(start, end);
+        self.state().given_advice.forget(start, end);
         let Some(pager) = self.pager() else { return Vec::new() };
         let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
         let engine = pager.engine();

@@ -25,26 +25,26 @@ use aquifer_sys::signals::{self, HEEDED_WITHIN};
 
 use crate::abort::{Number, abort};
 use crate::exchange::{self, Installed, Refused, Way};
-use crate::inspect::{Guards, PAGES_MOST};
+use crate::inspect::{Guards, PAGES_MAX};
 use crate::pager::Pager;
 
 /// How long a fault may wait for others in total before the program ends. Longer than the time-outs of disks and
 /// networks, so that those report first.
-pub(crate) const WAIT_MOST: Duration = Duration::from_secs(120);
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(120);
 /// Turns of spinning before a waiting fault sleeps: meant to cost less than waking another CPU. Not measured.
 const SPIN_ROUNDS: u32 = 400;
 /// In one fault's search for room: how many times the tier may refuse blocks that it has refused before until the
 /// search gives up. By then no other blocks are left.
-const FAILURES_MOST: u32 = 16;
-/// How long the search tries further blocks once `FAILURES_MOST` write-backs have failed in total.
-const FAILED_WAIT_MOST: Duration = Duration::from_secs(5);
+const FAILURES_MAX: u32 = 16;
+/// How long the search tries further blocks once `FAILURES_MAX` write-backs have failed in total.
+const FAILED_WAIT_MAX: Duration = Duration::from_secs(5);
 /// In one fault's search for room: how many victims the kernel may refuse (locked or pinned memory) before the search
 /// pauses. Many, since each refusal costs only microseconds and other victims may succeed.
 const REFUSALS_AT_ONCE: u32 = 64;
 /// One such pause, and how long the search may last. A device pins memory for the length of a request, which a slow and
 /// busy disk may draw out; locked memory stays locked.
 const REFUSED_WAIT_ONCE: Duration = Duration::from_millis(1);
-const REFUSED_WAIT_MOST: Duration = Duration::from_secs(5);
+const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How a fault ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Refusals {
         if self.count.is_multiple_of(REFUSALS_AT_ONCE) {
             pager.progress.sleep(ticket, REFUSED_WAIT_ONCE);
         }
-        Duration::from_nanos(now_ns().saturating_sub(since)) <= REFUSED_WAIT_MOST
+        Duration::from_nanos(now_ns().saturating_sub(since)) <= REFUSED_WAIT_MAX
     }
 }
 
@@ -101,7 +101,7 @@ impl Failures {
         self.count += 1;
         self.again += u32::from(again);
         let lasted = Duration::from_nanos(now_ns().saturating_sub(since));
-        self.again <= FAILURES_MOST && (self.count <= FAILURES_MOST || lasted <= FAILED_WAIT_MOST)
+        self.again <= FAILURES_MAX && (self.count <= FAILURES_MAX || lasted <= FAILED_WAIT_MAX)
     }
 }
 
@@ -115,7 +115,7 @@ impl Pager {
         let (mut failures, mut refusals) = (Failures::default(), Refusals::default());
         let (mut fresh_blocks, mut rescued_blocks) = (0, 0);
         let mut first = true;
-        let mut guards: Guards = [0; PAGES_MOST];
+        let mut guards: Guards = [0; PAGES_MAX];
         loop {
             let ticket = self.progress.ticket();
             let Decision { step, delivery, failed_before } =
@@ -205,21 +205,21 @@ impl Pager {
         let wants_worker = engine.wants_worker();
         drop(engine);
         if wants_worker {
-            self.worker_bell.ring();
+            self.worker_wakeup.wake();
         }
         Decision { step, delivery, failed_before }
     }
 
     fn wait(&self, ticket: u32, started: u64) {
         self.counters.add(Counter::Waits, 1);
-        self.check_patience(started);
+        self.check_timeout(started);
         self.progress.spin_then_sleep(ticket, SPIN_ROUNDS, HEEDED_WITHIN);
     }
 
     /// Ends the program if an operation that started at `started` has waited too long, or if a signal asks it to end.
-    pub(crate) fn check_patience(&self, started: u64) {
+    pub(crate) fn check_timeout(&self, started: u64) {
         let waited = Duration::from_nanos(now_ns().saturating_sub(started));
-        if waited > WAIT_MOST {
+        if waited > WAIT_MAX {
             abort(&[
                 "a fault could not be resolved within 120 s: the tier does not answer; check the medium and the kernel log (dmesg)",
             ]);
@@ -243,7 +243,7 @@ impl Pager {
         self.progress.signal();
     }
 
-    /// Takes blocks away from the program's address, unless a hold covers them. `sealed`: some of them may be sealed.
+    /// Takes blocks away from the program's address, unless a pin covers them. `sealed`: some of them may be sealed.
     pub(crate) fn take_away(
         &self,
         delivery: Delivery,
@@ -251,7 +251,7 @@ impl Pager {
         frame: FrameIndex,
         sealed: bool,
     ) -> Result<(), Refused> {
-        if self.holds.cover(pages) {
+        if self.pins.cover(pages) {
             return Err(Refused { errno: Errno(libc::EBUSY), is_untouched: true });
         }
         exchange::take_away(self.uffds(delivery), &self.area, self.way, pages, frame, sealed)
@@ -275,10 +275,10 @@ impl Pager {
     }
 
     /// Drops the pages of a sealed victim that the kernel does not move: the tier has the same bytes. All sealed blocks
-    /// are in this state after a fork, for as long as the child lives. False if a hold covers the victim or the kernel
+    /// are in this state after a fork, for as long as the child lives. False if a pin covers the victim or the kernel
     /// refuses.
     fn drop_sealed(&self, block: BlockIndex, pages: Pages) -> bool {
-        if self.holds.cover(pages) {
+        if self.pins.cover(pages) {
             return false;
         }
         // SAFETY: the block is Leaving and write-protected, and the tier has the same bytes: nothing is lost.
@@ -295,7 +295,7 @@ impl Pager {
     }
 
     /// Keeps a victim resident. The engine then no longer counts it as sealed, so its protection is lifted first: a
-    /// system call that holds the block would otherwise meet a protection that nobody would lift, and fail with EFAULT.
+    /// system call that pins the block would otherwise meet a protection that nobody would lift, and fail with EFAULT.
     pub(crate) fn stays(&self, block: BlockIndex, pages: Pages) {
         self.counters.add(Counter::ExchangeFallbacks, 1);
         let (sealed, delivery) = {
@@ -374,7 +374,7 @@ impl Pager {
     fn install_zero_page(&self, page: u64, delivery: Delivery) {
         let (address, len) = ((page * PAGE_BYTES) as usize, PAGE_BYTES as usize);
         let uffd = self.uffd(delivery);
-        for _ in 0..exchange::EAGAIN_MOST {
+        for _ in 0..exchange::EAGAIN_MAX {
             match uffd.zeropage(address, len) {
                 Ok(()) => break,
                 // Another thread is changing the address space. If that never ends, the access simply faults again.

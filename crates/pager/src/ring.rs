@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use aquifer_core::record::{Sink, Summary, Told, put_summary, put_told};
+use aquifer_core::record::{Call, Sink, Summary, put_call, put_summary};
 
 /// See the module.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Ring {
     }
 
     /// Puts one event in. True if the consumer has work to do.
-    pub(crate) fn push(&self, told: &Told<'_>, summary: Summary) -> bool {
+    pub(crate) fn push(&self, call: &Call<'_>, summary: Summary) -> bool {
         if !self.open.load(Ordering::Relaxed) {
             return false;
         }
@@ -47,8 +47,8 @@ impl Ring {
             // Acquire pairs with the Release in `take`: bytes that were taken may be overwritten.
             let limit = self.tail.load(Ordering::Acquire) + self.bytes.len() as u64;
             let mut writer = Writer { ring: self, at: head, limit, full: false };
-            put_told(&mut writer, told);
-            put_summary(&mut writer, told, summary);
+            put_call(&mut writer, call);
+            put_summary(&mut writer, call, summary);
             if !writer.full {
                 // Release pairs with the Acquire in `take`: the bytes have been written.
                 self.head.store(writer.at, Ordering::Release);
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    const EVENT: Told<'_> = Told::Evicted { block: BlockIndex(7) };
+    const EVENT: Call<'_> = Call::Evicted { block: BlockIndex(7) };
 
     fn push(ring: &Ring) -> bool {
         ring.push(&EVENT, Summary::of_flag(true))
@@ -118,7 +118,7 @@ mod tests {
         let ring = Ring::new(16);
         let mut all = Vec::new();
         for block in 0..100 {
-            assert!(ring.push(&Told::Evicted { block: BlockIndex(block) }, Summary::of_flag(false)));
+            assert!(ring.push(&Call::Evicted { block: BlockIndex(block) }, Summary::of_flag(false)));
             if block % 5 == 4 {
                 ring.take(&mut all);
             }

@@ -37,12 +37,12 @@ impl Pager {
         if is_contended {
             ledger.clear_ended();
         }
-        let (least, fair) = (self.least_pages(), ledger.share());
-        if !ledger.has_room_for(least) {
+        let (min, fair) = (self.pages_min(), ledger.share());
+        if !ledger.has_room_for(min) {
             self.say_once_that_there_are_many();
         }
         self.counters.set(Gauge::DramBudgetBytes, ledger.budget_pages() * PAGE_BYTES);
-        let share = fair.clamp(least, self.budget_pages_most.max(least));
+        let share = fair.clamp(min, self.budget_pages_max.max(min));
         let mut given = ledger.given();
         let mut is_short = false;
         if given < share && share - given > given / CHANGE_PART {
@@ -52,9 +52,9 @@ impl Pager {
                 ledger.say_short();
             }
         }
-        if given < least {
-            ledger.take_least(least);
-            given = least;
+        if given < min {
+            ledger.take_min(min);
+            given = min;
         }
         let (spent, has_debt) = self.spend(share.min(given));
         ledger.keep(spent);
@@ -73,31 +73,31 @@ impl Pager {
         let before = engine.budget_pages();
         if before.abs_diff(pages) > before / CHANGE_PART {
             // Never more than the reserved frame addresses: a frame past the last one would be in other memory.
-            engine.set_budget(pages.min(self.budget_pages_most));
+            engine.set_budget(pages.min(self.budget_pages_max));
             self.budget_now.store(pages, Ordering::Relaxed);
         }
         let debt = engine.debt_pages();
         let spent = engine.budget_pages() + debt;
         drop(engine);
         if debt > 0 {
-            self.worker_bell.ring();
+            self.worker_wakeup.wake();
         }
         (spent, debt > 0)
     }
 
     /// The budget of the whole tree, as far as this process can use it.
     pub(crate) fn whole_budget_pages(&self) -> u64 {
-        self.ledger.map_or(self.budget_pages, Ledger::budget_pages).min(self.budget_pages_most)
+        self.ledger.map_or(self.budget_pages, Ledger::budget_pages).min(self.budget_pages_max)
     }
 
     /// The pages that this pager cannot do without. Locked memory stays at most half of the budget.
-    fn least_pages(&self) -> u64 {
-        let least = aquifer_core::engine::least(u64::from(self.largest.pages()));
-        least.max(2 * self.locked_pages())
+    fn pages_min(&self) -> u64 {
+        let min = aquifer_core::engine::budget_pages_min(u64::from(self.largest.pages()));
+        min.max(2 * self.locked_pages())
     }
 
     fn say_once_that_there_are_many(&self) {
-        if !self.told_of_many.swap(true, Ordering::Relaxed) {
+        if !self.reported_many.swap(true, Ordering::Relaxed) {
             say(&[
                 "more processes than the budget has room for: each keeps what it cannot do without, and together they ",
                 "exceed it; give a larger --dram",

@@ -22,7 +22,7 @@ use aquifer_sys::thread_slot::{self, Inside};
 use aquifer_sys::{signal_actions, signal_stack};
 
 use crate::abort::say;
-use crate::pager::{Pager, THREADS_MOST};
+use crate::pager::{Pager, THREADS_MAX};
 use aquifer_driver::Outcome;
 
 static PAGER: AtomicPtr<Pager> = AtomicPtr::new(std::ptr::null_mut());
@@ -101,7 +101,7 @@ pub fn exchange_programs_action(signal: i32, new: Option<&KernelAction>) -> Kern
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let errno = signals::errno();
     // SAFETY: the kernel gives a valid siginfo to a handler installed with SA_SIGINFO.
-    let FailedAccess { address, code, told } = unsafe { signals::failed_access(info) };
+    let FailedAccess { address, code, sent } = unsafe { signals::failed_access(info) };
     // SAFETY: as above.
     unsafe { signal_stack::reclaim(context) };
     // SAFETY: the pointer was made from a `&'static Pager`, or is null.
@@ -110,9 +110,9 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         Some(pager) if code != BUS_MCEERR_AR => {
             let _inside = Inside::enter();
             // SAFETY: the context of a SIGBUS raised by a page fault, unless a listener has sent the signal.
-            let write = told || unsafe { signals::was_write(context) };
+            let write = sent || unsafe { signals::was_write(context) };
             let interrupted = Interrupted::new(interrupted_mask(context));
-            let outcome = pager.resolve(address, ThreadIndex(thread_slot::index(THREADS_MOST)), write);
+            let outcome = pager.resolve(address, ThreadIndex(thread_slot::index(THREADS_MAX)), write);
             interrupted.end();
             pager.counters.add(Counter::FaultsWrite, u64::from(write && outcome == Outcome::Resolved));
             outcome

@@ -5,7 +5,8 @@
 //!
 //! May run in a signal handler: does not allocate or log, takes no lock but the engine's, never touches managed memory.
 //!
-//! - `space/frames.rs`: the frames' pages and bytes. `space/exchanger.rs`: pages go to the program's address and leave it.
+//! - `space/frames.rs`: the frames' pages and bytes. `space/exchanger.rs`: pages go to the program's address and leave
+//!   it.
 //! - `space/store.rs`: transfers between frames and the tier.
 //! - `space/clock.rs`: time, and who wakes whom.
 //! - `space/observer.rs`: counters and messages.
@@ -23,7 +24,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use aquifer_core::engine::Engine;
 use aquifer_core::map::Pages;
-use aquifer_core::record::{Summary, Told};
+use aquifer_core::record::{Call, Summary};
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_driver::{EngineGuard, Outcome, Space, Tape};
 use aquifer_sys::thread_slot;
@@ -73,12 +74,12 @@ impl Space for Pager {
     }
 
     fn is_pinned(&self, pages: Pages) -> bool {
-        self.holds.cover(pages)
+        self.pins.cover(pages)
     }
 }
 
 impl Tape for Recorder {
-    fn event(&self, call: &Told<'_>, summary: Summary) {
+    fn event(&self, call: &Call<'_>, summary: Summary) {
         Recorder::event(self, call, summary);
     }
 }

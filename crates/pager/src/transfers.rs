@@ -22,17 +22,17 @@ use aquifer_sys::{FrameBuffer, signals};
 use aquifer_tiers::{Disposition, TierFailure};
 
 use crate::abort::{Number, say};
-use crate::inspect::{self, Finding, Guards, PAGES_MOST};
+use crate::inspect::{self, Finding, Guards, PAGES_MAX};
 use crate::pager::Pager;
 
 /// Tries of one read that fails temporarily.
 const READ_TRIES: u32 = 5;
 /// Ways of a tier that are tried when the bytes read are not those written: more than any tier has. Parity has a way
 /// for each choice of shards: with ten shards at most 252, and ten more before those.
-const WAYS_MOST: u32 = 300;
+const WAYS_MAX: u32 = 300;
 /// How long to wait for a way that needs a donor that is not reachable: as long as the tier hopes for a donor that may
 /// return (`tiers/src/array/copies.rs`), with some time to spare.
-const WAYS_PATIENCE: Duration = Duration::from_secs(7);
+const WAYS_TIMEOUT: Duration = Duration::from_secs(7);
 const WAYS_PAUSE: Duration = Duration::from_millis(20);
 
 /// The result of trying all ways.
@@ -73,7 +73,7 @@ impl Pager {
     fn fetch_other(&self, offset: u64, buffer: &mut FrameBuffer, stored: &[u64]) -> Result<(), Counter> {
         let started = now_ns();
         while self.try_ways(offset, buffer, stored)? == Found::NotYet {
-            if now_ns().saturating_sub(started) > WAYS_PATIENCE.as_nanos() as u64 {
+            if now_ns().saturating_sub(started) > WAYS_TIMEOUT.as_nanos() as u64 {
                 return Err(Counter::GuardMismatches);
             }
             signals::sleep(WAYS_PAUSE);
@@ -84,16 +84,16 @@ impl Pager {
     /// Tries each way once.
     fn try_ways(&self, offset: u64, buffer: &mut FrameBuffer, stored: &[u64]) -> Result<Found, Counter> {
         let mut outcome = Err(Counter::GuardMismatches);
-        for way in 1..=WAYS_MOST {
+        for way in 1..=WAYS_MAX {
             match self.tier.read_other(offset, buffer, way) {
                 Ok(false) => break,
                 Ok(true) if inspect::arrive(buffer, stored).is_ok() => {
-                    self.tier.blame(offset, buffer.len(), way);
+                    self.tier.report_corruption(offset, buffer.len(), way);
                     // Overwrites the damaged copy. No other process writes here: the block is this process's, and
                     // processes of the family that use this slot have the same bytes. If it fails, the next fetch
                     // repeats all this.
-                    let _ = self.tier.mend(offset, buffer);
-                    self.counters.add(Counter::MendedBlocks, 1);
+                    let _ = self.tier.repair(offset, buffer);
+                    self.counters.add(Counter::RepairedBlocks, 1);
                     return Ok(Found::Right);
                 }
                 Err(failure) if failure.disposition() == Disposition::Retry => outcome = Ok(Found::NotYet),
@@ -105,7 +105,7 @@ impl Pager {
 
     /// The most pages in one request to the tier.
     fn request_pages(&self) -> usize {
-        (self.tier.request_bytes_most() / PAGE_BYTES as usize).max(1)
+        (self.tier.request_bytes_max() / PAGE_BYTES as usize).max(1)
     }
 
     /// Cleans one standby block, and reports. False if its bytes could not be written.
@@ -118,7 +118,7 @@ impl Pager {
         stored: &Guards,
     ) -> bool {
         let stored = &stored[..pages.count as usize];
-        let mut found: Guards = [0; PAGES_MOST];
+        let mut found: Guards = [0; PAGES_MAX];
         let found = &mut found[..stored.len()];
         let verdict = if known_clean {
             found.copy_from_slice(stored);
@@ -163,7 +163,7 @@ impl Pager {
             };
             if moved {
                 // Clean pages too: their copies are still in the slot that the block had before fork(2).
-                return self.write_back(block, frame, &[guard::UNKNOWN; PAGES_MOST][..whole], all);
+                return self.write_back(block, frame, &[guard::UNKNOWN; PAGES_MAX][..whole], all);
             }
             for (first, count) in runs.iter() {
                 let (start, len) = (start + first * PAGE_BYTES as usize, count * PAGE_BYTES as usize);

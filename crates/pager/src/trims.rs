@@ -26,7 +26,7 @@ use aquifer_sys::wakeup::Wakeup;
 use crate::pager::{Pager, StartFailure, start_thread};
 
 /// Slabs that may wait: 8 GiB. The room of further slabs stays allocated until another region uses it.
-const TRIMS_MOST: usize = 4096;
+const TRIMS_MAX: usize = 4096;
 /// How long a freed slab waits for another use. A choice: longer than a program takes between two phases of one
 /// computation, shorter than a person waits who watches the disk.
 const TRIM_DELAY: Duration = Duration::from_millis(200);
@@ -47,16 +47,16 @@ pub(crate) struct Trims {
     list: Mutex<List>,
     /// False: no slab is waiting or being discarded, so a claim has nothing to check.
     any: AtomicBool,
-    bell: Wakeup,
+    wakeup: Wakeup,
     /// Signalled when a discard has ended.
     ended: EventCount,
 }
 
 impl Trims {
     pub(crate) fn new() -> Result<Self, StartFailure> {
-        let list = List { waiting: VecDeque::with_capacity(TRIMS_MOST), active: None };
-        let bell = Wakeup::new().map_err(StartFailure::Frames)?.kept(keep);
-        Ok(Self { list: Mutex::new(list), any: AtomicBool::new(false), bell, ended: EventCount::new() })
+        let list = List { waiting: VecDeque::with_capacity(TRIMS_MAX), active: None };
+        let wakeup = Wakeup::new().map_err(StartFailure::Frames)?.kept(keep);
+        Ok(Self { list: Mutex::new(list), any: AtomicBool::new(false), wakeup, ended: EventCount::new() })
     }
 
     fn list(&self) -> MutexGuard<'_, List> {
@@ -74,24 +74,24 @@ impl Trims {
         list.waiting.clear();
         list.active = None;
         self.any.store(false, Ordering::Release);
-        self.bell.renew()
+        self.wakeup.renew()
     }
 
     /// Adds the slab at `offset`, which is no longer in use.
     pub(crate) fn push(&self, offset: u64) {
         let mut list = self.list();
-        if list.waiting.len() < TRIMS_MOST {
+        if list.waiting.len() < TRIMS_MAX {
             list.waiting.push_back(offset);
             // Release pairs with the Acquire in `claim`, which runs after a later section under the engine's lock.
             self.any.store(true, Ordering::Release);
         }
         drop(list);
-        self.bell.ring();
+        self.wakeup.wake();
     }
 
     /// Called before the slab around `slot` is written to. Fails if this takes too long, as
-    /// `check_patience` says.
-    pub(crate) fn claim(&self, slot: u64, check_patience: impl Fn(u64) -> Result<(), Fatal>) -> Result<(), Fatal> {
+    /// `check_timeout` says.
+    pub(crate) fn claim(&self, slot: u64, check_timeout: impl Fn(u64) -> Result<(), Fatal>) -> Result<(), Fatal> {
         if !self.any.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -106,7 +106,7 @@ impl Trims {
                 return Ok(());
             }
             drop(list);
-            check_patience(started)?;
+            check_timeout(started)?;
             self.ended.sleep(ticket, CLAIM_WAIT_ONCE);
         }
     }
@@ -144,7 +144,7 @@ impl Pager {
 pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
     start_thread(c"aquifer-trim", move || {
         loop {
-            pager.trims.bell.sleep(None, SLEEP_IDLE);
+            pager.trims.wakeup.sleep(None, SLEEP_IDLE);
             std::thread::sleep(TRIM_DELAY);
             while let Some(offset) = pager.trims.start_next() {
                 pager.trim(offset);
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn the_list_has_an_end() {
         let trims = Trims::new().expect("an eventfd");
-        (0..TRIMS_MOST as u64 + 10).for_each(|index| trims.push(index * REGION_BYTES));
-        assert_eq!(std::iter::from_fn(|| trims.start_next()).count(), TRIMS_MOST);
+        (0..TRIMS_MAX as u64 + 10).for_each(|index| trims.push(index * REGION_BYTES));
+        assert_eq!(std::iter::from_fn(|| trims.start_next()).count(), TRIMS_MAX);
     }
 }

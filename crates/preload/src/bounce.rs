@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Transfers of more memory than a call may hold: in windows, or through the library's own memory.
+//! Transfers of more memory than a call may pin: in windows, or through the library's own memory.
 //!
 //! The kernel gets a bounce buffer outside managed memory, and the copy to or from the program's memory faults like any
 //! load or store. For a file, the call is repeated until it comes back short. A message must be transferred by one
@@ -15,13 +15,13 @@ use std::ffi::c_void;
 use aquifer_sys::memory::map_anonymous;
 use aquifer_sys::raw::{Errno, syscall};
 
-use crate::calls::{TRANSFER_BYTES_MOST, quietly};
+use crate::calls::{TRANSFER_BYTES_MAX, quietly};
 use crate::program_memory::is_readable;
 
 /// One bounce buffer of a stream: large enough that copying costs more than the calls.
 const STREAM_BYTES: usize = 1 << 20;
 /// `IOV_MAX`: the kernel refuses longer vectors.
-pub const ENTRIES_MOST: usize = 1024;
+pub const ENTRIES_MAX: usize = 1024;
 /// Entries that are kept on the stack. Most vectors are shorter.
 const FEW: usize = 8;
 
@@ -43,7 +43,7 @@ impl Entries {
     pub unsafe fn read(start: usize, count: usize) -> Self {
         let source = std::ptr::with_exposed_provenance::<libc::iovec>(start);
         let mut entries = Self { few: [NOTHING; FEW], count: 0, many: Vec::new() };
-        if count > ENTRIES_MOST || !is_readable(start, count * size_of::<libc::iovec>()) {
+        if count > ENTRIES_MAX || !is_readable(start, count * size_of::<libc::iovec>()) {
             return entries; // The kernel returns the error itself.
         }
         // No `Inside` here: a signal may arrive, and a handler that jumps away would leave the thread inside for ever.
@@ -79,29 +79,29 @@ pub fn bytes(entries: &[libc::iovec]) -> usize {
     entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.iov_len))
 }
 
-/// The part of a vector that starts after `done` bytes and is `most` bytes long.
-pub fn window(entries: &[libc::iovec], mut done: usize, mut most: usize) -> Vec<libc::iovec> {
+/// The part of a vector that starts after `done` bytes and is `max` bytes long.
+pub fn window(entries: &[libc::iovec], mut done: usize, mut max: usize) -> Vec<libc::iovec> {
     let mut window = Vec::new();
     for entry in entries {
         let skip = done.min(entry.iov_len);
-        let take = (entry.iov_len - skip).min(most);
+        let take = (entry.iov_len - skip).min(max);
         if take > 0 {
             window.push(libc::iovec { iov_base: entry.iov_base.cast::<u8>().wrapping_add(skip).cast(), iov_len: take });
         }
-        (done, most) = (done - skip, most - take);
+        (done, max) = (done - skip, max - take);
     }
     window
 }
 
-/// Repeats `window(done)`, each of `most` bytes, until `total` bytes are transferred or one comes back short.
-pub fn in_windows(total: usize, most: usize, window: impl Fn(usize) -> isize) -> isize {
+/// Repeats `window(done)`, each of `max` bytes, until `total` bytes are transferred or one comes back short.
+pub fn in_windows(total: usize, max: usize, window: impl Fn(usize) -> isize) -> isize {
     let mut done = 0;
     loop {
         let moved = window(done);
         if moved < 0 {
             return if done > 0 { done as isize } else { moved };
         }
-        let want = most.min(total - done);
+        let want = max.min(total - done);
         done += moved as usize;
         if done >= total || (moved as usize) < want {
             return done as isize;
@@ -229,20 +229,20 @@ pub unsafe fn through(
     whole_message: bool,
     part: impl Fn(&[libc::iovec], usize) -> isize,
 ) -> isize {
-    let total = bytes(entries).min(TRANSFER_BYTES_MOST);
-    let most = if whole_message { total } else { total.min(STREAM_BYTES) };
-    let Some(bounce) = Bounce::new(most) else { return -(libc::ENOMEM as isize) };
+    let total = bytes(entries).min(TRANSFER_BYTES_MAX);
+    let max = if whole_message { total } else { total.min(STREAM_BYTES) };
+    let Some(bounce) = Bounce::new(max) else { return -(libc::ENOMEM as isize) };
     if reads {
-        let moved = part(&bounce.piece(0, most), 0);
+        let moved = part(&bounce.piece(0, max), 0);
         if moved > 0 {
             // For a truncated message the result may be its full length: MSG_TRUNC. SAFETY: the kernel wrote no more
             // than the piece has, and the vector has room for it.
-            unsafe { bounce.copy(0, entries, (moved as usize).min(most), true) };
+            unsafe { bounce.copy(0, entries, (moved as usize).min(max), true) };
         }
         return moved;
     }
-    in_windows(total, most, |done| {
-        let from = window(entries, done, most);
+    in_windows(total, max, |done| {
+        let from = window(entries, done, max);
         let len = bytes(&from);
         // SAFETY: the window is a part of the program's vector, and fits.
         let copied = unsafe { bounce.copy(0, &from, len, false) };

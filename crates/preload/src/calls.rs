@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Makes one system call of the program, with the memory it touches made resident first and held until it returns.
+//! Makes one system call of the program, with the memory it touches made resident first and pinned until it returns.
 //!
 //! Under signal delivery the kernel's own access to a missing page fails with EFAULT, half way through a call that may
 //! have consumed a message. So nothing can be repaired afterwards: `pointers.rs` tells which memory the call touches,
-//! and the pager keeps that memory resident; where eviction copies pages, under every delivery (`pager/src/holds.rs`).
+//! and the pager keeps that memory resident; where eviction copies pages, under every delivery (`pager/src/pins.rs`).
 //! Memory that exceeds the limit for one call or for all calls goes in windows (files) or through the library's own
 //! buffers: transfers by `bounce.rs`, several messages by `calls/messages.rs`, structures by `calls/copied.rs`. A call
-//! that consumes data that cannot be obtained again is never made with memory of the program that is not held.
+//! that consumes data that cannot be obtained again is never made with memory of the program that is not pinned.
 //!
 //! Runs on the program's threads: in the wrappers of libc's functions, and for trapped calls in `trap.rs`. A thread may
 //! be cancelled or leave by siglongjmp(3) while the kernel executes the call.
@@ -39,14 +39,14 @@ use crate::start::instance;
 
 /// The kernel's EFAULT.
 const FAULT: isize = -(libc::EFAULT as isize);
-/// Tries of a call whose memory could not all be held, or was larger than the table says.
+/// Tries of a call whose memory could not all be pinned, or was larger than the table says.
 const TRIES: usize = 16;
 /// Consecutive waits of one thread on the program's stack that may find their futex word evicted.
-const WAITS_FAILED_MOST: u32 = 16;
+const WAITS_FAILED_MAX: u32 = 16;
 /// How much memory an unlisted argument is assumed to point to when [`length`] was not enough.
 const WIDE_BYTES: usize = 64 << 10;
 /// The most bytes that one call transfers: the kernel's MAX_RW_COUNT.
-pub const TRANSFER_BYTES_MOST: usize = 0x7fff_f000;
+pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
 /// Whether the program has ever had more than one thread: until then, none can be cancelled.
 pub static HAS_THREADS: AtomicBool = AtomicBool::new(false);
@@ -197,18 +197,18 @@ fn is_wait(number: i64, args: &[usize; 6]) -> bool {
     number == libc::SYS_futex && matches!(args[1] as c_int & !FLAGS, libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET)
 }
 
-/// Makes the words of a call of [`Shape::Word`] resident, or those in its structures, without holding them.
+/// Makes the words of a call of [`Shape::Word`] resident, or those in its structures, without pinning them.
 ///
 /// # Safety
 /// As for the system call.
 unsafe fn bring_words(adopter: &'static Adopter, number: i64, args: &[usize; 6]) {
-    let Some(mut holding) = adopter.holding() else { return };
-    for start in args.iter().filter(|start| adopter.may_need_hold(**start, size_of::<u32>())) {
-        holding.add(*start, size_of::<libc::timespec>());
+    let Some(mut pins) = adopter.call_pins() else { return };
+    for start in args.iter().filter(|start| adopter.may_need_pin(**start, size_of::<u32>())) {
+        pins.add(*start, size_of::<libc::timespec>());
     }
     let mut add = |start: usize, len: usize| {
-        if adopter.may_need_hold(start, len) {
-            holding.add(start, len);
+        if adopter.may_need_pin(start, len) {
+            pins.add(start, len);
         }
     };
     // SAFETY: the caller's promise.
@@ -239,21 +239,21 @@ impl Caller {
         unsafe { cancellation::call(number, args, self.cancellable) }
     }
 
-    /// Whether a call touches memory that it must hold.
+    /// Whether a call touches memory that it must pin.
     ///
     /// # Safety
     /// As for the system call.
     pub unsafe fn touches(&self, number: i64, args: &[usize; 6]) -> bool {
         let Some(adopter) = self.adopter else { return false };
-        if (0..6).any(|index| adopter.may_need_hold(args[index], length(number, index, args))) {
+        if (0..6).any(|index| adopter.may_need_pin(args[index], length(number, index, args))) {
             return true;
         }
         match shape(number, args) {
-            Shape::Bytes { .. } => adopter.may_need_hold(args[1], args[2]),
+            Shape::Bytes { .. } => adopter.may_need_pin(args[1], args[2]),
             Shape::Vector { .. } => {
                 // SAFETY: the caller's promise.
                 let entries = unsafe { Entries::read(args[1], args[2]) };
-                entries.list().iter().any(|entry| adopter.may_need_hold(entry.iov_base as usize, entry.iov_len))
+                entries.list().iter().any(|entry| adopter.may_need_pin(entry.iov_base as usize, entry.iov_len))
             }
             Shape::Remote
             | Shape::Message { .. }
@@ -281,7 +281,7 @@ impl Caller {
                 // The kernel treats the length as signed and refuses it.
                 Shape::Bytes { .. } if isize::try_from(args[2]).is_err() => self.raw(number, args),
                 Shape::Bytes { reads } => self.bytes(adopter, number, args, reads),
-                Shape::Vector { reads } if (1..=bounce::ENTRIES_MOST).contains(&args[2]) => {
+                Shape::Vector { reads } if (1..=bounce::ENTRIES_MAX).contains(&args[2]) => {
                     self.vector(adopter, number, args, reads)
                 }
                 Shape::Message { reads } => self.message(adopter, number, args, reads),
@@ -294,17 +294,17 @@ impl Caller {
         }
     }
 
-    /// Holds the strings of a program to be executed: its path, arguments and environment. `call` executes it from
+    /// Pins the strings of a program to be executed: its path, arguments and environment. `call` executes it from
     /// another process that shares this memory, where calls do not trap.
     ///
     /// # Safety
     /// As for execve(2).
     pub unsafe fn with_strings<T>(path: usize, words: usize, environment: usize, call: impl FnOnce() -> T) -> T {
-        let holding = adopter().and_then(|adopter| {
-            let mut holding = adopter.holding()?;
+        let pins = adopter().and_then(|adopter| {
+            let mut pins = adopter.call_pins()?;
             let mut add = |start: usize, len: usize| {
-                if adopter.may_need_hold(start, len) {
-                    holding.add(start, len);
+                if adopter.may_need_pin(start, len) {
+                    pins.add(start, len);
                 }
             };
             if path != 0 {
@@ -315,17 +315,17 @@ impl Caller {
             }
             // SAFETY: the caller's promise.
             unsafe { each_pointer(libc::SYS_execve, &[path, words, environment, 0, 0, 0], &mut add) };
-            Some(holding)
+            Some(pins)
         });
         let result = call();
         // `call` made the child by a function that returns twice, which has switched trapping off in this thread.
         aquifer_sys::dispatch::arm_if_due();
-        drop(holding);
+        drop(pins);
         result
     }
 
-    /// A call that is not split into windows: all its memory is held, or copied. Memory that the table does not list is
-    /// at least made resident, and a call that still fails is repeated.
+    /// A call that is not split into windows: all its memory is pinned, or copied. Memory that the table does not list
+    /// is at least made resident, and a call that still fails is repeated.
     unsafe fn plain(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         // SAFETY: the caller's promise.
         if let Some(result) = unsafe { self.copied(adopter, number, &args) } {
@@ -335,22 +335,22 @@ impl Caller {
         unsafe { self.tried(adopter, number, args) }
     }
 
-    /// Makes a call whose memory is held as far as possible, and made resident otherwise.
+    /// Makes a call whose memory is pinned as far as possible, and made resident otherwise.
     unsafe fn tried(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for turn in 0..TRIES {
-            let Some(mut holding) = adopter.holding() else { break };
+            let Some(mut pins) = adopter.call_pins() else { break };
             for (index, start) in args.iter().enumerate() {
                 let len = length(number, index, &args).max(if turn == 0 { 0 } else { WIDE_BYTES });
-                if adopter.may_need_hold(*start, len) {
-                    holding.add(*start, len);
+                if adopter.may_need_pin(*start, len) {
+                    pins.add(*start, len);
                 }
             }
             // SAFETY: the caller's promise.
             unsafe {
                 let mut add = |start: usize, len: usize| {
-                    if adopter.may_need_hold(start, len) {
-                        holding.add(start, len);
+                    if adopter.may_need_pin(start, len) {
+                        pins.add(start, len);
                     }
                 };
                 each_pointer(number, &args, &mut add);
@@ -361,14 +361,14 @@ impl Caller {
                 }
                 result = self.raw(number, args);
             }
-            if result != FAULT || (turn > 0 && holding.is_complete()) {
+            if result != FAULT || (turn > 0 && pins.is_complete()) {
                 break;
             }
         }
         result
     }
 
-    /// futex(2) and similar calls: their words are made resident, and not held while the thread waits.
+    /// futex(2) and similar calls: their words are made resident, and not pinned while the thread waits.
     unsafe fn word(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for _ in 0..TRIES {
@@ -391,7 +391,7 @@ impl Caller {
     /// As for the system call.
     pub unsafe fn may_wait_outside(&self, number: i64, args: &[usize; 6]) -> bool {
         let Some(adopter) = self.adopter.filter(|_| is_wait(number, args)) else { return false };
-        if thread_slot::waits_failed() >= WAITS_FAILED_MOST {
+        if thread_slot::waits_failed() >= WAITS_FAILED_MAX {
             thread_slot::forget_failed_waits();
             return false;
         }
@@ -404,7 +404,7 @@ impl Caller {
     unsafe fn bytes(&self, adopter: &'static Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
         let entries = [libc::iovec {
             iov_base: std::ptr::with_exposed_provenance_mut(args[1]),
-            iov_len: args[2].min(TRANSFER_BYTES_MOST),
+            iov_len: args[2].min(TRANSFER_BYTES_MAX),
         }];
         let at = matches!(number, libc::SYS_pread64 | libc::SYS_pwrite64);
         let (also, waits_for_all) = match number {
@@ -474,7 +474,7 @@ impl Caller {
     }
 
     unsafe fn message(&self, adopter: &'static Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
-        let header = load::<libc::msghdr>(args[1]).filter(|header| header.msg_iovlen <= bounce::ENTRIES_MOST);
+        let header = load::<libc::msghdr>(args[1]).filter(|header| header.msg_iovlen <= bounce::ENTRIES_MAX);
         let Some(given) = header else {
             // SAFETY: the caller's promise.
             return unsafe { self.raw(number, args) };
@@ -493,7 +493,7 @@ impl Caller {
         ];
         let part = |entries: &[libc::iovec], _: usize| {
             let Some(mut ours) = messages::Copied::of(&given, entries, reads) else { return FAULT };
-            // SAFETY: the payload is the library's or held; name and control data are copies.
+            // SAFETY: the payload is the library's or pinned; name and control data are copies.
             let result = unsafe { self.raw(number, [args[0], ours.header(), args[2], 0, 0, 0]) };
             if reads && result >= 0 {
                 // SAFETY: the kernel's results go back to the memory that the program named.
@@ -507,7 +507,7 @@ impl Caller {
         unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
 
-    /// A transfer: the program's own call with all its memory held; or `part` of it with other memory, a number of
+    /// A transfer: the program's own call with all its memory pinned; or `part` of it with other memory, a number of
     /// bytes further on, which touches no other memory of the program.
     unsafe fn transfer(
         &self,
@@ -520,37 +520,37 @@ impl Caller {
         // SAFETY: the caller's promise.
         let whole = || unsafe { self.raw(number, args) };
         let &Memory { descriptor, entries, reads, also, whole: is_whole } = memory;
-        let far = |(start, len): &(usize, usize)| adopter.may_need_hold(*start, *len);
+        let far = |(start, len): &(usize, usize)| adopter.may_need_pin(*start, *len);
         let payload = |entry: &libc::iovec| (entry.iov_base as usize, entry.iov_len);
         if !entries.iter().map(payload).chain(also.iter().copied()).any(|range| far(&range)) {
             return whole();
         }
-        let total = bounce::bytes(entries).min(TRANSFER_BYTES_MOST);
-        let most = adopter.hold_bytes_most();
-        if total <= most {
-            let Some(mut holding) = adopter.holding() else { return whole() };
+        let total = bounce::bytes(entries).min(TRANSFER_BYTES_MAX);
+        let max = adopter.pin_bytes_max();
+        if total <= max {
+            let Some(mut pins) = adopter.call_pins() else { return whole() };
             let ranges = |each: &mut dyn FnMut(usize, usize)| {
                 let all = also.iter().copied().chain(entries.iter().map(payload));
                 all.filter(far).for_each(|(start, len)| each(start, len));
             };
-            if holding.add_all(&ranges) {
+            if pins.add_all(&ranges) {
                 return whole();
             }
         }
         if bounce::is_file(descriptor) {
             let window = |done: usize| {
-                let window = bounce::window(entries, done, most.min(total - done));
+                let window = bounce::window(entries, done, max.min(total - done));
                 let ranges = |each: &mut dyn FnMut(usize, usize)| {
                     window.iter().map(payload).filter(far).for_each(|(start, len)| each(start, len));
                 };
-                let mut holding = adopter.holding();
-                if holding.as_mut().is_some_and(|holding| holding.add_all(&ranges)) {
+                let mut pins = adopter.call_pins();
+                if pins.as_mut().is_some_and(|pins| pins.add_all(&ranges)) {
                     return part(&window, done);
                 }
                 // SAFETY: the window is a part of the program's vector.
                 unsafe { bounce::file_through(&window, reads, |entries, more| part(entries, done + more)) }
             };
-            return bounce::in_windows(total, most, window);
+            return bounce::in_windows(total, max, window);
         }
         let whole_message = is_whole || bounce::is_message_socket(descriptor);
         // SAFETY: the caller's promise.

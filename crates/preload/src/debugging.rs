@@ -40,9 +40,9 @@ pub extern "C" fn aquifer_bring(start: usize, len: usize) -> c_int {
     let mut complete = true;
     while at < end {
         let next = (at + 1).next_multiple_of(PIECE_BYTES).min(end);
-        if let Some(mut holding) = instance.adopter.holding() {
-            holding.add(at, next - at);
-            complete &= holding.is_complete() && (at..next).step_by(PAGE_BYTES).all(is_readable);
+        if let Some(mut pins) = instance.adopter.call_pins() {
+            pins.add(at, next - at);
+            complete &= pins.is_complete() && (at..next).step_by(PAGE_BYTES).all(is_readable);
         }
         at = next;
     }

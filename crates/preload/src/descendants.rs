@@ -30,7 +30,7 @@ use crate::program_memory::{load, string_len};
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const CONFIGURATION: &[u8] = b"AQUIFER_CONFIG=";
 /// From most callers, the kernel accepts no more than 2 MiB of strings and pointers; see execve(2).
-const ENTRIES_MOST: usize = 256 << 10;
+const ENTRIES_MAX: usize = 256 << 10;
 /// Sizes of environments that are built on the stack, in words: those that env(1) and servers pass on, and those of a
 /// login session.
 const SMALL_WORDS: usize = 256;
@@ -120,15 +120,15 @@ fn look(needs: &Needs, environment: usize) -> Option<Found> {
             found.has_library = words.any(|word| is_library(word, &needs.library));
         }
         found.entries += 1;
-        if found.entries > ENTRIES_MOST {
+        if found.entries > ENTRIES_MAX {
             return None;
         }
     }
     Some(found)
 }
 
-/// Whether a word of `LD_PRELOAD` names this library, or that of another release, which another `aquifer run` has named.
-/// The loader only warns about a library that it cannot read, and runs the program without it.
+/// Whether a word of `LD_PRELOAD` names this library, or that of another release, which another `aquifer run` has
+/// named. The loader only warns about a library that it cannot read, and runs the program without it.
 fn is_library(word: &[u8], ours: &[u8]) -> bool {
     fn name(path: &[u8]) -> Option<&[u8]> {
         path.rsplit(|byte| *byte == b'/').next()
@@ -371,7 +371,7 @@ fn judge(needs: &Needs, path: &Path) -> bool {
         return false;
     }
     let is_first = !SAID.swap(true, Ordering::Relaxed);
-    if is_first && needs.ledger.is_none_or(Ledger::is_first_to_tell_of_unmanaged) {
+    if is_first && needs.ledger.is_none_or(Ledger::is_first_to_report_unmanaged) {
         say(&[
             "'",
             &shown,

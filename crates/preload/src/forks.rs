@@ -32,8 +32,8 @@ use crate::{descendants, next, own_allocator, threads};
 
 /// The structure of clone3(2), in bytes: its first version, more than its longest version so far, and the most that the
 /// kernel accepts if the rest is zeros. Then the indices of the words that are read by name.
-const CLONE_ARGS_BYTES_LEAST: usize = 64;
-const CLONE_ARGS_BYTES_MOST: usize = 128;
+const CLONE_ARGS_BYTES_MIN: usize = 64;
+const CLONE_ARGS_BYTES_MAX: usize = 128;
 const CLONE_ARGS_BYTES_TAKEN: usize = 4096;
 const FLAGS: usize = 0;
 const PIDFD: usize = 1;
@@ -42,7 +42,7 @@ const PARENT_TID: usize = 3;
 const STACK: usize = 5;
 const STACK_SIZE: usize = 6;
 
-/// Makes a C library call that copies this process trap; `call` makes it. Where there is always memory to hold, calls
+/// Makes a C library call that copies this process trap; `call` makes it. Where there is always memory to pin, calls
 /// trap anyway; otherwise only now, since trapping makes every call slower. `by_library`: the call is fork(3), which
 /// takes care of the locks of the program's heap.
 fn with_trap<T>(by_library: bool, call: impl FnOnce() -> T) -> T {
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn clone(
     };
     if flags & libc::CLONE_VM != 0 {
         let environment = thread_slot::environment();
-        let task = with_held_stack(flags, stack as usize, || with(run, flags, argument));
+        let task = with_pinned_stack(flags, stack as usize, || with(run, flags, argument));
         if flags & libc::CLONE_VFORK != 0 {
             descendants::child_has_left(environment);
         }
@@ -140,21 +140,21 @@ pub unsafe extern "C" fn clone(
     with_trap(by_library, || with(child_begins as *const c_void, flags, (&raw const begins).cast_mut().cast()))
 }
 
-/// Makes a task that shares this memory, by `call`, and holds its stack for as long as the task lives: the task has no
+/// Makes a task that shares this memory, by `call`, and pins its stack for as long as the task lives: the task has no
 /// alternate stack, so a fault on its own stack could not be signalled. With CLONE_VFORK it has its parent's alternate
 /// stack, and the parent waits.
-fn with_held_stack(flags: c_int, top: usize, call: impl FnOnce() -> c_int) -> c_int {
+fn with_pinned_stack(flags: c_int, top: usize, call: impl FnOnce() -> c_int) -> c_int {
     let instance = instance().filter(|instance| instance.adopter.is_active() && flags & libc::CLONE_VFORK == 0);
-    let held = instance.map_or(Ok(None), |instance| threads::hold_stack_below(instance, top));
-    let Ok(held) = held else {
+    let pinned = instance.map_or(Ok(None), |instance| threads::pin_stack_below(instance, top));
+    let Ok(pinned) = pinned else {
         signals::set_errno(libc::EAGAIN);
         return -1;
     };
     let task = call();
-    if let (Some(instance), Some(held)) = (instance, held) {
+    if let (Some(instance), Some(pinned)) = (instance, pinned) {
         match u32::try_from(task) {
-            Ok(task) => instance.adopter.pass_hold(held, task),
-            Err(_) => instance.adopter.release_hold(held),
+            Ok(task) => instance.adopter.pass_pin(pinned, task),
+            Err(_) => instance.adopter.release_pin(pinned),
         }
     }
     task
@@ -175,8 +175,8 @@ unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
         (std::mem::transmute::<*const c_void, unsafe extern "C" fn(*mut c_void) -> c_int>(begins.run), begins.argument)
     };
     if let Some(instance) = instance() {
-        // Held like a thread's stack. Done first, since the following code blocks all signals.
-        let _ = threads::hold_stack(instance);
+        // Pinned like a thread's stack. Done first, since the following code blocks all signals.
+        let _ = threads::pin_stack(instance);
         instance.adopter.was_forked();
         instance.adopter.fork_ended(true, Forks::default());
     }
@@ -211,7 +211,7 @@ pub fn copies_memory(number: i64, args: &[usize; 6]) -> bool {
 /// Makes the child, and sets the result in both processes.
 pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
     let Some(instance) = instance_inside() else { return trapped.repeat() };
-    let mut structure = [0u64; CLONE_ARGS_BYTES_MOST / 8];
+    let mut structure = [0u64; CLONE_ARGS_BYTES_MAX / 8];
     let (mut args, mut stack) = (args, 0);
     match number {
         libc::SYS_clone => stack = std::mem::take(&mut args[1]),
@@ -220,7 +220,7 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
                 Ok(read) => (structure, stack) = read,
                 Err(errno) => return trapped.set_result(-(errno.0 as isize)),
             }
-            args = [structure.as_ptr() as usize, args[1].min(CLONE_ARGS_BYTES_MOST), 0, 0, 0, 0];
+            args = [structure.as_ptr() as usize, args[1].min(CLONE_ARGS_BYTES_MAX), 0, 0, 0, 0];
         }
         _ => {}
     }
@@ -258,19 +258,19 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
 
 /// Reads the structure of clone3(2), if the kernel would accept it. Only a readable structure counts: some programs
 /// pass others to find out what this kernel supports.
-fn read_structure(start: usize, len: usize) -> Result<[u64; CLONE_ARGS_BYTES_MOST / 8], Errno> {
+fn read_structure(start: usize, len: usize) -> Result<[u64; CLONE_ARGS_BYTES_MAX / 8], Errno> {
     match len {
-        0..CLONE_ARGS_BYTES_LEAST => return Err(Errno(libc::EINVAL)),
-        CLONE_ARGS_BYTES_LEAST..=CLONE_ARGS_BYTES_TAKEN => {}
+        0..CLONE_ARGS_BYTES_MIN => return Err(Errno(libc::EINVAL)),
+        CLONE_ARGS_BYTES_MIN..=CLONE_ARGS_BYTES_TAKEN => {}
         _ => return Err(Errno(libc::E2BIG)),
     }
     if !is_readable(start, len) {
         return Err(Errno(libc::EFAULT));
     }
-    let mut structure = [0u64; CLONE_ARGS_BYTES_MOST / 8];
+    let mut structure = [0u64; CLONE_ARGS_BYTES_MAX / 8];
     // SAFETY: all of it is readable, or evicted: such a fault is resolved as for any load.
     let all = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(start), len) };
-    let known = len.min(CLONE_ARGS_BYTES_MOST);
+    let known = len.min(CLONE_ARGS_BYTES_MAX);
     if all[known..].iter().any(|byte| *byte != 0) {
         return Err(Errno(libc::E2BIG));
     }
@@ -282,8 +282,8 @@ fn read_structure(start: usize, len: usize) -> Result<[u64; CLONE_ARGS_BYTES_MOS
 /// Takes the stack out of the structure; returns its top. EINVAL for a stack that the kernel would refuse, since the
 /// kernel does not see it and cannot refuse it.
 fn without_stack(
-    mut structure: [u64; CLONE_ARGS_BYTES_MOST / 8],
-) -> Result<([u64; CLONE_ARGS_BYTES_MOST / 8], usize), Errno> {
+    mut structure: [u64; CLONE_ARGS_BYTES_MAX / 8],
+) -> Result<([u64; CLONE_ARGS_BYTES_MAX / 8], usize), Errno> {
     let (start, len) = (structure[STACK] as usize, structure[STACK_SIZE] as usize);
     let is_stack = start != 0 && len != 0 && start.checked_add(len).is_some_and(|top| top <= ADDRESSES_END);
     match (start, len) {
@@ -310,7 +310,7 @@ impl Words {
         number: i64,
         flags: usize,
         args: &mut [usize; 6],
-        structure: &mut [u64; CLONE_ARGS_BYTES_MOST / 8],
+        structure: &mut [u64; CLONE_ARGS_BYTES_MAX / 8],
         ours: usize,
     ) -> Self {
         let mut words = Self { parent: 0, child: 0, pidfd: 0 };

@@ -18,7 +18,7 @@ const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;
 /// Most strings and requests of one call that are looked at; the memory of further ones is not made resident. Above any
 /// number that was seen.
-const POINTERS_MOST: usize = 4096;
+const POINTERS_MAX: usize = 4096;
 /// How many words of a structure are searched for pointers: `union bpf_attr` is the longest that was found, 168 bytes.
 const GUESSED_WORDS: usize = 32;
 /// How many bytes a guessed pointer may point to: a filter of 4096 instructions (BPF_MAXINSNS) takes 32 KiB.
@@ -36,25 +36,25 @@ pub unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(
     match shape(number, args) {
         Shape::Remote | Shape::Vector { .. } => {
             // SAFETY: the caller's promise.
-            let entries = unsafe { Entries::read(args[1], args[2].min(bounce::ENTRIES_MOST)) };
+            let entries = unsafe { Entries::read(args[1], args[2].min(bounce::ENTRIES_MAX)) };
             each(args[1], size_of_val(entries.list()));
             entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
             if matches!(number, libc::SYS_process_vm_readv | libc::SYS_process_vm_writev) {
                 // SAFETY: the caller's promise.
-                let far = unsafe { Entries::read(args[3], args[4].min(bounce::ENTRIES_MOST)) };
+                let far = unsafe { Entries::read(args[3], args[4].min(bounce::ENTRIES_MAX)) };
                 each(args[3], size_of_val(far.list()));
                 far.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
             }
         }
         Shape::Messages => {
             const STRIDE: usize = size_of::<libc::mmsghdr>();
-            let count = message_count(number, args).min(bounce::ENTRIES_MOST);
+            let count = message_count(number, args).min(bounce::ENTRIES_MAX);
             each(args[1], count * STRIDE);
             for index in 0..count {
                 let Some(header) = load::<libc::msghdr>(args[1].wrapping_add(index * STRIDE)) else { break };
                 // SAFETY: the caller's promise.
                 let entries =
-                    unsafe { Entries::read(header.msg_iov as usize, header.msg_iovlen.min(bounce::ENTRIES_MOST)) };
+                    unsafe { Entries::read(header.msg_iov as usize, header.msg_iovlen.min(bounce::ENTRIES_MAX)) };
                 each(header.msg_iov as usize, size_of_val(entries.list()));
                 each(header.msg_name as usize, header.msg_namelen as usize);
                 each(header.msg_control as usize, header.msg_controllen);
@@ -62,7 +62,7 @@ pub unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(
             }
         }
         Shape::Submit => {
-            let count = args[1].min(POINTERS_MOST);
+            let count = args[1].min(POINTERS_MAX);
             each(args[2], count * size_of::<usize>());
             for index in 0..count {
                 let request = word(args[2], index);
@@ -75,14 +75,14 @@ pub unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(
                     continue;
                 }
                 // SAFETY: the caller's promise.
-                let entries = unsafe { Entries::read(start, count.min(bounce::ENTRIES_MOST)) };
+                let entries = unsafe { Entries::read(start, count.min(bounce::ENTRIES_MAX)) };
                 each(start, size_of_val(entries.list()));
                 entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
             }
         }
         Shape::Strings(first) => {
             for array in [args[first + 1], args[first + 2]] {
-                for index in 0..if array == 0 { 0 } else { POINTERS_MOST } {
+                for index in 0..if array == 0 { 0 } else { POINTERS_MAX } {
                     let string = word(array, index);
                     if string == 0 {
                         break;

@@ -9,7 +9,7 @@
 //!
 //! System calls on memory with signal delivery enter through `transfers.rs` and `stdio.rs` by name, and through
 //! `trap.rs` otherwise. `calls.rs` makes them, using `pointers.rs` to find the memory they touch; `bounce.rs` handles
-//! transfers too large to hold. `masks.rs`, `process.rs` and `threads.rs` protect the two signals that all this needs.
+//! transfers too large to pin. `masks.rs`, `process.rs` and `threads.rs` protect the two signals that all this needs.
 //! `locks.rs` is mlock, `programs.rs` execve and posix_spawn, `descendants.rs` reports programs that leave the library
 //! out, `descriptors.rs` is close, `dropped_rights.rs` setuid, `locale.rs` setlocale, and `unmovable.rs` concerns
 //! memory that the kernel would keep using. `own_allocator.rs` and `kernel.rs` keep the library's own memory and calls

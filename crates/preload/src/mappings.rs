@@ -235,8 +235,8 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
         // A core dump would show zeros for evicted pages.
         libc::MADV_DODUMP if active => 0,
         MADV_GUARD_INSTALL => guard(adopter, start, len, advise),
-        _ => match (foretold(advice), withheld(advice)) {
-            (Some(what), _) => foretell(adopter, start, len, (advice, what), advise),
+        _ => match (announced(advice), withheld(advice)) {
+            (Some(what), _) => announce(adopter, start, len, (advice, what), advise),
             (_, Some((what, withheld))) => {
                 // Managed memory keeps MADV_DONTFORK in the kernel until the pager itself handles a fork(2).
                 let kept = active && advice == libc::MADV_DOFORK && adopter.manages_all(start, len);
@@ -257,7 +257,7 @@ pub const MADV_COLLAPSE: c_int = 25;
 const MADV_GUARD_INSTALL: c_int = 102;
 
 /// The future use that an advice announces.
-fn foretold(advice: c_int) -> Option<Advice> {
+fn announced(advice: c_int) -> Option<Advice> {
     Some(match advice {
         libc::MADV_COLD => Advice::Cold,
         libc::MADV_NORMAL => Advice::Normal,
@@ -282,7 +282,7 @@ fn withheld(advice: c_int) -> Option<(Withheld, bool)> {
 
 /// Advice that the pager follows itself. The kernel only checks whether the range is valid: it would otherwise swap out
 /// pages that the pager manages, and split its mappings for flags that mean nothing to memory without a file.
-fn foretell(
+fn announce(
     adopter: &'static Adopter,
     start: usize,
     len: usize,
@@ -296,7 +296,7 @@ fn foretell(
     let ours = adopter.is_active() && adopter.manages_all(start, len);
     let result = advise(if ours { libc::MADV_NORMAL } else { given });
     if result == 0 && len > 0 {
-        adopter.foretell(start, len, what);
+        adopter.announce(start, len, what);
     }
     result
 }
@@ -312,14 +312,14 @@ fn guard(adopter: &'static Adopter, start: usize, len: usize, advise: impl Fn(c_
     adopter.surrender(start, len.next_multiple_of(4096), move || advise(MADV_GUARD_INSTALL))
 }
 
-/// MADV_POPULATE_READ or MADV_POPULATE_WRITE, in pieces that are made resident and held: under signal delivery the
+/// MADV_POPULATE_READ or MADV_POPULATE_WRITE, in pieces that are made resident and pinned: under signal delivery the
 /// kernel cannot fetch them itself. If the range exceeds the budget, the first pieces are evicted again.
 fn populate(adopter: &'static Adopter, start: usize, len: usize, advice: c_int) -> c_int {
-    let piece = (adopter.hold_bytes_most() & !4095).max(4096);
+    let piece = (adopter.pin_bytes_max() & !4095).max(4096);
     for done in (0..len).step_by(piece) {
         let (start, len) = (start + done, piece.min(len - done));
-        let mut holding = adopter.holding();
-        holding.iter_mut().for_each(|holding| holding.add(start, len));
+        let mut pins = adopter.call_pins();
+        pins.iter_mut().for_each(|pins| pins.add(start, len));
         // SAFETY: the program's own call, for a part of its range; it changes no byte.
         let result = unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) } as c_int;
         if result != 0 {

@@ -60,7 +60,7 @@ pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
         libc::SYS_execve => Shape::Strings(0),
         libc::SYS_execveat => Shape::Strings(1),
         libc::SYS_futex | SYS_FUTEX_WAIT | SYS_FUTEX_WAKE => Shape::Word,
-        SYS_FUTEX_WAITV => Shape::Waiters(args[1].min(FUTEX_WAITERS_MOST)),
+        SYS_FUTEX_WAITV => Shape::Waiters(args[1].min(FUTEX_WAITERS_MAX)),
         // Requeues from one word to another.
         SYS_FUTEX_REQUEUE => Shape::Waiters(2),
         _ => Shape::Plain,
@@ -69,13 +69,13 @@ pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
 
 /// The most messages that one sendmmsg(2) sends: UIO_MAXIOV. The kernel takes no more, without an error; recvmmsg(2)
 /// has no such bound.
-const SENT_MESSAGES_MOST: usize = 1024;
+const SENT_MESSAGES_MAX: usize = 1024;
 
 /// How many messages a call of [`Shape::Messages`] is for: an `unsigned int` for the kernel, whatever the register has
 /// beyond that.
 pub fn message_count(number: i64, args: &[usize; 6]) -> usize {
     let count = args[2] as u32 as usize;
-    if number == libc::SYS_sendmmsg { count.min(SENT_MESSAGES_MOST) } else { count }
+    if number == libc::SYS_sendmmsg { count.min(SENT_MESSAGES_MAX) } else { count }
 }
 
 /// Whether the structures that a call's arguments point to may contain pointers; `inner_pointers.rs` guesses which.
@@ -105,7 +105,7 @@ pub const SYS_FUTEX_WAITV: i64 = 449;
 /// `struct futex_waitv`: a value, the word's address, flags.
 pub const FUTEX_WAITER_BYTES: usize = 24;
 /// The kernel's FUTEX_WAITV_MAX.
-const FUTEX_WAITERS_MOST: usize = 128;
+const FUTEX_WAITERS_MAX: usize = 128;
 
 // Linux 6.7.
 const SYS_FUTEX_WAKE: i64 = 454;
@@ -113,12 +113,12 @@ const SYS_FUTEX_WAIT: i64 = 455;
 pub const SYS_FUTEX_REQUEUE: i64 = 456;
 
 /// More array items than any call accepts: poll(2) accepts as many as there may be descriptors, the others fewer.
-const ITEMS_MOST: usize = 1 << 30;
+const ITEMS_MAX: usize = 1 << 30;
 
 /// How many bytes the argument `index` of a call points to, if it points anywhere.
 pub fn length(number: i64, index: usize, args: &[usize; 6]) -> usize {
     // If there are more than it accepts, the kernel looks at none.
-    let items = |count: usize, size: usize| if args[count] <= ITEMS_MOST { args[count] * size } else { 0 };
+    let items = |count: usize, size: usize| if args[count] <= ITEMS_MAX { args[count] * size } else { 0 };
     let bytes = match (number, index) {
         // A range whose contents the call does not read: for mincore(2), making it resident would falsify the result.
         (

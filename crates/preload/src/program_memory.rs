@@ -19,7 +19,7 @@ const PAGE_BYTES: usize = 4096;
 /// An address this close above the stack pointer is in a caller's frame: most structures are, and need no check.
 const FRAMES_BYTES: usize = 16 << 10;
 /// The longest string that execve(2) takes: the kernel's MAX_ARG_STRLEN.
-const STRING_BYTES_MOST: usize = 128 << 10;
+const STRING_BYTES_MAX: usize = 128 << 10;
 
 /// The value at `start`; `None` if a load would end the program.
 pub fn load<T: Copy>(start: usize) -> Option<T> {
@@ -77,7 +77,7 @@ pub fn is_readable(start: usize, len: usize) -> bool {
 /// The length of a string without its NUL; `None` if it becomes unreadable before it ends, or is too long.
 pub fn string_len(start: usize) -> Option<usize> {
     let mut len = 0;
-    while len < STRING_BYTES_MOST {
+    while len < STRING_BYTES_MAX {
         let at = start.checked_add(len)?;
         let rest = PAGE_BYTES - at % PAGE_BYTES;
         if !is_readable(at, rest) {
@@ -102,7 +102,7 @@ fn is_a_frames(start: usize, len: usize) -> bool {
 
 /// Managed memory can be evicted, and the kernel cannot read it then.
 fn is_ours(at: usize) -> bool {
-    instance().is_some_and(|instance| instance.adopter.may_need_hold(at, 1) && instance.adopter.manages(at, 1))
+    instance().is_some_and(|instance| instance.adopter.may_need_pin(at, 1) && instance.adopter.manages(at, 1))
 }
 
 /// rt_sigprocmask(2) reads its set before it rejects an invalid `how`.
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!((string_len(start), string_len(start + 4095)), (Some(4095), Some(0)));
         assert!(store(start + 4095, b'x'));
         assert_eq!((string_len(start), string_len(3)), (None, None));
-        let long = vec![b'x'; 2 * STRING_BYTES_MOST];
+        let long = vec![b'x'; 2 * STRING_BYTES_MAX];
         assert_eq!(string_len(long.as_ptr() as usize), None);
     }
 }

@@ -70,8 +70,8 @@ fn may_spawn(path: *const c_char) -> bool {
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vfork() -> libc::pid_t {
-    // The return address is kept in a register: the child returns first, and uses the stack. So is what the parent needs
-    // afterwards.
+    // The return address is kept in a register: the child returns first, and uses the stack. So is what the parent
+    // needs afterwards.
     std::arch::naked_asm!(
         "sub rsp, 8",
         "call {begins}",
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn execvp(file: *const c_char, words: Words) -> c_int {
     unsafe { execvpe(file, words, environ) }
 }
 
-/// Holds the strings that system(3) and popen(3) will pass, as far as they are the program's.
+/// Pins the strings that system(3) and popen(3) will pass, as far as they are the program's.
 ///
 /// # Safety
 /// `command` is null or ends in NUL.

@@ -10,12 +10,12 @@
 
 use aquifer_sys::raw::syscall;
 
-use crate::bounce::ENTRIES_MOST;
-use crate::calls::{ADDRESS_BYTES, TRANSFER_BYTES_MOST};
+use crate::bounce::ENTRIES_MAX;
+use crate::calls::{ADDRESS_BYTES, TRANSFER_BYTES_MAX};
 use crate::pointers::{FUTEX_WAITER_BYTES, Shape, length, message_count, shape};
 
 /// The most messages of one recvmmsg(2) that are looked at: more than a socket queues.
-const MESSAGES_MOST: usize = 64 << 10;
+const MESSAGES_MAX: usize = 64 << 10;
 
 /// Calls `each` with the address and the length of all memory that the call may touch.
 pub fn of(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
@@ -24,13 +24,13 @@ pub fn of(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
     }
     match shape(number, args) {
         Shape::Bytes { .. } => {
-            each(args[1], args[2].min(TRANSFER_BYTES_MOST));
+            each(args[1], args[2].min(TRANSFER_BYTES_MAX));
             each(args[4], ADDRESS_BYTES);
         }
         Shape::Vector { .. } | Shape::Remote => entries(args[1], args[2], each),
         Shape::Message { .. } => _ = header(args[1], each),
         Shape::Messages => {
-            for index in 0..message_count(number, args).min(MESSAGES_MOST) {
+            for index in 0..message_count(number, args).min(MESSAGES_MAX) {
                 // The kernel ends at an unreadable one.
                 if !header(args[1].wrapping_add(index * size_of::<libc::mmsghdr>()), each) {
                     return;
@@ -48,12 +48,12 @@ pub fn of(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
 }
 
 fn entries(start: usize, count: usize, each: &mut dyn FnMut(usize, usize)) {
-    let count = count.min(ENTRIES_MOST);
+    let count = count.min(ENTRIES_MAX);
     each(start, count * size_of::<libc::iovec>());
     for index in 0..count {
         // An address and a length.
         let Some([address, len]) = words(start.wrapping_add(index * size_of::<libc::iovec>())) else { return };
-        each(address, len.min(TRANSFER_BYTES_MOST));
+        each(address, len.min(TRANSFER_BYTES_MAX));
     }
 }
 
@@ -63,7 +63,7 @@ fn header(start: usize, each: &mut dyn FnMut(usize, usize)) -> bool {
     let Some([name, _, vector, count, control, control_len, _]) = words(start) else { return false };
     each(start, size_of::<libc::mmsghdr>());
     each(name, ADDRESS_BYTES);
-    each(control, control_len.min(TRANSFER_BYTES_MOST));
+    each(control, control_len.min(TRANSFER_BYTES_MAX));
     entries(vector, count, each);
     true
 }

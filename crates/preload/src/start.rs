@@ -40,7 +40,7 @@ pub struct Instance {
 const _: () = assert!(ledger::GIVEN == aquifer_config::LEDGER_GIVEN_WORD, "the launcher looks there");
 const _: () = assert!(ledger::EVENTS == aquifer_config::LEDGER_EVENTS_WORD, "`aquifer set` counts there");
 const _: () = assert!(ledger::BUDGET == aquifer_config::LEDGER_BUDGET_WORD, "`aquifer set` writes there");
-const _: () = assert!(ledger::BUDGET_MOST == aquifer_config::LEDGER_BUDGET_MOST_WORD, "the launcher writes there");
+const _: () = assert!(ledger::BUDGET_MAX == aquifer_config::LEDGER_BUDGET_MAX_WORD, "the launcher writes there");
 const _: () = assert!(ledger::WORDS <= aquifer_config::LEDGER_WORDS, "the account fits into its segment");
 
 static INSTANCE: OnceLock<Instance> = OnceLock::new();
@@ -56,7 +56,7 @@ pub fn instance() -> Option<&'static Instance> {
         if instance.adopter.is_unseen_child() {
             instance.adopter.give_up_parents();
         }
-        instance.adopter.tend();
+        instance.adopter.upkeep();
     }
     instance
 }

@@ -16,7 +16,7 @@ use crate::start::instance;
 const BOUNCE_BYTES: usize = 256 << 10;
 
 fn needs_bounce(start: *const c_void, len: usize) -> bool {
-    instance().is_some_and(|instance| instance.adopter.may_need_hold(start as usize, len))
+    instance().is_some_and(|instance| instance.adopter.may_need_pin(start as usize, len))
 }
 
 /// Shows the C library's own call, during which the pager may start. Called before [`needs_bounce`], because it may

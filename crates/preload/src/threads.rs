@@ -34,40 +34,40 @@ const STACKS_BYTES: usize = SIGNAL_STACK_BYTES + own_stack::STACK_BYTES;
 struct Job {
     run: StartRoutine,
     argument: *mut c_void,
-    /// The hold on the end of the thread's own stack, owned by the thread that creates it.
-    held: Option<usize>,
+    /// The pin on the end of the thread's own stack, owned by the thread that creates it.
+    pinned: Option<usize>,
     area: (usize, usize),
     /// The signals that the thread is to block; `None`: those that the program has set for it.
     mask: Option<u64>,
 }
 
-/// How much is held at the end of a stack made by the program: thread-local memory, and the first frames. A choice: the
-/// C library and other libraries take a few KiB, of the 16 KiB that a stack has at least.
+/// How much is pinned at the end of a stack made by the program: thread-local memory, and the first frames. A choice:
+/// the C library and other libraries take a few KiB, of the 16 KiB that a stack has at least.
 const THREAD_BYTES: usize = 64 << 10;
 
-/// The part of [`THREAD_BYTES`] above the frame of a thread that holds its own stack.
+/// The part of [`THREAD_BYTES`] above the frame of a thread that pins its own stack.
 const ABOVE_BYTES: usize = 4 << 10;
 
-/// Holds the part of the calling thread's stack that was and will be used next, if the stack is managed: in a child of
+/// Pins the part of the calling thread's stack that was and will be used next, if the stack is managed: in a child of
 /// clone(2), and on the stack of a coroutine. A fault there could not be signalled while the C library, or the pager,
 /// blocks all signals. Below the budget nothing is evicted.
-pub fn hold_stack(instance: &'static Instance) -> Option<usize> {
+pub fn pin_stack(instance: &'static Instance) -> Option<usize> {
     let here = 0u8;
     let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
     let start = frame.saturating_sub(THREAD_BYTES - ABOVE_BYTES);
-    // Not made on this very stack: `own_stack`. If it cannot be held, it is at least made resident.
-    let hold = || instance.adopter.hold_for_thread(start, THREAD_BYTES).ok().flatten();
-    instance.adopter.is_active().then(hold).flatten()
+    // Not made on this very stack: `own_stack`. If it cannot be pinned, it is at least made resident.
+    let pin = || instance.adopter.pin_for_thread(start, THREAD_BYTES).ok().flatten();
+    instance.adopter.is_active().then(pin).flatten()
 }
 
-/// The same for a stack whose top is `top`, for a task that is to be made. An error if it cannot be held.
-pub fn hold_stack_below(instance: &'static Instance, top: usize) -> Result<Option<usize>, Errno> {
+/// The same for a stack whose top is `top`, for a task that is to be made. An error if it cannot be pinned.
+pub fn pin_stack_below(instance: &'static Instance, top: usize) -> Result<Option<usize>, Errno> {
     let start = top.saturating_sub(THREAD_BYTES);
-    instance.adopter.hold_for_thread(start, top - start)
+    instance.adopter.pin_for_thread(start, top - start)
 }
 
 /// The most entries of a list of robust mutexes that the kernel follows: its ROBUST_LIST_LIMIT.
-const ROBUST_MOST: usize = 2048;
+const ROBUST_MAX: usize = 2048;
 
 /// The address range of the thread's own memory, if the program gives it a stack.
 fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
@@ -79,8 +79,8 @@ fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
     if !known || start.is_null() || end < len {
         return (0, 0);
     }
-    let held = THREAD_BYTES.min(len);
-    (end - held, held)
+    let pinned = THREAD_BYTES.min(len);
+    (end - pinned, pinned)
 }
 
 /// Whether the attributes set the signal mask of the new thread. No C library before glibc 2.32 has that.
@@ -94,7 +94,7 @@ fn sets_mask(attributes: *const libc::pthread_attr_t) -> bool {
 
 /// Called before the calling thread ends: keeps the robust mutexes that it holds resident, so that the kernel can mark
 /// them for their waiters.
-pub fn hold_robust_mutexes() {
+pub fn pin_robust_mutexes() {
     let Some(instance) = crate::start::instance() else { return };
     if !instance.adopter.is_active() {
         return;
@@ -112,22 +112,22 @@ pub fn hold_robust_mutexes() {
     };
     // `struct robust_list_head`: the first entry, the offset from an entry to its futex, and the entry being locked.
     let (offset, pending) = (word(head + 8), word(head + 16) & !1);
-    let hold = |entry: usize| {
+    let pin = |entry: usize| {
         let futex = entry.wrapping_add(offset);
         let start = entry.min(futex);
-        // If it cannot be held, it is at least made resident.
-        let _ = instance.adopter.hold_for_thread(start, entry.max(futex) - start + 8);
+        // If it cannot be pinned, it is at least made resident.
+        let _ = instance.adopter.pin_for_thread(start, entry.max(futex) - start + 8);
     };
     let mut entry = word(head) & !1;
-    for _ in 0..ROBUST_MOST {
+    for _ in 0..ROBUST_MAX {
         if entry == head || entry == 0 {
             break;
         }
-        hold(entry);
+        pin(entry);
         entry = word(entry) & !1;
     }
     if pending != 0 {
-        hold(pending);
+        pin(pending);
     }
 }
 
@@ -154,7 +154,7 @@ struct StacksOfThread(usize);
 
 impl Drop for StacksOfThread {
     fn drop(&mut self) {
-        hold_robust_mutexes();
+        pin_robust_mutexes();
         // While the C library tears down a thread's stack, no handler may run on it.
         dispatch::disarm();
         ends(None);
@@ -218,10 +218,10 @@ unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
     if job.area.1 > 0
         && let Some(instance) = crate::start::instance()
     {
-        // Replaces the hold of the thread that made this one, which may end earlier. It succeeds: held memory is
+        // Replaces the pin of the thread that made this one, which may end earlier. It succeeds: pinned memory is
         // resident.
-        let _ = instance.adopter.hold_for_thread(job.area.0, job.area.1);
-        job.held.inspect(|held| instance.adopter.release_hold(*held));
+        let _ = instance.adopter.pin_for_thread(job.area.0, job.area.1);
+        job.pinned.inspect(|pinned| instance.adopter.release_pin(*pinned));
     }
     let _stack = give_stacks().map(StacksOfThread);
     // Not left to the first fault: under listener delivery no fault is handled on this thread.
@@ -287,25 +287,25 @@ unsafe fn create(
         return unsafe { create(thread, attributes, start, argument) };
     };
     let area = own_area(attributes);
-    let held = if area.1 == 0 { Ok(None) } else { instance.adopter.hold_for_thread(area.0, area.1) };
-    let Ok(held) = held else { return libc::EAGAIN };
-    let stack = hold_stack(instance);
+    let pinned = if area.1 == 0 { Ok(None) } else { instance.adopter.pin_for_thread(area.0, area.1) };
+    let Ok(pinned) = pinned else { return libc::EAGAIN };
+    let stack = pin_stack(instance);
     let (job, result) = {
         // A new thread reads the C library's allocations for it while every signal is blocked, so a fault there could
         // not be signalled. They come from the kernel's arena, as do all allocations made inside the pager.
         let blocked = Blocked::others();
         let mask = (!sets_mask(attributes)).then(|| blocked.mask_outside());
-        let job = Job { run: start, argument, held, area, mask };
+        let job = Job { run: start, argument, pinned, area, mask };
         let job = Box::into_raw(Box::new(job));
         // SAFETY: as the caller's, with this library's function around the program's.
         (job, unsafe { create(thread, attributes, run, job.cast()) })
     };
-    stack.inspect(|stack| instance.adopter.release_hold(*stack));
+    stack.inspect(|stack| instance.adopter.release_pin(*stack));
     dispatch::arm_if_due();
     if result != 0 {
         // SAFETY: the thread was not made, so the box still belongs to this function.
         drop(unsafe { Box::from_raw(job) });
-        held.inspect(|held| instance.adopter.release_hold(*held));
+        pinned.inspect(|pinned| instance.adopter.release_pin(*pinned));
     }
     result
 }

@@ -5,7 +5,7 @@
 //!
 //! Trapping (`trap.rs`) would be enough for all of them. A call by name costs a twentieth of a trapped one, also works
 //! on threads that have not been armed yet, and on kernels without trapping. Each is the system call with its memory
-//! held (`calls.rs`), and a cancellation point as in the C library.
+//! pinned (`calls.rs`), and a cancellation point as in the C library.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -68,7 +68,7 @@ system_calls! {
     accept4(
         socket: c_int, address: *mut libc::sockaddr, len: *mut libc::socklen_t, flags: c_int
     ) -> c_int = SYS_accept4;
-    epoll_wait(epoll: c_int, events: *mut libc::epoll_event, most: c_int, timeout: c_int) -> c_int = SYS_epoll_wait;
+    epoll_wait(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int) -> c_int = SYS_epoll_wait;
     poll(descriptors: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int = SYS_poll;
     getrandom(buffer: *mut c_void, len: usize, flags: c_uint) -> isize = SYS_getrandom;
 }
@@ -81,12 +81,12 @@ system_calls! {
 pub unsafe extern "C-unwind" fn epoll_pwait(
     epoll: c_int,
     events: *mut libc::epoll_event,
-    most: c_int,
+    max: c_int,
     timeout: c_int,
     mask: *const libc::sigset_t,
 ) -> c_int {
     const MASK_BYTES: usize = 8;
-    let args = [epoll as usize, events as usize, most as usize, timeout as usize, mask as usize, MASK_BYTES];
+    let args = [epoll as usize, events as usize, max as usize, timeout as usize, mask as usize, MASK_BYTES];
     let mut masked = crate::masks::WithMask::of(libc::SYS_epoll_pwait, args);
     // SAFETY: the caller's promise.
     unsafe { cancellation_point(libc::SYS_epoll_pwait, masked.args()) as c_int }

@@ -3,7 +3,7 @@
 
 //! System calls that no wrapper sees: from inside the C library, from other libraries, from the program itself.
 //!
-//! Once there is memory that calls must hold, each thread's calls trap (`sys/src/dispatch.rs`), except this library's
+//! Once there is memory that calls must pin, each thread's calls trap (`sys/src/dispatch.rs`), except this library's
 //! own. A call that touches no such memory is made unchanged; the others take the same path as the wrapped ones,
 //! `calls.rs`. The library itself answers a few: those that change signal masks and actions, on which trapping itself
 //! depends, those that change managed mappings, and those that would close its descriptors.
@@ -85,7 +85,7 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     let (number, args) = (trapped.number(), trapped.args());
     match number {
         libc::SYS_exit => {
-            threads::hold_robust_mutexes();
+            threads::pin_robust_mutexes();
             threads::ends(Some(args[0] as i32));
             return trapped.call_and_never_return();
         }

@@ -29,7 +29,7 @@ use crate::start::instance;
 /// # Safety
 /// As for the system call.
 pub unsafe fn splice(adopter: &'static Adopter, args: [usize; 6]) -> Option<isize> {
-    if !(1..=bounce::ENTRIES_MOST).contains(&args[2]) || !is_written_to(args[0]) {
+    if !(1..=bounce::ENTRIES_MAX).contains(&args[2]) || !is_written_to(args[0]) {
         return None;
     }
     // SAFETY: the caller's promise.

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use aquifer_core::engine::{Engine, FaultStep, Plan, Task};
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::Arrival;
-use aquifer_core::record::{Answer, Guarded, Runs, Told};
+use aquifer_core::record::{Answer, Call, Guarded, Runs};
 use aquifer_core::units::{BlockIndex, Order, ThreadIndex};
 
 use crate::outcome::Outcome;
@@ -78,9 +78,9 @@ struct Latest {
 
 impl Accesses {
     /// Processes one event of the recorded run, with the engine as it is after the event.
-    pub fn see(&mut self, told: &Told<'_>, answer: &Answer, plan: &Plan, engine: &Engine) {
-        match (told, answer) {
-            (Told::Add { start, end, order, delivery, present }, _) => {
+    pub fn see(&mut self, call: &Call<'_>, answer: &Answer, plan: &Plan, engine: &Engine) {
+        match (call, answer) {
+            (Call::Add { start, end, order, delivery, present }, _) => {
                 let (start, end, order, delivery) = (*start, *end, *order, *delivery);
                 self.acts.push(Act::Map {
                     start,
@@ -90,11 +90,11 @@ impl Accesses {
                     present: populated(start, end, order, *present),
                 });
             }
-            (Told::Discard { start, end, remove }, Answer::Discard(aquifer_core::engine::DiscardStep::Done, _)) => {
+            (Call::Discard { start, end, remove }, Answer::Discard(aquifer_core::engine::DiscardStep::Done, _)) => {
                 self.acts.push(Act::Discard { start: *start, end: *end, remove: *remove });
                 self.cover(*start, *end);
             }
-            (Told::Fault { page, thread, write, first }, Answer::Step(step)) => {
+            (Call::Fault { page, thread, write, first }, Answer::Step(step)) => {
                 if *step != FaultStep::Foreign && *first {
                     self.recorded.faults += 1;
                     let block = engine.map().find(*page).expect("a page that is not foreign has a block");
@@ -102,8 +102,8 @@ impl Accesses {
                 }
                 self.step(*thread, *write, step, engine);
             }
-            (Told::Cleaned { block, guards, .. }, _) => self.cleaned(engine.map().pages(*block), *guards),
-            (Told::Plan { .. }, _) => {
+            (Call::Cleaned { block, guards, .. }, _) => self.cleaned(engine.map().pages(*block), *guards),
+            (Call::Plan { .. }, _) => {
                 for task in &plan.tasks {
                     if let Task::Fetch { pages, .. } = task {
                         self.recorded.read_ahead_pages += u64::from(pages.count);

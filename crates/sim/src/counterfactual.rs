@@ -107,8 +107,8 @@ mod tests {
 
     fn read(file: &[u8]) -> (Replayed, Accesses) {
         let mut accesses = Accesses::default();
-        let replayed = recording::replay(Path::new("x"), file, |_, told, answer, plan, engine| {
-            accesses.see(told, answer, plan, engine);
+        let replayed = recording::replay(Path::new("x"), file, |_, call, answer, plan, engine| {
+            accesses.see(call, answer, plan, engine);
         });
         let replayed = replayed.expect("it can be read");
         accesses.finish(&replayed.engine);

@@ -13,7 +13,7 @@ use aquifer_core::block::State;
 use aquifer_core::engine::{CleanVerdict, DiscardStep, Engine, FaultStep, Plan, Settings, Task, Transfers};
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::{self, Arrival, PolicyName};
-use aquifer_core::record::{Answer, GUARD_RUNS_BYTES, Runs, Told, push_run, put_summary, put_told};
+use aquifer_core::record::{Answer, Call, GUARD_RUNS_BYTES, Runs, push_run, put_call, put_summary};
 use aquifer_core::units::{BlockIndex, Order, ThreadIndex};
 
 use crate::contents::Contents;
@@ -22,11 +22,11 @@ use crate::outcome::Outcome;
 /// How much one plan may transfer, as in the pager's worker where the tier's requests overlap.
 const TRANSFERS: Transfers = Transfers { blocks: 32, pages: u32::MAX };
 /// Maximum number of steps of one fault: emptying every frame of another size, and more.
-const STEPS_MOST: u32 = 1 << 20;
+const STEPS_MAX: u32 = 1 << 20;
 /// Repeated failures of write-backs in one fault before it gives up, as in the pager.
-const FAILURES_MOST: u32 = 16;
+const FAILURES_MAX: u32 = 16;
 /// Maximum number of plans after one fault. The worker comes to rest far earlier.
-const PLANS_MOST: u32 = 1 << 16;
+const PLANS_MAX: u32 = 1 << 16;
 
 /// The outcome of a touch of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub struct Driver {
     plan: Plan,
     contents: Contents,
     outcome: Outcome,
-    told: u64,
+    calls: u64,
     /// The encoded events, when they are recorded.
     tape: Option<Vec<u8>>,
 }
@@ -60,7 +60,7 @@ impl Driver {
             plan: Plan::new(),
             contents: Contents::default(),
             outcome: Outcome::default(),
-            told: 0,
+            calls: 0,
             tape: None,
         }
     }
@@ -72,7 +72,7 @@ impl Driver {
 
     /// The events since [`record`](Self::record), and their number.
     pub fn tape(&self) -> (&[u8], u64) {
-        (self.tape.as_deref().unwrap_or_default(), self.told)
+        (self.tape.as_deref().unwrap_or_default(), self.calls)
     }
 
     /// The engine, for lookups.
@@ -85,12 +85,12 @@ impl Driver {
         self.outcome.with(self.engine.tally())
     }
 
-    fn tell(&mut self, told: Told<'_>) -> Answer {
-        let answer = told.tell(&mut self.engine, self.told, &mut self.plan);
-        self.told += 1;
+    fn apply(&mut self, call: Call<'_>) -> Answer {
+        let answer = call.apply(&mut self.engine, self.calls, &mut self.plan);
+        self.calls += 1;
         if let Some(tape) = &mut self.tape {
-            put_told(tape, &told);
-            put_summary(tape, &told, answer.summary());
+            put_call(tape, &call);
+            put_summary(tape, &call, answer.summary());
         }
         answer
     }
@@ -109,14 +109,14 @@ impl Driver {
             push_run(&mut runs, there.into(), 1);
             page = next;
         }
-        self.tell(Told::Add { start, end, order, delivery, present: Runs::new(&runs) });
+        self.apply(Call::Add { start, end, order, delivery, present: Runs::new(&runs) });
         self.work();
     }
 
     /// The program's munmap(2) or MADV_DONTNEED of the pages `start..end`.
     pub fn discard(&mut self, start: u64, end: u64, remove: bool) {
-        for _ in 0..STEPS_MOST {
-            match self.tell(Told::Discard { start, end, remove }) {
+        for _ in 0..STEPS_MAX {
+            match self.apply(Call::Discard { start, end, remove }) {
                 Answer::Discard(DiscardStep::MakeResident { page }, _) => {
                     self.fault(page, ThreadIndex(0), true);
                 }
@@ -176,8 +176,8 @@ impl Driver {
 
     fn resolve(&mut self, page: u64, thread: ThreadIndex, write: bool) -> Touched {
         let mut failures = 0;
-        for round in 0..STEPS_MOST {
-            let Answer::Step(step) = self.tell(Told::Fault { page, thread, write, first: round == 0 }) else {
+        for round in 0..STEPS_MAX {
+            let Answer::Step(step) = self.apply(Call::Fault { page, thread, write, first: round == 0 }) else {
                 unreachable!("a fault is answered with a step");
             };
             match step {
@@ -185,30 +185,30 @@ impl Driver {
                     self.check_stored(pages);
                     self.outcome.fetches += 1;
                     self.outcome.fetched_pages += u64::from(pages.count);
-                    self.tell(Told::Fetched { block, write });
+                    self.apply(Call::Fetched { block, write });
                     let arrival = self.engine.refault(block);
-                    self.tell(Told::Installed { first: block, count: 1, arrival });
+                    self.apply(Call::Installed { first: block, count: 1, arrival });
                     return Touched::Waited;
                 }
                 FaultStep::Fill { block, .. } => {
-                    self.tell(Told::Installed { first: block, count: 1, arrival: Arrival::Fresh });
+                    self.apply(Call::Installed { first: block, count: 1, arrival: Arrival::Fresh });
                     return Touched::Short;
                 }
                 FaultStep::FillHole { block, .. } => {
-                    self.tell(Told::Installed { first: block, count: 1, arrival: Arrival::Rescued });
+                    self.apply(Call::Installed { first: block, count: 1, arrival: Arrival::Rescued });
                     return Touched::Short;
                 }
                 FaultStep::Rescue { block, count, arrival, .. } => {
                     self.outcome.rescued_blocks += u64::from(arrival == Arrival::Rescued);
-                    self.tell(Told::Installed { first: block, count, arrival });
+                    self.apply(Call::Installed { first: block, count, arrival });
                     return Touched::Short;
                 }
-                FaultStep::Evict { block, .. } => drop(self.tell(Told::Evicted { block })),
-                FaultStep::Empty { frame } => drop(self.tell(Told::Emptied { frame })),
+                FaultStep::Evict { block, .. } => drop(self.apply(Call::Evicted { block })),
+                FaultStep::Empty { frame } => drop(self.apply(Call::Emptied { frame })),
                 FaultStep::Clean { block, pages, .. } => {
                     let again = self.engine.has_failed(block);
                     failures += u32::from(!self.clean(block, pages) && again);
-                    if failures > FAILURES_MOST {
+                    if failures > FAILURES_MAX {
                         self.outcome.no_room += 1;
                         return Touched::Refused;
                     }
@@ -225,7 +225,7 @@ impl Driver {
         let mut buffer = [0; GUARD_RUNS_BYTES];
         let (guards, dirty) = self.contents.compare(pages, &mut buffer);
         let zero = guards.guarded().all(|page| page == aquifer_core::record::Guarded::Zero);
-        let full = dirty > 0 && matches!(self.tell(Told::SlotFor { block }), Answer::Slot(None));
+        let full = dirty > 0 && matches!(self.apply(Call::SlotFor { block }), Answer::Slot(None));
         let verdict = match (zero, full) {
             (true, _) => CleanVerdict::Zero,
             (false, true) => CleanVerdict::Failed,
@@ -235,7 +235,7 @@ impl Driver {
             self.outcome.written_back_pages += dirty;
             self.contents.store(pages);
         }
-        self.tell(Told::Cleaned { block, verdict, guards });
+        self.apply(Call::Cleaned { block, verdict, guards });
         !full
     }
 
@@ -244,8 +244,8 @@ impl Driver {
         if !self.engine.wants_worker() {
             return;
         }
-        for _ in 0..PLANS_MOST {
-            self.tell(Told::Plan { blocks: TRANSFERS.blocks as u32, pages: TRANSFERS.pages });
+        for _ in 0..PLANS_MAX {
+            self.apply(Call::Plan { blocks: TRANSFERS.blocks as u32, pages: TRANSFERS.pages });
             if self.plan.tasks.is_empty() {
                 return;
             }
@@ -267,15 +267,15 @@ impl Driver {
     fn carry_out(&mut self, task: Task) {
         match task {
             Task::Clean { block, pages, .. } => drop(self.clean(block, pages)),
-            Task::Drop { block, .. } => drop(self.tell(Told::Dropped { block })),
-            Task::Empty { frame } => drop(self.tell(Told::Emptied { frame })),
-            Task::Evict { block, .. } => drop(self.tell(Told::Evicted { block })),
+            Task::Drop { block, .. } => drop(self.apply(Call::Dropped { block })),
+            Task::Empty { frame } => drop(self.apply(Call::Emptied { frame })),
+            Task::Evict { block, .. } => drop(self.apply(Call::Evicted { block })),
             Task::Fetch { block, pages, .. } => {
                 self.check_stored(pages);
                 self.outcome.read_ahead_pages += u64::from(pages.count);
-                self.tell(Told::ReadAheadArrived { block });
+                self.apply(Call::ReadAheadArrived { block });
             }
-            Task::Fill { block, .. } => drop(self.tell(Told::ReadAheadArrived { block })),
+            Task::Fill { block, .. } => drop(self.apply(Call::ReadAheadArrived { block })),
         }
     }
 

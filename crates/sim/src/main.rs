@@ -4,8 +4,8 @@
 //! Compares policies on synthetic workloads, replays recordings of `aquifer run --record`, and runs the driver on a
 //! modelled machine.
 //!
-//! Exit codes: 0 done, and the same decisions; 1 a replay differs, a history went wrong, or output refused; 2 bad arguments; 3 a recording
-//! that cannot be read.
+//! Exit codes: 0 done, and the same decisions; 1 a replay differs, a history went wrong, or output refused; 2 bad
+//! arguments; 3 a recording that cannot be read.
 
 #![forbid(unsafe_code)]
 

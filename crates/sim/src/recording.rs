@@ -9,15 +9,15 @@ use std::path::Path;
 
 use aquifer_core::engine::{Engine, Plan};
 use aquifer_core::policy::{self, PolicyName};
-use aquifer_core::record::{Answer, Damage, End, Event, Header, Recording, Summary, Told};
+use aquifer_core::record::{Answer, Call, Damage, End, Event, Header, Recording, Summary};
 use aquifer_core::units::PAGE_BYTES;
 
 use crate::recorded_slabs::{NextSlab, RecordedSlabs};
 
 /// A budget larger than in any valid recording: a frame's number has no room for more.
-pub const BUDGET_PAGES_MOST: u64 = 1 << 28;
+pub const BUDGET_PAGES_MAX: u64 = 1 << 28;
 /// Maximum number of pages that a replay describes. Each costs about ten bytes here.
-const PAGES_MOST: u64 = 1 << 31;
+const PAGES_MAX: u64 = 1 << 31;
 
 /// Reads the file, or returns one line that says why it cannot.
 pub fn load(path: &Path) -> Result<Vec<u8>, String> {
@@ -49,7 +49,7 @@ pub struct Difference {
     /// Its number, from 0 on.
     pub number: u64,
     /// The input.
-    pub told: String,
+    pub call: String,
     /// The recorded engine's answer, as far as it was kept.
     pub recorded: String,
     /// This engine's answer.
@@ -78,13 +78,13 @@ fn refusal(path: &Path, damage: &Damage) -> String {
 pub fn replay(
     path: &Path,
     bytes: &[u8],
-    mut each: impl FnMut(u64, &Told<'_>, &Answer, &Plan, &Engine),
+    mut each: impl FnMut(u64, &Call<'_>, &Answer, &Plan, &Engine),
 ) -> Result<Replayed, String> {
     let (header, mut recording) = Recording::open(bytes).map_err(|damage| refusal(path, &damage))?;
     let name = header.policy.parse::<PolicyName>().map_err(|error| {
         format!("{}: recorded with a policy that this release does not have: {error}", path.display())
     })?;
-    if header.settings.budget_pages > BUDGET_PAGES_MOST {
+    if header.settings.budget_pages > BUDGET_PAGES_MAX {
         return Err(format!("{}: a budget of {} pages is none", path.display(), header.settings.budget_pages));
     }
     let next_slab = NextSlab::default();
@@ -93,19 +93,19 @@ pub fn replay(
     let (mut plan, mut outcome, mut pages) = (Plan::new(), Outcome::Same, 0);
     let mut too_large = false;
     let end = recording.read(|number, event| {
-        if let Told::Add { start, end, .. } = event.told {
+        if let Call::Add { start, end, .. } = event.call {
             pages += end - start;
-            too_large = pages > PAGES_MOST;
+            too_large = pages > PAGES_MAX;
             if too_large {
                 return false;
             }
         }
-        if let Told::SlotFor { .. } = event.told {
+        if let Call::SlotFor { .. } = event.call {
             next_slab.set(event.summary.slab());
         }
-        match tell(&mut engine, number, &event, &mut plan) {
+        match apply(&mut engine, number, &event, &mut plan) {
             Ok(answer) => {
-                each(number, &event.told, &answer, &plan, &engine);
+                each(number, &event.call, &answer, &plan, &engine);
                 true
             }
             Err(difference) => {
@@ -116,17 +116,17 @@ pub fn replay(
     });
     let end = end.map_err(|damage| refusal(path, &damage))?;
     if too_large {
-        let most = (PAGES_MOST * PAGE_BYTES) >> 40;
-        return Err(format!("{}: mappings of more than {most} TiB; replay it on a larger machine", path.display()));
+        let max = (PAGES_MAX * PAGE_BYTES) >> 40;
+        return Err(format!("{}: mappings of more than {max} TiB; replay it on a larger machine", path.display()));
     }
     Ok(Replayed { header, end, outcome, engine })
 }
 
 /// Gives the engine one event. A panic of the engine is reported as a difference, too: the recorded engine accepted the
 /// same event.
-fn tell(engine: &mut Engine, number: u64, event: &Event<'_>, plan: &mut Plan) -> Result<Answer, Difference> {
-    let differs = |recorded: String, now: String| Difference { number, told: told(&event.told), recorded, now };
-    let answered = catch_unwind(AssertUnwindSafe(|| event.told.tell(engine, number, plan)));
+fn apply(engine: &mut Engine, number: u64, event: &Event<'_>, plan: &mut Plan) -> Result<Answer, Difference> {
+    let differs = |recorded: String, now: String| Difference { number, call: describe(&event.call), recorded, now };
+    let answered = catch_unwind(AssertUnwindSafe(|| event.call.apply(engine, number, plan)));
     let answer = answered.map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason");
@@ -135,19 +135,19 @@ fn tell(engine: &mut Engine, number: u64, event: &Event<'_>, plan: &mut Plan) ->
     if answer.summary() == event.summary {
         return Ok(answer);
     }
-    Err(differs(recorded(&event.told, event.summary), now(&answer, plan)))
+    Err(differs(recorded(&event.call, event.summary), now(&answer, plan)))
 }
 
-fn told(told: &Told<'_>) -> String {
-    match told {
-        Told::Fault { page, thread, write, first } => {
+fn describe(call: &Call<'_>) -> String {
+    match call {
+        Call::Fault { page, thread, write, first } => {
             let access = if *write { "write" } else { "read" };
             let again = if *first { "" } else { ", asked again" };
             format!("{access} at {:#x}, thread {}{again}", page * PAGE_BYTES, thread.0)
         }
         // Their lists mean nothing to a reader.
-        Told::Add { start, end, .. } => format!("Add {{ start: {start}, end: {end} }}"),
-        Told::Cleaned { block, verdict, .. } => format!("Cleaned {{ block: {block:?}, verdict: {verdict:?} }}"),
+        Call::Add { start, end, .. } => format!("Add {{ start: {start}, end: {end} }}"),
+        Call::Cleaned { block, verdict, .. } => format!("Cleaned {{ block: {block:?}, verdict: {verdict:?} }}"),
         other => format!("{other:?}"),
     }
 }
@@ -155,13 +155,13 @@ fn told(told: &Told<'_>) -> String {
 /// How a block may be installed, by the answer's kind.
 const EXCHANGES: [&str; 4] = ["move", "copy", "copy and seal", "another way"];
 
-fn recorded(told: &Told<'_>, summary: Summary) -> String {
-    match told {
-        Told::Fault { .. } => format!("{} (digest {:08x})", summary.step_name(), summary.digest),
-        Told::Discard { .. } => format!("{} (digest {:08x})", summary.discard_name(), summary.digest),
-        Told::Fetched { .. } => EXCHANGES[usize::from(summary.kind).min(EXCHANGES.len() - 1)].into(),
-        Told::Plan { .. } => format!("a plan of {} tasks (digest {:08x})", summary.kind, summary.digest),
-        Told::SlotFor { .. } => summary.slab().map_or("no slot".into(), |slab| format!("a slot in slab {slab}")),
+fn recorded(call: &Call<'_>, summary: Summary) -> String {
+    match call {
+        Call::Fault { .. } => format!("{} (digest {:08x})", summary.step_name(), summary.digest),
+        Call::Discard { .. } => format!("{} (digest {:08x})", summary.discard_name(), summary.digest),
+        Call::Fetched { .. } => EXCHANGES[usize::from(summary.kind).min(EXCHANGES.len() - 1)].into(),
+        Call::Plan { .. } => format!("a plan of {} tasks (digest {:08x})", summary.kind, summary.digest),
+        Call::SlotFor { .. } => summary.slab().map_or("no slot".into(), |slab| format!("a slot in slab {slab}")),
         _ => format!("{}", summary.kind != 0),
     }
 }

@@ -18,15 +18,15 @@ pub const BLOCK_PAGES: u32 = 32;
 /// Where the workload's memory begins: page 0 is never mapped.
 const START: u64 = 1 << 20;
 /// The smallest budget that the pager accepts, in pages: 16 MiB.
-pub const BUDGET_PAGES_LEAST: u64 = 4096;
+pub const BUDGET_PAGES_MIN: u64 = 4096;
 
 /// The pager's settings on a current kernel, with a tier whose requests overlap (`pager/src/pager.rs`).
 pub const SETTINGS: Settings = Settings {
-    budget_pages: BUDGET_PAGES_LEAST,
+    budget_pages: BUDGET_PAGES_MIN,
     tier_slabs: 0,
     prefetch: true,
     elastic: true,
-    copied_pages_most: 4,
+    copied_pages_max: 4,
     seals: true,
     fetch_cost: 5,
 };

@@ -3,8 +3,8 @@
 
 //! The shipped driver, interrupted anywhere, on a modelled kernel and tier that fail: see `sim/src/model.rs`.
 //!
-//! `AQUIFER_MODEL_SEED=N` repeats one history, and `AQUIFER_MODEL_HISTORIES=N` runs more than the few seconds' worth that
-//! run by default; `aquifer-sim histories` runs them for as long as one likes.
+//! `AQUIFER_MODEL_SEED=N` repeats one history, and `AQUIFER_MODEL_HISTORIES=N` runs more than the few seconds' worth
+//! that run by default; `aquifer-sim histories` runs them for as long as one likes.
 
 use aquifer_sim::model::history::{self, FailAfter};
 use aquifer_sim::model::{KINDS, Kind};
@@ -49,11 +49,11 @@ fn every_read_returns_the_last_write_or_is_an_error() {
 /// Failures from the n-th opportunity on, for every n up to a bound; `AQUIFER_MODEL_HISTORIES=N` raises it.
 #[test]
 fn failures_may_begin_at_any_time() {
-    let most = number("AQUIFER_MODEL_HISTORIES").unwrap_or(FAIL_AFTER);
+    let max = number("AQUIFER_MODEL_HISTORIES").unwrap_or(FAIL_AFTER);
     for kind in KINDS {
         // A tier that lies for ever has no way that is right.
         let seed = 7_000 + kind as u64;
-        let failed = (0..most).filter(|count| run(seed, Some(FailAfter { kind, count: *count })).failures > 0).count();
+        let failed = (0..max).filter(|count| run(seed, Some(FailAfter { kind, count: *count })).failures > 0).count();
         assert!(failed > 0 || kind == Kind::Corruption, "{kind:?} has no opportunity");
     }
 }

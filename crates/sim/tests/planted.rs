@@ -16,14 +16,14 @@ const HISTORIES: u64 = 400;
 
 #[test]
 fn every_planted_bug_is_found() {
-    let most = std::env::var("AQUIFER_MODEL_HISTORIES").map_or(HISTORIES, |text| text.parse().expect("a number"));
+    let max = std::env::var("AQUIFER_MODEL_HISTORIES").map_or(HISTORIES, |text| text.parse().expect("a number"));
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let searches: Vec<_> = Bug::ALL
         .map(|bug| {
             let search = move || {
                 plant(Some(bug));
-                (0..most).find_map(|seed| catch_unwind(|| history::run(seed, None)).err().map(|why| (seed, why)))
+                (0..max).find_map(|seed| catch_unwind(|| history::run(seed, None)).err().map(|why| (seed, why)))
             };
             (bug, std::thread::spawn(search))
         })
@@ -43,5 +43,5 @@ fn every_planted_bug_is_found() {
             None => missed.push(bug),
         }
     }
-    assert!(missed.is_empty(), "not found in {most} histories: {missed:?}");
+    assert!(missed.is_empty(), "not found in {max} histories: {missed:?}");
 }

@@ -30,7 +30,7 @@ fn play(trace: &Trace, budget_blocks: u64) -> (Visits, u64) {
 }
 
 /// The smallest budget, to within a fiftieth of all blocks, that fetches at most half as much. Found by trying.
-fn least_that_halves(trace: &Trace, from: u64, fetched: u64) -> u64 {
+fn smallest_that_halves(trace: &Trace, from: u64, fetched: u64) -> u64 {
     let all = u64::from(trace.blocks) * 9 / 8;
     let step = usize::try_from(trace.blocks / 50).expect("a small number");
     let halves = |budget: &u64| play_at(trace, *budget) * 2 <= fetched;
@@ -52,7 +52,7 @@ fn the_estimate_halves_the_fetches_and_is_near_the_least_that_does() {
             let (visits, more) = play(&trace, budget);
             let fetched = visits.outcome.fetched_pages;
             let at_estimate = play_at(&trace, budget + more);
-            let exact = least_that_halves(&trace, budget, fetched);
+            let exact = smallest_that_halves(&trace, budget, fetched);
             let gap = u64::from(trace.blocks) - budget;
             println!(
                 "{workload} {percent} %: {} blocks estimated, {} exact, of {gap} that are missing",

@@ -20,7 +20,7 @@ use crate::latency::bucket_of;
 use crate::layout;
 use crate::names::{Counter, FaultKind, Gauge, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
 use crate::snapshot::{NotASegment, Snapshot};
-use crate::text::{self, Patience};
+use crate::text::{self, SettleTime};
 
 /// The numbers of one instance, for writing.
 #[derive(Debug)]
@@ -151,7 +151,7 @@ impl Counters {
 
     /// The present value of all numbers. Allocates: not for the fault path.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot::take(|index| self.word(index).load(Ordering::Acquire), &Patience::default())
+        Snapshot::take(|index| self.word(index).load(Ordering::Acquire), &SettleTime::default())
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {

@@ -40,7 +40,7 @@ pub use layout::{MAGIC, VERSION};
 pub use names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
 pub use prometheus::{to_prometheus, to_prometheus_of_units};
 pub use snapshot::{LevelSnapshot, NotASegment, Snapshot, read, read_in};
-pub use text::Patience;
+pub use text::SettleTime;
 
 /// The name of the segment's memfd, as `/proc/PID/fd` shows it after `memfd:`.
 pub const SEGMENT_NAME: &std::ffi::CStr = c"aquifer-stats";

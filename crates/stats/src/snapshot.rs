@@ -17,7 +17,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use crate::latency::{BUCKETS, Latencies};
 use crate::layout;
 use crate::names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
-use crate::text::{self, Patience};
+use crate::text::{self, SettleTime};
 
 /// Why a descriptor is not a readable statistics segment.
 #[derive(Debug)]
@@ -63,14 +63,14 @@ impl std::error::Error for NotASegment {
 
 /// Reads the segment of a running or finished instance.
 pub fn read(descriptor: BorrowedFd<'_>) -> Result<Snapshot, NotASegment> {
-    read_in(descriptor, &Patience::default())
+    read_in(descriptor, &SettleTime::default())
 }
 
 /// As [`read`], as one of several segments.
-pub fn read_in(descriptor: BorrowedFd<'_>, patience: &Patience) -> Result<Snapshot, NotASegment> {
+pub fn read_in(descriptor: BorrowedFd<'_>, timeout: &SettleTime) -> Result<Snapshot, NotASegment> {
     let view = SharedView::open_start(descriptor, layout::WORDS).map_err(NotASegment::Unmappable)?;
     check(view.len(), |index| view.load(index))?;
-    Ok(Snapshot::take(|index| view.load(index), patience))
+    Ok(Snapshot::take(|index| view.load(index), timeout))
 }
 
 /// Checks that the words are a segment of this layout.
@@ -151,10 +151,10 @@ impl LevelSnapshot {
 }
 
 impl Snapshot {
-    pub(crate) fn take(load: impl Fn(usize) -> u64, patience: &Patience) -> Snapshot {
+    pub(crate) fn take(load: impl Fn(usize) -> u64, timeout: &SettleTime) -> Snapshot {
         let is_unsettled = Cell::new(false);
         let text_at = |start: usize, words: usize| {
-            let text = text::read(words, |index| load(start + index), patience);
+            let text = text::read(words, |index| load(start + index), timeout);
             is_unsettled.set(is_unsettled.get() || text.is_none());
             text.unwrap_or_default()
         };

@@ -12,21 +12,21 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// How often each text is tried in any case: a write is about a hundred stores.
-const ATTEMPTS_LEAST: usize = 16;
+const ATTEMPTS_MIN: usize = 16;
 /// How long one look waits for texts that are being written, all together. A choice: a writer that has to wait for a
 /// CPU gets it in this time, and nobody notices it at a command line, however many segments have a dead writer.
-const WAITED_MOST: Duration = Duration::from_millis(100);
+const WAITED_MAX: Duration = Duration::from_millis(100);
 
 /// How long one look at any number of segments still waits for texts that are being written. Others may forge
 /// segments, so all of them share one bound.
 #[derive(Debug, Default)]
-pub struct Patience {
+pub struct SettleTime {
     waited: Cell<Duration>,
 }
 
-impl Patience {
+impl SettleTime {
     fn is_over(&self, since: Instant) -> bool {
-        self.waited.get() + since.elapsed() >= WAITED_MOST
+        self.waited.get() + since.elapsed() >= WAITED_MAX
     }
 
     fn spend(&self, since: Instant) {
@@ -64,17 +64,17 @@ pub fn write(words: &[AtomicU64], text: &str) -> bool {
 /// Reads a text; `load` gives the word at an index, with Acquire. `None` when a write does not end in time.
 ///
 /// Control characters become question marks: whoever writes it may be another user, and it is shown on terminals.
-pub fn read(words: usize, load: impl Fn(usize) -> u64, patience: &Patience) -> Option<String> {
-    if let Some(text) = (0..ATTEMPTS_LEAST).find_map(|_| try_read(words, &load)) {
+pub fn read(words: usize, load: impl Fn(usize) -> u64, timeout: &SettleTime) -> Option<String> {
+    if let Some(text) = (0..ATTEMPTS_MIN).find_map(|_| try_read(words, &load)) {
         return Some(text);
     }
     let started = Instant::now();
     let mut found = None;
-    while found.is_none() && !patience.is_over(started) {
+    while found.is_none() && !timeout.is_over(started) {
         std::thread::yield_now();
         found = try_read(words, &load);
     }
-    patience.spend(started);
+    timeout.spend(started);
     found
 }
 
@@ -112,7 +112,7 @@ mod tests {
     }
 
     fn read_all(words: &[AtomicU64]) -> Option<String> {
-        read(words.len(), |index| words[index].load(Ordering::Acquire), &Patience::default())
+        read(words.len(), |index| words[index].load(Ordering::Acquire), &SettleTime::default())
     }
 
     #[test]
@@ -150,12 +150,12 @@ mod tests {
         let (dead, good) = (room(16), room(16));
         dead[0].store(7, Ordering::Relaxed);
         write(&good, "good");
-        let patience = Patience::default();
-        let of = |words: &[AtomicU64]| read(words.len(), |index| words[index].load(Ordering::Acquire), &patience);
+        let timeout = SettleTime::default();
+        let of = |words: &[AtomicU64]| read(words.len(), |index| words[index].load(Ordering::Acquire), &timeout);
         let started = Instant::now();
         assert!((0..10_000).all(|_| of(&dead).is_none()));
         // With a bound of its own for each, this took 17 s and more.
-        assert!(started.elapsed() < 50 * WAITED_MOST, "{:?}", started.elapsed());
+        assert!(started.elapsed() < 50 * WAITED_MAX, "{:?}", started.elapsed());
         assert_eq!(of(&good).as_deref(), Some("good"));
     }
 

@@ -8,13 +8,13 @@
 use crate::raw::syscall;
 
 /// Number of descriptors examined. A program opens the descriptors that matter here early, when few are open.
-const DESCRIPTORS_MOST: usize = 1024;
+const DESCRIPTORS_MAX: usize = 1024;
 /// Maximum length of a name to look for.
-const NAME_BYTES_MOST: usize = 32;
+const NAME_BYTES_MAX: usize = 32;
 
-/// Whether one of the first descriptors has this name, which has at most [`NAME_BYTES_MOST`] bytes.
+/// Whether one of the first descriptors has this name, which has at most [`NAME_BYTES_MAX`] bytes.
 pub fn any_is(name: &[u8]) -> bool {
-    (0..DESCRIPTORS_MOST).any(|descriptor| is(descriptor, name))
+    (0..DESCRIPTORS_MAX).any(|descriptor| is(descriptor, name))
 }
 
 /// Whether this process has a virtual machine of KVM.
@@ -28,7 +28,7 @@ pub(crate) fn is(descriptor: usize, name: &[u8]) -> bool {
     let skip = digits.iter().take(3).take_while(|digit| **digit == b'0').count();
     path[21..25 - skip].copy_from_slice(&digits[skip..]);
     // One byte more than the longest name: a longer name does not match.
-    let mut target = [0u8; NAME_BYTES_MOST + 1];
+    let mut target = [0u8; NAME_BYTES_MAX + 1];
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0];
     // SAFETY: readlinkat(2) reads a path that ends in NUL, and writes at most the length of the target.
     matches!(unsafe { syscall(libc::SYS_readlinkat, args) }, Ok(len) if &target[..len] == name)

@@ -19,9 +19,9 @@ use std::io::{self, Read, Seek, SeekFrom};
 const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 /// The kernel refuses program headers of more than about a page; a file that claims more is broken.
-const PROGRAM_HEADERS_MOST: u16 = 4096;
+const PROGRAM_HEADERS_MAX: u16 = 4096;
 /// PATH_MAX, the longest interpreter name that the kernel accepts.
-const INTERPRETER_BYTES_MOST: u64 = 4096;
+const INTERPRETER_BYTES_MAX: u64 = 4096;
 const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
 
@@ -62,7 +62,7 @@ pub fn read(file: &mut (impl Read + Seek)) -> io::Result<Elf> {
         return Ok(Elf::Foreign { machine: machine_name(header[4], header[5], machine) });
     }
     let (offset, size, count) = (long(&header, 32), half(&header, 54), half(&header, 56));
-    if usize::from(size) < PROGRAM_HEADER_BYTES || count > PROGRAM_HEADERS_MOST {
+    if usize::from(size) < PROGRAM_HEADER_BYTES || count > PROGRAM_HEADERS_MAX {
         return Err(broken("its program headers make no sense"));
     }
     let mut dynamic = false;
@@ -83,7 +83,7 @@ pub fn read(file: &mut (impl Read + Seek)) -> io::Result<Elf> {
 }
 
 fn interpreter(file: &mut (impl Read + Seek), offset: u64, bytes: u64) -> io::Result<Elf> {
-    if bytes > INTERPRETER_BYTES_MOST {
+    if bytes > INTERPRETER_BYTES_MAX {
         return Err(broken("the name of its loader is too long"));
     }
     let mut name = vec![0; bytes as usize];

@@ -48,7 +48,7 @@ const MLOCK_ONFAULT: usize = 1;
 /// Linux 5.18 and later: MADV_DONTNEED for locked memory.
 const MADV_DONTNEED_LOCKED: usize = 24;
 /// Number of nodes in the mask passed to mbind(2).
-const NODES_MOST: u32 = 64;
+const NODES_MAX: u32 = 64;
 
 /// Lent memory; see the module.
 #[derive(Debug)]
@@ -283,12 +283,12 @@ fn raise_limit_on_locked_memory() {
 }
 
 fn bind_range(address: usize, bytes: usize, node: u32) -> io::Result<()> {
-    if node >= NODES_MOST {
+    if node >= NODES_MAX {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let mask = 1u64 << node;
     // One more than the number of bits: the kernel subtracts one.
-    let args = [address, bytes, MPOL_BIND, &raw const mask as usize, NODES_MOST as usize + 1, 0];
+    let args = [address, bytes, MPOL_BIND, &raw const mask as usize, NODES_MAX as usize + 1, 0];
     // SAFETY: mbind(2) reads the mask and affects where pages of this value's own range will come from.
     unsafe { syscall(libc::SYS_mbind, args) }.map(|_| ()).map_err(error)
 }

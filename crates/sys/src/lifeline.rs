@@ -66,14 +66,14 @@ mod tests {
     #[test]
     fn the_end_of_the_programs_table_is_heard() {
         let lifeline = Lifeline::new().unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let waiter = std::thread::spawn(move || {
             leave_the_programs();
-            tell.send(lifeline.has_parted()).unwrap();
+            sender.send(lifeline.has_parted()).unwrap();
             let parted = readable(lifeline.descriptor(), Duration::from_secs(20));
             (parted, lifeline.has_parted())
         });
-        assert!(!told.recv().unwrap(), "this thread has the other end");
+        assert!(!receiver.recv().unwrap(), "this thread has the other end");
         // As when the last thread with this table ends. The number stays taken, because other tests create descriptors,
         // too.
         let file = std::fs::File::open("/proc/self/exe").unwrap();

@@ -210,7 +210,7 @@ pub struct Span {
 }
 
 /// Maximum number of ranges in one call of [`drop_spans`] or [`read_spans`]: UIO_MAXIOV.
-pub const SPANS_MOST: usize = 1024;
+pub const SPANS_MAX: usize = 1024;
 
 /// As [`drop_pages`] for many ranges, with one interruption of the other CPUs for all of them if the kernel can:
 /// process_madvise(2) on the process itself, since Linux 6.13. Returns how many bytes were dropped, counted from the
@@ -221,7 +221,7 @@ pub const SPANS_MOST: usize = 1024;
 pub unsafe fn drop_spans(spans: &[Span]) -> Result<usize, Errno> {
     /// "This process" as a descriptor, since Linux 6.14. An opened descriptor would still name the parent after fork.
     const PIDFD_SELF_THREAD_GROUP: usize = -10001isize as usize;
-    assert!(spans.len() <= SPANS_MOST, "a call takes {SPANS_MOST} ranges at most");
+    assert!(spans.len() <= SPANS_MAX, "a call takes {SPANS_MAX} ranges at most");
     let args = [PIDFD_SELF_THREAD_GROUP, spans.as_ptr() as usize, spans.len(), libc::MADV_DONTNEED as usize, 0, 0];
     // SAFETY: the caller has promised that the contents are not needed; a `Span` is laid out as an iovec.
     let together = unsafe { syscall(libc::SYS_process_madvise, args) };
@@ -246,7 +246,7 @@ pub unsafe fn drop_spans(spans: &[Span]) -> Result<usize, Errno> {
 /// # Safety
 /// The caller may write to the targets, and nothing writes to the sources during the call.
 pub unsafe fn read_spans(targets: &[Span], sources: &[Span]) -> Result<usize, Errno> {
-    assert!(targets.len().max(sources.len()) <= SPANS_MOST, "a call takes {SPANS_MOST} ranges at most");
+    assert!(targets.len().max(sources.len()) <= SPANS_MAX, "a call takes {SPANS_MAX} ranges at most");
     // SAFETY: getpid(2) takes nothing.
     let process = unsafe { syscall(libc::SYS_getpid, [0; 6]) }?;
     let (to, from) = (targets.as_ptr() as usize, sources.as_ptr() as usize);
@@ -256,14 +256,14 @@ pub unsafe fn read_spans(targets: &[Span], sources: &[Span]) -> Result<usize, Er
 }
 
 /// Maximum number of pages in one call of [`resident_pages`].
-pub const RESIDENT_PAGES_MOST: usize = 64;
+pub const RESIDENT_PAGES_MAX: usize = 64;
 
 /// Which pages of private anonymous memory are resident, from `start` on, one bit a page: mincore(2). At most
-/// [`RESIDENT_PAGES_MOST`] pages. A page that the kernel is migrating counts as resident.
+/// [`RESIDENT_PAGES_MAX`] pages. A page that the kernel is migrating counts as resident.
 pub fn resident_pages(start: usize, pages: usize) -> Result<u64, Errno> {
     const PAGE_BYTES: usize = 4096;
-    assert!(pages <= RESIDENT_PAGES_MOST, "a call looks at {RESIDENT_PAGES_MOST} pages at most");
-    let mut bytes = [0u8; RESIDENT_PAGES_MOST];
+    assert!(pages <= RESIDENT_PAGES_MAX, "a call looks at {RESIDENT_PAGES_MAX} pages at most");
+    let mut bytes = [0u8; RESIDENT_PAGES_MAX];
     let args = [start, pages * PAGE_BYTES, bytes.as_mut_ptr() as usize, 0, 0, 0];
     // SAFETY: mincore(2) writes one byte for each page, for which there is room.
     unsafe { syscall(libc::SYS_mincore, args) }?;

@@ -25,15 +25,15 @@ use crate::raw::{self, Errno, syscall};
 
 /// Numbers that have a bit: far more than Aquifer uses, since a pager has twelve, and a tier a dozen connections to
 /// each of up to 63 donors, times four levels; and more than most programs may open.
-const NUMBERS_MOST: usize = 1 << 16;
+const NUMBERS_MAX: usize = 1 << 16;
 /// Maximum number of Aquifer's descriptors above that range: needed when a program already has that many open.
-const HIGH_MOST: usize = 48;
+const HIGH_MAX: usize = 48;
 /// The lowest number for Aquifer's descriptors: above those that shells and daemons choose for themselves, and below
 /// the smallest usual limit (256). If the limit is lower still, descriptors keep their numbers.
 const FIRST: usize = 160;
 /// Number of descriptors kept open only to be closed when a forked process needs new ones. It replaces two at a time: a
 /// userfaultfd and the device that it is opened from, or both ends of a pipe. Twice as many.
-const SPARES_MOST: usize = 4;
+const SPARES_MAX: usize = 4;
 /// No descriptor.
 const NONE: i32 = -1;
 /// The last of the program's descriptors that a pager thread keeps: messages go there.
@@ -42,10 +42,10 @@ const STANDARD_ERROR: i32 = 2;
 /// The CLOSE_RANGE_UNSHARE of close_range(2).
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 
-/// A bit for each number below [`NUMBERS_MOST`]: 1 for Aquifer's.
-static OURS: [AtomicU64; NUMBERS_MOST / 64] = [const { AtomicU64::new(0) }; NUMBERS_MOST / 64];
-static HIGH: [AtomicI32; HIGH_MOST] = [const { AtomicI32::new(NONE) }; HIGH_MOST];
-static SPARES: [AtomicI32; SPARES_MOST] = [const { AtomicI32::new(NONE) }; SPARES_MOST];
+/// A bit for each number below [`NUMBERS_MAX`]: 1 for Aquifer's.
+static OURS: [AtomicU64; NUMBERS_MAX / 64] = [const { AtomicU64::new(0) }; NUMBERS_MAX / 64];
+static HIGH: [AtomicI32; HIGH_MAX] = [const { AtomicI32::new(NONE) }; HIGH_MAX];
+static SPARES: [AtomicI32; SPARES_MAX] = [const { AtomicI32::new(NONE) }; SPARES_MAX];
 /// The descriptor of Aquifer's that stays in the program's table and is closed in the pager's threads: `lifeline.rs`.
 static LEFT_BEHIND: AtomicI32 = AtomicI32::new(NONE);
 
@@ -84,7 +84,7 @@ pub fn replace(new: OwnedFd, old: BorrowedFd<'_>) -> Result<(), Errno> {
 /// Protects a descriptor that has its final number from being closed by the program.
 pub fn protect(number: RawFd) {
     match usize::try_from(number) {
-        Ok(low) if low < NUMBERS_MOST => drop(OURS[low / 64].fetch_or(1 << (low % 64), Ordering::AcqRel)),
+        Ok(low) if low < NUMBERS_MAX => drop(OURS[low / 64].fetch_or(1 << (low % 64), Ordering::AcqRel)),
         Ok(_) => {
             let free =
                 |place: &AtomicI32| place.compare_exchange(NONE, number, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -138,7 +138,7 @@ pub fn around_ours<E>(first: u32, last: u32, mut each: impl FnMut(u32, u32) -> R
     Ok(())
 }
 
-/// Opens the [spare](SPARES_MOST) descriptors, as far as the limit on open files allows.
+/// Opens the [spare](SPARES_MAX) descriptors, as far as the limit on open files allows.
 pub fn keep_spares() {
     for place in SPARES.iter().filter(|place| place.load(Ordering::Acquire) == NONE) {
         // An eventfd, which gives access to nothing: a directory would lead out of a later chroot(2) of the program.
@@ -168,7 +168,7 @@ pub fn with_room<T>(act: impl FnOnce() -> T) -> T {
 /// Removes protection from a descriptor that is about to be closed: the program may get its number next.
 fn unprotect(number: RawFd) {
     match usize::try_from(number) {
-        Ok(low) if low < NUMBERS_MOST => drop(OURS[low / 64].fetch_and(!(1 << (low % 64)), Ordering::AcqRel)),
+        Ok(low) if low < NUMBERS_MAX => drop(OURS[low / 64].fetch_and(!(1 << (low % 64)), Ordering::AcqRel)),
         _ => HIGH.iter().for_each(|place| {
             let _ = place.compare_exchange(number, NONE, Ordering::AcqRel, Ordering::Relaxed);
         }),
@@ -223,9 +223,9 @@ mod tests {
             is_seen
         };
         assert!(files.iter().all(|file| !seen(file.as_raw_fd() as u32)));
-        assert!(!is_ours(-1) && seen(2) && seen(NUMBERS_MOST as u32 + 5));
-        protect(NUMBERS_MOST as i32 + 5);
-        assert!(is_ours(NUMBERS_MOST as i32 + 5) && !seen(NUMBERS_MOST as u32 + 5) && seen(NUMBERS_MOST as u32 + 4));
+        assert!(!is_ours(-1) && seen(2) && seen(NUMBERS_MAX as u32 + 5));
+        protect(NUMBERS_MAX as i32 + 5);
+        assert!(is_ours(NUMBERS_MAX as i32 + 5) && !seen(NUMBERS_MAX as u32 + 5) && seen(NUMBERS_MAX as u32 + 4));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use crate::elf::{self, Elf};
 
 /// The kernel follows at most this many `#!` lines (`BINPRM` in exec, "at most 5 interpreters").
-pub const SCRIPT_DEPTH_MOST: usize = 5;
+pub const SCRIPT_DEPTH_MAX: usize = 5;
 /// The kernel reads this much of a file to determine its format (`BINPRM_BUF_SIZE`).
 pub const START_BYTES: usize = 256;
 
@@ -56,7 +56,7 @@ impl Unmanageable {
 /// that is unknown because the file cannot be read or executed.
 pub fn unmanageable(path: &Path) -> Option<Unmanageable> {
     let mut path = path.to_owned();
-    for _ in 0..=SCRIPT_DEPTH_MOST {
+    for _ in 0..=SCRIPT_DEPTH_MAX {
         let mut file = File::open(&path).ok()?;
         let metadata = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
         let mut start = Vec::with_capacity(START_BYTES);

@@ -54,13 +54,13 @@ mod tests {
     use super::*;
 
     const WAITERS: u32 = 4;
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     /// Waits until `so` holds, with a bound.
     fn until(mut so: impl FnMut() -> bool, what: &str) {
         let started = Instant::now();
         while !so() {
-            assert!(started.elapsed() < PATIENCE, "{what}");
+            assert!(started.elapsed() < TIMEOUT, "{what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -75,7 +75,7 @@ mod tests {
         for _ in 0..WAITERS {
             let (readiness, woken) = (readiness.clone(), woken.clone());
             std::thread::spawn(move || {
-                readiness.wait(PATIENCE);
+                readiness.wait(TIMEOUT);
                 woken.fetch_add(1, Ordering::SeqCst);
             });
         }
@@ -98,7 +98,7 @@ mod tests {
         let readiness = Readiness::of(here.as_raw_fd()).unwrap();
         (&there).write_all(&[1]).unwrap();
         let started = Instant::now();
-        readiness.wait(PATIENCE);
-        assert!(started.elapsed() < PATIENCE);
+        readiness.wait(TIMEOUT);
+        assert!(started.elapsed() < TIMEOUT);
     }
 }

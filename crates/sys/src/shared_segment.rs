@@ -183,14 +183,14 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn of(descriptor: i32, protection: i32, words_most: usize) -> io::Result<Mapping> {
+    fn of(descriptor: i32, protection: i32, words_max: usize) -> io::Result<Mapping> {
         // SAFETY: F_GET_SEALS only takes values; a number that is not a descriptor gives EBADF, one that is not a memfd
         // EINVAL.
         let seals = check(i64::from(unsafe { libc::fcntl(descriptor, libc::F_GET_SEALS) }))?;
         if seals & i64::from(SEALS) != i64::from(SEALS) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment may still change its size"));
         }
-        Self::start_of(descriptor, protection, libc::MAP_POPULATE, words_most)
+        Self::start_of(descriptor, protection, libc::MAP_POPULATE, words_max)
     }
 
     /// Maps a descriptor that only the caller has.
@@ -199,12 +199,12 @@ impl Mapping {
     }
 
     /// Maps the first words of a descriptor whose size can no longer change, or that only the caller has.
-    fn start_of(descriptor: i32, protection: i32, flags: i32, words_most: usize) -> io::Result<Mapping> {
+    fn start_of(descriptor: i32, protection: i32, flags: i32, words_max: usize) -> io::Result<Mapping> {
         // SAFETY: `stat` is plain data for which all zeros is a value.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: `status` is a writable `struct stat`.
         check(i64::from(unsafe { libc::fstat(descriptor, &raw mut status) }))?;
-        let bytes = usize::try_from(status.st_size).unwrap_or(0).min(words_most.saturating_mul(WORD_BYTES));
+        let bytes = usize::try_from(status.st_size).unwrap_or(0).min(words_max.saturating_mul(WORD_BYTES));
         if bytes < WORD_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment is empty"));
         }

@@ -15,16 +15,16 @@ use crate::raw::syscall;
 use crate::thread_slot;
 
 /// Maximum number of threads that can announce calls at one time. A choice: calls of further threads are not seen.
-const THREADS_MOST: usize = 512;
+const THREADS_MAX: usize = 512;
 /// Calls per thread: its own, and that of a signal handler that has interrupted it. Further calls are not seen.
-const CALLS_MOST: usize = 2;
+const CALLS_MAX: usize = 2;
 /// Maximum stack distance between two calls of one thread at which the earlier one is known to have been left by
 /// siglongjmp(3): its frame is at the same place as the later one's, or deeper.
 const ABANDONED_BYTES: usize = 256 << 10;
 
 /// The record number of a thread that no longer needs a record.
 const SETTLED: u16 = u16::MAX;
-const _: () = assert!(THREADS_MOST < SETTLED as usize);
+const _: () = assert!(THREADS_MAX < SETTLED as usize);
 
 const FREE: u32 = 0;
 /// Being filled in by its thread.
@@ -41,10 +41,10 @@ struct Call {
 struct Record {
     /// The thread's number; zero when the record is free.
     thread: AtomicU32,
-    calls: [Call; CALLS_MOST],
+    calls: [Call; CALLS_MAX],
 }
 
-static RECORDS: [Record; THREADS_MOST] = [const {
+static RECORDS: [Record; THREADS_MAX] = [const {
     Record {
         thread: AtomicU32::new(0),
         calls: [const {
@@ -54,9 +54,9 @@ static RECORDS: [Record; THREADS_MOST] = [const {
                 number: AtomicI64::new(0),
                 args: [const { AtomicUsize::new(0) }; 6],
             }
-        }; CALLS_MOST],
+        }; CALLS_MAX],
     }
-}; THREADS_MOST];
+}; THREADS_MAX];
 /// Records from this index on have never been used. Only grows.
 static EVER_USED: AtomicUsize = AtomicUsize::new(0);
 

@@ -207,7 +207,7 @@ pub(crate) struct Place {
 /// How far below its stack pointer the x86-64 ABI lets a leaf function store data.
 const RED_ZONE_BYTES: usize = 128;
 /// Room for two signal frames and their handlers, as in `threads.rs` of the preload library.
-const REST_BYTES_LEAST: usize = 96 << 10;
+const REST_BYTES_MIN: usize = 96 << 10;
 
 /// Chooses a place for the signal frame that the kernel has put at `frame`, when the stack pointer was `interrupted`.
 /// `wants_alternate` is the action's SA_ONSTACK. `None` if the frame stays.
@@ -223,7 +223,7 @@ pub(crate) fn place(frame: usize, interrupted: usize, wants_alternate: bool) -> 
         // Below is a trapped call, or a handler that has interrupted one. The next handler must not start at the top
         // again.
         let len = (interrupted - RED_ZONE_BYTES).saturating_sub(stacks.start) & !63;
-        if !has_alternate || stacks.disarms || len < REST_BYTES_LEAST {
+        if !has_alternate || stacks.disarms || len < REST_BYTES_MIN {
             return None;
         }
         rest = Some(stack(stacks.start, len, 0));

@@ -302,7 +302,7 @@ pub struct FailedAccess {
     /// The kernel's `si_code`.
     pub code: i32,
     /// Whether it came from [`fail_access`]: then the thread's context does not say whether it was a write.
-    pub told: bool,
+    pub sent: bool,
 }
 
 /// The access that a SIGBUS reports. A signal from [`fail_access`] is rewritten to look like the kernel's.
@@ -313,14 +313,14 @@ pub unsafe fn failed_access(info: *mut libc::siginfo_t) -> FailedAccess {
     const BUS_ADRERR: i32 = 2;
     // SAFETY: the kernel's `siginfo_t` belongs exclusively to the handler; `value` and si_addr are plain numbers in it.
     unsafe {
-        let told = (*info).si_code == ACCESS_FAILS;
-        if told {
+        let sent = (*info).si_code == ACCESS_FAILS;
+        if sent {
             let address = (*info.cast::<QueuedSignal>()).value;
             (*info.cast::<QueuedSignal>()).code = BUS_ADRERR;
             // A queued signal has its sender at the place of a fault's si_addr.
             (*info.cast::<QueuedSignal>()).sender = address as u64;
         }
-        FailedAccess { address: (*info).si_addr() as usize, code: (*info).si_code, told }
+        FailedAccess { address: (*info).si_addr() as usize, code: (*info).si_code, sent }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::raw::{Errno, now_ns};
 use crate::{FrameBuffer, signals};
 
 /// One for each bit of a word.
-pub const SPARE_FRAMES_MOST: u32 = 32;
+pub const SPARE_FRAMES_MAX: u32 = 32;
 
 /// The pause between two checks for a free frame.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -39,11 +39,11 @@ unsafe impl Send for SpareFrames {}
 unsafe impl Sync for SpareFrames {}
 
 impl SpareFrames {
-    /// Maps `count` frames, at most [`SPARE_FRAMES_MOST`], of `frame_bytes` each, which are whole pages. Pages are
+    /// Maps `count` frames, at most [`SPARE_FRAMES_MAX`], of `frame_bytes` each, which are whole pages. Pages are
     /// allocated on touch, and stay for as long as the process lives.
     pub fn new(count: u32, frame_bytes: usize) -> Result<SpareFrames, Errno> {
         const PAGE: usize = 4096;
-        assert!((1..=SPARE_FRAMES_MOST).contains(&count) && frame_bytes > 0 && frame_bytes.is_multiple_of(PAGE));
+        assert!((1..=SPARE_FRAMES_MAX).contains(&count) && frame_bytes > 0 && frame_bytes.is_multiple_of(PAGE));
         let len = count as usize * frame_bytes;
         let start = map_anonymous(len)?;
         // A frame with one used page must not become a huge page. An error means that the kernel has no huge pages.
@@ -77,12 +77,12 @@ impl SpareFrames {
         None
     }
 
-    /// As [`claim`](Self::claim), but waits up to `patience` for a free frame.
-    pub fn wait(&self, among: Range<u32>, len: usize, patience: Duration) -> Option<FrameBuffer> {
+    /// As [`claim`](Self::claim), but waits up to `timeout` for a free frame.
+    pub fn wait(&self, among: Range<u32>, len: usize, timeout: Duration) -> Option<FrameBuffer> {
         let begun = now_ns();
         loop {
             let frame = self.claim(among.clone(), len);
-            if frame.is_some() || now_ns().saturating_sub(begun) > patience.as_nanos() as u64 {
+            if frame.is_some() || now_ns().saturating_sub(begun) > timeout.as_nanos() as u64 {
                 return frame;
             }
             signals::sleep(PAUSE);

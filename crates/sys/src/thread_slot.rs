@@ -98,8 +98,8 @@ fn words() -> *mut Words {
     unsafe { aquifer_thread_words_address() }
 }
 
-/// This thread's small number, assigned in order of first use; numbers repeat beyond `most` threads.
-pub fn index(most: u16) -> u16 {
+/// This thread's small number, assigned in order of first use; numbers repeat beyond `max` threads.
+pub fn index(max: u16) -> u16 {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let words = words();
@@ -109,7 +109,7 @@ pub fn index(most: u16) -> u16 {
         if (*words).index == 0 {
             (*words).index = NEXT.fetch_add(1, Ordering::Relaxed);
         }
-        (((*words).index - 1) % u32::from(most)) as u16
+        (((*words).index - 1) % u32::from(max)) as u16
     }
 }
 

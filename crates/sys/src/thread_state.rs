@@ -200,14 +200,14 @@ mod tests {
 
     #[test]
     fn a_thread_in_a_call_is_seen_there() {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
             // SAFETY: gettid(2) takes nothing.
-            tell.send(unsafe { syscall(libc::SYS_gettid, [0; 6]) }.expect("it cannot fail") as u32).expect("heard");
+            sender.send(unsafe { syscall(libc::SYS_gettid, [0; 6]) }.expect("it cannot fail") as u32).expect("heard");
             let _ = ended.recv();
         });
-        let number = told.recv().expect("it tells");
+        let number = receiver.recv().expect("it tells");
         let start = Instant::now();
         let is_seen = || {
             let mut seen = false;

@@ -147,21 +147,21 @@ impl Ring {
         if self.pushed.is_empty() { self.broken.map_or(Ok(()), Err) } else { self.enter(0) }
     }
 
-    /// Returns completed requests through `sink`, at most `most`. With `wait`, starts queued requests and sleeps until
+    /// Returns completed requests through `sink`, at most `max`. With `wait`, starts queued requests and sleeps until
     /// at least one completes, if any is in flight. Returns their number.
-    pub fn complete(&mut self, wait: bool, most: usize, sink: &mut dyn FnMut(Finished)) -> usize {
+    pub fn complete(&mut self, wait: bool, max: usize, sink: &mut dyn FnMut(Finished)) -> usize {
         let mut count = 0;
         loop {
-            while count < most {
+            while count < max {
                 let Some(finished) = self.next_finished() else { break };
                 sink(finished);
                 count += 1;
             }
             // Continuations of short transfers must start even when no caller waits. A submission that fails ends its
             // requests, which the next round returns.
-            if wait && count == 0 && most > 0 && self.in_flight() > 0 {
+            if wait && count == 0 && max > 0 && self.in_flight() > 0 {
                 let _ = self.enter(1);
-            } else if self.continued_waits() && count < most {
+            } else if self.continued_waits() && count < max {
                 let _ = self.enter(0);
                 return count;
             } else {

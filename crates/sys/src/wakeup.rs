@@ -13,9 +13,9 @@ use crate::raw::{Errno, syscall};
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
-const RUNG: u32 = 2;
+const WOKEN: u32 = 2;
 
-/// The bell of one sleeping thread. Any thread may ring it, also from a signal handler.
+/// Wakes one sleeping thread. Any thread may do so, also from a signal handler.
 #[derive(Debug)]
 pub struct Wakeup {
     descriptor: i32,
@@ -23,7 +23,7 @@ pub struct Wakeup {
 }
 
 impl Wakeup {
-    /// Creates a bell that has not been rung.
+    /// Creates one that has not been woken.
     pub fn new() -> Result<Self, Errno> {
         let flags = (libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as usize;
         // SAFETY: eventfd2(2) takes two numbers.
@@ -37,7 +37,7 @@ impl Wakeup {
         Self { descriptor: keep(self.descriptor), ..self }
     }
 
-    /// Replaces the bell after fork(2) by one of this process, under the same number. No thread sleeps here yet.
+    /// Replaces it after fork(2) by one of this process, under the same number. No thread sleeps here yet.
     pub fn renew(&self) -> Result<(), Errno> {
         let new = Self::new()?;
         self.state.store(AWAKE, Ordering::SeqCst);
@@ -45,9 +45,9 @@ impl Wakeup {
     }
 
     /// Wakes the sleeper, or makes its next sleep return immediately.
-    pub fn ring(&self) {
-        // SeqCst pairs with `sleep`: either this thread sees the sleeper asleep, or the sleeper sees the ring.
-        if self.state.swap(RUNG, Ordering::SeqCst) == ASLEEP {
+    pub fn wake(&self) {
+        // SeqCst pairs with `sleep`: either this thread sees the sleeper asleep, or the sleeper sees the wakeup.
+        if self.state.swap(WOKEN, Ordering::SeqCst) == ASLEEP {
             let one = 1u64;
             // SAFETY: write(2) reads eight bytes.
             let _ =
@@ -55,7 +55,7 @@ impl Wakeup {
         }
     }
 
-    /// Sleeps until the bell rings, until `other` is readable, or for at most `limit`.
+    /// Sleeps until woken, until `other` is readable, or for at most `limit`.
     pub fn sleep(&self, other: Option<i32>, limit: Duration) {
         if self.state.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

@@ -107,14 +107,14 @@ fn events_of_two_workers_reach_their_sleepers() {
 
 /// Models the pager's worker: takes available work, and sleeps when there is none.
 fn ringers_and_a_sleeper(ringers: u32, each: u32) {
-    let (work, bell) = (Arc::new(Word::new(0)), Arc::new(Wakeup::new().unwrap()));
+    let (work, wakeup) = (Arc::new(Word::new(0)), Arc::new(Wakeup::new().unwrap()));
     let threads: Vec<_> = (0..ringers)
         .map(|_| {
-            let (work, bell) = (Arc::clone(&work), Arc::clone(&bell));
+            let (work, wakeup) = (Arc::clone(&work), Arc::clone(&wakeup));
             thread::spawn(move || {
                 for _ in 0..each {
                     work.fetch_add(1, SeqCst);
-                    bell.ring();
+                    wakeup.wake();
                 }
             })
         })
@@ -122,7 +122,7 @@ fn ringers_and_a_sleeper(ringers: u32, each: u32) {
     let mut taken = 0;
     while taken < ringers * each {
         match work.swap(0, SeqCst) {
-            0 => bell.sleep(None, LIMIT),
+            0 => wakeup.sleep(None, LIMIT),
             some => taken += some,
         }
     }
@@ -139,25 +139,25 @@ fn rings_of_several_are_heard() {
     shuttle::check_pct(|| ringers_and_a_sleeper(2, 2), ORDERS, PREEMPTIONS);
 }
 
-/// Another event that the sleeper waits for, such as one of an I/O queue, ends the sleep while a thread rings.
+/// Another event that the sleeper waits for, such as one of an I/O queue, ends the sleep while a thread wakes it.
 #[test]
 fn a_ring_is_not_lost_when_something_else_woke_the_sleeper() {
     let story = || {
         let other = Arc::new(Wakeup::new().unwrap());
         let descriptor = raw::last_descriptor();
-        let (work, bell) = (Arc::new(Word::new(0)), Arc::new(Wakeup::new().unwrap()));
+        let (work, wakeup) = (Arc::new(Word::new(0)), Arc::new(Wakeup::new().unwrap()));
         let device = thread::spawn(move || {
             let _keep = other;
             raw::write_event(descriptor);
         });
-        let (their_work, their_bell) = (Arc::clone(&work), Arc::clone(&bell));
+        let (their_work, their_wakeup) = (Arc::clone(&work), Arc::clone(&wakeup));
         let ringer = thread::spawn(move || {
             their_work.store(1, SeqCst);
-            their_bell.ring();
+            their_wakeup.wake();
         });
         let mut read = false;
         while work.load(SeqCst) == 0 {
-            bell.sleep((!read).then_some(descriptor), LIMIT);
+            wakeup.sleep((!read).then_some(descriptor), LIMIT);
             read |= raw::take_event(descriptor);
         }
         device.join().unwrap();

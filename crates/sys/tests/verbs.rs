@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aquifer_sys::lent_memory::{LentMemory, Source};
-use aquifer_sys::verbs::{Completion, Device, Dock, Domain, QueuePair, VerbsFailure, Window, Work, choose};
+use aquifer_sys::verbs::{BounceBuffer, Completion, Device, Domain, QueuePair, VerbsFailure, Window, Work, choose};
 
 const SLAB: usize = 2 << 20;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn device() -> Option<Arc<Device>> {
     match choose(None, None).and_then(|port| Device::open(&port)) {
@@ -41,7 +41,7 @@ fn done(pair: &QueuePair) -> Completion {
         if let Some(completion) = pair.poll().unwrap() {
             return completion;
         }
-        assert!(begun.elapsed() < PATIENCE, "no completion");
+        assert!(begun.elapsed() < TIMEOUT, "no completion");
         pair.arm().unwrap();
         if let Some(completion) = pair.poll().unwrap() {
             return completion;
@@ -58,36 +58,36 @@ fn what_is_written_is_read_until_the_window_is_closed() {
     let (one, two) = joined(&domains[0], &domains[1]);
     let memory = Arc::new(LentMemory::new(&Source::Anonymous, 2 * SLAB).unwrap());
     let window = Window::open(&domains[1], &memory, SLAB, SLAB).unwrap();
-    let mut dock = Dock::new(&domains[0], 1 << 20).unwrap();
+    let mut buffer = BounceBuffer::new(&domains[0], 1 << 20).unwrap();
     let page: Vec<u8> = (0..8192u32).map(|at| (at % 251) as u8).collect();
-    dock.copy_in(4096, &page);
-    one.post(Work::Write, &mut dock, 4096, page.len(), 40_960, window.key()).unwrap();
+    buffer.copy_in(4096, &page);
+    one.post(Work::Write, &mut buffer, 4096, page.len(), 40_960, window.key()).unwrap();
     assert_eq!(done(&one), Completion::Done);
     let mut there = vec![0; page.len()];
     memory.copy_out(SLAB + 40_960, &mut there);
     assert!(there == page);
-    one.post(Work::Read, &mut dock, 65_536, page.len(), 40_960, window.key()).unwrap();
+    one.post(Work::Read, &mut buffer, 65_536, page.len(), 40_960, window.key()).unwrap();
     assert_eq!(done(&one), Completion::Done);
     there.fill(0);
-    dock.copy_out(65_536, &mut there);
+    buffer.copy_out(65_536, &mut there);
     assert!(there == page);
     // A key of a domain to which the peer's pair does not belong is refused.
     let others = Window::open(&domains[2], &memory, 0, SLAB).unwrap();
-    one.post(Work::Read, &mut dock, 0, 4096, 0, others.key()).unwrap();
+    one.post(Work::Read, &mut buffer, 0, 4096, 0, others.key()).unwrap();
     assert_eq!(done(&one), Completion::Refused);
     // The pair works again after it has been reconnected.
     one.reset().unwrap();
     two.reset().unwrap();
     two.connect(5, &one.end(7), true).unwrap();
     one.connect(7, &two.end(5), false).unwrap();
-    one.post(Work::Read, &mut dock, 0, 1 << 20, 0, window.key()).unwrap();
+    one.post(Work::Read, &mut buffer, 0, 1 << 20, 0, window.key()).unwrap();
     assert_eq!(done(&one), Completion::Done);
     // Beyond the window's end.
     let key = window.key();
     drop(window);
     let before = vec![7; 4096];
     memory.copy_in(SLAB, &before);
-    one.post(Work::Write, &mut dock, 0, 4096, 0, key).unwrap();
+    one.post(Work::Write, &mut buffer, 0, 4096, 0, key).unwrap();
     assert_eq!(done(&one), Completion::Refused);
     let mut after = vec![0; 4096];
     memory.copy_out(SLAB, &mut after);
@@ -101,8 +101,8 @@ fn a_read_beyond_the_window_is_refused() {
     let (one, _two) = joined(&domain, &domain);
     let memory = Arc::new(LentMemory::new(&Source::Anonymous, 2 * SLAB).unwrap());
     let window = Window::open(&domain, &memory, 0, SLAB).unwrap();
-    let mut dock = Dock::new(&domain, 8192).unwrap();
-    one.post(Work::Read, &mut dock, 0, 8192, SLAB as u64 - 4096, window.key()).unwrap();
+    let mut buffer = BounceBuffer::new(&domain, 8192).unwrap();
+    one.post(Work::Read, &mut buffer, 0, 8192, SLAB as u64 - 4096, window.key()).unwrap();
     assert_eq!(done(&one), Completion::Refused);
 }
 
@@ -113,10 +113,10 @@ fn a_peer_that_is_gone_is_known_within_a_bound() {
     let (one, two) = joined(&domain, &domain);
     let memory = Arc::new(LentMemory::new(&Source::Anonymous, SLAB).unwrap());
     let window = Window::open(&domain, &memory, 0, SLAB).unwrap();
-    let mut dock = Dock::new(&domain, 4096).unwrap();
+    let mut buffer = BounceBuffer::new(&domain, 4096).unwrap();
     drop(two);
     let begun = Instant::now();
-    one.post(Work::Read, &mut dock, 0, 4096, 0, window.key()).unwrap();
+    one.post(Work::Read, &mut buffer, 0, 4096, 0, window.key()).unwrap();
     assert_eq!(done(&one), Completion::Silent);
     println!("known after {:?}", begun.elapsed());
     // A caller that cannot wait resets the pair, and then finds no completion.

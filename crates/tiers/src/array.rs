@@ -7,7 +7,7 @@
 //! The unit is the slab. Slab `s` of the array is range `s` of each member that has it: donors lend for any range, so
 //! the array allocates nothing there. One word for each slab says which members these are (`array/place.rs`); the words
 //! lie in the table of `places.rs`, which related processes share. From the outside in: `layout.rs` decides which
-//! members get a slab, `copies.rs` reads and writes all copies of a slab, `care.rs` looks for lost members and makes
+//! members get a slab, `copies.rs` reads and writes all copies of a slab, `repair.rs` looks for lost members and makes
 //! new copies in parallel with the program, and `member.rs` is one member. With parity, members have shards
 //! (`shape.rs`, `code.rs`, `shards.rs`), and a slab that a member lends holds shards of several slabs of the array. The
 //! reasons: `docs/decisions/0017-an-array-keeps-copies-of-slabs.md`, `0020-parity-is-within-a-page.md`.
@@ -16,24 +16,24 @@
 //! write is removed from the place before the write succeeds, and a read from any member of the place returns what was
 //! written last.
 
-mod care;
 mod code;
 mod copies;
 mod hedge;
-mod lanes;
 mod layout;
 mod member;
+mod member_queues;
+mod notices;
 mod opening;
 mod place;
+mod quarantine;
 mod queue;
 mod rebuild;
-mod rooms;
+mod reclaim;
+mod repair;
 mod shape;
 mod shards;
 #[cfg(test)]
 pub(crate) mod tests;
-mod trust;
-mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,14 +44,14 @@ use aquifer_sys::memory::SharedWords;
 use aquifer_sys::raw::Errno;
 use aquifer_wire::SLAB_BYTES;
 
-use self::care::Care;
 use self::layout::Rotation;
-pub(crate) use self::layout::WEIGHT_MOST;
+pub(crate) use self::layout::WEIGHT_MAX;
 use self::member::Member;
 pub(crate) use self::member::{Room, Store};
 use self::place::Place;
-pub(crate) use self::place::{MEMBERS_MOST, POSITIONS};
+pub(crate) use self::place::{MEMBERS_MAX, POSITIONS};
 use self::queue::ArrayQueue;
+use self::repair::Repair;
 pub(crate) use self::shape::{DATA_SHARDS, Shape};
 use self::shards::{Cutter, ShardQueue};
 use crate::donor;
@@ -91,7 +91,7 @@ pub(crate) struct Parts {
     head: &'static [AtomicU64],
     places: Places,
     tallies: Tallies,
-    care: Care,
+    repair: Repair,
 }
 
 impl Array {
@@ -102,7 +102,7 @@ impl Array {
         slabs: usize,
         notices: Vec<String>,
     ) -> Result<Array, Errno> {
-        assert!(stores.len() <= MEMBERS_MOST && (1..=POSITIONS).contains(&shape.total), "a description is checked");
+        assert!(stores.len() <= MEMBERS_MAX && (1..=POSITIONS).contains(&shape.total), "a description is checked");
         let weights: Vec<u32> = stores.iter().map(|(_, weight)| *weight).collect();
         let members = stores.into_iter().map(|(store, _)| Member::new(store)).collect();
         let (head, table) = SharedWords::new(HEAD_WORDS + slabs * PLACE_WORDS)?.words().split_at(HEAD_WORDS);
@@ -115,7 +115,7 @@ impl Array {
             head,
             places: Places::over(table),
             tallies: Tallies::default(),
-            care: Care::default(),
+            repair: Repair::default(),
         };
         Ok(Array { parts: Arc::new(parts), notices })
     }
@@ -207,12 +207,12 @@ impl Tier for Array {
         }
     }
 
-    fn tell(&self, say: &mut dyn FnMut(&str)) {
-        self.parts.tell(say);
+    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
+        self.parts.report_changes(say);
     }
 
-    fn blame(&self, offset: u64, len: usize, way: u32) {
-        self.parts.blame(offset, len, way as usize);
+    fn report_corruption(&self, offset: u64, len: usize, way: u32) {
+        self.parts.report_corruption(offset, len, way as usize);
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
@@ -239,12 +239,12 @@ impl Tier for Array {
         self.parts.renew()
     }
 
-    fn needs_tending(&self) -> bool {
+    fn needs_upkeep(&self) -> bool {
         true
     }
 
-    fn tend(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
-        Some(self.parts.tend(verify))
+    fn upkeep(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
+        Some(self.parts.upkeep(verify))
     }
 
     /// `tend` waits for one member after the other and makes copies in between.

@@ -11,17 +11,17 @@
 //! After fork(2), parent and child share the table and the accounts, so each finds the slabs that the other has moved.
 
 mod account;
-mod bell;
 mod level;
 mod levels;
 mod mover;
 mod place;
 mod queue;
+mod wakeup;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_core::tiering::LEVELS_MOST;
+use aquifer_core::tiering::LEVELS_MAX;
 use aquifer_core::units::REGION_BYTES;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::direct_io::lasting_buffer;
@@ -73,7 +73,7 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
 impl Chain {
     /// A chain of `tiers`, the fastest first. Each must have room for at least one slab.
     pub fn new(tiers: Vec<Box<dyn Tier>>) -> Result<Chain, OpenFailure> {
-        assert!((1..=LEVELS_MOST).contains(&tiers.len()), "who opens a chain has counted its levels");
+        assert!((1..=LEVELS_MAX).contains(&tiers.len()), "who opens a chain has counted its levels");
         let notices = tiers.iter().flat_map(|tier| tier.notices().iter().cloned()).collect();
         let system = |Errno(errno)| OpenFailure::System {
             tier: NAME,
@@ -123,10 +123,10 @@ impl Tier for Chain {
     }
 
     /// The least value among the levels that wait for a medium, if there are any, because requests cost most there.
-    fn request_bytes_most(&self) -> usize {
+    fn request_bytes_max(&self) -> usize {
         let waits = self.waits_for_medium();
         let levels = self.tiers().filter(|tier| tier.waits_for_medium() == waits);
-        levels.map(|tier| tier.request_bytes_most()).min().unwrap_or(PAGE)
+        levels.map(|tier| tier.request_bytes_max()).min().unwrap_or(PAGE)
     }
 
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
@@ -139,12 +139,12 @@ impl Tier for Chain {
         self.levels.read_other(offset, buffer, way)
     }
 
-    fn tell(&self, say: &mut dyn FnMut(&str)) {
-        self.tiers().for_each(|tier| tier.tell(say));
+    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
+        self.tiers().for_each(|tier| tier.report_changes(say));
     }
 
-    fn blame(&self, offset: u64, len: usize, way: u32) {
-        self.levels.blame(offset, len, way);
+    fn report_corruption(&self, offset: u64, len: usize, way: u32) {
+        self.levels.report_corruption(offset, len, way);
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
@@ -173,16 +173,16 @@ impl Tier for Chain {
         self.tiers().try_for_each(|tier| tier.renew(inherits))
     }
 
-    fn needs_tending(&self) -> bool {
-        self.tiers().any(|tier| tier.needs_tending())
+    fn needs_upkeep(&self) -> bool {
+        self.tiers().any(|tier| tier.needs_upkeep())
     }
 
     /// Offsets in the chain are not offsets in its levels, so `verify` does not apply to them: each level verifies its
     /// own contents.
-    fn tend(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
-        let next = self.tiers().filter(|tier| tier.needs_tending()).filter_map(|tier| tier.tend(None)).min();
+    fn upkeep(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
+        let next = self.tiers().filter(|tier| tier.needs_upkeep()).filter_map(|tier| tier.upkeep(None)).min();
         if self.levels.is_any_leaving() {
-            self.levels.bell.ring();
+            self.levels.wakeup.wake();
         }
         next
     }

@@ -36,9 +36,9 @@ impl Done {
         self.0.push_back(Completion { tag, buffer, outcome });
     }
 
-    /// Hands out completions, the oldest first, at most `most`. Returns the number handed out.
-    pub(crate) fn hand_out(&mut self, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        let count = most.min(self.0.len());
+    /// Hands out completions, the oldest first, at most `max`. Returns the number handed out.
+    pub(crate) fn hand_out(&mut self, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        let count = max.min(self.0.len());
         self.0.drain(..count).for_each(sink);
         count
     }

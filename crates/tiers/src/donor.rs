@@ -19,11 +19,11 @@ mod channel;
 mod completion;
 mod contact;
 mod deadline;
-mod gift;
+mod grant_lock;
 mod link;
 pub(crate) mod links;
 mod member;
-mod patience;
+mod passed_descriptors;
 mod place;
 mod plain;
 mod queue;
@@ -33,9 +33,9 @@ mod recalls;
 mod remote;
 mod shared_memory;
 mod tcp;
+mod timeouts;
 mod tls;
 mod transport;
-mod turns;
 
 use std::io;
 use std::net::ToSocketAddrs;
@@ -51,7 +51,6 @@ use self::channel::{Miss, Security};
 use self::link::Greeting;
 use self::links::Links;
 pub(crate) use self::member::{Asked, Missed, Offer};
-use self::patience::Patience;
 use self::place::Place;
 pub(crate) use self::ranges::Writers;
 use self::rdma::{Rdma, RdmaFailure};
@@ -60,8 +59,9 @@ use self::remote::Unlent;
 pub(crate) use self::remote::{Piece, RENEWALS, pieces};
 use self::shared_memory::SharedMemory;
 use self::tcp::Tcp;
+use self::timeouts::Timeouts;
 use self::transport::{Loss, Transport};
-use crate::dram::REQUEST_BYTES_MOST;
+use crate::dram::REQUEST_BYTES_MAX;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::keep_alive::KeepAlive;
 use crate::open_failure::OpenFailure;
@@ -85,13 +85,13 @@ impl Donor {
             let (memory, greeting, notices) = SharedMemory::open(spec, path, who(spec)?)?;
             return Self::with(spec, Box::new(memory), greeting, notices);
         }
-        let (links, greeting) = greet(spec, Patience::ALONE)?;
+        let (links, greeting) = greet(spec, Timeouts::ALONE)?;
         Self::with(spec, network(spec, links, true)?, greeting, Vec::new())
     }
 
     /// Gives back everything that the processes of the tree have borrowed, after they have ended. If the donor cannot
     /// be reached, the leases expire instead. A donor on this machine notices the end of the processes by itself.
-    pub(crate) fn farewell(spec: &DonorSpec) {
+    pub(crate) fn report_exit(spec: &DonorSpec) {
         if spec.socket_path().is_some() {
             return;
         }
@@ -101,7 +101,7 @@ impl Donor {
         };
         let who = BorrowerId(u128::from(tree) << 64);
         let greeted = addresses.into_iter().find_map(|address| {
-            let links = Links::new(tcp::LINKS, Place::Tcp(address), security.clone(), who, Patience::ALONE).ok()?;
+            let links = Links::new(tcp::LINKS, Place::Tcp(address), security.clone(), who, Timeouts::ALONE).ok()?;
             links.greet().ok().map(|_| links)
         });
         if let Some(links) = greeted {
@@ -134,19 +134,19 @@ impl Donor {
             return Err(OpenFailure::DonorTooSmall { address, wanted_bytes, lendable_bytes });
         }
         let slabs = usize::try_from(wanted_bytes / SLAB_BYTES).expect("as many as a donor has");
-        let remote = remote(transport, greeting.lease, slabs, Patience::ALONE, Unlent::Anything, Writers::One)?;
+        let remote = remote(transport, greeting.lease, slabs, Timeouts::ALONE, Unlent::Anything, Writers::One)?;
         Ok(Donor { remote, notices })
     }
 }
 
 /// Connections to the donor that `spec` names by address and port, and the donor's greeting.
-fn greet(spec: &DonorSpec, patience: Patience) -> Result<(Links, Greeting), OpenFailure> {
+fn greet(spec: &DonorSpec, timeouts: Timeouts) -> Result<(Links, Greeting), OpenFailure> {
     let who = who(spec)?;
     let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
     let failure = |source| OpenFailure::Donor { address: spec.address.clone(), source };
     let mut last = failure(io::ErrorKind::NotFound.into());
     for address in spec.address.to_socket_addrs().map_err(failure)? {
-        let links = Links::new(tcp::LINKS, Place::Tcp(address), security.clone(), who, patience)
+        let links = Links::new(tcp::LINKS, Place::Tcp(address), security.clone(), who, timeouts)
             .map_err(|errno| system("making sockets", errno))?;
         let address = spec.address.clone();
         last = match links.greet() {
@@ -201,11 +201,11 @@ fn remote(
     transport: Box<dyn Transport>,
     lease: Duration,
     slabs: usize,
-    patience: Patience,
+    timeouts: Timeouts,
     unlent: Unlent,
     writers: Writers,
 ) -> Result<Arc<Remote>, OpenFailure> {
-    let remote = Remote::new(transport, slabs, lease, patience, unlent, writers);
+    let remote = Remote::new(transport, slabs, lease, timeouts, unlent, writers);
     remote.map(Arc::new).map_err(|errno| system("mapping the leases", errno))
 }
 
@@ -240,8 +240,8 @@ impl Tier for Donor {
         self.remote.waits()
     }
 
-    fn request_bytes_most(&self) -> usize {
-        if self.remote.waits() { usize::MAX - usize::MAX % PAGE } else { REQUEST_BYTES_MOST }
+    fn request_bytes_max(&self) -> usize {
+        if self.remote.waits() { usize::MAX - usize::MAX % PAGE } else { REQUEST_BYTES_MAX }
     }
 
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
@@ -269,12 +269,12 @@ impl Tier for Donor {
         self.remote.renew()
     }
 
-    fn needs_tending(&self) -> bool {
+    fn needs_upkeep(&self) -> bool {
         true
     }
 
-    fn tend(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
-        Some(self.remote.tend())
+    fn upkeep(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
+        Some(self.remote.upkeep())
     }
 
     fn keep_alive_every(&self) -> Option<Duration> {

@@ -22,7 +22,7 @@ use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
 
 const NAME: &str = "dram";
 /// Fits the second-level cache of current processors several times over.
-pub(crate) const REQUEST_BYTES_MOST: usize = 256 << 10;
+pub(crate) const REQUEST_BYTES_MAX: usize = 256 << 10;
 /// A smaller tier is of no use; a size like `4` is most likely a forgotten unit.
 pub(crate) const CAPACITY_BYTES_MIN: u64 = 1 << 20;
 /// A smaller default is of no use.
@@ -94,8 +94,8 @@ impl Tier for Dram {
         false
     }
 
-    fn request_bytes_most(&self) -> usize {
-        REQUEST_BYTES_MOST
+    fn request_bytes_max(&self) -> usize {
+        REQUEST_BYTES_MAX
     }
 
     fn notices(&self) -> &[String] {

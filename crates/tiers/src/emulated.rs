@@ -190,8 +190,8 @@ impl TierQueue for ClockedQueue {
         Ok(())
     }
 
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        if wait == Wait::ForOne && most > 0 {
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if wait == Wait::ForOne && max > 0 {
             if self.waiting.is_empty() && !self.submitted.is_empty() {
                 // Cannot fail: each transfer has its own outcome.
                 let _ = self.kick();
@@ -202,7 +202,7 @@ impl TierQueue for ClockedQueue {
         }
         let mut count = 0;
         let now_ns = self.clocked.now_ns();
-        while count < most && self.waiting.peek().is_some_and(|Reverse((due_ns, _))| *due_ns <= now_ns) {
+        while count < max && self.waiting.peek().is_some_and(|Reverse((due_ns, _))| *due_ns <= now_ns) {
             let Some(Reverse((_, place))) = self.waiting.pop() else { break };
             let completion = self.done[place].take().expect("a place in waiting holds a completion");
             self.free.push(place);

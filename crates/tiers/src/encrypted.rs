@@ -3,13 +3,13 @@
 
 //! Any tier, with its contents sealed: a donor, or anybody who reads the disk, has neither the plain bytes nor the key.
 //!
-//! Encryption wraps the tier that it protects and lies inside a chain. An array therefore copies, mends and moves
+//! Encryption wraps the tier that it protects and lies inside a chain. An array therefore copies, repairs and moves
 //! sealed bytes without opening them. A chain that moves a slab to another level opens the slab here, and the other
 //! level seals it again. Keys, nonces and tags belong to this run and stay in this machine's memory
 //! (`encrypted/seals.rs`). The reasons: `docs/decisions/0021-what-leaves-the-machine-is-sealed.md`.
 //!
 //! Bytes that cannot be opened read as zeros, which match none of the pager's guards. The pager then asks for the bytes
-//! by another way and mends the damaged copy, or poisons the block, as it does without encryption.
+//! by another way and repairs the damaged copy, or poisons the block, as it does without encryption.
 //!
 //! The same code seals what a process stores after a fork ([`Private`], `encrypted/secrets.rs`), with keys that none of
 //! its relatives has. The reasons: `docs/decisions/0030-what-a-fork-does-not-share.md`.
@@ -50,7 +50,7 @@ const QUEUE_FRAMES: Range<u32> = 0..16;
 const OTHER_FRAMES: Range<u32> = 16..24;
 /// How long to wait for a frame, and the pause between two attempts. The thread that holds a frame is in a request to
 /// the tier, which has a bound of its own: some seconds with a donor.
-const FRAME_PATIENCE: Duration = Duration::from_secs(30);
+const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 const FRAME_PAUSE: Duration = Duration::from_micros(200);
 
 /// Seals and opens pages, and keeps a record of each.
@@ -88,7 +88,7 @@ pub trait Sealing: Send + Sync + Sized + 'static {
     fn forget(&self, first: usize, pages: usize);
 
     /// The next write to these pages may store the same bytes again.
-    fn may_be_mended(&self, first: usize, pages: usize) {
+    fn may_be_repaired(&self, first: usize, pages: usize) {
         let _ = (first, pages);
     }
 
@@ -223,11 +223,11 @@ impl<S: Sealing> Parts<S> {
 
     fn wait_for_frame(&self, offset: u64, len: usize) -> Result<FrameBuffer, TierFailure> {
         let busy = || self.failure(Activity::Write, offset, libc::EAGAIN);
-        self.frames().wait(OTHER_FRAMES, len, FRAME_PATIENCE).ok_or_else(busy)
+        self.frames().wait(OTHER_FRAMES, len, FRAME_TIMEOUT).ok_or_else(busy)
     }
 
     /// Stores the same bytes again, page by page, because this happens rarely.
-    fn mend(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+    fn repair(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         if self.room.get().is_none() {
             return self.inner.write(offset, buffer);
         }
@@ -325,8 +325,8 @@ impl<S: Sealing> Tier for SealedTier<S> {
         self.parts.inner.overlaps()
     }
 
-    fn request_bytes_most(&self) -> usize {
-        self.parts.inner.request_bytes_most()
+    fn request_bytes_max(&self) -> usize {
+        self.parts.inner.request_bytes_max()
     }
 
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
@@ -339,7 +339,7 @@ impl<S: Sealing> Tier for SealedTier<S> {
         let is_one = self.parts.inner.read_other(offset, buffer, way)?;
         if is_one {
             self.parts.open(offset, buffer);
-            self.parts.seals.may_be_mended(page(offset), buffer.len() / PAGE);
+            self.parts.seals.may_be_repaired(page(offset), buffer.len() / PAGE);
         }
         Ok(is_one)
     }
@@ -348,7 +348,7 @@ impl<S: Sealing> Tier for SealedTier<S> {
         &self,
         offset: u64,
         buffer: &mut FrameBuffer,
-        mended: &mut dyn FnMut(u64, usize, u32),
+        repaired: &mut dyn FnMut(u64, usize, u32),
     ) -> Result<(), TierFailure> {
         let parts = &self.parts;
         parts.inner.read(offset, buffer)?;
@@ -356,18 +356,18 @@ impl<S: Sealing> Tier for SealedTier<S> {
             let at = offset + start as u64;
             if !parts.seals.open_one(page(at), &mut buffer.bytes_mut()[start..start + PAGE]) {
                 let way = buffer.with_part_mut(start, PAGE, |part| parts.read_one_by_others(at, part))?;
-                mended(at, PAGE, way);
+                repaired(at, PAGE, way);
             }
         }
         Ok(())
     }
 
-    fn tell(&self, say: &mut dyn FnMut(&str)) {
-        self.parts.inner.tell(say);
+    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
+        self.parts.inner.report_changes(say);
     }
 
-    fn blame(&self, offset: u64, len: usize, way: u32) {
-        self.parts.inner.blame(offset, len, way);
+    fn report_corruption(&self, offset: u64, len: usize, way: u32) {
+        self.parts.inner.report_corruption(offset, len, way);
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
@@ -375,9 +375,9 @@ impl<S: Sealing> Tier for SealedTier<S> {
         self.parts.write(offset, buffer)
     }
 
-    fn mend(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+    fn repair(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         self.parts.check_write(offset, buffer)?;
-        self.parts.mend(offset, buffer)
+        self.parts.repair(offset, buffer)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
@@ -414,8 +414,8 @@ impl<S: Sealing> Tier for SealedTier<S> {
         S::renew(&self.parts)
     }
 
-    fn needs_tending(&self) -> bool {
-        self.parts.inner.needs_tending()
+    fn needs_upkeep(&self) -> bool {
+        self.parts.inner.needs_upkeep()
     }
 
     fn keep_alive_every(&self) -> Option<Duration> {
@@ -428,10 +428,10 @@ impl<S: Sealing> Tier for SealedTier<S> {
 
     /// The caller's `verify` knows plain bytes. Only this tier knows the sealed bytes that `inner` stores, so it passes
     /// a `verify` of its own.
-    fn tend(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
+    fn upkeep(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
         let parts = &self.parts;
         let verify = |offset: u64, sealed: &[u8]| parts.seals.verify(page(offset), sealed);
-        parts.inner.tend(parts.seals.is_on().then_some(&verify as &Verify<'_>))
+        parts.inner.upkeep(parts.seals.is_on().then_some(&verify as &Verify<'_>))
     }
 
     fn take_figures(&self) -> TierFigures {

@@ -66,12 +66,12 @@ impl Tier for Failing {
         }
     }
 
-    fn tell(&self, say: &mut dyn FnMut(&str)) {
-        self.inner.tell(say);
+    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
+        self.inner.report_changes(say);
     }
 
-    fn blame(&self, offset: u64, len: usize, way: u32) {
-        self.inner.blame(offset, len, way);
+    fn report_corruption(&self, offset: u64, len: usize, way: u32) {
+        self.inner.report_corruption(offset, len, way);
     }
 
     fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
@@ -82,11 +82,11 @@ impl Tier for Failing {
         &self,
         offset: u64,
         buffer: &mut FrameBuffer,
-        mended: &mut dyn FnMut(u64, usize, u32),
+        repaired: &mut dyn FnMut(u64, usize, u32),
     ) -> Result<(), TierFailure> {
         // A failure or damage here is above all checks of the tier underneath.
         self.read(offset, buffer)?;
-        self.inner.read_verified(offset, buffer, mended)
+        self.inner.read_verified(offset, buffer, repaired)
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
@@ -105,8 +105,8 @@ impl Tier for Failing {
         self.inner.overlaps()
     }
 
-    fn request_bytes_most(&self) -> usize {
-        self.inner.request_bytes_most()
+    fn request_bytes_max(&self) -> usize {
+        self.inner.request_bytes_max()
     }
 
     fn is_shared_by_relatives(&self) -> bool {
@@ -117,8 +117,8 @@ impl Tier for Failing {
         self.inner.renew(inherits)
     }
 
-    fn needs_tending(&self) -> bool {
-        self.inner.needs_tending()
+    fn needs_upkeep(&self) -> bool {
+        self.inner.needs_upkeep()
     }
 
     fn keep_alive_every(&self) -> Option<Duration> {
@@ -129,8 +129,8 @@ impl Tier for Failing {
         self.inner.begin_keep_alive(begun);
     }
 
-    fn tend(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
-        self.inner.tend(verify)
+    fn upkeep(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
+        self.inner.upkeep(verify)
     }
 
     fn leaving(&self, from: u64) -> Option<Leaving> {
@@ -215,15 +215,15 @@ impl TierQueue for FailingQueue {
         self.inner.kick()
     }
 
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        let count = most.min(self.ready.len());
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        let count = max.min(self.ready.len());
         for completion in self.ready.drain(..count) {
             sink(completion);
         }
         let wait = if count > 0 { Wait::No } else { wait };
         let corrupt_tags = &mut self.corrupt_tags;
         count
-            + self.inner.complete(wait, most - count, &mut |mut completion| {
+            + self.inner.complete(wait, max - count, &mut |mut completion| {
                 if let Some(index) = corrupt_tags.iter().position(|tag| *tag == completion.tag) {
                     corrupt_tags.swap_remove(index);
                     corrupt(&mut completion.buffer);

@@ -48,8 +48,8 @@ pub enum Cause {
         /// What the tier can hold, in bytes.
         capacity_bytes: u64,
     },
-    /// The table of slabs, which related processes share, names a place that does not exist: one of them has overwritten
-    /// it.
+    /// The table of slabs, which related processes share, names a place that does not exist: one of them has
+    /// overwritten it.
     Overwritten,
     /// Only a part was transferred, and the rest refused to follow.
     Short {

@@ -38,7 +38,7 @@ macro_rules! figures {
 
 figures! {
     members_lost "Members that did not answer any more.",
-    members_distrusted "Members whose bytes were not what was stored, too often.",
+    members_quarantined "Members quarantined because they repeatedly returned corrupt data.",
     reads_by_another_way "Reads that one member could not answer rightly, and another one did.",
     reads_hedged "Reads for which a second member was asked because the first one took long.",
     slabs_degraded "Slabs that lost a copy, and have others.",

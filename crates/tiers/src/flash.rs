@@ -68,7 +68,7 @@ impl Flash {
 
     /// Called when all processes that had the tier open have ended: discards what they have left in a named file or on
     /// a device. A file without a name has disappeared with them.
-    pub(crate) fn farewell(spec: &FlashSpec) {
+    pub(crate) fn report_exit(spec: &FlashSpec) {
         if spec.path.metadata().map_or(true, |found| found.is_dir()) {
             return;
         }

@@ -5,7 +5,7 @@
 //! the renewal at another.
 //!
 //! All requests are sent before any answer is waited for, because a donor counts a request as a sign of life when it
-//! arrives. Only existing connections are used; [`Tier::tend`] connects to donors that have none.
+//! arrives. Only existing connections are used; [`Tier::upkeep`] connects to donors that have none.
 //!
 //! Threads: one of the pager's, which does nothing else. May allocate.
 
@@ -20,7 +20,7 @@ use crate::donor::links::Begun;
 use crate::tier::Tier;
 
 /// How long to wait for all answers together: as long as one of several donors has for a single answer.
-const ANSWER_PATIENCE: Duration = Duration::from_millis(400);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(400);
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
 
@@ -44,14 +44,15 @@ impl<'a> KeepAlive<'a> {
     }
 }
 
-/// Renews all leases of a tier. Returns the time until the next call; `None` where [`Tier::tend`] renews them in time.
+/// Renews all leases of a tier. Returns the time until the next call; `None` where [`Tier::upkeep`] renews them in
+/// time.
 pub fn keep_alive(tier: &dyn Tier) -> Option<Duration> {
     let started = Instant::now();
     let every = tier.keep_alive_every()?;
     let mut waiting = Vec::new();
     tier.begin_keep_alive(&mut |begun| waiting.push(begun));
-    while !waiting.is_empty() && started.elapsed() < ANSWER_PATIENCE {
-        let answered = answered(&waiting, ANSWER_PATIENCE.saturating_sub(started.elapsed()).min(WAIT_ONCE));
+    while !waiting.is_empty() && started.elapsed() < ANSWER_TIMEOUT {
+        let answered = answered(&waiting, ANSWER_TIMEOUT.saturating_sub(started.elapsed()).min(WAIT_ONCE));
         for (index, is_answered) in answered.into_iter().enumerate().rev() {
             if is_answered {
                 waiting.swap_remove(index).finish();
@@ -59,7 +60,7 @@ pub fn keep_alive(tier: &dyn Tier) -> Option<Duration> {
         }
         signals::end_if_asked();
     }
-    // These donors have not answered. `Tier::tend` finds out why.
+    // These donors have not answered. `Tier::upkeep` finds out why.
     drop(waiting);
     Some(every.saturating_sub(started.elapsed()))
 }

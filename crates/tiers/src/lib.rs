@@ -65,7 +65,7 @@ pub use failure_plan::FailurePlan;
 pub use figures::TierFigures;
 pub use flash::Flash;
 pub use keep_alive::{KeepAlive, keep_alive};
-pub use open::{check_levels, check_place, farewell, open, open_levels};
+pub use open::{check_levels, check_place, open, open_levels, report_exit};
 pub use open_failure::OpenFailure;
 pub use spec::{
     ArraySpec, DonorSecurity, DonorSpec, FlashSpec, MemberSpec, RdmaSpec, Redundancy, SpecFailure, TierSpec,

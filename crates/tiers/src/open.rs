@@ -3,7 +3,7 @@
 
 //! Opens the tier, or the chain of tiers, that checked descriptions request.
 
-use aquifer_core::tiering::LEVELS_MOST;
+use aquifer_core::tiering::LEVELS_MAX;
 
 use crate::array::Array;
 use crate::chain::Chain;
@@ -33,12 +33,12 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
 /// Called when all processes of the tree that the description belongs to have ended: gives back what they have borrowed
 /// immediately, and not only when its leases expire. If a donor does not answer within some seconds, the leases expire.
 /// Discards what is left on a disk.
-pub fn farewell(spec: &TierSpec) {
+pub fn report_exit(spec: &TierSpec) {
     match spec {
-        TierSpec::Array(spec) => spec.members.iter().for_each(|member| Donor::farewell(&member.donor)),
-        TierSpec::Donor(spec) => Donor::farewell(spec),
-        TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => farewell(inner),
-        TierSpec::Flash(spec) => Flash::farewell(spec),
+        TierSpec::Array(spec) => spec.members.iter().for_each(|member| Donor::report_exit(&member.donor)),
+        TierSpec::Donor(spec) => Donor::report_exit(spec),
+        TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => report_exit(inner),
+        TierSpec::Flash(spec) => Flash::report_exit(spec),
         TierSpec::Dram { .. } | TierSpec::Emulated { .. } => {}
     }
 }
@@ -58,9 +58,9 @@ pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
 
 /// Refuses descriptions that cannot be levels of one chain, without opening anything.
 pub fn check_levels(specs: &[TierSpec]) -> Result<(), SpecFailure> {
-    if specs.len() > LEVELS_MOST {
+    if specs.len() > LEVELS_MAX {
         let count = specs.len();
-        return Err(SpecFailure::new(format!("a chain of {count} tiers is too long; give {LEVELS_MOST} at most")));
+        return Err(SpecFailure::new(format!("a chain of {count} tiers is too long; give {LEVELS_MAX} at most")));
     }
     for (index, spec) in specs.iter().enumerate() {
         if let Some(first) = specs[..index].iter().position(|other| other.is_same_place(spec)) {

@@ -43,7 +43,7 @@ use crate::atomic::{AtomicU64, Ordering, fence};
 /// Words of one slab.
 pub const PLACE_WORDS: usize = 3;
 /// The maximum number of writers of one slab at a time: far more than the threads that a process has in the pager.
-const WRITERS_MOST: u64 = u16::MAX as u64;
+const WRITERS_MAX: u64 = u16::MAX as u64;
 
 const WRITERS: u64 = 0xffff;
 const MOVING: u64 = 1 << 16;
@@ -54,7 +54,7 @@ const VERSION_SHIFT: u32 = 32;
 
 /// How often a change is tried while somebody else changes the same place, which takes a few instructions. A caller
 /// that gets `Busy` may pause and try again.
-const CHANGES_TRIED_MOST: u32 = 100;
+const CHANGES_TRIED_MAX: u32 = 100;
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
@@ -184,7 +184,7 @@ impl Places {
     pub fn count_in(&self, slab: usize, where_to: Eighths) -> bool {
         let next = |state: u64| {
             let touched = if state & MOVING != 0 { u64::from(where_to.0) << TOUCHED_SHIFT } else { 0 };
-            (state & WRITERS < WRITERS_MOST).then(|| (state | touched) + 1)
+            (state & WRITERS < WRITERS_MAX).then(|| (state | touched) + 1)
         };
         self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
     }
@@ -219,7 +219,7 @@ impl Places {
 
     /// Sets `CHANGING` if the place is still the one that was seen and `may` allows it in this state.
     fn begin_change(&self, slab: usize, seen: Seen, may: impl Fn(u64) -> bool) -> Result<(), Refused> {
-        for _ in 0..CHANGES_TRIED_MOST {
+        for _ in 0..CHANGES_TRIED_MAX {
             let state = self.state(slab).load(Ordering::SeqCst);
             if version_of(state) != seen.version {
                 return Err(Refused::Changed(self.see(slab)));

@@ -63,12 +63,12 @@ impl<T: Blocking> TierQueue for PlainQueue<T> {
         Ok(())
     }
 
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        if wait == Wait::ForOne && self.finished.is_empty() && most > 0 {
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if wait == Wait::ForOne && self.finished.is_empty() && max > 0 {
             // Cannot fail: each transfer has its own outcome.
             let _ = self.kick();
         }
-        self.finished.hand_out(most, sink)
+        self.finished.hand_out(max, sink)
     }
 
     fn in_flight(&self) -> usize {

@@ -61,7 +61,7 @@ pub trait Tier: Send + Sync {
     /// request costs little, short requests are better, because their bytes are still in the processor's cache when the
     /// pager checks them. This is advice: the tier also carries out longer requests, up to the largest block, and the
     /// caller sees one transfer.
-    fn request_bytes_most(&self) -> usize {
+    fn request_bytes_max(&self) -> usize {
         usize::MAX - usize::MAX % PAGE
     }
 
@@ -78,29 +78,30 @@ pub trait Tier: Send + Sync {
 
     /// Fills `buffer` from `offset` with the bytes that were stored there, as far as this tier can verify them: by its
     /// seals, or because two ways agree. The tier tries all its ways. For each range whose first read was wrong, it
-    /// calls `mended` with the range's offset, its length and the way that gave the right bytes; the caller passes
-    /// these to [`blame`](Self::blame) once it knows that nobody has written in between. Fails with EBADMSG when no way
-    /// gives the right bytes. For a caller that copies the bytes and then gives the source up. May allocate.
+    /// calls `repaired` with the range's offset, its length and the way that gave the right bytes; the caller passes
+    /// these to [`report_corruption`](Self::report_corruption) once it knows that nobody has written in between. Fails
+    /// with EBADMSG when no way gives the right bytes. For a caller that copies the bytes and then gives the source up.
+    /// May allocate.
     fn read_verified(
         &self,
         offset: u64,
         buffer: &mut FrameBuffer,
-        mended: &mut dyn FnMut(u64, usize, u32),
+        repaired: &mut dyn FnMut(u64, usize, u32),
     ) -> Result<(), TierFailure> {
-        let _ = mended;
+        let _ = repaired;
         self.read(offset, buffer)
     }
 
     /// Reports, one line each, what has happened to the tier's parts since the last call. Runs on the thread that calls
-    /// [`tend`](Self::tend).
-    fn tell(&self, say: &mut dyn FnMut(&str)) {
+    /// [`tend`](Self::upkeep).
+    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
         let _ = say;
     }
 
     /// Reports that these bytes were not what was stored when they were read by `read` and by every way before `way`,
     /// and that `way` returned the right bytes. A tier that has several copies can thus tell which copy is damaged.
     /// Runs on the faulting thread.
-    fn blame(&self, offset: u64, len: usize, way: u32) {
+    fn report_corruption(&self, offset: u64, len: usize, way: u32) {
         let _ = (offset, len, way);
     }
 
@@ -109,7 +110,7 @@ pub trait Tier: Send + Sync {
 
     /// Stores the same bytes at `offset` again, over a damaged copy. Related processes may be reading there. Runs on
     /// the faulting thread.
-    fn mend(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+    fn repair(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         self.write(offset, buffer)
     }
 
@@ -151,8 +152,8 @@ pub trait Tier: Send + Sync {
         Ok(())
     }
 
-    /// Whether [`tend`](Self::tend) has to be called.
-    fn needs_tending(&self) -> bool {
+    /// Whether [`tend`](Self::upkeep) has to be called.
+    fn needs_upkeep(&self) -> bool {
         false
     }
 
@@ -160,12 +161,12 @@ pub trait Tier: Send + Sync {
     /// Where the caller can tell stored bytes from damaged ones, `verify` does so, and a tier that makes new copies
     /// makes them from verified bytes. Returns the longest time until the next call; `None` when this tier never needs
     /// upkeep.
-    fn tend(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
+    fn upkeep(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
         let _ = verify;
         None
     }
 
-    /// How often leases have to be renewed independently of [`tend`](Self::tend), which waits for donors that do not
+    /// How often leases have to be renewed independently of [`tend`](Self::upkeep), which waits for donors that do not
     /// answer. `None` where such a wait cannot delay the renewal at another donor. See
     /// [`keep_alive`](crate::keep_alive::keep_alive).
     fn keep_alive_every(&self) -> Option<Duration> {
@@ -312,9 +313,9 @@ pub trait TierQueue: Send {
     /// Starts the requests that `submit` has taken, for queues that batch. `submit` alone may start nothing.
     fn kick(&mut self) -> Result<(), TierFailure>;
 
-    /// Hands out completions, in any order, until none is ready or `sink` has been called `most` times. Returns the
+    /// Hands out completions, in any order, until none is ready or `sink` has been called `max` times. Returns the
     /// number handed out.
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize;
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize;
 
     /// The number of requests taken and not yet handed out.
     fn in_flight(&self) -> usize;

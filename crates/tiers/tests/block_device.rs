@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use aquifer_tiers::conformance::{check, frames};
-use aquifer_tiers::{Flash, FlashSpec, OpenFailure, PAGE, TierSpec, farewell};
+use aquifer_tiers::{Flash, FlashSpec, OpenFailure, PAGE, TierSpec, report_exit};
 use scratch::Scratch;
 
 const DEVICE_BYTES: u64 = 128 << 20;
@@ -103,7 +103,7 @@ fn what_a_program_leaves_on_a_device_is_discarded() {
         bytes
     };
     assert!(stored().iter().any(|byte| *byte != 0), "its end takes nothing away, however it ends");
-    farewell(&TierSpec::Flash(device.spec()));
+    report_exit(&TierSpec::Flash(device.spec()));
     let name = device.device.file_name().unwrap().to_string_lossy().into_owned();
     let bytes_max = std::fs::read_to_string(format!("/sys/block/{name}/queue/discard_max_bytes"));
     if bytes_max.is_ok_and(|bytes| bytes.trim() == "0") {

@@ -52,7 +52,7 @@ impl Tier for Liar {
         self.inner.capacity_bytes()
     }
 
-    fn request_bytes_most(&self) -> usize {
+    fn request_bytes_max(&self) -> usize {
         self.cuts_behind
     }
 
@@ -97,9 +97,9 @@ impl TierQueue for OneByOne {
         self.inner.kick()
     }
 
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
         let Self { inner, takes, cuts_behind } = self;
-        inner.complete(wait, most, &mut |mut completion| {
+        inner.complete(wait, max, &mut |mut completion| {
             std::thread::sleep(*takes);
             let kept = completion.buffer.len().min(*cuts_behind);
             completion.buffer.bytes_mut()[kept..].fill(0);

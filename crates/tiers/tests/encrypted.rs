@@ -149,7 +149,7 @@ fn what_lies_underneath_says_nothing() {
 }
 
 #[test]
-fn what_was_changed_reads_as_zeros_alone_and_is_found_and_mended_by_another_way() {
+fn what_was_changed_reads_as_zeros_alone_and_is_found_and_repaired_by_another_way() {
     let watched = Watched::new();
     let tier = encrypted(Box::new(watched.clone()));
     let mut frame = frames::frame(8, 0);

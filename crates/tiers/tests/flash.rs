@@ -11,7 +11,7 @@ use std::path::Path;
 
 use aquifer_core::units::ByteSize;
 use aquifer_tiers::conformance::{check, frames, model};
-use aquifer_tiers::{Flash, FlashSpec, OpenFailure, Tier, TierSpec, farewell};
+use aquifer_tiers::{Flash, FlashSpec, OpenFailure, Tier, TierSpec, report_exit};
 use proptest::prelude::*;
 use scratch::Scratch;
 
@@ -107,17 +107,17 @@ fn what_a_program_leaves_in_a_file_with_a_name_is_discarded() {
     let frame = frames::frame(64, 7);
     tier.write(0, &frame).unwrap();
     frames::give_back(frame);
-    farewell(&TierSpec::Flash(spec(&path)));
+    report_exit(&TierSpec::Flash(spec(&path)));
     assert_eq!(path.metadata().unwrap().len(), 16 << 20, "somebody has it open still");
     drop(tier);
-    farewell(&TierSpec::Flash(spec(&path)));
+    report_exit(&TierSpec::Flash(spec(&path)));
     if path.metadata().unwrap().len() > 0 && matches!(Flash::open(&spec(&path)), Err(OpenFailure::NotOurs { .. })) {
         return aquifer_test_support::skip_part("the rest", "extended attributes are missing here");
     }
     assert_eq!(path.metadata().unwrap().len(), 0);
     std::fs::write(&path, "all of my work").unwrap();
     rustix::fs::removexattr(&path, "user.aquifer.tier").unwrap();
-    farewell(&TierSpec::Flash(spec(&path)));
+    report_exit(&TierSpec::Flash(spec(&path)));
     assert_eq!(std::fs::read(&path).unwrap(), b"all of my work", "what is not ours stays");
 }
 

@@ -81,12 +81,12 @@ impl World {
     }
 
     fn read(&self) {
-        let least = self.done.load(SeqCst);
+        let min = self.done.load(SeqCst);
         loop {
             let seen = self.places.see(0);
             let value = self.sites(seen.place).last().expect("it is somewhere").load(SeqCst);
             if self.places.holds(0, seen) {
-                assert!(value >= least && value != SCRIBBLE, "{value} was read after {least} had been written");
+                assert!(value >= min && value != SCRIBBLE, "{value} was read after {min} had been written");
                 return;
             }
             thread::yield_now();

@@ -14,11 +14,11 @@ use rustls::{ClientConfig, ClientConnection};
 
 use crate::distrust::Distrust;
 use crate::files::{CredentialFailure, Credentials};
-use crate::records::{Opening, RECORD_BYTES_MOST, RECORD_HEAD_BYTES, Sealing};
+use crate::records::{Opening, RECORD_BYTES_MAX, RECORD_HEAD_BYTES, Sealing};
 
 /// Maximum number of records in a donor's part of a handshake: usually five, and each certificate of a long chain may
 /// be one more.
-const RECORDS_MOST: u32 = 64;
+const RECORDS_MAX: u32 = 64;
 
 /// Carries a handshake's bytes, within the time limit that its implementor sets.
 pub trait Pipe {
@@ -75,7 +75,7 @@ impl Borrower {
         let distrust = |error: rustls::Error| ShakeFailure::Distrust(Distrust::of_borrower(&error));
         let no_handshake = || ShakeFailure::Distrust(Distrust::NoHandshake);
         let mut session = ClientConnection::new(Arc::clone(&self.config), self.name.clone()).map_err(distrust)?;
-        let mut record = vec![0; RECORD_BYTES_MOST];
+        let mut record = vec![0; RECORD_BYTES_MAX];
         let mut records = 0;
         loop {
             flush(&mut session, pipe)?;
@@ -83,7 +83,7 @@ impl Borrower {
                 break;
             }
             records += 1;
-            if records > RECORDS_MOST {
+            if records > RECORDS_MAX {
                 return Err(no_handshake());
             }
             let whole = receive_record(pipe, &mut record)?;

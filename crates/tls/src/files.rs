@@ -23,7 +23,7 @@ use crate::donor_side::DonorSide;
 
 /// Maximum size of a file with a certificate, a key, or an authority's certificates. A choice, so that a wrong path
 /// does not make the process read a huge file to its end.
-const FILE_BYTES_MOST: u64 = 1 << 20;
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The paths of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,7 +172,7 @@ fn read(file: &File) -> Result<Vec<u8>, CredentialFailure> {
         OpenFailure::Objected(objected) => CredentialFailure::Objected(file.clone(), objected),
     })?;
     let mut bytes = Vec::new();
-    let read = opened.take(FILE_BYTES_MOST).read_to_end(&mut bytes);
+    let read = opened.take(FILE_BYTES_MAX).read_to_end(&mut bytes);
     read.map(|_| bytes).map_err(|error| CredentialFailure::Unreadable(file.clone(), error))
 }
 

@@ -25,9 +25,7 @@ pub use distrust::{Distrust, Words};
 pub use donor_side::DonorSide;
 pub use files::{CredentialFailure, Credentials, File, Files, Purpose};
 pub use identity::tenant_name;
-pub use records::{
-    Broken, Opening, RECORD_BYTES_MOST, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES, Sealing, TEXT_BYTES_MOST,
-};
+pub use records::{Broken, Opening, RECORD_BYTES_MAX, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES, Sealing, TEXT_BYTES_MAX};
 
 /// The ALPN protocol name of both ends, so that neither is mistaken for another kind of server.
 const PROTOCOL: &[u8] = b"aquifer/1";

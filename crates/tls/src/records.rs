@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The nonce of a record is its number, exclusive-or the direction's vector; numbers count up and are never repeated.
-//! One key protects at most [`RECORDS_MOST`] records; then the connection is replaced, with new keys. Only application
+//! One key protects at most [`RECORDS_MAX`] records; then the connection is replaced, with new keys. Only application
 //! data is accepted: an Aquifer donor sends no tickets, and no new keys before that limit, and its alerts end the
 //! connection.
 
@@ -21,18 +21,18 @@ use crate::distrust::Distrust;
 /// Bytes before the sealed part.
 pub const RECORD_HEAD_BYTES: usize = 5;
 /// Maximum number of bytes of text in one record.
-pub const TEXT_BYTES_MOST: usize = 1 << 14;
+pub const TEXT_BYTES_MAX: usize = 1 << 14;
 /// How many bytes a record is longer than its text.
 pub const RECORD_EXTRA_BYTES: usize = RECORD_HEAD_BYTES + 1 + TAG_BYTES;
 /// The longest record: the standard lets the sealed part be 256 bytes longer than its text.
-pub const RECORD_BYTES_MOST: usize = RECORD_HEAD_BYTES + TEXT_BYTES_MOST + 256;
+pub const RECORD_BYTES_MAX: usize = RECORD_HEAD_BYTES + TEXT_BYTES_MAX + 256;
 
 const TAG_BYTES: usize = 16;
 const APPLICATION_DATA: u8 = 23;
 const ALERT: u8 = 21;
 /// Maximum number of records under one key. Half of the number after which rustls makes new keys on a donor's side, and
 /// a third of what the standard allows with AES-GCM (2^24.5, section 5.5): 128 GiB in full records.
-const RECORDS_MOST: u64 = 1 << 23;
+const RECORDS_MAX: u64 = 1 << 23;
 
 /// Why a record is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl Direction {
 
     /// The next record's nonce. Each call takes a number, so no nonce is used twice.
     fn nonce(&mut self) -> Result<Nonce, Broken> {
-        if self.number >= RECORDS_MOST {
+        if self.number >= RECORDS_MAX {
             return Err(Broken::Spent);
         }
         let mut nonce = self.vector;
@@ -81,7 +81,7 @@ impl Direction {
 
     /// Whether a new connection is due; leaves room for one request and its answer.
     fn is_worn(&self) -> bool {
-        self.number >= RECORDS_MOST - (1 << 16)
+        self.number >= RECORDS_MAX - (1 << 16)
     }
 }
 
@@ -96,11 +96,11 @@ impl Sealing {
         Direction::new(secrets, number).map(Sealing)
     }
 
-    /// Writes one record with `first` and then `second`, together at most [`TEXT_BYTES_MOST`], to the start of `out`.
+    /// Writes one record with `first` and then `second`, together at most [`TEXT_BYTES_MAX`], to the start of `out`.
     /// Returns the record's length.
     pub fn seal(&mut self, first: &[u8], second: &[u8], out: &mut [u8]) -> Result<usize, Broken> {
         let text_bytes = first.len() + second.len();
-        assert!(text_bytes <= TEXT_BYTES_MOST, "a record carries so much");
+        assert!(text_bytes <= TEXT_BYTES_MAX, "a record carries so much");
         let length = u16::try_from(text_bytes + 1 + TAG_BYTES).expect("the text has a bound");
         let (head, rest) = out[..text_bytes + RECORD_EXTRA_BYTES].split_at_mut(RECORD_HEAD_BYTES);
         head[..3].copy_from_slice(&[APPLICATION_DATA, 3, 3]);
@@ -135,7 +135,7 @@ impl Opening {
         if kind == ALERT && major == 3 && whole == RECORD_HEAD_BYTES + 2 {
             return Ok(Some(whole));
         }
-        let fits = kind == APPLICATION_DATA && major == 3 && (RECORD_EXTRA_BYTES..=RECORD_BYTES_MOST).contains(&whole);
+        let fits = kind == APPLICATION_DATA && major == 3 && (RECORD_EXTRA_BYTES..=RECORD_BYTES_MAX).contains(&whole);
         if fits { Ok(Some(whole)) } else { Err(Broken::Foreign) }
     }
 
@@ -150,7 +150,7 @@ impl Opening {
         // The kind follows the text, and is followed by any number of zeros.
         let at = opened.iter().rposition(|byte| *byte != 0).ok_or(Broken::Foreign)?;
         match opened[at] {
-            APPLICATION_DATA if at <= TEXT_BYTES_MOST => Ok(RECORD_HEAD_BYTES..RECORD_HEAD_BYTES + at),
+            APPLICATION_DATA if at <= TEXT_BYTES_MAX => Ok(RECORD_HEAD_BYTES..RECORD_HEAD_BYTES + at),
             ALERT => Err(ended(&opened[..at])),
             _ => Err(Broken::Foreign),
         }

@@ -26,7 +26,7 @@ mod refusal;
 mod standing;
 
 pub use header::{HEADER_BYTES, Header, VERSION_NEWEST, VERSION_OLDEST, body_crc, choose_version, is_frame, is_tls};
-pub use message::{BODY_BYTES_MOST, BorrowerId, EVERY_BYTE, EVERY_LEASE, Message, PAGE_BYTES, SLAB_BYTES, UNIT_BYTES};
+pub use message::{BODY_BYTES_MAX, BorrowerId, EVERY_BYTE, EVERY_LEASE, Message, PAGE_BYTES, SLAB_BYTES, UNIT_BYTES};
 pub use pair_end::PairEnd;
 pub use refusal::{Refusal, RefusalKind};
 pub use standing::{FIGURES, Figure, STANDING_BYTES, Standing};

@@ -18,7 +18,7 @@ pub const UNIT_BYTES: u64 = 512;
 /// The unit of lending: the room of one region, see the glossary.
 pub const SLAB_BYTES: u64 = 2 << 20;
 /// Longest body: a block of the largest size.
-pub const BODY_BYTES_MOST: u32 = SLAB_BYTES as u32;
+pub const BODY_BYTES_MAX: u32 = SLAB_BYTES as u32;
 /// Means all leases of a borrower.
 pub const EVERY_LEASE: u64 = u64::MAX;
 /// Means all bytes that a donor lends.
@@ -100,7 +100,7 @@ pub enum Message {
     /// A connection with the number of an older one replaces it.
     Pair {
         /// The number of the borrower's connection, which its processes do not share.
-        lane: u32,
+        number: u32,
         /// The borrower's end.
         end: PairEnd,
     },
@@ -250,7 +250,7 @@ impl Message {
             }
             Message::Grant { range } => [range, 0, 0, 0],
             Message::Release { lease, token } | Message::Key { lease, token } => [lease, token, 0, 0],
-            Message::Pair { lane, end } => end.numbers(lane),
+            Message::Pair { number, end } => end.numbers(number),
             Message::Paired { end } => end.numbers(0),
             Message::Keyed { key } => [u64::from(key), 0, 0, 0],
             Message::Read { lease, token, offset, bytes } | Message::Discard { lease, token, offset, bytes } => {
@@ -293,8 +293,8 @@ impl Message {
             DISCARD => Message::Discard { lease: a, token: b, offset: c, bytes: d },
             STATUS => Message::Status,
             PAIR => {
-                let (end, lane) = PairEnd::read(numbers);
-                Message::Pair { lane, end }
+                let (end, number) = PairEnd::read(numbers);
+                Message::Pair { number, end }
             }
             KEY => Message::Key { lease: a, token: b },
             RECLAIM => Message::Reclaim { bytes: a, within_ms: b },
@@ -330,7 +330,7 @@ impl Message {
         let whole = |unit: u64, offset: u64, bytes: u64| {
             offset.is_multiple_of(unit)
                 && bytes.is_multiple_of(unit)
-                && (1..=u64::from(BODY_BYTES_MOST)).contains(&bytes)
+                && (1..=u64::from(BODY_BYTES_MAX)).contains(&bytes)
                 && offset.checked_add(bytes).is_some()
         };
         match *self {
@@ -348,7 +348,7 @@ impl Message {
     pub(crate) fn takes_body(&self, bytes: u32) -> bool {
         match self {
             Message::Write { .. } | Message::Found => {
-                (1..=BODY_BYTES_MOST).contains(&bytes) && u64::from(bytes).is_multiple_of(UNIT_BYTES)
+                (1..=BODY_BYTES_MAX).contains(&bytes) && u64::from(bytes).is_multiple_of(UNIT_BYTES)
             }
             Message::Standing => bytes as usize == STANDING_BYTES,
             _ => bytes == 0,

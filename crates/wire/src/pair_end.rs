@@ -34,10 +34,10 @@ pub struct PairEnd {
 }
 
 impl PairEnd {
-    pub(crate) fn numbers(&self, lane: u32) -> [u64; 4] {
+    pub(crate) fn numbers(&self, number: u32) -> [u64; 4] {
         let [low, high] = [&self.gid[..8], &self.gid[8..]]
             .map(|half| u64::from_le_bytes(half.try_into().expect("a half of sixteen bytes")));
-        let about = u64::from(lane) | u64::from(self.lid) << 32 | u64::from(self.mtu) << 48 | u64::from(FORM) << 56;
+        let about = u64::from(number) | u64::from(self.lid) << 32 | u64::from(self.mtu) << 48 | u64::from(FORM) << 56;
         [u64::from(self.pair) | u64::from(self.psn) << 32, low, high, about]
     }
 

@@ -7,8 +7,8 @@
 //! the wrong place because a length or an offset changed in transit.
 
 use aquifer_wire::{
-    BODY_BYTES_MOST, BorrowerId, EVERY_LEASE, HEADER_BYTES, Header, Message, PairEnd, Refusal, STANDING_BYTES,
-    Standing, VERSION_NEWEST, choose_version,
+    BODY_BYTES_MAX, BorrowerId, EVERY_LEASE, HEADER_BYTES, Header, Message, PairEnd, Refusal, STANDING_BYTES, Standing,
+    VERSION_NEWEST, choose_version,
 };
 
 const REQUEST: u64 = 0x1122_3344_5566_7788;
@@ -42,7 +42,7 @@ fn every_message() -> Vec<(Message, Vec<u8>)> {
         (Message::Write { lease, token, offset }, page.clone()),
         bare(Message::Discard { lease, token, offset, bytes }),
         bare(Message::Status),
-        bare(Message::Pair { lane: 0x5152_5354, end: end() }),
+        bare(Message::Pair { number: 0x5152_5354, end: end() }),
         bare(Message::Key { lease, token }),
         bare(Message::Reclaim { bytes: 8 << 30, within_ms: 60_000 }),
         bare(Message::Welcome {
@@ -135,8 +135,8 @@ fn what_does_not_fit_is_refused_although_its_checksum_is_right() {
     let read = Message::Read { lease: 1, token: 1, offset: 0, bytes: 4096 };
     let write = Message::Write { lease: 1, token: 1, offset: 0 };
     let page = [7; 4096];
-    let more = (BODY_BYTES_MOST + 4096).to_le_bytes();
-    let (pair, paired) = (Message::Pair { lane: 7, end: end() }, Message::Paired { end: end() });
+    let more = (BODY_BYTES_MAX + 4096).to_le_bytes();
+    let (pair, paired) = (Message::Pair { number: 7, end: end() }, Message::Paired { end: end() });
     for (message, body, at, new, refusal) in [
         (read, &page[..0], 4, &2u16.to_le_bytes()[..], Refusal::Version),
         (read, &page[..0], 6, &0x77u16.to_le_bytes(), Refusal::UnknownKind),
@@ -150,7 +150,7 @@ fn what_does_not_fit_is_refused_although_its_checksum_is_right() {
         (read, &page[..0], 40, &[1], Refusal::BadField),
         (read, &page[..0], 40, &(u64::MAX - 4095).to_le_bytes(), Refusal::BadField),
         (read, &page[..0], 48, &0u64.to_le_bytes(), Refusal::BadField),
-        (read, &page[..0], 48, &u64::from(BODY_BYTES_MOST + 4096).to_le_bytes(), Refusal::BadField),
+        (read, &page[..0], 48, &u64::from(BODY_BYTES_MAX + 4096).to_le_bytes(), Refusal::BadField),
         (Message::Renew, &page[..0], 24, &[1], Refusal::BadField),
         // A number of a queue pair, or of a packet, that is too large; no address; packets of no size; another form.
         (pair, &page[..0], 27, &[1], Refusal::BadField),

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 /// Maximum length of a line of Rust code, in characters. rustfmt enforces it except for comments and strings. Lines
 /// with strings are exempt, because they cannot always be broken, and so are rows of tables.
-const LINE_MOST: usize = 120;
+const LINE_MAX: usize = 120;
 /// Maximum number of lines of a Rust file. A longer file contains two ideas.
-const FILE_LINES_MOST: usize = 800;
+const FILE_LINES_MAX: usize = 800;
 /// File names that do not say what the file holds.
 const BANNED_STEMS: &[&str] = &["common", "helper", "helpers", "lib2", "manager", "misc", "shared", "util", "utils"];
 /// Names from other projects that contain a banned word: QEMU's objects.
@@ -23,15 +23,50 @@ const BANNED_ENDINGS: &[&str] = &["Helper", "Info", "Manager", "Misc", "Util", "
 /// Banned words, each with the project's term; see docs/glossary.md. Only words that have no other meaning here.
 const BANNED_WORDS: &[(&str, &str)] = &[
     ("backend", "tier"),
+    ("blame", "report corruption"),
+    ("cradle", "child setup"),
+    ("dock", "bounce buffer"),
+    ("farewell", "exit report"),
     ("fix up", "resolve"),
+    ("foretold", "announced"),
+    ("gift", "passed descriptors"),
+    ("heir", "forked child"),
+    ("hollow", "unbacked"),
     ("in-core", "resident"),
+    ("knock", "connect or probe"),
+    ("mend", "repair"),
+    ("mended", "repaired"),
     ("paged in", "fetched"),
     ("paged out", "evicted or written back"),
+    ("patience", "timeout"),
+    ("quarry", "huge frames"),
     ("re-miss", "refault"),
     ("spill", "write back"),
     ("thrash", "refault"),
     ("thrashing", "refaults"),
 ];
+/// Banned identifiers whose words are ordinary English elsewhere, each with this project's term.
+const BANNED_IDENTIFIERS: &[(&str, &str)] = &[
+    ("Bell", "Wakeup"),
+    ("Books", "State"),
+    ("Care", "Repair"),
+    ("Holding", "CallPins"),
+    ("LeftAlone", "AddressRanges"),
+    ("Told", "Call, Notice or Notified"),
+    ("is_distrusted", "is_quarantined"),
+    ("is_heir", "is_forked_child"),
+    ("members_distrusted", "members_quarantined"),
+    ("mended_blocks", "repaired_blocks"),
+    ("needs_tending", "needs_upkeep"),
+    ("put_told", "put_call"),
+    ("take_filled", "take_backed"),
+    ("take_hollow", "take_unbacked"),
+    ("worker_bell", "worker_wakeup"),
+];
+/// Ends of identifiers for a bound, each with the one that this project uses.
+const BANNED_BOUNDS: &[(&str, &str)] = &[("_least", "_min"), ("_most", "_max"), ("_LEAST", "_MIN"), ("_MOST", "_MAX")];
+/// Ends that compare instead.
+const COMPARISONS: &[&str] = &["at_least", "at_most"];
 /// The two files that contain banned words in order to ban them.
 const WORD_LISTS: &[&str] = &["crates/xtask/src/tidy.rs", "docs/glossary.md"];
 
@@ -74,37 +109,41 @@ pub fn files(directory: &Path, extensions: &[&str]) -> Vec<PathBuf> {
 /// The violations in one file.
 fn complaints_about(name: &str, text: &str) -> Vec<String> {
     let mut complaints = Vec::new();
-    let mut tell = |line: usize, what: String| complaints.push(format!("tidy: {name}:{line}: {what}"));
+    let mut complain = |line: usize, what: String| complaints.push(format!("tidy: {name}:{line}: {what}"));
     let path = Path::new(name);
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     let stem = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
     let is_rust = extension == "rs";
     if extension != "md" && extension != "toml" {
         if BANNED_STEMS.contains(&stem) {
-            tell(1, format!("'{stem}' does not say what the file holds; name the idea"));
+            complain(1, format!("'{stem}' does not say what the file holds; name the idea"));
         }
         if let Some(what) = licence(name, text) {
-            tell(1, what);
+            complain(1, what);
         }
     }
-    if is_rust && text.lines().count() > FILE_LINES_MOST {
-        tell(FILE_LINES_MOST, format!("more than {FILE_LINES_MOST} lines; two ideas live here"));
+    if is_rust && text.lines().count() > FILE_LINES_MAX {
+        complain(FILE_LINES_MAX, format!("more than {FILE_LINES_MAX} lines; two ideas live here"));
     }
     if !text.is_empty() && !text.ends_with('\n') {
-        tell(text.lines().count(), "no newline at the end".into());
+        complain(text.lines().count(), "no newline at the end".into());
     }
     for (index, line) in text.lines().enumerate() {
         let number = index + 1;
-        if is_rust && line.chars().count() > LINE_MOST && !line.contains(['"', '|']) {
-            tell(number, format!("longer than {LINE_MOST} characters"));
+        if is_rust && line.chars().count() > LINE_MAX && !line.contains(['"', '|']) {
+            complain(number, format!("longer than {LINE_MAX} characters"));
         }
         if WORD_LISTS.contains(&name) || extension == "toml" {
             continue;
         }
         if is_rust && let Some(what) = type_name(line) {
-            tell(number, what);
+            complain(number, what);
         }
-        unfinished(line).into_iter().chain(words(line)).for_each(|what| tell(number, what));
+        unfinished(line)
+            .into_iter()
+            .chain(words(line))
+            .chain(identifiers(line))
+            .for_each(|what| complain(number, what));
     }
     complaints
 }
@@ -134,6 +173,18 @@ fn words(line: &str) -> Vec<String> {
     let lower = line.to_lowercase();
     let said = BANNED_WORDS.iter().filter(|(word, _)| has_word(&lower, word));
     said.map(|(word, ours)| format!("we say '{ours}', not '{word}'")).collect()
+}
+
+/// Banned identifiers, and names of bounds that end as this project's do not.
+fn identifiers(line: &str) -> Vec<String> {
+    let tokens = line.split(|character: char| !character.is_alphanumeric() && character != '_');
+    let term = |token: &str| {
+        let exact = BANNED_IDENTIFIERS.iter().find(|(name, _)| *name == token).map(|(_, term)| (*term).to_owned());
+        let is_bound = !COMPARISONS.iter().any(|end| token.ends_with(end));
+        let mut ends = BANNED_BOUNDS.iter().filter(|_| is_bound);
+        exact.or_else(|| ends.find_map(|(end, ours)| Some(format!("{}{ours}", token.strip_suffix(end)?))))
+    };
+    tokens.filter_map(|token| Some(format!("we call it '{}', not '{token}'", term(token)?))).collect()
 }
 
 /// Whether `word` is in `line` with no letter, digit or underscore next to it.
@@ -199,6 +250,19 @@ mod tests {
         assert_eq!(about("a/ring.rs", "// TODO: the rest").len(), 1);
         assert_eq!(about("a/ring.rs", "// FIXME").len(), 1);
         assert!(about("a/ring.rs", "// TODO #7").is_empty());
+    }
+
+    #[test]
+    fn bounds_and_identifiers_have_one_name() {
+        assert_eq!(about("a/ring.rs", "const WAIT_MOST: u32 = 1; let count_least = 2;").len(), 2);
+        assert_eq!(about("a/ring.hpp", "static const int WAIT_MOST = 1;").len(), 1);
+        assert_eq!(
+            about("a/ring.rs", "struct Told; // Quarry")[1],
+            "tidy: a/ring.rs:3: we call it 'Call, Notice or Notified', not 'Told'"
+        );
+        assert!(
+            about("a/ring.rs", "fn at_most() {} fn is_at_least() {} // The most is told, and the least.").is_empty()
+        );
     }
 
     #[test]

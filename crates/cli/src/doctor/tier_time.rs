@@ -43,9 +43,9 @@ pub fn measure(spec: &TierSpec) -> Result<(Vec<TierTime>, Vec<String>), Failure>
     let refused = |refused: OpenFailure| Failure::new(ExitCode::Failure, format!("--tier: {refused}"), "");
     let tier = open(spec).map_err(refused)?;
     if tier.capacity_bytes() < SIZES[2] as u64 {
-        let (has, least) = (ByteSize(tier.capacity_bytes()), ByteSize(SIZES[2] as u64));
-        let cause = format!("--tier: a tier of {has} is too small for a read of {least}");
-        return Err(Failure::new(ExitCode::Failure, cause, format!("give it at least {least}")));
+        let (has, min) = (ByteSize(tier.capacity_bytes()), ByteSize(SIZES[2] as u64));
+        let cause = format!("--tier: a tier of {has} is too small for a read of {min}");
+        return Err(Failure::new(ExitCode::Failure, cause, format!("give it at least {min}")));
     }
     let span = tier.capacity_bytes().min(SPAN_BYTES);
     let mut frames: Vec<FrameBuffer> =

@@ -91,7 +91,7 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
         node: args.node,
         rdma: args.rdma.clone(),
         lease: args.lease,
-        connections_most: args.connections,
+        connections_max: args.connections,
         control: args.control.clone(),
         ..settings
     })
@@ -116,9 +116,9 @@ fn shared(asked_for: &Source) -> Result<Source, Failure> {
 /// Raises the limit on open files. Each connection takes a descriptor, and the usual soft limit of 1024 exists for
 /// programs that use select(2).
 fn allow_descriptors() {
-    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+    if let Ok((_, max)) = getrlimit(Resource::RLIMIT_NOFILE) {
         // If the limit cannot be raised, the donor serves as many connections as the current limit allows.
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, max, max);
     }
 }
 

@@ -26,7 +26,7 @@ mod tests {
     use aquifer_donor::{Donor, Security, Settings, Source};
 
     use super::*;
-    use crate::scrape::{CONNECTIONS_MOST, PATIENCE};
+    use crate::scrape::{CONNECTIONS_MAX, TIMEOUT};
 
     /// Forty clients that sent nothing used to make every other client wait for ten seconds.
     #[test]
@@ -36,10 +36,10 @@ mod tests {
         let donor = Donor::start(settings, Box::new(|_| ())).unwrap();
         let address = serve(any.into(), donor.observer()).unwrap();
         let crowd = |count| (0..count).map(|_| TcpStream::connect(address).unwrap()).collect::<Vec<_>>();
-        let _slow = crowd(2 * CONNECTIONS_MOST);
+        let _slow = crowd(2 * CONNECTIONS_MAX);
         let mut scraper = TcpStream::connect(address).unwrap();
         // A scraper that is served immediately never reaches this timeout.
-        scraper.set_read_timeout(Some(PATIENCE / 2)).unwrap();
+        scraper.set_read_timeout(Some(TIMEOUT / 2)).unwrap();
         scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: donor\r\n\r\n").unwrap();
         let mut text = String::new();
         scraper.read_to_string(&mut text).unwrap();

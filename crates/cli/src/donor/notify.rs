@@ -28,8 +28,8 @@ pub fn tell(lines: &str) {
 
 /// Announces that the donor is stopping, and how long that may take.
 pub fn stopping(status: &str, within: Duration) {
-    let most = within.saturating_add(WIPE).as_micros();
-    tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={most}\nSTATUS={status}"));
+    let max = within.saturating_add(WIPE).as_micros();
+    tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={max}\nSTATUS={status}"));
 }
 
 fn send(socket: &OsStr, lines: &str) -> io::Result<()> {

@@ -103,6 +103,6 @@ pub fn standing(control: &Path) -> Result<Standing, Failure> {
 }
 
 fn failure(control: &Path, why: &ControlFailure) -> Failure {
-    let cause = format!("no donor can be told anything at {}: {why}", control.display());
+    let cause = format!("no donor can be reached at {}: {why}", control.display());
     Failure::new(ExitCode::Failure, cause, "name the socket that it was given with --control, as its user or as root")
 }

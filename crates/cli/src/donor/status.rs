@@ -18,7 +18,7 @@ use crate::output;
 use crate::table::{columns, width};
 
 /// Timeout of each step: connecting, the handshake, the answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Show how a donor stands
 #[derive(Clone, Debug, clap::Args)]
@@ -73,7 +73,7 @@ pub fn status(args: &StatusArgs) -> Result<process::ExitCode, Failure> {
 fn ask(args: &StatusArgs, typed: &str) -> Result<Standing, Failure> {
     if let Ok(address @ Address::Local(path)) = &typed.parse() {
         args.tls.none(address)?;
-        return aquifer_donor::local_status(path, PATIENCE).map_err(|why| failure(typed, &why));
+        return aquifer_donor::local_status(path, TIMEOUT).map_err(|why| failure(typed, &why));
     }
     let security = args.tls.security("a donor is asked over TLS unless plain text is asked for")?;
     let silent = |error| failure(typed, &StatusFailure::Io(error));
@@ -81,7 +81,7 @@ fn ask(args: &StatusArgs, typed: &str) -> Result<Standing, Failure> {
     let address = addresses.next().ok_or_else(|| silent(std::io::ErrorKind::NotFound.into()))?;
     let host = typed.rsplit_once(':').map_or("", |(host, _)| host);
     let name = args.tls_name.as_deref().unwrap_or(host.trim_start_matches('[').trim_end_matches(']'));
-    aquifer_donor::status(address, name, &security, PATIENCE).map_err(|why| failure(typed, &why))
+    aquifer_donor::status(address, name, &security, TIMEOUT).map_err(|why| failure(typed, &why))
 }
 
 fn failure(address: &str, why: &StatusFailure) -> Failure {

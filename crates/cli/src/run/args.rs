@@ -81,11 +81,11 @@ pub struct HowArgs {
     pub strict: bool,
 
     /// Write the statistics to this file when the program has ended, however it ended; what cannot be
-    /// written is told, and the exit status is still the program's
+    /// written is reported, and the exit status is still the program's
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
 
-    /// Record what the pager was told to this file, for replay in the simulator
+    /// Record every engine call of the pager in this file, for replay in the simulator
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 

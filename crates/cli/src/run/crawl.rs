@@ -17,7 +17,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// The message is repeated when the suggested budget has changed by this factor.
 const CHANGED_MUCH: f64 = 1.5;
 /// Maximum number of processes of a tree whose CPU time is summed.
-const PROCESSES_MOST: usize = 1024;
+const PROCESSES_MAX: usize = 1024;
 
 /// A sample. Times are since the start.
 #[derive(Clone, Copy, Debug, Default)]
@@ -119,7 +119,7 @@ fn on_cpu(root: Pid) -> Duration {
     let (mut ticks, mut left, mut seen) = (0, vec![root.as_raw()], 0);
     while let Some(pid) = left.pop() {
         seen += 1;
-        if seen > PROCESSES_MOST {
+        if seen > PROCESSES_MAX {
             break;
         }
         ticks += ticks_of(pid);

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_config::{
-    BlockSize, Budget, LEDGER_BUDGET_MOST_WORD, LEDGER_BUDGET_WORD, LEDGER_NAME, LEDGER_WORDS, VARIABLE,
+    BlockSize, Budget, LEDGER_BUDGET_MAX_WORD, LEDGER_BUDGET_WORD, LEDGER_NAME, LEDGER_WORDS, VARIABLE,
 };
 use aquifer_core::units::{ByteSize, PAGE_BYTES};
 use aquifer_stats::{Counters, Gauge, Text};
@@ -32,7 +32,7 @@ use crate::log::{self, LogFormat};
 
 /// The lowest number for the inherited descriptor: out of the way of programs that expect 3 to be the first free one,
 /// and below the usual limit of 1024.
-const STATS_FD_LEAST: i32 = 200;
+const STATS_FD_MIN: i32 = 200;
 
 /// The remedy where there are no more descriptors.
 pub const REMEDY_OPEN_FILES: &str = "raise the limit on open files (ulimit -n)";
@@ -130,8 +130,8 @@ fn ledger(settings: &RunSettings) -> Result<SharedSegment, Failure> {
         let remedy = remedy(&error).unwrap_or("free memory, or raise the limit on it (ulimit -v)");
         cannot_start(format!("the account of the budget cannot be made: {error}"), remedy)
     })?;
-    let (budget, most) = (settings.config.dram_bytes, settings.dram_bytes_most);
-    for (word, bytes) in [(LEDGER_BUDGET_WORD, budget), (LEDGER_BUDGET_MOST_WORD, most)] {
+    let (budget, max) = (settings.config.dram_bytes, settings.dram_bytes_max);
+    for (word, bytes) in [(LEDGER_BUDGET_WORD, budget), (LEDGER_BUDGET_MAX_WORD, max)] {
         segment.words()[word].store(bytes / PAGE_BYTES, Ordering::Relaxed);
     }
     Ok(segment)
@@ -150,7 +150,7 @@ fn remedy(error: &std::io::Error) -> Option<&'static str> {
 /// Duplicates a descriptor so that it survives exec. The duplicate stays open in this process, which runs no other
 /// program.
 fn inheritable(segment: BorrowedFd<'_>, name: &str) -> Result<i32, Failure> {
-    let high = fcntl(segment, FcntlArg::F_DUPFD(STATS_FD_LEAST));
+    let high = fcntl(segment, FcntlArg::F_DUPFD(STATS_FD_MIN));
     // A low limit on open files allows no such number; any number will do then.
     high.or_else(|_| fcntl(segment, FcntlArg::F_DUPFD(segment.as_raw_fd())))
         .map_err(|errno| cannot_start(format!("{name} cannot be shared: {}", errno.desc()), REMEDY_OPEN_FILES))

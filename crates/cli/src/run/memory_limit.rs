@@ -43,7 +43,7 @@ impl Allowed {
         let machine = memory_total()?;
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let (cgroup, mounts) = (text("/proc/self/cgroup"), text("/proc/self/mountinfo"));
-        let limit = least(&files(&cgroup, &mounts), |path| fs::read_to_string(path).ok());
+        let limit = lowest(&files(&cgroup, &mounts), |path| fs::read_to_string(path).ok());
         Ok(Allowed { machine, limit: limit.filter(|limit| limit.bytes < machine) })
     }
 
@@ -114,7 +114,7 @@ fn ways_up(path: &str, root: &Path, point: &Path) -> Vec<PathBuf> {
     deepest.ancestors().take_while(|directory| directory.starts_with(point)).map(Path::to_owned).collect()
 }
 
-fn least(files: &[PathBuf], read: impl Fn(&Path) -> Option<String>) -> Option<Limit> {
+fn lowest(files: &[PathBuf], read: impl Fn(&Path) -> Option<String>) -> Option<Limit> {
     let limit = |file: &PathBuf| {
         let bytes = read(file)?.trim().parse::<u64>().ok().filter(|bytes| *bytes < V1_UNLIMITED_BYTES)?;
         Some(Limit { bytes: ByteSize(bytes), file: file.clone() })
@@ -137,7 +137,7 @@ mod tests {
             let (_, text) = present.iter().find(|(name, _)| Path::new(name) == path)?;
             Some((*text).to_owned())
         };
-        let limit = least(&files(cgroup, mounts), read)?;
+        let limit = lowest(&files(cgroup, mounts), read)?;
         Some((limit.bytes.0, limit.file.display().to_string()))
     }
 

@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use aquifer_sys::elf::{self, Elf};
-use aquifer_sys::program_file::{SCRIPT_DEPTH_MOST, START_BYTES, has_capabilities, script_interpreter};
+use aquifer_sys::program_file::{SCRIPT_DEPTH_MAX, START_BYTES, has_capabilities, script_interpreter};
 use nix::unistd::{AccessFlags, access, getegid, geteuid, getuid};
 
 use crate::exit::{ExitCode, Failure};
@@ -39,7 +39,7 @@ impl Program {
             Failure::new(ExitCode::Usage, "the program's name is empty", "write the program after --")
         })?;
         let path = find(&name, search)?;
-        check_file(&path, SCRIPT_DEPTH_MOST)?;
+        check_file(&path, SCRIPT_DEPTH_MAX)?;
         Ok(Program { path, name, args: words.collect() })
     }
 }

@@ -17,7 +17,7 @@ use nix::unistd::geteuid;
 use super::args::RunArgs;
 use super::memory_limit::Allowed;
 use super::program::Program;
-use super::{budget_most, preload, state_dir};
+use super::{budget_max, preload, state_dir};
 use crate::exit::{ExitCode, Failure};
 
 /// What `aquifer run` will do.
@@ -26,7 +26,7 @@ pub struct RunSettings {
     /// The pager's configuration, still without the statistics descriptor.
     pub config: Config,
     /// The largest budget that `aquifer set` can give the program while it runs.
-    pub dram_bytes_most: u64,
+    pub dram_bytes_max: u64,
     /// The program to run.
     pub program: Program,
     /// Whether the budget applies to the whole tree or to each process.
@@ -73,7 +73,7 @@ impl RunSettings {
         let budget = if how.record.is_some() { Budget::Process } else { how.budget };
         Ok(RunSettings {
             config,
-            dram_bytes_most: budget_most::bytes(dram.0, &allowed),
+            dram_bytes_max: budget_max::bytes(dram.0, &allowed),
             program,
             budget,
             ld_preload,
@@ -261,7 +261,7 @@ mod tests {
     fn a_tier_keeps_its_options_and_gets_an_absolute_path() {
         let here = env::current_dir().unwrap();
         let here = here.display();
-        for (typed, told) in [
+        for (typed, reported) in [
             ("flash:cold,size=1GiB", format!("flash:{here}/cold,size=1GiB")),
             ("emulated:my.toml,size=1GiB", format!("emulated:{here}/my.toml,size=1GiB")),
             ("emulated:cmm-h,size=1GiB", "emulated:cmm-h,size=1GiB".into()),
@@ -278,7 +278,7 @@ mod tests {
                 "donor:rdma:127.0.0.1:1*1+127.0.0.1:2*3,security=plain".into(),
             ),
         ] {
-            assert_eq!(with_absolute_path(typed, &typed.parse().unwrap()).unwrap(), told);
+            assert_eq!(with_absolute_path(typed, &typed.parse().unwrap()).unwrap(), reported);
         }
         let chain = check_tiers(&["dram:".into(), "flash:cold".into()]).unwrap();
         assert_eq!(chain, ["dram:".into(), format!("flash:{here}/cold")]);

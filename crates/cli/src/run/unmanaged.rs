@@ -39,7 +39,7 @@ const CONFIRMED_AFTER: Duration = Duration::from_millis(50);
 const ALLOWED_BYTES: u64 = 16 << 20;
 const ALLOWED_PART: u64 = 64;
 /// Maximum number of processes of one tree that are looked at.
-const PROCESSES_MOST: usize = 4096;
+const PROCESSES_MAX: usize = 4096;
 
 /// The program to watch, and its settings.
 #[derive(Debug)]
@@ -212,10 +212,10 @@ impl Resident {
     /// they begin to share between two reads are counted more than once.
     fn confirmed(&self, processes: &BTreeSet<i32>) -> Self {
         thread::sleep(CONFIRMED_AFTER);
-        Self::of(processes).map_or(*self, |later| self.least(&later))
+        Self::of(processes).map_or(*self, |later| self.min(&later))
     }
 
-    fn least(&self, other: &Self) -> Self {
+    fn min(&self, other: &Self) -> Self {
         Self { anonymous: self.anonymous.min(other.anonymous), shared: self.shared.min(other.shared) }
     }
 
@@ -237,7 +237,7 @@ fn tree(root: Pid) -> BTreeSet<i32> {
         for thread in threads.flatten() {
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
             for child in children.split_whitespace().filter_map(|word| word.parse().ok()) {
-                if found.len() < PROCESSES_MOST && found.insert(child) {
+                if found.len() < PROCESSES_MAX && found.insert(child) {
                     new.push(child);
                 }
             }
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(found.unmanaged_bytes(60, 10), 60);
         assert_eq!(found.unmanaged_bytes(95, 10), 30);
         let before = Resident { anonymous: 70, shared: 90 };
-        assert_eq!(found.least(&before), Resident { anonymous: 70, shared: 30 });
+        assert_eq!(found.min(&before), Resident { anonymous: 70, shared: 30 });
         assert_eq!((allowed(16 << 20), allowed(64 << 30)), (16 << 20, 1 << 30));
     }
 

@@ -14,7 +14,7 @@ use std::io::{self, IsTerminal};
 use std::process;
 use std::time::{Duration, Instant};
 
-use aquifer_stats::{Gauge, Patience, Snapshot, Text};
+use aquifer_stats::{Gauge, SettleTime, Snapshot, Text};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use self::screen::{Look, Program, View};
@@ -80,8 +80,8 @@ fn ends(key: KeyEvent) -> bool {
 fn programs() -> Result<Vec<Program>, Failure> {
     let instances = instances::all()?;
     // Skips programs that have just ended.
-    let patience = Patience::default();
-    let snapshots = instances.iter().filter_map(|instance| instance.snapshot(&patience).ok());
+    let timeout = SettleTime::default();
+    let snapshots = instances.iter().filter_map(|instance| instance.snapshot(&timeout).ok());
     Ok(snapshots.map(|numbers| Program { command: command(&numbers), numbers }).collect())
 }
 

@@ -72,9 +72,9 @@ impl Terminal {
         stdout.flush().map_err(unusable)
     }
 
-    /// Waits for input, for up to `patience`.
-    pub fn input(&mut self, patience: Duration) -> Result<Input, Failure> {
-        let until = Instant::now() + patience;
+    /// Waits for input, for up to `timeout`.
+    pub fn input(&mut self, timeout: Duration) -> Result<Input, Failure> {
+        let until = Instant::now() + timeout;
         loop {
             if let Ok(Some(signal)) = self.signals.read_signal() {
                 return Ok(Input::Ended { status: 128 + u8::try_from(signal.ssi_signo).unwrap_or(0) });

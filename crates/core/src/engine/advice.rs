@@ -19,14 +19,14 @@ use crate::map::Pattern;
 use crate::units::BlockIndex;
 
 /// Maximum number of ranges queued for eviction. When the queue is full, the oldest range is dropped.
-const DEPARTURES_MOST: usize = 32;
+const DEPARTURES_MAX: usize = 32;
 
 /// Maximum number of blocks that one plan examines for departures. The engine's lock is held during the scan, and most
 /// of a range may already be evicted.
-const LOOKS_MOST: usize = 4096;
+const LOOKS_MAX: usize = 4096;
 
 /// Maximum number of passes over one departure's range. The kernel occasionally refuses a block, and others are busy.
-const PASSES_MOST: u8 = 4;
+const PASSES_MAX: u8 = 4;
 
 /// What the program says about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,26 +79,26 @@ impl Departure {
     /// What follows after a pass over the whole range.
     fn again(self) -> Option<Departure> {
         let afresh = Departure { next: self.start, found: false, ..self };
-        if self.found && self.passes < PASSES_MOST {
+        if self.found && self.passes < PASSES_MAX {
             return Some(Departure { passes: self.passes + 1, ..afresh });
         }
         (self.stage == Stage::EvictThenClean).then_some(Departure { stage: Stage::Clean, passes: 1, ..afresh })
     }
 }
 
-/// A queue of at most [`DEPARTURES_MOST`] ranges.
+/// A queue of at most [`DEPARTURES_MAX`] ranges.
 #[derive(Debug)]
 pub(super) struct Departures(VecDeque<Departure>);
 
 impl Default for Departures {
     fn default() -> Self {
-        Self(VecDeque::with_capacity(DEPARTURES_MOST))
+        Self(VecDeque::with_capacity(DEPARTURES_MAX))
     }
 }
 
 impl Departures {
     fn push(&mut self, departure: Departure) {
-        if self.0.len() == DEPARTURES_MOST {
+        if self.0.len() == DEPARTURES_MAX {
             self.0.pop_front();
         }
         self.0.push_back(departure);
@@ -130,7 +130,7 @@ impl Engine {
         let mut looks = 0;
         while let Some(departure) = self.departures.0.front().copied() {
             let cleans = departure.stage == Stage::Clean;
-            if plan.is_full() || looks == LOOKS_MOST || (cleans && plan.has_transfers(transfers)) {
+            if plan.is_full() || looks == LOOKS_MAX || (cleans && plan.has_transfers(transfers)) {
                 return;
             }
             looks += 1;
@@ -181,7 +181,7 @@ mod tests {
     use crate::units::{Order, ThreadIndex};
 
     const PAGES: u64 = 4 * 512;
-    const MOST: Transfers = Transfers { blocks: 32, pages: u32::MAX };
+    const TRANSFERS_MAX: Transfers = Transfers { blocks: 32, pages: u32::MAX };
 
     /// Every page is resident, and there is room to spare.
     fn engine() -> Engine {
@@ -190,7 +190,7 @@ mod tests {
             tier_slabs: 64,
             prefetch: true,
             elastic: true,
-            copied_pages_most: 0,
+            copied_pages_max: 0,
             seals: false,
             fetch_cost: 5,
         };
@@ -203,7 +203,7 @@ mod tests {
     fn work(engine: &mut Engine) -> Vec<(u64, &'static str)> {
         let (mut plan, mut done) = (Plan::new(), Vec::new());
         loop {
-            engine.plan(&mut plan, MOST);
+            engine.plan(&mut plan, TRANSFERS_MAX);
             if plan.tasks.is_empty() && !engine.has_departures() {
                 return done;
             }
@@ -270,14 +270,14 @@ mod tests {
         engine.advise(0, 32, Advice::Cold);
         let (mut plan, mut refused) = (Plan::new(), 0);
         while engine.has_departures() {
-            engine.plan(&mut plan, MOST);
+            engine.plan(&mut plan, TRANSFERS_MAX);
             for task in std::mem::take(&mut plan.tasks) {
                 let Task::Evict { block, .. } = task else { panic!("unforeseen: {task:?}") };
                 engine.eviction_refused(block);
                 refused += 1;
             }
         }
-        assert_eq!(refused, PASSES_MOST);
+        assert_eq!(refused, PASSES_MAX);
     }
 
     #[test]

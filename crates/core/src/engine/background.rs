@@ -16,10 +16,10 @@ use crate::map::{Pages, Pattern};
 use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 
 /// Maximum number of tasks in one plan. Enough that neighbours can be moved with one kernel call.
-pub const PLAN_MOST: usize = 64;
+pub const PLAN_MAX: usize = 64;
 
 /// Maximum number of read-ahead runs that wait. When the queue is full, the oldest is dropped: its stream has moved on.
-const RUNS_MOST: usize = 32;
+const RUNS_MAX: usize = 32;
 
 /// One thing for the worker to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ pub enum Task {
     },
     /// As [`FaultStep::Empty`](super::FaultStep::Empty).
     Empty {
-        /// A filled frame of another block size.
+        /// A backed frame of another block size.
         frame: FrameIndex,
     },
     /// As [`FaultStep::Evict`](super::FaultStep::Evict), unless `copied` is true: then the block is sealed and the
@@ -48,7 +48,7 @@ pub enum Task {
         block: BlockIndex,
         /// Its pages.
         pages: Pages,
-        /// A hollow frame, unless `copied`.
+        /// An unbacked frame, unless `copied`.
         frame: FrameIndex,
         /// Whether to copy.
         copied: bool,
@@ -95,21 +95,21 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// An empty plan with room for [`PLAN_MOST`] tasks.
+    /// An empty plan with room for [`PLAN_MAX`] tasks.
     pub fn new() -> Self {
-        Self { tasks: Vec::with_capacity(PLAN_MOST) }
+        Self { tasks: Vec::with_capacity(PLAN_MAX) }
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.tasks.len() >= PLAN_MOST
+        self.tasks.len() >= PLAN_MAX
     }
 
-    pub(super) fn has_transfers(&self, most: Transfers) -> bool {
+    pub(super) fn has_transfers(&self, max: Transfers) -> bool {
         let (blocks, pages) = self.tasks.iter().fold((0, 0), |(blocks, sum), task| match task {
             Task::Clean { pages, .. } | Task::Fetch { pages, .. } => (blocks + 1, sum + pages.count),
             _ => (blocks, sum),
         });
-        blocks >= most.blocks || pages >= most.pages
+        blocks >= max.blocks || pages >= max.pages
     }
 }
 
@@ -153,7 +153,7 @@ impl Run {
 /// Runs of pages that the prefetcher advised and that have not been started yet.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
-    runs: [Run; RUNS_MOST],
+    runs: [Run; RUNS_MAX],
     head: usize,
     len: usize,
 }
@@ -164,11 +164,11 @@ impl Ahead {
     }
 
     fn push(&mut self, run: Run) {
-        if self.len == RUNS_MOST {
-            self.head = (self.head + 1) % RUNS_MOST;
+        if self.len == RUNS_MAX {
+            self.head = (self.head + 1) % RUNS_MAX;
             self.len -= 1;
         }
-        self.runs[(self.head + self.len) % RUNS_MOST] = run;
+        self.runs[(self.head + self.len) % RUNS_MAX] = run;
         self.len += 1;
     }
 
@@ -177,7 +177,7 @@ impl Ahead {
     }
 
     fn pop(&mut self) {
-        self.head = (self.head + 1) % RUNS_MOST;
+        self.head = (self.head + 1) % RUNS_MAX;
         self.len -= 1;
     }
 }
@@ -299,7 +299,7 @@ impl Engine {
             return Some(());
         }
         let order = self.map.block(block).order;
-        let Some(taken) = self.frames.take_filled(order) else {
+        let Some(taken) = self.frames.take_backed(order) else {
             self.plan_room(order, plan);
             return None;
         };

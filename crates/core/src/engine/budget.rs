@@ -8,14 +8,14 @@
 //! before anything else.
 
 use super::{AHEAD_PART, Engine, elastic};
-use crate::frames::BUDGET_PAGES_MOST;
+use crate::frames::BUDGET_PAGES_MAX;
 use crate::units::REGION_PAGES;
 use crate::watermarks::Watermarks;
 
 /// The smallest budget with which an engine can work, in pages, when blocks have up to `largest` pages. It must cover
 /// the blocks that threads work on at the same time, and the rest of a region in which a hole is cut, which becomes
 /// resident.
-pub fn least(largest: u64) -> u64 {
+pub fn budget_pages_min(largest: u64) -> u64 {
     (largest * 8).max(4 * u64::from(REGION_PAGES))
 }
 
@@ -25,9 +25,9 @@ impl Engine {
         self.frames.budget_pages()
     }
 
-    /// Changes the budget, to at most [`BUDGET_PAGES_MOST`]. Pages in excess of it become [debt](Engine::debt_pages).
+    /// Changes the budget, to at most [`BUDGET_PAGES_MAX`]. Pages in excess of it become [debt](Engine::debt_pages).
     pub fn set_budget(&mut self, pages: u64) {
-        let (before, pages) = (self.budget_pages(), pages.min(BUDGET_PAGES_MOST));
+        let (before, pages) = (self.budget_pages(), pages.min(BUDGET_PAGES_MAX));
         if pages == before {
             return;
         }

@@ -15,10 +15,10 @@ use crate::units::Order;
 
 /// Pages of a granule: the block size with which all memory begins.
 const GRANULE_PAGES: u64 = Order::DEFAULT.pages() as u64;
-/// A second fetch from a granule is near if it follows within `NEAR_MOST` fetches, and within one eighth (`NEAR_PART`)
+/// A second fetch from a granule is near if it follows within `NEAR_MAX` fetches, and within one eighth (`NEAR_PART`)
 /// of the number of granules that fit in the budget. Both numbers are choices. With the full number of granules that
 /// fit in the budget, chance refetches counted as near, and betweenness centrality at scale 18 took twice as long.
-const NEAR_MOST: u32 = 256;
+const NEAR_MAX: u32 = 256;
 const NEAR_PART: u64 = 8;
 /// Number of granules remembered, indexed by a hash of the granule's number.
 const REMEMBERED: usize = 1024;
@@ -62,9 +62,9 @@ impl Clusters {
     pub(super) fn new(is_memory: bool, budget_pages: u64) -> Self {
         let limit = if is_memory { LIMIT_MEMORY } else { LIMIT_MEDIUM };
         let visits = Box::new([Visit::default(); REMEMBERED]);
-        let near_fetches = (budget_pages / GRANULE_PAGES / NEAR_PART).clamp(1, u64::from(NEAR_MOST)) as u32;
+        let near_fetches = (budget_pages / GRANULE_PAGES / NEAR_PART).clamp(1, u64::from(NEAR_MAX)) as u32;
         // The count starts past the limit, so that the first visit is not near the zeroed entries.
-        Self { visits, fetches: NEAR_MOST + 1, near_fetches, near: limit, limit, are_dense: true }
+        Self { visits, fetches: NEAR_MAX + 1, near_fetches, near: limit, limit, are_dense: true }
     }
 
     /// Records the fetch of a page that belongs to no stream. `alone` is false when other pages of its granule came

@@ -24,9 +24,9 @@ use crate::block::State;
 use crate::map::Pattern;
 use crate::units::{BlockIndex, Order};
 
-/// The block size for streams: 1 MiB, or less where the budget has no room for `LARGE_BLOCKS_LEAST` such blocks.
+/// The block size for streams: 1 MiB, or less where the budget has no room for `LARGE_BLOCKS_MIN` such blocks.
 const LARGE: u8 = 8;
-const LARGE_BLOCKS_LEAST: u64 = 256;
+const LARGE_BLOCKS_MIN: u64 = 256;
 
 /// [`Scatter`]'s maximum, the level from which blocks are split, and how much a fault of a stream subtracts.
 const SCATTER_MAX: u8 = 64;
@@ -121,10 +121,10 @@ impl Engine {
         self.grow(block, self.large)
     }
 
-    /// Merges `block` with the blocks around it, up to the size `most`. Where a part of that range is in DRAM, merges
+    /// Merges `block` with the blocks around it, up to the size `max`. Where a part of that range is in DRAM, merges
     /// the largest range that is not.
-    fn grow(&mut self, block: BlockIndex, most: Order) -> BlockIndex {
-        let exponents = self.map.block(block).order.exponent() as u8 + 1..=most.exponent() as u8;
+    fn grow(&mut self, block: BlockIndex, max: Order) -> BlockIndex {
+        let exponents = self.map.block(block).order.exponent() as u8 + 1..=max.exponent() as u8;
         for order in exponents.rev().filter_map(Order::new) {
             let merged = self.map.merge(block, order);
             if self.map.block(merged).order == order {
@@ -137,7 +137,7 @@ impl Engine {
 
 /// The block size for streams under a budget of `budget_pages`.
 pub(super) fn large(budget_pages: u64) -> Order {
-    let fits = |order: &Order| u64::from(order.pages()) * LARGE_BLOCKS_LEAST <= budget_pages;
+    let fits = |order: &Order| u64::from(order.pages()) * LARGE_BLOCKS_MIN <= budget_pages;
     (0..=LARGE).rev().filter_map(Order::new).find(fits).unwrap_or(Order::MIN).max(Order::DEFAULT)
 }
 
@@ -158,7 +158,7 @@ mod tests {
             tier_slabs: 64,
             prefetch: true,
             elastic,
-            copied_pages_most: 0,
+            copied_pages_max: 0,
             seals: false,
             fetch_cost: 2,
         };

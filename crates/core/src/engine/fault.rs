@@ -82,7 +82,7 @@ pub enum FaultStep {
         block: BlockIndex,
         /// Its pages.
         pages: Pages,
-        /// A hollow frame.
+        /// An unbacked frame.
         frame: FrameIndex,
     },
     /// No frame is free: compare the block with the tier's copy and write it back if it differs; report `cleaned`; ask
@@ -99,7 +99,7 @@ pub enum FaultStep {
     },
     /// Give this frame's pages back to the kernel; report `emptied`; ask again.
     Empty {
-        /// A filled frame of another block size.
+        /// A backed frame of another block size.
         frame: FrameIndex,
     },
     /// Another thread is working on the block, or on every frame. Wait for the next report; ask again.
@@ -213,7 +213,7 @@ impl Engine {
     /// the tier has the same bytes.
     pub(super) fn exchange(&mut self, first: BlockIndex, count: u32, write: bool) -> Exchange {
         let weight = self.weight(first);
-        let small = weight * count <= self.settings.copied_pages_most;
+        let small = weight * count <= self.settings.copied_pages_max;
         self.copies_lately |= small;
         if !small || !self.frames.reserve(u64::from(weight * count)) {
             return Exchange::Move;

@@ -31,8 +31,8 @@ mod reports;
 mod room;
 
 pub use advice::Advice;
-pub use background::{PLAN_MOST, Plan, Task, Transfers};
-pub use budget::least;
+pub use background::{PLAN_MAX, Plan, Task, Transfers};
+pub use budget::budget_pages_min;
 pub use fault::{Exchange, FaultStep};
 pub use fork::ForkObstacle;
 pub use mappings::DiscardStep;
@@ -71,7 +71,7 @@ pub struct Settings {
     /// Whether blocks may change their size.
     pub elastic: bool,
     /// Blocks of up to this many pages are copied to the program's address rather than moved.
-    pub copied_pages_most: u32,
+    pub copied_pages_max: u32,
     /// Whether the driver can install pages write-protected.
     pub seals: bool,
     /// Cost of fetching a small block from the tier, relative to rescuing one from standby.
@@ -263,7 +263,7 @@ impl Engine {
 
     /// Gives a frame with its pages back to the pool.
     fn release(&mut self, frame: FrameIndex) {
-        self.frames.put_filled(frame);
+        self.frames.put_backed(frame);
     }
 
     /// How long ago the block was evicted, in evicted pages.

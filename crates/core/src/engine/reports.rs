@@ -45,7 +45,7 @@ impl Engine {
         } else {
             let frame = entry.take_frame();
             let copied = std::mem::take(&mut entry.copied);
-            if copied { self.frames.put_filled(frame) } else { self.frames.put_hollow(frame) }
+            if copied { self.frames.put_backed(frame) } else { self.frames.put_unbacked(frame) }
         }
         self.enter(block, arrival);
         self.settle(block, State::Resident)
@@ -122,7 +122,7 @@ impl Engine {
         let copied = std::mem::take(&mut entry.copied);
         if entry.frame != NONE {
             let frame = entry.take_frame();
-            if copied { self.frames.put_filled(frame) } else { self.frames.put_hollow(frame) }
+            if copied { self.frames.put_backed(frame) } else { self.frames.put_unbacked(frame) }
         }
     }
 
@@ -178,7 +178,7 @@ impl Engine {
 
     /// A frame's pages went back to the kernel.
     pub fn emptied(&mut self, frame: FrameIndex) {
-        self.frames.put_hollow(frame);
+        self.frames.put_unbacked(frame);
         self.repay(u64::from(frame.order().pages()));
     }
 }

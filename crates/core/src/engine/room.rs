@@ -26,7 +26,7 @@ const UNWRITABLE_PART: u64 = 2;
 
 /// Consecutive failed write-backs after which cleaning ahead of demand pauses. A few may be the fault of single blocks,
 /// but a full or broken tier must not keep the worker and the blocks busy.
-const FAILURES_MOST: u32 = 8;
+const FAILURES_MAX: u32 = 8;
 
 impl Engine {
     /// A frame to fill, if one is available without any work by the driver.
@@ -109,13 +109,13 @@ impl Engine {
         Some(frame.order().pages())
     }
 
-    /// Takes a frame for a victim of the policy: a hollow frame to move the victim's pages into or, where `copies`
+    /// Takes a frame for a victim of the policy: an unbacked frame to move the victim's pages into or, where `copies`
     /// allows it and the block is sealed, a frame with pages to copy them to.
     pub(super) fn start_leaving(&mut self, block: BlockIndex, copies: bool) -> Option<FrameIndex> {
         let Block { order, sealed, .. } = *self.map.block(block);
-        let full = if copies && sealed { self.frames.take_filled(order) } else { None };
+        let full = if copies && sealed { self.frames.take_backed(order) } else { None };
         let copied = full.is_some();
-        let Some(frame) = full.map(|taken| taken.frame).or_else(|| self.frames.take_hollow(order)) else {
+        let Some(frame) = full.map(|taken| taken.frame).or_else(|| self.frames.take_unbacked(order)) else {
             // Happens only while there is debt: the class has frames for the whole budget, and all are being cleaned.
             self.policy.arrived(block, order.pages(), Arrival::Rescued);
             return None;
@@ -129,7 +129,7 @@ impl Engine {
 
     /// Whether so many write-backs fail that nothing is cleaned ahead of demand until `try_again`.
     pub fn holds_back(&self) -> bool {
-        self.failed_in_a_row >= FAILURES_MOST
+        self.failed_in_a_row >= FAILURES_MAX
     }
 
     /// Whether there are blocks whose write-back failed, or cleaning ahead of demand is paused. Then the driver calls
@@ -141,7 +141,7 @@ impl Engine {
     /// Allows one cleaning ahead of demand, to test whether the tier has recovered, and one retry of a block that
     /// failed before. The driver calls it at intervals, by its clock.
     pub fn try_again(&mut self) {
-        self.failed_in_a_row = self.failed_in_a_row.min(FAILURES_MOST - 1);
+        self.failed_in_a_row = self.failed_in_a_row.min(FAILURES_MAX - 1);
         self.tries_again = true;
     }
 

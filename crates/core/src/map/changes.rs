@@ -8,8 +8,8 @@
 //! so a count that has moved may mean nothing; a count that has not moved proves that no resident block of its granules
 //! has changed.
 //!
-//! The order makes the reader safe: a thread that evicts a block first increments the count and then looks for holds; a
-//! thread that wants to use the block first publishes a hold and then reads the count. At least one of the two sees the
+//! The order makes the reader safe: a thread that evicts a block first increments the count and then looks for pins; a
+//! thread that wants to use the block first publishes a pin and then reads the count. At least one of the two sees the
 //! other.
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,7 +19,7 @@ const GRANULE_PAGES: u64 = 16;
 /// Number of counts. Addresses within 512 MiB of each other share none.
 const COUNTS: u64 = 8192;
 /// Maximum number of pages in one stamp: 256 KiB.
-pub const STAMPED_PAGES_MOST: u64 = 64;
+pub const STAMPED_PAGES_MAX: u64 = 64;
 
 /// The counts; see the module.
 #[derive(Debug)]
@@ -44,9 +44,9 @@ impl Changes {
     }
 
     /// A number that stays the same while the pages `start..end` do not change; `None` for more than
-    /// [`STAMPED_PAGES_MOST`] pages, or none.
+    /// [`STAMPED_PAGES_MAX`] pages, or none.
     pub fn stamp(&self, start: u64, end: u64) -> Option<u64> {
-        if start >= end || end - start > STAMPED_PAGES_MOST {
+        if start >= end || end - start > STAMPED_PAGES_MAX {
             return None;
         }
         let count = |granule: u64| u64::from(self.counts[(granule % COUNTS) as usize].load(Ordering::SeqCst));
@@ -77,8 +77,8 @@ mod tests {
     #[test]
     fn there_is_none_for_many_pages_or_for_none() {
         let changes = Changes::default();
-        assert!(changes.stamp(5, 5 + STAMPED_PAGES_MOST).is_some());
-        assert_eq!(changes.stamp(5, 6 + STAMPED_PAGES_MOST), None);
+        assert!(changes.stamp(5, 5 + STAMPED_PAGES_MAX).is_some());
+        assert_eq!(changes.stamp(5, 6 + STAMPED_PAGES_MAX), None);
         assert_eq!(changes.stamp(5, 5), None);
     }
 }

@@ -11,7 +11,7 @@ use crate::units::{Order, REGION_PAGES};
 
 /// Number of units that may have the map's smallest size. One unit costs about 50 bytes, in the map, in the policy and
 /// for guards: 25 MiB for the first 2 GiB in units of 4 KiB, and half a percent of later memory in larger units.
-const SMALL_UNITS_MOST: usize = 1 << 19;
+const SMALL_UNITS_MAX: usize = 1 << 19;
 
 impl BlockMap {
     /// Adds the pages `start..end` as one mapping with blocks of `order`. Every block is Empty.
@@ -29,7 +29,7 @@ impl BlockMap {
     }
 
     fn new_region(&mut self, start: u64, clip: (u64, u64), order: Order, delivery: Delivery) -> u32 {
-        let small = self.blocks.len() < SMALL_UNITS_MOST;
+        let small = self.blocks.len() < SMALL_UNITS_MAX;
         let unit = order.min(if small { self.smallest } else { Order::UNIT });
         let region = self.free_regions.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.regions.len()).expect("fewer than 2^32 regions");

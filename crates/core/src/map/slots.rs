@@ -15,7 +15,7 @@ use crate::block::{NONE, State};
 use crate::units::{BlockIndex, PAGE_BYTES, REGION_PAGES};
 
 /// Maximum number of slabs that one region inherits. Each takes the tier's room for a whole region.
-pub const INHERITED_MOST: usize = 4;
+pub const INHERITED_MAX: usize = 4;
 
 /// A slab that other processes also use.
 #[derive(Clone, Debug)]
@@ -147,11 +147,11 @@ impl BlockMap {
     /// inherited slabs: a block in the slab with the fewest copies.
     pub(crate) fn too_many_versions(&self) -> Option<BlockIndex> {
         let regions = self.mappings.values().flat_map(|mapping| mapping.regions.iter());
-        let mut full = regions.filter(|at| self.regions[**at as usize].inherited.len() >= INHERITED_MOST);
+        let mut full = regions.filter(|at| self.regions[**at as usize].inherited.len() >= INHERITED_MAX);
         let region = &self.regions[*full.next()? as usize];
-        let least =
+        let min =
             region.inherited.iter().min_by_key(|it| it.pages.iter().map(|word| word.count_ones()).sum::<u32>())?;
-        let page = (0..REGION_PAGES).find(|page| least.has(*page))?;
+        let page = (0..REGION_PAGES).find(|page| min.has(*page))?;
         self.find(region.start + u64::from(page))
     }
 

@@ -69,12 +69,12 @@ const AHEAD_PART: u64 = 8;
 const UNTOUCHED: u8 = 1;
 /// Consecutive rescues are counted up to this maximum. A mark holds that count and, in the higher bits, the rounds of
 /// main still to go.
-const RESCUES_MOST: u8 = 4;
+const RESCUES_MAX: u8 = 4;
 const RESCUE: u8 = 1 << 1;
 const RESCUES: u8 = 7 << 1;
 const ROUND: u8 = 1 << 4;
 /// Maximum number of blocks that one search for a victim sends round again.
-const SEARCH_MOST: u32 = 64;
+const SEARCH_MAX: u32 = 64;
 /// Set in the second word of a note once the block was evicted; the first word says when.
 const LEFT: u32 = 1 << 30;
 /// Bits of the second word of a note: index of the block's duel plus one; 0 for none.
@@ -261,7 +261,7 @@ impl S3Fifo {
 
     /// Moves main's oldest blocks to its newest end while they have rounds to go.
     fn send_round(&mut self) {
-        for _ in 0..SEARCH_MOST {
+        for _ in 0..SEARCH_MAX {
             let Some(block) = self.lists.oldest(MAIN) else { return };
             let Some(mark) = self.lists.mark(block).checked_sub(ROUND) else { return };
             let weight = self.lists.weight(block);
@@ -297,7 +297,7 @@ fn mark_of(before: u8, arrival: Arrival) -> u8 {
         Arrival::Prefetched => UNTOUCHED,
         Arrival::Fresh | Arrival::Refault { .. } => 0,
         Arrival::Rescued => {
-            let rescues = ((before & RESCUES) / RESCUE + 1).min(RESCUES_MOST);
+            let rescues = ((before & RESCUES) / RESCUE + 1).min(RESCUES_MAX);
             rescues * RESCUE + ((1 << (rescues - 1)) - 1) * ROUND
         }
     }

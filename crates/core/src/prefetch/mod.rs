@@ -38,16 +38,17 @@ pub const STRIDE_BLOCKS_MAX: u64 = 64;
 pub const NO_MARKER: u64 = u64::MAX;
 /// A stream without a fault in this many faults no longer takes a share of the cap.
 const SILENT_MAX: u64 = 512;
-/// Trust is in 1/1024. A used page raises it by `1 / TRUST_PART` of the missing trust, and a wasted page lowers it by
-/// the same part of the present trust. A report of more than `TRUST_PAGES_MOST` pages counts as that many.
-const TRUST_FULL: u32 = 1024;
-const TRUST_PART: u32 = 1024;
-const TRUST_PAGES_MOST: u32 = 32;
-/// Below this trust, streams must prove themselves first. Betweenness centrality used 60 %, at a loss even on a disk;
-/// breadth-first search used 95 %, and STREAM all (`prefetch_hits` and `prefetch_wasted` of `--stats-json`).
-const TRUST_LEAST: u32 = TRUST_FULL * 7 / 8;
-/// Pages that a stream must have passed before anything is read ahead of it, while trust is low or where a fetch costs
-/// little: 256 KiB. That is two blocks of the default size, or 64 of the smallest.
+/// Confidence is in 1/1024. A used page raises it by `1 / CONFIDENCE_PART` of the missing confidence, and a wasted page
+/// lowers it by the same part of the present confidence. A report of more than `CONFIDENCE_PAGES_MAX` pages counts as
+/// that many.
+const CONFIDENCE_FULL: u32 = 1024;
+const CONFIDENCE_PART: u32 = 1024;
+const CONFIDENCE_PAGES_MAX: u32 = 32;
+/// Below this confidence, streams must prove themselves first. Betweenness centrality used 60 %, at a loss even on a
+/// disk; breadth-first search used 95 %, and STREAM all (`prefetch_hits` and `prefetch_wasted` of `--stats-json`).
+const CONFIDENCE_MIN: u32 = CONFIDENCE_FULL * 7 / 8;
+/// Pages that a stream must have passed before anything is read ahead of it, while confidence is low or where a fetch
+/// costs little: 256 KiB. That is two blocks of the default size, or 64 of the smallest.
 const PROOF_PAGES: u32 = (256 << 10) / PAGE_BYTES as u32;
 /// Faults between two counts of the live streams.
 const COUNT_INTERVAL: u64 = 64;
@@ -115,7 +116,7 @@ pub struct Prefetcher {
     /// Number of live streams at the latest count.
     alive: u64,
     /// The part of recent read-ahead that was used.
-    trust: u32,
+    confidence: u32,
     /// True when every stream must prove itself.
     wary: bool,
 }
@@ -125,7 +126,7 @@ impl Prefetcher {
     /// that a fault on a block that was read ahead costs about as much as any other, so that only certain streams gain.
     pub fn new(ahead_pages_max: u64, wary: bool) -> Prefetcher {
         let threads = vec![Thread::default(); THREADS_MAX].into_boxed_slice();
-        Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1, trust: TRUST_FULL, wary }
+        Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1, confidence: CONFIDENCE_FULL, wary }
     }
 
     /// Sets another cap, when the budget changes.
@@ -134,16 +135,16 @@ impl Prefetcher {
     }
 
     /// Decides what to read ahead after `thread` faulted at `page`, in a block of `block_pages` pages. Also call it for
-    /// faults on blocks that wait on standby: markers are such blocks. `foretold` means that the program has announced
+    /// faults on blocks that wait on standby: markers are such blocks. `announced` means that the program has announced
     /// sequential access from here, so that nothing need be proved.
-    pub fn fault(&mut self, thread: ThreadIndex, page: u64, block_pages: u32, foretold: bool) -> Advice {
+    pub fn fault(&mut self, thread: ThreadIndex, page: u64, block_pages: u32, announced: bool) -> Advice {
         let mut advice = Advice::default();
         self.faults += 1;
         if self.faults.is_multiple_of(COUNT_INTERVAL) {
             self.count_alive();
         }
         let limit = self.limit();
-        let proof = if !foretold && (self.wary || self.trust < TRUST_LEAST) { PROOF_PAGES } else { 0 };
+        let proof = if !announced && (self.wary || self.confidence < CONFIDENCE_MIN) { PROOF_PAGES } else { 0 };
         let (block, heard) = (block_pages.max(1), self.faults);
         let page = page - page % u64::from(block);
         let Thread { streams, trend } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
@@ -151,7 +152,7 @@ impl Prefetcher {
             advice.streams = stream.advance(page, block, (limit, proof), heard, &mut advice);
             return advice;
         }
-        if foretold {
+        if announced {
             let oldest = streams.iter_mut().min_by_key(|stream| stream.heard).expect("a thread has streams");
             *oldest = Stream::with_step(page, block.into(), block, heard);
             advice.streams = oldest.advance(page, block, (limit, proof), heard, &mut advice);
@@ -193,18 +194,19 @@ impl Prefetcher {
     pub fn used(&mut self, page: u64, pages: u32, waits_before: bool, waits_behind: bool) {
         let mut streams = self.threads.iter().flat_map(|thread| &thread.streams);
         let Some(stream) = streams.find(|stream| stream.covers(page)) else { return };
-        let pages = pages.min(TRUST_PAGES_MOST);
+        let pages = pages.min(CONFIDENCE_PAGES_MAX);
         let in_order = if stream.ascends() { !waits_before } else { !waits_behind };
         if in_order {
-            self.trust += (TRUST_FULL - self.trust) * pages / TRUST_PART;
+            self.confidence += (CONFIDENCE_FULL - self.confidence) * pages / CONFIDENCE_PART;
         } else {
-            self.trust -= (self.trust * pages).div_ceil(TRUST_PART).min(self.trust);
+            self.confidence -= (self.confidence * pages).div_ceil(CONFIDENCE_PART).min(self.confidence);
         }
     }
 
     /// Reports that a block of `pages` that was read ahead at `page` was evicted unused.
     pub fn wasted(&mut self, page: u64, pages: u32) {
-        self.trust -= (self.trust * pages.min(TRUST_PAGES_MOST)).div_ceil(TRUST_PART).min(self.trust);
+        self.confidence -=
+            (self.confidence * pages.min(CONFIDENCE_PAGES_MAX)).div_ceil(CONFIDENCE_PART).min(self.confidence);
         let streams = self.threads.iter_mut().flat_map(|thread| &mut thread.streams);
         if let Some(stream) = streams.into_iter().find(|stream| stream.covers(page)) {
             stream.wasted();

@@ -113,7 +113,7 @@ fn where_a_fetch_costs_little_a_stream_proves_itself_first() {
 #[test]
 fn what_is_used_out_of_order_is_no_evidence_of_a_stream() {
     let (up, down) = (1i64, -1i64);
-    for (step, waits_before, waits_behind, trusts) in [
+    for (step, waits_before, waits_behind, reads) in [
         (up, false, false, true),
         (up, false, true, true),
         (up, true, false, false),
@@ -130,8 +130,8 @@ fn what_is_used_out_of_order_is_no_evidence_of_a_stream() {
         let page = advice.runs().first().expect("two neighbours are a stream").start;
         (0..400).for_each(|_| prefetcher.used(page, 1, waits_before, waits_behind));
         fault(&mut prefetcher, 0, 1 << 30);
-        let trusted = fault(&mut prefetcher, 1, 1 << 30).pages() > 0;
-        assert_eq!(trusted, trusts, "step {step}, before {waits_before}, behind {waits_behind}");
+        let read = fault(&mut prefetcher, 1, 1 << 30).pages() > 0;
+        assert_eq!(read, reads, "step {step}, before {waits_before}, behind {waits_behind}");
     }
 }
 

@@ -32,8 +32,8 @@
 //! digest. A slab is one byte, 0 if the tier was full, and four, little-endian, for its number.
 
 use super::answer::Summary;
+use super::call::Call;
 use super::runs::Runs;
-use super::told::Told;
 use crate::engine::{Advice, CleanVerdict};
 use crate::map::Delivery;
 use crate::policy::Arrival;
@@ -41,9 +41,9 @@ use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, ThreadIndex};
 
 /// Maximum number of pages in one mapping: a quarter of the address space that x86-64 programs have with five levels of
 /// page tables. A larger number does not come from a valid recording.
-const MAPPING_PAGES_MOST: u64 = 1 << 42;
+const MAPPING_PAGES_MAX: u64 = 1 << 42;
 /// Page numbers are below this: 64 bits of addresses.
-const PAGE_MOST: u64 = 1 << 52;
+const PAGE_MAX: u64 = 1 << 52;
 
 const ADD: u8 = 1;
 const CLEANED: u8 = 2;
@@ -64,7 +64,7 @@ const DROPPED: u8 = 15;
 const FAULT: u8 = 16;
 const FAULT_FIRST: u8 = 1;
 const FAULT_WRITE: u8 = 2;
-const FAULT_MOST: u8 = FAULT + FAULT_FIRST + FAULT_WRITE;
+const FAULT_MAX: u8 = FAULT + FAULT_FIRST + FAULT_WRITE;
 const ADVISE: u8 = 20;
 
 /// Receives bytes, one after the other.
@@ -91,7 +91,7 @@ pub(super) fn put_varint(sink: &mut impl Sink, mut value: u64) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event<'a> {
     /// The input.
-    pub told: Told<'a>,
+    pub call: Call<'a>,
     /// The summary of the answer.
     pub summary: Summary,
 }
@@ -105,38 +105,38 @@ enum Form {
     Digest,
 }
 
-impl Told<'_> {
+impl Call<'_> {
     fn form(&self) -> Form {
         match self {
-            Told::Add { .. } | Told::Advise { .. } | Told::Emptied { .. } | Told::TryAgain => Form::Nothing,
-            Told::Fetched { .. } => Form::Kind,
-            Told::Cleaned { .. }
-            | Told::Dropped { .. }
-            | Told::Evicted { .. }
-            | Told::EvictionRefused { .. }
-            | Told::FetchFailed { .. }
-            | Told::Installed { .. }
-            | Told::ReadAheadArrived { .. } => Form::Flag,
-            Told::Discard { .. } | Told::Fault { .. } | Told::Plan { .. } | Told::SlotFor { .. } => Form::Digest,
+            Call::Add { .. } | Call::Advise { .. } | Call::Emptied { .. } | Call::TryAgain => Form::Nothing,
+            Call::Fetched { .. } => Form::Kind,
+            Call::Cleaned { .. }
+            | Call::Dropped { .. }
+            | Call::Evicted { .. }
+            | Call::EvictionRefused { .. }
+            | Call::FetchFailed { .. }
+            | Call::Installed { .. }
+            | Call::ReadAheadArrived { .. } => Form::Flag,
+            Call::Discard { .. } | Call::Fault { .. } | Call::Plan { .. } | Call::SlotFor { .. } => Form::Digest,
         }
     }
 }
 
 /// Writes the input. [`put_summary`] must follow.
-pub fn put_told(sink: &mut impl Sink, told: &Told<'_>) {
+pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
     let mut put = |tag: u8, fields: &[u64]| {
         sink.put(tag);
         fields.iter().for_each(|field| put_varint(sink, *field));
     };
     let block = |block: &BlockIndex| u64::from(block.0);
-    match told {
-        Told::Add { start, end, order, delivery, present } => {
+    match call {
+        Call::Add { start, end, order, delivery, present } => {
             let delivery = u64::from(*delivery == Delivery::Listener);
             let len = present.bytes().len() as u64;
             put(ADD, &[*start, end - start, order.exponent() as u64, delivery, len]);
             present.bytes().iter().for_each(|byte| sink.put(*byte));
         }
-        Told::Cleaned { block: index, verdict, guards } => {
+        Call::Cleaned { block: index, verdict, guards } => {
             let verdict = match verdict {
                 CleanVerdict::Stored => 0,
                 CleanVerdict::Zero => 1,
@@ -145,19 +145,19 @@ pub fn put_told(sink: &mut impl Sink, told: &Told<'_>) {
             put(CLEANED, &[block(index), verdict, guards.bytes().len() as u64]);
             guards.bytes().iter().for_each(|byte| sink.put(*byte));
         }
-        Told::Advise { start, end, advice } => put(ADVISE, &[*start, end - start, *advice as u64]),
-        Told::Discard { start, end, remove } => put(if *remove { REMOVE } else { DISCARD }, &[*start, end - start]),
-        Told::Dropped { block: index } => put(DROPPED, &[block(index)]),
-        Told::Emptied { frame } => put(EMPTIED, &[frame.0.into()]),
-        Told::Evicted { block: index } => put(EVICTED, &[block(index)]),
-        Told::EvictionRefused { block: index } => put(EVICTION_REFUSED, &[block(index)]),
-        Told::Fault { page, thread, write, first } => {
+        Call::Advise { start, end, advice } => put(ADVISE, &[*start, end - start, *advice as u64]),
+        Call::Discard { start, end, remove } => put(if *remove { REMOVE } else { DISCARD }, &[*start, end - start]),
+        Call::Dropped { block: index } => put(DROPPED, &[block(index)]),
+        Call::Emptied { frame } => put(EMPTIED, &[frame.0.into()]),
+        Call::Evicted { block: index } => put(EVICTED, &[block(index)]),
+        Call::EvictionRefused { block: index } => put(EVICTION_REFUSED, &[block(index)]),
+        Call::Fault { page, thread, write, first } => {
             let bits = u8::from(*first) * FAULT_FIRST + u8::from(*write) * FAULT_WRITE;
             put(FAULT + bits, &[*page, thread.0.into()]);
         }
-        Told::FetchFailed { block: index, lost } => put(FETCH_FAILED, &[block(index), (*lost).into()]),
-        Told::Fetched { block: index, write } => put(FETCHED, &[block(index), (*write).into()]),
-        Told::Installed { first, count, arrival } => {
+        Call::FetchFailed { block: index, lost } => put(FETCH_FAILED, &[block(index), (*lost).into()]),
+        Call::Fetched { block: index, write } => put(FETCHED, &[block(index), (*write).into()]),
+        Call::Installed { first, count, arrival } => {
             let fields = [block(first), (*count).into()];
             match arrival {
                 Arrival::Fresh => put(INSTALLED, &[fields[0], fields[1], 0]),
@@ -166,16 +166,16 @@ pub fn put_told(sink: &mut impl Sink, told: &Told<'_>) {
                 Arrival::Rescued => put(INSTALLED, &[fields[0], fields[1], 3]),
             }
         }
-        Told::Plan { blocks, pages } => put(PLAN, &[(*blocks).into(), (*pages).into()]),
-        Told::ReadAheadArrived { block: index } => put(READ_AHEAD_ARRIVED, &[block(index)]),
-        Told::SlotFor { block: index } => put(SLOT_FOR, &[block(index)]),
-        Told::TryAgain => put(TRY_AGAIN, &[]),
+        Call::Plan { blocks, pages } => put(PLAN, &[(*blocks).into(), (*pages).into()]),
+        Call::ReadAheadArrived { block: index } => put(READ_AHEAD_ARRIVED, &[block(index)]),
+        Call::SlotFor { block: index } => put(SLOT_FOR, &[block(index)]),
+        Call::TryAgain => put(TRY_AGAIN, &[]),
     }
 }
 
-/// Writes the summary of the answer to `told`.
-pub fn put_summary(sink: &mut impl Sink, told: &Told<'_>, summary: Summary) {
-    match told.form() {
+/// Writes the summary of the answer to `call`.
+pub fn put_summary(sink: &mut impl Sink, call: &Call<'_>, summary: Summary) {
+    match call.form() {
         Form::Nothing => {}
         Form::Flag | Form::Kind => sink.put(summary.kind),
         Form::Digest => {
@@ -226,9 +226,9 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// A number below `most`.
-    fn below(&mut self, most: u64) -> Option<u64> {
-        self.varint().filter(|value| *value < most)
+    /// A number below `max`.
+    fn below(&mut self, max: u64) -> Option<u64> {
+        self.varint().filter(|value| *value < max)
     }
 
     fn word(&mut self) -> Option<u32> {
@@ -244,13 +244,13 @@ impl<'a> Reader<'a> {
     }
 
     fn pages(&mut self) -> Option<(u64, u64)> {
-        let (start, pages) = (self.below(PAGE_MOST)?, self.below(MAPPING_PAGES_MOST)?);
-        (pages > 0 && start + pages <= PAGE_MOST).then_some((start, start + pages))
+        let (start, pages) = (self.below(PAGE_MAX)?, self.below(MAPPING_PAGES_MAX)?);
+        (pages > 0 && start + pages <= PAGE_MAX).then_some((start, start + pages))
     }
 
-    fn runs(&mut self, most: u64) -> Option<Runs<'a>> {
+    fn runs(&mut self, max: u64) -> Option<Runs<'a>> {
         let len = self.varint()?;
-        Runs::checked(self.take(len)?, most)
+        Runs::checked(self.take(len)?, max)
     }
 
     fn arrival(&mut self) -> Option<Arrival> {
@@ -272,58 +272,58 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn told(&mut self) -> Option<Told<'a>> {
+    fn call(&mut self) -> Option<Call<'a>> {
         Some(match self.byte()? {
             ADD => {
                 let (start, end) = self.pages()?;
                 let order = Order::new(u8::try_from(self.varint()?).ok()?)?;
                 let delivery = if self.flag()? { Delivery::Listener } else { Delivery::Signal };
-                Told::Add { start, end, order, delivery, present: self.runs(end - start)? }
+                Call::Add { start, end, order, delivery, present: self.runs(end - start)? }
             }
             ADVISE => {
                 let (start, end) = self.pages()?;
                 let kind = self.below(Advice::ALL.len() as u64)?;
-                Told::Advise { start, end, advice: Advice::ALL[kind as usize] }
+                Call::Advise { start, end, advice: Advice::ALL[kind as usize] }
             }
             CLEANED => {
                 let (block, verdict) = (self.block()?, self.verdict()?);
-                Told::Cleaned { block, verdict, guards: self.runs(REGION_PAGES.into())? }
+                Call::Cleaned { block, verdict, guards: self.runs(REGION_PAGES.into())? }
             }
             tag @ (DISCARD | REMOVE) => {
                 let (start, end) = self.pages()?;
-                Told::Discard { start, end, remove: tag == REMOVE }
+                Call::Discard { start, end, remove: tag == REMOVE }
             }
             EMPTIED => {
                 let frame = FrameIndex(self.word()?);
-                frame.has_order().then_some(Told::Emptied { frame })?
+                frame.has_order().then_some(Call::Emptied { frame })?
             }
-            DROPPED => Told::Dropped { block: self.block()? },
-            EVICTED => Told::Evicted { block: self.block()? },
-            EVICTION_REFUSED => Told::EvictionRefused { block: self.block()? },
-            tag @ FAULT..=FAULT_MOST => {
-                let (page, thread) = (self.below(PAGE_MOST)?, u16::try_from(self.varint()?).ok()?);
+            DROPPED => Call::Dropped { block: self.block()? },
+            EVICTED => Call::Evicted { block: self.block()? },
+            EVICTION_REFUSED => Call::EvictionRefused { block: self.block()? },
+            tag @ FAULT..=FAULT_MAX => {
+                let (page, thread) = (self.below(PAGE_MAX)?, u16::try_from(self.varint()?).ok()?);
                 let (write, first) = (tag & FAULT_WRITE != 0, tag & FAULT_FIRST != 0);
-                Told::Fault { page, thread: ThreadIndex(thread), write, first }
+                Call::Fault { page, thread: ThreadIndex(thread), write, first }
             }
-            FETCH_FAILED => Told::FetchFailed { block: self.block()?, lost: self.flag()? },
-            FETCHED => Told::Fetched { block: self.block()?, write: self.flag()? },
+            FETCH_FAILED => Call::FetchFailed { block: self.block()?, lost: self.flag()? },
+            FETCHED => Call::Fetched { block: self.block()?, write: self.flag()? },
             INSTALLED => {
                 let (first, count) = (self.block()?, self.word()?);
                 (1..=REGION_PAGES).contains(&count).then_some(())?;
-                Told::Installed { first, count, arrival: self.arrival()? }
+                Call::Installed { first, count, arrival: self.arrival()? }
             }
-            PLAN => Told::Plan { blocks: self.word()?, pages: self.word()? },
-            READ_AHEAD_ARRIVED => Told::ReadAheadArrived { block: self.block()? },
-            SLOT_FOR => Told::SlotFor { block: self.block()? },
-            TRY_AGAIN => Told::TryAgain,
+            PLAN => Call::Plan { blocks: self.word()?, pages: self.word()? },
+            READ_AHEAD_ARRIVED => Call::ReadAheadArrived { block: self.block()? },
+            SLOT_FOR => Call::SlotFor { block: self.block()? },
+            TRY_AGAIN => Call::TryAgain,
             _ => return None,
         })
     }
 
     /// The next event; `None` when the bytes are not an event.
     pub(super) fn event(&mut self) -> Option<Event<'a>> {
-        let told = self.told()?;
-        let summary = match told.form() {
+        let call = self.call()?;
+        let summary = match call.form() {
             Form::Nothing => Summary::default(),
             Form::Flag => Summary::of_flag(self.flag()?),
             Form::Kind => Summary { kind: self.byte()?, digest: 0 },
@@ -333,6 +333,6 @@ impl<'a> Reader<'a> {
                 Summary { kind, digest: u32::from_le_bytes(digest) }
             }
         };
-        Some(Event { told, summary })
+        Some(Event { call, summary })
     }
 }

@@ -47,7 +47,7 @@ pub const HEADER_BYTES: usize = 192;
 /// Bytes of a batch before its payload.
 pub const BATCH_HEADER_BYTES: usize = 32;
 /// Maximum number of bytes in one batch's payload.
-pub const BATCH_PAYLOAD_MOST: usize = 16 << 20;
+pub const BATCH_PAYLOAD_MAX: usize = 16 << 20;
 
 const MAGIC: &[u8; 8] = b"AQUIFREC";
 const EVENTS: &[u8; 4] = b"EVTS";
@@ -83,7 +83,7 @@ pub struct Header {
 impl Header {
     /// The header's bytes. Texts that are too long are cut.
     pub fn bytes(&self) -> [u8; HEADER_BYTES] {
-        let Settings { budget_pages, tier_slabs, prefetch, elastic, copied_pages_most, seals, fetch_cost } =
+        let Settings { budget_pages, tier_slabs, prefetch, elastic, copied_pages_max, seals, fetch_cost } =
             self.settings;
         let flags = u32::from(prefetch) * PREFETCH + u32::from(elastic) * ELASTIC + u32::from(seals) * SEALS;
         let mut bytes = [0; HEADER_BYTES];
@@ -93,7 +93,7 @@ impl Header {
         bytes[16..24].copy_from_slice(&budget_pages.to_le_bytes());
         bytes[24..28].copy_from_slice(&tier_slabs.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.pid.to_le_bytes());
-        bytes[64..68].copy_from_slice(&copied_pages_most.to_le_bytes());
+        bytes[64..68].copy_from_slice(&copied_pages_max.to_le_bytes());
         bytes[72..80].copy_from_slice(&fetch_cost.to_le_bytes());
         for (text, range) in [(&self.policy, 32..48), (&self.release, 48..64), (&self.program, 80..184)] {
             let mut end = text.len().min(range.len());
@@ -134,7 +134,7 @@ impl Header {
             tier_slabs: u32::from_le_bytes(number(bytes, 24)),
             prefetch: flags & PREFETCH != 0,
             elastic: flags & ELASTIC != 0,
-            copied_pages_most: u32::from_le_bytes(number(bytes, 64)),
+            copied_pages_max: u32::from_le_bytes(number(bytes, 64)),
             seals: flags & SEALS != 0,
             fetch_cost: u64::from_le_bytes(number(bytes, 72)),
         };
@@ -185,7 +185,7 @@ impl End {
 /// The header of batch `number`, whose payload is `payload`.
 pub fn batch_header(standing: bool, number: u64, payload: &[u8]) -> [u8; BATCH_HEADER_BYTES] {
     let mut bytes = [0; BATCH_HEADER_BYTES];
-    let len = u32::try_from(payload.len()).expect("a payload is at most BATCH_PAYLOAD_MOST bytes");
+    let len = u32::try_from(payload.len()).expect("a payload is at most BATCH_PAYLOAD_MAX bytes");
     bytes[..4].copy_from_slice(if standing { STANDING } else { EVENTS });
     bytes[4..8].copy_from_slice(&len.to_le_bytes());
     bytes[8..16].copy_from_slice(&number.to_le_bytes());
@@ -274,7 +274,7 @@ impl<'a> Recording<'a> {
             return Err(damage);
         }
         let len = u32::from_le_bytes(number(header, 4)) as usize;
-        if len > BATCH_PAYLOAD_MOST {
+        if len > BATCH_PAYLOAD_MAX {
             return Err(damage);
         }
         let Some((payload, _)) = rest.split_at_checked(len) else { return Ok(None) };

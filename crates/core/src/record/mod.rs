@@ -3,11 +3,11 @@
 
 //! Recordings: every input of an engine, in order, and a digest of every answer.
 //!
-//! Pure. The pager writes the inputs of its engine ([`Told`]) and the answers ([`Summary`]). The simulator reads them
+//! Pure. The pager writes the inputs of its engine ([`Call`]) and the answers ([`Summary`]). The simulator reads them
 //! back, gives another engine the same inputs, and compares. An engine is a function of its inputs, so a recording
 //! repeats a run, decision by decision, without the program and without its memory's contents.
 //!
-//! - `told.rs`: the engine's calls, as values, and how to repeat them.
+//! - `call.rs`: the engine's calls, as values, and how to repeat them.
 //! - `answer.rs`: the recorded form of an answer.
 //! - `event.rs`: the bytes of one event: the input and the answer.
 //! - `runs.rs`: lists within an event, run-length encoded.
@@ -18,16 +18,16 @@
 //! `recording.rs`, which reads.
 
 mod answer;
+mod call;
 mod event;
 mod file;
 mod runs;
-mod told;
 
 pub use answer::{Digest, Summary};
-pub use event::{Event, Sink, put_summary, put_told};
+pub use call::{Answer, Call};
+pub use event::{Event, Sink, put_call, put_summary};
 pub use file::{
-    BATCH_HEADER_BYTES, BATCH_PAYLOAD_MOST, Damage, End, HEADER_BYTES, Header, Recording, VERSION, batch_header,
+    BATCH_HEADER_BYTES, BATCH_PAYLOAD_MAX, Damage, End, HEADER_BYTES, Header, Recording, VERSION, batch_header,
     count_events,
 };
 pub use runs::{GUARD_RUNS_BYTES, Guarded, Runs, guard_runs, push_run};
-pub use told::{Answer, Told};

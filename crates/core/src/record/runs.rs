@@ -51,13 +51,13 @@ impl<'a> Runs<'a> {
         Self(bytes)
     }
 
-    /// Wraps runs from untrusted bytes: `None` when they are malformed, or have more than `most` entries in all.
-    pub(super) fn checked(bytes: &'a [u8], most: u64) -> Option<Self> {
+    /// Wraps runs from untrusted bytes: `None` when they are malformed, or have more than `max` entries in all.
+    pub(super) fn checked(bytes: &'a [u8], max: u64) -> Option<Self> {
         let (mut reader, mut total) = (Reader::new(bytes), 0u64);
         while !reader.is_empty() {
             let run = reader.varint()?;
             total = total.checked_add(run >> 2)?;
-            if run & 3 == 3 || run >> 2 == 0 || total > most {
+            if run & 3 == 3 || run >> 2 == 0 || total > max {
                 return None;
             }
         }

@@ -128,7 +128,7 @@ impl Memory {
 
     /// Moves the pages at the program's address into a frame, which must have no pages.
     pub fn take_away(&mut self, pages: Pages, frame: FrameIndex) {
-        assert!(self.frame(frame).iter().all(Option::is_none), "EEXIST: a hollow frame has pages");
+        assert!(self.frame(frame).iter().all(Option::is_none), "EEXIST: an unbacked frame has pages");
         for at in 0..pages.count as usize {
             let number = pages.start + at as u64;
             let value = self.pages.get_mut(&number).expect("only managed pages leave").there.take();

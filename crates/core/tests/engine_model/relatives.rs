@@ -18,7 +18,7 @@ use crate::world::{Access, World};
 /// Maximum number of blocks that one fork makes resident first.
 const TRIES: usize = 4_000;
 /// Maximum number of relatives alive at a time.
-pub const RELATIVES_MOST: usize = 3;
+pub const RELATIVES_MAX: usize = 3;
 
 /// How many processes use each slab.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ impl World {
     /// Forks, and continues as the parent or as the child; the other process becomes a relative. Gives up when an
     /// obstacle persists.
     pub fn fork(&mut self, as_child: bool) {
-        if self.memory.relatives.len() == RELATIVES_MOST {
+        if self.memory.relatives.len() == RELATIVES_MAX {
             self.bury();
         }
         let trouble = self.trouble;

@@ -16,16 +16,16 @@ use crate::work::{Progress, Trouble, Work};
 /// Threads of the program.
 pub const THREADS: usize = 4;
 /// Maximum number of tier transfers and other tasks that the worker has in progress.
-const JOBS_MOST: usize = 24;
+const JOBS_MAX: usize = 24;
 /// Repeated failures of write-backs after which a fault gives up, as in the driver.
-const FAILURES_MOST: u32 = 16;
+const FAILURES_MAX: u32 = 16;
 /// Turns between two ticks of the worker's clock while all pending work finishes.
 const TURNS_PER_TICK: u32 = 64;
 /// Number of ranges that calls remember.
 const CALLS: usize = 16;
 
 /// Blocks of up to this many pages are copied to the program's address, larger ones are moved.
-const COPIED_PAGES_MOST: u32 = 8;
+const COPIED_PAGES_MAX: u32 = 8;
 
 /// What a thread wants from memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl World {
             tier_slabs,
             prefetch,
             elastic,
-            copied_pages_most: COPIED_PAGES_MOST,
+            copied_pages_max: COPIED_PAGES_MAX,
             seals: true,
             fetch_cost: 1 + u64::from(prefetch),
         };
@@ -171,7 +171,7 @@ impl World {
                 Progress::Done => {}
                 Progress::Failed => {
                     thread.failures += u32::from(again);
-                    if thread.failures > FAILURES_MOST {
+                    if thread.failures > FAILURES_MAX {
                         self.gave_up += 1;
                         thread = Thread::default();
                     }
@@ -263,7 +263,7 @@ impl World {
 
     /// The worker asks for a plan and takes on its tasks.
     pub fn plan(&mut self) -> usize {
-        let room = JOBS_MOST.saturating_sub(self.jobs.len());
+        let room = JOBS_MAX.saturating_sub(self.jobs.len());
         if room == 0 {
             return 0;
         }
@@ -299,8 +299,8 @@ impl World {
 
     /// Other processes take up to half of the budget or give it back; or another process gives up as much again.
     pub fn change_budget(&mut self, luck: u32) {
-        let least = self.budget_pages / 2;
-        self.engine.set_budget(least + u64::from(luck / 8) % (2 * self.budget_pages - least + 1));
+        let min = self.budget_pages / 2;
+        self.engine.set_budget(min + u64::from(luck / 8) % (2 * self.budget_pages - min + 1));
         self.check();
     }
 
@@ -310,8 +310,8 @@ impl World {
         if self.steps.is_multiple_of(1 + u64::from(self.engine.map().blocks_len()) / 32) {
             self.engine.check();
         }
-        let most = self.engine.budget_pages() + self.engine.debt_pages();
-        assert!(self.memory.physical <= most, "{} pages in DRAM, allowed are {most}", self.memory.physical);
+        let max = self.engine.budget_pages() + self.engine.debt_pages();
+        assert!(self.memory.physical <= max, "{} pages in DRAM, allowed are {max}", self.memory.physical);
     }
 
     /// Lets all pending work finish, without failures. Every access ends within `turns` turns of its thread.
@@ -330,7 +330,7 @@ impl World {
             if busy > 0 {
                 self.plan();
             }
-            for luck in 0..JOBS_MOST {
+            for luck in 0..JOBS_MAX {
                 self.work(luck as u32 * 7 + 99 * 700);
             }
         }

@@ -129,7 +129,7 @@ impl Capacity {
             is_sanitized: false,
         };
         self.extents.insert(held);
-        held.told()
+        held.reported()
     }
 
     /// Another host for what has a tag.
@@ -142,7 +142,7 @@ impl Capacity {
             return Err(ReturnCode::INVALID_INPUT);
         }
         self.extents.iter_mut().filter(|held| held.tag == add.tag).for_each(|held| held.pending.add(host_id));
-        Ok(of_tag.iter().map(Held::told).collect())
+        Ok(of_tag.iter().map(Held::reported).collect())
     }
 
     fn offer(&mut self, context: &mut Context, host_id: u16, extents: Vec<Extent>) {

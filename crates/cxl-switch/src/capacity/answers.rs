@@ -49,15 +49,15 @@ impl Capacity {
                 held.pending.remove(host_id);
                 if accepted.iter().any(|part| part.start <= held.start && held.range().end <= part.end) {
                     held.accepted.add(host_id);
-                    taken.push(held.told());
+                    taken.push(held.reported());
                 }
             }
         }
         self.settle(context, host_id);
         // A refusal is a record without capacity.
-        let told = if taken.is_empty() { vec![Extent::default()] } else { taken };
-        for (number, extent) in told.iter().enumerate() {
-            let flags = u8::from(number + 1 < told.len());
+        let reported = if taken.is_empty() { vec![Extent::default()] } else { taken };
+        for (number, extent) in reported.iter().enumerate() {
+            let flags = u8::from(number + 1 < reported.len());
             let kind = CapacityEventKind::AddResponse;
             self.record(
                 context,
@@ -90,7 +90,7 @@ impl Capacity {
             for held in self.extents.inside(range) {
                 held.accepted.remove(host_id);
                 held.releasing.remove(host_id);
-                given.push(held.told());
+                given.push(held.reported());
             }
         }
         self.settle(context, host_id);

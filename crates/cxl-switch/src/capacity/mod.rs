@@ -19,7 +19,7 @@ use std::ops::Range;
 use aquifer_fmapi::{
     CAPACITY_UNIT_BYTES, CapacityEvent, CapacityEventKind, DcExtentLists, DcListTags, DcRegion, DcTag, DcTags,
     DcdCapabilities, Empty, EventData, EventLog, Extent, GetDcExtentLists, GetHostDcRegions, HostDcRegions,
-    REGIONS_MOST, Request, Response, ReturnCode, SetDcRegion,
+    REGIONS_MAX, Request, Response, ReturnCode, SetDcRegion,
 };
 
 use crate::component::Component;
@@ -169,7 +169,7 @@ impl Capacity {
     }
 
     fn capabilities(&self) -> DcdCapabilities {
-        let mut block_sizes = [0; REGIONS_MOST];
+        let mut block_sizes = [0; REGIONS_MAX];
         for (sizes, region) in block_sizes.iter_mut().zip(&self.regions) {
             *sizes = BLOCK_LOG2
                 .filter(|log2| region.length().is_multiple_of(1 << log2))
@@ -208,8 +208,8 @@ impl Capacity {
         let host_id = self.host(get.host_id)?;
         self.region(get.first_region)?;
         let is_padded = context.connection.dialect.host_regions_are_padded;
-        let fit = if is_padded { REGIONS_MOST } else { context.entries(REGIONS_BYTES, REGION_BYTES) };
-        let told = |region: &Region| DcRegion {
+        let fit = if is_padded { REGIONS_MAX } else { context.entries(REGIONS_BYTES, REGION_BYTES) };
+        let reported = |region: &Region| DcRegion {
             base: region.range.start,
             decode_length: region.length() / CAPACITY_UNIT_BYTES,
             length: region.length(),
@@ -221,7 +221,7 @@ impl Capacity {
         Ok(HostDcRegions {
             host_id,
             region_count: self.regions.len() as u8,
-            regions: listed.map(told).collect(),
+            regions: listed.map(reported).collect(),
             room: [self.extents_max, self.extents_free(), self.tags_max, self.tags_free()],
         })
     }
@@ -265,7 +265,8 @@ impl Capacity {
 
     fn extent_lists(&self, context: &Context, get: &GetDcExtentLists) -> Result<DcExtentLists, ReturnCode> {
         let host_id = self.host(get.host_id)?;
-        let list: Vec<Extent> = self.extents.iter().filter(|held| held.accepted.has(host_id)).map(Held::told).collect();
+        let list: Vec<Extent> =
+            self.extents.iter().filter(|held| held.accepted.has(host_id)).map(Held::reported).collect();
         let first = get.first_extent as usize;
         if first > list.len() {
             return Err(ReturnCode::INVALID_INPUT);
@@ -304,7 +305,7 @@ impl Capacity {
 
     fn list_tags(&self, context: &Context, list: &DcListTags) -> DcTags {
         let tags = self.tags();
-        let told = |tag: &Tag| {
+        let reported = |tag: &Tag| {
             let of_tag = self.extents.iter().filter(|held| held.tag == *tag);
             let bits =
                 |hosts: fn(&Held) -> Hosts| Hosts(of_tag.clone().fold(0, |bits, held| bits | hosts(held).0)).bitmap();
@@ -316,7 +317,7 @@ impl Capacity {
             generation: self.tags_generation,
             total: tags.len() as u32,
             validity: BITMAPS_VALID,
-            tags: tags.iter().skip(list.first as usize).take(count).map(told).collect(),
+            tags: tags.iter().skip(list.first as usize).take(count).map(reported).collect(),
         }
     }
 

@@ -35,7 +35,7 @@ impl Capacity {
                 if !is_forced {
                     held.releasing.add(host_id);
                 }
-                extents.push(held.told());
+                extents.push(held.reported());
             }
         }
         if is_forced {
@@ -109,7 +109,7 @@ impl Capacity {
                 held.accepted.remove(host_id);
                 held.pending.remove(host_id);
                 held.releasing.remove(host_id);
-                extents.push(held.told());
+                extents.push(held.reported());
             }
         }
         // An offer keeps what is still pending of it: the same blocks may be offered again before it is answered.
@@ -142,7 +142,7 @@ impl Capacity {
             if is_wiped {
                 self.memory.wipe(held.start - base..held.range().end - base);
             }
-            context.effect(Effect::CapacityFreed { device: self.device, extent: held.told(), is_wiped });
+            context.effect(Effect::CapacityFreed { device: self.device, extent: held.reported(), is_wiped });
         }
     }
 

@@ -200,9 +200,9 @@ impl Client {
     /// All vPPBs of a virtual switch.
     pub fn vppbs(&mut self, vcs_id: u8) -> Vec<Vppb> {
         let vcs_ids = vec![vcs_id];
-        let get = GetVirtualSwitches { first_vppb: 0, vppbs_most: 255, vcs_ids };
+        let get = GetVirtualSwitches { first_vppb: 0, vppbs_max: 255, vcs_ids };
         match self.ask(&at_switch(), &Request::GetVirtualSwitches(get)) {
-            Ok(Response::GetVirtualSwitches(told)) => told.switches[0].vppbs.clone(),
+            Ok(Response::GetVirtualSwitches(reported)) => reported.switches[0].vppbs.clone(),
             other => panic!("{other:?}"),
         }
     }
@@ -210,7 +210,7 @@ impl Client {
     /// The state of a port.
     pub fn port(&mut self, port_id: u8) -> PortStatus {
         match self.ask(&at_switch(), &Request::GetPortStates(GetPortStates { port_ids: vec![port_id] })) {
-            Ok(Response::GetPortStates(told)) => told.ports[0],
+            Ok(Response::GetPortStates(reported)) => reported.ports[0],
             other => panic!("{other:?}"),
         }
     }

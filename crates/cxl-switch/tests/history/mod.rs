@@ -314,13 +314,13 @@ impl History {
         }
         self.model.see(&std::mem::take(&mut self.client.seen).events);
         let get = Request::GetEventRecords(GetEventRecords { log });
-        let Ok(Response::GetEventRecords(told)) = self.client.ask(&at_switch(), &get) else { panic!("refused") };
+        let Ok(Response::GetEventRecords(reported)) = self.client.ask(&at_switch(), &get) else { panic!("refused") };
         let (records, lost) = self.model.log(log);
-        assert_eq!(told.records, *records, "{log:?}");
-        assert_eq!((told.has_overflowed(), told.overflow_count), (*lost > 0, *lost), "{log:?}");
+        assert_eq!(reported.records, *records, "{log:?}");
+        assert_eq!((reported.has_overflowed(), reported.overflow_count), (*lost > 0, *lost), "{log:?}");
         // The oldest ones, of which all are as likely as some.
-        let count = (1 + self.random.below(8) as usize).min(told.records.len());
-        let handles: Vec<u16> = told.records.iter().take(count).map(|record| record.handle).collect();
+        let count = (1 + self.random.below(8) as usize).min(reported.records.len());
+        let handles: Vec<u16> = reported.records.iter().take(count).map(|record| record.handle).collect();
         if !handles.is_empty() {
             let clear = Request::ClearEventRecords(ClearEventRecords { log, flags: 0, handles });
             assert_eq!(self.client.code(&at_switch(), &clear), ReturnCode::SUCCESS);
@@ -330,8 +330,8 @@ impl History {
 
     fn lose_record(&mut self, log: EventLog) {
         let get = Request::GetEventRecords(GetEventRecords { log });
-        let Ok(Response::GetEventRecords(told)) = self.client.ask(&at_switch(), &get) else { return };
-        if let Some(record) = told.records.first() {
+        let Ok(Response::GetEventRecords(reported)) = self.client.ask(&at_switch(), &get) else { return };
+        if let Some(record) = reported.records.first() {
             let clear = ClearEventRecords { log, flags: 0, handles: vec![record.handle] };
             self.client.code(&at_switch(), &Request::ClearEventRecords(clear));
         }
@@ -393,19 +393,19 @@ impl History {
 
     /// After each step: the bindings are the model's, and nothing is bound twice.
     fn look(&mut self) {
-        let mut told: Vec<Vppb> = (0..VCSS).flat_map(|vcs_id| self.client.vppbs(vcs_id)).collect();
+        let mut reported: Vec<Vppb> = (0..VCSS).flat_map(|vcs_id| self.client.vppbs(vcs_id)).collect();
         if self.planted == Planted::BoundTwice {
-            let bound = told.iter().find(|vppb| vppb.status == BindingStatus::Ld).copied();
-            let free = told.iter_mut().find(|vppb| vppb.status == BindingStatus::Unbound);
+            let bound = reported.iter().find(|vppb| vppb.status == BindingStatus::Ld).copied();
+            let free = reported.iter_mut().find(|vppb| vppb.status == BindingStatus::Unbound);
             if let (Some(bound), Some(free)) = (bound, free) {
                 *free = bound;
             }
         }
-        for (at, vppb) in told.iter().enumerate() {
+        for (at, vppb) in reported.iter().enumerate() {
             let is_bound = [BindingStatus::Ld, BindingStatus::Port].contains(&vppb.status);
-            assert!(!is_bound || !told[..at].contains(vppb), "{vppb:?} is bound twice");
+            assert!(!is_bound || !reported[..at].contains(vppb), "{vppb:?} is bound twice");
         }
-        assert_eq!(told, self.model.vppbs());
+        assert_eq!(reported, self.model.vppbs());
         // Two managers are told the same, and the device behind a tunnel answers when it can be reached.
         let identify = self.client.ask(&[Hop::Port(1)], &Request::Identify(Identify {}));
         assert_eq!(identify.err(), self.model.refusal_of_mld());

@@ -311,7 +311,7 @@ impl Model {
 
     /// All vPPBs as they are told.
     pub fn vppbs(&self) -> Vec<Vppb> {
-        let told = |state: &State| {
+        let reported = |state: &State| {
             let none = Vppb { status: BindingStatus::Unbound, port_id: 0, ld_id: Vppb::NO_LD };
             match *state {
                 State::Unbound => none,
@@ -322,7 +322,7 @@ impl Model {
                 }
             }
         };
-        self.states.iter().map(told).collect()
+        self.states.iter().map(reported).collect()
     }
 
     /// The vPPBs that are bound.

@@ -13,14 +13,14 @@ use aquifer_wire::Refusal;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::Channel;
-use crate::settings::Patience;
+use crate::settings::Timeouts;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct LocalChannel(pub(super) UnixStream);
 
 impl Channel for LocalChannel {
-    fn open(&self, _: Patience) -> Result<(), Refusal> {
+    fn open(&self, _: Timeouts) -> Result<(), Refusal> {
         Ok(())
     }
 

@@ -10,14 +10,14 @@ use std::os::fd::{AsRawFd, RawFd};
 use aquifer_wire::Refusal;
 
 use super::Channel;
-use crate::settings::Patience;
+use crate::settings::Timeouts;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct PlainChannel(pub(super) TcpStream);
 
 impl Channel for PlainChannel {
-    fn open(&self, _: Patience) -> Result<(), Refusal> {
+    fn open(&self, _: Timeouts) -> Result<(), Refusal> {
         Ok(())
     }
 

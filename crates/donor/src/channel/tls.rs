@@ -19,7 +19,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::{AlertDescription, CertificateError, Error, ServerConfig, ServerConnection};
 
 use super::Channel;
-use crate::settings::Patience;
+use crate::settings::Timeouts;
 
 /// How much is read from the socket at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -35,7 +35,7 @@ pub(super) struct TlsChannel {
     stream: TcpStream,
     config: Arc<ServerConfig>,
     /// How long sending sealed bytes may take.
-    patience: Duration,
+    timeout: Duration,
     /// Held by the connection's thread, also while it waits for bytes.
     arrived: Mutex<Arrived>,
     /// Set from the beginning of the handshake.
@@ -55,9 +55,9 @@ impl fmt::Debug for TlsChannel {
 }
 
 impl TlsChannel {
-    pub(super) fn new(stream: TcpStream, config: Arc<ServerConfig>, patience: Duration) -> TlsChannel {
+    pub(super) fn new(stream: TcpStream, config: Arc<ServerConfig>, timeout: Duration) -> TlsChannel {
         let arrived = Mutex::new(Arrived { bytes: vec![0; READ_BYTES].into(), rest: 0..0 });
-        TlsChannel { stream, config, patience, arrived, session: Mutex::new(None) }
+        TlsChannel { stream, config, timeout, arrived, session: Mutex::new(None) }
     }
 
     fn session(&self) -> MutexGuard<'_, Option<ServerConnection>> {
@@ -127,7 +127,7 @@ impl TlsChannel {
     /// Sends what the session has sealed. An incomplete send ends the connection, because half of a record cannot be
     /// taken back.
     fn flush(&self, session: &mut ServerConnection) -> io::Result<()> {
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         while session.wants_write() {
             match session.write_tls(&mut &self.stream) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
@@ -144,8 +144,8 @@ impl TlsChannel {
 }
 
 impl Channel for TlsChannel {
-    fn open(&self, patience: Patience) -> Result<(), Refusal> {
-        let deadline = Instant::now() + patience.handshake;
+    fn open(&self, timeouts: Timeouts) -> Result<(), Refusal> {
+        let deadline = Instant::now() + timeouts.handshake;
         self.look(deadline)?;
         let session = ServerConnection::new(Arc::clone(&self.config)).map_err(|_| Refusal::Handshake)?;
         *self.session() = Some(session);

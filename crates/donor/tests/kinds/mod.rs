@@ -94,7 +94,7 @@ impl Kind {
 }
 
 /// The longest path of a socket.
-const PATH_BYTES_MOST: usize = 107;
+const PATH_BYTES_MAX: usize = 107;
 
 /// A socket's path that no other test has.
 pub fn socket() -> Address {
@@ -102,7 +102,7 @@ pub fn socket() -> Address {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("{}-{number}.sock", std::process::id());
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
-    let fits = path.as_os_str().len() <= PATH_BYTES_MOST;
+    let fits = path.as_os_str().len() <= PATH_BYTES_MAX;
     Address::Local(if fits { path } else { std::env::temp_dir().join(format!("aquifer-test-{name}")) })
 }
 

@@ -10,7 +10,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use aquifer_donor::{Donor, Files, Patience, Security, Settings, Source};
+use aquifer_donor::{Donor, Files, Security, Settings, Source, Timeouts};
 use aquifer_wire::{BorrowerId, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES, Standing};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -20,7 +20,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use crate::certificates::{Protection, good};
 
 /// No answer takes so long.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What a donor has said.
 pub type Lines = Arc<Mutex<Vec<String>>>;
@@ -33,8 +33,8 @@ pub fn settings(slabs: u64) -> Settings {
 /// A donor that gives up on slow peers soon.
 pub fn impatient(slabs: u64) -> Settings {
     let (frame, handshake) = (Duration::from_millis(200), Duration::from_millis(200));
-    let patience = Patience { frame, handshake, ..Patience::default() };
-    Settings { patience, ..settings(slabs) }
+    let timeouts = Timeouts { frame, handshake, ..Timeouts::default() };
+    Settings { timeouts, ..settings(slabs) }
 }
 
 pub fn start(settings: Settings) -> (Donor, Lines) {
@@ -52,7 +52,7 @@ pub fn wait_until(donor: &Donor, what: impl Fn(&Standing) -> bool) -> Standing {
         if what(&standing) {
             return standing;
         }
-        assert!(start.elapsed() < PATIENCE, "the donor does not come to stand so: {standing:?}");
+        assert!(start.elapsed() < TIMEOUT, "the donor does not come to stand so: {standing:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -65,11 +65,11 @@ pub fn figure(donor: &Donor, figure: Figure) -> u64 {
     donor.standing().figure(figure)
 }
 
-/// Asserts that a refusal was told of once, however often there was one.
-pub fn told_once(lines: &Lines, refusal: Refusal) {
+/// Asserts that a refusal was reported once, however often there was one.
+pub fn reported_once(lines: &Lines, refusal: Refusal) {
     let word = format!("({})", refusal.word());
-    let told = lines.lock().unwrap().iter().filter(|line| line.contains(&word)).count();
-    assert_eq!(told, 1, "{refusal}: {lines:?}");
+    let reported = lines.lock().unwrap().iter().filter(|line| line.contains(&word)).count();
+    assert_eq!(reported, 1, "{refusal}: {lines:?}");
 }
 
 /// What a connection's bytes go through.
@@ -160,7 +160,7 @@ impl Peer {
     /// Connects, shakes hands where that is done, and says nothing.
     pub fn connect(protection: Protection, address: SocketAddr) -> Peer {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.set_nodelay(true).unwrap();
         let stream = match protection {
             Protection::Plain => Stream::Plain(stream),
@@ -187,7 +187,7 @@ impl Peer {
     /// Connects and shakes hands with this certificate.
     pub fn connect_with(files: &Files, address: SocketAddr) -> Peer {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.set_nodelay(true).unwrap();
         let stream = Stream::Tls(Box::new(session(stream, files)));
         Peer { stream, next: 0, welcome: None, revoked: Vec::new() }
@@ -266,7 +266,7 @@ impl Peer {
     /// Asserts that the donor refuses for this reason and ends the connection, without another byte.
     pub fn expect_the_end(&mut self, refusal: Refusal) {
         match self.receive() {
-            Some((Message::Error { refusal: told }, _)) => assert_eq!(told, refusal),
+            Some((Message::Error { refusal: reported }, _)) => assert_eq!(reported, refusal),
             // What was not read when the connection ended takes the answer with it.
             None => {}
             other => panic!("not a refusal: {other:?}"),

@@ -17,7 +17,7 @@ use crate::run::eventually;
 
 const BATCH: u64 = 100;
 /// Timeout of one reply; a later reply counts as a hang.
-const REPLY_MOST: Duration = Duration::from_secs(120);
+const REPLY_MAX: Duration = Duration::from_secs(120);
 
 fn value(key: u64, round: u64) -> String {
     let seed = mix(key << 8 | round);
@@ -32,7 +32,7 @@ fn connect(socket: &Path) -> Result<BufReader<UnixStream>, String> {
         stream.is_some() || started.elapsed().as_secs() > 60
     });
     let stream = stream.ok_or("memcached does not start")?;
-    stream.set_read_timeout(Some(REPLY_MOST)).map_err(|error| error.to_string())?;
+    stream.set_read_timeout(Some(REPLY_MAX)).map_err(|error| error.to_string())?;
     Ok(BufReader::new(stream))
 }
 

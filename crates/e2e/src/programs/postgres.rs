@@ -20,7 +20,7 @@ const QUERIES: &str = include_str!("../../programs/postgres.sql");
 /// The user nobody and its group, the same number on all systems.
 const NOBODY: u32 = 65534;
 /// Time limit for the server to end.
-const STOP_MOST: Duration = Duration::from_secs(120);
+const STOP_MAX: Duration = Duration::from_secs(120);
 
 /// The directory with the programs of the newest installed PostgreSQL.
 fn programs() -> Option<PathBuf> {
@@ -132,7 +132,7 @@ fn ask_all(
     let mut stop = Command::new(programs.join("pg_ctl"));
     stop.args(["-D", &data, "stop", "-m", "fast"]);
     done(trial, &stop)?;
-    server.end(STOP_MOST)?;
+    server.end(STOP_MAX)?;
     Ok((answers, peak))
 }
 

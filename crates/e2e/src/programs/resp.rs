@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Timeout of one reply; a later reply counts as a hang.
-const REPLY_MOST: Duration = Duration::from_secs(120);
+const REPLY_MAX: Duration = Duration::from_secs(120);
 
 /// A connection.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Client {
     /// Connects to a server's socket.
     pub fn connect(socket: &Path) -> Result<Self, String> {
         let stream = UnixStream::connect(socket).map_err(|error| error.to_string())?;
-        stream.set_read_timeout(Some(REPLY_MOST)).map_err(|error| error.to_string())?;
+        stream.set_read_timeout(Some(REPLY_MAX)).map_err(|error| error.to_string())?;
         Ok(Self { stream: BufReader::new(stream), batch: Vec::new(), sent: 0 })
     }
 

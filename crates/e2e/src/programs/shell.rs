@@ -36,6 +36,6 @@ pub fn sort(trial: &Trial) -> Result<Verdict, String> {
     let file = trial.write("lines", &text)?;
     let sorted = trial.path("sorted");
     let read = || std::fs::read_to_string(&sorted).map_err(|error| error.to_string());
-    let most = trial.size(200, 8000);
-    trial.same(&program, &["--parallel=2", &format!("-S{most}M"), "-o", &sorted, &file], read)
+    let max = trial.size(200, 8000);
+    trial.same(&program, &["--parallel=2", &format!("-S{max}M"), "-o", &sorted, &file], read)
 }

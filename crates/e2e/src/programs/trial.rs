@@ -16,7 +16,7 @@ use crate::tier_kinds::{TierKind, Tiers};
 /// The budget, as a percentage of a native run's peak.
 const BUDGET_PERCENT: u64 = 40;
 /// The smallest budget that `aquifer run` accepts.
-const BUDGET_BYTES_LEAST: u64 = 16 << 20;
+const BUDGET_BYTES_MIN: u64 = 16 << 20;
 /// Interval between looks at a native run. Linux keeps each process's own peak, so a missed look costs little.
 const LOOK_EVERY: Duration = Duration::from_millis(3);
 /// Time limit of one run; a longer run counts as a hang. Larger runs take minutes.
@@ -166,7 +166,7 @@ impl Trial {
 
 /// The budget for a program with this peak.
 fn budget(peak_bytes: u64) -> u64 {
-    (peak_bytes * BUDGET_PERCENT / 100).max(BUDGET_BYTES_LEAST)
+    (peak_bytes * BUDGET_PERCENT / 100).max(BUDGET_BYTES_MIN)
 }
 
 /// An error unless the program ended with status 0.

@@ -264,8 +264,8 @@ impl Edit<'_> {
                     let is_free = |address: &VppbAddress| !taken.contains(address) && self.capacity.is_free(address);
                     vcs.vppbs.iter().map(address).filter(is_free).collect::<Vec<_>>()
                 });
-            let most = free.max_by_key(Vec::len).unwrap_or_default();
-            let vppb = most.into_iter().next().ok_or_else(|| Refusal::NoVppb { host: host.clone() })?;
+            let max = free.max_by_key(Vec::len).unwrap_or_default();
+            let vppb = max.into_iter().next().ok_or_else(|| Refusal::NoVppb { host: host.clone() })?;
             taken.insert(vppb.clone());
             member.vppb = Some(vppb);
         }

@@ -128,8 +128,8 @@ impl Volume {
 
     /// What one of its spans holds. An LD that is larger than its span's other members does not help.
     pub(crate) fn usable_bytes_of(&self, span: &Span) -> Bytes {
-        let least = span.members.iter().map(|member| member.bytes).min().unwrap_or_default();
-        self.spec.redundancy.span_bytes(least)
+        let min = span.members.iter().map(|member| member.bytes).min().unwrap_or_default();
+        self.spec.redundancy.span_bytes(min)
     }
 
     /// What it takes of each source. What an unbound volume gives back has the room that its next binding takes,

@@ -77,12 +77,12 @@ impl Offer {
 #[derive(Clone, Debug, Default)]
 struct Shelf {
     domains: BTreeMap<Domain, BTreeSet<(Bytes, Source)>>,
-    by_most: BTreeSet<(Bytes, Domain)>,
+    by_max: BTreeSet<(Bytes, Domain)>,
     free: Bytes,
 }
 
 impl Shelf {
-    fn most(&self, domain: &Domain) -> Option<Bytes> {
+    fn max(&self, domain: &Domain) -> Option<Bytes> {
         self.domains.get(domain)?.last().map(|(free, _)| *free)
     }
 
@@ -91,8 +91,8 @@ impl Shelf {
         if free == Bytes::ZERO {
             return;
         }
-        if let Some(most) = self.most(domain) {
-            self.by_most.remove(&(most, domain.clone()));
+        if let Some(max) = self.max(domain) {
+            self.by_max.remove(&(max, domain.clone()));
         }
         let sources = self.domains.entry(domain.clone()).or_default();
         if put {
@@ -102,8 +102,8 @@ impl Shelf {
             sources.remove(&(free, source.clone()));
             self.free = self.free.minus(free);
         }
-        match self.most(domain) {
-            Some(most) => drop(self.by_most.insert((most, domain.clone()))),
+        match self.max(domain) {
+            Some(max) => drop(self.by_max.insert((max, domain.clone()))),
             None => drop(self.domains.remove(domain)),
         }
     }
@@ -338,7 +338,7 @@ impl Capacity {
         looks: &mut usize,
     ) -> Option<Found> {
         let shelf = self.shelves.get(&(pick.pool.clone(), reach.clone(), class, pick.spread))?;
-        for (_, domain) in shelf.by_most.iter().rev() {
+        for (_, domain) in shelf.by_max.iter().rev() {
             *looks += 1;
             if pick.domains.contains(domain) {
                 continue;

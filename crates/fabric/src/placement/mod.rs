@@ -21,7 +21,7 @@ pub use refusal::Refusal;
 use crate::bytes::{Bytes, SLAB};
 use crate::id::{PoolId, ZoneId};
 use crate::topology::{FaultDomain, LatencyClass};
-use crate::volume::{Redundancy, SPANS_MOST, Source, VOLUME_MOST, VolumeSpec};
+use crate::volume::{Redundancy, SPANS_MAX, Source, VOLUME_MAX, VolumeSpec};
 use capacity::{Domain, Found};
 
 /// What is asked of the capacity.
@@ -72,13 +72,13 @@ fn classes(slowest: LatencyClass) -> Vec<LatencyClass> {
 
 /// Checks what does not depend on the capacity.
 pub(crate) fn check_spec(spec: &VolumeSpec) -> Result<(), Refusal> {
-    if spec.size == Bytes::ZERO || spec.size > VOLUME_MOST {
+    if spec.size == Bytes::ZERO || spec.size > VOLUME_MAX {
         return Err(Refusal::Size { size: spec.size });
     }
     if !spec.redundancy.is_possible() {
         return Err(Refusal::Redundancy { redundancy: spec.redundancy });
     }
-    if usize::from(spec.width) > SPANS_MOST {
+    if usize::from(spec.width) > SPANS_MAX {
         return Err(Refusal::TooManySpans { size: spec.size });
     }
     Ok(())
@@ -111,7 +111,7 @@ impl Capacity {
         let per_span = Bytes(bytes.0.div_ceil(width as u64));
         let (mut left, mut used) = (bytes, BTreeSet::new());
         while left > Bytes::ZERO {
-            if placement.spans.len() == SPANS_MOST {
+            if placement.spans.len() == SPANS_MAX {
                 return Err(Refusal::TooManySpans { size: spec.size });
             }
             if placement.spans.len() >= width {
@@ -119,9 +119,9 @@ impl Capacity {
             }
             let want = spec.redundancy.member_bytes(per_span.min(left));
             let span = self.place_span(request, want, &used, &mut placement.looks)?;
-            let least = span.iter().map(|choice| choice.bytes).min().unwrap_or_default();
+            let min = span.iter().map(|choice| choice.bytes).min().unwrap_or_default();
             used.extend(span.iter().map(|choice| choice.source.clone()));
-            left = left.minus(spec.redundancy.span_bytes(least));
+            left = left.minus(spec.redundancy.span_bytes(min));
             placement.spans.push(span);
         }
         Ok(())
@@ -153,8 +153,8 @@ impl Capacity {
             pick.domains.insert(one.domain.clone());
             found.push(one);
         }
-        let least = found.iter().map(|one| one.free).min().unwrap_or_default().min(want);
-        Ok(found.into_iter().map(|one| self.reserve(one, least)).collect())
+        let min = found.iter().map(|one| one.free).min().unwrap_or_default().min(want);
+        Ok(found.into_iter().map(|one| self.reserve(one, min)).collect())
     }
 
     /// Places one member with at least `want`, in no domain of `others` and on none of `avoid`.

@@ -8,7 +8,7 @@ use std::fmt;
 use crate::bytes::Bytes;
 use crate::id::{HostId, MemberId, PoolId, VolumeName, ZoneId};
 use crate::topology::{FaultDomain, LatencyClass};
-use crate::volume::{COPIES_MOST, DATA_MOST, PARITY_MOST, Redundancy, SPANS_MOST, VOLUME_MOST};
+use crate::volume::{COPIES_MAX, DATA_MAX, PARITY_MAX, Redundancy, SPANS_MAX, VOLUME_MAX};
 
 /// Why a change is refused. Nothing has changed then. The set may grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub enum Refusal {
         /// What was asked for.
         redundancy: Redundancy,
     },
-    /// A size of nothing, or beyond [`VOLUME_MOST`].
+    /// A size of nothing, or beyond [`VOLUME_MAX`].
     Size {
         /// What was asked for.
         size: Bytes,
@@ -88,7 +88,7 @@ pub enum Refusal {
         /// As many have room.
         found: usize,
     },
-    /// More than [`SPANS_MOST`] spans would be needed.
+    /// More than [`SPANS_MAX`] spans would be needed.
     TooManySpans {
         /// The size of the volume.
         size: Bytes,
@@ -158,11 +158,11 @@ impl fmt::Display for Refusal {
             ),
             Self::Redundancy { redundancy } => write!(
                 f,
-                "redundancy {redundancy} is not possible; use none, a mirror of 2 to {COPIES_MOST} copies, or parity with \
-                 2 to {DATA_MOST} + 1 to {PARITY_MOST} shards"
+                "redundancy {redundancy} is not possible; use none, a mirror of 2 to {COPIES_MAX} copies, or parity with \
+                 2 to {DATA_MAX} + 1 to {PARITY_MAX} shards"
             ),
             Self::Size { size } => {
-                write!(f, "a volume of {size} is not possible; ask for more than 0B, {VOLUME_MOST} at most")
+                write!(f, "a volume of {size} is not possible; ask for more than 0B, {VOLUME_MAX} at most")
             }
             Self::TooFewDomains { pool, domain, needed, found } => write!(
                 f,
@@ -171,7 +171,7 @@ impl fmt::Display for Refusal {
             ),
             Self::TooManySpans { size } => write!(
                 f,
-                "a volume of {size} would have more than {SPANS_MOST} spans; ask for less, or for a smaller width, or add \
+                "a volume of {size} would have more than {SPANS_MAX} spans; ask for less, or for a smaller width, or add \
                  larger donors"
             ),
             Self::TooNarrow { pool, width } => write!(

@@ -11,7 +11,7 @@ use crate::bytes::Bytes;
 use crate::id::{DeviceId, EnclosureId, HostId, LdId, PortId, SwitchId, VcsId};
 
 /// LDs of one device at most, as in the CXL specification.
-pub const LDS_MOST: usize = 16;
+pub const LDS_MAX: usize = 16;
 
 /// One part of a topology, as messages name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl fmt::Display for Inconsistency {
             }
             Self::Lds { device } => write!(
                 f,
-                "device {device} does not have 1 to {LDS_MOST} LDs with ids below {LDS_MOST}; correct `lds`, or write \
+                "device {device} does not have 1 to {LDS_MAX} LDs with ids below {LDS_MAX}; correct `lds`, or write \
                  `sld` for a single logical device"
             ),
             Self::NotUpstream { switch, vcs_id, port_id } => write!(
@@ -158,7 +158,7 @@ fn device_kind(name: &DeviceId, kind: &DeviceKind) -> Result<(), Inconsistency> 
             capacity(part(), *all, *block)
         }
         DeviceKind::Mld { lds } => {
-            let first_beyond = LdId(u16::try_from(LDS_MOST).unwrap_or(NO_LD.0));
+            let first_beyond = LdId(u16::try_from(LDS_MAX).unwrap_or(NO_LD.0));
             if lds.is_empty() || lds.keys().any(|ld_id| *ld_id >= first_beyond) {
                 return Err(Inconsistency::Lds { device: name.clone() });
             }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-pub use check::{Inconsistency, LDS_MOST, Part};
+pub use check::{Inconsistency, LDS_MAX, Part};
 
 use crate::bytes::Bytes;
 use crate::id::{DeviceId, DonorId, EnclosureId, HostId, LdId, PortId, RackId, SwitchId, VcsId, VppbId};

@@ -32,7 +32,7 @@ const TROUBLE_TICKS: u64 = 160;
 /// Ticks that are enough to settle when nothing fails any more.
 const CALM_TICKS: u64 = 400;
 /// How long a source may be silent before it is replaced.
-pub const PATIENCE_MS: u64 = 25;
+pub const TIMEOUT_MS: u64 = 25;
 
 /// A bug that is planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use aquifer_fabric::*;
 
 use super::random::Random;
-use super::{PATIENCE_MS, Plant, World};
+use super::{Plant, TIMEOUT_MS, World};
 
 /// What an operator asks for.
 #[derive(Clone, Debug)]
@@ -216,7 +216,7 @@ impl Writer {
                 Order::Unbind(volume) => edit.unbind(volume),
             };
         }
-        let unrepaired = edit.repair(&self.observed, Millis(world.now), PATIENCE_MS);
+        let unrepaired = edit.repair(&self.observed, Millis(world.now), TIMEOUT_MS);
         self.stuck = unrepaired.into_iter().map(|one| one.volume).collect();
         let waiting = reconcile(desired, &self.observed);
         let grants = waiting.steps.iter().filter_map(|step| match step {

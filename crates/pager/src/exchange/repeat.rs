@@ -21,22 +21,22 @@ use crate::own_memory::{AT_ONCE, PageTable};
 
 /// Tries before an EAGAIN of the kernel counts as a refusal. EAGAIN means that another thread is changing the address
 /// space; each change is short.
-pub const EAGAIN_MOST: u32 = 10_000;
+pub const EAGAIN_MAX: u32 = 10_000;
 
 /// Tries before EBUSY counts as a refusal. After a direct read the kernel may hold the frame's pages for a
 /// moment longer than the read itself.
-pub(super) const EBUSY_MOST: u32 = 64;
+pub(super) const EBUSY_MAX: u32 = 64;
 
 /// The same while evicting a block: its pages are shared, or pinned for as long as a request takes. A sealed block was
 /// copied in, so nothing holds its pages only briefly.
-pub(super) const EBUSY_AWAY_MOST: u32 = 4;
-pub(super) const EBUSY_SEALED_MOST: u32 = 0;
+pub(super) const EBUSY_AWAY_MAX: u32 = 4;
+pub(super) const EBUSY_SEALED_MAX: u32 = 0;
 
-/// Repeats a transfer that may end early. `done` is the progress in bytes; EBUSY is retried `busy_most` times.
+/// Repeats a transfer that may end early. `done` is the progress in bytes; EBUSY is retried `busy_max` times.
 pub(super) fn retry(
     len: usize,
     done: &mut usize,
-    busy_most: u32,
+    busy_max: u32,
     mut step: impl FnMut(usize) -> Result<(), Partial>,
 ) -> Result<(), Errno> {
     let (mut again, mut busy) = (0, 0);
@@ -47,8 +47,8 @@ pub(super) fn retry(
                 *done += partial.done;
                 match partial.errno {
                     _ if partial.done > 0 => {}
-                    Errno(libc::EAGAIN) if again < EAGAIN_MOST => again += 1,
-                    Errno(libc::EBUSY) if busy < busy_most => busy += 1,
+                    Errno(libc::EAGAIN) if again < EAGAIN_MAX => again += 1,
+                    Errno(libc::EBUSY) if busy < busy_max => busy += 1,
                     errno => return Err(errno),
                 }
                 std::hint::spin_loop();
@@ -64,11 +64,11 @@ pub(super) fn move_all(
     source: usize,
     len: usize,
     done: &mut usize,
-    busy_most: u32,
+    busy_max: u32,
     mut step: impl FnMut(usize) -> Result<(), Partial>,
 ) -> Result<(), Errno> {
     loop {
-        let Err(errno) = retry(len, done, busy_most, &mut step) else { return Ok(()) };
+        let Err(errno) = retry(len, done, busy_max, &mut step) else { return Ok(()) };
         let is_taken = errno == Errno(libc::EEXIST);
         let unsaid = is_taken || *done > 0;
         let moved = if unsaid { moved_already(target + *done, source + *done, len - *done) } else { 0 };

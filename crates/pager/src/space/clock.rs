@@ -37,7 +37,7 @@ impl Clock for Pager {
     }
 
     fn wake_worker(&self) {
-        self.worker_bell.ring();
+        self.worker_wakeup.wake();
     }
 
     fn heed(&self) {
@@ -52,11 +52,11 @@ impl WorkerClock for Pager {
     }
 
     fn worker_idles(&self, limit: Duration) {
-        self.worker_bell.sleep(ending::heard_by(self), ending::sleep_most(limit));
+        self.worker_wakeup.sleep(ending::heard_by(self), ending::sleep_max(limit));
         ending::hear(self);
     }
 
     fn worker_waits(&self, descriptor: Option<i32>, limit: Duration) {
-        self.worker_bell.sleep(descriptor, ending::sleep_most(limit));
+        self.worker_wakeup.sleep(descriptor, ending::sleep_max(limit));
     }
 }

@@ -55,8 +55,8 @@ impl Exchanger for Pager {
     fn take_away_sealed(&self, victims: &[Sealed]) -> Gone {
         let copied = self.copy_out(victims);
         let spans: Vec<Span> = victims[..copied].iter().map(source).collect();
-        // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them; their bytes have been copied, or
-        // the tier has them.
+        // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them; their bytes have been copied,
+        // or the tier has them.
         let count = whole(&spans, unsafe { drop_spans(&spans) }.unwrap_or(0));
         Gone { count, next_stayed: count < copied }
     }
@@ -82,7 +82,7 @@ impl Exchanger for Pager {
     fn install_zero_page(&self, delivery: Delivery, page: u64) -> Result<(), Fatal> {
         let (address, len) = ((page * PAGE_BYTES) as usize, PAGE_BYTES as usize);
         let uffd = self.uffd(delivery);
-        for _ in 0..exchange::EAGAIN_MOST {
+        for _ in 0..exchange::EAGAIN_MAX {
             match uffd.zeropage(address, len) {
                 Ok(()) => break,
                 // Another thread is changing the address space. If that never ends, the access simply faults again.

@@ -9,23 +9,23 @@ use aquifer_core::units::FrameIndex;
 use aquifer_core::units::PAGE_BYTES;
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{Fatal, Frames};
-use aquifer_sys::memory::{SPANS_MOST, Span, drop_spans};
+use aquifer_sys::memory::{SPANS_MAX, Span, drop_spans};
 
 use super::exchanger::whole;
+use crate::huge_frames::HugeFrames;
 use crate::pager::Pager;
-use crate::quarry::Quarry;
 
 impl Pager {
     /// Gives the first `len` bytes of a frame pages, the best that can be had. Returns whether they are zeros.
     fn give_pages(&self, frame: FrameIndex, len: usize, fresh: bool) -> bool {
         if !fresh {
-            if !self.quarry.as_ref().is_some_and(|quarry| quarry.shall_replace(len)) {
+            if !self.huge_frames.as_ref().is_some_and(|huge_frames| huge_frames.shall_replace(len)) {
                 return false;
             }
             self.area.drop_pages(frame);
         }
-        let served = |quarry: &Quarry| quarry.serve(&self.signal, self.area.address(frame), len);
-        if !self.quarry.as_ref().is_some_and(served) {
+        let served = |huge_frames: &HugeFrames| huge_frames.serve(&self.signal, self.area.address(frame), len);
+        if !self.huge_frames.as_ref().is_some_and(served) {
             self.area.populate(frame, len);
         }
         true
@@ -47,7 +47,7 @@ impl Frames for Pager {
         if let [frame] = frames {
             return self.area.try_drop_pages(*frame);
         }
-        for frames in frames.chunks(SPANS_MOST) {
+        for frames in frames.chunks(SPANS_MAX) {
             let spans: Vec<Span> = frames
                 .iter()
                 .map(|frame| Span { start: self.area.address(*frame), len: frame.order().bytes() as usize })

@@ -22,10 +22,10 @@ use crate::pager::Pager;
 const READ_TRIES: u32 = 5;
 /// Ways of a tier that are tried when the bytes read are not those written: more than any tier has. Parity has a way
 /// for each choice of shards: with ten shards at most 252, and ten more before those.
-const WAYS_MOST: u32 = 300;
+const WAYS_MAX: u32 = 300;
 /// How long to wait for a way that needs a donor that is not reachable: as long as the tier hopes for a donor that may
 /// return (`tiers/src/array/copies.rs`), with some time to spare.
-const WAYS_PATIENCE: Duration = Duration::from_secs(7);
+const WAYS_TIMEOUT: Duration = Duration::from_secs(7);
 const WAYS_PAUSE: Duration = Duration::from_millis(20);
 
 /// The result of trying all ways.
@@ -56,7 +56,7 @@ impl Store for Pager {
     fn recover(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure> {
         let started = now_ns();
         while self.try_ways(offset, frame, start, expected)? == Found::NotYet {
-            if now_ns().saturating_sub(started) > WAYS_PATIENCE.as_nanos() as u64 {
+            if now_ns().saturating_sub(started) > WAYS_TIMEOUT.as_nanos() as u64 {
                 return Err(ReadFailure::Mismatch);
             }
             signals::sleep(WAYS_PAUSE);
@@ -69,11 +69,11 @@ impl Store for Pager {
     }
 
     fn before_write(&self, slot: u64) -> Result<(), Fatal> {
-        self.trims.claim(slot, |started| aquifer_driver::check_patience(self, started))
+        self.trims.claim(slot, |started| aquifer_driver::check_timeout(self, started))
     }
 
     fn request_pages(&self) -> usize {
-        (self.tier.request_bytes_most() / PAGE_BYTES as usize).max(1)
+        (self.tier.request_bytes_max() / PAGE_BYTES as usize).max(1)
     }
 
     fn overlaps(&self) -> bool {
@@ -106,16 +106,16 @@ impl Pager {
     fn try_ways(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<Found, ReadFailure> {
         let len = expected.len() * PAGE_BYTES as usize;
         let mut outcome = Err(ReadFailure::Mismatch);
-        for way in 1..=WAYS_MOST {
+        for way in 1..=WAYS_MAX {
             match self.tier.read_other(offset, &mut self.area.buffer(frame, start, len), way) {
                 Ok(false) => break,
                 Ok(true) if self.arrive(frame, start, expected).is_ok() => {
-                    self.tier.blame(offset, len, way);
+                    self.tier.report_corruption(offset, len, way);
                     // Overwrites the damaged copy. No other process writes here: the block is this process's, and
                     // processes of the family that use this slot have the same bytes. If it fails, the next fetch
                     // repeats all this.
-                    let _ = self.tier.mend(offset, &self.area.buffer(frame, start, len));
-                    self.counters.add(Counter::MendedBlocks, 1);
+                    let _ = self.tier.repair(offset, &self.area.buffer(frame, start, len));
+                    self.counters.add(Counter::RepairedBlocks, 1);
                     return Ok(Found::Right);
                 }
                 Err(failure) if failure.disposition() == Disposition::Retry => outcome = Ok(Found::NotYet),

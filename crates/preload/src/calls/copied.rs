@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Passes copies of structures to system calls, where the structures cannot be held.
+//! Passes copies of structures to system calls, where the structures cannot be pinned.
 //!
-//! A thread may wait in accept(2) or poll(2) for days, and its holds keep whole blocks resident. So beyond the limit
+//! A thread may wait in accept(2) or poll(2) for days, and its pins keep whole blocks resident. So beyond the limit
 //! for all calls, a call gets copies of its structures, and the bytes that the kernel has changed are copied back to
 //! the program's. Only arguments that are certainly pointers are replaced: the table lists calls that wait, or that
 //! consume data that cannot be obtained again. Other calls are short, and can be repeated.
@@ -19,7 +19,7 @@ use crate::pointers::{SYS_IO_PGETEVENTS, length};
 use crate::program_memory::is_readable;
 
 /// The most bytes of one call's structures that are copied: as many as poll(2) needs for two million descriptors.
-const COPIED_BYTES_MOST: usize = 16 << 20;
+const COPIED_BYTES_MAX: usize = 16 << 20;
 
 /// Which arguments of a call are pointers to structures: one bit each. No bit if the call is not in the table.
 fn pointers(number: i64, args: &[usize; 6]) -> u8 {
@@ -100,7 +100,7 @@ impl Structure {
 }
 
 impl Caller {
-    /// Makes a call of the table, with its structures held or else copied. `None` for any other call.
+    /// Makes a call of the table, with its structures pinned or else copied. `None` for any other call.
     pub(super) unsafe fn copied(&self, adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> Option<isize> {
         let pointers = pointers(number, args);
         if pointers == 0 {
@@ -108,13 +108,13 @@ impl Caller {
         }
         let far = |(index, start): (usize, usize)| {
             let len = length(number, index, args);
-            (pointers >> index & 1 != 0 && adopter.may_need_hold(start, len)).then_some((index, start, len))
+            (pointers >> index & 1 != 0 && adopter.may_need_pin(start, len)).then_some((index, start, len))
         };
         let structures = || args.iter().copied().enumerate().filter_map(far);
         let ranges = |each: &mut dyn FnMut(usize, usize)| structures().for_each(|(_, start, len)| each(start, len));
-        let mut holding = adopter.holding()?;
+        let mut pins = adopter.call_pins()?;
         // A guessed length may end in unmapped memory: the kernel reads only as much as it needs.
-        if holding.add_all(&ranges) {
+        if pins.add_all(&ranges) {
             // SAFETY: the caller's promise.
             let result = unsafe { self.raw(number, *args) };
             if result != FAULT || pointers_may_lead_on(number) {
@@ -122,8 +122,8 @@ impl Caller {
             }
             return Some(result);
         }
-        drop(holding);
-        if structures().map(|(_, _, len)| len).sum::<usize>() > COPIED_BYTES_MOST {
+        drop(pins);
+        if structures().map(|(_, _, len)| len).sum::<usize>() > COPIED_BYTES_MAX {
             return None;
         }
         let mut copies = Vec::with_capacity(args.len());

@@ -5,7 +5,7 @@
 //! recvmmsg(2) and sendmmsg(2).
 //!
 //! The kernel consumes a datagram before it looks where to put it. So if not all memory that the call touches can be
-//! held, the kernel gets the library's own headers, names, control data and buffers. Its results are copied to the
+//! pinned, the kernel gets the library's own headers, names, control data and buffers. Its results are copied to the
 //! program's memory afterwards, where faults are resolved as usual.
 //!
 //! Runs on the program's threads, which may be cancelled or leave by siglongjmp(3) while the kernel executes the call.
@@ -14,20 +14,20 @@
 
 use aquifer_pager::Adopter;
 
-use super::{ADDRESS_BYTES, Caller, FAULT, TRANSFER_BYTES_MOST};
-use crate::bounce::{self, Bounce, ENTRIES_MOST, Entries};
+use super::{ADDRESS_BYTES, Caller, FAULT, TRANSFER_BYTES_MAX};
+use crate::bounce::{self, Bounce, ENTRIES_MAX, Entries};
 use crate::inner_pointers::each_pointer;
 use crate::pointers::message_count;
 use crate::program_memory::{is_readable, load, store};
 
 /// The most control data of one message that is copied. The kernel refuses to send more than `net.core.optmem_max`, 128
 /// KiB unless it was raised, and never delivers as much.
-const CONTROL_BYTES_MOST: usize = 1 << 20;
+const CONTROL_BYTES_MAX: usize = 1 << 20;
 /// The largest buffer for one part of a recvmmsg(2). Only bytes that the kernel writes cost DRAM; and the longest call,
 /// of 1024 datagrams of 64 KiB, fits into one part.
-const RECEIVED_BYTES_MOST: usize = 64 << 20;
+const RECEIVED_BYTES_MAX: usize = 64 << 20;
 /// The same for sendmmsg(2), which can be split into parts of any size.
-const SENT_BYTES_MOST: usize = 1 << 20;
+const SENT_BYTES_MAX: usize = 1 << 20;
 const STRIDE: usize = size_of::<libc::mmsghdr>();
 
 /// A copy of a message's header, and of its name and control data.
@@ -67,7 +67,7 @@ impl Copied {
     }
 
     fn control_bytes(&self) -> usize {
-        let is_sane = !self.given.msg_control.is_null() && self.given.msg_controllen <= CONTROL_BYTES_MOST;
+        let is_sane = !self.given.msg_control.is_null() && self.given.msg_controllen <= CONTROL_BYTES_MAX;
         if is_sane { self.given.msg_controllen } else { 0 }
     }
 
@@ -125,19 +125,19 @@ struct Part {
 
 impl Part {
     /// Takes the first of `count` messages whose headers are at `place`, as many as fit. The error is that of the
-    /// first. At most [`ENTRIES_MOST`] messages.
+    /// first. At most [`ENTRIES_MAX`] messages.
     ///
     /// # Safety
     /// The program has given them to a system call.
     unsafe fn of(place: usize, count: usize, reads: bool) -> Result<Self, isize> {
-        let most = if reads { RECEIVED_BYTES_MOST } else { SENT_BYTES_MOST };
-        let mut messages: Vec<Message> = Vec::with_capacity(count.min(ENTRIES_MOST));
+        let max = if reads { RECEIVED_BYTES_MAX } else { SENT_BYTES_MAX };
+        let mut messages: Vec<Message> = Vec::with_capacity(count.min(ENTRIES_MAX));
         let mut total = 0;
-        for index in 0..count.min(ENTRIES_MOST) {
+        for index in 0..count.min(ENTRIES_MAX) {
             // SAFETY: the caller's promise.
             let message = unsafe { Self::message(place.wrapping_add(index * STRIDE), total, reads) };
             match message {
-                Ok(message) if index == 0 || total + message.len <= most => {
+                Ok(message) if index == 0 || total + message.len <= max => {
                     total += message.len;
                     messages.push(message);
                 }
@@ -162,7 +162,7 @@ impl Part {
     /// As [`of`](Self::of).
     unsafe fn message(place: usize, offset: usize, reads: bool) -> Result<Message, isize> {
         let given = load::<libc::msghdr>(place).ok_or(FAULT)?;
-        if given.msg_iovlen > ENTRIES_MOST {
+        if given.msg_iovlen > ENTRIES_MAX {
             return Err(-(libc::EMSGSIZE as isize));
         }
         // SAFETY: the caller's promise.
@@ -171,7 +171,7 @@ impl Part {
             return Err(FAULT);
         }
         let copied = Copied::of(&given, &[], reads).ok_or(FAULT)?;
-        let len = bounce::bytes(entries.list()).min(TRANSFER_BYTES_MOST);
+        let len = bounce::bytes(entries.list()).min(TRANSFER_BYTES_MAX);
         Ok(Message { place, entries, copied, offset, len })
     }
 
@@ -209,7 +209,7 @@ impl Caller {
     pub(super) unsafe fn messages(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let ranges = |each: &mut dyn FnMut(usize, usize)| {
             let mut far = |start, len| {
-                if adopter.may_need_hold(start, len) {
+                if adopter.may_need_pin(start, len) {
                     each(start, len);
                 }
             };
@@ -220,9 +220,9 @@ impl Caller {
             unsafe { each_pointer(number, &args, &mut far) };
         };
         // No more than that are listed.
-        if message_count(number, &args) <= ENTRIES_MOST {
-            let mut holding = adopter.holding();
-            if holding.as_mut().is_some_and(|holding| holding.add_all(&ranges)) {
+        if message_count(number, &args) <= ENTRIES_MAX {
+            let mut pins = adopter.call_pins();
+            if pins.as_mut().is_some_and(|pins| pins.add_all(&ranges)) {
                 // SAFETY: as above.
                 return unsafe { self.raw(number, args) };
             }

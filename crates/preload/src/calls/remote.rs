@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! process_vm_readv(2) and process_vm_writev(2), whose other process may be this one: in steps that can be held.
+//! process_vm_readv(2) and process_vm_writev(2), whose other process may be this one: in steps that can be pinned.
 //!
 //! They consume nothing, and the kernel's own result may end short at any entry of a vector. So if not all memory can
-//! be held, one local and one remote entry make one step.
+//! be pinned, one local and one remote entry make one step.
 
 #![allow(unsafe_code, reason = "structures of the program's system calls")]
 
 use aquifer_pager::Adopter;
 
 use super::{Caller, FAULT, TRIES};
-use crate::bounce::{ENTRIES_MOST, Entries};
+use crate::bounce::{ENTRIES_MAX, Entries};
 use crate::inner_pointers::each_pointer;
 
-/// The most bytes that one step copies: the size up to which a call may exceed its limit, see `pager/src/holds.rs`.
+/// The most bytes that one step copies: the size up to which a call may exceed its limit, see `pager/src/pins.rs`.
 const STEP_BYTES: usize = 64 << 10;
 
 impl Caller {
@@ -22,21 +22,21 @@ impl Caller {
     pub(super) unsafe fn remote(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let ranges = |each: &mut dyn FnMut(usize, usize)| {
             let mut far = |start, len| {
-                if adopter.may_need_hold(start, len) {
+                if adopter.may_need_pin(start, len) {
                     each(start, len);
                 }
             };
             // SAFETY: the caller's promise.
             unsafe { each_pointer(number, &args, &mut far) };
         };
-        let mut holding = adopter.holding();
-        let held = holding.as_mut().is_some_and(|holding| holding.add_all(&ranges));
-        let is_sane = args[2] <= ENTRIES_MOST && args[4] <= ENTRIES_MOST && args[5] == 0;
-        if held || !is_sane {
+        let mut pins = adopter.call_pins();
+        let pinned = pins.as_mut().is_some_and(|pins| pins.add_all(&ranges));
+        let is_sane = args[2] <= ENTRIES_MAX && args[4] <= ENTRIES_MAX && args[5] == 0;
+        if pinned || !is_sane {
             // SAFETY: as above.
             return unsafe { self.raw(number, args) };
         }
-        drop(holding);
+        drop(pins);
         // SAFETY: as above.
         let (here, there) = unsafe { (Entries::read(args[1], args[2]), Entries::read(args[3], args[4])) };
         if here.list().len() != args[2] || there.list().len() != args[4] {
@@ -61,17 +61,17 @@ impl Caller {
     ) -> isize {
         let mut result = FAULT;
         for _ in 0..TRIES {
-            let mut holding = adopter.holding();
+            let mut pins = adopter.call_pins();
             for entry in [here, there] {
                 let (start, len) = (entry.iov_base as usize, entry.iov_len);
-                if adopter.may_need_hold(start, len) {
-                    holding.iter_mut().for_each(|holding| holding.add(start, len));
+                if adopter.may_need_pin(start, len) {
+                    pins.iter_mut().for_each(|pins| pins.add(start, len));
                 }
             }
             let args = [process, &raw const here as usize, 1, &raw const there as usize, 1, 0];
             // SAFETY: the caller's promise.
             result = unsafe { self.raw(number, args) };
-            if result != FAULT || holding.is_none_or(|holding| holding.is_complete()) {
+            if result != FAULT || pins.is_none_or(|pins| pins.is_complete()) {
                 break;
             }
         }

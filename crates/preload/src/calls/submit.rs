@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! io_submit(2): submits as many requests at a time as can be held, in the program's order.
+//! io_submit(2): submits as many requests at a time as can be pinned, in the program's order.
 //!
 //! The kernel pins the pages of a direct request itself once the request is submitted, and copies the data of others
-//! before the call returns; so nothing has to be held for longer than the call.
+//! before the call returns; so nothing has to be pinned for longer than the call.
 
 #![allow(unsafe_code, reason = "structures of the program's system calls")]
 
@@ -13,8 +13,8 @@ use aquifer_pager::Adopter;
 use super::Caller;
 use crate::inner_pointers::each_pointer;
 
-/// Requests that are tried in one call: more cannot be held even if each took one range.
-const REQUESTS_AT_ONCE: usize = aquifer_pager::holds::HOLDS_OF_CALL_MOST;
+/// Requests that are tried in one call: more cannot be pinned even if each took one range.
+const REQUESTS_AT_ONCE: usize = aquifer_pager::pins::CALL_PINS_MAX;
 
 impl Caller {
     /// io_submit(2).
@@ -52,21 +52,22 @@ impl Caller {
             let part = [args[0], asked, args[2].wrapping_add(done * size_of::<usize>()), 0, 0, 0];
             let ranges = |each: &mut dyn FnMut(usize, usize)| {
                 let mut far = |start, len| {
-                    if adopter.may_need_hold(start, len) {
+                    if adopter.may_need_pin(start, len) {
                         each(start, len);
                     }
                 };
                 // SAFETY: the caller's promise.
                 unsafe { each_pointer(libc::SYS_io_submit, &part, &mut far) };
             };
-            let mut holding = adopter.holding();
-            if holding.as_mut().is_some_and(|holding| holding.add_all(&ranges)) {
+            let mut pins = adopter.call_pins();
+            if pins.as_mut().is_some_and(|pins| pins.add_all(&ranges)) {
                 // SAFETY: as above.
                 return (asked, unsafe { self.raw(libc::SYS_io_submit, part) });
             }
             if asked == 1 {
-                drop(holding);
-                // One request with more memory than may be held: it is made resident, and the kernel's result is final.
+                drop(pins);
+                // One request with more memory than may be pinned: it is made resident, and the kernel's result is
+                // final.
                 // SAFETY: as above.
                 return (1, unsafe { self.tried(adopter, libc::SYS_io_submit, part) });
             }

@@ -22,7 +22,8 @@ const EXAMPLES: &str = "Examples:
 Each figure of the table is the part of visited pages that took nothing from the tier. With --prefetch a second one
 follows: the part of visits that did not wait for it. 'opt' is the optimum that knows the future.
 
-Exit codes: 0 done, and the same decisions; 1 a replay differs, a history went wrong, or output refused; 2 bad arguments; 3 a recording
+Exit codes: 0 done, and the same decisions; 1 a replay differs, a history went wrong, or output refused; 2 bad
+arguments; 3 a recording
 that cannot be read.";
 
 /// Plays workloads and recordings against Aquifer's engine, and prints what it decides.
@@ -43,8 +44,8 @@ pub enum Command {
     /// Replay a recording of 'aquifer run --record': does the engine decide the same? With other settings: what would
     /// the program's faults have cost?
     Replay(Replay),
-    /// Run the shipped driver on a modelled kernel and tier, interrupted anywhere, with failures: does every read return
-    /// the last write, or an error? The first history that goes wrong is printed with its seed
+    /// Run the shipped driver on a modelled kernel and tier, interrupted anywhere, with failures: does every read
+    /// return the last write, or an error? The first history that goes wrong is printed with its seed
     Histories(Histories),
 }
 

@@ -14,8 +14,8 @@ use aquifer_core::units::{ByteSize, Order, PAGE_BYTES};
 use aquifer_sim::accesses::Accesses;
 use aquifer_sim::counterfactual::{self, Machine, NOTES};
 use aquifer_sim::outcome::Outcome as Cost;
-use aquifer_sim::recording::{self, BUDGET_PAGES_MOST, Difference, Outcome, Replayed};
-use aquifer_sim::synthetic::BUDGET_PAGES_LEAST;
+use aquifer_sim::recording::{self, BUDGET_PAGES_MAX, Difference, Outcome, Replayed};
+use aquifer_sim::synthetic::BUDGET_PAGES_MIN;
 use serde::Serialize;
 use serde_json::json;
 
@@ -34,9 +34,9 @@ pub fn run(arguments: &Replay, out: &mut impl Write) -> Result<u8, Failure> {
     let other = arguments.is_counterfactual();
     // An engine that refuses an event panics; that is reported as a difference, below.
     std::panic::set_hook(Box::new(|_| {}));
-    let replayed = recording::replay(path, &bytes, |_, told, answer, plan, engine| {
+    let replayed = recording::replay(path, &bytes, |_, call, answer, plan, engine| {
         if other {
-            accesses.see(told, answer, plan, engine);
+            accesses.see(call, answer, plan, engine);
         }
     });
     drop(std::panic::take_hook());
@@ -57,8 +57,8 @@ fn print_replay(arguments: &Replay, replayed: &Replayed, out: &mut impl Write) -
     if arguments.json {
         let difference = match outcome {
             Outcome::Same => None,
-            Outcome::Differs(Difference { number, told, recorded, now }) => {
-                Some(json!({ "event": number, "told": told, "recorded": recorded, "now": now }))
+            Outcome::Differs(Difference { number, call, recorded, now }) => {
+                Some(json!({ "event": number, "call": call, "recorded": recorded, "now": now }))
             }
         };
         let Settings { budget_pages, prefetch, elastic, .. } = header.settings;
@@ -77,8 +77,8 @@ fn print_replay(arguments: &Replay, replayed: &Replayed, out: &mut impl Write) -
     writeln!(out, "  {}", settings(header))?;
     match outcome {
         Outcome::Same => writeln!(out, "  {} events, same decisions", end.events)?,
-        Outcome::Differs(Difference { number, told, recorded, now }) => {
-            writeln!(out, "  event {number} differs: {told}")?;
+        Outcome::Differs(Difference { number, call, recorded, now }) => {
+            writeln!(out, "  event {number} differs: {call}")?;
             writeln!(out, "    recorded: {recorded}")?;
             writeln!(out, "    now:      {now}")?;
             if header.release != RELEASE {
@@ -123,9 +123,9 @@ fn ending(end: End) -> String {
     match end {
         End { events, lost: 1.., .. } => {
             let lost = end.lost;
-            let least = if end.closed { "" } else { "at least " };
+            let min = if end.closed { "" } else { "at least " };
             format!(
-                "complete up to event {events}, then {least}{lost} events were lost: they came faster than they could \
+                "complete up to event {events}, then {min}{lost} events were lost: they came faster than they could \
                  be written"
             )
         }
@@ -185,13 +185,13 @@ fn print_others(arguments: &Replay, header: &Header, accesses: &Accesses, out: &
 }
 
 fn check_budgets(arguments: &Replay) -> Result<(), Failure> {
-    let [least, most] = [BUDGET_PAGES_LEAST, BUDGET_PAGES_MOST].map(|pages| ByteSize(pages * PAGE_BYTES));
-    match arguments.dram.iter().find(|dram| !(least..=most).contains(dram)) {
+    let [min, max] = [BUDGET_PAGES_MIN, BUDGET_PAGES_MAX].map(|pages| ByteSize(pages * PAGE_BYTES));
+    match arguments.dram.iter().find(|dram| !(min..=max).contains(dram)) {
         None => Ok(()),
-        Some(dram) if *dram < least => {
-            Err(Failure::Usage(format!("--dram {dram} is below the pager's minimum; give at least {least}")))
+        Some(dram) if *dram < min => {
+            Err(Failure::Usage(format!("--dram {dram} is below the pager's minimum; give at least {min}")))
         }
-        Some(dram) => Err(Failure::Usage(format!("--dram {dram} is more than a budget can be; give at most {most}"))),
+        Some(dram) => Err(Failure::Usage(format!("--dram {dram} is more than a budget can be; give at most {max}"))),
     }
 }
 

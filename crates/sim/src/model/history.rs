@@ -124,8 +124,8 @@ fn trouble(world: &World, luck: &mut Random, failing: Option<FailAfter>) {
         return;
     }
     let mut percent = [0; KINDS.len()];
-    for (percent, most) in percent.iter_mut().zip([20, 20, 10, 40, 40, 30, 40]) {
-        *percent = if luck.below(2) == 0 { luck.below(most) as u32 } else { 0 };
+    for (percent, max) in percent.iter_mut().zip([20, 20, 10, 40, 40, 30, 40]) {
+        *percent = if luck.below(2) == 0 { luck.below(max) as u32 } else { 0 };
     }
     world.trouble.set(percent);
 }

@@ -56,8 +56,8 @@ impl Program<'_> {
             94 | 95 => self.advise(),
             96 | 97 if self.forks => self.fork(),
             98 => {
-                if let Some(most) = self.budgets {
-                    self.change_budget(most);
+                if let Some(max) = self.budgets {
+                    self.change_budget(max);
                 }
             }
             _ => self.view.world.bury(),
@@ -179,8 +179,8 @@ impl Program<'_> {
     fn discard(&mut self) {
         let window = self.window();
         let start = window.start + self.luck.below(window.end - window.start);
-        let most = [3, 40, 700][self.luck.below(3) as usize];
-        let end = (start + 1 + self.luck.below(most)).min(window.end);
+        let max = [3, 40, 700][self.luck.below(3) as usize];
+        let end = (start + 1 + self.luck.below(max)).min(window.end);
         let remove = self.luck.below(6) == 0;
         let world = std::rc::Rc::clone(&self.view.world);
         // As in the pager: one thread at a time changes mappings.
@@ -221,9 +221,9 @@ impl Program<'_> {
         self.view.wake_worker();
     }
 
-    fn change_budget(&mut self, most: u64) {
-        let least = most / 2;
-        let pages = least + self.luck.below(most - least + 1);
+    fn change_budget(&mut self, max: u64) {
+        let min = max / 2;
+        let pages = min + self.luck.below(max - min + 1);
         self.view.engine().set_budget(pages);
         self.view.wake_worker();
     }

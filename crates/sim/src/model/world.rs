@@ -77,7 +77,7 @@ impl World {
             tier_slabs: start.tier_slabs,
             prefetch: start.prefetch,
             elastic: start.elastic,
-            copied_pages_most: COPIED_PAGES_MAX,
+            copied_pages_max: COPIED_PAGES_MAX,
             seals: true,
             fetch_cost: if start.overlaps { 5 } else { 1 },
         };
@@ -125,7 +125,7 @@ impl World {
         if self.steps.get().is_multiple_of(STEPS_PER_CHECK) {
             engine.check();
         }
-        let (most, used) = (engine.budget_pages() + engine.debt_pages(), self.memory.borrow().physical);
-        assert!(used <= most, "{used} pages in DRAM, allowed are {most}");
+        let (max, used) = (engine.budget_pages() + engine.debt_pages(), self.memory.borrow().physical);
+        assert!(used <= max, "{used} pages in DRAM, allowed are {max}");
     }
 }

@@ -55,7 +55,7 @@ pub fn all() -> Vec<Ability> {
         Ability::tried(
             "move",
             trial(feature::MOVE, moved),
-            "pages are copied, in 31 us instead of 9 us for 128 KiB; calls hold their memory; io_uring and AIO are refused",
+            "pages are copied, in 31 us instead of 9 us for 128 KiB; calls pin their memory; io_uring and AIO are refused",
             "use Linux 6.8 or newer",
         ),
         Ability::tried(
@@ -263,7 +263,7 @@ fn missing(trial: &Trial) -> Result<&'static str, Errno> {
 fn sigbus(trial: &Trial) -> Result<&'static str, Errno> {
     trial.register(mode::MISSING)?;
     // The kernel's own access tests this without a signal: it fails instead of waiting.
-    expect(trial.load(0) == Err(Errno(libc::EFAULT)), "a missing page is told at once")
+    expect(trial.load(0) == Err(Errno(libc::EFAULT)), "a missing page is reported at once")
 }
 
 fn moved(trial: &Trial) -> Result<&'static str, Errno> {
@@ -307,7 +307,7 @@ fn pagemap_scan() -> Outcome {
         trial.store(1)?;
         let mut populated = 0;
         PageScan::open()?.populated(trial.start, PAGES * PAGE, &mut |run| populated += (run.end - run.start) / PAGE)?;
-        expect(populated == 1, "runs of pages are told by one call")
+        expect(populated == 1, "runs of pages are reported by one call")
     };
     match attempt() {
         Ok(seen) => Ok(seen.to_owned()),

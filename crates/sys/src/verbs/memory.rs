@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Memory that a device may access: a peer's access to lent memory ([`Window`]), and the local buffer of transfers
-//! ([`Dock`]).
+//! ([`BounceBuffer`]).
 //!
 //! The kernel pins the pages for as long as they are registered. Memory is registered when a donor grants a slab and
 //! when a tier is opened, never during a fault.
@@ -116,7 +116,7 @@ impl Window {
 }
 
 /// A local buffer that a queue pair reads from and writes to. Not mapped in forked children.
-pub struct Dock {
+pub struct BounceBuffer {
     // Dropped before the mapping.
     registration: Registration,
     mapping: Mapping,
@@ -139,9 +139,9 @@ impl Drop for Mapping {
     }
 }
 
-impl Dock {
+impl BounceBuffer {
     /// Allocates `bytes` bytes, which are resident from then on.
-    pub fn new(domain: &Arc<Domain>, bytes: usize) -> Result<Dock, VerbsFailure> {
+    pub fn new(domain: &Arc<Domain>, bytes: usize) -> Result<BounceBuffer, VerbsFailure> {
         let call = |errno: crate::raw::Errno| VerbsFailure::Call { what: "mmap", errno: errno.0 };
         let start = map_anonymous(bytes).map_err(call)?;
         let mapping = Mapping { start, bytes, device: Arc::clone(&domain.device) };
@@ -150,16 +150,16 @@ impl Dock {
         // SAFETY: the range is mapped until `mapping` is dropped, which is after the registration; its bytes are
         // accessed only by copies, while no work request that uses it is in progress.
         let registration = unsafe { Registration::new(domain, start, bytes, start as u64, abi::ACCESS_LOCAL_WRITE) }?;
-        Ok(Dock { registration, mapping })
+        Ok(BounceBuffer { registration, mapping })
     }
 
     #[cfg(test)]
-    pub(super) fn of_parts(domain: &Arc<Domain>, bytes: usize) -> Dock {
+    pub(super) fn of_parts(domain: &Arc<Domain>, bytes: usize) -> BounceBuffer {
         let start = map_anonymous(bytes).unwrap();
         // SAFETY: integers and null pointers are all zeros.
         let mr: &mut abi::Mr = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
         let registration = Registration { domain: Arc::clone(domain), mr: mr.into(), is_over: true };
-        Dock { registration, mapping: Mapping { start, bytes, device: Arc::clone(&domain.device) } }
+        BounceBuffer { registration, mapping: Mapping { start, bytes, device: Arc::clone(&domain.device) } }
     }
 
     /// Number of bytes.
@@ -173,7 +173,7 @@ impl Dock {
     }
 
     pub(super) fn address(&self, offset: usize, bytes: usize) -> u64 {
-        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.mapping.bytes), "inside the dock");
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.mapping.bytes), "inside the bounce buffer");
         (self.mapping.start + offset) as u64
     }
 

@@ -23,14 +23,14 @@ use std::time::Duration;
 use super::abi;
 use super::device::Domain;
 use super::failure::VerbsFailure;
-use super::memory::Dock;
+use super::memory::BounceBuffer;
 use crate::raw::{Errno, syscall};
 use crate::wakeup::readable;
 
 /// Width of a packet number, in bits.
 pub const PSN_BITS: u32 = 24;
 /// Maximum number of work requests in progress: one, and one left over from a failure.
-const WORKS_MOST: u32 = 2;
+const WORKS_MAX: u32 = 2;
 /// An unacknowledged packet is resent after 4.096 us times 2 to the power of this: 67 ms. A device may take up to four
 /// times as long.
 const TIMEOUT: u8 = 14;
@@ -46,7 +46,7 @@ const READS_AT_ONCE: u8 = 4;
 /// Maximum number of hops of a packet: the default of IP.
 const HOPS: u8 = 64;
 /// Polls of a queue that a reset has just emptied: there are at most two work requests.
-const DRAINS_MOST: u32 = 4;
+const DRAINS_MAX: u32 = 4;
 
 /// What one end must know about the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,9 +66,9 @@ pub struct End {
 /// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Copies the peer's bytes into the dock.
+    /// Copies the peer's bytes into the buffer.
     Read,
-    /// Copies the dock's bytes to the peer.
+    /// Copies the buffer's bytes to the peer.
     Write,
 }
 
@@ -113,7 +113,7 @@ impl QueuePair {
         let channel = NonNull::new(channel).ok_or_else(|| device.failure("ibv_create_comp_channel"))?;
         // SAFETY: the channel has no other user yet; every call reads the descriptor's field again.
         unsafe { (*channel.as_ptr()).fd = crate::own_descriptors::keep((*channel.as_ptr()).fd) };
-        let depth = WORKS_MOST as c_int + 1;
+        let depth = WORKS_MAX as c_int + 1;
         // SAFETY: device and channel are open, and stay so until the queue is destroyed.
         let cq =
             unsafe { (library.ibv_create_cq)(device.context.as_ptr(), depth, ptr::null_mut(), channel.as_ptr(), 0) };
@@ -123,13 +123,8 @@ impl QueuePair {
             unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(failure);
         };
-        let cap = abi::QpCap {
-            max_send_wr: WORKS_MOST,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: 0,
-        };
+        let cap =
+            abi::QpCap { max_send_wr: WORKS_MAX, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let mut attributes = abi::QpInitAttr {
             qp_context: ptr::null_mut(),
             send_cq: cq.as_ptr(),
@@ -174,11 +169,11 @@ impl QueuePair {
         }
     }
 
-    /// Ends the connection, with any work in progress: no byte of a dock changes afterwards.
+    /// Ends the connection, with any work in progress: no byte of a bounce buffer changes afterwards.
     pub fn reset(&self) -> Result<(), Errno> {
         self.modify(abi::QpAttr { qp_state: abi::QPS_RESET, ..abi::QpAttr::default() }, 0)?;
         self.next_work();
-        for _ in 0..DRAINS_MOST {
+        for _ in 0..DRAINS_MAX {
             if self.poll()?.is_none() {
                 break;
             }
@@ -245,12 +240,12 @@ impl QueuePair {
         )
     }
 
-    /// Starts a work request: `bytes` bytes between `from` on in the dock and `remote` on in the memory of the peer's
-    /// key. Until its completion is found, or the pair is reset, the dock's bytes belong to the device.
+    /// Starts a work request: `bytes` bytes between `from` on in the bounce buffer and `remote` on in the memory of the
+    /// peer's key. Until its completion is found, or the pair is reset, the buffer's bytes belong to the device.
     pub fn post(
         &self,
         work: Work,
-        dock: &mut Dock,
+        buffer: &mut BounceBuffer,
         from: usize,
         bytes: usize,
         remote: u64,
@@ -258,7 +253,7 @@ impl QueuePair {
     ) -> Result<(), Errno> {
         self.domain.device.check_own()?;
         let length = u32::try_from(bytes).map_err(|_| Errno(libc::EMSGSIZE))?;
-        let mut piece = abi::Sge { addr: dock.address(from, bytes), length, lkey: dock.key() };
+        let mut piece = abi::Sge { addr: buffer.address(from, bytes), length, lkey: buffer.key() };
         let mut request = abi::SendWr {
             wr_id: self.next_work(),
             next: ptr::null_mut(),
@@ -279,7 +274,8 @@ impl QueuePair {
         let library = self.domain.device.library;
         // SAFETY: the pair exists, and so does its context, whose table of operations its driver has filled.
         let post = unsafe { (*(*self.qp.as_ptr()).context).ops.post_send }.expect("every driver posts");
-        // SAFETY: request and piece are read before the call returns; the dock is registered and stays registered.
+        // SAFETY: request and piece are read before the call returns; the bounce buffer is registered and stays
+        // registered.
         match uncancelled(library, || unsafe { post(self.qp.as_ptr(), &raw mut request, &raw mut bad) }) {
             0 => Ok(()),
             // Some drivers return the error number, others a negative number.
@@ -292,7 +288,7 @@ impl QueuePair {
         self.domain.device.check_own()?;
         // SAFETY: the queue exists, and so does its context, whose table of operations its driver has filled.
         let poll = unsafe { (*(*self.cq.as_ptr()).context).ops.poll_cq }.expect("every driver polls");
-        for _ in 0..=WORKS_MOST {
+        for _ in 0..=WORKS_MAX {
             let mut found = abi::Wc::default();
             // SAFETY: there is room for one completion.
             match unsafe { poll(self.cq.as_ptr(), 1, &raw mut found) } {
@@ -418,9 +414,9 @@ mod tests {
         1
     }
 
-    /// A queue pair of a device that does nothing by itself, and a dock; both are leaked. `None` without the library,
-    /// with the reason printed.
-    fn pair() -> Option<(ManuallyDrop<QueuePair>, ManuallyDrop<Dock>)> {
+    /// A queue pair of a device that does nothing by itself, and a bounce buffer; both are leaked. `None` without the
+    /// library, with the reason printed.
+    fn pair() -> Option<(ManuallyDrop<QueuePair>, ManuallyDrop<BounceBuffer>)> {
         let library = match Library::get() {
             Ok(library) => library,
             Err(failure) => {
@@ -445,16 +441,16 @@ mod tests {
         let domain = ManuallyDrop::new(Arc::new(Domain { device: Arc::clone(&device), pd }));
         let (channel, work) = (NonNull::dangling(), AtomicU64::new(0));
         let pair = QueuePair { domain: Arc::clone(&domain), qp: qp.into(), cq: cq.into(), channel, work };
-        Some((ManuallyDrop::new(pair), ManuallyDrop::new(Dock::of_parts(&domain, 4096))))
+        Some((ManuallyDrop::new(pair), ManuallyDrop::new(BounceBuffer::of_parts(&domain, 4096))))
     }
 
-    /// A read was given up, and another one posted in its place. When the first one's completion then arrived, the dock
-    /// still held its old contents, which were taken for the second one's bytes.
+    /// A read was given up, and another one posted in its place. When the first one's completion then arrived, the
+    /// bounce buffer still held its old contents, which were taken for the second one's bytes.
     #[test]
     fn the_completion_of_an_older_work_is_nobodys() {
-        let Some((pair, mut dock)) = pair() else { return };
+        let Some((pair, mut buffer)) = pair() else { return };
         let mut read = || {
-            pair.post(Work::Read, &mut dock, 0, 4096, 0, 7).unwrap();
+            pair.post(Work::Read, &mut buffer, 0, 4096, 0, 7).unwrap();
             POSTED.with_borrow(|posted| *posted.last().unwrap())
         };
         let complete = |number, status| COMPLETE.with_borrow_mut(|all| all.push_back((number, status)));

@@ -13,7 +13,7 @@ use super::failure::VerbsFailure;
 
 const CLASS: &str = "/sys/class/infiniband";
 /// Number of entries examined in a port's address table: more than an interface has addresses.
-const GIDS_MOST: usize = 256;
+const GIDS_MAX: usize = 256;
 
 /// A usable port, with one of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ fn of_port(port: &Path, device: &str, number: u8, found: &mut Vec<Port>) {
     }
     let is_ethernet = text("link_layer") == "Ethernet";
     let lid = u16::from_str_radix(text("lid").trim_start_matches("0x"), 16).unwrap_or(0);
-    for index in 0..GIDS_MOST {
+    for index in 0..GIDS_MAX {
         let Some(gid) = gid(&text(&format!("gids/{index}"))) else {
             if port.join(format!("gids/{index}")).exists() { continue } else { break }
         };

@@ -20,7 +20,7 @@ use reed_solomon_simd::rate::{DefaultRateEncoder, RateEncoder};
 use super::place::POSITIONS;
 use super::shape::DATA_SHARDS;
 
-const DATA_MOST: usize = DATA_SHARDS[DATA_SHARDS.len() - 1];
+const DATA_MAX: usize = DATA_SHARDS[DATA_SHARDS.len() - 1];
 /// The library's unit: 32 numbers of the field, their lower bytes first.
 const UNIT: usize = 64;
 /// How many units are multiplied at a time: what fits into the first-level cache, on the stack.
@@ -28,7 +28,7 @@ const UNITS_AT_ONCE: usize = 16;
 const PAGE: usize = PAGE_BYTES as usize;
 
 /// The factors of the data shards whose sum is one shard.
-type Row = [u16; DATA_MOST];
+type Row = [u16; DATA_MAX];
 
 /// See the module.
 pub(crate) struct Code {
@@ -42,8 +42,8 @@ pub(crate) struct Code {
 impl Code {
     /// A code with `data` data shards and `total` shards in all.
     pub(crate) fn new(data: usize, total: usize) -> Code {
-        assert!(data <= DATA_MOST && data < total && total <= POSITIONS, "a description is checked");
-        let mut rows = [[0; DATA_MOST]; POSITIONS];
+        assert!(data <= DATA_MAX && data < total && total <= POSITIONS, "a description is checked");
+        let mut rows = [[0; DATA_MAX]; POSITIONS];
         (0..data).for_each(|shard| rows[shard][shard] = 1);
         (0..data).for_each(|shard| {
             // The parity of a data shard that is 1 is its factor.
@@ -105,8 +105,8 @@ impl Code {
     }
 
     /// The factors of the available shards that make up a row over the data shards.
-    fn row_over(&self, row: &Row, inverse: &[Row; DATA_MOST]) -> Row {
-        let mut over = [0; DATA_MOST];
+    fn row_over(&self, row: &Row, inverse: &[Row; DATA_MAX]) -> Row {
+        let mut over = [0; DATA_MAX];
         for (multiple, column) in row[..self.data].iter().zip(inverse) {
             over.iter_mut().zip(column).for_each(|(sum, inverse)| *sum ^= product(*multiple, *inverse));
         }
@@ -115,8 +115,8 @@ impl Code {
 
     /// For each data shard, the factors of the available shards, by Gauss–Jordan elimination. Any `data` rows of the
     /// code are independent, which is why this code is used.
-    fn inverse(&self, there: u16) -> [Row; DATA_MOST] {
-        let (mut left, mut right) = ([[0; DATA_MOST]; DATA_MOST], [[0; DATA_MOST]; DATA_MOST]);
+    fn inverse(&self, there: u16) -> [Row; DATA_MAX] {
+        let (mut left, mut right) = ([[0; DATA_MAX]; DATA_MAX], [[0; DATA_MAX]; DATA_MAX]);
         for (index, position) in positions(there).enumerate() {
             left[index] = self.rows[position];
             right[index][index] = 1;

@@ -25,14 +25,14 @@ use crate::figures::count;
 use crate::places::{Eighths, Refused, Seen};
 
 /// How often a read is repeated because the slab's place has changed in the meantime.
-const PLACES_SEEN_MOST: u32 = 16;
+const PLACES_SEEN_MAX: u32 = 16;
 /// How often to try to change a place that somebody else is changing, and the pause between attempts: that change takes
 /// a few instructions, on a CPU that others may occupy for a while.
-const BUSY_MOST: u32 = 200;
+const BUSY_MAX: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// Where several members should have the bytes, each is waited for only briefly. If none answers, all are asked again
-/// for this time: as long as a single donor is waited for (`donor/patience.rs`).
-const NOBODY_PATIENCE: Duration = Duration::from_secs(5);
+/// for this time: as long as a single donor is waited for (`donor/timeouts.rs`).
+const NOBODY_TIMEOUT: Duration = Duration::from_secs(5);
 const NOBODY_PAUSE: Duration = Duration::from_millis(50);
 
 impl Parts {
@@ -46,7 +46,7 @@ impl Parts {
         loop {
             match self.try_read(piece, into) {
                 Err(errno) if may_come_back(errno) && self.is_worth_waiting(piece.range as usize) => {
-                    if now_ns().saturating_sub(started) > NOBODY_PATIENCE.as_nanos() as u64 {
+                    if now_ns().saturating_sub(started) > NOBODY_TIMEOUT.as_nanos() as u64 {
                         return Err(errno);
                     }
                     signals::sleep(NOBODY_PAUSE);
@@ -65,12 +65,12 @@ impl Parts {
     }
 
     pub(super) fn is_hoped_for(&self, member: usize) -> bool {
-        self.members[member].lost_for().is_none_or(|time| time <= NOBODY_PATIENCE)
+        self.members[member].lost_for().is_none_or(|time| time <= NOBODY_TIMEOUT)
     }
 
     pub(super) fn try_read(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
         let slab = piece.range as usize;
-        for _ in 0..PLACES_SEEN_MOST {
+        for _ in 0..PLACES_SEEN_MAX {
             let seen = self.places.see(slab);
             let outcome = match self.place_of(seen) {
                 // Nobody has written there, so it may read as anything.
@@ -90,14 +90,14 @@ impl Parts {
     }
 
     /// The members that have the slab, in the order in which a read asks them: first those that are present, in an
-    /// order that varies with the slab so that all have work; then those whose bytes are not trusted; then those that
+    /// order that varies with the slab so that all have work; then those in quarantine; then those that
     /// are lost.
     pub(super) fn in_order(&self, place: Place, slab: usize) -> impl Iterator<Item = usize> {
         let (count, turn) = (place.count().max(1), slab / self.members.len());
         let by_turn = move || place.members().cycle().skip(turn % count).take(count);
-        let with = move |lost: bool, distrusted: bool| {
+        let with = move |lost: bool, quarantined: bool| {
             let is_so =
-                move |member: &Member| member.is_lost() == lost && (lost || member.is_distrusted() == distrusted);
+                move |member: &Member| member.is_lost() == lost && (lost || member.is_quarantined() == quarantined);
             by_turn().filter(move |member| is_so(&self.members[*member]))
         };
         with(false, false).chain(with(false, true)).chain(with(true, false))
@@ -163,7 +163,7 @@ impl Parts {
     /// Removes a member that no longer has a slab from the slab's place. If the members that are left are too few, only
     /// if `is_certain`.
     pub(super) fn take_out(&self, slab: usize, member: usize, is_certain: bool) {
-        for _ in 0..BUSY_MOST {
+        for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             let place = self.place_of(seen);
             let left = self.shape.judge(place.without(member));
@@ -252,7 +252,7 @@ impl Parts {
     fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
         let slab = piece.range as usize;
         let (_, place) = self.place_to_write(slab)?;
-        let is_there = |member: usize| !self.members[member].is_lost() && !self.members[member].is_distrusted();
+        let is_there = |member: usize| !self.members[member].is_lost() && !self.members[member].is_quarantined();
         let is_anybody_there = place.members().any(is_there);
         let (mut written, mut failed) = (0, libc::EHOSTDOWN);
         for member in place.members() {
@@ -272,7 +272,7 @@ impl Parts {
 
     /// The place that a slab is written to. Chooses one if no member has the slab.
     pub(super) fn place_to_write(&self, slab: usize) -> Result<(Seen, Place), i32> {
-        for _ in 0..BUSY_MOST {
+        for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             let place = self.place_of(seen);
             if !matches!(place, Place::NOWHERE | Place::LOST) {
@@ -315,7 +315,7 @@ impl Parts {
         }
         if place != Place::NOWHERE {
             // Not given back immediately: another thread may be about to name the same room.
-            self.care.has_strays.store(true, Ordering::Release);
+            self.repair.has_strays.store(true, Ordering::Release);
         }
         let is_full = self.members.iter().any(|member| !member.is_lost());
         Err(failed.unwrap_or(if is_full { libc::ENOSPC } else { libc::EHOSTDOWN }))
@@ -339,9 +339,9 @@ impl Parts {
 
     /// Removes from the place every member that is not in `written`, because a write has reached only those. A writer
     /// that has entered calls this before the write succeeds. The write fails if the members that are left are too few,
-    /// or if too few of them are trusted and a trusted one may soon be back.
+    /// or if too few of them are healthy and a healthy one may soon be back.
     pub(super) fn keep_only(&self, slab: usize, written: u64) -> Result<(), i32> {
-        for _ in 0..BUSY_MOST {
+        for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             let place = self.place_of(seen);
             let left = self.shape.judge(place.only(written));
@@ -407,7 +407,7 @@ impl Parts {
     }
 
     fn forget_place(&self, slab: usize) -> Result<(), i32> {
-        for _ in 0..BUSY_MOST {
+        for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             if seen.place == Place::NOWHERE.0 {
                 return Ok(());

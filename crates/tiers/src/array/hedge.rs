@@ -24,8 +24,8 @@ use crate::figures::count;
 
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
-/// How long to wait for both members: as long as either has for its answer (`donor/patience.rs`).
-pub(super) const BOTH_PATIENCE: Duration = Duration::from_millis(400);
+/// How long to wait for both members: as long as either has for its answer (`donor/timeouts.rs`).
+pub(super) const BOTH_TIMEOUT: Duration = Duration::from_millis(400);
 
 impl Parts {
     /// Returns true when `into` has the requested bytes. Returns false without a try when there is no second member, or
@@ -52,7 +52,7 @@ impl Parts {
             // The second member has to be connected first.
             return second.store.read(piece.offset, into).is_ok() || asked.finish(into).is_ok();
         };
-        match wait_for([asked.socket(), other.socket()].into_iter(), BOTH_PATIENCE) {
+        match wait_for([asked.socket(), other.socket()].into_iter(), BOTH_TIMEOUT) {
             Some(0) => asked.finish(into).is_ok() || other.finish(into).is_ok(),
             Some(_) => other.finish(into).is_ok() || asked.finish(into).is_ok(),
             None => false,

@@ -7,7 +7,7 @@
 //! different members and a stream uses all of them. Further copies of a slab go to the members whose turns follow.
 
 /// The greatest weight of a member. A choice: finer than machines differ.
-pub(crate) const WEIGHT_MOST: u32 = 16;
+pub(crate) const WEIGHT_MAX: u32 = 16;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct Rotation {
 }
 
 impl Rotation {
-    /// The turns of members with these weights, each between 1 and [`WEIGHT_MOST`].
+    /// The turns of members with these weights, each between 1 and [`WEIGHT_MAX`].
     pub(crate) fn new(weights: &[u32]) -> Rotation {
         let total: i64 = weights.iter().copied().map(i64::from).sum();
         // In each turn every member earns its weight, and the member with the most pays the total: nginx's smooth
@@ -25,8 +25,8 @@ impl Rotation {
         let mut earned = vec![0; weights.len()];
         let turn = |_| {
             earned.iter_mut().zip(weights).for_each(|(earned, weight)| *earned += i64::from(*weight));
-            let most = *earned.iter().max().expect("an array has members");
-            let whose = earned.iter().position(|earned| *earned == most).expect("it was just found");
+            let max = *earned.iter().max().expect("an array has members");
+            let whose = earned.iter().position(|earned| *earned == max).expect("it was just found");
             earned[whose] -= total;
             whose as u8
         };
@@ -89,7 +89,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_slab_goes_to_different_members_that_can_take_it(
-            weights in prop::collection::vec(1..=WEIGHT_MOST, 1..64),
+            weights in prop::collection::vec(1..=WEIGHT_MAX, 1..64),
             slab in 0usize..10_000,
             usable: u64,
         ) {
@@ -102,7 +102,7 @@ mod tests {
         }
 
         #[test]
-        fn turns_come_as_often_as_weights_say(weights in prop::collection::vec(1..=WEIGHT_MOST, 1..63)) {
+        fn turns_come_as_often_as_weights_say(weights in prop::collection::vec(1..=WEIGHT_MAX, 1..63)) {
             let rotation = Rotation::new(&weights);
             let total: u32 = weights.iter().sum();
             for (member, weight) in weights.iter().enumerate() {

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use aquifer_sys::raw::{Errno, now_ns};
 
-use super::words::Told;
+use super::notices::Notice;
 use crate::donor::{Asked, Piece};
 use crate::failure::TierFailure;
 use crate::keep_alive::KeepAlive;
@@ -30,10 +30,10 @@ use crate::tier::TierQueue;
 /// The pause before the first look for a lost member; each later pause is twice as long.
 const LOOK_PAUSE_FIRST: Duration = Duration::from_millis(100);
 /// The longest such pause. A choice: each look costs a failed attempt to connect.
-const LOOK_PAUSE_MOST: Duration = Duration::from_secs(5);
+const LOOK_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The longest time between two looks at a member that is present. Perhaps nobody sends it requests, and until its
 /// restart is noticed, the loss of another member loses what both had. A choice: one message a second.
-const LOOK_EVERY_MOST: Duration = Duration::from_secs(1);
+const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
 /// How long a member that had no room is not asked for any. A choice.
 const FULL_LASTS: Duration = Duration::from_secs(1);
 
@@ -42,8 +42,8 @@ const ANSWERS_WEIGHED: u64 = 16;
 /// An answer is slow when it takes this many times longer than usual, within these bounds: how long a thread waits for
 /// a CPU on a busy machine, and how long a delay a person notices.
 const HEDGE_FACTOR: u32 = 8;
-const HEDGE_AFTER_LEAST: Duration = Duration::from_millis(5);
-const HEDGE_AFTER_MOST: Duration = Duration::from_millis(50);
+const HEDGE_AFTER_MIN: Duration = Duration::from_millis(5);
+const HEDGE_AFTER_MAX: Duration = Duration::from_millis(50);
 
 /// What an array needs of each of its members, whatever the member is. Failures are errno values: ENODATA if the slab's
 /// bytes are gone, ENOSPC and EDQUOT if there is no room for it, ESTALE if nothing that was stored before is left.
@@ -160,11 +160,11 @@ pub(crate) struct Member {
     /// How many of its pages were not what was stored.
     wrong_pages: AtomicU64,
     /// There were too many wrong pages.
-    is_distrusted: AtomicBool,
+    is_quarantined: AtomicBool,
     /// It was restarted, and this has not been reported.
     pub(crate) was_anew: AtomicBool,
-    /// What was last reported about it (`words.rs`).
-    told: AtomicU8,
+    /// What was last reported about it (`notices.rs`).
+    last_notice: AtomicU8,
 }
 
 impl Member {
@@ -181,32 +181,32 @@ impl Member {
             is_silent: AtomicBool::new(false),
             lacks_slabs: AtomicBool::new(false),
             wrong_pages: zero(),
-            is_distrusted: AtomicBool::new(false),
+            is_quarantined: AtomicBool::new(false),
             was_anew: AtomicBool::new(false),
-            told: AtomicU8::new(Told::There as u8),
+            last_notice: AtomicU8::new(Notice::Present as u8),
         }
     }
 
     /// Records that `now` is being reported. Returns false if it was also the last report.
-    pub(crate) fn is_news(&self, now: Told) -> bool {
-        self.told.swap(now as u8, Ordering::Relaxed) != now as u8
+    pub(crate) fn is_news(&self, now: Notice) -> bool {
+        self.last_notice.swap(now as u8, Ordering::Relaxed) != now as u8
     }
 
-    /// Counts wrong pages of this member. Returns true when this call makes them exceed `most`.
-    pub(crate) fn was_wrong(&self, pages: u64, most: u64) -> bool {
+    /// Counts wrong pages of this member. Returns true when this call makes them exceed `max`.
+    pub(crate) fn was_wrong(&self, pages: u64, max: u64) -> bool {
         let before = self.wrong_pages.fetch_add(pages, Ordering::Relaxed);
-        before + pages > most && !self.is_distrusted.swap(true, Ordering::AcqRel)
+        before + pages > max && !self.is_quarantined.swap(true, Ordering::AcqRel)
     }
 
-    /// Whether its bytes are not trusted (`trust.rs`).
-    pub(crate) fn is_distrusted(&self) -> bool {
-        self.is_distrusted.load(Ordering::Acquire)
+    /// Whether it is in quarantine (`quarantine.rs`).
+    pub(crate) fn is_quarantined(&self) -> bool {
+        self.is_quarantined.load(Ordering::Acquire)
     }
 
     /// It was restarted and has none of its wrong pages any more.
-    pub(crate) fn trust(&self) {
+    pub(crate) fn end_quarantine(&self) {
         self.wrong_pages.store(0, Ordering::Relaxed);
-        self.is_distrusted.store(false, Ordering::Release);
+        self.is_quarantined.store(false, Ordering::Release);
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -221,7 +221,7 @@ impl Member {
 
     /// Whether it can be given another slab.
     pub(crate) fn takes_slabs(&self) -> bool {
-        !self.is_lost() && !self.is_distrusted() && now_ns() >= self.full_until_ns.load(Ordering::Relaxed)
+        !self.is_lost() && !self.is_quarantined() && now_ns() >= self.full_until_ns.load(Ordering::Relaxed)
     }
 
     /// Records a failed request. Returns true when the member counted as present and is lost now.
@@ -265,7 +265,7 @@ impl Member {
     /// How long to wait for this member alone.
     pub(crate) fn hedge_after(&self) -> Duration {
         let usual = Duration::from_nanos(self.answers_in_ns.load(Ordering::Relaxed));
-        (usual * HEDGE_FACTOR).clamp(HEDGE_AFTER_LEAST, HEDGE_AFTER_MOST)
+        (usual * HEDGE_FACTOR).clamp(HEDGE_AFTER_MIN, HEDGE_AFTER_MAX)
     }
 
     /// The time until somebody has to look for it.
@@ -277,10 +277,10 @@ impl Member {
     pub(crate) fn looked(&self, was_there: bool) {
         self.is_silent.store(!was_there, Ordering::Relaxed);
         let pause = if was_there {
-            self.store.look_every().min(LOOK_EVERY_MOST)
+            self.store.look_every().min(LOOK_EVERY_MAX)
         } else {
             let pause = Duration::from_nanos(self.pause_ns.load(Ordering::Relaxed));
-            self.pause_ns.store(nanoseconds((pause * 2).min(LOOK_PAUSE_MOST)), Ordering::Relaxed);
+            self.pause_ns.store(nanoseconds((pause * 2).min(LOOK_PAUSE_MAX)), Ordering::Relaxed);
             pause
         };
         self.look_at_ns.store(now_ns() + nanoseconds(pause), Ordering::Relaxed);
@@ -353,11 +353,11 @@ mod tests {
                 member.look_in()
             })
             .collect();
-        assert!(pauses[1] > pauses[0] && pauses[9] > LOOK_PAUSE_MOST / 2 && pauses[9] <= LOOK_PAUSE_MOST);
+        assert!(pauses[1] > pauses[0] && pauses[9] > LOOK_PAUSE_MAX / 2 && pauses[9] <= LOOK_PAUSE_MAX);
         member.found();
         member.looked(true);
         assert!(!member.is_lost() && !member.look_in().is_zero());
-        assert!(member.look_in() <= LOOK_EVERY_MOST, "a loss that nobody has noticed does not wait for a renewal");
+        assert!(member.look_in() <= LOOK_EVERY_MAX, "a loss that nobody has noticed does not wait for a renewal");
         member.suspect();
         assert!(!member.is_lost() && member.look_in().is_zero());
     }

@@ -18,7 +18,7 @@ impl Array {
         let ask = |member: &crate::spec::MemberSpec| Offer::ask(&member.donor, shape.is_redundant());
         let mut offers = spec.members.iter().map(ask).collect::<Result<Vec<Offer>, OpenFailure>>()?;
         // A donor that does not answer is assumed to lend as much as the others once it does.
-        let Some(most) = offers.iter().filter_map(Offer::slabs).max() else {
+        let Some(max) = offers.iter().filter_map(Offer::slabs).max() else {
             return Err(offers.swap_remove(0).why_absent().expect("who does not lend has said why"));
         };
         let there = offers.iter().filter(|offer| offer.slabs().is_some()).count();
@@ -26,7 +26,7 @@ impl Array {
             let first = offers.into_iter().find_map(Offer::why_absent).expect("who does not lend has said why");
             return Err(OpenFailure::DonorsTooFew { needed: shape.needed, there, first: Box::new(first) });
         }
-        let room: Vec<u64> = offers.iter().map(|offer| offer.slabs().unwrap_or(most)).collect();
+        let room: Vec<u64> = offers.iter().map(|offer| offer.slabs().unwrap_or(max)).collect();
         let slabs = slabs(spec, layout::slabs(&room, shape.total) * shape.needed as u64)?;
         let absent = spec.members.iter().zip(&offers).filter(|(_, offer)| offer.slabs().is_none());
         let notices = absent

@@ -12,7 +12,7 @@
 //! | 63      | 1: the bytes of this slab are lost                                    |
 
 /// The maximum number of members of one array: what six bits can distinguish, in addition to "nobody".
-pub(crate) const MEMBERS_MOST: usize = 63;
+pub(crate) const MEMBERS_MAX: usize = 63;
 /// The maximum number of members that have a part of one slab.
 pub(crate) const POSITIONS: usize = 10;
 
@@ -65,7 +65,7 @@ impl Place {
 
     /// This place with one more member, at the first free position.
     pub(crate) fn with(self, member: usize) -> Place {
-        assert!(member < MEMBERS_MOST, "an array has {MEMBERS_MOST} members at most");
+        assert!(member < MEMBERS_MAX, "an array has {MEMBERS_MAX} members at most");
         let free = self.vacancy().expect("a place has room");
         Place((self.0 & !Place::LOST.0) | (member as u64 + 1) << (free * BITS))
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use aquifer_sys::FrameBuffer;
 
 use super::copies::eighths;
-use super::lanes::Lanes;
+use super::member_queues::MemberQueues;
 use super::place::Place;
 use super::{NAME, Parts, failure};
 use crate::done::Done;
@@ -43,7 +43,7 @@ struct Flight {
 /// See the module.
 pub(super) struct ArrayQueue {
     parts: Arc<Parts>,
-    lanes: Lanes,
+    queues: MemberQueues,
     submitted: VecDeque<Request>,
     /// By the tag that the members see.
     flights: Box<[Option<Flight>]>,
@@ -55,11 +55,11 @@ pub(super) struct ArrayQueue {
 impl ArrayQueue {
     pub(super) fn open(parts: Arc<Parts>, depth: u32) -> Result<ArrayQueue, TierFailure> {
         let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
-        let lanes = Lanes::open(&parts, depth, depth as usize)?;
+        let queues = MemberQueues::open(&parts, depth, depth as usize)?;
         let depth = depth as usize;
         Ok(ArrayQueue {
             parts,
-            lanes,
+            queues,
             submitted: VecDeque::with_capacity(depth),
             flights: vec![None; depth].into(),
             free: (0..depth).collect(),
@@ -120,7 +120,7 @@ impl ArrayQueue {
         let index = self.free.pop().expect("as many flights as the queue is deep");
         let Flight { operation, offset, member, .. } = flight;
         self.flights[index] = Some(flight);
-        self.lanes.send(member, Request { operation, offset, buffer, tag: index as u64 });
+        self.queues.send(member, Request { operation, offset, buffer, tag: index as u64 });
     }
 
     fn do_now(&mut self, operation: Operation, offset: u64, mut buffer: FrameBuffer, tag: u64) {
@@ -175,11 +175,11 @@ impl ArrayQueue {
 
     /// Makes all possible progress. Does not wait, except for requests that are carried out one at a time.
     fn pump(&mut self, wait_for: Option<usize>) {
-        while self.lanes.turn(wait_for) {
-            while let Some(completion) = self.lanes.landed() {
+        while self.queues.turn(wait_for) {
+            while let Some(completion) = self.queues.landed() {
                 self.land(completion.tag as usize, completion);
             }
-            if !self.lanes.wait_for_kick() {
+            if !self.queues.wait_for_kick() {
                 return;
             }
         }
@@ -191,7 +191,7 @@ impl ArrayQueue {
 
     /// Waits, with a bound, until there may be a completion.
     fn wait(&mut self) {
-        let wait_for = self.lanes.wait();
+        let wait_for = self.queues.wait();
         self.pump(wait_for);
     }
 }
@@ -213,8 +213,8 @@ impl TierQueue for ArrayQueue {
         Ok(())
     }
 
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        if most == 0 {
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if max == 0 {
             return 0;
         }
         self.pump(None);
@@ -226,7 +226,7 @@ impl TierQueue for ArrayQueue {
                 self.wait();
             }
         }
-        self.finished.hand_out(most, sink)
+        self.finished.hand_out(max, sink)
     }
 
     fn in_flight(&self) -> usize {
@@ -237,7 +237,7 @@ impl TierQueue for ArrayQueue {
         if !self.finished.is_empty() || self.flying() == 0 {
             return None;
         }
-        self.lanes.ready().ok()
+        self.queues.ready().ok()
     }
 }
 

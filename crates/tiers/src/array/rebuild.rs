@@ -6,9 +6,10 @@
 //!
 //! The layer that seals what is stored here (`encrypted.rs`) can tell a damaged page from a right one. If a page was
 //! read wrong, each member, or each choice of shards, is tried until one gives the right page; members whose bytes were
-//! wrong are counted as such (`trust.rs`). A member's copy is given up only for verified bytes: if no member has a page
-//! right, the slab keeps its members. If no copy is given up, the new copy is made all the same, with the damaged page
-//! in it, and the damage is reported (`words.rs`): this makes nothing worse, and the other pages have one copy more.
+//! wrong are counted as such (`quarantine.rs`). A member's copy is given up only for verified bytes: if no member has a
+//! page right, the slab keeps its members. If no copy is given up, the new copy is made all the same, with the damaged
+//! page in it, and the damage is reported (`notices.rs`): this makes nothing worse, and the other pages have one copy
+//! more.
 //!
 //! Without seals the array cannot tell which of two copies is damaged. Its new copies then only add to the existing
 //! ones, and the pager's guards detect the damage when the page is fetched.
@@ -38,11 +39,11 @@ const PIECE_BYTES: u64 = SLAB_BYTES / 8;
 /// How often to copy again what was written to a slab during the copy, and how long to wait each time somebody is
 /// writing at that moment, before the slab has to wait for its next turn. Choices: each time, what is left takes a
 /// fraction of the time of the whole slab, so fewer writes interfere.
-const CATCHES_UP_MOST: u32 = 32;
+const CATCHES_UP_MAX: u32 = 32;
 const WRITER_PAUSE: Duration = Duration::from_millis(1);
 /// How often to look for wrong pages at all members, and the pause between: a writer records what it has written a few
 /// instructions after the members have it, on a CPU that others may occupy for a while.
-const SEARCHES_MOST: u32 = 3;
+const SEARCHES_MAX: u32 = 3;
 const SEARCH_PAUSE: Duration = Duration::from_millis(5);
 
 /// How an attempt to copy a slab ended.
@@ -61,7 +62,7 @@ pub(super) enum Copied {
 pub(super) enum Reason {
     /// The slab has too few copies.
     Lacks,
-    /// This member's copy is given up, because the member is silent or not trusted.
+    /// This member's copy is given up, because the member is silent or in quarantine.
     GivesUp(usize),
     /// This member reclaims its memory.
     Leaves(usize),
@@ -92,7 +93,7 @@ impl Parts {
         verify: Option<&Verify<'_>>,
     ) -> Copied {
         let free = self.takers() & !place.mask();
-        if free == 0 || self.lacks_believed(place) {
+        if free == 0 || self.lacks_healthy(place) {
             return Copied::NotNow;
         }
         let Some(going) = self.places.begin_move(slab) else { return Copied::NotNow };
@@ -124,7 +125,7 @@ impl Parts {
             let _ = self.release(slab, target);
             return Copied::NotNow;
         }
-        self.care.damaged_pages.fetch_add(damaged as u64, Ordering::Relaxed);
+        self.repair.damaged_pages.fetch_add(damaged as u64, Ordering::Relaxed);
         // These members had the slab before, and were removed from its place while they were absent or after this copy.
         (0..self.members.len()).filter(|other| !new.has(*other)).for_each(|other| _ = self.release(slab, other));
         Copied::Yes
@@ -174,12 +175,12 @@ impl Parts {
             // Without the shard that is being rebuilt, if some member still has it.
             let sources = sources.only(!sources.at(position).map_or(0, |member| 1 << member));
             self.read_shards(sources, piece, &mut copying.buffer).ok()?;
-            damaged = self.mend_pages(sources, piece, &mut copying.buffer, verify, copying.going);
+            damaged = self.repair_pages(sources, piece, &mut copying.buffer, verify, copying.going);
             return self.store_shard(position, target, piece, &copying.buffer).then_some(damaged);
         }
         self.read_copies(sources, piece, &mut copying.buffer).ok()?;
         if let Some(verify) = copying.verify {
-            damaged = self.mend_pages(sources, piece, &mut copying.buffer, verify, copying.going);
+            damaged = self.repair_pages(sources, piece, &mut copying.buffer, verify, copying.going);
         }
         let written = self.members[target].store.write(piece.offset, &copying.buffer);
         written.inspect_err(|errno| _ = self.note(target, *errno)).ok().map(|()| damaged)
@@ -203,7 +204,7 @@ impl Parts {
 
     /// Replaces the pages of `bytes`, a piece as it was read, that are not what was stored with those of a member that
     /// has them right. Returns how many pages no member has right; they are left as they were read.
-    fn mend_pages(
+    fn repair_pages(
         &self,
         sources: Place,
         piece: Piece,
@@ -215,7 +216,7 @@ impl Parts {
         let range = |page: usize| -> Range<usize> { page * PAGE..(page + 1) * PAGE };
         let is_wrong = |page: &usize| verify(at(*page).offset, &bytes[range(*page)]) == Verified::Wrong;
         let mut wrong: Vec<usize> = (0..bytes.len() / PAGE).filter(is_wrong).collect();
-        for search in 0..SEARCHES_MOST {
+        for search in 0..SEARCHES_MAX {
             if wrong.is_empty() {
                 break;
             }
@@ -295,7 +296,7 @@ fn position_of(place: Place, member: usize) -> Option<usize> {
 /// the move failed.
 fn catch_up(going: &Move<'_>, new: Place, mut copy: impl FnMut(u64) -> bool) -> bool {
     let mut left = Eighths::ALL;
-    for _ in 0..CATCHES_UP_MOST {
+    for _ in 0..CATCHES_UP_MAX {
         if !left.numbers().all(|eighth| going.is_under_way() && copy(eighth)) {
             return false;
         }

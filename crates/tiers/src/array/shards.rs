@@ -5,7 +5,7 @@
 //!
 //! A read asks for as many shards as it needs, data shards first. If an answer is late or missing, the read asks for
 //! parity shards, too, and computes what is missing. The upkeep thread looks for members that have not answered
-//! (`care.rs`), so that no reader waits here for long; a member is waited for only if the others are too few.
+//! (`repair.rs`), so that no reader waits here for long; a member is waited for only if the others are too few.
 //!
 //! A write goes to all members of the place. It succeeds when enough of them to read it have their shards, and all
 //! others have been removed from the place. So every member of the place has its shard of the last write, as with
@@ -36,15 +36,15 @@ use crate::donor::{Asked, Missed, Piece};
 
 /// How much of each shard goes over the wire in one request. A choice: with four data shards this is a block of 128
 /// KiB, which donors answer within some hundred microseconds.
-const SHARD_BYTES_MOST: usize = 32 << 10;
+const SHARD_BYTES_MAX: usize = 32 << 10;
 /// A write that enough members have accepted is retried at the others for this time after it began, in nanoseconds:
-/// longer than members have for their answers (`donor/patience.rs`), so that at least one of them gets a second chance.
-const STRAGGLERS_PATIENCE: u64 = 700_000_000;
+/// longer than members have for their answers (`donor/timeouts.rs`), so that at least one of them gets a second chance.
+const STRAGGLERS_TIMEOUT: u64 = 700_000_000;
 /// Threads that read or write at the same time: those of the program and of the pager. More than the CPUs of most
 /// machines.
 const FRAMES: Range<u32> = 0..16;
 /// How long to wait for a frame: its holder waits for members, each of which has a bound of some seconds.
-const FRAME_PATIENCE: Duration = Duration::from_secs(30);
+const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Queue requests that members carry out at the same time, each with one frame for each shard: enough to keep a link
 /// busy (`pager/src/worker.rs`).
@@ -56,20 +56,20 @@ pub(super) struct Cutter {
     code: Code,
     frames: SpareFrames,
     /// For queues, by position.
-    lanes: Box<[SpareFrames]>,
+    queues: Box<[SpareFrames]>,
 }
 
 impl Cutter {
     pub(super) fn new(shape: Shape) -> Result<Cutter, Errno> {
-        let frames = SpareFrames::new(FRAMES.end, shape.total * SHARD_BYTES_MOST)?;
-        let lanes = (0..shape.total).map(|_| SpareFrames::new(QUEUE_FRAMES.end, SHARD_BYTES_MOST));
-        let lanes = lanes.collect::<Result<_, Errno>>()?;
-        Ok(Cutter { shape, code: Code::new(shape.needed, shape.total), frames, lanes })
+        let frames = SpareFrames::new(FRAMES.end, shape.total * SHARD_BYTES_MAX)?;
+        let queues = (0..shape.total).map(|_| SpareFrames::new(QUEUE_FRAMES.end, SHARD_BYTES_MAX));
+        let queues = queues.collect::<Result<_, Errno>>()?;
+        Ok(Cutter { shape, code: Code::new(shape.needed, shape.total), frames, queues })
     }
 
     /// Calls `act` with a frame for all shards of `len` bytes.
     fn with_shards<R>(&self, len: usize, act: impl FnOnce(&mut [u8]) -> Result<R, i32>) -> Result<R, i32> {
-        let frame = self.frames.wait(FRAMES, self.shape.total * len, FRAME_PATIENCE);
+        let frame = self.frames.wait(FRAMES, self.shape.total * len, FRAME_TIMEOUT);
         let mut frame: FrameBuffer = frame.ok_or(libc::EAGAIN)?;
         let outcome = act(frame.bytes_mut());
         self.frames.give_back(frame);
@@ -79,9 +79,9 @@ impl Cutter {
     /// The parts of a request within one slab that each go over the wire in one request: where in the request, and
     /// which piece.
     fn chunks(&self, piece: Piece) -> impl Iterator<Item = (Range<usize>, Piece)> + use<> {
-        let most = self.shape.needed * SHARD_BYTES_MOST;
-        (0..piece.bytes).step_by(most).map(move |start| {
-            let bytes = most.min(piece.bytes - start);
+        let max = self.shape.needed * SHARD_BYTES_MAX;
+        (0..piece.bytes).step_by(max).map(move |start| {
+            let bytes = max.min(piece.bytes - start);
             (start..start + bytes, Piece { offset: piece.offset + start as u64, bytes, ..piece })
         })
     }
@@ -186,7 +186,7 @@ impl Parts {
         let slab = piece.range as usize;
         let (_, place) = self.place_to_write(slab)?;
         let is_there = |position: &usize| {
-            self.at(place, *position).is_some_and(|(_, member)| !member.is_lost() && !member.is_distrusted())
+            self.at(place, *position).is_some_and(|(_, member)| !member.is_lost() && !member.is_quarantined())
         };
         let mut good = mask(positions(place.positions()).filter(is_there));
         if !self.is_enough(good) {
@@ -230,7 +230,7 @@ impl Parts {
         let in_order = [rest & !silent & !doubtful, doubtful, rest & silent];
         for position in in_order.into_iter().flat_map(positions) {
             let Some((index, member)) = self.at(place, position) else { continue };
-            let is_late = now_ns().saturating_sub(started) > STRAGGLERS_PATIENCE;
+            let is_late = now_ns().saturating_sub(started) > STRAGGLERS_TIMEOUT;
             if is_late && self.is_enough(written) {
                 // Continues without this member. Its shard is rebuilt, whereas a program that waits loses time for
                 // good.

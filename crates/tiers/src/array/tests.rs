@@ -8,8 +8,8 @@
 
 mod overwritten;
 mod parity;
+mod quarantine;
 mod silence;
-mod trust;
 mod verified;
 
 use std::collections::HashMap;
@@ -339,7 +339,7 @@ fn a_member_that_lacks_one_slab_is_asked_for_its_others() {
         let is_at_it = |slab: &usize| Place(array.parts.places.see(*slab).place).has(0);
         let touched = (0..SLABS).find(is_at_it).unwrap() as u64;
         write(&array, touched * 512, 5).unwrap();
-        array.parts.tend(None);
+        array.parts.upkeep(None);
         settle(&array);
         members[1].restart();
         settle(&array);

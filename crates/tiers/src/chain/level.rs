@@ -89,7 +89,7 @@ impl Level {
         counter.fetch_add(REGION_BYTES, Ordering::Relaxed);
     }
 
-    /// The bytes that this process has read and written here. SeqCst pairs with `Bell::sleep`.
+    /// The bytes that this process has read and written here. SeqCst pairs with `MoverWakeup::sleep`.
     pub(super) fn traffic_bytes(&self) -> u64 {
         self.read_bytes.load(Ordering::SeqCst) + self.written_bytes.load(Ordering::SeqCst)
     }

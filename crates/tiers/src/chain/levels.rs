@@ -19,20 +19,20 @@ use aquifer_sys::memory::SharedWords;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::{FrameBuffer, signals};
 
-use super::bell::Bell;
 use super::level::{self, Level};
 use super::place::{NOWHERE, Place};
+use super::wakeup::MoverWakeup;
 use super::{NAME, Piece, pieces};
 use crate::failure::{Activity, Cause, Disposition, TierFailure};
 use crate::places::{Eighths, PLACE_WORDS, Places, Refused, Seen};
 
 /// How often a read or a write retries because the slab has moved in the meantime. To exhaust this, the slab has to
 /// move during each attempt.
-const LOOKS_MOST: u32 = 16;
+const LOOKS_MAX: u32 = 16;
 /// How long to wait for others that use the same slab or are changing its place.
-const PAUSES_MOST: u32 = 200;
+const PAUSES_MAX: u32 = 200;
 /// How often a full chain is asked for a slab before it counts as full.
-const CLAIMS_MOST: u32 = 3;
+const CLAIMS_MAX: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// See the module.
@@ -50,7 +50,7 @@ pub(super) struct Levels {
     /// When slabs may move next, by the monotonic clock: only one process of a family moves slabs at a time.
     pub(super) next_move_ns: &'static AtomicU64,
     /// Wakes the mover.
-    pub(super) bell: Bell,
+    pub(super) wakeup: MoverWakeup,
     /// The level whose read failed last.
     failed: AtomicUsize,
 }
@@ -68,7 +68,7 @@ impl Levels {
             placed: &words[0],
             epoch_pages: &words[1],
             next_move_ns: &words[2],
-            bell: Bell::default(),
+            wakeup: MoverWakeup::default(),
             failed: AtomicUsize::new(0),
         })
     }
@@ -143,7 +143,7 @@ impl Levels {
     }
 
     fn read_piece(&self, piece: Piece, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
-        for _ in 0..LOOKS_MOST {
+        for _ in 0..LOOKS_MAX {
             let seen = self.places.see(piece.slab as usize);
             let Some(place) = self.place_for(Activity::Read, piece.slab, seen)? else {
                 // Nobody has written there, so it may read as anything.
@@ -164,7 +164,7 @@ impl Levels {
         let piece = pieces.next().filter(|piece| piece.bytes == buffer.len());
         // A read that crosses the end of a slab is not a block of the pager's.
         let Some(Piece { slab, within, .. }) = piece else { return Ok(false) };
-        for _ in 0..LOOKS_MOST {
+        for _ in 0..LOOKS_MAX {
             let seen = self.places.see(slab as usize);
             let Some(Place { level, slab: there, .. }) = self.place(seen.place) else { return Ok(false) };
             let found = self.all[level].tier.read_other(level::offset(there) + within, buffer, way);
@@ -175,12 +175,12 @@ impl Levels {
         Err(busy(Activity::Read, slab))
     }
 
-    /// As `Tier::blame`. If the slab has moved since, it is unknown whose bytes were wrong.
-    pub(super) fn blame(&self, offset: u64, len: usize, way: u32) {
+    /// As `Tier::report_corruption`. If the slab has moved since, it is unknown whose bytes were wrong.
+    pub(super) fn report_corruption(&self, offset: u64, len: usize, way: u32) {
         let piece = pieces(offset, len as u64).next().filter(|piece| piece.bytes == len);
         let Some(Piece { slab, within, .. }) = piece else { return };
         let Some(Place { level, slab: there, .. }) = self.place(self.places.see(slab as usize).place) else { return };
-        self.all[level].tier.blame(level::offset(there) + within, len, way);
+        self.all[level].tier.report_corruption(level::offset(there) + within, len, way);
     }
 
     /// Accounts for a read that has ended and whose place was still valid.
@@ -195,7 +195,7 @@ impl Levels {
             Ok(()) => {
                 self.heat(slab).fetch_add((bytes as u64 / PAGE_BYTES) as Heat, Ordering::Relaxed);
                 self.all[place.level].count_read(bytes);
-                self.bell.ring();
+                self.wakeup.wake();
             }
             Err(_) => self.failed.store(place.level, Ordering::Relaxed),
         }
@@ -209,7 +209,7 @@ impl Levels {
 
     fn write_piece(&self, piece: Piece, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         let mut refusals = Refusals::default();
-        for _ in 0..LOOKS_MOST {
+        for _ in 0..LOOKS_MAX {
             let target = self.begin_write(piece.slab, &refusals)?;
             let Target { place, .. } = target;
             let outcome = self.all[place.level].write(place.slab, piece.within, buffer);
@@ -236,8 +236,8 @@ impl Levels {
     }
 
     fn find_or_settle(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
-        let mut claims_left = CLAIMS_MOST;
-        for _ in 0..LOOKS_MOST {
+        let mut claims_left = CLAIMS_MAX;
+        for _ in 0..LOOKS_MAX {
             let seen = self.places.see(slab as usize);
             if let Some(place) = self.place_for(Activity::Write, slab, seen)? {
                 return Ok(Target { place, seen });
@@ -297,13 +297,13 @@ impl Levels {
             Err(failure) => level.note_refusal(failure),
         }
         self.places.count_out(slab as usize);
-        self.bell.ring();
+        self.wakeup.wake();
         outcome
     }
 
     /// Records that something is stored: from now on, the slab does not leave its level without its bytes.
     fn note_stored(&self, slab: u32, Target { place, seen }: Target) -> Result<(), TierFailure> {
-        for _ in 0..PAUSES_MOST {
+        for _ in 0..PAUSES_MAX {
             if place.is_stored {
                 return Ok(());
             }
@@ -334,7 +334,7 @@ impl Levels {
         if place.is_stored || !matches!(failure.disposition(), Disposition::Keep | Disposition::Refuse) {
             return false;
         }
-        for _ in 0..PAUSES_MOST {
+        for _ in 0..PAUSES_MAX {
             // Somebody has moved it elsewhere, where this write follows, or has stored something here.
             let now = self.places.see(slab as usize).place;
             if now != place.number() {
@@ -372,7 +372,7 @@ impl Levels {
 
     /// Removes the slab's place. Returns the place that it had, if there is such a place.
     fn forget(&self, slab: u32) -> Result<Option<Place>, TierFailure> {
-        for _ in 0..PAUSES_MOST {
+        for _ in 0..PAUSES_MAX {
             let seen = self.places.see(slab as usize);
             if seen.place == NOWHERE {
                 return Ok(None);

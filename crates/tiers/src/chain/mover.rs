@@ -30,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The size of one copy: what fits into a processor's cache, and what a disk transfers in a millisecond.
 pub(super) const COPY_PAGES: usize = 64;
 /// Two slabs that exchange places.
-const MOVES_LEAST: usize = 2;
+const MOVES_MIN: usize = 2;
 /// How many slabs are saved from a level that loses them before the mover checks the rest of its work.
 const SAVED_AT_ONCE: usize = 64;
 /// If no slab was worth moving, the traffic before the next survey of all slabs, as a divisor of an epoch.
@@ -160,14 +160,14 @@ impl ChainMover {
     }
 
     /// The source is given up afterwards, with all its copies, so the bytes are verified. If they are wrong by every
-    /// way, the slab stays, for its reader to detect and mend.
+    /// way, the slab stays, for its reader to detect and repair.
     fn copy(&mut self, slab: u32, going: &places::Move, source: Place, target: Place, leaves: Leaves) -> bool {
         let levels = &self.levels;
         let from = &levels.all[source.level];
         for within in (0..REGION_BYTES).step_by(COPY_PAGES * PAGE) {
             let offset = level::offset(source.slab) + within;
-            let mut mended = Vec::new();
-            let note = &mut |at, len, way| mended.push((at, len, way));
+            let mut repaired = Vec::new();
+            let note = &mut |at, len, way| repaired.push((at, len, way));
             let mut read = from.tier.read_verified(offset, &mut self.buffer, note);
             if read.is_err() && leaves == Leaves::Yes {
                 // Otherwise all of it is lost. The reader detects a wrong page there as it would here.
@@ -182,7 +182,7 @@ impl ChainMover {
                 return false;
             }
             // Not earlier: a page that somebody was writing was not damaged.
-            mended.into_iter().for_each(|(at, len, way)| from.tier.blame(at, len, way));
+            repaired.into_iter().for_each(|(at, len, way)| from.tier.report_corruption(at, len, way));
             let written = levels.all[target.level].write(target.slab, within, &self.buffer);
             if let Err(failure) = written {
                 levels.all[target.level].note_refusal(&failure);
@@ -200,7 +200,7 @@ impl Mover for ChainMover {
         self.is_quiet = pages == 0;
         self.credit.earn(pages);
         self.wait_pages = self.wait_pages.saturating_sub(pages);
-        if self.credit.moves() < MOVES_LEAST || self.wait_pages > 0 || !self.has_turn() {
+        if self.credit.moves() < MOVES_MIN || self.wait_pages > 0 || !self.has_turn() {
             return;
         }
         let moves = self.decide();
@@ -218,7 +218,7 @@ impl Mover for ChainMover {
     fn rest(&mut self) {
         if self.is_quiet {
             let (levels, seen_bytes) = (&self.levels, self.seen_bytes);
-            levels.bell.sleep(|| levels.traffic_bytes() == seen_bytes && !levels.is_any_leaving());
+            levels.wakeup.sleep(|| levels.traffic_bytes() == seen_bytes && !levels.is_any_leaving());
         }
         std::thread::sleep(LOOK_EVERY);
     }

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_core::tiering::LEVELS_MOST;
+use aquifer_core::tiering::LEVELS_MAX;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::wakeup::readable;
 use aquifer_sys::watch::Watch;
@@ -54,7 +54,7 @@ pub(super) struct ChainQueue {
     /// Readable when any of the levels' queues has a completion; used when several have requests.
     any: Watch,
     /// The descriptors in `any`, by level.
-    awaited: [Cell<Option<i32>>; LEVELS_MOST],
+    awaited: [Cell<Option<i32>>; LEVELS_MAX],
 }
 
 impl ChainQueue {
@@ -74,7 +74,7 @@ impl ChainQueue {
             landed: Vec::with_capacity(places),
             finished: Done::with_room(places),
             any,
-            awaited: [const { Cell::new(None) }; LEVELS_MOST],
+            awaited: [const { Cell::new(None) }; LEVELS_MAX],
         })
     }
 
@@ -203,8 +203,8 @@ impl TierQueue for ChainQueue {
         self.queues.iter_mut().rev().try_for_each(|queue| queue.kick())
     }
 
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        if most == 0 {
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if max == 0 {
             return 0;
         }
         if wait == Wait::ForOne && self.finished.is_empty() && !self.submitted.is_empty() {
@@ -216,7 +216,7 @@ impl TierQueue for ChainQueue {
         while wait == Wait::ForOne && self.finished.is_empty() && self.flying() > 0 {
             self.wait();
         }
-        self.finished.hand_out(most, sink)
+        self.finished.hand_out(max, sink)
     }
 
     fn in_flight(&self) -> usize {

@@ -311,12 +311,12 @@ fn the_mover_sleeps_until_the_chain_is_used() {
     write(&chain, 0, 1).unwrap();
     let mut mover = chain.mover().unwrap();
     let woken = Arc::new(AtomicBool::new(false));
-    let tell = Arc::clone(&woken);
+    let wakes = Arc::clone(&woken);
     // Not waited for: one that sleeps too well would keep the test.
     std::thread::spawn(move || {
         mover.turn();
         mover.rest();
-        tell.store(true, std::sync::atomic::Ordering::Relaxed);
+        wakes.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     std::thread::sleep(Duration::from_millis(400));
     assert!(!woken.load(std::sync::atomic::Ordering::Relaxed), "nobody has used it");

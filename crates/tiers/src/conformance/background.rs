@@ -15,7 +15,7 @@ use crate::tier::{Completion, Operation, PAGE, Request, TierQueue, Wait};
 
 const PAGE_BYTES: u64 = PAGE as u64;
 /// No tier under test takes so long for a few requests.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn writing(offset: u64, pages: usize, version: u64) -> Request {
     let mut buffer = frame(pages, 0);
@@ -178,7 +178,7 @@ pub(super) fn completions_come_as_asked(open: &Open) {
     queue.kick().unwrap();
     let start = Instant::now();
     while queue.complete(Wait::No, 1, &mut |completion| give_back(completion.buffer)) == 0 {
-        assert!(start.elapsed() < PATIENCE, "a kicked request completes while nobody waits");
+        assert!(start.elapsed() < TIMEOUT, "a kicked request completes while nobody waits");
         std::thread::yield_now();
     }
 }
@@ -193,10 +193,10 @@ pub(super) fn the_descriptor_announces_completions(open: &Open) {
         let start = Instant::now();
         while queue.in_flight() > 0 {
             if let Some(descriptor) = queue.descriptor() {
-                assert!(wakeup::readable(descriptor, PATIENCE), "a completion makes the descriptor readable");
+                assert!(wakeup::readable(descriptor, TIMEOUT), "a completion makes the descriptor readable");
             }
             queue.complete(Wait::No, 4, &mut |completion| give_back(completion.buffer));
-            assert!(start.elapsed() < PATIENCE, "a readable descriptor means a completion");
+            assert!(start.elapsed() < TIMEOUT, "a readable descriptor means a completion");
         }
     }
 }

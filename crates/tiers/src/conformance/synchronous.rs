@@ -67,14 +67,14 @@ pub(super) fn blocks_of_every_size_are_whole(open: &Open) {
     }
 }
 
-/// One that is as long as is worth making, and ones that are a page shorter and longer, by both doors.
+/// One that is as long as is worth making, and ones that are a page shorter and longer, by both calls.
 pub(super) fn requests_around_the_longest(open: &Open) {
     let tier = open();
-    let most = tier.request_bytes_most();
-    assert!(most >= PAGE && most.is_multiple_of(PAGE), "{most}");
-    let most = (most / PAGE).min(REGION_PAGES as usize);
+    let max = tier.request_bytes_max();
+    assert!(max >= PAGE && max.is_multiple_of(PAGE), "{max}");
+    let max = (max / PAGE).min(REGION_PAGES as usize);
     let mut queue = tier.open_queue(1).unwrap();
-    for pages in [most.max(2) - 1, most, (most + 1).min(REGION_PAGES as usize)] {
+    for pages in [max.max(2) - 1, max, (max + 1).min(REGION_PAGES as usize)] {
         write(&*tier, PAGE_BYTES, pages, 8);
         let buffer = frame(pages, 0xee);
         assert!(queue.submit(Request { operation: Operation::Read, offset: PAGE_BYTES, buffer, tag: 0 }).is_ok());

@@ -72,8 +72,8 @@ impl From<Miss> for Loss {
 /// See the module.
 pub(crate) trait Channel: Debug + Send + Sync {
     /// Opens the channel on a socket that has just been connected, before anything else is sent over it. Takes at most
-    /// `patience`.
-    fn open(&self, socket: BorrowedFd<'_>, patience: Duration) -> Result<(), Miss>;
+    /// `timeout`.
+    fn open(&self, socket: BorrowedFd<'_>, timeout: Duration) -> Result<(), Miss>;
 
     /// Sends as much as possible of a frame of which `sent` bytes have gone. Returns how many more bytes have gone. A
     /// caller that gets `AGAIN` or `INTR` repeats the call with the same frame, or ends the connection.

@@ -42,8 +42,8 @@ impl Completions for QueuePair {
     }
 }
 
-/// The completion of the only work request in flight; `None` when it does not arrive within `patience`.
-pub(crate) fn completion(from: &impl Completions, patience: Duration) -> Result<Option<Completion>, Errno> {
+/// The completion of the only work request in flight; `None` when it does not arrive within `timeout`.
+pub(crate) fn completion(from: &impl Completions, timeout: Duration) -> Result<Option<Completion>, Errno> {
     let begun = now_ns();
     loop {
         let waited = now_ns().saturating_sub(begun);
@@ -59,7 +59,7 @@ pub(crate) fn completion(from: &impl Completions, patience: Duration) -> Result<
         if let Some(completion) = from.poll()? {
             return Ok(Some(completion));
         }
-        let Some(rest) = (patience.as_nanos() as u64).checked_sub(waited) else { return Ok(None) };
+        let Some(rest) = (timeout.as_nanos() as u64).checked_sub(waited) else { return Ok(None) };
         from.wait(HEEDED_WITHIN.min(Duration::from_nanos(rest)));
         signals::end_if_asked();
     }
@@ -98,13 +98,13 @@ mod tests {
 
     #[test]
     fn a_completion_that_never_comes_is_waited_for_within_a_bound() {
-        let patience = Duration::from_millis(300);
+        let timeout = Duration::from_millis(300);
         for is_restless in [false, true] {
             let device = Device { armed: Cell::new(0), done_after: u32::MAX, is_restless };
             let begun = Instant::now();
-            assert_eq!(completion(&device, patience), Ok(None));
+            assert_eq!(completion(&device, timeout), Ok(None));
             // A machine that does much else is late by more than the bound is.
-            assert!((patience..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+            assert!((timeout..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
         }
     }
 

@@ -5,9 +5,9 @@
 //! threads.
 //!
 //! ```text
-//!             a connection fails                `patience` later
+//!             a connection fails                `timeout` later
 //!   in touch ───────────────────► looking ──────────────────────────► lost
-//!      ▲                             │  asked again after pauses        │  asked once in PAUSE_MOST, else
+//!      ▲                             │  asked again after pauses        │  asked once in PAUSE_MAX, else
 //!      └─────────────────────────────┴──────────────────────────────────┘  refused at once
 //!                      an answer
 //! ```
@@ -23,12 +23,12 @@ use aquifer_sys::signals;
 /// The pause before the second attempt; each later pause is twice as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts.
-const PAUSE_MOST: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Contact {
-    patience: Duration,
+    timeout: Duration,
     /// When the first failure since the last answer happened, in nanoseconds; 0 while in touch.
     lost_since_ns: AtomicU64,
     /// Once lost: when a thread may ask again.
@@ -44,17 +44,17 @@ pub(crate) struct Tries<'a> {
 }
 
 impl Contact {
-    /// A donor in touch. It counts as lost when it has not answered for `patience`.
-    pub(crate) const fn new(patience: Duration) -> Contact {
+    /// A donor in touch. It counts as lost when it has not answered for `timeout`.
+    pub(crate) const fn new(timeout: Duration) -> Contact {
         let (lost_since_ns, ask_again_ns) = (AtomicU64::new(0), AtomicU64::new(0));
-        Contact { patience, lost_since_ns, ask_again_ns, errno: AtomicI32::new(0) }
+        Contact { timeout, lost_since_ns, ask_again_ns, errno: AtomicI32::new(0) }
     }
 
     /// Begins the attempts of one operation; returns the errno of the last failure when no attempt is allowed.
     pub(crate) fn begin(&self) -> Result<Tries<'_>, i32> {
         if self.is_lost() {
             let (now, again) = (now_ns(), self.ask_again_ns.load(Ordering::Relaxed));
-            let next = now + PAUSE_MOST.as_nanos() as u64;
+            let next = now + PAUSE_MAX.as_nanos() as u64;
             let mine = now >= again
                 && self.ask_again_ns.compare_exchange(again, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             if !mine {
@@ -74,7 +74,7 @@ impl Contact {
     /// Whether the donor has not answered for so long that nobody waits for it any more.
     pub(crate) fn is_lost(&self) -> bool {
         let since = self.lost_since_ns.load(Ordering::Relaxed);
-        since != 0 && now_ns().saturating_sub(since) >= self.patience.as_nanos() as u64
+        since != 0 && now_ns().saturating_sub(since) >= self.timeout.as_nanos() as u64
     }
 
     /// In a forked child: nothing is known of connections that the child has not made.
@@ -93,7 +93,7 @@ impl Tries<'_> {
             return false;
         }
         signals::sleep(self.pause);
-        self.pause = (self.pause * 2).min(PAUSE_MOST);
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
         true
     }
 }
@@ -102,13 +102,13 @@ impl Tries<'_> {
 mod tests {
     use super::*;
 
-    const LOSS_PATIENCE: Duration = Duration::from_secs(5);
+    const LOSS_TIMEOUT: Duration = Duration::from_secs(5);
 
     #[test]
     fn a_donor_that_is_lost_is_asked_now_and_then_and_found_again() {
-        let contact = Contact::new(LOSS_PATIENCE);
+        let contact = Contact::new(LOSS_TIMEOUT);
         assert!(contact.begin().unwrap().again(libc::ECONNRESET), "the first failure is no loss");
-        contact.lost_since_ns.store(now_ns() - LOSS_PATIENCE.as_nanos() as u64, Ordering::Relaxed);
+        contact.lost_since_ns.store(now_ns() - LOSS_TIMEOUT.as_nanos() as u64, Ordering::Relaxed);
         let mut tries = contact.begin().expect("somebody may ask");
         assert_eq!(contact.begin().err(), Some(libc::ECONNRESET), "and nobody else meanwhile");
         assert!(!tries.again(libc::ECONNREFUSED));

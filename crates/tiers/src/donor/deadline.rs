@@ -16,8 +16,8 @@ use super::transport::Loss;
 pub(crate) struct Deadline(u64);
 
 impl Deadline {
-    pub(crate) fn after(patience: Duration) -> Self {
-        Self(now_ns() + patience.as_nanos() as u64)
+    pub(crate) fn after(timeout: Duration) -> Self {
+        Self(now_ns() + timeout.as_nanos() as u64)
     }
 
     /// Judges a failed system call: returns `Ok` if it has to be repeated, and an error if it is time to give up.

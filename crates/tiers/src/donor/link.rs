@@ -31,14 +31,14 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::channel::{Channel, Miss};
 use super::deadline::Deadline;
-use super::patience::Patience;
 use super::place::Place;
 use super::recalls::Recalls;
+use super::timeouts::Timeouts;
 use super::transport::Loss;
 
 /// The maximum number of requests without an answer on one connection: fewer than a donor that hangs for a day
 /// receives.
-const OWED_MOST: u64 = 1 << 20;
+const OWED_MAX: u64 = 1 << 20;
 /// The cookie of no socket.
 const NO_COOKIE: u64 = 0;
 
@@ -114,8 +114,8 @@ impl Link {
     }
 
     /// Connects and greets. Only if there is no connection.
-    pub(crate) fn connect(&self, place: &Place, who: BorrowerId, patience: &Patience) -> Result<Greeting, Miss> {
-        let greeting = self.try_connect(place, who, patience).map_err(|miss| match self.channel.last_word() {
+    pub(crate) fn connect(&self, place: &Place, who: BorrowerId, timeouts: &Timeouts) -> Result<Greeting, Miss> {
+        let greeting = self.try_connect(place, who, timeouts).map_err(|miss| match self.channel.last_word() {
             Some(distrust) => Miss::Distrust(distrust),
             None => miss,
         });
@@ -126,11 +126,11 @@ impl Link {
         greeting
     }
 
-    fn try_connect(&self, place: &Place, who: BorrowerId, patience: &Patience) -> Result<Greeting, Miss> {
+    fn try_connect(&self, place: &Place, who: BorrowerId, timeouts: &Timeouts) -> Result<Greeting, Miss> {
         if self.is_local {
             self.renew_local(place).map_err(|errno| Loss::Connection(errno.0))?;
         }
-        let deadline = Deadline::after(patience.connect);
+        let deadline = Deadline::after(timeouts.connect);
         // The next call continues a connection attempt that is in progress.
         while let Err(errno) = place.connect(self.socket()) {
             match errno {
@@ -140,8 +140,8 @@ impl Link {
             }
             deadline.check()?;
         }
-        self.channel.open(self.socket(), patience.handshake)?;
-        let deadline = Deadline::after(patience.connect);
+        self.channel.open(self.socket(), timeouts.handshake)?;
+        let deadline = Deadline::after(timeouts.connect);
         let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, borrower: who };
         match self.send_frame(0, hello, &[], deadline) {
             // A borrower that is refused before the greeting finds the connection ended, but can still read the reason.
@@ -190,9 +190,9 @@ impl Link {
         message: Message,
         payload: &[u8],
         into: &mut [u8],
-        patience: &Patience,
+        timeouts: &Timeouts,
     ) -> Result<Message, Loss> {
-        let deadline = Deadline::after(patience.answer);
+        let deadline = Deadline::after(timeouts.answer);
         let request = self.begin(place, message, payload, deadline)?;
         self.finish(place, request, into, deadline)
     }
@@ -277,7 +277,7 @@ impl Link {
                 Message::Error { refusal } if refusal.ends_connection() => return Err(Loss::Refused(refusal)),
                 _ if header.request == request => return Ok(header),
                 // The answer to a request that was given up.
-                _ if self.is_local && request.wrapping_sub(header.request) <= OWED_MOST && header.body_bytes == 0 => {}
+                _ if self.is_local && request.wrapping_sub(header.request) <= OWED_MAX && header.body_bytes == 0 => {}
                 _ => return Err(Loss::Connection(libc::EPROTO)),
             }
         }

@@ -30,9 +30,9 @@ use aquifer_wire::{BorrowerId, Message};
 use super::channel::{Miss, Security};
 use super::deadline::Deadline;
 use super::link::{Greeting, Link};
-use super::patience::Patience;
 use super::place::Place;
 use super::recalls::Recalls;
+use super::timeouts::Timeouts;
 use super::transport::Loss;
 
 /// How often to check for a free link before waiting in the kernel. Some microseconds, as long as a round trip.
@@ -57,7 +57,7 @@ pub(crate) struct Links {
     who: BorrowerId,
     security: Security,
     recalls: Arc<Recalls>,
-    patience: Patience,
+    timeouts: Timeouts,
     lines: Box<[Line]>,
     /// Signalled when a link becomes free.
     freed: EventCount,
@@ -125,7 +125,7 @@ impl Links {
         place: Place,
         security: Security,
         who: BorrowerId,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Result<Links, Errno> {
         let recalls = Arc::new(Recalls::default());
         let own = Arc::new(OwnWord::new()?);
@@ -142,7 +142,7 @@ impl Links {
             who,
             security,
             recalls,
-            patience,
+            timeouts,
             lines,
             freed: EventCount::new(),
             instance,
@@ -155,10 +155,10 @@ impl Links {
     /// Connects the first link, to receive the donor's greeting.
     pub(crate) fn greet(&self) -> Result<Greeting, Miss> {
         let taken = self.take()?;
-        let deadline = Deadline::after(self.patience.loss);
+        let deadline = Deadline::after(self.timeouts.loss);
         loop {
             // A program that starts waits longer than one that is running.
-            match self.connect_within(&taken.line.link, &Patience::ALONE) {
+            match self.connect_within(&taken.line.link, &Timeouts::ALONE) {
                 Err(miss) if miss.may_pass() && deadline.check().is_ok() => signals::sleep(GREET_PAUSE),
                 greeted => return greeted,
             }
@@ -170,8 +170,8 @@ impl Links {
         &self.recalls
     }
 
-    pub(crate) fn patience(&self) -> &Patience {
-        &self.patience
+    pub(crate) fn timeouts(&self) -> &Timeouts {
+        &self.timeouts
     }
 
     fn instance(&self) -> &AtomicU64 {
@@ -179,11 +179,11 @@ impl Links {
     }
 
     pub(crate) fn connect(&self, link: &Link) -> Result<Greeting, Miss> {
-        self.connect_within(link, &self.patience)
+        self.connect_within(link, &self.timeouts)
     }
 
-    fn connect_within(&self, link: &Link, patience: &Patience) -> Result<Greeting, Miss> {
-        let greeting = link.connect(&self.place, self.who, patience)?;
+    fn connect_within(&self, link: &Link, timeouts: &Timeouts) -> Result<Greeting, Miss> {
+        let greeting = link.connect(&self.place, self.who, timeouts)?;
         let known = self.instance().compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
         match known {
             Err(known) if known != greeting.instance => {
@@ -273,7 +273,7 @@ impl Links {
             if let Some(line) = self.in_order().find(connected).or_else(other) {
                 return Ok(Taken { links: self, line });
             }
-            if now_ns().saturating_sub(started) > self.patience.turn().as_nanos() as u64 {
+            if now_ns().saturating_sub(started) > self.timeouts.other_request().as_nanos() as u64 {
                 return Err(Loss::Connection(libc::ETIMEDOUT));
             }
             self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
@@ -290,12 +290,12 @@ impl Links {
     /// Sends one request and receives its answer, on the first free link.
     pub(crate) fn ask(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss> {
         let taken = self.take_open()?;
-        taken.line.link.exchange(&self.place, message, payload, into, &self.patience)
+        taken.line.link.exchange(&self.place, message, payload, into, &self.timeouts)
     }
 
     /// Takes a link and connects it if necessary.
     fn take_open(&self) -> Result<Taken<'_>, Loss> {
-        let deadline = Deadline::after(self.patience.turn());
+        let deadline = Deadline::after(self.timeouts.other_request());
         loop {
             let taken = self.take()?;
             let link = &taken.line.link;
@@ -327,7 +327,7 @@ impl Links {
     /// Sends a request without waiting for its answer, if a connection can be used immediately.
     pub(crate) fn begin(&self, message: Message, payload: &[u8]) -> Option<Begun<'_>> {
         let taken = self.take_connected()?;
-        let deadline = Deadline::after(self.patience.answer);
+        let deadline = Deadline::after(self.timeouts.answer);
         let request = taken.line.link.begin(&self.place, message, payload, deadline).ok()?;
         Some(Begun { taken, request, deadline, is_finished: false })
     }

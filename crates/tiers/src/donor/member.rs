@@ -16,11 +16,11 @@ use aquifer_wire::{Message, SLAB_BYTES};
 
 use super::link::Greeting;
 use super::links::{Begun, Links};
-use super::patience::Patience;
 use super::place::Place;
 use super::ranges::{Lease, Ranges, Writers};
 use super::remote::{Piece, Remote, Unlent};
 use super::tcp;
+use super::timeouts::Timeouts;
 use super::transport::Loss;
 use super::{failure, greet, network, remote, security, system, who};
 use crate::array::{Room, Store};
@@ -37,7 +37,7 @@ const LEASE_UNKNOWN: Duration = Duration::from_secs(60);
 pub(crate) struct Offer {
     links: Links,
     greeting: Result<Greeting, OpenFailure>,
-    patience: Patience,
+    timeouts: Timeouts,
     spec: DonorSpec,
 }
 
@@ -45,18 +45,18 @@ impl Offer {
     /// Asks the donor. A donor that does not answer is accepted if others have its bytes, too, because it may come
     /// back.
     pub(crate) fn ask(spec: &DonorSpec, is_redundant: bool) -> Result<Offer, OpenFailure> {
-        let patience = if is_redundant { Patience::AMONG_OTHERS } else { Patience::ALONE };
-        match greet(spec, patience) {
-            Ok((links, greeting)) => Ok(Offer { links, greeting: Ok(greeting), patience, spec: spec.clone() }),
+        let timeouts = if is_redundant { Timeouts::AMONG_OTHERS } else { Timeouts::ALONE };
+        match greet(spec, timeouts) {
+            Ok((links, greeting)) => Ok(Offer { links, greeting: Ok(greeting), timeouts, spec: spec.clone() }),
             Err(refused @ OpenFailure::Donor { .. }) if is_redundant => {
                 let Some(address) = spec.address.to_socket_addrs().ok().and_then(|mut all| all.next()) else {
                     return Err(refused);
                 };
                 let who = who(spec)?;
                 let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
-                let links = Links::new(tcp::LINKS, Place::Tcp(address), security, who, patience)
+                let links = Links::new(tcp::LINKS, Place::Tcp(address), security, who, timeouts)
                     .map_err(|errno| system("making sockets", errno))?;
-                Ok(Offer { links, greeting: Err(refused), patience, spec: spec.clone() })
+                Ok(Offer { links, greeting: Err(refused), timeouts, spec: spec.clone() })
             }
             Err(refused) => Err(refused),
         }
@@ -76,7 +76,7 @@ impl Offer {
     pub(crate) fn accept(self, slabs: usize, writers: Writers) -> Result<Share, OpenFailure> {
         let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
-        let remote = remote(transport, lease, slabs, self.patience, Unlent::Gone, writers)?;
+        let remote = remote(transport, lease, slabs, self.timeouts, Unlent::Gone, writers)?;
         Ok(Share(remote, self.spec.address))
     }
 }

@@ -182,7 +182,7 @@ impl TcpQueue {
         if let Err(_lost) = self.pump_out().and_then(|()| self.pump_in()) {
             self.fall_back();
         }
-        if now_ns().saturating_sub(self.moved_ns) > self.links.patience().answer.as_nanos() as u64 {
+        if now_ns().saturating_sub(self.moved_ns) > self.links.timeouts().answer.as_nanos() as u64 {
             if self.remote.is_member() { self.give_up() } else { self.fall_back() }
         }
         if self.links.is_starved() {
@@ -363,8 +363,8 @@ impl TierQueue for TcpQueue {
         Ok(())
     }
 
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        if most == 0 {
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if max == 0 {
             return 0;
         }
         if self.on_the_way() > 0 {
@@ -381,7 +381,7 @@ impl TierQueue for TcpQueue {
                 self.pump();
             }
         }
-        self.finished.hand_out(most, sink)
+        self.finished.hand_out(max, sink)
     }
 
     fn in_flight(&self) -> usize {

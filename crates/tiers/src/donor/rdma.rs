@@ -2,24 +2,25 @@
 // Copyright the Aquifer authors
 
 //! A donor over RDMA: the donor's processor takes no part in reads and writes. Requests go over the links, as with TCP
-//! and TLS; bytes go by RDMA READ and WRITE between a dock of ours and the slab, and by a copy between dock and frame.
+//! and TLS; bytes go by RDMA READ and WRITE between a bounce buffer of ours and the slab, and by a copy between buffer
+//! and frame.
 //!
 //! ```text
 //!   asked (grant, renew, pair, key) ── links, TCP or TLS ──────────────► donor
-//!   bytes   frame ◄─copy─► dock ◄── lane: a queue pair, one work ──────► slab, past the donor
+//!   bytes   frame ◄─copy─► bounce buffer ◄── queue pair, one work ──────► slab, past the donor
 //! ```
 //!
 //! A slab is opened by its key, which the donor hands out for a lease and its token and invalidates with them: the
 //! device refuses late accesses. So the rules of `remote.rs` hold as they do for requests. When the device refuses an
 //! access, the borrower asks for the reason over the links.
 //!
-//! UFFDIO_MOVE installs and evicts a frame's pages, and refuses registered pages: hence docks, and the copy.
+//! UFFDIO_MOVE installs and evicts a frame's pages, and refuses registered pages: hence bounce buffers, and the copy.
 //!
 //! In a forked child all of this belongs to the parent (`sys/src/verbs.rs`). The child's bytes go over its own links,
 //! as requests.
 //!
-//! Threads: any, also in a signal handler. Posting and polling allocate nothing; a lane is taken by an exchange, and a
-//! thread that finds none free waits within a bound.
+//! Threads: any, also in a signal handler. Posting and polling allocate nothing; a queue pair is taken by an exchange,
+//! and a thread that finds none free waits within a bound.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -27,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::{Errno, now_ns, random};
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
-use aquifer_sys::verbs::{Completion, Device, Dock, Domain, End, QueuePair, VerbsFailure, Work, choose};
+use aquifer_sys::verbs::{BounceBuffer, Completion, Device, Domain, End, QueuePair, VerbsFailure, Work, choose};
 use aquifer_wire::{Message, PairEnd, SLAB_BYTES};
 
 use super::completion::completion;
@@ -43,13 +44,13 @@ use crate::tier::TierQueue;
 
 /// Queue pairs: this many threads can read and write at the same time. A choice, as for TCP; a worker uses one of them
 /// while it moves blocks.
-const LANES: usize = 4;
-/// Bytes of a lane's dock: a block of 1 MiB is one transfer. All docks together stay below what a user may lock by
-/// default (8 MiB, `ulimit -l`).
-const DOCK_BYTES: usize = 1 << 20;
+const QUEUE_PAIRS: usize = 4;
+/// Bytes of a queue pair's bounce buffer: a block of 1 MiB is one transfer. All buffers together stay below what a user
+/// may lock by default (8 MiB, `ulimit -l`).
+const BUFFER_BYTES: usize = 1 << 20;
 /// How often a donor that has just greeted is asked for the first connection.
-const CHECKS_MOST: u32 = 3;
-/// How often to check for a free lane before waiting in the kernel.
+const CHECKS_MAX: u32 = 3;
+/// How often to check for a free queue pair before waiting in the kernel.
 const SPINS: u32 = 200;
 
 /// Why there is no RDMA to a donor.
@@ -69,25 +70,25 @@ impl From<VerbsFailure> for RdmaFailure {
     }
 }
 
-/// A queue pair and its dock.
-struct Lane {
+/// A queue pair and its bounce buffer.
+struct Connection {
     /// The number of this connection among the borrower's, for the donor.
     number: u32,
     is_connected: bool,
     pair: QueuePair,
-    dock: Dock,
+    buffer: BounceBuffer,
 }
 
-/// A lane that is taken.
+/// A queue pair that is taken.
 struct Taken<'a> {
     /// Always present until it is dropped.
-    lane: Option<MutexGuard<'a, Lane>>,
+    connection: Option<MutexGuard<'a, Connection>>,
     freed: &'a EventCount,
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.lane = None;
+        self.connection = None;
         self.freed.signal();
     }
 }
@@ -97,7 +98,7 @@ pub(crate) struct Rdma {
     /// For requests; in a forked child for everything.
     tcp: Tcp,
     device: Arc<Device>,
-    lanes: Box<[Mutex<Lane>]>,
+    connections: Box<[Mutex<Connection>]>,
     freed: EventCount,
     /// For each range, the lower half of the token that the key is for, and the key. Set when the number of ranges is
     /// known.
@@ -111,34 +112,34 @@ enum Bytes<'a> {
 }
 
 impl Rdma {
-    /// Opens the device, and creates lanes that are not connected yet.
+    /// Opens the device, and creates queue pairs that are not connected yet.
     pub(crate) fn open(spec: &RdmaSpec, links: Arc<Links>) -> Result<Rdma, VerbsFailure> {
         let port = choose(spec.device.as_deref(), links.local_ip())?;
         let device = Arc::new(Device::open(&port)?);
         let domain = Arc::new(Domain::new(&device)?);
         let family = random().map_err(|errno| VerbsFailure::Call { what: "getrandom", errno: errno.0 })? as u32;
-        let lane = |index: usize| {
+        let connection = |index: usize| {
             let number = family & !0xff | index as u32;
-            let (pair, dock) = (QueuePair::new(&domain)?, Dock::new(&domain, DOCK_BYTES)?);
-            Ok(Mutex::new(Lane { number, is_connected: false, pair, dock }))
+            let (pair, buffer) = (QueuePair::new(&domain)?, BounceBuffer::new(&domain, BUFFER_BYTES)?);
+            Ok(Mutex::new(Connection { number, is_connected: false, pair, buffer }))
         };
-        let lanes = (0..LANES).map(lane).collect::<Result<_, VerbsFailure>>()?;
-        Ok(Rdma { tcp: Tcp(links), device, lanes, freed: EventCount::new(), keys: OnceLock::new() })
+        let connections = (0..QUEUE_PAIRS).map(connection).collect::<Result<_, VerbsFailure>>()?;
+        Ok(Rdma { tcp: Tcp(links), device, connections, freed: EventCount::new(), keys: OnceLock::new() })
     }
 
-    /// Connects the first lane, to see whether packets get through.
+    /// Connects the first queue pair, to see whether packets get through.
     pub(crate) fn check(&self) -> Result<(), RdmaFailure> {
         let mut taken = self.take().map_err(RdmaFailure::Loss)?;
-        let lane = taken.lane.as_mut().expect("it was just taken");
+        let connection = taken.connection.as_mut().expect("it was just taken");
         let mut tries = 1;
         loop {
-            match self.connect(lane) {
+            match self.connect(connection) {
                 Ok(()) => return Ok(()),
                 Err(Loss::Connection(libc::EHOSTUNREACH)) => {
                     return Err(RdmaFailure::Path(self.device.port().device.clone()));
                 }
                 // The link may have been idle for too long while the device was opened.
-                Err(Loss::Connection(_)) if tries < CHECKS_MOST => tries += 1,
+                Err(Loss::Connection(_)) if tries < CHECKS_MAX => tries += 1,
                 Err(loss) => return Err(RdmaFailure::Loss(loss)),
             }
         }
@@ -152,16 +153,16 @@ impl Rdma {
         let started = now_ns();
         loop {
             let ticket = self.freed.ticket();
-            for lane in &self.lanes {
-                let lane = match lane.try_lock() {
-                    Ok(lane) => lane,
-                    // A lane knows whether it is connected.
+            for connection in &self.connections {
+                let connection = match connection.try_lock() {
+                    Ok(connection) => connection,
+                    // A queue pair knows whether it is connected.
                     Err(TryLockError::Poisoned(left)) => left.into_inner(),
                     Err(TryLockError::WouldBlock) => continue,
                 };
-                return Ok(Taken { lane: Some(lane), freed: &self.freed });
+                return Ok(Taken { connection: Some(connection), freed: &self.freed });
             }
-            if now_ns().saturating_sub(started) > self.links().patience().turn().as_nanos() as u64 {
+            if now_ns().saturating_sub(started) > self.links().timeouts().other_request().as_nanos() as u64 {
                 return Err(Loss::Connection(libc::ETIMEDOUT));
             }
             self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
@@ -169,43 +170,52 @@ impl Rdma {
         }
     }
 
-    /// Reconnects a lane, and sends a packet each way. EHOSTUNREACH: the packet is not answered.
-    fn connect(&self, lane: &mut Lane) -> Result<(), Loss> {
-        lane.is_connected = false;
+    /// Reconnects a queue pair, and sends a packet each way. EHOSTUNREACH: the packet is not answered.
+    fn connect(&self, connection: &mut Connection) -> Result<(), Loss> {
+        connection.is_connected = false;
         let errno = |errno: Errno| Loss::Connection(errno.0);
-        lane.pair.reset().map_err(errno)?;
+        connection.pair.reset().map_err(errno)?;
         let psn = random().map_err(errno)? as u32;
-        let End { pair, psn, lid, mtu, gid } = lane.pair.end(psn);
+        let End { pair, psn, lid, mtu, gid } = connection.pair.end(psn);
         let end = PairEnd { pair, psn, lid, mtu, gid };
-        let Message::Paired { end } = self.links().ask(Message::Pair { lane: lane.number, end }, &[], &mut [])? else {
+        let Message::Paired { end } =
+            self.links().ask(Message::Pair { number: connection.number, end }, &[], &mut [])?
+        else {
             return Err(Loss::Connection(libc::EPROTO));
         };
         let PairEnd { pair, psn: first, lid, mtu, gid } = end;
-        lane.pair.connect(psn, &End { pair, psn: first, lid, mtu, gid }, false).map_err(errno)?;
-        lane.is_connected = true;
+        connection.pair.connect(psn, &End { pair, psn: first, lid, mtu, gid }, false).map_err(errno)?;
+        connection.is_connected = true;
         // A write of no bytes needs no key, and is answered like any other.
-        match self.carry_out(lane, Work::Write, 0, 0, 0) {
+        match self.carry_out(connection, Work::Write, 0, 0, 0) {
             Ok(Completion::Done) => Ok(()),
             Ok(_) | Err(Loss::Connection(libc::ETIMEDOUT)) => {
-                lane.is_connected = false;
+                connection.is_connected = false;
                 Err(Loss::Connection(libc::EHOSTUNREACH))
             }
             Err(loss) => Err(loss),
         }
     }
 
-    /// Carries out one work request on a connected lane. Any failure ends the connection.
-    fn carry_out(&self, lane: &mut Lane, work: Work, bytes: usize, remote: u64, key: u32) -> Result<Completion, Loss> {
-        let posted = lane.pair.post(work, &mut lane.dock, 0, bytes, remote, key);
-        let completed = posted.and_then(|()| completion(&lane.pair, self.links().patience().answer));
+    /// Carries out one work request on a connected queue pair. Any failure ends the connection.
+    fn carry_out(
+        &self,
+        connection: &mut Connection,
+        work: Work,
+        bytes: usize,
+        remote: u64,
+        key: u32,
+    ) -> Result<Completion, Loss> {
+        let posted = connection.pair.post(work, &mut connection.buffer, 0, bytes, remote, key);
+        let completed = posted.and_then(|()| completion(&connection.pair, self.links().timeouts().answer));
         if completed != Ok(Some(Completion::Done)) {
-            lane.is_connected = false;
+            connection.is_connected = false;
         }
         match completed {
             Ok(Some(completion)) => Ok(completion),
             Ok(None) => {
-                // The dock belongs to the device until the connection has ended.
-                lane.pair.reset().map_err(|errno| Loss::Connection(errno.0))?;
+                // The buffer belongs to the device until the connection has ended.
+                connection.pair.reset().map_err(|errno| Loss::Connection(errno.0))?;
                 Err(Loss::Connection(libc::ETIMEDOUT))
             }
             Err(Errno(errno)) => Err(Loss::Connection(errno)),
@@ -234,31 +244,31 @@ impl Rdma {
 
     fn move_bytes(&self, piece: Piece, lease: Lease, mut bytes: Bytes<'_>) -> Result<(), Loss> {
         let mut taken = self.take()?;
-        let lane = &mut **taken.lane.as_mut().expect("it was just taken");
-        // Only a thread that has a lane learns keys: see `start_over`.
+        let connection = &mut **taken.connection.as_mut().expect("it was just taken");
+        // Only a thread that has a queue pair learns keys: see `start_over`.
         let key = self.key(piece.range, lease)?;
-        if !lane.is_connected {
-            self.connect(lane)?;
+        if !connection.is_connected {
+            self.connect(connection)?;
         }
         let mut at = 0;
         while at < piece.bytes {
-            let count = (piece.bytes - at).min(DOCK_BYTES);
+            let count = (piece.bytes - at).min(BUFFER_BYTES);
             let remote = piece.offset % SLAB_BYTES + at as u64;
             let work = match &bytes {
                 Bytes::Read(_) => Work::Read,
                 Bytes::Write(from) => {
-                    lane.dock.copy_in(0, &from[at..at + count]);
+                    connection.buffer.copy_in(0, &from[at..at + count]);
                     Work::Write
                 }
             };
-            match self.carry_out(lane, work, count, remote, key)? {
+            match self.carry_out(connection, work, count, remote, key)? {
                 Completion::Done => {}
                 Completion::Refused => return Err(self.why_refused(piece.range, lease)),
                 Completion::Silent => return Err(Loss::Connection(libc::ETIMEDOUT)),
                 Completion::Failed(_) => return Err(Loss::Connection(libc::EIO)),
             }
             if let Bytes::Read(into) = &mut bytes {
-                lane.dock.copy_out(0, &mut into[at..at + count]);
+                connection.buffer.copy_out(0, &mut into[at..at + count]);
             }
             at += count;
         }
@@ -323,13 +333,16 @@ impl Transport for Rdma {
             return;
         }
         // Another run of the donor reuses the tokens, and may give the same keys to other slabs. A thread that has a
-        // lane gives it back within a bound.
-        let mut lanes: Vec<_> =
-            self.lanes.iter().map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect();
-        lanes.iter_mut().for_each(|lane| lane.is_connected = false);
+        // connection gives it back within a bound.
+        let mut connections: Vec<_> = self
+            .connections
+            .iter()
+            .map(|connection| connection.lock().unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        connections.iter_mut().for_each(|connection| connection.is_connected = false);
         let keys = self.keys.get().into_iter().flatten();
         keys.for_each(|word| word.store(0, Ordering::Release));
-        drop(lanes);
+        drop(connections);
         self.freed.signal();
     }
 

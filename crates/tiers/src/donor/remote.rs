@@ -21,11 +21,11 @@ use aquifer_wire::{EVERY_LEASE, Message, Refusal, SLAB_BYTES, UNIT_BYTES};
 
 use super::NAME;
 use super::contact::Contact;
+use super::grant_lock::GrantLock;
 use super::links::Begun;
-use super::patience::Patience;
 use super::ranges::{Lease, Ranges, Writers};
+use super::timeouts::Timeouts;
 use super::transport::{Loss, Transport};
-use super::turns::Turns;
 use crate::failure::{Activity, TierFailure};
 use crate::keep_alive::KeepAlive;
 use crate::tier::{Leaving, TierQueue};
@@ -33,9 +33,9 @@ use crate::transfer::{check_buffer, check_units};
 
 /// How often a request is repeated because a relative has changed the lease in the meantime, or because this process
 /// has only now found out that it has no lease.
-const LEASES_TRIED_MOST: u32 = 4;
+const LEASES_TRIED_MAX: u32 = 4;
 /// How often a grant is retried while an access with the old token is in progress, which copies at most 2 MiB.
-const BUSY_MOST: u32 = 200;
+const BUSY_MAX: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// How many times leases are renewed before they would end.
 pub(crate) const RENEWALS: u32 = 3;
@@ -43,7 +43,7 @@ pub(crate) const RENEWALS: u32 = 3;
 /// a time.
 const RENEWAL_WHILE_LEAVING: Duration = Duration::from_secs(1);
 /// If a revoked slab is still leased after this time, the donor manages without it.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(crate) struct Remote {
@@ -53,9 +53,9 @@ pub(crate) struct Remote {
     contact: Contact,
     /// Whether transfers succeed, where they bypass the donor: its process may hang while its memory can be reached.
     past: Contact,
-    grants: Turns,
+    grants: GrantLock,
     lease: Duration,
-    patience: Patience,
+    timeouts: Timeouts,
     unlent: Unlent,
     /// True in the process that opened the tier, which gives everything back at the end.
     is_opener: AtomicBool,
@@ -96,7 +96,7 @@ impl Remote {
         transport: Box<dyn Transport>,
         slabs: usize,
         lease: Duration,
-        patience: Patience,
+        timeouts: Timeouts,
         unlent: Unlent,
         writers: Writers,
     ) -> Result<Remote, Errno> {
@@ -106,11 +106,11 @@ impl Remote {
         Ok(Remote {
             transport,
             ranges,
-            contact: Contact::new(patience.loss),
-            past: Contact::new(patience.loss),
-            grants: Turns::default(),
+            contact: Contact::new(timeouts.loss),
+            past: Contact::new(timeouts.loss),
+            grants: GrantLock::default(),
             lease,
-            patience,
+            timeouts,
             unlent,
             is_opener: AtomicBool::new(true),
         })
@@ -164,7 +164,7 @@ impl Remote {
 
     fn read_piece(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
         let mut refusal = Refusal::NoLease;
-        for _ in 0..LEASES_TRIED_MOST {
+        for _ in 0..LEASES_TRIED_MAX {
             let Some(lease) = self.ranges.lease(piece.range) else {
                 if self.unlent == Unlent::Gone {
                     return Err(libc::ENODATA);
@@ -241,7 +241,7 @@ impl Remote {
 
     fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
         let mut refusal = Refusal::NoLease;
-        for _ in 0..LEASES_TRIED_MOST {
+        for _ in 0..LEASES_TRIED_MAX {
             let written = if self.transport.goes_past() {
                 self.write_past(piece, bytes)
             } else if self.transport.waits() {
@@ -323,7 +323,7 @@ impl Remote {
         // A grant invalidates what other threads have begun with the previous token. So grants are made one at a time,
         // and a thread that has waited checks again.
         let was_lost = self.contact.is_lost();
-        let _turn = self.grants.take(self.patience.turn()).map_err(Loss::Connection)?;
+        let _granting = self.grants.lock(self.timeouts.other_request()).map_err(Loss::Connection)?;
         if !was_lost && self.contact.is_lost() {
             // The thread before this one has waited long enough for all.
             return Err(Loss::Connection(libc::EHOSTDOWN));
@@ -337,7 +337,7 @@ impl Remote {
         let mut turns = 0;
         let granted = loop {
             match self.transport.ask(Message::Grant { range }) {
-                Err(Loss::Refused(Refusal::Busy)) if turns < BUSY_MOST => {
+                Err(Loss::Refused(Refusal::Busy)) if turns < BUSY_MAX => {
                     turns += 1;
                     signals::sleep(BUSY_PAUSE);
                 }
@@ -392,7 +392,7 @@ impl Remote {
     }
 
     /// Renews the leases. Returns the time until the next call.
-    pub(crate) fn tend(&self) -> Duration {
+    pub(crate) fn upkeep(&self) -> Duration {
         if self.ranges.any() {
             // Whoever needs the bytes finds out for itself if this fails.
             let _ = self.look();
@@ -419,7 +419,7 @@ impl Remote {
     pub(crate) fn renewal(&self) -> Duration {
         let pause = self.lease / RENEWALS;
         match self.ranges.leaving(0) {
-            Some((_, until_ns)) if until_ns.saturating_add(LEAVE_PATIENCE.as_nanos() as u64) < now_ns() => {
+            Some((_, until_ns)) if until_ns.saturating_add(LEAVE_TIMEOUT.as_nanos() as u64) < now_ns() => {
                 self.ranges.none_leaves();
                 pause
             }

@@ -4,11 +4,11 @@
 //! A donor on this machine, whose memory is shared: bytes are read and written without the donor, in a memory file that
 //! no other borrower has. Grants and all other requests go through its socket.
 //!
-//! The *board* says which slabs of the file are ours. It consists of words that only the donor writes: a slab's token
-//! while the slab is leased. The board is read before and after each access. When a lease ends, the donor first removes
-//! the token from the board and then gives the memory away; so bytes that were read while the token was present, before
-//! and after, are what was stored. A late write goes to a file of our own, where it harms nobody else, and does not
-//! count as stored. Both are described in `crates/donor/src/lent_file.rs`.
+//! The *status page* says which slabs of the file are ours. It consists of words that only the donor writes: a slab's
+//! token while the slab is leased. The status page is read before and after each access. When a lease ends, the donor
+//! first removes the token from the status page and then gives the memory away; so bytes that were read while the token
+//! was present, before and after, are what was stored. A late write goes to a file of our own, where it harms nobody
+//! else, and does not count as stored. Both are described in `crates/donor/src/lent_file.rs`.
 //!
 //! pread(2) and pwrite(2) are used instead of a mapping: where the file was truncated they return a short count, and no
 //! signal is raised in a thread that is resolving a fault. They cost half a microsecond more than a copy.
@@ -32,14 +32,14 @@ use rustix::net::SocketAddrUnix;
 
 use super::NAME;
 use super::channel::{Miss, Security};
-use super::gift::{Gift, GiftChannel};
 use super::link::{Greeting, Link};
 use super::links::Links;
-use super::patience::Patience;
+use super::passed_descriptors::{DescriptorChannel, PassedDescriptors};
 use super::place::Place;
 use super::ranges::Lease;
 use super::recalls::Recalls;
 use super::remote::{Piece, Remote};
+use super::timeouts::Timeouts;
 use super::transport::{Loss, Transport};
 use crate::dram::file_bytes_max;
 use crate::failure::Cause;
@@ -59,7 +59,7 @@ pub(crate) struct SharedMemory {
     links: Links,
     _anchor: Link,
     data: File,
-    board: SharedView,
+    status_page: SharedView,
 }
 
 impl SharedMemory {
@@ -72,26 +72,26 @@ impl SharedMemory {
         let system = |what, source| OpenFailure::System { tier: NAME, what, source };
         let errno = |what| move |errno: rustix::io::Errno| system(what, errno.into());
         let place = Place::Local(SocketAddrUnix::new(path).map_err(errno("naming a socket"))?);
-        let gift = Arc::new(Gift::default());
-        let links = Links::new(LINKS, place.clone(), Security::Plain, who, Patience::ALONE);
+        let passed = Arc::new(PassedDescriptors::default());
+        let links = Links::new(LINKS, place.clone(), Security::Plain, who, Timeouts::ALONE);
         let links = links.map_err(|errno| system("making sockets", std::io::Error::from_raw_os_error(errno.0)))?;
-        let anchor = Link::new(&place, Box::new(GiftChannel(Arc::clone(&gift))), links.recalls(), true);
+        let anchor = Link::new(&place, Box::new(DescriptorChannel(Arc::clone(&passed))), links.recalls(), true);
         let anchor = anchor.map_err(errno("making sockets"))?;
         let greeting = links.connect(&anchor).map_err(|miss| refused(spec, miss))?;
         check_user(spec, &anchor)?;
         let address = || spec.address.clone();
-        let Some([data, board]) = gift.take() else {
+        let Some([data, status_page]) = passed.take() else {
             return Err(OpenFailure::Donor { address: address(), source: std::io::ErrorKind::InvalidData.into() });
         };
-        let [data, board] = [data, board].map(File::from);
-        for file in [&data, &board] {
+        let [data, status_page] = [data, status_page].map(File::from);
+        for file in [&data, &status_page] {
             let other = |_| OpenFailure::DonorUser { address: address() };
             safe_open::check_owner(file, &spec.address).map_err(other)?;
         }
-        let board =
-            SharedView::open(std::os::fd::AsFd::as_fd(&board)).map_err(|source| system("mapping a board", source))?;
+        let status_page = SharedView::open(std::os::fd::AsFd::as_fd(&status_page))
+            .map_err(|source| system("mapping a status page", source))?;
         let about = data.metadata().map_err(|source| system("looking at a file in memory", source))?;
-        if about.len() < board.len() as u64 * SLAB_BYTES {
+        if about.len() < status_page.len() as u64 * SLAB_BYTES {
             return Err(OpenFailure::Donor { address: address(), source: std::io::ErrorKind::InvalidData.into() });
         }
         // A write beyond the limit would raise SIGXFSZ, which ends the program without a message.
@@ -108,16 +108,16 @@ impl SharedMemory {
         } else {
             Vec::new()
         };
-        Ok((SharedMemory { links, _anchor: anchor, data: keep_file(data), board }, greeting, notices))
+        Ok((SharedMemory { links, _anchor: anchor, data: keep_file(data), status_page }, greeting, notices))
     }
 
     /// Whether the slab of a lease is ours now.
     fn check(&self, lease: Lease) -> Result<(), Loss> {
         let slab = lease.slab() as usize;
-        if slab >= self.board.len() {
+        if slab >= self.status_page.len() {
             return Err(Loss::Connection(libc::EPROTO));
         }
-        match self.board.load(slab) {
+        match self.status_page.load(slab) {
             token if token == lease.token() => Ok(()),
             0 => Err(Loss::Refused(Refusal::NoLease)),
             _ => Err(Loss::Refused(Refusal::StaleToken)),
@@ -168,7 +168,7 @@ impl Transport for SharedMemory {
     }
 
     fn start_over(&self) {
-        // The file and the board belong to one run of the donor.
+        // The file and the status page belong to one run of the donor.
     }
 
     fn waits(&self) -> bool {
@@ -176,7 +176,7 @@ impl Transport for SharedMemory {
     }
 
     fn renew(&self) -> Result<bool, Errno> {
-        // The anchor, the file and the board are the same as the parent's.
+        // The anchor, the file and the status page are the same as the parent's.
         self.links.renew()
     }
 }

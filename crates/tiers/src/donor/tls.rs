@@ -24,8 +24,8 @@ use std::time::Duration;
 use aquifer_sys::deep_stack;
 use aquifer_sys::memory::OwnWord;
 use aquifer_tls::{
-    Borrower, Broken, Distrust, Opening, Pipe, Protection, RECORD_BYTES_MOST, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES,
-    ShakeFailure, TEXT_BYTES_MOST,
+    Borrower, Broken, Distrust, Opening, Pipe, Protection, RECORD_BYTES_MAX, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES,
+    ShakeFailure, TEXT_BYTES_MAX,
 };
 use aquifer_wire::{HEADER_BYTES, Header, Message, is_frame};
 use rustix::io::Errno;
@@ -85,10 +85,10 @@ impl TlsChannel {
 }
 
 impl Channel for TlsChannel {
-    fn open(&self, socket: BorrowedFd<'_>, patience: Duration) -> Result<(), Miss> {
+    fn open(&self, socket: BorrowedFd<'_>, timeout: Duration) -> Result<(), Miss> {
         let mut session = self.session().map_err(lost)?;
         session.forget();
-        let mut pipe = Handshake { socket, deadline: Deadline::after(patience) };
+        let mut pipe = Handshake { socket, deadline: Deadline::after(timeout) };
         let shaken = deep_stack::call(|| self.borrower.shake_hands(&mut pipe));
         match shaken.map_err(|errno| Loss::Connection(errno.0))? {
             Ok(protection) => {
@@ -156,10 +156,10 @@ impl Session {
         Session {
             own,
             protection: None,
-            outbox: vec![0; RECORDS_AT_ONCE * (TEXT_BYTES_MOST + RECORD_EXTRA_BYTES)].into(),
+            outbox: vec![0; RECORDS_AT_ONCE * (TEXT_BYTES_MAX + RECORD_EXTRA_BYTES)].into(),
             waiting: 0..0,
             waiting_bytes: 0,
-            inbox: vec![0; RECORDS_AT_ONCE * RECORD_BYTES_MOST].into(),
+            inbox: vec![0; RECORDS_AT_ONCE * RECORD_BYTES_MAX].into(),
             text: 0..0,
             sealed: 0..0,
             last_word: None,
@@ -208,7 +208,7 @@ impl Session {
             }
             let first = &header[at.min(HEADER_BYTES)..];
             let second = &payload[at.saturating_sub(HEADER_BYTES)..];
-            let second = &second[..second.len().min(TEXT_BYTES_MOST - first.len())];
+            let second = &second[..second.len().min(TEXT_BYTES_MAX - first.len())];
             filled += protection.sealing.seal(first, second, &mut self.outbox[filled..]).map_err(errno_of)?;
             at += first.len() + second.len();
         }
@@ -247,7 +247,7 @@ impl Session {
 
     /// The part of the inbox that can receive more. Everything that was opened must have been taken.
     fn room(&mut self) -> Range<usize> {
-        if self.inbox.len() - self.sealed.start < RECORD_BYTES_MOST || self.sealed.is_empty() {
+        if self.inbox.len() - self.sealed.start < RECORD_BYTES_MAX || self.sealed.is_empty() {
             self.inbox.copy_within(self.sealed.clone(), 0);
             self.sealed = 0..self.sealed.len();
         }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::{FrameBuffer, signals};
 
-use super::{FRAME_BYTES, FRAME_PATIENCE, FRAME_PAUSE, Parts, QUEUE_FRAMES, Sealing};
+use super::{FRAME_BYTES, FRAME_PAUSE, FRAME_TIMEOUT, Parts, QUEUE_FRAMES, Sealing};
 use crate::done::Done;
 use crate::failure::{Activity, TierFailure};
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
@@ -167,7 +167,7 @@ impl<S: Sealing> EncryptedQueue<S> {
                 continue;
             }
             // Others have all the frames.
-            if now_ns().saturating_sub(begun) > FRAME_PATIENCE.as_nanos() as u64 {
+            if now_ns().saturating_sub(begun) > FRAME_TIMEOUT.as_nanos() as u64 {
                 let Request { offset, buffer, tag, .. } = self.submitted.pop_front().expect("there is one");
                 let outcome = Err(self.parts.failure(Activity::Write, offset, libc::EAGAIN));
                 self.finished.add(tag, buffer, outcome);
@@ -193,8 +193,8 @@ impl<S: Sealing> TierQueue for EncryptedQueue<S> {
         self.inner.kick()
     }
 
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        if most == 0 {
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if max == 0 {
             return 0;
         }
         self.reap(Wait::No);
@@ -203,7 +203,7 @@ impl<S: Sealing> TierQueue for EncryptedQueue<S> {
             let _ = self.kick();
             self.wait();
         }
-        self.finished.hand_out(most, sink)
+        self.finished.hand_out(max, sink)
     }
 
     fn in_flight(&self) -> usize {

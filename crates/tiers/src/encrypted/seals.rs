@@ -48,7 +48,7 @@ pub struct Seals {
     drawn: &'static AtomicU64,
     records: &'static [AtomicU64],
     /// For each slab: 1 if something was read by another way, so that the same bytes may be written again.
-    mended: &'static [AtomicU64],
+    repaired: &'static [AtomicU64],
 }
 
 impl Seals {
@@ -66,7 +66,7 @@ impl Seals {
             keys: (0..KEYS).map(key).collect::<Result<_, Errno>>()?,
             drawn: &SharedWords::new(1)?.words()[0],
             records: SharedWords::new(pages * RECORD_WORDS)?.words(),
-            mended: SharedWords::new(pages.div_ceil(PAGES_OF_SLAB))?.words(),
+            repaired: SharedWords::new(pages.div_ceil(PAGES_OF_SLAB))?.words(),
         })
     }
 
@@ -84,7 +84,7 @@ impl Seals {
     /// a relative that is reading there finds bytes that match its record. `None` for other bytes; what was sealed of
     /// them does not leave `sealed`, where it is overwritten.
     fn seal_again(&self, page: usize, plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
-        if self.mended[page / PAGES_OF_SLAB].load(Ordering::Relaxed) == 0 {
+        if self.repaired[page / PAGES_OF_SLAB].load(Ordering::Relaxed) == 0 {
             return None;
         }
         let record = get(self.record(page));
@@ -168,14 +168,14 @@ impl Sealing for Seals {
                 nonce.store(0, Ordering::Release);
             }
             if page % PAGES_OF_SLAB == 0 && first + pages >= page + PAGES_OF_SLAB {
-                self.mended[page / PAGES_OF_SLAB].store(0, Ordering::Relaxed);
+                self.repaired[page / PAGES_OF_SLAB].store(0, Ordering::Relaxed);
             }
         }
     }
 
-    fn may_be_mended(&self, first: usize, pages: usize) {
+    fn may_be_repaired(&self, first: usize, pages: usize) {
         for slab in first / PAGES_OF_SLAB..(first + pages).div_ceil(PAGES_OF_SLAB) {
-            self.mended[slab].store(1, Ordering::Relaxed);
+            self.repaired[slab].store(1, Ordering::Relaxed);
         }
     }
 }
@@ -271,10 +271,10 @@ mod tests {
     /// Where something was read by another way: over a copy that was damaged come the same bytes, other ones never
     /// with a nonce that was used.
     #[test]
-    fn the_same_bytes_are_mended_with_the_same_message_and_others_are_sealed_anew() {
+    fn the_same_bytes_are_repaired_with_the_same_message_and_others_are_sealed_anew() {
         let seals = seals();
         let (first, nonces) = store(&seals, 3, &[9; PAGE]);
-        seals.may_be_mended(3, 1);
+        seals.may_be_repaired(3, 1);
         assert_eq!(store(&seals, 3, &[9; PAGE]), (first.clone(), nonces.clone()));
         let (other, others) = store(&seals, 3, &[8; PAGE]);
         assert!(other != first && others[0] > nonces[0]);

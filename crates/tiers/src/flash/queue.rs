@@ -60,13 +60,13 @@ impl TierQueue for RingQueue {
         self.ring.kick().map_err(|errno| failure(Activity::Queue, 0, Cause::Errno(errno)))
     }
 
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        let refused = most.min(self.refused.len());
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        let refused = max.min(self.refused.len());
         for completion in self.refused.drain(..refused) {
             sink(completion);
         }
         let may_wait = wait == Wait::ForOne && refused == 0;
-        refused + self.ring.complete(may_wait, most - refused, &mut |finished| sink(completion(finished)))
+        refused + self.ring.complete(may_wait, max - refused, &mut |finished| sink(completion(finished)))
     }
 
     fn in_flight(&self) -> usize {

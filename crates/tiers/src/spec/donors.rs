@@ -9,7 +9,7 @@ use aquifer_core::units::ByteSize;
 use aquifer_tls::{Borrower, Files};
 
 use super::{TierSpec, only_size, options, set_size, unknown};
-use crate::array::{DATA_SHARDS, MEMBERS_MOST, POSITIONS, Shape, WEIGHT_MOST};
+use crate::array::{DATA_SHARDS, MEMBERS_MAX, POSITIONS, Shape, WEIGHT_MAX};
 
 /// The description of a donor's tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct DonorSpec {
 /// The prefix of a donor's socket path.
 const LOCAL: &str = "unix:";
 /// The longest path of a socket: unix(7).
-const SOCKET_PATH_BYTES_MOST: usize = 107;
+const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 impl DonorSpec {
     /// The prefix of its address: the transport for bytes, where that differs from the one for requests.
@@ -172,8 +172,8 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
         let donor = specs.pop().expect("there is one").donor;
         return Ok(TierSpec::Donor(DonorSpec { size: said.size, ..donor }));
     }
-    if specs.len() > MEMBERS_MOST {
-        return Err(format!("{} donors are too many; name {MEMBERS_MOST} at most", specs.len()));
+    if specs.len() > MEMBERS_MAX {
+        return Err(format!("{} donors are too many; name {MEMBERS_MAX} at most", specs.len()));
     }
     for (index, (address, _)) in members.iter().enumerate() {
         if members[..index].iter().any(|(other, _)| other == address) {
@@ -196,9 +196,9 @@ fn local(address: &str, rest: &str) -> Result<DonorSpec, String> {
         ));
     }
     let path = &address[LOCAL.len()..];
-    if path.is_empty() || path.len() > SOCKET_PATH_BYTES_MOST {
+    if path.is_empty() || path.len() > SOCKET_PATH_BYTES_MAX {
         return Err(format!(
-            "'{path}' is no path of a socket; write donor:unix:PATH with a path of {SOCKET_PATH_BYTES_MOST} bytes at \
+            "'{path}' is no path of a socket; write donor:unix:PATH with a path of {SOCKET_PATH_BYTES_MAX} bytes at \
              most"
         ));
     }
@@ -226,8 +226,8 @@ fn member(text: &str) -> Result<(&str, Option<u32>), String> {
     }
     let weight = weight
         .map(|weight| match weight.parse() {
-            Ok(weight @ 1..=WEIGHT_MOST) => Ok(weight),
-            _ => Err(format!("'{weight}' is no weight; write a number from 1 to {WEIGHT_MOST}")),
+            Ok(weight @ 1..=WEIGHT_MAX) => Ok(weight),
+            _ => Err(format!("'{weight}' is no weight; write a number from 1 to {WEIGHT_MAX}")),
         })
         .transpose()?;
     Ok((address, weight))
@@ -311,13 +311,13 @@ impl<'a> Said<'a> {
             return if self.mirror.is_none() { parity(numbers, donors) } else { Err(BOTH.into()) };
         }
         let Some(number) = self.mirror else { return Ok(Redundancy::Striped) };
-        let most = donors.min(POSITIONS);
+        let max = donors.min(POSITIONS);
         match number.parse::<usize>() {
-            Ok(copies) if copies >= 2 && copies <= most => Ok(Redundancy::Mirror { copies }),
+            Ok(copies) if copies >= 2 && copies <= max => Ok(Redundancy::Mirror { copies }),
             Ok(2..) if donors < 2 => {
                 Err(format!("mirror={number} takes as many donors; name them as donor:HOST:PORT+HOST:PORT"))
             }
-            Ok(2..) => Err(format!("mirror={number} is more than can be kept here; write mirror={most} at most")),
+            Ok(2..) => Err(format!("mirror={number} is more than can be kept here; write mirror={max} at most")),
             _ => Err(format!("'{number}' is no number of copies; write mirror=2, or leave it out for one copy")),
         }
     }

@@ -9,8 +9,8 @@
 /// longer one. Two exchanged neighbours are one edit. Not for words that are known.
 pub fn among<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let nearest = known.iter().map(|known| (edits(word, known), *known)).min()?;
-    let most = if nearest.1.len() <= 4 { 1 } else { 2 };
-    (1..=most).contains(&nearest.0).then_some(nearest.1)
+    let max = if nearest.1.len() <= 4 { 1 } else { 2 };
+    (1..=max).contains(&nearest.0).then_some(nearest.1)
 }
 
 /// The number of letters to insert, remove or change, and of neighbours to exchange, from `one` to `other`: the optimal
@@ -22,11 +22,11 @@ fn edits(one: &str, other: &str) -> usize {
         let above = &rows[i];
         let mut row = vec![i + 1];
         for (j, known) in other.iter().enumerate() {
-            let mut least = (above[j] + usize::from(letter != known)).min(above[j + 1] + 1).min(row[j] + 1);
+            let mut min = (above[j] + usize::from(letter != known)).min(above[j + 1] + 1).min(row[j] + 1);
             if i > 0 && j > 0 && one[i - 1] == *known && *letter == other[j - 1] {
-                least = least.min(rows[i - 1][j - 1] + 1);
+                min = min.min(rows[i - 1][j - 1] + 1);
             }
-            row.push(least);
+            row.push(min);
         }
         rows.push(row);
     }

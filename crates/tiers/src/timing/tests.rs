@@ -129,8 +129,8 @@ proptest! {
             let (operation, direction) =
                 if is_write { (Operation::Write, &profile.write) } else { (Operation::Read, &profile.read) };
             let done = device.completes_at_ns(now, operation, page * PAGE, len);
-            let least = direction.latency_ns[0].1 + bytes_ns(len, direction.bytes_per_second);
-            prop_assert!(done >= now + least || done == now + WAIT_NS_MAX);
+            let min = direction.latency_ns[0].1 + bytes_ns(len, direction.bytes_per_second);
+            prop_assert!(done >= now + min || done == now + WAIT_NS_MAX);
             prop_assert!(done <= now + WAIT_NS_MAX);
             moved[usize::from(is_write)] += len;
             last = last.max(done);

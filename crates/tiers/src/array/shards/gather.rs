@@ -12,7 +12,7 @@ use aquifer_sys::raw::now_ns;
 use super::{Requests, mask, positions};
 use crate::array::Parts;
 use crate::array::copies::may_come_back;
-use crate::array::hedge::{BOTH_PATIENCE, wait_for};
+use crate::array::hedge::{BOTH_TIMEOUT, wait_for};
 use crate::array::place::Place;
 use crate::donor::{Missed, Piece};
 use crate::figures::count;
@@ -60,12 +60,12 @@ impl<'a> Gathering<'a> {
         while !self.parts.is_enough(pending(&requests)) && self.ask_next(there, &mut requests) {}
         // If lost members have to be waited for anyway, it is too early to ask for more.
         let mut may_hedge = self.parts.is_enough(pending(&requests));
-        let mut patience = if may_hedge { self.hedge_after(&requests) } else { BOTH_PATIENCE };
+        let mut timeout = if may_hedge { self.hedge_after(&requests) } else { BOTH_TIMEOUT };
         let started = now_ns();
         let elapsed = || Duration::from_nanos(now_ns().saturating_sub(started));
         while self.lacks() && pending(&requests) != 0 {
             let sockets = requests.iter().flatten().map(|request| request.socket());
-            match wait_for(sockets, patience.saturating_sub(elapsed())) {
+            match wait_for(sockets, timeout.saturating_sub(elapsed())) {
                 Some(nth) => {
                     let position = positions(pending(&requests)).nth(nth).expect("one of those that are waited for");
                     if self.arrive(position, &mut requests, shards) {
@@ -79,7 +79,7 @@ impl<'a> Gathering<'a> {
                     count(&self.parts.tallies.reads_hedged);
                     positions(pending(&requests)).for_each(|position| self.took(position, elapsed()));
                     while self.ask_next(there, &mut requests) {}
-                    patience += BOTH_PATIENCE;
+                    timeout += BOTH_TIMEOUT;
                 }
                 None => break,
             }
@@ -88,12 +88,12 @@ impl<'a> Gathering<'a> {
         positions(self.silent).for_each(|position| self.suspect(position));
     }
 
-    /// Asks the next of these members, if there is one; untrusted members come last.
+    /// Asks the next of these members, if there is one; quarantined members come last.
     fn ask_next(&mut self, among: u16, requests: &mut Requests<'a>) -> bool {
-        let is_believed =
-            |position: &usize| self.parts.at(self.place, *position).is_some_and(|(_, member)| !member.is_distrusted());
+        let is_healthy =
+            |position: &usize| self.parts.at(self.place, *position).is_some_and(|(_, member)| !member.is_quarantined());
         let mut left = positions(among & !self.tried);
-        let Some(position) = left.clone().find(is_believed).or(left.next()) else { return false };
+        let Some(position) = left.clone().find(is_healthy).or(left.next()) else { return false };
         self.tried |= 1 << position;
         let member = self.parts.at(self.place, position).map(|(_, member)| member);
         requests[position] = member.and_then(|member| member.store.begin_read(self.part));
@@ -132,7 +132,7 @@ impl<'a> Gathering<'a> {
     /// How long to wait before asking more members: long enough for the slowest of those that were asked.
     fn hedge_after(&self, requests: &Requests<'a>) -> Duration {
         let asked = positions(pending(requests)).filter_map(|position| self.parts.at(self.place, position));
-        asked.map(|(_, member)| member.hedge_after()).max().unwrap_or(BOTH_PATIENCE)
+        asked.map(|(_, member)| member.hedge_after()).max().unwrap_or(BOTH_TIMEOUT)
     }
 
     /// Reads the missing shards. Members that have refused are read from in any case, which shows whether there is a

@@ -18,7 +18,7 @@ use aquifer_sys::FrameBuffer;
 
 use super::{QUEUE_FRAMES, mask, positions};
 use crate::array::copies::eighths;
-use crate::array::lanes::Lanes;
+use crate::array::member_queues::MemberQueues;
 use crate::array::place::{POSITIONS, Place};
 use crate::array::queue::activity;
 use crate::array::{NAME, Parts, failure};
@@ -30,7 +30,7 @@ use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wa
 use crate::transfer::check_buffer;
 
 /// The maximum number of blocks in flight: as many as there are frames for.
-const FLIGHTS_MOST: usize = QUEUE_FRAMES.end as usize;
+const FLIGHTS_MAX: usize = QUEUE_FRAMES.end as usize;
 
 /// A request whose shards members are transferring.
 struct Flight {
@@ -51,7 +51,7 @@ struct Flight {
 /// See the module.
 pub(crate) struct ShardQueue {
     parts: Arc<Parts>,
-    lanes: Lanes,
+    queues: MemberQueues,
     submitted: VecDeque<Request>,
     /// By the tag that the members see, without the position.
     flights: Box<[Option<Flight>]>,
@@ -63,20 +63,20 @@ pub(crate) struct ShardQueue {
 impl ShardQueue {
     pub(crate) fn open(parts: Arc<Parts>, depth: u32) -> Result<ShardQueue, TierFailure> {
         let depth = depth.clamp(1, QUEUE_DEPTH_MAX) as usize;
-        let lanes = Lanes::open(&parts, FLIGHTS_MOST as u32, FLIGHTS_MOST * POSITIONS)?;
+        let queues = MemberQueues::open(&parts, FLIGHTS_MAX as u32, FLIGHTS_MAX * POSITIONS)?;
         Ok(ShardQueue {
             parts,
-            lanes,
+            queues,
             submitted: VecDeque::with_capacity(depth),
-            flights: (0..FLIGHTS_MOST).map(|_| None).collect(),
-            free: (0..FLIGHTS_MOST).collect(),
+            flights: (0..FLIGHTS_MAX).map(|_| None).collect(),
+            free: (0..FLIGHTS_MAX).collect(),
             finished: Done::with_room(depth),
             depth,
         })
     }
 
     fn flying(&self) -> usize {
-        FLIGHTS_MOST - self.free.len()
+        FLIGHTS_MAX - self.free.len()
     }
 
     /// Starts submitted requests until one has to wait for frames.
@@ -101,7 +101,7 @@ impl ShardQueue {
             return None;
         }
         let piece = pieces(offset, buffer.len() as u64).next().expect("a request has bytes");
-        let is_short = self.parts.shape.part(piece).bytes <= super::SHARD_BYTES_MOST;
+        let is_short = self.parts.shape.part(piece).bytes <= super::SHARD_BYTES_MAX;
         if piece.bytes < buffer.len() || !is_short {
             self.do_now(request);
             return None;
@@ -171,7 +171,7 @@ impl ShardQueue {
         }
         let mut frames = [const { None }; POSITIONS];
         for position in positions(wanted) {
-            frames[position] = self.parts.cutter().lanes[position].claim(QUEUE_FRAMES, len);
+            frames[position] = self.parts.cutter().queues[position].claim(QUEUE_FRAMES, len);
             if frames[position].is_none() {
                 self.put_back(&mut frames);
                 return None;
@@ -183,7 +183,7 @@ impl ShardQueue {
     fn put_back(&self, frames: &mut [Option<FrameBuffer>; POSITIONS]) {
         for (position, frame) in frames.iter_mut().enumerate() {
             if let Some(frame) = frame.take() {
-                self.parts.cutter().lanes[position].give_back(frame);
+                self.parts.cutter().queues[position].give_back(frame);
             }
         }
     }
@@ -219,7 +219,7 @@ impl ShardQueue {
                 continue;
             };
             let tag = (index * POSITIONS + position) as u64;
-            self.lanes.send(member, Request { operation, offset: self.parts.shape.part(piece).offset, buffer, tag });
+            self.queues.send(member, Request { operation, offset: self.parts.shape.part(piece).offset, buffer, tag });
         }
         let slab = piece.range as usize;
         self.flights[index] = Some(Flight { operation, offset, buffer, tag, slab, seen, waits: to, done: 0, frames });
@@ -310,12 +310,12 @@ impl ShardQueue {
 
     /// Makes all possible progress. Does not wait, except for requests that are carried out one at a time.
     fn pump(&mut self, wait_for: Option<usize>) {
-        while self.lanes.turn(wait_for) {
-            while let Some(completion) = self.lanes.landed() {
+        while self.queues.turn(wait_for) {
+            while let Some(completion) = self.queues.landed() {
                 self.land(completion);
             }
             self.start_all();
-            if !self.lanes.wait_for_kick() {
+            if !self.queues.wait_for_kick() {
                 return;
             }
         }
@@ -337,8 +337,8 @@ impl TierQueue for ShardQueue {
         Ok(())
     }
 
-    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        if most == 0 {
+    fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if max == 0 {
             return 0;
         }
         self.pump(None);
@@ -347,11 +347,11 @@ impl TierQueue for ShardQueue {
             let _ = self.kick();
             // This ends because each member's queue gives up requests that are not answered.
             while self.finished.is_empty() && self.flying() > 0 {
-                let wait_for = self.lanes.wait();
+                let wait_for = self.queues.wait();
                 self.pump(wait_for);
             }
         }
-        self.finished.hand_out(most, sink)
+        self.finished.hand_out(max, sink)
     }
 
     fn in_flight(&self) -> usize {
@@ -362,7 +362,7 @@ impl TierQueue for ShardQueue {
         if !self.finished.is_empty() || self.flying() == 0 {
             return None;
         }
-        self.lanes.ready().ok()
+        self.queues.ready().ok()
     }
 }
 
@@ -371,7 +371,7 @@ impl Drop for ShardQueue {
         // A write that has reached only some members would leave shards of two ages.
         let _ = self.kick();
         while self.flying() > 0 || !self.submitted.is_empty() {
-            let wait_for = self.lanes.wait();
+            let wait_for = self.queues.wait();
             self.pump(wait_for);
             self.start_all();
         }

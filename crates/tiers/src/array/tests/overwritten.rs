@@ -32,7 +32,7 @@ fn use_all(array: &Array, queue: &mut dyn TierQueue) {
         let _ = array.read(offset, &mut buffer);
         let _ = array.read_verified(offset, &mut buffer, &mut |_, _, _| {});
         (0..3).for_each(|way| _ = array.read_other(offset, &mut buffer, way));
-        array.blame(offset, buffer.len(), 2);
+        array.report_corruption(offset, buffer.len(), 2);
         for (tag, operation) in [Operation::Read, Operation::Write].into_iter().enumerate() {
             assert!(queue.submit(Request { operation, offset, buffer: frame(4, 1), tag: tag as u64 }).is_ok());
         }
@@ -42,7 +42,7 @@ fn use_all(array: &Array, queue: &mut dyn TierQueue) {
         let _ = array.write(offset, &buffer);
         let _ = array.discard(offset, PAGE_BYTES);
     }
-    array.tend(None);
+    array.upkeep(None);
     let _ = array.discard(0, 2 * SLAB_BYTES);
     give_back(buffer);
 }

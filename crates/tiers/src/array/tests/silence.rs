@@ -15,9 +15,9 @@ use aquifer_wire::{HEADER_BYTES, Header, Message, VERSION_NEWEST};
 use super::*;
 use crate::spec::TierSpec;
 
-/// 600 ms for answers, 400 ms for each of two that get a second chance (`donor/patience.rs`), and what a busy machine
+/// 600 ms for answers, 400 ms for each of two that get a second chance (`donor/timeouts.rs`), and what a busy machine
 /// adds. Waiting for answers one after the other, or giving all four a second chance, would exceed it.
-const STAND_MOST: Duration = Duration::from_millis(1700);
+const STAND_MAX: Duration = Duration::from_millis(1700);
 
 /// Keeps its slabs' bytes by offset: whole tests use few of them.
 #[derive(Default)]
@@ -115,7 +115,7 @@ fn timed(what: &str, act: impl FnOnce()) {
     let begun = Instant::now();
     act();
     let stood = begun.elapsed();
-    assert!(stood < STAND_MOST, "{what} stood for {stood:?}");
+    assert!(stood < STAND_MAX, "{what} stood for {stood:?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! the damaged one could exist twice, and the good one was lost with the next member. The layer that seals what is
 //! stored can distinguish the two, and new copies are made from what the seals confirm.
 
-use super::care::GIVEN_UP_AFTER;
+use super::repair::GIVEN_UP_AFTER;
 use super::*;
 use crate::Encrypted;
 
@@ -33,10 +33,10 @@ impl Sealed {
     }
 
     /// Until nothing changes any more.
-    fn tend(&self) {
+    fn upkeep(&self) {
         for _ in 0..4 * SLABS {
             self.parts.members.iter().for_each(Member::suspect);
-            self.tier.tend(None);
+            self.tier.upkeep(None);
         }
     }
 
@@ -57,9 +57,9 @@ impl Sealed {
         is_right
     }
 
-    fn told(&self) -> Vec<String> {
+    fn notices(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        self.tier.tell(&mut |line| lines.push(line.to_owned()));
+        self.tier.report_changes(&mut |line| lines.push(line.to_owned()));
         lines
     }
 }
@@ -78,9 +78,9 @@ fn a_new_copy_is_made_of_what_the_seals_confirm() {
                 sealed.fill(3);
                 sealed.members[damaged].damage();
                 sealed.members[lost].restart();
-                sealed.tend();
+                sealed.upkeep();
                 assert!((0..SLABS).all(|slab| sealed.place(slab).count() == shape.total), "{damaged} {lost}");
-                assert_eq!(sealed.told().iter().filter(|line| line.contains("pages were copied")).count(), 0);
+                assert_eq!(sealed.notices().iter().filter(|line| line.contains("pages were copied")).count(), 0);
                 sealed.members[next].restart();
                 let is_right = |slab: &usize| sealed.is_right(*slab, 3);
                 let wrong: Vec<usize> = (0..SLABS).filter(|slab| !is_right(slab)).collect();
@@ -103,14 +103,14 @@ fn a_silent_member_keeps_its_slabs_while_nobody_else_has_them_right() {
         sealed.members[silent].go_away(true);
         (0..2).for_each(|_| sealed.parts.look(silent, None));
         std::thread::sleep(GIVEN_UP_AFTER + Duration::from_millis(10));
-        sealed.tend();
+        sealed.upkeep();
         for slab in 0..SLABS {
             let is_kept = sealed.place(slab).has(silent);
             assert_eq!(is_kept, of_both.contains(&slab), "{slab}: others are made anew elsewhere");
             assert_eq!(sealed.place(slab).count(), shape.total);
         }
         sealed.members[silent].go_away(false);
-        sealed.tend();
+        sealed.upkeep();
         let wrong: Vec<usize> = (0..SLABS).filter(|slab| !sealed.is_right(*slab, 3)).collect();
         assert_eq!(wrong, [], "{shape:?}");
     }
@@ -118,7 +118,7 @@ fn a_silent_member_keeps_its_slabs_while_nobody_else_has_them_right() {
 
 /// The member may never come back. Undamaged slabs get their copies, and the others are reported.
 #[test]
-fn a_member_whose_leases_have_ended_is_given_up_and_people_are_told_of_the_damage() {
+fn a_member_whose_leases_have_ended_is_given_up_and_the_damage_is_reported() {
     for (shape, donors) in [(MIRROR, 3), (PARITY, 6)] {
         let sealed = Sealed::over(shape, donors);
         sealed.fill(3);
@@ -128,11 +128,15 @@ fn a_member_whose_leases_have_ended_is_given_up_and_people_are_told_of_the_damag
         sealed.members[silent].go_away(true);
         sealed.parts.look(silent, None);
         std::thread::sleep(GIVEN_UP_AFTER + Duration::from_millis(110));
-        sealed.tend();
+        sealed.upkeep();
         assert!((0..SLABS).all(|slab| sealed.place(slab).count() == shape.total && !sealed.place(slab).has(silent)));
-        let told = sealed.told();
-        assert_eq!(told.iter().filter(|line| line.contains("pages were copied from donors")).count(), 1, "{told:?}");
-        assert!(sealed.told().is_empty(), "once");
+        let notices = sealed.notices();
+        assert_eq!(
+            notices.iter().filter(|line| line.contains("pages were copied from donors")).count(),
+            1,
+            "{notices:?}"
+        );
+        assert!(sealed.notices().is_empty(), "once");
     }
 }
 
@@ -148,7 +152,7 @@ fn a_member_that_wants_its_memory_back_hands_on_what_the_seals_confirm() {
         sealed.members[0].damage();
         sealed.members[0].room.store(0, Ordering::SeqCst);
         sealed.members[0].is_leaving.store(true, Ordering::SeqCst);
-        sealed.tend();
+        sealed.upkeep();
         assert_eq!(sealed.members[0].held(), 0, "it has its memory back");
         sealed.members[1].restart();
         let wrong: Vec<usize> = (0..SLABS).filter(|slab| !sealed.is_right(*slab, 3)).collect();
@@ -164,13 +168,13 @@ fn a_rebuild_finds_out_whose_memory_is_damaged() {
         (0..SLABS as u64 * 512).step_by(64).for_each(|page| write(&sealed.tier, page, 3).unwrap());
         sealed.members[0].damage();
         sealed.members[1].restart();
-        sealed.tend();
-        let distrusted = (0..donors).filter(|index| sealed.parts.members[*index].is_distrusted());
-        assert_eq!(distrusted.collect::<Vec<_>>(), [0]);
+        sealed.upkeep();
+        let quarantined = (0..donors).filter(|index| sealed.parts.members[*index].is_quarantined());
+        assert_eq!(quarantined.collect::<Vec<_>>(), [0]);
     }
 }
 
-/// Whether a member that is silent for one request is trusted was not checked again once the copy had begun.
+/// Whether a member that is silent for one request is in quarantine was not checked again once the copy had begun.
 #[test]
 fn nothing_is_copied_from_a_member_that_is_given_up_for_its_damage() {
     let members = members(3);

@@ -37,7 +37,7 @@ fn use_all(chain: &Chain, queue: &mut dyn TierQueue, mover: &mut ChainMover) {
         let _ = chain.read(start, &mut slab_sized);
         let _ = chain.read(start, &mut page);
         let _ = chain.read_other(start, &mut page, 1);
-        chain.blame(start, PAGE, 1);
+        chain.report_corruption(start, PAGE, 1);
         let _ = chain.write(start, &page);
         if slab + 1 < SLABS {
             let _ = chain.read(end - PAGE as u64, &mut two);

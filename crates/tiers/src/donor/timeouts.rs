@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How long to wait for a donor: long if it alone has the bytes, briefly if another donor has them, too.
+//! How long to wait for a donor: long if no other donor has the bytes, briefly if another has them, too.
 
 use std::time::Duration;
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct Timeouts {
     /// How long a socket may take to connect, and a donor to answer a greeting.
     pub(crate) connect: Duration,
     /// How long a handshake may take. It is two round trips and some milliseconds of computing at each end; a donor to
@@ -19,10 +19,10 @@ pub(crate) struct Patience {
     pub(crate) loss: Duration,
 }
 
-impl Patience {
+impl Timeouts {
     /// If nobody else has the bytes. To give up after five seconds is a choice: longer than a switch takes to find
-    /// another path, much shorter than the pager's own patience (120 s) and the least that people wait for.
-    pub(crate) const ALONE: Patience = Patience {
+    /// another path, much shorter than the pager's own timeout (120 s) and the least that people wait for.
+    pub(crate) const ALONE: Timeouts = Timeouts {
         connect: Duration::from_secs(1),
         handshake: Duration::from_secs(2),
         answer: Duration::from_secs(3),
@@ -34,7 +34,7 @@ impl Patience {
     /// after the other. Waits are cut into pieces (`place.rs`), so these limits become at most 0.6 and 0.4 seconds.
     /// Reads first ask donors that did not hang recently (`array/shards/gather.rs`). Writes that enough donors have
     /// stored continue without the others after 0.7 seconds (`array/shards.rs`).
-    pub(crate) const AMONG_OTHERS: Patience = Patience {
+    pub(crate) const AMONG_OTHERS: Timeouts = Timeouts {
         connect: Duration::from_millis(250),
         handshake: Duration::from_millis(400),
         answer: Duration::from_millis(400),
@@ -48,7 +48,7 @@ impl Patience {
 
     /// How long a thread waits for another thread's request: until that one has finished a connection and an answer,
     /// and as long again.
-    pub(crate) const fn turn(&self) -> Duration {
+    pub(crate) const fn other_request(&self) -> Duration {
         Duration::from_millis(2 * (self.open().as_millis() as u64 + self.answer.as_millis() as u64))
     }
 }

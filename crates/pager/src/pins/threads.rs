@@ -8,7 +8,7 @@
 //! its list of robust mutexes. At that point the kernel neither signals faults nor waits for a listener: the owner's
 //! death would not be recorded in an evicted mutex.
 //!
-//! Such a hold is released once its thread is seen to be gone, by the next thread that makes such a hold.
+//! Such a pin is released once its thread is seen to be gone, by the next thread that makes such a pin.
 //!
 //! Threads: any thread of the program. Does not allocate.
 
@@ -17,39 +17,39 @@ use std::sync::atomic::Ordering;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::signals::Blocked;
 
-use super::table::{Holds, THREAD};
+use super::table::{Pins, THREAD};
 use crate::pager::Pager;
 
 impl Pager {
-    /// Holds `start..start + len` until the calling thread is gone, or the hold is [released](Self::release_hold).
-    /// `Ok(None)` if no part of it is managed; an error if it cannot be held.
-    pub(crate) fn hold_for_thread(&self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
+    /// Pins `start..start + len` until the calling thread is gone, or the pin is [released](Self::release_pin).
+    /// `Ok(None)` if no part of it is managed; an error if it cannot be pinned.
+    pub(crate) fn pin_for_thread(&self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
         let _blocked = Blocked::all();
-        self.holds.release_of_gone_threads();
+        self.pins.release_of_gone_threads();
         let Some((start, end)) = self.managed(start, len) else { return Ok(None) };
-        self.hold(THREAD, this_thread(), start, end).map(Some).ok_or(Errno(libc::EAGAIN))
+        self.pin(THREAD, this_thread(), start, end).map(Some).ok_or(Errno(libc::EAGAIN))
     }
 
-    /// Transfers such a hold from the caller to a task that the caller has made by clone(2) and that shares this
+    /// Transfers such a pin from the caller to a task that the caller has made by clone(2) and that shares this
     /// memory: a thread or a separate process.
-    pub(crate) fn pass_hold(&self, index: usize, task: u32) {
-        self.holds.known()[index].frame.store(task as usize | TASK, Ordering::SeqCst);
+    pub(crate) fn pass_pin(&self, index: usize, task: u32) {
+        self.pins.known()[index].frame.store(task as usize | TASK, Ordering::SeqCst);
     }
 
-    /// Ends a hold of [`hold_for_thread`](Self::hold_for_thread).
-    pub(crate) fn release_hold(&self, index: usize) {
-        self.holds.release(index);
+    /// Ends a pin of [`pin_for_thread`](Self::pin_for_thread).
+    pub(crate) fn release_pin(&self, index: usize) {
+        self.pins.release(index);
     }
 }
 
-impl Holds {
+impl Pins {
     fn release_of_gone_threads(&self) {
         for (index, slot) in self.known().iter().enumerate() {
             if slot.owner.load(Ordering::SeqCst) != THREAD {
                 continue;
             }
             let thread = slot.frame.load(Ordering::SeqCst);
-            // Claimed atomically: two threads that see the owner gone must not both release the hold.
+            // Claimed atomically: two threads that see the owner gone must not both release the pin.
             let taken = is_gone(thread)
                 && slot.owner.compare_exchange(THREAD, IN_RELEASE, Ordering::SeqCst, Ordering::Relaxed).is_ok();
             if taken {
@@ -58,7 +58,7 @@ impl Holds {
         }
     }
 
-    /// In a child, after fork(2): the remaining thread has a new number, and keeps the hold that contains its own
+    /// In a child, after fork(2): the remaining thread has a new number, and keeps the pin that contains its own
     /// memory at `own`.
     pub(super) fn adopt_thread(&self, own: usize) {
         let page = (own / 4096) as u64;
@@ -70,7 +70,7 @@ impl Holds {
     }
 }
 
-/// Replaces [`THREAD`] while a hold is being released. It cannot be a token, since tokens are addresses.
+/// Replaces [`THREAD`] while a pin is being released. It cannot be a token, since tokens are addresses.
 pub(super) const IN_RELEASE: usize = 3;
 
 /// Marks the number of a task that may be a separate process: it is also looked for in other processes.

@@ -36,7 +36,7 @@ impl Known {
         stamp.is_some_and(|stamp| self.place(start).load(Ordering::Relaxed) == word(start, end, stamp))
     }
 
-    /// The stamp to give to [`remember`](Self::remember), taken before the last look at the pages, which are held.
+    /// The stamp to give to [`remember`](Self::remember), taken before the last look at the pages, which are pinned.
     pub(super) fn stamp(&self, start: u64, end: u64) -> Option<u64> {
         self.changes.stamp(start, end)
     }
@@ -46,13 +46,13 @@ impl Known {
         self.place(start).store(word(start, end, stamp), Ordering::Relaxed);
     }
 
-    /// Whether the pages `start..end` are unchanged since they were found to include none that a call must hold.
+    /// Whether the pages `start..end` are unchanged since they were found to include none that a call must pin.
     pub(super) fn is_foreign(&self, start: u64, end: u64) -> bool {
         let stamp = self.changes.stamp(start, end);
         stamp.is_some_and(|stamp| self.place(start).load(Ordering::Relaxed) == !word(start, end, stamp))
     }
 
-    /// Remembers that the pages `start..end` included none that a call must hold when they had `stamp`.
+    /// Remembers that the pages `start..end` included none that a call must pin when they had `stamp`.
     pub(super) fn remember_foreign(&self, start: u64, end: u64, stamp: u64) {
         self.place(start).store(!word(start, end, stamp), Ordering::Relaxed);
     }

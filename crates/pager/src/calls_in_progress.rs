@@ -3,10 +3,10 @@
 
 //! Memory of system calls that are in progress when the pager starts.
 //!
-//! Such a call has neither made its memory resident nor held it, since nothing was evicted when it began. If its memory
-//! were registered now, the kernel would meet a missing page half way: EFAULT under signal delivery; and where eviction
-//! copies pages, bytes that a device writes would be lost. So memory that a call may touch stays unregistered until the
-//! call is over.
+//! Such a call has neither made its memory resident nor pinned it, since nothing was evicted when it began. If its
+//! memory were registered now, the kernel would meet a missing page half way: EFAULT under signal delivery; and where
+//! eviction copies pages, bytes that a device writes would be lost. So memory that a call may touch stays unregistered
+//! until the call is over.
 //!
 //! Calls are found in two ways. Threads show their calls of wrapped functions (`sys/src/shown_calls.rs`), also while
 //! the calls run in the kernel. For all other calls, the kernel tells which threads wait in one, and with which

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Takes memory out of management, or empties it, because the program asks for that.
+//! Releases memory from management, or empties it, because the program asks for that.
 //!
 //! The kernel call is made under the engine's lock (`driver/src/discard.rs`). Memory that the kernel refuses to remove
 //! stays managed, with its contents: a program may name a descriptor that cannot be mapped, or memory that is sealed.
@@ -76,7 +76,7 @@ impl Adopter {
         len: usize,
         unmap: impl FnOnce() -> T + 'static,
     ) -> T {
-        self.take_out(start, len, Way::Remove, unmap)
+        self.release_range(start, len, Way::Remove, unmap)
     }
 
     /// Performs a call of the program that empties `start..start + len`, such as MADV_DONTNEED.
@@ -86,7 +86,7 @@ impl Adopter {
         len: usize,
         empty: impl FnOnce() -> T + 'static,
     ) -> T {
-        self.take_out(start, len, Way::Empty, empty)
+        self.release_range(start, len, Way::Empty, empty)
     }
 
     /// As [`discard`](Self::discard), including locked memory: MADV_DONTNEED_LOCKED.
@@ -96,7 +96,7 @@ impl Adopter {
         len: usize,
         empty: impl FnOnce() -> T + 'static,
     ) -> T {
-        self.take_out(start, len, Way::EmptyLocked, empty)
+        self.release_range(start, len, Way::EmptyLocked, empty)
     }
 
     /// Performs a call that replaces `start..start + len` by new, empty memory, which stays managed.
@@ -106,7 +106,7 @@ impl Adopter {
         len: usize,
         replace: impl FnOnce() -> T + 'static,
     ) -> T {
-        self.take_out(start, len, Way::Replace, replace)
+        self.release_range(start, len, Way::Replace, replace)
     }
 
     /// Takes `start..start + len` out of management for good, before `change` turns it into memory that cannot be
@@ -117,7 +117,7 @@ impl Adopter {
         len: usize,
         change: impl FnOnce() -> T + 'static,
     ) -> T {
-        self.take_out(start, len, Way::Remove, move || {
+        self.release_range(start, len, Way::Remove, move || {
             let result = change();
             if let Some(pager) = self.pager().filter(|_| !result.is_refused()) {
                 // Each part is registered with only one of the two; some parts may be registered with neither.
@@ -128,7 +128,7 @@ impl Adopter {
         })
     }
 
-    fn take_out<T: Answer + 'static>(
+    fn release_range<T: Answer + 'static>(
         &'static self,
         start: usize,
         len: usize,
@@ -141,7 +141,7 @@ impl Adopter {
             let mut state = self.state();
             let Some(pager) = self.pager() else {
                 let result = act();
-                self.is_out(&mut state, start..end, remove && !result.is_refused());
+                self.was_released(&mut state, start..end, remove && !result.is_refused());
                 return result;
             };
             if way == Way::Empty && pager.is_locked(start, len) {
@@ -161,17 +161,17 @@ impl Adopter {
             let discarded = aquifer_driver::discard(pager, first, last, remove, act, after);
             let Discard { result, managed_pages, is_done } = discarded.unwrap_or_else(|fatal| fail(fatal));
             if managed_pages == 0 {
-                self.is_out(&mut state, start..end, remove && !result.is_refused());
+                self.was_released(&mut state, start..end, remove && !result.is_refused());
             } else if is_done {
                 state.managed_bytes -= if remove { managed_pages * PAGE_BYTES } else { 0 };
-                self.is_out(&mut state, start..end, remove);
+                self.was_released(&mut state, start..end, remove);
             }
             result
         })
     }
 
     /// Forgets the data about a range outside the engine, if the range `is_removed`.
-    fn is_out(&self, state: &mut State, range: Addresses<usize>, is_removed: bool) {
+    fn was_released(&self, state: &mut State, range: Addresses<usize>, is_removed: bool) {
         if !is_removed {
             return;
         }
@@ -180,7 +180,7 @@ impl Adopter {
             self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
         }
         state.reserved.cut(start, end);
-        state.said.forget(start, end);
+        state.given_advice.forget(start, end);
         match self.pager() {
             Some(pager) => {
                 state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
@@ -192,7 +192,7 @@ impl Adopter {
             }
         }
         self.counters.set_with_peak(Gauge::ManagedBytes, Gauge::ManagedBytesPeak, state.managed_bytes);
-        self.tell_need(state);
+        self.announce_need(state);
     }
 }
 

@@ -6,7 +6,7 @@
 //! The pager reserves about ten pages of address space for each page of this maximum, because frames exist in every
 //! block size. The reservation costs nothing unless address space is limited.
 
-use aquifer_core::frames::BUDGET_PAGES_MOST;
+use aquifer_core::frames::BUDGET_PAGES_MAX;
 use aquifer_core::units::PAGE_BYTES;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
@@ -24,5 +24,5 @@ pub fn bytes(budget_bytes: u64, allowed: &Allowed) -> u64 {
     if is_limited || overcommit.trim() == OVERCOMMIT_NEVER {
         return budget_bytes;
     }
-    allowed.bytes().0.min(BUDGET_PAGES_MOST * PAGE_BYTES).max(budget_bytes)
+    allowed.bytes().0.min(BUDGET_PAGES_MAX * PAGE_BYTES).max(budget_bytes)
 }

@@ -38,11 +38,11 @@ const ROUND: Duration = Duration::from_millis(20);
 /// How long a lost member keeps slabs that others also have. A choice: longer than a donor's hiccup.
 pub(super) const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
 /// The number of slabs that one round checks: some milliseconds.
-const LOOKED_AT_MOST: usize = 1 << 16;
+const LOOKED_AT_MAX: usize = 1 << 16;
 
-/// The progress of this process's repair.
+/// The progress of this process's repair of the array.
 #[derive(Debug, Default)]
-pub(super) struct Care {
+pub(super) struct Repair {
     /// The next slab to check.
     at: AtomicUsize,
     /// The number of degradations when the current round over all slabs began.
@@ -59,7 +59,7 @@ pub(super) struct Care {
 
 impl Parts {
     /// Does the upkeep that is due. Returns the time until the next call.
-    pub(super) fn tend(&self, verify: Option<&Verify<'_>>) -> Duration {
+    pub(super) fn upkeep(&self, verify: Option<&Verify<'_>>) -> Duration {
         let mut next = IDLE;
         for index in 0..self.members.len() {
             self.look_after(index, verify);
@@ -76,7 +76,7 @@ impl Parts {
     pub(super) fn save(&self, verify: Option<&Verify<'_>>) -> bool {
         let started = now_ns();
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
-            if member.is_distrusted() && self.save_from_distrusted(index, started, verify) {
+            if member.is_quarantined() && self.save_from_quarantined(index, started, verify) {
                 return true;
             }
             let mut from = 0;
@@ -91,9 +91,9 @@ impl Parts {
         false
     }
 
-    /// Moves slabs from a member whose bytes are not trusted, as far as others have room: a slab stays with it rather
+    /// Moves slabs from a member in quarantine, as far as others have room: a slab stays with it rather
     /// than having too few members. Returns true when there may be more to do immediately.
-    fn save_from_distrusted(&self, member: usize, started: u64, verify: Option<&Verify<'_>>) -> bool {
+    fn save_from_quarantined(&self, member: usize, started: u64, verify: Option<&Verify<'_>>) -> bool {
         for slab in 0..self.reached() {
             let place = self.place(slab);
             if !place.has(member) || self.takers() & !place.mask() == 0 {
@@ -165,7 +165,7 @@ impl Parts {
                 if errno == libc::ESTALE {
                     self.give_up(index, true);
                     member.store.start_over();
-                    member.trust();
+                    member.end_quarantine();
                     member.was_anew.store(true, Ordering::Release);
                 } else if self.is_given_up(index) {
                     if verify.is_some() && self.may_have_leases(index) {
@@ -198,29 +198,29 @@ impl Parts {
 
     /// Makes copies for a bounded time. Returns true when there may be more to do immediately.
     pub(super) fn settle(&self, verify: Option<&Verify<'_>>) -> bool {
-        let care = &self.care;
+        let repair = &self.repair;
         let degradations = self.degradations();
-        if care.settled.load(Ordering::Relaxed) == degradations {
+        if repair.settled.load(Ordering::Relaxed) == degradations {
             return false;
         }
         let started = now_ns();
-        for _ in 0..LOOKED_AT_MOST {
-            let slab = care.at.load(Ordering::Relaxed);
+        for _ in 0..LOOKED_AT_MAX {
+            let slab = repair.at.load(Ordering::Relaxed);
             if slab >= self.reached() {
                 return self.end_round();
             }
             if slab == 0 {
-                care.round_of.store(degradations, Ordering::Relaxed);
-                care.lacks.store(false, Ordering::Relaxed);
+                repair.round_of.store(degradations, Ordering::Relaxed);
+                repair.lacks.store(false, Ordering::Relaxed);
             }
             let copied = self.copy(slab, verify);
             match copied {
                 Copied::NotNeeded => {}
-                Copied::NotNow => care.lacks.store(true, Ordering::Relaxed),
+                Copied::NotNow => repair.lacks.store(true, Ordering::Relaxed),
                 Copied::Yes => count(&self.tallies.slabs_rebuilt),
             }
             // A slab that has got a copy may lack another one still.
-            care.at.store(slab + usize::from(copied != Copied::Yes), Ordering::Relaxed);
+            repair.at.store(slab + usize::from(copied != Copied::Yes), Ordering::Relaxed);
             if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                 break;
             }
@@ -231,13 +231,13 @@ impl Parts {
     /// Ends a round over all slabs. Returns true when some slabs have degraded in the meantime; slabs that could not be
     /// copied wait longer.
     fn end_round(&self) -> bool {
-        let care = &self.care;
-        care.at.store(0, Ordering::Relaxed);
-        let round_of = care.round_of.load(Ordering::Relaxed);
-        if care.lacks.load(Ordering::Relaxed) {
+        let repair = &self.repair;
+        repair.at.store(0, Ordering::Relaxed);
+        let round_of = repair.round_of.load(Ordering::Relaxed);
+        if repair.lacks.load(Ordering::Relaxed) {
             return false;
         }
-        care.settled.store(round_of, Ordering::Relaxed);
+        repair.settled.store(round_of, Ordering::Relaxed);
         round_of != self.degradations()
     }
 

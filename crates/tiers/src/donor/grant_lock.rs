@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A task that one thread of a process does at a time while others wait: asking for a grant.
+//! The lock that a thread holds while it asks for a grant: one thread of a process asks at a time, and others wait.
 //!
 //! Not a mutex: it can be reset in a forked child, whose other threads are gone, and a wait for it has a bound.
 //! Threads: any, also in a signal handler; a thread inside the pager is not interrupted by code that uses this.
@@ -18,32 +18,32 @@ const SPINS: u32 = 200;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct GrantLock {
     taken: AtomicBool,
     freed: EventCount,
 }
 
-/// One thread's turn, until it is dropped.
-pub(crate) struct Turn<'a>(&'a Turns);
+/// The lock, held by one thread until this is dropped.
+pub(crate) struct GrantGuard<'a>(&'a GrantLock);
 
-impl Drop for Turn<'_> {
+impl Drop for GrantGuard<'_> {
     fn drop(&mut self) {
-        // Release pairs with the Acquire of the exchange in `take`: the next thread sees what this one has done.
+        // Release pairs with the Acquire of the exchange in `lock`: the next thread sees what this one has done.
         self.0.taken.store(false, Ordering::Release);
         self.0.freed.signal();
     }
 }
 
-impl Turns {
-    /// Waits for the turn; ETIMEDOUT when it does not come within `patience`.
-    pub(crate) fn take(&self, patience: Duration) -> Result<Turn<'_>, i32> {
+impl GrantLock {
+    /// Waits for the lock; ETIMEDOUT when it is not free within `timeout`.
+    pub(crate) fn lock(&self, timeout: Duration) -> Result<GrantGuard<'_>, i32> {
         let started = now_ns();
         loop {
             let ticket = self.freed.ticket();
             if self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return Ok(Turn(self));
+                return Ok(GrantGuard(self));
             }
-            if now_ns().saturating_sub(started) > patience.as_nanos() as u64 {
+            if now_ns().saturating_sub(started) > timeout.as_nanos() as u64 {
                 return Err(libc::ETIMEDOUT);
             }
             self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
@@ -51,7 +51,7 @@ impl Turns {
         }
     }
 
-    /// In a forked child: the thread that had the turn is one of the parent's.
+    /// In a forked child: the thread that held the lock is one of the parent's.
     pub(crate) fn forget(&self) {
         self.taken.store(false, Ordering::Relaxed);
     }

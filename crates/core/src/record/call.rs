@@ -3,9 +3,9 @@
 
 //! The engine's calls as values: one variant for each call that changes an engine.
 //!
-//! Pure. [`Told::tell`] makes the call. To add a call to the engine: add a variant here, an arm in `tell`, its bytes in
-//! `event.rs`, and a method of the pager's `EngineGuard`, which does not compile without it. Then raise
-//! [`super::VERSION`]; the golden recording fails until you do.
+//! Pure. [`Call::apply`] makes the call on an engine. To add a call to the engine: add a variant here, an arm in
+//! `apply`, its bytes in `event.rs`, and a method of the pager's `EngineGuard`, which does not compile without it. Then
+//! raise [`super::VERSION`]; the golden recording fails until you do.
 
 use super::answer::{Digest, Summary};
 use super::runs::{Guarded, Runs};
@@ -17,7 +17,7 @@ use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, ThreadIndex};
 
 /// One input of an engine: a report or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told<'a> {
+pub enum Call<'a> {
     /// [`Engine::add`].
     Add {
         /// First page.
@@ -166,23 +166,23 @@ impl Answer {
     }
 }
 
-impl Told<'_> {
+impl Call<'_> {
     /// Makes the call on `engine`. `number` is the event's number, from which guards are made that no earlier event has
     /// made.
     ///
     /// As with the engine's own calls, an input that could not have happened is a bug and panics.
-    pub fn tell(self, engine: &mut Engine, number: u64, plan: &mut Plan) -> Answer {
+    pub fn apply(self, engine: &mut Engine, number: u64, plan: &mut Plan) -> Answer {
         match self {
-            Told::Add { start, end, order, delivery, present } => {
+            Call::Add { start, end, order, delivery, present } => {
                 let mut flags = present.flags();
                 engine.add(start, end, order, delivery, &mut |_, _| flags.next().unwrap_or(false));
                 Answer::Nothing
             }
-            Told::Advise { start, end, advice } => {
+            Call::Advise { start, end, advice } => {
                 engine.advise(start, end, advice);
                 Answer::Nothing
             }
-            Told::Cleaned { block, verdict, guards } => {
+            Call::Cleaned { block, verdict, guards } => {
                 let mut found = [guard::ZERO; REGION_PAGES as usize];
                 let stored = engine.map().guards(block);
                 let found = &mut found[..stored.len()];
@@ -195,7 +195,7 @@ impl Told<'_> {
                 }
                 Answer::Wanted(engine.cleaned(block, verdict, found))
             }
-            Told::Discard { start, end, remove } => {
+            Call::Discard { start, end, remove } => {
                 let mut freed = Digest::default();
                 let mut each = |slot: u64, bytes: u64| freed.range(slot, bytes);
                 let step = match remove {
@@ -204,24 +204,24 @@ impl Told<'_> {
                 };
                 Answer::Discard(step, Summary::of_discard(step, freed))
             }
-            Told::Dropped { block } => Answer::Wanted(engine.dropped(block)),
-            Told::Emptied { frame } => {
+            Call::Dropped { block } => Answer::Wanted(engine.dropped(block)),
+            Call::Emptied { frame } => {
                 engine.emptied(frame);
                 Answer::Nothing
             }
-            Told::Evicted { block } => Answer::Wanted(engine.evicted(block)),
-            Told::EvictionRefused { block } => Answer::Wanted(engine.eviction_refused(block)),
-            Told::Fault { page, thread, write, first } => Answer::Step(engine.fault(page, thread, write, first)),
-            Told::FetchFailed { block, lost } => Answer::Wanted(engine.fetch_failed(block, lost)),
-            Told::Fetched { block, write } => Answer::Exchange(engine.fetched(block, write)),
-            Told::Installed { first, count, arrival } => Answer::Wanted(engine.installed_run(first, count, arrival)),
-            Told::Plan { blocks, pages } => {
+            Call::Evicted { block } => Answer::Wanted(engine.evicted(block)),
+            Call::EvictionRefused { block } => Answer::Wanted(engine.eviction_refused(block)),
+            Call::Fault { page, thread, write, first } => Answer::Step(engine.fault(page, thread, write, first)),
+            Call::FetchFailed { block, lost } => Answer::Wanted(engine.fetch_failed(block, lost)),
+            Call::Fetched { block, write } => Answer::Exchange(engine.fetched(block, write)),
+            Call::Installed { first, count, arrival } => Answer::Wanted(engine.installed_run(first, count, arrival)),
+            Call::Plan { blocks, pages } => {
                 engine.plan(plan, Transfers { blocks: blocks as usize, pages });
                 Answer::Plan(Summary::of_plan(&plan.tasks, engine))
             }
-            Told::ReadAheadArrived { block } => Answer::Wanted(engine.read_ahead_arrived(block)),
-            Told::SlotFor { block } => Answer::Slot(engine.slot_for(block).map(|slot| slot.offset)),
-            Told::TryAgain => {
+            Call::ReadAheadArrived { block } => Answer::Wanted(engine.read_ahead_arrived(block)),
+            Call::SlotFor { block } => Answer::Slot(engine.slot_for(block).map(|slot| slot.offset)),
+            Call::TryAgain => {
                 engine.try_again();
                 Answer::Nothing
             }

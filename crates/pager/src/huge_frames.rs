@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The source of the pages of fresh frames: they are cut from huge pages, so that a frame's pages are contiguous in
+//! The supply of pages for fresh frames: they are cut from huge pages, so that a frame's pages are contiguous in
 //! physical memory.
 //!
 //! A disk request names runs of physical pages. A 1 MiB frame that the kernel has filled page by page, from fragments
 //! that other programs left, consists of up to 256 runs: more than a request may have on some disks, and slow on all.
 //! Since pages circulate in whole blocks, pages that are contiguous once stay contiguous. See docs/decisions/0011.
 //!
-//! The quarry is address space with huge pages allowed. One piece of 2 MiB is populated at a time; frames get their
+//! The supply is address space with huge pages allowed. One piece of 2 MiB is populated at a time; frames get their
 //! pages from it by UFFDIO_MOVE until it is used up. Up to one piece is outside the budget, like code and stacks. If
 //! anything fails (no huge page is free, the move is refused), the frame is filled page by page as usual.
 //!
-//! A page of the quarry holds a mark until it is in its frame: when the kernel splits a huge page, it frees those of
+//! A page of the supply has a mark until it is in its frame: when the kernel splits a huge page, it frees those of
 //! its pages that are all zeros (since Linux 6.12).
 //!
 //! May run in a signal handler: does not allocate. Its lock is held with all signals blocked, for as long as the kernel
 //! takes to populate one huge page.
 
-#![allow(unsafe_code, reason = "moves pages, each of which belongs to the quarry and then to the caller's frame")]
+#![allow(unsafe_code, reason = "moves pages, each of which belongs to the supply and then to the caller's frame")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -33,7 +33,7 @@ const PIECE_BYTES: usize = 2 << 20;
 /// Pieces until the address space is mapped again: a range that had small pages gets no huge page any more.
 const PIECES: usize = 64;
 /// Below this size, the exchange costs more than contiguous pages gain.
-pub(crate) const LEAST_BYTES: usize = 64 << 10;
+pub(crate) const BYTES_MIN: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct Cut {
@@ -45,7 +45,7 @@ struct Cut {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Quarry {
+pub(crate) struct HugeFrames {
     range: Reserved,
     /// Pages that came from elsewhere, allocated one by one. As many pages are replaced as blocks pass through frames,
     /// each once: the pages that were there first are evicted first.
@@ -53,16 +53,16 @@ pub(crate) struct Quarry {
     cut: Mutex<Cut>,
 }
 
-impl Quarry {
+impl HugeFrames {
     /// Reserves address space and registers it with the frames' `uffd`.
     pub(crate) fn new(uffd: &Uffd) -> Result<Self, Errno> {
-        let quarry = Self {
+        let huge_frames = Self {
             range: Reserved::new(PIECES * PIECE_BYTES)?,
             scattered_pages: AtomicU64::new(0),
             cut: Mutex::default(),
         };
-        quarry.open(uffd)?;
-        Ok(quarry)
+        huge_frames.open(uffd)?;
+        Ok(huge_frames)
     }
 
     fn open(&self, uffd: &Uffd) -> Result<(), Errno> {
@@ -76,7 +76,7 @@ impl Quarry {
         self.cut.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// After fork(2), which does not copy the quarry. Inherited pages stay scattered, because they are shared with the
+    /// After fork(2), which does not copy the supply. Inherited pages stay scattered, because they are shared with the
     /// parent.
     pub(crate) fn renew(&self, uffd: &Uffd) -> Result<(), Errno> {
         // SAFETY: in the child nothing is mapped at this range.
@@ -96,13 +96,13 @@ impl Quarry {
     pub(crate) fn shall_replace(&self, len: usize) -> bool {
         let pages = len as u64 / PAGE_BYTES;
         let less = |scattered: u64| scattered.checked_sub(pages);
-        len >= LEAST_BYTES && self.scattered_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+        len >= BYTES_MIN && self.scattered_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
     /// Moves `len` bytes of zeroed pages to the empty frame at `target`. False if its pages must come from elsewhere;
     /// the frame is then still empty.
     pub(crate) fn serve(&self, uffd: &Uffd, target: usize, len: usize) -> bool {
-        if !(LEAST_BYTES..=PIECE_BYTES).contains(&len) {
+        if !(BYTES_MIN..=PIECE_BYTES).contains(&len) {
             return false;
         }
         let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +110,7 @@ impl Quarry {
             return false;
         }
         let source = self.range.address() + cut.used;
-        // SAFETY: the pages are the quarry's, populated and never handed out; the frame is the caller's, and empty.
+        // SAFETY: the pages are the supply's, populated and never handed out; the frame is the caller's, and empty.
         let moved = unsafe { uffd.move_pages(target, source, len, false) };
         if moved.is_err() {
             self.drop_rest(&mut cut);
@@ -142,7 +142,7 @@ impl Quarry {
             self.drop_rest(cut);
             return false;
         }
-        // SAFETY: the piece is the quarry's, and populated.
+        // SAFETY: the piece is the supply's, and populated.
         unsafe { mark(self.range.address() + cut.used, PIECE_BYTES, 1) };
         true
     }
@@ -180,15 +180,15 @@ mod tests {
             return;
         }
         let uffd = Uffd::open(feature::MOVE | feature::SIGBUS, false).expect("probed");
-        let quarry = Quarry::new(&uffd).expect("address space");
+        let huge_frames = HugeFrames::new(&uffd).expect("address space");
         let frames = Reserved::new(PIECE_BYTES).expect("address space");
         uffd.register(frames.address(), frames.len(), mode::WP).expect("a new range");
-        let lens = [PIECE_BYTES, LEAST_BYTES, PIECE_BYTES / 2, 3 * LEAST_BYTES];
+        let lens = [PIECE_BYTES, BYTES_MIN, PIECE_BYTES / 2, 3 * BYTES_MIN];
         let mut served = 0;
         for len in lens.into_iter().cycle().take(4 * PIECES) {
             // The kernel sometimes refuses, when a page migrates. The frame is then empty, which reads as zeros as
             // well.
-            served += usize::from(quarry.serve(&uffd, frames.address(), len));
+            served += usize::from(huge_frames.serve(&uffd, frames.address(), len));
             // SAFETY: the only user of the range.
             let mut buffer = unsafe { frames.buffer(0, len) };
             assert!(buffer.bytes().iter().all(|byte| *byte == 0));
@@ -197,6 +197,6 @@ mod tests {
             unsafe { drop_pages(frames.address(), len) }.expect("ours");
         }
         assert!(served > 3 * PIECES, "{served} of {} were served", 4 * PIECES);
-        assert!(!quarry.serve(&uffd, frames.address(), LEAST_BYTES / 2), "too small to be worth it");
+        assert!(!huge_frames.serve(&uffd, frames.address(), BYTES_MIN / 2), "too small to be worth it");
     }
 }

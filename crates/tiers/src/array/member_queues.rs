@@ -19,8 +19,8 @@ use crate::tier::{Completion, Request, TierQueue, Wait};
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
 
-/// One member's queue.
-struct Lane {
+/// The queue to one member.
+struct MemberQueue {
     queue: Box<dyn TierQueue>,
     /// A request was submitted and not kicked.
     waits_for_kick: bool,
@@ -29,47 +29,47 @@ struct Lane {
 }
 
 /// See the module.
-pub(super) struct Lanes {
-    lanes: Box<[Lane]>,
+pub(super) struct MemberQueues {
+    queues: Box<[MemberQueue]>,
     watch: Watch,
     /// Completions from members that have not been processed.
     landed: Vec<Completion>,
 }
 
-impl Lanes {
+impl MemberQueues {
     /// Opens queues to all members, with room for `depth` requests at each and for `landed` completions at the same
     /// time.
-    pub(super) fn open(parts: &Parts, depth: u32, landed: usize) -> Result<Lanes, TierFailure> {
+    pub(super) fn open(parts: &Parts, depth: u32, landed: usize) -> Result<MemberQueues, TierFailure> {
         let watch = Watch::new().map_err(|Errno(errno)| failure(Activity::Queue, 0, errno))?;
-        let lane = |member: &super::Member| {
+        let entry = |member: &super::Member| {
             let queue = member.store.open_queue(depth)?;
-            Ok(Lane { queue, waits_for_kick: false, watched: Cell::new(None) })
+            Ok(MemberQueue { queue, waits_for_kick: false, watched: Cell::new(None) })
         };
-        let lanes = parts.members.iter().map(lane).collect::<Result<_, TierFailure>>()?;
-        Ok(Lanes { lanes, watch, landed: Vec::with_capacity(landed) })
+        let queues = parts.members.iter().map(entry).collect::<Result<_, TierFailure>>()?;
+        Ok(MemberQueues { queues, watch, landed: Vec::with_capacity(landed) })
     }
 
     pub(super) fn send(&mut self, member: usize, request: Request) {
-        let lane = &mut self.lanes[member];
-        let sent = lane.queue.submit(request);
+        let entry = &mut self.queues[member];
+        let sent = entry.queue.submit(request);
         assert!(sent.is_ok(), "a member's queue is as deep as ours");
-        lane.waits_for_kick = true;
+        entry.waits_for_kick = true;
     }
 
     /// Starts the requests that were sent and collects completions; waits for member `wait_for` if there is one.
     /// Returns false when there are no completions.
     pub(super) fn turn(&mut self, wait_for: Option<usize>) -> bool {
-        for lane in &mut self.lanes {
-            if std::mem::take(&mut lane.waits_for_kick) {
+        for entry in &mut self.queues {
+            if std::mem::take(&mut entry.waits_for_kick) {
                 // Cannot fail because of a transfer: each transfer has its own outcome.
-                let _ = lane.queue.kick();
+                let _ = entry.queue.kick();
             }
         }
-        for (member, lane) in self.lanes.iter_mut().enumerate() {
-            if lane.queue.in_flight() > 0 {
+        for (member, entry) in self.queues.iter_mut().enumerate() {
+            if entry.queue.in_flight() > 0 {
                 let wait = if wait_for == Some(member) { Wait::ForOne } else { Wait::No };
                 let landed = &mut self.landed;
-                lane.queue.complete(wait, usize::MAX, &mut |done| landed.push(done));
+                entry.queue.complete(wait, usize::MAX, &mut |done| landed.push(done));
             }
         }
         !self.landed.is_empty()
@@ -82,7 +82,7 @@ impl Lanes {
 
     /// Whether a request was sent and not started.
     pub(super) fn wait_for_kick(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.waits_for_kick)
+        self.queues.iter().any(|entry| entry.waits_for_kick)
     }
 
     /// Waits, with a bound, until there may be a completion. Returns the member to wait for in the next turn, if there
@@ -100,20 +100,20 @@ impl Lanes {
     /// The descriptor to wait on; or a member that is ready or has no descriptor.
     pub(super) fn ready(&self) -> Result<i32, usize> {
         let mut ready = None;
-        for (member, lane) in self.lanes.iter().enumerate() {
-            let descriptor = lane.queue.descriptor();
-            let flies = lane.queue.in_flight() > 0;
+        for (member, entry) in self.queues.iter().enumerate() {
+            let descriptor = entry.queue.descriptor();
+            let flies = entry.queue.in_flight() > 0;
             if flies && descriptor.is_none() {
                 ready = Some(member);
             }
             // A connection that has ended stays readable, and nobody reads from a connection without requests.
             let wanted = descriptor.filter(|_| flies);
-            let watched = lane.watched.get();
+            let watched = entry.watched.get();
             if wanted != watched && (wanted.is_some() || !flies) {
                 if let Some(old) = watched {
                     let _ = self.watch.leave_out(old);
                 }
-                lane.watched.set(wanted.filter(|new| self.watch.add(*new).is_ok()));
+                entry.watched.set(wanted.filter(|new| self.watch.add(*new).is_ok()));
             }
         }
         ready.map_or(Ok(self.watch.descriptor()), Err)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The table of holds: a fixed number of slots, one per range, claimed and released by any thread.
+//! The table of pins: a fixed number of slots, one per range, claimed and released by any thread.
 //!
 //! Does not allocate and takes no lock: a slot belongs to the thread that has changed its owner from zero.
 
@@ -14,42 +14,42 @@ use aquifer_core::map::changes::Changes;
 use super::known::Known;
 use super::threads::IN_RELEASE;
 
-/// Most holds at one time in the whole process. A choice: several for each of dozens of threads in system calls, and
+/// Most pins at one time in the whole process. A choice: several for each of dozens of threads in system calls, and
 /// one for each of hundreds of threads with a stack or a signal stack in managed memory.
-const HOLDS_MOST: usize = 1024;
-/// The slots available to system calls. The rest are kept for memory that can only be held, not copied.
+const PINS_MAX: usize = 1024;
+/// The slots available to system calls. The rest are kept for memory that can only be pinned, not copied.
 const CALL_SLOTS: usize = 512;
 /// Most bytes of stack between two frames of one thread for the later frame to declare the earlier one abandoned.
 const ABANDONED_BYTES: usize = 256 << 10;
-/// The owner of a hold that outlives its call.
+/// The owner of a pin that outlives its call.
 pub(super) const LOCKED: usize = 1;
-/// The owner of a hold for a thread, whose number is stored in place of a call's stack address: `threads.rs`.
+/// The owner of a pin for a thread, whose number is stored in place of a call's stack address: `threads.rs`.
 pub(super) const THREAD: usize = 2;
 
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     /// Zero: free. Otherwise a thread's token, or [`LOCKED`], or [`THREAD`].
     pub(super) owner: AtomicUsize,
-    /// The stack address of the call that holds; zero while the slot is free.
+    /// The stack address of the call that pins; zero while the slot is free.
     pub(super) frame: AtomicUsize,
     pub(super) start: AtomicU64,
-    /// Zero while nothing is held.
+    /// Zero while nothing is pinned.
     pub(super) end: AtomicU64,
     /// The pages it keeps from eviction: whole blocks. Zero while the slot is free.
     weight: AtomicU64,
 }
 
-/// All holds.
+/// All pins.
 #[derive(Debug)]
-pub(crate) struct Holds {
-    pub(super) slots: [Slot; HOLDS_MOST],
+pub(crate) struct Pins {
+    pub(super) slots: [Slot; PINS_MAX],
     /// Slots from here on have never been used. Only grows.
     ever_used: AtomicUsize,
     pub(super) locked_pages: AtomicU64,
     pub(super) found: Known,
 }
 
-impl Holds {
+impl Pins {
     /// An empty table, for memory with these `changes`.
     pub(crate) fn new(changes: Arc<Changes>) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl Holds {
         }
     }
 
-    /// Whether any of `pages` is held.
+    /// Whether any of `pages` is pinned.
     pub(crate) fn cover(&self, pages: Pages) -> bool {
         let end = pages.start + u64::from(pages.count);
         self.known()
@@ -73,7 +73,7 @@ impl Holds {
         &self.slots[..self.ever_used.load(Ordering::SeqCst)]
     }
 
-    /// The account of holds that outlive their call. Holds of calls are summed over their slots instead, see
+    /// The account of pins that outlive their call. Pins of calls are summed over their slots instead, see
     /// [`calls_pages`](Self::calls_pages).
     fn account(&self, owner: usize) -> Option<&AtomicU64> {
         outlives_its_call(owner).then_some(&self.locked_pages)
@@ -92,7 +92,7 @@ impl Holds {
 
     /// Claims a slot for `start..end`, which counts as `weight` pages. If the slot is a call's and a signal handler
     /// jumps out of this function, the only trace is a slot that [`release_abandoned`](Self::release_abandoned) finds,
-    /// or that holds nothing.
+    /// or that pins nothing.
     pub(super) fn claim(&self, owner: usize, frame: usize, start: u64, end: u64, weight: u64) -> Option<usize> {
         let free = |slot: &Slot| {
             slot.owner.load(Ordering::Relaxed) == 0
@@ -152,7 +152,7 @@ impl Holds {
         }
     }
 
-    /// Releases the holds of `owner` for calls that siglongjmp(3) has left: their frames are where this call's are now.
+    /// Releases the pins of `owner` for calls that siglongjmp(3) has left: their frames are where this call's are now.
     pub(super) fn release_abandoned(&self, owner: usize, frame: usize) {
         for (index, slot) in self.known().iter().enumerate() {
             let below = frame.wrapping_sub(slot.frame.load(Ordering::SeqCst));
@@ -174,50 +174,50 @@ mod tests {
     const PAGES: Pages = Pages { start: 100, count: 32 };
 
     #[test]
-    fn a_hold_covers_what_it_overlaps_until_it_is_released() {
-        let holds = Holds::new(Arc::default());
-        assert!(!holds.cover(PAGES));
-        let first = holds.claim(7, 0, 131, 140, 32).expect("a free slot");
-        let second = holds.claim(7, 0, 132, 140, 32).expect("a free slot");
-        assert!(holds.cover(PAGES));
-        holds.release(first);
-        assert!(!holds.cover(PAGES));
-        holds.release(second);
-        assert_eq!(holds.calls_pages(), 0);
+    fn a_pin_covers_what_it_overlaps_until_it_is_released() {
+        let pins = Pins::new(Arc::default());
+        assert!(!pins.cover(PAGES));
+        let first = pins.claim(7, 0, 131, 140, 32).expect("a free slot");
+        let second = pins.claim(7, 0, 132, 140, 32).expect("a free slot");
+        assert!(pins.cover(PAGES));
+        pins.release(first);
+        assert!(!pins.cover(PAGES));
+        pins.release(second);
+        assert_eq!(pins.calls_pages(), 0);
     }
 
     #[test]
-    fn what_is_held_besides_is_counted() {
-        let holds = Holds::new(Arc::default());
-        let index = holds.claim(7, 0, 128, 160, 32).expect("a free slot");
-        holds.cover_only(index, 96, 160);
-        assert_eq!((holds.covered(index), holds.calls_pages()), ((96, 160), 64));
-        assert!(holds.cover(Pages { start: 96, count: 1 }));
-        holds.claim(LOCKED, 0, 0, 32, 32);
-        assert_eq!((holds.calls_pages(), holds.locked_pages.load(Ordering::SeqCst)), (64, 32));
-        holds.release(index);
-        assert_eq!(holds.calls_pages(), 0);
+    fn what_is_pinned_besides_is_counted() {
+        let pins = Pins::new(Arc::default());
+        let index = pins.claim(7, 0, 128, 160, 32).expect("a free slot");
+        pins.cover_only(index, 96, 160);
+        assert_eq!((pins.covered(index), pins.calls_pages()), ((96, 160), 64));
+        assert!(pins.cover(Pages { start: 96, count: 1 }));
+        pins.claim(LOCKED, 0, 0, 32, 32);
+        assert_eq!((pins.calls_pages(), pins.locked_pages.load(Ordering::SeqCst)), (64, 32));
+        pins.release(index);
+        assert_eq!(pins.calls_pages(), 0);
     }
 
     #[test]
     fn slots_are_bounded() {
-        let holds = Holds::new(Arc::default());
-        assert!((0..CALL_SLOTS).all(|_| holds.claim(7, 0, 1, 2, 1).is_some()));
-        assert!(holds.claim(7, 0, 1, 2, 1).is_none());
-        assert!((CALL_SLOTS..HOLDS_MOST).all(|_| holds.claim(LOCKED, 0, 1, 2, 1).is_some()));
-        assert!(holds.claim(LOCKED, 0, 1, 2, 1).is_none());
-        let (calls, locked) = (holds.calls_pages(), holds.locked_pages.load(Ordering::SeqCst));
-        assert_eq!((calls, locked), (CALL_SLOTS as u64, (HOLDS_MOST - CALL_SLOTS) as u64));
+        let pins = Pins::new(Arc::default());
+        assert!((0..CALL_SLOTS).all(|_| pins.claim(7, 0, 1, 2, 1).is_some()));
+        assert!(pins.claim(7, 0, 1, 2, 1).is_none());
+        assert!((CALL_SLOTS..PINS_MAX).all(|_| pins.claim(LOCKED, 0, 1, 2, 1).is_some()));
+        assert!(pins.claim(LOCKED, 0, 1, 2, 1).is_none());
+        let (calls, locked) = (pins.calls_pages(), pins.locked_pages.load(Ordering::SeqCst));
+        assert_eq!((calls, locked), (CALL_SLOTS as u64, (PINS_MAX - CALL_SLOTS) as u64));
     }
 
     #[test]
     fn what_a_jump_has_left_is_released_by_the_next_call_in_its_place() {
-        let holds = Holds::new(Arc::default());
-        holds.claim(7, 50_000, 131, 140, 32);
-        holds.release_abandoned(8, 50_000);
-        holds.release_abandoned(7, 49_000);
-        assert!(holds.cover(PAGES), "another thread's, and one that called us, are not abandoned");
-        holds.release_abandoned(7, 50_000);
-        assert!(!holds.cover(PAGES));
+        let pins = Pins::new(Arc::default());
+        pins.claim(7, 50_000, 131, 140, 32);
+        pins.release_abandoned(8, 50_000);
+        pins.release_abandoned(7, 49_000);
+        assert!(pins.cover(PAGES), "another thread's, and one that called us, are not abandoned");
+        pins.release_abandoned(7, 50_000);
+        assert!(!pins.cover(PAGES));
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The worker's batched work on many small blocks: takes sealed blocks away from the program's address, and gives
-//! frames back to the kernel.
+//! The worker's batched work on many small blocks: evicts sealed blocks from the program's address, and gives frames
+//! back to the kernel.
 //!
 //! Taking a page away interrupts every CPU that runs the program, which costs as much as many page copies, once for
 //! each kernel call. A sealed block needs no call of its own: it has been write-protected since it was installed, so
@@ -15,7 +15,7 @@
 use aquifer_core::map::Pages;
 use aquifer_core::units::{BlockIndex, FrameIndex};
 use aquifer_stats::Counter;
-use aquifer_sys::memory::{SPANS_MOST, Span, drop_spans, read_spans};
+use aquifer_sys::memory::{SPANS_MAX, Span, drop_spans, read_spans};
 
 use crate::abort::abort;
 use crate::exchange;
@@ -56,9 +56,9 @@ struct Evicted {
     failed: bool,
 }
 
-/// Takes away the first of `victims`, up to the one that fails or is held, and reports those taken.
+/// Takes away the first of `victims`, up to the one that fails or is pinned, and reports those taken.
 fn evict_first(pager: &Pager, victims: &[Sealed]) -> Evicted {
-    let free = victims.iter().take(SPANS_MOST).take_while(|victim| !pager.holds.cover(victim.pages)).count();
+    let free = victims.iter().take(SPANS_MAX).take_while(|victim| !pager.pins.cover(victim.pages)).count();
     let copied = copy_out(pager, &victims[..free]);
     let spans: Vec<Span> = victims[..copied].iter().map(source).collect();
     // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them; their bytes have been copied, or
@@ -106,7 +106,7 @@ fn whole(spans: &[Span], bytes: usize) -> usize {
 
 /// Gives the pages of `frames` back to the kernel, and reports.
 pub(crate) fn empty(pager: &Pager, frames: &[FrameIndex]) {
-    for frames in frames.chunks(SPANS_MOST) {
+    for frames in frames.chunks(SPANS_MAX) {
         let spans: Vec<Span> = frames
             .iter()
             .map(|frame| Span { start: pager.area.address(*frame), len: frame.order().bytes() as usize })

@@ -18,9 +18,9 @@ use super::plain::PlainChannel;
 
 /// The descriptors that arrived with a greeting.
 #[derive(Debug, Default)]
-pub(crate) struct Gift(Mutex<Vec<OwnedFd>>);
+pub(crate) struct PassedDescriptors(Mutex<Vec<OwnedFd>>);
 
-impl Gift {
+impl PassedDescriptors {
     /// The two descriptors, if exactly two arrived.
     pub(crate) fn take(&self) -> Option<[OwnedFd; 2]> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).try_into().ok()
@@ -30,9 +30,9 @@ impl Gift {
 /// The channel of the connection on which a tier is opened. Not for connections on which faults are resolved, because
 /// it allocates.
 #[derive(Debug)]
-pub(crate) struct GiftChannel(pub(crate) Arc<Gift>);
+pub(crate) struct DescriptorChannel(pub(crate) Arc<PassedDescriptors>);
 
-impl Channel for GiftChannel {
+impl Channel for DescriptorChannel {
     fn open(&self, _: BorrowedFd<'_>, _: Duration) -> Result<(), Miss> {
         Ok(())
     }
@@ -53,10 +53,10 @@ impl Channel for GiftChannel {
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(into)];
         let received = rustix::net::recvmsg(socket, &mut parts, &mut beside, flags | RecvFlags::CMSG_CLOEXEC)?;
-        let mut gift = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut passed = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         for message in beside.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                gift.extend(descriptors);
+                passed.extend(descriptors);
             }
         }
         Ok(received.bytes)

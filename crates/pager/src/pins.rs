@@ -4,14 +4,14 @@
 //! Ranges whose blocks may not be evicted for a while: the memory of a system call in progress, and locked memory.
 //!
 //! Under signal delivery the kernel's own access to a missing page is an error, and a call that has consumed a message
-//! cannot be repeated. So all memory that the kernel will touch is made resident first, and held until the call
-//! returns. Where eviction copies pages, holds also keep pages resident while a device writes to them.
+//! cannot be repeated. So all memory that the kernel will touch is made resident first, and pinned until the call
+//! returns. Where eviction copies pages, pins also keep pages resident while a device writes to them.
 //!
-//! A hold is published before its blocks are brought (`driver/src/bring.rs`, which says why this order is safe).
+//! A pin is published before its blocks are brought (`driver/src/bring.rs`, which says why this order is safe).
 //!
 //! Threads: any thread of the program, with signals blocked unless everything is known to be resident. Does not
-//! allocate. The slots are in `holds/table.rs`, holds for threads in `holds/threads.rs`, ranges recently found resident
-//! in `holds/known.rs`.
+//! allocate. The slots are in `pins/table.rs`, pins for threads in `pins/threads.rs`, ranges recently found resident
+//! in `pins/known.rs`.
 
 mod known;
 mod table;
@@ -25,20 +25,20 @@ use aquifer_sys::own_stack;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
 
-pub(crate) use self::table::Holds;
 use self::table::LOCKED;
+pub(crate) use self::table::Pins;
 use crate::abort::fail;
 use crate::exchange::Way;
-use crate::pager::{Pager, THREADS_MOST};
+use crate::pager::{Pager, THREADS_MAX};
 use aquifer_driver::Brought;
 
-/// Ranges of blocks that one system call can hold. A call with more goes through a bounce buffer.
-pub const HOLDS_OF_CALL_MOST: usize = 64;
-/// The fraction of the budget that calls may hold, and the fraction that may be locked in addition. Together less than
+/// Ranges of blocks that one system call can pin. A call with more goes through a bounce buffer.
+pub const CALL_PINS_MAX: usize = 64;
+/// The fraction of the budget that calls may pin, and the fraction that may be locked in addition. Together less than
 /// the budget, so that faults always find a victim.
 const CALLS_PART: u64 = 4;
 pub(crate) const LOCKED_PART: u64 = 2;
-/// A hold of up to this size may exceed the calls' part by half: it is for structures that a bounce buffer cannot
+/// A pin of up to this size may exceed the calls' part by half: it is for structures that a bounce buffer cannot
 /// replace. It still counts, with all the blocks that it keeps resident.
 const SMALL_BYTES: u64 = 64 << 10;
 /// Memory could not be made resident: there is no room for it, or it was evicted each time before it was looked at.
@@ -48,92 +48,92 @@ pub(crate) struct NotBrought;
 /// Calls its argument with every range that a call touches: address and length.
 pub type Ranges<'a> = &'a dyn Fn(&mut dyn FnMut(usize, usize));
 
-/// The memory that one system call holds. Released when dropped.
-pub struct Holding {
+/// The memory that one system call pins. Released when dropped.
+pub struct CallPins {
     pager: &'static Pager,
-    slots: [u16; HOLDS_OF_CALL_MOST],
+    slots: [u16; CALL_PINS_MAX],
     count: usize,
     frame: usize,
     complete: bool,
 }
 
-impl Holding {
-    /// An empty hold.
+impl CallPins {
+    /// No pins yet.
     pub(crate) fn new(pager: &'static Pager) -> Self {
         let here = 0u8;
         let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
-        pager.holds.release_abandoned(thread_slot::token(), frame);
-        Self { pager, slots: [0; HOLDS_OF_CALL_MOST], count: 0, frame, complete: true }
+        pager.pins.release_abandoned(thread_slot::token(), frame);
+        Self { pager, slots: [0; CALL_PINS_MAX], count: 0, frame, complete: true }
     }
 
-    /// Makes all of `ranges` resident and holds them. If that exceeds the limit for one call or for all calls, holds
+    /// Makes all of `ranges` resident and pins them. If that exceeds the limit for one call or for all calls, pins
     /// nothing, and may have made nothing resident.
     pub fn add_all(&mut self, ranges: Ranges<'_>) -> bool {
-        let mut held = true;
-        ranges(&mut |start, len| held = held && self.cover(start, len));
-        held = held && self.pager.holds.calls_pages() <= self.pager.calls_pages_most();
-        if held {
-            ranges(&mut |start, len| held = held && self.bring(start, len));
+        let mut pinned = true;
+        ranges(&mut |start, len| pinned = pinned && self.cover(start, len));
+        pinned = pinned && self.pager.pins.calls_pages() <= self.pager.calls_pages_max();
+        if pinned {
+            ranges(&mut |start, len| pinned = pinned && self.bring(start, len));
         }
-        if !held {
+        if !pinned {
             self.release();
         }
-        held
+        pinned
     }
 
-    /// Publishes a hold of the blocks of `start..start + len`, if calls must hold any of them.
+    /// Publishes a pin of the blocks of `start..start + len`, if calls must pin any of them.
     fn cover(&mut self, start: usize, len: usize) -> bool {
         let (first, last) = page_range(start, len);
         len == 0 || self.pager.is_foreign(first, last) || self.claim(first, last) != Claimed::None
     }
 
-    /// Makes the held range `start..start + len` resident.
+    /// Makes the pinned range `start..start + len` resident.
     fn bring(&self, start: usize, len: usize) -> bool {
         let ((first, last), pager) = (page_range(start, len), self.pager);
-        let found = &pager.holds.found;
+        let found = &pager.pins.found;
         len == 0
             || found.is_good(first, last)
             || found.is_foreign(first, last)
             || own_stack::call(move || pager.bring_and_remember(first, last).is_ok())
     }
 
-    /// Makes `start..start + len` resident and holds it. If it cannot be held, it is at least made resident.
+    /// Makes `start..start + len` resident and pins it. If it cannot be pinned, it is at least made resident.
     pub fn add(&mut self, start: usize, len: usize) {
         let (first, last) = page_range(start, len);
         if len == 0 || self.pager.is_foreign(first, last) {
             return;
         }
         let claimed = self.claim(first, last);
-        let fits = self.pager.holds.calls_pages() <= self.pager.calls_pages_most_for(first, last);
+        let fits = self.pager.pins.calls_pages() <= self.pager.calls_pages_max_for(first, last);
         match claimed {
             Claimed::New if !fits => {
                 self.count -= 1;
-                self.pager.holds.release(usize::from(self.slots[self.count]));
+                self.pager.pins.release(usize::from(self.slots[self.count]));
             }
-            Claimed::Widened { index, start, end } if !fits => self.pager.holds.cover_only(index, start, end),
+            Claimed::Widened { index, start, end } if !fits => self.pager.pins.cover_only(index, start, end),
             Claimed::Already | Claimed::New | Claimed::None | Claimed::Widened { .. } => {}
         }
-        let held = claimed == Claimed::Already || (fits && claimed != Claimed::None);
-        self.complete &= self.bring(start, len) && held;
+        let pinned = claimed == Claimed::Already || (fits && claimed != Claimed::None);
+        self.complete &= self.bring(start, len) && pinned;
     }
 
-    /// Holds the blocks of the pages `first..last`: by widening an adjacent slot of this call, or with a new slot.
+    /// Pins the blocks of the pages `first..last`: by widening an adjacent slot of this call, or with a new slot.
     fn claim(&mut self, first: u64, last: u64) -> Claimed {
-        let (holds, (first, last)) = (&self.pager.holds, self.pager.blocks_of(first, last));
+        let (pins, (first, last)) = (&self.pager.pins, self.pager.blocks_of(first, last));
         for index in self.slots[..self.count].iter().map(|index| usize::from(*index)) {
-            let (start, end) = holds.covered(index);
+            let (start, end) = pins.covered(index);
             if first >= start && last <= end {
                 return Claimed::Already;
             }
             if first <= end && start <= last {
-                holds.cover_only(index, start.min(first), end.max(last));
+                pins.cover_only(index, start.min(first), end.max(last));
                 return Claimed::Widened { index, start, end };
             }
         }
-        if self.count == HOLDS_OF_CALL_MOST {
+        if self.count == CALL_PINS_MAX {
             return Claimed::None;
         }
-        let Some(index) = holds.claim(thread_slot::token(), self.frame, first, last, last - first) else {
+        let Some(index) = pins.claim(thread_slot::token(), self.frame, first, last, last - first) else {
             return Claimed::None;
         };
         self.slots[self.count] = index as u16;
@@ -141,7 +141,7 @@ impl Holding {
         Claimed::New
     }
 
-    /// Whether everything that was added is resident and held. Otherwise parts may be evicted when the kernel touches
+    /// Whether everything that was added is resident and pinned. Otherwise parts may be evicted when the kernel touches
     /// them.
     pub fn is_complete(&self) -> bool {
         self.complete
@@ -149,22 +149,22 @@ impl Holding {
 
     fn release(&mut self) {
         for index in &self.slots[..self.count] {
-            self.pager.holds.release(usize::from(*index));
+            self.pager.pins.release(usize::from(*index));
         }
         self.count = 0;
     }
 }
 
-impl Drop for Holding {
+impl Drop for CallPins {
     fn drop(&mut self) {
         self.release();
     }
 }
 
-/// How a call got its hold of some blocks.
+/// How a call came to pin some blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claimed {
-    /// The call already held them.
+    /// The call already pinned them.
     Already,
     /// With a new slot, its last.
     New,
@@ -175,29 +175,30 @@ enum Claimed {
 }
 
 impl Pager {
-    /// Whether the pages `first..last` include none that a call must hold.
+    /// Whether the pages `first..last` include none that a call must pin.
     fn is_foreign(&'static self, first: u64, last: u64) -> bool {
-        let found = &self.holds.found;
+        let found = &self.pins.found;
         if found.is_good(first, last) {
             return false;
         }
         found.is_foreign(first, last)
             || own_stack::call(move || {
                 // Taken before the lookup: any later change invalidates the remembered range.
-                let stamp = self.holds.found.stamp(first, last);
-                let is_foreign = self.needs_hold(first, last).is_none();
+                let stamp = self.pins.found.stamp(first, last);
+                let is_foreign = self.needs_pin(first, last).is_none();
                 if let (true, Some(stamp)) = (is_foreign, stamp) {
-                    self.holds.found.remember_foreign(first, last, stamp);
+                    self.pins.found.remember_foreign(first, last, stamp);
                 }
                 is_foreign
             })
     }
 
-    /// Makes the held pages `first..last` resident, and remembers them if all are present. Called with signals blocked.
+    /// Makes the pinned pages `first..last` resident, and remembers them if all are present. Called with signals
+    /// blocked.
     fn bring_and_remember(&self, first: u64, last: u64) -> Result<(), NotBrought> {
-        let found = &self.holds.found;
+        let found = &self.pins.found;
         let stamp = found.stamp(first, last);
-        let Some((start, end)) = self.needs_hold(first, last) else { return Ok(()) };
+        let Some((start, end)) = self.needs_pin(first, last) else { return Ok(()) };
         if self.bring(start, end)? {
             stamp.inspect(|stamp| found.remember(first, last, *stamp));
         }
@@ -210,27 +211,27 @@ impl Pager {
         (first / block * block, last.next_multiple_of(block))
     }
 
-    /// The most bytes that one call may hold at a time.
-    pub fn hold_bytes_most(&self) -> usize {
+    /// The most bytes that one call may pin at a time.
+    pub fn pin_bytes_max(&self) -> usize {
         // Half of the total for all calls, so that two calls do not refuse each other.
         (self.budget_now.load(Ordering::Relaxed) / CALLS_PART / 2 * PAGE_BYTES) as usize
     }
 
-    /// The most pages that all calls may hold.
-    fn calls_pages_most(&self) -> u64 {
+    /// The most pages that all calls may pin.
+    fn calls_pages_max(&self) -> u64 {
         self.budget_now.load(Ordering::Relaxed) / CALLS_PART
     }
 
-    /// The most pages that all calls may hold if one of them holds `first..last` because no bounce buffer can replace
+    /// The most pages that all calls may pin if one of them pins `first..last` because no bounce buffer can replace
     /// it.
-    fn calls_pages_most_for(&self, first: u64, last: u64) -> u64 {
-        let most = self.calls_pages_most();
-        if (last - first) * PAGE_BYTES <= SMALL_BYTES { most + most / 2 } else { most }
+    fn calls_pages_max_for(&self, first: u64, last: u64) -> u64 {
+        let max = self.calls_pages_max();
+        if (last - first) * PAGE_BYTES <= SMALL_BYTES { max + max / 2 } else { max }
     }
 
     /// The pages that the program has locked.
     pub(crate) fn locked_pages(&self) -> u64 {
-        self.holds.locked_pages.load(Ordering::SeqCst)
+        self.pins.locked_pages.load(Ordering::SeqCst)
     }
 
     /// Whether eviction copies pages.
@@ -238,16 +239,16 @@ impl Pager {
         self.way == Way::Copy
     }
 
-    /// Whether system calls must hold the memory that they touch. With signal delivery the kernel cannot fetch it. And
+    /// Whether system calls must pin the memory that they touch. With signal delivery the kernel cannot fetch it. And
     /// where eviction copies pages, a direct read (O_DIRECT) would go on writing to the page left behind, whatever the
     /// delivery: nothing tells that a page is pinned.
-    pub(crate) fn calls_must_hold(&self, delivery: Delivery) -> bool {
+    pub(crate) fn calls_must_pin(&self, delivery: Delivery) -> bool {
         delivery == Delivery::Signal || self.copies()
     }
 
-    /// The part of `first..last` between the first and the last page that a call must hold.
-    fn needs_hold(&self, first: u64, last: u64) -> Option<(u64, u64)> {
-        self.span(first, last, |delivery| self.calls_must_hold(delivery))
+    /// The part of `first..last` between the first and the last page that a call must pin.
+    fn needs_pin(&self, first: u64, last: u64) -> Option<(u64, u64)> {
+        self.span(first, last, |delivery| self.calls_must_pin(delivery))
     }
 
     /// The part of `start..start + len` between the first and the last managed page, in pages.
@@ -266,7 +267,7 @@ impl Pager {
         found
     }
 
-    /// The pages that a hold of `start..end` keeps from eviction: whole blocks.
+    /// The pages that a pin of `start..end` keeps from eviction: whole blocks.
     fn weight(&self, start: u64, end: u64) -> u64 {
         let (start, end) = self.blocks_of(start, end);
         end - start
@@ -274,7 +275,7 @@ impl Pager {
 
     /// Makes the pages `start..end` resident, except those not managed or lost. Returns whether all are present now.
     fn bring(&self, start: u64, end: u64) -> Result<bool, NotBrought> {
-        let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
+        let thread = ThreadIndex(thread_slot::index(THREADS_MAX));
         match aquifer_driver::bring(self, start, end, thread) {
             Ok(Brought::Present) => Ok(true),
             Ok(Brought::AsFarAsManaged) => Ok(false),
@@ -288,20 +289,20 @@ impl Pager {
         let _blocked = Blocked::all();
         let Some((start, end)) = self.managed(start, len) else { return true };
         let weight = self.weight(start, end);
-        let spent = self.holds.locked_pages.load(Ordering::SeqCst);
+        let spent = self.pins.locked_pages.load(Ordering::SeqCst);
         if spent + weight > self.whole_budget_pages() / LOCKED_PART {
             return false;
         }
-        self.hold(LOCKED, 0, start, end).is_some()
+        self.pin(LOCKED, 0, start, end).is_some()
     }
 
-    /// Holds the pages `start..end` and makes them resident. `None` if either fails; then nothing is held.
-    fn hold(&self, owner: usize, frame: usize, start: u64, end: u64) -> Option<usize> {
-        let index = self.holds.claim(owner, frame, start, end, self.weight(start, end))?;
+    /// Pins the pages `start..end` and makes them resident. `None` if either fails; then nothing is pinned.
+    fn pin(&self, owner: usize, frame: usize, start: u64, end: u64) -> Option<usize> {
+        let index = self.pins.claim(owner, frame, start, end, self.weight(start, end))?;
         if self.bring(start, end).is_ok() {
             return Some(index);
         }
-        self.holds.release(index);
+        self.pins.release(index);
         None
     }
 
@@ -309,19 +310,19 @@ impl Pager {
     pub(crate) fn unlock(&self, start: usize, len: usize) {
         let _blocked = Blocked::all();
         let (start, end) = page_range(start, len);
-        for index in 0..self.holds.known().len() {
-            let slot = &self.holds.slots[index];
+        for index in 0..self.pins.known().len() {
+            let slot = &self.pins.slots[index];
             let (from, to) = (slot.start.load(Ordering::SeqCst), slot.end.load(Ordering::SeqCst));
             if slot.owner.load(Ordering::SeqCst) != LOCKED || from >= end || to <= start {
                 continue;
             }
-            let claim = |(from, to)| self.holds.claim(LOCKED, 0, from, to, self.weight(from, to)).is_some();
+            let claim = |(from, to)| self.pins.claim(LOCKED, 0, from, to, self.weight(from, to)).is_some();
             let stays = [(from, start), (end, to)].map(|(from, to)| (from < to).then_some((from, to)));
-            // Before the whole is released, so that the parts that stay locked are held without a gap if slots are
+            // Before the whole is released, so that the parts that stay locked are pinned without a gap if slots are
             // free.
-            let held = stays.map(|part| part.is_none_or(claim));
-            self.holds.release(index);
-            for part in stays.into_iter().zip(held).filter_map(|(part, held)| part.filter(|_| !held)) {
+            let pinned = stays.map(|part| part.is_none_or(claim));
+            self.pins.release(index);
+            for part in stays.into_iter().zip(pinned).filter_map(|(part, pinned)| part.filter(|_| !pinned)) {
                 claim(part);
             }
         }
@@ -330,7 +331,7 @@ impl Pager {
     /// Whether any of `start..start + len` is locked.
     pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
         let (start, end) = page_range(start, len);
-        self.holds.known().iter().any(|slot| {
+        self.pins.known().iter().any(|slot| {
             slot.owner.load(Ordering::SeqCst) == LOCKED
                 && slot.end.load(Ordering::SeqCst) > start
                 && slot.start.load(Ordering::SeqCst) < end

@@ -16,26 +16,26 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Connects to the listener at `path`. Neither the connection attempt nor any later operation takes longer than
-/// `patience`.
-pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
-    let stream = knock(path, SocketFlags::CLOEXEC, Some(patience)).map_err(|errno| match errno {
+/// `timeout`.
+pub(crate) fn connect(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let stream = try_connect(path, SocketFlags::CLOEXEC, Some(timeout)).map_err(|errno| match errno {
         Errno::AGAIN => ErrorKind::TimedOut.into(),
         errno => io::Error::from(errno),
     })?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
     Ok(stream)
 }
 
 /// Whether nobody listens at a socket because its owner has left it. Does not wait.
 pub(crate) fn is_left(path: &Path) -> bool {
-    knock(path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None).err() == Some(Errno::CONNREFUSED)
+    try_connect(path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None).err() == Some(Errno::CONNREFUSED)
 }
 
-fn knock(path: &Path, flags: SocketFlags, patience: Option<Duration>) -> Result<UnixStream, Errno> {
+fn try_connect(path: &Path, flags: SocketFlags, timeout: Option<Duration>) -> Result<UnixStream, Errno> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // This bounds connect(2), too.
-    set_socket_timeout(&socket, Timeout::Send, patience)?;
+    set_socket_timeout(&socket, Timeout::Send, timeout)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())
 }
@@ -48,15 +48,15 @@ mod tests {
 
     /// A donor that was stopped kept `aquifer donor status` and its own successor waiting for ever.
     #[test]
-    fn who_takes_nobody_in_is_not_waited_for() {
-        let path = std::env::temp_dir().join(format!("aq-{}-knock", std::process::id()));
+    fn a_listener_that_accepts_nobody_is_not_waited_for() {
+        let path = std::env::temp_dir().join(format!("aq-{}-local-socket", std::process::id()));
         assert_eq!(connect(&path, Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::NotFound);
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let listener = listener.unwrap();
         rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         assert!(is_left(&path), "nobody listens yet");
         rustix::net::listen(&listener, 1).unwrap();
-        let waiting = || knock(&path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
+        let waiting = || try_connect(&path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
         let queue: Vec<UnixStream> = std::iter::from_fn(|| waiting().ok()).take(100).collect();
         assert_eq!(waiting().unwrap_err(), Errno::AGAIN, "{} wait, and there is no room for more", queue.len());
         let begun = Instant::now();

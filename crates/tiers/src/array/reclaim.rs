@@ -37,7 +37,7 @@ impl Parts {
             }
         }
         if is_busy {
-            self.care.has_strays.store(true, Ordering::Release);
+            self.repair.has_strays.store(true, Ordering::Release);
             return Ok(());
         }
         store.give_back(range, room)
@@ -53,7 +53,7 @@ impl Parts {
 
     /// Gives back room that was in use when it was checked before.
     pub(super) fn sweep(&self) {
-        if self.care.has_strays.swap(false, Ordering::AcqRel) {
+        if self.repair.has_strays.swap(false, Ordering::AcqRel) {
             let there = (0..self.members.len()).filter(|member| !self.members[*member].is_lost());
             there.for_each(|member| self.release_strays(member));
         }

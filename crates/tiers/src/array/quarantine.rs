@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Excludes members that repeatedly return corrupt data.
+//! Quarantines members that repeatedly return corrupt data.
 //!
 //! The array has no checksums: the reader reports that bytes were wrong, and which way finally gave the right ones.
-//! This identifies the member whose bytes were wrong, if it can only be one. An untrusted member is read last and gets
-//! no slabs, and its slabs move to others that have room (`care.rs`). Until then a trusted member that is merely silent
-//! is waited for: the untrusted member's bytes become neither the only copy nor the source of a new one.
+//! This identifies the member whose bytes were wrong, if it can only be one. A member in quarantine is read last and
+//! gets no slabs, and its slabs move to others that have room (`repair.rs`). Until then a healthy member that is merely
+//! silent is waited for: the quarantined member's bytes become neither the only copy nor the source of a new one.
 //!
-//! A member is trusted again after it was restarted.
+//! The quarantine ends when the member is restarted.
 //!
 //! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
 
@@ -22,12 +22,12 @@ use crate::figures::count;
 
 /// How many pages of one member may be wrong. A choice: more than a memory that loses a bit now and then, but soon
 /// reached by a broken one.
-const WRONG_PAGES_MOST: u64 = 16;
+const WRONG_PAGES_MAX: u64 = 16;
 
 impl Parts {
     /// Attributes wrong bytes at `offset` to a member: they were wrong as they were read and by the ways before `way`,
     /// and right by `way`.
-    pub(super) fn blame(&self, offset: u64, len: usize, way: usize) {
+    pub(super) fn report_corruption(&self, offset: u64, len: usize, way: usize) {
         for piece in pieces(offset, len as u64) {
             let place = self.place(piece.range as usize);
             let wrong = if self.shape.is_cut() { self.wrong_shard(place, way) } else { wrong_copy(place, way) };
@@ -48,24 +48,24 @@ impl Parts {
     /// Counts pages of a member that were not what was stored.
     pub(super) fn was_wrong(&self, index: usize, pages: u64) {
         let member = &self.members[index];
-        if member.was_wrong(pages, WRONG_PAGES_MOST) {
-            count(&self.tallies.members_distrusted);
+        if member.was_wrong(pages, WRONG_PAGES_MAX) {
+            count(&self.tallies.members_quarantined);
             // So that others soon get its slabs.
             member.suspect();
         }
     }
 
-    /// Whether it is too early to continue with only `left` of a place: too few of these members are trusted, and a
-    /// trusted one has been silent for only a moment.
+    /// Whether it is too early to continue with only `left` of a place: too few of these members are healthy, and a
+    /// healthy one has been silent for only a moment.
     pub(super) fn is_hasty(&self, place: Place, left: Place) -> bool {
-        let is_believed = |member: &usize| !self.members[*member].is_distrusted();
-        let believed = left.members().filter(is_believed).count();
-        let missing = place.members().filter(|member| !left.has(*member)).filter(is_believed);
-        believed < self.shape.needed && missing.into_iter().any(|member| self.is_hoped_for(member))
+        let is_healthy = |member: &usize| !self.members[*member].is_quarantined();
+        let healthy = left.members().filter(is_healthy).count();
+        let missing = place.members().filter(|member| !left.has(*member)).filter(is_healthy);
+        healthy < self.shape.needed && missing.into_iter().any(|member| self.is_hoped_for(member))
     }
 
-    /// Whether too few of the place's members are both present and trusted, while others may be back in a moment.
-    pub(super) fn lacks_believed(&self, place: Place) -> bool {
+    /// Whether too few of the place's members are both present and healthy, while others may be back in a moment.
+    pub(super) fn lacks_healthy(&self, place: Place) -> bool {
         let there = place.members().filter(|member| !self.members[*member].is_lost());
         self.is_hasty(place, place.only(there.fold(0, |mask, member| mask | 1 << member)))
     }

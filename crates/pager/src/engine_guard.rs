@@ -16,7 +16,7 @@ use aquifer_core::engine::{
 };
 use aquifer_core::map::{Delivery, OwnSlot};
 use aquifer_core::policy::Arrival;
-use aquifer_core::record::{Digest, GUARD_RUNS_BYTES, Runs, Summary, Told, guard_runs, push_run};
+use aquifer_core::record::{Digest, GUARD_RUNS_BYTES, Runs, Summary, Call, guard_runs, push_run};
 use aquifer_core::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 
 use crate::recorder::Recorder;
@@ -40,14 +40,14 @@ impl<'a> EngineGuard<'a> {
         Self { engine, recorder }
     }
 
-    fn record(&self, told: Told<'_>, summary: impl FnOnce(&Engine) -> Summary) {
+    fn record(&self, call: Call<'_>, summary: impl FnOnce(&Engine) -> Summary) {
         if let Some(recorder) = self.recorder {
-            recorder.event(&told, summary(&self.engine));
+            recorder.event(&call, summary(&self.engine));
         }
     }
 
-    fn record_flag(&self, told: Told<'_>, flag: bool) -> bool {
-        self.record(told, |_| Summary::of_flag(flag));
+    fn record_flag(&self, call: Call<'_>, flag: bool) -> bool {
+        self.record(call, |_| Summary::of_flag(flag));
         flag
     }
 
@@ -82,13 +82,13 @@ impl<'a> EngineGuard<'a> {
             push_run(&mut runs, kind.into(), len);
         }
         let present = Runs::new(&runs);
-        self.record(Told::Add { start, end, order, delivery, present }, |_| Summary::default());
+        self.record(Call::Add { start, end, order, delivery, present }, |_| Summary::default());
     }
 
     /// [`Engine::advise`].
     pub(crate) fn advise(&mut self, start: u64, end: u64, advice: Advice) {
         self.engine.advise(start, end, advice);
-        self.record(Told::Advise { start, end, advice }, |_| Summary::default());
+        self.record(Call::Advise { start, end, advice }, |_| Summary::default());
     }
 
     /// [`Engine::cleaned`].
@@ -99,7 +99,7 @@ impl<'a> EngineGuard<'a> {
         let mut buffer = [0; GUARD_RUNS_BYTES];
         let guards = guard_runs(self.engine.map().guards(block), found, &mut buffer);
         let wanted = self.engine.cleaned(block, verdict, found);
-        self.record_flag(Told::Cleaned { block, verdict, guards }, wanted)
+        self.record_flag(Call::Cleaned { block, verdict, guards }, wanted)
     }
 
     /// [`Engine::discard`] or, with `remove`, [`Engine::remove`].
@@ -119,7 +119,7 @@ impl<'a> EngineGuard<'a> {
             true => self.engine.remove(start, end, &mut each),
             false => self.engine.discard(start, end, &mut each),
         };
-        self.record(Told::Discard { start, end, remove }, |_| Summary::of_discard(step, digest));
+        self.record(Call::Discard { start, end, remove }, |_| Summary::of_discard(step, digest));
         step
     }
 
@@ -141,77 +141,77 @@ impl<'a> EngineGuard<'a> {
     /// [`Engine::dropped`].
     pub(crate) fn dropped(&mut self, block: BlockIndex) -> bool {
         let wanted = self.engine.dropped(block);
-        self.record_flag(Told::Dropped { block }, wanted)
+        self.record_flag(Call::Dropped { block }, wanted)
     }
 
     /// [`Engine::emptied`].
     pub(crate) fn emptied(&mut self, frame: FrameIndex) {
         self.engine.emptied(frame);
-        self.record(Told::Emptied { frame }, |_| Summary::default());
+        self.record(Call::Emptied { frame }, |_| Summary::default());
     }
 
     /// [`Engine::evicted`].
     pub(crate) fn evicted(&mut self, block: BlockIndex) -> bool {
         let wanted = self.engine.evicted(block);
-        self.record_flag(Told::Evicted { block }, wanted)
+        self.record_flag(Call::Evicted { block }, wanted)
     }
 
     /// [`Engine::eviction_refused`].
     pub(crate) fn eviction_refused(&mut self, block: BlockIndex) -> bool {
         let wanted = self.engine.eviction_refused(block);
-        self.record_flag(Told::EvictionRefused { block }, wanted)
+        self.record_flag(Call::EvictionRefused { block }, wanted)
     }
 
     /// [`Engine::fault`].
     pub(crate) fn fault(&mut self, page: u64, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
         let step = self.engine.fault(page, thread, write, first);
-        self.record(Told::Fault { page, thread, write, first }, |_| Summary::of_step(&step));
+        self.record(Call::Fault { page, thread, write, first }, |_| Summary::of_step(&step));
         step
     }
 
     /// [`Engine::fetch_failed`].
     pub(crate) fn fetch_failed(&mut self, block: BlockIndex, lost: bool) -> bool {
         let wanted = self.engine.fetch_failed(block, lost);
-        self.record_flag(Told::FetchFailed { block, lost }, wanted)
+        self.record_flag(Call::FetchFailed { block, lost }, wanted)
     }
 
     /// [`Engine::fetched`].
     pub(crate) fn fetched(&mut self, block: BlockIndex, write: bool) -> Exchange {
         let exchange = self.engine.fetched(block, write);
-        self.record(Told::Fetched { block, write }, |_| Summary::of_exchange(exchange));
+        self.record(Call::Fetched { block, write }, |_| Summary::of_exchange(exchange));
         exchange
     }
 
     /// [`Engine::installed_run`]; a single block is a run too.
     pub(crate) fn installed(&mut self, first: BlockIndex, count: u32, arrival: Arrival) -> bool {
         let wanted = self.engine.installed_run(first, count, arrival);
-        self.record_flag(Told::Installed { first, count, arrival }, wanted)
+        self.record_flag(Call::Installed { first, count, arrival }, wanted)
     }
 
     /// [`Engine::plan`].
     pub(crate) fn plan(&mut self, plan: &mut Plan, transfers: Transfers) {
         self.engine.plan(plan, transfers);
         let blocks = u32::try_from(transfers.blocks).unwrap_or(u32::MAX);
-        let told = Told::Plan { blocks, pages: transfers.pages };
-        self.record(told, |engine| Summary::of_plan(&plan.tasks, engine));
+        let call = Call::Plan { blocks, pages: transfers.pages };
+        self.record(call, |engine| Summary::of_plan(&plan.tasks, engine));
     }
 
     /// [`Engine::read_ahead_arrived`].
     pub(crate) fn read_ahead_arrived(&mut self, block: BlockIndex) -> bool {
         let wanted = self.engine.read_ahead_arrived(block);
-        self.record_flag(Told::ReadAheadArrived { block }, wanted)
+        self.record_flag(Call::ReadAheadArrived { block }, wanted)
     }
 
     /// [`Engine::slot_for`].
     pub(crate) fn slot_for(&mut self, block: BlockIndex) -> Option<OwnSlot> {
         let slot = self.engine.slot_for(block);
-        self.record(Told::SlotFor { block }, |_| Summary::of_slot(slot.map(|slot| slot.offset)));
+        self.record(Call::SlotFor { block }, |_| Summary::of_slot(slot.map(|slot| slot.offset)));
         slot
     }
 
     /// [`Engine::try_again`].
     pub(crate) fn try_again(&mut self) {
         self.engine.try_again();
-        self.record(Told::TryAgain, |_| Summary::default());
+        self.record(Call::TryAgain, |_| Summary::default());
     }
 }

@@ -22,24 +22,24 @@ use nix::unistd::getuid;
 
 /// How often to look, and the pause between two looks: a process that was killed together with the program takes a
 /// moment to end.
-const LOOKS_MOST: u32 = 10;
+const LOOKS_MAX: u32 = 10;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Releases the memory at the donors, if the program wrote anything back and no process remains that may need it.
-pub fn say(config: &Config, counters: &Counters) {
+pub fn send(config: &Config, counters: &Counters) {
     let Some(tree) = config.tree else { return };
     let mut specs: Vec<TierSpec> = config.tiers.iter().filter_map(|tier| tier.parse().ok()).collect();
     if counters.count(Counter::WrittenBackBytes) == 0 {
         return;
     }
     let Some(inode) = counters.descriptor().and_then(inode) else { return };
-    for look in 0..LOOKS_MOST {
+    for look in 0..LOOKS_MAX {
         if look > 0 {
             thread::sleep(LOOK_AGAIN);
         }
         if !anybody_maps(inode) {
             specs.iter_mut().for_each(|spec| spec.belong_to(tree));
-            return specs.iter().for_each(aquifer_tiers::farewell);
+            return specs.iter().for_each(aquifer_tiers::report_exit);
         }
     }
 }

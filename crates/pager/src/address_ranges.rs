@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Mappings of the program that are left to the kernel: shared memory and files, which are only counted; and private
-//! memory that is reserved and may become managed later (`reserved.rs`).
+//! Sets of address ranges: the program's mappings that are left to the kernel (shared memory and files, which are only
+//! counted), and private memory that is reserved and may become managed later (`reserved.rs`).
 //!
 //! Pure. Called with the adopter's lock held.
 
@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 
 /// Ranges of addresses that do not overlap: a map from their starts to their ends.
 #[derive(Debug, Default)]
-pub(crate) struct LeftAlone {
+pub(crate) struct AddressRanges {
     ranges: BTreeMap<usize, usize>,
     bytes: u64,
 }
 
-impl LeftAlone {
+impl AddressRanges {
     /// The total of all ranges, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
@@ -51,7 +51,7 @@ impl LeftAlone {
     }
 }
 
-impl LeftAlone {
+impl AddressRanges {
     /// The parts of `start..end` that are present; they are removed if `taken`.
     pub(crate) fn cut_out(&mut self, start: usize, end: usize, taken: bool) -> Vec<(usize, usize)> {
         let before = self.ranges.range(..start).next_back().filter(|(_, to)| **to > start);
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn what_is_cut_out_is_what_was_there() {
-        let mut alone = LeftAlone::default();
+        let mut alone = AddressRanges::default();
         alone.add(100, 200);
         alone.add(300, 400);
         assert_eq!(alone.cut_out(150, 350, false), [(150, 200), (300, 350)]);
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_is_cut_is_not_counted() {
-        let mut alone = LeftAlone::default();
+        let mut alone = AddressRanges::default();
         alone.add(100, 200);
         alone.add(300, 400);
         assert!(!alone.cut(200, 300));

@@ -20,12 +20,12 @@ use std::sync::Arc;
 use aquifer_wire::Refusal;
 
 use crate::channel::{self, Channel};
-use crate::knock;
-use crate::settings::{Address, Patience, Protection};
+use crate::local_socket;
+use crate::settings::{Address, Protection, Timeouts};
 use crate::tallies::Peer;
 
 /// See the module.
-pub(crate) enum Entrance {
+pub(crate) enum ListenSocket {
     Local(UnixListener, SocketFile),
     Tcp(TcpListener),
 }
@@ -46,25 +46,25 @@ impl Drop for SocketFile {
 }
 
 /// A connection that has arrived.
-pub(crate) enum Visitor {
+pub(crate) enum Accepted {
     Local(UnixStream, u32),
     Tcp(TcpStream, Peer),
 }
 
-impl Entrance {
-    pub(crate) fn open(address: &Address) -> io::Result<Entrance> {
+impl ListenSocket {
+    pub(crate) fn open(address: &Address) -> io::Result<ListenSocket> {
         match address {
             Address::Tcp(address) => {
                 let listener = TcpListener::bind(address)?;
                 listener.set_nonblocking(true)?;
-                Ok(Entrance::Tcp(listener))
+                Ok(ListenSocket::Tcp(listener))
             }
             Address::Local(path) => {
                 let listener = bind(path)?;
                 let file = SocketFile { path: path.clone(), inode: fs::symlink_metadata(path)?.ino() };
                 fs::set_permissions(path, Permissions::from_mode(0o600))?;
                 listener.set_nonblocking(true)?;
-                Ok(Entrance::Local(listener, file))
+                Ok(ListenSocket::Local(listener, file))
             }
         }
     }
@@ -72,22 +72,22 @@ impl Entrance {
     /// Its address: with the actual port, if any port was requested.
     pub(crate) fn address(&self) -> io::Result<Address> {
         Ok(match self {
-            Entrance::Local(_, file) => Address::Local(file.path.clone()),
-            Entrance::Tcp(listener) => Address::Tcp(listener.local_addr()?),
+            ListenSocket::Local(_, file) => Address::Local(file.path.clone()),
+            ListenSocket::Tcp(listener) => Address::Tcp(listener.local_addr()?),
         })
     }
 
     /// Accepts a waiting connection; `WouldBlock` when there is none.
-    pub(crate) fn accept(&self) -> io::Result<Visitor> {
+    pub(crate) fn accept(&self) -> io::Result<Accepted> {
         match self {
-            Entrance::Local(listener, _) => {
+            ListenSocket::Local(listener, _) => {
                 let (stream, _) = listener.accept()?;
                 let user = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
-                Ok(Visitor::Local(stream, user))
+                Ok(Accepted::Local(stream, user))
             }
-            Entrance::Tcp(listener) => {
+            ListenSocket::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
-                Ok(Visitor::Tcp(stream, Peer::Host(peer.ip())))
+                Ok(Accepted::Tcp(stream, Peer::Host(peer.ip())))
             }
         }
     }
@@ -95,17 +95,17 @@ impl Entrance {
     /// The descriptor on which to wait for connections.
     pub(crate) fn descriptor(&self) -> RawFd {
         match self {
-            Entrance::Local(listener, _) => listener.as_raw_fd(),
-            Entrance::Tcp(listener) => listener.as_raw_fd(),
+            ListenSocket::Local(listener, _) => listener.as_raw_fd(),
+            ListenSocket::Tcp(listener) => listener.as_raw_fd(),
         }
     }
 }
 
-impl Visitor {
+impl Accepted {
     pub(crate) fn peer(&self) -> Peer {
         match self {
-            Visitor::Local(_, user) => Peer::User(*user),
-            Visitor::Tcp(_, peer) => *peer,
+            Accepted::Local(_, user) => Peer::User(*user),
+            Accepted::Tcp(_, peer) => *peer,
         }
     }
 
@@ -113,27 +113,27 @@ impl Visitor {
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         let own = rustix::process::geteuid().as_raw();
         match self {
-            Visitor::Local(_, user) if *user != own && *user != 0 => Err(Refusal::OtherUser),
+            Accepted::Local(_, user) if *user != own && *user != 0 => Err(Refusal::OtherUser),
             _ => Ok(()),
         }
     }
 
     /// The connection's channel.
-    pub(crate) fn channel(self, protection: &Protection, patience: Patience) -> io::Result<Arc<dyn Channel>> {
-        let limit = Some(patience.frame);
+    pub(crate) fn channel(self, protection: &Protection, timeouts: Timeouts) -> io::Result<Arc<dyn Channel>> {
+        let limit = Some(timeouts.frame);
         match self {
-            Visitor::Local(stream, _) => {
+            Accepted::Local(stream, _) => {
                 stream.set_nonblocking(false)?;
                 stream.set_read_timeout(limit)?;
                 stream.set_write_timeout(limit)?;
                 Ok(channel::local(stream))
             }
-            Visitor::Tcp(stream, _) => {
+            Accepted::Tcp(stream, _) => {
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(limit)?;
                 stream.set_write_timeout(limit)?;
-                Ok(channel::channel(stream, protection, patience))
+                Ok(channel::channel(stream, protection, timeouts))
             }
         }
     }
@@ -152,5 +152,5 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 
 /// Whether there is a socket at which nobody listens.
 fn is_left(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) && knock::is_left(path)
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) && local_socket::is_left(path)
 }

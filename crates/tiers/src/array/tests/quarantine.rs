@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A member whose memory corrupts what is stored, next to others that are silent for a moment: its bytes are not
-//! trusted, not copied, and do not become the only copy.
+//! A member whose memory corrupts what is stored, next to others that are silent for a moment: it is
+//! quarantined, and its bytes are not copied and do not become the only copy.
 
-use super::care::GIVEN_UP_AFTER;
+use super::repair::GIVEN_UP_AFTER;
 use super::*;
 use crate::Disposition;
 
@@ -25,7 +25,7 @@ fn read_right(array: &Array, page: u64, version: u64) -> Result<bool, TierFailur
         }
         match array.read_other(page * PAGE_BYTES, &mut buffer, way) {
             Ok(true) if buffer.bytes() == &expected[..] => {
-                array.blame(page * PAGE_BYTES, buffer.len(), way);
+                array.report_corruption(page * PAGE_BYTES, buffer.len(), way);
                 outcome = Ok(true);
             }
             Ok(true) => {}
@@ -37,15 +37,15 @@ fn read_right(array: &Array, page: u64, version: u64) -> Result<bool, TierFailur
     outcome
 }
 
-fn distrusted(array: &Array) -> Vec<usize> {
-    (0..array.parts.members.len()).filter(|index| array.parts.members[*index].is_distrusted()).collect()
+fn quarantined(array: &Array) -> Vec<usize> {
+    (0..array.parts.members.len()).filter(|index| array.parts.members[*index].is_quarantined()).collect()
 }
 
-/// Until one member is no longer trusted.
+/// Until one member is in quarantine.
 fn find_out(array: &Array, version: u64) {
     for _ in 0..100 {
         (0..SLABS as u64).for_each(|slab| assert_eq!(read_right(array, slab * 512, version), Ok(true)));
-        if !distrusted(array).is_empty() {
+        if !quarantined(array).is_empty() {
             return;
         }
     }
@@ -75,7 +75,7 @@ fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
             }
             lie(member, true);
             find_out(&array, 1);
-            assert_eq!(distrusted(&array), [liar], "it, and nobody else");
+            assert_eq!(quarantined(&array), [liar], "it, and nobody else");
             while array.parts.save(None) {}
             let total = array.parts.shape.total;
             let place = |slab| Place(array.parts.places.see(slab).place);
@@ -87,7 +87,7 @@ fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
             member.restart();
             lie(member, false);
             settle(&array);
-            assert_eq!(distrusted(&array), [], "it has nothing of what was wrong");
+            assert_eq!(quarantined(&array), [], "it has nothing of what was wrong");
         }
     }
 }
@@ -105,40 +105,40 @@ fn where_nobody_else_has_room_it_keeps_what_it_has() {
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 1).unwrap());
 }
 
-fn told(array: &Array) -> Vec<String> {
+fn notices(array: &Array) -> Vec<String> {
     let mut lines = Vec::new();
-    array.parts.tell(&mut |line| lines.push(line.to_owned()));
+    array.parts.report_changes(&mut |line| lines.push(line.to_owned()));
     lines
 }
 
 #[test]
-fn people_are_told_once_who_is_gone_and_back_and_anew_and_not_believed() {
+fn each_change_of_a_member_is_reported_once() {
     let members = members(3);
     let array = array_of(&members, 2);
     fill(&array, 1);
     members[0].go_away(true);
     array.parts.look(0, None);
-    assert_eq!(told(&array), [""; 0], "a hiccup is nobody's business");
+    assert_eq!(notices(&array), [""; 0], "a hiccup is nobody's business");
     std::thread::sleep(GIVEN_UP_AFTER + Duration::from_millis(10));
-    let lines = told(&array);
+    let lines = notices(&array);
     assert!(lines.len() == 1 && lines[0].starts_with("the donor at memory does not answer; others have"), "{lines:?}");
-    assert_eq!(told(&array), [""; 0], "once");
+    assert_eq!(notices(&array), [""; 0], "once");
     members[0].go_away(false);
     settle(&array);
-    assert_eq!(told(&array), ["the donor at memory is back"]);
+    assert_eq!(notices(&array), ["the donor at memory is back"]);
     members[0].restart();
     settle(&array);
-    let lines = told(&array);
-    assert!(lines.len() == 1 && lines[0].contains("was started anew"), "{lines:?}");
+    let lines = notices(&array);
+    assert!(lines.len() == 1 && lines[0].contains("was restarted"), "{lines:?}");
     lie(&members[1], true);
     find_out(&array, 1);
-    let lines = told(&array);
-    assert!(lines.len() == 1 && lines[0].contains("does not keep what is stored there"), "{lines:?}");
+    let lines = notices(&array);
+    assert!(lines.len() == 1 && lines[0].contains("repeatedly returned corrupt data"), "{lines:?}");
 }
 
 /// The worst moment for a hiccup: only a silent member has the right bytes.
 #[test]
-fn what_is_not_believed_becomes_neither_the_only_copy_nor_the_source_of_one() {
+fn a_quarantined_copy_becomes_neither_the_only_one_nor_the_source_of_one() {
     for (members, array) in arrays().into_iter().take(2) {
         fill(&array, 1);
         settle(&array);
@@ -153,7 +153,7 @@ fn what_is_not_believed_becomes_neither_the_only_copy_nor_the_source_of_one() {
         assert!([Disposition::Retry, Disposition::Keep].contains(&failure.disposition()), "{failure}");
         assert_eq!(place(0), before, "both have it still");
         while array.parts.settle(None) {}
-        assert_eq!(place(0), before, "and nobody has it from the one who is not believed");
+        assert_eq!(place(0), before, "and nobody has it from the one in quarantine");
         array.parts.give_up(silent, false);
         assert_eq!(place(0), before, "nor is the other one given up for it");
         members[liar].is_leaving.store(true, Ordering::SeqCst);
