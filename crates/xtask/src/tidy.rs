@@ -114,6 +114,10 @@ fn complaints_about(name: &str, text: &str) -> Vec<String> {
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     let stem = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
     let is_rust = extension == "rs";
+    let is_mod = name.contains("/src/") && name.ends_with("/mod.rs");
+    if is_mod {
+        complain(1, "a module with parts is 'name.rs' beside 'name/'; move this file there".into());
+    }
     if extension != "md" && extension != "toml" {
         if BANNED_STEMS.contains(&stem) {
             complain(1, format!("'{stem}' does not say what the file holds; name the idea"));
@@ -232,6 +236,8 @@ mod tests {
     #[test]
     fn names_that_say_nothing_are_told() {
         assert_eq!(about("crates/x/src/utils.rs", "").len(), 1);
+        assert_eq!(about("crates/x/src/ring/mod.rs", "").len(), 1);
+        assert!(about("crates/x/tests/ring/mod.rs", "").is_empty());
         assert_eq!(about("crates/x/src/a.rs", "pub struct PageManager;").len(), 1);
         assert_eq!(about("crates/x/src/a.rs", "    pub fn get_page() {}").len(), 1);
         assert!(about("crates/x/src/a.rs", "pub struct Lease; // Helper").is_empty());
