@@ -4,7 +4,7 @@
 //! Drives a real engine as the pager does, in a world where every action completes immediately: the steps of a fault,
 //! and after each fault the worker's plans until there is nothing left to do ahead of demand.
 //!
-//! In the pager, `pager/src/resolve.rs` and `worker.rs` do this. The engine cannot tell the difference, except that
+//! In the pager, the crate `driver` does this. The engine cannot tell the difference, except that
 //! nothing is ever in progress when it is asked. So this judges decisions, not speed.
 //!
 //! Checked along the way: a block is fetched only when the tier holds the program's last write.
