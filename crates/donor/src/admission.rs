@@ -35,8 +35,8 @@ const DEPARTING_MAX: usize = 512;
 const FAILURES_MAX: u64 = 1000;
 /// How many failures are forgotten each second.
 const FAILURES_FORGOTTEN_PER_S: u64 = 500;
-/// The maximum number of addresses whose failures are counted. Beyond it, the count of one address is dropped for each
-/// new one.
+/// The maximum number of addresses whose failures are counted. Beyond it, the address with the fewest failures is
+/// dropped for each new one: an address that is turned away stays turned away, however many others fail once.
 const ADDRESSES_MAX: usize = 4096;
 
 /// A connection's number.
@@ -247,11 +247,17 @@ impl<C: Occupant> Admission<C> {
         self.failures.get(&origin).map_or(0, |failures| failures.now(now_ms))
     }
 
+    fn least_failed(&self, now_ms: u64) -> Option<Peer> {
+        self.failures.iter().min_by_key(|(_, failures)| failures.now(now_ms)).map(|(origin, _)| *origin)
+    }
+
     fn failed(&mut self, now_ms: u64, origin: Peer) {
         if self.failures.len() >= ADDRESSES_MAX && !self.failures.contains_key(&origin) {
             self.failures.retain(|_, failures| failures.now(now_ms) > 0);
-            if self.failures.len() >= ADDRESSES_MAX {
-                self.failures.pop_first();
+            if self.failures.len() >= ADDRESSES_MAX
+                && let Some(origin) = self.least_failed(now_ms)
+            {
+                self.failures.remove(&origin);
             }
         }
         let failures = self.failures.entry(origin).or_default();
@@ -346,6 +352,22 @@ mod tests {
         assert!(admission.enter(0, host(1), 100, Idle::default()).is_none());
         assert!(admission.enter(0, host(2), 100, Idle::default()).is_some());
         assert!(admission.enter(1000, host(1), 100, Idle::default()).is_some());
+    }
+
+    /// The table of failures dropped the lowest address, which a crowd of others could free in this way.
+    #[test]
+    fn a_crowd_does_not_make_an_address_that_keeps_failing_forgotten() {
+        let mut admission = Admission::new(10, 1000);
+        let fail = |admission: &mut Admission<Idle>, peer| {
+            let number = enter(admission, 0, peer).number;
+            admission.leave(0, number);
+        };
+        (0..FAILURES_MAX).for_each(|_| fail(&mut admission, host(1)));
+        for address in 0..2 * ADDRESSES_MAX as u32 {
+            fail(&mut admission, Peer::Host(IpAddr::V4((0x0b00_0000 + address).into())));
+        }
+        assert!(admission.enter(0, host(1), 100, Idle::default()).is_none());
+        assert_eq!(admission.failures.len(), ADDRESSES_MAX);
     }
 
     #[test]
