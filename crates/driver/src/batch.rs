@@ -10,14 +10,14 @@
 //! and no device can be about to write to a page, since a pin for writing would have lifted the protection first.
 
 use aquifer_core::engine::{Plan, Task};
-use aquifer_core::map::Pages;
+use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{BlockIndex, FrameIndex};
 
 use crate::evict::{evict, stays, take_away};
 use crate::fatal::Fatal;
 use crate::fault::report;
 use crate::observer::Count;
-use crate::space::{Refused, Space, TakeAway, Victim};
+use crate::space::{Refused, Space, TakeAway};
 
 /// The most sealed blocks that one kernel call takes away, and the most frames that one call gives back: the kernel's
 /// limit for a list of ranges (UIO_MAXIOV).
@@ -35,6 +35,15 @@ pub struct Sealed {
     pub pages: Pages,
     /// Where to copy it; `None` when the tier's copy will do.
     pub frame: Option<FrameIndex>,
+}
+
+/// A block to be moved to its frame.
+#[derive(Clone, Copy, Debug)]
+struct Victim {
+    block: BlockIndex,
+    pages: Pages,
+    frame: FrameIndex,
+    delivery: Delivery,
 }
 
 impl Victim {

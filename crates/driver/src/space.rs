@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aquifer_core::engine::{Engine, Exchange};
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::{BlockIndex, FrameIndex};
+use aquifer_core::units::FrameIndex;
 
 use crate::batch::Sealed;
 use crate::engine_guard::{EngineGuard, Tape};
@@ -283,13 +283,4 @@ pub trait StoreQueue {
     /// A descriptor that is readable when completions are ready, so that the worker can wait for other things as well.
     /// `None`: `complete` will not wait for long.
     fn descriptor(&self) -> Option<i32>;
-}
-
-/// A block that is being evicted, with its place in a run of neighbours.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Victim {
-    pub(crate) block: BlockIndex,
-    pub(crate) pages: Pages,
-    pub(crate) frame: FrameIndex,
-    pub(crate) delivery: Delivery,
 }

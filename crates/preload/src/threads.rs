@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use aquifer_sys::memory::map_apart;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::signals::{self, Blocked};
-use aquifer_sys::thread_slot::{self, Trapping};
+use aquifer_sys::thread_slot::{self, Inside, Trapping};
 use aquifer_sys::{dispatch, own_stack, shown_calls, signal_stack};
 
 use crate::next::{self, StartRoutine};
@@ -213,8 +213,13 @@ pub fn exchange_signal_stack(new: usize, old: usize, at: usize) -> Result<usize,
 }
 
 unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
-    // SAFETY: `create` below made this pointer from a `Box<Job>`, and passes it on once.
-    let job = *unsafe { Box::from_raw(job.cast::<Job>()) };
+    let job = {
+        // The signals of others are still blocked. Freed outside the library, the box would make the program's heap start
+        // on this thread, and map memory where the program may have left a hole for something else.
+        let _inside = Inside::enter();
+        // SAFETY: `create` below made this pointer from a `Box<Job>`, and passes it on once.
+        *unsafe { Box::from_raw(job.cast::<Job>()) }
+    };
     if job.area.1 > 0
         && let Some(instance) = crate::start::instance()
     {

@@ -8,12 +8,15 @@
 use aquifer_core::engine::Exchange;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{FrameIndex, PAGE_BYTES};
-use aquifer_driver::{Exchanger, Fatal, Gone, Installed, Populated, Sealed, TakeAway};
-use aquifer_sys::memory::{MADV_POPULATE_READ, Span, advise, drop_pages, drop_spans, read_spans};
+use aquifer_driver::{BATCH_MAX, Exchanger, Fatal, Gone, Installed, Populated, Sealed, TakeAway};
+use aquifer_sys::memory::{MADV_POPULATE_READ, SPANS_MAX, Span, advise, drop_pages, drop_spans, read_spans};
 use aquifer_sys::raw::Errno;
 
 use crate::exchange::{self, Unable, Way};
 use crate::pager::Pager;
+
+// The driver hands over at most as many victims as one kernel call takes.
+const _: () = assert!(BATCH_MAX <= SPANS_MAX);
 
 impl Exchanger for Pager {
     fn install(
