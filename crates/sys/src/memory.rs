@@ -94,6 +94,9 @@ pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
 /// than programs map, and room for 65,536 threads.
 const APART_BELOW_BYTES: usize = 64 << 30;
 const APART_BYTES: usize = 32 << 30;
+/// How often [`map_apart`] doubles the distance where something is mapped already: up to 4 TiB. The pager's frames take
+/// hundreds of gigabytes of addresses, and where they end is chance.
+const APART_TRIES: u32 = 7;
 
 /// Like [`map_anonymous`], for memory that is mapped at a moment when the program does not expect a mapping. It lies
 /// away from the addresses that the kernel gives to the program's next mappings: a program may have left a hole there
@@ -101,12 +104,23 @@ const APART_BYTES: usize = 32 << 30;
 pub fn map_apart(len: usize) -> Result<usize, Errno> {
     static TAKEN: AtomicUsize = AtomicUsize::new(0);
     // In whole pages, like `len`: the kernel ignores a hint at which no mapping can begin.
-    let top = (&raw const TAKEN as usize >> 12 << 12).saturating_sub(APART_BELOW_BYTES);
-    let hint = top.saturating_sub(TAKEN.fetch_add(len, Ordering::Relaxed) % APART_BYTES + len);
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let here = &raw const TAKEN as usize >> 12 << 12;
+    let below = TAKEN.fetch_add(len, Ordering::Relaxed) % APART_BYTES + len;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping without MAP_FIXED: the kernel uses the hint only where nothing is mapped.
-    unsafe { syscall(libc::SYS_mmap, [hint, len, protection as usize, flags as usize, usize::MAX, 0]) }
+    let map = |hint: usize, fixed: i32| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+        // SAFETY: a new mapping; nothing that is mapped is replaced.
+        unsafe { syscall(libc::SYS_mmap, [hint, len, protection as usize, flags as usize, usize::MAX, 0]) }
+    };
+    let hint = |doublings: u32| here.saturating_sub((APART_BELOW_BYTES << doublings) + below);
+    for doublings in 0..APART_TRIES {
+        match map(hint(doublings), libc::MAP_FIXED_NOREPLACE) {
+            // Before Linux 4.17 the flag is unknown, and the address only a hint.
+            Ok(start) => return Ok(start),
+            Err(_) => {}
+        }
+    }
+    map(hint(0), 0)
 }
 
 /// Zeroed words that a forked child shares with its parent. Mapped as long as the process lives.
