@@ -214,8 +214,8 @@ pub fn exchange_signal_stack(new: usize, old: usize, at: usize) -> Result<usize,
 
 unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
     let job = {
-        // The signals of others are still blocked. Freed outside the library, the box would make the program's heap start
-        // on this thread, and map memory where the program may have left a hole for something else.
+        // The signals of others are still blocked. Freed outside the library, the box would make the program's heap
+        // start on this thread, and map memory where the program may have left a hole for something else.
         let _inside = Inside::enter();
         // SAFETY: `create` below made this pointer from a `Box<Job>`, and passes it on once.
         *unsafe { Box::from_raw(job.cast::<Job>()) }
