@@ -242,7 +242,7 @@ fn a_preload_library_that_is_none() {
     }
 }
 
-/// Root obeyed the variable whoever the library belonged to.
+/// As root, the command loaded the library that the variable named without checking who owns it.
 #[test]
 fn a_preload_library_that_others_can_change() {
     const NOBODY: u32 = 65534;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a space cannot recover from.
+//! Errors that a space cannot recover from.
 
 use std::fmt;
 
 /// Why a space cannot go on. Some of its memory may be unreachable; none of it reads as other bytes.
 ///
-/// Whoever made the space decides what follows: a program that was started unchanged ends with this message, since its
-/// loads and stores have nobody who could be told.
+/// The caller that created the space decides what happens next. An unchanged program ends with this message, because a
+/// load or store cannot return an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fatal {
     /// An operation waited longer than the tier and its medium should take.

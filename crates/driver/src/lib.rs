@@ -13,8 +13,8 @@
 //! - `bring.rs`: the memory of a system call becomes resident.
 //! - `discard.rs`: memory that the program gives back. `quiesce.rs`: the rest before a fork.
 //! - `engine_guard.rs`: the locked engine; every call that changes it is recorded there.
-//! - `fatal.rs`: what a space cannot recover from. It is returned, and whoever made the space decides what then
-//!   happens.
+//! - `fatal.rs`: errors that a space cannot recover from. The driver returns them; the caller that created the space
+//!   decides what happens next.
 //!
 //! Next on the path of a fault: `fault.rs`.
 

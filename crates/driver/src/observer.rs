@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the driver tells whoever counts and reports.
+//! The driver's events, for counters and messages.
 
 use aquifer_core::engine::Engine;
 use aquifer_core::map::Pages;

@@ -9,7 +9,7 @@
 /// A deliberate bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// Whoever waits for a block is not woken.
+    /// Threads that wait for a block are not woken.
     LostWakeup,
     /// A changed block counts as known to be clean.
     LateDirty,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the driver needs of the world: a kernel, a tier, a clock, and somebody who counts.
+//! The interfaces that the driver needs: a kernel, a tier, a clock, and an observer for counters and messages.
 //!
 //! The pager implements these traits with system calls, the simulator with models. Every method that may wait says so.
 //! On the fault path, implementations may run in a signal handler: they do not allocate or log, and take no lock that

@@ -214,8 +214,7 @@ pub fn exchange_signal_stack(new: usize, old: usize, at: usize) -> Result<usize,
 
 unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
     let job = {
-        // The signals of others are still blocked. Freed outside the library, the box would make the program's heap
-        // start on this thread, and map memory where the program may have left a hole for something else.
+        // The box was allocated inside the library, and is freed there. Signals from other threads are still blocked.
         let _inside = Inside::enter();
         // SAFETY: `create` below made this pointer from a `Box<Job>`, and passes it on once.
         *unsafe { Box::from_raw(job.cast::<Job>()) }

@@ -94,8 +94,8 @@ pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
 /// than programs map, and room for 65,536 threads.
 const APART_BELOW_BYTES: usize = 64 << 30;
 const APART_BYTES: usize = 32 << 30;
-/// How often [`map_apart`] doubles the distance where something is mapped already: up to 4 TiB. The pager's frames take
-/// hundreds of gigabytes of addresses, and where they end is chance.
+/// How many distances [`map_apart`] tries, each twice the one before, while the addresses are taken: up to 4 TiB. The
+/// pager reserves hundreds of gigabytes of addresses for frames, which may include the first distance.
 const APART_TRIES: u32 = 7;
 
 /// Like [`map_anonymous`], for memory that is mapped at a moment when the program does not expect a mapping. It lies
@@ -282,4 +282,32 @@ pub fn resident_pages(start: usize, pages: usize) -> Result<u64, Errno> {
     // SAFETY: mincore(2) writes one byte for each page, for which there is room.
     unsafe { syscall(libc::SYS_mincore, args) }?;
     Ok((0..pages).fold(0, |bits, page| bits | u64::from(bytes[page] & 1) << page))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static HERE: u8 = 0;
+
+    fn distance(start: usize) -> usize {
+        (&raw const HERE as usize).saturating_sub(start)
+    }
+
+    /// Where the hint was taken, the kernel chose the place: just below the program's last mapping, where the program
+    /// may have left a hole.
+    #[test]
+    fn memory_apart_stays_apart_where_its_first_place_is_taken() {
+        let first = map_apart(4096).expect("addresses");
+        // The image may begin below `HERE`.
+        assert!(distance(first) >= APART_BELOW_BYTES - (1 << 30));
+        // Every place that could be next.
+        let (start, len) = (first - (8 << 30), 8 << 30);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: a new mapping, without access, that replaces none.
+        let taken = unsafe { syscall(libc::SYS_mmap, [start, len, 0, flags as usize, usize::MAX, 0]) };
+        assert_eq!(taken, Ok(start));
+        let second = map_apart(1 << 20).expect("addresses");
+        assert!(distance(second) >= APART_BELOW_BYTES - (1 << 30), "{second:#x} is too near");
+    }
 }

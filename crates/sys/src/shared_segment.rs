@@ -146,8 +146,8 @@ impl SharedView {
         Self::open_start(descriptor, usize::MAX)
     }
 
-    /// As [`open`](Self::open), of no more than the first `words`: mapping a segment makes all its pages, and whoever
-    /// has forged one may have made it large.
+    /// As [`open`](Self::open), but maps only the first `words`: mapping a segment allocates all its pages, and a
+    /// forged segment may be large.
     pub fn open_start(descriptor: BorrowedFd<'_>, words: usize) -> io::Result<SharedView> {
         Ok(SharedView { mapping: Mapping::of(descriptor.as_raw_fd(), libc::PROT_READ, words)? })
     }

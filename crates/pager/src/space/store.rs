@@ -160,7 +160,7 @@ impl StoreQueue for Queue {
             Ready::One => Wait::ForOne,
         };
         self.queue.complete(wait, max, &mut |completion: Completion| {
-            // The buffer is not used again: whoever gets the frame next makes one of its own.
+            // The buffer is not used again: the next owner of the frame creates its own.
             let Completion { tag, buffer: _, outcome } = completion;
             sink(tag, outcome);
         })

@@ -110,7 +110,7 @@ impl WorkerClock for View<'_> {
     }
 
     fn worker_idles(&self, limit: Duration) {
-        // An hour is no limit that anybody may rely on.
+        // An idle worker sleeps for up to an hour; here it sleeps until it is woken, so that a lost wake-up is found.
         let until_ns = Pause::after(&self.world, limit).filter(|_| limit < Duration::from_secs(3600));
         self.pauser.suspend(Pause::Worker { until_ns });
         self.world.worker_is_woken.set(false);
