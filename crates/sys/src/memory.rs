@@ -114,10 +114,9 @@ pub fn map_apart(len: usize) -> Result<usize, Errno> {
     };
     let hint = |doublings: u32| here.saturating_sub((APART_BELOW_BYTES << doublings) + below);
     for doublings in 0..APART_TRIES {
-        match map(hint(doublings), libc::MAP_FIXED_NOREPLACE) {
-            // Before Linux 4.17 the flag is unknown, and the address only a hint.
-            Ok(start) => return Ok(start),
-            Err(_) => {}
+        // Before Linux 4.17 the flag is unknown, and the address only a hint.
+        if let Ok(start) = map(hint(doublings), libc::MAP_FIXED_NOREPLACE) {
+            return Ok(start);
         }
     }
     map(hint(0), 0)
