@@ -92,8 +92,8 @@ impl OneSided {
         drop(before);
         let pair = QueuePair::new(&domain)?;
         let own = pair.end(psn);
-        let PairEnd { pair: number, psn: first, lid, mtu, gid } = end;
-        let peer = End { pair: number, psn: first, lid, mtu, gid };
+        let PairEnd { pair: peer_pair, psn: peer_psn, lid, mtu, gid } = end;
+        let peer = End { pair: peer_pair, psn: peer_psn, lid, mtu, gid };
         // An error here is in something that the peer has sent.
         pair.connect(own.psn, &peer, true).map_err(|_| Failure::Refused(Refusal::BadField))?;
         let kept = self.sessions().keep(who, number, &domain, pair);
