@@ -153,10 +153,10 @@ impl Engine {
                 }
             }
             CleanVerdict::Failed => {
-                // Some of the new bytes may be in the slot. If the program undid its change, the old guards would call
-                // the slot clean.
+                // Any page of the slot may be torn: requests also cover clean pages between dirty ones, and a program
+                // may undo its change. Only a page of zeros has nothing in the slot that could be wrong.
                 for (stored, found) in self.map.guards_mut(block).iter_mut().zip(guards) {
-                    if stored != found {
+                    if *stored != guard::ZERO || *found != guard::ZERO {
                         *stored = guard::UNKNOWN;
                     }
                 }
@@ -180,5 +180,56 @@ impl Engine {
     pub fn emptied(&mut self, frame: FrameIndex) {
         self.frames.put_unbacked(frame);
         self.repay(u64::from(frame.order().pages()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Advice, Plan, Settings, Task, Transfers};
+    use crate::map::Delivery;
+    use crate::policy::{self, PolicyName};
+    use crate::units::Order;
+
+    /// Writes the block at page 0 back, with these guards.
+    fn write_back(engine: &mut Engine, verdict: CleanVerdict, guards: &[u64]) {
+        engine.advise(0, 4, Advice::PageOut);
+        let mut plan = Plan::new();
+        for _ in 0..8 {
+            engine.plan(&mut plan, Transfers { blocks: 1, pages: u32::MAX });
+            for task in std::mem::take(&mut plan.tasks) {
+                match task {
+                    Task::Evict { block, .. } => drop(engine.evicted(block)),
+                    Task::Clean { block, .. } => {
+                        engine.slot_for(block).expect("the tier has room");
+                        engine.cleaned(block, verdict, guards);
+                    }
+                    other => panic!("unforeseen: {other:?}"),
+                }
+            }
+        }
+    }
+
+    /// A request also covers clean pages that lie between dirty ones, and was torn there: the pages' old guards said
+    /// that the slot was good, and a later fetch found that it was not.
+    #[test]
+    fn a_failed_write_leaves_only_zeros_that_the_tier_is_believed_to_have() {
+        let settings = Settings {
+            budget_pages: 512,
+            tier_slabs: 4,
+            prefetch: false,
+            elastic: false,
+            copied_pages_max: 0,
+            seals: false,
+            fetch_cost: 5,
+        };
+        let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
+        let order = Order::new(2).expect("four pages");
+        engine.add(0, 4, order, Delivery::Signal, &mut |_, _| true);
+        let block = engine.map.find(0).expect("managed");
+        engine.map.guards_mut(block).copy_from_slice(&[5, 6, guard::ZERO, guard::ZERO]);
+        write_back(&mut engine, CleanVerdict::Failed, &[5, 7, 8, guard::ZERO]);
+        assert_eq!(engine.map.guards(block), [guard::UNKNOWN, guard::UNKNOWN, guard::UNKNOWN, guard::ZERO]);
+        assert_eq!(engine.map.block(block).state, State::Standby);
     }
 }

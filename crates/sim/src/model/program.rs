@@ -119,9 +119,17 @@ impl Program<'_> {
             self.view.world.note(outcome as u64 + 2_000);
             match outcome {
                 Outcome::Resolved => {}
-                Outcome::Foreign => return,
+                Outcome::Foreign => {
+                    // A page that was removed does not come back.
+                    let is_managed = self.view.world.memory.borrow().pages.contains_key(&page);
+                    assert!(!is_managed, "page {page} is managed and called foreign");
+                    return;
+                }
                 Outcome::Lost => {
                     // Another thread may have discarded the page since.
+                    let entry = self.view.world.memory.borrow().pages.get(&page).copied();
+                    let is_excused = entry.is_none_or(|entry| entry.lost || entry.discarded);
+                    assert!(is_excused, "page {page} is called lost and is not");
                     return;
                 }
                 Outcome::NoRoom => {
