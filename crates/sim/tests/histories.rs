@@ -14,7 +14,7 @@ const HISTORIES: u64 = 150;
 
 /// Seeds whose histories found a bug in the driver or in the engine, each repaired since.
 ///
-/// 1,021,559: a write that failed had torn a clean page between two dirty ones, whose guard was still believed.
+/// 1,021,559: a failed write tore a clean page between two dirty ones, and the engine still trusted that page's guard.
 const FOUND: [u64; 1] = [1_021_559];
 
 /// Opportunities of each kind after which failures begin, by default: each number below it.
