@@ -23,6 +23,8 @@ pub enum Fatal {
     FramePages(i32),
     /// A block could be taken away only in part.
     Divided,
+    /// The kernel no longer tells of faults, with this errno.
+    UnreadFaults(i32),
     /// The tier's queue starts no transfers.
     QueueStarts,
     /// The tier's queue takes no more transfers and completes none.
@@ -46,6 +48,7 @@ impl Fatal {
             Fatal::ZeroPage(_) => "the kernel refused a zero page",
             Fatal::FramePages(_) => "the kernel refused to take pages back",
             Fatal::Divided => "a block could be taken away in part only; its contents would be lost",
+            Fatal::UnreadFaults(_) => "the userfaultfd cannot be read",
             Fatal::QueueStarts => "the tier's queue does not start transfers; check the kernel log (dmesg)",
             Fatal::QueueFull => "the tier's queue takes no more transfers and completes none",
             Fatal::PartlyDiscarded => {
@@ -58,9 +61,11 @@ impl Fatal {
     /// The kernel's error, if there was one.
     pub fn errno(self) -> Option<i32> {
         match self {
-            Fatal::Install(errno) | Fatal::Protection(errno) | Fatal::ZeroPage(errno) | Fatal::FramePages(errno) => {
-                Some(errno)
-            }
+            Fatal::Install(errno)
+            | Fatal::Protection(errno)
+            | Fatal::ZeroPage(errno)
+            | Fatal::FramePages(errno)
+            | Fatal::UnreadFaults(errno) => Some(errno),
             _ => None,
         }
     }

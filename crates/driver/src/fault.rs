@@ -141,7 +141,7 @@ pub fn resolve<S: Space>(space: &S, page: u64, thread: ThreadIndex, write: bool)
                 break;
             }
             FaultStep::Fill { block, pages, frame, fresh, exchange } => {
-                space.zero(frame, pages.bytes() as usize, fresh);
+                space.zero(frame, pages.bytes() as usize, fresh)?;
                 install(
                     space,
                     Arriving { block, count: 1, pages, frame, arrival: Arrival::Fresh },
@@ -157,7 +157,7 @@ pub fn resolve<S: Space>(space: &S, page: u64, thread: ThreadIndex, write: bool)
                 break;
             }
             FaultStep::Fetch { block, pages, frame, slot, fresh } => {
-                space.prepare(frame, pages.bytes() as usize, fresh);
+                space.prepare(frame, pages.bytes() as usize, fresh)?;
                 if let Err(loss) = fetch(space, pages, frame, slot, &guards[..pages.count as usize]) {
                     lose(space, block, pages, loss);
                     return Ok(Outcome::Lost);
@@ -221,7 +221,7 @@ pub fn check_timeout(space: &impl Space, started: u64) -> Result<(), Fatal> {
         return Err(Fatal::NoAnswer);
     }
     if waited > HEED_AFTER {
-        space.heed();
+        space.heed()?;
     }
     Ok(())
 }

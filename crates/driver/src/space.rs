@@ -64,8 +64,9 @@ pub trait Clock {
     /// Wakes the worker.
     fn wake_worker(&self);
 
-    /// Called while an operation waits for long: ends the process if a signal asks for that.
-    fn heed(&self);
+    /// Called while an operation waits for long: ends the process if a signal asks for that. An error if the space
+    /// cannot go on, as another thread has found out.
+    fn heed(&self) -> Result<(), Fatal>;
 }
 
 /// The frames' bytes and pages.
@@ -74,10 +75,10 @@ pub trait Clock {
 /// reports.
 pub trait Frames {
     /// Gives the first `len` bytes of a frame pages to receive bytes. `fresh`: the frame has none yet.
-    fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool);
+    fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal>;
 
     /// Fills the first `len` bytes of a frame with zeros. `fresh`: the frame has no pages yet.
-    fn zero(&self, frame: FrameIndex, len: usize, fresh: bool);
+    fn zero(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal>;
 
     /// Gives the frames' pages back to the kernel.
     fn give_back(&self, frames: &[FrameIndex]) -> Result<(), Fatal>;

@@ -177,7 +177,7 @@ impl<'a, S: Space> Worker<'a, S> {
     fn carry_out(&mut self, plan: &Plan) -> Result<bool, Fatal> {
         for task in &plan.tasks {
             if let Task::Fetch { block, pages, frame, slot, fresh } = *task {
-                self.space.prepare(frame, pages.bytes() as usize, fresh);
+                self.space.prepare(frame, pages.bytes() as usize, fresh)?;
                 self.fetch(block, pages, frame, slot)?;
             }
         }
@@ -188,7 +188,7 @@ impl<'a, S: Space> Worker<'a, S> {
             match *task {
                 Task::Empty { .. } | Task::Evict { .. } | Task::Drop { .. } | Task::Fetch { .. } => {}
                 Task::Fill { block, pages, frame, fresh } => {
-                    self.space.zero(frame, pages.bytes() as usize, fresh);
+                    self.space.zero(frame, pages.bytes() as usize, fresh)?;
                     let wanted = self.space.engine().read_ahead_arrived(block);
                     report(self.space, wanted);
                 }

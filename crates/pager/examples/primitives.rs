@@ -130,20 +130,21 @@ fn faults(delivery: Delivery, way: Way, size: usize, count: usize) -> Result<f64
 
 /// A range without pages and one with. The first has had pages a moment ago: memory that the machine, or the host
 /// below it, has to find or to clear first would be measured instead of the fault.
-fn pages(len: usize) -> Result<(Reserved, Reserved), Errno> {
-    let (target, source) = (Reserved::new(len)?, Reserved::new(len)?);
+fn pages(len: usize) -> Result<(&'static Reserved, &'static Reserved), Errno> {
+    let range = || Reserved::new(len).map(|range| &*Box::leak(Box::new(range)));
+    let (target, source) = (range()?, range()?);
     advise(source.address(), len, MADV_POPULATE_WRITE)?;
     warm(target)?;
     Ok((target, source))
 }
 
 /// Lets a range have pages and lose them. Each CPU keeps free pages of its own, so this runs where they are needed.
-fn warm(range: Reserved) -> Result<(), Errno> {
+fn warm(range: &Reserved) -> Result<(), Errno> {
     advise(range.address(), range.len(), MADV_POPULATE_WRITE)?;
     give_back(range)
 }
 
-fn give_back(range: Reserved) -> Result<(), Errno> {
+fn give_back(range: &Reserved) -> Result<(), Errno> {
     // SAFETY: nobody needs the contents, and no buffer lies over the range.
     unsafe { drop_pages(range.address(), range.len()) }
 }

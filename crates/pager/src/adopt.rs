@@ -12,7 +12,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_core::map::Delivery;
 use aquifer_core::units::PAGE_BYTES;
@@ -48,7 +48,7 @@ pub(crate) struct Range {
 pub struct Adopter {
     state: Mutex<State>,
     pager: AtomicPtr<Pager>,
-    pub(crate) counters: &'static Counters,
+    pub(crate) counters: Arc<Counters>,
     budget_bytes: u64,
     /// The account of the budget, if other processes have parts of it.
     pub(crate) ledger: Option<&'static Ledger>,
@@ -106,7 +106,7 @@ impl State {
 
 impl Adopter {
     /// Prepares to start a pager with `settings` once managed memory reaches the budget.
-    pub fn new(settings: Settings, counters: &'static Counters, reach: Reach) -> Result<Self, Errno> {
+    pub fn new(settings: Settings, counters: Arc<Counters>, reach: Reach) -> Result<Self, Errno> {
         let (budget_bytes, ledger) = (settings.dram_bytes, settings.ledger);
         let is_seen = OwnWord::new()?;
         is_seen.word().store(1, Ordering::Relaxed);
@@ -273,7 +273,7 @@ impl Adopter {
         // Checked before the pager makes rings of its own, as a flash tier does.
         let (with_rings, with_mapped) = (rings::are_there(), rings::are_mapped());
         let with_guest = descriptors::has_virtual_machine();
-        let pager = match Pager::start(settings, self.counters) {
+        let pager = match Pager::start(settings, Arc::clone(&self.counters)) {
             Ok(pager) => pager,
             Err(failure) => abort(&["cannot manage memory: ", &failure.to_string()]),
         };

@@ -17,15 +17,19 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::raw::{Errno, exit_process, now_ns, thread_id};
 use aquifer_sys::thread_end::ThreadEnd;
 use aquifer_sys::{signals, thread_state};
 
 use crate::pager::Pager;
+use crate::spaces::SPACES_MAX;
 
-/// Threads of the pager, with room to spare: four listeners, and one each that works, trims, records, maintains the
+/// Threads of one space, with room to spare: four listeners, and one each that works, trims, records, maintains the
 /// tier, renews its leases, moves data within it and requests shares.
-const OWN_MAX: usize = 16;
+const THREADS_OF_SPACE: usize = 16;
+/// Threads of all spaces.
+const OWN_MAX: usize = THREADS_OF_SPACE * (1 + SPACES_MAX);
 /// A thread that has reported its end is gone soon after: how often the worker checks, and for how long.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const LOOKS_MAX: Duration = Duration::from_secs(2);
@@ -52,6 +56,12 @@ static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn enlist() {
     let own = thread_id();
     let _ = OWN.iter().any(|it| it.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed).is_ok());
+}
+
+/// The calling thread is about to end.
+pub(crate) fn delist() {
+    let own = thread_id();
+    let _ = OWN.iter().any(|it| it.compare_exchange(own, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok());
 }
 
 /// After fork(2): this process has no pager threads.
@@ -81,13 +91,13 @@ pub fn thread_ends(pager: Option<&Pager>, status: Option<i32>) {
 }
 
 /// The descriptor that the worker waits for in addition to its wakeup.
-pub(crate) fn heard_by(pager: &Pager) -> Option<i32> {
-    (!HAS_HEARD.load(Ordering::Relaxed)).then(|| pager.lifeline.descriptor())
+pub(crate) fn heard_by(lifeline: &Lifeline) -> Option<i32> {
+    (!HAS_HEARD.load(Ordering::Relaxed)).then(|| lifeline.descriptor())
 }
 
 /// Called after the worker has slept.
-pub(crate) fn hear(pager: &Pager) {
-    if !HAS_HEARD.load(Ordering::Relaxed) && pager.lifeline.has_parted() {
+pub(crate) fn hear(lifeline: &Lifeline) {
+    if !HAS_HEARD.load(Ordering::Relaxed) && lifeline.has_parted() {
         HAS_HEARD.store(true, Ordering::Relaxed);
         LOOK.store(true, Ordering::Release);
     }

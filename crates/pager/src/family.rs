@@ -13,12 +13,13 @@
 //! Threads: any, also in a signal handler. Takes no lock.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aquifer_core::slabs::Slabs;
-use aquifer_sys::memory::SharedWords;
 use aquifer_sys::presence::Presence;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
 
 use crate::places::{ChildSetup, PROCESSES_MAX, Places};
 
@@ -28,8 +29,9 @@ const STATES: usize = PROCESSES_MAX / 2;
 /// See the module.
 #[derive(Debug)]
 pub struct Family {
-    words: SharedWords,
-    places: Places,
+    words: Words,
+    halves: Words<AtomicU32>,
+    places: Places<Words<AtomicU32>>,
     slabs: u32,
 }
 
@@ -40,18 +42,28 @@ pub struct TooMany;
 impl Family {
     /// A family with a tier of `slabs` slabs. No process has joined it yet.
     pub fn new(slabs: u32) -> Result<Self, Errno> {
-        let words = SharedWords::new(Self::bitmaps_at(slabs) + PROCESSES_MAX * bitmap_words(slabs))?;
-        let places = Places::new(words.halves(), Presence::new()?)?;
-        Ok(Self { words, places, slabs })
+        Self::with(slabs, Some(Presence::new()?))
+    }
+
+    /// The family of a space that no forked process inherits.
+    pub fn of_one(slabs: u32) -> Result<Self, Errno> {
+        Self::with(slabs, None)
+    }
+
+    fn with(slabs: u32, presence: Option<Presence>) -> Result<Self, Errno> {
+        let words = Words::shared(Self::bitmaps_at(slabs) + PROCESSES_MAX * bitmap_words(slabs))?;
+        let halves = words.halves();
+        let places = Places::new(halves.part(0..PROCESSES_MAX), presence)?;
+        Ok(Self { words, halves, places, slabs })
     }
 
     /// Number of slabs taken so far from the part that was never used.
     fn touched(&self) -> &AtomicU32 {
-        &self.words.halves()[STATES * 2]
+        &self.halves[STATES * 2]
     }
 
     fn users(&self, slab: u32) -> &AtomicU32 {
-        &self.words.halves()[STATES * 2 + 2 + slab as usize]
+        &self.halves[STATES * 2 + 2 + slab as usize]
     }
 
     fn bitmaps_at(slabs: u32) -> usize {
@@ -59,8 +71,7 @@ impl Family {
     }
 
     fn bitmap(&self, place: usize) -> &[AtomicU64] {
-        &self.words.words()[Self::bitmaps_at(self.slabs) + place * bitmap_words(self.slabs)..]
-            [..bitmap_words(self.slabs)]
+        &self.words[Self::bitmaps_at(self.slabs) + place * bitmap_words(self.slabs)..][..bitmap_words(self.slabs)]
     }
 
     fn own(&self) -> &[AtomicU64] {
@@ -149,7 +160,7 @@ fn clear(bitmap: &[AtomicU64], slab: u32) {
 
 /// This process's access to the family's slabs.
 pub struct FamilySlabs {
-    family: &'static Family,
+    family: Arc<Family>,
     /// Slabs that this process has given back, the latest last. Others may have taken them since.
     free: Vec<u32>,
     /// Slabs that this process uses.
@@ -158,14 +169,15 @@ pub struct FamilySlabs {
 
 impl FamilySlabs {
     /// The account of `family`.
-    pub fn new(family: &'static Family) -> Self {
-        Self { family, free: Vec::with_capacity(family.slabs as usize), used: 0 }
+    pub fn new(family: Arc<Family>) -> Self {
+        let free = Vec::with_capacity(family.slabs as usize);
+        Self { family, free, used: 0 }
     }
 }
 
 impl FamilySlabs {
     fn find(&mut self) -> Option<u32> {
-        let family = self.family;
+        let Self { family, .. } = self;
         while let Some(slab) = self.free.pop() {
             if family.claim(slab) {
                 return Some(slab);

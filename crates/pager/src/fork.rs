@@ -19,6 +19,7 @@ use std::time::Duration;
 use aquifer_core::engine::{DiscardStep, Engine};
 use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
+use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::memory::advise;
 use aquifer_sys::own_descriptors::{own_table, with_room};
 use aquifer_sys::own_stack;
@@ -290,6 +291,7 @@ impl Pager {
     /// runs here.
     fn become_child(&self, joined: Result<(), Errno>, cuts: &Cuts) -> u64 {
         ending::forget_all();
+        self.service.forget_threads();
         let removed_bytes = cuts.make(self);
         self.is_forked_child.store(true, Ordering::Relaxed);
         self.lacks_threads.store(true, Ordering::Relaxed);
@@ -309,7 +311,7 @@ impl Pager {
         self.tier.renew(true)?;
         self.disown_levels();
         self.worker_wakeup.renew()?;
-        self.lifeline.renew()?;
+        self.lifeline.as_ref().map_or(Ok(()), Lifeline::renew)?;
         self.trims.renew()?;
         self.area.renew(self.uffd(Delivery::Signal))?;
         self.renew_huge_frames()?;

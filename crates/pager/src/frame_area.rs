@@ -93,9 +93,4 @@ impl FrameArea {
         unsafe { aquifer_sys::memory::drop_pages(self.address(frame), frame.order().bytes() as usize) }
             .map_err(|errno| Fatal::FramePages(errno.0))
     }
-
-    /// As [`try_drop_pages`](Self::try_drop_pages), where a refusal can only be a bug.
-    pub fn drop_pages(&self, frame: FrameIndex) {
-        self.try_drop_pages(frame).unwrap_or_else(|fatal| crate::abort::fail(fatal));
-    }
 }

@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_core::units::PAGE_BYTES;
+use aquifer_driver::Fatal;
 use aquifer_sys::memory::{MADV_POPULATE_WRITE, Reserved, advise, drop_pages};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Uffd, mode};
@@ -101,13 +102,13 @@ impl HugeFrames {
 
     /// Moves `len` bytes of zeroed pages to the empty frame at `target`. False if its pages must come from elsewhere;
     /// the frame is then still empty.
-    pub(crate) fn serve(&self, uffd: &Uffd, target: usize, len: usize) -> bool {
+    pub(crate) fn serve(&self, uffd: &Uffd, target: usize, len: usize) -> Result<bool, Fatal> {
         if !(BYTES_MIN..=PIECE_BYTES).contains(&len) {
-            return false;
+            return Ok(false);
         }
         let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
         if cut.populated - cut.used < len && !self.next_piece(&mut cut, uffd) {
-            return false;
+            return Ok(false);
         }
         let source = self.range.address() + cut.used;
         // SAFETY: the pages are the supply's, populated and never handed out; the frame is the caller's, and empty.
@@ -116,15 +117,13 @@ impl HugeFrames {
             self.drop_rest(&mut cut);
             // Some pages may have moved, with their marks; while pages migrate, even some that the kernel does not
             // report. SAFETY: the frame is the caller's, and had no pages.
-            if unsafe { drop_pages(target, len) }.is_err() {
-                crate::abort::abort(&["the kernel refused to take pages back"]);
-            }
-            return false;
+            unsafe { drop_pages(target, len) }.map_err(|errno| Fatal::FramePages(errno.0))?;
+            return Ok(false);
         }
         cut.used += len;
         // SAFETY: the frame is the caller's, and these are its pages since the move.
         unsafe { mark(target, len, 0) };
-        true
+        Ok(true)
     }
 
     fn next_piece(&self, cut: &mut Cut, uffd: &Uffd) -> bool {
@@ -188,7 +187,7 @@ mod tests {
         for len in lens.into_iter().cycle().take(4 * PIECES) {
             // The kernel sometimes refuses, when a page migrates. The frame is then empty, which reads as zeros as
             // well.
-            served += usize::from(huge_frames.serve(&uffd, frames.address(), len));
+            served += usize::from(huge_frames.serve(&uffd, frames.address(), len).expect("ours"));
             // SAFETY: the only user of the range.
             let mut buffer = unsafe { frames.buffer(0, len) };
             assert!(buffer.bytes().iter().all(|byte| *byte == 0));
@@ -197,6 +196,6 @@ mod tests {
             unsafe { drop_pages(frames.address(), len) }.expect("ours");
         }
         assert!(served > 3 * PIECES, "{served} of {} were served", 4 * PIECES);
-        assert!(!huge_frames.serve(&uffd, frames.address(), BYTES_MIN / 2), "too small to be worth it");
+        assert_eq!(huge_frames.serve(&uffd, frames.address(), BYTES_MIN / 2), Ok(false), "too small to be worth it");
     }
 }

@@ -71,7 +71,7 @@ const OUTSIDE_PAGES: u64 = 4096;
 pub struct Ledger {
     words: &'static [AtomicU64],
     halves: &'static [AtomicU32],
-    places: Places,
+    places: Places<&'static [AtomicU32]>,
     /// The largest value that the budget can take.
     pages_max: u64,
     /// This process has joined, or the process that forked it had.
@@ -90,7 +90,7 @@ impl Ledger {
         let error = |errno: aquifer_sys::raw::Errno| io::Error::from_raw_os_error(errno.0);
         let (words, halves) = (segment.words(), segment.halves());
         let presence = Presence::of(descriptor).map_err(error)?;
-        let places = Places::new(&halves[STATES_AT * 2..], presence).map_err(error)?;
+        let places = Places::new(&halves[STATES_AT * 2..][..PROCESSES_MAX], Some(presence)).map_err(error)?;
         let (joined, announced) = (AtomicBool::new(false), AtomicU64::new(0));
         // The launcher has set it, unless the launcher is of another release.
         let _ = words[BUDGET].compare_exchange(0, budget_pages, Ordering::Relaxed, Ordering::Relaxed);

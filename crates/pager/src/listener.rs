@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use aquifer_core::units::ThreadIndex;
+use aquifer_driver::{Fatal, Outcome, WAIT_MAX};
 use aquifer_stats::Counter;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::readiness::Readiness;
@@ -24,8 +25,7 @@ use aquifer_sys::thread_state::{self, Waits};
 use aquifer_sys::uffd::{FaultMessage, Uffd};
 
 use crate::abort::{abort, say};
-use crate::pager::{Pager, StartFailure, THREADS_MAX, start_thread};
-use aquifer_driver::{Outcome, WAIT_MAX};
+use crate::pager::{Owner, Pager, StartFailure, THREADS_MAX};
 
 /// Listener threads: a choice, so that some can wait for the medium while others resolve faults. Not measured.
 const LISTENERS: [&CStr; 4] = [c"aquifer-fault0", c"aquifer-fault1", c"aquifer-fault2", c"aquifer-fault3"];
@@ -63,16 +63,15 @@ impl Streak {
 
 /// Starts the listeners, if this process may have any.
 pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
-    let Some(uffd) = pager.listener_uffd() else { return Ok(()) };
-    let readiness: &Readiness = Box::leak(Box::new(Readiness::of(uffd.descriptor()).map_err(StartFailure::Uffd)?));
+    let (Some(uffd), Some(readiness)) = (pager.listener_uffd(), &pager.readiness) else { return Ok(()) };
     for name in LISTENERS {
-        start_thread(name, move || listen(pager, uffd, readiness))?;
+        pager.start_thread(name, move || listen(pager, uffd, readiness))?;
     }
     Ok(())
 }
 
-fn listen(pager: &'static Pager, uffd: &Uffd, readiness: &Readiness) -> ! {
-    loop {
+fn listen(pager: &'static Pager, uffd: &Uffd, readiness: &Readiness) {
+    while pager.service.goes_on() {
         match uffd.read_fault() {
             Ok(Some(fault)) => {
                 let thread = ThreadIndex((fault.thread % u32::from(THREADS_MAX)) as u16);
@@ -98,7 +97,7 @@ fn listen(pager: &'static Pager, uffd: &Uffd, readiness: &Readiness) -> ! {
                 }
             }
             Ok(None) => readiness.wait(WAIT_ONCE),
-            Err(Errno(_)) => abort(&["the userfaultfd cannot be read"]),
+            Err(Errno(errno)) => return pager.cannot_go_on(Fatal::UnreadFaults(errno)),
         }
     }
 }
@@ -112,7 +111,7 @@ fn refuse(pager: &Pager, uffd: &Uffd, fault: FaultMessage) {
     let waited = pager.no_room.lasts(now_ns());
     let answered = match thread_state::of(fault.thread) {
         Ok(Waits::InProgram) => signals::fail_access(fault.thread, page),
-        Ok(Waits::InKernel { .. }) if waited < KERNEL_WAIT_MAX => {
+        Ok(Waits::InKernel { .. }) if waited < kernel_wait_max(pager) => {
             pager.progress.sleep(ticket, KERNEL_WAIT_ONCE);
             Ok(())
         }
@@ -123,12 +122,25 @@ fn refuse(pager: &Pager, uffd: &Uffd, fault: FaultMessage) {
     match answered {
         // Or the thread has just ended.
         Ok(()) | Err(Errno(libc::ENOENT | libc::ESRCH)) if waited < WAIT_MAX => {}
+        _ if pager.service.owner() == Owner::Caller => {
+            // Better than a call that never returns.
+            pager.cannot_go_on(Fatal::NoAnswer);
+            let _ = uffd.poison(page, 4096);
+        }
         _ => abort(&[
             "no memory: nothing more can be written back, so no frame can be freed, and the program waits for one; free ",
             "space where the tier lives, or add DRAM (--dram)",
         ]),
     }
     let _ = uffd.wake(page, 4096);
+}
+
+/// How long a system call waits for room at most. A caller's space does not end with it, so it may take longer.
+fn kernel_wait_max(pager: &Pager) -> Duration {
+    match pager.service.owner() {
+        Owner::Program => KERNEL_WAIT_MAX,
+        Owner::Caller => WAIT_MAX,
+    }
 }
 
 #[cfg(test)]

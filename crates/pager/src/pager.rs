@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The parts of one pager, and how it starts.
+//! One memory space: its parts, and how they come together. `service.rs` has its threads and its end.
 //!
-//! A pager is made once, when managed memory reaches the budget, and lives until the process ends. Its userfaultfds are
-//! never closed and its frames never unmapped, since either would turn absent pages into zeros.
+//! The space of an unchanged program is made once, when managed memory reaches the budget, and lives until the process
+//! ends: closing its userfaultfds or unmapping its frames would turn absent pages into zeros. The space of a caller
+//! (`memory_space.rs`) can be closed, after its mappings are gone.
 
-use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use std::{fmt, io};
 
 use aquifer_core::engine::{self, Engine};
@@ -17,21 +16,17 @@ use aquifer_core::map::Delivery;
 use aquifer_core::policy::Policy;
 use aquifer_core::record;
 use aquifer_core::temperature::Histogram;
-use aquifer_core::units::{ByteSize, Order, PAGE_BYTES, REGION_BYTES};
+use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_stats::{Counter, Counters, Gauge, LEVELS, LevelCounter, LevelGauge, Place};
-use aquifer_sys::futex::{self, EventCount};
+use aquifer_sys::futex::EventCount;
 use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::memory::OWN_HEAP_BYTES;
-use aquifer_sys::own_descriptors::{keep, leave_the_programs};
-use aquifer_sys::raw::{Errno, now_ns};
-use aquifer_sys::signals::{self, Blocked};
-use aquifer_sys::thread_slot::Inside;
-use aquifer_sys::threads;
+use aquifer_sys::raw::Errno;
+use aquifer_sys::readiness::Readiness;
 use aquifer_sys::uffd::{Refused, Uffd, feature, probe_features};
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_tiers::Tier;
 
-use crate::ending;
 use crate::exchange::{self, Uffds, Way};
 use crate::family::{Family, FamilySlabs, TooMany};
 use crate::frame_area::FrameArea;
@@ -41,54 +36,11 @@ use crate::listener::Streak;
 use crate::pins::Pins;
 use crate::places::PROCESSES_MAX;
 use crate::recorder::Recorder;
-use crate::share;
-use crate::trims::{self, Trims};
+use crate::service::Service;
+use crate::trims::Trims;
 
-/// The shortest pause between two renewals of leases, for when unanswered requests have used up the interval.
-const RENEWAL_PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Number of threads that read-ahead distinguishes. Further threads share numbers, which costs accuracy only.
 pub const THREADS_MAX: u16 = 256;
-
-/// Pager threads that have been started but do not run their own code yet.
-static STARTING: AtomicU32 = AtomicU32::new(0);
-
-/// Whether pager threads are being started now. Memory allocated while they start must not be managed.
-pub fn is_starting() -> bool {
-    STARTING.load(Ordering::Acquire) != 0
-}
-
-/// Starts one thread of the pager, and returns once the thread runs its own code.
-pub(crate) fn start_thread(name: &'static CStr, run: impl FnOnce() + Send + 'static) -> Result<(), StartFailure> {
-    STARTING.fetch_add(1, Ordering::AcqRel);
-    let enter = move || {
-        let _blocked = Blocked::all();
-        // setuid(2): the C library sends every thread this signal to change its user, and waits for each of them.
-        signals::open_to_libc();
-        let _inside = Inside::enter();
-        ending::enlist();
-        leave_the_programs();
-        STARTING.fetch_sub(1, Ordering::AcqRel);
-        futex::wake_all(&STARTING);
-        run();
-    };
-    if let Err(errno) = threads::start(name, THREAD_STACK_BYTES, Box::new(enter)) {
-        STARTING.fetch_sub(1, Ordering::AcqRel);
-        return Err(StartFailure::Thread(std::io::Error::from_raw_os_error(errno.0)));
-    }
-    loop {
-        let waiting = STARTING.load(Ordering::Acquire);
-        if waiting == 0 {
-            return Ok(());
-        }
-        futex::wait(&STARTING, waiting, START_WAIT);
-    }
-}
-
-/// The stack of a pager thread: several times the size of two blocks' guards plus a signal frame.
-const THREAD_STACK_BYTES: usize = 256 << 10;
-
-/// One sleep while a thread starts. Only a lost wake-up makes it last this long.
-const START_WAIT: Duration = Duration::from_millis(10);
 
 /// With copying, a block counts at both ends until its copy is complete. It may take at most this fraction of the
 /// budget, because several threads install at the same time, and system calls pin memory as well.
@@ -99,8 +51,19 @@ const COPIED_PART: u64 = 64;
 const FETCH_COST_MEDIUM: u64 = 5;
 const FETCH_COST_MEMORY: u64 = 1;
 
-/// The settings of a pager.
+/// The owner of a space, who is told when the space cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// To an unchanged program, which ends with a message, since a load or store cannot return an error.
+    Program,
+    /// To a caller, who gets the error from the next call. Nothing ends the process.
+    Caller,
+}
+
+/// The settings of a space.
 pub struct Settings {
+    /// To whom it belongs.
+    pub owner: Owner,
     /// Local DRAM for managed memory, in bytes.
     pub dram_bytes: u64,
     /// Block size for new mappings.
@@ -112,7 +75,7 @@ pub struct Settings {
     /// Stores cold blocks.
     pub tier: Box<dyn Tier>,
     /// The state shared with the processes that this one forks and with those it was forked from.
-    pub family: &'static Family,
+    pub family: Arc<Family>,
     /// The account of the budget, if this process shares one.
     pub ledger: Option<&'static Ledger>,
     /// How pages are exchanged; `None` selects the best way that the kernel supports.
@@ -185,7 +148,7 @@ pub struct Pager {
     pub(crate) tier: Box<dyn Tier>,
     pub(crate) way: Way,
     pub(crate) can_poison: bool,
-    pub(crate) counters: &'static Counters,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) order: Order,
     /// The largest possible block.
     pub(crate) largest: Order,
@@ -201,14 +164,18 @@ pub struct Pager {
     /// Signalled after every report that somebody waits for.
     pub(crate) progress: EventCount,
     pub(crate) worker_wakeup: Wakeup,
-    /// Notifies the worker when no thread of the program is left.
-    pub(crate) lifeline: Lifeline,
+    /// Notifies the worker when no thread of the program is left. `None`: the space is a caller's.
+    pub(crate) lifeline: Option<Lifeline>,
+    /// What the listeners wait for, if there are any.
+    pub(crate) readiness: Option<Readiness>,
+    /// The threads, and whether they are to end.
+    pub(crate) service: Service,
     /// Room in the tier that the program has freed.
     pub(crate) trims: Trims,
     /// Since when listeners have found no room.
     pub(crate) no_room: Streak,
     /// The state shared with forked children.
-    pub(crate) family: &'static Family,
+    pub(crate) family: Arc<Family>,
     /// The thread that is about to fork, or zero. Until it has forked, no other thread starts new work.
     pub(crate) forking: AtomicUsize,
     /// This process was forked: its faults are delivered by signal only.
@@ -241,8 +208,18 @@ pub fn slabs_of(tier: &dyn Tier) -> u32 {
 }
 
 impl Pager {
-    /// Makes a pager and starts its threads. `counters` belong to the instance.
-    pub fn start(settings: Settings, counters: &'static Counters) -> Result<&'static Pager, StartFailure> {
+    /// Makes the space of an unchanged program, which is never closed, and starts its threads.
+    pub fn start(settings: Settings, counters: Arc<Counters>) -> Result<&'static Pager, StartFailure> {
+        let pager: &'static Pager = Box::leak(Pager::open(settings, counters)?);
+        // Before any mapping is registered, because its pages count against the share.
+        pager.follow_share();
+        pager.start_listeners()?;
+        pager.start_threads()?;
+        Ok(pager)
+    }
+
+    /// Makes a space that has no threads yet. `counters` are for this space alone.
+    pub(crate) fn open(settings: Settings, counters: Arc<Counters>) -> Result<Box<Pager>, StartFailure> {
         let found = probe_features(true).or_else(|_| probe_features(false)).map_err(StartFailure::Uffd)?;
         if found & feature::SIGBUS == 0 {
             return Err(StartFailure::Feature("SIGBUS feature (Linux 4.14)"));
@@ -257,7 +234,12 @@ impl Pager {
         };
         let wanted = (feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP) & found;
         let signal = Uffd::open(wanted | feature::SIGBUS, false).map_err(StartFailure::Uffd)?.kept();
-        let listener = Uffd::open(wanted | (feature::THREAD_ID & found), true).ok().map(Uffd::kept);
+        // A listener reports a lost page by poisoning it; without that, only an end of the process would tell.
+        let may_listen = settings.owner == Owner::Program || found & feature::POISON != 0;
+        let listen = || Uffd::open(wanted | (feature::THREAD_ID & found), true).ok().map(Uffd::kept);
+        let listener = may_listen.then(listen).flatten();
+        let readiness = listener.as_ref().map(|uffd| Readiness::of(uffd.descriptor())).transpose();
+        let readiness = readiness.map_err(StartFailure::Uffd)?;
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
         let budget_pages_max = settings.ledger.map_or(budget_pages, Ledger::pages_max);
         let (area, budget_pages_max) = FrameArea::new(budget_pages_max, &signal)
@@ -291,10 +273,11 @@ impl Pager {
         settings.family.join().map_err(StartFailure::Family)?;
         // This process may have been forked since the tier was opened.
         settings.tier.renew(false).map_err(StartFailure::Tier)?;
-        let slabs = Box::new(FamilySlabs::new(settings.family));
+        let slabs = Box::new(FamilySlabs::new(Arc::clone(&settings.family)));
         let engine = Engine::with_slabs(engine_settings, settings.policy, slabs);
         let pins = Pins::new(Arc::clone(engine.map().changes()));
-        let pager = Box::leak(Box::new(Pager {
+        let lifeline = (settings.owner == Owner::Program).then(Lifeline::new).transpose();
+        let pager = Box::new(Pager {
             area,
             huge_frames,
             signal,
@@ -314,8 +297,10 @@ impl Pager {
             reported_many: AtomicBool::new(false),
             pins,
             progress: EventCount::new(),
-            worker_wakeup: Wakeup::new().map_err(StartFailure::Frames)?.kept(keep),
-            lifeline: Lifeline::new().map_err(StartFailure::Frames)?,
+            worker_wakeup: Wakeup::new().map_err(StartFailure::Frames)?.kept(),
+            lifeline: lifeline.map_err(StartFailure::Frames)?,
+            readiness,
+            service: Service::new(settings.owner),
             trims: Trims::new()?,
             no_room: Streak::default(),
             family: settings.family,
@@ -329,111 +314,13 @@ impl Pager {
             published_wasted: AtomicU64::new(0),
             published_clean: AtomicU64::new(0),
             published_levels: [const { [const { AtomicU64::new(0) }; LevelCounter::COUNT] }; LEVELS],
-        }));
-        counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
+        });
+        pager.counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
         for (index, figures) in (0..LEVELS).map_while(|index| pager.tier.level(index)).enumerate() {
-            counters.write_level(index, figures.name);
+            pager.counters.write_level(index, figures.name);
         }
         pager.publish_levels();
-        // Before any mapping is registered, because its pages count against the share.
-        pager.follow_share();
-        crate::listener::start(pager)?;
-        pager.start_threads()?;
         Ok(pager)
-    }
-
-    /// Starts the threads that run in parallel with the program.
-    pub(crate) fn start_threads(&'static self) -> Result<(), StartFailure> {
-        crate::worker::start(self)?;
-        share::start(self)?;
-        trims::start(self)?;
-        self.start_upkeep()?;
-        self.start_renewing()?;
-        self.start_moving()
-    }
-
-    /// Starts the thread that maintains the data stored in the tier, if the tier needs maintenance.
-    fn start_upkeep(&'static self) -> Result<(), StartFailure> {
-        if !self.tier.needs_upkeep() {
-            return Ok(());
-        }
-        start_thread(c"aquifer-upkeep", move || {
-            let mut is_reported = false;
-            while let Some(pause) = self.tier.upkeep(None) {
-                is_reported = self.report_leaving(is_reported);
-                self.tier.report_changes(&mut |line| crate::abort::say(&[line]));
-                self.count_figures();
-                std::thread::sleep(pause);
-            }
-        })
-    }
-
-    /// Starts the thread that renews the leases at several donors, whichever donor the upkeep thread waits for.
-    fn start_renewing(&'static self) -> Result<(), StartFailure> {
-        if self.tier.keep_alive_every().is_none() {
-            return Ok(());
-        }
-        start_thread(c"aquifer-renew", move || {
-            while let Some(pause) = aquifer_tiers::keep_alive(&*self.tier) {
-                std::thread::sleep(pause.max(RENEWAL_PAUSE_MIN));
-            }
-        })
-    }
-
-    /// Reports that the tier will lose stored data, once each time this begins.
-    fn report_leaving(&self, is_reported: bool) -> bool {
-        let Some(first) = self.tier.leaving(0) else { return false };
-        if !is_reported {
-            let mut from = 0;
-            let rest = std::iter::from_fn(|| {
-                let found = self.tier.leaving(from)?;
-                from = found.offset + found.len;
-                Some(found.len)
-            });
-            let bytes = ByteSize(rest.sum::<u64>()).to_string();
-            let within = Duration::from_nanos(first.until_ns.saturating_sub(now_ns())).as_secs().to_string();
-            crate::abort::say(&[
-                "the ",
-                self.tier.name(),
-                " takes back ",
-                &bytes,
-                " within ",
-                &within,
-                " s, and what is still there then is lost: an access to it is a SIGBUS; let the program end before",
-            ]);
-        }
-        true
-    }
-
-    /// Adds the figures that the tier reports to the counters.
-    fn count_figures(&self) {
-        let figures = self.tier.take_figures();
-        for (counter, amount) in [
-            (Counter::MembersLost, figures.members_lost),
-            (Counter::MembersQuarantined, figures.members_quarantined),
-            (Counter::ReadsByAnotherWay, figures.reads_by_another_way),
-            (Counter::ReadsHedged, figures.reads_hedged),
-            (Counter::SlabsDegraded, figures.slabs_degraded),
-            (Counter::SlabsRebuilt, figures.slabs_rebuilt),
-            (Counter::SlabsLost, figures.slabs_lost),
-        ] {
-            self.counters.add(counter, amount);
-        }
-    }
-
-    /// Starts the thread that moves stored data between the levels of a chain, if the tier is a chain.
-    fn start_moving(&'static self) -> Result<(), StartFailure> {
-        if self.tier.level(0).is_none() {
-            return Ok(());
-        }
-        start_thread(c"aquifer-move", move || {
-            let Some(mut mover) = self.tier.mover() else { return };
-            loop {
-                mover.rest();
-                mover.turn();
-                self.publish_levels();
-            }
-        })
     }
 
     /// After fork(2): opens userfaultfds for this process. Through the inherited ones it could write to its parent's
@@ -441,6 +328,14 @@ impl Pager {
     pub(crate) fn renew_uffd(&self) -> Result<(), Errno> {
         self.signal.renew(self.features | feature::SIGBUS, false)?;
         self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))
+    }
+
+    /// After fork(2), in the child, which does not inherit the space: closes what is the parent's.
+    pub(crate) fn give_up_in_child(&self) -> Result<(), Errno> {
+        self.service.forget_threads();
+        self.signal.renew(self.features | feature::SIGBUS, false)?;
+        self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))?;
+        self.tier.renew(false)
     }
 
     /// After fork(2): gives this process a supply of huge pages of its own.

@@ -306,6 +306,18 @@ impl Pager {
         None
     }
 
+    /// Keeps the pages `start..end` from eviction from when they are resident on, until
+    /// [`release_pin`](Self::release_pin). `None` if no slot is free, or so much is pinned already that faults might
+    /// find no victim.
+    pub(crate) fn claim_pin(&self, start: u64, end: u64) -> Option<usize> {
+        let index = self.pins.claim(thread_slot::token(), 0, start, end, self.weight(start, end))?;
+        if self.pins.calls_pages() > self.calls_pages_max() {
+            self.pins.release(index);
+            return None;
+        }
+        Some(index)
+    }
+
     /// Ends the locks that [`lock`](Self::lock) began, for every page of `start..start + len`.
     pub(crate) fn unlock(&self, start: usize, len: usize) {
         let _blocked = Blocked::all();

@@ -9,6 +9,7 @@
 //! Threads: any, also in a signal handler. Takes no lock.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use aquifer_sys::memory::OwnWord;
@@ -30,9 +31,10 @@ const UNSEEN: u32 = 3;
 const STATE: u32 = 3;
 
 /// See the module.
-pub struct Places {
-    states: &'static [AtomicU32],
-    presence: Presence,
+pub struct Places<S> {
+    states: S,
+    /// `None`: the only process. Nobody needs to see whether it has ended.
+    presence: Option<Presence>,
     /// This process's place plus one. 0: it has none, because it was forked or has not joined.
     own: OwnWord,
 }
@@ -46,10 +48,15 @@ pub struct ChildSetup {
     hold: Option<Hold>,
 }
 
-impl Places {
-    /// Places with the given `states`, zeros at first, which all processes share.
-    pub fn new(states: &'static [AtomicU32], presence: Presence) -> Result<Self, Errno> {
-        Ok(Self { states: &states[..PROCESSES_MAX], presence, own: OwnWord::new()? })
+impl<S: Deref<Target = [AtomicU32]>> Places<S> {
+    /// Places with the given `states`, [`PROCESSES_MAX`] zeros at first, which all processes share.
+    pub fn new(states: S, presence: Option<Presence>) -> Result<Self, Errno> {
+        assert!(states.len() == PROCESSES_MAX, "one for each process");
+        Ok(Self { states, presence, own: OwnWord::new()? })
+    }
+
+    fn open_presence(&self) -> Option<Hold> {
+        self.presence.as_ref()?.open().ok()
     }
 
     /// Changes a place's state, if it is still `seen`.
@@ -74,7 +81,7 @@ impl Places {
 
     /// Takes a free place. `None` if there is none. `clear` gives back the resources of a process that has ended.
     pub fn prepare(&self, clear: impl Fn(usize)) -> Option<ChildSetup> {
-        let hold = self.presence.open().ok();
+        let hold = self.open_presence();
         hold.as_ref().inspect(|hold| self.free_ended(hold, &clear));
         let place = (0..self.states.len()).find(|place| {
             let seen = self.seen(*place);
@@ -86,7 +93,7 @@ impl Places {
 
     /// Frees the places of processes that have ended. Does nothing if their end cannot be seen.
     pub fn clear(&self, clear: impl Fn(usize)) {
-        if let Ok(asking) = self.presence.open() {
+        if let Some(asking) = self.open_presence() {
             self.free_ended(&asking, &clear);
         }
     }
@@ -123,7 +130,10 @@ impl Places {
     pub fn occupy_own(&self, child: ChildSetup) -> Result<(), Errno> {
         self.own.word().store(child.place as u32 + 1, Ordering::Relaxed);
         let is_seen = child.hold.is_some();
-        let held = child.hold.map_or(Ok(()), |hold| self.presence.become_holder(hold));
+        let held = match (child.hold, &self.presence) {
+            (Some(hold), Some(presence)) => presence.become_holder(hold),
+            _ => Ok(()),
+        };
         self.occupy(child.place, is_seen && held.is_ok());
         held
     }
@@ -137,7 +147,7 @@ impl Places {
     }
 }
 
-impl fmt::Debug for Places {
+impl<S: Deref<Target = [AtomicU32]>> fmt::Debug for Places<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "place {:?} of {}", self.own(), self.taken().count())
     }

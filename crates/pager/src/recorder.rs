@@ -22,15 +22,16 @@ use std::time::Duration;
 
 use aquifer_core::record::{BATCH_HEADER_BYTES, Call, End, Header, Summary, batch_header, count_events};
 use aquifer_sys::futex;
-use aquifer_sys::own_descriptors::keep_file;
+use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::safe_open::{self, Purpose};
 use aquifer_sys::thread_slot;
 use aquifer_sys::wakeup::Wakeup;
 
 use crate::abort::{Number, say};
-use crate::pager::start_thread;
+use crate::pager::Owner;
 use crate::ring::Ring;
+use crate::service::start_thread;
 
 /// The most bytes that may wait to be written. `docs/recording.md` has the rate of events.
 const RING_BYTES: usize = 4 << 20;
@@ -93,7 +94,7 @@ impl Recorder {
             events: 0,
             lost: 0,
         };
-        start_thread(c"aquifer-record", move || {
+        start_thread(Owner::Program, c"aquifer-record", move || {
             recorder.thread.store(thread_slot::token(), Ordering::Relaxed);
             writer.run();
             // Its number may be another file's by now, so it is not closed.
@@ -226,7 +227,7 @@ impl Writer {
 #[derive(Debug)]
 struct Output {
     path: PathBuf,
-    file: File,
+    file: KeptFile,
     identity: (u64, u64),
 }
 
@@ -245,7 +246,7 @@ impl Output {
             (path.into(), file)
         };
         let identity = identity(&file)?;
-        Ok(Self { path, file: keep_file(file), identity })
+        Ok(Self { path, file: KeptFile::new(file), identity })
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -254,9 +255,9 @@ impl Output {
             if identity(&again)? != self.identity {
                 return Err(io::Error::from_raw_os_error(libc::ESTALE));
             }
-            std::mem::forget(std::mem::replace(&mut self.file, again));
+            std::mem::forget(std::mem::replace(&mut self.file, KeptFile::new(again)));
         }
-        self.file.write_all(bytes)
+        (&*self.file).write_all(bytes)
     }
 }
 

@@ -15,7 +15,7 @@ use aquifer_stats::Gauge;
 
 use crate::abort::say;
 use crate::ledger::Ledger;
-use crate::pager::{Pager, StartFailure, start_thread};
+use crate::pager::{Pager, StartFailure};
 
 /// The interval at which to check whether eviction has freed the pages given up.
 const DEBT_AGAIN: Duration = Duration::from_millis(5);
@@ -109,7 +109,7 @@ impl Pager {
 /// Starts the thread that follows the share, if there is an account.
 pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
     let Some(ledger) = pager.ledger else { return Ok(()) };
-    start_thread(c"aquifer-share", move || {
+    pager.start_thread(c"aquifer-share", move || {
         loop {
             let ticket = ledger.ticket();
             let again = pager.follow_share();

@@ -10,10 +10,11 @@
 
 #![allow(unsafe_code, reason = "a signal handler is given raw pointers by the kernel")]
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use aquifer_core::units::ThreadIndex;
+use aquifer_driver::Outcome;
 use aquifer_stats::Counter;
 use aquifer_sys::dispatch;
 use aquifer_sys::raw::Errno;
@@ -23,8 +24,9 @@ use aquifer_sys::{signal_actions, signal_stack};
 
 use crate::abort::say;
 use crate::pager::{Pager, THREADS_MAX};
-use aquifer_driver::Outcome;
+use crate::spaces;
 
+/// The space of an unchanged program, whose memory may be anywhere.
 static PAGER: AtomicPtr<Pager> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The program's own actions for SIGBUS and SIGSYS. Default: end the process.
@@ -37,14 +39,28 @@ fn programs_action(signal: i32) -> &'static Mutex<KernelAction> {
 
 const BUS_MCEERR_AR: i32 = 4;
 
-/// Makes `pager` resolve this process's faults, and installs the handler.
+static INSTALLED: Mutex<bool> = Mutex::new(false);
+static HAS_HANDLER: AtomicBool = AtomicBool::new(false);
+
+/// Makes `pager` resolve the faults that are in no space of a caller's, and installs the handler.
 pub fn install(pager: &'static Pager) -> Result<(), Errno> {
     PAGER.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
+    install_handler()
+}
+
+/// Installs the handler, once.
+pub(crate) fn install_handler() -> Result<(), Errno> {
+    let mut is_installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *is_installed {
+        return Ok(());
+    }
     // SAFETY: `on_sigbus` only does things that are allowed at any point of any thread: see `space.rs`.
     let old = unsafe { signals::exchange_action(libc::SIGBUS, Some(&signals::fault_action(on_sigbus))) }?;
     if let Ok(mut action) = programs_action(libc::SIGBUS).lock() {
         *action = old;
     }
+    *is_installed = true;
+    HAS_HANDLER.store(true, Ordering::Release);
     Ok(())
 }
 
@@ -80,7 +96,7 @@ fn keep_programs_trap(old: Option<KernelAction>) {
 /// [`exchange_programs_action`].
 pub fn is_ours(signal: i32) -> bool {
     match signal {
-        libc::SIGBUS => !PAGER.load(Ordering::Acquire).is_null(),
+        libc::SIGBUS => HAS_HANDLER.load(Ordering::Acquire),
         libc::SIGSYS => dispatch::is_installed(),
         _ => false,
     }
@@ -104,8 +120,12 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     let FailedAccess { address, code, sent } = unsafe { signals::failed_access(info) };
     // SAFETY: as above.
     unsafe { signal_stack::reclaim(context) };
-    // SAFETY: the pointer was made from a `&'static Pager`, or is null.
-    let pager = unsafe { PAGER.load(Ordering::Acquire).as_ref() };
+    let found = spaces::find(address);
+    let pager = match &found {
+        Some(found) => Some(found.pager()),
+        // SAFETY: the pointer was made from a `&'static Pager`, or is null.
+        None => unsafe { PAGER.load(Ordering::Acquire).as_ref() },
+    };
     let outcome = match pager {
         Some(pager) if code != BUS_MCEERR_AR => {
             let _inside = Inside::enter();
@@ -119,7 +139,9 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         }
         _ => Outcome::Foreign,
     };
-    if outcome == Outcome::NoRoom {
+    let is_callers = found.is_some();
+    drop(found);
+    if outcome == Outcome::NoRoom && !is_callers {
         static SAID: AtomicBool = AtomicBool::new(false);
         if !SAID.swap(true, Ordering::Relaxed) {
             say(&["no memory: nothing more can be written back, so no frame can be freed; the access gets SIGBUS"]);

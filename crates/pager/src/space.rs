@@ -29,7 +29,6 @@ use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_driver::{EngineGuard, Outcome, Space, Tape};
 use aquifer_sys::thread_slot;
 
-use crate::abort::fail;
 use crate::pager::Pager;
 use crate::recorder::Recorder;
 
@@ -39,13 +38,19 @@ pub(crate) const QUEUE_DEPTH: u32 = 32;
 
 impl Pager {
     /// Resolves the fault at `address` for the thread `thread`. `write` is false only if the access is known to be a
-    /// read. Ends the program if the space cannot go on: the access has nobody who could be told.
+    /// read. If the space cannot go on, all of its memory counts as lost; a program whose space it is ends.
     pub fn resolve(&self, address: usize, thread: ThreadIndex, write: bool) -> Outcome {
+        if self.failure().is_some() {
+            return Outcome::Lost;
+        }
         let outcome = aquifer_driver::resolve(self, address as u64 / PAGE_BYTES, thread, write);
         if outcome == Ok(Outcome::Resolved) && self.lacks_threads.load(Ordering::Relaxed) {
             self.faults_as_child.fetch_add(1, Ordering::Relaxed);
         }
-        outcome.unwrap_or_else(|fatal| fail(fatal))
+        outcome.unwrap_or_else(|fatal| {
+            self.cannot_go_on(fatal);
+            Outcome::Lost
+        })
     }
 }
 

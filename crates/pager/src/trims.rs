@@ -19,11 +19,10 @@ use aquifer_core::units::REGION_BYTES;
 use aquifer_driver::Fatal;
 use aquifer_stats::Counter;
 use aquifer_sys::futex::EventCount;
-use aquifer_sys::own_descriptors::keep;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::wakeup::Wakeup;
 
-use crate::pager::{Pager, StartFailure, start_thread};
+use crate::pager::{Pager, StartFailure};
 
 /// Slabs that may wait: 8 GiB. The room of further slabs stays allocated until another region uses it.
 const TRIMS_MAX: usize = 4096;
@@ -55,7 +54,7 @@ pub(crate) struct Trims {
 impl Trims {
     pub(crate) fn new() -> Result<Self, StartFailure> {
         let list = List { waiting: VecDeque::with_capacity(TRIMS_MAX), active: None };
-        let wakeup = Wakeup::new().map_err(StartFailure::Frames)?.kept(keep);
+        let wakeup = Wakeup::new().map_err(StartFailure::Frames)?.kept();
         Ok(Self { list: Mutex::new(list), any: AtomicBool::new(false), wakeup, ended: EventCount::new() })
     }
 
@@ -111,6 +110,11 @@ impl Trims {
         }
     }
 
+    /// Wakes the thread that trims.
+    pub(crate) fn wake(&self) {
+        self.wakeup.wake();
+    }
+
     fn start_next(&self) -> Option<u64> {
         let mut list = self.list();
         list.active = list.waiting.pop_front();
@@ -125,6 +129,14 @@ impl Trims {
 }
 
 impl Pager {
+    /// Discards every slab that waits for it.
+    pub(crate) fn trim_all(&self) {
+        while let Some(offset) = self.trims.start_next() {
+            self.trim(offset);
+            self.trims.end();
+        }
+    }
+
     /// Discards the slab at `offset`, if it is still unused: another process of the family may have taken it since, and
     /// its bytes would be lost. No process can take it during the discard.
     fn trim(&self, offset: u64) {
@@ -142,13 +154,11 @@ impl Pager {
 
 /// Starts the thread that trims.
 pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
-    start_thread(c"aquifer-trim", move || {
-        loop {
+    pager.start_thread(c"aquifer-trim", move || {
+        while pager.service.goes_on() {
             pager.trims.wakeup.sleep(None, SLEEP_IDLE);
-            std::thread::sleep(TRIM_DELAY);
-            while let Some(offset) = pager.trims.start_next() {
-                pager.trim(offset);
-                pager.trims.end();
+            if pager.service.pause(TRIM_DELAY) {
+                pager.trim_all();
             }
         }
     })

@@ -7,14 +7,13 @@ use std::sync::mpsc::sync_channel;
 
 use aquifer_driver::Worker;
 
-use crate::abort::fail;
-use crate::pager::{Pager, StartFailure, start_thread};
+use crate::pager::{Pager, StartFailure};
 use crate::space::QUEUE_DEPTH;
 
 /// Starts the worker of `pager`.
 pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
     let (opened, outcome) = sync_channel(1);
-    start_thread(c"aquifer-worker", move || {
+    pager.start_thread(c"aquifer-worker", move || {
         let queue = match pager.open_queue() {
             Ok(queue) => queue,
             Err(failure) => {
@@ -26,7 +25,7 @@ pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
         if opened.send(Ok(())).is_ok()
             && let Err(fatal) = worker.run()
         {
-            fail(fatal);
+            pager.cannot_go_on(fatal);
         }
     })?;
     outcome.recv().expect("the worker answers before it ends").map_err(StartFailure::Queue)

@@ -224,7 +224,7 @@ fn apart(size: usize) -> Option<c_int> {
 /// Binds each thread of the program to a managed arena at its first allocation after the start. While the pager starts
 /// its own threads, no thread is bound: the pager's threads allocate before they can be told apart.
 fn bind_thread() {
-    let started = BIG_ARENA.load(Ordering::Acquire) != 0 && !aquifer_pager::pager::is_starting();
+    let started = BIG_ARENA.load(Ordering::Acquire) != 0 && !aquifer_pager::is_starting();
     if thread_slot::arena() == 0 && started && instance().is_some() {
         let turn = NEXT_ARENA.fetch_add(1, Ordering::Relaxed) as usize;
         let mut arena: c_uint = SMALL[turn % SMALL_ARENAS].load(Ordering::Relaxed);

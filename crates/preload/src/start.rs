@@ -8,7 +8,7 @@
 #![allow(unsafe_code, reason = "the dynamic linker's tables of constructors and of program headers")]
 
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_config::{BlockSize, Config, Exchange};
@@ -17,7 +17,7 @@ use aquifer_pager::abort::{refuse_to_start, say};
 use aquifer_pager::exchange::Way;
 use aquifer_pager::family::Family;
 use aquifer_pager::ledger::{self, Ledger};
-use aquifer_pager::{Adopter, Settings};
+use aquifer_pager::{Adopter, Owner, Settings};
 use aquifer_stats::{Counters, Gauge, Text};
 use aquifer_sys::own_descriptors::protect;
 use aquifer_sys::raw::Errno;
@@ -92,10 +92,10 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     if std::env::var_os("AQUIFER_LOG_FORMAT").is_some_and(|format| format == "json") {
         aquifer_pager::abort::say_in_json();
     }
-    let counters: &'static Counters = Box::leak(Box::new(counters(&config)));
-    check_userfaultfd(counters);
-    describe(counters, &config);
-    let tier = open_tier(&config, counters);
+    let counters = Arc::new(counters(&config));
+    check_userfaultfd(&counters);
+    describe(&counters, &config);
+    let tier = open_tier(&config, &counters);
     let order = match config.block {
         BlockSize::Auto => Order::DEFAULT,
         BlockSize::Bytes(bytes) => Order::of_bytes(bytes).unwrap_or(Order::DEFAULT),
@@ -120,8 +120,9 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         counters.set(Gauge::DramBudgetBytes, ledger.budget_pages() * PAGE_BYTES);
     }
     crate::descendants::prepare(&text, config.strict, ledger);
+    let owner = Owner::Program;
     let settings =
-        Settings { dram_bytes, order, elastic, policy, tier, family, ledger, way, prefetch, record, program };
+        Settings { owner, dram_bytes, order, elastic, policy, tier, family, ledger, way, prefetch, record, program };
     let adopter = match Adopter::new(settings, counters, crate::reach::of) {
         Ok(adopter) => adopter,
         Err(errno) => {
@@ -238,9 +239,9 @@ fn ledger(config: &Config) -> Option<&'static Ledger> {
 }
 
 /// The state that this process shares with those that it forks.
-fn family(tier: &dyn aquifer_tiers::Tier) -> &'static Family {
+fn family(tier: &dyn aquifer_tiers::Tier) -> Arc<Family> {
     match Family::new(aquifer_pager::slabs_of(tier)) {
-        Ok(family) => Box::leak(Box::new(family)),
+        Ok(family) => Arc::new(family),
         Err(errno) => refuse_to_start(&format!(
             "no address space for the account of the tier ({errno}); raise the limit on address space (ulimit -v)"
         )),

@@ -24,8 +24,8 @@ impl FrameBuffer {
     /// Takes exclusive access to `len` bytes at `start`.
     ///
     /// # Safety
-    /// `start..start + len` must stay mapped readable and writable for as long as the process lives, and nothing else
-    /// may touch these bytes until this value has been dropped.
+    /// `start..start + len` must stay mapped readable and writable, and nothing else may touch these bytes, until this
+    /// value has been dropped.
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
         Self { start, len }
     }

@@ -45,6 +45,7 @@ pub mod uring;
 pub mod verbs;
 pub mod wakeup;
 pub mod watch;
+pub mod words;
 
 pub use frame_buffer::FrameBuffer;
 

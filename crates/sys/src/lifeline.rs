@@ -8,7 +8,7 @@
 //! (`own_descriptors.rs`). So one end of a pipe is open only in the program's table, and a thread that waits at the
 //! other end is notified by the kernel and need not poll.
 
-use crate::own_descriptors::{keep, leave_behind};
+use crate::own_descriptors::{close, keep, leave_behind};
 use crate::raw::{Errno, replace_descriptor, syscall};
 use crate::wakeup::readable;
 
@@ -52,6 +52,13 @@ impl Lifeline {
     /// Whether the program's end is in no table any more.
     pub fn has_parted(&self) -> bool {
         readable(self.near, std::time::Duration::ZERO)
+    }
+}
+
+impl Drop for Lifeline {
+    fn drop(&mut self) {
+        close(self.near);
+        close(self.far);
     }
 }
 

@@ -18,12 +18,17 @@ pub const MADV_POPULATE_READ: i32 = 22;
 /// Bytes that this library's own heap has from the kernel. Updated where the heap allocates and frees its ranges.
 pub static OWN_HEAP_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// A reserved range of private anonymous memory that lives as long as the process. Pages are allocated on touch.
-#[derive(Clone, Copy, Debug)]
+/// A reserved range of private anonymous memory. Pages are allocated on touch.
+#[derive(Debug)]
 pub struct Reserved {
+    /// The mapping, part of which only aligns the range.
+    mapped: usize,
     start: NonNull<u8>,
     len: usize,
 }
+
+/// The alignment of a reserved range, and how much more is mapped for it.
+const RESERVED_ALIGN: usize = 2 << 20;
 
 // SAFETY: the value is only an address range; access to its bytes goes through `FrameBuffer`s, one per frame at a time.
 unsafe impl Send for Reserved {}
@@ -33,13 +38,13 @@ unsafe impl Sync for Reserved {}
 impl Reserved {
     /// Reserves `len` bytes, aligned to 2 MiB, without huge pages.
     pub fn new(len: usize) -> Result<Self, Errno> {
-        const ALIGN: usize = 2 << 20;
-        let address = map_anonymous(len + ALIGN)?;
-        let start = address.next_multiple_of(ALIGN);
+        let mapped = map_anonymous(len + RESERVED_ALIGN)?;
+        let start = mapped.next_multiple_of(RESERVED_ALIGN);
+        let range = Self { mapped, start: NonNull::new(start as *mut u8).expect("mmap does not return null"), len };
         advise(start, len, libc::MADV_NOHUGEPAGE)?;
         // A forked child does not need frames, and must not share their pages: shared pages cannot move.
         advise(start, len, libc::MADV_DONTFORK)?;
-        Ok(Self { start: NonNull::new(start as *mut u8).expect("mmap does not return null"), len })
+        Ok(range)
     }
 
     /// The first address.
@@ -73,12 +78,19 @@ impl Reserved {
     /// Exclusive access to `len` bytes at `offset`.
     ///
     /// # Safety
-    /// No other buffer that overlaps may exist until this one is dropped.
+    /// No other buffer that overlaps may exist until this one is dropped, and the range lives longer than it.
     pub unsafe fn buffer(&self, offset: usize, len: usize) -> FrameBuffer {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "a frame lies within its reservation");
-        // SAFETY: the range is within the reservation (just checked), which is never unmapped; the caller promises
-        // exclusive access.
+        // SAFETY: the range is within the reservation (just checked), which the caller keeps for as long as the buffer
+        // lives; the caller promises exclusive access.
         unsafe { FrameBuffer::new(self.start.add(offset), len) }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the mapping, and the contract of `buffer` says that no buffer outlives it.
+        let _ = unsafe { unmap(self.mapped, self.len + RESERVED_ALIGN) };
     }
 }
 
@@ -88,6 +100,18 @@ pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
     unsafe { syscall(libc::SYS_mmap, [0, len, protection as usize, flags as usize, usize::MAX, 0]) }
+}
+
+/// munmap(2).
+///
+/// # Safety
+/// The contents are lost. Nothing may use these addresses any more.
+pub unsafe fn unmap(start: usize, len: usize) -> Result<(), Errno> {
+    if len == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { syscall(libc::SYS_munmap, [start, len, 0, 0, 0, 0]) }.map(|_| ())
 }
 
 /// How far below this library [`map_apart`] begins, and how far down it goes before it starts over. Choices: far more
@@ -122,74 +146,37 @@ pub fn map_apart(len: usize) -> Result<usize, Errno> {
     map(hint(0), 0)
 }
 
-/// Zeroed words that a forked child shares with its parent. Mapped as long as the process lives.
-#[derive(Debug)]
-pub struct SharedWords {
-    start: NonNull<AtomicU64>,
-    words: usize,
-}
-
-// SAFETY: the value gives access only to atomics, and the memory is never unmapped.
-unsafe impl Send for SharedWords {}
-// SAFETY: as above.
-unsafe impl Sync for SharedWords {}
-
-impl SharedWords {
-    /// Maps `words` words. Pages are allocated on touch.
-    pub fn new(words: usize) -> Result<Self, Errno> {
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let args = [0, words * size_of::<u64>(), protection as usize, flags as usize, usize::MAX, 0];
-        // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
-        let start = unsafe { syscall(libc::SYS_mmap, args) }?;
-        Ok(Self { start: NonNull::new(start as *mut AtomicU64).expect("mmap does not return null"), words })
-    }
-
-    /// The words. Other processes of the family change them at any time.
-    pub fn words(&self) -> &'static [AtomicU64] {
-        // SAFETY: the mapping has `self.words` words, is aligned to a page and is never unmapped.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
-    }
-
-    /// The same memory as half words. Each word is used as one whole or as two halves, never both.
-    pub fn halves(&self) -> &'static [AtomicU32] {
-        // SAFETY: as above; an `AtomicU64` has the room and the alignment of two `AtomicU32`.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.words * 2) }
-    }
-}
-
-/// Zeroed words of which a forked child gets a copy: neither process sees the other's later writes. Mapped as long as
-/// the process lives; pages are allocated on touch.
-pub fn copied_words(words: usize) -> Result<&'static [AtomicU64], Errno> {
-    let start = map_anonymous((words * size_of::<u64>()).max(1))?;
-    let start = NonNull::new(start as *mut AtomicU64).expect("mmap does not return null");
-    // SAFETY: the mapping has `words` words, all zero, is aligned to a page and is never unmapped.
-    Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), words) })
-}
-
-/// A word that is 0 in every child, however the child was created: MADV_WIPEONFORK. Mapped as long as the process
-/// lives.
+/// A word that is 0 in every child, however the child was created: MADV_WIPEONFORK.
 #[derive(Debug)]
 pub struct OwnWord(NonNull<AtomicU32>);
 
-// SAFETY: the value gives access only to an atomic, and the memory is never unmapped.
+// SAFETY: the value gives access only to an atomic, which stays mapped for as long as the value lives.
 unsafe impl Send for OwnWord {}
 // SAFETY: as above.
 unsafe impl Sync for OwnWord {}
 
 impl OwnWord {
+    const BYTES: usize = 4096;
+
     /// A word on its own page.
     pub fn new() -> Result<Self, Errno> {
-        const PAGE: usize = 4096;
-        let start = map_anonymous(PAGE)?;
-        advise(start, PAGE, libc::MADV_WIPEONFORK)?;
-        Ok(Self(NonNull::new(start as *mut AtomicU32).expect("mmap does not return null")))
+        let start = map_anonymous(Self::BYTES)?;
+        let word = Self(NonNull::new(start as *mut AtomicU32).expect("mmap does not return null"));
+        advise(start, Self::BYTES, libc::MADV_WIPEONFORK)?;
+        Ok(word)
     }
 
     /// The word.
     pub fn word(&self) -> &AtomicU32 {
-        // SAFETY: the mapping is aligned to a page and never unmapped; a forked child has it, too.
+        // SAFETY: the mapping is aligned to a page, and this value's own; a forked child has it, too.
         unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for OwnWord {
+    fn drop(&mut self) {
+        // SAFETY: the page is this value's own, and no reference to the word outlives the value.
+        let _ = unsafe { unmap(self.0.as_ptr() as usize, Self::BYTES) };
     }
 }
 

@@ -15,10 +15,12 @@
 //!   a thread continues to work.
 //!
 //! After fork(2) a child has its own files under the same numbers, so the table is valid there as well. Threads: any.
-//! Only spare descriptors are ever removed from the table: the others stay open until the process ends.
+//! A descriptor leaves the table when its owner closes it; those of an unchanged program's pager stay until the process
+//! ends.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::raw::{self, Errno, syscall};
@@ -69,11 +71,45 @@ pub(crate) fn out_of_the_way(descriptor: RawFd) -> RawFd {
     moved.map_or(descriptor, |moved| moved as RawFd)
 }
 
-/// As [`keep`], for a file.
-pub fn keep_file(file: File) -> File {
-    let number = keep(file.into_raw_fd());
-    // SAFETY: `number` is the file's only descriptor now, and has no other owner.
-    unsafe { File::from_raw_fd(number) }
+/// A file that the program cannot close.
+#[derive(Debug)]
+pub struct KeptFile(File);
+
+impl KeptFile {
+    /// As [`keep`].
+    pub fn new(file: impl Into<OwnedFd>) -> KeptFile {
+        let number = keep(file.into().into_raw_fd());
+        // SAFETY: `number` is the file's only descriptor now, and has no other owner.
+        KeptFile(unsafe { File::from_raw_fd(number) })
+    }
+}
+
+impl Drop for KeptFile {
+    fn drop(&mut self) {
+        // Closed right after this: the program may get its number next.
+        unprotect(self.0.as_raw_fd());
+    }
+}
+
+impl Deref for KeptFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl AsFd for KeptFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Closes a descriptor of the caller's own, kept or not.
+pub fn close(number: RawFd) {
+    unprotect(number);
+    // SAFETY: the caller owns the descriptor and does not use it again.
+    let _ = unsafe { syscall(libc::SYS_close, [number as usize, 0, 0, 0, 0, 0]) };
 }
 
 /// Makes the number of `old` refer to the file of `new`. Only the calling thread's table changes.
@@ -155,9 +191,7 @@ pub fn with_room<T>(act: impl FnOnce() -> T) -> T {
     for place in &SPARES {
         let spare = place.swap(NONE, Ordering::AcqRel);
         if spare != NONE {
-            unprotect(spare);
-            // SAFETY: close(2) of a descriptor that this table owned and that nothing else uses.
-            let _ = unsafe { syscall(libc::SYS_close, [spare as usize, 0, 0, 0, 0, 0]) };
+            close(spare);
         }
     }
     let outcome = act();
@@ -166,7 +200,7 @@ pub fn with_room<T>(act: impl FnOnce() -> T) -> T {
 }
 
 /// Removes protection from a descriptor that is about to be closed: the program may get its number next.
-fn unprotect(number: RawFd) {
+pub(crate) fn unprotect(number: RawFd) {
     match usize::try_from(number) {
         Ok(low) if low < NUMBERS_MAX => drop(OURS[low / 64].fetch_and(!(1 << (low % 64)), Ordering::AcqRel)),
         _ => HIGH.iter().for_each(|place| {
@@ -211,7 +245,7 @@ mod tests {
     /// pager's threads, the userfaultfd among them.
     #[test]
     fn as_many_as_many_donors_need_are_ours() {
-        let files: Vec<File> = (0..400).map(|_| keep_file(File::open("/proc/self/exe").unwrap())).collect();
+        let files: Vec<KeptFile> = (0..400).map(|_| KeptFile::new(File::open("/proc/self/exe").unwrap())).collect();
         assert!(files.iter().all(|file| is_ours(file.as_raw_fd())));
         let seen = |number: u32| {
             let mut is_seen = false;
@@ -245,8 +279,8 @@ mod tests {
 
     #[test]
     fn what_is_ours_is_left_out_of_every_range() {
-        let file = keep_file(File::open("/proc/self/exe").unwrap());
-        let other = keep_file(File::open("/proc/self/exe").unwrap());
+        let file = KeptFile::new(File::open("/proc/self/exe").unwrap());
+        let other = KeptFile::new(File::open("/proc/self/exe").unwrap());
         let mut ours = [file.as_raw_fd() as u32, other.as_raw_fd() as u32];
         ours.sort_unstable();
         for (first, last) in [(0, u32::MAX), (ours[0], ours[1]), (ours[0], ours[0]), (ours[0] + 1, u32::MAX)] {
@@ -267,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_left_has_ours_only_and_keeps_them_open() {
-        let ours = keep_file(File::open("/proc/self/exe").unwrap());
+        let ours = KeptFile::new(File::open("/proc/self/exe").unwrap());
         let (reader, writer) = std::io::pipe().unwrap();
         let numbers = [ours.as_raw_fd(), reader.as_raw_fd()];
         let seen = std::thread::spawn(move || {

@@ -15,10 +15,10 @@
 //! Threads: any. Takes no lock of Aquifer's, and does not allocate.
 
 use std::io::Write;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::own_descriptors::{keep, out_of_the_way};
+use crate::own_descriptors::{KeptFile, close, keep, out_of_the_way};
 use crate::raw::{Errno, replace_descriptor, syscall};
 
 /// Registered with every ring. -1 when no `Presence` has been created.
@@ -34,6 +34,8 @@ pub(crate) fn descriptor() -> Option<RawFd> {
 #[derive(Debug)]
 pub struct Presence {
     file: RawFd,
+    /// The file, if it was created here.
+    _created: Option<KeptFile>,
     /// The descriptor of this process's own description, once it has one.
     own: RawFd,
 }
@@ -50,8 +52,11 @@ impl Presence {
     pub fn new() -> Result<Self, Errno> {
         let args = [c"aquifer-presence".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
         // SAFETY: memfd_create(2) reads the name and creates a new descriptor.
-        let file = keep(unsafe { syscall(libc::SYS_memfd_create, args) }? as RawFd);
-        let presence = Self::of(file)?;
+        let file = unsafe { syscall(libc::SYS_memfd_create, args) }? as RawFd;
+        // SAFETY: the descriptor was just created, and has no other owner.
+        let file = KeptFile::new(unsafe { OwnedFd::from_raw_fd(file) });
+        let mut presence = Self::of(file.as_raw_fd())?;
+        presence._created = Some(file);
         DESCRIPTOR.store(presence.own, Ordering::Release);
         Ok(presence)
     }
@@ -61,7 +66,7 @@ impl Presence {
         // Only reserves the number.
         // SAFETY: fcntl(2) takes numbers, and creates a second descriptor of the same file.
         let own = unsafe { syscall(libc::SYS_fcntl, [file as usize, libc::F_DUPFD_CLOEXEC as usize, 0, 0, 0, 0]) }?;
-        Ok(Self { file, own: keep(own as RawFd) })
+        Ok(Self { file, _created: None, own: keep(own as RawFd) })
     }
 
     /// Opens a separate description, which holds no byte yet.
@@ -82,6 +87,13 @@ impl Presence {
         let descriptor = hold.descriptor;
         std::mem::forget(hold);
         replace_descriptor(descriptor, self.own)
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        let _ = DESCRIPTOR.compare_exchange(self.own, -1, Ordering::AcqRel, Ordering::Relaxed);
+        close(self.own);
     }
 }
 

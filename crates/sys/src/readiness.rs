@@ -3,17 +3,20 @@
 
 //! Several threads wait until one descriptor is readable, and each event wakes one of them: epoll(7), edge-triggered.
 //!
-//! With poll(2), all of them would wake for every event, and all but one would find nothing.
+//! With poll(2), all of them would wake for every event, and all but one would find nothing. When the wait is to end
+//! for good, all of them wake.
 
 use std::time::Duration;
 
-use crate::own_descriptors::keep;
+use crate::own_descriptors::{close, keep};
 use crate::raw::{Errno, syscall};
 
 /// The object at which threads wait.
 #[derive(Debug)]
 pub struct Readiness {
     descriptor: i32,
+    /// An eventfd(2).
+    end: i32,
 }
 
 impl Readiness {
@@ -21,13 +24,30 @@ impl Readiness {
     pub fn of(watched: i32) -> Result<Self, Errno> {
         // SAFETY: epoll_create1(2) takes a flag.
         let descriptor = unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) }?;
-        let this = Self { descriptor: keep(descriptor as i32) };
-        let event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-        let add = libc::EPOLL_CTL_ADD as usize;
-        let args = [this.descriptor as usize, add, watched as usize, &raw const event as usize, 0, 0];
-        // SAFETY: epoll_ctl(2) reads one event.
-        unsafe { syscall(libc::SYS_epoll_ctl, args) }?;
+        let descriptor = keep(descriptor as i32);
+        // SAFETY: eventfd2(2) takes two numbers.
+        let end = unsafe { syscall(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
+        let end = end.map(|end| keep(end as i32)).inspect_err(|_| close(descriptor))?;
+        let this = Self { descriptor, end };
+        this.add(watched, libc::EPOLLIN | libc::EPOLLET)?;
+        // Nobody ever reads it: once written to, it ends every wait.
+        this.add(end, libc::EPOLLIN)?;
         Ok(this)
+    }
+
+    /// Makes every wait return immediately from now on.
+    pub fn end(&self) {
+        let one = 1u64;
+        // SAFETY: write(2) reads eight bytes.
+        let _ = unsafe { syscall(libc::SYS_write, [self.end as usize, &raw const one as usize, 8, 0, 0, 0]) };
+    }
+
+    fn add(&self, watched: i32, events: i32) -> Result<(), Errno> {
+        let event = libc::epoll_event { events: events as u32, u64: 0 };
+        let add = libc::EPOLL_CTL_ADD as usize;
+        let args = [self.descriptor as usize, add, watched as usize, &raw const event as usize, 0, 0];
+        // SAFETY: epoll_ctl(2) reads one event.
+        unsafe { syscall(libc::SYS_epoll_ctl, args) }.map(|_| ())
     }
 
     /// Waits, at most `limit`. The thread that returns must read the descriptor until it is empty: an event that
@@ -39,6 +59,13 @@ impl Readiness {
         let _ = unsafe {
             syscall(libc::SYS_epoll_wait, [self.descriptor as usize, &raw mut event as usize, 1, timeout, 0, 0])
         };
+    }
+}
+
+impl Drop for Readiness {
+    fn drop(&mut self) {
+        close(self.descriptor);
+        close(self.end);
     }
 }
 
@@ -98,6 +125,23 @@ mod tests {
         let readiness = Readiness::of(here.as_raw_fd()).unwrap();
         (&there).write_all(&[1]).unwrap();
         let started = Instant::now();
+        readiness.wait(TIMEOUT);
+        assert!(started.elapsed() < TIMEOUT);
+    }
+
+    #[test]
+    fn the_end_ends_every_wait() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        let readiness = Arc::new(Readiness::of(here.as_raw_fd()).unwrap());
+        let waiters: Vec<_> = (0..WAITERS)
+            .map(|_| {
+                let readiness = readiness.clone();
+                std::thread::spawn(move || readiness.wait(TIMEOUT))
+            })
+            .collect();
+        let started = Instant::now();
+        readiness.end();
+        waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
         readiness.wait(TIMEOUT);
         assert!(started.elapsed() < TIMEOUT);
     }

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::memory::{OwnWord, advise, map_anonymous};
+use crate::memory::{OwnWord, advise, map_anonymous, unmap};
 use crate::raw::{Errno, now_ns};
 use crate::{FrameBuffer, signals};
 
@@ -38,9 +38,21 @@ unsafe impl Send for SpareFrames {}
 // SAFETY: as above; the bits that ensure it are atomic.
 unsafe impl Sync for SpareFrames {}
 
+impl Drop for SpareFrames {
+    fn drop(&mut self) {
+        if self.used.word().load(Ordering::Acquire) != 0 {
+            // Somebody still has a frame: it stays mapped.
+            return;
+        }
+        let len = self.count as usize * self.frame_bytes;
+        // SAFETY: the mapping is this value's own, and every frame has been given back: no buffer of it exists.
+        let _ = unsafe { unmap(self.start.as_ptr() as usize, len) };
+    }
+}
+
 impl SpareFrames {
     /// Maps `count` frames, at most [`SPARE_FRAMES_MAX`], of `frame_bytes` each, which are whole pages. Pages are
-    /// allocated on touch, and stay for as long as the process lives.
+    /// allocated on touch.
     pub fn new(count: u32, frame_bytes: usize) -> Result<SpareFrames, Errno> {
         const PAGE: usize = 4096;
         assert!((1..=SPARE_FRAMES_MAX).contains(&count) && frame_bytes > 0 && frame_bytes.is_multiple_of(PAGE));
@@ -68,9 +80,9 @@ impl SpareFrames {
                 let offset = index as usize * self.frame_bytes;
                 // SAFETY: the frame lies within the mapping of `new`.
                 let start = unsafe { self.start.add(offset) };
-                // SAFETY: the mapping is never unmapped, and the thread that sets a frame's bit, which was clear, has
-                // the frame exclusively until it is given back by value. A forked child has its own pages and no buffer
-                // of them.
+                // SAFETY: the mapping lives until every frame is given back, and the thread that sets a frame's bit,
+                // which was clear, has the frame exclusively until it is given back by value. A forked child has its
+                // own pages and no buffer of them.
                 return Some(unsafe { FrameBuffer::new(start, len) });
             }
         }

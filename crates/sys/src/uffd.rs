@@ -10,7 +10,9 @@
 //! Ranges are multiples of 4 KiB.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 
+use crate::own_descriptors;
 use crate::raw::{Errno, syscall};
 
 /// Feature bits of `UFFDIO_API`.
@@ -226,6 +228,13 @@ pub fn probe_features(kernel_faults: bool) -> Result<u64, Errno> {
     asked.map(|_| api.features)
 }
 
+/// Ends every registration: missing pages read as zeros from then on, in what is still mapped.
+impl Drop for Uffd {
+    fn drop(&mut self) {
+        own_descriptors::close(self.descriptor);
+    }
+}
+
 impl Uffd {
     /// Opens a userfaultfd with exactly `features`.
     pub fn open(features: u64, kernel_faults: bool) -> Result<Self, Errno> {
@@ -238,7 +247,7 @@ impl Uffd {
     /// Replaces the inherited userfaultfd, which is the parent's, by one of this process, under the same number. After
     /// fork(2).
     pub fn renew(&self, features: u64, kernel_faults: bool) -> Result<(), Errno> {
-        let new = Self::open(features, kernel_faults)?;
+        let new = ManuallyDrop::new(Self::open(features, kernel_faults)?);
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)
     }
 
@@ -251,7 +260,7 @@ impl Uffd {
 
     /// Protects the descriptor from being closed by the program.
     pub fn kept(self) -> Self {
-        Self { descriptor: crate::own_descriptors::keep(self.descriptor) }
+        Self { descriptor: own_descriptors::keep(ManuallyDrop::new(self).descriptor) }
     }
 
     /// The descriptor, for polling.

@@ -13,8 +13,7 @@
 //! must not touch a ring of its parent: its memory is not inherited (`dontfork`).
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io, mem};
@@ -94,12 +93,12 @@ pub struct Ring {
     /// Set once when the kernel refuses submissions permanently. Nothing is submitted afterwards.
     broken: Option<i32>,
     /// The file of the requests. Open as long as the ring.
-    file: Arc<File>,
+    file: Arc<dyn AsFd + Send + Sync>,
 }
 
 impl Ring {
     /// Creates a ring for `file` with room for `depth` requests, between 1 and [`DEPTH_MAX`].
-    pub fn new(file: Arc<File>, depth: u32) -> io::Result<Ring> {
+    pub fn new(file: Arc<dyn AsFd + Send + Sync>, depth: u32) -> io::Result<Ring> {
         let depth = depth.clamp(1, DEPTH_MAX);
         let ring: IoUring = IoUring::builder().dontfork().build(depth)?;
         // The file is not registered: the kernel dismantles the ring of an ended process later, in one of its own
@@ -191,7 +190,7 @@ impl Ring {
             return;
         }
         let transfer = self.slots[slot as usize].as_mut().expect("a pushed slot is taken");
-        let entry = entry(self.file.as_raw_fd(), transfer).user_data(u64::from(slot));
+        let entry = entry(self.file.as_fd().as_raw_fd(), transfer).user_data(u64::from(slot));
         // SAFETY: `push` needs the entry's parameters, here the buffer and the file, to stay valid for the whole
         // operation. The buffer stays in `slots` until the completion for this slot has been seen, and `Drop` waits for
         // completions first; `FrameBuffer::new` promises that its memory is mapped as long as the process lives and

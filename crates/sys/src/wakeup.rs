@@ -6,9 +6,11 @@
 //! A wake-up costs one atomic operation while the thread is awake. `tests/interleavings.rs` compiles this file with a
 //! model of the kernel and of atomics.
 
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 use crate::atomic::{AtomicU32, Ordering};
+use crate::own_descriptors::{close, keep};
 use crate::raw::{Errno, syscall};
 
 const AWAKE: u32 = 0;
@@ -31,15 +33,15 @@ impl Wakeup {
         Ok(Self { descriptor, state: AtomicU32::new(AWAKE) })
     }
 
-    /// Protects the descriptor from being closed by the program. `keep` is `own_descriptors::keep`, and returns the new
-    /// number.
-    pub fn kept(self, keep: impl FnOnce(i32) -> i32) -> Self {
-        Self { descriptor: keep(self.descriptor), ..self }
+    /// Protects the descriptor from being closed by the program.
+    pub fn kept(self) -> Self {
+        let this = ManuallyDrop::new(self);
+        Self { descriptor: keep(this.descriptor), state: AtomicU32::new(AWAKE) }
     }
 
     /// Replaces it after fork(2) by one of this process, under the same number. No thread sleeps here yet.
     pub fn renew(&self) -> Result<(), Errno> {
-        let new = Self::new()?;
+        let new = ManuallyDrop::new(Self::new()?);
         self.state.store(AWAKE, Ordering::SeqCst);
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)
     }
@@ -68,6 +70,12 @@ impl Wakeup {
             let _ = unsafe { syscall(libc::SYS_read, [self.descriptor as usize, &raw mut count as usize, 8, 0, 0, 0]) };
         }
         self.state.store(AWAKE, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Wakeup {
+    fn drop(&mut self) {
+        close(self.descriptor);
     }
 }
 

@@ -36,12 +36,12 @@ mod shards;
 pub(crate) mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aquifer_sys::FrameBuffer;
-use aquifer_sys::memory::SharedWords;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
 use aquifer_wire::SLAB_BYTES;
 
 use self::layout::Rotation;
@@ -88,7 +88,7 @@ pub(crate) struct Parts {
     /// Cuts pages into shards, where the shape has shards.
     cutter: Option<Cutter>,
     slabs: usize,
-    head: &'static [AtomicU64],
+    head: Words,
     places: Places,
     tallies: Tallies,
     repair: Repair,
@@ -105,7 +105,7 @@ impl Array {
         assert!(stores.len() <= MEMBERS_MAX && (1..=POSITIONS).contains(&shape.total), "a description is checked");
         let weights: Vec<u32> = stores.iter().map(|(_, weight)| *weight).collect();
         let members = stores.into_iter().map(|(store, _)| Member::new(store)).collect();
-        let (head, table) = SharedWords::new(HEAD_WORDS + slabs * PLACE_WORDS)?.words().split_at(HEAD_WORDS);
+        let (head, table) = Words::shared(HEAD_WORDS + slabs * PLACE_WORDS)?.split_at(HEAD_WORDS);
         let parts = Parts {
             members,
             rotation: Rotation::new(&weights),

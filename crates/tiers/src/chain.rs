@@ -24,12 +24,11 @@ use std::time::Duration;
 use aquifer_core::tiering::LEVELS_MAX;
 use aquifer_core::units::REGION_BYTES;
 use aquifer_sys::FrameBuffer;
-use aquifer_sys::direct_io::lasting_buffer;
 use aquifer_sys::raw::Errno;
 
 use self::level::Level;
 use self::levels::Levels;
-use self::mover::{COPY_PAGES, ChainMover};
+use self::mover::ChainMover;
 use self::queue::ChainQueue;
 use crate::failure::{Activity, TierFailure};
 use crate::figures::TierFigures;
@@ -201,8 +200,8 @@ impl Tier for Chain {
     }
 
     fn mover(&self) -> Option<Box<dyn Mover>> {
-        let buffer = lasting_buffer(COPY_PAGES);
-        Some(Box::new(ChainMover::new(Arc::clone(&self.levels), buffer)))
+        // Without room for its buffer, slabs stay where they are.
+        Some(Box::new(ChainMover::new(Arc::clone(&self.levels)).ok()?))
     }
 
     fn level(&self, index: usize) -> Option<LevelFigures> {

@@ -6,11 +6,10 @@
 //! The bytes are in a memory file that nobody maps, accessed by `pread` and `pwrite`, so they do not count in the
 //! program's resident set. They do count in its memory cgroup. The costs: `memory_file.rs`.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use aquifer_core::units::ByteSize;
-use aquifer_sys::own_descriptors::keep_file;
+use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::{FrameBuffer, direct_io};
 
 use crate::failure::{Activity, Cause, TierFailure};
@@ -37,7 +36,7 @@ pub struct Dram {
 pub(crate) struct Memory {
     /// The name in failures; the emulated tier uses the same memory under its own name.
     name: &'static str,
-    file: File,
+    file: KeptFile,
     capacity_bytes: u64,
 }
 
@@ -76,7 +75,7 @@ impl Dram {
                  CAP_SYS_ADMIN, or write `within_size` to /sys/kernel/mm/transparent_hugepage/shmem_enabled"
             )],
         };
-        Ok(Dram { memory: Arc::new(Memory { name, file: keep_file(file), capacity_bytes }), notices })
+        Ok(Dram { memory: Arc::new(Memory { name, file: KeptFile::new(file), capacity_bytes }), notices })
     }
 
     /// The synchronous part, for queues of tiers that are built on memory.

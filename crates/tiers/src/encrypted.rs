@@ -27,9 +27,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use aquifer_sys::FrameBuffer;
-use aquifer_sys::memory::copied_words;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::spare_frames::SpareFrames;
+use aquifer_sys::words::Words;
 
 use self::queue::EncryptedQueue;
 use self::seals::Seals;
@@ -152,7 +152,7 @@ pub struct Parts<S> {
 struct Room {
     frames: SpareFrames,
     /// For each frame, the records to keep once the frame has been written.
-    kept: &'static [AtomicU64],
+    kept: Words,
 }
 
 impl Encrypted {
@@ -182,7 +182,7 @@ impl<S: Sealing> Parts<S> {
     fn make_room(&self) -> Result<(), Errno> {
         if self.room.get().is_none() {
             let frames = SpareFrames::new(OTHER_FRAMES.end, FRAME_BYTES)?;
-            let kept = copied_words(OTHER_FRAMES.end as usize * FRAME_PAGES * S::RECORD_WORDS)?;
+            let kept = Words::copied(OTHER_FRAMES.end as usize * FRAME_PAGES * S::RECORD_WORDS)?;
             let _ = self.room.set(Room { frames, kept });
         }
         Ok(())
@@ -268,7 +268,7 @@ impl<S: Sealing> Parts<S> {
         self.seals.stored(page(offset), frame.len() / PAGE, self.kept(frame));
     }
 
-    fn kept(&self, frame: &FrameBuffer) -> &'static [AtomicU64] {
+    fn kept(&self, frame: &FrameBuffer) -> &[AtomicU64] {
         let room = self.room.get().expect("there is a frame");
         let words = FRAME_PAGES * S::RECORD_WORDS;
         &room.kept[room.frames.index(frame) as usize * words..][..words]

@@ -18,7 +18,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_sys::own_descriptors::keep_file;
+use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::{FrameBuffer, direct_io, uring};
 
 use self::backing::{Backing, Kind};
@@ -47,7 +47,7 @@ pub struct Flash {
 
 /// The open file, shared by the tier and its queues.
 struct Storage {
-    file: Arc<File>,
+    file: Arc<KeptFile>,
     kind: Kind,
     /// `true`: transfers bypass the page cache.
     direct: bool,
@@ -95,7 +95,7 @@ impl Flash {
         let direct = !spec.buffered && go_direct(&file, &spec.path.display(), &mut notices);
         let discards = try_discard(&file, kind, &mut notices);
         let overlaps = direct && !spec.plain_queue && find_uring(&mut notices);
-        let storage = Storage { file: Arc::new(keep_file(file)), kind, direct, discards, capacity_bytes };
+        let storage = Storage { file: Arc::new(KeptFile::new(file)), kind, direct, discards, capacity_bytes };
         Ok(Flash { storage: Arc::new(storage), overlaps, notices })
     }
 }

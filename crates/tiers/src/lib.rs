@@ -72,10 +72,11 @@ pub use spec::{
 };
 pub use tier::{
     Completion, Leaving, LevelFigures, Mover, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Verified,
-    Verify, Wait,
+    Verify, Wait, Waker,
 };
 
 /// The atomics that `places.rs` uses. A test that includes `places.rs` can substitute its own.
 mod atomic {
+    pub(crate) use aquifer_sys::words::Words;
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }

@@ -38,7 +38,7 @@
 //! | 24–31             | the eighths written to, or begun to be, since the mover began or last took note |
 //! | 32–63             | the version: how often the place has changed                     |
 
-use crate::atomic::{AtomicU64, Ordering, fence};
+use crate::atomic::{AtomicU64, Ordering, Words, fence};
 
 /// Words of one slab.
 pub const PLACE_WORDS: usize = 3;
@@ -57,9 +57,9 @@ const VERSION_SHIFT: u32 = 32;
 const CHANGES_TRIED_MAX: u32 = 100;
 
 /// See the module.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Places {
-    words: &'static [AtomicU64],
+    words: Words,
 }
 
 /// A place as the caller saw it.
@@ -131,13 +131,13 @@ pub struct Move<'a> {
 
 impl Places {
     /// A table in these words, [`PLACE_WORDS`] for each slab. They are zero at first: no slab has a place.
-    pub const fn over(words: &'static [AtomicU64]) -> Places {
+    pub const fn over(words: Words) -> Places {
         Places { words }
     }
 
     /// The words of the table, as every process of the family can change them.
-    pub fn words(&self) -> &'static [AtomicU64] {
-        self.words
+    pub fn words(&self) -> &[AtomicU64] {
+        &self.words
     }
 
     /// The number of slabs that the table has room for.

@@ -237,7 +237,13 @@ pub trait Mover: Send {
 
     /// Waits until there may be something to move. Uses no processor time while the tier is idle.
     fn rest(&mut self);
+
+    /// What ends a [`rest`](Self::rest) early, from any thread.
+    fn waker(&self) -> Waker;
 }
+
+/// Wakes a thread that serves a tier.
+pub type Waker = Box<dyn Fn() + Send + Sync>;
 
 /// The figures of one level of a chain. Counters count what this process has done; `used_bytes` covers the whole
 /// process family.

@@ -20,6 +20,7 @@ mod places;
 /// The atomics that the scheduler sees.
 mod atomic {
     pub use shuttle::sync::atomic::{AtomicU64, Ordering, fence};
+    pub type Words = Box<[AtomicU64]>;
 }
 
 use atomic::AtomicU64;
@@ -47,7 +48,7 @@ struct World {
 impl World {
     fn new(place: u64) -> Arc<World> {
         let words: Vec<AtomicU64> = (0..PLACE_WORDS).map(|_| AtomicU64::new(0)).collect();
-        let places = Places::over(words.leak());
+        let places = Places::over(words.into());
         places.change(0, places.see(0), place).expect("nobody else is here");
         Arc::new(World { places, sites: [AtomicU64::new(0), AtomicU64::new(0)], done: AtomicU64::new(0) })
     }

@@ -4,13 +4,11 @@
 //! What readers, writers, movers and changers of a slab's place can rely on, one after the other. At the same time:
 //! `interleavings.rs`.
 
-use std::sync::atomic::AtomicU64;
-
+use aquifer_sys::words::Words;
 use aquifer_tiers::places::{Eighths, PLACE_WORDS, Places, Refused, Unready};
 
 fn table(slabs: usize) -> Places {
-    let words: Vec<AtomicU64> = (0..slabs * PLACE_WORDS).map(|_| AtomicU64::new(0)).collect();
-    Places::over(words.leak())
+    Places::over(Words::shared(slabs * PLACE_WORDS).expect("address space"))
 }
 
 #[test]

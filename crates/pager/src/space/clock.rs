@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use aquifer_driver::{Clock, WorkerClock};
+use aquifer_driver::{Clock, Fatal, WorkerClock};
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 
@@ -40,23 +40,26 @@ impl Clock for Pager {
         self.worker_wakeup.wake();
     }
 
-    fn heed(&self) {
+    fn heed(&self) -> Result<(), Fatal> {
         signals::end_if_asked();
+        self.failure().map_or(Ok(()), Err)
     }
 }
 
 impl WorkerClock for Pager {
     fn worker_goes_on(&self) -> bool {
-        ending::look();
-        true
+        self.lifeline.as_ref().inspect(|_| ending::look());
+        self.service.goes_on()
     }
 
     fn worker_idles(&self, limit: Duration) {
-        self.worker_wakeup.sleep(ending::heard_by(self), ending::sleep_max(limit));
-        ending::hear(self);
+        let Some(lifeline) = &self.lifeline else { return self.worker_wakeup.sleep(None, limit) };
+        self.worker_wakeup.sleep(ending::heard_by(lifeline), ending::sleep_max(limit));
+        ending::hear(lifeline);
     }
 
     fn worker_waits(&self, descriptor: Option<i32>, limit: Duration) {
-        self.worker_wakeup.sleep(descriptor, ending::sleep_max(limit));
+        let limit = if self.lifeline.is_some() { ending::sleep_max(limit) } else { limit };
+        self.worker_wakeup.sleep(descriptor, limit);
     }
 }

@@ -12,35 +12,38 @@ use aquifer_driver::{Fatal, Frames};
 use aquifer_sys::memory::{SPANS_MAX, Span, drop_spans};
 
 use super::exchanger::whole;
-use crate::huge_frames::HugeFrames;
 use crate::pager::Pager;
 
 impl Pager {
     /// Gives the first `len` bytes of a frame pages, the best that can be had. Returns whether they are zeros.
-    fn give_pages(&self, frame: FrameIndex, len: usize, fresh: bool) -> bool {
+    fn give_pages(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<bool, Fatal> {
         if !fresh {
             if !self.huge_frames.as_ref().is_some_and(|huge_frames| huge_frames.shall_replace(len)) {
-                return false;
+                return Ok(false);
             }
-            self.area.drop_pages(frame);
+            self.area.try_drop_pages(frame)?;
         }
-        let served = |huge_frames: &HugeFrames| huge_frames.serve(&self.signal, self.area.address(frame), len);
-        if !self.huge_frames.as_ref().is_some_and(served) {
+        let is_served = match &self.huge_frames {
+            Some(huge_frames) => huge_frames.serve(&self.signal, self.area.address(frame), len)?,
+            None => false,
+        };
+        if !is_served {
             self.area.populate(frame, len);
         }
-        true
+        Ok(true)
     }
 }
 
 impl Frames for Pager {
-    fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) {
-        self.give_pages(frame, len, fresh);
+    fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal> {
+        self.give_pages(frame, len, fresh).map(|_| ())
     }
 
-    fn zero(&self, frame: FrameIndex, len: usize, fresh: bool) {
-        if !self.give_pages(frame, len, fresh) {
+    fn zero(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal> {
+        if !self.give_pages(frame, len, fresh)? {
             self.area.buffer(frame, 0, len).bytes_mut().fill(0);
         }
+        Ok(())
     }
 
     fn give_back(&self, frames: &[FrameIndex]) -> Result<(), Fatal> {

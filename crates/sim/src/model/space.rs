@@ -101,7 +101,9 @@ impl Clock for View<'_> {
         self.world.worker_is_woken.set(true);
     }
 
-    fn heed(&self) {}
+    fn heed(&self) -> Result<(), Fatal> {
+        Ok(())
+    }
 }
 
 impl WorkerClock for View<'_> {
@@ -129,19 +131,18 @@ impl WorkerClock for View<'_> {
 }
 
 impl Frames for View<'_> {
-    fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) {
-        if fresh {
-            self.zero(frame, len, fresh);
-        }
+    fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal> {
+        if fresh { self.zero(frame, len, fresh) } else { Ok(()) }
     }
 
-    fn zero(&self, frame: FrameIndex, len: usize, fresh: bool) {
+    fn zero(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal> {
         self.step();
         let mut memory = self.world.memory.borrow_mut();
         for at in Self::each(0, len / PAGE_BYTES as usize) {
             assert!(!fresh || memory.frame_value(frame, at) == 0, "a fresh frame has contents");
             memory.set_frame(frame, at, 0);
         }
+        Ok(())
     }
 
     fn give_back(&self, frames: &[FrameIndex]) -> Result<(), Fatal> {

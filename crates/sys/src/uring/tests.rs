@@ -3,7 +3,7 @@
 
 //! A ring's obligations to its caller: it returns every buffer once, with the bytes of the file, or an error.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use super::*;
@@ -30,7 +30,7 @@ fn ring(file: &Arc<File>, depth: u32) -> Option<Ring> {
         aquifer_test_support::skip(why);
         return None;
     }
-    Some(Ring::new(Arc::clone(file), depth).unwrap())
+    Some(Ring::new(Arc::<std::fs::File>::clone(file), depth).unwrap())
 }
 
 fn drain(ring: &mut Ring) -> Vec<Finished> {

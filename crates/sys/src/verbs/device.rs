@@ -105,6 +105,10 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if self.is_own() {
+            // SAFETY: the device is open.
+            let (command, events) = unsafe { ((*self.context.as_ptr()).cmd_fd, (*self.context.as_ptr()).async_fd) };
+            own_descriptors::unprotect(command);
+            own_descriptors::unprotect(events);
             // SAFETY: no object of the device is left: each of them holds an `Arc` of it.
             unsafe { (self.library.ibv_close_device)(self.context.as_ptr()) };
         }

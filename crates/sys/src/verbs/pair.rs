@@ -354,6 +354,7 @@ impl Drop for QueuePair {
         unsafe {
             (library.ibv_destroy_qp)(self.qp.as_ptr());
             (library.ibv_destroy_cq)(self.cq.as_ptr());
+            crate::own_descriptors::unprotect((*self.channel.as_ptr()).fd);
             (library.ibv_destroy_comp_channel)(self.channel.as_ptr());
         }
     }

@@ -13,7 +13,7 @@ mod silence;
 mod verified;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_wire::PAGE_BYTES;

@@ -12,8 +12,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aquifer_sys::memory::SharedWords;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
 
 const WORD_SLABS: u32 = u64::BITS;
 
@@ -21,19 +21,25 @@ const WORD_SLABS: u32 = u64::BITS;
 #[derive(Debug)]
 pub(super) struct Account {
     /// A set bit: in use.
-    bitmap: &'static [AtomicU64],
-    used: &'static AtomicU64,
-    /// The first word that may have a free slab.
-    first: &'static AtomicU64,
+    bitmap: Words,
+    /// How many are in use; and the first word that may have a free slab.
+    counts: Words,
     slabs: u32,
 }
 
 impl Account {
     /// An account of `slabs` slabs, all free.
     pub(super) fn new(slabs: u32) -> Result<Self, Errno> {
-        let words = SharedWords::new(slabs.div_ceil(WORD_SLABS) as usize + 2)?.words();
-        let ([used, first], bitmap) = words.split_first_chunk::<2>().expect("there are two more");
-        Ok(Self { bitmap, used, first, slabs })
+        let (counts, bitmap) = Words::shared(slabs.div_ceil(WORD_SLABS) as usize + 2)?.split_at(2);
+        Ok(Self { bitmap, counts, slabs })
+    }
+
+    fn used_count(&self) -> &AtomicU64 {
+        &self.counts[0]
+    }
+
+    fn first(&self) -> &AtomicU64 {
+        &self.counts[1]
     }
 
     pub(super) fn slabs(&self) -> u32 {
@@ -42,7 +48,7 @@ impl Account {
 
     /// The number of slabs in use.
     pub(super) fn used(&self) -> u32 {
-        self.used.load(Ordering::Relaxed).min(self.slabs.into()) as u32
+        self.used_count().load(Ordering::Relaxed).min(self.slabs.into()) as u32
     }
 
     pub(super) fn free(&self) -> u32 {
@@ -51,7 +57,7 @@ impl Account {
 
     /// Takes a free slab. `None`: there is none.
     pub(super) fn claim(&self) -> Option<u32> {
-        let start = self.first.load(Ordering::Relaxed) as usize;
+        let start = self.first().load(Ordering::Relaxed) as usize;
         // Slabs that were given back before the hint are found in the second half.
         let words = (start..self.bitmap.len()).chain(0..start.min(self.bitmap.len()));
         if self.free() == 0 {
@@ -59,11 +65,11 @@ impl Account {
         }
         for index in words {
             if let Some(slab) = self.claim_in(index) {
-                self.used.fetch_add(1, Ordering::Relaxed);
+                self.used_count().fetch_add(1, Ordering::Relaxed);
                 return Some(slab);
             }
             // Only a hint: nothing is lost if somebody gives a slab back at this moment.
-            let _ = self.first.compare_exchange(index as u64, index as u64 + 1, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.first().compare_exchange(index as u64, index as u64 + 1, Ordering::Relaxed, Ordering::Relaxed);
         }
         None
     }
@@ -89,9 +95,9 @@ impl Account {
         let (index, bit) = (slab / WORD_SLABS, 1 << (slab % WORD_SLABS));
         let before = self.bitmap[index as usize].fetch_and(!bit, Ordering::Release);
         if before & bit != 0 {
-            self.used.fetch_sub(1, Ordering::Relaxed);
+            self.used_count().fetch_sub(1, Ordering::Relaxed);
         }
-        self.first.fetch_min(index.into(), Ordering::Relaxed);
+        self.first().fetch_min(index.into(), Ordering::Relaxed);
     }
 }
 
@@ -99,7 +105,7 @@ impl Account {
 impl Account {
     /// Sets every word that related processes share.
     pub(super) fn overwrite(&self, value: &mut dyn FnMut() -> u64) {
-        let words = self.bitmap.iter().chain([self.used, self.first]);
+        let words = self.bitmap.iter().chain(self.counts.iter());
         words.for_each(|word| word.store(value(), Ordering::Relaxed));
     }
 }

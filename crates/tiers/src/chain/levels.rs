@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use aquifer_core::tiering::{HEAT_PLACED, Heat};
 use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
-use aquifer_sys::memory::SharedWords;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
 use aquifer_sys::{FrameBuffer, signals};
 
 use super::level::{self, Level};
@@ -42,13 +42,10 @@ pub(super) struct Levels {
     pub(super) places: Places,
     slabs: u32,
     /// The heat of each slab. Shared with relatives, as are the words below.
-    heat: &'static [AtomicU32],
-    /// Slabs from this number on were never placed.
-    placed: &'static AtomicU64,
-    /// Pages of traffic since the last epoch ended.
-    pub(super) epoch_pages: &'static AtomicU64,
-    /// When slabs may move next, by the monotonic clock: only one process of a family moves slabs at a time.
-    pub(super) next_move_ns: &'static AtomicU64,
+    heat: Words<AtomicU32>,
+    /// The number from which on slabs were never placed, the pages of traffic since the last epoch ended, and when
+    /// slabs may move next.
+    words: Words,
     /// Wakes the mover.
     pub(super) wakeup: MoverWakeup,
     /// The level whose read failed last.
@@ -58,19 +55,26 @@ pub(super) struct Levels {
 impl Levels {
     pub(super) fn new(all: Vec<Level>) -> Result<Levels, Errno> {
         let slabs = all.iter().map(|level| level.account.slabs()).sum();
-        let heat = SharedWords::new((slabs as usize).div_ceil(2))?.halves();
-        let words = SharedWords::new(3)?.words();
+        let heat = Words::shared((slabs as usize).div_ceil(2))?.halves();
         Ok(Levels {
             all,
-            places: Places::over(SharedWords::new(slabs as usize * PLACE_WORDS)?.words()),
+            places: Places::over(Words::shared(slabs as usize * PLACE_WORDS)?),
             slabs,
             heat,
-            placed: &words[0],
-            epoch_pages: &words[1],
-            next_move_ns: &words[2],
+            words: Words::shared(3)?,
             wakeup: MoverWakeup::default(),
             failed: AtomicUsize::new(0),
         })
+    }
+
+    /// Pages of traffic since the last epoch ended.
+    pub(super) fn epoch_pages(&self) -> &AtomicU64 {
+        &self.words[1]
+    }
+
+    /// When slabs may move next, by the monotonic clock: only one process of a family moves slabs at a time.
+    pub(super) fn next_move_ns(&self) -> &AtomicU64 {
+        &self.words[2]
     }
 
     pub(super) fn capacity_bytes(&self) -> u64 {
@@ -101,7 +105,7 @@ impl Levels {
 
     /// The slabs that may have a place.
     pub(super) fn placed(&self) -> std::ops::Range<u32> {
-        0..self.placed.load(Ordering::Relaxed).min(self.slabs.into()) as u32
+        0..self.words[0].load(Ordering::Relaxed).min(self.slabs.into()) as u32
     }
 
     /// The place that a number of the table says, if there is such a place.
@@ -254,7 +258,7 @@ impl Levels {
             match self.places.change(slab as usize, seen, place.number()) {
                 Ok(seen) => {
                     self.heat(slab).store(HEAT_PLACED, Ordering::Relaxed);
-                    self.placed.fetch_max(u64::from(slab) + 1, Ordering::Relaxed);
+                    self.words[0].fetch_max(u64::from(slab) + 1, Ordering::Relaxed);
                     return Ok(Target { place, seen });
                 }
                 Err(refused) => {
@@ -395,7 +399,7 @@ impl Levels {
 impl Levels {
     /// Sets every word that related processes share.
     pub(super) fn overwrite(&self, value: &mut dyn FnMut() -> u64) {
-        let alone = [self.placed, self.epoch_pages, self.next_move_ns];
+        let alone = self.words.iter();
         self.places.words().iter().chain(alone).for_each(|word| word.store(value(), Ordering::Relaxed));
         self.heat.iter().for_each(|heat| heat.store(value() as Heat, Ordering::Relaxed));
         self.all.iter().for_each(|level| level.account.overwrite(value));

@@ -17,18 +17,19 @@ use std::time::{Duration, Instant};
 use aquifer_core::tiering::{Credit, Level as Room, Move, Survey, epoch_pages};
 use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
 use aquifer_sys::FrameBuffer;
-use aquifer_sys::raw::now_ns;
+use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::spare_frames::SpareFrames;
 
 use super::level;
 use super::levels::Levels;
 use super::place::Place;
 use crate::places;
-use crate::tier::{Mover, PAGE};
+use crate::tier::{Mover, PAGE, Waker};
 
 /// How often the mover checks while there is traffic.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The size of one copy: what fits into a processor's cache, and what a disk transfers in a millisecond.
-pub(super) const COPY_PAGES: usize = 64;
+const COPY_PAGES: usize = 64;
 /// Two slabs that exchange places.
 const MOVES_MIN: usize = 2;
 /// How many slabs are saved from a level that loses them before the mover checks the rest of its work.
@@ -54,22 +55,23 @@ pub(super) struct ChainMover {
     is_quiet: bool,
     /// Pages of traffic until the next survey of all slabs.
     wait_pages: u64,
-    /// The buffer for copies.
-    pub(super) buffer: FrameBuffer,
+    /// One frame of `COPY_PAGES`, for copies.
+    frame: SpareFrames,
 }
 
 impl ChainMover {
-    /// `buffer` has [`COPY_PAGES`].
-    pub(super) fn new(levels: Arc<Levels>, buffer: FrameBuffer) -> ChainMover {
-        ChainMover {
+    /// A mover of these levels, with a buffer of its own.
+    pub(super) fn new(levels: Arc<Levels>) -> Result<ChainMover, Errno> {
+        let frame = SpareFrames::new(1, COPY_PAGES * PAGE)?;
+        Ok(ChainMover {
             seen_bytes: levels.traffic_bytes(),
             levels,
             survey: Survey::new(),
             credit: Credit::default(),
             is_quiet: true,
             wait_pages: 0,
-            buffer,
-        }
+            frame,
+        })
     }
 
     /// Adds the traffic since the last call; ends the family's epoch if that was enough. Returns its pages.
@@ -77,7 +79,7 @@ impl ChainMover {
         let bytes = self.levels.traffic_bytes();
         let pages = (bytes - self.seen_bytes) / PAGE_BYTES;
         self.seen_bytes = bytes;
-        let epoch = self.levels.epoch_pages;
+        let epoch = self.levels.epoch_pages();
         let so_far = epoch.fetch_add(pages, Ordering::Relaxed).saturating_add(pages);
         if so_far >= epoch_pages(self.levels.used())
             && epoch.compare_exchange(so_far, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -100,7 +102,7 @@ impl ChainMover {
 
     /// Whether it is this process's turn to move slabs. The others check again later.
     fn has_turn(&self) -> bool {
-        let (next, now) = (self.levels.next_move_ns, now_ns());
+        let (next, now) = (self.levels.next_move_ns(), now_ns());
         let due = next.load(Ordering::Relaxed);
         let until = now + LOOK_EVERY.as_nanos() as u64;
         // Later than anybody sets it: somebody has overwritten the word.
@@ -161,17 +163,31 @@ impl ChainMover {
 
     /// The source is given up afterwards, with all its copies, so the bytes are verified. If they are wrong by every
     /// way, the slab stays, for its reader to detect and repair.
-    fn copy(&mut self, slab: u32, going: &places::Move, source: Place, target: Place, leaves: Leaves) -> bool {
+    fn copy(&self, slab: u32, going: &places::Move, source: Place, target: Place, leaves: Leaves) -> bool {
+        let Some(mut buffer) = self.frame.claim(0..1, COPY_PAGES * PAGE) else { return false };
+        let copied = self.copy_by(&mut buffer, slab, going, (source, target), leaves);
+        self.frame.give_back(buffer);
+        copied
+    }
+
+    fn copy_by(
+        &self,
+        buffer: &mut FrameBuffer,
+        slab: u32,
+        going: &places::Move,
+        (source, target): (Place, Place),
+        leaves: Leaves,
+    ) -> bool {
         let levels = &self.levels;
         let from = &levels.all[source.level];
         for within in (0..REGION_BYTES).step_by(COPY_PAGES * PAGE) {
             let offset = level::offset(source.slab) + within;
             let mut repaired = Vec::new();
             let note = &mut |at, len, way| repaired.push((at, len, way));
-            let mut read = from.tier.read_verified(offset, &mut self.buffer, note);
+            let mut read = from.tier.read_verified(offset, buffer, note);
             if read.is_err() && leaves == Leaves::Yes {
                 // Otherwise all of it is lost. The reader detects a wrong page there as it would here.
-                read = from.tier.read(offset, &mut self.buffer);
+                read = from.tier.read(offset, buffer);
             }
             if read.is_err() {
                 // Whoever reads the slab finds out for itself. Until then, the slab is not the first to be moved again.
@@ -183,7 +199,7 @@ impl ChainMover {
             }
             // Not earlier: a page that somebody was writing was not damaged.
             repaired.into_iter().for_each(|(at, len, way)| from.tier.report_corruption(at, len, way));
-            let written = levels.all[target.level].write(target.slab, within, &self.buffer);
+            let written = levels.all[target.level].write(target.slab, within, buffer);
             if let Err(failure) = written {
                 levels.all[target.level].note_refusal(&failure);
                 return false;
@@ -221,5 +237,10 @@ impl Mover for ChainMover {
             levels.wakeup.sleep(|| levels.traffic_bytes() == seen_bytes && !levels.is_any_leaving());
         }
         std::thread::sleep(LOOK_EVERY);
+    }
+
+    fn waker(&self) -> Waker {
+        let levels = Arc::clone(&self.levels);
+        Box::new(move || levels.wakeup.wake())
     }
 }

@@ -59,7 +59,7 @@ fn shake(chain: &Chain, moved: &'static AtomicU64) {
         while let Some(levels) = weak.upgrade() {
             let count = levels.all.len();
             let slabs = levels.placed().end;
-            let mut mover = ChainMover::new(levels, frame(COPY_PAGES, 0));
+            let mut mover = ChainMover::new(levels).expect("address space");
             for _ in 0..8 {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let chance = (state >> 33) as usize;
@@ -71,7 +71,6 @@ fn shake(chain: &Chain, moved: &'static AtomicU64) {
                     moved.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 }
             }
-            give_back(mover.buffer);
         }
     });
 }
@@ -413,10 +412,8 @@ impl TierQueue for LateQueue {
 
 /// Moves the first slab one level down, as the mover does.
 fn move_down(levels: &Arc<Levels>) -> bool {
-    let mut mover = ChainMover::new(Arc::clone(levels), frame(COPY_PAGES, 0));
-    let moved = mover.make(&Move { slab: 0, from: 0, to: 1 }, Leaves::No);
-    give_back(mover.buffer);
-    moved
+    let mut mover = ChainMover::new(Arc::clone(levels)).expect("address space");
+    mover.make(&Move { slab: 0, from: 0, to: 1 }, Leaves::No)
 }
 
 #[test]
@@ -461,7 +458,6 @@ fn what_a_queue_has_on_its_way_is_read_again_or_keeps_its_slab() {
     assert!(queue.submit(request).is_ok());
     queue.kick().unwrap();
     drop(queue);
-    let mut mover = ChainMover::new(Arc::clone(&chain.levels), frame(COPY_PAGES, 0));
+    let mut mover = ChainMover::new(Arc::clone(&chain.levels)).expect("address space");
     assert!(mover.make(&Move { slab: 0, from: 1, to: 0 }, Leaves::No));
-    give_back(mover.buffer);
 }

@@ -21,7 +21,7 @@ pub(super) struct MoverWakeup {
 }
 
 impl MoverWakeup {
-    /// Signals traffic, which is counted already.
+    /// Signals traffic, which is counted already; or only ends the mover's sleep.
     pub(super) fn wake(&self) {
         // SeqCst pairs with `sleep`: either this thread sees that the mover is asleep, or the mover sees the counted
         // traffic.

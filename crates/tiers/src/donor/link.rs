@@ -16,13 +16,13 @@
 //! (rustix); nothing is allocated and no signal sent (`MSG_NOSIGNAL`). Waits are cut into pieces, so that a signal that
 //! ends the program takes effect soon; each has a deadline.
 
-use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::fmt::Debug;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use aquifer_sys::own_descriptors::{keep_file, replace};
+use aquifer_sys::own_descriptors::{KeptFile, replace};
 use aquifer_sys::raw;
 use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, VERSION_NEWEST, VERSION_OLDEST};
 use rustix::io::Errno;
@@ -50,10 +50,15 @@ pub(crate) struct Greeting {
     pub(crate) lendable_bytes: u64,
 }
 
+/// A socket's owner: of one that the program cannot close, or of one that it can.
+trait Socket: AsFd + Debug + Send + Sync {}
+
+impl<S: AsFd + Debug + Send + Sync> Socket for S {}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Link {
-    socket: OwnedFd,
+    socket: Box<dyn Socket>,
     channel: Box<dyn Channel>,
     recalls: Arc<Recalls>,
     is_connected: AtomicBool,
@@ -73,7 +78,7 @@ impl Link {
         is_kept: bool,
     ) -> Result<Link, Errno> {
         let socket = place.socket()?;
-        let socket = if is_kept { OwnedFd::from(keep_file(File::from(socket))) } else { socket };
+        let socket: Box<dyn Socket> = if is_kept { Box::new(KeptFile::new(socket)) } else { Box::new(socket) };
         Ok(Link {
             socket,
             channel,
@@ -91,12 +96,12 @@ impl Link {
         let own = place.socket().map_err(|errno| raw::Errno(errno.raw_os_error()))?;
         self.is_connected.store(false, Ordering::Relaxed);
         self.cookie.store(NO_COOKIE, Ordering::Relaxed);
-        replace(own, self.socket.as_fd())?;
+        replace(own, (*self.socket).as_fd())?;
         Ok(self.channel.renew())
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        (*self.socket).as_fd()
     }
 
     /// Whether there seems to be a connection, for callers that have not taken the link.
@@ -110,7 +115,7 @@ impl Link {
             self.disconnect(place);
         }
         self.is_connected.load(Ordering::Relaxed)
-            && (!self.is_local || socket_cookie(&self.socket) == Ok(self.cookie.load(Ordering::Relaxed)))
+            && (!self.is_local || socket_cookie(self.socket()) == Ok(self.cookie.load(Ordering::Relaxed)))
     }
 
     /// Connects and greets. Only if there is no connection.
@@ -162,9 +167,9 @@ impl Link {
     fn renew_local(&self, place: &Place) -> Result<(), raw::Errno> {
         let errno = |errno: Errno| raw::Errno(errno.raw_os_error());
         if self.cookie.load(Ordering::Relaxed) != NO_COOKIE {
-            replace(place.socket().map_err(errno)?, self.socket.as_fd())?;
+            replace(place.socket().map_err(errno)?, (*self.socket).as_fd())?;
         }
-        self.cookie.store(socket_cookie(&self.socket).map_err(errno)?, Ordering::Relaxed);
+        self.cookie.store(socket_cookie(self.socket()).map_err(errno)?, Ordering::Relaxed);
         Ok(())
     }
 

@@ -22,9 +22,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use aquifer_sys::futex::EventCount;
-use aquifer_sys::memory::{OwnWord, SharedWords};
+use aquifer_sys::memory::OwnWord;
 use aquifer_sys::raw::{Errno, current_cpu, now_ns};
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
+use aquifer_sys::words::Words;
 use aquifer_wire::{BorrowerId, Message};
 
 use super::channel::{Miss, Security};
@@ -63,7 +64,7 @@ pub(crate) struct Links {
     freed: EventCount,
     /// One word that relatives share, as they share the leases: the run of the donor that the leases are from; 0 before
     /// the first greeting.
-    instance: SharedWords,
+    instance: Words,
     /// 1 in the process that owns these sockets.
     own: Arc<OwnWord>,
     /// Until when no further connection is tried, if one exists.
@@ -136,7 +137,7 @@ impl Links {
             Ok(Line { link, taken: AtomicU32::new(FREE) })
         };
         let lines = (0..count).map(line).collect::<Result<_, Errno>>()?;
-        let instance = SharedWords::new(1)?;
+        let instance = Words::shared(1)?;
         Ok(Links {
             place,
             who,
@@ -175,7 +176,7 @@ impl Links {
     }
 
     fn instance(&self) -> &AtomicU64 {
-        &self.instance.words()[0]
+        &self.instance[0]
     }
 
     pub(crate) fn connect(&self, link: &Link) -> Result<Greeting, Miss> {

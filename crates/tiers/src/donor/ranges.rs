@@ -26,8 +26,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use aquifer_sys::memory::SharedWords;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
 
 const SLAB_BITS: u32 = 24;
 const TOKEN_SHIFT: u32 = SLAB_BITS + 1;
@@ -70,7 +70,7 @@ impl Lease {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Ranges {
-    leases: SharedWords,
+    leases: Words,
     right: Right,
     /// Ranges that the donor reclaims, as far as this process was notified. A range that has no lease any more may
     /// still have its bit set.
@@ -96,7 +96,7 @@ enum Right {
     /// The lease that was granted to this process and is not in doubt; 0 if there is none.
     Granted(Box<[AtomicU64]>),
     /// The newest lease with which a relative's request may be on its way; 0 if there is none.
-    Doubted(SharedWords),
+    Doubted(Words),
 }
 
 const BITS: u64 = u64::BITS as u64;
@@ -109,10 +109,10 @@ impl Ranges {
     pub(crate) fn new(count: usize, writers: Writers) -> Result<Ranges, Errno> {
         let right = match writers {
             Writers::One => Right::Granted(zeros(count)),
-            Writers::Several => Right::Doubted(SharedWords::new(count)?),
+            Writers::Several => Right::Doubted(Words::shared(count)?),
         };
         Ok(Ranges {
-            leases: SharedWords::new(count)?,
+            leases: Words::shared(count)?,
             right,
             leaving: zeros(count.div_ceil(BITS as usize)),
             any_leaving: AtomicBool::new(false),
@@ -121,18 +121,18 @@ impl Ranges {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.leases.words().len()
+        self.leases.len()
     }
 
     fn known(&self, range: u64) -> &AtomicU64 {
-        &self.leases.words()[range as usize]
+        &self.leases[range as usize]
     }
 
     pub(crate) fn lease(&self, range: u64) -> Option<Lease> {
         let word = self.known(range).load(Ordering::Acquire);
         let may_write = match &self.right {
             Right::Granted(own) => own[range as usize].load(Ordering::Acquire) == word,
-            Right::Doubted(doubted) => doubted.words()[range as usize].load(Ordering::Acquire) < word,
+            Right::Doubted(doubted) => doubted[range as usize].load(Ordering::Acquire) < word,
         };
         (word != 0).then_some(Lease(word | if may_write { MAY_WRITE } else { 0 }))
     }
@@ -148,7 +148,7 @@ impl Ranges {
         if let Right::Doubted(doubted) = &self.right {
             // Tokens grow, so a greater word in doubt was sent to another run of the donor, and does not arrive.
             let is_of_another = |doubted: u64| (doubted > before.0.max(word)).then_some(0);
-            let doubted = &doubted.words()[range as usize];
+            let doubted = &doubted[range as usize];
             let _ = doubted.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_of_another);
         }
         if before.0 == 0 || before.slab() != lease.slab() {
@@ -163,7 +163,7 @@ impl Ranges {
         if self.known(range).compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             && let Right::Doubted(doubted) = &self.right
         {
-            let _ = doubted.words()[range as usize].compare_exchange(old, 0, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = doubted[range as usize].compare_exchange(old, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
@@ -173,7 +173,7 @@ impl Ranges {
         let (word, range) = (lease.0 & !MAY_WRITE, range as usize);
         match &self.right {
             Right::Granted(own) => _ = own[range].compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed),
-            Right::Doubted(doubted) => _ = doubted.words()[range].fetch_max(word, Ordering::AcqRel),
+            Right::Doubted(doubted) => _ = doubted[range].fetch_max(word, Ordering::AcqRel),
         }
     }
 
@@ -197,7 +197,7 @@ impl Ranges {
         match &self.right {
             Right::Granted(own) => own.iter().for_each(|word| word.store(0, Ordering::Release)),
             Right::Doubted(doubted) => {
-                for (doubted, known) in doubted.words().iter().zip(self.leases.words()) {
+                for (doubted, known) in doubted.iter().zip(self.leases.iter()) {
                     doubted.fetch_max(known.load(Ordering::Acquire), Ordering::AcqRel);
                 }
             }
@@ -208,17 +208,17 @@ impl Ranges {
     /// sent before arrives there.
     pub(crate) fn forget_all(&self) {
         let right = match &self.right {
-            Right::Granted(own) => own,
-            Right::Doubted(doubted) => doubted.words(),
+            Right::Granted(own) => &own[..],
+            Right::Doubted(doubted) => doubted,
         };
         right.iter().for_each(|word| word.store(0, Ordering::Release));
-        self.leases.words().iter().for_each(|word| word.store(0, Ordering::Release));
+        self.leases.iter().for_each(|word| word.store(0, Ordering::Release));
     }
 
     /// Records that the donor reclaims the slab of a range, by `leave_by_ns` at the latest. Ignores a slab that is not
     /// leased to us any more.
     pub(crate) fn ask_back(&self, slab: u64, range: u64, now_ns: u64, leave_by_ns: u64) {
-        let word = self.leases.words().get(range as usize).map_or(0, |word| word.load(Ordering::Acquire));
+        let word = self.leases.get(range as usize).map_or(0, |word| word.load(Ordering::Acquire));
         if word != 0 && Lease(word).slab() == slab {
             self.leaving[(range / BITS) as usize].fetch_or(1 << (range % BITS), Ordering::AcqRel);
             // The end of an earlier reclaim that is over does not apply to this one.
@@ -230,7 +230,7 @@ impl Ranges {
 
     /// Records that the donor reclaims all slabs.
     pub(crate) fn ask_back_every(&self, now_ns: u64, leave_by_ns: u64) {
-        for (range, word) in self.leases.words().iter().enumerate() {
+        for (range, word) in self.leases.iter().enumerate() {
             let word = word.load(Ordering::Acquire);
             if word != 0 {
                 self.ask_back(Lease(word).slab(), range as u64, now_ns, leave_by_ns);
@@ -274,7 +274,7 @@ impl Ranges {
 
     /// Whether there is any lease.
     pub(crate) fn any(&self) -> bool {
-        self.leases.words().iter().any(|word| word.load(Ordering::Relaxed) != 0)
+        self.leases.iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 }
 
@@ -312,7 +312,7 @@ mod tests {
 
     /// Does in the shared words what a relative of this process does.
     fn a_relative_learns(ranges: &Ranges, lease: Lease) {
-        ranges.leases.words()[0].store(lease.0 & !MAY_WRITE, Ordering::Relaxed);
+        ranges.leases[0].store(lease.0 & !MAY_WRITE, Ordering::Relaxed);
     }
 
     #[test]

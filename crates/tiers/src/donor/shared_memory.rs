@@ -23,7 +23,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use aquifer_sys::own_descriptors::keep_file;
+use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::safe_open;
 use aquifer_sys::shared_segment::SharedView;
@@ -58,7 +58,7 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 pub(crate) struct SharedMemory {
     links: Links,
     _anchor: Link,
-    data: File,
+    data: KeptFile,
     status_page: SharedView,
 }
 
@@ -108,7 +108,7 @@ impl SharedMemory {
         } else {
             Vec::new()
         };
-        Ok((SharedMemory { links, _anchor: anchor, data: keep_file(data), status_page }, greeting, notices))
+        Ok((SharedMemory { links, _anchor: anchor, data: KeptFile::new(data), status_page }, greeting, notices))
     }
 
     /// Whether the slab of a lease is ours now.

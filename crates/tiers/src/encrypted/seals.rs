@@ -18,8 +18,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aquifer_sys::memory::SharedWords;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
 use aquifer_wire::SLAB_BYTES;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -45,10 +45,10 @@ type Record = [u64; RECORD_WORDS];
 pub struct Seals {
     keys: Box<[LessSafeKey]>,
     /// The last nonce that was drawn.
-    drawn: &'static AtomicU64,
-    records: &'static [AtomicU64],
+    drawn: Words,
+    records: Words,
     /// For each slab: 1 if something was read by another way, so that the same bytes may be written again.
-    repaired: &'static [AtomicU64],
+    repaired: Words,
 }
 
 impl Seals {
@@ -64,9 +64,9 @@ impl Seals {
         };
         Ok(Seals {
             keys: (0..KEYS).map(key).collect::<Result<_, Errno>>()?,
-            drawn: &SharedWords::new(1)?.words()[0],
-            records: SharedWords::new(pages * RECORD_WORDS)?.words(),
-            repaired: SharedWords::new(pages.div_ceil(PAGES_OF_SLAB))?.words(),
+            drawn: Words::shared(1)?,
+            records: Words::shared(pages * RECORD_WORDS)?,
+            repaired: Words::shared(pages.div_ceil(PAGES_OF_SLAB))?,
         })
     }
 
@@ -115,7 +115,7 @@ impl Sealing for Seals {
     fn seal(&self, first: usize, plain: &[u8], sealed: &mut [u8], kept: &[AtomicU64]) -> Result<(), i32> {
         let pages = plain.len() / PAGE;
         // Relaxed: all that counts is that each number is drawn only once. It is drawn even if it is not used.
-        let nonce = self.drawn.fetch_add(pages as u64, Ordering::Relaxed) + 1;
+        let nonce = self.drawn[0].fetch_add(pages as u64, Ordering::Relaxed) + 1;
         let parts = plain.chunks_exact(PAGE).zip(sealed.chunks_exact_mut(PAGE)).zip(kept.chunks_exact(RECORD_WORDS));
         for (index, ((plain, sealed), kept)) in parts.enumerate() {
             let record = match self.seal_again(first + index, plain, sealed) {
@@ -288,13 +288,13 @@ mod tests {
         let seals = seals();
         let last = (KEYS as u64) << PAGES_OF_KEY_BITS;
         // Over the edge between two keys.
-        seals.drawn.store((1 << PAGES_OF_KEY_BITS) - 2, Ordering::Relaxed);
+        seals.drawn[0].store((1 << PAGES_OF_KEY_BITS) - 2, Ordering::Relaxed);
         let plain = [[4; PAGE], [5; PAGE], [6; PAGE]].concat();
         let (mut sealed, nonces) = store(&seals, 0, &plain);
         assert!(seals.key(nonces[0]).is_some() && nonces[0] >> PAGES_OF_KEY_BITS != nonces[2] >> PAGES_OF_KEY_BITS);
         seals.open(0, &mut sealed);
         assert_eq!(sealed, plain);
-        seals.drawn.store(last - 2, Ordering::Relaxed);
+        seals.drawn[0].store(last - 2, Ordering::Relaxed);
         let kept = kept(2);
         assert_eq!(seals.seal(0, &[1; 2 * PAGE], &mut [0; 2 * PAGE], &kept), Err(libc::ENOKEY));
     }

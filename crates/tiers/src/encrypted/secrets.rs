@@ -21,8 +21,9 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use aquifer_sys::memory::{OwnWord, copied_words};
+use aquifer_sys::memory::OwnWord;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
@@ -41,7 +42,7 @@ pub struct Secrets {
     is_on: AtomicBool,
     pages: usize,
     /// Set from the first fork on.
-    records: OnceLock<&'static [AtomicU64]>,
+    records: OnceLock<Words>,
     /// Not 0 in the process that the tier belongs to; 0 in a forked child that has not yet made the tier its own.
     is_own: OwnWord,
 }
@@ -56,7 +57,7 @@ impl Secrets {
 
     fn make_records(&self) -> Result<(), Errno> {
         if self.records.get().is_none() {
-            let _ = self.records.set(copied_words(self.pages * RECORD_WORDS)?);
+            let _ = self.records.set(Words::copied(self.pages * RECORD_WORDS)?);
         }
         Ok(())
     }

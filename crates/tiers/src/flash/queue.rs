@@ -7,10 +7,10 @@
 //! buffers in flight: `sys/src/uring.rs`.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::uring::{Finished, Ring, TransferError};
 
 use super::{NAME, failure};
@@ -28,7 +28,7 @@ pub(super) struct RingQueue {
 }
 
 impl RingQueue {
-    pub(super) fn new(file: Arc<File>, capacity_bytes: u64, depth: u32) -> io::Result<RingQueue> {
+    pub(super) fn new(file: Arc<KeptFile>, capacity_bytes: u64, depth: u32) -> io::Result<RingQueue> {
         let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
         let refused = VecDeque::with_capacity(depth as usize);
         Ok(RingQueue { ring: Ring::new(file, depth)?, refused, depth: depth as usize, capacity_bytes })

@@ -66,10 +66,10 @@ fn use_all(chain: &Chain, queue: &mut dyn TierQueue, mover: &mut ChainMover) {
 /// A chain with two full slabs, and a mover that has earned moves.
 fn ready() -> (Chain, ChainMover) {
     let chain = chain(vec![dram(4), dram(4)]);
-    let mut mover = ChainMover::new(Arc::clone(&chain.levels), frame(COPY_PAGES, 0));
+    let mut mover = ChainMover::new(Arc::clone(&chain.levels)).expect("address space");
     (0..2).for_each(|slab| write(&chain, slab, 1).unwrap());
     (0..16).for_each(|_| read(&chain, 0, 1));
-    chain.levels.next_move_ns.store(u64::MAX, Ordering::Relaxed);
+    chain.levels.next_move_ns().store(u64::MAX, Ordering::Relaxed);
     mover.turn();
     (chain, mover)
 }
@@ -83,7 +83,6 @@ fn no_words_of_a_relative_end_the_process() {
         chain.levels.overwrite(&mut || words.next());
         use_all(&chain, &mut *queue, &mut mover);
     }
-    give_back(mover.buffer);
 }
 
 #[test]
@@ -101,7 +100,6 @@ fn words_that_change_at_any_time_end_nothing() {
     (0..10).for_each(|_| use_all(&chain, &mut *queue, &mut mover));
     over.store(true, Ordering::Relaxed);
     relative.join().unwrap();
-    give_back(mover.buffer);
 }
 
 #[test]

@@ -22,11 +22,9 @@ fn arrays() -> Arrays {
 }
 
 fn move_all_down(chain: &Chain, leaves: Leaves) -> Vec<bool> {
-    let mut mover = ChainMover::new(Arc::clone(&chain.levels), frame(COPY_PAGES, 0));
+    let mut mover = ChainMover::new(Arc::clone(&chain.levels)).expect("address space");
     let moves = (0..SLABS_MOVED as u32).map(|slab| Move { slab, from: 0, to: 1 });
-    let moved = moves.map(|planned| mover.make(&planned, leaves)).collect();
-    give_back(mover.buffer);
-    moved
+    moves.map(|planned| mover.make(&planned, leaves)).collect()
 }
 
 #[test]

@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A caller's own memory space: a budget of DRAM, a tier, and mappings whose cold blocks are in the tier.
+//!
+//! Several live side by side in one process, each with its own engine, threads, tier and counters; none waits for
+//! another. What goes wrong in one is returned by its next call. A load or store of memory that is lost, or of a space
+//! that cannot go on, cannot return anything: it gets SIGBUS. [`Mapping::read`] and [`Mapping::write`] return an error
+//! instead.
+//!
+//! A closed space leaves nothing behind: no mapping, no descriptor, no thread, no slab of its tier. A forked child has
+//! none of its parent's spaces: their memory is not mapped there, and their descriptors are closed before fork(3)
+//! returns.
+
+#![allow(unsafe_code, reason = "maps and unmaps memory, and frees a space that nobody uses any more")]
+
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use aquifer_core::block::State;
+use aquifer_core::map::Delivery;
+use aquifer_core::policy::{self, PolicyName};
+use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES, ThreadIndex};
+use aquifer_driver::{Brought, Discard, Fatal, bring, discard};
+use aquifer_stats::{Counters, Snapshot};
+use aquifer_sys::memory::{advise, map_anonymous, unmap};
+use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::signals::Blocked;
+use aquifer_sys::thread_slot;
+use aquifer_sys::uffd::mode;
+use aquifer_tiers::Tier;
+
+use crate::abort::abort;
+use crate::exchange::Way;
+use crate::family::Family;
+use crate::pager::{Owner, Pager, Settings, StartFailure, THREADS_MAX, slabs_of};
+use crate::signal;
+use crate::spaces::{self, Listed, SPACES_MAX, Unlisted};
+
+/// The most bytes that one step of a read or write keeps resident.
+const STEP_BYTES: usize = 64 << 10;
+/// The largest mapping: 1 TiB, whose tables alone take gigabytes.
+const MAPPING_BYTES_MAX: usize = 1 << 40;
+/// How long a read or write waits while those of other threads keep as much resident as may be.
+const PIN_WAIT_MAX: Duration = Duration::from_secs(5);
+const PIN_WAIT_ONCE: Duration = Duration::from_millis(1);
+/// The smallest budget, as of `aquifer run --dram`.
+pub const DRAM_BYTES_MIN: u64 = 16 << 20;
+
+/// The settings of a space.
+pub struct SpaceSettings {
+    /// Local DRAM for the space's memory, in bytes; at least [`DRAM_BYTES_MIN`].
+    pub dram_bytes: u64,
+    /// The size of blocks, or `None` for a size that follows the accesses.
+    pub order: Option<Order>,
+    /// Chooses victims.
+    pub policy: PolicyName,
+    /// Stores cold blocks.
+    pub tier: Box<dyn Tier>,
+    /// How pages are exchanged; `None` selects the best way that the kernel supports.
+    pub way: Option<Way>,
+    /// Whether to read ahead.
+    pub prefetch: bool,
+}
+
+/// Why a space could not be opened.
+#[derive(Debug)]
+pub enum OpenFailure {
+    /// The budget is below [`DRAM_BYTES_MIN`].
+    SmallBudget,
+    /// There are [`SPACES_MAX`] spaces in this process; close one.
+    TooManySpaces,
+    /// The space's counters or accounts could not be mapped.
+    Memory(std::io::Error),
+    /// The fault handler could not be installed.
+    Handler(Errno),
+    /// The space could not be started.
+    Start(StartFailure),
+}
+
+impl fmt::Display for OpenFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SmallBudget => write!(f, "the budget of DRAM is below {} MiB; give it more", DRAM_BYTES_MIN >> 20),
+            Self::TooManySpaces => write!(f, "this process has {SPACES_MAX} spaces open; close one first"),
+            Self::Memory(error) => {
+                write!(f, "no memory for the space's accounts ({error}); check the limits (ulimit -a)")
+            }
+            Self::Handler(errno) => write!(f, "the fault handler cannot be installed ({errno})"),
+            Self::Start(failure) => failure.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for OpenFailure {}
+
+/// Why a call on a space failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpaceFailure {
+    /// The space cannot go on. Close it; what it held is lost.
+    Ended(Fatal),
+    /// The tier has lost bytes of the range.
+    Lost,
+    /// There is no room: nothing more can be written back. Give the tier more room, or unmap something.
+    NoRoom,
+    /// The range is not within the mapping; or a mapping of no bytes was asked for, or of more than 1 TiB.
+    OutOfRange,
+    /// The kernel refuses, with this error.
+    System(Errno),
+}
+
+impl fmt::Display for SpaceFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended(fatal) => write!(f, "the space cannot go on: {fatal}; close it"),
+            Self::Lost => f.write_str("the tier has lost bytes of this range; discard it and write it anew"),
+            Self::NoRoom => {
+                f.write_str("nothing more can be written back; give the tier more room, or unmap something")
+            }
+            Self::OutOfRange => {
+                f.write_str("the range is not within the mapping; a mapping has at least one byte, and at most 1 TiB")
+            }
+            Self::System(errno) => write!(f, "the kernel refuses ({errno}); check the limits (ulimit -a)"),
+        }
+    }
+}
+
+impl std::error::Error for SpaceFailure {}
+
+/// A space's thread, or a fault in it, does not end: the tier or the kernel does not answer. The space stays in memory,
+/// so that nothing is freed under whoever still uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StillInUse;
+
+impl fmt::Display for StillInUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a thread of the space waits for its tier and does not end; the space's memory is not given back")
+    }
+}
+
+impl std::error::Error for StillInUse {}
+
+/// See the module.
+pub struct MemorySpace {
+    /// Freed by `end`, and by nobody else.
+    pager: &'static Pager,
+    /// `None` once the space has ended.
+    listed: Option<Listed>,
+    /// The process that has opened the space.
+    process: u32,
+}
+
+impl MemorySpace {
+    /// Opens a space, with nothing mapped yet.
+    pub fn open(settings: SpaceSettings) -> Result<MemorySpace, OpenFailure> {
+        if settings.dram_bytes < DRAM_BYTES_MIN {
+            return Err(OpenFailure::SmallBudget);
+        }
+        let _blocked = Blocked::all();
+        let counters = Arc::new(Counters::create().map_err(OpenFailure::Memory)?);
+        let family = Family::of_one(slabs_of(&*settings.tier))
+            .map_err(|errno| OpenFailure::Memory(std::io::Error::from_raw_os_error(errno.0)))?;
+        let settings = Settings {
+            owner: Owner::Caller,
+            dram_bytes: settings.dram_bytes,
+            order: settings.order.unwrap_or(Order::DEFAULT),
+            elastic: settings.order.is_none(),
+            policy: policy::build(settings.policy),
+            tier: settings.tier,
+            family: Arc::new(family),
+            ledger: None,
+            way: settings.way,
+            prefetch: settings.prefetch,
+            record: None,
+            program: String::new(),
+        };
+        counters.set(aquifer_stats::Gauge::DramBudgetBytes, settings.dram_bytes);
+        signal::install_handler().map_err(OpenFailure::Handler)?;
+        forget_in_children();
+        let pager: &'static Pager = Box::leak(Pager::open(settings, counters).map_err(OpenFailure::Start)?);
+        let started = pager.start_listeners().and_then(|()| pager.start_threads()).map_err(OpenFailure::Start);
+        let listed = started.and_then(|()| {
+            spaces::list(pager).map_err(|unlisted| match unlisted {
+                Unlisted::TooMany => OpenFailure::TooManySpaces,
+                Unlisted::NoMemory(errno) => OpenFailure::Memory(std::io::Error::from_raw_os_error(errno.0)),
+            })
+        });
+        match listed {
+            Ok(listed) => Ok(MemorySpace { pager, listed: Some(listed), process: std::process::id() }),
+            Err(failure) => {
+                if pager.end_threads() {
+                    // SAFETY: leaked above; its threads have ended, and nobody else has learnt of it.
+                    drop(unsafe { Box::from_raw(std::ptr::from_ref(pager).cast_mut()) });
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Maps at least `bytes` bytes of zeros.
+    pub fn map(&self, bytes: usize) -> Result<Mapping<'_>, SpaceFailure> {
+        self.check()?;
+        let len = bytes.checked_next_multiple_of(REGION_BYTES as usize).filter(|len| *len > 0);
+        let len = len.filter(|len| *len <= MAPPING_BYTES_MAX).ok_or(SpaceFailure::OutOfRange)?;
+        let _blocked = Blocked::all();
+        let start = map_regions(len).map_err(SpaceFailure::System)?;
+        let mapping =
+            Mapping { space: self, start: NonNull::new(start as *mut u8).expect("mapped"), len: bytes, mapped: len };
+        let delivery = self.delivery();
+        // A child must not read zeros, nor a core dump show them.
+        let registered = advise(start, len, libc::MADV_DONTFORK)
+            .and_then(|()| advise(start, len, libc::MADV_DONTDUMP))
+            .and_then(|()| self.pager.uffd(delivery).register(start, len, mode::MISSING | mode::WP));
+        registered.map_err(SpaceFailure::System)?;
+        self.listed().add(start..start + len);
+        let pages = mapping.pages();
+        let mut engine = self.pager.engine();
+        engine.add(pages.start, pages.end, self.pager.order, delivery, &mut |_, _| false);
+        self.pager.publish(&engine);
+        Ok(mapping)
+    }
+
+    /// Why the space cannot go on, if it cannot.
+    pub fn failure(&self) -> Option<Fatal> {
+        self.pager.failure()
+    }
+
+    /// What the space has counted.
+    pub fn statistics(&self) -> Snapshot {
+        self.pager.counters.snapshot()
+    }
+
+    /// Closes the space: ends its threads, and gives back its memory, its descriptors, and its slabs of the tier.
+    pub fn close(mut self) -> Result<(), StillInUse> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), StillInUse> {
+        let Some(listed) = self.listed.take() else { return Ok(()) };
+        if self.process != std::process::id() {
+            // A forked child has only a copy of the space's data, which it has forgotten.
+            return Ok(());
+        }
+        if !self.pager.end_threads() || !listed.wait_for_users() {
+            return Err(StillInUse);
+        }
+        // Before the tier is gone, so that a device learns what it no longer has to keep.
+        self.pager.trim_all();
+        listed.unlist();
+        // SAFETY: `open` has leaked it. No mapping is left, since each borrows `self`; no thread of the space is left,
+        // and no fault in it is under way, so this is the only reference.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(self.pager).cast_mut()) });
+        Ok(())
+    }
+
+    fn listed(&self) -> &Listed {
+        self.listed.as_ref().expect("only `end` takes it")
+    }
+
+    fn check(&self) -> Result<(), SpaceFailure> {
+        self.pager.failure().map_or(Ok(()), |fatal| Err(SpaceFailure::Ended(fatal)))
+    }
+
+    /// By a listener if there can be one: then system calls may use the memory, too.
+    fn delivery(&self) -> Delivery {
+        if self.pager.listener_uffd().is_some() { Delivery::Listener } else { Delivery::Signal }
+    }
+
+    /// An error that ends the space, as its callers see it.
+    fn ended(&self, fatal: Fatal) -> SpaceFailure {
+        self.pager.cannot_go_on(fatal);
+        SpaceFailure::Ended(fatal)
+    }
+}
+
+impl Drop for MemorySpace {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+impl fmt::Debug for MemorySpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a space over {}, {:?}", self.pager.tier.name(), self.listed)
+    }
+}
+
+/// Maps whole 2 MiB regions, of which no other mapping has a part.
+fn map_regions(len: usize) -> Result<usize, Errno> {
+    let align = REGION_BYTES as usize;
+    let mapped = map_anonymous(len.checked_add(align).ok_or(Errno(libc::ENOMEM))?)?;
+    let (start, end) = (mapped.next_multiple_of(align), mapped + len + align);
+    // SAFETY: both ends belong to the mapping that was just made, and nobody uses them.
+    unsafe {
+        unmap(mapped, start - mapped)?;
+        unmap(start + len, end - start - len)?;
+    }
+    Ok(start)
+}
+
+/// Memory of a space. Unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping<'s> {
+    space: &'s MemorySpace,
+    start: NonNull<u8>,
+    /// What was asked for.
+    len: usize,
+    /// What is mapped: whole regions.
+    mapped: usize,
+}
+
+// SAFETY: the value is a range of addresses, like a pointer and a length; whoever dereferences it answers for that.
+unsafe impl Send for Mapping<'_> {}
+// SAFETY: as above. `read` and `write` copy as the kernel does: concurrent ones of the same bytes may mix.
+unsafe impl Sync for Mapping<'_> {}
+
+impl Mapping<'_> {
+    /// The first byte. A load or store of a lost page gets SIGBUS.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Always false.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    fn pages(&self) -> Range<u64> {
+        let first = self.start.as_ptr() as u64 / PAGE_BYTES;
+        first..first + self.mapped as u64 / PAGE_BYTES
+    }
+
+    /// Copies the bytes from `at` on.
+    pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), SpaceFailure> {
+        let to = into.as_mut_ptr();
+        self.each_step(at, into.len(), |from, done, len| {
+            // SAFETY: the step's bytes are mapped and resident until this returns; `to` has room for all of them.
+            unsafe { std::ptr::copy_nonoverlapping(from, to.add(done), len) };
+        })
+    }
+
+    /// Overwrites the bytes from `at` on. After an error, some of them may be written.
+    pub fn write(&self, at: usize, bytes: &[u8]) -> Result<(), SpaceFailure> {
+        let from = bytes.as_ptr();
+        self.each_step(at, bytes.len(), |to, done, len| {
+            // SAFETY: as in `read`, with the directions exchanged.
+            unsafe { std::ptr::copy_nonoverlapping(from.add(done), to, len) };
+        })
+    }
+
+    /// Calls `step` with each part of the range while it is resident and cannot be evicted: its address, how much came
+    /// before it, and its length.
+    fn each_step(
+        &self,
+        at: usize,
+        len: usize,
+        mut step: impl FnMut(*mut u8, usize, usize),
+    ) -> Result<(), SpaceFailure> {
+        if at.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(SpaceFailure::OutOfRange);
+        }
+        let mut done = 0;
+        while done < len {
+            let here = self.start.as_ptr() as usize + at + done;
+            let part = (STEP_BYTES - here % STEP_BYTES).min(len - done);
+            let pinned = self.pin(here, part)?;
+            step(here as *mut u8, done, part);
+            drop(pinned);
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// Makes a range resident until the value is dropped.
+    fn pin(&self, start: usize, len: usize) -> Result<Pinned<'_>, SpaceFailure> {
+        self.space.check()?;
+        let pager = self.space.pager;
+        let _blocked = Blocked::all();
+        let (first, last) = (start as u64 / PAGE_BYTES, ((start + len) as u64).div_ceil(PAGE_BYTES));
+        let pinned = Pinned { pager, slot: claim_pin(pager, first, last)? };
+        let thread = ThreadIndex(thread_slot::index(THREADS_MAX));
+        match bring(pager, first, last, thread) {
+            Ok(Brought::Present) => Ok(pinned),
+            Ok(Brought::AsFarAsManaged) => {
+                let engine = pager.engine();
+                let mut blocks = engine.map().blocks_in(first, last);
+                let is_lost = blocks.any(|block| engine.map().block(block).state == State::Poisoned);
+                if is_lost { Err(SpaceFailure::Lost) } else { Ok(pinned) }
+            }
+            Ok(Brought::NoRoom) => Err(SpaceFailure::NoRoom),
+            Err(fatal) => Err(self.space.ended(fatal)),
+        }
+    }
+
+    /// Empties the mapping: it reads as zeros, also where bytes were lost.
+    pub fn discard(&self) -> Result<(), SpaceFailure> {
+        self.space.check()?;
+        let (start, len) = (self.start.as_ptr() as usize, self.mapped);
+        // SAFETY: the caller gives the contents up, and the engine holds no frame of theirs at this moment.
+        self.give_up(false, || unsafe { aquifer_sys::memory::drop_pages(start, len) })
+    }
+
+    /// Unmaps the memory, and returns what went wrong; the memory is gone in any case.
+    pub fn unmap(self) -> Result<(), SpaceFailure> {
+        let unmapped = self.end();
+        std::mem::forget(self);
+        unmapped
+    }
+
+    fn end(&self) -> Result<(), SpaceFailure> {
+        if self.space.process != std::process::id() {
+            return Ok(());
+        }
+        let (start, len) = (self.start.as_ptr() as usize, self.mapped);
+        self.space.listed().remove(start..start + len);
+        // SAFETY: the mapping's own memory, to which no pointer may be used any more.
+        let unmap = || unsafe { unmap(start, len) };
+        if self.space.check().is_ok() {
+            return self.give_up(true, unmap);
+        }
+        unmap().map_err(SpaceFailure::System)
+    }
+
+    /// Makes the engine forget the contents while `act` takes them away.
+    fn give_up(&self, remove: bool, act: impl FnOnce() -> Result<(), Errno>) -> Result<(), SpaceFailure> {
+        let _blocked = Blocked::all();
+        let pages = self.pages();
+        let act = || {
+            let result = act();
+            (result, result.is_ok())
+        };
+        match discard(self.space.pager, pages.start, pages.end, remove, act, |_, _| ()) {
+            Ok(Discard { result, .. }) => result.map_err(SpaceFailure::System),
+            Err(fatal) => Err(self.space.ended(fatal)),
+        }
+    }
+}
+
+impl Drop for Mapping<'_> {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+/// Claims a pin, once other threads have released enough of theirs.
+fn claim_pin(pager: &Pager, first: u64, last: u64) -> Result<usize, SpaceFailure> {
+    let started = now_ns();
+    loop {
+        let ticket = pager.progress.ticket();
+        if let Some(slot) = pager.claim_pin(first, last) {
+            return Ok(slot);
+        }
+        if Duration::from_nanos(now_ns() - started) > PIN_WAIT_MAX {
+            return Err(SpaceFailure::NoRoom);
+        }
+        pager.progress.sleep(ticket, PIN_WAIT_ONCE);
+    }
+}
+
+/// A range that stays resident.
+struct Pinned<'p> {
+    pager: &'p Pager,
+    slot: usize,
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.pager.release_pin(self.slot);
+    }
+}
+
+/// From now on a forked child closes what its parent's spaces have open, before fork(3) returns there.
+fn forget_in_children() {
+    static REGISTERED: Once = Once::new();
+    extern "C" fn in_child() {
+        spaces::forget_all(|pager| {
+            if pager.give_up_in_child().is_err() {
+                abort(&["a forked process cannot give up what is its parent's; raise its limits (ulimit -a)"]);
+            }
+        });
+    }
+    REGISTERED.call_once(|| {
+        // SAFETY: the function may be called in any child; without room for it, no child is any worse than one that
+        // was made by clone(2).
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+}

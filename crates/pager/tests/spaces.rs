@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Several memory spaces in one process: each keeps to its own budget, and fails alone.
+//!
+//! The bug they guard against: a pager that exists once per process, and whose failure ends it.
+
+#![allow(unsafe_code, reason = "the memory of spaces is touched as programs touch theirs; and a process forks")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use aquifer_pager::memory_space::{DRAM_BYTES_MIN, MemorySpace, OpenFailure, SpaceFailure, SpaceSettings};
+use aquifer_stats::{Counter, Gauge};
+use common::{MIB, PAGE, can_run, check, fill, settings, space, word};
+
+#[test]
+fn two_spaces_keep_to_their_budgets_and_one_is_closed_while_the_other_works() {
+    if !can_run() {
+        return;
+    }
+    let (first, second) = (space("dram:size=64MiB"), space("dram:size=64MiB"));
+    let one = first.map(40 * MIB).unwrap();
+    fill(&one, 1);
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let two = second.map(40 * MIB).unwrap();
+            for salt in 0..6 {
+                fill(&two, salt);
+                check(&two, salt);
+            }
+        });
+        check(&one, 1);
+        for space in [&first, &second] {
+            let statistics = space.statistics();
+            assert!(statistics.gauge(Gauge::ResidentBytes) <= DRAM_BYTES_MIN, "{}", statistics.to_json());
+        }
+        assert!(first.statistics().counter(Counter::EvictedBlocks) > 0);
+        worker.join().unwrap();
+    });
+    drop(one);
+    first.close().unwrap();
+    let two = second.map(40 * MIB).unwrap();
+    fill(&two, 9);
+    check(&two, 9);
+    drop(two);
+    second.close().unwrap();
+}
+
+/// The tier loses what it holds: reads say so, the other space goes on, and so does the process.
+#[test]
+fn a_space_fails_alone_and_says_so() {
+    if !can_run() {
+        return;
+    }
+    let (bad, good) = (space("failing:after=40,on=read:dram:size=64MiB"), space("dram:size=64MiB"));
+    let (lost, fine) = (bad.map(40 * MIB).unwrap(), good.map(40 * MIB).unwrap());
+    let block = vec![7; 64 << 10];
+    for at in (0..lost.len()).step_by(block.len()) {
+        lost.write(at, &block).unwrap();
+        fine.write(at, &block).unwrap();
+    }
+    let mut found = vec![0; block.len()];
+    let mut failures = 0;
+    for at in (0..lost.len()).step_by(block.len()) {
+        match lost.read(at, &mut found) {
+            Ok(()) => assert!(found == block, "at {at:#x}"),
+            Err(SpaceFailure::Lost) => failures += 1,
+            Err(other) => panic!("{other}"),
+        }
+        fine.read(at, &mut found).unwrap();
+        assert!(found == block, "at {at:#x}");
+    }
+    assert!(failures > 0, "the tier fails, and nothing was lost");
+    // What was lost can be given up, and is zeros then.
+    lost.discard().unwrap();
+    lost.read(0, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0));
+    drop(lost);
+    bad.close().unwrap();
+}
+
+/// A full tier refuses what has no room, and loses nothing: everything is there once something else was unmapped.
+#[test]
+fn a_full_tier_is_an_error_and_nothing_is_lost() {
+    if !can_run() {
+        return;
+    }
+    let space = space("dram:size=16MiB");
+    let (spare, mapping) = (space.map(8 * MIB).unwrap(), space.map(96 * MIB).unwrap());
+    fill(&spare, 1);
+    let block = vec![3; 256 << 10];
+    let fits = |at: &usize| match mapping.write(*at, &block) {
+        Ok(()) => true,
+        Err(failure) => {
+            assert_eq!(failure, SpaceFailure::NoRoom);
+            false
+        }
+    };
+    let written = (0..mapping.len()).step_by(block.len()).take_while(fits).count();
+    assert!((48..160).contains(&written), "{written} blocks found room in 32 MiB, of which 8 were taken");
+    assert_eq!(space.failure(), None);
+    spare.unmap().unwrap();
+    let mut found = vec![0; block.len()];
+    for at in (0..written).map(|index| index * block.len()) {
+        mapping.read(at, &mut found).unwrap();
+        assert!(found == block, "at {at:#x}");
+    }
+}
+
+/// A tier that stands still for seconds holds up its own space, and no other: they share no lock.
+#[test]
+fn a_space_never_waits_for_another() {
+    if !can_run() {
+        return;
+    }
+    let (slow, quick) =
+        (space("failing:every=1,on=read,times=0,delay=200ms:dram:size=64MiB"), space("dram:size=64MiB"));
+    let (stands, goes) = (slow.map(24 * MIB).unwrap(), quick.map(24 * MIB).unwrap());
+    fill(&goes, 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            fill(&stands, 2);
+            let mut page = [0; PAGE];
+            (0..4).for_each(|index| stands.read(index * 2 * MIB, &mut page).unwrap());
+        });
+        for _ in 0..4 {
+            let started = Instant::now();
+            check(&goes, 1);
+            let took = started.elapsed();
+            assert!(took < Duration::from_secs(20), "24 MiB took {took:?}");
+        }
+    });
+}
+
+/// A forked child reaches the memory of its parent's spaces neither by address nor by a descriptor. It may have a
+/// userfaultfd of its own, and something else may lie where the memory was (the tiers that it opens for itself).
+#[test]
+fn a_forked_child_has_nothing_of_its_parents_spaces() {
+    if !can_run() {
+        return;
+    }
+    let parent = space("dram:size=64MiB");
+    let mapping = parent.map(24 * MIB).unwrap();
+    fill(&mapping, 4);
+    let start = mapping.as_ptr() as usize;
+    // SAFETY: the child reads its own memory and descriptors, and ends by _exit(2); glibc lets a child allocate.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let addresses = || (start..start + 24 * MIB).step_by(PAGE);
+        let reads = addresses().any(|at| read_own(at) == Some(word(at, 4)));
+        let mut descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let writes = descriptors.any(|entry| {
+            let target = std::fs::read_link(entry.path()).unwrap_or_default();
+            let number = entry.file_name().to_string_lossy().parse().expect("descriptors are numbers");
+            target.to_string_lossy().contains("userfaultfd") && addresses().any(|at| install(number, at))
+        });
+        // SAFETY: ends the child without running what the parent has registered.
+        unsafe { libc::_exit(i32::from(reads) + 2 * i32::from(writes)) };
+    }
+    let mut status = 0;
+    // SAFETY: waitpid(2) writes one number.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status), "{status:#x}");
+    assert_eq!(libc::WEXITSTATUS(status), 0, "1: the child reads its parent's memory, 2: it writes there");
+    check(&mapping, 4);
+}
+
+/// Installs a page of ones at `address` through a userfaultfd; whether it could. ioctl_userfaultfd(2), UFFDIO_COPY.
+fn install(uffd: i32, address: usize) -> bool {
+    const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
+    let page = [1u8; PAGE];
+    let mut copy = [address as u64, page.as_ptr() as u64, PAGE as u64, 0, 0];
+    // SAFETY: the call reads `page`, and reads and writes `copy`, which has the call's five words.
+    unsafe { libc::ioctl(uffd, UFFDIO_COPY, copy.as_mut_ptr()) == 0 }
+}
+
+/// The word at `address` of this process, if something can be read there.
+fn read_own(address: usize) -> Option<u64> {
+    let mut word = 0u64;
+    let to = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: 8 };
+    let from = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: 8 };
+    // SAFETY: process_vm_readv(2) writes the word, and answers EFAULT where nothing can be read.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+    (read == 8).then_some(word)
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let small = SpaceSettings { dram_bytes: MIB as u64, ..settings("dram:size=16MiB") };
+    assert!(matches!(MemorySpace::open(small), Err(OpenFailure::SmallBudget)));
+    let space = space("dram:size=16MiB");
+    assert_eq!(space.map(0).map(|_| ()), Err(SpaceFailure::OutOfRange));
+    assert_eq!(space.map(usize::MAX).map(|_| ()), Err(SpaceFailure::OutOfRange));
+    assert_eq!(space.map((1 << 40) + 1).map(|_| ()), Err(SpaceFailure::OutOfRange));
+    let mapping = space.map(5000).unwrap();
+    let mut bytes = [1; 8];
+    assert_eq!(mapping.read(4993, &mut bytes), Err(SpaceFailure::OutOfRange));
+    assert_eq!(mapping.write(usize::MAX, &bytes), Err(SpaceFailure::OutOfRange));
+    mapping.read(4992, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 8]);
+}
