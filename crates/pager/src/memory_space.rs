@@ -12,7 +12,7 @@
 //! none of its parent's spaces: their memory is not mapped there, and their descriptors are closed before fork(3)
 //! returns.
 
-#![allow(unsafe_code, reason = "maps and unmaps memory, and frees a space that nobody uses any more")]
+#![allow(unsafe_code, reason = "maps and unmaps memory, and frees a space that is no longer in use")]
 
 use std::fmt;
 use std::ops::Range;
@@ -116,7 +116,7 @@ impl fmt::Display for SpaceFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ended(fatal) => write!(f, "the space cannot go on: {fatal}; close it"),
-            Self::Lost => f.write_str("the tier has lost bytes of this range; discard it and write it anew"),
+            Self::Lost => f.write_str("the tier has lost bytes of this range; discard it, then write it again"),
             Self::NoRoom => {
                 f.write_str("nothing more can be written back; give the tier more room, or unmap something")
             }
@@ -131,7 +131,7 @@ impl fmt::Display for SpaceFailure {
 impl std::error::Error for SpaceFailure {}
 
 /// A space's thread, or a fault in it, does not end: the tier or the kernel does not answer. The space stays in memory,
-/// so that nothing is freed under whoever still uses it.
+/// so that nothing that is still in use is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StillInUse;
 
@@ -145,7 +145,7 @@ impl std::error::Error for StillInUse {}
 
 /// See the module.
 pub struct MemorySpace {
-    /// Freed by `end`, and by nobody else.
+    /// Freed only by `end`.
     pager: &'static Pager,
     /// `None` once the space has ended.
     listed: Option<Listed>,
@@ -192,7 +192,7 @@ impl MemorySpace {
             Ok(listed) => Ok(MemorySpace { pager, listed: Some(listed), process: std::process::id() }),
             Err(failure) => {
                 if pager.end_threads() {
-                    // SAFETY: leaked above; its threads have ended, and nobody else has learnt of it.
+                    // SAFETY: leaked above; its threads have ended, and nothing else has seen it.
                     drop(unsafe { Box::from_raw(std::ptr::from_ref(pager).cast_mut()) });
                 }
                 Err(failure)
@@ -293,7 +293,7 @@ fn map_regions(len: usize) -> Result<usize, Errno> {
     let align = REGION_BYTES as usize;
     let mapped = map_anonymous(len.checked_add(align).ok_or(Errno(libc::ENOMEM))?)?;
     let (start, end) = (mapped.next_multiple_of(align), mapped + len + align);
-    // SAFETY: both ends belong to the mapping that was just made, and nobody uses them.
+    // SAFETY: both ends belong to the mapping that was just made, and nothing uses them yet.
     unsafe {
         unmap(mapped, start - mapped)?;
         unmap(start + len, end - start - len)?;
@@ -312,7 +312,8 @@ pub struct Mapping<'s> {
     mapped: usize,
 }
 
-// SAFETY: the value is a range of addresses, like a pointer and a length; whoever dereferences it answers for that.
+// SAFETY: the value is a range of addresses, like a pointer and a length; code that dereferences it
+// states its own reasons.
 unsafe impl Send for Mapping<'_> {}
 // SAFETY: as above. `read` and `write` copy as the kernel does: concurrent ones of the same bytes may mix.
 unsafe impl Sync for Mapping<'_> {}

@@ -51,7 +51,7 @@ const COPIED_PART: u64 = 64;
 const FETCH_COST_MEDIUM: u64 = 5;
 const FETCH_COST_MEMORY: u64 = 1;
 
-/// The owner of a space, who is told when the space cannot go on.
+/// To whom a space belongs, which decides what happens when it cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// To an unchanged program, which ends with a message, since a load or store cannot return an error.
@@ -62,7 +62,7 @@ pub enum Owner {
 
 /// The settings of a space.
 pub struct Settings {
-    /// To whom it belongs.
+    /// To whom the space belongs.
     pub owner: Owner,
     /// Local DRAM for managed memory, in bytes.
     pub dram_bytes: u64,

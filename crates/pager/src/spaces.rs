@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which space of a caller's has an address: a table that the fault handler reads without a lock.
+//! Which of the callers' spaces has an address: a table that the fault handler reads without a lock.
 //!
 //! Mappings of callers' spaces consist of whole 2 MiB regions, and no region has memory of two spaces. So one byte for
 //! each region of the address space names the space. What is in no such region belongs to the program's own space, if
@@ -46,7 +46,7 @@ static ENTRIES: [Entry; SPACES_MAX] =
 
 /// The table's first byte; null until the first space is opened. Never unmapped.
 static TABLE: AtomicPtr<AtomicU8> = AtomicPtr::new(null_mut());
-/// Held by who maps the table or takes an entry.
+/// Held while the table is mapped or an entry is taken.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// The bytes of the table; `None` until the first space is opened.
@@ -99,14 +99,14 @@ impl Listed {
         self.set(addresses, self.byte());
     }
 
-    /// They are nobody's from now on.
+    /// No space has them from now on.
     pub(crate) fn remove(&self, addresses: Range<usize>) {
         self.set(addresses, 0);
     }
 
     fn set(&self, addresses: Range<usize>, byte: u8) {
         let regions = addresses.start / REGION_BYTES as usize..addresses.end / REGION_BYTES as usize;
-        // SeqCst pairs with `find`: either it sees the byte, or its use is seen by who closes the space.
+        // SeqCst pairs with `find`: either it sees the byte, or the thread that closes the space sees the use.
         table().expect("it was mapped for the space")[regions].iter().for_each(|it| it.store(byte, Ordering::SeqCst));
     }
 

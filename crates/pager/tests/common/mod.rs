@@ -49,7 +49,7 @@ pub fn word(at: usize, salt: u64) -> u64 {
 /// Writes a word to each page, by stores.
 pub fn fill(mapping: &Mapping<'_>, salt: u64) {
     for at in (0..mapping.len()).step_by(PAGE) {
-        // SAFETY: within the mapping, which nobody else uses; faults are resolved by the space.
+        // SAFETY: within the mapping, which only this test uses; faults are resolved by the space.
         unsafe { mapping.as_ptr().add(at).cast::<u64>().write_volatile(word(at, salt)) };
     }
 }
