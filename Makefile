@@ -13,7 +13,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 RELEASE := $(TARGET)/release
-# The program that `aquifer stress` runs, as crates/e2e/src/build.rs compiles it.
+# The program that `aquifer stress` runs, as crates/lab/e2e/src/build.rs compiles it.
 TORTURE_FLAGS := -O1 -g -std=gnu11 -pthread
 # What `make demo` passes on, such as DEMO_ARGS="--workload bfs".
 DEMO_ARGS ?=
@@ -29,7 +29,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 build:
 	$(CARGO) build --release --package aquifer-cli --package aquifer-preload
 	$(CARGO) build --release --package aquifer-e2e --bin stress
-	$(CC) $(TORTURE_FLAGS) -o $(RELEASE)/aquifer-torture crates/e2e/torture/*.c
+	$(CC) $(TORTURE_FLAGS) -o $(RELEASE)/aquifer-torture crates/lab/e2e/torture/*.c
 	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
 
 demo:

@@ -95,8 +95,13 @@ pub fn check(root: &Path) -> Vec<String> {
     print!("{}", drawing(RINGS));
     let mut complaints = compare(RINGS, &crate_graph::edges(&metadata));
     complaints.extend(outward(RINGS));
+    let folders = crate_graph::folders(&metadata);
     for pure in PURE {
-        let sources = files(&root.join("crates").join(pure).join("src"), &["rs"]);
+        let Some(folder) = folders.get(*pure) else {
+            complaints.push(format!("arch: there is no crate {pure}; correct the list of pure crates"));
+            continue;
+        };
+        let sources = files(&folder.join("src"), &["rs"]);
         for file in sources.iter().filter(|file| !file.ends_with("tests.rs")) {
             let source = fs::read_to_string(file).unwrap_or_default();
             let name = file.strip_prefix(root).unwrap_or(file).display();

@@ -4,7 +4,7 @@
 //! Reads `cargo metadata`: the edges between the workspace's crates, and the licences of all others.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -53,6 +53,12 @@ pub fn edges(metadata: &Value) -> Edges {
         edges.insert(short(text(package, "name")), targets);
     }
     edges
+}
+
+/// The folder of each workspace crate. Names omit the prefix `aquifer-`.
+pub fn folders(metadata: &Value) -> BTreeMap<String, PathBuf> {
+    let folder = |package| Path::new(text(package, "manifest_path")).parent().unwrap_or(Path::new("")).to_path_buf();
+    ours(metadata).map(|package| (short(text(package, "name")), folder(package))).collect()
 }
 
 /// The crates from outside the workspace.

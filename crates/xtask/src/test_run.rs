@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use crate::skips::{self, Allowed, Skip};
 use crate::tally::Tally;
 
-/// Names the file to which tests write that they were skipped; as in `crates/test-support/src/skips.rs`.
+/// Names the file to which tests write that they were skipped; as in `crates/lab/test-support/src/skips.rs`.
 const SKIPS_VARIABLE: &str = "AQUIFER_TEST_SKIPS";
 
 /// The results to print at the end.

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How the command ends: exit codes, and the single line that a failure prints.
+
+use std::fmt;
+use std::process;
+
+pub use crate::log::say;
+
+/// What the exit status means. Apart from these codes, `aquifer run` passes through the status of its program, and
+/// exits with 128 + n when signal n ended the program, as a shell does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ExitCode {
+    /// All requested work was done. A reader that closes the pipe early is not a failure.
+    Success = 0,
+    /// The command was understood but could not do its work.
+    Failure = 1,
+    /// The arguments make no sense: an unknown flag, an invalid size, a budget out of range.
+    Usage = 2,
+    /// `--strict`: something would have escaped the budget, so the program was ended or not started.
+    Refused = 112,
+    /// The pager, inside the program, could not continue: it would have lost memory of the program, or waited without
+    /// end. It prints why and ends the program (`crates/memory/pager/src/abort.rs`).
+    CannotGoOn = 113,
+    /// `aquifer run` itself could not start: no preload library, no state directory, no memory. The preload library
+    /// uses the same code when it cannot start. In either case the program has not run.
+    CannotStart = 125,
+    /// The program was found but cannot run on managed memory: it is not executable, statically linked, or built for
+    /// another machine.
+    CannotRun = 126,
+    /// The program was not found.
+    NotFound = 127,
+}
+
+impl ExitCode {
+    /// Every code, for the manual.
+    pub const ALL: &'static [ExitCode] = &[
+        ExitCode::Success,
+        ExitCode::Failure,
+        ExitCode::Usage,
+        ExitCode::Refused,
+        ExitCode::CannotGoOn,
+        ExitCode::CannotStart,
+        ExitCode::CannotRun,
+        ExitCode::NotFound,
+    ];
+
+    /// One sentence for `--help` and the manual.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            ExitCode::Success => "everything that was asked for was done",
+            ExitCode::Failure => "the command could not do its work",
+            ExitCode::Usage => "the arguments make no sense",
+            ExitCode::Refused => "--strict ended the program, or did not start it: its budget would not have held",
+            ExitCode::CannotGoOn => "the pager could not go on, and ended the program with a message",
+            ExitCode::CannotStart => "aquifer run could not start, and the program has not run",
+            ExitCode::CannotRun => "the program cannot be run on managed memory",
+            ExitCode::NotFound => "the program was not found",
+        }
+    }
+}
+
+impl From<ExitCode> for process::ExitCode {
+    fn from(code: ExitCode) -> Self {
+        (code as u8).into()
+    }
+}
+
+/// The section of `--help` and the manual that lists the codes.
+pub fn section() -> String {
+    let line = |code: &ExitCode| format!("\n  {:<4} {}", *code as u8, code.meaning());
+    format!("Exit status:{}", ExitCode::ALL.iter().map(line).collect::<String>())
+}
+
+/// A failure, ready to print: what happened, and what the user can do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The exit status.
+    pub code: ExitCode,
+    /// What is wrong, with the errno's description if there is an errno.
+    pub cause: String,
+    /// What to do. Empty if the cause already says it.
+    pub remedy: String,
+}
+
+impl Failure {
+    /// A failure with its status, cause and remedy.
+    pub fn new(code: ExitCode, cause: impl Into<String>, remedy: impl Into<String>) -> Failure {
+        Failure { code, cause: cause.into(), remedy: remedy.into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.cause.replace('\n', " "))?;
+        if self.remedy.is_empty() { Ok(()) } else { write!(f, "; {}", self.remedy) }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Turns the outcome of a command into the process's exit code, and prints the one line of a failure.
+pub fn conclude(outcome: Result<process::ExitCode, Failure>) -> process::ExitCode {
+    match outcome {
+        Ok(status) => status,
+        Err(failure) => {
+            say(&failure);
+            failure.code.into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line() {
+        let failure = Failure::new(ExitCode::Usage, "one\ntwo", "do this");
+        assert_eq!(failure.to_string(), "one two; do this");
+        assert_eq!(Failure::new(ExitCode::Usage, "one", "").to_string(), "one");
+    }
+
+    #[test]
+    fn every_code_has_its_own_number_and_sentence() {
+        let mut seen: Vec<(u8, &str)> = ExitCode::ALL.iter().map(|code| (*code as u8, code.meaning())).collect();
+        assert!(seen.is_sorted());
+        seen.dedup_by(|a, b| a.0 == b.0 || a.1 == b.1);
+        assert_eq!(seen.len(), ExitCode::ALL.len());
+    }
+}

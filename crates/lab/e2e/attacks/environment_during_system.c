@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+//
+// attack: tiers=dram delivery=signal dram=16MiB limit=30
+//
+// Promise: what descendants need is in the environment that system(3) uses, and the program does not notice (see
+// crates/fronts/preload/src/descendants.rs).
+// Attempt: the environment lacks it; one thread waits in system(3), whose environment is not the program's then. Another
+// thread calls setenv(3) meanwhile, and looks at the environment when the first one and its stack are gone.
+// Broken: an entry that is nobody's any more (1, or a signal), a descendant that is not managed (2).
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+extern char **environ;
+static int status;
+
+/* Over what system(3) had on the stack. */
+__attribute__((noinline)) static int overwrite(void) {
+    volatile char scrap[64 << 10];
+    for (size_t at = 0; at < sizeof scrap; at++) scrap[at] = 'x';
+    return scrap[status & 1] == 'x';
+}
+
+static void *wait_long(void *command) {
+    status = system(command);
+    return overwrite() ? NULL : command;
+}
+
+int main(void) {
+    clearenv();
+    setenv("PATH", "/usr/bin:/bin", 1);
+    pthread_t thread;
+    pthread_create(&thread, NULL, wait_long, "sleep 0.5; test -n \"$LD_PRELOAD\"");
+    usleep(200000);
+    setenv("MEANWHILE", "1", 1);
+    pthread_join(thread, NULL);
+    int entries = 0;
+    for (char **entry = environ; *entry; entry++, entries++)
+        if (strncmp(*entry, "PATH=", 5) && strncmp(*entry, "MEANWHILE=", 10) && strncmp(*entry, "LD_PRELOAD=", 11) &&
+            strncmp(*entry, "AQUIFER_CONFIG=", 15))
+            return 1;
+    if (!getenv("MEANWHILE") || getenv("NONE")) return 1;
+    return status ? 2 : 0;
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Builds the binaries under test, and programs to run under them.
+//!
+//! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, to test binaries
+//! that were built elsewhere. Otherwise they are built here in release mode, because that is what ships.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Names the directory with the binaries.
+pub const BIN_VARIABLE: &str = "AQUIFER_E2E_BIN";
+
+/// Names the directory for the tests' files; by default it is next to the binaries.
+pub const SCRATCH_VARIABLE: &str = "AQUIFER_E2E_SCRATCH";
+/// Names the installed torture program; by default it is compiled.
+pub const TORTURE_VARIABLE: &str = "AQUIFER_E2E_TORTURE";
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+}
+
+fn target_directory() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
+/// The directory with `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, built once per process.
+pub fn binaries() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        if let Some(directory) = std::env::var_os(BIN_VARIABLE) {
+            return directory.into();
+        }
+        let target = target_directory();
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let status = Command::new(cargo)
+            .current_dir(workspace())
+            .args([
+                "build",
+                "--quiet",
+                "--release",
+                "-p",
+                "aquifer-cli",
+                "-p",
+                "aquifer-preload",
+                "-p",
+                "aquifer-sim",
+                "--target-dir",
+            ])
+            .arg(&target)
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "the binaries under test do not build");
+        let directory = target.join("release");
+        // A library that the group can write, by the umask of many users, is refused.
+        let library = directory.join("libaquifer_preload.so");
+        std::fs::set_permissions(library, std::fs::Permissions::from_mode(0o755)).expect("it was just built");
+        directory
+    })
+}
+
+/// Builds a test binary of another crate in release mode.
+pub fn test_program(package: &str, test: &str) -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let words = ["test", "--release", "--no-run", "--message-format", "json", "-p", package, "--test", test];
+    let mut command = Command::new(cargo);
+    let output = command.current_dir(workspace()).args(words).arg("--target-dir").arg(target_directory()).output();
+    let output = output.expect("cargo can be started");
+    assert!(output.status.success(), "{test} does not build: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let objects = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let is_it = |object: &serde_json::Value| object["target"]["name"] == test && object["executable"].is_string();
+    let object = objects.into_iter().find(is_it).expect("cargo says where it is");
+    object["executable"].as_str().expect("it was just looked at").into()
+}
+
+/// Builds the preload library with a planted bug (it skips a fetch now and then), separately from the other binaries.
+pub fn planted_library() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let target = target_directory();
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let words = "build --quiet --profile planted -p aquifer-preload --features planted-bug --target-dir";
+        let status = Command::new(cargo).current_dir(workspace()).args(words.split(' ')).arg(&target).status();
+        assert!(status.is_ok_and(|status| status.success()), "the library with the planted bug does not build");
+        target.join("planted/libaquifer_preload.so")
+    };
+    BUILT.get_or_init(build).clone()
+}
+
+/// A new, empty directory for one test, on the disk of the target directory.
+pub fn scratch(test: &str) -> PathBuf {
+    let name = format!("aquifer-e2e-{test}-{}", std::process::id());
+    let directory = std::env::var_os(SCRATCH_VARIABLE).map_or_else(|| binaries().join("e2e"), PathBuf::from);
+    let path = directory.join(name);
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).expect("the target directory can be written");
+    path
+}
+
+/// Compiles C. Returns `None`, and reports a skip, if there is no C compiler.
+pub fn compile(name: &str, sources: &[PathBuf]) -> Option<PathBuf> {
+    compile_linked(name, sources, &[])
+}
+
+/// Compiles C and links it with these libraries, such as `m`.
+pub fn compile_linked(name: &str, sources: &[PathBuf], libraries: &[String]) -> Option<PathBuf> {
+    compile_with(name, sources, &[], libraries)
+}
+
+fn compile_with(name: &str, sources: &[PathBuf], more: &[&str], libraries: &[String]) -> Option<PathBuf> {
+    let built = scratch(&format!("cc-{name}")).join(name);
+    let warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"];
+    let flags = ["-O1", "-g", "-std=gnu11", "-pthread", "-o"];
+    let libraries = libraries.iter().map(|library| format!("-l{library}"));
+    match Command::new("cc").args(warnings).args(more).args(flags).arg(&built).args(sources).args(libraries).output() {
+        Ok(output) if output.status.success() => Some(built),
+        Ok(output) => panic!("{name} does not compile: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            aquifer_test_support::skip(format!("cc cannot be started: {error}"));
+            None
+        }
+    }
+}
+
+/// Compiles C source text.
+pub fn compile_text(name: &str, source: &str) -> Option<PathBuf> {
+    let path = scratch(&format!("source-{name}")).join(format!("{name}.c"));
+    std::fs::write(&path, source).expect("the scratch directory can be written");
+    compile(name, &[path])
+}
+
+/// Compiles C from text to a library that can be preloaded.
+pub fn compile_library(name: &str, source: &str) -> Option<PathBuf> {
+    let path = scratch(&format!("source-{name}")).join(format!("{name}.c"));
+    std::fs::write(&path, source).expect("the scratch directory can be written");
+    compile_with(name, &[path], &["-shared", "-fPIC"], &["dl".to_owned()])
+}
+
+/// Compiles the body of a C `main`, which can call `touch(MIB)`: new memory whose bytes are `at >> 12 | 1`.
+pub fn compile_small(name: &str, body: &str) -> Option<PathBuf> {
+    let headers =
+        ["errno", "fcntl", "signal", "stdio", "stdlib", "string", "sys/mman", "sys/stat", "sys/wait", "time", "unistd"];
+    let headers: String = headers.iter().map(|name| format!("#include <{name}.h>\n")).collect();
+    // Volatile: a compiler removes stores to memory that is never read, and the test would test nothing.
+    let prologue = "static char *touch(size_t mib) { volatile char *start = malloc(mib << 20); \
+                    for (size_t at = 0; at < mib << 20; at += 64) start[at] = (char)(at >> 12 | 1); \
+                    return (char *)start; }\n";
+    compile_text(name, &format!("#define _GNU_SOURCE\n{headers}{prologue}int main(void) {{\n{body}\n}}\n"))
+}
+
+/// The torture program, compiled once per process.
+pub fn torture() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    BUILT
+        .get_or_init(|| {
+            if let Some(installed) = std::env::var_os(TORTURE_VARIABLE) {
+                return Some(installed.into());
+            }
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("torture");
+            let sources = ["main.c", "memory.c", "model.c", "processes.c", "threads.c", "transfers.c"]
+                .map(|file| folder.join(file));
+            compile("torture", &sources)
+        })
+        .as_deref()
+}

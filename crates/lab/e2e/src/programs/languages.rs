@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Language runtimes with their own allocators, signals and stacks: PHP, Ruby, Perl, SBCL, Erlang, LuaJIT, R, and
+//! polars in CPython.
+//!
+//! Their programs, in `crates/lab/e2e/programs/`, check what they stored and report errors in their exit status. Their
+//! output must match a native run's.
+
+use std::process::Command;
+
+use super::interpreters;
+use super::trial::{Trial, Verdict, installed};
+
+/// Runs `interpreter` with `words`, a script file with this name and text, and the size.
+fn script(trial: &Trial, interpreter: &str, words: &[&str], file: (&str, &str), size: u64) -> Result<Verdict, String> {
+    let program = match installed(&[interpreter]) {
+        Ok(program) => program,
+        Err(skipped) => return Ok(skipped),
+    };
+    let path = trial.write(file.0, file.1)?;
+    let size = size.to_string();
+    let arguments = [words, &[&path, &size]].concat();
+    trial.same(&program, &arguments, || Ok(String::new()))
+}
+
+/// Debian's PHP loads its extensions with RTLD_DEEPBIND.
+pub fn php(trial: &Trial) -> Result<Verdict, String> {
+    let text = include_str!("../../programs/heap.php");
+    script(trial, "php", &[], ("heap.php", text), trial.size(60_000, 4_000_000))
+}
+
+/// Ruby frees the memory of its alternate signal stack when it exits.
+pub fn ruby(trial: &Trial) -> Result<Verdict, String> {
+    let text = include_str!("../../programs/heap.rb");
+    script(trial, "ruby", &[], ("heap.rb", text), trial.size(60_000, 3_000_000))
+}
+
+/// Perl, with its own allocator.
+pub fn perl(trial: &Trial) -> Result<Verdict, String> {
+    let text = include_str!("../../programs/heap.pl");
+    script(trial, "perl", &[], ("heap.pl", text), trial.size(60_000, 3_000_000))
+}
+
+/// SBCL maps its heap by syscall(2), protects pages for its collector and the ends of its stacks, and handles the
+/// faults on an alternate stack.
+pub fn sbcl(trial: &Trial) -> Result<Verdict, String> {
+    let program = match installed(&["sbcl"]) {
+        Ok(program) => program,
+        Err(skipped) => return Ok(skipped),
+    };
+    let path = trial.write("heap.lisp", include_str!("../../programs/heap.lisp"))?;
+    let (heap, size) = (trial.size(512, 12_000).to_string(), trial.size(40_000, 3_000_000).to_string());
+    // Not with `--script`, under which a stack overflow ends the program.
+    let words = ["--noinform", "--no-sysinit", "--no-userinit", "--disable-debugger", "--load", &path];
+    let arguments = [&["--dynamic-space-size", &heap][..], &words, &["--end-toplevel-options", &size]].concat();
+    trial.same(&program, &arguments, || Ok(String::new()))
+}
+
+/// Erlang's schedulers, and processes that each collect their own memory.
+pub fn erlang(trial: &Trial) -> Result<Verdict, String> {
+    let (erl, compiler) = match (installed(&["erl"]), installed(&["erlc"])) {
+        (Ok(erl), Ok(compiler)) => (erl, compiler),
+        (Err(skipped), _) | (_, Err(skipped)) => return Ok(skipped),
+    };
+    let path = trial.write("heap.erl", include_str!("../../programs/heap.erl"))?;
+    let directory = trial.directory.display().to_string();
+    let compiled = Command::new(compiler).args(["-o", &directory, &path]).output();
+    if !compiled.is_ok_and(|output| output.status.success()) {
+        return Err("heap.erl does not compile".to_owned());
+    }
+    let size = trial.size(40_000, 2_000_000).to_string();
+    let arguments = ["-noshell", "-noinput", "+S", "2", "-pa", &directory, "-s", "heap", "main", &size];
+    trial.same(&erl, &arguments, || Ok(String::new()))
+}
+
+/// LuaJIT maps its memory itself, below 2 GiB in some builds.
+pub fn luajit(trial: &Trial) -> Result<Verdict, String> {
+    let text = include_str!("../../programs/heap.lua");
+    script(trial, "luajit", &[], ("heap.lua", text), trial.size(100_000, 3_000_000))
+}
+
+/// `Rscript` starts a shell script, which starts R.
+pub fn r(trial: &Trial) -> Result<Verdict, String> {
+    let text = include_str!("../../programs/heap.R");
+    script(trial, "Rscript", &["--vanilla"], ("heap.R", text), trial.size(400_000, 20_000_000))
+}
+
+/// polars in CPython.
+pub fn polars(trial: &Trial) -> Result<Verdict, String> {
+    let text = include_str!("../../programs/frames.py");
+    interpreters::script(trial, "polars", text, trial.size(1_000_000, 60_000_000))
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Initial inputs: valid ones, which reach deep into a decoder, and for each decoder some that are nearly valid.
+
+use aquifer_config::Config;
+use aquifer_core::record::{BATCH_HEADER_BYTES, HEADER_BYTES};
+use aquifer_fmapi::{Category, Dialect, Message, Opcode, ReturnCode};
+use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
+use aquifer_sys::shared_segment::SharedView;
+use aquifer_wire::{HEADER_BYTES as FRAME_HEADER_BYTES, Header};
+
+fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+/// Output of a workload, with the result among other lines.
+pub fn bench_result() -> Vec<Vec<u8>> {
+    let figure = r#""figure":{"name":"triad","value":1.5,"unit":"GB/s","better":"higher"}"#;
+    texts(&[
+        &format!("hello\n{{\"program\":\"stream\",{figure},\"verified\":true}}\nbye\n"),
+        &format!("{{{figure},\"verified\":false}}"),
+        "{\"figure\":{\"name\":\"a\",\"value\":1e999,\"unit\":\"s\",\"better\":\"lower\"},\"verified\":true}",
+        "{",
+        "",
+    ])
+}
+
+/// The configuration that `aquifer run` passes to its preload library.
+pub fn config() -> Vec<Vec<u8>> {
+    // Every field has a value other than its default.
+    let full = include_str!("../../../fronts/config/tests/golden/config_v4.json");
+    texts(&[full, &Config::default().to_json(), "{\"version\":3}", "{}", "null"])
+}
+
+/// Programs (dynamic, static, for another machine), reduced to the headers.
+pub fn elf() -> Vec<Vec<u8>> {
+    let file = |kind: u16, machine: u16, header: u32, contents: &[u8]| {
+        let mut bytes = vec![0; 120];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        bytes[16..18].copy_from_slice(&kind.to_le_bytes());
+        bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+        bytes[32..40].copy_from_slice(&64_u64.to_le_bytes());
+        bytes[54..56].copy_from_slice(&56_u16.to_le_bytes());
+        bytes[56..58].copy_from_slice(&1_u16.to_le_bytes());
+        bytes[64..68].copy_from_slice(&header.to_le_bytes());
+        bytes[72..80].copy_from_slice(&120_u64.to_le_bytes());
+        bytes[96..104].copy_from_slice(&(contents.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(contents);
+        bytes
+    };
+    let loader = b"/lib64/ld-linux-x86-64.so.2\0";
+    vec![
+        file(3, 62, 3, loader),
+        file(2, 62, 1, b""),
+        file(3, 62, 2, b""),
+        file(2, 22, 3, loader),
+        b"#!/bin/sh\n".into(),
+    ]
+}
+
+/// Device profiles that together use every section.
+pub fn profile() -> Vec<Vec<u8>> {
+    texts(&[
+        include_str!("../../../memory/tiers/profiles/cmm-h.toml"),
+        include_str!("../../../memory/tiers/profiles/rdma-100g.toml"),
+        include_str!("../../../memory/tiers/profiles/xl-flash-slc.toml"),
+        "description = \"\u{e4}\"\n[read]\nlatency_ns = [[nan, 1], [1.0, 2]]\nbytes_per_second = 1\n",
+    ])
+}
+
+/// A recording, its events alone, and truncated recordings.
+pub fn recording() -> Vec<Vec<u8>> {
+    let golden = include_bytes!("../../../memory/core/tests/golden/recording_v1.bin");
+    let events = &golden[HEADER_BYTES + BATCH_HEADER_BYTES..];
+    vec![golden.to_vec(), events.to_vec(), golden[..golden.len() - 30].to_vec(), golden[..HEADER_BYTES].to_vec()]
+}
+
+/// Sizes as users write them.
+pub fn size() -> Vec<Vec<u8>> {
+    texts(&[
+        "4GiB",
+        "307MiB",
+        "1.5GiB",
+        "4096",
+        "12 KiB",
+        "16EiB",
+        "18446744073709551615",
+        "1e9",
+        ".",
+        "-1",
+        "\u{b2}KB",
+    ])
+}
+
+/// A segment as a pager leaves it.
+pub fn stats_segment() -> Vec<Vec<u8>> {
+    let counters = Counters::create().expect("a memfd can be made");
+    Counter::ALL.iter().for_each(|counter| counters.add(*counter, 7));
+    counters.set(Gauge::Pid, 4711);
+    counters.set_resident_bytes(4096);
+    for (index, kind) in FaultKind::ALL.iter().enumerate() {
+        (0..40).for_each(|power| counters.record(*kind, (index as u64 + 1) << power));
+    }
+    counters.write(Text::Policy, "s3fifo");
+    counters.write(Text::Program, "caf\u{e9} \"quoted\"\n");
+    let view = SharedView::open(counters.descriptor().expect("it was made here")).expect("it was made so");
+    let whole: Vec<u8> = (0..view.len()).flat_map(|word| view.load(word).to_ne_bytes()).collect();
+    let header = whole[..64].to_vec();
+    vec![whole, header, vec![0; 64]]
+}
+
+/// Tier specifications as users write them.
+pub fn tier_spec() -> Vec<Vec<u8>> {
+    texts(&[
+        "flash:/mnt/nvme,size=8GiB,overwrite,buffered,plain-queue",
+        "dram:size=1GiB",
+        "emulated:cmm-h,size=1GiB",
+        "failing:after=100,on=write+discard,times=3,errno=ENOSPC,offsets=0-1MiB,delay=1.5ms:flash:/x,overwrite",
+        "failing:every=7,corrupt=3,full-after=8KiB:failing:after=1:dram:",
+        "donor:host:7000",
+        "",
+    ])
+}
+
+/// One message of each command, and payloads in the form that `targets::fmapi` splits.
+pub fn fmapi() -> Vec<Vec<u8>> {
+    let message = |opcode: &Opcode| {
+        let payload = vec![0; 16];
+        Message::new(Category::Request, 7, *opcode, ReturnCode::SUCCESS, payload).encode(&Dialect::STANDARD)
+    };
+    let cut = |index: usize| [&[index as u8, 4][..], &[1, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0]].concat();
+    Opcode::ALL.iter().map(message).chain((0..Opcode::ALL.len()).map(cut)).collect()
+}
+
+/// Messages as `targets::cxl_switch` cuts them: one of each command, to the switch and to a device, and a bind with an
+/// unbind.
+pub fn cxl_switch() -> Vec<Vec<u8>> {
+    let dialect = &Dialect::STANDARD;
+    let cut = |message: &[u8], later_ms| [&[message.len() as u8, later_ms], message].concat();
+    let message = |opcode: &Opcode, payload: &[u8]| {
+        Message::new(Category::Request, 7, *opcode, ReturnCode::SUCCESS, payload.to_vec()).encode(dialect)
+    };
+    let tunnelled =
+        |port_id: u8, inner: &[u8]| message(&Opcode::TUNNEL, &[&[port_id, 0, inner.len() as u8, 0], inner].concat());
+    let lengths = [0, 1, 2, 3, 6, 12, 16, 32];
+    let each = Opcode::ALL.iter().map(|opcode| {
+        let messages = lengths.iter().map(|length| message(opcode, &vec![0; *length]));
+        let messages: Vec<Vec<u8>> = messages.collect();
+        let inside = messages.iter().flat_map(|inner| [1, 2].map(|port_id| cut(&tunnelled(port_id, inner), 0)));
+        messages.iter().map(|message| cut(message, 0)).chain(inside).collect::<Vec<_>>().concat()
+    });
+    let bind = cut(&message(&Opcode::BIND_VPPB, &[0, 0, 1, 0, 0, 0]), 0);
+    let unbind = cut(&message(&Opcode::UNBIND_VPPB, &[0, 0, 1]), 100);
+    each.chain([[bind, unbind].concat()]).collect()
+}
+
+/// A certificate with a DNS name and a common name.
+pub fn certificate() -> Vec<Vec<u8>> {
+    vec![include_bytes!("../seeds/certificate.der").to_vec()]
+}
+
+/// Limits of tenants.
+pub fn tenants() -> Vec<Vec<u8>> {
+    texts(&[
+        "dns:a.example quota=16GiB connections=64 rate=2GiB requests=100000 # note\n* quota=0\n",
+        "uid:0 quota=all",
+    ])
+}
+
+/// One frame of each message between a donor and its borrowers.
+pub fn wire() -> Vec<Vec<u8>> {
+    let mut rest = &include_bytes!("../../../remote/wire/tests/golden/frames_v1.bin")[..];
+    let mut frames = Vec::new();
+    while let Some(header) = rest.first_chunk::<FRAME_HEADER_BYTES>() {
+        let body_bytes = Header::decode(header).expect("the golden file is good").body_bytes as usize;
+        let (frame, behind) = rest.split_at(FRAME_HEADER_BYTES + body_bytes);
+        frames.push(frame.to_vec());
+        rest = behind;
+    }
+    frames
+}

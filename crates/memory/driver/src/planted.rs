@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Deliberate bugs, for the check of the histories: each is found, or the histories prove nothing.
+//!
+//! Only with the feature `planted`, which nothing that ships has. `crates/lab/sim/tests/planted.rs` plants one after
+//! the other. Without the feature, [`is`] is false and costs nothing.
+
+/// A deliberate bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// Threads that wait for a block are not woken.
+    LostWakeup,
+    /// A changed block counts as known to be clean.
+    LateDirty,
+    /// A freed range of the tier is freed again later, when somebody else may have it.
+    DoubleFree,
+    /// Fetched bytes are not checked.
+    SkippedGuard,
+    /// A pinned block is evicted.
+    IgnoredPin,
+    /// A job of several requests ends with the first of them.
+    EarlyCompletion,
+    /// The write-protection of a block is not lifted when the program writes to it.
+    ForgottenProtection,
+    /// Work begins while another thread forks.
+    IgnoredPause,
+    /// A failed read-ahead counts as arrived.
+    FailedArrival,
+    /// A block that the kernel does not release counts as evicted.
+    IgnoredRefusal,
+    /// A read-ahead is reported when it is submitted: two threads have one frame.
+    TwoWorkers,
+    /// A failed write counts as done.
+    FailedWrite,
+    /// After a fork, only the changed pages of a block are written to its new slot.
+    PartialMove,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 13] = [
+        Bug::LostWakeup,
+        Bug::LateDirty,
+        Bug::DoubleFree,
+        Bug::SkippedGuard,
+        Bug::IgnoredPin,
+        Bug::EarlyCompletion,
+        Bug::ForgottenProtection,
+        Bug::IgnoredPause,
+        Bug::FailedArrival,
+        Bug::IgnoredRefusal,
+        Bug::TwoWorkers,
+        Bug::FailedWrite,
+        Bug::PartialMove,
+    ];
+}
+
+#[cfg(feature = "planted")]
+mod planted {
+    use std::cell::Cell;
+
+    use super::Bug;
+
+    thread_local! {
+        static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+        static FREED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    }
+
+    /// From now on this bug is in the driver, on this thread; or none.
+    pub fn plant(bug: Option<Bug>) {
+        PLANTED.set(bug);
+        FREED.set((0, 0));
+    }
+
+    /// Whether the bug is planted.
+    pub fn is(bug: Bug) -> bool {
+        PLANTED.get() == Some(bug)
+    }
+
+    /// The range that was freed before this one.
+    pub fn freed_before(slot: u64, bytes: u64) -> (u64, u64) {
+        FREED.replace((slot, bytes))
+    }
+}
+
+#[cfg(feature = "planted")]
+pub use planted::{freed_before, is, plant};
+
+/// Whether the bug is planted: not in this build.
+#[cfg(not(feature = "planted"))]
+#[inline(always)]
+pub const fn is(_: Bug) -> bool {
+    false
+}
