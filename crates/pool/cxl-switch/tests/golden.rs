@@ -2,8 +2,9 @@
 // Copyright the Aquifer authors
 
 //! Every exchange that was recorded of QEMU's switch and of the devices behind it
-//! (`crates/pool/fmapi/tests/golden/qemu.json`) is asked of ours. Where QEMU answers, ours does, with the same fields in
-//! the same places; where QEMU refuses, ours refuses, or answers because it can more. What differs on purpose is listed.
+//! (`crates/pool/fmapi/tests/golden/qemu.json`) is asked of ours. Where QEMU answers, ours does, with the same fields
+//! in the same places; where QEMU refuses, ours refuses, or answers because it can more. What differs on purpose is
+//! listed.
 //!
 //! And what Jackrabbit's `jack` (f1a0cd8) asked of `aquifer-cxl-switchd --dialect jackrabbit`, and printed as it
 //! should, is answered byte by byte (golden/jack.json).
