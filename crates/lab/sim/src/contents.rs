@@ -1,122 +1,147 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The contents of pages and of the tier, reduced to a version number for each.
+//! The contents of pages, reduced to a version number for each: what the program wrote last, what the frames have, and
+//! what the tier has.
 //!
 //! Version 0 is zeros. A write creates a new version, so a page is dirty exactly while the tier has another version.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use aquifer_core::map::Pages;
-use aquifer_core::record::{GUARD_RUNS_BYTES, Runs, guard_runs};
-use aquifer_core::units::REGION_PAGES;
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES};
+use aquifer_driver::Direction;
 
-/// The pages of one region. Sparse: programs' mappings lie far apart.
-#[derive(Clone)]
-struct Region {
-    now: [u32; REGION_PAGES as usize],
-    stored: [u32; REGION_PAGES as usize],
+/// The version of a page of the tier that nothing was written to.
+const GARBAGE: u32 = u32::MAX;
+
+/// Versions by page number, in groups of a region's pages. Sparse: programs' mappings lie far apart.
+#[derive(Default)]
+struct Versions {
+    regions: HashMap<u64, Box<[u32; REGION_PAGES as usize]>>,
+}
+
+impl Versions {
+    /// Calls `each` for every region that the pages touch: its versions (of which those that were never set are
+    /// `unset`), and the part of the pages that lies there.
+    fn each(&mut self, start: u64, count: u64, unset: u32, mut each: impl FnMut(&mut [u32], Range<usize>)) {
+        let (mut page, end, span) = (start, start + count, u64::from(REGION_PAGES));
+        while page < end {
+            let (number, at) = (page / span, (page % span) as usize);
+            let len = (span - at as u64).min(end - page) as usize;
+            let region = self.regions.entry(number).or_insert_with(|| Box::new([unset; REGION_PAGES as usize]));
+            let done = (page - start) as usize;
+            each(&mut region[at..at + len], done..done + len);
+            page += len as u64;
+        }
+    }
 }
 
 /// Versions of all pages; see the module.
 #[derive(Default)]
 pub struct Contents {
-    regions: HashMap<u64, Box<Region>>,
-    versions: u32,
-}
-
-fn place(page: u64) -> (u64, usize) {
-    (page / u64::from(REGION_PAGES), (page % u64::from(REGION_PAGES)) as usize)
+    /// The program's last writes.
+    now: Versions,
+    /// What the tier has, by its page.
+    tier: Versions,
+    frames: HashMap<FrameIndex, Vec<u32>>,
+    newest: u32,
 }
 
 impl Contents {
-    fn region(&mut self, number: u64) -> &mut Region {
-        let empty = || Box::new(Region { now: [0; REGION_PAGES as usize], stored: [0; REGION_PAGES as usize] });
-        self.regions.entry(number).or_insert_with(empty)
-    }
-
     /// The program writes to the pages.
     pub fn write(&mut self, pages: Pages) {
-        // Never 0, even after a wrap.
-        self.versions = self.versions.wrapping_add(1).max(1);
-        let version = self.versions;
-        for page in pages.start..pages.start + u64::from(pages.count) {
-            let (region, index) = place(page);
-            self.region(region).now[index] = version;
-        }
+        self.newest += 1;
+        assert!(self.newest < GARBAGE, "a run has fewer writes than there are versions");
+        let version = self.newest;
+        self.now.each(pages.start, u64::from(pages.count), 0, |region, _| region.fill(version));
     }
 
     /// The program discards the pages.
     pub fn forget(&mut self, start: u64, end: u64) {
-        let mut page = start;
-        while page < end {
-            let (number, index) = place(page);
-            let len = (u64::from(REGION_PAGES) - index as u64).min(end - page) as usize;
-            if let Some(region) = self.regions.get_mut(&number) {
-                region.now[index..index + len].fill(0);
-                region.stored[index..index + len].fill(0);
-            }
-            page += len as u64;
+        self.now.each(start, end - start, 0, |region, _| region.fill(0));
+    }
+
+    /// The tier forgets `count` pages.
+    pub fn trim(&mut self, place: u64, count: u64) {
+        self.tier.each(place, count, GARBAGE, |region, _| region.fill(GARBAGE));
+    }
+
+    /// The versions in a range of a frame, in bytes. A frame that was never used has zeros.
+    pub fn frame(&mut self, frame: FrameIndex, start: usize, len: usize) -> &mut [u32] {
+        let page = PAGE_BYTES as usize;
+        &mut in_frame(&mut self.frames, frame)[start / page..(start + len) / page]
+    }
+
+    /// Puts the program's pages into a frame, and into those that follow it.
+    pub fn take_away(&mut self, pages: Pages, first: FrameIndex) {
+        for (frame, pages) in frames_of(pages, first) {
+            let versions = in_frame(&mut self.frames, frame);
+            self.now.each(pages.start, u64::from(pages.count), 0, |region, at| versions[at].copy_from_slice(region));
         }
     }
 
-    /// Compares the pages with the tier's copies, and returns how many must be written: those that differ and are not
-    /// zeros.
-    pub fn compare<'a>(&mut self, pages: Pages, buffer: &'a mut [u8; GUARD_RUNS_BYTES]) -> (Runs<'a>, u64) {
-        let (mut stored, mut now) = ([0u64; REGION_PAGES as usize], [0u64; REGION_PAGES as usize]);
-        for (index, page) in (pages.start..pages.start + u64::from(pages.count)).enumerate() {
-            let (region, at) = place(page);
-            let region = self.region(region);
-            (stored[index], now[index]) = (region.stored[at].into(), region.now[at].into());
-        }
-        let (stored, now) = (&stored[..pages.count as usize], &now[..pages.count as usize]);
-        let dirty = stored.iter().zip(now).filter(|(stored, now)| stored != now && **now != 0).count();
-        (guard_runs(stored, now, buffer), dirty as u64)
-    }
-
-    /// Copies the pages' versions to the tier.
-    pub fn store(&mut self, pages: Pages) {
-        for page in pages.start..pages.start + u64::from(pages.count) {
-            let (region, index) = place(page);
-            let region = self.region(region);
-            region.stored[index] = region.now[index];
-        }
-    }
-
-    /// Whether the tier's copies equal the pages' contents, as a fetch requires.
-    pub fn are_stored(&mut self, pages: Pages) -> bool {
-        (pages.start..pages.start + u64::from(pages.count)).all(|page| {
-            let (region, index) = place(page);
-            let region = self.region(region);
-            region.stored[index] == region.now[index]
+    /// Whether the frame, and those that follow it, have what the program wrote to these pages last.
+    pub fn are_now(&mut self, pages: Pages, first: FrameIndex) -> bool {
+        frames_of(pages, first).all(|(frame, pages)| {
+            let versions = in_frame(&mut self.frames, frame);
+            let mut same = true;
+            self.now.each(pages.start, u64::from(pages.count), 0, |region, at| same &= *region == versions[at]);
+            same
         })
     }
+
+    /// Moves a range of a frame to or from the tier. `offset`, `start` and `len` are in bytes.
+    pub fn transfer(&mut self, direction: Direction, offset: u64, frame: FrameIndex, start: usize, len: usize) {
+        let page = PAGE_BYTES as usize;
+        let (place, count) = (offset / PAGE_BYTES, (len / page) as u64);
+        let versions = &mut in_frame(&mut self.frames, frame)[start / page..(start + len) / page];
+        self.tier.each(place, count, GARBAGE, |region, at| match direction {
+            Direction::Read => versions[at].copy_from_slice(region),
+            Direction::Write => region.copy_from_slice(&versions[at]),
+        });
+    }
+}
+
+fn in_frame(frames: &mut HashMap<FrameIndex, Vec<u32>>, frame: FrameIndex) -> &mut [u32] {
+    frames.entry(frame).or_insert_with(|| vec![0; frame.order().pages() as usize])
+}
+
+/// The frames of a run from `first` on, each with its part of the pages.
+fn frames_of(pages: Pages, first: FrameIndex) -> impl Iterator<Item = (FrameIndex, Pages)> {
+    let span = first.order().pages();
+    (0..pages.count).step_by(span as usize).map(move |at| {
+        let frame = FrameIndex::in_class(first.order(), first.index() + at / span);
+        (frame, Pages { start: pages.start + u64::from(at), count: span.min(pages.count - at) })
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use aquifer_core::record::Guarded;
+    use aquifer_core::units::Order;
 
     use super::*;
 
     #[test]
-    fn pages_are_dirty_from_a_write_until_they_are_stored() {
-        let (mut contents, mut buffer) = (Contents::default(), [0; GUARD_RUNS_BYTES]);
-        let pages = Pages { start: 510, count: 4 };
+    fn versions_move_from_addresses_to_frames_to_the_tier_and_back() {
+        let mut contents = Contents::default();
+        let (pages, frame) = (Pages { start: 510, count: 4 }, FrameIndex::in_class(Order::new(2).unwrap(), 3));
         contents.write(Pages { start: 511, count: 2 });
-        let (runs, dirty) = contents.compare(pages, &mut buffer);
-        assert_eq!(
-            (runs.guarded().collect::<Vec<_>>(), dirty),
-            (vec![Guarded::Zero, Guarded::Other, Guarded::Other, Guarded::Zero], 2)
-        );
-        assert!(!contents.are_stored(pages));
-        contents.store(pages);
-        assert!(contents.are_stored(pages));
+        assert!(!contents.are_now(pages, frame));
+        contents.take_away(pages, frame);
+        assert!(contents.are_now(pages, frame));
+        contents.transfer(Direction::Write, 511 << 12, frame, 0, 4 << 12);
+        contents.frame(frame, 0, 4 << 12).fill(9);
+        assert!(!contents.are_now(pages, frame));
+        contents.transfer(Direction::Read, 511 << 12, frame, 0, 4 << 12);
+        assert_eq!(contents.frame(frame, 0, 4 << 12), [0, 1, 1, 0]);
+        assert!(contents.are_now(pages, frame));
         contents.write(Pages { start: 512, count: 1 });
-        let (runs, dirty) = contents.compare(pages, &mut buffer);
-        assert_eq!(runs.guarded().nth(1), Some(Guarded::Same));
-        assert_eq!(dirty, 1);
+        assert!(!contents.are_now(pages, frame));
         contents.forget(500, 1200);
-        assert_eq!(contents.compare(pages, &mut buffer).1, 0);
+        contents.trim(512, 1);
+        contents.transfer(Direction::Read, 511 << 12, frame, 0, 4 << 12);
+        assert_eq!(contents.frame(frame, 0, 4 << 12), [0, GARBAGE, 1, 0]);
     }
 }

@@ -12,6 +12,7 @@ use aquifer_core::units::Order;
 
 use crate::accesses::{Accesses, Act};
 use crate::driver::Driver;
+use crate::instant::Instant;
 use crate::outcome::Outcome;
 
 /// What a user must know before relying on a result.
@@ -36,7 +37,8 @@ pub struct Machine {
 
 /// Plays all of `accesses`.
 pub fn play(accesses: &Accesses, machine: Machine) -> Outcome {
-    let mut driver = Driver::new(machine.settings, machine.policy);
+    let instant = Instant::new(machine.settings, machine.policy);
+    let mut driver = Driver::new(&instant);
     for act in &accesses.acts {
         match act {
             Act::Map { start, end, order, delivery, present } => {
@@ -52,7 +54,7 @@ pub fn play(accesses: &Accesses, machine: Machine) -> Outcome {
             }
         }
     }
-    driver.outcome()
+    instant.outcome()
 }
 
 /// Whether one of `ranges`, which are in order, contains the page.
@@ -85,20 +87,19 @@ mod tests {
             fetch_cost: if machine.order == Order::MIN { 1 } else { synthetic::SETTINGS.fetch_cost },
             ..synthetic::SETTINGS
         };
-        let mut driver = Driver::new(settings, policy);
-        driver.record();
-        synthetic::map(&mut driver, trace.blocks, machine.order);
-        synthetic::play_with(&mut driver, &trace);
-        let (payload, events) = driver.tape();
+        let instant = Instant::new(settings, policy);
+        instant.record();
+        synthetic::play_on(&instant, &trace, machine.order);
+        let (payload, events) = instant.recorded();
         let policy = policy.to_string();
         let header = Header { settings, policy, pid: 1, release: "0".into(), program: workload.to_string() };
         let end = End { events, lost: 0, closed: true }.payload();
         let mut file = header.bytes().to_vec();
-        for (number, (standing, payload)) in [(false, payload), (true, &end)].into_iter().enumerate() {
+        for (number, (standing, payload)) in [(false, &payload[..]), (true, &end[..])].into_iter().enumerate() {
             file.extend(batch_header(standing, number as u64, payload));
             file.extend(payload);
         }
-        (file, driver.outcome())
+        (file, instant.outcome())
     }
 
     fn machine(prefetch: bool, elastic: bool) -> synthetic::Machine {

@@ -7,8 +7,8 @@
 //! Everything is a function of its arguments and a seed: the same command prints the same table.
 //!
 //! - `workload.rs`, `graph.rs`: a program's accesses. `opt.rs`: the optimum that knows the future.
-//! - `driver.rs`, `contents.rs`: carries out the engine's decisions, without delay. `synthetic.rs`: runs workloads on
-//!   it.
+//! - `driver.rs`: a program on the shipped driver, on a machine without delays: `instant.rs`, `contents.rs`.
+//!   `synthetic.rs`: runs workloads on it.
 //! - `model.rs`: the shipped driver on a modelled kernel and tier, interrupted anywhere.
 //! - `recording.rs`: gives an engine the inputs of a recorded one, and compares; `recorded_slabs.rs` gives it the
 //!   recorded slabs. `accesses.rs`: what these inputs reveal about the program. `counterfactual.rs`: the same program
@@ -21,6 +21,7 @@ pub mod contents;
 pub mod counterfactual;
 pub mod driver;
 pub mod graph;
+pub mod instant;
 pub mod model;
 pub mod opt;
 pub mod outcome;

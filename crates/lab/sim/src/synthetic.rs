@@ -10,6 +10,7 @@ use aquifer_core::units::{Order, REGION_PAGES, ThreadIndex};
 use serde::Serialize;
 
 use crate::driver::{Driver, Touched};
+use crate::instant::Instant;
 use crate::outcome::Outcome;
 use crate::workload::Trace;
 
@@ -74,23 +75,19 @@ impl Visits {
 pub fn play(trace: &Trace, policy: PolicyName, machine: Machine) -> Visits {
     let Machine { budget_pages, order, elastic, prefetch } = machine;
     let slabs = trace.blocks.div_ceil(REGION_PAGES / BLOCK_PAGES);
-    let mut driver = Driver::new(Settings { budget_pages, tier_slabs: slabs, prefetch, elastic, ..SETTINGS }, policy);
-    map(&mut driver, trace.blocks, order);
-    play_with(&mut driver, trace)
+    let settings = Settings { budget_pages, tier_slabs: slabs, prefetch, elastic, ..SETTINGS };
+    play_on(&Instant::new(settings, policy), trace, order)
 }
 
-/// Maps the memory of a workload of `blocks` blocks.
-pub fn map(driver: &mut Driver, blocks: u32, order: Order) {
-    let pages = u64::from(blocks) * u64::from(BLOCK_PAGES);
+/// Plays `trace` on a machine with nothing mapped, in blocks of the size `order`.
+pub fn play_on(machine: &Instant, trace: &Trace, order: Order) -> Visits {
+    let mut driver = Driver::new(machine);
+    let pages = u64::from(trace.blocks) * u64::from(BLOCK_PAGES);
     driver.map(START, START + pages, order, Delivery::Signal, |_| false);
-}
-
-/// Plays `trace` with a driver that has its memory mapped.
-pub fn play_with(driver: &mut Driver, trace: &Trace) -> Visits {
     let (mut visits, mut before) = (Visits::default(), Outcome::default());
     for (index, touch) in trace.touches.iter().enumerate() {
         if index == trace.warm {
-            (visits, before) = (Visits::default(), driver.outcome());
+            (visits, before) = (Visits::default(), machine.outcome());
         }
         let start = START + u64::from(touch.block()) * u64::from(BLOCK_PAGES);
         let touched = driver.visit(Pages { start, count: BLOCK_PAGES }, ThreadIndex(0), touch.writes());
@@ -98,7 +95,7 @@ pub fn play_with(driver: &mut Driver, trace: &Trace) -> Visits {
         visits.hits += u64::from(touched == Touched::Hit);
         visits.waited += u64::from(touched == Touched::Waited);
     }
-    visits.outcome = driver.outcome() - before;
+    visits.outcome = machine.outcome() - before;
     visits
 }
 

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The driver's traits on a machine where everything completes at once: one thread, a kernel that refuses nothing, a
+//! tier without latency. For what is decided, not for how long it takes.
+//!
+//! Strict about bytes: what is installed at the program's addresses must be the program's last write.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use aquifer_core::engine::{Engine, Exchange, Settings};
+use aquifer_core::guard;
+use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::policy::{self, PolicyName};
+use aquifer_core::record::{Call, Summary, put_call, put_summary};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_driver::inspect::{self, Finding, Mismatch};
+use aquifer_driver::{
+    Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, Installed, Loss, Observer, Populated, ReadFailure, Ready,
+    Resolved, Sealed, Space, Store, StoreQueue, TakeAway, Tape, Transfer,
+};
+
+use crate::contents::Contents;
+use crate::outcome::Outcome;
+
+/// Transfers that the worker's queue takes, as the pager's where the tier's requests overlap.
+pub const QUEUE_DEPTH: u32 = 32;
+
+/// The machine; see the module.
+pub struct Instant {
+    engine: Mutex<Engine>,
+    contents: Rc<RefCell<Contents>>,
+    tape: Events,
+    outcome: Cell<Outcome>,
+    worker_is_woken: Cell<bool>,
+    /// Whether a fault is being resolved, and not the worker's plan carried out.
+    in_fault: Cell<bool>,
+}
+
+/// The recorded calls, encoded.
+#[derive(Default)]
+pub struct Events {
+    on: Cell<bool>,
+    bytes: RefCell<Vec<u8>>,
+    count: Cell<u64>,
+}
+
+impl Tape for Events {
+    fn event(&self, call: &Call<'_>, summary: Summary) {
+        let bytes = &mut *self.bytes.borrow_mut();
+        put_call(bytes, call);
+        put_summary(bytes, call, summary);
+        self.count.set(self.count.get() + 1);
+    }
+}
+
+/// The guard of a page with this version.
+fn guard_of(version: u32) -> u64 {
+    if version == 0 { guard::ZERO } else { u64::from(version) + (1 << 32) }
+}
+
+impl Instant {
+    /// A machine with nothing mapped.
+    pub fn new(settings: Settings, policy: PolicyName) -> Instant {
+        Instant {
+            engine: Mutex::new(Engine::new(settings, policy::build(policy))),
+            contents: Rc::default(),
+            tape: Events::default(),
+            outcome: Cell::default(),
+            worker_is_woken: Cell::new(false),
+            in_fault: Cell::new(false),
+        }
+    }
+
+    /// Records every input of the engine from now on, in the format of a recording.
+    pub fn record(&self) {
+        self.tape.on.set(true);
+    }
+
+    /// The events since [`record`](Self::record), and their number.
+    pub fn recorded(&self) -> (Vec<u8>, u64) {
+        (self.tape.bytes.borrow().clone(), self.tape.count.get())
+    }
+
+    /// The cost so far.
+    pub fn outcome(&self) -> Outcome {
+        self.outcome.get().with(self.lock().tally())
+    }
+
+    /// Fetches that faults have waited for so far.
+    pub(crate) fn fetches(&self) -> u64 {
+        self.outcome.get().fetches
+    }
+
+    /// The program writes to pages that it can reach.
+    pub(crate) fn write(&self, pages: Pages) {
+        self.contents.borrow_mut().write(pages);
+    }
+
+    /// The program gives the pages' contents up.
+    pub(crate) fn forget(&self, start: u64, end: u64) {
+        self.contents.borrow_mut().forget(start, end);
+    }
+
+    /// Whether the worker was woken since the last call.
+    pub(crate) fn take_wakeup(&self) -> bool {
+        self.worker_is_woken.replace(false)
+    }
+
+    /// Runs `fault`, and counts what is done meanwhile as a fault's.
+    pub(crate) fn in_fault<T>(&self, fault: impl FnOnce() -> T) -> T {
+        self.in_fault.set(true);
+        let result = fault();
+        self.in_fault.set(false);
+        result
+    }
+
+    pub(crate) fn add(&self, change: impl FnOnce(&mut Outcome)) {
+        let mut outcome = self.outcome.get();
+        change(&mut outcome);
+        self.outcome.set(outcome);
+    }
+}
+
+impl Space for Instant {
+    type Tape = Events;
+
+    fn lock(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tape(&self) -> Option<&Events> {
+        self.tape.on.get().then_some(&self.tape)
+    }
+
+    fn is_paused(&self) -> bool {
+        false
+    }
+
+    fn is_pinned(&self, _: Pages) -> bool {
+        false
+    }
+}
+
+/// Time stands still: nothing is ever in progress when the engine is asked, so nothing has to be waited for.
+impl Clock for Instant {
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn ticket(&self) -> u32 {
+        0
+    }
+
+    fn wait(&self, _: u32) {
+        panic!("a fault waits, although nothing is in progress");
+    }
+
+    fn wait_at_most(&self, ticket: u32, _: Duration) {
+        self.wait(ticket);
+    }
+
+    fn signal(&self) {}
+
+    fn wake_worker(&self) {
+        self.worker_is_woken.set(true);
+    }
+
+    fn heed(&self) -> Result<(), Fatal> {
+        Ok(())
+    }
+}
+
+impl Frames for Instant {
+    fn prepare(&self, _: FrameIndex, _: usize, _: bool) -> Result<(), Fatal> {
+        Ok(())
+    }
+
+    fn zero(&self, frame: FrameIndex, len: usize, _: bool) -> Result<(), Fatal> {
+        self.contents.borrow_mut().frame(frame, 0, len).fill(0);
+        Ok(())
+    }
+
+    fn give_back(&self, _: &[FrameIndex]) -> Result<(), Fatal> {
+        Ok(())
+    }
+
+    fn arrive(&self, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), Mismatch> {
+        let mut contents = self.contents.borrow_mut();
+        let versions = contents.frame(frame, start, expected.len() * PAGE_BYTES as usize);
+        for (page, (version, expected)) in versions.iter_mut().zip(expected).enumerate() {
+            if *expected == guard::ZERO {
+                *version = 0;
+            } else if guard_of(*version) != *expected {
+                return Err(Mismatch { page });
+            }
+        }
+        Ok(())
+    }
+
+    fn compare(&self, frame: FrameIndex, start: usize, stored: &[u64], found: &mut [u64]) -> Finding {
+        let mut contents = self.contents.borrow_mut();
+        let versions = contents.frame(frame, start, found.len() * PAGE_BYTES as usize);
+        versions.iter().zip(found.iter_mut()).for_each(|(version, found)| *found = guard_of(*version));
+        inspect::judge(stored, found)
+    }
+}
+
+impl Exchanger for Instant {
+    fn install(&self, _: Delivery, exchange: Exchange, pages: Pages, frame: FrameIndex) -> Result<Installed, Fatal> {
+        let is_right = self.contents.borrow_mut().are_now(pages, frame);
+        assert!(is_right, "{pages:?} are installed with other bytes than the program's last write");
+        Ok(if exchange == Exchange::Move { Installed::Moved } else { Installed::Copied })
+    }
+
+    fn take_away(&self, _: Delivery, pages: Pages, frame: FrameIndex, _: bool) -> Result<TakeAway, Fatal> {
+        self.contents.borrow_mut().take_away(pages, frame);
+        Ok(TakeAway::Taken)
+    }
+
+    fn drop_sealed(&self, _: Pages) -> Result<bool, Fatal> {
+        Ok(true)
+    }
+
+    fn take_away_sealed(&self, victims: &[Sealed]) -> Gone {
+        for victim in victims {
+            if let Some(frame) = victim.frame {
+                self.contents.borrow_mut().take_away(victim.pages, frame);
+            }
+        }
+        Gone { count: victims.len(), next_stayed: false }
+    }
+
+    fn is_whole(&self, _: Pages) -> bool {
+        true
+    }
+
+    fn populate(&self, _: u64, _: u64) -> Populated {
+        Populated::All
+    }
+
+    fn lift_protection(&self, _: Delivery, _: Pages) -> Result<(), Fatal> {
+        Ok(())
+    }
+
+    fn install_zero_page(&self, _: Delivery, _: u64) -> Result<(), Fatal> {
+        Ok(())
+    }
+}
+
+/// A transfer cannot fail here.
+#[derive(Debug)]
+pub enum NoFailure {}
+
+impl Store for Instant {
+    type Failure = NoFailure;
+    type Queue = Queue;
+
+    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), NoFailure> {
+        self.contents.borrow_mut().transfer(Direction::Read, offset, frame, start, len);
+        Ok(())
+    }
+
+    fn recover(&self, offset: u64, _: FrameIndex, _: usize, _: &[u64]) -> Result<(), ReadFailure> {
+        panic!("the tier does not hold at {offset:#x} what was written back");
+    }
+
+    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), NoFailure> {
+        self.contents.borrow_mut().transfer(Direction::Write, offset, frame, start, len);
+        Ok(())
+    }
+
+    fn before_write(&self, _: u64) -> Result<(), Fatal> {
+        Ok(())
+    }
+
+    fn request_pages(&self) -> usize {
+        usize::MAX
+    }
+
+    fn overlaps(&self) -> bool {
+        true
+    }
+
+    fn write_back_failed(&self, failure: &NoFailure) {
+        match *failure {}
+    }
+
+    fn freed(&self, slot: u64, bytes: u64) {
+        self.contents.borrow_mut().trim(slot / PAGE_BYTES, bytes / PAGE_BYTES);
+    }
+}
+
+/// Transfers happen when they complete, in the order in which they were taken.
+pub struct Queue {
+    contents: Rc<RefCell<Contents>>,
+    taken: VecDeque<Transfer>,
+}
+
+impl Instant {
+    pub(crate) fn queue(&self) -> Queue {
+        Queue { contents: Rc::clone(&self.contents), taken: VecDeque::new() }
+    }
+}
+
+impl StoreQueue for Queue {
+    type Failure = NoFailure;
+
+    fn submit(&mut self, transfer: Transfer) -> bool {
+        let takes = self.taken.len() < QUEUE_DEPTH as usize;
+        if takes {
+            self.taken.push_back(transfer);
+        }
+        takes
+    }
+
+    fn kick(&mut self) -> bool {
+        true
+    }
+
+    fn complete(&mut self, _: Ready, max: usize, sink: &mut dyn FnMut(u64, Result<(), NoFailure>)) -> usize {
+        let mut done = 0;
+        while done < max
+            && let Some(Transfer { direction, offset, frame, start, len, tag }) = self.taken.pop_front()
+        {
+            self.contents.borrow_mut().transfer(direction, offset, frame, start, len);
+            sink(tag, Ok(()));
+            done += 1;
+        }
+        done
+    }
+
+    fn in_flight(&self) -> usize {
+        self.taken.len()
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        None
+    }
+}
+
+impl Observer for Instant {
+    fn count(&self, what: Count, amount: u64) {
+        let in_fault = self.in_fault.get();
+        self.add(|outcome| match what {
+            Count::FetchedBlocks if in_fault => outcome.fetches += amount,
+            Count::FetchedBytes if in_fault => outcome.fetched_pages += amount / PAGE_BYTES,
+            Count::PrefetchedBytes => outcome.read_ahead_pages += amount / PAGE_BYTES,
+            Count::WrittenBackBytes => outcome.written_back_pages += amount / PAGE_BYTES,
+            _ => {}
+        });
+    }
+
+    fn resolved(&self, fault: Resolved) {
+        self.add(|outcome| outcome.rescued_blocks += fault.rescued_blocks);
+    }
+
+    fn fetched(&self) {}
+
+    fn publish(&self, _: &Engine) {}
+
+    fn publish_more(&self, _: &Engine) {}
+
+    fn publish_tier(&self) {}
+
+    fn tier_full(&self) {}
+
+    fn lost(&self, pages: Pages, loss: Loss) {
+        panic!("{pages:?} are lost ({loss:?}), although nothing fails");
+    }
+}
