@@ -58,6 +58,25 @@ impl Contents {
         self.now.each(pages.start, u64::from(pages.count), 0, |region, _| region.fill(version));
     }
 
+    /// The version of a page.
+    pub fn version(&mut self, page: u64) -> u32 {
+        let mut version = 0;
+        self.now.each(page, 1, 0, |region, _| version = region[0]);
+        version
+    }
+
+    /// The program writes a page as it was at this version.
+    pub fn restore(&mut self, page: u64, version: u32) {
+        self.now.each(page, 1, 0, |region, _| region.fill(version));
+    }
+
+    /// Whether this page of the tier has no version.
+    pub fn is_garbage(&mut self, place: u64) -> bool {
+        let mut garbage = false;
+        self.tier.each(place, 1, GARBAGE, |region, _| garbage = region[0] == GARBAGE);
+        garbage
+    }
+
     /// The program discards the pages.
     pub fn forget(&mut self, start: u64, end: u64) {
         self.now.each(start, end - start, 0, |region, _| region.fill(0));

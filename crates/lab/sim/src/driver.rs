@@ -75,7 +75,22 @@ impl<'a> Driver<'a> {
         if write && touched != Touched::Refused {
             self.machine.write(Pages { start: page, count: 1 });
         }
+        self.work_if_woken();
         touched
+    }
+
+    /// The program writes a page as it was at this version.
+    pub fn restore(&mut self, page: u64, thread: ThreadIndex, version: u32) {
+        if self.reach(page, thread, true) != Touched::Refused {
+            self.machine.restore(page, version);
+        }
+        self.work_if_woken();
+    }
+
+    /// Time passes in which a tier that failed may have recovered: the worker tries again. Returns its turns.
+    pub fn pause(&mut self) -> u32 {
+        self.machine.engine().try_again();
+        self.work()
     }
 
     /// The program touches every page of `pages`, and writes them if `writes` is true. Returns the slowest touch.
@@ -85,11 +100,11 @@ impl<'a> Driver<'a> {
         while page < end {
             let touched = self.reach(page, thread, writes);
             slowest = if touched as u8 > slowest as u8 { touched } else { slowest };
-            // A touched block is written before it can be evicted again.
             let next = self.block_end(page).unwrap_or(page + 1).min(end);
             if writes && touched != Touched::Refused {
                 self.machine.write(Pages { start: page, count: (next - page) as u32 });
             }
+            self.work_if_woken();
             page = next;
         }
         slowest
@@ -102,7 +117,7 @@ impl<'a> Driver<'a> {
         Some(pages.start + u64::from(pages.count))
     }
 
-    /// Resolves an access to a page, so that the program can continue.
+    /// Resolves an access to a page, so that the program can continue. It does so before the worker works.
     fn reach(&mut self, page: u64, thread: ThreadIndex, write: bool) -> Touched {
         let block = {
             let engine = self.machine.lock();
@@ -118,7 +133,7 @@ impl<'a> Driver<'a> {
         self.machine.add(|outcome| outcome.faults += 1);
         let fetches = self.machine.fetches();
         let outcome = self.machine.in_fault(|| sound(resolve(self.machine, page, thread, write)));
-        let touched = match outcome {
+        match outcome {
             Outcome::Resolved if self.machine.fetches() > fetches => Touched::Waited,
             Outcome::Resolved => Touched::Short,
             Outcome::Foreign => Touched::Refused,
@@ -127,9 +142,7 @@ impl<'a> Driver<'a> {
                 Touched::Refused
             }
             Outcome::Lost => panic!("page {page} is lost, although nothing fails"),
-        };
-        self.work_if_woken();
-        touched
+        }
     }
 
     fn work_if_woken(&mut self) {
@@ -138,11 +151,12 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The worker's part: once woken, it continues until it has nothing to do, as the pager's worker does.
-    fn work(&mut self) {
-        for _ in 0..TURNS_MAX {
+    /// The worker's part: once woken, it continues until it has nothing to do, as the pager's worker does. Returns
+    /// its turns.
+    fn work(&mut self) -> u32 {
+        for turns in 1..TURNS_MAX {
             if sound(self.worker.turn()) == Turn::Idle {
-                return;
+                return turns;
             }
         }
         panic!("the worker never comes to rest");

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! The driver's traits on a machine where everything completes at once: one thread, a kernel that refuses nothing, a
-//! tier without latency. For what is decided, not for how long it takes.
+//! tier without latency, of which a part may refuse writes. For what is decided, not for how long it takes.
 //!
 //! Strict about bytes: what is installed at the program's addresses must be the program's last write.
 
@@ -39,6 +39,18 @@ pub struct Instant {
     worker_is_woken: Cell<bool>,
     /// Whether a fault is being resolved, and not the worker's plan carried out.
     in_fault: Cell<bool>,
+    fails: Rc<Cell<Fails>>,
+}
+
+/// Which writes the tier fails.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fails {
+    /// Those that begin at this offset or after it,
+    pub from: u64,
+    /// and before this one.
+    pub to: u64,
+    /// Half of the pages of such a write reach the tier first, and what follows them is neither old nor new.
+    pub torn: bool,
 }
 
 /// The recorded calls, encoded.
@@ -73,6 +85,7 @@ impl Instant {
             outcome: Cell::default(),
             worker_is_woken: Cell::new(false),
             in_fault: Cell::new(false),
+            fails: Rc::default(),
         }
     }
 
@@ -84,6 +97,21 @@ impl Instant {
     /// The events since [`record`](Self::record), and their number.
     pub fn recorded(&self) -> (Vec<u8>, u64) {
         (self.tape.bytes.borrow().clone(), self.tape.count.get())
+    }
+
+    /// Makes the tier fail these writes from now on.
+    pub fn fail_writes(&self, fails: Fails) {
+        self.fails.set(fails);
+    }
+
+    /// The version of a page: what the program wrote last.
+    pub fn version(&self, page: u64) -> u32 {
+        self.contents.borrow_mut().version(page)
+    }
+
+    /// Whether a page of the tier is torn, or was never written.
+    pub fn is_garbage(&self, offset: u64) -> bool {
+        self.contents.borrow_mut().is_garbage(offset / PAGE_BYTES)
     }
 
     /// The cost so far.
@@ -99,6 +127,11 @@ impl Instant {
     /// The program writes to pages that it can reach.
     pub(crate) fn write(&self, pages: Pages) {
         self.contents.borrow_mut().write(pages);
+    }
+
+    /// The program writes a page that it can reach as it was before.
+    pub(crate) fn restore(&self, page: u64, version: u32) {
+        self.contents.borrow_mut().restore(page, version);
     }
 
     /// The program gives the pages' contents up.
@@ -252,26 +285,48 @@ impl Exchanger for Instant {
     }
 }
 
-/// A transfer cannot fail here.
+/// The tier failed a write. Reads succeed.
 #[derive(Debug)]
-pub enum NoFailure {}
+pub struct WriteFailed;
+
+/// Carries out a transfer.
+fn transfer(contents: &RefCell<Contents>, fails: Fails, transfer: Transfer) -> Result<(), WriteFailed> {
+    let Transfer { direction, offset, frame, start, len, .. } = transfer;
+    let mut contents = contents.borrow_mut();
+    if direction == Direction::Write && (fails.from..fails.to).contains(&offset) {
+        if fails.torn {
+            let half = len / 2 / PAGE_BYTES as usize * PAGE_BYTES as usize;
+            contents.transfer(direction, offset, frame, start, half);
+            contents.trim((offset + half as u64) / PAGE_BYTES, 1);
+        }
+        return Err(WriteFailed);
+    }
+    contents.transfer(direction, offset, frame, start, len);
+    Ok(())
+}
 
 impl Store for Instant {
-    type Failure = NoFailure;
+    type Failure = WriteFailed;
     type Queue = Queue;
 
-    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), NoFailure> {
-        self.contents.borrow_mut().transfer(Direction::Read, offset, frame, start, len);
-        Ok(())
+    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), WriteFailed> {
+        transfer(
+            &self.contents,
+            self.fails.get(),
+            Transfer { direction: Direction::Read, offset, frame, start, len, tag: 0 },
+        )
     }
 
     fn recover(&self, offset: u64, _: FrameIndex, _: usize, _: &[u64]) -> Result<(), ReadFailure> {
         panic!("the tier does not hold at {offset:#x} what was written back");
     }
 
-    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), NoFailure> {
-        self.contents.borrow_mut().transfer(Direction::Write, offset, frame, start, len);
-        Ok(())
+    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), WriteFailed> {
+        transfer(
+            &self.contents,
+            self.fails.get(),
+            Transfer { direction: Direction::Write, offset, frame, start, len, tag: 0 },
+        )
     }
 
     fn before_write(&self, _: u64) -> Result<(), Fatal> {
@@ -286,9 +341,7 @@ impl Store for Instant {
         true
     }
 
-    fn write_back_failed(&self, failure: &NoFailure) {
-        match *failure {}
-    }
+    fn write_back_failed(&self, _: &WriteFailed) {}
 
     fn freed(&self, slot: u64, bytes: u64) {
         self.contents.borrow_mut().trim(slot / PAGE_BYTES, bytes / PAGE_BYTES);
@@ -298,17 +351,18 @@ impl Store for Instant {
 /// Transfers happen when they complete, in the order in which they were taken.
 pub struct Queue {
     contents: Rc<RefCell<Contents>>,
+    fails: Rc<Cell<Fails>>,
     taken: VecDeque<Transfer>,
 }
 
 impl Instant {
     pub(crate) fn queue(&self) -> Queue {
-        Queue { contents: Rc::clone(&self.contents), taken: VecDeque::new() }
+        Queue { contents: Rc::clone(&self.contents), fails: Rc::clone(&self.fails), taken: VecDeque::new() }
     }
 }
 
 impl StoreQueue for Queue {
-    type Failure = NoFailure;
+    type Failure = WriteFailed;
 
     fn submit(&mut self, transfer: Transfer) -> bool {
         let takes = self.taken.len() < QUEUE_DEPTH as usize;
@@ -322,13 +376,12 @@ impl StoreQueue for Queue {
         true
     }
 
-    fn complete(&mut self, _: Ready, max: usize, sink: &mut dyn FnMut(u64, Result<(), NoFailure>)) -> usize {
+    fn complete(&mut self, _: Ready, max: usize, sink: &mut dyn FnMut(u64, Result<(), WriteFailed>)) -> usize {
         let mut done = 0;
         while done < max
-            && let Some(Transfer { direction, offset, frame, start, len, tag }) = self.taken.pop_front()
+            && let Some(next) = self.taken.pop_front()
         {
-            self.contents.borrow_mut().transfer(direction, offset, frame, start, len);
-            sink(tag, Ok(()));
+            sink(next.tag, transfer(&self.contents, self.fails.get(), next));
             done += 1;
         }
         done

@@ -5,9 +5,11 @@
 
 use aquifer_core::block::State;
 use aquifer_core::engine::Advice;
+use aquifer_core::map::Delivery;
 use aquifer_core::units::{Order, ThreadIndex};
 use aquifer_driver::{Brought, Clock, EngineGuard, NoTape, Outcome, Space, bring, discard, quiesce, resolve};
 
+use super::memory::Page;
 use super::space::View;
 use crate::random::Random;
 
@@ -25,6 +27,8 @@ const OBSTACLES_MAX: u32 = 4_000;
 pub struct Window {
     pub start: u64,
     pub end: u64,
+    /// The size of its blocks.
+    pub order: Order,
 }
 
 /// One thread of the program.
@@ -52,7 +56,8 @@ impl Program<'_> {
             50..=59 => self.scatter(),
             60..=74 => self.touch_one(),
             75..=87 => self.call(),
-            88..=93 => self.discard(),
+            88..=92 => self.discard(),
+            93 => self.map_again(),
             94 | 95 => self.advise(),
             96 | 97 if self.forks => self.fork(),
             98 => {
@@ -115,14 +120,16 @@ impl Program<'_> {
                 return;
             }
             let thread = ThreadIndex(self.view.thread as u16);
+            let maps = self.view.world.maps.get();
             let outcome = resolve(&self.view, page, thread, writes).expect("the space goes on");
             self.view.world.note(outcome as u64 + 2_000);
             match outcome {
                 Outcome::Resolved => {}
                 Outcome::Foreign => {
-                    // A page that was removed does not come back.
+                    // A page that was removed comes back only when it is mapped again.
                     let is_managed = self.view.world.memory.borrow().pages.contains_key(&page);
-                    assert!(!is_managed, "page {page} is managed and called foreign");
+                    let is_new = self.view.world.maps.get() != maps;
+                    assert!(!is_managed || is_new, "page {page} is managed and called foreign");
                     return;
                 }
                 Outcome::Lost => {
@@ -180,7 +187,32 @@ impl Program<'_> {
                 (*there, entry.last) = (value, value);
             }
         }
+        if brought == Brought::Present {
+            let engine = self.view.lock();
+            self.view.world.see(&engine, start, end);
+        }
         self.view.world.pins.borrow_mut().remove(&number);
+    }
+
+    /// mmap(2) where a window has no memory any more.
+    fn map_again(&mut self) {
+        let Window { start, end, order } = self.window();
+        let world = std::rc::Rc::clone(&self.view.world);
+        while world.mapping_lock.replace(true) {
+            self.view.step();
+        }
+        let mut engine = self.view.engine();
+        let from = (start..end).find(|page| engine.map().overlapping(*page, page + 1).next().is_none());
+        if let Some(from) = from {
+            let to = engine.map().overlapping(from, end).map(|mapping| mapping.start).min().unwrap_or(end);
+            // A thread that had begun earlier may still expect the memory that was there before.
+            let page = Page { discarded: true, ..Page::default() };
+            world.memory.borrow_mut().pages.extend((from..to).map(|number| (number, page)));
+            engine.add(from, to, order, Delivery::Signal, &mut |_, _| false);
+            world.maps.set(world.maps.get() + 1);
+        }
+        drop(engine);
+        world.mapping_lock.set(false);
     }
 
     /// madvise(2) or munmap(2) of a range.
@@ -253,7 +285,9 @@ impl Program<'_> {
         if is_at_rest {
             let mut engine = self.view.lock();
             assert!(world.in_flight.borrow().is_empty(), "a transfer is under way in a fork");
-            world.fork(&mut engine, false);
+            let as_child = self.luck.below(3) == 0;
+            world.fork(&mut engine, as_child);
+            world.is_new_child.set(as_child);
         }
         world.forking.set(None);
         self.view.signal();

@@ -15,6 +15,9 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 use super::world::World;
 use crate::random::Random;
 
+/// Turns after which a worker that is alone must rest.
+const REST_TURNS_MAX: u32 = 1 << 20;
+
 /// Why a coroutine does not go on at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
@@ -42,17 +45,22 @@ struct Thread {
     is_worker: bool,
 }
 
+/// Adds a thread to the schedule.
+pub type Start = Rc<dyn Fn(&mut Schedule)>;
+
 /// See the module.
 pub struct Schedule {
     world: Rc<World>,
     threads: Vec<Thread>,
     luck: Random,
+    /// Starts the worker of a forked child.
+    pub start_worker: Option<Start>,
 }
 
 impl Schedule {
     /// A schedule without threads. `seed` decides whose turn it is.
     pub fn new(world: Rc<World>, seed: u64) -> Self {
-        Self { world, threads: Vec::new(), luck: Random::new(seed) }
+        Self { world, threads: Vec::new(), luck: Random::new(seed), start_worker: None }
     }
 
     /// Adds a thread of the program, or the worker.
@@ -66,6 +74,19 @@ impl Schedule {
         while self.threads.iter().any(|thread| !thread.is_worker) {
             self.turn();
         }
+    }
+
+    /// Runs until the worker alone is left and sleeps without a limit, since it has nothing to do.
+    pub fn rest(&mut self) {
+        self.world.worker_is_woken.set(true);
+        for _ in 0..REST_TURNS_MAX {
+            let sleeps = |thread: &Thread| thread.pause == Pause::Worker { until_ns: None };
+            if !self.world.worker_is_woken.get() && self.threads.iter().all(sleeps) {
+                return;
+            }
+            self.turn();
+        }
+        panic!("the worker never comes to rest");
     }
 
     /// Runs until no thread at all is left.
@@ -101,7 +122,22 @@ impl Schedule {
             CoroutineResult::Yield(pause) => thread.pause = pause,
             CoroutineResult::Return(()) => drop(self.threads.remove(index)),
         }
+        if self.world.is_new_child.take() {
+            self.become_child(index);
+        }
         self.world.check();
+    }
+
+    /// The history goes on in a forked child: the parent's other threads are not there, and there is a new worker.
+    fn become_child(&mut self, index: usize) {
+        let thread = self.threads.swap_remove(index);
+        self.threads.clear();
+        self.threads.push(thread);
+        self.world.pins.borrow_mut().clear();
+        self.world.seen.borrow_mut().clear();
+        if let Some(start_worker) = self.start_worker.clone() {
+            start_worker(self);
+        }
     }
 
     fn let_time_pass(&self) {

@@ -4,15 +4,16 @@
 //! What all threads of one history share: the engine, memory, the tier, the clock, and what goes wrong.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 
+use aquifer_core::block::State;
 use aquifer_core::engine::{Engine, Settings};
 use aquifer_core::map::Pages;
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_driver::Transfer;
 
-use super::memory::Memory;
+use super::memory::{Memory, Page};
 use super::relatives::Account;
 use super::trouble::Trouble;
 
@@ -20,6 +21,10 @@ use super::trouble::Trouble;
 const COPIED_PAGES_MAX: u32 = 8;
 /// Steps between two checks of all of the engine's accounts.
 const STEPS_PER_CHECK: u64 = 997;
+/// Steps between two checks of what system calls have seen.
+const STEPS_PER_LOOK: u64 = 61;
+/// Ranges that system calls remember.
+const SEEN_MAX: usize = 16;
 
 /// See the module.
 pub struct World {
@@ -43,6 +48,12 @@ pub struct World {
     pub worker_ends: Cell<bool>,
     /// The thread that is about to fork.
     pub forking: Cell<Option<usize>>,
+    /// A thread has forked, and the history goes on in the child, which has only this thread.
+    pub is_new_child: Cell<bool>,
+    /// Pages that a system call found present, with their stamp then: the start, the end, the stamp.
+    pub seen: RefCell<VecDeque<(u64, u64, u64)>>,
+    /// How often memory was mapped after the start.
+    pub maps: Cell<u64>,
     /// The pages of system calls in progress: start, end, by a number.
     pub pins: RefCell<BTreeMap<u64, (u64, u64)>>,
     /// Only one thread at a time changes mappings.
@@ -97,6 +108,9 @@ impl World {
             worker_is_woken: Cell::new(false),
             worker_ends: Cell::new(false),
             forking: Cell::new(None),
+            is_new_child: Cell::new(false),
+            seen: RefCell::default(),
+            maps: Cell::new(0),
             pins: RefCell::default(),
             mapping_lock: Cell::new(false),
             steps: Cell::new(0),
@@ -117,6 +131,36 @@ impl World {
         self.pins.borrow().values().any(|(from, to)| *from < end && pages.start < *to)
     }
 
+    /// Whether the kernel can read and write the pages without a fault.
+    fn are_usable(&self, start: u64, end: u64) -> bool {
+        let memory = self.memory.borrow();
+        let usable = |page: &Page| page.there.is_some() && !page.protected;
+        (start..end).all(|page| memory.pages.get(&page).is_some_and(usable))
+    }
+
+    /// Remembers pages that a system call has found present, as the pager does to save the next call the search.
+    pub fn see(&self, engine: &Engine, start: u64, end: u64) {
+        let are_resident = engine.map().blocks_in(start, end).all(|block| {
+            let block = engine.map().block(block);
+            block.state == State::Resident && !block.protected
+        });
+        let stamp = engine.map().changes().stamp(start, end);
+        if let Some(stamp) = stamp.filter(|_| are_resident && self.are_usable(start, end)) {
+            let mut seen = self.seen.borrow_mut();
+            seen.truncate(SEEN_MAX - 1);
+            seen.push_front((start, end, stamp));
+        }
+    }
+
+    /// Pages whose stamp has not changed are still usable.
+    fn look_again(&self, engine: &Engine) {
+        for (start, end, stamp) in self.seen.borrow().iter().copied() {
+            if engine.map().changes().stamp(start, end) == Some(stamp) {
+                assert!(self.are_usable(start, end), "{start}..{end} has left, and its stamp has not changed");
+            }
+        }
+    }
+
     /// Called between two steps: DRAM in use is within the budget, and now and then all accounts agree.
     pub fn check(&self) {
         self.steps.set(self.steps.get() + 1);
@@ -124,6 +168,9 @@ impl World {
         let Ok(engine) = self.engine.try_lock() else { return };
         if self.steps.get().is_multiple_of(STEPS_PER_CHECK) {
             engine.check();
+        }
+        if self.steps.get().is_multiple_of(STEPS_PER_LOOK) {
+            self.look_again(&engine);
         }
         let (max, used) = (engine.budget_pages() + engine.debt_pages(), self.memory.borrow().physical);
         assert!(used <= max, "{used} pages in DRAM, allowed are {max}");

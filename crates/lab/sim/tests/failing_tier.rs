@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A tier that fails writes, or is full: nothing is lost, others are not delayed, and the worker rests.
+
+use aquifer_core::block::State;
+use aquifer_core::engine::Settings;
+use aquifer_core::map::Delivery;
+use aquifer_core::policy::PolicyName;
+use aquifer_core::units::{Order, ThreadIndex};
+use aquifer_driver::Space;
+use aquifer_sim::driver::{Driver, Touched};
+use aquifer_sim::instant::{Fails, Instant};
+use aquifer_sim::synthetic::SETTINGS;
+
+const BUDGET_PAGES: u64 = 1_536;
+const ALL: Fails = Fails { from: 0, to: u64::MAX, torn: false };
+const NONE: Fails = Fails { from: 0, to: 0, torn: false };
+/// The first slab of the tier.
+const FIRST_SLAB: Fails = Fails { from: 0, to: 2 << 20, torn: false };
+
+fn machine(policy: PolicyName, tier_slabs: u32, elastic: bool) -> Instant {
+    let settings = Settings { budget_pages: BUDGET_PAGES, tier_slabs, elastic, prefetch: false, ..SETTINGS };
+    Instant::new(settings, policy)
+}
+
+fn store(driver: &mut Driver<'_>, page: u64) -> Touched {
+    driver.touch(page, ThreadIndex(0), true)
+}
+
+fn state(machine: &Instant, page: u64) -> State {
+    let engine = machine.engine();
+    let block = engine.map().find(page).expect("managed");
+    engine.map().block(block).state
+}
+
+/// A page is stored, fetched and changed, and its write-back fails halfway. Then the program undoes the change. The
+/// slot is torn, and the guard of its previous contents would call it clean.
+#[test]
+fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
+    const PAGE: u64 = 1_000;
+    let machine = machine(PolicyName::Fifo, 64, false);
+    let mut driver = Driver::new(&machine);
+    driver.map(PAGE, PAGE + 8_000, Order::MIN, Delivery::Signal, |_| false);
+    let mut others = PAGE + 1..PAGE + 8_000;
+    let mut until = |driver: &mut Driver<'_>, reached: &dyn Fn() -> bool| {
+        while !reached() {
+            store(driver, others.next().expect("it comes to pass before the mapping is full"));
+            driver.pause();
+        }
+    };
+    store(&mut driver, PAGE);
+    let version = machine.version(PAGE);
+    until(&mut driver, &|| state(&machine, PAGE) == State::Stored);
+    let slot = {
+        let engine = machine.engine();
+        engine.map().slot(engine.map().find(PAGE).expect("managed")).expect("it was stored")
+    };
+    store(&mut driver, PAGE);
+    machine.fail_writes(Fails { from: slot, to: slot + 1, torn: true });
+    until(&mut driver, &|| machine.is_garbage(slot));
+    machine.fail_writes(NONE);
+    driver.restore(PAGE, ThreadIndex(0), version);
+    until(&mut driver, &|| state(&machine, PAGE) == State::Stored);
+    assert_eq!(driver.touch(PAGE, ThreadIndex(0), false), Touched::Waited);
+}
+
+/// Discarded memory kept its slabs for as long as its mapping lived: a tier that had been full once stayed full,
+/// however much memory was discarded.
+#[test]
+fn memory_that_is_given_back_leaves_room_in_the_tier() {
+    let machine = machine(PolicyName::Fifo, 4, false);
+    let mut driver = Driver::new(&machine);
+    for round in 0..3 {
+        let pages = 1_024 + round * 10_000..1_024 + round * 10_000 + 4 * 512;
+        driver.map(pages.start, pages.end, Order::MIN, Delivery::Signal, |_| false);
+        for page in pages.clone() {
+            store(&mut driver, page);
+            driver.pause();
+        }
+        assert!(machine.engine().map().slabs_in_use() > 0 && machine.outcome().no_room == 0, "round {round}");
+        driver.discard(pages.start, pages.end, false);
+        assert_eq!(machine.engine().map().slabs_in_use(), 0);
+    }
+}
+
+/// Part of the tier fails every write: the blocks that belong there stay in DRAM, and must not delay other blocks. They
+/// were retried again and again until faults gave up, while the rest of the tier had room for everything else.
+#[test]
+fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
+    for elastic in [false, true] {
+        let machine = machine(PolicyName::S3Fifo, 64, elastic);
+        machine.fail_writes(FIRST_SLAB);
+        let mut driver = Driver::new(&machine);
+        let pages = 1_024..1_024 + 8 * 512_u64;
+        driver.map(pages.start, pages.end, Order::DEFAULT, Delivery::Signal, |_| false);
+        let round = |driver: &mut Driver<'_>| {
+            for page in pages.clone() {
+                store(driver, page);
+                if page % 64 == 0 {
+                    driver.pause();
+                }
+            }
+        };
+        (0..3).for_each(|_| round(&mut driver));
+        assert_eq!(machine.outcome().no_room, 0);
+        let stored = || {
+            let engine = machine.engine();
+            let blocks = engine.map().blocks_in(pages.start, pages.end);
+            let bad: Vec<_> =
+                blocks.filter(|block| engine.map().slot(*block).is_some_and(|at| at < FIRST_SLAB.to)).collect();
+            assert!(!bad.is_empty());
+            bad.into_iter().filter(|block| engine.map().block(*block).state == State::Stored).count()
+        };
+        assert_eq!(stored(), 0, "it is kept");
+        machine.fail_writes(NONE);
+        machine.engine().set_budget(1_024);
+        (3..5).for_each(|_| round(&mut driver));
+        assert!(stored() > 0, "once the tier takes it, it leaves like all else");
+        assert!(!machine.engine().waits_for_tier());
+        pages.clone().for_each(|page| {
+            assert_ne!(driver.touch(page, ThreadIndex(0), false), Touched::Refused, "page {page}");
+        });
+    }
+}
+
+#[test]
+fn once_the_tier_takes_one_block_again_the_others_may_try() {
+    let machine = machine(PolicyName::Fifo, 64, false);
+    let mut driver = Driver::new(&machine);
+    let pages = 1_024..1_024 + 2 * BUDGET_PAGES;
+    driver.map(pages.start, pages.end, Order::DEFAULT, Delivery::Signal, |_| false);
+    machine.fail_writes(ALL);
+    for page in pages {
+        store(&mut driver, page);
+    }
+    assert!(machine.engine().waits_for_tier() && machine.outcome().no_room > 0);
+    machine.fail_writes(NONE);
+    driver.pause();
+    assert!(!machine.engine().waits_for_tier());
+}
+
+/// A tier that accepts no more writes must not keep the worker busy: an idle program uses no CPU.
+#[test]
+fn the_worker_rests_when_nothing_can_be_written_back() {
+    let machine = machine(PolicyName::S3Fifo, 0, true);
+    let mut driver = Driver::new(&machine);
+    driver.map(1_000, 5_000, Order::MIN, Delivery::Signal, |_| false);
+    for page in 1_000..2_500 {
+        store(&mut driver, page);
+    }
+    driver.pause();
+    let turns = driver.pause();
+    assert!(turns <= 2, "one look at the tier, and rest again; {turns} turns");
+}
