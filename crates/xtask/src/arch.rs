@@ -11,6 +11,7 @@ use std::path::Path;
 
 use crate::crate_graph::{self, Edges};
 use crate::tidy::files;
+use crate::walks;
 
 struct Ring {
     name: &'static str,
@@ -84,7 +85,7 @@ const IMPURE: &[&str] =
     &["std::fs", "std::net", "std::process", "std::thread", "Instant::now", "SystemTime", "HashMap", "unsafe {"];
 
 /// The crates with decisions and formats.
-const PURE: &[&str] = &["core", "cxl-switch", "driver", "fabric", "fmapi", "wire"];
+const PURE: &[&str] = &["config", "core", "cxl-switch", "driver", "fabric", "fmapi", "wire"];
 
 /// Prints the table, and returns where the workspace differs from it.
 pub fn check(root: &Path) -> Vec<String> {
@@ -95,6 +96,7 @@ pub fn check(root: &Path) -> Vec<String> {
     print!("{}", drawing(RINGS));
     let mut complaints = compare(RINGS, &crate_graph::edges(&metadata));
     complaints.extend(outward(RINGS));
+    complaints.extend(walks::check(root));
     let folders = crate_graph::folders(&metadata);
     for pure in PURE {
         let Some(folder) = folders.get(*pure) else {

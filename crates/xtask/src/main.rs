@@ -15,6 +15,7 @@ mod skips;
 mod tally;
 mod test_run;
 mod tidy;
+mod walks;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

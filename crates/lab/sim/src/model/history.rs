@@ -23,7 +23,7 @@ use crate::random::Random;
 const THREADS: usize = 4;
 /// Things that each of them does at most.
 const ACTS_MAX: u64 = 60;
-/// The smallest budget in pages. It must hold several regions, because a hole cut into one makes the rest of it resident.
+/// The smallest budget in pages. It must hold several regions: a hole cut into one makes the rest of it resident.
 const BUDGET_PAGES: u64 = 1_536;
 
 /// Failures of one kind in a history: none for so many opportunities, then some in a row.
