@@ -17,8 +17,12 @@ use crate::own;
 use crate::size::{parse_duration, parse_rate, parse_size};
 use crate::workload::{self, Sizing, WORKLOADS, Workload};
 
-/// A bar of one per cent needs many rounds on a machine whose results vary by a few per cent from run to run.
-const ROUNDS_BELOW_BUDGET: u32 = 15;
+const ROUNDS: u32 = 3;
+/// Even, so that each of two builds comes first equally often (`order.rs`).
+const ROUNDS_AGAINST: u32 = 4;
+/// A bar of one per cent needs many rounds on a machine whose results vary by a few per cent from run to run. Even, as
+/// above.
+const ROUNDS_BELOW_BUDGET: u32 = 16;
 
 /// Below this range, no run ends in time; above it, the limit has no effect on this machine's traffic.
 const CABLE_RATES: RangeInclusive<u64> = 1_000_000..=100_000_000_000;
@@ -43,7 +47,7 @@ Bars stand at the end, each met, missed or not measured, and with --check a miss
   budget kept                 any run of aquifer-flash
   throughput left of dram     --local 75,50 --workload redis
   mean loss against dram      --local 50 --workload all --contender dram,aquifer-dram
-  a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 15
+  a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 16
   fault, below budget, rest   --overhead all
   a read from a donor, TLS    --overhead donor
 
@@ -70,7 +74,10 @@ pub struct BenchArgs {
     /// Local memory in per cent of the workload's footprint [default: 30,50,70]
     #[arg(short, long, value_delimiter = ',', value_name = "PERCENT")]
     pub local: Vec<u32>,
-    /// How often every contender has its turn [default: 3]
+    /// How often every contender has its turn [default: 3; with --against 4]
+    ///
+    /// Every other round is in reverse order. With an even number, each of two contenders comes before the other
+    /// equally often; with an odd number, one of them does once more
     #[arg(short, long)]
     pub rounds: Option<u32>,
     /// Bytes of the arrays of the array workloads, or of Redis' values, such as 1GiB
@@ -199,7 +206,11 @@ impl Settings {
                 "use per cent of the footprint, 1 to 1000",
             ));
         }
-        let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 3 });
+        let rounds = args.rounds.unwrap_or(match &args.against {
+            _ if args.quick => 1,
+            Some(_) => ROUNDS_AGAINST,
+            None => ROUNDS,
+        });
         in_range("--rounds", rounds, 1, 1000)?;
         in_range("--scale", args.scale, 4, 30)?;
         in_range("--iterations", args.iterations.unwrap_or(2), 2, 1000)?;
@@ -358,8 +369,11 @@ mod tests {
     #[test]
     fn another_build_takes_turns_with_ours_alone() {
         let names = ["--against", "/proc/self/exe", "--contender", "dram,aquifer-flash,swap-disk"];
-        let names: Vec<_> = settings(&names).unwrap().contenders.iter().map(ToString::to_string).collect();
+        let settings = settings(&names).unwrap();
+        let names: Vec<_> = settings.contenders.iter().map(ToString::to_string).collect();
         assert_eq!(names, ["dram", "aquifer-flash", "aquifer-flash@against", "swap-disk"]);
+        let all = Overhead::ALL.map(|overhead| settings.overhead_rounds(overhead));
+        assert!(all.iter().all(|rounds| rounds.is_multiple_of(2)), "no build comes first more often: {all:?}");
     }
 
     #[test]
@@ -398,7 +412,7 @@ mod tests {
     fn overheads_run_alone_unless_a_workload_is_named() {
         let alone = settings(&["--overhead", "idle,fault,idle"]).unwrap();
         assert_eq!((alone.workloads.len(), alone.overheads.as_slice()), (0, &[Overhead::Idle, Overhead::Fault][..]));
-        assert_eq!((alone.overhead_rounds(Overhead::BelowBudget), alone.overhead_rounds(Overhead::Idle)), (15, 3));
+        assert_eq!((alone.overhead_rounds(Overhead::BelowBudget), alone.overhead_rounds(Overhead::Idle)), (16, 3));
         let both = settings(&["--overhead", "all", "--workload", "bfs", "--rounds", "2"]).unwrap();
         assert_eq!((both.workloads.len(), both.overheads.len()), (1, 5));
         assert_eq!(both.overhead_rounds(Overhead::BelowBudget), 2);

@@ -5,13 +5,14 @@
 //! factor.
 //!
 //! The contenders (DRAM only, Aquifer over several tiers, kernel swap on three devices, `mmap` of a file, UMap) take
-//! turns, A B C A B C, in the same memory limit, so that a change in the machine's speed affects all of them. The
-//! report contains ratios of medians with their spread, and the bars that the project has set itself.
+//! turns, A B C, C B A, in the same memory limit, so that a change in the machine's speed affects all of them, and each
+//! of two comes first equally often. The report contains ratios of medians with their spread, and the bars that the
+//! project has set itself.
 //!
 //! `run.rs` is the sequence of a run; `prepare.rs` makes what it needs. The decisions are pure, with tests in the same
-//! file: `args.rs` (the request), `plan.rs` (what will run and what cannot), `ratios.rs`, `verdict.rs`. Each kind of
-//! effect has a file that also undoes it: `cgroup.rs`, `swap.rs`, `process.rs`; `undo.rs` and `leftovers.rs` do it for
-//! all.
+//! file: `args.rs` (the request), `plan.rs` (what will run and what cannot), `order.rs`, `ratios.rs`, `verdict.rs`.
+//! Each kind of effect has a file that also undoes it: `cgroup.rs`, `swap.rs`, `process.rs`; `undo.rs` and
+//! `leftovers.rs` do it for all.
 //!
 //! ```
 //! assert_eq!(aquifer_bench::parse_size("1.5GiB"), Ok(1_610_612_736));
@@ -31,6 +32,7 @@ mod leftovers;
 mod lender;
 mod machine;
 mod measure;
+mod order;
 mod other_build;
 mod overhead;
 mod overhead_donor;

@@ -52,6 +52,7 @@ impl Bench<'_> {
             local_percent: step.local_percent,
             contender: step.contender.to_string(),
             round: step.round,
+            turn: step.turn,
             footprint_bytes: step.footprint_bytes,
             local_bytes: step.local_bytes,
             limit_bytes: step.limit_bytes,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Judges this build against another one (`--against FILE`), which ran the same measurements in turn. Pure.
+//! Judges this build against another one (`--against FILE`), which ran the same measurements in turn, each of
+//! the two first equally often. Pure.
 //!
 //! A change must not cost more than the variation between runs on the machine. Each ratio says how many times as fast
 //! this build is.
@@ -52,6 +53,7 @@ fn judge_overhead(case: &Case, runs: &[OverheadRun]) -> Option<Verdict> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::order;
     use crate::overhead::Overhead;
     use crate::record::tests::run;
 
@@ -71,6 +73,22 @@ mod tests {
         let bfs = "bfs at 30 %: aquifer-flash over the other build";
         assert_eq!(found, [(bfs, Some(false)), ("fault 4KiB: over the other build", Some(true))]);
         assert_eq!(verdicts[0].measured, Some(0.9));
+    }
+
+    #[test]
+    fn figures_of_the_same_round_are_compared_whichever_was_made_first() {
+        let of_round = |round, ours, other| {
+            let flash = |name, value| run("bfs", 30, name, round, value, Better::Higher);
+            order::of_round(round, vec![flash("aquifer-flash", ours), flash("aquifer-flash@against", other)])
+        };
+        // The machine was twice as fast in the second round.
+        let runs = [of_round(0, 1.0, 1.0), of_round(1, 2.0, 2.0)].concat();
+        let made: Vec<_> = runs.iter().map(|run| run.contender.as_str()).collect();
+        assert_eq!(made, ["aquifer-flash", "aquifer-flash@against", "aquifer-flash@against", "aquifer-flash"]);
+        let costs = [cost(0, 5.0, false), cost(0, 5.0, true), cost(1, 9.0, true), cost(1, 9.0, false)];
+        for verdict in judge(&runs, &costs) {
+            assert_eq!((verdict.measured, verdict.min, verdict.max), (Some(1.0), Some(1.0), Some(1.0)), "{verdict:?}");
+        }
     }
 
     #[test]

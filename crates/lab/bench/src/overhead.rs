@@ -196,6 +196,8 @@ pub struct OverheadRun {
     pub overhead: Overhead,
     pub case: &'static str,
     pub round: u32,
+    /// Its place in the round, from 0; 1 only with `--against`.
+    pub turn: u32,
     /// True when the build of `--against` ran it.
     pub is_other_build: bool,
     /// The value that the bar applies to; None when the run failed.
@@ -212,8 +214,8 @@ pub struct OverheadRun {
 impl OverheadRun {
     /// A run with only its value known.
     pub fn new(overhead: Overhead, case: &'static str, round: u32, value: Option<f64>) -> Self {
-        let (note, is_other_build) = (String::new(), false);
-        Self { overhead, case, round, is_other_build, value, note, problem: None, program: None, stats: None }
+        let (turn, is_other_build, note) = (0, false, String::new());
+        Self { overhead, case, round, turn, is_other_build, value, note, problem: None, program: None, stats: None }
     }
 }
 

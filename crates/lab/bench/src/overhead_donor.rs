@@ -13,6 +13,7 @@ use std::process::Command;
 use crate::certificates;
 use crate::failure::BenchFailure;
 use crate::lender::{LOOPBACK, Lender, Way};
+use crate::order;
 use crate::overhead::{Case, TLS_THROUGHPUT};
 use crate::overhead_run::{OverheadBench, TIER_TIMEOUT, first_cpu_of_ours, on_cpu, read_us_of};
 use crate::ping_pong;
@@ -20,8 +21,8 @@ use crate::process;
 use crate::undo::{self, SERVER_KIND, Undo, UndoList};
 
 impl OverheadBench<'_> {
-    /// The value of a case, and a note about it.
-    pub(crate) fn donor(&self, case: &Case) -> Result<(f64, String), BenchFailure> {
+    /// The value of a case in this round, and a note about it.
+    pub(crate) fn donor(&self, case: &Case, round: u32) -> Result<(f64, String), BenchFailure> {
         if case.is_rdma() {
             return self.rdma(case);
         }
@@ -31,9 +32,9 @@ impl OverheadBench<'_> {
         fs::create_dir_all(&directory)
             .map_err(|error| BenchFailure::io(format!("cannot make {}", directory.display()), &error))?;
         if case.name == TLS_THROUGHPUT {
-            let plain = self.read_us(case, &Way::plain(LOOPBACK), "", "read_us_p50", None)?;
-            let way = certificates::tls(&directory, LOOPBACK, self.interrupt)?;
-            let tls = self.read_us(case, &way, "", "read_us_p50", None)?;
+            let by_tls = certificates::tls(&directory, LOOPBACK, self.interrupt)?;
+            let read_us = |way: &Way| self.read_us(case, way, "", "read_us_p50", None);
+            let (plain, tls) = order::both(round, || read_us(&Way::plain(LOOPBACK)), || read_us(&by_tls))?;
             let rate = |us: f64| case.block_bytes as f64 / us / 1e3;
             return Ok((plain / tls, format!("{:.2} GB/s over TLS, {:.2} in plain text", rate(tls), rate(plain))));
         }

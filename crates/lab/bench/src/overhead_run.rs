@@ -16,6 +16,7 @@ use crate::args::Settings;
 use crate::contender::OTHER_BUILD;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
+use crate::order::{self, Turn};
 use crate::overhead::{self, CASES, Case, Overhead, OverheadRun};
 use crate::process;
 use crate::progress::Progress;
@@ -59,32 +60,33 @@ impl OverheadBench<'_> {
     pub fn measure(&self, cases: &[&Case], progress: &Progress) -> (Vec<OverheadRun>, Option<BenchFailure>) {
         let mut runs = Vec::new();
         for case in cases {
-            for round in 0..self.settings.overhead_rounds(case.overhead) {
-                for build in self.builds() {
-                    match build.measure_once(case, round, progress) {
-                        Ok(run) => runs.push(run),
-                        Err(failure) => return (runs, Some(failure)),
-                    }
+            for turn in self.turns(case) {
+                match self.of_build(turn.is_other_build).measure_once(case, turn, progress) {
+                    Ok(run) => runs.push(run),
+                    Err(failure) => return (runs, Some(failure)),
                 }
             }
         }
         (runs, None)
     }
 
-    /// This build, and the other one if there is one; they take turns.
-    fn builds(&self) -> Vec<OverheadBench<'_>> {
-        let other = self.settings.against.as_deref();
-        let others = other.map(|aquifer| OverheadBench { aquifer, is_other_build: true, ..*self });
-        std::iter::once(OverheadBench { ..*self }).chain(others).collect()
+    /// The turns of the builds on one case.
+    pub fn turns(&self, case: &Case) -> Vec<Turn> {
+        order::of_builds(self.settings.overhead_rounds(case.overhead), self.settings.against.is_some())
+    }
+
+    fn of_build(&self, is_other_build: bool) -> OverheadBench<'_> {
+        let other = self.settings.against.as_deref().filter(|_| is_other_build);
+        OverheadBench { aquifer: other.unwrap_or(self.aquifer), is_other_build, ..*self }
     }
 
     /// Fails only when a signal arrived; any other failure is recorded in the run.
-    fn measure_once(&self, case: &Case, round: u32, progress: &Progress) -> Result<OverheadRun, BenchFailure> {
+    fn measure_once(&self, case: &Case, turn: Turn, progress: &Progress) -> Result<OverheadRun, BenchFailure> {
         let build = if self.is_other_build { OTHER_BUILD } else { "" };
-        let title = format!("{} {} round {}{build}", case.overhead, case.name, round + 1);
+        let title = format!("{} {} round {}{build}", case.overhead, case.name, turn.round + 1);
         progress.begin(&title);
-        let mut run = OverheadRun::new(case.overhead, case.name, round, None);
-        run.is_other_build = self.is_other_build;
+        let mut run = OverheadRun::new(case.overhead, case.name, turn.round, None);
+        (run.turn, run.is_other_build) = (turn.turn, turn.is_other_build);
         match self.perform(case, &mut run) {
             Ok((value, note)) => (run.value, run.note) = (Some(value), note),
             Err(failure @ BenchFailure::Interrupted(_)) => return Err(failure),
@@ -99,18 +101,14 @@ impl OverheadBench<'_> {
 
     fn perform(&self, case: &Case, run: &mut OverheadRun) -> Result<(f64, String), BenchFailure> {
         let nonsense = |cause: String| BenchFailure::trouble(cause, "");
+        let round = run.round;
         match case.overhead {
             Overhead::BelowBudget => {
-                // The order alternates, since the second program finds the machine in the state that the first left.
-                let native_first = run.round.is_multiple_of(2);
-                let mut native = if native_first { Some(self.native(case)?) } else { None };
-                let (_, stats, ours) = self.managed(case, run, &[])?;
-                if native.is_none() {
-                    native = Some(self.native(case)?);
-                }
-                overhead::below_budget(native.unwrap_or(f64::NAN), ours, &stats).map_err(nonsense)
+                let (native, (_, stats, ours)) =
+                    order::both(round, || self.native(case), || self.managed(case, run, &[]))?;
+                overhead::below_budget(native, ours, &stats).map_err(nonsense)
             }
-            Overhead::Donor => self.donor(case),
+            Overhead::Donor => self.donor(case, round),
             Overhead::Fault => {
                 let read_us = self.tier_read_us(case)?;
                 let (printed, stats, _) = self.managed(case, run, &[])?;
@@ -118,11 +116,14 @@ impl OverheadBench<'_> {
             }
             Overhead::Listener => {
                 let read_us = self.tier_read_us(case)?;
-                let mut cost = |delivery| {
+                let cost = |run: &mut OverheadRun, delivery| {
                     let (printed, stats, _) = self.managed(case, run, &["--delivery", delivery])?;
                     overhead::fault_cost(&printed, &stats, read_us).map_err(nonsense)
                 };
-                let (signal, listener) = (cost("signal")?, cost("listener")?);
+                // Only the output of the run with a listener is recorded, whichever comes last.
+                let mut by_signal = run.clone();
+                let (signal, listener) =
+                    order::both(round, || cost(&mut by_signal, "signal"), || cost(run, "listener"))?;
                 overhead::listener_cost(&signal, &listener).map_err(nonsense)
             }
             Overhead::Idle => {
@@ -232,6 +233,22 @@ pub(crate) fn read_us_of(lines: &str, bytes: u64, which: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BenchArgs;
+    use clap::{Args, FromArgMatches};
+
+    #[test]
+    fn each_turn_belongs_to_its_own_build() {
+        let words = ["bench", "--overhead", "fault", "--rounds", "2", "--against", "/proc/self/exe"];
+        let matches = BenchArgs::augment_args(clap::Command::new("bench")).get_matches_from(words);
+        let settings = Settings::from_args(BenchArgs::from_arg_matches(&matches).unwrap()).unwrap();
+        let (aquifer, interrupt) = (Path::new("/ours/aquifer"), Interrupt::default());
+        let bench =
+            OverheadBench { settings: &settings, token: "", aquifer, is_other_build: false, interrupt: &interrupt };
+        let turns = bench.turns(&CASES[0]).into_iter().map(|turn| (turn.round, bench.of_build(turn.is_other_build)));
+        let turns: Vec<_> = turns.map(|(round, build)| (round, build.aquifer, build.is_other_build)).collect();
+        let other = Path::new("/proc/self/exe");
+        assert_eq!(turns, [(0, aquifer, false), (0, other, true), (1, other, true), (1, aquifer, false)]);
+    }
 
     #[test]
     fn the_first_cpu_is_found() {

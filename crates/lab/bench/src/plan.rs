@@ -3,9 +3,10 @@
 
 //! Decides what runs, in which order and in which limit, and what cannot run and why. Pure.
 //!
-//! Contenders take turns within a round, and rounds follow each other: A B C, A B C.
+//! Contenders take turns within a round, and every other round is in reverse order: A B C, C B A (`order.rs`).
 
 use crate::contender::{Contender, SwapKind};
+use crate::order;
 use crate::record::Skipped;
 use crate::size::MIB;
 use crate::workload::Workload;
@@ -55,6 +56,8 @@ pub struct Step {
     pub local_bytes: u64,
     pub contender: Contender,
     pub round: u32,
+    /// Its place in the round, from 0.
+    pub turn: u32,
     /// The limit that the kernel enforces; None for no limit.
     pub limit_bytes: Option<u64>,
 }
@@ -138,14 +141,16 @@ pub fn plan(
         for percent in locals {
             let local = local_bytes(*footprint_bytes, *percent);
             for round in 0..rounds {
-                plan.steps.extend(able.iter().map(|contender| {
+                let in_order = (0..).zip(order::of_round(round, able.clone()));
+                plan.steps.extend(in_order.map(|(turn, contender)| {
                     Step {
                         workload,
                         footprint_bytes: *footprint_bytes,
                         local_percent: *percent,
                         local_bytes: local,
-                        contender: (*contender).clone(),
+                        contender: contender.clone(),
                         round,
+                        turn,
                         limit_bytes: (contender.is_limited() && obstacles.limit.is_none())
                             .then(|| limit_bytes(*footprint_bytes, local, workload.processes)),
                     }
@@ -170,23 +175,26 @@ mod tests {
     }
 
     #[test]
-    fn contenders_take_turns() {
-        let plan = plan(&[measured("stream")], &[30, 50], &contenders("dram,aquifer-flash"), 2, &Obstacles::default());
+    fn contenders_take_turns_and_every_other_round_is_reversed() {
+        let plan = plan(&[measured("stream")], &[30, 50], &contenders("dram,aquifer-flash"), 3, &Obstacles::default());
         let order: Vec<_> =
-            plan.steps.iter().map(|s| format!("{} {} {}", s.local_percent, s.round, s.contender)).collect();
-        assert_eq!(
-            order,
-            [
-                "30 0 dram",
-                "30 0 aquifer-flash",
-                "30 1 dram",
-                "30 1 aquifer-flash",
-                "50 0 dram",
-                "50 0 aquifer-flash",
-                "50 1 dram",
-                "50 1 aquifer-flash"
-            ]
-        );
+            plan.steps.iter().map(|s| format!("{} {}.{} {}", s.local_percent, s.round, s.turn, s.contender)).collect();
+        let of_ratio = |percent: u32| {
+            let turns =
+                ["0.0 dram", "0.1 aquifer-flash", "1.0 aquifer-flash", "1.1 dram", "2.0 dram", "2.1 aquifer-flash"];
+            turns.map(|turn| format!("{percent} {turn}"))
+        };
+        assert_eq!(order, [of_ratio(30), of_ratio(50)].concat());
+    }
+
+    #[test]
+    fn contenders_that_cannot_run_have_no_turn() {
+        let obstacles = Obstacles { limit: Some("not root".into()), ..Obstacles::default() };
+        let names = contenders("dram,swap-disk,aquifer-flash,mmap-file,fio,aquifer-dram");
+        let plan = plan(&[measured("stream")], &[30], &names, 2, &obstacles);
+        let order: Vec<_> = plan.steps.iter().map(|s| format!("{}.{} {}", s.round, s.turn, s.contender)).collect();
+        let first = ["0.0 dram", "0.1 aquifer-flash", "0.2 aquifer-dram"];
+        assert_eq!(order, [first, ["1.0 aquifer-dram", "1.1 aquifer-flash", "1.2 dram"]].concat());
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub struct Run {
     pub local_percent: u32,
     pub contender: String,
     pub round: u32,
+    /// Its place in the round, from 0. The runs are listed in the order in which they were made.
+    pub turn: u32,
     pub footprint_bytes: u64,
     pub local_bytes: u64,
     /// None if the kernel enforced no limit.
@@ -190,6 +192,7 @@ pub(crate) mod tests {
             local_percent: local,
             contender: contender.into(),
             round,
+            turn: 0,
             footprint_bytes: 1 << 30,
             local_bytes: 300 << 20,
             limit_bytes: Some(350 << 20),

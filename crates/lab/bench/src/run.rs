@@ -24,7 +24,7 @@ use crate::prepare::{
 };
 use crate::progress::Progress;
 use crate::record::{Record, Run, Skipped, compare_all, summarise};
-use crate::{donors, fio, leftovers, other_build, plot, table, undo, verdict};
+use crate::{donors, fio, leftovers, order, other_build, plot, table, undo, verdict};
 
 /// Runs `aquifer bench` and returns its exit code.
 pub fn run(args: BenchArgs) -> ExitCode {
@@ -58,6 +58,9 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
                 "run: make -C bench/workloads, or say --programs DIR",
             ));
         }
+    }
+    if let Some(warning) = order::warning(settings.rounds, settings.against.is_some()) {
+        eprintln!("aquifer bench: {warning}");
     }
     if !settings.plan_only {
         check_reports(settings)?;
@@ -211,8 +214,7 @@ fn measure_overheads(bench: &Bench, plan: &mut Plan, progress: &Progress) -> (Ve
         Err(failure) => return (Vec::new(), Some(failure)),
     };
     plan.skipped.extend(skipped);
-    let builds = 1 + usize::from(settings.against.is_some());
-    progress.start(cases.iter().map(|case| settings.overhead_rounds(case.overhead) as usize * builds).sum());
+    progress.start(cases.iter().map(|case| bench.turns(case).len()).sum());
     bench.measure(&cases, progress)
 }
 
