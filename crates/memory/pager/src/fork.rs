@@ -27,6 +27,7 @@ use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot::{self, Trapping};
 use aquifer_sys::uffd::mode;
+use aquifer_tiers::Forks;
 
 use crate::abort::{abort, fail, say};
 use crate::adopt::{Adopter, Range, cut};

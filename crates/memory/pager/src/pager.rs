@@ -25,7 +25,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_sys::readiness::Readiness;
 use aquifer_sys::uffd::{Refused, Uffd, feature, probe_features};
 use aquifer_sys::wakeup::Wakeup;
-use aquifer_tiers::Tier;
+use aquifer_tiers::{Forks, LevelFigures, Tier};
 
 use crate::exchange::{self, Uffds, Way};
 use crate::family::{Family, FamilySlabs, TooMany};
@@ -316,7 +316,7 @@ impl Pager {
             published_levels: [const { [const { AtomicU64::new(0) }; LevelCounter::COUNT] }; LEVELS],
         });
         pager.counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
-        for (index, figures) in (0..LEVELS).map_while(|index| pager.tier.level(index)).enumerate() {
+        for (index, figures) in (0..LEVELS).map_while(|index| pager.level(index)).enumerate() {
             pager.counters.write_level(index, figures.name);
         }
         pager.publish_levels();
@@ -408,11 +408,15 @@ impl Pager {
         }
     }
 
+    fn level(&self, index: usize) -> Option<LevelFigures> {
+        self.tier.leveled()?.level(index)
+    }
+
     /// Adds what the levels of a chain have done since the last call to the counters. Several processes of a tree do
     /// so, and their amounts add up.
     pub(crate) fn count_levels(&self) {
         for (index, published) in self.published_levels.iter().enumerate() {
-            let Some(figures) = self.tier.level(index) else { return };
+            let Some(figures) = self.level(index) else { return };
             let done = [figures.reads, figures.read_bytes, figures.promoted_bytes, figures.demoted_bytes];
             for ((counter, published), done) in LevelCounter::ALL.iter().zip(published).zip(done) {
                 // Most figures have not changed: read first, and take the cache line only if needed.
@@ -427,7 +431,7 @@ impl Pager {
     /// After fork(2): the parent counts what the levels of a chain have done so far.
     pub(crate) fn disown_levels(&self) {
         for (index, published) in self.published_levels.iter().enumerate() {
-            let Some(figures) = self.tier.level(index) else { return };
+            let Some(figures) = self.level(index) else { return };
             let done = [figures.reads, figures.read_bytes, figures.promoted_bytes, figures.demoted_bytes];
             published.iter().zip(done).for_each(|(published, done)| published.store(done, Ordering::Relaxed));
         }
@@ -438,7 +442,7 @@ impl Pager {
     pub(crate) fn publish_levels(&self) {
         self.count_levels();
         for index in 0..LEVELS {
-            let Some(figures) = self.tier.level(index) else { return };
+            let Some(figures) = self.level(index) else { return };
             self.counters.set_level(index, LevelGauge::CapacityBytes, figures.capacity_bytes);
             self.counters.set_level(index, LevelGauge::UsedBytes, figures.used_bytes);
         }

@@ -202,14 +202,13 @@ impl Pager {
 
     /// Starts the thread that maintains the data stored in the tier, if the tier needs maintenance.
     fn start_upkeep(&'static self) -> Result<(), StartFailure> {
-        if !self.tier.needs_upkeep() {
-            return Ok(());
-        }
+        let Some(upkeep) = self.tier.upkeep() else { return Ok(()) };
         self.start_thread(c"aquifer-upkeep", move || {
             let mut is_reported = false;
-            while let Some(pause) = self.tier.upkeep(None) {
+            loop {
+                let pause = upkeep.turn(None);
                 is_reported = self.report_leaving(is_reported);
-                self.tier.report_changes(&mut |line| say(&[line]));
+                upkeep.report_changes(&mut |line| say(&[line]));
                 self.count_figures();
                 if !self.service.pause(pause) {
                     return;
@@ -220,11 +219,11 @@ impl Pager {
 
     /// Starts the thread that renews the leases at several donors, whichever donor the upkeep thread waits for.
     fn start_renewing(&'static self) -> Result<(), StartFailure> {
-        if self.tier.keep_alive_every().is_none() {
+        let Some(upkeep) = self.tier.upkeep().filter(|upkeep| upkeep.keep_alive_every().is_some()) else {
             return Ok(());
-        }
+        };
         self.start_thread(c"aquifer-renew", move || {
-            while let Some(pause) = aquifer_tiers::keep_alive(&*self.tier) {
+            while let Some(pause) = aquifer_tiers::keep_alive(upkeep) {
                 if !self.service.pause(pause.max(RENEWAL_PAUSE_MIN)) {
                     return;
                 }
@@ -234,11 +233,9 @@ impl Pager {
 
     /// Starts the thread that moves stored data between the levels of a chain, if the tier is a chain.
     fn start_moving(&'static self) -> Result<(), StartFailure> {
-        if self.tier.level(0).is_none() {
-            return Ok(());
-        }
+        let Some(levels) = self.tier.leveled() else { return Ok(()) };
         self.start_thread(c"aquifer-move", move || {
-            let Some(mut mover) = self.tier.mover() else { return };
+            let Some(mut mover) = levels.mover() else { return };
             let _ = self.service.mover.set(mover.waker());
             while self.service.goes_on() {
                 mover.rest();

@@ -57,11 +57,12 @@ use self::shards::{Cutter, ShardQueue};
 use crate::donor;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::figures::{Tallies, TierFigures, count};
-use crate::keep_alive::KeepAlive;
+use crate::forks::Forks;
 use crate::places::{PLACE_WORDS, Places, Seen};
 use crate::plain_queue::Blocking;
-use crate::tier::{Tier, TierQueue, Verify};
+use crate::tier::{Tier, TierQueue};
 use crate::transfer::{check_buffer, check_range};
+use crate::upkeep::{KeepAlive, Upkeep, Verify};
 
 /// The same name as that of a single donor, because both are requested with `donor:`.
 const NAME: &str = donor::NAME;
@@ -207,10 +208,6 @@ impl Tier for Array {
         }
     }
 
-    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
-        self.parts.report_changes(say);
-    }
-
     fn report_corruption(&self, offset: u64, len: usize, way: u32) {
         self.parts.report_corruption(offset, len, way as usize);
     }
@@ -235,31 +232,43 @@ impl Tier for Array {
         Ok(Box::new(ArrayQueue::open(Arc::clone(&self.parts), depth)?))
     }
 
-    fn renew(&self, _: bool) -> Result<(), Errno> {
-        self.parts.renew()
+    fn take_figures(&self) -> TierFigures {
+        self.parts.tallies.take()
     }
 
-    fn needs_upkeep(&self) -> bool {
-        true
+    fn upkeep(&self) -> Option<&dyn Upkeep> {
+        Some(self)
     }
 
-    fn upkeep(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
-        Some(self.parts.upkeep(verify))
+    fn forks(&self) -> Option<&dyn Forks> {
+        Some(self)
+    }
+}
+
+impl Upkeep for Array {
+    fn turn(&self, verify: Option<&Verify<'_>>) -> Duration {
+        self.parts.upkeep(verify)
     }
 
-    /// `tend` waits for one member after the other and makes copies in between.
+    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
+        self.parts.report_changes(say);
+    }
+
+    /// `turn` waits for one member after the other and makes copies in between.
     fn keep_alive_every(&self) -> Option<Duration> {
         self.parts.members.iter().map(|member| member.store.look_every()).min()
     }
 
-    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
-        // The thread that calls `tend` looks for lost members and reconnects them.
+    fn begin_keep_alive(&self) -> Vec<Box<dyn KeepAlive + '_>> {
+        // The thread that calls `turn` looks for lost members and reconnects them.
         let there = self.parts.members.iter().filter(|member| !member.is_lost());
-        there.filter_map(|member| member.store.begin_keep_alive()).for_each(begun);
+        there.filter_map(|member| member.store.begin_keep_alive()).collect()
     }
+}
 
-    fn take_figures(&self) -> TierFigures {
-        self.parts.tallies.take()
+impl Forks for Array {
+    fn renew(&self, _: bool) -> Result<(), Errno> {
+        self.parts.renew()
     }
 }
 

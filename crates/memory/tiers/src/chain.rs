@@ -32,10 +32,12 @@ use self::mover::ChainMover;
 use self::queue::ChainQueue;
 use crate::failure::{Activity, TierFailure};
 use crate::figures::TierFigures;
-use crate::keep_alive::KeepAlive;
+use crate::forks::Forks;
+use crate::leveled::{LevelFigures, Leveled, Mover};
 use crate::open_failure::OpenFailure;
-use crate::tier::{LevelFigures, Mover, PAGE, Tier, TierQueue, Verify};
+use crate::tier::{PAGE, Tier, TierQueue};
 use crate::transfer::{check_buffer, check_range};
+use crate::upkeep::{KeepAlive, Upkeep, Verify};
 
 const NAME: &str = "chain";
 
@@ -94,6 +96,10 @@ impl Chain {
     fn tiers(&self) -> impl Iterator<Item = &dyn Tier> {
         self.levels.all.iter().map(|level| &*level.tier)
     }
+
+    fn upkeeps(&self) -> impl Iterator<Item = &dyn Upkeep> {
+        self.tiers().filter_map(|tier| tier.upkeep())
+    }
 }
 
 impl Tier for Chain {
@@ -138,10 +144,6 @@ impl Tier for Chain {
         self.levels.read_other(offset, buffer, way)
     }
 
-    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
-        self.tiers().for_each(|tier| tier.report_changes(say));
-    }
-
     fn report_corruption(&self, offset: u64, len: usize, way: u32) {
         self.levels.report_corruption(offset, len, way);
     }
@@ -164,48 +166,74 @@ impl Tier for Chain {
         Ok(Box::new(ChainQueue::new(Arc::clone(&self.levels), depth)?))
     }
 
-    fn is_shared_by_relatives(&self) -> bool {
-        self.tiers().any(|tier| tier.is_shared_by_relatives())
+    fn take_figures(&self) -> TierFigures {
+        self.tiers().fold(TierFigures::default(), |sum, tier| sum.and(tier.take_figures()))
+    }
+
+    fn upkeep(&self) -> Option<&dyn Upkeep> {
+        self.upkeeps().next().map(|_| self as &dyn Upkeep)
+    }
+
+    fn forks(&self) -> Option<&dyn Forks> {
+        Some(self)
+    }
+
+    fn leveled(&self) -> Option<&dyn Leveled> {
+        Some(self)
+    }
+}
+
+impl Upkeep for Chain {
+    /// Offsets in the chain are not offsets in its levels, so `verify` does not apply to them: each level verifies its
+    /// own contents.
+    fn turn(&self, _: Option<&Verify<'_>>) -> Duration {
+        let next = self.upkeeps().map(|upkeep| upkeep.turn(None)).min();
+        if self.levels.is_any_leaving() {
+            self.levels.wakeup.wake();
+        }
+        next.expect("upkeep is offered only where a level has it")
+    }
+
+    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
+        self.upkeeps().for_each(|upkeep| upkeep.report_changes(say));
+    }
+
+    /// `turn` waits for one level after the other, so a slow level would delay the renewals of the next.
+    fn keep_alive_every(&self) -> Option<Duration> {
+        self.upkeeps().filter_map(|upkeep| upkeep.keep_alive_every()).min()
+    }
+
+    fn begin_keep_alive(&self) -> Vec<Box<dyn KeepAlive + '_>> {
+        self.upkeeps().flat_map(|upkeep| upkeep.begin_keep_alive()).collect()
+    }
+}
+
+impl Forks for Chain {
+    fn before_fork(&self) -> Result<(), Errno> {
+        self.tiers().try_for_each(|tier| tier.before_fork())
+    }
+
+    fn after_fork(&self, inherits: bool) {
+        self.tiers().for_each(|tier| tier.after_fork(inherits));
     }
 
     fn renew(&self, inherits: bool) -> Result<(), Errno> {
         self.tiers().try_for_each(|tier| tier.renew(inherits))
     }
 
-    fn needs_upkeep(&self) -> bool {
-        self.tiers().any(|tier| tier.needs_upkeep())
+    fn is_shared_by_relatives(&self) -> bool {
+        self.tiers().any(|tier| tier.is_shared_by_relatives())
     }
+}
 
-    /// Offsets in the chain are not offsets in its levels, so `verify` does not apply to them: each level verifies its
-    /// own contents.
-    fn upkeep(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
-        let next = self.tiers().filter(|tier| tier.needs_upkeep()).filter_map(|tier| tier.upkeep(None)).min();
-        if self.levels.is_any_leaving() {
-            self.levels.wakeup.wake();
-        }
-        next
-    }
-
-    /// `tend` waits for one level after the other, so a slow level would delay the renewals of the next.
-    fn keep_alive_every(&self) -> Option<Duration> {
-        self.tiers().filter_map(|tier| tier.keep_alive_every()).min()
-    }
-
-    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
-        self.tiers().for_each(|tier| tier.begin_keep_alive(begun));
-    }
-
-    fn take_figures(&self) -> TierFigures {
-        self.tiers().fold(TierFigures::default(), |sum, tier| sum.and(tier.take_figures()))
+impl Leveled for Chain {
+    fn level(&self, index: usize) -> Option<LevelFigures> {
+        self.levels.all.get(index).map(Level::figures)
     }
 
     fn mover(&self) -> Option<Box<dyn Mover>> {
         // Without room for its buffer, slabs stay where they are.
         Some(Box::new(ChainMover::new(Arc::clone(&self.levels)).ok()?))
-    }
-
-    fn level(&self, index: usize) -> Option<LevelFigures> {
-        self.levels.all.get(index).map(Level::figures)
     }
 }
 

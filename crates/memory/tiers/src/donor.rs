@@ -63,12 +63,13 @@ use self::timeouts::Timeouts;
 use self::transport::{Loss, Transport};
 use crate::dram::REQUEST_BYTES_MAX;
 use crate::failure::{Activity, Cause, TierFailure};
-use crate::keep_alive::KeepAlive;
+use crate::forks::Forks;
 use crate::open_failure::OpenFailure;
 use crate::plain_queue::Blocking;
 use crate::spec::{DonorSecurity, DonorSpec};
-use crate::tier::{Leaving, PAGE, Tier, TierQueue, Verify};
+use crate::tier::{Leaving, PAGE, Tier, TierQueue};
 use crate::transfer::check_range;
+use crate::upkeep::{KeepAlive, Upkeep, Verify};
 
 pub(crate) const NAME: &str = "donor";
 
@@ -265,28 +266,36 @@ impl Tier for Donor {
         self.remote.open_queue(depth).map_err(|Errno(errno)| failure(Activity::Queue, 0, Cause::Errno(errno)))
     }
 
-    fn renew(&self, _: bool) -> Result<(), Errno> {
-        self.remote.renew()
+    fn leaving(&self, from: u64) -> Option<Leaving> {
+        self.remote.leaving(from)
     }
 
-    fn needs_upkeep(&self) -> bool {
-        true
+    fn upkeep(&self) -> Option<&dyn Upkeep> {
+        Some(self)
     }
 
-    fn upkeep(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
-        Some(self.remote.upkeep())
+    fn forks(&self) -> Option<&dyn Forks> {
+        Some(self)
+    }
+}
+
+impl Upkeep for Donor {
+    fn turn(&self, _: Option<&Verify<'_>>) -> Duration {
+        self.remote.upkeep()
     }
 
     fn keep_alive_every(&self) -> Option<Duration> {
         Some(self.remote.renewal())
     }
 
-    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
-        self.remote.begin_keep_alive().into_iter().for_each(begun);
+    fn begin_keep_alive(&self) -> Vec<Box<dyn KeepAlive + '_>> {
+        self.remote.begin_keep_alive().into_iter().collect()
     }
+}
 
-    fn leaving(&self, from: u64) -> Option<Leaving> {
-        self.remote.leaving(from)
+impl Forks for Donor {
+    fn renew(&self, _: bool) -> Result<(), Errno> {
+        self.remote.renew()
     }
 }
 

@@ -36,10 +36,13 @@ use self::seals::Seals;
 use self::secrets::Secrets;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::figures::TierFigures;
-use crate::keep_alive::KeepAlive;
+use crate::forks::Forks;
+use crate::leveled::Leveled;
 use crate::open_failure::OpenFailure;
-use crate::tier::{Leaving, LevelFigures, Mover, PAGE, Tier, TierQueue, Verified, Verify};
+use crate::tier::{Leaving, PAGE, Tier, TierQueue};
 use crate::transfer::check_buffer;
+use crate::upkeep::{KeepAlive, Upkeep, Verified, Verify};
+use crate::ways::find_way;
 
 /// The bytes of one write; a longer request is written in pieces.
 const FRAME_BYTES: usize = 1 << 20;
@@ -99,18 +102,18 @@ pub trait Sealing: Send + Sync + Sized + 'static {
         Again::AsAnyWrite
     }
 
-    /// As [`Tier::before_fork`].
+    /// As [`Forks::before_fork`].
     fn before_fork(parts: &Parts<Self>) -> Result<(), Errno> {
         let _ = parts;
         Ok(())
     }
 
-    /// As [`Tier::after_fork`].
+    /// As [`Forks::after_fork`].
     fn after_fork(parts: &Parts<Self>, inherits: bool) {
         let _ = (parts, inherits);
     }
 
-    /// As [`Tier::renew`].
+    /// As [`Forks::renew`].
     fn renew(parts: &Parts<Self>) -> Result<(), Errno> {
         let _ = parts;
         Ok(())
@@ -277,17 +280,9 @@ impl<S: Sealing> Parts<S> {
     /// Reads a page whose first read did not match its record, by the first other way that returns the right bytes.
     /// Returns that way.
     fn read_one_by_others(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<u32, TierFailure> {
-        let mut failed = self.failure(Activity::Read, offset, libc::EBADMSG);
-        for way in 1.. {
-            match self.inner.read_other(offset, buffer, way) {
-                Ok(true) if self.seals.open_one(page(offset), buffer.bytes_mut()) => return Ok(way),
-                Ok(true) => {}
-                Ok(false) => break,
-                // Another way may succeed.
-                Err(failure) => failed = failure,
-            }
-        }
-        Err(failed)
+        let is_right = &mut |part: &mut FrameBuffer| self.seals.open_one(page(offset), part.bytes_mut());
+        let found = find_way(&*self.inner, offset, buffer, is_right)?;
+        found.ok_or_else(|| self.failure(Activity::Read, offset, libc::EBADMSG))
     }
 
     /// Opens in place what was read from `offset`.
@@ -362,10 +357,6 @@ impl<S: Sealing> Tier for SealedTier<S> {
         Ok(())
     }
 
-    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
-        self.parts.inner.report_changes(say);
-    }
-
     fn report_corruption(&self, offset: u64, len: usize, way: u32) {
         self.parts.inner.report_corruption(offset, len, way);
     }
@@ -395,6 +386,56 @@ impl<S: Sealing> Tier for SealedTier<S> {
         Ok(Box::new(EncryptedQueue::open(Arc::clone(&self.parts), depth)?))
     }
 
+    fn take_figures(&self) -> TierFigures {
+        self.parts.inner.take_figures()
+    }
+
+    fn leaving(&self, from: u64) -> Option<Leaving> {
+        self.parts.inner.leaving(from)
+    }
+
+    fn upkeep(&self) -> Option<&dyn Upkeep> {
+        self.parts.inner.upkeep().map(|_| self as &dyn Upkeep)
+    }
+
+    fn forks(&self) -> Option<&dyn Forks> {
+        Some(self)
+    }
+
+    fn leveled(&self) -> Option<&dyn Leveled> {
+        self.parts.inner.leveled()
+    }
+}
+
+impl<S> SealedTier<S> {
+    fn inner_upkeep(&self) -> &dyn Upkeep {
+        self.parts.inner.upkeep().expect("upkeep is offered only where the tier underneath has it")
+    }
+}
+
+impl<S: Sealing> Upkeep for SealedTier<S> {
+    /// The caller's `verify` knows plain bytes. Only this tier knows the sealed bytes that `inner` stores, so it passes
+    /// a `verify` of its own.
+    fn turn(&self, _: Option<&Verify<'_>>) -> Duration {
+        let parts = &self.parts;
+        let verify = |offset: u64, sealed: &[u8]| parts.seals.verify(page(offset), sealed);
+        self.inner_upkeep().turn(parts.seals.is_on().then_some(&verify as &Verify<'_>))
+    }
+
+    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
+        self.inner_upkeep().report_changes(say);
+    }
+
+    fn keep_alive_every(&self) -> Option<Duration> {
+        self.inner_upkeep().keep_alive_every()
+    }
+
+    fn begin_keep_alive(&self) -> Vec<Box<dyn KeepAlive + '_>> {
+        self.inner_upkeep().begin_keep_alive()
+    }
+}
+
+impl<S: Sealing> Forks for SealedTier<S> {
     fn before_fork(&self) -> Result<(), Errno> {
         self.parts.inner.before_fork()?;
         S::before_fork(&self.parts)
@@ -405,48 +446,12 @@ impl<S: Sealing> Tier for SealedTier<S> {
         S::after_fork(&self.parts, inherits);
     }
 
-    fn is_shared_by_relatives(&self) -> bool {
-        self.parts.inner.is_shared_by_relatives()
-    }
-
     fn renew(&self, inherits: bool) -> Result<(), Errno> {
         self.parts.inner.renew(inherits)?;
         S::renew(&self.parts)
     }
 
-    fn needs_upkeep(&self) -> bool {
-        self.parts.inner.needs_upkeep()
-    }
-
-    fn keep_alive_every(&self) -> Option<Duration> {
-        self.parts.inner.keep_alive_every()
-    }
-
-    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
-        self.parts.inner.begin_keep_alive(begun);
-    }
-
-    /// The caller's `verify` knows plain bytes. Only this tier knows the sealed bytes that `inner` stores, so it passes
-    /// a `verify` of its own.
-    fn upkeep(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
-        let parts = &self.parts;
-        let verify = |offset: u64, sealed: &[u8]| parts.seals.verify(page(offset), sealed);
-        parts.inner.upkeep(parts.seals.is_on().then_some(&verify as &Verify<'_>))
-    }
-
-    fn take_figures(&self) -> TierFigures {
-        self.parts.inner.take_figures()
-    }
-
-    fn leaving(&self, from: u64) -> Option<Leaving> {
-        self.parts.inner.leaving(from)
-    }
-
-    fn mover(&self) -> Option<Box<dyn Mover>> {
-        self.parts.inner.mover()
-    }
-
-    fn level(&self, index: usize) -> Option<LevelFigures> {
-        self.parts.inner.level(index)
+    fn is_shared_by_relatives(&self) -> bool {
+        self.parts.inner.is_shared_by_relatives()
     }
 }

@@ -8,18 +8,16 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
-use aquifer_sys::raw::Errno;
 use aquifer_sys::{FrameBuffer, signals};
 
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::failure_plan::{FailurePlan, Verdict, Verdicts};
 use crate::figures::TierFigures;
-use crate::keep_alive::KeepAlive;
-use crate::tier::{
-    Completion, Leaving, LevelFigures, Mover, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Verify, Wait,
-};
+use crate::forks::Forks;
+use crate::leveled::Leveled;
+use crate::tier::{Completion, Leaving, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
+use crate::upkeep::Upkeep;
 
 const NAME: &str = "failing";
 
@@ -66,10 +64,6 @@ impl Tier for Failing {
         }
     }
 
-    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
-        self.inner.report_changes(say);
-    }
-
     fn report_corruption(&self, offset: u64, len: usize, way: u32) {
         self.inner.report_corruption(offset, len, way);
     }
@@ -109,28 +103,16 @@ impl Tier for Failing {
         self.inner.request_bytes_max()
     }
 
-    fn is_shared_by_relatives(&self) -> bool {
-        self.inner.is_shared_by_relatives()
+    fn upkeep(&self) -> Option<&dyn Upkeep> {
+        self.inner.upkeep()
     }
 
-    fn renew(&self, inherits: bool) -> Result<(), Errno> {
-        self.inner.renew(inherits)
+    fn forks(&self) -> Option<&dyn Forks> {
+        self.inner.forks()
     }
 
-    fn needs_upkeep(&self) -> bool {
-        self.inner.needs_upkeep()
-    }
-
-    fn keep_alive_every(&self) -> Option<Duration> {
-        self.inner.keep_alive_every()
-    }
-
-    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
-        self.inner.begin_keep_alive(begun);
-    }
-
-    fn upkeep(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
-        self.inner.upkeep(verify)
+    fn leveled(&self) -> Option<&dyn Leveled> {
+        self.inner.leveled()
     }
 
     fn leaving(&self, from: u64) -> Option<Leaving> {
@@ -139,14 +121,6 @@ impl Tier for Failing {
 
     fn take_figures(&self) -> TierFigures {
         self.inner.take_figures()
-    }
-
-    fn mover(&self) -> Option<Box<dyn Mover>> {
-        self.inner.mover()
-    }
-
-    fn level(&self, index: usize) -> Option<LevelFigures> {
-        self.inner.level(index)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {

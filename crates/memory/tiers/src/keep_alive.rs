@@ -5,52 +5,28 @@
 //! the renewal at another.
 //!
 //! All requests are sent before any answer is waited for, because a donor counts a request as a sign of life when it
-//! arrives. Only existing connections are used; [`Tier::upkeep`] connects to donors that have none.
+//! arrives. Only existing connections are used; [`Upkeep::turn`] connects to donors that have none.
 //!
 //! Threads: one of the pager's, which does nothing else. May allocate.
 
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use aquifer_sys::signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::donor::Remote;
-use crate::donor::links::Begun;
-use crate::tier::Tier;
+use crate::upkeep::{KeepAlive, Upkeep};
 
 /// How long to wait for all answers together: as long as one of several donors has for a single answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(400);
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
 
-/// A request that renews the leases at one donor and is not answered yet. Dropping it ends its connection.
-pub struct KeepAlive<'a> {
-    remote: &'a Remote,
-    begun: Begun<'a>,
-}
-
-impl<'a> KeepAlive<'a> {
-    pub(crate) fn new(remote: &'a Remote, begun: Begun<'a>) -> KeepAlive<'a> {
-        KeepAlive { remote, begun }
-    }
-
-    fn socket(&self) -> BorrowedFd<'_> {
-        self.begun.socket()
-    }
-
-    fn finish(self) {
-        self.remote.finish_keep_alive(self.begun);
-    }
-}
-
-/// Renews all leases of a tier. Returns the time until the next call; `None` where [`Tier::upkeep`] renews them in
+/// Renews all leases of a tier. Returns the time until the next call; `None` where [`Upkeep::turn`] renews them in
 /// time.
-pub fn keep_alive(tier: &dyn Tier) -> Option<Duration> {
+pub fn keep_alive(upkeep: &dyn Upkeep) -> Option<Duration> {
     let started = Instant::now();
-    let every = tier.keep_alive_every()?;
-    let mut waiting = Vec::new();
-    tier.begin_keep_alive(&mut |begun| waiting.push(begun));
+    let every = upkeep.keep_alive_every()?;
+    let mut waiting = upkeep.begin_keep_alive();
     while !waiting.is_empty() && started.elapsed() < ANSWER_TIMEOUT {
         let answered = answered(&waiting, ANSWER_TIMEOUT.saturating_sub(started.elapsed()).min(WAIT_ONCE));
         for (index, is_answered) in answered.into_iter().enumerate().rev() {
@@ -60,12 +36,12 @@ pub fn keep_alive(tier: &dyn Tier) -> Option<Duration> {
         }
         signals::end_if_asked();
     }
-    // These donors have not answered. `Tier::upkeep` finds out why.
+    // These donors have not answered. `Upkeep::turn` finds out why.
     drop(waiting);
     Some(every.saturating_sub(started.elapsed()))
 }
 
-fn answered(waiting: &[KeepAlive<'_>], limit: Duration) -> Vec<bool> {
+fn answered(waiting: &[Box<dyn KeepAlive + '_>], limit: Duration) -> Vec<bool> {
     let mut polled: Vec<PollFd<'_>> =
         waiting.iter().map(|it| PollFd::from_borrowed_fd(it.socket(), PollFlags::IN)).collect();
     let timeout = Timespec { tv_sec: 0, tv_nsec: limit.as_nanos() as i64 };

@@ -41,7 +41,9 @@ mod failure;
 mod failure_plan;
 mod figures;
 mod flash;
+mod forks;
 mod keep_alive;
+mod leveled;
 mod memory_file;
 mod open;
 mod open_failure;
@@ -52,6 +54,8 @@ mod spec;
 mod tier;
 pub mod timing;
 mod transfer;
+mod upkeep;
+mod ways;
 
 pub use array::Array;
 pub use chain::Chain;
@@ -64,16 +68,17 @@ pub use failure::{Activity, Cause, Disposition, TierFailure};
 pub use failure_plan::FailurePlan;
 pub use figures::TierFigures;
 pub use flash::Flash;
-pub use keep_alive::{KeepAlive, keep_alive};
+pub use forks::Forks;
+pub use keep_alive::keep_alive;
+pub use leveled::{LevelFigures, Leveled, Mover, Waker};
 pub use open::{check_levels, check_place, open, open_levels, report_exit};
 pub use open_failure::OpenFailure;
 pub use spec::{
     ArraySpec, DonorSecurity, DonorSpec, FlashSpec, MemberSpec, RdmaSpec, Redundancy, SpecFailure, TierSpec,
 };
-pub use tier::{
-    Completion, Leaving, LevelFigures, Mover, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Verified,
-    Verify, Wait, Waker,
-};
+pub use tier::{Completion, Leaving, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
+pub use upkeep::{KeepAlive, Upkeep, Verified, Verify};
+pub use ways::find_way;
 
 /// The atomics that `places.rs` uses. A test that includes `places.rs` can substitute its own.
 mod atomic {

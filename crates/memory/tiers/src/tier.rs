@@ -8,17 +8,19 @@
 //! background work: a queue belongs to one worker thread, its requests overlap, and a buffer belongs to the queue from
 //! `submit` until the queue hands out the completion.
 //!
+//! What only some tiers need is in interfaces of its own, which a tier returns if it has them: `upkeep.rs`, `forks.rs`,
+//! `leveled.rs`.
+//!
 //! Offsets and lengths are multiples of [`PAGE`]. Bytes that were never written, or that were discarded, may read as
 //! anything: the pager records which blocks are stored and checks their bytes against guards.
 
-use std::time::Duration;
-
 use aquifer_sys::FrameBuffer;
-use aquifer_sys::raw::Errno;
 
 use crate::failure::TierFailure;
 use crate::figures::TierFigures;
-use crate::keep_alive::KeepAlive;
+use crate::forks::Forks;
+use crate::leveled::Leveled;
+use crate::upkeep::Upkeep;
 
 /// The unit of offsets and lengths, in bytes.
 pub const PAGE: usize = 4096;
@@ -70,7 +72,7 @@ pub trait Tier: Send + Sync {
 
     /// Fills `buffer` from `offset` as [`read`](Self::read) does, but by another way, for a caller whose bytes do not
     /// match what was stored. `way` numbers the ways from 1; one of them is the way that `read` took. Returns false
-    /// when there are fewer than `way` ways. Runs on the faulting thread.
+    /// when there are fewer than `way` ways. [`find_way`](crate::find_way) tries them all. Runs on the faulting thread.
     fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
         let _ = (offset, buffer, way);
         Ok(false)
@@ -90,12 +92,6 @@ pub trait Tier: Send + Sync {
     ) -> Result<(), TierFailure> {
         let _ = repaired;
         self.read(offset, buffer)
-    }
-
-    /// Reports, one line each, what has happened to the tier's parts since the last call. Runs on the thread that calls
-    /// [`tend`](Self::upkeep).
-    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
-        let _ = say;
     }
 
     /// Reports that these bytes were not what was stored when they were read by `read` and by every way before `way`,
@@ -124,60 +120,6 @@ pub trait Tier: Send + Sync {
     /// itself. Dropping it with requests in flight waits for them and drops their buffers.
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
 
-    /// Called before fork(2) in a process that has something stored: acquires what is needed after the fork, while
-    /// acquiring it can still fail. No request is in flight. May allocate.
-    fn before_fork(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-
-    /// Called after fork(2) in the parent. The child has a copy of everything that this process knew and may drop
-    /// privileges, so nothing that this process writes from now on may be readable for the child. `inherits`: the child
-    /// keeps access to what is stored now.
-    fn after_fork(&self, inherits: bool) {
-        let _ = inherits;
-    }
-
-    /// Whether a forked child can still read what this process writes later, using only what this process knew at the
-    /// fork.
-    fn is_shared_by_relatives(&self) -> bool {
-        true
-    }
-
-    /// Called in a forked child: acquires what the child cannot share with its parent, for instance connections, and
-    /// gives up what belongs to the parent alone. `inherits`: the child reads what its parent has stored. Runs before
-    /// the program continues, before the tier is used and before the pager has threads in the child; no request is in
-    /// flight. Does nothing elsewhere.
-    fn renew(&self, inherits: bool) -> Result<(), Errno> {
-        let _ = inherits;
-        Ok(())
-    }
-
-    /// Whether [`tend`](Self::upkeep) has to be called.
-    fn needs_upkeep(&self) -> bool {
-        false
-    }
-
-    /// Does the periodic upkeep that keeps stored bytes available, on a thread of the pager that does nothing else.
-    /// Where the caller can tell stored bytes from damaged ones, `verify` does so, and a tier that makes new copies
-    /// makes them from verified bytes. Returns the longest time until the next call; `None` when this tier never needs
-    /// upkeep.
-    fn upkeep(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
-        let _ = verify;
-        None
-    }
-
-    /// How often leases have to be renewed independently of [`tend`](Self::upkeep), which waits for donors that do not
-    /// answer. `None` where such a wait cannot delay the renewal at another donor. See
-    /// [`keep_alive`](crate::keep_alive::keep_alive).
-    fn keep_alive_every(&self) -> Option<Duration> {
-        None
-    }
-
-    /// Sends a renewal to every donor that can be reached without waiting, and waits for no answer.
-    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
-        let _ = begun;
-    }
-
     /// What has happened since the last call.
     fn take_figures(&self) -> TierFigures {
         TierFigures::default()
@@ -191,32 +133,21 @@ pub trait Tier: Send + Sync {
         None
     }
 
-    /// Moves the tier's contents to where they are fetched faster. For a thread of the pager that does nothing else:
-    /// the thread creates the mover, and each process has its own.
-    fn mover(&self) -> Option<Box<dyn Mover>> {
+    /// What has to be done at intervals. `None` when this tier never needs upkeep.
+    fn upkeep(&self) -> Option<&dyn Upkeep> {
         None
     }
 
-    /// The figures of one level of a chain; the fastest is level 0. `None` after the last level, and for a tier without
-    /// levels.
-    fn level(&self, _index: usize) -> Option<LevelFigures> {
+    /// What has to be done when the process forks. `None` when parent and child can both go on as they are, and either
+    /// may read what the other writes.
+    fn forks(&self) -> Option<&dyn Forks> {
         None
     }
-}
 
-/// Tells whether a page at this offset is what was stored there last. If somebody writes there at the same time, the
-/// answer may be about the bytes before that write.
-pub type Verify<'a> = dyn Fn(u64, &[u8]) -> Verified + 'a;
-
-/// What is known about a page that was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verified {
-    /// It is what was stored.
-    Right,
-    /// Nobody can tell.
-    Unknown,
-    /// It is not what was stored.
-    Wrong,
+    /// The levels of a chain. `None` for a tier without levels.
+    fn leveled(&self) -> Option<&dyn Leveled> {
+        None
+    }
 }
 
 /// A range of a tier that its lender reclaims.
@@ -228,41 +159,6 @@ pub struct Leaving {
     pub len: u64,
     /// When its bytes are lost, in nanoseconds of the monotonic clock (`aquifer_sys::raw::now_ns`).
     pub until_ns: u64,
-}
-
-/// Moves contents between levels, in parallel with the program.
-pub trait Mover: Send {
-    /// Moves what is worth moving now, a bounded amount.
-    fn turn(&mut self);
-
-    /// Waits until there may be something to move. Uses no processor time while the tier is idle.
-    fn rest(&mut self);
-
-    /// What ends a [`rest`](Self::rest) early, from any thread.
-    fn waker(&self) -> Waker;
-}
-
-/// Wakes a thread that serves a tier.
-pub type Waker = Box<dyn Fn() + Send + Sync>;
-
-/// The figures of one level of a chain. Counters count what this process has done; `used_bytes` covers the whole
-/// process family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LevelFigures {
-    /// The kind of tier.
-    pub name: &'static str,
-    /// The level's capacity.
-    pub capacity_bytes: u64,
-    /// The bytes of the slabs that are allocated there.
-    pub used_bytes: u64,
-    /// Reads of the program's blocks, on demand or ahead of demand.
-    pub reads: u64,
-    /// The bytes of those reads.
-    pub read_bytes: u64,
-    /// Bytes that came from a slower level.
-    pub promoted_bytes: u64,
-    /// Bytes that came from a faster level.
-    pub demoted_bytes: u64,
 }
 
 /// What a request does.

@@ -98,7 +98,7 @@ fn measure(cgroup: &Cgroup, source: &str, bytes: u64) -> Result<Measured, Failur
         filler.write(slab * SLAB_BYTES, &block)?;
         if slab.is_multiple_of(SLABS_BETWEEN_RENEWALS) {
             // Nobody else does, and the memory of a busy machine takes a while.
-            let _ = (reader.upkeep(None), filler.upkeep(None));
+            [&reader, &filler].iter().filter_map(|tier| tier.upkeep()).for_each(|upkeep| _ = upkeep.turn(None));
         }
     }
     cgroup.take_in(donor.child.id())?;
@@ -127,7 +127,7 @@ fn measure(cgroup: &Cgroup, source: &str, bytes: u64) -> Result<Measured, Failur
             return Ok(false);
         }
         looked = Instant::now();
-        let _ = reader.upkeep(None);
+        let _ = reader.upkeep().map(|upkeep| upkeep.turn(None));
         let standing = status(donor.address, "localhost", &Security::Plain, TIMEOUT)?;
         Ok(standing.figure(Figure::WipingBytes) == 0 && standing.figure(Figure::WipesTotal) >= bytes / SLAB_BYTES)
     })?;

@@ -62,7 +62,7 @@ fn upkeep(tier: &dyn Tier, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
         assert!(started.elapsed() < TIMEOUT, "it does not come to that");
-        let pause = tier.upkeep(None).expect("arrays have upkeep");
+        let pause = tier.upkeep().expect("arrays have upkeep").turn(None);
         std::thread::sleep(pause.min(Duration::from_millis(50)));
     }
 }
@@ -330,7 +330,7 @@ fn donors_that_are_silent_cost_nobody_else_their_leases() {
         ((Arc::clone(&tier), Arc::clone(&is_over)), (Arc::clone(&tier), Arc::clone(&is_over)));
     let tends = std::thread::spawn(move || {
         while !for_upkeep.1.load(Ordering::SeqCst) {
-            let pause = for_upkeep.0.upkeep(None).expect("arrays have upkeep");
+            let pause = for_upkeep.0.upkeep().expect("arrays have upkeep").turn(None);
             std::thread::sleep(pause.min(Duration::from_millis(50)));
         }
     });
@@ -338,7 +338,7 @@ fn donors_that_are_silent_cost_nobody_else_their_leases() {
         let mut longest = Duration::ZERO;
         while !for_renewing.1.load(Ordering::SeqCst) {
             let started = Instant::now();
-            let pause = aquifer_tiers::keep_alive(&*for_renewing.0).expect("an array is kept alive");
+            let pause = aquifer_tiers::keep_alive(for_renewing.0.upkeep().unwrap()).expect("an array is kept alive");
             std::thread::sleep(pause);
             longest = longest.max(started.elapsed());
         }

@@ -171,7 +171,7 @@ fn a_tier_says_what_it_will_lose(protection: Protection) {
     assert_eq!(leaving(&*tier), [0; 0]);
     donor.reclaim(4 * SLAB_BYTES, LONG);
     // An idle one hears of it when it renews its leases, and comes again sooner then.
-    let pause = tier.upkeep(None).unwrap();
+    let pause = tier.upkeep().unwrap().turn(None);
     assert_eq!(leaving(&*tier), [4, 5]);
     assert!(pause <= Duration::from_secs(1), "{pause:?}");
     let until_ns = tier.leaving(0).unwrap().until_ns;
@@ -224,7 +224,7 @@ fn what_could_be_done_without_stays() {
     (0..2).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
     let leases = [other.grant(0), other.grant(1)];
     donor.reclaim(2 * SLAB_BYTES, Duration::from_millis(300));
-    tier.upkeep(None);
+    tier.upkeep().unwrap().turn(None);
     assert_eq!(leaving(&*tier).len(), 1);
     // The other one gives more than it was asked for.
     for Lease { lease, token, .. } in leases {
@@ -233,7 +233,7 @@ fn what_could_be_done_without_stays() {
     let begun = Instant::now();
     while !leaving(&*tier).is_empty() {
         assert!(begun.elapsed() < TIMEOUT);
-        std::thread::sleep(tier.upkeep(None).unwrap().min(Duration::from_millis(50)));
+        std::thread::sleep(tier.upkeep().unwrap().turn(None).min(Duration::from_millis(50)));
     }
     (0..2).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab));
     assert_eq!(figure(&donor, Figure::RevocationsTotal), 0);

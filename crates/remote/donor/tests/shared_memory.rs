@@ -306,7 +306,7 @@ fn memory_that_is_taken_back_is_asked_for_first_and_lost_then() {
     // it does not read, keeps nobody waiting.
     assert_eq!(donor.reclaim(3 * SLAB_BYTES, Duration::from_secs(300)), SLAB_BYTES);
     assert_eq!(tier.leaving(0), None);
-    tier.upkeep(None);
+    tier.upkeep().unwrap().turn(None);
     assert_eq!(tier.leaving(0).map(|leaving| leaving.offset), Some(3 * SLAB_BYTES));
     write(3, 30).expect("it goes on as before until it is moved away");
     read(3, 30).unwrap();

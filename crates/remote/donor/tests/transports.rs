@@ -358,7 +358,7 @@ fn leases_stay_while_they_are_tended(kind: Kind) {
     write(&*tier, 0, 1);
     let begun = Instant::now();
     while begun.elapsed() < 2 * lease {
-        let pause = tier.upkeep(None).expect("leases have upkeep");
+        let pause = tier.upkeep().expect("leases have upkeep").turn(None);
         assert!(pause <= lease / 2);
         std::thread::sleep(pause / 2);
     }

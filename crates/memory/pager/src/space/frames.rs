@@ -9,10 +9,19 @@ use aquifer_core::units::FrameIndex;
 use aquifer_core::units::PAGE_BYTES;
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{Fatal, Frames};
+use aquifer_sys::FrameBuffer;
 use aquifer_sys::memory::{SPANS_MAX, Span, drop_spans};
 
 use super::exchanger::whole;
 use crate::pager::Pager;
+
+/// Checks what was read, and fills its zero pages. `expected` are the guards of the pages.
+pub(super) fn check_arrival(buffer: &mut FrameBuffer, expected: &[u64]) -> Result<(), Mismatch> {
+    inspect::arrive(buffer.bytes_mut(), expected)?;
+    #[cfg(feature = "planted-bug")]
+    crate::planted::leave_out(buffer);
+    Ok(())
+}
 
 impl Pager {
     /// Gives the first `len` bytes of a frame pages, the best that can be had. Returns whether they are zeros.
@@ -64,10 +73,7 @@ impl Frames for Pager {
 
     fn arrive(&self, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), Mismatch> {
         let mut buffer = self.area.buffer(frame, start, expected.len() * PAGE_BYTES as usize);
-        inspect::arrive(buffer.bytes_mut(), expected)?;
-        #[cfg(feature = "planted-bug")]
-        crate::planted::leave_out(&mut buffer);
-        Ok(())
+        check_arrival(&mut buffer, expected)
     }
 
     fn compare(&self, frame: FrameIndex, start: usize, stored: &[u64], found: &mut [u64]) -> Finding {

@@ -7,22 +7,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aquifer_core::units::{FrameIndex, PAGE_BYTES};
-use aquifer_driver::{Direction, Fatal, Frames, ReadFailure, Ready, Store, StoreQueue, Transfer};
+use aquifer_driver::{Direction, Fatal, ReadFailure, Ready, Store, StoreQueue, Transfer};
 use aquifer_stats::Counter;
 use aquifer_sys::raw::now_ns;
-use aquifer_sys::signals;
+use aquifer_sys::{FrameBuffer, signals};
 use aquifer_tiers::{Completion, Disposition, Operation, Request, TierFailure, TierQueue, Wait};
 
 use super::QUEUE_DEPTH;
+use super::frames::check_arrival;
 use crate::abort::{Number, say};
 use crate::frame_area::FrameArea;
 use crate::pager::Pager;
 
 /// Tries of one read that fails temporarily.
 const READ_TRIES: u32 = 5;
-/// Ways of a tier that are tried when the bytes read are not those written: more than any tier has. Parity has a way
-/// for each choice of shards: with ten shards at most 252, and ten more before those.
-const WAYS_MAX: u32 = 300;
 /// How long to wait for a way that needs a donor that is not reachable: as long as the tier hopes for a donor that may
 /// return (`tiers/src/array/copies.rs`), with some time to spare.
 const WAYS_TIMEOUT: Duration = Duration::from_secs(7);
@@ -105,24 +103,20 @@ impl Pager {
     /// Tries each way of the tier once.
     fn try_ways(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<Found, ReadFailure> {
         let len = expected.len() * PAGE_BYTES as usize;
-        let mut outcome = Err(ReadFailure::Mismatch);
-        for way in 1..=WAYS_MAX {
-            match self.tier.read_other(offset, &mut self.area.buffer(frame, start, len), way) {
-                Ok(false) => break,
-                Ok(true) if self.arrive(frame, start, expected).is_ok() => {
-                    self.tier.report_corruption(offset, len, way);
-                    // Overwrites the damaged copy. No other process writes here: the block is this process's, and
-                    // processes of the family that use this slot have the same bytes. If it fails, the next fetch
-                    // repeats all this.
-                    let _ = self.tier.repair(offset, &self.area.buffer(frame, start, len));
-                    self.counters.add(Counter::RepairedBlocks, 1);
-                    return Ok(Found::Right);
-                }
-                Err(failure) if failure.disposition() == Disposition::Retry => outcome = Ok(Found::NotYet),
-                Ok(true) | Err(_) => {}
+        let mut buffer = self.area.buffer(frame, start, len);
+        let is_right = &mut |buffer: &mut FrameBuffer| check_arrival(buffer, expected).is_ok();
+        match aquifer_tiers::find_way(&*self.tier, offset, &mut buffer, is_right) {
+            Ok(Some(way)) => {
+                self.tier.report_corruption(offset, len, way);
+                // Overwrites the damaged copy. No other process writes here: the block is this process's, and processes
+                // of the family that use this slot have the same bytes. If it fails, the next fetch repeats all this.
+                let _ = self.tier.repair(offset, &buffer);
+                self.counters.add(Counter::RepairedBlocks, 1);
+                Ok(Found::Right)
             }
+            Err(failure) if failure.disposition() == Disposition::Retry => Ok(Found::NotYet),
+            Ok(None) | Err(_) => Err(ReadFailure::Mismatch),
         }
-        outcome
     }
 
     /// Opens the worker's queue. To be called on the worker's own thread, because the program cannot reach that

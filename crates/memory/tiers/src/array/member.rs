@@ -24,8 +24,8 @@ use aquifer_sys::raw::{Errno, now_ns};
 use super::notices::Notice;
 use crate::donor::{Asked, Piece};
 use crate::failure::TierFailure;
-use crate::keep_alive::KeepAlive;
 use crate::tier::TierQueue;
+use crate::upkeep::KeepAlive;
 
 /// The pause before the first look for a lost member; each later pause is twice as long.
 const LOOK_PAUSE_FIRST: Duration = Duration::from_millis(100);
@@ -93,7 +93,7 @@ pub(crate) trait Store: Send + Sync {
     /// As [`Tier::open_queue`](crate::Tier::open_queue).
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
 
-    /// As [`Tier::renew`](crate::Tier::renew).
+    /// As [`Forks::renew`](crate::Forks::renew).
     fn renew(&self) -> Result<(), Errno>;
 
     /// Checks whether the member is present. When done in time, this also keeps what is stored.
@@ -101,7 +101,7 @@ pub(crate) trait Store: Send + Sync {
 
     /// Sends the request that keeps what is stored, without waiting for the answer. `None` if that cannot be done
     /// immediately.
-    fn begin_keep_alive(&self) -> Option<KeepAlive<'_>> {
+    fn begin_keep_alive(&self) -> Option<Box<dyn KeepAlive + '_>> {
         None
     }
 

@@ -31,7 +31,8 @@ use super::place::{POSITIONS, Place};
 use crate::donor::{Piece, pieces};
 use crate::figures::count;
 use crate::places::{Eighths, Move, Unready};
-use crate::tier::{PAGE, Verified, Verify};
+use crate::tier::PAGE;
+use crate::upkeep::{Verified, Verify};
 
 /// A slab is copied in pieces of this size, which a donor answers within some hundred microseconds. It is an eighth
 /// because writers record eighths.

@@ -25,7 +25,7 @@ use super::place::Place;
 use super::rebuild::{Copied, Reason};
 use crate::donor::RENEWALS;
 use crate::figures::count;
-use crate::tier::Verify;
+use crate::upkeep::Verify;
 
 /// How often to run when there is nothing to do: whoever sends a failing request detects a loss, and this code only
 /// follows up.

@@ -13,7 +13,8 @@ use aquifer_sys::raw::{Errno, now_ns};
 
 use super::account::Account;
 use crate::failure::{Disposition, TierFailure};
-use crate::tier::{LevelFigures, Tier};
+use crate::leveled::LevelFigures;
+use crate::tier::Tier;
 
 /// How long a level that has refused something gets no new slabs: long enough not to ask a full donor for each of many
 /// writes, short enough to notice when another borrower has given something back.

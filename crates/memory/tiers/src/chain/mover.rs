@@ -23,8 +23,9 @@ use aquifer_sys::spare_frames::SpareFrames;
 use super::level;
 use super::levels::Levels;
 use super::place::Place;
+use crate::leveled::{Mover, Waker};
 use crate::places;
-use crate::tier::{Mover, PAGE, Waker};
+use crate::tier::PAGE;
 
 /// How often the mover checks while there is traffic.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

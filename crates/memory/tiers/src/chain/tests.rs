@@ -158,7 +158,7 @@ fn read(tier: &dyn Tier, slab: u64, version: u64) {
 }
 
 fn used(tier: &dyn Tier) -> Vec<u64> {
-    (0..).map_while(|level| tier.level(level)).map(|figures| figures.used_bytes / SLAB).collect()
+    (0..).map_while(|level| tier.leveled().unwrap().level(level)).map(|figures| figures.used_bytes / SLAB).collect()
 }
 
 #[test]

@@ -25,10 +25,10 @@ use super::transport::Loss;
 use super::{failure, greet, network, remote, security, system, who};
 use crate::array::{Room, Store};
 use crate::failure::{Activity, Cause, TierFailure};
-use crate::keep_alive::KeepAlive;
 use crate::open_failure::OpenFailure;
 use crate::spec::DonorSpec;
 use crate::tier::TierQueue;
+use crate::upkeep::KeepAlive;
 
 /// The lease time assumed for a donor that has not stated one: the default of donors.
 const LEASE_UNKNOWN: Duration = Duration::from_secs(60);
@@ -194,7 +194,7 @@ impl Store for Share {
         self.0.look()
     }
 
-    fn begin_keep_alive(&self) -> Option<KeepAlive<'_>> {
+    fn begin_keep_alive(&self) -> Option<Box<dyn KeepAlive + '_>> {
         self.0.begin_keep_alive()
     }
 

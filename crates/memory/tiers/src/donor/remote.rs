@@ -11,6 +11,7 @@
 //!
 //! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -27,9 +28,9 @@ use super::ranges::{Lease, Ranges, Writers};
 use super::timeouts::Timeouts;
 use super::transport::{Loss, Transport};
 use crate::failure::{Activity, TierFailure};
-use crate::keep_alive::KeepAlive;
 use crate::tier::{Leaving, TierQueue};
 use crate::transfer::{check_buffer, check_units};
+use crate::upkeep::KeepAlive;
 
 /// How often a request is repeated because a relative has changed the lease in the meantime, or because this process
 /// has only now found out that it has no lease.
@@ -401,18 +402,12 @@ impl Remote {
     }
 
     /// Sends a renewal of the leases, if there are any, without waiting for the answer.
-    pub(crate) fn begin_keep_alive(&self) -> Option<KeepAlive<'_>> {
+    pub(crate) fn begin_keep_alive(&self) -> Option<Box<dyn KeepAlive + '_>> {
         if !self.ranges.any() || self.contact.is_lost() {
             return None;
         }
-        self.transport.begin_ask(Message::Renew).map(|begun| KeepAlive::new(self, begun))
-    }
-
-    /// Takes the answer to a renewal, which has arrived. `tend` deals with failures.
-    pub(crate) fn finish_keep_alive(&self, begun: Begun<'_>) {
-        if begun.finish(&mut []).is_ok() {
-            self.contact.answered();
-        }
+        let begun = self.transport.begin_ask(Message::Renew)?;
+        Some(Box::new(Renewal { contact: &self.contact, begun }))
     }
 
     /// The longest time until the next renewal of the leases.
@@ -481,6 +476,24 @@ fn persist<T>(contact: &Contact, unlent: Unlent, mut attempt: impl FnMut() -> Re
                 contact.answered();
                 return answered;
             }
+        }
+    }
+}
+
+/// A renewal of the leases that is not answered yet.
+struct Renewal<'a> {
+    contact: &'a Contact,
+    begun: Begun<'a>,
+}
+
+impl KeepAlive for Renewal<'_> {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.begun.socket()
+    }
+
+    fn finish(self: Box<Self>) {
+        if self.begun.finish(&mut []).is_ok() {
+            self.contact.answered();
         }
     }
 }

@@ -25,7 +25,8 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::Sealing;
-use crate::tier::{PAGE, Verified};
+use crate::tier::PAGE;
+use crate::upkeep::Verified;
 
 /// Words of one record.
 const RECORD_WORDS: usize = 3;

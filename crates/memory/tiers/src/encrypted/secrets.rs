@@ -28,7 +28,9 @@ use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::{Again, FRAME_PAGES, Parts, Sealing};
-use crate::tier::{PAGE, Verified};
+use crate::forks::Forks;
+use crate::tier::PAGE;
+use crate::upkeep::Verified;
 
 const RECORD_WORDS: usize = 4;
 const KEY_BYTES: usize = 16;

@@ -42,7 +42,7 @@ fn use_all(array: &Array, queue: &mut dyn TierQueue) {
         let _ = array.write(offset, &buffer);
         let _ = array.discard(offset, PAGE_BYTES);
     }
-    array.upkeep(None);
+    array.turn(None);
     let _ = array.discard(0, 2 * SLAB_BYTES);
     give_back(buffer);
 }

@@ -36,7 +36,7 @@ impl Sealed {
     fn upkeep(&self) {
         for _ in 0..4 * SLABS {
             self.parts.members.iter().for_each(Member::suspect);
-            self.tier.upkeep(None);
+            self.tier.turn(None);
         }
     }
 
