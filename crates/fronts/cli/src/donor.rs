@@ -121,7 +121,7 @@ pub struct DonorArgs {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     grace: Duration,
 
-    /// Serve Prometheus text here, at /metrics, to whoever asks
+    /// Serve Prometheus text here, at /metrics, without authentication
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     metrics: Option<SocketAddr>,
 
@@ -135,8 +135,8 @@ pub struct DonorArgs {
 pub struct TlsArgs {
     /// How connections are protected
     ///
-    /// tls: both sides show certificates; plain: not at all, so that whoever reaches the port can borrow, and whoever
-    /// is on the way can read.
+    /// tls: both sides show certificates; plain: not at all, so that anyone who reaches the port can borrow, and
+    /// anyone on the path can read.
     #[arg(long, value_name = "HOW", default_value = "tls", value_parser = ["tls", "plain"])]
     security: String,
 

@@ -231,7 +231,7 @@ fn ledger(config: &Config) -> Option<&'static Ledger> {
         Err(_) => {
             // Another file may have this number by now.
             if config.verbose > 0 {
-                say(&["whoever started this program had closed the account of the budget: it has one of its own"]);
+                say(&["the parent had closed the account of the budget; this program has a budget of its own"]);
             }
             None
         }

@@ -12,7 +12,7 @@ use aquifer_core::units::Order;
 
 use crate::accesses::{Accesses, Act};
 use crate::driver::Driver;
-use crate::instant::Instant;
+use crate::instant::InstantMachine;
 use crate::outcome::Outcome;
 
 /// What a user must know before relying on a result.
@@ -37,7 +37,7 @@ pub struct Machine {
 
 /// Plays all of `accesses`.
 pub fn play(accesses: &Accesses, machine: Machine) -> Outcome {
-    let instant = Instant::new(machine.settings, machine.policy);
+    let instant = InstantMachine::new(machine.settings, machine.policy);
     let mut driver = Driver::new(&instant);
     for act in &accesses.acts {
         match act {
@@ -87,7 +87,7 @@ mod tests {
             fetch_cost: if machine.order == Order::MIN { 1 } else { synthetic::SETTINGS.fetch_cost },
             ..synthetic::SETTINGS
         };
-        let instant = Instant::new(settings, policy);
+        let instant = InstantMachine::new(settings, policy);
         instant.record();
         synthetic::play_on(&instant, &trace, machine.order);
         let (payload, events) = instant.recorded();

@@ -12,7 +12,7 @@ use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{Order, ThreadIndex};
 use aquifer_driver::{Fatal, Outcome, Space, Turn, Worker, discard, resolve};
 
-use crate::instant::{Instant, QUEUE_DEPTH};
+use crate::instant::{InstantMachine, QUEUE_DEPTH};
 
 /// Maximum number of turns of the worker after one fault. It comes to rest far earlier.
 const TURNS_MAX: u32 = 1 << 16;
@@ -32,8 +32,8 @@ pub enum Touched {
 
 /// The program and the worker; see the module.
 pub struct Driver<'a> {
-    machine: &'a Instant,
-    worker: Worker<'a, Instant>,
+    machine: &'a InstantMachine,
+    worker: Worker<'a, InstantMachine>,
 }
 
 /// What the driver reports as fatal cannot happen on this machine.
@@ -43,7 +43,7 @@ fn sound<T>(result: Result<T, Fatal>) -> T {
 
 impl<'a> Driver<'a> {
     /// A program on this machine.
-    pub fn new(machine: &'a Instant) -> Driver<'a> {
+    pub fn new(machine: &'a InstantMachine) -> Driver<'a> {
         Driver { machine, worker: Worker::new(machine, machine.queue(), QUEUE_DEPTH) }
     }
 

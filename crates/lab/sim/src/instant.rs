@@ -29,9 +29,12 @@ use crate::outcome::Outcome;
 
 /// Transfers that the worker's queue takes, as the pager's where the tier's requests overlap.
 pub const QUEUE_DEPTH: u32 = 32;
+/// By how much the clock advances each time that it is read. Any amount would do; this one ends a search of the
+/// driver's five seconds after some 50,000 failures.
+const NS_PER_LOOK: u64 = 100_000;
 
 /// The machine; see the module.
-pub struct Instant {
+pub struct InstantMachine {
     engine: Mutex<Engine>,
     contents: Rc<RefCell<Contents>>,
     tape: Events,
@@ -40,6 +43,7 @@ pub struct Instant {
     /// Whether a fault is being resolved, and not the worker's plan carried out.
     in_fault: Cell<bool>,
     fails: Rc<Cell<Fails>>,
+    clock_ns: Cell<u64>,
 }
 
 /// Which writes the tier fails.
@@ -75,10 +79,10 @@ fn guard_of(version: u32) -> u64 {
     if version == 0 { guard::ZERO } else { u64::from(version) + (1 << 32) }
 }
 
-impl Instant {
+impl InstantMachine {
     /// A machine with nothing mapped.
-    pub fn new(settings: Settings, policy: PolicyName) -> Instant {
-        Instant {
+    pub fn new(settings: Settings, policy: PolicyName) -> InstantMachine {
+        InstantMachine {
             engine: Mutex::new(Engine::new(settings, policy::build(policy))),
             contents: Rc::default(),
             tape: Events::default(),
@@ -86,6 +90,7 @@ impl Instant {
             worker_is_woken: Cell::new(false),
             in_fault: Cell::new(false),
             fails: Rc::default(),
+            clock_ns: Cell::new(0),
         }
     }
 
@@ -159,7 +164,7 @@ impl Instant {
     }
 }
 
-impl Space for Instant {
+impl Space for InstantMachine {
     type Tape = Events;
 
     fn lock(&self) -> MutexGuard<'_, Engine> {
@@ -179,10 +184,12 @@ impl Space for Instant {
     }
 }
 
-/// Time stands still: nothing is ever in progress when the engine is asked, so nothing has to be waited for.
-impl Clock for Instant {
+/// Nothing is ever in progress when the engine is asked, so nothing has to be waited for. Time passes only when it is
+/// asked for, so that a search with a time limit ends.
+impl Clock for InstantMachine {
     fn now_ns(&self) -> u64 {
-        0
+        self.clock_ns.set(self.clock_ns.get() + NS_PER_LOOK);
+        self.clock_ns.get()
     }
 
     fn ticket(&self) -> u32 {
@@ -208,7 +215,7 @@ impl Clock for Instant {
     }
 }
 
-impl Frames for Instant {
+impl Frames for InstantMachine {
     fn prepare(&self, _: FrameIndex, _: usize, _: bool) -> Result<(), Fatal> {
         Ok(())
     }
@@ -243,7 +250,7 @@ impl Frames for Instant {
     }
 }
 
-impl Exchanger for Instant {
+impl Exchanger for InstantMachine {
     fn install(&self, _: Delivery, exchange: Exchange, pages: Pages, frame: FrameIndex) -> Result<Installed, Fatal> {
         let is_right = self.contents.borrow_mut().are_now(pages, frame);
         assert!(is_right, "{pages:?} are installed with other bytes than the program's last write");
@@ -305,7 +312,7 @@ fn transfer(contents: &RefCell<Contents>, fails: Fails, transfer: Transfer) -> R
     Ok(())
 }
 
-impl Store for Instant {
+impl Store for InstantMachine {
     type Failure = WriteFailed;
     type Queue = Queue;
 
@@ -355,7 +362,7 @@ pub struct Queue {
     taken: VecDeque<Transfer>,
 }
 
-impl Instant {
+impl InstantMachine {
     pub(crate) fn queue(&self) -> Queue {
         Queue { contents: Rc::clone(&self.contents), fails: Rc::clone(&self.fails), taken: VecDeque::new() }
     }
@@ -396,7 +403,7 @@ impl StoreQueue for Queue {
     }
 }
 
-impl Observer for Instant {
+impl Observer for InstantMachine {
     fn count(&self, what: Count, amount: u64) {
         let in_fault = self.in_fault.get();
         self.add(|outcome| match what {

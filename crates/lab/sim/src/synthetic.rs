@@ -10,7 +10,7 @@ use aquifer_core::units::{Order, REGION_PAGES, ThreadIndex};
 use serde::Serialize;
 
 use crate::driver::{Driver, Touched};
-use crate::instant::Instant;
+use crate::instant::InstantMachine;
 use crate::outcome::Outcome;
 use crate::workload::Trace;
 
@@ -76,11 +76,11 @@ pub fn play(trace: &Trace, policy: PolicyName, machine: Machine) -> Visits {
     let Machine { budget_pages, order, elastic, prefetch } = machine;
     let slabs = trace.blocks.div_ceil(REGION_PAGES / BLOCK_PAGES);
     let settings = Settings { budget_pages, tier_slabs: slabs, prefetch, elastic, ..SETTINGS };
-    play_on(&Instant::new(settings, policy), trace, order)
+    play_on(&InstantMachine::new(settings, policy), trace, order)
 }
 
 /// Plays `trace` on a machine with nothing mapped, in blocks of the size `order`.
-pub fn play_on(machine: &Instant, trace: &Trace, order: Order) -> Visits {
+pub fn play_on(machine: &InstantMachine, trace: &Trace, order: Order) -> Visits {
     let mut driver = Driver::new(machine);
     let pages = u64::from(trace.blocks) * u64::from(BLOCK_PAGES);
     driver.map(START, START + pages, order, Delivery::Signal, |_| false);

@@ -10,7 +10,7 @@ use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, ThreadIndex};
 use aquifer_driver::Space;
 use aquifer_sim::driver::{Driver, Touched};
-use aquifer_sim::instant::{Fails, Instant};
+use aquifer_sim::instant::{Fails, InstantMachine};
 use aquifer_sim::synthetic::SETTINGS;
 
 const BUDGET_PAGES: u64 = 1_536;
@@ -19,16 +19,16 @@ const NONE: Fails = Fails { from: 0, to: 0, torn: false };
 /// The first slab of the tier.
 const FIRST_SLAB: Fails = Fails { from: 0, to: 2 << 20, torn: false };
 
-fn machine(policy: PolicyName, tier_slabs: u32, elastic: bool) -> Instant {
+fn machine(policy: PolicyName, tier_slabs: u32, elastic: bool) -> InstantMachine {
     let settings = Settings { budget_pages: BUDGET_PAGES, tier_slabs, elastic, prefetch: false, ..SETTINGS };
-    Instant::new(settings, policy)
+    InstantMachine::new(settings, policy)
 }
 
 fn store(driver: &mut Driver<'_>, page: u64) -> Touched {
     driver.touch(page, ThreadIndex(0), true)
 }
 
-fn state(machine: &Instant, page: u64) -> State {
+fn state(machine: &InstantMachine, page: u64) -> State {
     let engine = machine.engine();
     let block = engine.map().find(page).expect("managed");
     engine.map().block(block).state
@@ -150,6 +150,7 @@ fn the_worker_rests_when_nothing_can_be_written_back() {
         store(&mut driver, page);
     }
     driver.pause();
+    assert!(machine.engine().waits_for_tier(), "nothing had to be written back");
     let turns = driver.pause();
     assert!(turns <= 2, "one look at the tier, and rest again; {turns} turns");
 }

@@ -10,7 +10,7 @@ use aquifer_core::engine::Settings;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, REGION_PAGES};
 use aquifer_driver::Space;
-use aquifer_sim::instant::Instant;
+use aquifer_sim::instant::InstantMachine;
 use aquifer_sim::synthetic::{self, BLOCK_PAGES, SETTINGS, Visits};
 use aquifer_sim::workload::{Trace, Workload};
 
@@ -23,7 +23,7 @@ fn play(trace: &Trace, budget_blocks: u64) -> (Visits, u64) {
     let budget_pages = budget_blocks * u64::from(BLOCK_PAGES);
     let tier_slabs = trace.blocks.div_ceil(REGION_PAGES / BLOCK_PAGES);
     let settings = Settings { budget_pages, tier_slabs, elastic: false, prefetch: false, ..SETTINGS };
-    let machine = Instant::new(settings, PolicyName::S3Fifo);
+    let machine = InstantMachine::new(settings, PolicyName::S3Fifo);
     let visits = synthetic::play_on(&machine, trace, Order::DEFAULT);
     let pages = machine.engine().pages_to_halve_fetches().expect("there were fetches enough");
     (visits, pages / u64::from(BLOCK_PAGES))

@@ -26,7 +26,7 @@
 //!   Fetching   -> Installing            arrived and checked
 //!   Fetching   -> Standby               read ahead: arrived and checked, waits for its touch
 //!   Fetching   -> Stored                could not be fetched now; may be tried again
-//!   Fetching   -> Poisoned              lost: whoever touches it is told
+//!   Fetching   -> Poisoned              lost: a touch is an error
 //!   Stored     -> Empty                 discarded by the program
 //!   Standby    -> Empty                 discarded by the program
 //!   Resident   -> Empty                 discarded by the program

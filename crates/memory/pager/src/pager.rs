@@ -51,18 +51,18 @@ const COPIED_PART: u64 = 64;
 const FETCH_COST_MEDIUM: u64 = 5;
 const FETCH_COST_MEMORY: u64 = 1;
 
-/// To whom a space belongs, which decides what happens when it cannot go on.
+/// The owner of a space, which decides what happens when the space cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// To an unchanged program, which ends with a message, since a load or store cannot return an error.
+    /// An unchanged program, which ends with a message, since a load or store cannot return an error.
     Program,
-    /// To a caller, who gets the error from the next call. Nothing ends the process.
+    /// A caller, which gets the error from the next call. Nothing ends the process.
     Caller,
 }
 
 /// The settings of a space.
 pub struct Settings {
-    /// To whom the space belongs.
+    /// The space's owner.
     pub owner: Owner,
     /// Local DRAM for managed memory, in bytes.
     pub dram_bytes: u64,

@@ -108,7 +108,7 @@ impl Service {
         }
     }
 
-    /// To whom the space belongs.
+    /// The space's owner.
     pub(crate) fn owner(&self) -> Owner {
         self.owner
     }

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_wants_the_slab_that_is_being_discarded_waits() {
+    fn a_thread_that_wants_a_slab_that_is_being_discarded_waits() {
         let trims = Trims::new().expect("an eventfd");
         trims.push(0);
         assert_eq!(trims.start_next(), Some(0));

@@ -63,7 +63,7 @@ pub fn write(words: &[AtomicU64], text: &str) -> bool {
 
 /// Reads a text; `load` gives the word at an index, with Acquire. `None` when a write does not end in time.
 ///
-/// Control characters become question marks: whoever writes it may be another user, and it is shown on terminals.
+/// Control characters become question marks: another user may have written the text, and it is shown on terminals.
 pub fn read(words: usize, load: impl Fn(usize) -> u64, timeout: &SettleTime) -> Option<String> {
     if let Some(text) = (0..ATTEMPTS_MIN).find_map(|_| try_read(words, &load)) {
         return Some(text);

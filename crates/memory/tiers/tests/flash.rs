@@ -96,7 +96,7 @@ fn a_file_made_by_the_operator_must_be_private_and_is_taken_again() {
     }
 }
 
-/// A file with a name kept all that the program had stored there, for whoever reads the disk next.
+/// A file with a name kept all that the program had stored there, for the next reader of the disk.
 #[test]
 fn what_a_program_leaves_in_a_file_with_a_name_is_discarded() {
     let scratch = Scratch::new();

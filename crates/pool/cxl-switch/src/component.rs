@@ -97,7 +97,7 @@ impl Component {
         self.notices |= self.notifications.0 & BACKGROUND_ENDED;
     }
 
-    /// The notification to send, and to whom.
+    /// The notification to send, and its recipient.
     pub fn take_notice(&mut self) -> Option<(Connection, u16)> {
         let notices = std::mem::take(&mut self.notices);
         self.notifications.1.filter(|_| notices != 0).map(|connection| (connection, notices))

@@ -83,7 +83,7 @@ pub enum Effect {
     CapacityOffered {
         /// Of which device.
         device: usize,
-        /// To whom.
+        /// The host that gets it.
         host_id: u16,
         /// Which.
         extents: Vec<Extent>,

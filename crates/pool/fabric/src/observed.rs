@@ -43,7 +43,7 @@ impl Standing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum LeaseState {
-    /// Lent, to whoever shows the token.
+    /// Lent to the holder of the token.
     Lent {
         /// The token.
         token: Token,

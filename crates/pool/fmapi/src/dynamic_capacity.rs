@@ -96,7 +96,7 @@ impl Payload for HostDcRegions {
             return input.refuse("the number of regions", listed.into());
         }
         let regions = input.list(listed.into())?;
-        // Padded or not: what is left says it, whoever the peer is.
+        // The length of the rest shows whether the peer pads the list.
         let padding = (REGIONS_MAX - usize::from(listed)) * DcRegion::BYTES;
         if input.left() >= padding + ROOM_BYTES {
             input.take(padding)?;

@@ -109,7 +109,7 @@ impl Accepted {
         }
     }
 
-    /// Whether the kernel identifies the peer as somebody who may borrow.
+    /// Whether the kernel identifies the peer as one that may borrow.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         let own = rustix::process::geteuid().as_raw();
         match self {

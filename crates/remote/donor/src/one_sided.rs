@@ -127,7 +127,7 @@ impl OneSided {
     pub(crate) fn close_before(&self, slab: u32, token: u64) -> Result<(), VerbsFailure> {
         let mut sessions = self.sessions();
         let Some(opened) = sessions.take_before(slab, token) else { return Ok(()) };
-        // Under the lock: whoever finds the slab without a window finds it closed.
+        // Under the lock: a thread that finds the slab without a window finds the window closed.
         let closed = opened.window.close();
         if closed.is_err() {
             drop(sessions.cast_out(opened.who));

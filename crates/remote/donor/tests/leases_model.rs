@@ -4,7 +4,7 @@
 //! The lease table against a plain model, under any mix of borrowers, time, accesses, wipes and old tokens.
 //!
 //! The bugs it guards against: a borrower reads what another one stored, because its slab was passed on too early, too
-//! often, or to somebody who only remembers an old token; a donor does not get its memory back, or takes from a
+//! often, or to a borrower that has only an old token; a donor does not get its memory back, or takes from a
 //! borrower what it could have had without taking it from anybody.
 
 use std::collections::{BTreeMap, BTreeSet};

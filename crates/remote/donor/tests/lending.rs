@@ -38,8 +38,8 @@ fn what_one_borrower_leaves_the_next_one_does_not_find() {
     }
 }
 
-/// The wiper was the thread of any request once: whoever released 6 GiB, or merely read meanwhile, wiped all of it
-/// before it was answered, for seconds. Here the wiper stands still unless somebody waits for it.
+/// The wiper was the thread of any request once: a borrower that released 6 GiB, or merely read meanwhile, waited
+/// for seconds until all of it was wiped. Here the wiper stands still unless somebody waits for it.
 #[test]
 fn no_answer_waits_for_a_wipe_but_that_of_the_slab_that_it_grants() {
     const SLABS: u64 = 8;

@@ -78,7 +78,7 @@ fn a_thousand_borrowers_that_are_gone_leave_nothing() {
         for who in 0..AT_ONCE {
             let mut peer = Peer::borrower(donor.address(), u128::from(round * BORROWERS + who) + 1);
             let lease = peer.grant(0);
-            assert_eq!(peer.read(lease, 511).unwrap(), [0; 4096], "nothing of whoever was before");
+            assert_eq!(peer.read(lease, 511).unwrap(), [0; 4096], "nothing of an earlier borrower");
             peer.write(lease, 511, 0xff);
         }
         wait_until(&donor, |standing| {

@@ -252,7 +252,7 @@ fn a_donor_that_does_not_lend_over_rdma_refuses_it() {
         peer.send(message, &[]);
         peer.expect_the_end(Refusal::UnknownKind);
     }
-    // An end that cannot be one is damage, whoever hears it: `crates/remote/wire/tests/frames.rs` has the others.
+    // A malformed endpoint is refused as a damaged frame, like the others in `crates/remote/wire/tests/frames.rs`.
     let mut peer = Peer::borrower(donor.address(), 1);
     let mut frame = peer.frame(Message::Pair { number: 1, end: any }, &[]);
     frame[54] = 9;

@@ -26,7 +26,7 @@ use peer::{Lease, Peer, TIMEOUT, figure, settings, start, wait_until};
 const LONG: Duration = Duration::from_secs(300);
 
 for_each_protection! {
-    whoever_has_most_is_asked_for_most_on_each_connection,
+    the_borrower_that_has_most_is_asked_for_most_on_each_connection,
     a_tier_says_what_it_will_lose,
 }
 
@@ -43,7 +43,7 @@ fn notices(peer: &Peer) -> Vec<(u64, u64)> {
     peer.revoked.iter().map(one).collect()
 }
 
-fn whoever_has_most_is_asked_for_most_on_each_connection(protection: Protection) {
+fn the_borrower_that_has_most_is_asked_for_most_on_each_connection(protection: Protection) {
     let (donor, _) = start(of(protection, 8));
     let mut rich = Peer::borrower_by(protection, donor.address(), 1);
     let mut poor = Peer::borrower_by(protection, donor.address(), 2);

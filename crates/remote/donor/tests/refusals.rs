@@ -26,7 +26,7 @@ for_each_protection! {
     a_truncated_frame_changes_nothing,
     a_damaged_frame_changes_nothing,
     a_length_beyond_all_bounds_is_refused_before_anything_is_read,
-    whoever_draws_a_frame_out_is_dropped,
+    a_peer_that_draws_a_frame_out_is_dropped,
     there_are_only_so_many_connections,
     a_quota_and_the_end_of_the_memory_are_refusals_that_leave_the_rest_alone,
 }
@@ -197,7 +197,7 @@ fn a_length_beyond_all_bounds_is_refused_before_anything_is_read(protection: Pro
     reported_once(&lines, Refusal::Oversized);
 }
 
-fn whoever_draws_a_frame_out_is_dropped(protection: Protection) {
+fn a_peer_that_draws_a_frame_out_is_dropped(protection: Protection) {
     let (donor, lines, mut owner, lease) = with_a_secret(protection, impatient(4));
     let Lease { lease: number, token, .. } = lease;
     let start = Instant::now();

@@ -266,7 +266,7 @@ fn another_user_neither_borrows_nor_lends() {
     assert!(refused(&donor, Refusal::OtherUser) > 0);
     assert!(lines.lock().unwrap().iter().any(|line| line.contains("a process of user 65534")), "{lines:?}");
 
-    // And the other way round: nothing of root's goes to whoever has put a socket there.
+    // And the other way round: nothing of root's goes to the user who has put a socket there.
     let theirs = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();

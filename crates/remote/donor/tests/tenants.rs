@@ -176,7 +176,7 @@ fn new_files_are_used_without_a_restart() {
     let (donor, lines) = start(secure(&pair, 8));
     let mut before = Peer::borrower_with(&pair.borrower, donor.address(), 1);
     let lease = before.grant(0);
-    // The authority is another one now: whoever has a certificate of the old one is not trusted any more.
+    // The authority is another one now: certificates of the old one are not trusted any more.
     let (next, _) = fresh();
     for (from, to) in [(&next.donor.cert, &pair.donor.cert), (&next.donor.key, &pair.donor.key)] {
         replace(to, &fs::read_to_string(from).unwrap());

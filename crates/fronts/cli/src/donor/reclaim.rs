@@ -25,10 +25,10 @@ const WIPE: Duration = Duration::from_secs(30);
 
 /// Take memory back from a donor of this machine
 ///
-/// The donor does not lend it again. What nobody has is the machine's at once; the rest is asked back from borrowers,
-/// most from whoever has most, and what they have not given back in time is revoked: they lose it. A program that is
-/// idle hears of it within a third of a lease. Waits until the memory is there; when this command is interrupted, the
-/// order stands.
+/// The donor stops lending it. Memory that no borrower has is free at once. The rest is reclaimed from the borrowers,
+/// starting with the one that has most; what a borrower does not give back in time is revoked, and it loses the
+/// contents. An idle program gets the notice within a third of a lease. The command waits until the memory is free;
+/// interrupting it does not cancel the reclaim.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -125,7 +125,7 @@ Tiers:
       key=FILE            its private key
       ca=FILE             the authorities whose donors we trust
       name=NAME           what the donor's certificate is for [default: HOST]
-      security=plain      without TLS: whoever is on the way can read and change the memory
+      security=plain      without TLS: anyone on the path can read and change the memory
       encrypt=ephemeral   as for flash: the donor cannot read the memory either
       size=SIZE           capacity [default: what the donor lends to one borrower]
   donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION[,OPTION]...

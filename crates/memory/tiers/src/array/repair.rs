@@ -27,7 +27,7 @@ use crate::donor::RENEWALS;
 use crate::figures::count;
 use crate::upkeep::Verify;
 
-/// How often to run when there is nothing to do: whoever sends a failing request detects a loss, and this code only
+/// How often to run when there is nothing to do: the sender of a failing request detects a loss, and this code only
 /// follows up.
 const IDLE: Duration = Duration::from_secs(1);
 /// The pause between two rounds of copies. A choice: demand fetches have the network to themselves for about half of

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_is_damaged_is_soon_left_out_and_no_choice_is_forgotten() {
+    fn a_damaged_member_is_soon_left_out_and_no_choice_is_forgotten() {
         let all = |among, needed| (0..).map_while(move |index| choice(among, needed, index)).collect::<Vec<u16>>();
         let first = &all(0b11111, 4)[..5];
         assert!((0..5).all(|damaged| first.iter().any(|choice| choice & 1 << damaged == 0)));

@@ -441,7 +441,7 @@ fn without_a_mirror_what_is_lost_is_an_error_and_the_rest_goes_on() {
 
 /// With many small members, those whose turn it was were asked again and again, and the one with room never.
 #[test]
-fn a_copy_goes_to_whoever_has_room_however_many_are_full() {
+fn a_copy_goes_to_a_member_with_room_however_many_are_full() {
     let members = members(6);
     let array = array_of(&members, 2);
     (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());

@@ -76,7 +76,7 @@ mod tests {
     struct Device {
         armed: Cell<u32>,
         done_after: u32,
-        /// Whether whoever waits is woken, now and then, for nothing.
+        /// Whether the waiting thread is sometimes woken for nothing.
         is_restless: bool,
     }
 

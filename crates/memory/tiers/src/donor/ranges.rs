@@ -7,7 +7,7 @@
 //! them moves a slab here, all can read it. Tokens grow with every grant, so the greater of two words is the newer one.
 //!
 //! Whether this process may write is a separate question: something that was sent with the same token may still be on
-//! its way, and arrive later. The donor refuses it once it has granted a newer token, whoever asked for that token. So
+//! its way, and arrive later. The donor refuses it once it has granted a newer token, to any process. So
 //! a process writes only with tokens that were granted to itself, and with which none of its own requests is in doubt.
 //! This shuts out whatever a relative has sent to a slab that it held before, even a relative that was killed.
 //!

@@ -3,8 +3,8 @@
 
 //! The donor's unrequested notices, on any connection, that it reclaims memory.
 //!
-//! The donor sends them before an answer, so whoever waits for that answer receives them, possibly in a signal handler.
-//! They are only noted here (`ranges.rs`); the code that can move the bytes queries them (`Tier::leaving`).
+//! The donor sends them before an answer, so the thread that waits for that answer receives them, possibly in a signal
+//! handler. They are only noted here (`ranges.rs`); the code that can move the bytes queries them (`Tier::leaving`).
 //!
 //! Threads: any. Locks nothing and allocates nothing.
 

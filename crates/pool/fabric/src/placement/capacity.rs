@@ -131,7 +131,7 @@ pub struct Capacity {
     offers: BTreeMap<Source, Offer>,
     shelves: BTreeMap<ShelfKey, Shelf>,
     zones: BTreeMap<ZoneId, Account>,
-    /// vPPBs that something is bound to, whoever knows of it.
+    /// vPPBs that something is bound to, in the desired or the observed state.
     vppbs_bound: BTreeSet<VppbAddress>,
     /// Switches of which every device has reported, so that no vPPB is bound unseen.
     switches_known: BTreeSet<SwitchId>,

@@ -202,7 +202,7 @@ impl SimAgent {
     }
 }
 
-/// One slab more of a copy, from whoever has the bytes. Where nobody has them any more, they are lost: the member
+/// One slab more of a copy, from any member that has the bytes. Where none has them any more, they are lost: the member
 /// starts empty, and programs are told.
 fn copy(view: &mut VolumeReport, member: MemberId, left: Bytes, readable: &BTreeSet<MemberId>, judge: &mut Judge) {
     let place = view.members[&member].lease.place;

@@ -132,7 +132,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The newest report of whoever answers. Some do not this time.
+    /// The newest report of each that answers. Some do not this time.
     fn read_reports(&mut self, world: &mut World) {
         let now = world.now;
         let late = |random: &mut Random, trouble: bool| trouble && random.one_in(4);

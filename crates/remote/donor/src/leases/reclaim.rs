@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_has_more_gives_more() {
+    fn a_borrower_that_has_more_gives_more() {
         for (stocks, count, level_and_spare) in [
             (&[][..], 0, (0, 0)),
             (&[5], 5, (0, 0)),

@@ -34,7 +34,7 @@ pub enum Order {
     CutAnswer,
     /// The connection is cut where a request comes.
     CutRequest,
-    /// What a borrower sends is kept until it is let go, and then passed on, whoever waits for it.
+    /// What a borrower sends is kept until it is let go, and then passed on, even if its sender has given up.
     KeepRequest,
     /// All is passed on.
     #[default]
