@@ -4,7 +4,7 @@
 //! Several tiers as one, the fastest first: blocks that are fetched often are kept on the fast tiers.
 //!
 //! The unit is the 2 MiB slab, which stores one region of the program's memory. `levels.rs` finds and places a slab,
-//! using the table in `../places.rs` and the accounts of free slabs in `account.rs`; `queue.rs` is the background
+//! using the table in `tier/src/places.rs` and the accounts of free slabs in `account.rs`; `queue.rs` is the background
 //! workers' interface; `mover.rs` moves slabs from one level to the next. `core/src/tiering.rs` decides what moves. The
 //! reasons: `docs/decisions/0018-a-chain-moves-slabs.md`.
 //!
@@ -25,19 +25,16 @@ use aquifer_core::tiering::LEVELS_MAX;
 use aquifer_core::units::REGION_BYTES;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
+use aquifer_tier::transfer::{check_buffer, check_range};
+use aquifer_tier::{
+    Activity, Forks, KeepAlive, LevelFigures, Leveled, Mover, OpenFailure, PAGE, Tier, TierFailure, TierFigures,
+    TierQueue, Upkeep, Verify,
+};
 
 use self::level::Level;
 use self::levels::Levels;
 use self::mover::ChainMover;
 use self::queue::ChainQueue;
-use crate::failure::{Activity, TierFailure};
-use crate::figures::TierFigures;
-use crate::forks::Forks;
-use crate::leveled::{LevelFigures, Leveled, Mover};
-use crate::open_failure::OpenFailure;
-use crate::tier::{PAGE, Tier, TierQueue};
-use crate::transfer::{check_buffer, check_range};
-use crate::upkeep::{KeepAlive, Upkeep, Verify};
 
 const NAME: &str = "chain";
 

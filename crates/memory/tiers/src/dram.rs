@@ -11,17 +11,12 @@ use std::sync::Arc;
 use aquifer_core::units::ByteSize;
 use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::{FrameBuffer, direct_io};
-
-use crate::failure::{Activity, Cause, TierFailure};
-use crate::memory_file::{self, Folios};
-use crate::open_failure::OpenFailure;
-use crate::plain_queue::{Blocking, PlainQueue};
-use crate::tier::{PAGE, Tier, TierQueue};
-use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
+use aquifer_tier::memory_file::{self, Folios, file_bytes_max};
+use aquifer_tier::plain_queue::{Blocking, PlainQueue};
+use aquifer_tier::transfer::{COPY_BYTES_MAX, check_buffer, check_range, read_fully, write_fully};
+use aquifer_tier::{Activity, Cause, OpenFailure, PAGE, Tier, TierFailure, TierQueue};
 
 const NAME: &str = "dram";
-/// Fits the second-level cache of current processors several times over.
-pub(crate) const REQUEST_BYTES_MAX: usize = 256 << 10;
 /// A smaller tier is of no use; a size like `4` is most likely a forgotten unit.
 pub(crate) const CAPACITY_BYTES_MIN: u64 = 1 << 20;
 /// A smaller default is of no use.
@@ -94,7 +89,7 @@ impl Tier for Dram {
     }
 
     fn request_bytes_max(&self) -> usize {
-        REQUEST_BYTES_MAX
+        COPY_BYTES_MAX
     }
 
     fn notices(&self) -> &[String] {
@@ -171,11 +166,6 @@ fn available_bytes() -> Result<u64, OpenFailure> {
     let text = std::fs::read_to_string("/proc/meminfo").map_err(failure)?;
     meminfo_bytes(&text, "MemAvailable:")
         .ok_or_else(|| failure(std::io::Error::new(std::io::ErrorKind::InvalidData, "no MemAvailable")))
-}
-
-/// The maximum length of a file of this process (`ulimit -f`); `u64::MAX` when there is no limit.
-pub(crate) fn file_bytes_max() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// One line of /proc/meminfo, in bytes.

@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 use aquifer_core::units::ByteSize;
 use aquifer_sys::{FrameBuffer, signals};
+use aquifer_tier::plain_queue::Blocking;
+use aquifer_tier::{
+    Activity, Cause, Completion, OpenFailure, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierFailure, TierQueue, Wait,
+};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
 use crate::dram::{Dram, Memory};
-use crate::failure::{Activity, Cause, TierFailure};
-use crate::open_failure::OpenFailure;
-use crate::plain_queue::Blocking;
 use crate::profile::Profile;
-use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
 use crate::timing::Device;
 
 const NAME: &str = "emulated";
@@ -228,7 +228,7 @@ mod tests {
     use aquifer_sys::direct_io;
 
     use super::*;
-    use crate::tier::PAGE;
+    use aquifer_tier::PAGE;
 
     #[test]
     fn a_read_takes_at_least_as_long_as_the_device_and_not_for_ever() {

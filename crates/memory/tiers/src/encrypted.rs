@@ -30,19 +30,15 @@ use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::spare_frames::SpareFrames;
 use aquifer_sys::words::Words;
+use aquifer_tier::transfer::check_buffer;
+use aquifer_tier::{
+    Activity, Cause, Forks, KeepAlive, Leaving, Leveled, OpenFailure, PAGE, Tier, TierFailure, TierFigures, TierQueue,
+    Upkeep, Verified, Verify, find_way,
+};
 
 use self::queue::EncryptedQueue;
 use self::seals::Seals;
 use self::secrets::Secrets;
-use crate::failure::{Activity, Cause, TierFailure};
-use crate::figures::TierFigures;
-use crate::forks::Forks;
-use crate::leveled::Leveled;
-use crate::open_failure::OpenFailure;
-use crate::tier::{Leaving, PAGE, Tier, TierQueue};
-use crate::transfer::check_buffer;
-use crate::upkeep::{KeepAlive, Upkeep, Verified, Verify};
-use crate::ways::find_way;
 
 /// The bytes of one write; a longer request is written in pieces.
 const FRAME_BYTES: usize = 1 << 20;

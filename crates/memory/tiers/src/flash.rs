@@ -20,15 +20,13 @@ use std::time::Duration;
 
 use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::{FrameBuffer, direct_io, uring};
+use aquifer_tier::plain_queue::{Blocking, PlainQueue};
+use aquifer_tier::transfer::{check_buffer, check_range, read_fully, write_fully};
+use aquifer_tier::{Activity, Cause, OpenFailure, PAGE, Tier, TierFailure, TierQueue};
 
 use self::backing::{Backing, Kind};
 use self::queue::RingQueue;
-use crate::failure::{Activity, Cause, TierFailure};
-use crate::open_failure::OpenFailure;
-use crate::plain_queue::{Blocking, PlainQueue};
 use crate::spec::FlashSpec;
-use crate::tier::{Tier, TierQueue};
-use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
 
 pub(crate) const NAME: &str = "flash";
 
@@ -198,7 +196,7 @@ fn go_direct(file: &File, path: &dyn std::fmt::Display, notices: &mut Vec<String
 
 /// Discards the first page, which is ours and which `go_direct` may have written, to see whether discarding works.
 fn try_discard(file: &File, kind: Kind, notices: &mut Vec<String>) -> bool {
-    match discard_range(file, kind, 0, crate::tier::PAGE as u64) {
+    match discard_range(file, kind, 0, PAGE as u64) {
         Ok(()) => true,
         Err(error) => {
             notices.push(format!(

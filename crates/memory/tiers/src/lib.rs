@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The backings that store blocks while the blocks are not in a frame, behind one trait.
+//! The backings that store blocks while the blocks are not in a frame: what kinds there are, how each is described, and
+//! how it is opened.
+//!
+//! The interface is `aquifer-tier`, and the tiers in the memory of donors are `aquifer-borrower`; what users of a tier
+//! need of both has its name here too.
 //!
 //! A tier is described by a string ([`TierSpec`]) and opened ([`open`]). The faulting thread then reads and writes it
 //! directly ([`Tier`]); background workers use queues ([`TierQueue`]). A failure says what the caller has to do about
@@ -28,60 +32,28 @@
 
 #![forbid(unsafe_code)]
 
-mod array;
 mod chain;
-pub mod conformance;
-mod done;
-mod donor;
 mod dram;
 mod emulated;
 mod encrypted;
-mod failing;
-mod failure;
-mod failure_plan;
-mod figures;
 mod flash;
-mod forks;
-mod keep_alive;
-mod leveled;
-mod memory_file;
 mod open;
-mod open_failure;
-pub mod places;
-mod plain_queue;
 pub mod profile;
 mod spec;
-mod tier;
 pub mod timing;
-mod transfer;
-mod upkeep;
-mod ways;
 
-pub use array::Array;
+pub use aquifer_borrower::{
+    Array, ArraySpec, Donor, DonorSecurity, DonorSpec, MemberSpec, RdmaSpec, Redundancy, keep_alive,
+};
+pub use aquifer_tier::{
+    Activity, Cause, Completion, Disposition, Failing, FailurePlan, Forks, KeepAlive, Leaving, LevelFigures, Leveled,
+    Mover, OpenFailure, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierFailure, TierFigures, TierQueue, Upkeep,
+    Verified, Verify, Wait, Waker, conformance, find_way,
+};
 pub use chain::Chain;
-pub use donor::Donor;
 pub use dram::Dram;
 pub use emulated::Emulated;
 pub use encrypted::Encrypted;
-pub use failing::Failing;
-pub use failure::{Activity, Cause, Disposition, TierFailure};
-pub use failure_plan::FailurePlan;
-pub use figures::TierFigures;
 pub use flash::Flash;
-pub use forks::Forks;
-pub use keep_alive::keep_alive;
-pub use leveled::{LevelFigures, Leveled, Mover, Waker};
 pub use open::{check_levels, check_place, open, open_levels, report_exit};
-pub use open_failure::OpenFailure;
-pub use spec::{
-    ArraySpec, DonorSecurity, DonorSpec, FlashSpec, MemberSpec, RdmaSpec, Redundancy, SpecFailure, TierSpec,
-};
-pub use tier::{Completion, Leaving, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
-pub use upkeep::{KeepAlive, Upkeep, Verified, Verify};
-pub use ways::find_way;
-
-/// The atomics that `places.rs` uses. A test that includes `places.rs` can substitute its own.
-mod atomic {
-    pub(crate) use aquifer_sys::words::Words;
-    pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
-}
+pub use spec::{FlashSpec, SpecFailure, TierSpec};

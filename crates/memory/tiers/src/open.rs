@@ -3,20 +3,17 @@
 
 //! Opens the tier, or the chain of tiers, that checked descriptions request.
 
+use aquifer_borrower::{Array, Donor};
 use aquifer_core::tiering::LEVELS_MAX;
+use aquifer_tier::{Failing, OpenFailure, Tier};
 
-use crate::array::Array;
 use crate::chain::Chain;
-use crate::donor::Donor;
 use crate::dram::Dram;
 use crate::emulated::Emulated;
 use crate::encrypted::{Encrypted, Private};
-use crate::failing::Failing;
 use crate::flash::Flash;
-use crate::open_failure::OpenFailure;
 use crate::profile::Profile;
 use crate::spec::{SpecFailure, TierSpec};
-use crate::tier::Tier;
 
 /// Refuses what can be detected without opening a tier: a place that does not exist, an invalid profile.
 pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {

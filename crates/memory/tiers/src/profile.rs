@@ -8,9 +8,8 @@
 
 use std::path::Path;
 
+use aquifer_tier::OpenFailure;
 use serde::Deserialize;
-
-use crate::open_failure::OpenFailure;
 
 /// The built-in profiles.
 const BUILT_IN: [(&str, &str); 7] = [

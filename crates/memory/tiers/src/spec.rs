@@ -30,10 +30,9 @@ use std::fmt::{self, Write};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use aquifer_borrower::{ArraySpec, DonorSpec};
 use aquifer_core::units::ByteSize;
-
-pub use self::donors::{ArraySpec, DonorSecurity, DonorSpec, MemberSpec, RdmaSpec, Redundancy};
-use crate::failure_plan::FailurePlan;
+use aquifer_tier::FailurePlan;
 
 /// How deep `failing:` may be nested in `failing:`.
 const NESTING_MAX: u32 = 8;
@@ -292,10 +291,11 @@ fn unknown(name: &str, known: &str) -> String {
 mod tests {
     use std::time::Duration;
 
+    use aquifer_borrower::DonorSecurity;
+    use aquifer_tier::Activity;
     use aquifer_tls::Files;
 
     use super::*;
-    use crate::failure::Activity;
 
     fn spec(text: &str) -> TierSpec {
         text.parse().unwrap_or_else(|failure| panic!("{failure}"))

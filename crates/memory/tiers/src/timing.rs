@@ -14,8 +14,9 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use aquifer_tier::Operation;
+
 use crate::profile::{Direction, Profile};
-use crate::tier::Operation;
 
 /// No answer is further in the future than this: a queue of bulk transfers must not stop a program for good.
 pub const WAIT_NS_MAX: u64 = 1_000_000_000;

@@ -10,11 +10,9 @@ use aquifer_core::tiering;
 use aquifer_core::units::REGION_BYTES;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_tier::{Disposition, LevelFigures, Tier, TierFailure};
 
 use super::account::Account;
-use crate::failure::{Disposition, TierFailure};
-use crate::leveled::LevelFigures;
-use crate::tier::Tier;
 
 /// How long a level that has refused something gets no new slabs: long enough not to ask a full donor for each of many
 /// writes, short enough to notice when another borrower has given something back.

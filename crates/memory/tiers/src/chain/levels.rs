@@ -18,13 +18,13 @@ use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
 use aquifer_sys::{FrameBuffer, signals};
+use aquifer_tier::places::{Eighths, PLACE_WORDS, Places, Refused, Seen};
+use aquifer_tier::{Activity, Cause, Disposition, TierFailure};
 
 use super::level::{self, Level};
 use super::place::{NOWHERE, Place};
 use super::wakeup::MoverWakeup;
 use super::{NAME, Piece, pieces};
-use crate::failure::{Activity, Cause, Disposition, TierFailure};
-use crate::places::{Eighths, PLACE_WORDS, Places, Refused, Seen};
 
 /// How often a read or a write retries because the slab has moved in the meantime. To exhaust this, the slab has to
 /// move during each attempt.

@@ -19,13 +19,12 @@ use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::spare_frames::SpareFrames;
+use aquifer_tier::places;
+use aquifer_tier::{Mover, PAGE, Waker};
 
 use super::level;
 use super::levels::Levels;
 use super::place::Place;
-use crate::leveled::{Mover, Waker};
-use crate::places;
-use crate::tier::PAGE;
 
 /// How often the mover checks while there is traffic.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

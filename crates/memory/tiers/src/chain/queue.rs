@@ -18,15 +18,14 @@ use aquifer_core::tiering::LEVELS_MAX;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::wakeup::readable;
 use aquifer_sys::watch::Watch;
+use aquifer_tier::done::Done;
+use aquifer_tier::transfer::check_buffer;
+use aquifer_tier::{Activity, Cause, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
 
 use super::level;
 use super::levels::{Levels, Target};
 use super::place::Place;
 use super::{NAME, Piece, pieces};
-use crate::done::Done;
-use crate::failure::{Activity, Cause, TierFailure};
-use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
-use crate::transfer::check_buffer;
 
 /// One wait in the kernel. Only a bound.
 const WAIT_ONCE: Duration = Duration::from_millis(100);

@@ -12,21 +12,18 @@ use std::time::Instant;
 
 use aquifer_core::tiering::Move;
 use aquifer_core::units::ByteSize;
+use aquifer_tier::conformance::frames::{check_stamp, frame, give_back, stamp};
+use aquifer_tier::conformance::model::{PAGES, Step, replay};
+use aquifer_tier::conformance::{Open, check};
+use aquifer_tier::{Completion, Disposition, Failing, FailurePlan, Operation, Request, Wait};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::mover::Leaves;
 use super::*;
-use crate::conformance::frames::{check_stamp, frame, give_back, stamp};
-use crate::conformance::model::{PAGES, Step, replay};
-use crate::conformance::{Open, check};
 use crate::dram::Dram;
-use crate::failing::Failing;
-use crate::failure::Disposition;
-use crate::failure_plan::FailurePlan;
 use crate::flash::Flash;
 use crate::spec::FlashSpec;
-use crate::tier::{Completion, Operation, Request, Wait};
 
 const MIB: u64 = 1 << 20;
 const SLAB: u64 = REGION_BYTES;

@@ -13,11 +13,10 @@ use std::sync::Arc;
 
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::{FrameBuffer, signals};
+use aquifer_tier::done::Done;
+use aquifer_tier::{Activity, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
 
 use super::{FRAME_BYTES, FRAME_PAUSE, FRAME_TIMEOUT, Parts, QUEUE_FRAMES, Sealing};
-use crate::done::Done;
-use crate::failure::{Activity, TierFailure};
-use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 
 /// A request that the tier underneath is carrying out.
 struct Flight {

@@ -20,13 +20,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
+use aquifer_tier::{PAGE, Verified};
 use aquifer_wire::SLAB_BYTES;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::Sealing;
-use crate::tier::PAGE;
-use crate::upkeep::Verified;
 
 /// Words of one record.
 const RECORD_WORDS: usize = 3;

@@ -24,13 +24,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use aquifer_sys::memory::OwnWord;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
+use aquifer_tier::{Forks, PAGE, Verified};
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::{Again, FRAME_PAGES, Parts, Sealing};
-use crate::forks::Forks;
-use crate::tier::PAGE;
-use crate::upkeep::Verified;
 
 const RECORD_WORDS: usize = 4;
 const KEY_BYTES: usize = 16;

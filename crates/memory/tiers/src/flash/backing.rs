@@ -22,14 +22,14 @@ use std::path::Path;
 
 use aquifer_sys::direct_io;
 use aquifer_sys::safe_open::{self, Purpose};
+use aquifer_tier::memory_file::file_bytes_max;
+use aquifer_tier::{OpenFailure, PAGE};
 use rustix::fs::{FlockOperation, XattrFlags};
 
 use super::capacity::{self, Room};
 use super::{NAME, new_file};
-use crate::dram::{CAPACITY_BYTES_MIN, DEFAULT_BYTES_MIN, file_bytes_max, meminfo_bytes};
-use crate::open_failure::OpenFailure;
+use crate::dram::{CAPACITY_BYTES_MIN, DEFAULT_BYTES_MIN, meminfo_bytes};
 use crate::spec::FlashSpec;
-use crate::tier::PAGE;
 
 /// The extended attribute that marks a file as containing nothing but our blocks.
 const MARK: &std::ffi::CStr = c"user.aquifer.tier";

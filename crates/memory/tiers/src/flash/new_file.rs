@@ -9,7 +9,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::open_failure::OpenFailure;
+use aquifer_tier::OpenFailure;
 
 /// Directories whose names stand for disks.
 const FOR_DISKS: [&str; 2] = ["/", "/dev"];

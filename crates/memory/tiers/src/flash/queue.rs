@@ -12,11 +12,10 @@ use std::sync::Arc;
 
 use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::uring::{Finished, Ring, TransferError};
+use aquifer_tier::transfer::check_buffer;
+use aquifer_tier::{Activity, Cause, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
 
 use super::{NAME, failure};
-use crate::failure::{Activity, Cause, TierFailure};
-use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
-use crate::transfer::check_buffer;
 
 /// Overlapped transfers to one file.
 pub(super) struct RingQueue {

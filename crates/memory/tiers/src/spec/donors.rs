@@ -3,123 +3,19 @@
 
 //! Parses what follows `donor:`, one donor or several, into a checked description.
 //!
-//! Pure. One donor is a tier of its own (`donor.rs`), several are an array (`array.rs`).
+//! Pure. One donor is a tier of its own (`borrower/src/donor.rs`), several are an array (`borrower/src/array.rs`).
 
+use aquifer_borrower::{
+    ArraySpec, DATA_SHARDS, DonorSecurity, DonorSpec, MEMBERS_MAX, MemberSpec, POSITIONS, RdmaSpec, Redundancy,
+    WEIGHT_MAX,
+};
 use aquifer_core::units::ByteSize;
 use aquifer_tls::{Borrower, Files};
 
 use super::{TierSpec, only_size, options, set_size, unknown};
-use crate::array::{DATA_SHARDS, MEMBERS_MAX, POSITIONS, Shape, WEIGHT_MAX};
 
-/// The description of a donor's tier.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DonorSpec {
-    /// `HOST:PORT`, where the host is a name, an IPv4 address, or an IPv6 address in brackets. Or `unix:PATH`, a socket
-    /// of this machine.
-    pub address: String,
-    /// Capacity; by default what the donor lends to one borrower.
-    pub size: Option<ByteSize>,
-    /// How connections are protected.
-    pub security: DonorSecurity,
-    /// Whether bytes go by RDMA, bypassing the donor, and over which device.
-    pub rdma: Option<RdmaSpec>,
-    /// The tree of processes that borrows, if the tree's memory is given back when all of them have ended. Never typed
-    /// by a user.
-    pub tree: Option<u64>,
-}
-
-/// The prefix of a donor's socket path.
-const LOCAL: &str = "unix:";
 /// The longest path of a socket: unix(7).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
-
-impl DonorSpec {
-    /// The prefix of its address: the transport for bytes, where that differs from the one for requests.
-    pub fn way(&self) -> &'static str {
-        if self.rdma.is_some() { RDMA } else { "" }
-    }
-
-    /// The path of its socket, if the donor is on this machine and shares its memory.
-    pub fn socket_path(&self) -> Option<&str> {
-        self.address.strip_prefix(LOCAL)
-    }
-}
-
-/// The description of RDMA to a donor.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RdmaSpec {
-    /// The device of this machine; by default the one with the address from which the donor is reached.
-    pub device: Option<String>,
-}
-
-/// The prefix of the address of a donor that is reached by RDMA.
-const RDMA: &str = "rdma:";
-
-/// How connections to a donor are protected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DonorSecurity {
-    /// By the kernel: connections do not leave the machine.
-    Local,
-    /// Not at all.
-    Plain,
-    /// By TLS 1.3, with certificates on both sides.
-    Tls {
-        /// Our identity, and whom we trust.
-        files: Files,
-        /// The name that the donor's certificate must be for; by default the address's host.
-        name: String,
-    },
-}
-
-/// The description of a tier of several donors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ArraySpec {
-    /// The donors. None is given twice.
-    pub members: Vec<MemberSpec>,
-    /// Which donors have each byte besides the first.
-    pub redundancy: Redundancy,
-    /// Capacity; by default what the donors lend to one borrower, less the redundancy.
-    pub size: Option<ByteSize>,
-}
-
-/// One donor of several.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemberSpec {
-    /// The donor. Its size is not used.
-    pub donor: DonorSpec,
-    /// Its share, relative to the others.
-    pub weight: u32,
-}
-
-/// How an array survives the loss of a donor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Redundancy {
-    /// Each slab lies on this many donors.
-    Mirror {
-        /// At least two.
-        copies: usize,
-    },
-    /// Each page is cut into shards, with parity, and each shard lies on a different donor.
-    Parity {
-        /// The number of shards that a page is cut into: a power of two, at least two.
-        data: usize,
-        /// The number of donors that can be lost: at least one.
-        parity: usize,
-    },
-    /// It does not: each slab lies on one donor.
-    Striped,
-}
-
-impl Redundancy {
-    /// How many donors have each slab, and how many of them are needed to read it.
-    pub(crate) fn shape(&self) -> Shape {
-        match *self {
-            Redundancy::Mirror { copies } => Shape { needed: 1, total: copies },
-            Redundancy::Parity { data, parity } => Shape { needed: data, total: data + parity },
-            Redundancy::Striped => Shape { needed: 1, total: 1 },
-        }
-    }
-}
 
 /// The options that may follow the addresses.
 #[derive(Default)]
@@ -141,15 +37,15 @@ const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=p
 /// A donor, or several.
 pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
     let (addresses, rest) = rest.split_once(',').unwrap_or((rest, ""));
-    if addresses.split('+').any(|address| address.starts_with(LOCAL)) {
+    if addresses.split('+').any(|address| address.starts_with(DonorSpec::LOCAL)) {
         return local(addresses, rest).map(TierSpec::Donor);
     }
     let said = Said::read(rest)?;
     let mut members = Vec::new();
     for text in addresses.split('+') {
-        members.push(member(text.strip_prefix(RDMA).unwrap_or(text))?);
+        members.push(member(text.strip_prefix(DonorSpec::RDMA).unwrap_or(text))?);
     }
-    let by_rdma: Vec<bool> = addresses.split('+').map(|text| text.starts_with(RDMA)).collect();
+    let by_rdma: Vec<bool> = addresses.split('+').map(|text| text.starts_with(DonorSpec::RDMA)).collect();
     if said.device.is_some() && !by_rdma.contains(&true) {
         return Err("device= is for RDMA; write donor:rdma:HOST:PORT, or leave it out".into());
     }
@@ -188,14 +84,14 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
 /// `unix:PATH`: a donor on this machine, which must be the only one. What it shares belongs to one run of it, whereas
 /// members of an array have to continue with the next run.
 fn local(address: &str, rest: &str) -> Result<DonorSpec, String> {
-    let is_another = |part: &str| part.starts_with(LOCAL) || member(part).is_ok();
-    if !address.starts_with(LOCAL) || address.split('+').skip(1).any(is_another) {
+    let is_another = |part: &str| part.starts_with(DonorSpec::LOCAL) || member(part).is_ok();
+    if !address.starts_with(DonorSpec::LOCAL) || address.split('+').skip(1).any(is_another) {
         return Err(format!(
             "'{address}' names several donors, and one that shares memory within this machine stands alone; write \
              donor:unix:PATH for it, or give all of them ports"
         ));
     }
-    let path = &address[LOCAL.len()..];
+    let path = &address[DonorSpec::LOCAL.len()..];
     if path.is_empty() || path.len() > SOCKET_PATH_BYTES_MAX {
         return Err(format!(
             "'{path}' is no path of a socket; write donor:unix:PATH with a path of {SOCKET_PATH_BYTES_MAX} bytes at \

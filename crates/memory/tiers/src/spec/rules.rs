@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
+use aquifer_tier::failure_plan::{DELAY_MAX, ERRNOS};
+use aquifer_tier::{Activity, FailurePlan};
 
 use super::options;
-use crate::failure::Activity;
-use crate::failure_plan::{DELAY_MAX, ERRNOS, FailurePlan};
 
 const RULES: &str =
     "after=N, every=K, offsets=A-B, on=read+write, times=N, errno=EIO, corrupt=K, full-after=SIZE or delay=200us";

@@ -6,8 +6,9 @@
 
 use std::sync::atomic::Ordering;
 
+use aquifer_tier::Cause;
+
 use super::*;
-use crate::failure::Cause;
 
 const SLABS: u64 = 4;
 

@@ -4,9 +4,10 @@
 //! A slab moves out of a mirror, or of shards with parity, one of which is damaged: the move copied whatever came first
 //! and gave all copies up, so that the good one was lost with the damaged one.
 
+use aquifer_borrower::Array;
+use aquifer_borrower::memory_members::{Memory, array_of, members, parity_of};
+
 use super::*;
-use crate::array::Array;
-use crate::array::tests::{Memory, array_of, members, parity_of};
 use crate::encrypted::Encrypted;
 
 const SLABS_MOVED: u64 = 4;

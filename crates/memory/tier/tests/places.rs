@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What readers, writers, movers and changers of a slab's place can rely on, one after the other. At the same time:
+//! `interleavings.rs`.
+
+use aquifer_sys::words::Words;
+use aquifer_tier::places::{Eighths, PLACE_WORDS, Places, Refused, Unready};
+
+fn table(slabs: usize) -> Places {
+    Places::over(Words::shared(slabs * PLACE_WORDS).expect("address space"))
+}
+
+#[test]
+fn a_place_is_what_it_was_last_changed_to() {
+    let places = table(2);
+    assert_eq!((places.count(), places.see(1).place), (2, 0));
+    let first = places.see(1);
+    let second = places.change(1, first, 7).unwrap();
+    assert_eq!((places.see(1), places.see(0).place), (second, 0));
+    assert!(places.holds(1, second) && !places.holds(1, first));
+    assert_eq!(places.change(1, first, 8), Err(Refused::Changed(second)));
+    let third = places.change(1, second, 7).unwrap();
+    assert!(!places.holds(1, second), "the same place again is another time");
+    assert!(places.holds(1, third));
+}
+
+#[test]
+fn a_slab_moves_when_nobody_writes() {
+    let places = table(1);
+    places.change(0, places.see(0), 1).unwrap();
+    let going = places.begin_move(0).unwrap();
+    assert!(places.begin_move(0).is_none(), "one at a time");
+    assert_eq!((going.from(), going.is_undisturbed()), (1, true));
+    assert!(going.commit(2));
+    assert_eq!(places.see(0).place, 2);
+    drop(places.begin_move(0).unwrap());
+    assert!(places.begin_move(0).unwrap().commit(3), "one that was given up is not in the way");
+    assert_eq!(places.see(0).place, 3);
+}
+
+#[test]
+fn who_writes_keeps_a_slab_where_it_is() {
+    let places = table(1);
+    let stay = places.enter(0, Eighths::ALL).unwrap();
+    assert!(places.begin_move(0).is_none());
+    drop(stay);
+    let going = places.begin_move(0).unwrap();
+    let stay = places.enter(0, Eighths::ALL).unwrap();
+    assert!(!going.is_undisturbed());
+    assert!(!going.commit(5), "somebody is writing");
+    assert_eq!(stay.see().place, 0);
+    drop(stay);
+    let going = places.begin_move(0).unwrap();
+    drop(places.enter(0, Eighths::ALL).unwrap());
+    assert!(!going.commit(5), "somebody has written");
+    let going = places.begin_move(0).unwrap();
+    assert!(going.commit(5));
+}
+
+#[test]
+fn a_change_ends_a_move_and_asks_no_writer() {
+    let places = table(1);
+    let going = places.begin_move(0).unwrap();
+    let _stay = places.enter(0, Eighths::ALL).unwrap();
+    places.change(0, places.see(0), 9).unwrap();
+    assert!(!going.is_undisturbed());
+    assert!(!going.commit(5));
+    assert_eq!(places.see(0).place, 9);
+}
+
+#[test]
+fn a_late_end_of_a_move_does_not_end_the_next_one() {
+    let places = table(1);
+    let first = places.begin_move(0).unwrap();
+    places.change(0, places.see(0), 9).unwrap();
+    let second = places.begin_move(0).unwrap();
+    drop(first);
+    assert!(places.begin_move(0).is_none() && second.is_undisturbed());
+    assert!(second.commit(10));
+}
+
+#[test]
+fn there_are_only_so_many_writers() {
+    let places = table(1);
+    let stays: Vec<_> = (0..u16::MAX).map(|_| places.enter(0, Eighths::ALL).unwrap()).collect();
+    assert!(places.enter(0, Eighths::ALL).is_none());
+    drop(stays);
+    assert!(places.enter(0, Eighths::ALL).is_some() && places.begin_move(0).is_some());
+}
+
+#[test]
+fn who_moves_a_slab_is_told_what_was_written_meanwhile_once_it_is_there() {
+    let places = table(1);
+    let going = places.begin_move(0).unwrap();
+    let first = places.enter(0, Eighths(0b1)).unwrap();
+    let second = places.enter(0, Eighths(0b110)).unwrap();
+    drop(first);
+    assert_eq!(going.try_commit(5), Err(Unready::Busy), "the other one has not written yet");
+    drop(second);
+    assert_eq!(going.try_commit(5), Err(Unready::Touched(Eighths(0b111))));
+    drop(places.enter(0, Eighths(0b100)).unwrap());
+    assert_eq!(
+        going.try_commit(5),
+        Err(Unready::Touched(Eighths(0b100))),
+        "what was copied once more is not told again"
+    );
+    assert!(going.is_under_way() && places.see(0).place == 0);
+    assert_eq!(going.try_commit(5), Ok(()));
+    assert_eq!((places.see(0).place, going.is_under_way()), (5, false));
+    drop(going);
+    let going = places.begin_move(0).unwrap();
+    places.change(0, places.see(0), 9).unwrap();
+    assert_eq!(going.try_commit(6), Err(Unready::Over));
+}
+
+#[test]
+fn eighths_are_those_that_a_request_lies_in() {
+    let of = |within, len| Eighths::of(within, len, 8 << 12);
+    assert_eq!((of(0, 4096), of(7 << 12, 4096), of(0, 8 << 12)), (Eighths(1), Eighths(0x80), Eighths::ALL));
+    assert_eq!((of(4095, 2), of(4096, 512), of(9000, 0)), (Eighths(0b11), Eighths(0b10), Eighths(0b100)));
+    assert_eq!(of(9000, 512).numbers().collect::<Vec<_>>(), [2]);
+}

@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Reads a slab from one of the members that have it, and writes it to all of them.
+//!
+//! A read that fails goes to the next copy. A write goes on with the members that accept it; a member that does not is
+//! removed from the slab's place before the write succeeds. If no member accepts the write, it fails and the place
+//! stays as it is: then copies may differ in these bytes, which their owner does not count as stored.
+//!
+//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::signals;
+use aquifer_tier::TierFailure;
+use aquifer_tier::figures::count;
+use aquifer_tier::places::{Eighths, Refused, Seen};
+use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
+
+use super::Parts;
+use super::member::{Member, Trouble};
+use super::place::Place;
+use crate::donor::{Piece, pieces};
+
+/// How often a read is repeated because the slab's place has changed in the meantime.
+const PLACES_SEEN_MAX: u32 = 16;
+/// How often to try to change a place that somebody else is changing, and the pause between attempts: that change takes
+/// a few instructions, on a CPU that others may occupy for a while.
+const BUSY_MAX: u32 = 200;
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+/// Where several members should have the bytes, each is waited for only briefly. If none answers, all are asked again
+/// for this time: as long as a single donor is waited for (`donor/timeouts.rs`).
+const NOBODY_TIMEOUT: Duration = Duration::from_secs(5);
+const NOBODY_PAUSE: Duration = Duration::from_millis(50);
+
+impl Parts {
+    /// Fills `into` from `offset`.
+    pub(super) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+        each_piece(offset, into, |piece, part| self.read_piece(piece, part))
+    }
+
+    fn read_piece(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+        let started = now_ns();
+        loop {
+            match self.try_read(piece, into) {
+                Err(errno) if may_come_back(errno) && self.is_worth_waiting(piece.range as usize) => {
+                    if now_ns().saturating_sub(started) > NOBODY_TIMEOUT.as_nanos() as u64 {
+                        return Err(errno);
+                    }
+                    signals::sleep(NOBODY_PAUSE);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Whether enough members to read the slab have been present within the time that a member is waited for. A member
+    /// that was absent for longer does not delay every access again.
+    fn is_worth_waiting(&self, slab: usize) -> bool {
+        let place = self.place(slab);
+        let hoped_for = place.members().filter(|member| self.is_hoped_for(*member)).count();
+        self.shape.is_redundant() && hoped_for >= self.shape.needed
+    }
+
+    pub(super) fn is_hoped_for(&self, member: usize) -> bool {
+        self.members[member].lost_for().is_none_or(|time| time <= NOBODY_TIMEOUT)
+    }
+
+    pub(super) fn try_read(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+        let slab = piece.range as usize;
+        for _ in 0..PLACES_SEEN_MAX {
+            let seen = self.places.see(slab);
+            let outcome = match self.place_of(seen) {
+                // Nobody has written there, so it may read as anything.
+                Place::NOWHERE => {
+                    into.fill(0);
+                    Ok(())
+                }
+                Place::LOST => Err(libc::ENODATA),
+                place if self.shape.is_cut() => self.read_shards(place, piece, into),
+                place => self.read_copies(place, piece, into),
+            };
+            if self.places.holds(slab, seen) {
+                return outcome;
+            }
+        }
+        Err(libc::EAGAIN)
+    }
+
+    /// The members that have the slab, in the order in which a read asks them: first those that are present, in an
+    /// order that varies with the slab so that all have work; then those in quarantine; then those that
+    /// are lost.
+    pub(super) fn in_order(&self, place: Place, slab: usize) -> impl Iterator<Item = usize> {
+        let (count, turn) = (place.count().max(1), slab / self.members.len());
+        let by_turn = move || place.members().cycle().skip(turn % count).take(count);
+        let with = move |lost: bool, quarantined: bool| {
+            let is_so =
+                move |member: &Member| member.is_lost() == lost && (lost || member.is_quarantined() == quarantined);
+            by_turn().filter(move |member| is_so(&self.members[*member]))
+        };
+        with(false, false).chain(with(false, true)).chain(with(true, false))
+    }
+
+    /// Reads from the first copy that can be read.
+    pub(super) fn read_copies(&self, place: Place, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+        if self.read_hedged(place, piece, into) {
+            return Ok(());
+        }
+        let mut failed = None;
+        for member in self.in_order(place, piece.range as usize) {
+            match self.members[member].store.read(piece.offset, into) {
+                Ok(()) => {
+                    if failed.is_some() {
+                        count(&self.tallies.reads_by_another_way);
+                    }
+                    return Ok(());
+                }
+                Err(errno) => {
+                    self.request_failed(member, piece.range as usize, errno);
+                    // If any member may come back, the read is retried.
+                    failed = failed.filter(|before| may_come_back(*before)).or(Some(errno));
+                }
+            }
+        }
+        Err(failed.unwrap_or(libc::ENODATA))
+    }
+
+    /// A request to a member for bytes of a slab has failed.
+    pub(super) fn request_failed(&self, member: usize, slab: usize, errno: i32) {
+        let trouble = self.note(member, errno);
+        if trouble == Trouble::Gone {
+            self.members[member].lacks_slabs.store(true, Ordering::Release);
+            self.take_out(slab, member, true);
+            // The member's parts of other slabs lay in the same room, unless that room has been taken again since.
+            let others = self.shape.slabs_of(self.shape.range_of(slab), self.slabs).filter(|other| *other != slab);
+            others.for_each(|other| self.take_out(other, member, false));
+        }
+    }
+
+    /// As [`request_failed`](Self::request_failed), for a queue, which retries the failed request: the retry decides
+    /// whether a silent member is lost.
+    pub(super) fn flight_failed(&self, member: usize, slab: usize, failure: &TierFailure) {
+        match failure.errno().unwrap_or(libc::EIO) {
+            libc::ETIMEDOUT => {
+                self.members[member].is_silent.store(true, Ordering::Relaxed);
+                self.members[member].suspect();
+            }
+            errno => self.request_failed(member, slab, errno),
+        }
+    }
+
+    /// Records what a failure says about a member.
+    pub(super) fn note(&self, member: usize, errno: i32) -> Trouble {
+        let trouble = Trouble::of(errno);
+        if self.members[member].failed(trouble) {
+            count(&self.tallies.members_lost);
+        }
+        trouble
+    }
+
+    /// Removes a member that no longer has a slab from the slab's place. If the members that are left are too few, only
+    /// if `is_certain`.
+    pub(super) fn take_out(&self, slab: usize, member: usize, is_certain: bool) {
+        for _ in 0..BUSY_MAX {
+            let seen = self.places.see(slab);
+            let place = self.place_of(seen);
+            let left = self.shape.judge(place.without(member));
+            let is_too_much = left == Place::LOST || self.is_hasty(place, left);
+            if !place.has(member) || is_too_much && !is_certain {
+                return;
+            }
+            match self.places.change(slab, seen, left.0) {
+                Ok(_) => return self.count_loss(left, 1),
+                Err(Refused::Changed(_)) => {}
+                Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
+            }
+        }
+    }
+
+    /// Counts that a slab has `fewer` members fewer than it had, or than it should have.
+    fn count_loss(&self, left: Place, fewer: usize) {
+        if left == Place::LOST {
+            return count(&self.tallies.slabs_lost);
+        }
+        (0..fewer).for_each(|_| count(&self.tallies.slabs_degraded));
+        self.degraded();
+    }
+
+    /// Fills `into` by way number `way`, counted from 1: from that copy, or that choice of shards. Returns false when
+    /// there are fewer ways; fails with EAGAIN when the way needs a member that is absent and may soon be back.
+    pub(super) fn read_way(&self, offset: u64, into: &mut [u8], way: usize) -> Result<bool, i32> {
+        let mut is_one = true;
+        each_piece(offset, into, |piece, part| {
+            let place = self.place(piece.range as usize);
+            if self.shape.is_cut() {
+                is_one &= self.read_shards_by(place, piece, part, way)?;
+                return Ok(());
+            }
+            let Some(member) = way.checked_sub(1).and_then(|index| place.members().nth(index)) else {
+                is_one = false;
+                return Ok(());
+            };
+            if self.may_be_back(member) {
+                return Err(libc::EAGAIN);
+            }
+            let read = self.members[member].store.read(piece.offset, part);
+            read.map_err(|errno| {
+                self.request_failed(member, piece.range as usize, errno);
+                if self.may_be_back(member) { libc::EAGAIN } else { errno }
+            })
+        })?;
+        Ok(is_one)
+    }
+
+    /// Fills `into` by two ways that agree: two copies, or the needed shards and one more, are then what was stored.
+    /// EBADMSG if they do not agree. Returns false if there are not two ways.
+    pub(super) fn read_agreed(&self, offset: u64, into: &mut [u8]) -> Result<bool, i32> {
+        if !self.shape.is_redundant() {
+            return Ok(false);
+        }
+        let mut other = vec![0; into.len()];
+        if !self.read_way(offset, into, 1)? || !self.read_way(offset, &mut other, 2)? {
+            return Ok(false);
+        }
+        if other == into { Ok(true) } else { Err(libc::EBADMSG) }
+    }
+
+    /// Whether the member is lost, but for so short a time that it is waited for.
+    pub(super) fn may_be_back(&self, member: usize) -> bool {
+        self.members[member].is_lost() && self.is_hoped_for(member)
+    }
+
+    /// Stores `bytes` at `offset`.
+    pub(super) fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+        let mut rest = bytes;
+        for piece in pieces(offset, bytes.len() as u64) {
+            let (part, behind) = rest.split_at(piece.bytes);
+            let _stay = self.places.enter(piece.range as usize, eighths(piece)).ok_or(libc::EAGAIN)?;
+            if self.shape.is_cut() {
+                self.write_shards(piece, part)?;
+            } else {
+                self.write_piece(piece, part)?;
+            }
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// The caller has entered the slab.
+    fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
+        let slab = piece.range as usize;
+        let (_, place) = self.place_to_write(slab)?;
+        let is_there = |member: usize| !self.members[member].is_lost() && !self.members[member].is_quarantined();
+        let is_anybody_there = place.members().any(is_there);
+        let (mut written, mut failed) = (0, libc::EHOSTDOWN);
+        for member in place.members() {
+            if is_anybody_there && self.members[member].is_lost() {
+                continue;
+            }
+            match self.members[member].store.write(piece.offset, bytes) {
+                Ok(()) => written |= 1 << member,
+                Err(errno) => {
+                    self.request_failed(member, slab, errno);
+                    failed = errno;
+                }
+            }
+        }
+        if written == 0 { Err(failed) } else { self.keep_only(slab, written) }
+    }
+
+    /// The place that a slab is written to. Chooses one if no member has the slab.
+    pub(super) fn place_to_write(&self, slab: usize) -> Result<(Seen, Place), i32> {
+        for _ in 0..BUSY_MAX {
+            let seen = self.places.see(slab);
+            let place = self.place_of(seen);
+            if !matches!(place, Place::NOWHERE | Place::LOST) {
+                return Ok((seen, place));
+            }
+            let chosen = self.take_room(slab)?;
+            match self.places.change(slab, seen, chosen.0) {
+                Ok(seen) => {
+                    self.reach(slab);
+                    if chosen.count() < self.shape.total {
+                        self.count_loss(chosen, self.shape.total - chosen.count());
+                    }
+                    return Ok((seen, chosen));
+                }
+                Err(Refused::Changed(_)) => {}
+                Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
+            }
+        }
+        Err(libc::EBUSY)
+    }
+
+    /// Takes room for a slab at as many members as the shape wants, or at fewer if these are enough to read it.
+    fn take_room(&self, slab: usize) -> Result<Place, i32> {
+        let (mut place, mut failed) = (Place::NOWHERE, None);
+        let range = self.shape.range_of(slab);
+        for member in self.candidates(range, self.takers()) {
+            match self.members[member].store.take(range) {
+                Ok(()) => place = place.with(member),
+                Err(errno) => {
+                    self.note(member, errno);
+                    failed = Some(errno);
+                }
+            }
+            if place.count() == self.shape.total {
+                break;
+            }
+        }
+        if place.count() >= self.shape.needed {
+            return Ok(if self.shape.is_cut() { place.turned(slab) } else { place });
+        }
+        if place != Place::NOWHERE {
+            // Not given back immediately: another thread may be about to name the same room.
+            self.repair.has_strays.store(true, Ordering::Release);
+        }
+        let is_full = self.members.iter().any(|member| !member.is_lost());
+        Err(failed.unwrap_or(if is_full { libc::ENOSPC } else { libc::EHOSTDOWN }))
+    }
+
+    /// The members of `usable` (one bit each) in the order in which they get a range of members' slabs. Members that
+    /// have room for the range already, for another slab of the array, come first. Otherwise adjacent slabs would take
+    /// more room with every loss.
+    pub(super) fn candidates(&self, range: usize, usable: u64) -> impl Iterator<Item = usize> {
+        let has_room = |member: &usize| self.shape.is_cut() && self.members[*member].store.room(range).is_some();
+        let all = (0..self.members.len()).filter(|member| usable & 1 << member != 0);
+        let held = all.filter(has_room).fold(0, |mask, member| mask | 1 << member);
+        self.rotation.choose(range, held).chain(self.rotation.choose(range, usable & !held))
+    }
+
+    /// The members that can be given another slab, one bit each.
+    pub(super) fn takers(&self) -> u64 {
+        let takers = self.members.iter().enumerate().filter(|(_, member)| member.takes_slabs());
+        takers.fold(0, |mask, (index, _)| mask | 1 << index)
+    }
+
+    /// Removes from the place every member that is not in `written`, because a write has reached only those. A writer
+    /// that has entered calls this before the write succeeds. The write fails if the members that are left are too few,
+    /// or if too few of them are healthy and a healthy one may soon be back.
+    pub(super) fn keep_only(&self, slab: usize, written: u64) -> Result<(), i32> {
+        for _ in 0..BUSY_MAX {
+            let seen = self.places.see(slab);
+            let place = self.place_of(seen);
+            let left = self.shape.judge(place.only(written));
+            if left == Place::LOST {
+                return Err(libc::EIO);
+            }
+            if left == place {
+                return Ok(());
+            }
+            if self.is_hasty(place, left) {
+                return Err(libc::EAGAIN);
+            }
+            match self.places.change(slab, seen, left.0) {
+                Ok(_) => {
+                    self.count_loss(left, place.count() - left.count());
+                    return Ok(());
+                }
+                Err(Refused::Changed(_)) => {}
+                Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
+            }
+        }
+        Err(libc::EBUSY)
+    }
+
+    /// Gives the space back: of a whole slab at every member that ever had it, of a part of a slab at the members that
+    /// have it now.
+    pub(super) fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+        pieces(offset, len).try_for_each(|piece| self.discard_piece(piece))
+    }
+
+    fn discard_piece(&self, piece: Piece) -> Result<(), i32> {
+        let slab = piece.range as usize;
+        let is_whole = piece.bytes as u64 == SLAB_BYTES;
+        if is_whole {
+            self.forget_place(slab)?;
+        }
+        let place = self.place(slab);
+        let mut outcome = Ok(());
+        for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
+            let discarded = if is_whole {
+                self.release(slab, index)
+            } else if place.has(index) {
+                self.discard_part(member, piece)
+            } else {
+                Ok(())
+            };
+            if let Err(errno) = discarded {
+                self.note(index, errno);
+                outcome = Err(errno);
+            }
+        }
+        // Nobody needs these bytes, so a failure does no harm. Room that could not be given back is freed when its
+        // lease ends.
+        if self.shape.is_redundant() { Ok(()) } else { outcome }
+    }
+
+    /// Discards, of a part of a slab, the whole pages that a member has.
+    fn discard_part(&self, member: &Member, piece: Piece) -> Result<(), i32> {
+        let part = self.shape.part(piece);
+        let (start, end) = (part.offset.next_multiple_of(PAGE_BYTES), part.offset + part.bytes as u64);
+        let end = end - end % PAGE_BYTES;
+        if start < end { member.store.discard(start, end - start) } else { Ok(()) }
+    }
+
+    fn forget_place(&self, slab: usize) -> Result<(), i32> {
+        for _ in 0..BUSY_MAX {
+            let seen = self.places.see(slab);
+            if seen.place == Place::NOWHERE.0 {
+                return Ok(());
+            }
+            match self.places.change(slab, seen, Place::NOWHERE.0) {
+                Ok(_) => return Ok(()),
+                Err(Refused::Changed(_)) => {}
+                Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
+            }
+        }
+        Err(libc::EBUSY)
+    }
+}
+
+/// The eighths of its slab that a piece touches.
+pub(super) fn eighths(piece: Piece) -> Eighths {
+    Eighths::of(piece.offset % SLAB_BYTES, piece.bytes as u64, SLAB_BYTES)
+}
+
+/// Whether the bytes may become readable later.
+pub(super) fn may_come_back(errno: i32) -> bool {
+    Trouble::of(errno) == Trouble::Absent && errno != libc::ESTALE
+}
+
+/// Calls `each` with every part of `into` that lies in one slab.
+fn each_piece(
+    offset: u64,
+    into: &mut [u8],
+    mut each: impl FnMut(Piece, &mut [u8]) -> Result<(), i32>,
+) -> Result<(), i32> {
+    let mut rest = into;
+    for piece in pieces(offset, rest.len() as u64) {
+        let (part, behind) = rest.split_at_mut(piece.bytes);
+        each(piece, part)?;
+        rest = behind;
+    }
+    Ok(())
+}

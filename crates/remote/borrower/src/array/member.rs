@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A member of an array: what it can do, and whether it is there.
+//!
+//! ```text
+//!             a request fails, and not for the slab's sake
+//!   there ───────────────────────────────────────────────► lost
+//!      ▲                                                    │  looked for after pauses that grow,
+//!      └────────────────────────────────────────────────────┘  beside the program
+//!                          it answers
+//! ```
+//!
+//! Each process of a family decides for itself. A lost member is asked last, and gets no bytes to store where other
+//! members are present.
+//!
+//! Threads: any, also in a signal handler. Locks nothing, and allocates only for queues.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_tier::{KeepAlive, TierFailure, TierQueue};
+
+use super::notices::Notice;
+use crate::donor::{Asked, Piece};
+
+/// The pause before the first look for a lost member; each later pause is twice as long.
+const LOOK_PAUSE_FIRST: Duration = Duration::from_millis(100);
+/// The longest such pause. A choice: each look costs a failed attempt to connect.
+const LOOK_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// The longest time between two looks at a member that is present. Perhaps nobody sends it requests, and until its
+/// restart is noticed, the loss of another member loses what both had. A choice: one message a second.
+const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
+/// How long a member that had no room is not asked for any. A choice.
+const FULL_LASTS: Duration = Duration::from_secs(1);
+
+/// The weight of one answer's time in the average is one in this number.
+const ANSWERS_WEIGHED: u64 = 16;
+/// An answer is slow when it takes this many times longer than usual, within these bounds: how long a thread waits for
+/// a CPU on a busy machine, and how long a delay a person notices.
+const HEDGE_FACTOR: u32 = 8;
+const HEDGE_AFTER_MIN: Duration = Duration::from_millis(5);
+const HEDGE_AFTER_MAX: Duration = Duration::from_millis(50);
+
+/// What an array needs of each of its members, whatever the member is. Failures are errno values: ENODATA if the slab's
+/// bytes are gone, ENOSPC and EDQUOT if there is no room for it, ESTALE if nothing that was stored before is left.
+pub(crate) trait Store: Send + Sync {
+    /// The member's name in messages.
+    fn name(&self) -> &str;
+
+    /// Fills `into` from `offset`. Runs on the faulting thread.
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32>;
+
+    /// Asks for bytes of one slab without waiting for them. `None` if that cannot be done immediately.
+    fn begin_read(&self, piece: Piece) -> Option<Asked<'_>> {
+        let _ = piece;
+        None
+    }
+
+    /// Sends bytes of one slab, if room is set aside, without waiting until they are stored. `None` if that cannot be
+    /// done immediately.
+    fn begin_write(&self, piece: Piece, bytes: &[u8]) -> Option<Asked<'_>> {
+        let _ = (piece, bytes);
+        None
+    }
+
+    /// Sets room aside for a slab, and renews the room if there is some already. Must be called before anything is
+    /// written there and before others learn that the slab is here: from then on, room that is gone means bytes that
+    /// are gone.
+    fn take(&self, slab: usize) -> Result<(), i32>;
+
+    /// Stores `bytes` at `offset`, where room is set aside. May run on the faulting thread.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32>;
+
+    /// Gives the space of a part of a slab back to the member's machine.
+    fn discard(&self, offset: u64, len: u64) -> Result<(), i32>;
+
+    /// The room that is set aside for a slab.
+    fn room(&self, slab: usize) -> Option<Room>;
+
+    /// Gives that room back, unless it was taken again since it was seen.
+    fn give_back(&self, slab: usize, room: Room) -> Result<(), i32>;
+
+    /// The first slab at or after `from` that the member will lose unless it is given back in time.
+    fn leaving(&self, from: usize) -> Option<usize> {
+        let _ = from;
+        None
+    }
+
+    /// As [`Tier::open_queue`](aquifer_tier::Tier::open_queue).
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
+
+    /// As [`Forks::renew`](aquifer_tier::Forks::renew).
+    fn renew(&self) -> Result<(), Errno>;
+
+    /// Checks whether the member is present. When done in time, this also keeps what is stored.
+    fn look(&self) -> Result<(), i32>;
+
+    /// Sends the request that keeps what is stored, without waiting for the answer. `None` if that cannot be done
+    /// immediately.
+    fn begin_keep_alive(&self) -> Option<Box<dyn KeepAlive + '_>> {
+        None
+    }
+
+    /// How often that has to be done.
+    fn look_every(&self) -> Duration;
+
+    /// After ESTALE: forgets everything that the member had, and starts again.
+    fn start_over(&self);
+}
+
+/// Room that was set aside for a slab, until the slab is taken again or given back. Only the store interprets the
+/// number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room(pub(crate) u64);
+
+/// What a failure says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// The member has nothing of this slab, but is present.
+    Gone,
+    /// The member has no room for this slab, but is present.
+    Full,
+    /// The request may succeed in a moment.
+    Passing,
+    /// The member is absent.
+    Absent,
+}
+
+impl Trouble {
+    pub(crate) fn of(errno: i32) -> Trouble {
+        match errno {
+            libc::ENODATA => Trouble::Gone,
+            libc::ENOSPC | libc::EDQUOT => Trouble::Full,
+            libc::EBUSY | libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS => Trouble::Passing,
+            _ => Trouble::Absent,
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Member {
+    pub(crate) store: Box<dyn Store>,
+    /// When the member was lost; 0 while it is present.
+    lost_since_ns: AtomicU64,
+    /// When to look for it next.
+    look_at_ns: AtomicU64,
+    /// The pause after the next look, while the member is lost.
+    pause_ns: AtomicU64,
+    full_until_ns: AtomicU64,
+    /// How long its answers take, as a running average.
+    answers_in_ns: AtomicU64,
+    /// It was asked and has not answered, and nobody has looked for it since.
+    pub(crate) is_silent: AtomicBool,
+    /// It had nothing of a slab that it should have, and nobody has checked its other slabs since.
+    pub(crate) lacks_slabs: AtomicBool,
+    /// How many of its pages were not what was stored.
+    wrong_pages: AtomicU64,
+    /// There were too many wrong pages.
+    is_quarantined: AtomicBool,
+    /// It was restarted, and this has not been reported.
+    pub(crate) was_anew: AtomicBool,
+    /// What was last reported about it (`notices.rs`).
+    last_notice: AtomicU8,
+}
+
+impl Member {
+    pub(crate) fn new(store: Box<dyn Store>) -> Member {
+        let zero = || AtomicU64::new(0);
+        let pause_ns = AtomicU64::new(nanoseconds(LOOK_PAUSE_FIRST));
+        Member {
+            store,
+            lost_since_ns: zero(),
+            look_at_ns: zero(),
+            pause_ns,
+            full_until_ns: zero(),
+            answers_in_ns: zero(),
+            is_silent: AtomicBool::new(false),
+            lacks_slabs: AtomicBool::new(false),
+            wrong_pages: zero(),
+            is_quarantined: AtomicBool::new(false),
+            was_anew: AtomicBool::new(false),
+            last_notice: AtomicU8::new(Notice::Present as u8),
+        }
+    }
+
+    /// Records that `now` is being reported. Returns false if it was also the last report.
+    pub(crate) fn is_news(&self, now: Notice) -> bool {
+        self.last_notice.swap(now as u8, Ordering::Relaxed) != now as u8
+    }
+
+    /// Counts wrong pages of this member. Returns true when this call makes them exceed `max`.
+    pub(crate) fn was_wrong(&self, pages: u64, max: u64) -> bool {
+        let before = self.wrong_pages.fetch_add(pages, Ordering::Relaxed);
+        before + pages > max && !self.is_quarantined.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether it is in quarantine (`quarantine.rs`).
+    pub(crate) fn is_quarantined(&self) -> bool {
+        self.is_quarantined.load(Ordering::Acquire)
+    }
+
+    /// It was restarted and has none of its wrong pages any more.
+    pub(crate) fn end_quarantine(&self) {
+        self.wrong_pages.store(0, Ordering::Relaxed);
+        self.is_quarantined.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost_since_ns.load(Ordering::Relaxed) != 0
+    }
+
+    /// How long it has been lost.
+    pub(crate) fn lost_for(&self) -> Option<Duration> {
+        let since = self.lost_since_ns.load(Ordering::Relaxed);
+        (since != 0).then(|| Duration::from_nanos(now_ns().saturating_sub(since)))
+    }
+
+    /// Whether it can be given another slab.
+    pub(crate) fn takes_slabs(&self) -> bool {
+        !self.is_lost() && !self.is_quarantined() && now_ns() >= self.full_until_ns.load(Ordering::Relaxed)
+    }
+
+    /// Records a failed request. Returns true when the member counted as present and is lost now.
+    pub(crate) fn failed(&self, trouble: Trouble) -> bool {
+        match trouble {
+            Trouble::Gone | Trouble::Passing => false,
+            Trouble::Full => {
+                self.full_until_ns.store(now_ns() + nanoseconds(FULL_LASTS), Ordering::Relaxed);
+                false
+            }
+            Trouble::Absent => {
+                let now = now_ns();
+                let lost = self.lost_since_ns.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+                if lost {
+                    self.pause_ns.store(nanoseconds(LOOK_PAUSE_FIRST), Ordering::Relaxed);
+                    self.look_at_ns.store(now + nanoseconds(LOOK_PAUSE_FIRST), Ordering::Relaxed);
+                }
+                lost
+            }
+        }
+    }
+
+    /// It has not answered and is no longer waited for: schedules a look for it now.
+    pub(crate) fn suspect(&self) {
+        self.look_at_ns.fetch_min(now_ns(), Ordering::Relaxed);
+    }
+
+    /// It has answered.
+    pub(crate) fn found(&self) {
+        self.lost_since_ns.store(0, Ordering::Relaxed);
+        self.full_until_ns.store(0, Ordering::Relaxed);
+    }
+
+    /// Records how long an answer took.
+    pub(crate) fn answered_in(&self, time: Duration) {
+        let (before, now) = (self.answers_in_ns.load(Ordering::Relaxed), nanoseconds(time));
+        // If two threads race, one sample of many is lost.
+        self.answers_in_ns.store(before - before / ANSWERS_WEIGHED + now / ANSWERS_WEIGHED, Ordering::Relaxed);
+    }
+
+    /// How long to wait for this member alone.
+    pub(crate) fn hedge_after(&self) -> Duration {
+        let usual = Duration::from_nanos(self.answers_in_ns.load(Ordering::Relaxed));
+        (usual * HEDGE_FACTOR).clamp(HEDGE_AFTER_MIN, HEDGE_AFTER_MAX)
+    }
+
+    /// The time until somebody has to look for it.
+    pub(crate) fn look_in(&self) -> Duration {
+        Duration::from_nanos(self.look_at_ns.load(Ordering::Relaxed).saturating_sub(now_ns()))
+    }
+
+    /// Records that somebody has looked for it, and whether it was present.
+    pub(crate) fn looked(&self, was_there: bool) {
+        self.is_silent.store(!was_there, Ordering::Relaxed);
+        let pause = if was_there {
+            self.store.look_every().min(LOOK_EVERY_MAX)
+        } else {
+            let pause = Duration::from_nanos(self.pause_ns.load(Ordering::Relaxed));
+            self.pause_ns.store(nanoseconds((pause * 2).min(LOOK_PAUSE_MAX)), Ordering::Relaxed);
+            pause
+        };
+        self.look_at_ns.store(now_ns() + nanoseconds(pause), Ordering::Relaxed);
+    }
+
+    /// In a forked child: nothing is known of connections that the child has not made.
+    pub(crate) fn forget(&self) {
+        self.found();
+        self.look_at_ns.store(0, Ordering::Relaxed);
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    duration.as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Store for Nothing {
+        fn name(&self) -> &str {
+            "nothing"
+        }
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn take(&self, _: usize) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn write(&self, _: u64, _: &[u8]) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn discard(&self, _: u64, _: u64) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn room(&self, _: usize) -> Option<Room> {
+            None
+        }
+        fn give_back(&self, _: usize, _: Room) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn open_queue(&self, _: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+            unreachable!("nobody asks for one")
+        }
+        fn renew(&self) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn look(&self) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn look_every(&self) -> Duration {
+            Duration::from_secs(20)
+        }
+        fn start_over(&self) {}
+    }
+
+    #[test]
+    fn a_lost_member_is_looked_for_less_and_less() {
+        let member = Member::new(Box::new(Nothing));
+        assert!(member.takes_slabs() && member.look_in() == Duration::ZERO);
+        assert!(member.failed(Trouble::of(libc::ECONNRESET)) && !member.failed(Trouble::Absent));
+        assert!(member.is_lost() && member.lost_for().is_some() && !member.takes_slabs());
+        assert!(member.look_in() <= LOOK_PAUSE_FIRST);
+        let pauses: Vec<Duration> = (0..10)
+            .map(|_| {
+                member.looked(false);
+                member.look_in()
+            })
+            .collect();
+        assert!(pauses[1] > pauses[0] && pauses[9] > LOOK_PAUSE_MAX / 2 && pauses[9] <= LOOK_PAUSE_MAX);
+        member.found();
+        member.looked(true);
+        assert!(!member.is_lost() && !member.look_in().is_zero());
+        assert!(member.look_in() <= LOOK_EVERY_MAX, "a loss that nobody has noticed does not wait for a renewal");
+        member.suspect();
+        assert!(!member.is_lost() && member.look_in().is_zero());
+    }
+
+    #[test]
+    fn a_member_without_room_is_there() {
+        let member = Member::new(Box::new(Nothing));
+        assert!(!member.failed(Trouble::of(libc::ENOSPC)) && !member.failed(Trouble::of(libc::ENODATA)));
+        assert!(!member.is_lost() && !member.takes_slabs());
+    }
+}

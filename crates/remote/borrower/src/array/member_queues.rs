@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A queue to each member, so that all members have work: the common part of an array's queues.
+//!
+//! Threads: the worker that owns them. Allocates when they are opened, and never afterwards.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use aquifer_sys::raw::Errno;
+use aquifer_sys::wakeup::readable;
+use aquifer_sys::watch::Watch;
+use aquifer_tier::{Activity, Completion, Request, TierFailure, TierQueue, Wait};
+
+use super::{Parts, failure};
+
+/// One wait in the kernel.
+const WAIT_ONCE: Duration = Duration::from_millis(100);
+
+/// The queue to one member.
+struct MemberQueue {
+    queue: Box<dyn TierQueue>,
+    /// A request was submitted and not kicked.
+    waits_for_kick: bool,
+    /// The descriptor that is watched for this queue.
+    watched: Cell<Option<i32>>,
+}
+
+/// See the module.
+pub(super) struct MemberQueues {
+    queues: Box<[MemberQueue]>,
+    watch: Watch,
+    /// Completions from members that have not been processed.
+    landed: Vec<Completion>,
+}
+
+impl MemberQueues {
+    /// Opens queues to all members, with room for `depth` requests at each and for `landed` completions at the same
+    /// time.
+    pub(super) fn open(parts: &Parts, depth: u32, landed: usize) -> Result<MemberQueues, TierFailure> {
+        let watch = Watch::new().map_err(|Errno(errno)| failure(Activity::Queue, 0, errno))?;
+        let entry = |member: &super::Member| {
+            let queue = member.store.open_queue(depth)?;
+            Ok(MemberQueue { queue, waits_for_kick: false, watched: Cell::new(None) })
+        };
+        let queues = parts.members.iter().map(entry).collect::<Result<_, TierFailure>>()?;
+        Ok(MemberQueues { queues, watch, landed: Vec::with_capacity(landed) })
+    }
+
+    pub(super) fn send(&mut self, member: usize, request: Request) {
+        let entry = &mut self.queues[member];
+        let sent = entry.queue.submit(request);
+        assert!(sent.is_ok(), "a member's queue is as deep as ours");
+        entry.waits_for_kick = true;
+    }
+
+    /// Starts the requests that were sent and collects completions; waits for member `wait_for` if there is one.
+    /// Returns false when there are no completions.
+    pub(super) fn turn(&mut self, wait_for: Option<usize>) -> bool {
+        for entry in &mut self.queues {
+            if std::mem::take(&mut entry.waits_for_kick) {
+                // Cannot fail because of a transfer: each transfer has its own outcome.
+                let _ = entry.queue.kick();
+            }
+        }
+        for (member, entry) in self.queues.iter_mut().enumerate() {
+            if entry.queue.in_flight() > 0 {
+                let wait = if wait_for == Some(member) { Wait::ForOne } else { Wait::No };
+                let landed = &mut self.landed;
+                entry.queue.complete(wait, usize::MAX, &mut |done| landed.push(done));
+            }
+        }
+        !self.landed.is_empty()
+    }
+
+    /// One of the collected completions.
+    pub(super) fn landed(&mut self) -> Option<Completion> {
+        self.landed.pop()
+    }
+
+    /// Whether a request was sent and not started.
+    pub(super) fn wait_for_kick(&self) -> bool {
+        self.queues.iter().any(|entry| entry.waits_for_kick)
+    }
+
+    /// Waits, with a bound, until there may be a completion. Returns the member to wait for in the next turn, if there
+    /// is no descriptor to wait on.
+    pub(super) fn wait(&self) -> Option<usize> {
+        match self.ready() {
+            Ok(descriptor) => {
+                readable(descriptor, WAIT_ONCE);
+                None
+            }
+            Err(member) => Some(member),
+        }
+    }
+
+    /// The descriptor to wait on; or a member that is ready or has no descriptor.
+    pub(super) fn ready(&self) -> Result<i32, usize> {
+        let mut ready = None;
+        for (member, entry) in self.queues.iter().enumerate() {
+            let descriptor = entry.queue.descriptor();
+            let flies = entry.queue.in_flight() > 0;
+            if flies && descriptor.is_none() {
+                ready = Some(member);
+            }
+            // A connection that has ended stays readable, and nobody reads from a connection without requests.
+            let wanted = descriptor.filter(|_| flies);
+            let watched = entry.watched.get();
+            if wanted != watched && (wanted.is_some() || !flies) {
+                if let Some(old) = watched {
+                    let _ = self.watch.leave_out(old);
+                }
+                entry.watched.set(wanted.filter(|new| self.watch.add(*new).is_ok()));
+            }
+        }
+        ready.map_or(Ok(self.watch.descriptor()), Err)
+    }
+}

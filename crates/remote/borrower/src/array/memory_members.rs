@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Members of an array in this process's memory, which do what a test says: they vanish, come back with or without what
+//! they had, are full, or return wrong bytes. A test aid that nobody uses for anything else.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use aquifer_sys::FrameBuffer;
+use aquifer_sys::raw::Errno;
+use aquifer_tier::conformance::CAPACITY_BYTES_MIN;
+use aquifer_tier::plain_queue::{Blocking, PlainQueue};
+use aquifer_tier::{Activity, TierFailure, TierQueue};
+use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
+
+use super::{Array, Room, Shape, Store, failure};
+
+/// Slabs of such an array.
+pub(super) const SLABS: usize = (CAPACITY_BYTES_MIN / SLAB_BYTES) as usize;
+
+/// A member's memory, and what has to happen to it.
+pub struct Memory {
+    /// Each with how often room was taken here when it was taken for this one.
+    pub(super) slabs: Mutex<HashMap<usize, (u64, Vec<u8>)>>,
+    pub(super) taken: AtomicU64,
+    pub(super) room: AtomicUsize,
+    pub(super) is_away: AtomicBool,
+    /// It was restarted, and nobody has noticed.
+    pub(super) is_new: AtomicBool,
+    pub(super) lies: AtomicBool,
+    /// It reclaims what it has lent.
+    pub(super) is_leaving: AtomicBool,
+    /// How long its contents stay without a look, in milliseconds.
+    pub(super) look_every_ms: AtomicU64,
+    /// Operations until one fails; negative: none fails.
+    pub(super) fails_in: AtomicI64,
+    /// What others do when somebody begins to copy a slab to this member.
+    pub(super) meanwhile: Mutex<Option<Box<dyn Fn() + Send>>>,
+}
+
+impl Memory {
+    pub(super) fn new() -> Arc<Memory> {
+        Arc::new(Memory {
+            slabs: Mutex::default(),
+            taken: AtomicU64::new(0),
+            room: AtomicUsize::new(usize::MAX),
+            is_away: AtomicBool::new(false),
+            is_new: AtomicBool::new(false),
+            lies: AtomicBool::new(false),
+            is_leaving: AtomicBool::new(false),
+            look_every_ms: AtomicU64::new(20_000),
+            fails_in: AtomicI64::new(-1),
+            meanwhile: Mutex::default(),
+        })
+    }
+
+    fn answer(&self) -> Result<(), i32> {
+        if self.is_away.load(Ordering::SeqCst) || self.fails_in.fetch_sub(1, Ordering::SeqCst) == 0 {
+            return Err(libc::ECONNRESET);
+        }
+        if self.is_new.load(Ordering::SeqCst) { Err(libc::ESTALE) } else { Ok(()) }
+    }
+
+    fn with<R>(&self, offset: u64, of: impl FnOnce(&mut Vec<u8>, usize) -> R) -> Result<R, i32> {
+        self.answer()?;
+        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, slab) = slabs.get_mut(&((offset / SLAB_BYTES) as usize)).ok_or(libc::ENODATA)?;
+        Ok(of(slab, (offset % SLAB_BYTES) as usize))
+    }
+
+    /// From now on, reads of it return wrong bytes.
+    pub fn lie(&self, lies: bool) {
+        self.lies.store(lies, Ordering::SeqCst);
+    }
+
+    fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+        self.with(offset, |slab, at| into.copy_from_slice(&slab[at..][..into.len()]))?;
+        if self.lies.load(Ordering::SeqCst) {
+            into[0] ^= 1;
+        }
+        Ok(())
+    }
+
+    fn put(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+        if bytes.len() > 64 * PAGE_BYTES as usize {
+            // Copying a slab takes a while, so that somebody writes in the meantime.
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        self.with(offset, |slab, at| slab[at..][..bytes.len()].copy_from_slice(bytes))
+    }
+}
+
+impl Store for Arc<Memory> {
+    fn name(&self) -> &str {
+        "memory"
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+        self.get(offset, into)
+    }
+
+    fn take(&self, slab: usize) -> Result<(), i32> {
+        self.answer()?;
+        self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|act| act());
+        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        if slabs.len() >= self.room.load(Ordering::SeqCst) && !slabs.contains_key(&slab) {
+            return Err(libc::ENOSPC);
+        }
+        let taken = self.taken.fetch_add(1, Ordering::SeqCst);
+        slabs.entry(slab).or_insert_with(|| (0, vec![0xaa; SLAB_BYTES as usize])).0 = taken;
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+        self.put(offset, bytes)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+        assert!(offset.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES) && len > 0, "whole pages");
+        let gone = self.with(offset, |slab, at| slab[at..][..len as usize].fill(0xdd));
+        gone.or_else(|errno| if errno == libc::ENODATA { Ok(()) } else { Err(errno) })
+    }
+
+    fn leaving(&self, from: usize) -> Option<usize> {
+        let slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        let leaves = self.is_leaving.load(Ordering::SeqCst);
+        slabs.keys().copied().filter(|slab| leaves && *slab >= from).min()
+    }
+
+    fn room(&self, slab: usize) -> Option<Room> {
+        let slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        slabs.get(&slab).map(|(taken, _)| Room(*taken))
+    }
+
+    fn give_back(&self, slab: usize, room: Room) -> Result<(), i32> {
+        self.answer()?;
+        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        if slabs.get(&slab).is_some_and(|(taken, _)| *taken == room.0) {
+            slabs.remove(&slab);
+        }
+        Ok(())
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        Ok(Box::new(PlainQueue::new(Arc::clone(self), depth)))
+    }
+
+    fn renew(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn look(&self) -> Result<(), i32> {
+        self.answer()
+    }
+
+    fn look_every(&self) -> Duration {
+        Duration::from_millis(self.look_every_ms.load(Ordering::SeqCst))
+    }
+
+    fn start_over(&self) {
+        self.is_new.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Blocking for Memory {
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        self.get(offset, buffer.bytes_mut()).map_err(|errno| failure(Activity::Read, offset, errno))
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        self.put(offset, buffer.bytes()).map_err(|errno| failure(Activity::Write, offset, errno))
+    }
+}
+
+/// An array that keeps this many copies of each slab.
+pub fn array_of(members: &[Arc<Memory>], copies: usize) -> Array {
+    shaped(members, Shape { needed: 1, total: copies })
+}
+
+/// An array with `data` data shards and `parity` parity shards.
+pub fn parity_of(members: &[Arc<Memory>], data: usize, parity: usize) -> Array {
+    shaped(members, Shape { needed: data, total: data + parity })
+}
+
+/// An array of this shape.
+pub(super) fn shaped(members: &[Arc<Memory>], shape: Shape) -> Array {
+    let stores = members.iter().map(|member| (Box::new(Arc::clone(member)) as Box<dyn Store>, 1)).collect();
+    Array::new(stores, shape, SLABS, Vec::new()).unwrap()
+}
+
+/// `count` new members, which have nothing yet.
+pub fn members(count: usize) -> Vec<Arc<Memory>> {
+    (0..count).map(|_| Memory::new()).collect()
+}

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Makes one copy of a slab, or one shard of it, from what the members of its place have. Uses verified bytes if the
+//! caller can verify them.
+//!
+//! The layer that seals what is stored here (`encrypted.rs`) can tell a damaged page from a right one. If a page was
+//! read wrong, each member, or each choice of shards, is tried until one gives the right page; members whose bytes were
+//! wrong are counted as such (`quarantine.rs`). A member's copy is given up only for verified bytes: if no member has a
+//! page right, the slab keeps its members. If no copy is given up, the new copy is made all the same, with the damaged
+//! page in it, and the damage is reported (`notices.rs`): this makes nothing worse, and the other pages have one copy
+//! more.
+//!
+//! Without seals the array cannot tell which of two copies is damaged. Its new copies then only add to the existing
+//! ones, and the pager's guards detect the damage when the page is fetched.
+//!
+//! A copy follows the rules of `places.rs`: a writer to the slab does not wait, and what it wrote is copied again, so
+//! that a slab gets its copy even if the program writes to it all the time. It does not matter which process of a
+//! family makes the copy.
+//!
+//! Threads: the pager's upkeep thread. May allocate.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use aquifer_tier::figures::count;
+use aquifer_tier::places::{Eighths, Move, Unready};
+use aquifer_tier::{PAGE, Verified, Verify};
+use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
+
+use super::Parts;
+use super::place::{POSITIONS, Place};
+use crate::donor::{Piece, pieces};
+
+/// A slab is copied in pieces of this size, which a donor answers within some hundred microseconds. It is an eighth
+/// because writers record eighths.
+const PIECE_BYTES: u64 = SLAB_BYTES / 8;
+/// How often to copy again what was written to a slab during the copy, and how long to wait each time somebody is
+/// writing at that moment, before the slab has to wait for its next turn. Choices: each time, what is left takes a
+/// fraction of the time of the whole slab, so fewer writes interfere.
+const CATCHES_UP_MAX: u32 = 32;
+const WRITER_PAUSE: Duration = Duration::from_millis(1);
+/// How often to look for wrong pages at all members, and the pause between: a writer records what it has written a few
+/// instructions after the members have it, on a CPU that others may occupy for a while.
+const SEARCHES_MAX: u32 = 3;
+const SEARCH_PAUSE: Duration = Duration::from_millis(5);
+
+/// How an attempt to copy a slab ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copied {
+    /// The slab has one copy more.
+    Yes,
+    /// It needs none, or none of its bytes exist.
+    NotNeeded,
+    /// Try again later.
+    NotNow,
+}
+
+/// Why a copy is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The slab has too few copies.
+    Lacks,
+    /// This member's copy is given up, because the member is silent or in quarantine.
+    GivesUp(usize),
+    /// This member reclaims its memory.
+    Leaves(usize),
+}
+
+/// A copy in progress.
+struct Copying<'a> {
+    going: &'a Move<'a>,
+    /// The members whose bytes are copied.
+    sources: Place,
+    /// The place with the new member, and without the one that is given up.
+    new: Place,
+    target: usize,
+    reason: Reason,
+    verify: Option<&'a Verify<'a>>,
+    buffer: Vec<u8>,
+    /// For each eighth, the number of pages that no member has right.
+    damaged: [usize; u8::BITS as usize],
+}
+
+impl Parts {
+    /// Copies the slab at `place` to a member that does not have it.
+    pub(super) fn copy_to_another(
+        &self,
+        slab: usize,
+        place: Place,
+        reason: Reason,
+        verify: Option<&Verify<'_>>,
+    ) -> Copied {
+        let free = self.takers() & !place.mask();
+        if free == 0 || self.lacks_healthy(place) {
+            return Copied::NotNow;
+        }
+        let Some(going) = self.places.begin_move(slab) else { return Copied::NotNow };
+        if going.from() != place.0 {
+            return Copied::NotNow;
+        }
+        // Tries every candidate: with many small members, those whose turn it is may all be full, again and again.
+        let range = self.shape.range_of(slab);
+        let takes = |target: &usize| {
+            let taken = self.members[*target].store.take(range);
+            taken.inspect_err(|errno| _ = self.note(*target, *errno)).is_ok()
+        };
+        let Some(target) = self.candidates(range, free).find(takes) else { return Copied::NotNow };
+        let (sources, new) = self.ends_of(place, reason, target);
+        let mut copying = Copying {
+            going: &going,
+            sources,
+            new,
+            target,
+            reason,
+            verify,
+            buffer: vec![0; PIECE_BYTES as usize],
+            damaged: [0; u8::BITS as usize],
+        };
+        let copied = catch_up(&going, new, |eighth| self.copy_eighth(&mut copying, slab, eighth));
+        let damaged: usize = copying.damaged.iter().sum();
+        drop(going);
+        if !copied {
+            let _ = self.release(slab, target);
+            return Copied::NotNow;
+        }
+        self.repair.damaged_pages.fetch_add(damaged as u64, Ordering::Relaxed);
+        // These members had the slab before, and were removed from its place while they were absent or after this copy.
+        (0..self.members.len()).filter(|other| !new.has(*other)).for_each(|other| _ = self.release(slab, other));
+        Copied::Yes
+    }
+
+    /// The members whose bytes are copied to `target`, and the place afterwards. If the members that stay are enough,
+    /// nothing is read from the one that is given up.
+    fn ends_of(&self, place: Place, reason: Reason, target: usize) -> (Place, Place) {
+        let (sources, kept) = match reason {
+            Reason::Lacks => (place, place),
+            Reason::GivesUp(member) => (place.without(member), place.without(member)),
+            Reason::Leaves(member) => (place, place.without(member)),
+        };
+        let sources = if self.shape.judge(sources) == Place::LOST { place } else { sources };
+        (sources, kept.with(target))
+    }
+
+    fn copy_eighth(&self, copying: &mut Copying<'_>, slab: usize, eighth: u64) -> bool {
+        let offset = slab as u64 * SLAB_BYTES + eighth * PIECE_BYTES;
+        let piece = pieces(offset, PIECE_BYTES).next().expect("a piece lies in one slab");
+        // Nobody here can detect a damaged copy, so the new copy gets the bytes of the leaving member and of no other:
+        // a damaged copy must not replace a good one.
+        if let (Reason::Leaves(from), None) = (copying.reason, copying.verify)
+            && self.hand_on(copying, from, piece)
+        {
+            return true;
+        }
+        let Some(damaged) = self.copy_piece(copying, piece) else { return false };
+        copying.damaged[eighth as usize] = damaged;
+        match copying.reason {
+            Reason::Lacks => true,
+            Reason::GivesUp(_) => damaged == 0,
+            Reason::Leaves(from) => damaged == 0 || self.hand_on(copying, from, piece),
+        }
+    }
+
+    /// Stores a piece at the target. Returns how many pages of it no member has right; `None` if the piece was not read
+    /// or not stored.
+    fn copy_piece(&self, copying: &mut Copying<'_>, piece: Piece) -> Option<usize> {
+        let (sources, target) = (copying.sources, copying.target);
+        let mut damaged = 0;
+        if self.shape.is_cut() {
+            let position = position_of(copying.new, target)?;
+            let Some(verify) = copying.verify else {
+                return self.copy_shard(sources, position, target, piece).then_some(0);
+            };
+            // Without the shard that is being rebuilt, if some member still has it.
+            let sources = sources.only(!sources.at(position).map_or(0, |member| 1 << member));
+            self.read_shards(sources, piece, &mut copying.buffer).ok()?;
+            damaged = self.repair_pages(sources, piece, &mut copying.buffer, verify, copying.going);
+            return self.store_shard(position, target, piece, &copying.buffer).then_some(damaged);
+        }
+        self.read_copies(sources, piece, &mut copying.buffer).ok()?;
+        if let Some(verify) = copying.verify {
+            damaged = self.repair_pages(sources, piece, &mut copying.buffer, verify, copying.going);
+        }
+        let written = self.members[target].store.write(piece.offset, &copying.buffer);
+        written.inspect_err(|errno| _ = self.note(target, *errno)).ok().map(|()| damaged)
+    }
+
+    /// Stores a piece at the target as `from` has it; the target takes the position of `from`.
+    fn hand_on(&self, copying: &mut Copying<'_>, from: usize, piece: Piece) -> bool {
+        let target = copying.target;
+        if self.shape.is_cut() && position_of(copying.sources, from) != position_of(copying.new, target) {
+            return false;
+        }
+        let part = self.shape.part(piece);
+        let bytes = &mut copying.buffer[..part.bytes];
+        let read = self.members[from].store.read(part.offset, bytes);
+        if read.inspect_err(|errno| _ = self.note(from, *errno)).is_err() {
+            return false;
+        }
+        let written = self.members[target].store.write(part.offset, bytes);
+        written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
+    }
+
+    /// Replaces the pages of `bytes`, a piece as it was read, that are not what was stored with those of a member that
+    /// has them right. Returns how many pages no member has right; they are left as they were read.
+    fn repair_pages(
+        &self,
+        sources: Place,
+        piece: Piece,
+        bytes: &mut [u8],
+        verify: &Verify<'_>,
+        going: &Move<'_>,
+    ) -> usize {
+        let at = |page: usize| Piece { offset: piece.offset + (page * PAGE) as u64, bytes: PAGE, ..piece };
+        let range = |page: usize| -> Range<usize> { page * PAGE..(page + 1) * PAGE };
+        let is_wrong = |page: &usize| verify(at(*page).offset, &bytes[range(*page)]) == Verified::Wrong;
+        let mut wrong: Vec<usize> = (0..bytes.len() / PAGE).filter(is_wrong).collect();
+        for search in 0..SEARCHES_MAX {
+            if wrong.is_empty() {
+                break;
+            }
+            if search > 0 {
+                std::thread::sleep(SEARCH_PAUSE);
+            }
+            wrong.retain(|page| match self.find_right(sources, at(*page), verify, going) {
+                Some(right) => {
+                    bytes[range(*page)].copy_from_slice(&right);
+                    count(&self.tallies.reads_by_another_way);
+                    false
+                }
+                None => true,
+            });
+        }
+        wrong.len()
+    }
+
+    /// The page as it was stored, from the first present member, or the first choice of shards, that has it right.
+    /// Counts members that have it wrong.
+    fn find_right(
+        &self,
+        sources: Place,
+        page: Piece,
+        verify: &Verify<'_>,
+        going: &Move<'_>,
+    ) -> Option<[u8; PAGE_BYTES as usize]> {
+        let there = sources.members().filter(|member| !self.members[*member].is_lost());
+        let there = sources.only(there.fold(0, |mask, member| mask | 1 << member));
+        let mut bytes = [0; PAGE_BYTES as usize];
+        let is_right = |bytes: &[u8]| verify(page.offset, bytes) == Verified::Right;
+        let mut wrong = Vec::new();
+        if self.shape.is_cut() {
+            self.find_right_shards(there, page, &mut bytes, &is_right)?;
+            wrong = self.wrong_shards(there, page, &bytes);
+        } else {
+            let found = self.in_order(there, page.range as usize).find(|member| {
+                let is_read = self.members[*member].store.read(page.offset, &mut bytes).is_ok();
+                let is_found = is_read && is_right(&bytes);
+                wrong.extend((is_read && !is_found).then_some(*member));
+                is_found
+            });
+            found?;
+        }
+        // A page that somebody was writing at the same time was not damaged.
+        if going.is_undisturbed() {
+            wrong.into_iter().for_each(|member| self.was_wrong(member, 1));
+        }
+        Some(bytes)
+    }
+
+    /// Fills `bytes` with a page from the first choice of shards that `is_right` accepts. `None` if there is none, or
+    /// if a member has not answered.
+    fn find_right_shards(
+        &self,
+        there: Place,
+        page: Piece,
+        bytes: &mut [u8],
+        is_right: &dyn Fn(&[u8]) -> bool,
+    ) -> Option<()> {
+        for way in 1.. {
+            match self.read_shards_by(there, page, bytes, way) {
+                Ok(true) if is_right(bytes) => return Some(()),
+                Ok(true) => {}
+                Ok(false) | Err(_) => return None,
+            }
+        }
+        None
+    }
+}
+
+fn position_of(place: Place, member: usize) -> Option<usize> {
+    (0..POSITIONS).find(|position| place.at(*position) == Some(member))
+}
+
+/// Copies a slab, and what is written to it in the meantime, until the move to the new place commits. Returns false if
+/// the move failed.
+fn catch_up(going: &Move<'_>, new: Place, mut copy: impl FnMut(u64) -> bool) -> bool {
+    let mut left = Eighths::ALL;
+    for _ in 0..CATCHES_UP_MAX {
+        if !left.numbers().all(|eighth| going.is_under_way() && copy(eighth)) {
+            return false;
+        }
+        left = match going.try_commit(new.0) {
+            Ok(()) => return true,
+            Err(Unready::Touched(again)) => again,
+            Err(Unready::Busy) => {
+                std::thread::sleep(WRITER_PAUSE);
+                Eighths(0)
+            }
+            Err(Unready::Over) => return false,
+        };
+    }
+    false
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Looks for lost members, and makes new copies of slabs that have too few, in parallel with the program.
+//!
+//! A member that stays lost for longer than a hiccup loses its slabs, too: others get copies of them, and the member
+//! starts empty when it comes back. So does a member that was restarted, which reports this immediately (ESTALE). A
+//! slab that no other member has stays with the lost member for as long as that may come back.
+//!
+//! Where the caller can verify what is stored, a silent member keeps its slabs until other members have verified copies
+//! of them, or until its leases have ended, because the other members' bytes may be damaged. `rebuild.rs` makes the
+//! copies.
+//!
+//! Threads: the pager's upkeep thread. May allocate.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_tier::Verify;
+use aquifer_tier::figures::count;
+use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
+
+use super::Parts;
+use super::member::Trouble;
+use super::place::Place;
+use super::rebuild::{Copied, Reason};
+use crate::donor::RENEWALS;
+
+/// How often to run when there is nothing to do: the sender of a failing request detects a loss, and this code only
+/// follows up.
+const IDLE: Duration = Duration::from_secs(1);
+/// The pause between two rounds of copies. A choice: demand fetches have the network to themselves for about half of
+/// the time.
+const PAUSE: Duration = Duration::from_millis(10);
+/// The longest time for one round of copies, which may exceed it by one slab.
+const ROUND: Duration = Duration::from_millis(20);
+/// How long a lost member keeps slabs that others also have. A choice: longer than a donor's hiccup.
+pub(super) const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
+/// The number of slabs that one round checks: some milliseconds.
+const LOOKED_AT_MAX: usize = 1 << 16;
+
+/// The progress of this process's repair of the array.
+#[derive(Debug, Default)]
+pub(super) struct Repair {
+    /// The next slab to check.
+    at: AtomicUsize,
+    /// The number of degradations when the current round over all slabs began.
+    round_of: AtomicU64,
+    /// Some slab of the current round still lacks a copy.
+    lacks: AtomicBool,
+    /// The number of degradations at which all slabs last had their copies.
+    settled: AtomicU64,
+    /// Pages of new copies that no member had right, and that were not reported yet.
+    pub(super) damaged_pages: AtomicU64,
+    /// Some member may hold room that nobody needs.
+    pub(super) has_strays: AtomicBool,
+}
+
+impl Parts {
+    /// Does the upkeep that is due. Returns the time until the next call.
+    pub(super) fn upkeep(&self, verify: Option<&Verify<'_>>) -> Duration {
+        let mut next = IDLE;
+        for index in 0..self.members.len() {
+            self.look_after(index, verify);
+            self.take_stock(index);
+            next = next.min(self.members[index].look_in());
+        }
+        let saves = self.save(verify);
+        self.sweep();
+        if self.shape.is_redundant() && self.settle(verify) || saves { PAUSE } else { next.max(PAUSE) }
+    }
+
+    /// Moves slabs, for a bounded time, from members that are about to lose them. Returns true when there may be more
+    /// to do immediately.
+    pub(super) fn save(&self, verify: Option<&Verify<'_>>) -> bool {
+        let started = now_ns();
+        for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
+            if member.is_quarantined() && self.save_from_quarantined(index, started, verify) {
+                return true;
+            }
+            let mut from = 0;
+            while let Some(range) = member.store.leaving(from) {
+                from = range + 1;
+                self.shape.slabs_of(range, self.slabs).for_each(|slab| self.save_slab(slab, index, verify));
+                if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Moves slabs from a member in quarantine, as far as others have room: a slab stays with it rather
+    /// than having too few members. Returns true when there may be more to do immediately.
+    fn save_from_quarantined(&self, member: usize, started: u64, verify: Option<&Verify<'_>>) -> bool {
+        for slab in 0..self.reached() {
+            let place = self.place(slab);
+            if !place.has(member) || self.takers() & !place.mask() == 0 {
+                continue;
+            }
+            self.copy_to_another(slab, place, Reason::GivesUp(member), verify);
+            if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Moves one slab from a member to another one. If none has room, but other members have the slab, just removes
+    /// this member.
+    fn save_slab(&self, slab: usize, member: usize, verify: Option<&Verify<'_>>) {
+        let place = self.place(slab);
+        if place.has(member) {
+            let copied = self.copy_to_another(slab, place, Reason::Leaves(member), verify);
+            if copied != Copied::Yes && self.takers() & !place.mask() == 0 {
+                self.take_out(slab, member, false);
+            }
+        }
+        let _ = self.release(slab, member);
+    }
+
+    fn look_after(&self, index: usize, verify: Option<&Verify<'_>>) {
+        if self.members[index].look_in().is_zero() {
+            self.look(index, verify);
+        }
+    }
+
+    /// A member that lacked one slab because it has revoked its leases may lack others that nobody reads. Reads one
+    /// page of each, before the loss of another member loses the slabs that both had.
+    fn take_stock(&self, index: usize) {
+        let member = &self.members[index];
+        if !member.lacks_slabs.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let mut page = [0; PAGE_BYTES as usize];
+        for slab in 0..self.reached() {
+            let seen = self.places.see(slab);
+            if !self.place_of(seen).has(index) || member.is_lost() {
+                continue;
+            }
+            let offset = self.shape.range_of(slab) as u64 * SLAB_BYTES;
+            let Err(errno) = member.store.read(offset, &mut page) else { continue };
+            // Not certain: the program may have discarded the slab and written to it again since.
+            if self.note(index, errno) == Trouble::Gone && self.places.holds(slab, seen) {
+                self.take_out(slab, index, false);
+            }
+        }
+    }
+
+    /// Checks whether a member is present, and acts on the result.
+    pub(super) fn look(&self, index: usize, verify: Option<&Verify<'_>>) {
+        let member = &self.members[index];
+        match member.store.look() {
+            Ok(()) => {
+                if member.is_lost() {
+                    // Before it counts as found, so that it is given nothing in the meantime.
+                    self.release_strays(index);
+                    member.found();
+                }
+                member.looked(true);
+            }
+            Err(errno) => {
+                self.note(index, errno);
+                if errno == libc::ESTALE {
+                    self.give_up(index, true);
+                    member.store.start_over();
+                    member.end_quarantine();
+                    member.was_anew.store(true, Ordering::Release);
+                } else if self.is_given_up(index) {
+                    if verify.is_some() && self.may_have_leases(index) {
+                        // Each slab is moved by itself, once there is a verified copy: see `copy`.
+                        self.degraded();
+                    } else {
+                        self.give_up(index, false);
+                    }
+                }
+                member.looked(false);
+            }
+        }
+    }
+
+    /// Whether a member has been lost for longer than a hiccup.
+    fn is_given_up(&self, index: usize) -> bool {
+        self.members[index].lost_for().is_some_and(|time| time > GIVEN_UP_AFTER)
+    }
+
+    /// Whether a lost member may still have its slabs when it comes back.
+    fn may_have_leases(&self, index: usize) -> bool {
+        let member = &self.members[index];
+        member.lost_for().is_none_or(|time| time < member.store.look_every() * RENEWALS)
+    }
+
+    /// Removes a member from all places: it has nothing any more, or is treated so.
+    pub(super) fn give_up(&self, index: usize, is_certain: bool) {
+        (0..self.reached()).for_each(|slab| self.take_out(slab, index, is_certain));
+    }
+
+    /// Makes copies for a bounded time. Returns true when there may be more to do immediately.
+    pub(super) fn settle(&self, verify: Option<&Verify<'_>>) -> bool {
+        let repair = &self.repair;
+        let degradations = self.degradations();
+        if repair.settled.load(Ordering::Relaxed) == degradations {
+            return false;
+        }
+        let started = now_ns();
+        for _ in 0..LOOKED_AT_MAX {
+            let slab = repair.at.load(Ordering::Relaxed);
+            if slab >= self.reached() {
+                return self.end_round();
+            }
+            if slab == 0 {
+                repair.round_of.store(degradations, Ordering::Relaxed);
+                repair.lacks.store(false, Ordering::Relaxed);
+            }
+            let copied = self.copy(slab, verify);
+            match copied {
+                Copied::NotNeeded => {}
+                Copied::NotNow => repair.lacks.store(true, Ordering::Relaxed),
+                Copied::Yes => count(&self.tallies.slabs_rebuilt),
+            }
+            // A slab that has got a copy may lack another one still.
+            repair.at.store(slab + usize::from(copied != Copied::Yes), Ordering::Relaxed);
+            if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Ends a round over all slabs. Returns true when some slabs have degraded in the meantime; slabs that could not be
+    /// copied wait longer.
+    fn end_round(&self) -> bool {
+        let repair = &self.repair;
+        repair.at.store(0, Ordering::Relaxed);
+        let round_of = repair.round_of.load(Ordering::Relaxed);
+        if repair.lacks.load(Ordering::Relaxed) {
+            return false;
+        }
+        repair.settled.store(round_of, Ordering::Relaxed);
+        round_of != self.degradations()
+    }
+
+    /// Makes one copy of a slab that has too few, or replaces the copy of a silent member, if some member can take it.
+    fn copy(&self, slab: usize, verify: Option<&Verify<'_>>) -> Copied {
+        let place = self.place(slab);
+        if matches!(place, Place::NOWHERE | Place::LOST) {
+            return Copied::NotNeeded;
+        }
+        if place.count() < self.shape.total {
+            return self.copy_to_another(slab, place, Reason::Lacks, verify);
+        }
+        let silent = place.members().find(|member| verify.is_some() && self.is_given_up(*member));
+        let Some(silent) = silent else { return Copied::NotNeeded };
+        let copied = self.copy_to_another(slab, place, Reason::GivesUp(silent), verify);
+        if copied == Copied::Yes {
+            count(&self.tallies.slabs_degraded);
+        }
+        copied
+    }
+
+    /// Called in a forked child.
+    pub(super) fn renew(&self) -> Result<(), Errno> {
+        for member in &self.members {
+            member.store.renew()?;
+            member.forget();
+        }
+        Ok(())
+    }
+}

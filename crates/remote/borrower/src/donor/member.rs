@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A donor as a member of an array (`array.rs`). The array knows where slabs are, and keeps several copies where it
+//! can.
+//!
+//! Threads: any, also in a signal handler, except for opening.
+
+use std::net::ToSocketAddrs;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_sys::raw::Errno;
+use aquifer_tier::{Activity, Cause, KeepAlive, OpenFailure, TierFailure, TierQueue};
+use aquifer_wire::{Message, SLAB_BYTES};
+
+use super::link::Greeting;
+use super::links::{Begun, Links};
+use super::place::Place;
+use super::ranges::{Lease, Ranges, Writers};
+use super::remote::{Piece, Remote, Unlent};
+use super::tcp;
+use super::timeouts::Timeouts;
+use super::transport::Loss;
+use super::{failure, greet, network, remote, security, system, who};
+use crate::array::{Room, Store};
+use crate::spec::DonorSpec;
+
+/// The lease time assumed for a donor that has not stated one: the default of donors.
+const LEASE_UNKNOWN: Duration = Duration::from_secs(60);
+
+/// A donor that has been asked how much it lends.
+pub(crate) struct Offer {
+    links: Links,
+    greeting: Result<Greeting, OpenFailure>,
+    timeouts: Timeouts,
+    spec: DonorSpec,
+}
+
+impl Offer {
+    /// Asks the donor. A donor that does not answer is accepted if others have its bytes, too, because it may come
+    /// back.
+    pub(crate) fn ask(spec: &DonorSpec, is_redundant: bool) -> Result<Offer, OpenFailure> {
+        let timeouts = if is_redundant { Timeouts::AMONG_OTHERS } else { Timeouts::ALONE };
+        match greet(spec, timeouts) {
+            Ok((links, greeting)) => Ok(Offer { links, greeting: Ok(greeting), timeouts, spec: spec.clone() }),
+            Err(refused @ OpenFailure::Donor { .. }) if is_redundant => {
+                let Some(address) = spec.address.to_socket_addrs().ok().and_then(|mut all| all.next()) else {
+                    return Err(refused);
+                };
+                let who = who(spec)?;
+                let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
+                let links = Links::new(tcp::LINKS, Place::Tcp(address), security, who, timeouts)
+                    .map_err(|errno| system("making sockets", errno))?;
+                Ok(Offer { links, greeting: Err(refused), timeouts, spec: spec.clone() })
+            }
+            Err(refused) => Err(refused),
+        }
+    }
+
+    /// The number of slabs that it lends; `None` if it has not answered.
+    pub(crate) fn slabs(&self) -> Option<u64> {
+        self.greeting.as_ref().ok().map(|greeting| greeting.lendable_bytes / SLAB_BYTES)
+    }
+
+    /// Why it has not answered.
+    pub(crate) fn why_absent(self) -> Option<OpenFailure> {
+        self.greeting.err()
+    }
+
+    /// The donor as a member of an array of `slabs` slabs.
+    pub(crate) fn accept(self, slabs: usize, writers: Writers) -> Result<Share, OpenFailure> {
+        let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
+        let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
+        let remote = remote(transport, lease, slabs, self.timeouts, Unlent::Gone, writers)?;
+        Ok(Share(remote, self.spec.address))
+    }
+}
+
+/// See the module. Also has the donor's address as the user wrote it.
+pub(crate) struct Share(Arc<Remote>, String);
+
+/// Bytes that a donor was asked for, or was sent. Dropping this before the donor has answered costs the link its
+/// connection.
+pub(crate) struct Asked<'a> {
+    remote: &'a Remote,
+    begun: Begun<'a>,
+    sent: Option<Sent<'a>>,
+}
+
+/// A write in flight. Unless its outcome is known, it may still arrive.
+struct Sent<'a> {
+    ranges: &'a Ranges,
+    range: u64,
+    lease: Lease,
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        self.ranges.doubt(self.range, self.lease);
+    }
+}
+
+/// Why a request did not succeed. If the reason persists, `read` and `write` report it in detail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missed {
+    /// The donor is present, and has refused the request.
+    Refused,
+    /// It has not answered within the time that it has.
+    Silent,
+    /// The connection has ended.
+    Broken,
+}
+
+impl Asked<'_> {
+    /// Readable when the answer arrives.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.begun.socket()
+    }
+
+    /// Waits for the answer, whose bytes fill `into`.
+    pub(crate) fn finish(self, into: &mut [u8]) -> Result<(), Missed> {
+        let expected = if self.sent.is_some() { Message::Written } else { Message::Found };
+        let outcome = self.remote.finish(self.begun, into, expected);
+        if outcome.is_ok() {
+            // The write has arrived.
+            std::mem::forget(self.sent);
+        }
+        outcome.map_err(|loss| match loss {
+            Loss::Refused(_) => Missed::Refused,
+            Loss::Connection(libc::ETIMEDOUT) => Missed::Silent,
+            Loss::Connection(_) => Missed::Broken,
+        })
+    }
+}
+
+impl Store for Share {
+    fn name(&self) -> &str {
+        &self.1
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+        self.0.read_bytes(offset, into)
+    }
+
+    fn begin_read(&self, piece: Piece) -> Option<Asked<'_>> {
+        let begun = self.0.begin_read(piece)?;
+        Some(Asked { remote: &self.0, begun, sent: None })
+    }
+
+    fn begin_write(&self, piece: Piece, bytes: &[u8]) -> Option<Asked<'_>> {
+        let (begun, lease) = self.0.begin_write(piece, bytes)?;
+        let sent = Sent { ranges: self.0.ranges(), range: piece.range, lease };
+        Some(Asked { remote: &self.0, begun, sent: Some(sent) })
+    }
+
+    fn take(&self, slab: usize) -> Result<(), i32> {
+        self.0.take(slab as u64)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+        self.0.write_bytes(offset, bytes)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+        self.0.discard(offset, len)
+    }
+
+    fn leaving(&self, from: usize) -> Option<usize> {
+        self.0.leaving(from as u64 * SLAB_BYTES).map(|leaving| (leaving.offset / SLAB_BYTES) as usize)
+    }
+
+    fn room(&self, slab: usize) -> Option<Room> {
+        self.0.ranges().lease(slab as u64).map(|lease| Room(lease.word()))
+    }
+
+    fn give_back(&self, slab: usize, room: Room) -> Result<(), i32> {
+        self.0.give_back(slab as u64, Lease::of_word(room.0))
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        self.0.open_queue(depth).map_err(|Errno(errno)| failure(Activity::Queue, 0, Cause::Errno(errno)))
+    }
+
+    fn renew(&self) -> Result<(), Errno> {
+        self.0.renew()
+    }
+
+    fn look(&self) -> Result<(), i32> {
+        self.0.look()
+    }
+
+    fn begin_keep_alive(&self) -> Option<Box<dyn KeepAlive + '_>> {
+        self.0.begin_keep_alive()
+    }
+
+    fn look_every(&self) -> Duration {
+        self.0.renewal()
+    }
+
+    fn start_over(&self) {
+        self.0.start_over();
+    }
+}

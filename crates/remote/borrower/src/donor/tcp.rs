@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A donor over TCP: each read and write is a request, whose bytes go straight from and to the frame. Demand has a few
+//! links, and each queue has one more.
+
+use std::sync::Arc;
+
+use aquifer_sys::raw::Errno;
+use aquifer_tier::TierQueue;
+use aquifer_wire::Message;
+
+use super::links::{Begun, Links};
+use super::queue::TcpQueue;
+use super::ranges::Lease;
+use super::recalls::Recalls;
+use super::remote::{Piece, Remote};
+use super::transport::{Loss, Transport};
+
+/// Links for demand. A choice: threads that wait for one at the same time share the path to the donor anyway.
+pub(crate) const LINKS: usize = 8;
+
+/// See the module. Its queues share the links' state.
+pub(crate) struct Tcp(pub(crate) Arc<Links>);
+
+impl Transport for Tcp {
+    fn ask(&self, message: Message) -> Result<Message, Loss> {
+        self.0.ask(message, &[], &mut [])
+    }
+
+    fn begin_ask(&self, message: Message) -> Option<Begun<'_>> {
+        self.0.begin(message, &[])
+    }
+
+    fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss> {
+        match self.0.ask(read(piece, lease), &[], into)? {
+            Message::Found => Ok(()),
+            _ => Err(Loss::Connection(libc::EPROTO)),
+        }
+    }
+
+    fn begin_read(&self, piece: Piece, lease: Lease) -> Option<Begun<'_>> {
+        self.0.begin(read(piece, lease), &[])
+    }
+
+    fn begin_write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Option<Begun<'_>> {
+        self.0.begin(write(piece, lease), bytes)
+    }
+
+    fn write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss> {
+        match self.0.ask(write(piece, lease), bytes, &mut [])? {
+            Message::Written => Ok(()),
+            _ => Err(Loss::Connection(libc::EPROTO)),
+        }
+    }
+
+    fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno> {
+        Ok(Box::new(TcpQueue::new(Arc::clone(&self.0), Arc::clone(remote), depth)?))
+    }
+
+    fn recalls(&self) -> &Recalls {
+        self.0.recalls()
+    }
+
+    fn start_over(&self) {
+        self.0.start_over();
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+
+    fn renew(&self) -> Result<bool, Errno> {
+        self.0.renew()
+    }
+}
+
+pub(crate) fn read(piece: Piece, lease: Lease) -> Message {
+    let Piece { offset, bytes, .. } = piece;
+    Message::Read { lease: lease.slab(), token: lease.token(), offset, bytes: bytes as u64 }
+}
+
+pub(crate) fn write(piece: Piece, lease: Lease) -> Message {
+    Message::Write { lease: lease.slab(), token: lease.token(), offset: piece.offset }
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The interface of a transport to a donor.
+//!
+//! A transport carries two kinds of traffic. A *request* ([`Transport::ask`]), above all a grant, is a message of
+//! `aquifer_wire` that the donor answers. *Bytes* move between a frame and a slab ([`Transport::read`],
+//! [`Transport::write`]): also as messages (`tcp.rs`), or bypassing the donor (`shared_memory.rs`, `rdma.rs`).
+//!
+//! All of it runs on the calling thread, which may be the faulting one inside a signal handler: it allocates nothing,
+//! logs nothing, and ends within a bounded time. Each call makes one attempt; `remote.rs` decides whether to retry,
+//! because only it knows what may be done twice.
+//!
+//! Every transport passes one list of tests, `crates/remote/donor/tests/transports.rs`.
+
+use std::sync::Arc;
+
+use aquifer_sys::raw::Errno;
+use aquifer_tier::TierQueue;
+use aquifer_wire::{Message, Refusal, RefusalKind};
+
+use super::links::Begun;
+use super::ranges::Lease;
+use super::recalls::Recalls;
+use super::remote::{Piece, Remote};
+
+/// Why a request has no answer, or not a successful one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// The connection failed. It is unknown whether the donor has carried out the request.
+    Connection(i32),
+    /// The donor has answered that it has not carried out the request. With TLS, nobody else can have said so: whatever
+    /// is said before a connection is open is a `Connection` (`Miss`).
+    Refused(Refusal),
+}
+
+impl Loss {
+    /// Whether another attempt may succeed: see [`RefusalKind`]. A restarted donor stays restarted, and sockets of
+    /// another process stay unusable.
+    pub(crate) fn may_pass(self) -> bool {
+        match self {
+            Loss::Connection(errno) => !matches!(errno, libc::ESTALE | libc::EOWNERDEAD),
+            Loss::Refused(refusal) => refusal.kind() == RefusalKind::MayPass,
+        }
+    }
+
+    /// The errno for the user of a tier.
+    pub(crate) fn errno(self) -> i32 {
+        match self {
+            Loss::Connection(errno) => errno,
+            Loss::Refused(refusal) => match refusal {
+                Refusal::Full | Refusal::Ending => libc::ENOSPC,
+                Refusal::Quota => libc::EDQUOT,
+                Refusal::Busy => libc::EBUSY,
+                Refusal::NoLease | Refusal::NotYours | Refusal::StaleToken => libc::ENODATA,
+                Refusal::TooManyConnections => libc::EUSERS,
+                _ => libc::EPROTO,
+            },
+        }
+    }
+}
+
+/// See the module.
+pub(crate) trait Transport: Send + Sync {
+    /// Sets the number of slabs. Called once, before anything is read or written.
+    fn prepare(&self, slabs: usize) {
+        let _ = slabs;
+    }
+
+    /// Sends a request without bytes in either direction, and waits for the answer.
+    fn ask(&self, message: Message) -> Result<Message, Loss>;
+
+    /// Sends a request without bytes in either direction, without waiting for the answer. `None` if that cannot be done
+    /// immediately.
+    fn begin_ask(&self, message: Message) -> Option<Begun<'_>> {
+        let _ = message;
+        None
+    }
+
+    /// Fills `into`, which is as long as the piece, if the lease is valid.
+    fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss>;
+
+    /// Asks for bytes without waiting for them. `None` if that cannot be done immediately, or if this transport does
+    /// not wait.
+    fn begin_read(&self, piece: Piece, lease: Lease) -> Option<Begun<'_>> {
+        let _ = (piece, lease);
+        None
+    }
+
+    /// Sends bytes without waiting until they are stored. `None` as above; then the bytes were not sent.
+    fn begin_write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Option<Begun<'_>> {
+        let _ = (piece, lease, bytes);
+        None
+    }
+
+    /// Stores `bytes`, which are as long as the piece, if the lease is valid. If the connection fails, they may be
+    /// stored later, unless the lease has a new token by then.
+    fn write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss>;
+
+    /// Opens a queue for one worker.
+    fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno>;
+
+    /// Where the donor's notices that it reclaims memory are noted.
+    fn recalls(&self) -> &Recalls;
+
+    /// Forgets the run of the donor: the next one that answers is accepted.
+    fn start_over(&self);
+
+    /// Whether transfers wait. If not, the processor copies the bytes itself.
+    fn waits(&self) -> bool;
+
+    /// Whether bytes bypass the donor, so that transfers and requests fail independently.
+    fn goes_past(&self) -> bool {
+        false
+    }
+
+    /// Called in a forked child: replaces the parent's connections by new ones. Returns whether there was anything to
+    /// do.
+    fn renew(&self) -> Result<bool, Errno>;
+}

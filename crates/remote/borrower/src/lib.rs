@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Borrows memory of other hosts: a donor's memory as a tier ([`Donor`]), and several donors as one tier ([`Array`]).
+//!
+//! The donor's side is `aquifer-donor`; what both say to each other is `aquifer-wire`. A description ([`DonorSpec`],
+//! [`ArraySpec`]) comes from `aquifer-tiers`, which parses it and opens the tier. [`keep_alive`] renews the leases at
+//! all donors of a tier, and a thread of the pager calls it.
+//!
+//! ```
+//! use aquifer_borrower::{DonorSecurity, DonorSpec};
+//!
+//! let spec = DonorSpec {
+//!     address: "unix:/run/aquifer/donor.sock".into(),
+//!     size: None,
+//!     security: DonorSecurity::Local,
+//!     rdma: None,
+//!     tree: None,
+//! };
+//! assert_eq!(spec.socket_path(), Some("/run/aquifer/donor.sock"));
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod array;
+mod donor;
+mod keep_alive;
+mod spec;
+
+pub use array::memory_members;
+pub use array::{Array, DATA_SHARDS, MEMBERS_MAX, POSITIONS, WEIGHT_MAX};
+pub use donor::Donor;
+pub use keep_alive::keep_alive;
+pub use spec::{ArraySpec, DonorSecurity, DonorSpec, MemberSpec, RdmaSpec, Redundancy};
