@@ -3,8 +3,11 @@
 #
 #   make demo      installs what is missing, builds, and runs STREAM in 30 % of its memory next to kernel swap
 #   make test      every check and every test
-#   make build     release binaries: aquifer, its preload library, the workloads of `aquifer bench`
-#   make install   PREFIX=/usr/local DESTDIR=
+#   make build     the product: aquifer and its preload library
+#   make bench     what `aquifer bench` starts: the bench and its workloads
+#   make metrics   what `aquifer metrics` and `aquifer donor --metrics` start: the HTTP server
+#   make stress    what `aquifer stress` starts
+#   make install   all of these: PREFIX=/usr/local DESTDIR=
 #
 # Everything that is more than one command is in crates/xtask.
 
@@ -28,22 +31,34 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 build:
 	$(CARGO) build --release --package aquifer-cli --package aquifer-preload
+
+# The programs that the command starts. `aquifer run` needs none of them, so `make build` builds none of their libraries.
+bench:
+	$(CARGO) build --release --package aquifer-bench
+	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
+
+metrics:
+	$(CARGO) build --release --package aquifer-metrics
+
+stress:
 	$(CARGO) build --release --package aquifer-e2e --bin stress
 	$(CC) $(TORTURE_FLAGS) -o $(RELEASE)/aquifer-torture crates/lab/e2e/torture/*.c
-	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
 
 demo:
 	bash .ci/setup
-	$(MAKE) --no-print-directory build
+	$(MAKE) --no-print-directory build bench
 	$(RELEASE)/aquifer bench --quick --programs $(TARGET)/workloads $(DEMO_ARGS)
 
 test:
 	$(CARGO) xtask ci
 
-# The command looks for the library beside itself, and then in ../lib/aquifer.
-install: build
+# The command looks for the library beside itself, and then in ../lib/aquifer; for the programs that it starts beside
+# itself, and then in ../libexec/aquifer.
+install: build bench metrics stress
 	install -D -m 0755 $(RELEASE)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
 	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
+	install -D -m 0755 $(RELEASE)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
+	install -D -m 0755 $(RELEASE)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics
 	install -D -m 0755 $(RELEASE)/stress $(DESTDIR)$(PREFIX)/lib/aquifer/aquifer-stress
 	install -D -m 0755 $(RELEASE)/aquifer-torture $(DESTDIR)$(PREFIX)/lib/aquifer/aquifer-torture
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
@@ -61,5 +76,5 @@ install: build
 clean:
 	$(CARGO) clean
 
-.PHONY: build demo test install clean
+.PHONY: build bench metrics stress demo test install clean
 .DEFAULT_GOAL := build

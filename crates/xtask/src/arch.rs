@@ -6,6 +6,7 @@
 //! Rings are listed from the inside out; an arrow points to the same ring or inwards. A new edge or a new crate is one
 //! line here, visible to a reviewer. Pure crates are also searched for what they may not do.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -58,16 +59,18 @@ const RINGS: &[Ring] = &[
     Ring {
         name: "fronts",
         crates: &[
-            // `aquifer bench` is a command like any other; the bench itself uses none of the product's crates.
-            ("cli", &["bench", "config", "core", "donor", "stats", "sys", "test-support", "tiers", "wire"]),
+            ("bench-args", &[]),
+            // It starts the bench and the exporter, and is linked with neither.
+            ("cli", &["bench-args", "config", "core", "donor", "stats", "sys", "test-support", "tiers", "wire"]),
             ("cxl-switchd", &["cxl-switch", "fmapi"]),
+            ("metrics", &["config"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
         ],
     },
     Ring {
         name: "workshops",
         crates: &[
-            ("bench", &["test-support"]),
+            ("bench", &["bench-args", "test-support"]),
             ("e2e", &["test-support"]),
             // Every decoder of foreign bytes, wherever it is.
             (
@@ -80,8 +83,9 @@ const RINGS: &[Ring] = &[
     },
 ];
 
-/// The only edge that leads outwards: `aquifer bench` is a command of the cli.
-const OUTWARDS: &[(&str, &str)] = &[("cli", "bench")];
+/// What a crate may not be built from, directly or not: the command starts programs that speak HTTP and draw plots, so
+/// that it is built from neither.
+const APART: &[(&str, &[&str])] = &[("cli", &["hyper", "indicatif", "plotters", "tokio"])];
 
 /// Source text that a pure crate may not contain.
 const IMPURE: &[&str] =
@@ -92,7 +96,7 @@ const PURE: &[&str] = &["config", "core", "cxl-switch", "driver", "fabric", "fma
 
 /// Prints the table, and returns where the workspace differs from it.
 pub fn check(root: &Path) -> Vec<String> {
-    let metadata = match crate_graph::metadata(root, false) {
+    let metadata = match crate_graph::metadata(root, true) {
         Ok(metadata) => metadata,
         Err(error) => return vec![format!("arch: {error}")],
     };
@@ -100,6 +104,9 @@ pub fn check(root: &Path) -> Vec<String> {
     let mut complaints = compare(RINGS, &crate_graph::edges(&metadata));
     complaints.extend(outward(RINGS));
     complaints.extend(walks::check(root));
+    for (name, apart) in APART {
+        complaints.extend(mixed(name, &crate_graph::built_from(&metadata, name), apart));
+    }
     let folders = crate_graph::folders(&metadata);
     for pure in PURE {
         let Some(folder) = folders.get(*pure) else {
@@ -145,11 +152,22 @@ fn outward(rings: &[Ring]) -> Vec<String> {
     let ring_of = |name: &str| rings.iter().position(|ring| ring.crates.iter().any(|(listed, _)| *listed == name));
     let mut complaints = Vec::new();
     for (source, targets) in rings.iter().flat_map(|ring| ring.crates) {
-        for target in targets.iter().filter(|target| !OUTWARDS.contains(&(source, target))) {
+        for target in *targets {
             if ring_of(target) > ring_of(source) {
                 complaints.push(format!("arch: {source} -> {target} points outwards"));
             }
         }
+    }
+    complaints
+}
+
+/// The crates that `name` is built from and may not be.
+fn mixed(name: &str, built_from: &BTreeSet<String>, apart: &[&str]) -> Vec<String> {
+    let wrong = apart.iter().filter(|other| built_from.contains(**other));
+    let mut complaints: Vec<String> =
+        wrong.map(|other| format!("arch: {name} is built from {other}; make that a program that it starts")).collect();
+    if built_from.is_empty() {
+        complaints.push(format!("arch: it is not known what {name} is built from; correct {}", file!()));
     }
     complaints
 }
@@ -210,6 +228,15 @@ mod tests {
             Ring { name: "drivers", crates: &[("pager", &[])] },
         ];
         assert_eq!(outward(&rings), ["arch: core -> pager points outwards"]);
+    }
+
+    #[test]
+    fn what_a_crate_may_not_be_built_from_is_told() {
+        let built_from = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        assert!(mixed("cli", &built_from(&["clap", "nix"]), &["hyper"]).is_empty());
+        let complaints = mixed("cli", &built_from(&["clap", "hyper"]), &["hyper", "tokio"]);
+        assert_eq!(complaints, ["arch: cli is built from hyper; make that a program that it starts"]);
+        assert_eq!(mixed("cli", &built_from(&[]), &["hyper"]).len(), 1);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 //! Reads `cargo metadata`: the edges between the workspace's crates, and the licences of all others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -55,6 +55,24 @@ pub fn edges(metadata: &Value) -> Edges {
     edges
 }
 
+/// The crates that one of ours is built from, directly or not, without those of its tests. Needs the metadata of
+/// dependencies.
+pub fn built_from(metadata: &Value, package: &str) -> BTreeSet<String> {
+    let packages = || metadata["packages"].as_array().into_iter().flatten();
+    let names: BTreeMap<&str, &str> = packages().map(|package| (text(package, "id"), text(package, "name"))).collect();
+    let nodes = metadata["resolve"]["nodes"].as_array().into_iter().flatten();
+    let uses: BTreeMap<&str, &Value> = nodes.map(|node| (text(node, "id"), &node["deps"])).collect();
+    let is_built = |used: &&Value| used["dep_kinds"].as_array().into_iter().flatten().any(|kind| kind["kind"] != "dev");
+    let mut found = BTreeSet::new();
+    let mut next: Vec<&str> =
+        ours(metadata).filter(|ours| short(text(ours, "name")) == package).map(|ours| text(ours, "id")).collect();
+    while let Some(user) = next.pop() {
+        let used = uses.get(user).and_then(|used| used.as_array()).into_iter().flatten().filter(is_built);
+        next.extend(used.map(|used| text(used, "pkg")).filter(|used| found.insert(*used)));
+    }
+    found.into_iter().filter_map(|id| names.get(id)).map(|name| (*name).to_owned()).collect()
+}
+
 /// The folder of each workspace crate. Names omit the prefix `aquifer-`.
 pub fn folders(metadata: &Value) -> BTreeMap<String, PathBuf> {
     let folder = |package| Path::new(text(package, "manifest_path")).parent().unwrap_or(Path::new("")).to_path_buf();
@@ -90,6 +108,25 @@ fn short(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_crate_is_built_from_includes_what_those_are_built_from_but_not_its_tests() {
+        let uses = |id: &str, kind: Value| serde_json::json!({ "pkg": id, "dep_kinds": [{ "kind": kind }] });
+        let metadata = serde_json::json!({
+            "packages": [
+                { "id": "1", "name": "aquifer-cli", "source": null },
+                { "id": "2", "name": "clap", "source": "registry" },
+                { "id": "3", "name": "heck", "source": "registry" },
+                { "id": "4", "name": "hyper", "source": "registry" },
+            ],
+            "resolve": { "nodes": [
+                { "id": "1", "deps": [uses("2", Value::Null), uses("4", "dev".into())] },
+                { "id": "2", "deps": [uses("3", "build".into()), uses("2", Value::Null)] },
+            ]},
+        });
+        assert_eq!(built_from(&metadata, "cli").into_iter().collect::<Vec<_>>(), ["clap", "heck"]);
+        assert!(built_from(&metadata, "moon").is_empty());
+    }
 
     #[test]
     fn only_edges_between_our_own_crates_count() {

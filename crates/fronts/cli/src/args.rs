@@ -8,13 +8,13 @@
 use std::ffi::OsString;
 use std::process;
 
-use aquifer_bench::BenchArgs;
+use aquifer_bench_args::BenchArgs;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::exit::{self, ExitCode, Failure};
 use crate::log::{self, LogFormat};
-use crate::{doctor, donor, metrics, output, packaging, run, set, stat, stress, top, vm};
+use crate::{bench, doctor, donor, metrics, output, packaging, run, set, stat, stress, top, vm};
 
 /// Give programs more memory than the machine has DRAM.
 ///
@@ -61,8 +61,7 @@ impl Command {
             Command::Metrics(args) => metrics::metrics(&args),
             Command::Donor(args) => donor::donor(&args),
             Command::Doctor(args) => doctor::doctor(&args),
-            // The bench reports its own failures: if it fails half-way, it still prints what it has measured.
-            Command::Bench(args) => Ok(aquifer_bench::run(*args)),
+            Command::Bench(args) => bench::bench(&args),
             Command::Stress(args) => stress::stress(&args),
             Command::Completions(args) => packaging::completions(&args),
             Command::Man(args) => packaging::man(&args),

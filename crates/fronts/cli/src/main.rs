@@ -12,19 +12,21 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod bench;
+mod companion;
 mod doctor;
 #[cfg(test)]
 mod documented;
 mod donor;
 mod duration;
 mod exit;
+mod exporter;
 mod instances;
 mod log;
 mod metrics;
 mod output;
 mod packaging;
 mod run;
-mod scrape;
 mod set;
 mod stack_limit;
 mod stat;

@@ -6,13 +6,12 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::process;
-use std::sync::Arc;
-use std::thread;
 
 use aquifer_stats::{Gauge, SettleTime, Snapshot, to_prometheus_of_units};
 
 use crate::exit::{Failure, say};
-use crate::{instances, scrape};
+use crate::exporter::Exporter;
+use crate::instances;
 
 /// Serve the numbers of running programs to Prometheus
 ///
@@ -32,11 +31,9 @@ pub struct MetricsArgs {
 
 /// Serves until a signal ends the process.
 pub fn metrics(args: &MetricsArgs) -> Result<process::ExitCode, Failure> {
-    let address = scrape::serve(args.listen, Arc::new(text))?;
-    say(&format!("metrics of programs at http://{address}/metrics"));
-    loop {
-        thread::park();
-    }
+    let exporter = Exporter::start(args.listen)?;
+    say(&format!("metrics of programs at http://{}/metrics", exporter.address()));
+    Err(exporter.supply(text))
 }
 
 /// The text for one scrape. Skips programs that have just ended.

@@ -15,11 +15,14 @@
 //! assert_eq!(Config::from_json(&text).unwrap(), config);
 //! assert_eq!(config.delivery, Delivery::Auto);
 //! ```
+//!
+//! [`scrape`] is what the command and the program that serves its metrics say to each other.
 
 #![forbid(unsafe_code)]
 
 mod choice;
 mod config;
+pub mod scrape;
 
 pub use choice::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
 pub use config::{

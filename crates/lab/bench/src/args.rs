@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The command-line arguments, and the checked settings that the rest of the bench uses.
+//! Checks the command line, and makes of it the settings that the rest of the bench uses.
 
-use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use aquifer_bench_args::BenchArgs;
 
 use crate::contender::{Contender, STANDARD, SwapKind};
 use crate::failure::BenchFailure;
 use crate::overhead::Overhead;
 use crate::own;
-use crate::size::{parse_duration, parse_rate, parse_size};
 use crate::workload::{self, Sizing, WORKLOADS, Workload};
 
 const ROUNDS: u32 = 3;
@@ -26,128 +24,6 @@ const ROUNDS_BELOW_BUDGET: u32 = 16;
 
 /// Below this range, no run ends in time; above it, the limit has no effect on this machine's traffic.
 const CABLE_RATES: RangeInclusive<u64> = 1_000_000..=100_000_000_000;
-
-/// The command line of `aquifer bench`.
-#[derive(Args, Debug, Clone)]
-#[command(after_long_help = "\
-Examples:
-  aquifer bench --quick                                   STREAM at 30 %, ours against swap on disk
-  aquifer bench --workload stream,bfs --local 30 --rounds 5 --json out.json --plots plots
-  aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours)
-  aquifer bench --overhead all                            what a fault, a run below budget, rest cost
-  aquifer bench --workload redis,redis-save --local 75,50 a server: throughput, p99, its dump
-  aquifer bench --against old/aquifer --workload stream   this build beside another one, in turn
-  aquifer bench --plan --workload all                     what would run, and what cannot and why
-  aquifer bench -- ./program its arguments                your own program: would it help?
-
-Bars stand at the end, each met, missed or not measured, and with --check a missed one is exit 4:
-  over swap, mmap, UMap, fio  --local 30 --workload stream,stream-static,bfs,pr,bc,load
-  TLS over plain text         --local 30 --contender aquifer-donor,aquifer-donor-tls
-  two cables over one         --local 30 --contender aquifer-donors:1,aquifer-donors:2
-  budget kept                 any run of aquifer-flash
-  throughput left of dram     --local 75,50 --workload redis
-  mean loss against dram      --local 50 --workload all --contender dram,aquifer-dram
-  a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 16
-  fault, below budget, rest   --overhead all
-  a read from a donor, TLS    --overhead donor
-
-Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;
-4 a measured bar was missed (with --check); 129, 130, 143 ended by a signal, with everything cleaned
-up.
-UMap 2.1 is a contender once it is installed, as github.com/LLNL/umap says (a release build), under
-PREFIX, and the workloads are built for it: make -C bench/workloads UMAP=PREFIX
-Limits, swap areas and hosts for donors need root. A swap area or cgroup that the bench did not make is never touched.")]
-pub struct BenchArgs {
-    /// Workloads to run, or `all` [default: stream]
-    #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
-    pub workload: Vec<String>,
-    /// What Aquifer itself costs: fault, listener, below-budget, idle, donor, or `all`; without --workload, nothing
-    /// else
-    #[arg(long, value_delimiter = ',', value_name = "NAME")]
-    pub overhead: Vec<String>,
-    /// Contenders to compare [default: all of them]
-    ///
-    /// Only when they are named: aquifer-flash-encrypted, aquifer-emulated:PROFILE, and aquifer-donors:N, 1 to 8
-    /// donors together, each on a host of its own, which is a network namespace
-    #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
-    pub contender: Vec<String>,
-    /// Local memory in per cent of the workload's footprint [default: 30,50,70]
-    #[arg(short, long, value_delimiter = ',', value_name = "PERCENT")]
-    pub local: Vec<u32>,
-    /// How often every contender has its turn [default: 3; with --against 4]
-    ///
-    /// Every other round is in reverse order. With an even number, each of two contenders comes before the other
-    /// equally often; with an odd number, one of them does once more
-    #[arg(short, long)]
-    pub rounds: Option<u32>,
-    /// Bytes of the arrays of the array workloads, or of Redis' values, such as 1GiB
-    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
-    pub bytes: Option<u64>,
-    /// Graph workloads: log2 of the number of vertices
-    #[arg(long, default_value_t = 22)]
-    pub scale: u32,
-    /// Graph workloads: use this graph file instead of building one
-    #[arg(long, value_name = "FILE")]
-    pub graph: Option<PathBuf>,
-    /// STREAM: iterations, the first of which does not count [default: 3]
-    #[arg(long)]
-    pub iterations: Option<u32>,
-    /// Graph workloads and matmul: trials in one run
-    #[arg(long)]
-    pub trials: Option<u32>,
-    /// Random access, pointer chase: how long one run measures [default: 5s]; Redis, after three times as long [10s]
-    #[arg(long, value_parser = parse_duration, value_name = "TIME")]
-    pub seconds: Option<Duration>,
-    /// Threads of every program [default: one per CPU]
-    #[arg(long)]
-    pub threads: Option<u32>,
-    /// Directory on the disk to measure: flash tier, swap file and mapped file lie there
-    #[arg(long, default_value = "/var/tmp/aquifer-bench", value_name = "DIR")]
-    pub dir: PathBuf,
-    /// Where the workloads were built
-    #[arg(long, default_value = "target/workloads", value_name = "DIR")]
-    pub programs: PathBuf,
-    /// The aquifer binary [default: this one, or the one beside it, or the one in PATH]
-    #[arg(long, value_name = "FILE")]
-    pub aquifer: Option<PathBuf>,
-    /// Another build of aquifer: each contender of ours takes turns with it, and ratios of the two stand at the end
-    #[arg(long, value_name = "FILE")]
-    pub against: Option<PathBuf>,
-    /// One more argument for `aquifer run`, such as --aquifer-arg=--block=1MiB
-    #[arg(long, hide_short_help = true, allow_hyphen_values = true, value_name = "ARG")]
-    pub aquifer_arg: Vec<String>,
-    /// UMap: bytes of its page [default: the best for each workload of those that were tried]
-    #[arg(long, hide_short_help = true, value_parser = parse_size, value_name = "SIZE")]
-    pub umap_page: Option<u64>,
-    /// aquifer-donors:N: bytes a second that each donor's cable carries each way; 250MB/s are 2 Gbit/s
-    #[arg(long, hide_short_help = true, value_parser = parse_rate, default_value = "250MB/s", value_name = "RATE")]
-    pub cable_rate: u64,
-    /// A run that takes longer has failed
-    #[arg(long, value_parser = parse_duration, default_value = "20min", value_name = "TIME")]
-    pub timeout: Duration,
-    /// Write everything that was measured to this file; `-` is stdout
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Write SVG plots into this directory
-    #[arg(long, value_name = "DIR")]
-    pub plots: Option<PathBuf>,
-    /// A demonstration in under five minutes: one round of STREAM at 30 %, ours against swap on disk
-    #[arg(long)]
-    pub quick: bool,
-    /// Exit with 4 when a measured bar is missed
-    #[arg(long)]
-    pub check: bool,
-    /// Only say what would run and what would be skipped
-    #[arg(long)]
-    pub plan: bool,
-    /// Measure this program, with its arguments, instead of a workload
-    ///
-    /// One run measures its footprint, unless --bytes gives it. Then the program runs in turn in DRAM, under Aquifer,
-    /// and with swap on disk and in zram in the same memory limit, with half of its footprint as local memory. It must
-    /// exit by itself with status 0. It reads end of file from standard input; its output is discarded.
-    #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["workload", "overhead", "quick", "umap_page"])]
-    pub program: Vec<OsString>,
-}
 
 /// The checked arguments.
 #[derive(Debug, Clone)]

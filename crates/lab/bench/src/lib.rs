@@ -10,9 +10,9 @@
 //! project has set itself.
 //!
 //! `run.rs` is the sequence of a run; `prepare.rs` makes what it needs. The decisions are pure, with tests in the same
-//! file: `args.rs` (the request), `plan.rs` (what will run and what cannot), `order.rs`, `ratios.rs`, `verdict.rs`.
-//! Each kind of effect has a file that also undoes it: `cgroup.rs`, `swap.rs`, `process.rs`; `undo.rs` and
-//! `leftovers.rs` do it for all.
+//! file: `args.rs` (the request, whose table of flags is the crate `bench-args`), `plan.rs` (what will run and what
+//! cannot), `order.rs`, `ratios.rs`, `verdict.rs`. Each kind of effect has a file that also undoes it: `cgroup.rs`,
+//! `swap.rs`, `process.rs`; `undo.rs` and `leftovers.rs` do it for all.
 //!
 //! ```
 //! assert_eq!(aquifer_bench::parse_size("1.5GiB"), Ok(1_610_612_736));
@@ -50,14 +50,15 @@ mod record;
 mod result;
 mod run;
 mod settle;
-mod size;
 mod swap;
 mod table;
 mod undo;
 mod verdict;
 mod workload;
 
-pub use args::BenchArgs;
+use aquifer_bench_args::size;
+
+pub use aquifer_bench_args::BenchArgs;
 pub use ratios::Better;
 pub use record::Figure;
 pub use result::read_result;

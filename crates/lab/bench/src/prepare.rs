@@ -168,16 +168,12 @@ pub fn footprints(
     settings.workloads.iter().map(known).collect()
 }
 
-/// The named binary, or this one, or the one next to it, or the one in PATH.
+/// The named binary, or the one next to this one, or the one in PATH. `aquifer bench` names itself.
 pub fn find_aquifer(named: Option<&Path>) -> Option<PathBuf> {
     if let Some(path) = named {
         return path.is_file().then(|| path.to_path_buf());
     }
-    let own = std::env::current_exe().ok()?;
-    if own.file_name().is_some_and(|name| name == "aquifer") {
-        return Some(own);
-    }
-    let beside = own.with_file_name("aquifer");
+    let beside = std::env::current_exe().ok()?.with_file_name("aquifer");
     if beside.is_file() { Some(beside) } else { find_program("aquifer") }
 }
 

@@ -8,7 +8,9 @@ use std::fs;
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::args::{BenchArgs, Settings};
+use aquifer_bench_args::BenchArgs;
+
+use crate::args::Settings;
 use crate::cgroup::Hierarchy;
 use crate::contender::Contender;
 use crate::failure::BenchFailure;

@@ -3,8 +3,9 @@
 
 //! Builds the binaries under test, and programs to run under them.
 //!
-//! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, to test binaries
-//! that were built elsewhere. Otherwise they are built here in release mode, because that is what ships.
+//! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, the programs that it starts, `libaquifer_preload.so` and
+//! `aquifer-sim`, to test binaries that were built elsewhere. Otherwise they are built here in release mode, because
+//! that is what ships.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,8 @@ fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
-/// The directory with `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, built once per process.
+/// The directory with `aquifer`, the programs that it starts, `libaquifer_preload.so` and `aquifer-sim`, built once per
+/// process.
 pub fn binaries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -44,6 +46,10 @@ pub fn binaries() -> &'static Path {
                 "--release",
                 "-p",
                 "aquifer-cli",
+                "-p",
+                "aquifer-bench",
+                "-p",
+                "aquifer-metrics",
                 "-p",
                 "aquifer-preload",
                 "-p",

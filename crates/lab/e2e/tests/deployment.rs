@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Follows the pages on operating from top to bottom on separate machines: each with its own systemd, with the
-//! addresses, paths and ports of the pages, and with the installed unit. Only the sizes are smaller, and `make build`
+//! addresses, paths and ports of the pages, and with the installed unit. Only the sizes are smaller, and `make`
 //! finds everything already built. In each drill, a program runs that checks its memory.
 //!
 //! Needs root, systemd-nspawn and `AQUIFER_E2E_MACHINES`: see `src/machines.rs`. `operating.rs` needs only one ordinary
@@ -56,7 +56,7 @@ struct Site {
     _target: Target,
 }
 
-/// The output of `make build`, and test programs: /root/target on all machines.
+/// What `make install` would build, and test programs: /root/target on all machines.
 struct Target(PathBuf);
 
 impl Target {
@@ -70,10 +70,11 @@ impl Target {
             std::fs::copy(from, to).expect("the scratch directory can be written");
         };
         programs.iter().for_each(|(name, program)| copy(program, name));
-        for name in ["aquifer", "libaquifer_preload.so"] {
+        copy(Path::new(env!("CARGO_BIN_EXE_stress")), "release/stress");
+        for name in ["aquifer", "aquifer-bench", "aquifer-metrics", "libaquifer_preload.so"] {
             copy(&binaries().join(name), &format!("release/{name}"));
         }
-        // If the workloads are already built here, too, `make build` saves most of its time.
+        // If the workloads are already built here, too, `make install` saves most of its time.
         for program in std::fs::read_dir(binaries().join("../workloads")).into_iter().flatten().flatten() {
             copy(&program.path(), &format!("workloads/{}", program.file_name().to_string_lossy()));
         }

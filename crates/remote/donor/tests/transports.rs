@@ -32,7 +32,8 @@ use proptest::prelude::*;
 /// Longer than any loss is waited for.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Attempts that take longer than [`TIMEOUT`] if each waits for a donor that is gone as the first one does, which is
-/// five seconds: `borrower/src/donor/contact.rs`. Not more: all of them, and the reads between, must end before the lease.
+/// five seconds (`borrower/src/donor/contact.rs`). Not more: all of them, and the reads between, must end before the
+/// lease does.
 const ATTEMPTS_ONCE_LOST: u32 = 8;
 const PAGE_BYTES: u64 = PAGE as u64;
 

@@ -27,6 +27,32 @@ fn without_settings(mut command: Command) -> Command {
     command
 }
 
+/// Builds a program that the command starts and finds beside itself. Cargo builds only this package's own programs for
+/// these tests.
+pub fn build(package: &str) {
+    let command = Path::new(env!("CARGO_BIN_EXE_aquifer"));
+    let directory = command.parent().expect("it is in a directory");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--package", package, "--target-dir"]);
+    cargo.arg(directory.parent().expect("of a target directory"));
+    cargo.args(directory.ends_with("release").then_some("--release"));
+    assert!(cargo.status().is_ok_and(|status| status.success()), "{package} does not build");
+}
+
+/// The command in an empty directory, beside which a test puts programs. A link, because a file that was just written
+/// may be busy: a child that another test has just forked can still have it open for writing.
+pub fn alone(test: &str) -> PathBuf {
+    let command = scratch(test).canonicalize().expect("just made").join("bin/aquifer");
+    std::fs::create_dir(command.parent().expect("it has one")).expect("the scratch directory is empty");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_aquifer"), &command).expect("the scratch directory can be written");
+    command
+}
+
+/// The copy of the command, without variables that the caller's environment might set.
+pub fn aquifer_at(command: &Path) -> Command {
+    without_settings(Command::new(command))
+}
+
 /// An empty directory that belongs to one test.
 pub fn scratch(test: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{test}-{}", std::process::id()));

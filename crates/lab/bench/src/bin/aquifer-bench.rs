@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Runs `aquifer bench` as a separate program.
+//! The bench as a program, which `aquifer bench` starts with its words.
 //!
 //! Exit codes: 0 everything that could run did, 1 a run failed, 2 bad arguments, 3 nothing could run, 4 a measured bar
 //! was missed (with `--check`), 130 and 143 ended by SIGINT and SIGTERM, with everything cleaned up.
@@ -14,6 +14,9 @@ use clap::Parser;
 struct CommandLine {
     #[command(flatten)]
     bench: aquifer_bench::BenchArgs,
+    /// An option of every command of `aquifer`, checked there. What the bench says is lines for people.
+    #[arg(long, hide = true, value_name = "FORMAT")]
+    log_format: Option<String>,
 }
 
 fn main() -> std::process::ExitCode {

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! `aquifer bench`: starts the bench, a program of its own, with the words that this command has checked.
+//!
+//! Help, completions and the manual need only the table of flags (the crate `bench-args`). What measures, judges and
+//! plots is `crates/lab/bench`.
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process;
+
+use aquifer_bench_args::BenchArgs;
+
+use crate::companion::{self, BENCH};
+use crate::exit::Failure;
+
+/// The name of this subcommand.
+const NAME: &str = "bench";
+
+/// Replaces this process with the bench, whose exit status is that of `aquifer bench`.
+pub fn bench(args: &BenchArgs) -> Result<process::ExitCode, Failure> {
+    let program = BENCH.find()?;
+    let mut command = process::Command::new(&program);
+    if args.aquifer.is_none() {
+        // An installed bench does not lie beside the command that it is to measure.
+        command.arg("--aquifer").arg(companion::executable()?);
+    }
+    let error = command.args(words_for_bench(env::args_os().skip(1))).exec();
+    Err(BENCH.failure(format!("at {} cannot be started: {error}", program.display())))
+}
+
+/// The words of the command line without the subcommand, which is the first such word: the one option that may precede
+/// it has other values.
+fn words_for_bench(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    if let Some(place) = words.iter().position(|word| word == NAME) {
+        words.remove(place);
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_but_the_subcommand_is_passed_on() {
+        let passed_on = |words: &[&str]| words_for_bench(words.iter().map(OsString::from));
+        assert_eq!(passed_on(&["bench", "--", "bench", "bench"]), ["--", "bench", "bench"]);
+        assert_eq!(passed_on(&["--log-format", "json", "bench", "--quick"]), ["--log-format", "json", "--quick"]);
+    }
+}

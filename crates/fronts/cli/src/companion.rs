@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Finds the programs that this command starts, which are installed with it.
+//!
+//! They are programs of their own so that the command is not linked with what they are made of: plots, an HTTP server.
+//! In a build directory they lie beside the command, and when installed in `../libexec/aquifer`. They are trusted as
+//! much as the command is, so neither a variable nor PATH names another place.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use crate::exit::{ExitCode, Failure};
+
+/// One program.
+#[derive(Clone, Copy, Debug)]
+pub struct Companion {
+    /// Its file name.
+    pub name: &'static str,
+    /// The target of the Makefile that builds it.
+    target: &'static str,
+}
+
+/// Measures programs; see `bench.rs`.
+pub const BENCH: Companion = Companion { name: "aquifer-bench", target: "bench" };
+/// Speaks HTTP with scrapers; see `exporter.rs`.
+pub const METRICS: Companion = Companion { name: "aquifer-metrics", target: "metrics" };
+
+/// Where packages install the programs, from the directory above the command's.
+const INSTALLED: &str = "libexec/aquifer";
+
+impl Companion {
+    /// Where it is, for the command that runs now.
+    pub fn find(self) -> Result<PathBuf, Failure> {
+        self.find_for(&executable()?)
+    }
+
+    /// Where it is: beside `executable`, or where it is installed with it.
+    fn find_for(self, executable: &Path) -> Result<PathBuf, Failure> {
+        let prefix = executable.parent().and_then(Path::parent);
+        let installed = prefix.map(|prefix| prefix.join(INSTALLED).join(self.name));
+        let places = [Some(executable.with_file_name(self.name)), installed];
+        if let Some(found) = places.iter().flatten().find(|place| place.is_file()) {
+            return Ok(found.clone());
+        }
+        let looked: Vec<String> = places.iter().flatten().map(|place| place.display().to_string()).collect();
+        Err(self.failure(format!("is not at {}", looked.join(" or "))))
+    }
+
+    /// A failure of this program, and how to install it.
+    pub fn failure(self, what: impl std::fmt::Display) -> Failure {
+        let remedy = format!("install aquifer again, or run 'make {}' in the source tree", self.target);
+        Failure::new(ExitCode::Failure, format!("the program {} {what}", self.name), remedy)
+    }
+}
+
+/// The path of this command.
+pub fn executable() -> Result<PathBuf, Failure> {
+    env::current_exe()
+        .map_err(|error| Failure::new(ExitCode::Failure, format!("aquifer cannot find itself: {error}"), "mount /proc"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_names_both_places_and_what_builds_it() {
+        let failure = BENCH.find_for(Path::new("/opt/aquifer/bin/aquifer")).unwrap_err();
+        assert_eq!(
+            failure.to_string(),
+            "the program aquifer-bench is not at /opt/aquifer/bin/aquifer-bench or \
+             /opt/aquifer/libexec/aquifer/aquifer-bench; install aquifer again, or run 'make bench' in the source tree"
+        );
+        assert_eq!(failure.code, ExitCode::Failure);
+    }
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Serves figures to scrapers, by a child: the program `aquifer-metrics` speaks HTTP, and asks this process for texts.
+//!
+//! The port is bound here, so that a wrong address is reported here, and stays bound while a child is replaced. The
+//! child gets it as its standard input, and one end of a pair of sockets as its standard output; the bytes on it are in
+//! `config/src/scrape.rs`. It needs nothing else of this process: neither a name that others could open, nor its
+//! memory. It ends when this process does, because the sockets close then.
+//!
+//! Threads: [`Exporter::supply`] takes the calling thread.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use aquifer_config::scrape::{ASK, READY, TEXT_BYTES_MAX, head};
+
+use crate::companion::METRICS;
+use crate::exit::{ExitCode, Failure, say};
+
+/// How long a child may take to start. It takes milliseconds, but longer on a machine that has no memory left.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the port may be taken. The child of a predecessor that was killed closes it some milliseconds later.
+const BIND_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a child may take to exit once it has closed its socket.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often a child is looked at, and a port that is taken.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+/// How many children are replaced in a row: with these pauses, for an hour and a half. Memory may be short for that
+/// long; what lasts longer is something that somebody has to repair.
+const RESTARTS_MAX: u32 = 100;
+/// The pause before the first child of a row is replaced. It doubles, up to the second one.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
+const RESTART_PAUSE_MAX: Duration = Duration::from_secs(60);
+/// A child that has served for so long is the first of a row. An arbitrary choice.
+const STEADY: Duration = Duration::from_secs(600);
+
+/// What is served instead of a text that is too long.
+const TOO_LONG: &str = "# The metrics are longer than 64 MiB, and are not served.\n";
+
+/// A port at which a child serves.
+#[derive(Debug)]
+pub struct Exporter {
+    program: PathBuf,
+    listener: TcpListener,
+    address: SocketAddr,
+    child: Exporting,
+}
+
+/// A child that has said that it serves.
+#[derive(Debug)]
+struct Exporting {
+    process: Child,
+    socket: UnixStream,
+    since: Instant,
+}
+
+impl Exporter {
+    /// Listens, and starts the child.
+    pub fn start(address: SocketAddr) -> Result<Exporter, Failure> {
+        let program = METRICS.find()?;
+        let refused = |error: io::Error| {
+            let cause = format!("metrics cannot be served at {address}: {error}");
+            Failure::new(ExitCode::Failure, cause, "give an address of this machine and a free port")
+        };
+        let listener = bind(address).map_err(refused)?;
+        let address = listener.local_addr().map_err(refused)?;
+        let child = Exporting::start(&program, &listener)?;
+        Ok(Exporter { program, listener, address, child })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers the child, and replaces it when it ends. Returns only when metrics are no longer served, and why.
+    pub fn supply(mut self, text: impl Fn() -> String) -> Failure {
+        let mut restarts = Restarts::default();
+        let mut ended = self.child.answer(&text);
+        loop {
+            let Some(pause) = restarts.pause(self.child.since.elapsed()) else {
+                let cause = format!("has ended {RESTARTS_MAX} times ({ended}), and metrics are no longer served");
+                return METRICS.failure(cause);
+            };
+            say(&format!("the program {} has ended ({ended}); it is started again in {pause:?}", METRICS.name));
+            sleep(pause);
+            ended = match Exporting::start(&self.program, &self.listener) {
+                Ok(child) => {
+                    self.child = child;
+                    self.child.answer(&text)
+                }
+                Err(failure) => failure.cause,
+            };
+        }
+    }
+}
+
+/// How many children in a row have been replaced.
+#[derive(Debug, Default)]
+struct Restarts(u32);
+
+impl Restarts {
+    /// How long to wait before the next child, after one that was started so long ago; `None` if there is no next one.
+    fn pause(&mut self, since_start: Duration) -> Option<Duration> {
+        if since_start > STEADY {
+            self.0 = 0;
+        }
+        let pause = RESTART_PAUSE.saturating_mul(1 << self.0.min(16)).min(RESTART_PAUSE_MAX);
+        self.0 += 1;
+        (self.0 <= RESTARTS_MAX).then_some(pause)
+    }
+}
+
+/// Listens, and waits a moment where the port is taken.
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let begun = Instant::now();
+    loop {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && begun.elapsed() < BIND_TIMEOUT => sleep(LOOK_PAUSE),
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The text, or what is served instead of it.
+fn bounded(text: &str) -> &str {
+    if text.len() > TEXT_BYTES_MAX { TOO_LONG } else { text }
+}
+
+impl Exporting {
+    /// Starts a child, and waits until it serves.
+    fn start(program: &PathBuf, listener: &TcpListener) -> Result<Exporting, Failure> {
+        let failure =
+            |error: io::Error| METRICS.failure(format!("at {} cannot be started: {error}", program.display()));
+        let (socket, theirs) = UnixStream::pair().map_err(failure)?;
+        let listener = listener.try_clone().map_err(failure)?;
+        let mut command = Command::new(program);
+        // Nothing runs between fork and exec, so a donor's memory is not copied: see posix_spawn(3).
+        command.stdin(OwnedFd::from(listener)).stdout(OwnedFd::from(theirs)).env_clear();
+        let process = command.spawn().map_err(failure)?;
+        // Closes this process's copy of the child's end, without which the end of the child would not be noticed.
+        drop(command);
+        let mut child = Exporting { process, socket, since: Instant::now() };
+        child.socket.set_read_timeout(Some(START_TIMEOUT)).map_err(failure)?;
+        let what = match child.read() {
+            Ok(Some(READY)) => {
+                child.socket.set_read_timeout(None).map_err(failure)?;
+                return Ok(child);
+            }
+            Ok(Some(_)) => format!("at {} is of another version", program.display()),
+            Ok(None) => format!("at {} ends at once ({})", program.display(), child.end()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                format!("at {} does not start within {START_TIMEOUT:?}", program.display())
+            }
+            Err(error) => return Err(failure(error)),
+        };
+        Err(METRICS.failure(what))
+    }
+
+    /// Answers until the child ends. Returns how it ended.
+    fn answer(&mut self, text: impl Fn() -> String) -> String {
+        while let Ok(Some(ASK)) = self.read() {
+            let text = text();
+            let text = bounded(&text);
+            let written = self.socket.write_all(&head(text.len()));
+            if written.and_then(|()| self.socket.write_all(text.as_bytes())).is_err() {
+                break;
+            }
+        }
+        self.end()
+    }
+
+    /// The next byte; `None` if the child has ended.
+    fn read(&mut self) -> io::Result<Option<u8>> {
+        let mut byte = [0];
+        loop {
+            match self.socket.read(&mut byte) {
+                Ok(count) => return Ok((count > 0).then_some(byte[0])),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Ends the child if it has not ended by itself, and says how it has ended.
+    fn end(&mut self) -> String {
+        // A child that closes its socket is about to exit; its status says more than that of a killed one.
+        let begun = Instant::now();
+        while begun.elapsed() < EXIT_TIMEOUT {
+            match self.process.try_wait() {
+                Ok(None) => sleep(LOOK_PAUSE),
+                Ok(Some(status)) => return status.to_string(),
+                Err(error) => return error.to_string(),
+            }
+        }
+        let _ = self.process.kill();
+        self.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
+    }
+}
+
+/// A child is not left behind as a zombie.
+impl Drop for Exporting {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_too_long_is_not_served() {
+        let text = " ".repeat(TEXT_BYTES_MAX + 1);
+        assert_eq!(bounded(&text), TOO_LONG);
+        assert_eq!(bounded(&text[1..]).len(), TEXT_BYTES_MAX);
+    }
+
+    #[test]
+    fn children_are_replaced_ever_more_slowly_and_not_for_ever() {
+        let mut restarts = Restarts::default();
+        let pauses: Vec<u64> =
+            std::iter::from_fn(|| restarts.pause(Duration::ZERO)).map(|pause| pause.as_secs()).collect();
+        assert_eq!(pauses[..8], [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pauses.len(), RESTARTS_MAX as usize);
+        assert_eq!(restarts.pause(STEADY + Duration::from_secs(1)), Some(RESTART_PAUSE));
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The programs that the command starts: they are found beside it or where packages install them, and a missing or
+//! broken one is named, with what installs it. Scripts stand in for them.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{alone, aquifer_at, stderr, stdout};
+
+/// Writes a program of this name beside the command, or where packages install it. A shell writes it, because a file
+/// that this process has written may be busy: see `alone`.
+fn place(command: &Path, directory: &str, name: &str, script: &str) -> PathBuf {
+    let directory = command.with_file_name(directory);
+    std::fs::create_dir_all(&directory).unwrap();
+    let program = directory.canonicalize().unwrap().join(name);
+    let write = r#"rm -f "$0"; printf '#!/bin/sh\n%s\n' "$1" > "$0"; chmod 755 "$0""#;
+    assert!(Command::new("sh").args(["-c", write]).arg(&program).arg(script).status().unwrap().success());
+    program
+}
+
+/// A bench that says which words it was started with, on standard output.
+const SAYS_WORDS: &str = "for word; do echo \"$word\"; done; exit 4";
+
+#[test]
+fn the_bench_gets_the_words_and_its_status_is_the_commands() {
+    let command = alone("bench-words");
+    let own = command.display().to_string();
+    for directory in ["../libexec/aquifer", "."] {
+        place(&command, directory, "aquifer-bench", SAYS_WORDS);
+        let words = ["bench", "--quick", "--json", "-", "--local", "30,50"];
+        let output = aquifer_at(&command).args(words).output().unwrap();
+        assert_eq!(stdout(&output), format!("--aquifer\n{own}\n--quick\n--json\n-\n--local\n30,50\n"), "{directory}");
+        assert_eq!((output.status.code(), stderr(&output)), (Some(4), String::new()));
+    }
+    let words = ["--log-format", "json", "bench", "--aquifer", "/old/aquifer", "--", "bench", "--plan"];
+    let output = aquifer_at(&command).args(words).output().unwrap();
+    assert_eq!(stdout(&output), "--log-format\njson\n--aquifer\n/old/aquifer\n--\nbench\n--plan\n");
+}
+
+#[test]
+fn what_the_bench_would_not_understand_is_refused_without_it() {
+    let command = alone("bench-refused");
+    for (words, line) in [
+        (&["--rouns", "3"][..], "unexpected argument '--rouns' found; a similar argument exists: '--rounds'"),
+        (
+            &["--bytes", "4x"],
+            "invalid value '4x' for '--bytes <SIZE>': 'x' is not a unit of size; use KiB, MiB, GiB or TiB",
+        ),
+    ] {
+        let output = aquifer_at(&command).arg("bench").args(words).output().unwrap();
+        assert_eq!((output.status.code(), stderr(&output)), (Some(2), format!("aquifer: {line}\n")));
+    }
+    let output = aquifer_at(&command).args(["bench", "--help"]).output().unwrap();
+    assert!(output.status.success() && stdout(&output).contains("--workload"), "{}", stderr(&output));
+}
+
+/// Expects that the command fails with this line about the program.
+fn fails(command: &Path, words: &[&str], name: &str, what: &str) {
+    let output = aquifer_at(command).args(words).output().unwrap();
+    let target = name.strip_prefix("aquifer-").unwrap();
+    let remedy = format!("install aquifer again, or run 'make {target}' in the source tree");
+    assert_eq!(stderr(&output), format!("aquifer: the program {name} {what}; {remedy}\n"));
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stdout(&output), "");
+}
+
+const EXPORTS: [&[&str]; 2] = [
+    &["metrics", "--listen", "127.0.0.1:0"],
+    &["donor", "--size", "4MiB", "--security", "plain", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"],
+];
+
+#[test]
+fn a_missing_program_is_named_with_what_installs_it() {
+    let command = alone("missing");
+    let (bin, prefix) = (command.parent().unwrap(), command.parent().unwrap().parent().unwrap());
+    let nowhere =
+        |name: &str| format!("is not at {}/{name} or {}/libexec/aquifer/{name}", bin.display(), prefix.display());
+    fails(&command, &["bench", "--plan"], "aquifer-bench", &nowhere("aquifer-bench"));
+    for words in EXPORTS {
+        fails(&command, words, "aquifer-metrics", &nowhere("aquifer-metrics"));
+    }
+}
+
+#[test]
+fn a_program_that_does_not_start_is_reported() {
+    let command = alone("broken");
+    for (name, words) in [("aquifer-bench", &["bench", "--plan"][..]), ("aquifer-metrics", EXPORTS[0])] {
+        let program = place(&command, ".", name, "");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let what = format!("at {} cannot be started: Permission denied (os error 13)", program.display());
+        fails(&command, words, name, &what);
+    }
+    for words in EXPORTS {
+        let program = place(&command, ".", "aquifer-metrics", "exit 3");
+        let what = format!("at {} ends at once (exit status: 3)", program.display());
+        fails(&command, words, "aquifer-metrics", &what);
+        // On standard output, which is the socket to the command.
+        let program = place(&command, ".", "aquifer-metrics", "echo hello; exec sleep 100");
+        fails(&command, words, "aquifer-metrics", &format!("at {} is of another version", program.display()));
+    }
+}
