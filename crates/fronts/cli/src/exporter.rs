@@ -218,6 +218,21 @@ impl Drop for Exporting {
 mod tests {
     use super::*;
 
+    /// A unit that was killed is started again while its child still closes the port.
+    #[test]
+    fn a_port_that_is_about_to_be_closed_is_waited_for() {
+        let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = holder.local_addr().unwrap();
+        let closes = std::thread::spawn(move || {
+            sleep(BIND_TIMEOUT / 5);
+            drop(holder);
+        });
+        assert_eq!(bind(address).unwrap().local_addr().unwrap(), address);
+        closes.join().unwrap();
+        let stays = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(bind(stays.local_addr().unwrap()).unwrap_err().kind(), ErrorKind::AddrInUse);
+    }
+
     #[test]
     fn a_text_that_is_too_long_is_not_served() {
         let text = " ".repeat(TEXT_BYTES_MAX + 1);

@@ -8,7 +8,8 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use support::{alone, aquifer_at, stderr, stdout};
 
@@ -22,6 +23,9 @@ fn place(command: &Path, directory: &str, name: &str, script: &str) -> PathBuf {
     assert!(Command::new("sh").args(["-c", write]).arg(&program).arg(script).status().unwrap().success());
     program
 }
+
+/// Far longer than a start takes, even on a slow and busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A bench that says which words it was started with, on standard output.
 const SAYS_WORDS: &str = "for word; do echo \"$word\"; done; exit 4";
@@ -59,9 +63,16 @@ fn what_the_bench_would_not_understand_is_refused_without_it() {
     assert!(output.status.success() && stdout(&output).contains("--workload"), "{}", stderr(&output));
 }
 
-/// Expects that the command fails with this line about the program.
+/// Expects that the command fails with this line about the program. A command that serves instead is ended.
 fn fails(command: &Path, words: &[&str], name: &str, what: &str) {
-    let output = aquifer_at(command).args(words).output().unwrap();
+    let mut running = aquifer_at(command);
+    let mut running = running.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while running.try_wait().unwrap().is_none() && begun.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = running.kill();
+    let output = running.wait_with_output().unwrap();
     let target = name.strip_prefix("aquifer-").unwrap();
     let remedy = format!("install aquifer again, or run 'make {target}' in the source tree");
     assert_eq!(stderr(&output), format!("aquifer: the program {name} {what}; {remedy}\n"));
