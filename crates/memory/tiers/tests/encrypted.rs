@@ -96,6 +96,25 @@ fn whatever_is_underneath_it_passes_the_suite() {
     check("encrypted flash", &|| tier(&flash));
 }
 
+/// The worker installs what was read first before what was read later; a thread may be waiting for it.
+#[test]
+fn reads_complete_in_the_order_in_which_the_tier_underneath_completes_them() {
+    let tier = encrypted(tier("dram:size=16MiB"));
+    let mut queue = tier.open_queue(8).unwrap();
+    for tag in 0..8 {
+        let request =
+            Request { operation: Operation::Read, offset: tag * PAGE as u64, buffer: frames::frame(1, 0), tag };
+        assert!(queue.submit(request).is_ok());
+    }
+    queue.kick().unwrap();
+    let mut tags = Vec::new();
+    queue.complete(Wait::ForOne, usize::MAX, &mut |completion| {
+        tags.push(completion.tag);
+        frames::give_back(completion.buffer);
+    });
+    assert_eq!(tags, (0..8).collect::<Vec<u64>>());
+}
+
 #[test]
 fn failures_underneath_surface_and_what_was_stored_before_stays() {
     let plan = FailurePlan { every: Some(3), ..FailurePlan::default() };

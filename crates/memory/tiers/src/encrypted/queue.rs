@@ -118,11 +118,11 @@ impl<S: Sealing> EncryptedQueue<S> {
 
     /// Takes what the queue underneath has finished.
     fn reap(&mut self, wait: Wait) {
-        let landed = &mut self.landed;
+        // The oldest first: a thread may be waiting for it.
+        let mut landed = std::mem::take(&mut self.landed);
         self.inner.complete(wait, usize::MAX, &mut |completion| landed.push(completion));
-        while let Some(completion) = self.landed.pop() {
-            self.land(completion);
-        }
+        landed.drain(..).for_each(|completion| self.land(completion));
+        self.landed = landed;
         if self.is_held_up {
             self.start();
             // Cannot fail because of a transfer: each transfer has its own outcome.
