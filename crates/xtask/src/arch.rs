@@ -43,7 +43,7 @@ const RINGS: &[Ring] = &[
             ("borrower", &["core", "sys", "tier", "tiers", "tls", "wire"]),
             ("stats", &["sys"]),
             ("sys", &["test-support"]),
-            ("tier", &["core", "sys", "test-support", "tls", "wire"]),
+            ("tier", &["core", "sys", "test-support"]),
             ("tiers", &["borrower", "core", "sys", "test-support", "tier", "tls", "wire"]),
             ("tls", &["sys"]),
         ],

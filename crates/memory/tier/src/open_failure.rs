@@ -5,80 +5,21 @@
 //!
 //! Shown to the person who typed `--tier`. May contain paths and text, because tiers are opened before the first fault.
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::{fmt, io};
 
 use aquifer_core::units::ByteSize;
 use aquifer_sys::safe_open::Objected;
-use aquifer_sys::verbs::VerbsFailure;
-use aquifer_tls::{CredentialFailure, Distrust};
-use aquifer_wire::Refusal;
 
 /// A tier that could not be opened.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenFailure {
-    /// The files that have to protect a connection are unusable.
-    Credentials {
-        /// Which files, and why.
-        failure: CredentialFailure,
-    },
     /// The block device is mounted, or another program holds it.
     DeviceInUse {
         /// The device.
         path: PathBuf,
-    },
-    /// No donor lends there, or it does not lend to us.
-    Donor {
-        /// Where.
-        address: String,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The donor and this process do not trust each other.
-    DonorDistrust {
-        /// Where.
-        address: String,
-        /// Why not.
-        distrust: Distrust,
-    },
-    /// The donor lends in plain text, and was asked over TLS.
-    DonorPlain {
-        /// Where.
-        address: String,
-    },
-    /// The donor does not lend over RDMA.
-    DonorNoRdma {
-        /// Where.
-        address: String,
-    },
-    /// The donor lends over TLS, and was asked in plain text.
-    DonorTls {
-        /// Where.
-        address: String,
-    },
-    /// Fewer donors are reachable than are needed to read what is stored.
-    DonorsTooFew {
-        /// How many are needed.
-        needed: usize,
-        /// How many are reachable.
-        there: usize,
-        /// Why the first of the others is not reachable.
-        first: Box<OpenFailure>,
-    },
-    /// The donor lends less than was requested.
-    DonorTooSmall {
-        /// Where.
-        address: String,
-        /// What was requested.
-        wanted_bytes: u64,
-        /// What one borrower may have.
-        lendable_bytes: u64,
-    },
-    /// The donor is on this machine, and belongs to another user.
-    DonorUser {
-        /// Where.
-        address: String,
     },
     /// The process may not create files as long as the tier (`ulimit -f`).
     FileLimit {
@@ -162,19 +103,10 @@ pub enum OpenFailure {
         /// What is wrong, and how to correct it.
         reason: String,
     },
-    /// There is no usable RDMA on this machine.
-    Rdma {
-        /// The donor.
-        address: String,
-        /// Why.
-        failure: VerbsFailure,
-    },
-    /// RDMA packets to the donor do not get through.
-    RdmaPath {
-        /// Where.
-        address: String,
-        /// The device.
-        device: String,
+    /// The tier is in other machines' memory, and could not be borrowed there.
+    Remote {
+        /// The failure of that kind of tier: one line with cause and remedy.
+        failure: Box<dyn Error + Send + Sync>,
     },
     /// An operation that nearly always succeeds has failed.
     System {
@@ -200,10 +132,7 @@ impl OpenFailure {
     /// The kernel's error number, if there was one.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            OpenFailure::Donor { source, .. }
-            | OpenFailure::Path { source, .. }
-            | OpenFailure::System { source, .. } => source.raw_os_error(),
-            OpenFailure::Level { failure, .. } => failure.errno(),
+            OpenFailure::Path { source, .. } | OpenFailure::System { source, .. } => source.raw_os_error(),
             _ => None,
         }
     }
@@ -215,46 +144,6 @@ impl fmt::Display for OpenFailure {
             OpenFailure::DeviceInUse { path } => {
                 write!(f, "block device {} is mounted or held; unmount it, or give another one", path.display())
             }
-            OpenFailure::Donor { address, source } if has_refused(source) => {
-                write!(f, "the donor at {address} refuses: {source}; see what it says on its machine")
-            }
-            OpenFailure::Donor { address, source } => write!(
-                f,
-                "no donor answers at {address}: {source}; start one there with 'aquifer donor', or check the address and \
-                 the network"
-            ),
-            OpenFailure::Credentials { failure } => write!(f, "{failure}"),
-            OpenFailure::DonorDistrust { address, distrust } => {
-                write!(f, "nothing is borrowed from {address}: {distrust}")
-            }
-            OpenFailure::DonorPlain { address } => write!(
-                f,
-                "the donor at {address} lends in plain text, and was asked over TLS; give the donor certificates, or write \
-                 security=plain where nobody else is on the network"
-            ),
-            OpenFailure::DonorNoRdma { address } => write!(
-                f,
-                "the donor at {address} does not lend over RDMA; start it with --rdma auto, or leave rdma: out"
-            ),
-            OpenFailure::DonorTls { address } => write!(
-                f,
-                "the donor at {address} lends over TLS, and was asked in plain text; leave security=plain out, and give \
-                 cert=FILE, key=FILE and ca=FILE"
-            ),
-            OpenFailure::DonorsTooFew { needed, there, first } => {
-                write!(f, "it takes {needed} of these donors to begin, and {there} are there; {first}")
-            }
-            OpenFailure::DonorTooSmall { address, wanted_bytes, lendable_bytes } => write!(
-                f,
-                "the donor tier should hold {}, but {address} lends {} at most to one borrower; give it less with size=",
-                ByteSize(*wanted_bytes),
-                ByteSize(*lendable_bytes)
-            ),
-            OpenFailure::DonorUser { address } => write!(
-                f,
-                "the donor at {address} is another user's, and memory is shared with programs of the same user and of \
-                 root alone; run both as the same user"
-            ),
             OpenFailure::FileLimit { tier, wanted_bytes: Some(wanted), limit_bytes } => write!(
                 f,
                 "the {tier} tier should hold {}, but no file may be larger than {} (ulimit -f); raise that limit, \
@@ -316,14 +205,7 @@ impl fmt::Display for OpenFailure {
                 write!(f, "{} cannot be opened for writing: {source}; {}", path.display(), remedy(source))
             }
             OpenFailure::Profile { name, reason } => write!(f, "device profile {name}: {reason}"),
-            OpenFailure::Rdma { address, failure } => {
-                write!(f, "no RDMA to {address}: {failure}; or leave rdma: out, which is TCP")
-            }
-            OpenFailure::RdmaPath { address, device } => write!(
-                f,
-                "RDMA packets from {device} to the donor at {address} are not answered; let UDP port 4791 through (RoCE), \
-                 name the device of the same network with device=, or leave rdma: out"
-            ),
+            OpenFailure::Remote { failure } => write!(f, "{failure}"),
             OpenFailure::System { tier, what, source } => {
                 write!(f, "the {tier} tier could not be opened: {what}: {source}; {}", remedy(source))
             }
@@ -337,7 +219,7 @@ impl fmt::Display for OpenFailure {
     }
 }
 
-impl std::error::Error for OpenFailure {}
+impl Error for OpenFailure {}
 
 fn remedy(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
@@ -351,11 +233,6 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-/// Whether a donor is reachable and has refused.
-fn has_refused(source: &io::Error) -> bool {
-    source.get_ref().is_some_and(|error| error.is::<Refusal>())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -366,36 +243,6 @@ mod tests {
         let error = |errno| io::Error::from_raw_os_error(errno);
         for (failure, remedy) in [
             (OpenFailure::DeviceInUse { path: path() }, "unmount it"),
-            (OpenFailure::Donor { address: "host:7000".into(), source: error(libc::ECONNREFUSED) }, "aquifer donor"),
-            (
-                OpenFailure::DonorDistrust { address: "host:7000".into(), distrust: Distrust::DonorName },
-                "name=SERVERNAME",
-            ),
-            (OpenFailure::DonorPlain { address: "host:7000".into() }, "security=plain"),
-            (OpenFailure::DonorNoRdma { address: "host:7000".into() }, "--rdma auto"),
-            (OpenFailure::Rdma { address: "host:7000".into(), failure: VerbsFailure::NoDevice }, "modprobe rdma_rxe"),
-            (OpenFailure::RdmaPath { address: "host:7000".into(), device: "rxe0".into() }, "4791"),
-            (OpenFailure::DonorTls { address: "host:7000".into() }, "cert=FILE"),
-            (
-                OpenFailure::DonorsTooFew {
-                    needed: 4,
-                    there: 3,
-                    first: Box::new(OpenFailure::Donor {
-                        address: "host:7000".into(),
-                        source: error(libc::ECONNREFUSED),
-                    }),
-                },
-                "start one there",
-            ),
-            (
-                OpenFailure::Donor { address: "host:7000".into(), source: io::Error::other(Refusal::Busy) },
-                "see what it says",
-            ),
-            (
-                OpenFailure::DonorTooSmall { address: "host:7000".into(), wanted_bytes: 9, lendable_bytes: 8 },
-                "less with size=",
-            ),
-            (OpenFailure::DonorUser { address: "unix:/socket".into() }, "as the same user"),
             (OpenFailure::FileLimit { tier: "flash", wanted_bytes: Some(1 << 40), limit_bytes: 0 }, "raise that limit"),
             (OpenFailure::FileLimit { tier: "flash", wanted_bytes: None, limit_bytes: 0 }, "raise that limit"),
             (OpenFailure::Held { path: path() }, "its own file"),

@@ -21,8 +21,8 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
         TierSpec::Flash(spec) => Flash::check_place(spec),
         TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => check_place(inner),
         TierSpec::Emulated { profile, .. } => Profile::load(profile).map(|_| ()),
-        TierSpec::Array(spec) => Array::check_place(spec),
-        TierSpec::Donor(spec) => Donor::check_place(spec),
+        TierSpec::Array(spec) => Array::check_place(spec).map_err(OpenFailure::from),
+        TierSpec::Donor(spec) => Donor::check_place(spec).map_err(OpenFailure::from),
         TierSpec::Dram { .. } => Ok(()),
     }
 }

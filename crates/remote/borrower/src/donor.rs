@@ -66,6 +66,7 @@ use self::shared_memory::SharedMemory;
 use self::tcp::Tcp;
 use self::timeouts::Timeouts;
 use self::transport::{Loss, Transport};
+use crate::borrow_failure::BorrowFailure;
 use crate::spec::{DonorSecurity, DonorSpec};
 
 pub(crate) const NAME: &str = "donor";
@@ -78,7 +79,7 @@ pub struct Donor {
 
 impl Donor {
     /// Greets the donor. Borrows nothing yet.
-    pub fn open(spec: &DonorSpec) -> Result<Donor, OpenFailure> {
+    pub fn open(spec: &DonorSpec) -> Result<Donor, BorrowFailure> {
         if let Some(path) = spec.socket_path() {
             let (memory, greeting, notices) = SharedMemory::open(spec, path, who(spec)?)?;
             return Self::with(spec, Box::new(memory), greeting, notices);
@@ -108,8 +109,8 @@ impl Donor {
     }
 
     /// Refuses credential files that cannot protect a connection.
-    pub fn check_place(spec: &DonorSpec) -> Result<(), OpenFailure> {
-        security(spec).map(|_| ()).map_err(|failure| OpenFailure::Credentials { failure })
+    pub fn check_place(spec: &DonorSpec) -> Result<(), BorrowFailure> {
+        security(spec).map(|_| ()).map_err(|failure| BorrowFailure::Credentials { failure })
     }
 
     fn with(
@@ -117,19 +118,19 @@ impl Donor {
         transport: Box<dyn Transport>,
         greeting: Greeting,
         notices: Vec<String>,
-    ) -> Result<Donor, OpenFailure> {
+    ) -> Result<Donor, BorrowFailure> {
         let lendable_bytes = greeting.lendable_bytes;
         if lendable_bytes == 0 {
             let (address, source) = (spec.address.clone(), io::Error::other(Refusal::Ending));
-            return Err(OpenFailure::Donor { address, source });
+            return Err(BorrowFailure::NoAnswer { address, source });
         }
         let wanted_bytes = spec.size.map_or(lendable_bytes, |size| size.0);
         if wanted_bytes < SLAB_BYTES {
-            return Err(OpenFailure::TooSmall { tier: NAME, wanted_bytes, minimum_bytes: SLAB_BYTES });
+            return Err(OpenFailure::TooSmall { tier: NAME, wanted_bytes, minimum_bytes: SLAB_BYTES }.into());
         }
         if wanted_bytes > lendable_bytes {
             let address = spec.address.clone();
-            return Err(OpenFailure::DonorTooSmall { address, wanted_bytes, lendable_bytes });
+            return Err(BorrowFailure::LendsTooLittle { address, wanted_bytes, lendable_bytes });
         }
         let slabs = usize::try_from(wanted_bytes / SLAB_BYTES).expect("as many as a donor has");
         let remote = remote(transport, greeting.lease, slabs, Timeouts::ALONE, Unlent::Anything, Writers::One)?;
@@ -138,10 +139,10 @@ impl Donor {
 }
 
 /// Connections to the donor that `spec` names by address and port, and the donor's greeting.
-fn greet(spec: &DonorSpec, timeouts: Timeouts) -> Result<(Links, Greeting), OpenFailure> {
+fn greet(spec: &DonorSpec, timeouts: Timeouts) -> Result<(Links, Greeting), BorrowFailure> {
     let who = who(spec)?;
-    let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
-    let failure = |source| OpenFailure::Donor { address: spec.address.clone(), source };
+    let security = security(spec).map_err(|failure| BorrowFailure::Credentials { failure })?;
+    let failure = |source| BorrowFailure::NoAnswer { address: spec.address.clone(), source };
     let mut last = failure(io::ErrorKind::NotFound.into());
     for address in spec.address.to_socket_addrs().map_err(failure)? {
         let links = Links::new(tcp::LINKS, Place::Tcp(address), security.clone(), who, timeouts)
@@ -149,12 +150,12 @@ fn greet(spec: &DonorSpec, timeouts: Timeouts) -> Result<(Links, Greeting), Open
         let address = spec.address.clone();
         last = match links.greet() {
             Ok(greeting) => return Ok((links, greeting)),
-            Err(Miss::Distrust(distrust)) => OpenFailure::DonorDistrust { address, distrust },
+            Err(Miss::Distrust(distrust)) => BorrowFailure::Distrust { address, distrust },
             Err(Miss::Refused(Refusal::PlainOnly) | Miss::Unproven(Refusal::PlainOnly)) => {
-                OpenFailure::DonorPlain { address }
+                BorrowFailure::PlainOnly { address }
             }
             Err(Miss::Refused(Refusal::TlsOnly) | Miss::Unproven(Refusal::TlsOnly)) => {
-                OpenFailure::DonorTls { address }
+                BorrowFailure::TlsOnly { address }
             }
             Err(Miss::Refused(refusal) | Miss::Unproven(refusal)) => failure(io::Error::other(refusal)),
             Err(Miss::Failed(errno)) => failure(io::Error::from_raw_os_error(errno)),
@@ -164,35 +165,35 @@ fn greet(spec: &DonorSpec, timeouts: Timeouts) -> Result<(Links, Greeting), Open
 }
 
 /// The transport to a donor at a port. `answers`: the donor has answered the greeting, so RDMA to it can be checked.
-fn network(spec: &DonorSpec, links: Links, answers: bool) -> Result<Box<dyn Transport>, OpenFailure> {
+fn network(spec: &DonorSpec, links: Links, answers: bool) -> Result<Box<dyn Transport>, BorrowFailure> {
     let links = Arc::new(links);
     let Some(wanted) = &spec.rdma else { return Ok(Box::new(Tcp(links))) };
     let opened = Rdma::open(wanted, links).map_err(RdmaFailure::Verbs);
     let checked = opened.and_then(|rdma| if answers { rdma.check().map(|()| rdma) } else { Ok(rdma) });
     let address = || spec.address.clone();
     checked.map(|rdma| Box::new(rdma) as Box<dyn Transport>).map_err(|failure| match failure {
-        RdmaFailure::Verbs(failure) => OpenFailure::Rdma { address: address(), failure },
-        RdmaFailure::Path(device) => OpenFailure::RdmaPath { address: address(), device },
+        RdmaFailure::Verbs(failure) => BorrowFailure::Rdma { address: address(), failure },
+        RdmaFailure::Path(device) => BorrowFailure::RdmaPath { address: address(), device },
         // The donor does not know this kind of request.
-        RdmaFailure::Loss(Loss::Refused(Refusal::UnknownKind)) => OpenFailure::DonorNoRdma { address: address() },
+        RdmaFailure::Loss(Loss::Refused(Refusal::UnknownKind)) => BorrowFailure::NoRdma { address: address() },
         RdmaFailure::Loss(Loss::Refused(refusal)) => {
-            OpenFailure::Donor { address: address(), source: io::Error::other(refusal) }
+            BorrowFailure::NoAnswer { address: address(), source: io::Error::other(refusal) }
         }
         RdmaFailure::Loss(Loss::Connection(errno)) => {
-            OpenFailure::Donor { address: address(), source: io::Error::from_raw_os_error(errno) }
+            BorrowFailure::NoAnswer { address: address(), source: io::Error::from_raw_os_error(errno) }
         }
     })
 }
 
 /// The borrower's identity: within the tree of `spec` if it names one, otherwise in a new random tree.
-fn who(spec: &DonorSpec) -> Result<BorrowerId, OpenFailure> {
+fn who(spec: &DonorSpec) -> Result<BorrowerId, BorrowFailure> {
     let id = || random().map_err(|errno| system("drawing a random number", errno));
     let tree = spec.tree.map_or_else(id, Ok)?;
     Ok(BorrowerId(u128::from(tree) << 64 | u128::from(id()?)))
 }
 
-fn system(what: &'static str, errno: Errno) -> OpenFailure {
-    OpenFailure::System { tier: NAME, what, source: error(errno) }
+fn system(what: &'static str, errno: Errno) -> BorrowFailure {
+    OpenFailure::System { tier: NAME, what, source: error(errno) }.into()
 }
 
 fn remote(
@@ -202,7 +203,7 @@ fn remote(
     timeouts: Timeouts,
     unlent: Unlent,
     writers: Writers,
-) -> Result<Arc<Remote>, OpenFailure> {
+) -> Result<Arc<Remote>, BorrowFailure> {
     let remote = Remote::new(transport, slabs, lease, timeouts, unlent, writers);
     remote.map(Arc::new).map_err(|errno| system("mapping the leases", errno))
 }

@@ -23,12 +23,14 @@
 #![forbid(unsafe_code)]
 
 mod array;
+mod borrow_failure;
 mod donor;
 mod keep_alive;
 mod spec;
 
 pub use array::memory_members;
 pub use array::{Array, DATA_SHARDS, MEMBERS_MAX, POSITIONS, WEIGHT_MAX};
+pub use borrow_failure::BorrowFailure;
 pub use donor::Donor;
 pub use keep_alive::keep_alive;
 pub use spec::{ArraySpec, DonorSecurity, DonorSpec, MemberSpec, RdmaSpec, Redundancy};

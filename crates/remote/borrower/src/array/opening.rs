@@ -8,15 +8,16 @@ use aquifer_tier::OpenFailure;
 use aquifer_wire::SLAB_BYTES;
 
 use super::{Array, NAME, Store, layout};
+use crate::borrow_failure::BorrowFailure;
 use crate::donor::{Donor, Offer, Writers};
 use crate::spec::ArraySpec;
 
 impl Array {
     /// Greets the donors. Borrows nothing yet. If several donors have each byte, some may be absent.
-    pub fn open(spec: &ArraySpec) -> Result<Array, OpenFailure> {
+    pub fn open(spec: &ArraySpec) -> Result<Array, BorrowFailure> {
         let shape = spec.redundancy.shape();
         let ask = |member: &crate::spec::MemberSpec| Offer::ask(&member.donor, shape.is_redundant());
-        let mut offers = spec.members.iter().map(ask).collect::<Result<Vec<Offer>, OpenFailure>>()?;
+        let mut offers = spec.members.iter().map(ask).collect::<Result<Vec<Offer>, BorrowFailure>>()?;
         // A donor that does not answer is assumed to lend as much as the others once it does.
         let Some(max) = offers.iter().filter_map(Offer::slabs).max() else {
             return Err(offers.swap_remove(0).why_absent().expect("who does not lend has said why"));
@@ -24,7 +25,7 @@ impl Array {
         let there = offers.iter().filter(|offer| offer.slabs().is_some()).count();
         if there < shape.needed {
             let first = offers.into_iter().find_map(Offer::why_absent).expect("who does not lend has said why");
-            return Err(OpenFailure::DonorsTooFew { needed: shape.needed, there, first: Box::new(first) });
+            return Err(BorrowFailure::TooFew { needed: shape.needed, there, first: Box::new(first) });
         }
         let room: Vec<u64> = offers.iter().map(|offer| offer.slabs().unwrap_or(max)).collect();
         let slabs = slabs(spec, layout::slabs(&room, shape.total) * shape.needed as u64)?;
@@ -43,30 +44,28 @@ impl Array {
         for (offer, member) in offers.into_iter().zip(&spec.members) {
             stores.push((Box::new(offer.accept(shape.ranges(slabs), writers)?), member.weight));
         }
-        let failure = |Errno(errno)| OpenFailure::System {
-            tier: NAME,
-            what: "mapping the table of slabs",
-            source: std::io::Error::from_raw_os_error(errno),
-        };
-        Array::new(stores, shape, slabs, notices).map_err(failure)
+        Array::new(stores, shape, slabs, notices).map_err(|Errno(errno)| {
+            let source = std::io::Error::from_raw_os_error(errno);
+            OpenFailure::System { tier: NAME, what: "mapping the table of slabs", source }.into()
+        })
     }
 
     /// Refuses credential files that cannot protect a connection.
-    pub fn check_place(spec: &ArraySpec) -> Result<(), OpenFailure> {
+    pub fn check_place(spec: &ArraySpec) -> Result<(), BorrowFailure> {
         spec.members.iter().try_for_each(|member| Donor::check_place(&member.donor))
     }
 }
 
 /// How many slabs the array has, where there is room for `lendable`.
-fn slabs(spec: &ArraySpec, lendable: u64) -> Result<usize, OpenFailure> {
+fn slabs(spec: &ArraySpec, lendable: u64) -> Result<usize, BorrowFailure> {
     let lendable_bytes = lendable * SLAB_BYTES;
     let wanted_bytes = spec.size.map_or(lendable_bytes, |size| size.0);
     if wanted_bytes < SLAB_BYTES {
-        return Err(OpenFailure::TooSmall { tier: NAME, wanted_bytes, minimum_bytes: SLAB_BYTES });
+        return Err(OpenFailure::TooSmall { tier: NAME, wanted_bytes, minimum_bytes: SLAB_BYTES }.into());
     }
     if wanted_bytes > lendable_bytes {
         let addresses: Vec<&str> = spec.members.iter().map(|member| &*member.donor.address).collect();
-        return Err(OpenFailure::DonorTooSmall { address: addresses.join("+"), wanted_bytes, lendable_bytes });
+        return Err(BorrowFailure::LendsTooLittle { address: addresses.join("+"), wanted_bytes, lendable_bytes });
     }
     Ok(usize::try_from(wanted_bytes / SLAB_BYTES).expect("as many as donors have"))
 }

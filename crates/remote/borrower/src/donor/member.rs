@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_sys::raw::Errno;
-use aquifer_tier::{Activity, Cause, KeepAlive, OpenFailure, TierFailure, TierQueue};
+use aquifer_tier::{Activity, Cause, KeepAlive, TierFailure, TierQueue};
 use aquifer_wire::{Message, SLAB_BYTES};
 
 use super::link::Greeting;
@@ -25,6 +25,7 @@ use super::timeouts::Timeouts;
 use super::transport::Loss;
 use super::{failure, greet, network, remote, security, system, who};
 use crate::array::{Room, Store};
+use crate::borrow_failure::BorrowFailure;
 use crate::spec::DonorSpec;
 
 /// The lease time assumed for a donor that has not stated one: the default of donors.
@@ -33,7 +34,7 @@ const LEASE_UNKNOWN: Duration = Duration::from_secs(60);
 /// A donor that has been asked how much it lends.
 pub(crate) struct Offer {
     links: Links,
-    greeting: Result<Greeting, OpenFailure>,
+    greeting: Result<Greeting, BorrowFailure>,
     timeouts: Timeouts,
     spec: DonorSpec,
 }
@@ -41,16 +42,16 @@ pub(crate) struct Offer {
 impl Offer {
     /// Asks the donor. A donor that does not answer is accepted if others have its bytes, too, because it may come
     /// back.
-    pub(crate) fn ask(spec: &DonorSpec, is_redundant: bool) -> Result<Offer, OpenFailure> {
+    pub(crate) fn ask(spec: &DonorSpec, is_redundant: bool) -> Result<Offer, BorrowFailure> {
         let timeouts = if is_redundant { Timeouts::AMONG_OTHERS } else { Timeouts::ALONE };
         match greet(spec, timeouts) {
             Ok((links, greeting)) => Ok(Offer { links, greeting: Ok(greeting), timeouts, spec: spec.clone() }),
-            Err(refused @ OpenFailure::Donor { .. }) if is_redundant => {
+            Err(refused @ BorrowFailure::NoAnswer { .. }) if is_redundant => {
                 let Some(address) = spec.address.to_socket_addrs().ok().and_then(|mut all| all.next()) else {
                     return Err(refused);
                 };
                 let who = who(spec)?;
-                let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
+                let security = security(spec).map_err(|failure| BorrowFailure::Credentials { failure })?;
                 let links = Links::new(tcp::LINKS, Place::Tcp(address), security, who, timeouts)
                     .map_err(|errno| system("making sockets", errno))?;
                 Ok(Offer { links, greeting: Err(refused), timeouts, spec: spec.clone() })
@@ -65,12 +66,12 @@ impl Offer {
     }
 
     /// Why it has not answered.
-    pub(crate) fn why_absent(self) -> Option<OpenFailure> {
+    pub(crate) fn why_absent(self) -> Option<BorrowFailure> {
         self.greeting.err()
     }
 
     /// The donor as a member of an array of `slabs` slabs.
-    pub(crate) fn accept(self, slabs: usize, writers: Writers) -> Result<Share, OpenFailure> {
+    pub(crate) fn accept(self, slabs: usize, writers: Writers) -> Result<Share, BorrowFailure> {
         let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
         let remote = remote(transport, lease, slabs, self.timeouts, Unlent::Gone, writers)?;

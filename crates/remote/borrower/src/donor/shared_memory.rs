@@ -45,6 +45,7 @@ use super::recalls::Recalls;
 use super::remote::{Piece, Remote};
 use super::timeouts::Timeouts;
 use super::transport::{Loss, Transport};
+use crate::borrow_failure::BorrowFailure;
 use crate::spec::DonorSpec;
 
 /// Links for requests. One thread at a time asks for a grant, and another renews leases.
@@ -66,8 +67,8 @@ impl SharedMemory {
         spec: &DonorSpec,
         path: &str,
         who: BorrowerId,
-    ) -> Result<(SharedMemory, Greeting, Vec<String>), OpenFailure> {
-        let system = |what, source| OpenFailure::System { tier: NAME, what, source };
+    ) -> Result<(SharedMemory, Greeting, Vec<String>), BorrowFailure> {
+        let system = |what, source| BorrowFailure::from(OpenFailure::System { tier: NAME, what, source });
         let errno = |what| move |errno: rustix::io::Errno| system(what, errno.into());
         let place = Place::Local(SocketAddrUnix::new(path).map_err(errno("naming a socket"))?);
         let passed = Arc::new(PassedDescriptors::default());
@@ -79,23 +80,23 @@ impl SharedMemory {
         check_user(spec, &anchor)?;
         let address = || spec.address.clone();
         let Some([data, status_page]) = passed.take() else {
-            return Err(OpenFailure::Donor { address: address(), source: std::io::ErrorKind::InvalidData.into() });
+            return Err(BorrowFailure::NoAnswer { address: address(), source: std::io::ErrorKind::InvalidData.into() });
         };
         let [data, status_page] = [data, status_page].map(File::from);
         for file in [&data, &status_page] {
-            let other = |_| OpenFailure::DonorUser { address: address() };
+            let other = |_| BorrowFailure::OtherUser { address: address() };
             safe_open::check_owner(file, &spec.address).map_err(other)?;
         }
         let status_page = SharedView::open(std::os::fd::AsFd::as_fd(&status_page))
             .map_err(|source| system("mapping a status page", source))?;
         let about = data.metadata().map_err(|source| system("looking at a file in memory", source))?;
         if about.len() < status_page.len() as u64 * SLAB_BYTES {
-            return Err(OpenFailure::Donor { address: address(), source: std::io::ErrorKind::InvalidData.into() });
+            return Err(BorrowFailure::NoAnswer { address: address(), source: std::io::ErrorKind::InvalidData.into() });
         }
         // A write beyond the limit would raise SIGXFSZ, which ends the program without a message.
         if file_bytes_max() < about.len() {
             let (wanted_bytes, limit_bytes) = (Some(about.len()), file_bytes_max());
-            return Err(OpenFailure::FileLimit { tier: NAME, wanted_bytes, limit_bytes });
+            return Err(OpenFailure::FileLimit { tier: NAME, wanted_bytes, limit_bytes }.into());
         }
         let notices = if about.blksize() < HUGE_PAGE_BYTES {
             vec![format!(
@@ -180,23 +181,23 @@ impl Transport for SharedMemory {
 }
 
 /// Shared memory is only for the same user and root.
-fn check_user(spec: &DonorSpec, anchor: &Link) -> Result<(), OpenFailure> {
+fn check_user(spec: &DonorSpec, anchor: &Link) -> Result<(), BorrowFailure> {
     let own = rustix::process::geteuid();
     let user = rustix::net::sockopt::socket_peercred(anchor.socket()).map(|peer| peer.uid);
     match user {
         Ok(user) if user == own || user.is_root() => Ok(()),
-        _ => Err(OpenFailure::DonorUser { address: spec.address.clone() }),
+        _ => Err(BorrowFailure::OtherUser { address: spec.address.clone() }),
     }
 }
 
-fn refused(spec: &DonorSpec, miss: Miss) -> OpenFailure {
+fn refused(spec: &DonorSpec, miss: Miss) -> BorrowFailure {
     let address = spec.address.clone();
     match miss {
-        Miss::Refused(Refusal::OtherUser) => OpenFailure::DonorUser { address },
-        Miss::Refused(refusal) => OpenFailure::Donor { address, source: std::io::Error::other(refusal) },
+        Miss::Refused(Refusal::OtherUser) => BorrowFailure::OtherUser { address },
+        Miss::Refused(refusal) => BorrowFailure::NoAnswer { address, source: std::io::Error::other(refusal) },
         miss => {
             let source = std::io::Error::from_raw_os_error(Loss::from(miss).errno());
-            OpenFailure::Donor { address, source }
+            BorrowFailure::NoAnswer { address, source }
         }
     }
 }
