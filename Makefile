@@ -41,7 +41,7 @@ metrics:
 	$(CARGO) build --release --package aquifer-metrics
 
 stress:
-	$(CARGO) build --release --package aquifer-e2e --bin stress
+	$(CARGO) build --release --package aquifer-e2e --bin aquifer-stress
 	$(CC) $(TORTURE_FLAGS) -o $(RELEASE)/aquifer-torture crates/lab/e2e/torture/*.c
 
 demo:
@@ -59,8 +59,8 @@ install: build bench metrics stress
 	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
 	install -D -m 0755 $(RELEASE)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
 	install -D -m 0755 $(RELEASE)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics
-	install -D -m 0755 $(RELEASE)/stress $(DESTDIR)$(PREFIX)/lib/aquifer/aquifer-stress
-	install -D -m 0755 $(RELEASE)/aquifer-torture $(DESTDIR)$(PREFIX)/lib/aquifer/aquifer-torture
+	install -D -m 0755 $(RELEASE)/aquifer-stress $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-stress
+	install -D -m 0755 $(RELEASE)/aquifer-torture $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-torture
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(RELEASE)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system

@@ -25,6 +25,8 @@ pub struct Companion {
 pub const BENCH: Companion = Companion { name: "aquifer-bench", target: "bench" };
 /// Speaks HTTP with scrapers; see `exporter.rs`.
 pub const METRICS: Companion = Companion { name: "aquifer-metrics", target: "metrics" };
+/// Verifies memory for hours; see `stress.rs`.
+pub const STRESS: Companion = Companion { name: "aquifer-stress", target: "stress" };
 
 /// Where packages install the programs, from the directory above the command's.
 const INSTALLED: &str = "libexec/aquifer";

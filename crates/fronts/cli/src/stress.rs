@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer stress`: starts the stress suite, a separate program that is installed next to the preload library.
+//! `aquifer stress`: starts the stress suite, a program of its own (`companion.rs`).
 
 use std::env;
 use std::os::unix::process::CommandExt;
@@ -10,13 +10,12 @@ use std::process;
 
 use clap::ValueEnum;
 
-use crate::exit::{ExitCode, Failure};
+use crate::companion::{self, STRESS};
+use crate::exit::Failure;
 use crate::run::preload;
 
-/// The suite's file name when installed, and in a build directory.
-const INSTALLED: &str = "aquifer-stress";
-const BUILT: &str = "stress";
-/// The installed torture program that the suite runs. In a build directory, the suite compiles it.
+/// The torture program that the suite runs. It lies beside the suite where `make stress` built it; otherwise the suite
+/// compiles it.
 const TORTURE: &str = "aquifer-torture";
 
 /// Verify memory for hours: random programs and real ones, over every kind of tier
@@ -80,17 +79,18 @@ enum Delivery {
 
 /// Replaces this process with the suite.
 pub fn stress(args: &StressArgs) -> Result<process::ExitCode, Failure> {
-    let executable = env::current_exe().unwrap_or_default();
+    let executable = companion::executable()?;
     let library = preload::find(env::var_os(preload::VARIABLE), &executable)?;
-    let (suite, is_installed) = find(&executable, &library)?;
+    let suite = STRESS.find()?;
+    let torture = suite.with_file_name(TORTURE);
     let mut command = process::Command::new(&suite);
     let binaries = executable.parent().unwrap_or(Path::new("."));
     command
         .env("AQUIFER_E2E_BIN", binaries)
         .env(preload::VARIABLE, &library)
         .env("AQUIFER_E2E_SCRATCH", &args.directory);
-    if is_installed {
-        command.env("AQUIFER_E2E_TORTURE", suite.with_file_name(TORTURE));
+    if torture.is_file() {
+        command.env("AQUIFER_E2E_TORTURE", torture);
     }
     let numbers = [
         ("--minutes", Some(args.minutes)),
@@ -112,23 +112,5 @@ pub fn stress(args: &StressArgs) -> Result<process::ExitCode, Failure> {
         command.args(is_asked.then_some(flag));
     }
     let error = command.exec();
-    Err(Failure::new(
-        ExitCode::CannotStart,
-        format!("{} cannot be started: {error}", suite.display()),
-        "install aquifer again",
-    ))
-}
-
-/// Finds the suite: next to the preload library (installed), or next to the command (built). Returns whether it is
-/// installed.
-fn find(executable: &Path, library: &Path) -> Result<(PathBuf, bool), Failure> {
-    let places = [(library.with_file_name(INSTALLED), true), (executable.with_file_name(BUILT), false)];
-    let looked: Vec<String> = places.iter().map(|(place, _)| place.display().to_string()).collect();
-    places.into_iter().find(|(place, _)| place.exists()).ok_or_else(|| {
-        Failure::new(
-            ExitCode::CannotStart,
-            format!("the stress suite is not at {}", looked.join(" or ")),
-            "run 'make install', or 'cargo build --release -p aquifer-e2e' in the source tree",
-        )
-    })
+    Err(STRESS.failure(format!("at {} cannot be started: {error}", suite.display())))
 }

@@ -70,7 +70,7 @@ impl Target {
             std::fs::copy(from, to).expect("the scratch directory can be written");
         };
         programs.iter().for_each(|(name, program)| copy(program, name));
-        copy(Path::new(env!("CARGO_BIN_EXE_stress")), "release/stress");
+        copy(Path::new(env!("CARGO_BIN_EXE_aquifer-stress")), "release/aquifer-stress");
         for name in ["aquifer", "aquifer-bench", "aquifer-metrics", "libaquifer_preload.so"] {
             copy(&binaries().join(name), &format!("release/{name}"));
         }
@@ -210,7 +210,7 @@ impl Site {
     }
 
     /// Waits until every slab has its copies again and every donor lends.
-    fn settle(&self) {
+    fn wait_for_copies(&self) {
         ["donor", "donor2", "donor3"].iter().for_each(|name| self.lends(name));
         std::thread::sleep(PUBLISHED_AFTER);
         eventually("all slabs have their copies", || self.figure("slabs_degraded") == self.figure("slabs_rebuilt"));
@@ -243,7 +243,7 @@ fn the_pages_can_be_followed_from_top_to_bottom() {
         }
         if is_last {
             if drill.is_some() {
-                site.settle();
+                site.wait_for_copies();
             }
             expect(&site, &block.section);
         }

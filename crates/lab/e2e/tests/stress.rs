@@ -32,15 +32,16 @@ fn some_rounds_in_both_deliveries_are_right_or_loud() {
 fn the_command_works_from_an_installed_prefix() {
     let Some(torture) = torture() else { return };
     let prefix = scratch("stress-prefix");
-    let (bin, library, work) = (prefix.join("bin"), prefix.join("lib/aquifer"), prefix.join("work"));
-    for directory in [&bin, &library, &work] {
+    let [bin, library, programs, work] =
+        ["bin", "lib/aquifer", "libexec/aquifer", "work"].map(|directory| prefix.join(directory));
+    for directory in [&bin, &library, &programs, &work] {
         std::fs::create_dir_all(directory).expect("the scratch directory can be written");
     }
     let copies = [
         (binaries().join("aquifer"), bin.join("aquifer")),
         (binaries().join("libaquifer_preload.so"), library.join("libaquifer_preload.so")),
-        (env!("CARGO_BIN_EXE_stress").into(), library.join("aquifer-stress")),
-        (torture.to_owned(), library.join("aquifer-torture")),
+        (env!("CARGO_BIN_EXE_aquifer-stress").into(), programs.join("aquifer-stress")),
+        (torture.to_owned(), programs.join("aquifer-torture")),
     ];
     for (from, to) in copies {
         std::fs::copy(&from, to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
