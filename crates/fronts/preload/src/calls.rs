@@ -86,7 +86,7 @@ unsafe extern "C-unwind" fn entered_deferred(number: usize, args: usize, _: usiz
 #[inline(never)]
 unsafe fn entered(number: i64, args: &[usize; 6]) -> isize {
     let instance = instance();
-    if !shown_calls::is_settled()
+    if !shown_calls::announces_no_more()
         && let Some(instance) = instance
     {
         // SAFETY: the caller's promise.
@@ -137,11 +137,11 @@ pub struct Early {
 impl Early {
     /// Called before the call. `None` if the call need not be shown.
     pub fn begin(adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> Option<Self> {
-        if shown_calls::is_settled() {
+        if shown_calls::announces_no_more() {
             return None;
         }
         if adopter.has_started() {
-            settle(adopter);
+            end_announcements(adopter);
             return None;
         }
         // The only thread of a process is in no call when it starts the pager.
@@ -165,17 +165,17 @@ impl Drop for Early {
         if self.adopter.has_started() {
             // errno already holds the call's own result.
             let errno = signals::errno();
-            settle(self.adopter);
+            end_announcements(self.adopter);
             signals::set_errno(errno);
         }
     }
 }
 
 /// The pager has started. If this thread is in no call that began before, the memory of such calls can be managed now.
-fn settle(adopter: &'static Adopter) {
+fn end_announcements(adopter: &'static Adopter) {
     if !shown_calls::is_in_call() {
         adopter.calls_are_over(shown_calls::this_thread());
-        shown_calls::settle();
+        shown_calls::announce_no_more();
     }
 }
 
@@ -223,8 +223,8 @@ impl Caller {
     /// The caller for a trapped call.
     pub fn trapped(cancellable: bool) -> Self {
         let adopter = adopter();
-        if !shown_calls::is_settled() {
-            adopter.inspect(|adopter| settle(adopter));
+        if !shown_calls::announces_no_more() {
+            adopter.inspect(|adopter| end_announcements(adopter));
         }
         Self { adopter, cancellable }
     }

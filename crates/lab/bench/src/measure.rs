@@ -13,13 +13,13 @@ use crate::args::Settings;
 use crate::cgroup::{Account, Cgroup, Hierarchy};
 use crate::contender::Contender;
 use crate::failure::BenchFailure;
+use crate::idle_disk::wait_for_idle;
 use crate::interrupt::Interrupt;
 use crate::own;
 use crate::plan::Step;
 use crate::process::{self, Finished, find_program};
 use crate::record::Run;
 use crate::result::{figure_of, parse_output};
-use crate::settle::settle;
 use crate::size::{MIB, format_size};
 use crate::swap::SwapArea;
 use crate::undo::{self, CERTIFICATES_KIND, SERVER_KIND, Undo, UndoList};
@@ -112,7 +112,7 @@ impl Bench<'_> {
         if let Some(threads) = self.settings.threads {
             command.env("OMP_NUM_THREADS", threads.to_string());
         }
-        settle(&self.settings.dir, self.interrupt)?;
+        wait_for_idle(&self.settings.dir, self.interrupt)?;
         let finished = process::run(command, self.settings.timeout, self.interrupt)?;
         let account = cgroup.as_ref().map_or_else(Account::default, Cgroup::account);
         run.wall_seconds = finished.wall.as_secs_f64();

@@ -147,7 +147,7 @@ impl Game {
     }
 
     /// Waits until every slab has all of its copies or shards again.
-    pub fn settle(&self) {
+    pub fn wait_for_copies(&self) {
         std::thread::sleep(PUBLISHED_AFTER);
         let begun = Instant::now();
         let mut said = begun;

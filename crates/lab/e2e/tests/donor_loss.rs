@@ -220,7 +220,7 @@ fn no_loss_is_noticed(name: &str, donors: usize, at_once: usize, options: &str, 
         let what = if asked { round } else { usual[round as usize] };
         println!("round {round}:");
         lose(only.unwrap_or(what), pause, &mut lost[..at_once]);
-        field.game.settle();
+        field.game.wait_for_copies();
         assert_eq!(field.game.figure("poisoned_blocks"), 0, "nothing is lost in round {round}");
     }
     let rebuilt = field.game.figure("slabs_rebuilt");
@@ -360,7 +360,7 @@ fn while_what_is_stored_at_one_donor_is_wrong_the_other_one_is_waited_for() {
         lenders[1].signal("-STOP");
         std::thread::sleep(Duration::from_millis(1200));
         lenders[1].signal("-CONT");
-        game.settle();
+        game.wait_for_copies();
     }
     let ended = game.end();
     let Verified { wrong, lost, .. } = verified(&ended);

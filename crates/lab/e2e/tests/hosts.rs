@@ -44,7 +44,7 @@ fn a_pulled_cable_is_not_noticed_with_a_mirror() {
         hosts.set_cable(donor, is_at_donor, "down");
         std::thread::sleep(Duration::from_millis(away_ms));
         hosts.set_cable(donor, is_at_donor, "up");
-        game.settle();
+        game.wait_for_copies();
     }
     let rebuilt = game.figure("slabs_rebuilt");
     let Verified { wrong, lost, longest_ms } = verified(&game.end());
@@ -68,7 +68,7 @@ fn a_program_has_its_memory_with_64_donors_and_some_are_lost() {
     let Some(game) = Game::start("hosts-many", &tiers, ALARM, |command| command) else { return };
     for lost in [40, 20, 3] {
         drop(donors.remove(lost));
-        game.settle();
+        game.wait_for_copies();
     }
     let lending = donors.iter().filter(|donor| donor.number("lent_bytes") > 0).count();
     println!("{lending} donors have something");

@@ -272,7 +272,7 @@ impl Engine {
     }
 
     /// Ends a thread's work on a block. Returns true when other threads wait for it.
-    fn settle(&mut self, block: BlockIndex, state: State) -> bool {
+    fn finish(&mut self, block: BlockIndex, state: State) -> bool {
         if state == State::Empty {
             self.map.forget_temperature(block);
             self.map.leave_inherited(block);

@@ -13,7 +13,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use aquifer_sys::memory::OwnWord;
-use aquifer_sys::presence::{Hold, Presence};
+use aquifer_sys::presence::{Presence, PresenceLock};
 use aquifer_sys::raw::Errno;
 
 /// The most living processes with places.
@@ -45,7 +45,7 @@ pub struct Places<S> {
 pub struct ChildSetup {
     /// The index of the place.
     pub place: usize,
-    hold: Option<Hold>,
+    lock: Option<PresenceLock>,
 }
 
 impl<S: Deref<Target = [AtomicU32]>> Places<S> {
@@ -55,7 +55,7 @@ impl<S: Deref<Target = [AtomicU32]>> Places<S> {
         Ok(Self { states, presence, own: OwnWord::new()? })
     }
 
-    fn open_presence(&self) -> Option<Hold> {
+    fn open_presence(&self) -> Option<PresenceLock> {
         self.presence.as_ref()?.open().ok()
     }
 
@@ -81,14 +81,14 @@ impl<S: Deref<Target = [AtomicU32]>> Places<S> {
 
     /// Takes a free place. `None` if there is none. `clear` gives back the resources of a process that has ended.
     pub fn prepare(&self, clear: impl Fn(usize)) -> Option<ChildSetup> {
-        let hold = self.open_presence();
-        hold.as_ref().inspect(|hold| self.free_ended(hold, &clear));
+        let lock = self.open_presence();
+        lock.as_ref().inspect(|lock| self.free_ended(lock, &clear));
         let place = (0..self.states.len()).find(|place| {
             let seen = self.seen(*place);
             seen & STATE == FREE && self.change(*place, seen, IN_BETWEEN)
         })?;
-        let hold = hold.filter(|hold| hold.take(place as u32).is_ok());
-        Some(ChildSetup { place, hold })
+        let lock = lock.filter(|lock| lock.take(place as u32).is_ok());
+        Some(ChildSetup { place, lock })
     }
 
     /// Frees the places of processes that have ended. Does nothing if their end cannot be seen.
@@ -98,7 +98,7 @@ impl<S: Deref<Target = [AtomicU32]>> Places<S> {
         }
     }
 
-    fn free_ended(&self, asking: &Hold, clear: &impl Fn(usize)) {
+    fn free_ended(&self, asking: &PresenceLock, clear: &impl Fn(usize)) {
         for place in 0..self.states.len() {
             let seen = self.seen(place);
             if seen & STATE == TAKEN && !asking.sees(place as u32) && self.change(place, seen, IN_BETWEEN) {
@@ -114,14 +114,14 @@ impl<S: Deref<Target = [AtomicU32]>> Places<S> {
 
     /// In the parent, after fork(2).
     pub fn fork_succeeded(&self, child: ChildSetup) {
-        self.occupy(child.place, child.hold.is_some());
-        // The child has its own copy of the hold on its place, or has ended.
-        drop(child.hold);
+        self.occupy(child.place, child.lock.is_some());
+        // The child has its own copy of the lock on its place, or has ended.
+        drop(child.lock);
     }
 
     /// In the parent, if fork(2) has failed.
     pub fn fork_failed(&self, child: ChildSetup, clear: impl Fn(usize)) {
-        drop(child.hold);
+        drop(child.lock);
         self.empty(child.place, clear);
     }
 
@@ -129,9 +129,9 @@ impl<S: Deref<Target = [AtomicU32]>> Places<S> {
     /// never freed.
     pub fn occupy_own(&self, child: ChildSetup) -> Result<(), Errno> {
         self.own.word().store(child.place as u32 + 1, Ordering::Relaxed);
-        let is_seen = child.hold.is_some();
-        let held = match (child.hold, &self.presence) {
-            (Some(hold), Some(presence)) => presence.become_holder(hold),
+        let is_seen = child.lock.is_some();
+        let held = match (child.lock, &self.presence) {
+            (Some(lock), Some(presence)) => presence.become_holder(lock),
             _ => Ok(()),
         };
         self.occupy(child.place, is_seen && held.is_ok());

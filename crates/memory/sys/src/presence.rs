@@ -42,7 +42,7 @@ pub struct Presence {
 
 /// A separate open file description that holds one byte or none. Closed when dropped.
 #[derive(Debug)]
-pub struct Hold {
+pub struct PresenceLock {
     descriptor: RawFd,
 }
 
@@ -70,7 +70,7 @@ impl Presence {
     }
 
     /// Opens a separate description, which holds no byte yet.
-    pub fn open(&self) -> Result<Hold, Errno> {
+    pub fn open(&self) -> Result<PresenceLock, Errno> {
         let mut path = [0u8; 48];
         // The last byte stays 0: the path is shorter than that for every possible number.
         let _ = write!(&mut path[..47], "/proc/thread-self/fd/{}", self.file);
@@ -78,14 +78,14 @@ impl Presence {
         // SAFETY: openat(2) reads the path, which ends with 0.
         let opened =
             unsafe { syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0, 0, 0]) }?;
-        Ok(Hold { descriptor: out_of_the_way(opened as RawFd) })
+        Ok(PresenceLock { descriptor: out_of_the_way(opened as RawFd) })
     }
 
-    /// Marks this process by `hold` from now on, instead of by the hold that it inherited from its parent. EBADF if
+    /// Marks this process by `lock` from now on, instead of by the lock that it inherited from its parent. EBADF if
     /// the descriptor has been closed.
-    pub fn become_holder(&self, hold: Hold) -> Result<(), Errno> {
-        let descriptor = hold.descriptor;
-        std::mem::forget(hold);
+    pub fn become_holder(&self, lock: PresenceLock) -> Result<(), Errno> {
+        let descriptor = lock.descriptor;
+        std::mem::forget(lock);
         replace_descriptor(descriptor, self.own)
     }
 }
@@ -97,7 +97,7 @@ impl Drop for Presence {
     }
 }
 
-impl Hold {
+impl PresenceLock {
     /// Locks a byte until this value, and every copy of it that fork(2) has made, is closed. EAGAIN if another
     /// description holds the byte.
     pub fn take(&self, byte: u32) -> Result<(), Errno> {
@@ -110,7 +110,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for PresenceLock {
     fn drop(&mut self) {
         // SAFETY: the descriptor belongs to this value, and nothing uses it any more.
         let _ = unsafe { syscall(libc::SYS_close, [self.descriptor as usize, 0, 0, 0, 0, 0]) };
@@ -144,26 +144,26 @@ mod tests {
     #[test]
     fn a_byte_is_held_until_the_last_copy_and_the_last_ring_is_closed() {
         let presence = Presence::new().expect("a memfd");
-        let hold = |byte| {
-            let hold = presence.open().expect("/proc");
-            hold.take(byte).map(|()| hold)
+        let locked = |byte| {
+            let lock = presence.open().expect("/proc");
+            lock.take(byte).map(|()| lock)
         };
         let asking = presence.open().expect("/proc");
         assert!(!asking.sees(1));
-        let holding = hold(1).expect("nobody has it");
+        let first = locked(1).expect("nobody has it");
         assert!(asking.sees(1) && !asking.sees(0) && !asking.sees(2));
-        assert_eq!(hold(1).map(|_| ()), Err(Errno(libc::EAGAIN)));
+        assert_eq!(locked(1).map(|_| ()), Err(Errno(libc::EAGAIN)));
         // What fork(2) does with every descriptor.
         // SAFETY: dup(2) takes a number.
-        let copied = unsafe { syscall(libc::SYS_dup, [holding.descriptor as usize, 0, 0, 0, 0, 0]) };
-        let copy = Hold { descriptor: copied.expect("a descriptor") as RawFd };
-        drop(holding);
+        let copied = unsafe { syscall(libc::SYS_dup, [first.descriptor as usize, 0, 0, 0, 0, 0]) };
+        let copy = PresenceLock { descriptor: copied.expect("a descriptor") as RawFd };
+        drop(first);
         assert!(asking.sees(1));
         drop(copy);
         assert!(!asking.sees(1));
 
-        presence.become_holder(hold(2).expect("nobody has it")).expect("open");
-        presence.become_holder(hold(3).expect("nobody has it")).expect("open");
+        presence.become_holder(locked(2).expect("nobody has it")).expect("open");
+        presence.become_holder(locked(3).expect("nobody has it")).expect("open");
         assert!(asking.sees(3) && !asking.sees(2), "a child lets go of what its parent holds");
 
         if let Err(why) = crate::uring::probe() {
@@ -171,7 +171,7 @@ mod tests {
         }
         let file = Arc::new(File::open("/proc/self/exe").expect("this test"));
         let ring = Ring::new(file, 1).expect("it was probed");
-        presence.become_holder(hold(4).expect("nobody has it")).expect("open");
+        presence.become_holder(locked(4).expect("nobody has it")).expect("open");
         assert!(asking.sees(3), "a ring may have requests in flight");
         drop(ring);
         // The kernel dismantles a ring on one of its own threads.

@@ -23,8 +23,8 @@ const CALLS_MAX: usize = 2;
 const ABANDONED_BYTES: usize = 256 << 10;
 
 /// The record number of a thread that no longer needs a record.
-const SETTLED: u16 = u16::MAX;
-const _: () = assert!(THREADS_MAX < SETTLED as usize);
+const NO_MORE: u16 = u16::MAX;
+const _: () = assert!(THREADS_MAX < NO_MORE as usize);
 
 const FREE: u32 = 0;
 /// Being filled in by its thread.
@@ -90,14 +90,14 @@ fn own() -> Option<&'static Record> {
 }
 
 /// This thread will announce no more calls.
-pub fn settle() {
+pub fn announce_no_more() {
     leave();
-    thread_slot::set_record(SETTLED);
+    thread_slot::set_record(NO_MORE);
 }
 
-/// Whether [`settle`] was called on this thread.
-pub fn is_settled() -> bool {
-    thread_slot::record() == SETTLED
+/// Whether [`announce_no_more`] was called on this thread.
+pub fn announces_no_more() -> bool {
+    thread_slot::record() == NO_MORE
 }
 
 /// A call that is announced until this value is dropped.

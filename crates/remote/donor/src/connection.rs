@@ -25,7 +25,7 @@ use rustls::pki_types::CertificateDer;
 use crate::admission::Occupant;
 use crate::body;
 use crate::channel::Channel;
-use crate::listener::Seat;
+use crate::listener::Permit;
 use crate::service::{NOTICES_AT_ONCE, NOTICES_AT_RENEWAL, Service, Visit};
 use crate::settings::Timeouts;
 use crate::tallies::Peer;
@@ -112,7 +112,7 @@ pub(crate) struct Connection<'a> {
     service: &'a Service,
     channel: &'a dyn Channel,
     sender: &'a FrameSender,
-    seat: &'a Seat,
+    permit: &'a Permit,
     peer: Peer,
     timeouts: Timeouts,
     /// Known from the greeting on.
@@ -145,14 +145,14 @@ const BODY_STEP: usize = 64 << 10;
 
 impl<'a> Connection<'a> {
     /// The channel gives up reading and writing after `timeouts.frame`.
-    pub(crate) fn new(seat: &'a Seat, sender: &'a FrameSender, peer: Peer) -> Self {
+    pub(crate) fn new(permit: &'a Permit, sender: &'a FrameSender, peer: Peer) -> Self {
         let notified = Notified { order: 0, from: None };
-        let (service, timeouts) = (&seat.shared().service, seat.shared().settings.timeouts);
+        let (service, timeouts) = (&permit.shared().service, permit.shared().settings.timeouts);
         Self {
             service,
             channel: &*sender.channel,
             sender,
-            seat,
+            permit,
             peer,
             timeouts,
             tenant: None,
@@ -177,7 +177,7 @@ impl<'a> Connection<'a> {
         if !wakeup::readable(self.channel.socket(), self.timeouts.handshake) {
             return Err(Refusal::Slow);
         }
-        self.seat.spoke();
+        self.permit.spoke();
         self.channel.open(self.timeouts)?;
         let Some((visit, mut expected)) = self.greet()? else { return Ok(()) };
         let who = visit.who();
@@ -191,7 +191,8 @@ impl<'a> Connection<'a> {
             if self.service.takes_back(who) {
                 self.service.refuse(Some(&visit.tenant), self.peer, Refusal::OutsideLease);
             }
-            let answer = match self.service.answer(&visit, header.message, &mut self.body, self.seat.shared().count()) {
+            let answer = match self.service.answer(&visit, header.message, &mut self.body, self.permit.shared().count())
+            {
                 Ok(answer) => answer,
                 Err(refusal) if refusal.ends_connection() => return Err(refusal),
                 Err(refusal) => {
@@ -236,8 +237,8 @@ impl<'a> Connection<'a> {
         // Ending the connection would end a borrower on this machine, or RDMA access that bypasses the donor.
         let is_pinned = self.channel.is_local() || self.service.rdma_port().is_some();
         let connections_max = tenant.limits().connections.unwrap_or(usize::MAX);
-        self.seat.promote(tenant.id, connections_max, is_pinned)?;
-        if self.seat.shared().is_revoked(self.sender) {
+        self.permit.promote(tenant.id, connections_max, is_pinned)?;
+        if self.permit.shared().is_revoked(self.sender) {
             // Its certificate was revoked after the handshake.
             return Ok(None);
         }
@@ -292,7 +293,7 @@ impl<'a> Connection<'a> {
             }
             self.reserved = bytes;
         }
-        let wait_ms = tenant.wait_ms(self.seat.shared().now_ms(), bytes);
+        let wait_ms = tenant.wait_ms(self.permit.shared().now_ms(), bytes);
         if wait_ms > 0 {
             std::thread::sleep(Duration::from_millis(wait_ms));
         }
@@ -309,7 +310,7 @@ impl<'a> Connection<'a> {
     /// The next request's header. While it waits, the connection counts as idle and may be ended to make room for
     /// another.
     fn next_request(&mut self) -> Result<Option<Header>, Refusal> {
-        self.sender.idle_since_ms.store(self.seat.shared().now_ms(), Ordering::Relaxed);
+        self.sender.idle_since_ms.store(self.permit.shared().now_ms(), Ordering::Relaxed);
         let header = self.next_header(true);
         self.sender.idle_since_ms.store(BUSY, Ordering::Relaxed);
         header

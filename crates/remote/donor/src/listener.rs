@@ -131,12 +131,12 @@ fn milliseconds(duration: Duration) -> u64 {
 }
 
 /// A connection's place among those that the donor keeps, until it is dropped.
-pub(crate) struct Seat {
+pub(crate) struct Permit {
     shared: Arc<Shared>,
     number: Number,
 }
 
-impl Seat {
+impl Permit {
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
@@ -157,7 +157,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Permit {
     fn drop(&mut self) {
         let now_ms = self.shared.now_ms();
         self.shared.admission().leave(now_ms, self.number);
@@ -203,8 +203,8 @@ fn take_in(shared: &Arc<Shared>, accepted: Accepted) -> std::io::Result<()> {
     if let Some(displaced) = displaced {
         displaced.shut();
     }
-    let seat = Seat { shared: Arc::clone(shared), number };
-    // If the thread cannot be created, the seat is dropped with the closure.
-    let serve = move || Connection::new(&seat, &sender, peer).serve();
+    let permit = Permit { shared: Arc::clone(shared), number };
+    // If the thread cannot be created, the permit is dropped with the closure.
+    let serve = move || Connection::new(&permit, &sender, peer).serve();
     thread::Builder::new().name("donor-serve".into()).stack_size(STACK_BYTES).spawn(serve).map(|_| ())
 }

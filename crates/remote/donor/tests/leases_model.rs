@@ -294,7 +294,7 @@ impl Model {
     }
 
     /// Lets time pass, with nobody giving a sign of life.
-    fn settle(&mut self, table: &mut LeaseTable) {
+    fn pass_time(&mut self, table: &mut LeaseTable) {
         while !self.accesses.is_empty() {
             self.play(table, &Step::End { nth: 0 });
         }
@@ -356,7 +356,7 @@ proptest! {
         let mut table = LeaseTable::new(SLABS, LEASE_MS);
         let mut model = Model::default();
         steps.iter().for_each(|step| model.play(&mut table, step));
-        model.settle(&mut table);
+        model.pass_time(&mut table);
     }
 }
 

@@ -385,7 +385,7 @@ impl Engine {
     /// A read-ahead arrived and was checked: it waits for its first touch. Returns whether a thread waits for it.
     pub fn read_ahead_arrived(&mut self, block: BlockIndex) -> bool {
         self.map.block_mut(block).known_clean = true;
-        let wanted = self.settle(block, State::Standby);
+        let wanted = self.finish(block, State::Standby);
         self.standby.push(&mut self.map, block, Waiting::ReadAhead);
         wanted
     }

@@ -92,7 +92,7 @@ impl Engine {
         let entry = self.map.block_mut(block);
         entry.become_state(State::Cleaning);
         entry.take_frame();
-        self.settle(block, if zero { State::Empty } else { State::Stored });
+        self.finish(block, if zero { State::Empty } else { State::Stored });
     }
 
     fn all_blocks(&self) -> impl Iterator<Item = BlockIndex> + '_ {

@@ -48,7 +48,7 @@ impl Engine {
             if copied { self.frames.put_backed(frame) } else { self.frames.put_unbacked(frame) }
         }
         self.enter(block, arrival);
-        self.settle(block, State::Resident)
+        self.finish(block, State::Resident)
     }
 
     /// The blocks `first..first + count` are at the program's address. Returns whether other threads wait for any of
@@ -72,7 +72,7 @@ impl Engine {
     pub fn fetch_failed(&mut self, block: BlockIndex, lost: bool) -> bool {
         let frame = self.map.block_mut(block).take_frame();
         self.release(frame);
-        self.settle(block, if lost { State::Poisoned } else { State::Stored })
+        self.finish(block, if lost { State::Poisoned } else { State::Stored })
     }
 
     /// The victim's pages are in its frame. Returns whether other threads wait for it.
@@ -86,7 +86,7 @@ impl Engine {
         if std::mem::take(&mut entry.copied) {
             self.repay(weight);
         }
-        let wanted = self.settle(block, State::Standby);
+        let wanted = self.finish(block, State::Standby);
         self.standby.push(&mut self.map, block, Waiting::Evicted);
         wanted
     }
@@ -102,7 +102,7 @@ impl Engine {
         self.repay(u64::from(self.weight(block)));
         self.tally.dropped_clean_blocks += 1;
         let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
-        self.settle(block, if zero { State::Empty } else { State::Stored })
+        self.finish(block, if zero { State::Empty } else { State::Stored })
     }
 
     /// The kernel refused to release the victim's pages. Returns whether other threads wait for it.
@@ -113,7 +113,7 @@ impl Engine {
         self.give_back_frame(block);
         let weight = self.weight(block);
         self.policy.arrived(block, weight, Arrival::Rescued);
-        self.settle(block, State::Resident)
+        self.finish(block, State::Resident)
     }
 
     /// Returns the frame of a victim that does not move into it, if it has one.
@@ -165,7 +165,7 @@ impl Engine {
         }
         if wanted || verdict == CleanVerdict::Failed {
             self.map.block_mut(block).known_clean = verdict == CleanVerdict::Stored;
-            let wanted = self.settle(block, State::Standby);
+            let wanted = self.finish(block, State::Standby);
             let failed = verdict == CleanVerdict::Failed;
             let waiting = if failed { Waiting::Unwritable } else { Waiting::Evicted };
             self.standby.push(&mut self.map, block, waiting);
@@ -173,7 +173,7 @@ impl Engine {
         }
         let frame = self.map.block_mut(block).take_frame();
         self.release(frame);
-        self.settle(block, if verdict == CleanVerdict::Zero { State::Empty } else { State::Stored })
+        self.finish(block, if verdict == CleanVerdict::Zero { State::Empty } else { State::Stored })
     }
 
     /// A frame's pages went back to the kernel.

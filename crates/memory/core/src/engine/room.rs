@@ -105,7 +105,7 @@ impl Engine {
         entry.become_state(State::Cleaning);
         let frame = entry.take_frame();
         self.release(frame);
-        self.settle(block, if zero { State::Empty } else { State::Stored });
+        self.finish(block, if zero { State::Empty } else { State::Stored });
         Some(frame.order().pages())
     }
 

@@ -232,14 +232,14 @@ impl Levels {
         if !self.places.count_in(slab as usize, Eighths::ALL) {
             return Err(busy(Activity::Write, slab));
         }
-        let found = self.find_or_settle(slab, refusals);
+        let found = self.find_or_place(slab, refusals);
         if found.is_err() {
             self.places.count_out(slab as usize);
         }
         found
     }
 
-    fn find_or_settle(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
+    fn find_or_place(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
         let mut claims_left = CLAIMS_MAX;
         for _ in 0..LOOKS_MAX {
             let seen = self.places.see(slab as usize);

@@ -50,7 +50,7 @@ pub(super) struct Repair {
     /// Some slab of the current round still lacks a copy.
     lacks: AtomicBool,
     /// The number of degradations at which all slabs last had their copies.
-    settled: AtomicU64,
+    complete_at: AtomicU64,
     /// Pages of new copies that no member had right, and that were not reported yet.
     pub(super) damaged_pages: AtomicU64,
     /// Some member may hold room that nobody needs.
@@ -68,7 +68,7 @@ impl Parts {
         }
         let saves = self.save(verify);
         self.sweep();
-        if self.shape.is_redundant() && self.settle(verify) || saves { PAUSE } else { next.max(PAUSE) }
+        if self.shape.is_redundant() && self.make_copies(verify) || saves { PAUSE } else { next.max(PAUSE) }
     }
 
     /// Moves slabs, for a bounded time, from members that are about to lose them. Returns true when there may be more
@@ -197,10 +197,10 @@ impl Parts {
     }
 
     /// Makes copies for a bounded time. Returns true when there may be more to do immediately.
-    pub(super) fn settle(&self, verify: Option<&Verify<'_>>) -> bool {
+    pub(super) fn make_copies(&self, verify: Option<&Verify<'_>>) -> bool {
         let repair = &self.repair;
         let degradations = self.degradations();
-        if repair.settled.load(Ordering::Relaxed) == degradations {
+        if repair.complete_at.load(Ordering::Relaxed) == degradations {
             return false;
         }
         let started = now_ns();
@@ -237,7 +237,7 @@ impl Parts {
         if repair.lacks.load(Ordering::Relaxed) {
             return false;
         }
-        repair.settled.store(round_of, Ordering::Relaxed);
+        repair.complete_at.store(round_of, Ordering::Relaxed);
         round_of != self.degradations()
     }
 

@@ -51,12 +51,12 @@ impl Memory {
 }
 
 /// Looks for all members, and makes all copies that can be made.
-fn settle(array: &Array) {
+fn repair_all(array: &Array) {
     for _ in 0..2 {
         (0..array.parts.members.len()).for_each(|index| array.parts.look(index, None));
     }
     for _ in 0..100 * SLABS {
-        if !array.parts.settle(None) {
+        if !array.parts.make_copies(None) {
             return;
         }
     }
@@ -151,14 +151,14 @@ fn a_lost_copy_is_made_elsewhere_and_the_next_loss_costs_nothing_either() {
     let array = array_of(&members, 2);
     (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 7).unwrap());
     members[0].restart();
-    settle(&array);
+    repair_all(&array);
     let figures = array.take_figures();
     assert!(figures.slabs_degraded > 0 && figures.slabs_rebuilt == figures.slabs_degraded, "{figures:?}");
     assert_eq!((figures.members_lost, figures.slabs_lost), (1, 0));
     for lost in [1, 2, 0, 1] {
         members[lost].restart();
         (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 7).unwrap());
-        settle(&array);
+        repair_all(&array);
     }
     assert_eq!(members.iter().map(|member| member.held()).sum::<usize>(), 2 * SLABS, "and nothing is held twice");
 }
@@ -176,9 +176,9 @@ fn a_member_that_lacks_one_slab_is_asked_for_its_others() {
         let touched = (0..SLABS).find(is_at_it).unwrap() as u64;
         write(&array, touched * 512, 5).unwrap();
         array.parts.upkeep(None);
-        settle(&array);
+        repair_all(&array);
         members[1].restart();
-        settle(&array);
+        repair_all(&array);
         (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 5).unwrap());
         assert_eq!(array.take_figures().slabs_lost, 0, "{shape:?}");
     }
@@ -203,7 +203,7 @@ fn a_slab_gets_its_copy_however_often_it_is_written_to() {
             *member.meanwhile.lock().unwrap() = Some(Box::new(act));
         }
         for _ in 0..4 * SLABS {
-            array.parts.settle(None);
+            array.parts.make_copies(None);
         }
         assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == shape.total), "{shape:?}");
         let version = versions.load(Ordering::SeqCst);
@@ -252,7 +252,7 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     let place = Place(array.parts.places.see(0).place);
     assert_eq!(place.members().collect::<Vec<_>>(), [1]);
     members[1].go_away(false);
-    settle(&array);
+    repair_all(&array);
     members[1].go_away(true);
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
 }
@@ -265,7 +265,7 @@ fn without_a_mirror_what_is_lost_is_an_error_and_the_rest_goes_on() {
     members[0].restart();
     let lost: Vec<u64> = (0..SLABS as u64).filter(|slab| read(&array, slab * 512, 1).is_err()).collect();
     assert_eq!(lost.len(), SLABS / 2);
-    settle(&array);
+    repair_all(&array);
     assert_eq!(array.take_figures().slabs_lost as usize, SLABS / 2);
     for slab in 0..SLABS as u64 {
         let outcome = read(&array, slab * 512, 1);
@@ -286,7 +286,7 @@ fn a_copy_goes_to_a_member_with_room_however_many_are_full() {
     members[0].go_away(true);
     array.parts.look(0, None);
     array.parts.give_up(0, false);
-    while array.parts.settle(None) {}
+    while array.parts.make_copies(None) {}
     assert_eq!(members[5].held(), 1, "in the first round");
     assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 2));
 }
@@ -352,7 +352,7 @@ fn nobody_reads_what_is_old_while_slabs_move() {
             let is_whole = |slab: usize| matches!(Place(array.parts.places.see(slab).place).count(), 0 | 2);
             while !(0..SLABS).all(is_whole) || array.parts.members.iter().any(|member| member.is_lost()) {
                 (0..3).for_each(|index| array.parts.look(index, None));
-                array.parts.settle(None);
+                array.parts.make_copies(None);
             }
             round += 1;
         }
@@ -382,7 +382,7 @@ enum Event {
     Leave(usize),
     Restart(usize),
     Return(usize),
-    Settle,
+    Repair,
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
@@ -390,7 +390,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         (0..3usize).prop_map(Event::Leave),
         (0..3usize).prop_map(Event::Restart),
         (0..3usize).prop_map(Event::Return),
-        Just(Event::Settle),
+        Just(Event::Repair),
     ];
     prop::collection::vec(event, 1..60)
 }
@@ -415,7 +415,7 @@ proptest! {
             if restarts { members[lost].restart() } else { members[lost].go_away(true) }
             model::replay(&array, depth, &steps);
             members[lost].go_away(false);
-            settle(&array);
+            repair_all(&array);
         }
     }
 
@@ -439,7 +439,7 @@ fn never_wrong(members: &[Arc<Memory>], array: &Array, script: Vec<(Vec<Event>, 
                 Event::Leave(member) => members[member].go_away(true),
                 Event::Restart(member) => members[member].restart(),
                 Event::Return(member) => members[member].go_away(false),
-                Event::Settle => settle(array),
+                Event::Repair => repair_all(array),
             }
         }
         let slab = block / 16 % SLABS as u64;

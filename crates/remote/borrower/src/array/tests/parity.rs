@@ -45,9 +45,9 @@ fn slabs_side_by_side_are_with_the_same_members() {
         members[lost].restart();
         array.parts.look(lost, None);
         members[lost].go_away(true);
-        settle(&array);
+        repair_all(&array);
         members[lost].go_away(false);
-        settle(&array);
+        repair_all(&array);
         (1..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
         assert_eq!(members.iter().map(|member| member.held()).sum::<usize>(), 5, "without {lost}");
     }
@@ -122,7 +122,7 @@ fn lost_shards_are_made_elsewhere_and_the_next_loss_costs_nothing_either() {
         for turn in 0..2 * donors {
             (0..parity).for_each(|index| members[(turn + index) % donors].restart());
             (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 7).unwrap());
-            settle(&array);
+            repair_all(&array);
         }
         let figures = array.take_figures();
         assert!(figures.slabs_degraded > 0 && figures.slabs_rebuilt == figures.slabs_degraded, "{figures:?}");
@@ -148,7 +148,7 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     let mut bytes = vec![0; PAGE_BYTES as usize];
     assert!(array.parts.try_read(crate::donor::pieces(0, PAGE_BYTES).next().unwrap(), &mut bytes).is_err());
     members[1].go_away(false);
-    settle(&array);
+    repair_all(&array);
     members[2].go_away(true);
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
 }
@@ -187,7 +187,7 @@ fn more_losses_than_parity_are_an_error_and_the_rest_goes_on() {
     members[other].restart();
     let lost: Vec<u64> = (0..SLABS as u64).filter(|slab| read(&array, slab * 512, 1).is_err()).collect();
     assert!(!lost.is_empty() && lost.len() < SLABS, "{lost:?}");
-    settle(&array);
+    repair_all(&array);
     for slab in 0..SLABS as u64 {
         assert_eq!(read(&array, slab * 512, 1).is_err(), lost.contains(&slab), "never zeros");
         write(&array, slab * 512, 2).unwrap();
@@ -281,7 +281,7 @@ fn nobody_reads_what_is_old_while_shards_move() {
             let is_whole = |slab: usize| matches!(Place(array.parts.places.see(slab).place).count(), 0 | 5);
             while !(0..SLABS).all(is_whole) || array.parts.members.iter().any(|member| member.is_lost()) {
                 (0..6).for_each(|index| array.parts.look(index, None));
-                array.parts.settle(None);
+                array.parts.make_copies(None);
                 array.parts.sweep();
             }
             round += 1;
@@ -316,7 +316,7 @@ proptest! {
             }
             model::replay(&array, depth, &steps);
             members.iter().for_each(|member| member.go_away(false));
-            settle(&array);
+            repair_all(&array);
         }
     }
 

@@ -69,7 +69,7 @@ fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
     for (members, array) in arrays() {
         for (liar, member) in members.iter().enumerate() {
             fill(&array, 1);
-            settle(&array);
+            repair_all(&array);
             if member.held() == 0 {
                 continue;
             }
@@ -86,7 +86,7 @@ fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
             assert!((0..SLABS).all(|slab| !place(slab).has(liar)), "it gets nothing more");
             member.restart();
             lie(member, false);
-            settle(&array);
+            repair_all(&array);
             assert_eq!(quarantined(&array), [], "it has nothing of what was wrong");
         }
     }
@@ -100,7 +100,7 @@ fn where_nobody_else_has_room_it_keeps_what_it_has() {
     lie(&members[0], true);
     find_out(&array, 1);
     while array.parts.save(None) {}
-    settle(&array);
+    repair_all(&array);
     assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 2), "half of it is right");
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 1).unwrap());
 }
@@ -124,10 +124,10 @@ fn each_change_of_a_member_is_reported_once() {
     assert!(lines.len() == 1 && lines[0].starts_with("the donor at memory does not answer; others have"), "{lines:?}");
     assert_eq!(notices(&array), [""; 0], "once");
     members[0].go_away(false);
-    settle(&array);
+    repair_all(&array);
     assert_eq!(notices(&array), ["the donor at memory is back"]);
     members[0].restart();
-    settle(&array);
+    repair_all(&array);
     let lines = notices(&array);
     assert!(lines.len() == 1 && lines[0].contains("was restarted"), "{lines:?}");
     lie(&members[1], true);
@@ -141,7 +141,7 @@ fn each_change_of_a_member_is_reported_once() {
 fn a_quarantined_copy_becomes_neither_the_only_one_nor_the_source_of_one() {
     for (members, array) in arrays().into_iter().take(2) {
         fill(&array, 1);
-        settle(&array);
+        repair_all(&array);
         let place = |slab| Place(array.parts.places.see(slab).place);
         let liar = place(0).at(0).unwrap();
         lie(&members[liar], true);
@@ -152,7 +152,7 @@ fn a_quarantined_copy_becomes_neither_the_only_one_nor_the_source_of_one() {
         let failure = write(&array, 0, 2).unwrap_err();
         assert!([Disposition::Retry, Disposition::Keep].contains(&failure.disposition()), "{failure}");
         assert_eq!(place(0), before, "both have it still");
-        while array.parts.settle(None) {}
+        while array.parts.make_copies(None) {}
         assert_eq!(place(0), before, "and nobody has it from the one in quarantine");
         array.parts.give_up(silent, false);
         assert_eq!(place(0), before, "nor is the other one given up for it");
@@ -161,7 +161,7 @@ fn a_quarantined_copy_becomes_neither_the_only_one_nor_the_source_of_one() {
         assert_eq!(place(0), before, "nor saved from it");
         members[liar].is_leaving.store(false, Ordering::SeqCst);
         members[silent].go_away(false);
-        settle(&array);
+        repair_all(&array);
         write(&array, 0, 2).unwrap();
         (0..SLABS as u64)
             .for_each(|slab| assert_eq!(read_right(&array, slab * 512, 1 + u64::from(slab == 0)), Ok(true)));

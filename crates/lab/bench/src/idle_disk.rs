@@ -27,7 +27,7 @@ const LOOKS: u32 = 4;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Waits for the disk of `dir`; not at all if the kernel has no statistics for it.
-pub fn settle(dir: &Path, interrupt: &Interrupt) -> Result<(), BenchFailure> {
+pub fn wait_for_idle(dir: &Path, interrupt: &Interrupt) -> Result<(), BenchFailure> {
     let Some(account) = fs::metadata(dir).ok().map(|metadata| account_of(metadata.dev())) else { return Ok(()) };
     rustix::fs::sync();
     let started = Instant::now();
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_place_without_a_disk_is_at_rest() {
-        settle(Path::new("/proc"), &Interrupt::default()).expect("nothing to wait for");
-        settle(Path::new("/nowhere"), &Interrupt::default()).expect("nothing to wait for");
+        wait_for_idle(Path::new("/proc"), &Interrupt::default()).expect("nothing to wait for");
+        wait_for_idle(Path::new("/nowhere"), &Interrupt::default()).expect("nothing to wait for");
     }
 }
