@@ -13,7 +13,7 @@
 //! - `schedule.rs`: the coroutines, and whose turn it is. No thread may wait for something that never comes.
 //! - `world.rs`: the state that all share. `space.rs`: the driver's traits on it.
 //! - `memory.rs`: one number for each page, moved only as a kernel would move it. `relatives.rs`: forked processes.
-//! - `trouble.rs`: what goes wrong, at random or from the n-th opportunity on.
+//! - `trouble.rs`: what goes wrong, at random or from the n-th opportunity on, and what takes long.
 
 pub mod history;
 mod memory;

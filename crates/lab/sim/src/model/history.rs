@@ -15,7 +15,7 @@ use super::program::{Program, Window};
 use super::relatives::RELATIVES_MAX;
 use super::schedule::Schedule;
 use super::space::{QUEUE_DEPTH, Queue, View};
-use super::trouble::{KINDS, Kind};
+use super::trouble::{Delays, KINDS, Kind};
 use super::world::{Start, World};
 use crate::random::Random;
 
@@ -23,6 +23,11 @@ use crate::random::Random;
 const THREADS: usize = 4;
 /// Things that each of them does at most.
 const ACTS_MAX: u64 = 60;
+/// Steps after which a process that is killed is killed at the latest.
+const KILLED_AFTER_MAX: u64 = 40_000;
+/// Makes a second source of randomness from the seed of a history, for what was added to histories later: the seeds
+/// that once found a bug still stand for the same histories.
+const LATER: u64 = 0x51ed_270b_9f65_2295;
 /// The smallest budget in pages. It must hold several regions: a hole cut into one makes the rest of it resident.
 const BUDGET_PAGES: u64 = 1_536;
 
@@ -63,7 +68,9 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
         request_pages: if luck.below(2) == 0 { 512 } else { 3 },
         queue_max: pick(&mut luck, &[2, QUEUE_DEPTH as usize]),
     };
-    let world = Rc::new(World::new(start, luck.bits()));
+    let mut later = Random::new(seed ^ LATER);
+    let world = Rc::new(World::new(start, luck.bits(), Delays::new(later.bits())));
+    let killed_after = (later.below(8) == 1).then(|| later.below(KILLED_AFTER_MAX));
     let populated = if luck.below(4) == 0 { luck.below(100) } else { 0 };
     let windows: Vec<Window> =
         orders.iter().enumerate().map(|(index, order)| map(&world, index, *order, budget_pages, populated)).collect();
@@ -77,7 +84,10 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
     for thread in 0..THREADS {
         start_program(&mut schedule, &world, thread, &windows, &mut luck, (forks, budgets));
     }
-    schedule.run();
+    if schedule.run(killed_after) {
+        world.die();
+        return end(&world);
+    }
     world.trouble.end();
     let reads = start.tier_slabs > 2;
     let checked = Rc::clone(&world);
@@ -87,12 +97,11 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
             read_all(&view);
         }
     });
-    schedule.run();
+    schedule.run(None);
     if reads {
         schedule.rest();
     }
     schedule.run_out();
-    (0..RELATIVES_MAX).for_each(|_| world.bury());
     let engine = world.engine.lock().expect("nobody panicked");
     engine.check();
     if reads {
@@ -102,6 +111,12 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
     }
     drop(engine);
     world.memory.borrow().recount();
+    end(&world)
+}
+
+/// The last check: what the relatives can read has not changed.
+fn end(world: &World) -> End {
+    (0..RELATIVES_MAX).for_each(|_| world.bury());
     End { digest: world.digest.get(), steps: world.steps.get(), failures: world.trouble.happened() }
 }
 

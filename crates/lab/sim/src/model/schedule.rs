@@ -27,6 +27,8 @@ pub enum Pause {
     Report { ticket: u32, until_ns: Option<u64> },
     /// The worker: until somebody wakes it, or until the time.
     Worker { until_ns: Option<u64> },
+    /// Until the time.
+    Time { until_ns: u64 },
 }
 
 impl Pause {
@@ -69,11 +71,17 @@ impl Schedule {
         self.threads.push(Thread { coroutine, pause: Pause::Step, is_worker });
     }
 
-    /// Runs until no thread of the program is left.
-    pub fn run(&mut self) {
+    /// Runs until no thread of the program is left, or until the process is killed after so many steps. Returns whether
+    /// it was killed.
+    pub fn run(&mut self, killed_after: Option<u64>) -> bool {
         while self.threads.iter().any(|thread| !thread.is_worker) {
+            if killed_after.is_some_and(|steps| self.world.steps.get() >= steps) {
+                self.threads.clear();
+                return true;
+            }
             self.turn();
         }
+        false
     }
 
     /// Runs until the worker alone is left and sleeps without a limit, since it has nothing to do.
@@ -104,6 +112,7 @@ impl Schedule {
             Pause::Step => true,
             Pause::Report { ticket, until_ns } => self.world.reports.get() != ticket || is_over(until_ns),
             Pause::Worker { until_ns } => self.world.worker_is_woken.get() || is_over(until_ns),
+            Pause::Time { until_ns } => is_over(Some(until_ns)),
         }
     }
 
@@ -143,6 +152,7 @@ impl Schedule {
     fn let_time_pass(&self) {
         let until = self.threads.iter().filter_map(|thread| match thread.pause {
             Pause::Report { until_ns, .. } | Pause::Worker { until_ns } => until_ns,
+            Pause::Time { until_ns } => Some(until_ns),
             Pause::Step => None,
         });
         let pauses: Vec<Pause> = self.threads.iter().map(|thread| thread.pause).collect();

@@ -39,6 +39,17 @@ impl View<'_> {
         self.pauser.suspend(Pause::Step);
     }
 
+    /// As [`step`](Self::step), for as long as the tier takes.
+    fn transfer(&self) {
+        match self.world.delays.next_ns() {
+            0 => self.step(),
+            delay_ns => {
+                let until_ns = self.world.clock_ns.get() + delay_ns;
+                self.pauser.suspend(Pause::Time { until_ns });
+            }
+        }
+    }
+
     /// The pages of a range of a frame.
     fn each(start: usize, count: usize) -> std::ops::Range<usize> {
         let first = start / PAGE_BYTES as usize;
@@ -119,7 +130,10 @@ impl WorkerClock for View<'_> {
     }
 
     fn worker_waits(&self, descriptor: Option<i32>, limit: Duration) {
+        let next_ns = self.world.in_flight.borrow().iter().map(|(due_ns, _)| *due_ns).min();
+        let sleeps = next_ns.is_some_and(|next_ns| next_ns > self.world.clock_ns.get());
         match descriptor {
+            Some(_) if sleeps => self.pauser.suspend(Pause::Worker { until_ns: next_ns }),
             Some(_) => self.step(),
             None => {
                 let until_ns = Pause::after(&self.world, limit);
@@ -266,6 +280,28 @@ impl Exchanger for View<'_> {
 pub struct TierFailed;
 
 impl World {
+    fn carry_out(&self, transfer: &Transfer) -> Result<(), TierFailed> {
+        let Transfer { direction, offset, frame, start, len, .. } = *transfer;
+        match direction {
+            Direction::Read => self.read(offset, frame, start, len),
+            Direction::Write => self.write(offset, frame, start, len),
+        }
+    }
+
+    /// The process is killed: what its queue has taken reaches the tier, or does not, in any order.
+    pub fn die(&self) {
+        loop {
+            let left = self.in_flight.borrow().len() as u64;
+            if left == 0 {
+                return;
+            }
+            let (_, transfer) = self.in_flight.borrow_mut().swap_remove(self.trouble.below(left) as usize);
+            if transfer.direction == Direction::Write && self.trouble.below(2) == 0 {
+                let _ = self.carry_out(&transfer);
+            }
+        }
+    }
+
     /// Reads pages of the tier into a frame.
     fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
         let (fails, lies) = (self.trouble.strikes(Kind::Read), self.trouble.strikes(Kind::Lie));
@@ -297,7 +333,7 @@ impl Store for View<'_> {
     type Queue = Queue;
 
     fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
-        self.step();
+        self.transfer();
         self.world.read(offset, frame, start, len)
     }
 
@@ -316,7 +352,7 @@ impl Store for View<'_> {
     }
 
     fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
-        self.step();
+        self.transfer();
         self.world.write(offset, frame, start, len)
     }
 
@@ -352,7 +388,7 @@ impl StoreQueue for Queue {
         let mut in_flight = self.world.in_flight.borrow_mut();
         let takes = in_flight.len() < self.world.queue_max;
         if takes {
-            in_flight.push(transfer);
+            in_flight.push((self.world.clock_ns.get() + self.world.delays.next_ns(), transfer));
         }
         takes
     }
@@ -369,13 +405,15 @@ impl StoreQueue for Queue {
                 break;
             }
             let index = self.world.trouble.below(self.in_flight() as u64) as usize;
-            let Transfer { direction, offset, frame, start, len, tag } =
-                self.world.in_flight.borrow_mut().swap_remove(index);
-            let outcome = match direction {
-                Direction::Read => self.world.read(offset, frame, start, len),
-                Direction::Write => self.world.write(offset, frame, start, len),
-            };
-            sink(tag, outcome);
+            let due_ns = self.world.in_flight.borrow()[index].0;
+            if due_ns > self.world.clock_ns.get() {
+                if !must {
+                    break;
+                }
+                self.world.clock_ns.set(due_ns);
+            }
+            let (_, transfer) = self.world.in_flight.borrow_mut().swap_remove(index);
+            sink(transfer.tag, self.world.carry_out(&transfer));
             done += 1;
         }
         done

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What goes wrong.
+//! What goes wrong, and what takes long.
 
 use std::cell::{Cell, RefCell};
 
@@ -32,6 +32,32 @@ pub const KINDS: [Kind; 7] =
 
 /// Failures in a row, where they begin after a number of opportunities: more than one fault tries.
 const FAILING: u64 = 24;
+
+/// In percent of the transfers, how many take long at most, and for how long.
+const SLOW_PERCENT_MAX: u64 = 30;
+const SLOW_NS_MAX: u64 = 200_000_000;
+
+/// How slow the tier is.
+pub struct Delays {
+    percent: u64,
+    luck: RefCell<Random>,
+}
+
+impl Delays {
+    /// Delays in one of three worlds. `seed` is a source of randomness of its own: what else happens does not depend on
+    /// whether there are delays.
+    pub fn new(seed: u64) -> Self {
+        let mut luck = Random::new(seed);
+        let percent = if luck.below(3) == 0 { 1 + luck.below(SLOW_PERCENT_MAX) } else { 0 };
+        Self { percent, luck: RefCell::new(luck) }
+    }
+
+    /// How long the next transfer takes, in nanoseconds; most take no time.
+    pub fn next_ns(&self) -> u64 {
+        let mut luck = self.luck.borrow_mut();
+        if self.percent > luck.below(100) { 1 + luck.below(SLOW_NS_MAX) } else { 0 }
+    }
+}
 
 /// How likely each kind is, and whether it has happened.
 pub struct Trouble {

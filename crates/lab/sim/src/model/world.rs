@@ -15,7 +15,7 @@ use aquifer_driver::Transfer;
 
 use super::memory::{Memory, Page};
 use super::relatives::Account;
-use super::trouble::Trouble;
+use super::trouble::{Delays, Trouble};
 
 /// Blocks of up to this many pages are copied to the program's address, larger ones are moved.
 const COPIED_PAGES_MAX: u32 = 8;
@@ -32,8 +32,9 @@ pub struct World {
     pub account: Account,
     pub memory: RefCell<Memory>,
     pub trouble: Trouble,
-    /// Transfers that the worker's queue has taken.
-    pub in_flight: RefCell<Vec<Transfer>>,
+    pub delays: Delays,
+    /// Transfers that the worker's queue has taken, each with the time at which it may complete.
+    pub in_flight: RefCell<Vec<(u64, Transfer)>>,
     /// Whether the tier's requests overlap.
     pub overlaps: bool,
     /// Transfers that the worker's queue takes.
@@ -82,7 +83,7 @@ pub struct Start {
 
 impl World {
     /// A world with nothing mapped. `seed` decides what goes wrong.
-    pub fn new(start: Start, seed: u64) -> World {
+    pub fn new(start: Start, seed: u64, delays: Delays) -> World {
         let settings = Settings {
             budget_pages: start.budget_pages,
             tier_slabs: start.tier_slabs,
@@ -99,6 +100,7 @@ impl World {
             account,
             memory: RefCell::default(),
             trouble: Trouble::new(seed),
+            delays,
             in_flight: RefCell::default(),
             overlaps: start.overlaps,
             queue_max: start.queue_max,
