@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_edge_a_new_crate_and_what_is_gone_are_told() {
+    fn a_new_edge_a_new_crate_and_what_is_gone_are_reported() {
         let complaints = compare(TWO, &edges(&[("core", &["pager"]), ("vm", &[])]));
         assert_eq!(complaints.len(), 3, "{complaints:?}");
         assert!(complaints[0].contains("new edge core -> pager"));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_outwards_is_told() {
+    fn an_arrow_outwards_is_reported() {
         let rings = [
             Ring { name: "pure", crates: &[("core", &["pager"])] },
             Ring { name: "drivers", crates: &[("pager", &[])] },
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crate_may_not_be_built_from_is_told() {
+    fn what_a_crate_may_not_be_built_from_is_reported() {
         let built_from = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
         assert!(mixed("cli", &built_from(&["clap", "nix"]), &["hyper"]).is_empty());
         let complaints = mixed("cli", &built_from(&["clap", "hyper"]), &["hyper", "tokio"]);

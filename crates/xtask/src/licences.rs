@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_without_a_licence_is_told() {
+    fn a_crate_without_a_licence_is_reported() {
         let silent = Outsider { name: "x".into(), version: "1.0.0".into(), licence: None };
         assert!(complaint(&silent, &["MIT"]).is_some());
     }

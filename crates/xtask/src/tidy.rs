@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_say_nothing_are_told() {
+    fn names_that_say_nothing_are_reported() {
         assert_eq!(about("crates/x/src/utils.rs", "").len(), 1);
         assert_eq!(about("crates/x/src/ring/mod.rs", "").len(), 1);
         assert!(about("crates/x/tests/ring/mod.rs", "").is_empty());
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_told_for_rust_alone() {
+    fn lengths_are_reported_for_rust_alone() {
         let long = format!("// {}", "x".repeat(120));
         assert_eq!(about("a/ring.rs", &long).len(), 1);
         assert!(about("a/ring.hpp", &long).is_empty());

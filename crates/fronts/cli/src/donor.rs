@@ -222,7 +222,7 @@ fn word(source: &Source) -> &'static str {
 fn lease(text: &str) -> Result<Duration, String> {
     let lease = duration(text)?;
     let bounds = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
-    if bounds.contains(&lease) { Ok(lease) } else { Err(format!("a lease of {text} is none; give 1s to 24h")) }
+    if bounds.contains(&lease) { Ok(lease) } else { Err(format!("{text} is out of range; give 1s to 24h")) }
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {

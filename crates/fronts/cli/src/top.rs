@@ -46,7 +46,7 @@ pub fn top(args: &TopArgs) -> Result<process::ExitCode, Failure> {
     if !io::stdout().is_terminal() {
         return Err(Failure::new(
             ExitCode::Usage,
-            "'aquifer top' draws on a terminal, and standard output is none",
+            "'aquifer top' draws on a terminal, and standard output is not one",
             "for scripts use 'aquifer stat --json --watch 1'",
         ));
     }

@@ -91,7 +91,7 @@ fn check_memory(memory: ByteSize) -> Result<(), Failure> {
     if memory.0 >= 1 << 20 && memory.0.is_multiple_of(1 << 20) {
         return Ok(());
     }
-    let cause = format!("--memory of {} bytes is no whole number of MiB", memory.0);
+    let cause = format!("--memory of {} bytes is not a whole number of MiB", memory.0);
     Err(Failure::new(ExitCode::Usage, cause, "give a multiple of 1MiB, for example 1GiB"))
 }
 
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_that_fits_is_told() {
+    fn a_guest_that_fits_is_reported() {
         let [small, large] = [ByteSize(1 << 30), ByteSize(2 << 30)];
         assert_eq!(nothing_to_page(small, large), None);
         assert!(nothing_to_page(small, small).is_some() && nothing_to_page(large, small).is_some());

@@ -60,7 +60,7 @@ fn arguments_that_make_no_sense() {
         ),
         (
             &["vm", "--dram", "16MiB", "--memory", "1025KiB"],
-            "--memory of 1049600 bytes is no whole number of MiB; give a multiple of 1MiB, for example 1GiB",
+            "--memory of 1049600 bytes is not a whole number of MiB; give a multiple of 1MiB, for example 1GiB",
         ),
         (
             &["vm", "--dram", "16MiB", "--memory", "1GiB", "--accel", "xen"],
@@ -109,7 +109,7 @@ fn arguments_that_make_no_sense() {
         ),
         (
             &["top"],
-            "'aquifer top' draws on a terminal, and standard output is none; for scripts use 'aquifer stat --json --watch 1'",
+            "'aquifer top' draws on a terminal, and standard output is not one; for scripts use 'aquifer stat --json --watch 1'",
         ),
         (&["rum"], "unrecognized subcommand 'rum'; a similar subcommand exists: 'run'"),
         (&["fabric"], "unrecognized subcommand 'fabric'; see 'aquifer --help'"),
@@ -144,7 +144,7 @@ fn a_tier_that_is_none() {
         ("dram:size=20EiB", "'20EiB' is more than 64 bits can count; give less than 16EiB"),
         (
             "emulated:tape",
-            "device profile tape: there is none of this name; use cmm-b-switch, cmm-h, nvme-gen4, rdma-100g, \
+            "device profile tape: no profile has this name; use cmm-b-switch, cmm-h, nvme-gen4, rdma-100g, \
              rdma-400g, xl-flash-mlc, xl-flash-slc, or a path",
         ),
     ] {
@@ -231,7 +231,7 @@ fn places_that_are_not_there() {
 fn a_preload_library_that_is_none() {
     for (preload, line) in [
         ("/nowhere/l.so", "the preload library /nowhere/l.so cannot be opened: No such file or directory (os error 2)"),
-        ("/dev/null", "the preload library /dev/null is no shared library: it is cut short"),
+        ("/dev/null", "the preload library /dev/null is not a shared library: it is cut short"),
     ] {
         refuses(
             Path::new(preload),
@@ -314,7 +314,7 @@ fn programs_that_cannot_be_run() {
             format!("{at}/closed-interpreter"),
             126,
             format!(
-                "'{at}/closed-interpreter' is a script, and its interpreter is no good: '{at}/plain' cannot be \
+                "'{at}/closed-interpreter' is a script, and its interpreter cannot be used: '{at}/plain' cannot be \
                  executed: Permission denied; try: chmod +x {at}/plain"
             ),
         ),

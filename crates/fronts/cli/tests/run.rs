@@ -115,7 +115,7 @@ fn statistics_are_written_when_the_program_is_killed() {
 
 /// The status is the program's own, so a report that cannot be written is only a message.
 #[test]
-fn statistics_that_cannot_be_written_are_told() {
+fn statistics_that_cannot_be_written_are_reported() {
     let Some(preload) = stand_in() else { return };
     let output = run(preload).args(["--stats-json", "/dev/full", "--", "sh", "-c", "exit 7"]).output().unwrap();
     assert_eq!(output.status.code(), Some(7));
@@ -126,7 +126,7 @@ fn statistics_that_cannot_be_written_are_told() {
 }
 
 #[test]
-fn a_program_that_never_loads_the_library_is_told_of() {
+fn a_program_that_never_loads_the_library_is_reported() {
     let Some(preload) = stand_in() else { return };
     let script = "exit 3";
     let empty = support::compile(&scratch("empty"), "empty.so", "", &["-shared", "-fPIC"]);

@@ -181,7 +181,7 @@ fn workloads_named(names: &[String]) -> Result<Vec<&'static Workload>, BenchFail
     for name in names {
         found.push(workload::find(name).ok_or_else(|| {
             let known: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).collect();
-            BenchFailure::usage(format!("'{name}' is no workload"), format!("choose from all, {}", known.join(", ")))
+            BenchFailure::usage(format!("'{name}' is not a workload"), format!("choose from all, {}", known.join(", ")))
         })?);
     }
     Ok(without_repeats(&found))

@@ -158,7 +158,7 @@ impl FromStr for Contender {
             "fio" => Self::Fio,
             _ => return parameterised(text).ok_or_else(|| {
                 format!(
-                    "'{text}' is no contender; choose from {STANDARD},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to {HOSTS_MAX})"
+                    "'{text}' is not a contender; choose from {STANDARD},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to {HOSTS_MAX})"
                 )
             }),
         })

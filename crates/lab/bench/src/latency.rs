@@ -55,7 +55,7 @@ mod tests {
     use crate::record::tests::run;
 
     #[test]
-    fn medians_of_the_rounds_that_told() {
+    fn medians_of_the_rounds_that_reported() {
         let reported = |contender: &str, round, p99: f64| Run {
             program: Some(serde_json::json!({"p50_us": 100, "p99_us": p99, "p999_us": 5000.5})),
             ..run("redis", 50, contender, round, 1.0, Better::Higher)
@@ -69,7 +69,7 @@ mod tests {
             run("redis", 50, "swap-disk", 0, 1.0, Better::Higher),
         ];
         let found = latencies(&runs, &summarise(&runs));
-        assert_eq!(found.len(), 1, "swap-disk has told nothing");
+        assert_eq!(found.len(), 1, "swap-disk has reported nothing");
         assert_eq!((found[0].contender.as_str(), found[0].p99_us, found[0].p999_us), ("dram", 400.0, 5000.5));
     }
 }

@@ -147,7 +147,7 @@ impl Bench<'_> {
     /// The build that runs a contender.
     pub(crate) fn aquifer(&self, contender: &Contender) -> Result<&Path, BenchFailure> {
         let binary = if contender.is_other_build() { self.settings.against.as_deref() } else { self.aquifer };
-        binary.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))
+        binary.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "name one with --aquifer FILE"))
     }
 
     /// The command of a step: the program in its cgroup, under its pager if it has one. If those belong to the

@@ -221,7 +221,7 @@ impl OverheadRun {
 
 /// A number from a program's result, or from the statistics.
 fn number(from: &Value, name: &str) -> Result<f64, String> {
-    from.get(name).and_then(Value::as_f64).ok_or_else(|| format!("it did not tell its {name}"))
+    from.get(name).and_then(Value::as_f64).ok_or_else(|| format!("it did not report its {name}"))
 }
 
 /// The cost of a fault beyond the tier's read, in microseconds, and a note about it.

@@ -69,6 +69,6 @@ impl OverheadBench<'_> {
             return Err(BenchFailure::trouble(format!("the tier cannot be measured: {}", finished.complaint()), ""));
         }
         read_us_of(&finished.stdout, case.block_bytes, which)
-            .ok_or_else(|| BenchFailure::trouble("`aquifer doctor --tier` did not tell the time of a read", ""))
+            .ok_or_else(|| BenchFailure::trouble("`aquifer doctor --tier` did not report the time of a read", ""))
     }
 }

@@ -89,14 +89,14 @@ impl OverheadBench<'_> {
             }
             complaint = finished.complaint();
         }
-        Err(BenchFailure::trouble(format!("{PERFTEST} did not tell the time of a read: {complaint}"), ""))
+        Err(BenchFailure::trouble(format!("{PERFTEST} did not report the time of a read: {complaint}"), ""))
     }
 }
 
 /// The device in the output of `aquifer doctor --json`, whose detail begins with its name; or why there is none.
 fn device_of(lines: &str) -> Result<String, String> {
     let mut lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let rdma = lines.find(|line| line["name"] == "rdma").ok_or("`aquifer doctor` does not tell of RDMA")?;
+    let rdma = lines.find(|line| line["name"] == "rdma").ok_or("`aquifer doctor` does not report RDMA")?;
     let detail = rdma["detail"].as_str().unwrap_or_default();
     match (rdma["found"].as_bool(), detail.split_whitespace().next()) {
         (Some(true), Some(device)) => Ok(device.to_owned()),

@@ -48,7 +48,7 @@ bytes_per_second = 1_000_000_000
 const LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
-fn a_program_that_crawls_is_told_a_budget_once() {
+fn a_program_that_crawls_gets_advice_on_its_budget_once() {
     let Some(program) = compile_text("crawling", PROGRAM) else { return };
     let profile = scratch("crawling").join("slow.toml");
     // Slow enough that the program waits, however busy this machine is.

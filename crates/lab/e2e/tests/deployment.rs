@@ -46,7 +46,7 @@ const DRILLS: [Drill; 7] = [
     Drill { section: "Reclaim", takes_copies: false },
     Drill { section: "Drain", takes_copies: false },
     Drill { section: "New certificates", takes_copies: false },
-    Drill { section: "Start anew", takes_copies: false },
+    Drill { section: "Reboot", takes_copies: false },
 ];
 
 /// The machines, by name. They end before the switch does, and before their shared directory is removed.

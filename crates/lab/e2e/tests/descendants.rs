@@ -175,7 +175,7 @@ fn whatever_environment_they_are_given_descendants_are_managed() {
 }
 
 #[test]
-fn what_cannot_be_managed_is_told_of_once_and_refused_if_strict() {
+fn programs_that_cannot_be_managed_are_reported_once_and_refused_if_strict() {
     let (Some(program), Some(alone)) = (compile_text("descendants-strict", PROGRAM), static_program()) else {
         return aquifer_test_support::skip("cc -static does not work here");
     };

@@ -336,7 +336,7 @@ fn a_donor_that_stands_still_for_a_moment_is_waited_for() {
 }
 
 #[test]
-fn a_donor_ends_when_it_is_told_to() {
+fn a_donor_ends_when_it_is_signalled() {
     for signal in ["-TERM", "-INT"] {
         let mut donor = Donor::start(&["--size", "64MiB", "--quota", "32MiB"]);
         assert_eq!((donor.number("capacity_bytes"), donor.number("lent_bytes")), (64 << 20, 0));

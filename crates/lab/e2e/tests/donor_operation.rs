@@ -271,7 +271,7 @@ fn moves_to_the_next_tier(name: &str, start: impl Fn(&[&str]) -> Donor) {
 }
 
 #[test]
-fn a_donor_that_is_told_to_end_waits_for_its_borrowers_and_not_after_a_second_word() {
+fn a_donor_that_is_signalled_to_end_waits_for_its_borrowers_but_not_after_a_second_signal() {
     let donor = lending(&["--size", "128MiB", "--grace", "3s"]);
     let Some(borrower) = Borrower::start("drained", &donor, &[]) else { return };
     let begun = Instant::now();
@@ -294,7 +294,7 @@ fn a_donor_that_is_told_to_end_waits_for_its_borrowers_and_not_after_a_second_wo
 }
 
 #[test]
-fn systemd_is_told_when_a_donor_lends_and_when_it_ends() {
+fn systemd_is_notified_when_a_donor_lends_and_when_it_ends() {
     let name = socket("notify");
     let reported = UnixDatagram::bind(&name).expect("a socket can be made");
     reported.set_read_timeout(Some(LIMIT)).expect("a time limit");

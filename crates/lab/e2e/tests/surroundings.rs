@@ -164,7 +164,7 @@ fn descriptors_that_run_out_after_the_start_hurt_nobody() {
 }
 
 #[test]
-fn descriptors_that_run_out_before_the_start_are_told() {
+fn descriptors_that_run_out_before_the_start_are_reported() {
     both(
         "descriptors-before",
         "int main(void) { while (open(\"/dev/null\", O_RDONLY) >= 0) { } if (errno != EMFILE) return 5; make();\

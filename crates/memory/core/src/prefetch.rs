@@ -129,7 +129,7 @@ impl Prefetcher {
         Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1, confidence: CONFIDENCE_FULL, wary }
     }
 
-    /// Sets another cap, when the budget changes.
+    /// Sets a new cap when the budget changes.
     pub fn set_ahead_pages_max(&mut self, ahead_pages_max: u64) {
         self.ahead_pages_max = ahead_pages_max;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How long victims wait on standby: long where they are touched again, briefly where they never are.
+//! The length of the standby list, not an eviction policy: long where victims are touched again, short elsewhere.
 //!
 //! Pure. Hits on resident blocks are invisible, so every policy evicts hot blocks now and then. The standby list makes
 //! such a mistake cheap, if the list is long enough for a hot block to be touched while it waits. In a cyclic scan no

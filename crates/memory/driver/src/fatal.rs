@@ -23,7 +23,7 @@ pub enum Fatal {
     FramePages(i32),
     /// A block could be taken away only in part.
     Divided,
-    /// The kernel no longer tells of faults, with this errno.
+    /// The kernel no longer reports faults, with this errno.
     UnreadFaults(i32),
     /// The tier's queue starts no transfers.
     QueueStarts,

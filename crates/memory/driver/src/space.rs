@@ -177,7 +177,7 @@ pub struct Refused {
 /// How many of several sealed victims were taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone {
-    /// The first so many are.
+    /// The first `count` victims are gone.
     pub count: usize,
     /// The next one was copied, and the kernel did not drop it.
     pub next_stayed: bool,

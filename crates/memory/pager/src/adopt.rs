@@ -289,7 +289,7 @@ impl Adopter {
         }
         if with_guest && pager.listener_uffd().is_none() {
             abort(&[
-                "cannot manage memory: the program runs a virtual machine by KVM, whose faults only a listener is told of, ",
+                "cannot manage memory: the program runs a virtual machine by KVM, whose faults are reported only to a listener, ",
                 "and there can be none; sysctl vm.unprivileged_userfaultfd=1, or run the machine without KVM",
             ]);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The pager: resolves faults on managed memory.
+//! The pager: receives faults on managed memory, and makes the system calls by which the driver resolves them.
 //!
 //! The path of one fault, file by file: `signal.rs` or `listener.rs` (intake) → `driver/src/fault.rs`, which asks the
 //! engine in `aquifer_core::engine` (decide, make room) and has its steps carried out here: `space/store.rs` (the tier

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_does_not_end_is_told_of() {
+    fn a_write_that_does_not_end_is_reported() {
         let counters = Counters::create().unwrap();
         counters.write(Text::Program, "program");
         counters.write(Text::Policy, "policy");

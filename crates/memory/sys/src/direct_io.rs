@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_refuses_direct_transfers_and_stays_usable() {
+    fn a_device_that_refuses_direct_transfers_stays_usable() {
         let device = OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
         assert!(matches!(enable(&device, true), Err(Refusal::Unsupported { .. })));
         device.write_at(b"x", 0).unwrap();

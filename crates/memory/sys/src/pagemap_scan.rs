@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn written_pages_are_told_once_and_reads_are_not_writes() {
+    fn written_pages_are_reported_once_and_reads_are_not_writes() {
         let memory = Reserved::new(16 * PAGE).unwrap();
         (0..16).for_each(|page| touch(&memory, page, 1));
         let opened = Uffd::open(feature::WP_ASYNC | feature::WP_UNPOPULATED | feature::PAGEFAULT_FLAG_WP, false);

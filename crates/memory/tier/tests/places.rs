@@ -90,7 +90,7 @@ fn there_are_only_so_many_writers() {
 }
 
 #[test]
-fn who_moves_a_slab_is_told_what_was_written_meanwhile_once_it_is_there() {
+fn the_mover_of_a_slab_learns_what_was_written_meanwhile_once_the_writes_have_ended() {
     let places = table(1);
     let going = places.begin_move(0).unwrap();
     let first = places.enter(0, Eighths(0b1)).unwrap();
@@ -103,7 +103,7 @@ fn who_moves_a_slab_is_told_what_was_written_meanwhile_once_it_is_there() {
     assert_eq!(
         going.try_commit(5),
         Err(Unready::Touched(Eighths(0b100))),
-        "what was copied once more is not told again"
+        "what was copied once more is not reported again"
     );
     assert!(going.is_under_way() && places.see(0).place == 0);
     assert_eq!(going.try_commit(5), Ok(()));

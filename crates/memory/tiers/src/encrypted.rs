@@ -155,7 +155,7 @@ struct Room {
 }
 
 impl Encrypted {
-    /// Seals `inner` with keys of its own.
+    /// Seals the contents of `inner` under newly made keys.
     pub fn new(inner: Box<dyn Tier>) -> Result<Encrypted, OpenFailure> {
         let seals = Seals::new(inner.capacity_bytes());
         let seals = seals.map_err(failure(inner.name(), "making keys and room for nonces"))?;

@@ -106,7 +106,7 @@ impl Profile {
         }
         if !name.contains('/') && !name.ends_with(".toml") {
             let known: Vec<&str> = names().collect();
-            return Err(failure(format!("there is none of this name; use {}, or a path", known.join(", "))));
+            return Err(failure(format!("no profile has this name; use {}, or a path", known.join(", "))));
         }
         let text = std::fs::read_to_string(Path::new(name))
             .map_err(|error| failure(format!("{error}; give the path of a readable profile file")))?;

@@ -84,7 +84,7 @@ impl TierSpec {
         }
     }
 
-    /// Whether the bytes of both would be in the same place, as far as the descriptions tell.
+    /// Whether both would store their bytes in the same place, as far as their descriptions show.
     pub(crate) fn is_same_place(&self, other: &TierSpec) -> bool {
         match (self, other) {
             (TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. }, other)
@@ -190,7 +190,7 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
         "dram" => Ok(TierSpec::Dram { size: only_size(rest)? }),
         "emulated" => emulated(rest),
         "failing" if nesting < NESTING_MAX => failing(rest, nesting),
-        "failing" => Err(format!("failing: stands in itself more than {NESTING_MAX} times; once is enough")),
+        "failing" => Err(format!("failing: is nested more than {NESTING_MAX} times; once is enough")),
         "pool" | "dax" => Err(format!("the {kind} tier is not in this build yet; use {KINDS}")),
         _ => Err(match similar::among(kind, KIND_NAMES) {
             Some(meant) => format!("'{kind}' is not a kind of tier; did you mean {meant}:?"),

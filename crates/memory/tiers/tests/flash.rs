@@ -74,7 +74,7 @@ fn a_file_made_by_the_operator_must_be_private_and_is_taken_again() {
     let path = scratch.path().join("blocks");
     std::fs::write(&path, "").unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
-    // Who has opened it for reading already would read the program's memory.
+    // A user who has already opened it for reading could read the program's memory.
     let refused = refusal(&spec(&path)).to_string();
     assert!(refused.contains("other users can read") && refused.contains("chmod go="), "{refused}");
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The switch's background operation: one at a time, a bind or an unbind, which ends by time. CXL 3.1, section
+//! The switch's background operation: one at a time, a bind or an unbind, which ends after a set time. CXL 3.1, section
 //! 8.2.9.1.2.
 
 use aquifer_fmapi::{BackgroundStatus, Opcode, ReturnCode};
@@ -11,7 +11,7 @@ use crate::virtual_switch::Target;
 /// An operation that is further than this is not aborted: it ends by itself. The figure is QEMU's.
 const ABORT_PERCENT_MAX: u64 = 85;
 
-/// What runs.
+/// A background operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Job {
     /// True for a bind, false for an unbind.
@@ -54,7 +54,7 @@ impl Running {
 pub(crate) struct Background {
     running: Option<Running>,
     last: BackgroundStatus,
-    /// What the next operation will be, by injection: stalled, or ended so.
+    /// An injection into the next operation: that it stalls, or which return code it ends with.
     next_is_stalled: bool,
     next_return_code: Option<ReturnCode>,
 }
@@ -87,13 +87,13 @@ impl Background {
         self.running.filter(|running| !running.is_stalled).map(|running| running.due_ns)
     }
 
-    /// What has ended by now, and how it was to end. The caller tells by [`Background::end`] how it did.
+    /// The operation that is due by now, and the return code planned for it. The caller then calls [`Background::end`].
     pub fn due(&self, now_ns: u64) -> Option<(Job, ReturnCode)> {
         let running = self.running.filter(|running| !running.is_stalled && running.due_ns <= now_ns)?;
         Some((running.job, running.return_code))
     }
 
-    /// It has ended so.
+    /// Ends the operation with this return code.
     pub fn end(&mut self, return_code: ReturnCode) {
         let Some(running) = self.running.take() else { return };
         self.last = BackgroundStatus {
@@ -124,7 +124,7 @@ impl Background {
         }
     }
 
-    /// What runs, or else the next, never ends.
+    /// Makes the running operation, or else the next one, never end.
     pub fn stall(&mut self) {
         match &mut self.running {
             Some(running) => running.is_stalled = true,
@@ -132,7 +132,7 @@ impl Background {
         }
     }
 
-    /// What runs, or else the next, ends so.
+    /// Makes the running operation, or else the next one, end with this return code.
     pub fn fail(&mut self, return_code: ReturnCode) {
         match &mut self.running {
             Some(running) => running.return_code = return_code,

@@ -30,7 +30,7 @@ use crate::extents::{Extents, Held, Hosts, NO_TAG, Tag};
 use crate::host::HostFailure;
 use crate::memory::Memory;
 
-/// Offers that a host has not answered: as many records as QEMU's event log has room for is too few to be a bound, so
+/// The most offers that a host may leave unanswered. The size of QEMU's event log would be too small a bound, so
 /// this is an event log's default.
 const OFFERS_MAX: usize = 64;
 /// Bytes before the extents of an answer, of an extent, before the tags, of a tag, and around regions, of a region.
@@ -297,7 +297,7 @@ impl Capacity {
     fn remove_reference(&mut self, context: &mut Context, tag: Tag) -> Answer {
         let tag = self.sharable(tag)?;
         if self.references.remove(&tag) {
-            // Nobody's list changes, but what nobody has is freed; the first host's generation tells too much once.
+            // No host's list changes, but what no host has is freed; the first host's generation grows needlessly.
             self.settle(context, 0);
         }
         Ok(Response::DcRemoveReference(Empty {}))
@@ -321,7 +321,7 @@ impl Capacity {
         }
     }
 
-    /// Where a host reads and writes: addresses of the device, all of which it has.
+    /// Where a host reads and writes: addresses of the device, all of which the host must have.
     pub fn memory_of(&mut self, host_id: u16, range: &Range<u64>) -> Result<(&mut Memory, u64), HostFailure> {
         let has = !range.is_empty() && self.extents.covers(range, |held| held.accepted.has(host_id));
         let base = self.regions[0].range.start;

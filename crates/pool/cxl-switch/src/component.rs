@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What every component has that answers commands: an identity, a clock, event logs, a limit of messages.
+//! What every component that answers commands has: an identity, a clock, event logs, a limit on the length of messages.
 
 use aquifer_fmapi::{EventData, EventInterruptPolicy, EventLog, Identity};
 
@@ -32,7 +32,7 @@ pub(crate) struct Component {
     pub events: EventLogs,
     /// How it interrupts.
     pub interrupts: EventInterruptPolicy,
-    /// Which logs it notifies of by MCTP, and whom: the connection that has set it last.
+    /// The logs that it notifies of by MCTP, and the recipient: the connection that set this last.
     pub notifications: (u16, Option<Connection>),
     /// Its place in the configuration; None for the switch.
     pub device: Option<usize>,
@@ -43,7 +43,7 @@ pub(crate) struct Component {
 }
 
 impl Component {
-    /// Without records, without time.
+    /// A component without records, and whose time is not set.
     pub fn new(identity: Identity, commands: Commands, events_per_log: u16, device: Option<usize>) -> Self {
         let identity = Identity { message_limit_log2: MESSAGE_LIMIT_LOG2, ..identity };
         Self {
@@ -71,7 +71,7 @@ impl Component {
 
     /// Writes a record to a log, with what follows from it.
     pub fn record(&mut self, context: &mut Context, log: EventLog, data: &EventData, ld_id: u16) {
-        // What happens to capacity is information, whatever its log is.
+        // A record about capacity is informational, whatever its log is.
         let severity = if log == EventLog::DynamicCapacity { EventLog::Informational } else { log };
         let mut record = data.record(severity.bits());
         record.unix_ns = self.unix_ns(context.now_ns);

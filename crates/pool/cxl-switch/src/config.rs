@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a switch is made of: ports, virtual CXL switches, devices. `config_check.rs` says what cannot be.
+//! What a switch is made of: ports, virtual CXL switches, devices. `config_check.rs` rejects what is impossible.
 
 use serde::{Deserialize, Serialize};
 
@@ -99,13 +99,13 @@ pub enum DeviceKind {
 pub struct DeviceConfig {
     /// What it is.
     pub kind: DeviceKind,
-    /// The ports that it is at, one for each of its heads. An SLD with several has dynamic capacity alone, and each
+    /// The ports that it is at, one for each of its heads. An SLD with several has only dynamic capacity; each
     /// head is a host of it; an MLD's hosts are its logical devices.
     pub ports: Vec<u8>,
     /// Its memory apart from dynamic capacity, a multiple of 256 MiB.
     #[serde(default)]
     pub memory_mib: u64,
-    /// For an MLD: the memory of each logical device at first, in MiB, a multiple of 256.
+    /// For an MLD: the initial memory of each logical device, in MiB, a multiple of 256.
     #[serde(default)]
     pub lds_mib: Vec<u64>,
     /// For an MLD with several heads: the head of each logical device; the first for all when empty.
@@ -128,10 +128,10 @@ pub struct DeviceConfig {
 pub struct CapacityConfig {
     /// Regions, one after the other.
     pub regions: Vec<RegionConfig>,
-    /// Extents that the device can keep account of.
+    /// The most extents that the device can track.
     #[serde(default = "extents")]
     pub extents: u32,
-    /// Tags that the device can keep account of.
+    /// The most tags that the device can track.
     #[serde(default = "tags")]
     pub tags: u32,
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Refuses what no switch can be made of, with the cause and the remedy.
+//! Rejects configurations of which no switch can be made, with the cause and the remedy.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub(crate) const UNIT_MIB: u64 = 256;
 /// The smallest and the largest block of dynamic capacity, as powers of two.
 pub(crate) const BLOCK_LOG2: std::ops::RangeInclusive<u32> = 6..=28;
 
-/// Why a configuration is none, in one line.
+/// Why a configuration is invalid, in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFailure {
     /// Which part of it.
@@ -60,7 +60,7 @@ fn check(
 }
 
 impl SwitchConfig {
-    /// Refuses what cannot be.
+    /// Rejects an invalid configuration.
     pub fn check(&self) -> Result<(), ConfigFailure> {
         let count = |place, found: usize, max: usize| {
             check((1..=max).contains(&found), place, || format!("{found} of them"), format!("give 1 to {max}"))

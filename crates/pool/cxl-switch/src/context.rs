@@ -7,14 +7,14 @@ use aquifer_fmapi::{Dialect, Response, ReturnCode};
 
 use crate::outcome::{Effect, Event, Outcome};
 
-/// Who sends a request.
+/// The sender of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Connection {
     /// Its number; replies carry it.
     pub id: u32,
     /// The port by which it comes; 0 for a management network.
     pub ingress_port_id: u8,
-    /// How it writes.
+    /// The dialect in which it writes.
     pub dialect: &'static Dialect,
 }
 
@@ -35,18 +35,18 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Nobody asks: time passes, a host acts, or something goes wrong.
+    /// Without a request: time passes, a host acts, or a failure is injected.
     pub fn of_nobody(now_ns: u64) -> Self {
         let connection = Connection { id: 0, ingress_port_id: 0, dialect: &Dialect::STANDARD };
         Self { now_ns, connection, room: 0, outcome: Outcome::default() }
     }
 
-    /// The driver has something to carry out.
+    /// Adds an effect, for the driver to carry out.
     pub fn effect(&mut self, effect: Effect) {
         self.outcome.effects.push(effect);
     }
 
-    /// A record was written or lost.
+    /// Adds a record that was written or lost to the outcome.
     pub fn event(&mut self, event: Event) {
         self.outcome.events.push(event);
     }

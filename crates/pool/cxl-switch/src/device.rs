@@ -124,7 +124,7 @@ impl Device {
         answer.or_else(|| capacity.answer(context, &mut self.component, request))
     }
 
-    /// It was pulled out: what was volatile is gone.
+    /// Handles its removal: volatile state is lost.
     pub fn lose_power(&mut self, context: &mut Context) {
         self.is_present = false;
         self.lds.iter_mut().for_each(|ld| ld.memory.wipe_all());

@@ -3,7 +3,7 @@
 
 //! Event logs (01h): records until they are cleared, and what is lost when a log is full. CXL 3.1, section 8.2.9.2.
 //!
-//! A full log keeps what it has and loses what comes, with the overflow flag, a count and two times, until all of it is
+//! A full log keeps its records and drops new ones, and says so by an overflow flag, a count and two times, until it is
 //! cleared. Records are cleared oldest first; all at once only after an overflow, as the specification has it.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ struct Log {
     overflow_last_ns: u64,
 }
 
-/// What became of a record.
+/// What happened to a new record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     /// It is the only one of its log: an interrupt or a notification may follow.
@@ -113,7 +113,7 @@ impl EventLogs {
             return Err(ReturnCode::INVALID_HANDLE);
         }
         log.records.drain(..handles.len());
-        // Whoever has read all that was kept has read the flag, too.
+        // A manager that has read all kept records has read the overflow flag, too.
         if log.records.is_empty() {
             *log = Log::default();
         }

@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which blocks of dynamic capacity are whose: disjoint extents in the order of their addresses.
+//! Which host has which blocks of dynamic capacity: disjoint extents in address order.
 
 use std::ops::Range;
 
 use aquifer_fmapi::Extent;
 
-/// A tag of capacity; zeros: none.
+/// The tag of some capacity; all zeros: none.
 pub(crate) type Tag = [u8; 16];
 /// Capacity without a tag.
 pub(crate) const NO_TAG: Tag = [0; 16];
 
-/// Hosts as bits; there are at most 32 ports, and 16 logical devices.
+/// A set of hosts, as bits; there are at most 32 ports, and 16 logical devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hosts(pub u32);
 
 impl Hosts {
-    /// One of them.
+    /// A set of one host.
     pub fn one(host_id: u16) -> Self {
         Self(1 << host_id)
     }
 
-    /// Whether one is among them.
+    /// Whether a host is in the set.
     pub fn has(self, host_id: u16) -> bool {
         self.0 >> host_id & 1 == 1
     }
 
-    /// Adds one.
+    /// Adds a host.
     pub fn add(&mut self, host_id: u16) {
         self.0 |= 1 << host_id;
     }
 
-    /// Takes one out.
+    /// Removes a host.
     pub fn remove(&mut self, host_id: u16) {
         self.0 &= !(1 << host_id);
     }
@@ -57,17 +57,17 @@ pub(crate) struct Held {
     pub start: u64,
     /// Its bytes.
     pub length: u64,
-    /// What it belongs to.
+    /// The tag that it belongs to.
     pub tag: Tag,
-    /// Its place among the extents of a tag that is shared, from 1 on; else 0.
+    /// Its position among the extents of a shared tag, from 1 on; else 0.
     pub sequence: u16,
-    /// Those who have it.
+    /// Hosts that have it.
     pub accepted: Hosts,
-    /// Those who are offered it.
+    /// Hosts to which it is offered.
     pub pending: Hosts,
-    /// Those who have it and are asked for it.
+    /// Hosts that have it and are asked to release it.
     pub releasing: Hosts,
-    /// True where it is wiped when nobody has it.
+    /// True if it is wiped when no host has it any more.
     pub is_sanitized: bool,
 }
 
@@ -88,43 +88,43 @@ impl Held {
     }
 }
 
-/// See the module.
+/// The extents that are not free, in address order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extents {
     held: Vec<Held>,
 }
 
 impl Extents {
-    /// All of them.
+    /// All extents, in address order.
     pub fn iter(&self) -> impl Iterator<Item = &Held> + Clone {
         self.held.iter()
     }
 
-    /// All of them.
+    /// All extents, in address order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held> {
         self.held.iter_mut()
     }
 
-    /// How many there are.
+    /// The number of extents.
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// Adds one, of which no block is held.
+    /// Adds an extent, of which no block may be held.
     pub fn insert(&mut self, new: Held) {
         assert!(self.touching(&new.range()).next().is_none(), "a block is held once");
         let at = self.held.partition_point(|held| held.start < new.start);
         self.held.insert(at, new);
     }
 
-    /// Takes out those that a caller no longer wants, and returns them.
+    /// Removes the matching extents, and returns them.
     pub fn take(&mut self, is_taken: impl Fn(&Held) -> bool) -> Vec<Held> {
         let (taken, kept) = self.held.iter().partition(|held| is_taken(held));
         self.held = kept;
         taken
     }
 
-    /// Those with a block in the range.
+    /// The extents with a block in the range.
     pub fn touching<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Held> {
         self.held.iter().filter(|held| held.start < range.end && range.start < held.range().end)
     }
@@ -134,7 +134,7 @@ impl Extents {
         self.held.iter_mut().filter(move |held| range.start <= held.start && held.range().end <= range.end)
     }
 
-    /// What is free of a region, in the order of addresses.
+    /// The free ranges of a region, in address order.
     pub fn free(&self, region: &Range<u64>) -> Vec<Range<u64>> {
         let mut free = Vec::new();
         let mut at = region.start;
@@ -162,7 +162,7 @@ impl Extents {
         at >= range.end
     }
 
-    /// How many more extents [`Extents::split`] makes of those that are there.
+    /// How many more extents [`Extents::split`] would make.
     pub fn splits(&self, ranges: &[Range<u64>]) -> usize {
         let is_inside =
             |address: &u64| self.held.iter().any(|held| held.start < *address && *address < held.range().end);

@@ -19,22 +19,22 @@ const READ_BYTES_MAX: usize = 1 << 20;
 /// What a host does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostAction {
-    /// It answers the oldest offer of capacity: it takes these addresses of it and refuses the rest. As Add Dynamic
+    /// Answers the oldest offer of capacity: accepts these addresses of it and refuses the rest. As Add Dynamic
     /// Capacity Response (4802h).
     AnswerOffer {
-        /// Those that it takes; none: it refuses all of it.
+        /// The accepted addresses; if empty, all of the offer is refused.
         accepted: Vec<Range<u64>>,
     },
     /// It reads memory.
     Read {
-        /// From there on.
+        /// The first address.
         address: u64,
-        /// So many bytes, at most 1 MiB.
+        /// The number of bytes, at most 1 MiB.
         bytes: usize,
     },
     /// It gives capacity back. As Release Dynamic Capacity (4803h).
     ReleaseCapacity {
-        /// Which.
+        /// The addresses that are given back.
         ranges: Vec<Range<u64>>,
     },
     /// It sets the secret value of its virtual CXL switch, once. As Set Domain Validation SV (5105h).
@@ -44,7 +44,7 @@ pub enum HostAction {
     },
     /// It writes memory.
     Write {
-        /// From there on.
+        /// The first address.
         address: u64,
         /// The bytes.
         bytes: Vec<u8>,
@@ -60,12 +60,12 @@ pub struct HostAnswer {
     pub outcome: Outcome,
 }
 
-/// Why a host cannot do it.
+/// Why a host's action failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostFailure {
     /// The address is beyond the memory, or more is read than one access may.
     Beyond,
-    /// The device can keep account of no more extents, or of no more written pages.
+    /// The device cannot track more extents, or more written pages.
     Full,
     /// The link is down, or the device is gone.
     LinkDown,
@@ -85,7 +85,7 @@ impl fmt::Display for HostFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Beyond => "the address is beyond the memory; stay within its size, and below 1 MiB at a time",
-            Self::Full => "the device keeps account of no more; release some capacity, or write to fewer pages",
+            Self::Full => "the device cannot track more; release some capacity, or write to fewer pages",
             Self::LinkDown => "the link to the device is down; wait for it, or put the device back",
             Self::NoOffer => "no capacity is on offer; add some first (5604h)",
             Self::NotBound => "the vPPB is not bound to memory; bind it first (5201h)",
@@ -108,7 +108,7 @@ impl From<MemoryFailure> for HostFailure {
 }
 
 impl Switch {
-    /// The host behind a vPPB does something.
+    /// Carries out an action of the host behind a vPPB.
     pub fn host(&mut self, now_ns: u64, vcs_id: u8, vppb_id: u8, action: &HostAction) -> HostAnswer {
         let mut context = self.begin(now_ns);
         let result = self.act(&mut context, vcs_id, vppb_id, action);

@@ -19,12 +19,12 @@ const WAIT_NS_MAX: u64 = 3_600_000_000_000;
 /// Where the tag is in a message.
 const TAG_OFFSET: usize = 1;
 
-/// How an answer fails. But for a return code, the command was carried out.
+/// How an answer fails. Except with `Code`, the command was carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnswerFailure {
-    /// It is this, and nothing was carried out.
+    /// It is this return code, and nothing was carried out.
     Code(ReturnCode),
-    /// It comes later by so much.
+    /// It comes late.
     Delay {
         /// By how much; at most an hour.
         by_ns: u64,
@@ -51,7 +51,7 @@ impl AnswerFailure {
         }
     }
 
-    /// What becomes of an answer.
+    /// Applies the failure to an answer; returns the messages to send.
     pub(crate) fn spoil(&self, mut reply: Reply) -> Vec<Reply> {
         match self {
             Self::Code(_) => {}
@@ -65,14 +65,14 @@ impl AnswerFailure {
     }
 }
 
-/// Something that goes wrong.
+/// A failure to inject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Injection {
     /// The next answers fail.
     Answer {
         /// How.
         failure: AnswerFailure,
-        /// Those to this command alone; None: to any.
+        /// Only answers to this command fail; None: to any.
         opcode: Option<Opcode>,
         /// How many.
         times: u32,
@@ -86,19 +86,19 @@ pub enum Injection {
     },
     /// The background operation that runs, or else the next one, fails.
     BackgroundFails {
-        /// So.
+        /// The return code with which it fails.
         return_code: ReturnCode,
     },
     /// The background operation that runs, or else the next one, never ends by itself.
     BackgroundStalls,
     /// A log of the switch is filled until a record is lost.
     EventOverflow {
-        /// Which.
+        /// The log.
         log: EventLog,
     },
     /// A device that was pulled out is put back.
     InsertDevice {
-        /// Which.
+        /// The device.
         device: usize,
     },
     /// A port's link goes down and comes up again.
@@ -117,15 +117,15 @@ pub enum Injection {
     },
     /// A device is pulled out, whatever is bound to it. Its memory is lost.
     RemoveDevice {
-        /// Which.
+        /// The device.
         device: usize,
     },
 }
 
-/// Why something cannot go wrong so.
+/// Why a failure cannot be injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectionRefusal {
-    /// As many failures of answers wait as may.
+    /// The maximum number of answer failures is waiting already.
     Full,
     /// There is no such device, or it is there, or gone, already.
     NoDevice,
@@ -191,7 +191,7 @@ impl Injections {
 }
 
 impl Switch {
-    /// Something goes wrong.
+    /// Injects a failure.
     pub fn inject(&mut self, now_ns: u64, injection: Injection) -> Result<Outcome, InjectionRefusal> {
         self.check_injection(&injection)?;
         let mut context = self.begin(now_ns);
@@ -234,7 +234,7 @@ impl Switch {
         Ok(self.end(context))
     }
 
-    /// Does something to a device, and notes what becomes of its links.
+    /// Changes a device, and records which of its links went up or down.
     fn with_links(&mut self, context: &mut Context, device: usize, step: impl FnOnce(&mut Self, &mut Context)) {
         let ports = self.devices[device].config.ports.clone();
         let were_up: Vec<bool> = ports.iter().map(|port_id| self.link_is_up(*port_id)).collect();

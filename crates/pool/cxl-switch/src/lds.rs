@@ -76,7 +76,7 @@ impl Device {
             if ld.allocation != *allocation {
                 let bytes = units(allocation).expect("the sum was checked") * UNIT_BYTES;
                 ld.allocation = *allocation;
-                // Its addresses lead to other memory since, of which nobody may know what was there.
+                // Its addresses now lead to other memory, whose earlier contents no host may see.
                 ld.memory.wipe_all();
                 ld.memory.resize(bytes);
                 let (device, ld_id) = (self.index, ld_id as u8);

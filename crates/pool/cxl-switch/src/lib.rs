@@ -6,7 +6,7 @@
 //!
 //! Pure: no I/O, no clock, no threads. [`Switch::receive`] is given the time, a connection and the bytes of a request,
 //! and returns an [`Outcome`]: the bytes of the answer, the event records that were written, and the [`Effect`]s that a
-//! driver carries out. [`Switch::advance`] ends what ends by time. What hosts do is a [`HostAction`], what goes wrong
+//! driver carries out. [`Switch::advance`] ends what is due. Hosts act by a [`HostAction`]; failures are injected by
 //! an [`Injection`].
 //!
 //! A request's way: `switch.rs` (answer or refuse), `commands.rs` (who answers what), then one file for each command

@@ -27,7 +27,7 @@ pub(crate) struct Memory {
     pages: BTreeMap<u64, Box<[u8; PAGE_BYTES as usize]>>,
 }
 
-/// The pages of a range, each with the part of it.
+/// The pages that a range touches, each with the part of it in the range.
 fn parts(address: u64, length: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
     let end = address + length;
     (address / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(move |page| {
@@ -38,7 +38,7 @@ fn parts(address: u64, length: u64) -> impl Iterator<Item = (u64, Range<usize>)>
 }
 
 impl Memory {
-    /// Of so many bytes, all zeros.
+    /// Memory of this many bytes, all zeros.
     pub fn new(bytes: u64) -> Self {
         Self { bytes, pages: BTreeMap::new() }
     }
@@ -48,7 +48,7 @@ impl Memory {
         if end > self.bytes { Err(MemoryFailure::Beyond) } else { Ok(()) }
     }
 
-    /// Bytes from there on.
+    /// Reads bytes from an address on.
     pub fn read(&self, address: u64, length: usize) -> Result<Vec<u8>, MemoryFailure> {
         self.check(address, length as u64)?;
         let mut read = Vec::with_capacity(length);
@@ -61,7 +61,7 @@ impl Memory {
         Ok(read)
     }
 
-    /// Writes all of them, or none.
+    /// Writes all of the bytes, or none.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryFailure> {
         self.check(address, bytes.len() as u64)?;
         let new = parts(address, bytes.len() as u64).filter(|(page, _)| !self.pages.contains_key(page)).count();
@@ -78,7 +78,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Zeros in a range; what is beyond the memory is left out.
+    /// Writes zeros to a range, as far as it is within the memory.
     pub fn wipe(&mut self, range: Range<u64>) {
         let end = range.end.min(self.bytes);
         let Some(length) = end.checked_sub(range.start) else { return };
@@ -96,12 +96,12 @@ impl Memory {
         debug_assert!(length <= self.bytes);
     }
 
-    /// Zeros everywhere.
+    /// Writes zeros everywhere.
     pub fn wipe_all(&mut self) {
         self.pages.clear();
     }
 
-    /// Another size. What is beyond it is lost, and zeros when the memory grows again.
+    /// Changes the size. What is beyond it is lost, and reads as zeros when the memory grows again.
     pub fn resize(&mut self, bytes: u64) {
         self.wipe(bytes.min(self.bytes)..self.bytes);
         self.bytes = bytes;

@@ -16,7 +16,7 @@ pub struct Outcome {
     pub events: Vec<Event>,
     /// What the driver carries out, in this order.
     pub effects: Vec<Effect>,
-    /// Why the bytes that came are answered by nothing.
+    /// Why the received bytes get no answer.
     pub refusal: Option<Refusal>,
 }
 
@@ -70,11 +70,11 @@ pub enum Effect {
         /// To this logical device; None for the whole port.
         ld_id: Option<u8>,
     },
-    /// Capacity belongs to nobody any more.
+    /// Capacity no longer belongs to any host.
     CapacityFreed {
         /// Of which device.
         device: usize,
-        /// Which.
+        /// The extent.
         extent: Extent,
         /// True where its bytes are to be zeros.
         is_wiped: bool,
@@ -85,7 +85,7 @@ pub enum Effect {
         device: usize,
         /// The host that gets it.
         host_id: u16,
-        /// Which.
+        /// The extents.
         extents: Vec<Extent>,
     },
     /// A host is asked for capacity. It answers by
@@ -95,21 +95,21 @@ pub enum Effect {
         device: usize,
         /// Whom.
         host_id: u16,
-        /// Which.
+        /// The extents.
         extents: Vec<Extent>,
     },
-    /// A host has lost capacity, whatever it does.
+    /// Capacity was taken from a host by force.
     CapacityRevoked {
         /// Of which device.
         device: usize,
-        /// Who.
+        /// The host that has lost it.
         host_id: u16,
-        /// Which.
+        /// The extents.
         extents: Vec<Extent>,
     },
     /// A device appeared at its ports, or disappeared from them.
     DevicePresence {
-        /// Which.
+        /// The device.
         device: usize,
         /// True where it appeared.
         is_present: bool,
@@ -123,7 +123,7 @@ pub enum Effect {
     LdResized {
         /// Of which device.
         device: usize,
-        /// Which.
+        /// The logical device.
         ld_id: u8,
         /// Its bytes since.
         bytes: u64,
@@ -132,7 +132,7 @@ pub enum Effect {
     LdWiped {
         /// Of which device.
         device: usize,
-        /// Which.
+        /// The logical device.
         ld_id: u8,
     },
     /// A port's PERST# was asserted or deasserted.
@@ -160,7 +160,7 @@ pub enum Effect {
     },
 }
 
-/// Why bytes are answered by nothing. Whoever sent them speaks no FM API, or not in the dialect of the connection.
+/// Why bytes get no answer: their sender does not speak the FM API, or not in the dialect of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// They have no header.

@@ -94,7 +94,7 @@ impl Switch {
         Ok(PortStates { ports: get.port_ids.iter().map(|port_id| self.port_status(*port_id)).collect() })
     }
 
-    /// The state of a port; of one that is not there, that it is not.
+    /// The state of a port, or that it does not exist.
     pub(crate) fn port_status(&self, port_id: u8) -> PortStatus {
         let Some(port) = self.ports.get(usize::from(port_id)) else {
             return PortStatus { port_id, state: PortState::Invalid, ..PortStatus::default() };
@@ -159,7 +159,7 @@ impl Switch {
         self.devices.iter().position(|device| device.is_present && device.head_at(port_id).is_some())
     }
 
-    /// Whether what is at a port can be spoken to.
+    /// Whether the device or host at a port can be reached.
     pub(crate) fn link_is_up(&self, port_id: u8) -> bool {
         let Some(port) = self.ports.get(usize::from(port_id)) else { return false };
         let is_connected = match port.config.role {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Quality of service of an MLD (54h, second part): what is set is kept and told. CXL 3.1, sections 7.6.7.4.4 to
+//! Quality of service of an MLD (54h, second part): settings are stored and reported. CXL 3.1, sections 7.6.7.4.4 to
 //! 7.6.7.4.10.
 
 use std::ops::Range;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The switch: takes bytes and the time, answers or refuses, and lets time pass.
+//! The switch: takes messages and the time, answers or refuses, and lets time pass.
 //!
-//! A step ends what has ended by now, then carries out what it is asked, then sends the notifications that follow. Time
+//! A step first ends what is due, then carries out the request, then sends the notifications that follow. Time
 //! never runs back: a step with an earlier time than the last one takes place at the last one's.
 
 use aquifer_fmapi::{
@@ -23,12 +23,12 @@ use crate::outcome::{Outcome, Refusal, Reply};
 use crate::ports::Port;
 use crate::virtual_switch::VppbState;
 
-/// Whose component command interface a message is for. Devices are numbered as in the configuration.
+/// The component command interface that a message is for. Devices are numbered as in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cci {
     /// A device's own, which is the FM-owned LD's.
     Device(usize),
-    /// A logical device's; all of one device say the same.
+    /// Of a logical device; all those of one device answer alike.
     Ld(usize),
     /// The LD pool's of a multi-headed device.
     Pool(usize),
@@ -54,7 +54,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// With nothing bound.
+    /// A switch with nothing bound.
     pub fn new(config: SwitchConfig) -> Result<Self, ConfigFailure> {
         config.check()?;
         let identity = Identity {
@@ -77,7 +77,7 @@ impl Switch {
         })
     }
 
-    /// What it is made of.
+    /// The configuration that it was made from.
     pub fn config(&self) -> &SwitchConfig {
         &self.config
     }
@@ -113,7 +113,7 @@ impl Switch {
         self.end(context)
     }
 
-    /// When something will end by itself, and [`Switch::advance`] has something to do.
+    /// When something ends by itself next, so that [`Switch::advance`] has something to do.
     pub fn deadline_ns(&self) -> Option<u64> {
         let links = self.ports.iter().filter_map(|port| port.down_until_ns);
         self.background.deadline_ns().into_iter().chain(links).min()

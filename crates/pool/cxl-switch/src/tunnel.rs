@@ -59,7 +59,7 @@ impl Switch {
         }
     }
 
-    /// The MLD behind a port whose logical device the manager may touch: its host has those that are bound.
+    /// The MLD behind a port, if its logical device is the manager's: one that is bound belongs to its host.
     fn unbound_ld(&self, port_id: u8, ld_id: u16) -> Result<usize, ReturnCode> {
         let device = self.reach(port_id)?;
         let mld = &self.devices[device];
@@ -103,7 +103,7 @@ impl Switch {
     }
 }
 
-/// Whether a byte of a write is enabled: those of the first and the last double word are by bits, all others are.
+/// Whether a byte of a write is enabled: in the first and the last double word by a bit each, elsewhere always.
 fn is_enabled(request: &LdMemoryRequest, at: usize) -> bool {
     let offset = request.address % 4 + at as u64;
     let last = (request.address % 4 + u64::from(request.bytes)).div_ceil(4) - 1;

@@ -4,7 +4,7 @@
 //! Virtual CXL switches (52h): vPPBs, and binding them in the background. CXL 3.1, section 7.6.7.2.
 //!
 //! A vPPB is bound to a whole port, or to a logical device of the MLD behind it, and nothing is bound twice. An
-//! operation reserves its target when it starts, so that the state while it runs is told as it is.
+//! operation reserves its target when it starts, so that queries report the true state while it runs.
 //!
 //! ```text
 //! Unbound -> Binding -> Bound -> Unbinding -> Unbound      by Bind and Unbind, at their ends
@@ -12,8 +12,8 @@
 //!                       Bound -> Unbound                   where the MLD is pulled out
 //! ```
 //!
-//! The simulated host lets go when it is asked: all three ways of unbinding take the same time. A host that does not is
-//! an injection, `BackgroundStalls`.
+//! The simulated host lets go when asked, so that all three ways of unbinding take the same time. The injection
+//! `BackgroundStalls` makes a host that does not.
 
 use aquifer_fmapi::{
     BindVppb, BindingStatus, Empty, EventData, EventLog, GenerateAerEvent, GetVirtualSwitches, Request, Response,
@@ -155,8 +155,8 @@ impl Switch {
         self.start(context, Job { is_bind: true, vcs_id: bind.vcs_id, vppb_id: bind.vppb_id, target })
     }
 
-    /// What a request names. A port without a device is FFFFh, and so is an SLD; one peer's manager says 0 of an SLD,
-    /// which it has as well.
+    /// The target that a request names. For an empty port or SLD, the LD id is FFFFh; one peer's manager sends 0 for an
+    /// SLD, which is accepted, too.
     fn target(&self, bind: &BindVppb) -> Option<Target> {
         let port_id = bind.port_id;
         self.ports.get(usize::from(port_id)).filter(|port| port.config.role == PortRole::Downstream)?;
@@ -198,7 +198,7 @@ impl Switch {
         }
     }
 
-    /// Request Abort Background Operation (0005h). One that has come too far ends by itself, and the answer is the
+    /// Request Abort Background Operation (0005h). An operation near its end is not aborted, and the answer is the
     /// same.
     pub(crate) fn abort(&mut self, context: &mut Context) -> Answer {
         if let Some(job) = self.background.abortable(context.now_ns) {
@@ -207,10 +207,10 @@ impl Switch {
         Ok(Response::AbortBackground(Empty {}))
     }
 
-    /// The operation has ended so: the vPPB is as before it, or as after it.
+    /// Ends the operation with this return code, or with a failure if the target is gone.
     fn conclude(&mut self, context: &mut Context, job: Job, wanted: ReturnCode) {
         let Job { is_bind, vcs_id, vppb_id, target } = job;
-        // A logical device that was pulled out meanwhile cannot be bound; a port can, for what will be there.
+        // A logical device that was pulled out meanwhile cannot be bound; a port can, for a later device.
         let is_there = target.ld_id.is_none() || self.device_at(target.port_id).is_some();
         let return_code =
             if wanted == ReturnCode::SUCCESS && is_bind && !is_there { ReturnCode::INTERNAL_ERROR } else { wanted };
@@ -240,7 +240,7 @@ impl Switch {
         self.component.record(context, log, &EventData::Vppb(event), ld_id.into());
     }
 
-    /// What was bound has no host: its memory is wiped if that is asked for, and its dynamic capacity released.
+    /// Handles the loss of a host: wipes the memory if the configuration says so, and releases dynamic capacity.
     fn let_go(&mut self, context: &mut Context, target: Target) {
         let is_wiped = self.config.wipe_on_unbind;
         let Some(index) = self.device_at(target.port_id) else { return };

@@ -225,7 +225,7 @@ fn a_secret_value_is_set_once_by_the_host_and_read_by_the_manager() {
 }
 
 #[test]
-fn heads_and_their_logical_devices_are_told() {
+fn heads_and_their_logical_devices_are_reported() {
     let mut client = Client::new(config());
     let path = client::at_pool(4);
     let map = client.ask(&path, &Request::GetHeadMap(GetHeadMap { first_ld_id: 0, count_max: 255 }));

@@ -103,7 +103,7 @@ fn switch() -> Vec<Line> {
         line(Request::GetMctpEventPolicy(GetMctpEventPolicy {})),
         line(notify(0x801f)).bad(notify(0x20)),
         line(Request::IdentifySwitch(IdentifySwitch {})),
-        // A port that is not there is told as such, in its own block.
+        // A port that does not exist is reported as such, in its own block.
         line(Request::GetPortStates(GetPortStates { port_ids: vec![0, 1, 99] }))
             .bad(Request::GetPortStates(GetPortStates { port_ids: vec![] })),
         line(control(0, PortOperation::ResetPpb))
@@ -336,7 +336,7 @@ fn logical_devices_and_pools_answer_as_the_tables_say() {
 }
 
 #[test]
-fn what_a_tunnel_cannot_pass_on_is_told_outside_and_what_fails_behind_it_inside() {
+fn failures_of_a_tunnel_are_reported_outside_it_and_failures_behind_it_inside() {
     let mut manager = Client::new(config());
     let tunnel = |message: Vec<u8>| Request::Tunnel(Tunnel { port_or_ld_id: 1, message, ..Default::default() });
     assert_eq!(manager.code(&at_switch(), &tunnel(vec![0; 11])), ReturnCode::INVALID_PAYLOAD_LENGTH);

@@ -24,7 +24,7 @@ fn records(client: &mut Client, log: EventLog) -> EventRecords {
 }
 
 #[test]
-fn answers_are_busy_for_as_long_as_they_are_told_and_nothing_is_done() {
+fn as_many_answers_are_busy_as_were_ordered_and_nothing_is_done() {
     let mut client = Client::new(config());
     client.inject(answer(AnswerFailure::Code(ReturnCode::BUSY), Some(Opcode::BIND_VPPB), 2));
     assert_eq!(client.code(&at_switch(), &Request::Identify(Identify {})), ReturnCode::SUCCESS);

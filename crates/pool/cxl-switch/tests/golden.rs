@@ -55,7 +55,7 @@ fn path(via: &str) -> Option<Vec<Hop>> {
     Some(hops.map(|(level, id)| if level == 0 { Hop::Port(id) } else { Hop::Ld(id) }).collect())
 }
 
-/// The answer's kind, told from its name: fields differ, kinds do not.
+/// The answer's kind, taken from its name: fields differ, kinds do not.
 fn kind(response: &Response) -> String {
     let text = format!("{response:?}");
     text.split('(').next().expect("a name").to_owned()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What is said on the command line, and the way from there to a switch that listens.
+//! The command line, and how a listening switch is made from it.
 
 use std::fmt;
 use std::fs;
@@ -40,7 +40,7 @@ Lines of the control socket, each answered by {\"ok\": true}, or by a cause and 
   {\"remove_device\": {\"device\": N}}                        {\"insert_device\": {\"device\": N}}
   {\"mld_error\": {\"port_id\": N, \"kind\": N}}               {\"back_pressure\": {\"device\": N, \"percent\": N}}
 
-Whoever can connect can bind and unbind, and there is no authentication: listen where the fabric's managers are alone.";
+Anyone who can connect can bind and unbind, without authentication: listen where only the fabric's managers can connect.";
 
 /// A CXL switch in software: answers the FM API over MCTP, with simulated devices and hosts.
 #[derive(Clone, Debug, Parser)]

@@ -33,7 +33,7 @@ const NS_PER_MS: u64 = 1_000_000;
 enum How {
     /// Busy (0006h), and nothing is carried out.
     Busy,
-    /// It comes later by so much.
+    /// It comes this much later.
     DelayMs(u64),
     /// It never comes.
     Drop,
@@ -41,7 +41,7 @@ enum How {
     Duplicate,
     /// This return code, and nothing is carried out.
     ReturnCode(u16),
-    /// So many bytes of it are left.
+    /// It is cut to this many bytes.
     Truncate(usize),
     /// It has another tag.
     WrongTag,

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! MCTP packets on a stream of bytes, as Jackrabbit's emulator has them: each has 68 bytes, and the last one of a
-//! message is filled up with zeros. How long a message is says its CCI header.
+//! message is padded with zeros. The CCI header gives the message's length.
 //!
 //! | offset | bytes | field |
 //! |--------|-------|-------|
@@ -25,7 +25,7 @@ const TAG: u8 = 7;
 const OWNER: u8 = 1 << 3;
 const END: u8 = 1 << 6;
 const START: u8 = 1 << 7;
-/// Tags, of each of which one message may be under way.
+/// The number of tags. One message of each may be under way.
 const TAGS: usize = 8;
 
 /// What a message is.
@@ -50,7 +50,7 @@ impl MessageType {
     }
 }
 
-/// A message, and how it came: an answer goes back so.
+/// A message and how it came, so that its answer can go back the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     /// What it is.
@@ -74,8 +74,8 @@ struct Partial {
     bytes: Vec<u8>,
 }
 
-/// Puts messages together from packets. A packet that belongs to no message, or is out of order, is dropped with what
-/// it was to continue, as MCTP has it.
+/// Reassembles messages from packets. A packet that belongs to no message, or is out of order, is dropped with the
+/// message that it was to continue, as MCTP specifies.
 #[derive(Debug)]
 pub struct Assembler {
     dialect: &'static Dialect,

@@ -3,9 +3,9 @@
 
 //! The `aquifer-cxl-switchd` command.
 //!
-//! Exit codes: 0 help, version or example; 1 the switch could not start; 2 the arguments make no sense; 101 a
-//! thread of it has panicked, which says a bug: a switch that is half changed does not go on. It ends by a
-//! signal, each with its default action, and leaves nothing behind but its sockets' files, which the next one replaces.
+//! Exit codes: 0 help, version or example; 1 the switch could not start; 2 invalid arguments; 101 one of its threads
+//! has panicked, which is a bug: a switch whose state is half changed does not continue. A signal ends it by its
+//! default action; nothing is left behind but its sockets' files, which the next start replaces.
 
 #![forbid(unsafe_code)]
 
@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// What a Rust program ends with that has panicked.
+/// The exit code of a Rust program that has panicked.
 const PANICKED: i32 = 101;
 
 fn main() -> ExitCode {

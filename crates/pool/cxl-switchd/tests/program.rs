@@ -150,7 +150,7 @@ impl<S: Read + Write> Client<S> {
 }
 
 #[test]
-fn a_manager_binds_over_tcp_and_another_one_sees_it_over_a_unix_socket() {
+fn a_manager_binds_over_tcp_and_another_sees_it_over_a_unix_socket() {
     let running = Running::new("binds", &[]);
     let mut first = Client::new(running.tcp(), &Dialect::STANDARD);
     let mut second = Client::new(running.unix("s"), &Dialect::STANDARD);
@@ -173,7 +173,7 @@ fn a_manager_binds_over_tcp_and_another_one_sees_it_over_a_unix_socket() {
 }
 
 #[test]
-fn long_messages_go_in_many_packets_and_hosts_answer_offers() {
+fn long_messages_are_split_into_packets_and_hosts_answer_offers() {
     let running = Running::new("long", &[]);
     let mut client = Client::new(running.tcp(), &Dialect::STANDARD);
     let data = vec![7; 4096];
@@ -184,7 +184,7 @@ fn long_messages_go_in_many_packets_and_hosts_answer_offers() {
     let read = LdMemoryRequest { port_id: 1, bytes: 4096, ..Default::default() };
     let reported = client.ask(&Request::LdMemoryRequest(read));
     assert_eq!(reported, Ok(Response::LdMemoryRequest(LdMemoryData { bytes: 4096, data: vec![7; 4096] })));
-    // An offer before there is a host waits for it.
+    // An offer made before its host is bound stays pending until it is.
     let tunnelled = |client: &mut Client<TcpStream>, request: &Request| {
         let message = Message::request(1, request, &Dialect::STANDARD).encode(&Dialect::STANDARD);
         let tunnel = Tunnel { port_or_ld_id: 2, message, ..Default::default() };

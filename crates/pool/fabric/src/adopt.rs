@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Takes into the desired state what is in use and not known, after a state was lost. Nobody is disturbed.
+//! Takes into the desired state what is in use but unknown, after a state was lost. Programs are not disturbed.
 //!
-//! What programs use becomes a volume that is bound to their host, as its agent reports it. What is lent, and is not
-//! used by the host that it was lent to, becomes a member that leaves: it is released when that agent has confirmed
-//! it. Where the agent does not answer, the lease stays a stray, and is asked about again.
+//! Memory that programs use becomes a volume bound to their host, as its agent reports it. Memory that is lent but
+//! not used by its host becomes a member that leaves, and is released when the host's agent has confirmed
+//! that. While the agent does not answer, the lease stays a stray, and adoption is tried again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ pub enum NotAdopted {
         /// The host.
         host: HostId,
     },
-    /// Members of the volume are missing, or the switch of one has not said yet to what it is bound.
+    /// Members of the volume are missing, or the switch of one has not yet reported what it is bound to.
     Incomplete {
         /// The volume.
         volume: VolumeId,
@@ -77,7 +77,7 @@ impl Edit<'_> {
         not_adopted.into_iter().collect()
     }
 
-    /// A volume that a host has and nobody knows.
+    /// Adopts a volume that a host uses and the desired state lacks.
     fn adopt_volume(
         &mut self,
         id: VolumeId,
@@ -127,7 +127,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Leases and dynamic capacity that nobody knows, and that the host that has them does not use.
+    /// Adopts leases and dynamic capacity that the desired state lacks and that the host that has them does not use.
     fn adopt_unused(&mut self, observed: &Observed, not_adopted: &mut BTreeSet<NotAdopted>) {
         let unused = |lent: &Lent| {
             let report = agent(self.desired, observed, &lent.host);
@@ -165,7 +165,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// LDs that are bound and in no volume: each is one, bound to the host that has it.
+    /// Adopts LDs that are bound and in no volume: each becomes one, bound to the host that has it.
     fn adopt_lds(
         &mut self,
         observed: &Observed,
@@ -239,7 +239,7 @@ impl Edit<'_> {
         self.desired.pool_of(source).cloned().ok_or_else(|| NotAdopted::NoPool { source: source.clone() })
     }
 
-    /// What would have been asked for to get this.
+    /// The specification that would have led to this volume.
     fn spec_of(&self, pool: PoolId, zone: ZoneId, view: &VolumeReport, spans: &[Span]) -> VolumeSpec {
         let class = |source: &Source| match source {
             Source::Slabs { donor } => self.topology.parts().donors.get(donor).map(|donor| donor.class),
@@ -264,7 +264,7 @@ fn adopted_name(id: VolumeId) -> VolumeName {
     format!("adopted-{id}").parse().expect("hexadecimal digits are characters of a name")
 }
 
-/// One that is greater than all that anybody has heard of.
+/// A member id that is greater than all in use or listed by any report.
 fn next_member(id: VolumeId, view: &VolumeReport, report: &HostReport, observed: &Observed) -> MemberId {
     let left = report.left.get(&id).into_iter().flatten();
     let lent = observed.donors.values().filter_map(|donor| donor.leases.get(&id)).flat_map(|leases| leases.keys());

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the pool shall be: pools, zones, volumes with their placement and their bindings. What a fabric manager stores.
+//! The desired state of the pool, which a fabric manager stores: pools, zones, and volumes with placement and bindings.
 //!
-//! Written before it is acted on: a lease, a binding of an LD or dynamic capacity exists only for a member that is in
-//! here, in a span or among those that are [`Leaving`]. A member is dropped only when it was seen given back
-//! (`settle.rs`). So whatever is lost of the observations, nothing that was lent is forgotten.
+//! It is stored before it is acted on: a lease, a binding of an LD, or dynamic capacity exists only for a member that
+//! is listed here, in a span or as [`Leaving`]. A member is dropped only when reports show that it was given back
+//! (`settle.rs`). So nothing that was lent is forgotten, whichever reports are lost.
 //!
 //! Changes: `change.rs`. Consistency of what was read from a store: `check.rs`.
 
@@ -37,7 +37,7 @@ pub struct Pool {
     pub donors: BTreeSet<DonorId>,
     /// Its devices.
     pub devices: BTreeSet<DeviceId>,
-    /// How much more than there is may be promised, in hundredths of it: 0 promises what there is. Of donors alone.
+    /// How much more than its capacity may be promised, in percent: 0 promises no more. Applies to donors only.
     pub overcommit_percent: u16,
 }
 
@@ -132,8 +132,8 @@ impl Volume {
         self.spec.redundancy.span_bytes(min)
     }
 
-    /// What it takes of each source. What an unbound volume gives back has the room that its next binding takes,
-    /// unless it was placed elsewhere since.
+    /// What it takes from each source. Memory that an unbound volume gives back counts as room for its next binding,
+    /// unless it has been placed elsewhere since.
     pub(crate) fn taken(&self) -> Vec<Choice> {
         let (mut taken, mut returning) = (BTreeMap::<&Source, Bytes>::new(), BTreeMap::<&Source, Bytes>::new());
         for (_, member) in self.places() {
@@ -171,7 +171,7 @@ impl Volume {
 pub struct Desired {
     /// [`FORMAT`].
     pub format: u32,
-    /// Counts the changes. Whoever stores it compares it with what is stored, under its term.
+    /// Counts the changes. The store compares it with the stored version (compare-and-swap), under the writer's term.
     pub version: u64,
     /// Pools.
     #[serde(default)]
@@ -182,11 +182,11 @@ pub struct Desired {
     /// Volumes, also those that are released and not gone yet.
     #[serde(default)]
     pub volumes: BTreeMap<VolumeId, Volume>,
-    /// Donors from which everything shall move away.
+    /// Donors from which everything is to move away.
     #[serde(default)]
     pub draining: BTreeSet<DonorId>,
-    /// Hosts that an operator has declared dead, with the incarnation that is. What they had is taken without their
-    /// word.
+    /// Hosts that an operator has declared dead, with the incarnation concerned. Their memory is taken back without
+    /// confirmation.
     #[serde(default)]
     pub dead_hosts: BTreeMap<HostId, Incarnation>,
     /// Donors that an operator has given up, with the incarnation that is. What they lent is gone without their word.

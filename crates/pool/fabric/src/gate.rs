@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Refuses what a deposed fabric manager says, and what was delayed on its way.
+//! Refuses commands of a deposed fabric manager, and commands that arrive late.
 //!
-//! A donor and an agent keep a [`Gate`] each and ask it before they carry out a [`Command`]. Within a term a command is
-//! carried out only if it is newer than all before, so that what was overtaken is refused; after a greater term was
-//! seen, all of a smaller one is refused; and a command for another incarnation is never carried out. The sender
+//! Each donor and each agent asks its [`Gate`] before it carries out a [`Command`]. Within a term, a command is carried
+//! out only if it is newer than all before it, so one that was overtaken is refused. Once a greater term has been
+//! seen, all commands of smaller terms are refused. A command for another incarnation is never carried out. The sender
 //! repeats what it still needs: every step may be repeated.
 
 use std::fmt;
@@ -31,7 +31,7 @@ pub struct Command {
 /// Why a command is not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stale {
-    /// It is for another start of this end, which knew other things.
+    /// It is for another incarnation of the receiver, whose state was different.
     Incarnation,
     /// A newer command came first.
     Sequence,
@@ -65,9 +65,9 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// The gate of an end that has just started, with the greatest term that it has seen in all its incarnations. An
-    /// end stores its term before it acts on it: one that had forgotten it would obey a deposed manager, which knows
-    /// it as empty and lends what nobody desires any more.
+    /// The gate of a donor or an agent that has just started, with the greatest term seen in all its incarnations. It
+    /// stores a term before it acts on it: if it forgot the term, it would obey a deposed manager, which believes that
+    /// it is empty and lends memory that is no longer desired.
     pub const fn new(incarnation: Incarnation, term: Term) -> Gate {
         Gate { incarnation, term, sequence: 0 }
     }
@@ -77,8 +77,8 @@ impl Gate {
         self.term
     }
 
-    /// Whether to report to a fabric manager. If so, all that one of a smaller term has sent is refused from now on:
-    /// who reads a report knows that nothing older follows it.
+    /// Whether to report to a fabric manager. If so, commands of smaller terms are refused from now on: a manager that
+    /// has the report knows that no older command will follow it.
     pub fn report_to(&mut self, term: Term) -> Result<(), Stale> {
         if term < self.term {
             return Err(Stale::Term { seen: self.term });

@@ -139,13 +139,13 @@ macro_rules! numbers {
 }
 
 numbers! {
-    Incarnation u64 "Which start of a donor or a host this is. Another one has none of what the one before was told.",
+    Incarnation u64 "Which start of a donor or a host this is. A new one has none of the state of the one before.",
     LdId u16 "A logical device of a CXL memory device.",
     MemberId u64 "One member of a volume. Never given twice within its volume.",
     Millis u64 "An instant, in milliseconds since an epoch that the caller chooses.",
     PortId u8 "A physical port of a switch.",
     SpanId u32 "One span of a volume. Never given twice within its volume.",
-    Term u64 "Whose turn it is to write. Each elected fabric manager has a greater one than all before.",
+    Term u64 "The term of an elected fabric manager, which alone may write. Greater than all terms before it.",
     Token u64 "A fencing token. Minted by the donor, greater than all that it has minted before.",
     VcsId u8 "A virtual CXL switch of a switch.",
     VppbId u8 "A virtual PCI-to-PCI bridge of a virtual CXL switch.",

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The pool's model: what it consists of, what it shall be, what is seen of it, and the steps from one to the other.
+//! The model of the pool: its parts, its desired state, its observed state, and the steps from one to the other.
 //!
 //! Pure: no I/O, no clock, no threads. Time, randomness and order are arguments, so that a fabric manager, its
 //! simulator and its tests make the same decisions. A fabric manager repeats one round: it reads the reports of
-//! donors, agents and switches ([`Observed`]); drops what is over ([`settle`]) and replaces what ails
-//! ([`Edit::repair`]); stores the [`Desired`] state; and sends the steps of [`reconcile`] to the ends, which refuse
-//! what is stale ([`Gate`]).
+//! donors, agents and switches ([`Observed`]); drops what has ended ([`settle`]) and replaces failing members
+//! ([`Edit::repair`]); stores the [`Desired`] state; and sends the steps of [`reconcile`]. Donors and agents refuse
+//! stale steps ([`Gate`]).
 //!
-//! Donors stay the authority over their memory: they mint the fencing tokens. Losing a fabric manager stops changes,
-//! and never a program; one that has lost its state adopts what is in use ([`Edit::adopt`]).
+//! Donors keep the authority over their memory: they mint the fencing tokens. Losing a fabric manager stops changes
+//! but no program; a fabric manager that has lost its state adopts what is in use ([`Edit::adopt`]).
 //!
 //! ```
 //! use aquifer_fabric::{Bytes, Capacity, Desired, Edit, Observed, Parts, Step, Topology, VolumeId, reconcile};

@@ -16,7 +16,7 @@ use crate::id::{DeviceId, DonorId, HostId, Incarnation, LdId, MemberId, Millis, 
 use crate::reconcile::MemberLease;
 use crate::volume::{Place, Presentation, Redundancy};
 
-/// Whether an end answers.
+/// Whether a donor, an agent or a switch answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standing {
@@ -39,7 +39,7 @@ impl Standing {
     }
 }
 
-/// How far a lease is.
+/// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum LeaseState {
@@ -65,7 +65,7 @@ pub struct LeaseReport {
     pub host: HostId,
     /// Its slabs in sum.
     pub bytes: Bytes,
-    /// How far it is.
+    /// Its state.
     pub state: LeaseState,
 }
 
@@ -92,22 +92,22 @@ impl DonorReport {
     }
 }
 
-/// How far a member is at its host.
+/// The state of a member at its host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum MemberState {
     /// Its source refuses its token, or has lost its bytes.
     Broken,
-    /// It gets its bytes.
+    /// Its bytes are being copied to it.
     Copying {
-        /// What it has not got yet.
+        /// The bytes still to be copied.
         left: Bytes,
     },
     /// It has all bytes of its place.
     InSync,
-    /// Its bytes move elsewhere, since its span leaves.
+    /// Its bytes are being moved elsewhere, because its span leaves.
     Leaving {
-        /// What has not moved yet.
+        /// The bytes still to be moved.
         left: Bytes,
     },
 }
@@ -116,9 +116,9 @@ pub enum MemberState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberReport {
-    /// What the agent was told to use.
+    /// The lease that the agent was ordered to use.
     pub lease: MemberLease,
-    /// How far it is.
+    /// Its state.
     pub state: MemberState,
 }
 
@@ -179,7 +179,7 @@ pub struct HostReport {
     pub term: Term,
     /// The volumes that programs of this host can use.
     pub volumes: BTreeMap<VolumeId, VolumeReport>,
-    /// Members that have left, or shall never join. Listed until they are forgotten.
+    /// Members that have left, or must never join. Listed until they are forgotten.
     pub left: BTreeMap<VolumeId, BTreeSet<MemberId>>,
 }
 

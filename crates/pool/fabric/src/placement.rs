@@ -95,7 +95,7 @@ impl Capacity {
             Ok(()) => Ok(placement),
             Err(refusal) => {
                 placement.spans.iter().flatten().for_each(|choice| self.give_back(choice));
-                // What was free before the first span was reserved is what a person can make sense of.
+                // What was free before the first span was reserved is the figure that helps a person.
                 if let Refusal::NotEnough { pool, class, .. } = refusal {
                     let (free, _) = self.room(&pool, request.reaches, &classes(class), request.spec.spread);
                     return Err(Refusal::NotEnough { pool, class, wanted: request.bytes, free });

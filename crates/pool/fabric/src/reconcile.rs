@@ -3,8 +3,8 @@
 
 //! Decides the steps from what is observed towards what is desired.
 //!
-//! Pure, and without memory: it may be asked again at any time, by any fabric manager, after any part of the steps was
-//! carried out. What it needs to remember is in the desired state and at the ends. Ends repeat a step without harm and
+//! Pure and stateless: any fabric manager may call it at any time, after any part of the steps has been
+//! carried out. What it must remember is in the desired state and at the receivers, which repeat a step harmlessly and
 //! refuse what is stale (`gate.rs`), so a wrong order of events costs a round, never a byte.
 //!
 //! A member's way: granted, joined, (copied,) in sync; then it leaves at its host, is released at its source, wiped,
@@ -23,12 +23,12 @@ use crate::desired::{Desired, Volume};
 use crate::id::{MemberId, VolumeId};
 use crate::observed::{Content, LdBinding, LeaseState, Observed};
 
-/// What to do, what is waited for, and what nobody knows.
+/// The steps to take, what is still to come, and what the desired state does not know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Round {
     /// Steps, to be carried out in any order, at once.
     pub steps: Vec<Step>,
-    /// What no step can hasten.
+    /// Volumes that are not yet as desired, and that no step can speed up.
     pub waiting: Vec<Waiting>,
     /// What is lent or used, and not in the desired state: for [`Edit::adopt`](crate::Edit::adopt).
     pub strays: Vec<Stray>,
@@ -81,7 +81,7 @@ impl States<'_> {
                     round.strays.push(Stray::Volume { host: host.clone(), volume: *volume });
                     continue;
                 }
-                // A host that was declared dead and was not: what it had was given to others.
+                // The host was declared dead by mistake: its memory was given to others.
                 let members: Vec<MemberId> =
                     view.members.keys().filter(|member| !self.knows(*volume, **member)).copied().collect();
                 if !members.is_empty() {
@@ -124,7 +124,7 @@ impl States<'_> {
             for (ld_id, ld) in self.unknown_lds(device, report) {
                 match (&ld.binding, ld.content) {
                     (LdBinding::Bound(_), _) => round.strays.push(Stray::Ld { device: device.clone(), ld_id }),
-                    // Nobody has it, and nobody shall find what was in it.
+                    // No host has it, and none may find what was in it.
                     (LdBinding::Unbound, Content::Used) if report.standing.answers() => {
                         round.steps.push(Step::WipeLd { device: device.clone(), ld_id });
                     }

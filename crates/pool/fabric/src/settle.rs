@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Drops from the desired state what was seen to be over: members that were given back, volumes of which nothing is
+//! Drops from the desired state what has ended: members that were given back, and volumes of which nothing is
 //! left.
 //!
 //! The only place where a member is dropped. It must have left its host, by the agent's word or because the host is
@@ -13,7 +13,7 @@ use crate::id::{Millis, VolumeId};
 use crate::observed::Observed;
 use crate::reconcile::standing::{at_source, has_left};
 
-/// Drops what is over, and releases what has expired. Whether anything changed: then it must be stored.
+/// Drops what has ended, and releases expired volumes. Returns whether anything changed, and so must be stored.
 pub fn settle(desired: &mut Desired, observed: &Observed, now: Millis) -> bool {
     let mut changed = forget_the_dead(desired, observed);
     let expired = |desired: &Desired| -> Vec<VolumeId> {
@@ -47,7 +47,7 @@ pub fn settle(desired: &mut Desired, observed: &Observed, now: Millis) -> bool {
     changed
 }
 
-/// A host that was declared dead and was restarted is a host like any other, and so is a donor that was retired. Stored
+/// Forgets that a host was declared dead or a donor retired, once it has been restarted. Stored
 /// before either gets anything again: a manager that has no report of it yet must not take it for dead.
 fn forget_the_dead(desired: &mut Desired, observed: &Observed) -> bool {
     let before = desired.dead_hosts.len() + desired.retired_donors.len();

@@ -105,7 +105,7 @@ pub enum Presentation {
     OneRange,
     /// One range for each span, and the host interleaves.
     RangePerSpan {
-        /// How many pages in turn each span gets. Shorter than the spans are many: it is repeated. Empty: one each.
+        /// How many pages in turn each span gets. A list that is too short is repeated; if empty, one page each.
         weights: Vec<u8>,
     },
 }

@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         P::read(self)
     }
 
-    /// So many of them. Takes no room for more than the bytes that are there can hold.
+    /// Reads `count` of them. Allocates no more than the bytes that are there can hold.
     pub fn list<P: Payload>(&mut self, count: usize) -> Result<Vec<P>, DecodeFailure> {
         let mut list = Vec::with_capacity(count.min(self.left()));
         for _ in 0..count {
@@ -215,7 +215,7 @@ macro_rules! field_enum {
                 }
             }
 
-            /// What a byte means.
+            /// The value that a byte encodes.
             pub fn of_bits(bits: u8) -> Self {
                 match bits {
                     $($number => Self::$value,)*

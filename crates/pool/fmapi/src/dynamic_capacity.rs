@@ -8,7 +8,7 @@ use crate::failure::DecodeFailure;
 
 /// Regions of a device at most.
 pub const REGIONS_MAX: usize = 8;
-/// The unit in which some sizes are told.
+/// The unit of some of the reported sizes.
 pub const CAPACITY_UNIT_BYTES: u64 = 256 << 20;
 
 payload! {
@@ -39,9 +39,9 @@ payload! {
     pub struct GetHostDcRegions {
         /// Whose.
         pub host_id: u16;
-        /// So many regions.
+        /// The number of regions.
         pub count: u8;
-        /// From this one on.
+        /// The first region.
         pub first_region: u8;
     }
 }
@@ -129,9 +129,9 @@ payload! {
     pub struct GetDcExtentLists {
         /// Whose.
         pub host_id: u16, reserved 2;
-        /// So many extents.
+        /// The number of extents.
         pub count: u32;
-        /// From this one on.
+        /// The first extent.
         pub first_extent: u32;
     }
 }
@@ -287,9 +287,9 @@ payload! {
 payload! {
     /// Dynamic Capacity List Tags (5608h), request.
     pub struct DcListTags {
-        /// From this one on.
+        /// The first tag.
         pub first: u32;
-        /// So many.
+        /// The most tags to list.
         pub count: u32;
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Why bytes are no message, and why a message is no answer to a request.
+//! Why bytes are not a message, and why a message does not answer a request.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::return_code::ReturnCode;
 /// Why bytes could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeFailure {
-    /// The header says another length than there are bytes of payload.
+    /// The header gives a length that is not the payload's.
     LengthDiffers {
         /// What the header says.
         said: usize,

@@ -17,7 +17,7 @@ payload! {
         pub memory_bytes: u64;
         /// Logical devices that the device can be.
         pub ld_count: u16;
-        /// Bit 0: it tells of congestion at its egress port; bit 1: of throughput that is reduced for a time.
+        /// Bit 0: it reports congestion at its egress port; bit 1: temporarily reduced throughput.
         pub qos_telemetry: u8;
     }
 }
@@ -26,7 +26,7 @@ payload! {
     pub struct GetLdAllocations {
         /// From this logical device on.
         pub first_ld_id: u8;
-        /// At most so many.
+        /// The most logical devices to list.
         pub count_max: u8;
     }
 }

@@ -50,7 +50,7 @@ payload! {
         pub uuid: [u8; 16];
         /// From here.
         pub offset: u32;
-        /// So many bytes.
+        /// The number of bytes.
         pub length: u32;
     }
 }

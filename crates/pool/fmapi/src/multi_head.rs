@@ -11,7 +11,7 @@ payload! {
     pub struct GetHeadMap {
         /// From this logical device on.
         pub first_ld_id: u8;
-        /// At most so many.
+        /// The most logical devices to list.
         pub count_max: u8;
     }
 }
@@ -58,7 +58,7 @@ payload! {
     pub struct GetHeads {
         /// From this head on.
         pub first_head: u8;
-        /// So many.
+        /// The number of heads.
         pub count: u8;
     }
 }

@@ -11,7 +11,7 @@ macro_rules! control {
         payload! {
             $(#[$doc])*
             pub struct $name {
-                /// Bit 0: tell of congestion at the egress port; bit 1: of throughput that is reduced for a time.
+                /// Bit 0: report congestion at the egress port; bit 1: temporarily reduced throughput.
                 pub telemetry: u8;
                 /// Per cent of congestion that is moderate, 1 to 100.
                 pub egress_moderate_percent: u8;
@@ -55,7 +55,7 @@ payload! {
 payload! {
     /// Get QoS Allocated BW (5406h), request.
     pub struct GetQosAllocatedBw {
-        /// So many logical devices.
+        /// The number of logical devices.
         pub count: u8;
         /// From this one on.
         pub first_ld_id: u8;
@@ -64,7 +64,7 @@ payload! {
 payload! {
     /// Get QoS BW Limit (5408h), request.
     pub struct GetQosBwLimit {
-        /// So many logical devices.
+        /// The number of logical devices.
         pub count: u8;
         /// From this one on.
         pub first_ld_id: u8;

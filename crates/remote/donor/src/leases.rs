@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Who has which slab, and until when: every decision about leases.
+//! Grants, renews, revokes and expires leases: every decision about which borrower has which slab, and until when.
 //!
 //! Pure: time is an argument, in milliseconds of a clock that never goes back, and other modules keep the memory. A
 //! lease covers one slab, is named by the slab's number, and is for one range of the borrower's tier. What must hold,
@@ -253,7 +253,7 @@ impl LeaseTable {
     }
 
     fn end_one(&mut self, who: BorrowerId, range: u64) -> u32 {
-        let borrower = self.borrowers.get_mut(&who).expect("who holds a slab is known");
+        let borrower = self.borrowers.get_mut(&who).expect("a holder of a slab is known");
         let slab = borrower.ranges.remove(&range).expect("a lease is for a range");
         borrower.leaving.remove(&range);
         let tenant = borrower.tenant;
@@ -286,7 +286,7 @@ impl LeaseTable {
     }
 
     fn came_back(&mut self, tenant: TenantId, slab: u32) {
-        let held = self.held.get_mut(&tenant).expect("who holds a slab is counted");
+        let held = self.held.get_mut(&tenant).expect("the slabs of a tenant are counted");
         *held -= 1;
         if *held == 0 {
             self.held.remove(&tenant);

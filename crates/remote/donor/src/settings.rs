@@ -302,7 +302,7 @@ impl fmt::Display for StartFailure {
                     Some(libc::EFBIG) => write!(f, "the device {path} is shorter than what is to be lent; lend less"),
                     Some(libc::ENODEV) => write!(
                         f,
-                        "{path} is no device that is memory; name one such as /dev/dax0.0 ('daxctl list' shows them)"
+                        "{path} is not a memory device; name one such as /dev/dax0.0 ('daxctl list' shows them)"
                     ),
                     _ => write!(
                         f,

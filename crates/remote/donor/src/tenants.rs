@@ -89,7 +89,7 @@ impl TenantLimits {
                     at(format!("'{}' is no limit; write quota=, connections=, rate= or requests=", word.escape_debug()))
                 })?;
                 if seen.contains(&key) {
-                    return Err(at(format!("{key}= stands there twice; leave one out")));
+                    return Err(at(format!("{key}= is given twice; leave one out")));
                 }
                 seen.push(key);
                 own.set(key, value).map_err(at)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Wipes slabs that came back, in parallel with borrowers' requests and never before an answer to one.
+//! Expires leases, and wipes returned slabs in parallel with requests, never ahead of an answer.
 //!
 //! One thread wipes, in pieces of at most [`PIECE_BYTES`]. After each piece it pauses, so that it takes a tenth of a
 //! CPU at most, and less where it is held up: otherwise a donor with a fraction of a CPU (`cpu.max`) would spend on

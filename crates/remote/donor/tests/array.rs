@@ -129,18 +129,18 @@ fn shards_cannot_begin_with_fewer_donors_than_it_takes_to_read() {
     read(&*tier, 0, 1);
 }
 
-/// Every donor in turn is started anew, with nothing of what it had, and each time copies are made before the next.
+/// Each donor in turn is restarted and has lost its memory. Copies are made before the next one is restarted.
 #[test]
-fn donors_are_started_anew_one_after_the_other_and_nothing_is_lost() {
+fn donors_are_restarted_one_after_the_other_and_nothing_is_lost() {
     one_after_the_other(3, ",mirror=2,size=32MiB", 32);
 }
 
 #[test]
-fn donors_with_shards_are_started_anew_one_after_the_other_and_nothing_is_lost() {
+fn donors_with_shards_are_restarted_one_after_the_other_and_nothing_is_lost() {
     one_after_the_other(6, ",parity=4+1,size=32MiB", 20);
 }
 
-/// So many donors, who lend so many slabs together.
+/// `count` donors, which together lend `lends` slabs.
 fn one_after_the_other(count: usize, options: &str, lends: u64) {
     let mut donors = donors(count);
     let addresses = addresses(&donors);
@@ -184,7 +184,7 @@ fn a_donor_that_reclaims_its_memory_is_done_without() {
     }
 }
 
-/// A way to a donor that passes so many bytes a second in each direction, or stands still.
+/// A relay to a donor that passes this many bytes a second in each direction, or passes nothing on.
 struct Way {
     address: SocketAddr,
     stands: Arc<AtomicBool>,
@@ -277,7 +277,7 @@ fn a_way_that_stands_still_costs_hardly_a_wait_where_parity_makes_up_for_it() {
     stands_still(5, ",parity=4+1,size=16MiB", 8);
 }
 
-/// So many donors, of which one stands still, and comes to lack so many copies.
+/// Of `count` donors one passes nothing on, until `lacking` copies are missing.
 fn stands_still(count: usize, options: &str, lacking: u64) {
     let donors = donors(count);
     let ways: Vec<Way> = donors.iter().map(|donor| Way::to(donor.address(), 1 << 40)).collect();
@@ -348,7 +348,7 @@ fn donors_that_are_silent_cost_nobody_else_their_leases() {
     std::thread::sleep(lease * 3);
     let expired: Vec<u64> =
         donors[SILENT..].iter().map(|donor| donor.standing().figure(Figure::ExpiriesTotal)).collect();
-    // Whoever tends may be waiting for the silent ones for long.
+    // The upkeep thread may be waiting for the silent donors for a long time.
     is_over.store(true, Ordering::SeqCst);
     let longest = renews.join().unwrap();
     tends.join().unwrap();

@@ -64,7 +64,7 @@ impl RawBorrower {
         }
     }
 
-    /// One work on a page of a slab. A refused one ends the connection, which is made anew.
+    /// Posts one work request for a page of a slab. A refusal ends the connection, which is then established again.
     fn try_page(&mut self, work: Work, at: u64, key: u32) -> Completion {
         self.pair.post(work, &mut self.buffer, 0, 4096, at, key).unwrap();
         let begun = Instant::now();

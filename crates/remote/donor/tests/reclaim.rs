@@ -101,7 +101,7 @@ fn who_stays_is_revoked_when_the_time_has_come_and_not_before() {
 }
 
 #[test]
-fn all_of_it_is_one_word_and_a_shorter_time_is_told_again() {
+fn one_notice_can_revoke_every_lease_and_a_shorter_time_is_notified_again() {
     let (donor, _) = start(settings(200));
     let mut one = Peer::borrower(donor.address(), 1);
     let leases: Vec<Lease> = (0..150).map(|range| one.grant(range)).collect();

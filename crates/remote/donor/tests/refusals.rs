@@ -227,7 +227,7 @@ fn a_peer_that_draws_a_frame_out_is_dropped(protection: Protection) {
     wait_until(&donor, |standing| standing.refused(Refusal::Slow) == 4);
     reported_once(&lines, Refusal::Slow);
     drips.into_iter().for_each(|thread| thread.join().unwrap());
-    // Whoever is only quiet between frames stays.
+    // A peer that is only quiet between frames stays connected.
     assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
 }
 

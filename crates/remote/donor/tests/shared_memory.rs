@@ -128,7 +128,7 @@ fn a_slab_that_goes_round_takes_nothing_along() {
     let (again, newer) = other.grant(0);
     assert_eq!((again, newer > token), (slab, true));
     (0..512).for_each(|page| assert_eq!(other.read(slab, page), [0; 4096], "page {page}"));
-    // Who is late writes into its own file, if there is room: all that is lent here is another one's.
+    // A late borrower writes into its own file, if there is room: the memory lent here belongs to the other one.
     other.write(slab, 0, 5);
     let _ = one.data.write_all_at(&[9; 4096], slab * SLAB_BYTES);
     assert_eq!((other.read(slab, 0), figure(&donor, Figure::WipesTotal)), (vec![5; 4096], 1));

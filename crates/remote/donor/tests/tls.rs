@@ -43,7 +43,7 @@ fn is_lent_to_the_good(donor: &Donor) {
 }
 
 #[test]
-fn a_borrower_without_a_good_certificate_is_refused_and_told_why() {
+fn a_borrower_without_a_good_certificate_is_refused_with_the_reason() {
     let pair = good();
     let (donor, lines) = start(secure(&pair.donor));
     let stranger = Authority::new();

@@ -202,7 +202,7 @@ fn each_refusal_arrives_as_itself(kind: Kind) {
     let quota_bytes = Some(16 << 20);
     let frugal = start(Settings { quota_bytes, ..settings(kind) });
     let tier = tier(&frugal, kind);
-    assert_eq!(tier.capacity_bytes(), 16 << 20, "who asks for no more than the quota never meets it");
+    assert_eq!(tier.capacity_bytes(), 16 << 20, "a borrower that asks for no more than the quota never meets it");
 
     let ending = start(settings(kind));
     let late = kind.tier(ending.place(), "16MiB");

@@ -46,7 +46,7 @@ refusals! {
     11 NoHello "no_hello" "a request before the greeting",
     12 NotYours "not_yours" "a lease that somebody else has",
     13 StaleToken "stale_token" "a fencing token that is not the lease's any more",
-    14 NoLease "no_lease" "a lease that there is not, or that has expired or was revoked",
+    14 NoLease "no_lease" "a lease that does not exist, has expired or was revoked",
     15 OutsideLease "outside_lease" "bytes outside the lease",
     16 Quota "quota" "more than a borrower may have",
     17 Full "full" "more than the donor has left to lend",

@@ -82,7 +82,7 @@ fn the_bytes_are_those_of_version_1() {
     }
     assert!(
         std::fs::read(golden).unwrap() == frames(),
-        "a byte has changed; if it is meant to, that is version 2, or before the first release AQUIFER_GOLDEN=1"
+        "the format has changed; if intended, make it version 2, or before the first release set AQUIFER_GOLDEN=1"
     );
 }
 

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_that_fails_is_told() {
+    fn a_tier_that_fails_is_reported() {
         assert!(measure(&"failing:after=0:dram:size=16MiB".parse().unwrap()).is_err());
     }
 }

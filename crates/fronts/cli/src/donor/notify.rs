@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_arrives_by_either_kind_of_name() {
+    fn notifications_arrive_by_either_kind_of_socket_name() {
         let directory = env::temp_dir().join(format!("aquifer-notify-{}", std::process::id()));
         let _ = std::fs::remove_file(&directory);
         let abstract_name = format!("aquifer-notify-test-{}", std::process::id());

@@ -67,8 +67,8 @@ fn check(path: PathBuf, opened: io::Result<File>, remedy: &str) -> Result<PathBu
     match elf::read(&mut file) {
         Ok(Elf::Library | Elf::Dynamic { .. }) => {}
         Ok(Elf::Foreign { machine }) => return Err(unusable(format!("is built for {machine}"))),
-        Ok(Elf::Static) => return Err(unusable("is no shared library".into())),
-        Err(error) => return Err(unusable(format!("is no shared library: {error}"))),
+        Ok(Elf::Static) => return Err(unusable("is not a shared library".into())),
+        Err(error) => return Err(unusable(format!("is not a shared library: {error}"))),
     }
     // The loader splits LD_PRELOAD at blanks and colons and expands `$`, and has no way to quote them.
     if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b':' | b' ' | b'\t' | b'\n' | b'$')) {

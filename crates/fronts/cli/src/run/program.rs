@@ -114,7 +114,7 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Failure> {
         )),
         Some(interpreter) => {
             executable(&interpreter).and_then(|()| check_file(&interpreter, depth - 1)).map_err(|failure| Failure {
-                cause: format!("'{shown}' is a script, and its interpreter is no good: {}", failure.cause),
+                cause: format!("'{shown}' is a script, and its interpreter cannot be used: {}", failure.cause),
                 ..failure
             })
         }

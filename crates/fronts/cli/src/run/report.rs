@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deaths_are_told_as_a_shell_would() {
+    fn deaths_are_reported_as_by_a_shell() {
         let by = |signal, core| epitaph("p", End::Signalled { signal, core });
         assert_eq!(by(Signal::SIGSEGV, true).as_deref(), Some("'p' was ended by SIGSEGV (core dumped)"));
         assert_eq!(by(Signal::SIGKILL, false).as_deref(), Some("'p' was ended by SIGKILL"));

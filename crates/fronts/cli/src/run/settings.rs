@@ -89,7 +89,7 @@ fn check_outputs(record: Option<&Path>, stats_json: Option<&Path>) -> Result<(),
     for (flag, path) in [("--record", record), ("--stats-json", stats_json)] {
         if path.is_some_and(|path| path.as_os_str() == "-") {
             return Err(usage(
-                format!("{flag} - is no file, and stdout is the program's"),
+                format!("{flag} - is not a file, and stdout is the program's"),
                 "name a file, or ./- for one of that name",
             ));
         }

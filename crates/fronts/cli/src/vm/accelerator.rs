@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn kvm_is_taken_where_it_works_and_its_absence_is_told() {
+    fn kvm_is_used_where_it_works_and_its_absence_is_reported() {
         let auto = Delivery::Auto;
         assert_eq!(decide(Choice::Auto, auto, None).unwrap(), (Accelerator::Kvm, None));
         let (accelerator, notice) = decide(Choice::Auto, auto, some()).unwrap();

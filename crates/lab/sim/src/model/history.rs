@@ -31,7 +31,7 @@ const LATER: u64 = 0x51ed_270b_9f65_2295;
 /// The smallest budget in pages. It must hold several regions: a hole cut into one makes the rest of it resident.
 const BUDGET_PAGES: u64 = 1_536;
 
-/// Failures of one kind in a history: none for so many opportunities, then some in a row.
+/// Failures of one kind in a history: none for this many opportunities, then some in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailAfter {
     /// What fails.

@@ -80,7 +80,7 @@ impl Trouble {
         }
     }
 
-    /// From now on each kind fails in so many percent of its opportunities.
+    /// From now on each kind fails in this percentage of its opportunities.
     pub fn set(&self, percent: [u32; KINDS.len()]) {
         self.percent.set(percent);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which block size suits: large where a stream passes, small where faults are scattered.
+//! Chooses block sizes, also that of the next victim: large where a stream passes, small where faults are scattered.
 //!
 //! Pure, and called on the fault path. A large block costs one fault, one exchange and one request for many pages.
 //! Where only one of its pages is wanted, the others take the room of pages that are wanted. The size is decided at a

@@ -190,7 +190,7 @@ impl ChainMover {
                 read = from.tier.read(offset, buffer);
             }
             if read.is_err() {
-                // Whoever reads the slab finds out for itself. Until then, the slab is not the first to be moved again.
+                // A reader of the slab finds out for itself. Until then, the slab is not the first to be moved again.
                 levels.heat(slab).store(0, Ordering::Relaxed);
                 return false;
             }

@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn slips_are_told() {
+    fn mistyped_paths_are_reported() {
         assert_eq!(refusal("/nowhere/cold"), "directory /nowhere does not exist; create it: mkdir -p /nowhere");
         assert_eq!(refusal("/tmp/none/"), "directory /tmp/none does not exist; create it: mkdir -p /tmp/none");
         for path in ["/nowhere", "//nowhere", "/tmp/../nowhere"] {

@@ -74,7 +74,7 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
     for (index, (address, _)) in members.iter().enumerate() {
         if members[..index].iter().any(|(other, _)| other == address) {
             return Err(format!(
-                "'{address}' is given twice; give each donor once, with a weight if it shall get more"
+                "'{address}' is given twice; give each donor once, with a weight if it is to get more"
             ));
         }
     }

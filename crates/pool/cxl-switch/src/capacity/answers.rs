@@ -14,12 +14,12 @@ use crate::context::Context;
 use crate::host::HostFailure;
 
 impl Capacity {
-    /// What a host answers next.
+    /// The oldest offer that a host has not answered.
     pub fn oldest_offer(&self, host_id: u16) -> Option<Vec<Range<u64>>> {
         self.offers.iter().find(|offer| offer.host_id == host_id).map(|offer| offer.ranges.clone())
     }
 
-    /// The host answers the oldest offer: it takes these of it, and refuses the rest.
+    /// Answers the host's oldest offer: accepts these ranges of it, and refuses the rest.
     pub fn answer_offer(
         &mut self,
         context: &mut Context,
@@ -68,7 +68,7 @@ impl Capacity {
         Ok(())
     }
 
-    /// The host gives these back.
+    /// Gives these ranges back for the host.
     pub fn give_back(
         &mut self,
         context: &mut Context,

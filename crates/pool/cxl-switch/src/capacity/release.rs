@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Takes blocks back from a host: Initiate Dynamic Capacity Release (5605h), and hosts that are gone. What nobody has
-//! is freed, and wiped if that was asked for.
+//! Takes blocks back from a host: Initiate Dynamic Capacity Release (5605h), and hosts that are gone. Blocks without a
+//! host are freed, and wiped if that was requested.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -46,7 +46,7 @@ impl Capacity {
         Ok(Response::InitiateDcRelease(Empty {}))
     }
 
-    /// So many bytes of a tag, from the lowest address on.
+    /// Chooses this many bytes of a tag, from the lowest address up.
     fn tagged(
         &self,
         host_id: u16,
@@ -90,7 +90,7 @@ impl Capacity {
                 return Err(ReturnCode::INVALID_EXTENT_LIST);
             }
         }
-        // What is shared goes whole.
+        // Shared capacity is released as a whole.
         let touched = ranges.iter().flat_map(|range| self.extents.touching(range)).filter(|held| held.sequence > 0);
         let shared: BTreeSet<Tag> = touched.map(|held| held.tag).collect();
         let is_whole =
@@ -101,7 +101,7 @@ impl Capacity {
         Ok(ranges)
     }
 
-    /// The host has lost these, whatever it does.
+    /// Revokes capacity from the host, without its consent.
     fn revoke(&mut self, context: &mut Context, host_id: u16, ranges: &[Range<u64>]) {
         let mut extents = Vec::new();
         for range in ranges {

@@ -126,7 +126,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// Asks, and reads the answer.
+    /// Sends a request and decodes the response, or returns the return code of a refusal.
     pub fn ask(&mut self, path: &[Hop], request: &Request) -> Result<Response, ReturnCode> {
         self.tag = self.tag.wrapping_add(1);
         let answer = self.send(path, Message::request(self.tag, request, self.connection.dialect))?;

@@ -4,7 +4,7 @@
 //! One history: two managers and the hosts do what a seed says, things go wrong, and a model says what must come of it.
 //!
 //! The model knows the bindings, the background operation, the bytes that hosts wrote, the blocks of capacity and the
-//! records of the logs. It is told nothing by the switch but answers, and compares each with what it expects.
+//! records of the logs. It sees nothing of the switch but its answers, and compares each with what it expects.
 
 use aquifer_cxl_switch::*;
 use aquifer_fmapi::*;
@@ -406,7 +406,7 @@ impl History {
             assert!(!is_bound || !reported[..at].contains(vppb), "{vppb:?} is bound twice");
         }
         assert_eq!(reported, self.model.vppbs());
-        // Two managers are told the same, and the device behind a tunnel answers when it can be reached.
+        // Both managers see the same, and the device behind a tunnel answers when it can be reached.
         let identify = self.client.ask(&[Hop::Port(1)], &Request::Identify(Identify {}));
         assert_eq!(identify.err(), self.model.refusal_of_mld());
     }

@@ -309,7 +309,7 @@ impl Model {
         }
     }
 
-    /// All vPPBs as they are told.
+    /// All vPPBs as the switch should report them.
     pub fn vppbs(&self) -> Vec<Vppb> {
         let reported = |state: &State| {
             let none = Vppb { status: BindingStatus::Unbound, port_id: 0, ld_id: Vppb::NO_LD };

@@ -3,7 +3,7 @@
 
 //! The changes that a request makes to the desired state: all of one, or none of it and a refusal.
 //!
-//! Each is idempotent: what is as it was asked for already does not change, and the version stays.
+//! Each is idempotent: a request for what already holds changes nothing, not even the version.
 
 use std::collections::BTreeSet;
 
@@ -55,7 +55,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Binds a volume to a host. Where the host cannot reach it, it is placed anew: an unbound volume holds no bytes.
+    /// Binds a volume to a host. If the host cannot reach it, it is placed again: an unbound volume holds no bytes.
     pub fn bind(&mut self, id: VolumeId, host: &HostId) -> Result<(), Refusal> {
         let volume = self.desired.wanted(id)?;
         match &volume.host {
@@ -155,7 +155,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Puts another member in the place of one. The other one leaves, when its bytes are where they are needed.
+    /// Replaces a member by a new one. The old one leaves when its bytes are where they are needed.
     pub fn replace(&mut self, id: VolumeId, member: MemberId, why: Why) -> Result<MemberId, Refusal> {
         let volume = self.desired.wanted(id)?;
         let unknown = || Refusal::UnknownMember { volume: volume.name.clone(), member };
@@ -187,7 +187,7 @@ impl Edit<'_> {
         Ok(new)
     }
 
-    /// Changes what needs no other placement.
+    /// Changes the parts of a specification that need no new placement.
     pub(crate) fn change_spec(&mut self, id: VolumeId, change: impl FnOnce(&mut VolumeSpec)) -> Result<(), Refusal> {
         let mut changed = self.desired.wanted(id)?.clone();
         change(&mut changed.spec);
@@ -195,7 +195,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Moves everything off a donor from now on, or no longer.
+    /// Starts or stops moving everything off a donor.
     pub fn drain(&mut self, donor: &DonorId, draining: bool) {
         let changed = match draining {
             true => self.desired.draining.insert(donor.clone()),
@@ -272,7 +272,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Puts a volume as it shall be, of which `placed` was reserved a moment ago.
+    /// Stores a changed volume, of which `placed` has just been reserved.
     fn put(&mut self, id: VolumeId, volume: Volume, placed: &[Choice]) {
         let zone = &volume.spec.zone;
         self.capacity.refund(zone, placed);

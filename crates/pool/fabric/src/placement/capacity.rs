@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What is free, in the order in which it is handed out.
+//! The free capacity, in the order in which it is handed out.
 //!
-//! A *shelf* holds all sources of one pool, reach and class, for one kind of fault domain: its domains by the most
-//! that one source of them has free, and in each domain its sources by what they have free. Reserving moves one
+//! A *shelf* indexes the sources of one pool, reach and class by one kind of fault domain: the domains by the largest
+//! free amount of one of their sources, and in each domain the sources by their free amount. A reservation moves one
 //! source on three shelves: a handful of look-ups in ordered maps, whatever the number of donors.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use crate::observed::{LdBinding, LeaseState, Observed, Standing};
 use crate::topology::{DeviceKind, FaultDomain, LatencyClass, Topology};
 use crate::volume::Source;
 
-/// From where a source can be used.
+/// Where a source can be used from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reach {
     /// From every host.
@@ -55,9 +55,9 @@ struct Offer {
     class: LatencyClass,
     enclosure: EnclosureId,
     rack: RackId,
-    /// What may be promised of it in sum.
+    /// The total that may be promised.
     total: Bytes,
-    /// What is promised. More than `total` where a report says less than before.
+    /// The amount that is promised. More than `total` if a report gives less than before.
     reserved: Bytes,
     /// The unit in which it is handed out; all of it for an LD.
     unit: Bytes,

@@ -25,7 +25,7 @@ impl States<'_> {
         let view = report.volumes.get(&id);
         let ready: Vec<Vec<MemberLease>> =
             volume.spans.iter().map(|span| self.ready(id, span, host, view, round)).collect();
-        // What the host itself has may be of the last binding, too, and nothing joins that.
+        // The host may still have the volume from its last binding, and nothing joins that.
         if let Some(other) = self.other_host(id, volume, host) {
             return round.waiting.push(Waiting { volume: id, reason: Reason::OtherHost { host: other } });
         }
@@ -106,7 +106,7 @@ impl States<'_> {
     }
 }
 
-/// The volume as a whole, once all of it is lent.
+/// Presents the volume as a whole, once all of it is lent.
 fn present(id: VolumeId, volume: &Volume, host: &HostId, ready: Vec<Vec<MemberLease>>, round: &mut Round) {
     let members: Vec<MemberLease> = ready.into_iter().flatten().collect();
     if members.len() == volume.places().count() {
@@ -120,7 +120,7 @@ fn present(id: VolumeId, volume: &Volume, host: &HostId, ready: Vec<Vec<MemberLe
     }
 }
 
-/// What is ready joins: a new span as a whole, else each member that takes a place.
+/// Joins what is ready: a new span as a whole, otherwise each member that takes a place.
 fn join(
     id: VolumeId,
     volume: &Volume,
@@ -144,7 +144,7 @@ fn lease(place: Place, member: &Member, token: Token) -> MemberLease {
     MemberLease { member: member.id, place, source: member.source.clone(), bytes: member.bytes, token }
 }
 
-/// What makes a source lend. An LD without a vPPB is one of an unbound volume.
+/// The step that makes a source lend. An LD without a vPPB belongs to an unbound volume.
 fn grant(volume: VolumeId, host: &HostId, member: &Member) -> Option<Step> {
     let (host, bytes) = (host.clone(), member.bytes);
     match member.source.clone() {
@@ -158,7 +158,7 @@ fn grant(volume: VolumeId, host: &HostId, member: &Member) -> Option<Step> {
     }
 }
 
-/// What makes an LD fit to be bound again.
+/// The step that makes an LD fit to be bound again.
 pub(super) fn wipe(source: &Source) -> Option<Step> {
     match source.clone() {
         Source::LogicalDevice { device, ld_id } => Some(Step::WipeLd { device, ld_id }),

@@ -37,7 +37,7 @@ impl fmt::Display for Part {
 /// Why parts do not fit together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Inconsistency {
-    /// A capacity is zero or no whole number of its unit.
+    /// A capacity is zero, or not a multiple of its unit.
     Capacity {
         /// Whose.
         of: Part,
@@ -51,7 +51,7 @@ pub enum Inconsistency {
         /// The device.
         device: DeviceId,
     },
-    /// A virtual CXL switch's upstream port is none.
+    /// The port that a virtual CXL switch names as its upstream port is not one.
     NotUpstream {
         /// The switch.
         switch: SwitchId,

@@ -40,7 +40,7 @@ impl SimAgent {
         self.incarnation
     }
 
-    /// The host was started anew: no program of before runs.
+    /// Restarts the host: none of its earlier programs runs any more.
     pub fn restart_host(&mut self) {
         self.is_on = true;
         self.incarnation = Incarnation(self.incarnation.0 + 1);
@@ -49,7 +49,7 @@ impl SimAgent {
         self.left.clear();
     }
 
-    /// Tells a manager everything, unless it was deposed.
+    /// Reports everything to a manager, unless it was deposed.
     pub fn report(&mut self, term: Term) -> Option<HostReport> {
         if self.gate.report_to(term).is_err() && self.plant != Some(Plant::GateIsOpen) {
             return None;
@@ -202,8 +202,8 @@ impl SimAgent {
     }
 }
 
-/// One slab more of a copy, from any member that has the bytes. Where none has them any more, they are lost: the member
-/// starts empty, and programs are told.
+/// Copies one more slab, from any member that has the bytes. If none has them any more, they are lost: the member
+/// starts empty, and programs get an error.
 fn copy(view: &mut VolumeReport, member: MemberId, left: Bytes, readable: &BTreeSet<MemberId>, judge: &mut Judge) {
     let place = view.members[&member].lease.place;
     let others = view.members.iter().filter(|(other, report)| {

@@ -56,7 +56,7 @@ impl SimDonor {
         self.incarnation
     }
 
-    /// Its program was started anew: what it had lent is gone, and so is what it remembered.
+    /// Restarts the donor's program: it has lost its leases, and everything that it remembered.
     pub fn restart_empty(&mut self) {
         self.incarnation = Incarnation(self.incarnation.0 + 1);
         self.gate = Gate::new(self.incarnation, self.gate.term());
@@ -73,7 +73,7 @@ impl SimDonor {
         }
     }
 
-    /// Tells a manager everything, unless it was deposed.
+    /// Reports everything to a manager, unless it was deposed.
     pub fn report(&mut self, term: Term) -> Option<DonorReport> {
         if self.gate.report_to(term).is_err() && self.plant != Some(Plant::GateIsOpen) {
             return None;

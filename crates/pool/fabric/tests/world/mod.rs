@@ -185,7 +185,7 @@ impl World {
         self.judge_all()
     }
 
-    /// The store is lost, with all managers. The next term is greater than all that an end has seen.
+    /// Loses the store and all managers. The next term is greater than any that a donor or an agent has seen.
     pub fn lose_state(&mut self) {
         self.store.desired = site::desired(&self.topology);
         self.writers.clear();

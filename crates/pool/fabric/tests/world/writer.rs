@@ -111,7 +111,7 @@ impl Writer {
             End::Donor(name) => self.observed.donors.get(name).map(|report| report.incarnation),
             End::Host(name) => self.observed.hosts.get(name).map(|report| report.incarnation),
             End::Device(name) => {
-                // Read anew before the next step: what it said before this one is no news any more.
+                // Read it again before the next step: the earlier report is out of date.
                 self.observed.devices.remove(name);
                 let is_lost = world.switch.is_cut || (world.trouble && world.random.one_in(8));
                 if world.store.term == self.term && !is_lost {

@@ -65,7 +65,7 @@ impl Offer {
         self.greeting.as_ref().ok().map(|greeting| greeting.lendable_bytes / SLAB_BYTES)
     }
 
-    /// Why it has not answered.
+    /// Why the donor has not answered; `None` if it has.
     pub(crate) fn why_absent(self) -> Option<BorrowFailure> {
         self.greeting.err()
     }

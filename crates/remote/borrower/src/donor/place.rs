@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The address at which a donor listens, and the sockets that lead there.
+//! The network or socket address at which a donor listens, and the sockets that connect to it.
 
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -327,7 +327,7 @@ mod tests {
             assert!(!ranges.lease(0).unwrap().may_write(), "what a relative has in doubt is in doubt");
             a_relative_learns(&ranges, Lease(0));
             ranges.learn(0, first);
-            assert!(ranges.lease(0).unwrap().may_write(), "a donor that was started anew begins with small numbers");
+            assert!(ranges.lease(0).unwrap().may_write(), "a restarted donor begins with small numbers");
         }
     }
 

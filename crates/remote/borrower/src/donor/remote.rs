@@ -393,7 +393,7 @@ impl Remote {
     /// Renews the leases. Returns the time until the next call.
     pub(crate) fn upkeep(&self) -> Duration {
         if self.ranges.any() {
-            // Whoever needs the bytes finds out for itself if this fails.
+            // If this fails, a thread that needs the bytes finds out by its own request.
             let _ = self.look();
         }
         self.renewal()

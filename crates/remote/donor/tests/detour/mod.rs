@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Between borrowers and a donor: passes on what comes, whatever it is, with the descriptors beside it, and keeps it
-//! back, drops it or stands still when it is told to.
+//! A relay between borrowers and a donor: passes on all that arrives, with the descriptors attached to it; on request
+//! it holds that back, drops it, or stops passing anything on.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -211,7 +211,7 @@ impl ShardQueue {
         to: u16,
         mut frames: [Option<FrameBuffer>; POSITIONS],
     ) {
-        let index = self.free.pop().expect("who has claimed frames has seen that there is one");
+        let index = self.free.pop().expect("the claim has checked that there is a free frame");
         let Request { operation, offset, buffer, tag } = request;
         for position in positions(to) {
             let (Some(buffer), Some(member)) = (frames[position].take(), self.parts.place_of(seen).at(position)) else {

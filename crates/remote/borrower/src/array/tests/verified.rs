@@ -107,7 +107,7 @@ fn a_silent_member_keeps_its_slabs_while_nobody_else_has_them_right() {
         sealed.upkeep();
         for slab in 0..SLABS {
             let is_kept = sealed.place(slab).has(silent);
-            assert_eq!(is_kept, of_both.contains(&slab), "{slab}: others are made anew elsewhere");
+            assert_eq!(is_kept, of_both.contains(&slab), "{slab}: others are rebuilt elsewhere");
             assert_eq!(sealed.place(slab).count(), shape.total);
         }
         sealed.members[silent].go_away(false);
