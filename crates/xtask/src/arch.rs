@@ -49,7 +49,7 @@ const RINGS: &[Ring] = &[
         ],
     },
     Ring {
-        name: "drivers",
+        name: "services",
         crates: &[
             // The edge to tiers is for donor's tests only: they borrow from a real donor.
             ("donor", &["core", "sys", "test-support", "tiers", "tls", "wire"]),
@@ -68,7 +68,7 @@ const RINGS: &[Ring] = &[
         ],
     },
     Ring {
-        name: "workshops",
+        name: "lab",
         crates: &[
             ("bench", &["bench-args", "test-support"]),
             ("e2e", &["test-support"]),
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     const TWO: &[Ring] =
-        &[Ring { name: "pure", crates: &[("core", &[])] }, Ring { name: "drivers", crates: &[("pager", &["core"])] }];
+        &[Ring { name: "pure", crates: &[("core", &[])] }, Ring { name: "services", crates: &[("pager", &["core"])] }];
 
     fn edges(of: &[(&str, &[&str])]) -> Edges {
         of.iter().map(|(name, targets)| (name.to_string(), targets.iter().map(|to| to.to_string()).collect())).collect()
@@ -225,7 +225,7 @@ mod tests {
     fn an_arrow_outwards_is_reported() {
         let rings = [
             Ring { name: "pure", crates: &[("core", &["pager"])] },
-            Ring { name: "drivers", crates: &[("pager", &[])] },
+            Ring { name: "services", crates: &[("pager", &[])] },
         ];
         assert_eq!(outward(&rings), ["arch: core -> pager points outwards"]);
     }
@@ -247,6 +247,6 @@ mod tests {
 
     #[test]
     fn the_drawing_names_the_outermost_ring_first() {
-        assert_eq!(drawing(TWO), "drivers    pager    -> core\npure       core    \n");
+        assert_eq!(drawing(TWO), "services   pager    -> core\npure       core    \n");
     }
 }
