@@ -22,6 +22,7 @@ const FOREIGN_NAMES: &[&str] = &["memory-backend"];
 const BANNED_ENDINGS: &[&str] = &["Helper", "Info", "Manager", "Misc", "Util", "Utils"];
 /// Banned words, each with the project's term; see docs/glossary.md. Only words that have no other meaning here.
 const BANNED_WORDS: &[(&str, &str)] = &[
+    ("anew", "again"),
     ("backend", "tier"),
     ("blame", "report corruption"),
     ("cradle", "child setup"),
@@ -44,6 +45,7 @@ const BANNED_WORDS: &[(&str, &str)] = &[
     ("spill", "write back"),
     ("thrash", "refault"),
     ("thrashing", "refaults"),
+    ("whoever", "anyone who"),
 ];
 /// Banned identifiers whose words are ordinary English elsewhere, each with this project's term.
 const BANNED_IDENTIFIERS: &[(&str, &str)] = &[
@@ -52,6 +54,7 @@ const BANNED_IDENTIFIERS: &[(&str, &str)] = &[
     ("Care", "Repair"),
     ("Holding", "CallPins"),
     ("LeftAlone", "AddressRanges"),
+    ("Seat", "Permit"),
     ("Told", "Call, Notice or Notified"),
     ("is_distrusted", "is_quarantined"),
     ("is_heir", "is_forked_child"),

@@ -19,14 +19,17 @@ pub struct Companion {
     pub name: &'static str,
     /// The target of the Makefile that builds it.
     target: &'static str,
+    /// The exit status when it cannot be started: one that the program itself never has, where its status becomes the
+    /// command's.
+    code: ExitCode,
 }
 
 /// Measures programs; see `bench.rs`.
-pub const BENCH: Companion = Companion { name: "aquifer-bench", target: "bench" };
+pub const BENCH: Companion = Companion { name: "aquifer-bench", target: "bench", code: ExitCode::CannotStart };
 /// Speaks HTTP with scrapers; see `exporter.rs`.
-pub const METRICS: Companion = Companion { name: "aquifer-metrics", target: "metrics" };
+pub const METRICS: Companion = Companion { name: "aquifer-metrics", target: "metrics", code: ExitCode::Failure };
 /// Verifies memory for hours; see `stress.rs`.
-pub const STRESS: Companion = Companion { name: "aquifer-stress", target: "stress" };
+pub const STRESS: Companion = Companion { name: "aquifer-stress", target: "stress", code: ExitCode::CannotStart };
 
 /// Where packages install the programs, from the directory above the command's.
 const INSTALLED: &str = "libexec/aquifer";
@@ -52,7 +55,7 @@ impl Companion {
     /// A failure of this program, and how to install it.
     pub fn failure(self, what: impl std::fmt::Display) -> Failure {
         let remedy = format!("install aquifer again, or run 'make {}' in the source tree", self.target);
-        Failure::new(ExitCode::Failure, format!("the program {} {what}", self.name), remedy)
+        Failure::new(self.code, format!("the program {} {what}", self.name), remedy)
     }
 }
 
@@ -74,6 +77,6 @@ mod tests {
             "the program aquifer-bench is not at /opt/aquifer/bin/aquifer-bench or \
              /opt/aquifer/libexec/aquifer/aquifer-bench; install aquifer again, or run 'make bench' in the source tree"
         );
-        assert_eq!(failure.code, ExitCode::Failure);
+        assert_eq!(failure.code, ExitCode::CannotStart);
     }
 }

@@ -32,7 +32,8 @@ Examples:
   aquifer stress --rows ltp,memtester,fio --rounds 3
   aquifer stress --seed 4711 --rounds 1
 
-Exit status: 0 every byte was right, 1 something was wrong, 2 bad arguments.
+Exit status: 0 every byte was right, 1 something was wrong, 2 bad arguments, 125 the suite cannot be
+started.
 
 LTP is looked for at $LTPROOT, or /opt/ltp; xfstests at $XFSTESTS_DIR and blktests at
 $BLKTESTS_DIR, built and configured. Their tests count where they pass without Aquifer.")]
@@ -79,9 +80,9 @@ enum Delivery {
 
 /// Replaces this process with the suite.
 pub fn stress(args: &StressArgs) -> Result<process::ExitCode, Failure> {
+    let suite = STRESS.find()?;
     let executable = companion::executable()?;
     let library = preload::find(env::var_os(preload::VARIABLE), &executable)?;
-    let suite = STRESS.find()?;
     let torture = suite.with_file_name(TORTURE);
     let mut command = process::Command::new(&suite);
     let binaries = executable.parent().unwrap_or(Path::new("."));

@@ -3,7 +3,7 @@
 #
 # attack: needs=root run=alone delivery=signal limit=60
 #
-# Promise: whoever looks at running programs needs to trust none of them; root may change the budget of any.
+# Promise: a user who looks at running programs needs to trust none of them; root may change the budget of any.
 # Attempt: another user holds what has the name of a statistics segment: a FIFO that nobody writes to, a segment whose text
 # holds commands for the terminal, one that is too short, many whose texts are being written without end. Root asks
 # `aquifer stat` for everything, and `aquifer set` for a program of that user's.

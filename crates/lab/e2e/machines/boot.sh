@@ -65,7 +65,7 @@ trap 'exit 0' TERM
     kill -TERM $$
 ) &
 echo started
-# The status of a machine that wants to be started anew.
+# The status of a machine that wants to be restarted.
 status=133
 while [ "$status" = 133 ]; do
     systemd-nspawn --quiet --directory="$directory/root" --boot --register=no --keep-unit --machine="aquifer-$$" \

@@ -305,10 +305,10 @@ fn what_no_donor_takes_any_more_is_kept_and_in_nobodys_way() {
     ended.expect(0);
     assert!(ended.stdout.ends_with("lost 0\n"), "{}\n{}", ended.stdout, ended.stderr);
     let stats = stats(&file);
-    let bytes = |name: &str| stats[name].as_u64().expect("a number");
-    assert!(bytes("write_back_failures") > 0, "{stats}");
-    // A block that is being tried again when the program ends counts as one on standby.
-    assert!(bytes("unwritable_bytes") + bytes("standby_bytes") > 0, "and it is said how much: {stats}");
+    // How much that is depends on the moment: a block that is being tried again is not among `unwritable_bytes`.
+    assert!(stats["write_back_failures"].as_u64().is_some_and(|failures| failures > 0), "{stats}");
+    let reports = ended.said().into_iter().filter(|line| line.contains("cannot write to the donor tier")).count();
+    assert_eq!(reports, 1, "and it is said, once: {}", ended.stderr);
 }
 
 fn outlives_its_donor(name: &str, mib: u32, further: &[&str]) {

@@ -198,9 +198,7 @@ impl Program<'_> {
     fn map_again(&mut self) {
         let Window { start, end, order } = self.window();
         let world = std::rc::Rc::clone(&self.view.world);
-        while world.mapping_lock.replace(true) {
-            self.view.step();
-        }
+        self.view.lock_mappings();
         let mut engine = self.view.engine();
         let from = (start..end).find(|page| engine.map().overlapping(*page, page + 1).next().is_none());
         if let Some(from) = from {
@@ -224,9 +222,7 @@ impl Program<'_> {
         let remove = self.luck.below(6) == 0;
         let world = std::rc::Rc::clone(&self.view.world);
         // As in the pager: one thread at a time changes mappings.
-        while world.mapping_lock.replace(true) {
-            self.view.step();
-        }
+        self.view.lock_mappings();
         let act = || {
             let mut memory = world.memory.borrow_mut();
             memory.drop_pages(start, end);
@@ -271,9 +267,7 @@ impl Program<'_> {
     /// fork(2): all others pause, and nothing is under way.
     fn fork(&mut self) {
         let world = std::rc::Rc::clone(&self.view.world);
-        while world.mapping_lock.replace(true) {
-            self.view.step();
-        }
+        self.view.lock_mappings();
         {
             let _engine = self.view.lock();
             world.forking.set(Some(self.view.thread));

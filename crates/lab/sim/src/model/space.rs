@@ -25,6 +25,9 @@ use super::world::World;
 /// Blocks that the worker has in flight at most: few, so that it often has to wait.
 pub const QUEUE_DEPTH: u32 = 6;
 
+/// How long a thread waits between two looks at the lock of the mappings, on a slow tier.
+const MAPPING_WAIT_NS: u64 = 1_000_000;
+
 /// The world as one thread sees it.
 pub struct View<'p> {
     pub world: Rc<World>,
@@ -37,6 +40,18 @@ impl View<'_> {
     /// Another thread may come in between.
     pub fn step(&self) {
         self.pauser.suspend(Pause::Step);
+    }
+
+    /// Waits until no other thread changes mappings. On a slow tier that can take long, and without steps of its own.
+    pub fn lock_mappings(&self) {
+        while self.world.mapping_lock.replace(true) {
+            if self.world.delays.are_on() {
+                let until_ns = self.world.clock_ns.get() + MAPPING_WAIT_NS;
+                self.pauser.suspend(Pause::Time { until_ns });
+            } else {
+                self.step();
+            }
+        }
     }
 
     /// As [`step`](Self::step), for as long as the tier takes.

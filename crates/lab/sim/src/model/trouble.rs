@@ -52,6 +52,11 @@ impl Delays {
         Self { percent, luck: RefCell::new(luck) }
     }
 
+    /// Whether any transfer takes long.
+    pub fn are_on(&self) -> bool {
+        self.percent > 0
+    }
+
     /// How long the next transfer takes, in nanoseconds; most take no time.
     pub fn next_ns(&self) -> u64 {
         let mut luck = self.luck.borrow_mut();
