@@ -54,7 +54,10 @@ fn begun(name: &str, settings: &[&str], words: &[&str]) -> Option<Place> {
     let directory = scratch(&format!("set-{name}"));
     let mut command = managed(settings, &program, words);
     command.current_dir(&directory);
-    Some(Place { directory, running: start(command) })
+    let running = start(command);
+    // From here on, no program means that it has ended.
+    running.program();
+    Some(Place { directory, running })
 }
 
 impl Place {
@@ -110,7 +113,8 @@ fn a_budget_grows_and_shrinks_while_the_program_runs() {
         place.go_on();
         place.go_on();
         assert_eq!(place.bytes("dram_budget_bytes"), 256 * MIB);
-        assert!(place.bytes("resident_bytes") >= 160 * MIB, "{delivery}: all of it fits now");
+        let now = place.numbers();
+        assert!(now["resident_bytes"].as_u64() >= Some(160 * MIB), "{delivery}: all of it fits now: {now}");
         let fetched = place.bytes("fetched_bytes");
         place.go_on();
         assert_eq!(place.bytes("fetched_bytes"), fetched, "{delivery}: and stays");
