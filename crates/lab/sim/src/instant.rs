@@ -17,7 +17,7 @@ use aquifer_core::guard;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::record::{Call, Summary, put_call, put_summary};
-use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES, SlabIndex};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
     Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, Installed, Loss, Observer, Populated, ReadFailure, Ready,
@@ -350,8 +350,8 @@ impl Store for InstantMachine {
 
     fn write_back_failed(&self, _: &WriteFailed) {}
 
-    fn freed(&self, slot: u64, bytes: u64) {
-        self.contents.borrow_mut().trim(slot / PAGE_BYTES, bytes / PAGE_BYTES);
+    fn freed(&self, slab: SlabIndex) {
+        self.contents.borrow_mut().trim(slab.offset() / PAGE_BYTES, REGION_PAGES.into());
     }
 }
 

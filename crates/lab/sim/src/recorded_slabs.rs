@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_core::slabs::Slabs;
+use aquifer_core::units::SlabIndex;
 
 /// Means no slab: the tier was full.
 const FULL: u64 = u64::MAX;
@@ -20,8 +21,8 @@ pub struct NextSlab(Arc<AtomicU64>);
 
 impl NextSlab {
     /// Sets the slab that the engine takes next; `None` if the tier was full.
-    pub fn set(&self, slab: Option<u32>) {
-        self.0.store(slab.map_or(FULL, u64::from), Ordering::Relaxed);
+    pub fn set(&self, slab: Option<SlabIndex>) {
+        self.0.store(slab.map_or(FULL, |slab| slab.0.into()), Ordering::Relaxed);
     }
 }
 
@@ -40,19 +41,19 @@ impl RecordedSlabs {
 }
 
 impl Slabs for RecordedSlabs {
-    fn take(&mut self) -> Option<u32> {
+    fn take(&mut self) -> Option<SlabIndex> {
         let slab = u32::try_from(self.next.0.load(Ordering::Relaxed)).ok()?;
         self.used += 1;
-        Some(slab)
+        Some(SlabIndex(slab))
     }
 
     /// A recording ends at the first fork after its start, so none of its slabs has a second user.
-    fn release(&mut self, _: u32) -> bool {
+    fn release(&mut self, _: SlabIndex) -> bool {
         self.used -= 1;
         true
     }
 
-    fn is_shared(&self, _: u32) -> bool {
+    fn is_shared(&self, _: SlabIndex) -> bool {
         false
     }
 

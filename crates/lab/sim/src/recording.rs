@@ -161,7 +161,7 @@ fn recorded(call: &Call<'_>, summary: Summary) -> String {
         Call::Discard { .. } => format!("{} (digest {:08x})", summary.discard_name(), summary.digest),
         Call::Fetched { .. } => EXCHANGES[usize::from(summary.kind).min(EXCHANGES.len() - 1)].into(),
         Call::Plan { .. } => format!("a plan of {} tasks (digest {:08x})", summary.kind, summary.digest),
-        Call::SlotFor { .. } => summary.slab().map_or("no slot".into(), |slab| format!("a slot in slab {slab}")),
+        Call::SlotFor { .. } => summary.slab().map_or("no slot".into(), |slab| format!("a slot in slab {}", slab.0)),
         _ => format!("{}", summary.kind != 0),
     }
 }

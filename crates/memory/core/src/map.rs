@@ -21,7 +21,7 @@ use self::changes::Changes;
 use crate::block::{Block, NONE, State};
 use crate::slabs::Slabs;
 use crate::temperature::Temperatures;
-use crate::units::{BlockIndex, Order, PAGE_BYTES, REGION_PAGES};
+use crate::units::{BlockIndex, Order, PAGE_BYTES, REGION_PAGES, SlabIndex};
 
 pub mod changes;
 mod heat;
@@ -85,7 +85,7 @@ pub struct Region {
     /// The pages of the grid that belong to the mapping.
     pub clip: (u64, u64),
     /// The slab that holds its slots, once a block has been written back.
-    pub slab: u32,
+    pub slab: Option<SlabIndex>,
     /// Slabs that hold copies of its blocks from before a fork(2): see `map/slots.rs`.
     inherited: Vec<slots::Inherited>,
     /// How its faults are delivered.
@@ -106,7 +106,7 @@ pub struct BlockMap {
     guards: Vec<u64>,
     slabs: Box<dyn Slabs>,
     /// Slabs that became free as a side effect, until the driver collects them.
-    freed: Vec<u32>,
+    freed: Vec<SlabIndex>,
     /// The unit of the first regions.
     smallest: Order,
     temperatures: Temperatures,
@@ -345,6 +345,6 @@ mod tests {
         assert_eq!(map.slabs_in_use(), 1);
         let mut freed = Vec::new();
         map.remove(0, 512, &mut |slab| freed.push(slab));
-        assert_eq!((map.slabs_in_use(), freed), (0, vec![0]));
+        assert_eq!((map.slabs_in_use(), freed), (0, vec![SlabIndex(0)]));
     }
 }

@@ -8,17 +8,19 @@
 
 use std::fmt;
 
+use crate::units::SlabIndex;
+
 /// The allocator of slabs. One slab has room for one region; it is free when no process uses it.
 pub trait Slabs: Send + fmt::Debug {
     /// Takes a free slab; `None` when the tier has none.
-    fn take(&mut self) -> Option<u32>;
+    fn take(&mut self) -> Option<SlabIndex>;
 
     /// Ends this process's use of a slab. Returns whether it is free now.
-    fn release(&mut self, slab: u32) -> bool;
+    fn release(&mut self, slab: SlabIndex) -> bool;
 
     /// Whether another process also uses the slab: then its bytes must not change. Once false, it stays false until
     /// this process forks.
-    fn is_shared(&self, slab: u32) -> bool;
+    fn is_shared(&self, slab: SlabIndex) -> bool;
 
     /// Number of slabs in use by any process.
     fn in_use(&self) -> u32;
@@ -28,7 +30,7 @@ pub trait Slabs: Send + fmt::Debug {
 #[derive(Debug)]
 pub struct OwnSlabs {
     /// Released slabs, the latest last: it is the first to be taken again.
-    free: Vec<u32>,
+    free: Vec<SlabIndex>,
     used: u32,
     max: u32,
 }
@@ -41,21 +43,21 @@ impl OwnSlabs {
 }
 
 impl Slabs for OwnSlabs {
-    fn take(&mut self) -> Option<u32> {
+    fn take(&mut self) -> Option<SlabIndex> {
         self.free.pop().or_else(|| {
             (self.used < self.max).then(|| {
                 self.used += 1;
-                self.used - 1
+                SlabIndex(self.used - 1)
             })
         })
     }
 
-    fn release(&mut self, slab: u32) -> bool {
+    fn release(&mut self, slab: SlabIndex) -> bool {
         self.free.push(slab);
         true
     }
 
-    fn is_shared(&self, _: u32) -> bool {
+    fn is_shared(&self, _: SlabIndex) -> bool {
         false
     }
 

@@ -14,7 +14,7 @@
 //!
 //! Allocates only in its constructors.
 
-use crate::units::REGION_PAGES;
+use crate::units::{REGION_PAGES, SlabIndex};
 
 /// Maximum number of levels of a chain: a donor, a nearby device, a disk and one to spare. Each is a row of the
 /// statistics.
@@ -74,7 +74,7 @@ impl Level {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The slab.
-    pub slab: u32,
+    pub slab: SlabIndex,
     /// Its present level.
     pub from: usize,
     /// Its new level: a neighbour, and a faster one if the number is smaller.
@@ -108,8 +108,8 @@ impl Credit {
 /// The first few of many slabs, in order of rank.
 #[derive(Debug)]
 struct First {
-    /// Rank and number of each.
-    slabs: Vec<(Heat, u32)>,
+    /// Each with its rank.
+    slabs: Vec<(Heat, SlabIndex)>,
 }
 
 impl First {
@@ -118,7 +118,7 @@ impl First {
     }
 
     /// Among slabs of the same rank, the one that was seen first stays in front.
-    fn see(&mut self, rank: Heat, slab: u32) {
+    fn see(&mut self, rank: Heat, slab: SlabIndex) {
         if self.slabs.len() == MOVES_MAX {
             if self.slabs.last().is_some_and(|last| last.0 <= rank) {
                 return;
@@ -169,7 +169,7 @@ impl Survey {
     }
 
     /// Records a slab on `level` with this `heat`. Ignores levels that the chain does not have.
-    pub fn see(&mut self, slab: u32, level: usize, heat: Heat) {
+    pub fn see(&mut self, slab: SlabIndex, level: usize, heat: Heat) {
         if level + 1 < self.count {
             self.coldest[level].see(heat, slab);
         }
@@ -236,16 +236,16 @@ impl Survey {
         self.levels[level].takes && self.levels[level].free > 0
     }
 
-    fn next_cold(&self, level: usize, next: &mut usize) -> Option<(Heat, u32)> {
+    fn next_cold(&self, level: usize, next: &mut usize) -> Option<(Heat, SlabIndex)> {
         self.next(&self.coldest[level], next)
     }
 
-    fn next_warm(&self, level: usize, next: &mut usize) -> Option<(Heat, u32)> {
+    fn next_warm(&self, level: usize, next: &mut usize) -> Option<(Heat, SlabIndex)> {
         self.next(&self.warmest[level], next).map(|(rank, slab)| (Heat::MAX - rank, slab))
     }
 
     /// The next slab that has not been chosen to move already.
-    fn next(&self, first: &First, next: &mut usize) -> Option<(Heat, u32)> {
+    fn next(&self, first: &First, next: &mut usize) -> Option<(Heat, SlabIndex)> {
         loop {
             let found = *first.slabs.get(*next)?;
             *next += 1;
@@ -255,7 +255,7 @@ impl Survey {
         }
     }
 
-    fn plan(&mut self, slab: u32, from: usize, to: usize) {
+    fn plan(&mut self, slab: SlabIndex, from: usize, to: usize) {
         self.levels[from].free += 1;
         self.levels[to].free -= 1;
         self.moves.push(Move { slab, from, to });

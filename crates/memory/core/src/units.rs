@@ -21,6 +21,33 @@ pub struct BlockIndex(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameIndex(pub u32);
 
+/// One slab of a tier: room for one region. Dense, so it can index arrays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlabIndex(pub u32);
+
+impl SlabIndex {
+    /// The slab that has the byte at `offset` of its tier.
+    pub const fn at(offset: u64) -> SlabIndex {
+        debug_assert!(offset / REGION_BYTES <= u32::MAX as u64);
+        SlabIndex((offset / REGION_BYTES) as u32)
+    }
+
+    /// All slabs of a tier that has `count`, in order.
+    pub fn all(count: u32) -> impl Iterator<Item = SlabIndex> + Clone {
+        (0..count).map(SlabIndex)
+    }
+
+    /// The offset of its first byte in its tier.
+    pub const fn offset(self) -> u64 {
+        self.0 as u64 * REGION_BYTES
+    }
+
+    /// Its number, to index arrays.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// A thread of the program, as numbered on the fault path. Small, so it can index arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ThreadIndex(pub u16);

@@ -7,7 +7,7 @@
 //! that scans its memory in a cycle, where every slab is warmest just before the longest time without a use.
 
 use aquifer_core::tiering::{Credit, HEAT_PLACED, Heat, LEVELS_MAX, Level, MOVES_MAX, Move, Survey, epoch_pages};
-use aquifer_core::units::REGION_PAGES;
+use aquifer_core::units::{REGION_PAGES, SlabIndex};
 use proptest::prelude::*;
 
 /// A chain as the decisions see it.
@@ -54,7 +54,7 @@ impl Chain {
     fn decide(&mut self, max: usize) -> Vec<Move> {
         self.survey.begin(&self.levels);
         for (slab, (level, heat)) in self.slabs.iter().enumerate() {
-            self.survey.see(slab as u32, *level, *heat);
+            self.survey.see(SlabIndex(slab as u32), *level, *heat);
         }
         self.survey.decide(max).to_vec()
     }
@@ -62,7 +62,7 @@ impl Chain {
     /// Makes the moves, and checks each of them.
     fn make(&mut self, moves: &[Move]) {
         for Move { slab, from, to } in moves.iter().copied() {
-            let slab = &mut self.slabs[slab as usize];
+            let slab = &mut self.slabs[slab.index()];
             assert_eq!(slab.0, from);
             assert_eq!(from.abs_diff(to), 1, "levels are next to each other");
             assert!(self.levels[to].free > 0 && self.levels[to].takes, "a move to where there is no room");
@@ -156,7 +156,7 @@ fn a_slab_on_a_level_that_does_not_exist_is_ignored() {
     for level in [2, LEVELS_MAX, usize::MAX - 1] {
         let mut survey = Survey::new();
         survey.begin(&[Level { slabs: 8, free: 8, takes: true }; 2]);
-        survey.see(0, level, Heat::MAX);
+        survey.see(SlabIndex(0), level, Heat::MAX);
         assert_eq!(survey.decide(MOVES_MAX), []);
     }
 }
@@ -272,7 +272,7 @@ proptest! {
     fn moves_fit_and_are_as_many_as_asked_for(mut chain in chains(), max in 0..40usize) {
         let moves = chain.decide(max);
         prop_assert!(moves.len() <= max.min(MOVES_MAX));
-        let mut slabs: Vec<u32> = moves.iter().map(|planned| planned.slab).collect();
+        let mut slabs: Vec<SlabIndex> = moves.iter().map(|planned| planned.slab).collect();
         slabs.sort_unstable();
         slabs.dedup();
         prop_assert_eq!(slabs.len(), moves.len(), "a slab moves once");
@@ -297,10 +297,10 @@ proptest! {
     #[test]
     fn the_warmest_go_up(mut chain in chains()) {
         let moves = chain.decide(MOVES_MAX);
-        let heat = |slab: u32| chain.slabs[slab as usize].1;
+        let heat = |slab: SlabIndex| chain.slabs[slab.index()].1;
         for up in moves.iter().filter(|planned| planned.to < planned.from) {
             for (slab, (level, other)) in chain.slabs.iter().enumerate() {
-                let stays = *level == up.from && moves.iter().all(|planned| planned.slab != slab as u32);
+                let stays = *level == up.from && moves.iter().all(|planned| planned.slab.index() != slab);
                 prop_assert!(!stays || *other <= heat(up.slab));
             }
         }

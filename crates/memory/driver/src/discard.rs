@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use aquifer_core::engine::DiscardStep;
-use aquifer_core::units::{REGION_PAGES, ThreadIndex};
+use aquifer_core::units::{REGION_PAGES, SlabIndex, ThreadIndex};
 
 use crate::engine_guard::EngineGuard;
 use crate::fatal::Fatal;
@@ -45,7 +45,7 @@ pub fn discard<S: Space, T>(
     last: u64,
     remove: bool,
     act: impl FnOnce() -> (T, bool),
-    after: impl FnOnce(&mut EngineGuard<'_, S::Tape>, &mut dyn FnMut(u64, u64)),
+    after: impl FnOnce(&mut EngineGuard<'_, S::Tape>, &mut dyn FnMut(SlabIndex)),
 ) -> Result<Discard<T>, Fatal> {
     let mut started = space.now_ns();
     let mut fetches = 0;
@@ -65,12 +65,13 @@ pub fn discard<S: Space, T>(
                 if !is_done {
                     return Ok(Discard { result, managed_pages, is_done });
                 }
-                let mut freed = |slot: u64, bytes: u64| {
-                    space.freed(slot, bytes);
+                let mut freed = |slab: SlabIndex| {
+                    space.freed(slab);
                     #[cfg(feature = "planted")]
-                    if planted::is(Bug::DoubleFree) {
-                        let (slot, bytes) = planted::freed_before(slot, bytes);
-                        space.freed(slot, bytes);
+                    if planted::is(Bug::DoubleFree)
+                        && let Some(slab) = planted::freed_before(slab)
+                    {
+                        space.freed(slab);
                     }
                 };
                 let step = engine.discard(first, last, remove, &mut freed);

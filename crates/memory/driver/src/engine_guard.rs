@@ -17,7 +17,7 @@ use aquifer_core::engine::{
 use aquifer_core::map::{Delivery, OwnSlot};
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{Call, Digest, GUARD_RUNS_BYTES, Runs, Summary, guard_runs, push_run};
-use aquifer_core::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
+use aquifer_core::units::{BlockIndex, FrameIndex, Order, SlabIndex, ThreadIndex};
 
 /// Records the calls into an engine. Called with the engine's lock held, possibly in a signal handler.
 pub trait Tape {
@@ -116,11 +116,11 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
     }
 
     /// [`Engine::discard`] or, with `remove`, [`Engine::remove`].
-    pub fn discard(&mut self, start: u64, end: u64, remove: bool, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
+    pub fn discard(&mut self, start: u64, end: u64, remove: bool, freed: &mut dyn FnMut(SlabIndex)) -> DiscardStep {
         let mut digest = Digest::default();
-        let mut each = |slot: u64, bytes: u64| {
-            digest.range(slot, bytes);
-            freed(slot, bytes);
+        let mut each = |slab: SlabIndex| {
+            digest.slab(slab);
+            freed(slab);
         };
         let step = match remove {
             true => self.engine.remove(start, end, &mut each),
@@ -131,7 +131,7 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
     }
 
     /// [`Engine::inherit`]. Not recorded: a fork ends the recording first.
-    pub fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
+    pub fn inherit(&mut self, each: &mut dyn FnMut(SlabIndex)) {
         self.engine.inherit(each);
     }
 

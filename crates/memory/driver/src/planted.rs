@@ -13,7 +13,7 @@ pub enum Bug {
     LostWakeup,
     /// A changed block counts as known to be clean.
     LateDirty,
-    /// A freed range of the tier is freed again later, when somebody else may have it.
+    /// A freed slab of the tier is freed again later, when somebody else may have it.
     DoubleFree,
     /// Fetched bytes are not checked.
     SkippedGuard,
@@ -60,17 +60,19 @@ impl Bug {
 mod planted {
     use std::cell::Cell;
 
+    use aquifer_core::units::SlabIndex;
+
     use super::Bug;
 
     thread_local! {
         static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
-        static FREED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+        static FREED: Cell<Option<SlabIndex>> = const { Cell::new(None) };
     }
 
     /// From now on this bug is in the driver, on this thread; or none.
     pub fn plant(bug: Option<Bug>) {
         PLANTED.set(bug);
-        FREED.set((0, 0));
+        FREED.set(None);
     }
 
     /// Whether the bug is planted.
@@ -78,9 +80,9 @@ mod planted {
         PLANTED.get() == Some(bug)
     }
 
-    /// The range that was freed before this one.
-    pub fn freed_before(slot: u64, bytes: u64) -> (u64, u64) {
-        FREED.replace((slot, bytes))
+    /// The slab that was freed before this one.
+    pub fn freed_before(slab: SlabIndex) -> Option<SlabIndex> {
+        FREED.replace(Some(slab))
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aquifer_core::engine::{Engine, Exchange};
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::FrameIndex;
+use aquifer_core::units::{FrameIndex, SlabIndex};
 
 use crate::batch::Sealed;
 use crate::engine_guard::{EngineGuard, Tape};
@@ -215,9 +215,8 @@ pub trait Store {
     /// A block could not be written back.
     fn write_back_failed(&self, failure: &Self::Failure);
 
-    /// `bytes` bytes of the tier, from `slot` on, are free: their room can go back to the tier. Called with the
-    /// engine's lock held.
-    fn freed(&self, slot: u64, bytes: u64);
+    /// A slab of the tier is free: its room can go back to the tier. Called with the engine's lock held.
+    fn freed(&self, slab: SlabIndex);
 }
 
 /// Why a block's bytes could not be had.

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aquifer_core::slabs::Slabs;
+use aquifer_core::units::SlabIndex;
 use aquifer_sys::presence::Presence;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
@@ -62,8 +63,8 @@ impl Family {
         &self.halves[STATES * 2]
     }
 
-    fn users(&self, slab: u32) -> &AtomicU32 {
-        &self.halves[STATES * 2 + 2 + slab as usize]
+    fn users(&self, slab: SlabIndex) -> &AtomicU32 {
+        &self.halves[STATES * 2 + 2 + slab.index()]
     }
 
     fn bitmaps_at(slabs: u32) -> usize {
@@ -79,7 +80,7 @@ impl Family {
     }
 
     /// Takes `slab` if no process uses it.
-    pub(crate) fn claim(&self, slab: u32) -> bool {
+    pub(crate) fn claim(&self, slab: SlabIndex) -> bool {
         let claimed = self.users(slab).compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if claimed {
             set(self.own(), slab);
@@ -88,13 +89,13 @@ impl Family {
     }
 
     /// Ends one use of a slab. True if it was the last.
-    fn drop_use(&self, bitmap: &[AtomicU64], slab: u32) -> bool {
+    fn drop_use(&self, bitmap: &[AtomicU64], slab: SlabIndex) -> bool {
         clear(bitmap, slab);
         self.users(slab).fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// Gives back a slab that [`Family::claim`] took.
-    pub(crate) fn give_back(&self, slab: u32) {
+    pub(crate) fn give_back(&self, slab: SlabIndex) {
         self.drop_use(self.own(), slab);
     }
 
@@ -104,7 +105,7 @@ impl Family {
     }
 
     /// Records that the child will use `slab`, which this process uses.
-    pub fn will_use(&self, child: &ChildSetup, slab: u32) {
+    pub fn will_use(&self, child: &ChildSetup, slab: SlabIndex) {
         self.users(slab).fetch_add(1, Ordering::AcqRel);
         set(self.bitmap(child.place), slab);
     }
@@ -140,7 +141,7 @@ impl Family {
         for (index, word) in bitmap.iter().enumerate() {
             let bits = word.load(Ordering::Acquire);
             for bit in (0..64).filter(|bit| bits & 1 << bit != 0) {
-                self.drop_use(bitmap, (index * 64 + bit) as u32);
+                self.drop_use(bitmap, SlabIndex((index * 64 + bit) as u32));
             }
         }
     }
@@ -150,19 +151,19 @@ fn bitmap_words(slabs: u32) -> usize {
     (slabs as usize).div_ceil(64)
 }
 
-fn set(bitmap: &[AtomicU64], slab: u32) {
-    bitmap[slab as usize / 64].fetch_or(1 << (slab % 64), Ordering::AcqRel);
+fn set(bitmap: &[AtomicU64], slab: SlabIndex) {
+    bitmap[slab.index() / 64].fetch_or(1 << (slab.0 % 64), Ordering::AcqRel);
 }
 
-fn clear(bitmap: &[AtomicU64], slab: u32) {
-    bitmap[slab as usize / 64].fetch_and(!(1 << (slab % 64)), Ordering::AcqRel);
+fn clear(bitmap: &[AtomicU64], slab: SlabIndex) {
+    bitmap[slab.index() / 64].fetch_and(!(1 << (slab.0 % 64)), Ordering::AcqRel);
 }
 
 /// This process's access to the family's slabs.
 pub struct FamilySlabs {
     family: Arc<Family>,
     /// Slabs that this process has given back, the latest last. Others may have taken them since.
-    free: Vec<u32>,
+    free: Vec<SlabIndex>,
     /// Slabs that this process uses.
     used: u32,
 }
@@ -176,7 +177,7 @@ impl FamilySlabs {
 }
 
 impl FamilySlabs {
-    fn find(&mut self) -> Option<u32> {
+    fn find(&mut self) -> Option<SlabIndex> {
         let Self { family, .. } = self;
         while let Some(slab) = self.free.pop() {
             if family.claim(slab) {
@@ -184,12 +185,12 @@ impl FamilySlabs {
             }
         }
         let next = |touched: u32| (touched < family.slabs).then_some(touched + 1);
-        while let Ok(slab) = family.touched().fetch_update(Ordering::AcqRel, Ordering::Relaxed, next) {
+        while let Ok(slab) = family.touched().fetch_update(Ordering::AcqRel, Ordering::Relaxed, next).map(SlabIndex) {
             if family.claim(slab) {
                 return Some(slab);
             }
         }
-        (0..family.slabs).find(|slab| family.claim(*slab))
+        SlabIndex::all(family.slabs).find(|slab| family.claim(*slab))
     }
 }
 
@@ -200,13 +201,13 @@ impl fmt::Debug for FamilySlabs {
 }
 
 impl Slabs for FamilySlabs {
-    fn take(&mut self) -> Option<u32> {
+    fn take(&mut self) -> Option<SlabIndex> {
         let slab = self.find();
         self.used += u32::from(slab.is_some());
         slab
     }
 
-    fn release(&mut self, slab: u32) -> bool {
+    fn release(&mut self, slab: SlabIndex) -> bool {
         self.used -= 1;
         let free = self.family.drop_use(self.family.own(), slab);
         if free && self.free.len() < self.free.capacity() {
@@ -215,7 +216,7 @@ impl Slabs for FamilySlabs {
         free
     }
 
-    fn is_shared(&self, slab: u32) -> bool {
+    fn is_shared(&self, slab: SlabIndex) -> bool {
         self.family.users(slab).load(Ordering::Acquire) > 1
     }
 

@@ -77,7 +77,7 @@ impl Cuts {
             let pages = |mapping: &Mapping| mapping.end.min(end) - mapping.start.max(start);
             removed += if remove { engine.map().overlapping(start, end).map(pages).sum() } else { 0 };
             // The parent's slots are the parent's to free; this process has no slots of its own to free yet.
-            let step = engine.discard(start, end, remove, &mut |_, _| {});
+            let step = engine.discard(start, end, remove, &mut |_| {});
             assert_eq!(step, DiscardStep::Done, "the parent has made it possible");
         }
         removed * PAGE_BYTES

@@ -12,7 +12,7 @@ use std::ops::Range as Addresses;
 
 use aquifer_core::block::State as BlockState;
 use aquifer_core::map::Delivery;
-use aquifer_core::units::PAGE_BYTES;
+use aquifer_core::units::{PAGE_BYTES, SlabIndex};
 use aquifer_driver::{Discard, EngineGuard};
 use aquifer_stats::Gauge;
 use aquifer_sys::own_stack;
@@ -153,7 +153,7 @@ impl Adopter {
                 let is_done = !(matches!(way, Way::Remove | Way::Replace) && result.is_refused());
                 (result, is_done)
             };
-            let after = |engine: &mut EngineGuard<'_, Recorder>, freed: &mut dyn FnMut(u64, u64)| {
+            let after = |engine: &mut EngineGuard<'_, Recorder>, freed: &mut dyn FnMut(SlabIndex)| {
                 if !remove {
                     forget_emptied(engine, first, last, freed);
                 }
@@ -199,7 +199,7 @@ impl Adopter {
 /// Memory that is given back page by page, as balloons do, divides blocks. Forgets the first and the last block of
 /// `first..last` if none of their pages is left: missing pages of a resident block read as zeros, and no page can be
 /// filled while the engine is locked.
-fn forget_emptied(engine: &mut EngineGuard<'_, Recorder>, first: u64, last: u64, freed: &mut dyn FnMut(u64, u64)) {
+fn forget_emptied(engine: &mut EngineGuard<'_, Recorder>, first: u64, last: u64, freed: &mut dyn FnMut(SlabIndex)) {
     for page in [first, last - 1] {
         let Some(block) = engine.map().blocks_in(page, page + 1).next() else { continue };
         let pages = engine.map().pages(block);

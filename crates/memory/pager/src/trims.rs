@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use aquifer_core::units::REGION_BYTES;
+use aquifer_core::units::{REGION_BYTES, SlabIndex};
 use aquifer_driver::Fatal;
 use aquifer_stats::Counter;
 use aquifer_sys::futex::EventCount;
@@ -35,10 +35,10 @@ const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 const CLAIM_WAIT_ONCE: Duration = Duration::from_millis(10);
 
 struct List {
-    /// Offsets of slabs in the tier, the earliest freed first.
-    waiting: VecDeque<u64>,
+    /// The earliest freed slab first.
+    waiting: VecDeque<SlabIndex>,
     /// The slab that is being discarded.
-    active: Option<u64>,
+    active: Option<SlabIndex>,
 }
 
 /// See the module.
@@ -76,11 +76,11 @@ impl Trims {
         self.wakeup.renew()
     }
 
-    /// Adds the slab at `offset`, which is no longer in use.
-    pub(crate) fn push(&self, offset: u64) {
+    /// Adds a slab that is no longer in use.
+    pub(crate) fn push(&self, slab: SlabIndex) {
         let mut list = self.list();
         if list.waiting.len() < TRIMS_MAX {
-            list.waiting.push_back(offset);
+            list.waiting.push_back(slab);
             // Release pairs with the Acquire in `claim`, which runs after a later section under the engine's lock.
             self.any.store(true, Ordering::Release);
         }
@@ -88,20 +88,19 @@ impl Trims {
         self.wakeup.wake();
     }
 
-    /// Called before the slab around `slot` is written to. Fails if this takes too long, as
-    /// `check_timeout` says.
-    pub(crate) fn claim(&self, slot: u64, check_timeout: impl Fn(u64) -> Result<(), Fatal>) -> Result<(), Fatal> {
+    /// Called before a slab is written to. Fails if this takes too long, as `check_timeout` says.
+    pub(crate) fn claim(&self, slab: SlabIndex, check_timeout: impl Fn(u64) -> Result<(), Fatal>) -> Result<(), Fatal> {
         if !self.any.load(Ordering::Acquire) {
             return Ok(());
         }
-        let (offset, started) = (slot / REGION_BYTES * REGION_BYTES, now_ns());
+        let started = now_ns();
         loop {
             let ticket = self.ended.ticket();
             let mut list = self.list();
-            if let Some(place) = list.waiting.iter().rposition(|waiting| *waiting == offset) {
+            if let Some(place) = list.waiting.iter().rposition(|waiting| *waiting == slab) {
                 list.waiting.remove(place);
             }
-            if list.active != Some(offset) {
+            if list.active != Some(slab) {
                 return Ok(());
             }
             drop(list);
@@ -115,7 +114,7 @@ impl Trims {
         self.wakeup.wake();
     }
 
-    fn start_next(&self) -> Option<u64> {
+    fn start_next(&self) -> Option<SlabIndex> {
         let mut list = self.list();
         list.active = list.waiting.pop_front();
         self.any.store(list.active.is_some(), Ordering::Release);
@@ -131,21 +130,20 @@ impl Trims {
 impl Pager {
     /// Discards every slab that waits for it.
     pub(crate) fn trim_all(&self) {
-        while let Some(offset) = self.trims.start_next() {
-            self.trim(offset);
+        while let Some(slab) = self.trims.start_next() {
+            self.trim(slab);
             self.trims.end();
         }
     }
 
-    /// Discards the slab at `offset`, if it is still unused: another process of the family may have taken it since, and
-    /// its bytes would be lost. No process can take it during the discard.
-    fn trim(&self, offset: u64) {
-        let slab = (offset / REGION_BYTES) as u32;
+    /// Discards a slab, if it is still unused: another process of the family may have taken it since, and its bytes
+    /// would be lost. No process can take it during the discard.
+    fn trim(&self, slab: SlabIndex) {
         if !self.family.claim(slab) {
             return;
         }
         // A tier that cannot discard keeps the room allocated; nothing else is lost.
-        if self.tier.discard(offset, REGION_BYTES).is_ok() {
+        if self.tier.discard(slab.offset(), REGION_BYTES).is_ok() {
             self.counters.add(Counter::DiscardedBytes, REGION_BYTES);
         }
         self.family.give_back(slab);
@@ -171,15 +169,14 @@ mod tests {
     #[test]
     fn a_slab_that_is_wanted_again_is_not_discarded() {
         let trims = Trims::new().expect("an eventfd");
-        let slab = |index: u64| index * REGION_BYTES;
-        (0..4).for_each(|index| trims.push(slab(index)));
-        trims.claim(slab(1) + 4096, |_| panic!("nobody is at work on it")).expect("nobody waits");
-        trims.claim(slab(7), |_| panic!("nobody is at work on it")).expect("nobody waits");
-        assert_eq!(trims.start_next(), Some(slab(0)));
+        SlabIndex::all(4).for_each(|slab| trims.push(slab));
+        trims.claim(SlabIndex(1), |_| panic!("nobody is at work on it")).expect("nobody waits");
+        trims.claim(SlabIndex(7), |_| panic!("nobody is at work on it")).expect("nobody waits");
+        assert_eq!(trims.start_next(), Some(SlabIndex(0)));
         trims.end();
-        assert_eq!(trims.start_next(), Some(slab(2)));
+        assert_eq!(trims.start_next(), Some(SlabIndex(2)));
         trims.end();
-        assert_eq!(trims.start_next(), Some(slab(3)));
+        assert_eq!(trims.start_next(), Some(SlabIndex(3)));
         trims.end();
         assert_eq!(trims.start_next(), None);
     }
@@ -187,12 +184,12 @@ mod tests {
     #[test]
     fn a_thread_that_wants_a_slab_that_is_being_discarded_waits() {
         let trims = Trims::new().expect("an eventfd");
-        trims.push(0);
-        assert_eq!(trims.start_next(), Some(0));
+        trims.push(SlabIndex(0));
+        assert_eq!(trims.start_next(), Some(SlabIndex(0)));
         let waits = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let claimer = scope.spawn(|| {
-                trims.claim(4096, |_| {
+                trims.claim(SlabIndex(0), |_| {
                     waits.store(true, Ordering::Relaxed);
                     Ok(())
                 })
@@ -208,7 +205,7 @@ mod tests {
     #[test]
     fn the_list_has_an_end() {
         let trims = Trims::new().expect("an eventfd");
-        (0..TRIMS_MAX as u64 + 10).for_each(|index| trims.push(index * REGION_BYTES));
+        SlabIndex::all(TRIMS_MAX as u32 + 10).for_each(|slab| trims.push(slab));
         assert_eq!(std::iter::from_fn(|| trims.start_next()).count(), TRIMS_MAX);
     }
 }

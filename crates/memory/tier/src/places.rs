@@ -38,6 +38,8 @@
 //! | 24–31             | the eighths written to, or begun to be, since the mover began or last took note |
 //! | 32–63             | the version: how often the place has changed                     |
 
+use aquifer_core::units::SlabIndex;
+
 use crate::atomic::{AtomicU64, Ordering, Words, fence};
 
 /// Words of one slab.
@@ -117,7 +119,7 @@ pub enum Refused {
 #[must_use = "who does not stay is not protected"]
 pub struct Stay<'a> {
     places: &'a Places,
-    slab: usize,
+    slab: SlabIndex,
 }
 
 /// A move in progress. Dropping it without [`commit`](Move::commit) abandons the move.
@@ -125,7 +127,7 @@ pub struct Stay<'a> {
 #[must_use = "a move that is dropped is given up"]
 pub struct Move<'a> {
     places: &'a Places,
-    slab: usize,
+    slab: SlabIndex,
     seen: Seen,
 }
 
@@ -145,16 +147,16 @@ impl Places {
         self.words.len() / PLACE_WORDS
     }
 
-    fn state(&self, slab: usize) -> &AtomicU64 {
-        &self.words[slab * PLACE_WORDS]
+    fn state(&self, slab: SlabIndex) -> &AtomicU64 {
+        &self.words[slab.index() * PLACE_WORDS]
     }
 
-    fn place(&self, slab: usize, version: u32) -> &AtomicU64 {
-        &self.words[slab * PLACE_WORDS + 1 + (version & 1) as usize]
+    fn place(&self, slab: SlabIndex, version: u32) -> &AtomicU64 {
+        &self.words[slab.index() * PLACE_WORDS + 1 + (version & 1) as usize]
     }
 
     /// The place of a slab. Before relying on bytes that were read from it, check [`holds`](Self::holds).
-    pub fn see(&self, slab: usize) -> Seen {
+    pub fn see(&self, slab: SlabIndex) -> Seen {
         // SeqCst here and below: this is cheap compared with what follows, and the places match a version only if the
         // version is loaded first.
         let version = version_of(self.state(slab).load(Ordering::SeqCst));
@@ -162,13 +164,13 @@ impl Places {
     }
 
     /// Whether nobody is writing to a slab, moving it or changing its place now, and nobody has died doing so.
-    pub fn is_still(&self, slab: usize) -> bool {
+    pub fn is_still(&self, slab: SlabIndex) -> bool {
         self.state(slab).load(Ordering::SeqCst) & (WRITERS | MOVING | CHANGING) == 0
     }
 
     /// Whether the place is still the one that was seen. If it is, what was read from it in between is what the slab
     /// had.
-    pub fn holds(&self, slab: usize, seen: Seen) -> bool {
+    pub fn holds(&self, slab: SlabIndex, seen: Seen) -> bool {
         // Keeps the reads before this call from moving after the load below.
         fence(Ordering::SeqCst);
         version_of(self.state(slab).load(Ordering::SeqCst)) == seen.version
@@ -176,12 +178,12 @@ impl Places {
 
     /// Begins a write to these eighths. `None` when there are too many writers already. A writer looks up the place
     /// after it has entered.
-    pub fn enter(&self, slab: usize, where_to: Eighths) -> Option<Stay<'_>> {
+    pub fn enter(&self, slab: SlabIndex, where_to: Eighths) -> Option<Stay<'_>> {
         self.count_in(slab, where_to).then(|| Stay { places: self, slab })
     }
 
     /// As [`enter`](Self::enter), for a caller that ends its stay itself with [`count_out`](Self::count_out).
-    pub fn count_in(&self, slab: usize, where_to: Eighths) -> bool {
+    pub fn count_in(&self, slab: SlabIndex, where_to: Eighths) -> bool {
         let next = |state: u64| {
             let touched = if state & MOVING != 0 { u64::from(where_to.0) << TOUCHED_SHIFT } else { 0 };
             (state & WRITERS < WRITERS_MAX).then(|| (state | touched) + 1)
@@ -190,7 +192,7 @@ impl Places {
     }
 
     /// Ends what [`count_in`](Self::count_in) began.
-    pub fn count_out(&self, slab: usize) {
+    pub fn count_out(&self, slab: SlabIndex) {
         // The number is zero only if somebody has overwritten the word: the next bits must stay as they are.
         let next = |state: u64| (state & WRITERS > 0).then(|| state - 1);
         let _ = self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
@@ -198,7 +200,7 @@ impl Places {
 
     /// Changes a place that is still the one that was seen, regardless of writers and movers: the module says when that
     /// is right. Returns the place as it is now.
-    pub fn change(&self, slab: usize, seen: Seen, place: u64) -> Result<Seen, Refused> {
+    pub fn change(&self, slab: SlabIndex, seen: Seen, place: u64) -> Result<Seen, Refused> {
         self.begin_change(slab, seen, |_| true)?;
         let version = self.write_next(slab, seen, place);
         // Nobody else ends this change; only the number of writers may vary meanwhile.
@@ -208,7 +210,7 @@ impl Places {
     }
 
     /// Begins to move a slab. `None` while somebody writes to it, moves it or changes its place, or has died doing so.
-    pub fn begin_move(&self, slab: usize) -> Option<Move<'_>> {
+    pub fn begin_move(&self, slab: SlabIndex) -> Option<Move<'_>> {
         let begin = |state: u64| (state & (WRITERS | MOVING | CHANGING) == 0).then_some(state & !TOUCHED | MOVING);
         let state = self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, begin).ok()?;
         // Only a change can alter the place now, and a change ends the move.
@@ -218,7 +220,7 @@ impl Places {
     }
 
     /// Sets `CHANGING` if the place is still the one that was seen and `may` allows it in this state.
-    fn begin_change(&self, slab: usize, seen: Seen, may: impl Fn(u64) -> bool) -> Result<(), Refused> {
+    fn begin_change(&self, slab: SlabIndex, seen: Seen, may: impl Fn(u64) -> bool) -> Result<(), Refused> {
         for _ in 0..CHANGES_TRIED_MAX {
             let state = self.state(slab).load(Ordering::SeqCst);
             if version_of(state) != seen.version {
@@ -239,7 +241,7 @@ impl Places {
     }
 
     /// Writes the place that becomes current with the returned version. Only while this caller holds `CHANGING`.
-    fn write_next(&self, slab: usize, seen: Seen, place: u64) -> u32 {
+    fn write_next(&self, slab: SlabIndex, seen: Seen, place: u64) -> u32 {
         let version = seen.version.wrapping_add(1);
         self.place(slab, version).store(place, Ordering::SeqCst);
         version

@@ -10,6 +10,7 @@
 //!
 //! The scheduler knows sequential consistency alone. All that is tested here is `SeqCst`.
 
+use aquifer_core::units::SlabIndex;
 use shuttle::sync::Arc;
 use shuttle::thread;
 
@@ -33,6 +34,7 @@ const ORDERS: usize = 20_000;
 const PREEMPTIONS: usize = 4;
 /// What is left where a slab was.
 const SCRIBBLE: u64 = 1 << 40;
+const SLAB: SlabIndex = SlabIndex(0);
 const FIRST: u64 = 0b01;
 const SECOND: u64 = 0b10;
 /// Where the one word of a slab is.
@@ -49,7 +51,7 @@ impl World {
     fn new(place: u64) -> Arc<World> {
         let words: Vec<AtomicU64> = (0..PLACE_WORDS).map(|_| AtomicU64::new(0)).collect();
         let places = Places::over(words.into());
-        places.change(0, places.see(0), place).expect("nobody else is here");
+        places.change(SLAB, places.see(SLAB), place).expect("nobody else is here");
         Arc::new(World { places, sites: [AtomicU64::new(0), AtomicU64::new(0)], done: AtomicU64::new(0) })
     }
 
@@ -58,7 +60,7 @@ impl World {
     }
 
     fn write(&self, value: u64) {
-        let stay = self.places.enter(0, HERE).expect("few writers");
+        let stay = self.places.enter(SLAB, HERE).expect("few writers");
         self.sites(stay.see().place).for_each(|site| site.store(value, SeqCst));
         drop(stay);
         self.done.store(value, SeqCst);
@@ -66,12 +68,12 @@ impl World {
 
     /// As a member that fails: it gets nothing, and is out of the place before the write succeeds.
     fn write_degraded(&self, value: u64, lost: u64) {
-        let stay = self.places.enter(0, HERE).expect("few writers");
+        let stay = self.places.enter(SLAB, HERE).expect("few writers");
         let seen = stay.see();
         self.sites(seen.place & !lost).for_each(|site| site.store(value, SeqCst));
         let mut seen = seen;
         while seen.place & lost != 0 {
-            seen = match self.places.change(0, seen, seen.place & !lost) {
+            seen = match self.places.change(SLAB, seen, seen.place & !lost) {
                 Ok(seen) => seen,
                 Err(_) => stay.see(),
             };
@@ -84,9 +86,9 @@ impl World {
     fn read(&self) {
         let min = self.done.load(SeqCst);
         loop {
-            let seen = self.places.see(0);
+            let seen = self.places.see(SLAB);
             let value = self.sites(seen.place).last().expect("it is somewhere").load(SeqCst);
-            if self.places.holds(0, seen) {
+            if self.places.holds(SLAB, seen) {
                 assert!(value >= min && value != SCRIBBLE, "{value} was read after {min} had been written");
                 return;
             }
@@ -96,7 +98,7 @@ impl World {
 
     /// To the other site, if nobody writes. What it leaves is anybody's, where nobody else moves it back there.
     fn move_over(&self, is_alone: bool) {
-        let Some(going) = self.places.begin_move(0) else { return };
+        let Some(going) = self.places.begin_move(SLAB) else { return };
         let from = going.from();
         let to = if from == FIRST { SECOND } else { FIRST };
         let value = self.sites(from).last().expect("it is somewhere").load(SeqCst);
@@ -108,7 +110,7 @@ impl World {
 
     /// A second copy, also of what is written meanwhile.
     fn catch_up(&self) {
-        let Some(going) = self.places.begin_move(0) else { return };
+        let Some(going) = self.places.begin_move(SLAB) else { return };
         let from = going.from();
         loop {
             let value = self.sites(from).last().expect("it is somewhere").load(SeqCst);
@@ -123,7 +125,7 @@ impl World {
 
     /// A second copy, if nobody writes.
     fn copy(&self) {
-        let Some(going) = self.places.begin_move(0) else { return };
+        let Some(going) = self.places.begin_move(SLAB) else { return };
         let from = going.from();
         let value = self.sites(from).last().expect("it is somewhere").load(SeqCst);
         self.sites(!from).for_each(|site| site.store(value, SeqCst));
@@ -142,7 +144,7 @@ fn together(place: u64, stories: &[fn(&World)]) {
         })
         .collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    let place = world.places.see(0).place;
+    let place = world.places.see(SLAB).place;
     let done = world.done.load(SeqCst);
     world.sites(place).for_each(|site| assert_eq!(site.load(SeqCst), done, "every copy is of the last write"));
 }

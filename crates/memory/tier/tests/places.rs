@@ -4,8 +4,12 @@
 //! What readers, writers, movers and changers of a slab's place can rely on, one after the other. At the same time:
 //! `interleavings.rs`.
 
+use aquifer_core::units::SlabIndex;
 use aquifer_sys::words::Words;
 use aquifer_tier::places::{Eighths, PLACE_WORDS, Places, Refused, Unready};
+
+const FIRST: SlabIndex = SlabIndex(0);
+const SECOND: SlabIndex = SlabIndex(1);
 
 fn table(slabs: usize) -> Places {
     Places::over(Words::shared(slabs * PLACE_WORDS).expect("address space"))
@@ -14,103 +18,103 @@ fn table(slabs: usize) -> Places {
 #[test]
 fn a_place_is_what_it_was_last_changed_to() {
     let places = table(2);
-    assert_eq!((places.count(), places.see(1).place), (2, 0));
-    let first = places.see(1);
-    let second = places.change(1, first, 7).unwrap();
-    assert_eq!((places.see(1), places.see(0).place), (second, 0));
-    assert!(places.holds(1, second) && !places.holds(1, first));
-    assert_eq!(places.change(1, first, 8), Err(Refused::Changed(second)));
-    let third = places.change(1, second, 7).unwrap();
-    assert!(!places.holds(1, second), "the same place again is another time");
-    assert!(places.holds(1, third));
+    assert_eq!((places.count(), places.see(SECOND).place), (2, 0));
+    let first = places.see(SECOND);
+    let second = places.change(SECOND, first, 7).unwrap();
+    assert_eq!((places.see(SECOND), places.see(FIRST).place), (second, 0));
+    assert!(places.holds(SECOND, second) && !places.holds(SECOND, first));
+    assert_eq!(places.change(SECOND, first, 8), Err(Refused::Changed(second)));
+    let third = places.change(SECOND, second, 7).unwrap();
+    assert!(!places.holds(SECOND, second), "the same place again is another time");
+    assert!(places.holds(SECOND, third));
 }
 
 #[test]
 fn a_slab_moves_when_nobody_writes() {
     let places = table(1);
-    places.change(0, places.see(0), 1).unwrap();
-    let going = places.begin_move(0).unwrap();
-    assert!(places.begin_move(0).is_none(), "one at a time");
+    places.change(FIRST, places.see(FIRST), 1).unwrap();
+    let going = places.begin_move(FIRST).unwrap();
+    assert!(places.begin_move(FIRST).is_none(), "one at a time");
     assert_eq!((going.from(), going.is_undisturbed()), (1, true));
     assert!(going.commit(2));
-    assert_eq!(places.see(0).place, 2);
-    drop(places.begin_move(0).unwrap());
-    assert!(places.begin_move(0).unwrap().commit(3), "one that was given up is not in the way");
-    assert_eq!(places.see(0).place, 3);
+    assert_eq!(places.see(FIRST).place, 2);
+    drop(places.begin_move(FIRST).unwrap());
+    assert!(places.begin_move(FIRST).unwrap().commit(3), "one that was given up is not in the way");
+    assert_eq!(places.see(FIRST).place, 3);
 }
 
 #[test]
 fn who_writes_keeps_a_slab_where_it_is() {
     let places = table(1);
-    let stay = places.enter(0, Eighths::ALL).unwrap();
-    assert!(places.begin_move(0).is_none());
+    let stay = places.enter(FIRST, Eighths::ALL).unwrap();
+    assert!(places.begin_move(FIRST).is_none());
     drop(stay);
-    let going = places.begin_move(0).unwrap();
-    let stay = places.enter(0, Eighths::ALL).unwrap();
+    let going = places.begin_move(FIRST).unwrap();
+    let stay = places.enter(FIRST, Eighths::ALL).unwrap();
     assert!(!going.is_undisturbed());
     assert!(!going.commit(5), "somebody is writing");
     assert_eq!(stay.see().place, 0);
     drop(stay);
-    let going = places.begin_move(0).unwrap();
-    drop(places.enter(0, Eighths::ALL).unwrap());
+    let going = places.begin_move(FIRST).unwrap();
+    drop(places.enter(FIRST, Eighths::ALL).unwrap());
     assert!(!going.commit(5), "somebody has written");
-    let going = places.begin_move(0).unwrap();
+    let going = places.begin_move(FIRST).unwrap();
     assert!(going.commit(5));
 }
 
 #[test]
 fn a_change_ends_a_move_and_asks_no_writer() {
     let places = table(1);
-    let going = places.begin_move(0).unwrap();
-    let _stay = places.enter(0, Eighths::ALL).unwrap();
-    places.change(0, places.see(0), 9).unwrap();
+    let going = places.begin_move(FIRST).unwrap();
+    let _stay = places.enter(FIRST, Eighths::ALL).unwrap();
+    places.change(FIRST, places.see(FIRST), 9).unwrap();
     assert!(!going.is_undisturbed());
     assert!(!going.commit(5));
-    assert_eq!(places.see(0).place, 9);
+    assert_eq!(places.see(FIRST).place, 9);
 }
 
 #[test]
 fn a_late_end_of_a_move_does_not_end_the_next_one() {
     let places = table(1);
-    let first = places.begin_move(0).unwrap();
-    places.change(0, places.see(0), 9).unwrap();
-    let second = places.begin_move(0).unwrap();
+    let first = places.begin_move(FIRST).unwrap();
+    places.change(FIRST, places.see(FIRST), 9).unwrap();
+    let second = places.begin_move(FIRST).unwrap();
     drop(first);
-    assert!(places.begin_move(0).is_none() && second.is_undisturbed());
+    assert!(places.begin_move(FIRST).is_none() && second.is_undisturbed());
     assert!(second.commit(10));
 }
 
 #[test]
 fn there_are_only_so_many_writers() {
     let places = table(1);
-    let stays: Vec<_> = (0..u16::MAX).map(|_| places.enter(0, Eighths::ALL).unwrap()).collect();
-    assert!(places.enter(0, Eighths::ALL).is_none());
+    let stays: Vec<_> = (0..u16::MAX).map(|_| places.enter(FIRST, Eighths::ALL).unwrap()).collect();
+    assert!(places.enter(FIRST, Eighths::ALL).is_none());
     drop(stays);
-    assert!(places.enter(0, Eighths::ALL).is_some() && places.begin_move(0).is_some());
+    assert!(places.enter(FIRST, Eighths::ALL).is_some() && places.begin_move(FIRST).is_some());
 }
 
 #[test]
 fn the_mover_of_a_slab_learns_what_was_written_meanwhile_once_the_writes_have_ended() {
     let places = table(1);
-    let going = places.begin_move(0).unwrap();
-    let first = places.enter(0, Eighths(0b1)).unwrap();
-    let second = places.enter(0, Eighths(0b110)).unwrap();
+    let going = places.begin_move(FIRST).unwrap();
+    let first = places.enter(FIRST, Eighths(0b1)).unwrap();
+    let second = places.enter(FIRST, Eighths(0b110)).unwrap();
     drop(first);
     assert_eq!(going.try_commit(5), Err(Unready::Busy), "the other one has not written yet");
     drop(second);
     assert_eq!(going.try_commit(5), Err(Unready::Touched(Eighths(0b111))));
-    drop(places.enter(0, Eighths(0b100)).unwrap());
+    drop(places.enter(FIRST, Eighths(0b100)).unwrap());
     assert_eq!(
         going.try_commit(5),
         Err(Unready::Touched(Eighths(0b100))),
         "what was copied once more is not reported again"
     );
-    assert!(going.is_under_way() && places.see(0).place == 0);
+    assert!(going.is_under_way() && places.see(FIRST).place == 0);
     assert_eq!(going.try_commit(5), Ok(()));
-    assert_eq!((places.see(0).place, going.is_under_way()), (5, false));
+    assert_eq!((places.see(FIRST).place, going.is_under_way()), (5, false));
     drop(going);
-    let going = places.begin_move(0).unwrap();
-    places.change(0, places.see(0), 9).unwrap();
+    let going = places.begin_move(FIRST).unwrap();
+    places.change(FIRST, places.see(FIRST), 9).unwrap();
     assert_eq!(going.try_commit(6), Err(Unready::Over));
 }
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_core::tiering::LEVELS_MAX;
-use aquifer_core::units::REGION_BYTES;
+use aquifer_core::units::{REGION_BYTES, SlabIndex};
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
 use aquifer_tier::transfer::{check_buffer, check_range};
@@ -47,7 +47,7 @@ pub struct Chain {
 /// A part of a request that lies in one slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
-    slab: u32,
+    slab: SlabIndex,
     /// Its start in the slab.
     within: u64,
     /// Its start in the request.
@@ -62,8 +62,8 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
         let (at, start) = (offset + done, done);
         let bytes = (len - done).min(REGION_BYTES - at % REGION_BYTES);
         done += bytes;
-        let slab = (at / REGION_BYTES) as u32;
-        let piece = Piece { slab, within: at % REGION_BYTES, start: start as usize, bytes: bytes as usize };
+        let piece =
+            Piece { slab: SlabIndex::at(at), within: at % REGION_BYTES, start: start as usize, bytes: bytes as usize };
         (bytes > 0).then_some(piece)
     })
 }

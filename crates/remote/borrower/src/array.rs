@@ -25,6 +25,7 @@ mod member_queues;
 pub mod memory_members;
 mod notices;
 mod opening;
+mod piece;
 mod place;
 mod quarantine;
 mod queue;
@@ -40,6 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use aquifer_core::units::SlabIndex;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
@@ -87,7 +89,7 @@ pub(crate) struct Parts {
     shape: Shape,
     /// Cuts pages into shards, where the shape has shards.
     cutter: Option<Cutter>,
-    slabs: usize,
+    slabs: u32,
     head: Words,
     places: Places,
     tallies: Tallies,
@@ -96,16 +98,11 @@ pub(crate) struct Parts {
 
 impl Array {
     /// An array of these members with their weights, for `slabs` slabs that each lie on some of the members.
-    fn new(
-        stores: Vec<(Box<dyn Store>, u32)>,
-        shape: Shape,
-        slabs: usize,
-        notices: Vec<String>,
-    ) -> Result<Array, Errno> {
+    fn new(stores: Vec<(Box<dyn Store>, u32)>, shape: Shape, slabs: u32, notices: Vec<String>) -> Result<Array, Errno> {
         assert!(stores.len() <= MEMBERS_MAX && (1..=POSITIONS).contains(&shape.total), "a description is checked");
         let weights: Vec<u32> = stores.iter().map(|(_, weight)| *weight).collect();
         let members = stores.into_iter().map(|(store, _)| Member::new(store)).collect();
-        let (head, table) = Words::shared(HEAD_WORDS + slabs * PLACE_WORDS)?.split_at(HEAD_WORDS);
+        let (head, table) = Words::shared(HEAD_WORDS + slabs as usize * PLACE_WORDS)?.split_at(HEAD_WORDS);
         let parts = Parts {
             members,
             rotation: Rotation::new(&weights),
@@ -123,15 +120,16 @@ impl Array {
 
 impl Parts {
     fn capacity_bytes(&self) -> u64 {
-        self.slabs as u64 * SLAB_BYTES
+        u64::from(self.slabs) * SLAB_BYTES
     }
 
-    fn reached(&self) -> usize {
-        (self.head[REACHED].load(Ordering::Acquire) as usize).min(self.slabs)
+    /// The number from which on slabs never had a place.
+    fn reached(&self) -> u32 {
+        self.head[REACHED].load(Ordering::Acquire).min(self.slabs.into()) as u32
     }
 
     /// Where a slab is.
-    fn place(&self, slab: usize) -> Place {
+    fn place(&self, slab: SlabIndex) -> Place {
         self.place_of(self.places.see(slab))
     }
 
@@ -141,9 +139,9 @@ impl Parts {
     }
 
     /// Records that a slab has got a place.
-    fn reach(&self, slab: usize) {
-        if self.reached() <= slab {
-            self.head[REACHED].fetch_max(slab as u64 + 1, Ordering::AcqRel);
+    fn reach(&self, slab: SlabIndex) {
+        if self.reached() <= slab.0 {
+            self.head[REACHED].fetch_max(u64::from(slab.0) + 1, Ordering::AcqRel);
         }
     }
 

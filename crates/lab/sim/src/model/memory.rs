@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use aquifer_core::frames::FramePool;
 use aquifer_core::map::Pages;
-use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES, SlabIndex};
 
 use super::relatives::Relative;
 
@@ -183,11 +183,11 @@ impl Memory {
         self.tier.insert(Self::place(slot, at), value);
     }
 
-    /// Makes the tier forget a range.
-    pub fn trim(&mut self, slot: u64, bytes: u64) {
-        for at in 0..(bytes / PAGE_BYTES) as usize {
-            self.is_free_to_change(Self::place(slot, at));
-            self.tier.remove(&Self::place(slot, at));
+    /// Makes the tier forget a slab.
+    pub fn trim(&mut self, slab: SlabIndex) {
+        for at in 0..REGION_PAGES as usize {
+            self.is_free_to_change(Self::place(slab.offset(), at));
+            self.tier.remove(&Self::place(slab.offset(), at));
         }
     }
 

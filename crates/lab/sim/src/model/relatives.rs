@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use aquifer_core::block::State;
 use aquifer_core::engine::Engine;
 use aquifer_core::slabs::Slabs;
+use aquifer_core::units::SlabIndex;
 
 use super::memory::Memory;
 use super::world::World;
@@ -26,26 +27,26 @@ impl Account {
         Self(Arc::new(Mutex::new(vec![0; slabs as usize])))
     }
 
-    fn change(&self, slab: u32, by: i32) -> u32 {
-        let users = &mut self.0.lock().unwrap()[slab as usize];
+    fn change(&self, slab: SlabIndex, by: i32) -> u32 {
+        let users = &mut self.0.lock().unwrap()[slab.index()];
         *users = users.checked_add_signed(by).expect("a slab is given back once by each user");
         *users
     }
 }
 
 impl Slabs for Account {
-    fn take(&mut self) -> Option<u32> {
-        let slab = self.0.lock().unwrap().iter().position(|users| *users == 0)? as u32;
+    fn take(&mut self) -> Option<SlabIndex> {
+        let slab = SlabIndex(self.0.lock().unwrap().iter().position(|users| *users == 0)? as u32);
         self.change(slab, 1);
         Some(slab)
     }
 
-    fn release(&mut self, slab: u32) -> bool {
+    fn release(&mut self, slab: SlabIndex) -> bool {
         self.change(slab, -1) == 0
     }
 
-    fn is_shared(&self, slab: u32) -> bool {
-        self.0.lock().unwrap()[slab as usize] > 1
+    fn is_shared(&self, slab: SlabIndex) -> bool {
+        self.0.lock().unwrap()[slab.index()] > 1
     }
 
     fn in_use(&self) -> u32 {
@@ -56,7 +57,7 @@ impl Slabs for Account {
 /// A forked process.
 #[derive(Debug)]
 pub struct Relative {
-    slabs: Vec<u32>,
+    slabs: Vec<SlabIndex>,
     /// What it can read, by page of the tier.
     pub reads: BTreeMap<u64, u32>,
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use aquifer_core::engine::{Engine, Exchange};
 use aquifer_core::guard;
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, SlabIndex};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
     Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, Installed, Loss, NoTape, Observer, Populated, ReadFailure,
@@ -386,8 +386,8 @@ impl Store for View<'_> {
 
     fn write_back_failed(&self, _: &TierFailed) {}
 
-    fn freed(&self, slot: u64, bytes: u64) {
-        self.world.memory.borrow_mut().trim(slot, bytes);
+    fn freed(&self, slab: SlabIndex) {
+        self.world.memory.borrow_mut().trim(slab);
     }
 }
 

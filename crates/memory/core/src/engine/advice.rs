@@ -256,7 +256,7 @@ mod tests {
         let mut engine = engine();
         engine.advise(0, 128, Advice::PageOut);
         work(&mut engine);
-        assert_eq!(engine.discard(32, 64, &mut |_, _| {}), crate::engine::DiscardStep::Done);
+        assert_eq!(engine.discard(32, 64, &mut |_| {}), crate::engine::DiscardStep::Done);
         engine.advise(0, 128, Advice::WillNeed);
         let came: Vec<u64> = work(&mut engine).iter().map(|(page, _)| *page).collect();
         // Pages that are fetched together form one block from now on.
@@ -291,7 +291,7 @@ mod tests {
             [Pattern::Random, Pattern::Random, Pattern::Normal]
         );
         // A hole gives the second part of a region new blocks; they keep the region's pattern.
-        assert_eq!(engine.remove(600, 610, &mut |_, _| {}), crate::engine::DiscardStep::Done);
+        assert_eq!(engine.remove(600, 610, &mut |_| {}), crate::engine::DiscardStep::Done);
         assert_eq!(pattern(&engine, 700), Pattern::Random);
         engine.advise(0, PAGES, Advice::PageOut);
         work(&mut engine);

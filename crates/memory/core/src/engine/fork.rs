@@ -15,7 +15,7 @@ use crate::block::State;
 use crate::frames::FramePool;
 use crate::guard;
 use crate::map::Delivery;
-use crate::units::BlockIndex;
+use crate::units::{BlockIndex, SlabIndex};
 
 /// What prevents fork(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,8 +60,8 @@ impl Engine {
     }
 
     /// Called in the parent right before fork(2), when there is no obstacle: the slabs are inherited from now on.
-    /// `each` receives the number of each slab that the child will use.
-    pub fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
+    /// `each` receives each slab that the child will use.
+    pub fn inherit(&mut self, each: &mut dyn FnMut(SlabIndex)) {
         self.map.inherit(each);
     }
 

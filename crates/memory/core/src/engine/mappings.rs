@@ -10,7 +10,7 @@ use super::Engine;
 use crate::block::{Block, State};
 use crate::map::Delivery;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, Order, REGION_BYTES, REGION_PAGES};
+use crate::units::{BlockIndex, Order, REGION_PAGES, SlabIndex};
 
 /// The outcome of a discard or a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,8 +58,8 @@ impl Engine {
     }
 
     /// Forgets the contents of the pages `start..end`. The caller drops the pages themselves. `freed` receives each
-    /// slab that is no longer needed, as a range of bytes in the tier; another region may get it next.
-    pub fn discard(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
+    /// slab that is no longer needed; another region may get it next.
+    pub fn discard(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(SlabIndex)) -> DiscardStep {
         match self.discard_step(start, end, false) {
             DiscardStep::Done => {}
             step => return step,
@@ -78,9 +78,7 @@ impl Engine {
             }
         }
         regions.dedup();
-        for slab in regions.into_iter().filter_map(|region| self.map.release_slab(region)) {
-            freed(u64::from(slab) * REGION_BYTES, REGION_BYTES);
-        }
+        regions.into_iter().filter_map(|region| self.map.release_slab(region)).for_each(freed);
         DiscardStep::Done
     }
 
@@ -145,7 +143,7 @@ impl Engine {
     }
 
     /// Stops managing the pages `start..end` and forgets their contents. The caller unmaps them.
-    pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
+    pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(SlabIndex)) -> DiscardStep {
         match self.discard_step(start, end, true) {
             DiscardStep::Done => {}
             step => return step,
@@ -169,7 +167,7 @@ impl Engine {
             }
         }
         self.release_cut(start, end);
-        self.map.remove(start, end, &mut |slab| freed(u64::from(slab) * REGION_BYTES, REGION_BYTES));
+        self.map.remove(start, end, freed);
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
         for (first, last, state, protected) in carried {
             let blocks: Vec<BlockIndex> = self.map.blocks_in(first, last).collect();

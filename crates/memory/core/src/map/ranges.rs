@@ -6,8 +6,8 @@
 //! Pure. Allocates, and so never runs on the fault path: the driver calls it when the program maps or unmaps.
 
 use super::{BlockMap, Delivery, Mapping, Pattern, Region};
-use crate::block::{Block, NONE};
-use crate::units::{Order, REGION_PAGES};
+use crate::block::Block;
+use crate::units::{Order, REGION_PAGES, SlabIndex};
 
 /// Number of units that may have the map's smallest size. One unit costs about 50 bytes, in the map, in the policy and
 /// for guards: 25 MiB for the first 2 GiB in units of 4 KiB, and half a percent of later memory in larger units.
@@ -39,7 +39,7 @@ impl BlockMap {
                 first: 0,
                 start,
                 clip,
-                slab: NONE,
+                slab: None,
                 inherited: Vec::new(),
                 delivery,
                 pattern: Pattern::Normal,
@@ -56,7 +56,7 @@ impl BlockMap {
             first,
             start,
             clip,
-            slab: NONE,
+            slab: None,
             inherited: Vec::new(),
             delivery,
             pattern: Pattern::Normal,
@@ -79,7 +79,7 @@ impl BlockMap {
 
     /// Removes the pages `start..end` from the map. Every block wholly inside must be Empty. A block that is only
     /// partly inside loses those pages and keeps its state. `freed` receives each slab that no region needs any more.
-    pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u32)) {
+    pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(SlabIndex)) {
         self.changes.count(start, end);
         let touched: Vec<u64> = self.overlapping(start, end).map(|mapping| mapping.start).collect();
         for key in touched {
@@ -97,7 +97,7 @@ impl BlockMap {
     /// Replaces `mapping` by its `pieces`. A region cut in two keeps its blocks for the first piece, and the second
     /// piece gets new regions. A cut *inside* one region therefore needs the blocks beyond the cut to be Empty; the
     /// driver ensures that.
-    fn recut(&mut self, mapping: Mapping, pieces: &[(u64, u64)], freed: &mut dyn FnMut(u32)) {
+    fn recut(&mut self, mapping: Mapping, pieces: &[(u64, u64)], freed: &mut dyn FnMut(SlabIndex)) {
         let span = u64::from(REGION_PAGES);
         let mut kept = vec![false; mapping.regions.len()];
         for (from, to) in pieces {
@@ -130,7 +130,7 @@ impl BlockMap {
         }
     }
 
-    fn free_region(&mut self, region: u32) -> Option<u32> {
+    fn free_region(&mut self, region: u32) -> Option<SlabIndex> {
         let Region { unit, first, .. } = self.regions[region as usize];
         self.free_runs[unit.exponent()].push(first);
         self.free_regions.push(region);

@@ -11,8 +11,8 @@
 //! Only [`BlockMap::inherit`] allocates; it does not run on the fault path.
 
 use super::BlockMap;
-use crate::block::{NONE, State};
-use crate::units::{BlockIndex, PAGE_BYTES, REGION_PAGES};
+use crate::block::State;
+use crate::units::{BlockIndex, PAGE_BYTES, REGION_PAGES, SlabIndex};
 
 /// Maximum number of slabs that one region inherits. Each takes the tier's room for a whole region.
 pub const INHERITED_MAX: usize = 4;
@@ -20,7 +20,7 @@ pub const INHERITED_MAX: usize = 4;
 /// A slab that other processes also use.
 #[derive(Clone, Debug)]
 pub(super) struct Inherited {
-    slab: u32,
+    slab: SlabIndex,
     /// The region's pages whose copies are in this slab, one bit each.
     pages: [u64; REGION_PAGES as usize / 64],
 }
@@ -62,33 +62,36 @@ impl BlockMap {
     pub fn slot(&self, index: BlockIndex) -> Option<u64> {
         let region = self.region_of(index);
         let offset = self.pages(index).start - region.start;
-        let slab = region.inherited.iter().find(|it| it.has(offset as u32)).map_or(region.slab, |it| it.slab);
-        (slab != NONE).then(|| slot(slab, offset))
+        self.holder(index).map(|slab| slot(slab, offset))
     }
 
-    /// The slab that holds the block's copy, to tell whether two blocks can become one.
-    pub(super) fn holder(&self, index: BlockIndex) -> u32 {
+    /// The slab that holds the block's copy, if its region has a slab.
+    pub(super) fn holder(&self, index: BlockIndex) -> Option<SlabIndex> {
         let region = self.region_of(index);
         let offset = (self.pages(index).start - region.start) as u32;
-        region.inherited.iter().find(|it| it.has(offset)).map_or(region.slab, |it| it.slab)
+        region.inherited.iter().find(|it| it.has(offset)).map_or(region.slab, |it| Some(it.slab))
     }
 
     /// The slot to write the block to, reserved now if there was none. `None` when the tier is full.
     pub fn own_slot(&mut self, index: BlockIndex) -> Option<OwnSlot> {
         let at = self.block(index).region as usize;
-        if self.regions[at].slab == NONE {
-            let region = &mut self.regions[at];
-            let slabs = &mut self.slabs;
-            // The other processes that shared a slab may have ended; then it can be used alone.
-            let alone = region.inherited.iter().position(|it| !slabs.is_shared(it.slab));
-            region.slab = match alone {
-                Some(place) => region.inherited.swap_remove(place).slab,
-                None => slabs.take()?,
-            };
-        }
+        let region = &mut self.regions[at];
+        let slab = match region.slab {
+            Some(slab) => slab,
+            None => {
+                let slabs = &mut self.slabs;
+                // The other processes that shared a slab may have ended; then it can be used alone.
+                let alone = region.inherited.iter().position(|it| !slabs.is_shared(it.slab));
+                let slab = match alone {
+                    Some(place) => region.inherited.swap_remove(place).slab,
+                    None => slabs.take()?,
+                };
+                region.slab = Some(slab);
+                slab
+            }
+        };
         let moved = self.leave_inherited(index);
-        let region = &self.regions[at];
-        let offset = slot(region.slab, self.pages(index).start - region.start);
+        let offset = slot(slab, self.pages(index).start - self.regions[at].start);
         Some(OwnSlot { offset, moved })
     }
 
@@ -110,11 +113,11 @@ impl BlockMap {
     }
 
     /// Takes the next of the slabs that became free since the previous call.
-    pub fn next_freed(&mut self) -> Option<u32> {
+    pub fn next_freed(&mut self) -> Option<SlabIndex> {
         self.freed.pop()
     }
 
-    fn give_back(&mut self, slab: u32) {
+    fn give_back(&mut self, slab: SlabIndex) {
         // When the list is full, the medium keeps the bytes until the slab is used again.
         if self.slabs.release(slab) && self.freed.len() < self.freed.capacity() {
             self.freed.push(slab);
@@ -122,7 +125,7 @@ impl BlockMap {
     }
 
     /// Releases the region's own slab, if it has one and none of its blocks needs it. Returns the slab if it is free.
-    pub(crate) fn release_slab(&mut self, region: u32) -> Option<u32> {
+    pub(crate) fn release_slab(&mut self, region: u32) -> Option<SlabIndex> {
         let mut block = Some(BlockIndex(self.regions[region as usize].first));
         while let Some(at) = block {
             // A part that a split has left outside the mapping holds nothing, whatever its state.
@@ -135,12 +138,11 @@ impl BlockMap {
     }
 
     /// Releases all slabs of a region. Returns its own slab if that is free.
-    pub(super) fn free_slab(&mut self, region: u32) -> Option<u32> {
+    pub(super) fn free_slab(&mut self, region: u32) -> Option<SlabIndex> {
         while let Some(inherited) = self.regions[region as usize].inherited.pop() {
             self.give_back(inherited.slab);
         }
-        let slab = std::mem::replace(&mut self.regions[region as usize].slab, NONE);
-        (slab != NONE && self.slabs.release(slab)).then_some(slab)
+        self.regions[region as usize].slab.take().filter(|slab| self.slabs.release(*slab))
     }
 
     /// A block that must be made resident before the next fork(2), because its region has reached the limit of
@@ -158,18 +160,17 @@ impl BlockMap {
     /// Called before fork(2): makes every slab an inherited one, shared by this process and the child. `each` receives
     /// every slab in use, all of which the child will use too. The caller first resolves
     /// [`too_many_versions`](Self::too_many_versions).
-    pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
+    pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(SlabIndex)) {
         let used: Vec<u32> = self.mappings.values().flat_map(|mapping| mapping.regions.iter().copied()).collect();
         for at in used {
-            if self.regions[at as usize].slab != NONE {
-                self.inherit_own(at);
+            if let Some(slab) = self.regions[at as usize].slab.take() {
+                self.inherit_own(at, slab);
             }
             self.regions[at as usize].inherited.iter().for_each(|it| each(it.slab));
         }
     }
 
-    fn inherit_own(&mut self, region: u32) {
-        let slab = std::mem::replace(&mut self.regions[region as usize].slab, NONE);
+    fn inherit_own(&mut self, region: u32, slab: SlabIndex) {
         let mut own = Inherited { slab, pages: [0; REGION_PAGES as usize / 64] };
         let mut block = Some(BlockIndex(self.regions[region as usize].first));
         while let Some(at) = block {
@@ -189,6 +190,6 @@ impl BlockMap {
     }
 }
 
-fn slot(slab: u32, page: u64) -> u64 {
-    (u64::from(slab) * u64::from(REGION_PAGES) + page) * PAGE_BYTES
+fn slot(slab: SlabIndex, page: u64) -> u64 {
+    slab.offset() + page * PAGE_BYTES
 }

@@ -9,7 +9,7 @@
 use std::hash::{Hash, Hasher};
 
 use crate::engine::{DiscardStep, Engine, Exchange, FaultStep, Task};
-use crate::units::REGION_BYTES;
+use crate::units::{REGION_BYTES, SlabIndex};
 
 /// The recorded form of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,16 +78,15 @@ impl Summary {
     /// Summarises a reserved slot. Its slab is kept whole: which slab of the tier is free is not the engine's decision,
     /// so a replay needs it as an input ([`Summary::slab`]).
     pub fn of_slot(slot: Option<u64>) -> Self {
-        let slab = slot.map(|offset| u32::try_from(offset / REGION_BYTES).expect("slabs have 32 bits"));
-        Self { kind: u8::from(slot.is_some()), digest: slab.unwrap_or(0) }
+        Self { kind: u8::from(slot.is_some()), digest: slot.map_or(0, |slot| SlabIndex::at(slot).0) }
     }
 
     /// The slab of a reserved slot; `None` if the tier was full.
-    pub fn slab(self) -> Option<u32> {
-        (self.kind != 0).then_some(self.digest)
+    pub fn slab(self) -> Option<SlabIndex> {
+        (self.kind != 0).then_some(SlabIndex(self.digest))
     }
 
-    /// Summarises a discard or a removal, and the ranges of slots that it gave back.
+    /// Summarises a discard or a removal, and the slabs that it gave back.
     pub fn of_discard(step: DiscardStep, freed: Digest) -> Self {
         let kind = match step {
             DiscardStep::Done => 0,
@@ -129,10 +128,10 @@ impl Digest {
         digest.short()
     }
 
-    /// Adds a range of slots.
-    pub fn range(&mut self, slot: u64, bytes: u64) {
-        self.word(slot);
-        self.word(bytes);
+    /// Adds a slab, as a range of bytes of its tier.
+    pub fn slab(&mut self, slab: SlabIndex) {
+        self.word(slab.offset());
+        self.word(REGION_BYTES);
     }
 
     fn short(self) -> u32 {

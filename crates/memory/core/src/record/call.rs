@@ -13,7 +13,7 @@ use crate::engine::{Advice, CleanVerdict, DiscardStep, Engine, Exchange, FaultSt
 use crate::guard;
 use crate::map::Delivery;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, SlabIndex, ThreadIndex};
 
 /// One input of an engine: a report or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ pub enum Answer {
     Step(FaultStep),
     /// The slot, unless the tier is full.
     Slot(Option<u64>),
-    /// The outcome of a discard, and the digest of its slots and its step.
+    /// The outcome of a discard, and the digest of its slabs and its step.
     Discard(DiscardStep, Summary),
     /// The tasks are in the plan passed to the call.
     Plan(Summary),
@@ -197,7 +197,7 @@ impl Call<'_> {
             }
             Call::Discard { start, end, remove } => {
                 let mut freed = Digest::default();
-                let mut each = |slot: u64, bytes: u64| freed.range(slot, bytes);
+                let mut each = |slab: SlabIndex| freed.slab(slab);
                 let step = match remove {
                     true => engine.remove(start, end, &mut each),
                     false => engine.discard(start, end, &mut each),

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, SlabIndex};
 use aquifer_driver::{Direction, Fatal, ReadFailure, Ready, Store, StoreQueue, Transfer};
 use aquifer_stats::Counter;
 use aquifer_sys::raw::now_ns;
@@ -67,7 +67,7 @@ impl Store for Pager {
     }
 
     fn before_write(&self, slot: u64) -> Result<(), Fatal> {
-        self.trims.claim(slot, |started| aquifer_driver::check_timeout(self, started))
+        self.trims.claim(SlabIndex::at(slot), |started| aquifer_driver::check_timeout(self, started))
     }
 
     fn request_pages(&self) -> usize {
@@ -94,8 +94,8 @@ impl Store for Pager {
         }
     }
 
-    fn freed(&self, slot: u64, _: u64) {
-        self.trims.push(slot);
+    fn freed(&self, slab: SlabIndex) {
+        self.trims.push(slab);
     }
 }
 

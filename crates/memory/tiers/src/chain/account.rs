@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
 
+use super::place::LevelSlab;
+
 const WORD_SLABS: u32 = u64::BITS;
 
 /// See the module.
@@ -46,6 +48,11 @@ impl Account {
         self.slabs
     }
 
+    /// Whether the level has such a slab.
+    pub(super) fn has(&self, LevelSlab(slab): LevelSlab) -> bool {
+        slab < self.slabs
+    }
+
     /// The number of slabs in use.
     pub(super) fn used(&self) -> u32 {
         self.used_count().load(Ordering::Relaxed).min(self.slabs.into()) as u32
@@ -56,7 +63,7 @@ impl Account {
     }
 
     /// Takes a free slab. `None`: there is none.
-    pub(super) fn claim(&self) -> Option<u32> {
+    pub(super) fn claim(&self) -> Option<LevelSlab> {
         let start = self.first().load(Ordering::Relaxed) as usize;
         // Slabs that were given back before the hint are found in the second half.
         let words = (start..self.bitmap.len()).chain(0..start.min(self.bitmap.len()));
@@ -74,7 +81,7 @@ impl Account {
         None
     }
 
-    fn claim_in(&self, index: usize) -> Option<u32> {
+    fn claim_in(&self, index: usize) -> Option<LevelSlab> {
         let word = &self.bitmap[index];
         let mut seen = word.load(Ordering::Relaxed);
         loop {
@@ -84,14 +91,14 @@ impl Account {
             }
             // Acquire pairs with the Release in `release`: earlier operations on the slab have ended.
             match word.compare_exchange(seen, seen | (seen + 1), Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(slab),
+                Ok(_) => return Some(LevelSlab(slab)),
                 Err(now) => seen = now,
             }
         }
     }
 
     /// Gives back a slab of which nobody needs anything.
-    pub(super) fn release(&self, slab: u32) {
+    pub(super) fn release(&self, LevelSlab(slab): LevelSlab) {
         let (index, bit) = (slab / WORD_SLABS, 1 << (slab % WORD_SLABS));
         let before = self.bitmap[index as usize].fetch_and(!bit, Ordering::Release);
         if before & bit != 0 {
@@ -118,12 +125,12 @@ mod tests {
     fn every_slab_is_given_out_once_and_comes_back() {
         for slabs in [1, 63, 64, 65, 200] {
             let account = Account::new(slabs).unwrap();
-            let mut all: Vec<u32> = std::iter::from_fn(|| account.claim()).collect();
+            let mut all: Vec<LevelSlab> = std::iter::from_fn(|| account.claim()).collect();
             all.sort_unstable();
-            assert_eq!(all, (0..slabs).collect::<Vec<_>>());
+            assert_eq!(all, (0..slabs).map(LevelSlab).collect::<Vec<_>>());
             assert_eq!((account.used(), account.free()), (slabs, 0));
-            account.release(slabs / 2);
-            assert_eq!((account.claim(), account.claim()), (Some(slabs / 2), None));
+            account.release(LevelSlab(slabs / 2));
+            assert_eq!((account.claim(), account.claim()), (Some(LevelSlab(slabs / 2)), None));
         }
     }
 
@@ -140,12 +147,12 @@ mod tests {
             }
             mine
         };
-        let mut all: Vec<u32> = std::thread::scope(|scope| {
+        let mut all: Vec<LevelSlab> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(mine)).collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
         all.extend(std::iter::from_fn(|| account.claim()));
         all.sort_unstable();
-        assert_eq!(all, (0..1000).collect::<Vec<_>>());
+        assert_eq!(all, (0..1000).map(LevelSlab).collect::<Vec<_>>());
     }
 }

@@ -13,6 +13,7 @@ use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_tier::{Disposition, LevelFigures, Tier, TierFailure};
 
 use super::account::Account;
+use super::place::LevelSlab;
 
 /// How long a level that has refused something gets no new slabs: long enough not to ask a full donor for each of many
 /// writes, short enough to notice when another borrower has given something back.
@@ -46,17 +47,17 @@ impl Level {
         })
     }
 
-    pub(super) fn read(&self, slab: u32, within: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
-        self.tier.read(offset(slab) + within, buffer)
+    pub(super) fn read(&self, slab: LevelSlab, within: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        self.tier.read(slab.offset() + within, buffer)
     }
 
-    pub(super) fn write(&self, slab: u32, within: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
-        self.tier.write(offset(slab) + within, buffer)
+    pub(super) fn write(&self, slab: LevelSlab, within: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        self.tier.write(slab.offset() + within, buffer)
     }
 
     /// Takes back a slab of which nobody needs anything.
-    pub(super) fn take_back(&self, slab: u32) -> Result<(), TierFailure> {
-        let discarded = self.tier.discard(offset(slab), REGION_BYTES);
+    pub(super) fn take_back(&self, slab: LevelSlab) -> Result<(), TierFailure> {
+        let discarded = self.tier.discard(slab.offset(), REGION_BYTES);
         self.account.release(slab);
         discarded
     }
@@ -112,9 +113,4 @@ impl Level {
             demoted_bytes: count(&self.demoted_bytes),
         }
     }
-}
-
-/// The start of a slab in its level, in bytes.
-pub(super) fn offset(slab: u32) -> u64 {
-    u64::from(slab) * REGION_BYTES
 }

@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use aquifer_core::tiering::{HEAT_PLACED, Heat};
-use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
+use aquifer_core::units::{PAGE_BYTES, REGION_BYTES, SlabIndex};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
 use aquifer_sys::{FrameBuffer, signals};
 use aquifer_tier::places::{Eighths, PLACE_WORDS, Places, Refused, Seen};
 use aquifer_tier::{Activity, Cause, Disposition, TierFailure};
 
-use super::level::{self, Level};
+use super::level::Level;
 use super::place::{NOWHERE, Place};
 use super::wakeup::MoverWakeup;
 use super::{NAME, Piece, pieces};
@@ -93,7 +93,7 @@ impl Levels {
 
     /// Whether the slab at this place is about to be lost there.
     pub(super) fn is_leaving(&self, place: &Place) -> bool {
-        let start = level::offset(place.slab);
+        let start = place.slab.offset();
         self.all[place.level].tier.leaving(start).is_some_and(|leaving| leaving.offset < start + REGION_BYTES)
     }
 
@@ -104,25 +104,25 @@ impl Levels {
     }
 
     /// The slabs that may have a place.
-    pub(super) fn placed(&self) -> std::ops::Range<u32> {
-        0..self.words[0].load(Ordering::Relaxed).min(self.slabs.into()) as u32
+    pub(super) fn placed(&self) -> impl Iterator<Item = SlabIndex> + use<> {
+        SlabIndex::all(self.words[0].load(Ordering::Relaxed).min(self.slabs.into()) as u32)
     }
 
     /// The place that a number of the table says, if there is such a place.
     pub(super) fn place(&self, number: u64) -> Option<Place> {
-        let exists = |place: &Place| self.all.get(place.level).is_some_and(|it| place.slab < it.account.slabs());
+        let exists = |place: &Place| self.all.get(place.level).is_some_and(|it| it.account.has(place.slab));
         Place::of(number).filter(exists)
     }
 
     /// As [`place`](Self::place), for a transfer, which fails if the slab's place does not exist.
-    fn place_for(&self, activity: Activity, slab: u32, seen: Seen) -> Result<Option<Place>, TierFailure> {
+    fn place_for(&self, activity: Activity, slab: SlabIndex, seen: Seen) -> Result<Option<Place>, TierFailure> {
         let place = self.place(seen.place);
         let is_overwritten = place.is_none() && seen.place != NOWHERE;
         if is_overwritten { Err(failed(activity, slab, Cause::Overwritten)) } else { Ok(place) }
     }
 
-    pub(super) fn heat(&self, slab: u32) -> &AtomicU32 {
-        &self.heat[slab as usize]
+    pub(super) fn heat(&self, slab: SlabIndex) -> &AtomicU32 {
+        &self.heat[slab.index()]
     }
 
     /// The level that has lost bytes.
@@ -148,14 +148,14 @@ impl Levels {
 
     fn read_piece(&self, piece: Piece, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         for _ in 0..LOOKS_MAX {
-            let seen = self.places.see(piece.slab as usize);
+            let seen = self.places.see(piece.slab);
             let Some(place) = self.place_for(Activity::Read, piece.slab, seen)? else {
                 // Nobody has written there, so it may read as anything.
                 buffer.bytes_mut().fill(0);
                 return Ok(());
             };
             let outcome = self.all[place.level].read(place.slab, piece.within, buffer);
-            if self.places.holds(piece.slab as usize, seen) {
+            if self.places.holds(piece.slab, seen) {
                 return self.note_read(piece.slab, place, buffer.len(), outcome);
             }
         }
@@ -169,10 +169,10 @@ impl Levels {
         // A read that crosses the end of a slab is not a block of the pager's.
         let Some(Piece { slab, within, .. }) = piece else { return Ok(false) };
         for _ in 0..LOOKS_MAX {
-            let seen = self.places.see(slab as usize);
+            let seen = self.places.see(slab);
             let Some(Place { level, slab: there, .. }) = self.place(seen.place) else { return Ok(false) };
-            let found = self.all[level].tier.read_other(level::offset(there) + within, buffer, way);
-            if self.places.holds(slab as usize, seen) {
+            let found = self.all[level].tier.read_other(there.offset() + within, buffer, way);
+            if self.places.holds(slab, seen) {
                 return found;
             }
         }
@@ -183,14 +183,14 @@ impl Levels {
     pub(super) fn report_corruption(&self, offset: u64, len: usize, way: u32) {
         let piece = pieces(offset, len as u64).next().filter(|piece| piece.bytes == len);
         let Some(Piece { slab, within, .. }) = piece else { return };
-        let Some(Place { level, slab: there, .. }) = self.place(self.places.see(slab as usize).place) else { return };
-        self.all[level].tier.report_corruption(level::offset(there) + within, len, way);
+        let Some(Place { level, slab: there, .. }) = self.place(self.places.see(slab).place) else { return };
+        self.all[level].tier.report_corruption(there.offset() + within, len, way);
     }
 
     /// Accounts for a read that has ended and whose place was still valid.
     pub(super) fn note_read(
         &self,
-        slab: u32,
+        slab: SlabIndex,
         place: Place,
         bytes: usize,
         outcome: Result<(), TierFailure>,
@@ -228,21 +228,21 @@ impl Levels {
 
     /// The place to write the slab to, which does not move until [`end_write`](Self::end_write). Places the slab if
     /// necessary.
-    fn begin_write(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
-        if !self.places.count_in(slab as usize, Eighths::ALL) {
+    fn begin_write(&self, slab: SlabIndex, refusals: &Refusals) -> Result<Target, TierFailure> {
+        if !self.places.count_in(slab, Eighths::ALL) {
             return Err(busy(Activity::Write, slab));
         }
         let found = self.find_or_place(slab, refusals);
         if found.is_err() {
-            self.places.count_out(slab as usize);
+            self.places.count_out(slab);
         }
         found
     }
 
-    fn find_or_place(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
+    fn find_or_place(&self, slab: SlabIndex, refusals: &Refusals) -> Result<Target, TierFailure> {
         let mut claims_left = CLAIMS_MAX;
         for _ in 0..LOOKS_MAX {
-            let seen = self.places.see(slab as usize);
+            let seen = self.places.see(slab);
             if let Some(place) = self.place_for(Activity::Write, slab, seen)? {
                 return Ok(Target { place, seen });
             }
@@ -255,10 +255,10 @@ impl Levels {
                 signals::sleep(PAUSE);
                 continue;
             };
-            match self.places.change(slab as usize, seen, place.number()) {
+            match self.places.change(slab, seen, place.number()) {
                 Ok(seen) => {
                     self.heat(slab).store(HEAT_PLACED, Ordering::Relaxed);
-                    self.words[0].fetch_max(u64::from(slab) + 1, Ordering::Relaxed);
+                    self.words[0].fetch_max(u64::from(slab.0) + 1, Ordering::Relaxed);
                     return Ok(Target { place, seen });
                 }
                 Err(refused) => {
@@ -274,14 +274,14 @@ impl Levels {
     }
 
     /// As [`begin_write`](Self::begin_write), for a queue: `None` if a level may still refuse the slab.
-    pub(super) fn begin_plain_write(&self, slab: u32) -> Option<Target> {
-        if !self.places.count_in(slab as usize, Eighths::ALL) {
+    pub(super) fn begin_plain_write(&self, slab: SlabIndex) -> Option<Target> {
+        if !self.places.count_in(slab, Eighths::ALL) {
             return None;
         }
-        let seen = self.places.see(slab as usize);
+        let seen = self.places.see(slab);
         let place = self.place(seen.place).filter(|place| place.is_stored);
         if place.is_none() {
-            self.places.count_out(slab as usize);
+            self.places.count_out(slab);
         }
         place.map(|place| Target { place, seen })
     }
@@ -289,7 +289,7 @@ impl Levels {
     /// Ends a write with this outcome. Returns the outcome for the caller.
     pub(super) fn end_write(
         &self,
-        slab: u32,
+        slab: SlabIndex,
         target: Target,
         bytes: usize,
         outcome: Result<(), TierFailure>,
@@ -300,18 +300,18 @@ impl Levels {
             Ok(()) => level.count_write(bytes),
             Err(failure) => level.note_refusal(failure),
         }
-        self.places.count_out(slab as usize);
+        self.places.count_out(slab);
         self.wakeup.wake();
         outcome
     }
 
     /// Records that something is stored: from now on, the slab does not leave its level without its bytes.
-    fn note_stored(&self, slab: u32, Target { place, seen }: Target) -> Result<(), TierFailure> {
+    fn note_stored(&self, slab: SlabIndex, Target { place, seen }: Target) -> Result<(), TierFailure> {
         for _ in 0..PAUSES_MAX {
             if place.is_stored {
                 return Ok(());
             }
-            match self.places.change(slab as usize, seen, place.stored().number()) {
+            match self.places.change(slab, seen, place.stored().number()) {
                 // Another thread has recorded it: nothing else can have happened while this one is counted in.
                 Ok(_) | Err(Refused::Changed(_)) => return Ok(()),
                 Err(Refused::Busy) => signals::sleep(PAUSE),
@@ -334,18 +334,18 @@ impl Levels {
 
     /// A level has refused to store the first bytes of a slab: takes the slab off the level. Returns false if it has to
     /// stay, because some of it is stored there or because the level only asks for a retry.
-    fn leave(&self, slab: u32, place: Place, failure: &TierFailure) -> bool {
+    fn leave(&self, slab: SlabIndex, place: Place, failure: &TierFailure) -> bool {
         if place.is_stored || !matches!(failure.disposition(), Disposition::Keep | Disposition::Refuse) {
             return false;
         }
         for _ in 0..PAUSES_MAX {
             // Somebody has moved it elsewhere, where this write follows, or has stored something here.
-            let now = self.places.see(slab as usize).place;
+            let now = self.places.see(slab).place;
             if now != place.number() {
                 return now != place.stored().number();
             }
             // A thread that writes there now is refused, too, or stores something.
-            let leaves = self.places.begin_move(slab as usize).filter(|going| going.from() == place.number());
+            let leaves = self.places.begin_move(slab).filter(|going| going.from() == place.number());
             if leaves.is_some_and(|going| going.commit(NOWHERE)) {
                 // A failed write may have taken room all the same.
                 let _ = self.all[place.level].take_back(place.slab);
@@ -369,19 +369,19 @@ impl Levels {
         // Counted as a write, because the slab must not move meanwhile.
         let Some(target) = self.begin_plain_write(piece.slab) else { return Ok(()) };
         let Place { level, slab, .. } = target.place;
-        let done = self.all[level].tier.discard(level::offset(slab) + piece.within, piece.bytes as u64);
-        self.places.count_out(piece.slab as usize);
+        let done = self.all[level].tier.discard(slab.offset() + piece.within, piece.bytes as u64);
+        self.places.count_out(piece.slab);
         done
     }
 
     /// Removes the slab's place. Returns the place that it had, if there is such a place.
-    fn forget(&self, slab: u32) -> Result<Option<Place>, TierFailure> {
+    fn forget(&self, slab: SlabIndex) -> Result<Option<Place>, TierFailure> {
         for _ in 0..PAUSES_MAX {
-            let seen = self.places.see(slab as usize);
+            let seen = self.places.see(slab);
             if seen.place == NOWHERE {
                 return Ok(None);
             }
-            match self.places.change(slab as usize, seen, NOWHERE) {
+            match self.places.change(slab, seen, NOWHERE) {
                 Ok(_) => {
                     self.heat(slab).store(0, Ordering::Relaxed);
                     return Ok(self.place(seen.place));
@@ -414,12 +414,12 @@ pub(super) struct Target {
 }
 
 /// Others keep using the slab: the caller may retry.
-fn busy(activity: Activity, slab: u32) -> TierFailure {
+fn busy(activity: Activity, slab: SlabIndex) -> TierFailure {
     failed(activity, slab, Cause::Errno(libc::EAGAIN))
 }
 
-fn failed(activity: Activity, slab: u32, cause: Cause) -> TierFailure {
-    TierFailure { tier: NAME, activity, offset: level::offset(slab), cause }
+fn failed(activity: Activity, slab: SlabIndex, cause: Cause) -> TierFailure {
+    TierFailure { tier: NAME, activity, offset: slab.offset(), cause }
 }
 
 /// The levels that have refused one write so far, and the last refusal.
@@ -440,7 +440,7 @@ impl Refusals {
     }
 
     /// The failure when there is no level left to ask.
-    fn failure(&self, slab: u32) -> TierFailure {
+    fn failure(&self, slab: SlabIndex) -> TierFailure {
         self.failure.unwrap_or(failed(Activity::Write, slab, Cause::Errno(libc::ENOSPC)))
     }
 }

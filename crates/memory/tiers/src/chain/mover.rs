@@ -15,14 +15,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use aquifer_core::tiering::{Credit, Level as Room, Move, Survey, epoch_pages};
-use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
+use aquifer_core::units::{PAGE_BYTES, REGION_BYTES, SlabIndex};
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::spare_frames::SpareFrames;
 use aquifer_tier::places;
 use aquifer_tier::{Mover, PAGE, Waker};
 
-use super::level;
+use super::level::Level;
 use super::levels::Levels;
 use super::place::Place;
 
@@ -112,10 +112,10 @@ impl ChainMover {
     /// Decides what moves now.
     fn decide(&mut self) -> Vec<Move> {
         let levels = &self.levels;
-        let rooms: Vec<Room> = levels.all.iter().map(level::Level::room).collect();
+        let rooms: Vec<Room> = levels.all.iter().map(Level::room).collect();
         self.survey.begin(&rooms);
         for slab in levels.placed() {
-            let place = levels.place(levels.places.see(slab as usize).place);
+            let place = levels.place(levels.places.see(slab).place);
             if let Some(place) = place.filter(|place| place.is_stored) {
                 self.survey.see(slab, place.level, levels.heat(slab).load(Ordering::Relaxed));
             }
@@ -131,7 +131,7 @@ impl ChainMover {
         }
         let mut saved = 0;
         for slab in levels.placed() {
-            let place = levels.place(levels.places.see(slab as usize).place);
+            let place = levels.place(levels.places.see(slab).place);
             let Some(place) = place.filter(|place| place.is_stored && levels.is_leaving(place)) else { continue };
             let Some(to) = levels.refuge(place.level) else { return };
             saved += usize::from(self.make(&Move { slab, from: place.level, to }, Leaves::Yes));
@@ -145,7 +145,7 @@ impl ChainMover {
     pub(super) fn make(&mut self, planned: &Move, leaves: Leaves) -> bool {
         let Move { slab, from, to } = *planned;
         let levels = Arc::clone(&self.levels);
-        let Some(going) = levels.places.begin_move(slab as usize) else { return false };
+        let Some(going) = levels.places.begin_move(slab) else { return false };
         let source = levels.place(going.from()).filter(|place| place.is_stored && place.level == from);
         let Some(source) = source else { return false };
         let Some(room) = levels.all[to].account.claim() else { return false };
@@ -163,7 +163,7 @@ impl ChainMover {
 
     /// The source is given up afterwards, with all its copies, so the bytes are verified. If they are wrong by every
     /// way, the slab stays, for its reader to detect and repair.
-    fn copy(&self, slab: u32, going: &places::Move, source: Place, target: Place, leaves: Leaves) -> bool {
+    fn copy(&self, slab: SlabIndex, going: &places::Move, source: Place, target: Place, leaves: Leaves) -> bool {
         let Some(mut buffer) = self.frame.claim(0..1, COPY_PAGES * PAGE) else { return false };
         let copied = self.copy_by(&mut buffer, slab, going, (source, target), leaves);
         self.frame.give_back(buffer);
@@ -173,7 +173,7 @@ impl ChainMover {
     fn copy_by(
         &self,
         buffer: &mut FrameBuffer,
-        slab: u32,
+        slab: SlabIndex,
         going: &places::Move,
         (source, target): (Place, Place),
         leaves: Leaves,
@@ -181,7 +181,7 @@ impl ChainMover {
         let levels = &self.levels;
         let from = &levels.all[source.level];
         for within in (0..REGION_BYTES).step_by(COPY_PAGES * PAGE) {
-            let offset = level::offset(source.slab) + within;
+            let offset = source.slab.offset() + within;
             let mut repaired = Vec::new();
             let note = &mut |at, len, way| repaired.push((at, len, way));
             let mut read = from.tier.read_verified(offset, buffer, note);

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_core::tiering::LEVELS_MAX;
+use aquifer_core::units::SlabIndex;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::wakeup::readable;
 use aquifer_sys::watch::Watch;
@@ -22,7 +23,6 @@ use aquifer_tier::done::Done;
 use aquifer_tier::transfer::check_buffer;
 use aquifer_tier::{Activity, Cause, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
 
-use super::level;
 use super::levels::{Levels, Target};
 use super::place::Place;
 use super::{NAME, Piece, pieces};
@@ -35,7 +35,7 @@ struct Flight {
     operation: Operation,
     offset: u64,
     tag: u64,
-    slab: u32,
+    slab: SlabIndex,
     target: Target,
 }
 
@@ -96,7 +96,7 @@ impl ChainQueue {
         let index = self.free.pop().expect("as many flights as requests");
         self.flights[index] = Some(Flight { operation, offset, tag, slab, target });
         let Place { level, slab, .. } = target.place;
-        let offset = level::offset(slab) + within;
+        let offset = slab.offset() + within;
         let back = self.queues[level].submit(Request { operation, offset, buffer, tag: index as u64 });
         if let Err(Request { buffer, .. }) = back {
             // The level's queue is as deep as this one, so it has room.
@@ -106,8 +106,8 @@ impl ChainQueue {
     }
 
     /// The place of a slab that is read, if it has one that exists.
-    fn look(&self, slab: u32) -> Option<Target> {
-        let seen = self.levels.places.see(slab as usize);
+    fn look(&self, slab: SlabIndex) -> Option<Target> {
+        let seen = self.levels.places.see(slab);
         self.levels.place(seen.place).map(|place| Target { place, seen })
     }
 
@@ -128,7 +128,7 @@ impl ChainQueue {
         let Flight { operation, offset, tag, slab, target } = flight;
         let outcome = match operation {
             Operation::Write => self.levels.end_write(slab, target, buffer.len(), outcome),
-            Operation::Read if self.levels.places.holds(slab as usize, target.seen) => {
+            Operation::Read if self.levels.places.holds(slab, target.seen) => {
                 self.levels.note_read(slab, target.place, buffer.len(), outcome)
             }
             Operation::Read => return self.do_now(Request { operation, offset, buffer, tag }),
@@ -237,7 +237,7 @@ impl Drop for ChainQueue {
         self.queues.clear();
         let flights = self.flights.iter_mut().filter_map(Option::take);
         for flight in flights.filter(|flight| flight.operation == Operation::Write) {
-            self.levels.places.count_out(flight.slab as usize);
+            self.levels.places.count_out(flight.slab);
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Mutex, Weak};
 use std::time::Instant;
 
 use aquifer_core::tiering::Move;
-use aquifer_core::units::ByteSize;
+use aquifer_core::units::{ByteSize, SlabIndex};
 use aquifer_tier::conformance::frames::{check_stamp, frame, give_back, stamp};
 use aquifer_tier::conformance::model::{PAGES, Step, replay};
 use aquifer_tier::conformance::{Open, check};
@@ -55,7 +55,7 @@ fn shake(chain: &Chain, moved: &'static AtomicU64) {
         // The mover lives for a few moves only, so that it does not keep the chain alive.
         while let Some(levels) = weak.upgrade() {
             let count = levels.all.len();
-            let slabs = levels.placed().end;
+            let slabs = levels.placed().count() as u32;
             let mut mover = ChainMover::new(levels).expect("address space");
             for _ in 0..8 {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -63,7 +63,7 @@ fn shake(chain: &Chain, moved: &'static AtomicU64) {
                 let (from, to) = (chance % count, chance / 7 % count);
                 if slabs > 0
                     && from != to
-                    && mover.make(&Move { slab: (chance / 91) as u32 % slabs, from, to }, Leaves::No)
+                    && mover.make(&Move { slab: SlabIndex((chance / 91) as u32 % slabs), from, to }, Leaves::No)
                 {
                     moved.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 }
@@ -131,7 +131,7 @@ fn every_read_returns_the_last_write_while_slabs_move() {
 
 #[test]
 fn a_request_is_cut_where_slabs_end() {
-    let cut = |offset, len| pieces(offset, len).map(|p| (p.slab, p.within, p.start as u64)).collect::<Vec<_>>();
+    let cut = |offset, len| pieces(offset, len).map(|p| (p.slab.0, p.within, p.start as u64)).collect::<Vec<_>>();
     assert_eq!(cut(0, 4096), [(0, 0, 0)]);
     assert_eq!(cut(3 * SLAB, SLAB), [(3, 0, 0)]);
     assert_eq!(cut(SLAB - 4096, 8192), [(0, SLAB - 4096, 0), (1, 0, 4096)]);
@@ -410,7 +410,7 @@ impl TierQueue for LateQueue {
 /// Moves the first slab one level down, as the mover does.
 fn move_down(levels: &Arc<Levels>) -> bool {
     let mut mover = ChainMover::new(Arc::clone(levels)).expect("address space");
-    mover.make(&Move { slab: 0, from: 0, to: 1 }, Leaves::No)
+    mover.make(&Move { slab: SlabIndex(0), from: 0, to: 1 }, Leaves::No)
 }
 
 #[test]
@@ -456,5 +456,5 @@ fn what_a_queue_has_on_its_way_is_read_again_or_keeps_its_slab() {
     queue.kick().unwrap();
     drop(queue);
     let mut mover = ChainMover::new(Arc::clone(&chain.levels)).expect("address space");
-    assert!(mover.make(&Move { slab: 0, from: 1, to: 0 }, Leaves::No));
+    assert!(mover.make(&Move { slab: SlabIndex(0), from: 1, to: 0 }, Leaves::No));
 }

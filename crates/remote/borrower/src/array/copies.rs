@@ -12,6 +12,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use aquifer_core::units::SlabIndex;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals;
 use aquifer_tier::TierFailure;
@@ -21,8 +22,8 @@ use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
 
 use super::Parts;
 use super::member::{Member, Trouble};
+use super::piece::{SlabPiece, pieces};
 use super::place::Place;
-use crate::donor::{Piece, pieces};
 
 /// How often a read is repeated because the slab's place has changed in the meantime.
 const PLACES_SEEN_MAX: u32 = 16;
@@ -41,11 +42,11 @@ impl Parts {
         each_piece(offset, into, |piece, part| self.read_piece(piece, part))
     }
 
-    fn read_piece(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+    fn read_piece(&self, piece: SlabPiece, into: &mut [u8]) -> Result<(), i32> {
         let started = now_ns();
         loop {
             match self.try_read(piece, into) {
-                Err(errno) if may_come_back(errno) && self.is_worth_waiting(piece.range as usize) => {
+                Err(errno) if may_come_back(errno) && self.is_worth_waiting(piece.slab) => {
                     if now_ns().saturating_sub(started) > NOBODY_TIMEOUT.as_nanos() as u64 {
                         return Err(errno);
                     }
@@ -58,7 +59,7 @@ impl Parts {
 
     /// Whether enough members to read the slab have been present within the time that a member is waited for. A member
     /// that was absent for longer does not delay every access again.
-    fn is_worth_waiting(&self, slab: usize) -> bool {
+    fn is_worth_waiting(&self, slab: SlabIndex) -> bool {
         let place = self.place(slab);
         let hoped_for = place.members().filter(|member| self.is_hoped_for(*member)).count();
         self.shape.is_redundant() && hoped_for >= self.shape.needed
@@ -68,8 +69,8 @@ impl Parts {
         self.members[member].lost_for().is_none_or(|time| time <= NOBODY_TIMEOUT)
     }
 
-    pub(super) fn try_read(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
-        let slab = piece.range as usize;
+    pub(super) fn try_read(&self, piece: SlabPiece, into: &mut [u8]) -> Result<(), i32> {
+        let slab = piece.slab;
         for _ in 0..PLACES_SEEN_MAX {
             let seen = self.places.see(slab);
             let outcome = match self.place_of(seen) {
@@ -92,8 +93,8 @@ impl Parts {
     /// The members that have the slab, in the order in which a read asks them: first those that are present, in an
     /// order that varies with the slab so that all have work; then those in quarantine; then those that
     /// are lost.
-    pub(super) fn in_order(&self, place: Place, slab: usize) -> impl Iterator<Item = usize> {
-        let (count, turn) = (place.count().max(1), slab / self.members.len());
+    pub(super) fn in_order(&self, place: Place, slab: SlabIndex) -> impl Iterator<Item = usize> {
+        let (count, turn) = (place.count().max(1), slab.index() / self.members.len());
         let by_turn = move || place.members().cycle().skip(turn % count).take(count);
         let with = move |lost: bool, quarantined: bool| {
             let is_so =
@@ -104,12 +105,12 @@ impl Parts {
     }
 
     /// Reads from the first copy that can be read.
-    pub(super) fn read_copies(&self, place: Place, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+    pub(super) fn read_copies(&self, place: Place, piece: SlabPiece, into: &mut [u8]) -> Result<(), i32> {
         if self.read_hedged(place, piece, into) {
             return Ok(());
         }
         let mut failed = None;
-        for member in self.in_order(place, piece.range as usize) {
+        for member in self.in_order(place, piece.slab) {
             match self.members[member].store.read(piece.offset, into) {
                 Ok(()) => {
                     if failed.is_some() {
@@ -118,7 +119,7 @@ impl Parts {
                     return Ok(());
                 }
                 Err(errno) => {
-                    self.request_failed(member, piece.range as usize, errno);
+                    self.request_failed(member, piece.slab, errno);
                     // If any member may come back, the read is retried.
                     failed = failed.filter(|before| may_come_back(*before)).or(Some(errno));
                 }
@@ -128,7 +129,7 @@ impl Parts {
     }
 
     /// A request to a member for bytes of a slab has failed.
-    pub(super) fn request_failed(&self, member: usize, slab: usize, errno: i32) {
+    pub(super) fn request_failed(&self, member: usize, slab: SlabIndex, errno: i32) {
         let trouble = self.note(member, errno);
         if trouble == Trouble::Gone {
             self.members[member].lacks_slabs.store(true, Ordering::Release);
@@ -141,7 +142,7 @@ impl Parts {
 
     /// As [`request_failed`](Self::request_failed), for a queue, which retries the failed request: the retry decides
     /// whether a silent member is lost.
-    pub(super) fn flight_failed(&self, member: usize, slab: usize, failure: &TierFailure) {
+    pub(super) fn flight_failed(&self, member: usize, slab: SlabIndex, failure: &TierFailure) {
         match failure.errno().unwrap_or(libc::EIO) {
             libc::ETIMEDOUT => {
                 self.members[member].is_silent.store(true, Ordering::Relaxed);
@@ -162,7 +163,7 @@ impl Parts {
 
     /// Removes a member that no longer has a slab from the slab's place. If the members that are left are too few, only
     /// if `is_certain`.
-    pub(super) fn take_out(&self, slab: usize, member: usize, is_certain: bool) {
+    pub(super) fn take_out(&self, slab: SlabIndex, member: usize, is_certain: bool) {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             let place = self.place_of(seen);
@@ -193,7 +194,7 @@ impl Parts {
     pub(super) fn read_way(&self, offset: u64, into: &mut [u8], way: usize) -> Result<bool, i32> {
         let mut is_one = true;
         each_piece(offset, into, |piece, part| {
-            let place = self.place(piece.range as usize);
+            let place = self.place(piece.slab);
             if self.shape.is_cut() {
                 is_one &= self.read_shards_by(place, piece, part, way)?;
                 return Ok(());
@@ -207,7 +208,7 @@ impl Parts {
             }
             let read = self.members[member].store.read(piece.offset, part);
             read.map_err(|errno| {
-                self.request_failed(member, piece.range as usize, errno);
+                self.request_failed(member, piece.slab, errno);
                 if self.may_be_back(member) { libc::EAGAIN } else { errno }
             })
         })?;
@@ -237,7 +238,7 @@ impl Parts {
         let mut rest = bytes;
         for piece in pieces(offset, bytes.len() as u64) {
             let (part, behind) = rest.split_at(piece.bytes);
-            let _stay = self.places.enter(piece.range as usize, eighths(piece)).ok_or(libc::EAGAIN)?;
+            let _stay = self.places.enter(piece.slab, eighths(piece)).ok_or(libc::EAGAIN)?;
             if self.shape.is_cut() {
                 self.write_shards(piece, part)?;
             } else {
@@ -249,8 +250,8 @@ impl Parts {
     }
 
     /// The caller has entered the slab.
-    fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
-        let slab = piece.range as usize;
+    fn write_piece(&self, piece: SlabPiece, bytes: &[u8]) -> Result<(), i32> {
+        let slab = piece.slab;
         let (_, place) = self.place_to_write(slab)?;
         let is_there = |member: usize| !self.members[member].is_lost() && !self.members[member].is_quarantined();
         let is_anybody_there = place.members().any(is_there);
@@ -271,7 +272,7 @@ impl Parts {
     }
 
     /// The place that a slab is written to. Chooses one if no member has the slab.
-    pub(super) fn place_to_write(&self, slab: usize) -> Result<(Seen, Place), i32> {
+    pub(super) fn place_to_write(&self, slab: SlabIndex) -> Result<(Seen, Place), i32> {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             let place = self.place_of(seen);
@@ -295,7 +296,7 @@ impl Parts {
     }
 
     /// Takes room for a slab at as many members as the shape wants, or at fewer if these are enough to read it.
-    fn take_room(&self, slab: usize) -> Result<Place, i32> {
+    fn take_room(&self, slab: SlabIndex) -> Result<Place, i32> {
         let (mut place, mut failed) = (Place::NOWHERE, None);
         let range = self.shape.range_of(slab);
         for member in self.candidates(range, self.takers()) {
@@ -311,7 +312,7 @@ impl Parts {
             }
         }
         if place.count() >= self.shape.needed {
-            return Ok(if self.shape.is_cut() { place.turned(slab) } else { place });
+            return Ok(if self.shape.is_cut() { place.turned(slab.index()) } else { place });
         }
         if place != Place::NOWHERE {
             // Not given back immediately: another thread may be about to name the same room.
@@ -340,7 +341,7 @@ impl Parts {
     /// Removes from the place every member that is not in `written`, because a write has reached only those. A writer
     /// that has entered calls this before the write succeeds. The write fails if the members that are left are too few,
     /// or if too few of them are healthy and a healthy one may soon be back.
-    pub(super) fn keep_only(&self, slab: usize, written: u64) -> Result<(), i32> {
+    pub(super) fn keep_only(&self, slab: SlabIndex, written: u64) -> Result<(), i32> {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             let place = self.place_of(seen);
@@ -372,8 +373,8 @@ impl Parts {
         pieces(offset, len).try_for_each(|piece| self.discard_piece(piece))
     }
 
-    fn discard_piece(&self, piece: Piece) -> Result<(), i32> {
-        let slab = piece.range as usize;
+    fn discard_piece(&self, piece: SlabPiece) -> Result<(), i32> {
+        let slab = piece.slab;
         let is_whole = piece.bytes as u64 == SLAB_BYTES;
         if is_whole {
             self.forget_place(slab)?;
@@ -399,14 +400,14 @@ impl Parts {
     }
 
     /// Discards, of a part of a slab, the whole pages that a member has.
-    fn discard_part(&self, member: &Member, piece: Piece) -> Result<(), i32> {
+    fn discard_part(&self, member: &Member, piece: SlabPiece) -> Result<(), i32> {
         let part = self.shape.part(piece);
         let (start, end) = (part.offset.next_multiple_of(PAGE_BYTES), part.offset + part.bytes as u64);
         let end = end - end % PAGE_BYTES;
         if start < end { member.store.discard(start, end - start) } else { Ok(()) }
     }
 
-    fn forget_place(&self, slab: usize) -> Result<(), i32> {
+    fn forget_place(&self, slab: SlabIndex) -> Result<(), i32> {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             if seen.place == Place::NOWHERE.0 {
@@ -423,7 +424,7 @@ impl Parts {
 }
 
 /// The eighths of its slab that a piece touches.
-pub(super) fn eighths(piece: Piece) -> Eighths {
+pub(super) fn eighths(piece: SlabPiece) -> Eighths {
     Eighths::of(piece.offset % SLAB_BYTES, piece.bytes as u64, SLAB_BYTES)
 }
 
@@ -436,7 +437,7 @@ pub(super) fn may_come_back(errno: i32) -> bool {
 fn each_piece(
     offset: u64,
     into: &mut [u8],
-    mut each: impl FnMut(Piece, &mut [u8]) -> Result<(), i32>,
+    mut each: impl FnMut(SlabPiece, &mut [u8]) -> Result<(), i32>,
 ) -> Result<(), i32> {
     let mut rest = into;
     for piece in pieces(offset, rest.len() as u64) {

@@ -19,8 +19,8 @@ use aquifer_tier::figures::count;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Parts;
+use super::piece::SlabPiece;
 use super::place::{POSITIONS, Place};
-use crate::donor::Piece;
 
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
@@ -30,15 +30,15 @@ pub(super) const BOTH_TIMEOUT: Duration = Duration::from_millis(400);
 impl Parts {
     /// Returns true when `into` has the requested bytes. Returns false without a try when there is no second member, or
     /// when the first cannot be asked immediately.
-    pub(super) fn read_hedged(&self, place: Place, piece: Piece, into: &mut [u8]) -> bool {
+    pub(super) fn read_hedged(&self, place: Place, piece: SlabPiece, into: &mut [u8]) -> bool {
         if !self.shape.is_redundant() {
             return false;
         }
-        let mut there = self.in_order(place, piece.range as usize).filter(|member| !self.members[*member].is_lost());
+        let mut there = self.in_order(place, piece.slab).filter(|member| !self.members[*member].is_lost());
         let (Some(first), Some(second)) = (there.next(), there.next()) else { return false };
         let (first, second) = (&self.members[first], &self.members[second]);
         let started = now_ns();
-        let Some(asked) = first.store.begin_read(piece) else { return false };
+        let Some(asked) = first.store.begin_read(piece.whole()) else { return false };
         if wait_for([asked.socket()].into_iter(), first.hedge_after()).is_some() {
             let is_found = asked.finish(into).is_ok();
             if is_found {
@@ -48,7 +48,7 @@ impl Parts {
         }
         first.answered_in(Duration::from_nanos(now_ns() - started));
         count(&self.tallies.reads_hedged);
-        let Some(other) = second.store.begin_read(piece) else {
+        let Some(other) = second.store.begin_read(piece.whole()) else {
             // The second member has to be connected first.
             return second.store.read(piece.offset, into).is_ok() || asked.finish(into).is_ok();
         };

@@ -188,7 +188,7 @@ pub fn parity_of(members: &[Arc<Memory>], data: usize, parity: usize) -> Array {
 /// An array of this shape.
 pub(super) fn shaped(members: &[Arc<Memory>], shape: Shape) -> Array {
     let stores = members.iter().map(|member| (Box::new(Arc::clone(member)) as Box<dyn Store>, 1)).collect();
-    Array::new(stores, shape, SLABS, Vec::new()).unwrap()
+    Array::new(stores, shape, SLABS as u32, Vec::new()).unwrap()
 }
 
 /// `count` new members, which have nothing yet.

@@ -44,10 +44,7 @@ impl Array {
         for (offer, member) in offers.into_iter().zip(&spec.members) {
             stores.push((Box::new(offer.accept(shape.ranges(slabs), writers)?), member.weight));
         }
-        Array::new(stores, shape, slabs, notices).map_err(|Errno(errno)| {
-            let source = std::io::Error::from_raw_os_error(errno);
-            OpenFailure::System { tier: NAME, what: "mapping the table of slabs", source }.into()
-        })
+        Array::new(stores, shape, slabs, notices).map_err(no_table)
     }
 
     /// Refuses credential files that cannot protect a connection.
@@ -57,7 +54,7 @@ impl Array {
 }
 
 /// How many slabs the array has, where there is room for `lendable`.
-fn slabs(spec: &ArraySpec, lendable: u64) -> Result<usize, BorrowFailure> {
+fn slabs(spec: &ArraySpec, lendable: u64) -> Result<u32, BorrowFailure> {
     let lendable_bytes = lendable * SLAB_BYTES;
     let wanted_bytes = spec.size.map_or(lendable_bytes, |size| size.0);
     if wanted_bytes < SLAB_BYTES {
@@ -67,5 +64,10 @@ fn slabs(spec: &ArraySpec, lendable: u64) -> Result<usize, BorrowFailure> {
         let addresses: Vec<&str> = spec.members.iter().map(|member| &*member.donor.address).collect();
         return Err(BorrowFailure::LendsTooLittle { address: addresses.join("+"), wanted_bytes, lendable_bytes });
     }
-    Ok(usize::try_from(wanted_bytes / SLAB_BYTES).expect("as many as donors have"))
+    u32::try_from(wanted_bytes / SLAB_BYTES).map_err(|_| no_table(Errno(libc::ENOMEM)))
+}
+
+fn no_table(Errno(errno): Errno) -> BorrowFailure {
+    let source = std::io::Error::from_raw_os_error(errno);
+    OpenFailure::System { tier: NAME, what: "mapping the table of slabs", source }.into()
 }

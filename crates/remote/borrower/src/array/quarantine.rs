@@ -16,9 +16,9 @@ use aquifer_tier::figures::count;
 use aquifer_wire::PAGE_BYTES;
 
 use super::Parts;
+use super::piece::pieces;
 use super::place::Place;
 use super::shards::choice;
-use crate::donor::pieces;
 
 /// How many pages of one member may be wrong. A choice: more than a memory that loses a bit now and then, but soon
 /// reached by a broken one.
@@ -29,7 +29,7 @@ impl Parts {
     /// and right by `way`.
     pub(super) fn report_corruption(&self, offset: u64, len: usize, way: usize) {
         for piece in pieces(offset, len as u64) {
-            let place = self.place(piece.range as usize);
+            let place = self.place(piece.slab);
             let wrong = if self.shape.is_cut() { self.wrong_shard(place, way) } else { wrong_copy(place, way) };
             if let Some(member) = wrong {
                 self.was_wrong(member, piece.bytes as u64 / PAGE_BYTES);

@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use aquifer_core::units::SlabIndex;
 use aquifer_sys::FrameBuffer;
 use aquifer_tier::done::Done;
 use aquifer_tier::places::Seen;
@@ -21,9 +22,9 @@ use aquifer_tier::{Activity, Completion, Operation, QUEUE_DEPTH_MAX, Request, Ti
 
 use super::copies::eighths;
 use super::member_queues::MemberQueues;
+use super::piece::pieces;
 use super::place::Place;
 use super::{NAME, Parts, failure};
-use crate::donor::pieces;
 
 /// A request that members are carrying out.
 #[derive(Clone, Copy)]
@@ -31,7 +32,7 @@ struct Flight {
     operation: Operation,
     offset: u64,
     tag: u64,
-    slab: usize,
+    slab: SlabIndex,
     seen: Seen,
     /// Members that have the bytes, one bit each.
     written: u64,
@@ -76,7 +77,7 @@ impl ArrayQueue {
         }
         let mut parts = pieces(offset, buffer.len() as u64);
         let piece = parts.next().expect("a request has bytes");
-        let slab = piece.range as usize;
+        let slab = piece.slab;
         if parts.next().is_some() {
             return self.do_now(operation, offset, buffer, tag);
         }

@@ -24,14 +24,15 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use aquifer_core::units::SlabIndex;
 use aquifer_tier::figures::count;
 use aquifer_tier::places::{Eighths, Move, Unready};
 use aquifer_tier::{PAGE, Verified, Verify};
 use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
 
 use super::Parts;
+use super::piece::{SlabPiece, pieces};
 use super::place::{POSITIONS, Place};
-use crate::donor::{Piece, pieces};
 
 /// A slab is copied in pieces of this size, which a donor answers within some hundred microseconds. It is an eighth
 /// because writers record eighths.
@@ -87,7 +88,7 @@ impl Parts {
     /// Copies the slab at `place` to a member that does not have it.
     pub(super) fn copy_to_another(
         &self,
-        slab: usize,
+        slab: SlabIndex,
         place: Place,
         reason: Reason,
         verify: Option<&Verify<'_>>,
@@ -143,8 +144,8 @@ impl Parts {
         (sources, kept.with(target))
     }
 
-    fn copy_eighth(&self, copying: &mut Copying<'_>, slab: usize, eighth: u64) -> bool {
-        let offset = slab as u64 * SLAB_BYTES + eighth * PIECE_BYTES;
+    fn copy_eighth(&self, copying: &mut Copying<'_>, slab: SlabIndex, eighth: u64) -> bool {
+        let offset = slab.offset() + eighth * PIECE_BYTES;
         let piece = pieces(offset, PIECE_BYTES).next().expect("a piece lies in one slab");
         // Nobody here can detect a damaged copy, so the new copy gets the bytes of the leaving member and of no other:
         // a damaged copy must not replace a good one.
@@ -164,7 +165,7 @@ impl Parts {
 
     /// Stores a piece at the target. Returns how many pages of it no member has right; `None` if the piece was not read
     /// or not stored.
-    fn copy_piece(&self, copying: &mut Copying<'_>, piece: Piece) -> Option<usize> {
+    fn copy_piece(&self, copying: &mut Copying<'_>, piece: SlabPiece) -> Option<usize> {
         let (sources, target) = (copying.sources, copying.target);
         let mut damaged = 0;
         if self.shape.is_cut() {
@@ -187,7 +188,7 @@ impl Parts {
     }
 
     /// Stores a piece at the target as `from` has it; the target takes the position of `from`.
-    fn hand_on(&self, copying: &mut Copying<'_>, from: usize, piece: Piece) -> bool {
+    fn hand_on(&self, copying: &mut Copying<'_>, from: usize, piece: SlabPiece) -> bool {
         let target = copying.target;
         if self.shape.is_cut() && position_of(copying.sources, from) != position_of(copying.new, target) {
             return false;
@@ -207,12 +208,12 @@ impl Parts {
     fn repair_pages(
         &self,
         sources: Place,
-        piece: Piece,
+        piece: SlabPiece,
         bytes: &mut [u8],
         verify: &Verify<'_>,
         going: &Move<'_>,
     ) -> usize {
-        let at = |page: usize| Piece { offset: piece.offset + (page * PAGE) as u64, bytes: PAGE, ..piece };
+        let at = |page: usize| SlabPiece { offset: piece.offset + (page * PAGE) as u64, bytes: PAGE, ..piece };
         let range = |page: usize| -> Range<usize> { page * PAGE..(page + 1) * PAGE };
         let is_wrong = |page: &usize| verify(at(*page).offset, &bytes[range(*page)]) == Verified::Wrong;
         let mut wrong: Vec<usize> = (0..bytes.len() / PAGE).filter(is_wrong).collect();
@@ -240,7 +241,7 @@ impl Parts {
     fn find_right(
         &self,
         sources: Place,
-        page: Piece,
+        page: SlabPiece,
         verify: &Verify<'_>,
         going: &Move<'_>,
     ) -> Option<[u8; PAGE_BYTES as usize]> {
@@ -253,7 +254,7 @@ impl Parts {
             self.find_right_shards(there, page, &mut bytes, &is_right)?;
             wrong = self.wrong_shards(there, page, &bytes);
         } else {
-            let found = self.in_order(there, page.range as usize).find(|member| {
+            let found = self.in_order(there, page.slab).find(|member| {
                 let is_read = self.members[*member].store.read(page.offset, &mut bytes).is_ok();
                 let is_found = is_read && is_right(&bytes);
                 wrong.extend((is_read && !is_found).then_some(*member));
@@ -273,7 +274,7 @@ impl Parts {
     fn find_right_shards(
         &self,
         there: Place,
-        page: Piece,
+        page: SlabPiece,
         bytes: &mut [u8],
         is_right: &dyn Fn(&[u8]) -> bool,
     ) -> Option<()> {

@@ -14,12 +14,14 @@
 
 use std::sync::atomic::Ordering;
 
+use aquifer_core::units::SlabIndex;
+
 use super::Parts;
 
 impl Parts {
     /// Gives back the room for a slab at a member if nobody needs it. As far as the caller knows, the member is no
     /// longer in the slab's place.
-    pub(super) fn release(&self, slab: usize, member: usize) -> Result<(), i32> {
+    pub(super) fn release(&self, slab: SlabIndex, member: usize) -> Result<(), i32> {
         if self.members[member].is_lost() {
             return Ok(());
         }

@@ -13,9 +13,10 @@
 //!
 //! Threads: the pager's upkeep thread. May allocate.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use aquifer_core::units::SlabIndex;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_tier::Verify;
 use aquifer_tier::figures::count;
@@ -44,7 +45,7 @@ const LOOKED_AT_MAX: usize = 1 << 16;
 #[derive(Debug, Default)]
 pub(super) struct Repair {
     /// The next slab to check.
-    at: AtomicUsize,
+    at: AtomicU32,
     /// The number of degradations when the current round over all slabs began.
     round_of: AtomicU64,
     /// Some slab of the current round still lacks a copy.
@@ -94,7 +95,7 @@ impl Parts {
     /// Moves slabs from a member in quarantine, as far as others have room: a slab stays with it rather
     /// than having too few members. Returns true when there may be more to do immediately.
     fn save_from_quarantined(&self, member: usize, started: u64, verify: Option<&Verify<'_>>) -> bool {
-        for slab in 0..self.reached() {
+        for slab in SlabIndex::all(self.reached()) {
             let place = self.place(slab);
             if !place.has(member) || self.takers() & !place.mask() == 0 {
                 continue;
@@ -109,7 +110,7 @@ impl Parts {
 
     /// Moves one slab from a member to another one. If none has room, but other members have the slab, just removes
     /// this member.
-    fn save_slab(&self, slab: usize, member: usize, verify: Option<&Verify<'_>>) {
+    fn save_slab(&self, slab: SlabIndex, member: usize, verify: Option<&Verify<'_>>) {
         let place = self.place(slab);
         if place.has(member) {
             let copied = self.copy_to_another(slab, place, Reason::Leaves(member), verify);
@@ -134,7 +135,7 @@ impl Parts {
             return;
         }
         let mut page = [0; PAGE_BYTES as usize];
-        for slab in 0..self.reached() {
+        for slab in SlabIndex::all(self.reached()) {
             let seen = self.places.see(slab);
             if !self.place_of(seen).has(index) || member.is_lost() {
                 continue;
@@ -193,7 +194,7 @@ impl Parts {
 
     /// Removes a member from all places: it has nothing any more, or is treated so.
     pub(super) fn give_up(&self, index: usize, is_certain: bool) {
-        (0..self.reached()).for_each(|slab| self.take_out(slab, index, is_certain));
+        SlabIndex::all(self.reached()).for_each(|slab| self.take_out(slab, index, is_certain));
     }
 
     /// Makes copies for a bounded time. Returns true when there may be more to do immediately.
@@ -205,22 +206,22 @@ impl Parts {
         }
         let started = now_ns();
         for _ in 0..LOOKED_AT_MAX {
-            let slab = repair.at.load(Ordering::Relaxed);
-            if slab >= self.reached() {
+            let at = repair.at.load(Ordering::Relaxed);
+            if at >= self.reached() {
                 return self.end_round();
             }
-            if slab == 0 {
+            if at == 0 {
                 repair.round_of.store(degradations, Ordering::Relaxed);
                 repair.lacks.store(false, Ordering::Relaxed);
             }
-            let copied = self.copy(slab, verify);
+            let copied = self.copy(SlabIndex(at), verify);
             match copied {
                 Copied::NotNeeded => {}
                 Copied::NotNow => repair.lacks.store(true, Ordering::Relaxed),
                 Copied::Yes => count(&self.tallies.slabs_rebuilt),
             }
             // A slab that has got a copy may lack another one still.
-            repair.at.store(slab + usize::from(copied != Copied::Yes), Ordering::Relaxed);
+            repair.at.store(at + u32::from(copied != Copied::Yes), Ordering::Relaxed);
             if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                 break;
             }
@@ -242,7 +243,7 @@ impl Parts {
     }
 
     /// Makes one copy of a slab that has too few, or replaces the copy of a silent member, if some member can take it.
-    fn copy(&self, slab: usize, verify: Option<&Verify<'_>>) -> Copied {
+    fn copy(&self, slab: SlabIndex, verify: Option<&Verify<'_>>) -> Copied {
         let place = self.place(slab);
         if matches!(place, Place::NOWHERE | Place::LOST) {
             return Copied::NotNeeded;

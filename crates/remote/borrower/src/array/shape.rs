@@ -16,10 +16,10 @@
 //! The bytes at `offset` of the array are at `offset / data` of each member. A slab that a member lends has the shards
 //! of as many slabs of the array as there are data shards.
 
-use std::ops::Range;
-
+use aquifer_core::units::SlabIndex;
 use aquifer_wire::{PAGE_BYTES, SLAB_BYTES, UNIT_BYTES};
 
+use super::piece::SlabPiece;
 use super::place::{POSITIONS, Place};
 use crate::donor::Piece;
 
@@ -54,23 +54,23 @@ impl Shape {
     }
 
     /// The slab of a member that has its part of a slab of the array.
-    pub(crate) fn range_of(self, slab: usize) -> usize {
-        slab / self.needed
+    pub(crate) fn range_of(self, slab: SlabIndex) -> usize {
+        slab.index() / self.needed
     }
 
     /// The slabs of the array whose parts a slab of a member has, in an array of `slabs` slabs.
-    pub(crate) fn slabs_of(self, range: usize, slabs: usize) -> Range<usize> {
-        let first = range * self.needed;
-        first.min(slabs)..(first + self.needed).min(slabs)
+    pub(super) fn slabs_of(self, range: usize, slabs: u32) -> impl Iterator<Item = SlabIndex> {
+        let (first, slabs) = (range * self.needed, slabs as usize);
+        (first.min(slabs)..(first + self.needed).min(slabs)).map(|slab| SlabIndex(slab as u32))
     }
 
     /// How many slabs of a member `slabs` slabs of the array take.
-    pub(crate) fn ranges(self, slabs: usize) -> usize {
-        slabs.div_ceil(self.needed)
+    pub(crate) fn ranges(self, slabs: u32) -> usize {
+        (slabs as usize).div_ceil(self.needed)
     }
 
     /// A member's part of a piece of the array.
-    pub(crate) fn part(self, piece: Piece) -> Piece {
+    pub(super) fn part(self, piece: SlabPiece) -> Piece {
         let offset = piece.offset / self.needed as u64;
         Piece { range: offset / SLAB_BYTES, offset, bytes: piece.bytes / self.needed }
     }
@@ -79,7 +79,7 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::donor::pieces;
+    use crate::array::piece::pieces;
 
     #[test]
     fn parts_lie_in_one_slab_of_a_member_and_side_by_side() {
@@ -88,8 +88,9 @@ mod tests {
             let mut end = 0;
             for piece in pieces(0, 9 * SLAB_BYTES) {
                 let part = shape.part(piece);
-                assert_eq!(part.range as usize, shape.range_of(piece.range as usize));
-                assert!(shape.slabs_of(part.range as usize, 9).contains(&(piece.range as usize)));
+                assert_eq!(part.range as usize, shape.range_of(piece.slab));
+                assert!(shape.slabs_of(part.range as usize, 9).any(|slab| slab == piece.slab));
+                assert!(needed > 1 || part == piece.whole());
                 assert_eq!((part.offset, part.bytes * needed), (end, SLAB_BYTES as usize));
                 end += part.bytes as u64;
                 assert!(end <= (part.range + 1) * SLAB_BYTES);

@@ -23,12 +23,14 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use aquifer_core::units::SlabIndex;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::spare_frames::SpareFrames;
 
 pub(super) use self::queue::ShardQueue;
 use super::code::{Code, positions};
+use super::piece::SlabPiece;
 use super::place::{POSITIONS, Place};
 use super::shape::Shape;
 use super::{Member, Parts};
@@ -78,11 +80,11 @@ impl Cutter {
 
     /// The parts of a request within one slab that each go over the wire in one request: where in the request, and
     /// which piece.
-    fn chunks(&self, piece: Piece) -> impl Iterator<Item = (Range<usize>, Piece)> + use<> {
+    fn chunks(&self, piece: SlabPiece) -> impl Iterator<Item = (Range<usize>, SlabPiece)> + use<> {
         let max = self.shape.needed * SHARD_BYTES_MAX;
         (0..piece.bytes).step_by(max).map(move |start| {
             let bytes = max.min(piece.bytes - start);
-            (start..start + bytes, Piece { offset: piece.offset + start as u64, bytes, ..piece })
+            (start..start + bytes, SlabPiece { offset: piece.offset + start as u64, bytes, ..piece })
         })
     }
 }
@@ -101,12 +103,18 @@ impl Parts {
     }
 
     /// Fills `into` from any shards that can be read.
-    pub(super) fn read_shards(&self, place: Place, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+    pub(super) fn read_shards(&self, place: Place, piece: SlabPiece, into: &mut [u8]) -> Result<(), i32> {
         self.read_shards_of(place, place.positions(), piece, into)
     }
 
     /// Fills `into` from the choice of shards number `way`, counted from 1, if there is one.
-    pub(super) fn read_shards_by(&self, place: Place, piece: Piece, into: &mut [u8], way: usize) -> Result<bool, i32> {
+    pub(super) fn read_shards_by(
+        &self,
+        place: Place,
+        piece: SlabPiece,
+        into: &mut [u8],
+        way: usize,
+    ) -> Result<bool, i32> {
         let Some(choice) = way.checked_sub(1).and_then(|index| choice(place.positions(), self.shape.needed, index))
         else {
             return Ok(false);
@@ -118,7 +126,7 @@ impl Parts {
         self.read_shards_of(place, choice, piece, into).map(|()| true)
     }
 
-    fn read_shards_of(&self, place: Place, among: u16, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+    fn read_shards_of(&self, place: Place, among: u16, piece: SlabPiece, into: &mut [u8]) -> Result<(), i32> {
         let Cutter { code, .. } = self.cutter();
         for (range, chunk) in self.cutter().chunks(piece) {
             let part = self.shape.part(chunk);
@@ -134,7 +142,7 @@ impl Parts {
 
     /// Computes, from the shards of others, what a new member at this position needs of a piece of the slab at `place`,
     /// and stores it there.
-    pub(super) fn copy_shard(&self, place: Place, position: usize, target: usize, piece: Piece) -> bool {
+    pub(super) fn copy_shard(&self, place: Place, position: usize, target: usize, piece: SlabPiece) -> bool {
         let Cutter { code, .. } = self.cutter();
         self.cutter().chunks(piece).all(|(_, chunk)| {
             let part = self.shape.part(chunk);
@@ -148,7 +156,7 @@ impl Parts {
     }
 
     /// Stores what a member at this position needs of a piece of a slab, whose pages are `bytes`.
-    pub(super) fn store_shard(&self, position: usize, target: usize, piece: Piece, bytes: &[u8]) -> bool {
+    pub(super) fn store_shard(&self, position: usize, target: usize, piece: SlabPiece, bytes: &[u8]) -> bool {
         let Cutter { code, .. } = self.cutter();
         self.cutter().chunks(piece).all(|(range, chunk)| {
             let part = self.shape.part(chunk);
@@ -166,7 +174,7 @@ impl Parts {
     }
 
     /// The members of `place` whose shards of a page are not those of `bytes`.
-    pub(super) fn wrong_shards(&self, place: Place, page: Piece, bytes: &[u8]) -> Vec<usize> {
+    pub(super) fn wrong_shards(&self, place: Place, page: SlabPiece, bytes: &[u8]) -> Vec<usize> {
         let part = self.shape.part(page);
         let mut read = vec![0; part.bytes];
         let wrong = self.cutter().with_shards(part.bytes, |shards| {
@@ -182,8 +190,8 @@ impl Parts {
     }
 
     /// Stores `bytes`. The caller has entered the slab.
-    pub(super) fn write_shards(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
-        let slab = piece.range as usize;
+    pub(super) fn write_shards(&self, piece: SlabPiece, bytes: &[u8]) -> Result<(), i32> {
+        let slab = piece.slab;
         let (_, place) = self.place_to_write(slab)?;
         let is_there = |position: &usize| {
             self.at(place, *position).is_some_and(|(_, member)| !member.is_lost() && !member.is_quarantined())
@@ -206,7 +214,7 @@ impl Parts {
 
     /// Stores shards at the members at these positions, all at the same time. Returns the positions that have accepted
     /// theirs, if they are enough.
-    fn spread(&self, place: Place, among: u16, slab: usize, part: Piece, shards: &[u8]) -> Result<u16, i32> {
+    fn spread(&self, place: Place, among: u16, slab: SlabIndex, part: Piece, shards: &[u8]) -> Result<u16, i32> {
         let shard = |position: usize| &shards[position * part.bytes..][..part.bytes];
         let started = now_ns();
         let mut requests: Requests<'_> = Default::default();

@@ -172,7 +172,7 @@ fn a_member_that_lacks_one_slab_is_asked_for_its_others() {
         let array = shaped(&members, shape);
         (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 5).unwrap());
         members[0].slabs.lock().unwrap().clear();
-        let is_at_it = |slab: &usize| Place(array.parts.places.see(*slab).place).has(0);
+        let is_at_it = |slab: &usize| array.parts.where_is(*slab).has(0);
         let touched = (0..SLABS).find(is_at_it).unwrap() as u64;
         write(&array, touched * 512, 5).unwrap();
         array.parts.upkeep(None);
@@ -205,7 +205,7 @@ fn a_slab_gets_its_copy_however_often_it_is_written_to() {
         for _ in 0..4 * SLABS {
             array.parts.make_copies(None);
         }
-        assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == shape.total), "{shape:?}");
+        assert!((0..SLABS).all(|slab| array.parts.where_is(slab).count() == shape.total), "{shape:?}");
         let version = versions.load(Ordering::SeqCst);
         assert!(version > 0);
         members[1].go_away(true);
@@ -249,7 +249,7 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     members[1].go_away(true);
     array.parts.look(1, None);
     // Nobody else has what was written last, and member 0 is present.
-    let place = Place(array.parts.places.see(0).place);
+    let place = array.parts.where_is(0);
     assert_eq!(place.members().collect::<Vec<_>>(), [1]);
     members[1].go_away(false);
     repair_all(&array);
@@ -288,7 +288,7 @@ fn a_copy_goes_to_a_member_with_room_however_many_are_full() {
     array.parts.give_up(0, false);
     while array.parts.make_copies(None) {}
     assert_eq!(members[5].held(), 1, "in the first round");
-    assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 2));
+    assert!((0..SLABS).all(|slab| array.parts.where_is(slab).count() == 2));
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn nobody_reads_what_is_old_while_slabs_move() {
             members[round % 3].restart();
             // It reports that it was restarted, and then that it is present.
             (0..2).for_each(|_| array.parts.look(round % 3, None));
-            let is_whole = |slab: usize| matches!(Place(array.parts.places.see(slab).place).count(), 0 | 2);
+            let is_whole = |slab: usize| matches!(array.parts.where_is(slab).count(), 0 | 2);
             while !(0..SLABS).all(is_whole) || array.parts.members.iter().any(|member| member.is_lost()) {
                 (0..3).for_each(|index| array.parts.look(index, None));
                 array.parts.make_copies(None);
@@ -444,7 +444,7 @@ fn never_wrong(members: &[Arc<Memory>], array: &Array, script: Vec<(Vec<Event>, 
         }
         let slab = block / 16 % SLABS as u64;
         let page = slab * 512 + block % 16 * 4;
-        let was_lost = Place(array.parts.places.see(slab as usize).place) == Place::LOST;
+        let was_lost = array.parts.where_is(slab as usize) == Place::LOST;
         if was_lost {
             // The rest of the slab is gone, and its owner finds out by its guards.
             truth.retain(|other, _| other / 512 != slab);
@@ -454,7 +454,7 @@ fn never_wrong(members: &[Arc<Memory>], array: &Array, script: Vec<(Vec<Event>, 
             Ok(()) => _ = truth.insert(page, version as u64),
             Err(_) => _ = truth.remove(&page),
         }
-        if Place(array.parts.places.see(slab as usize).place) == Place::LOST {
+        if array.parts.where_is(slab as usize) == Place::LOST {
             truth.retain(|other, _| other / 512 != slab);
         }
         for (page, version) in &truth {
@@ -468,9 +468,14 @@ fn never_wrong(members: &[Arc<Memory>], array: &Array, script: Vec<(Vec<Event>, 
 }
 
 impl Parts {
+    /// The place of a slab, as the table has it.
+    fn where_is(&self, slab: usize) -> Place {
+        Place(self.places.see(SlabIndex(slab as u32)).place)
+    }
+
     /// As the pager does it, without waiting for members that do not answer.
     fn read_once(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
-        let piece = crate::donor::pieces(offset, into.len() as u64).next().unwrap();
+        let piece = piece::pieces(offset, into.len() as u64).next().unwrap();
         self.try_read(piece, into)
     }
 

@@ -53,7 +53,7 @@ fn use_all(chain: &Chain, queue: &mut dyn TierQueue, mover: &mut ChainMover) {
             queue.complete(Wait::ForOne, 4, &mut |done| give_back(done.buffer));
         }
         for (from, to) in [(0, 1), (1, 0)] {
-            mover.make(&Move { slab: slab as u32, from, to }, Leaves::Yes);
+            mover.make(&Move { slab: SlabIndex(slab as u32), from, to }, Leaves::Yes);
         }
         let _ = chain.discard(start, PAGE as u64);
     }
@@ -109,8 +109,8 @@ fn a_place_that_does_not_exist_fails_the_transfer_and_is_forgotten_with_its_slab
     for number in [3, 7, 2 << 4 | 1, u64::from(u32::MAX) << 4 | 2, 1 << 40 | 1, 8] {
         write(&chain, 0, 1).unwrap();
         // A place without its slab of the level, as a relative could write it.
-        let seen = chain.levels.places.see(0);
-        chain.levels.places.change(0, seen, number).unwrap();
+        let seen = chain.levels.places.see(SlabIndex(0));
+        chain.levels.places.change(SlabIndex(0), seen, number).unwrap();
         let mut buffer = frame(1, 0);
         let read = chain.read(0, &mut buffer).unwrap_err();
         let written = chain.write(0, &buffer).unwrap_err();

@@ -24,7 +24,7 @@ fn arrays() -> Arrays {
 
 fn move_all_down(chain: &Chain, leaves: Leaves) -> Vec<bool> {
     let mut mover = ChainMover::new(Arc::clone(&chain.levels)).expect("address space");
-    let moves = (0..SLABS_MOVED as u32).map(|slab| Move { slab, from: 0, to: 1 });
+    let moves = SlabIndex::all(SLABS_MOVED as u32).map(|slab| Move { slab, from: 0, to: 1 });
     moves.map(|planned| mover.make(&planned, leaves)).collect()
 }
 

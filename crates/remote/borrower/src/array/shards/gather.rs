@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use aquifer_core::units::SlabIndex;
 use aquifer_sys::raw::now_ns;
 use aquifer_tier::figures::count;
 
@@ -14,6 +15,7 @@ use super::{Requests, mask, positions};
 use crate::array::Parts;
 use crate::array::copies::may_come_back;
 use crate::array::hedge::{BOTH_TIMEOUT, wait_for};
+use crate::array::piece::SlabPiece;
 use crate::array::place::Place;
 use crate::donor::{Missed, Piece};
 
@@ -35,11 +37,11 @@ struct Gathering<'a> {
 
 impl Parts {
     /// Reads as many shards of `among` as are needed into their places in `shards`. Returns their positions.
-    pub(super) fn gather(&self, place: Place, among: u16, piece: Piece, shards: &mut [u8]) -> Result<u16, i32> {
+    pub(super) fn gather(&self, place: Place, among: u16, piece: SlabPiece, shards: &mut [u8]) -> Result<u16, i32> {
         let part = self.shape.part(piece);
         let mut gathering = Gathering { parts: self, place, part, there: 0, tried: 0, refused: 0, silent: 0 };
         gathering.at_once(among, shards);
-        gathering.one_by_one(among, piece.range as usize, shards)?;
+        gathering.one_by_one(among, piece.slab, shards)?;
         Ok(gathering.there)
     }
 }
@@ -138,7 +140,7 @@ impl<'a> Gathering<'a> {
     /// Reads the missing shards. Members that have refused are read from in any case, which shows whether there is a
     /// newer token or the slab is gone. Lost members come last, after members that did not answer this read or an
     /// earlier one. So a member that hangs is waited for only where nobody knew that it hangs, and only once.
-    fn one_by_one(&mut self, among: u16, slab: usize, shards: &mut [u8]) -> Result<(), i32> {
+    fn one_by_one(&mut self, among: u16, slab: SlabIndex, shards: &mut [u8]) -> Result<(), i32> {
         let mut failed = None;
         for position in positions(self.refused) {
             self.read_one(position, slab, shards, &mut failed);
@@ -158,7 +160,7 @@ impl<'a> Gathering<'a> {
         if self.lacks() { Err(failed.unwrap_or(libc::ENODATA)) } else { Ok(()) }
     }
 
-    fn read_one(&mut self, position: usize, slab: usize, shards: &mut [u8], failed: &mut Option<i32>) {
+    fn read_one(&mut self, position: usize, slab: SlabIndex, shards: &mut [u8], failed: &mut Option<i32>) {
         let Some((index, member)) = self.parts.at(self.place, position) else { return };
         let shard = &mut shards[position * self.part.bytes..][..self.part.bytes];
         match member.store.read(self.part.offset, shard) {

@@ -14,6 +14,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use aquifer_core::units::SlabIndex;
 use aquifer_sys::FrameBuffer;
 use aquifer_tier::done::Done;
 use aquifer_tier::places::Seen;
@@ -23,10 +24,10 @@ use aquifer_tier::{Activity, Completion, Operation, QUEUE_DEPTH_MAX, Request, Ti
 use super::{QUEUE_FRAMES, mask, positions};
 use crate::array::copies::eighths;
 use crate::array::member_queues::MemberQueues;
+use crate::array::piece::{SlabPiece, pieces};
 use crate::array::place::{POSITIONS, Place};
 use crate::array::queue::activity;
 use crate::array::{NAME, Parts, failure};
-use crate::donor::{Piece, pieces};
 
 /// The maximum number of blocks in flight: as many as there are frames for.
 const FLIGHTS_MAX: usize = QUEUE_FRAMES.end as usize;
@@ -37,7 +38,7 @@ struct Flight {
     offset: u64,
     buffer: FrameBuffer,
     tag: u64,
-    slab: usize,
+    slab: SlabIndex,
     seen: Seen,
     /// Positions whose members have not answered.
     waits: u16,
@@ -111,8 +112,8 @@ impl ShardQueue {
         }
     }
 
-    fn start_read(&mut self, request: Request, piece: Piece) -> Option<Request> {
-        let seen = self.parts.places.see(piece.range as usize);
+    fn start_read(&mut self, request: Request, piece: SlabPiece) -> Option<Request> {
+        let seen = self.parts.places.see(piece.slab);
         let place = self.parts.place_of(seen);
         let there = positions(place.positions()).filter(|position| self.is_there(place, *position));
         let asked = mask(there.take(self.parts.shape.needed));
@@ -125,8 +126,8 @@ impl ShardQueue {
         None
     }
 
-    fn start_write(&mut self, request: Request, piece: Piece) -> Option<Request> {
-        let slab = piece.range as usize;
+    fn start_write(&mut self, request: Request, piece: SlabPiece) -> Option<Request> {
+        let slab = piece.slab;
         let entered = self.parts.places.count_in(slab, eighths(piece));
         let place = if entered { self.parts.place_to_write(slab) } else { Err(libc::EAGAIN) };
         let held_up = match place {
@@ -206,7 +207,7 @@ impl ShardQueue {
     fn send(
         &mut self,
         request: Request,
-        piece: Piece,
+        piece: SlabPiece,
         seen: Seen,
         to: u16,
         mut frames: [Option<FrameBuffer>; POSITIONS],
@@ -220,7 +221,7 @@ impl ShardQueue {
             let tag = (index * POSITIONS + position) as u64;
             self.queues.send(member, Request { operation, offset: self.parts.shape.part(piece).offset, buffer, tag });
         }
-        let slab = piece.range as usize;
+        let slab = piece.slab;
         self.flights[index] = Some(Flight { operation, offset, buffer, tag, slab, seen, waits: to, done: 0, frames });
     }
 

@@ -58,7 +58,7 @@ fn data_and_parity_are_with_everybody_in_turn() {
     let members = members(5);
     let array = parity_of(&members, 4, 1);
     (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
-    let last = |slab| Place(array.parts.places.see(slab).place).at(4).unwrap();
+    let last = |slab| array.parts.where_is(slab).at(4).unwrap();
     let with_parity: std::collections::HashSet<usize> = (0..SLABS).map(last).collect();
     assert_eq!(with_parity.len(), SLABS);
 }
@@ -146,7 +146,7 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     array.parts.look(1, None);
     // The shards of member 0 are older: with those of three others, nothing can be decided.
     let mut bytes = vec![0; PAGE_BYTES as usize];
-    assert!(array.parts.try_read(crate::donor::pieces(0, PAGE_BYTES).next().unwrap(), &mut bytes).is_err());
+    assert!(array.parts.try_read(piece::pieces(0, PAGE_BYTES).next().unwrap(), &mut bytes).is_err());
     members[1].go_away(false);
     repair_all(&array);
     members[2].go_away(true);
@@ -161,7 +161,7 @@ fn a_torn_write_is_an_error_and_spoils_no_other_page() {
         let array = parity_of(&members, data, parity);
         write(&array, 0, 1).unwrap();
         write(&array, 4, 1).unwrap();
-        let place = Place(array.parts.places.see(0).place);
+        let place = array.parts.where_is(0);
         let lost: Vec<usize> = place.members().take(parity + 1).collect();
         lost.iter().for_each(|member| members[*member].go_away(true));
         assert!(array.parts.write_once(0, 2).is_err());
@@ -179,7 +179,7 @@ fn more_losses_than_parity_are_an_error_and_the_rest_goes_on() {
     let members = members(6);
     let array = parity_of(&members, 2, 1);
     (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
-    let has = |slab: usize, member| Place(array.parts.places.see(slab).place).has(member);
+    let has = |slab: usize, member| array.parts.where_is(slab).has(member);
     let both = |slab, (one, other): &(usize, usize)| has(slab, *one) && has(slab, *other);
     let mut pairs = (0..6).flat_map(|one| (0..one).map(move |other| (one, other)));
     let (one, other) = pairs.find(|pair| both(0, pair) && !both(SLABS - 1, pair)).expect("places differ");
@@ -201,7 +201,7 @@ fn a_shard_that_is_not_what_was_written_is_done_without() {
         let members = members(donors);
         let array = parity_of(&members, data, parity);
         write(&array, 0, 1).unwrap();
-        let place = Place(array.parts.places.see(0).place);
+        let place = array.parts.where_is(0);
         let mut expected = vec![0; 4 * PAGE_BYTES as usize];
         stamp(&mut expected, 0, 1);
         for liar in place.members() {
@@ -231,7 +231,7 @@ fn a_member_that_wants_its_memory_back_gets_it_and_nothing_is_lost() {
         let turns = (0..100 * SLABS).take_while(|_| array.parts.save(None)).count();
         assert!(turns < 100 * SLABS, "slabs are saved without end");
         assert_eq!(members[0].held(), 0);
-        assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 4 + usize::from(is_whole)));
+        assert!((0..SLABS).all(|slab| array.parts.where_is(slab).count() == 4 + usize::from(is_whole)));
         members[0].go_away(true);
         (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 3).unwrap());
     }
@@ -278,7 +278,7 @@ fn nobody_reads_what_is_old_while_shards_move() {
         while !workers.iter().all(|worker| worker.is_finished()) {
             members[round % 6].restart();
             (0..2).for_each(|_| array.parts.look(round % 6, None));
-            let is_whole = |slab: usize| matches!(Place(array.parts.places.see(slab).place).count(), 0 | 5);
+            let is_whole = |slab: usize| matches!(array.parts.where_is(slab).count(), 0 | 5);
             while !(0..SLABS).all(is_whole) || array.parts.members.iter().any(|member| member.is_lost()) {
                 (0..6).for_each(|index| array.parts.look(index, None));
                 array.parts.make_copies(None);

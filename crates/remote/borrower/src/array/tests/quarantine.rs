@@ -78,7 +78,7 @@ fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
             assert_eq!(quarantined(&array), [liar], "it, and nobody else");
             while array.parts.save(None) {}
             let total = array.parts.shape.total;
-            let place = |slab| Place(array.parts.places.see(slab).place);
+            let place = |slab| array.parts.where_is(slab);
             assert!((0..SLABS).all(|slab| place(slab).count() == total && !place(slab).has(liar)), "{liar}");
             (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 1).unwrap());
             array.discard(0, SLABS as u64 * SLAB_BYTES).unwrap();
@@ -101,7 +101,7 @@ fn where_nobody_else_has_room_it_keeps_what_it_has() {
     find_out(&array, 1);
     while array.parts.save(None) {}
     repair_all(&array);
-    assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 2), "half of it is right");
+    assert!((0..SLABS).all(|slab| array.parts.where_is(slab).count() == 2), "half of it is right");
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 1).unwrap());
 }
 
@@ -142,7 +142,7 @@ fn a_quarantined_copy_becomes_neither_the_only_one_nor_the_source_of_one() {
     for (members, array) in arrays().into_iter().take(2) {
         fill(&array, 1);
         repair_all(&array);
-        let place = |slab| Place(array.parts.places.see(slab).place);
+        let place = |slab| array.parts.where_is(slab);
         let liar = place(0).at(0).unwrap();
         lie(&members[liar], true);
         find_out(&array, 1);
@@ -172,7 +172,7 @@ fn a_quarantined_copy_becomes_neither_the_only_one_nor_the_source_of_one() {
 fn who_is_silent_for_a_moment_is_waited_for_where_what_came_is_wrong() {
     for (members, array) in arrays().into_iter().take(2) {
         fill(&array, 1);
-        let place = Place(array.parts.places.see(0).place);
+        let place = array.parts.where_is(0);
         let (liar, silent) = (place.at(0).unwrap(), place.at(1).unwrap());
         lie(&members[liar], true);
         members[silent].go_away(true);

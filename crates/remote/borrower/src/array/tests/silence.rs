@@ -108,7 +108,7 @@ fn with_silent_donors(data: usize, parity: usize, act: impl Fn(&Array, &mut dyn 
         transfer(&mut *queue, Operation::Write, 16, version).unwrap();
         transfer(&mut *queue, Operation::Read, 16, version).unwrap();
     }
-    let place = Place(array.parts.places.see(0).place);
+    let place = array.parts.where_is(0);
     let silent: Vec<usize> = place.members().take(parity).collect();
     silent.iter().for_each(|member| donors[*member].0.is_silent.store(true, Ordering::SeqCst));
     act(&array, &mut *queue);

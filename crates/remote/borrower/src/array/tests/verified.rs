@@ -30,7 +30,7 @@ impl Sealed {
     }
 
     fn place(&self, slab: usize) -> Place {
-        Place(self.parts.places.see(slab).place)
+        self.parts.where_is(slab)
     }
 
     /// Until nothing changes any more.
@@ -191,7 +191,7 @@ fn nothing_is_copied_from_a_member_that_is_given_up_for_its_damage() {
     }
     while array.parts.save(None) {}
     for slab in 0..SLABS as u64 {
-        let place = Place(array.parts.places.see(slab as usize).place);
+        let place = array.parts.where_is(slab as usize);
         assert!(!place.has(0), "{slab}");
         read(&array, slab * 512, 3).unwrap();
     }
