@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use aquifer_core::map::Pages;
-use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES, Slot};
 use aquifer_driver::Direction;
 
 /// The version of a page of the tier that nothing was written to.
@@ -111,10 +111,10 @@ impl Contents {
         })
     }
 
-    /// Moves a range of a frame to or from the tier. `offset`, `start` and `len` are in bytes.
-    pub fn transfer(&mut self, direction: Direction, offset: u64, frame: FrameIndex, start: usize, len: usize) {
+    /// Moves a range of a frame to or from the tier. `start` and `len` are in bytes.
+    pub fn transfer(&mut self, direction: Direction, slot: Slot, frame: FrameIndex, start: usize, len: usize) {
         let page = PAGE_BYTES as usize;
-        let (place, count) = (offset / PAGE_BYTES, (len / page) as u64);
+        let (place, count) = (slot.offset_of(start) / PAGE_BYTES, (len / page) as u64);
         let versions = &mut in_frame(&mut self.frames, frame)[start / page..(start + len) / page];
         self.tier.each(place, count, GARBAGE, |region, at| match direction {
             Direction::Read => versions[at].copy_from_slice(region),
@@ -150,17 +150,17 @@ mod tests {
         assert!(!contents.are_now(pages, frame));
         contents.take_away(pages, frame);
         assert!(contents.are_now(pages, frame));
-        contents.transfer(Direction::Write, 511 << 12, frame, 0, 4 << 12);
+        contents.transfer(Direction::Write, Slot(511 << 12), frame, 0, 4 << 12);
         contents.frame(frame, 0, 4 << 12).fill(9);
         assert!(!contents.are_now(pages, frame));
-        contents.transfer(Direction::Read, 511 << 12, frame, 0, 4 << 12);
+        contents.transfer(Direction::Read, Slot(511 << 12), frame, 0, 4 << 12);
         assert_eq!(contents.frame(frame, 0, 4 << 12), [0, 1, 1, 0]);
         assert!(contents.are_now(pages, frame));
         contents.write(Pages { start: 512, count: 1 });
         assert!(!contents.are_now(pages, frame));
         contents.forget(500, 1200);
         contents.trim(512, 1);
-        contents.transfer(Direction::Read, 511 << 12, frame, 0, 4 << 12);
+        contents.transfer(Direction::Read, Slot(511 << 12), frame, 0, 4 << 12);
         assert_eq!(contents.frame(frame, 0, 4 << 12), [0, GARBAGE, 1, 0]);
     }
 }

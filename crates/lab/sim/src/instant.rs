@@ -17,7 +17,7 @@ use aquifer_core::guard;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::record::{Call, Summary, put_call, put_summary};
-use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES, SlabIndex};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES, SlabIndex, Slot};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
     Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, Installed, Loss, Observer, Populated, ReadFailure, Ready,
@@ -114,9 +114,9 @@ impl InstantMachine {
         self.contents.borrow_mut().version(page)
     }
 
-    /// Whether a page of the tier is torn, or was never written.
-    pub fn is_garbage(&self, offset: u64) -> bool {
-        self.contents.borrow_mut().is_garbage(offset / PAGE_BYTES)
+    /// Whether the first page of a slot is torn, or was never written.
+    pub fn is_garbage(&self, slot: Slot) -> bool {
+        self.contents.borrow_mut().is_garbage(slot.0 / PAGE_BYTES)
     }
 
     /// The cost so far.
@@ -298,17 +298,17 @@ pub struct WriteFailed;
 
 /// Carries out a transfer.
 fn transfer(contents: &RefCell<Contents>, fails: Fails, transfer: Transfer) -> Result<(), WriteFailed> {
-    let Transfer { direction, offset, frame, start, len, .. } = transfer;
+    let Transfer { direction, slot, frame, start, len, .. } = transfer;
     let mut contents = contents.borrow_mut();
-    if direction == Direction::Write && (fails.from..fails.to).contains(&offset) {
+    if direction == Direction::Write && (fails.from..fails.to).contains(&slot.offset_of(start)) {
         if fails.torn {
             let half = len / 2 / PAGE_BYTES as usize * PAGE_BYTES as usize;
-            contents.transfer(direction, offset, frame, start, half);
-            contents.trim((offset + half as u64) / PAGE_BYTES, 1);
+            contents.transfer(direction, slot, frame, start, half);
+            contents.trim(slot.offset_of(start + half) / PAGE_BYTES, 1);
         }
         return Err(WriteFailed);
     }
-    contents.transfer(direction, offset, frame, start, len);
+    contents.transfer(direction, slot, frame, start, len);
     Ok(())
 }
 
@@ -316,27 +316,27 @@ impl Store for InstantMachine {
     type Failure = WriteFailed;
     type Queue = Queue;
 
-    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), WriteFailed> {
+    fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), WriteFailed> {
         transfer(
             &self.contents,
             self.fails.get(),
-            Transfer { direction: Direction::Read, offset, frame, start, len, tag: 0 },
+            Transfer { direction: Direction::Read, slot, frame, start, len, tag: 0 },
         )
     }
 
-    fn recover(&self, offset: u64, _: FrameIndex, _: usize, _: &[u64]) -> Result<(), ReadFailure> {
-        panic!("the tier does not hold at {offset:#x} what was written back");
+    fn recover(&self, slot: Slot, _: FrameIndex, start: usize, _: &[u64]) -> Result<(), ReadFailure> {
+        panic!("the tier does not hold at {:#x} what was written back", slot.offset_of(start));
     }
 
-    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), WriteFailed> {
+    fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), WriteFailed> {
         transfer(
             &self.contents,
             self.fails.get(),
-            Transfer { direction: Direction::Write, offset, frame, start, len, tag: 0 },
+            Transfer { direction: Direction::Write, slot, frame, start, len, tag: 0 },
         )
     }
 
-    fn before_write(&self, _: u64) -> Result<(), Fatal> {
+    fn before_write(&self, _: Slot) -> Result<(), Fatal> {
         Ok(())
     }
 

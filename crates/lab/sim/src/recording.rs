@@ -173,7 +173,7 @@ fn now(answer: &Answer, plan: &Plan) -> String {
         Answer::Exchange(_) => EXCHANGES[usize::from(answer.summary().kind).min(EXCHANGES.len() - 1)].into(),
         Answer::Plan(_) => format!("a plan of {} tasks (digest {digest:08x})", plan.tasks.len()),
         Answer::Discard(step, _) => format!("{step:?} (digest {digest:08x})"),
-        Answer::Slot(slot) => format!("{slot:?}"),
+        Answer::Slot(slot) => format!("{:?}", slot.map(|slot| slot.0)),
         Answer::Wanted(wanted) => format!("{wanted}"),
         Answer::Nothing => "nothing".into(),
     }

@@ -57,7 +57,7 @@ fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
         engine.map().slot(engine.map().find(PAGE).expect("managed")).expect("it was stored")
     };
     store(&mut driver, PAGE);
-    machine.fail_writes(Fails { from: slot, to: slot + 1, torn: true });
+    machine.fail_writes(Fails { from: slot.0, to: slot.0 + 1, torn: true });
     until(&mut driver, &|| machine.is_garbage(slot));
     machine.fail_writes(NONE);
     driver.restore(PAGE, ThreadIndex(0), version);
@@ -108,7 +108,7 @@ fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
             let engine = machine.engine();
             let blocks = engine.map().blocks_in(pages.start, pages.end);
             let bad: Vec<_> =
-                blocks.filter(|block| engine.map().slot(*block).is_some_and(|at| at < FIRST_SLAB.to)).collect();
+                blocks.filter(|block| engine.map().slot(*block).is_some_and(|slot| slot.0 < FIRST_SLAB.to)).collect();
             assert!(!bad.is_empty());
             bad.into_iter().filter(|block| engine.map().block(*block).state == State::Stored).count()
         };

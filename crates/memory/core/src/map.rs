@@ -252,10 +252,16 @@ impl BlockMap {
     }
 
     fn guard_range(&self, index: BlockIndex) -> std::ops::Range<usize> {
-        let pages = self.pages(index);
-        let offset = (pages.start - self.region_of(index).start) as usize;
-        let first = self.block(index).region as usize * REGION_PAGES as usize + offset;
-        first..first + pages.count as usize
+        let (region, pages) = (self.block(index).region as usize, self.pages_in_region(index));
+        let first = region * REGION_PAGES as usize;
+        first + pages.start as usize..first + pages.end as usize
+    }
+
+    /// The pages of a block, counted from the start of its region.
+    fn pages_in_region(&self, index: BlockIndex) -> std::ops::Range<u32> {
+        let Pages { start, count } = self.pages(index);
+        let first = (start - self.region_of(index).start) as u32;
+        first..first + count
     }
 
     /// Records how the pages `start..end` will be used, in each region of which they make up more than half.
@@ -306,6 +312,7 @@ impl BlockMap {
 mod tests {
     use super::*;
     use crate::slabs::OwnSlabs;
+    use crate::units::Slot;
 
     fn map() -> BlockMap {
         let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
@@ -330,9 +337,9 @@ mod tests {
         let mut map = map();
         let block = map.find(1000).expect("managed");
         assert_eq!(map.slot(block), None);
-        assert_eq!(map.own_slot(block), Some(OwnSlot { offset: 0, moved: false }));
-        assert_eq!(map.slot(block), Some(0));
-        assert_eq!(map.slot(map.find(1032).expect("managed")), Some(32 * PAGE_BYTES));
+        assert_eq!(map.own_slot(block), Some(OwnSlot { slot: Slot(0), moved: false }));
+        assert_eq!(map.slot(block), Some(Slot(0)));
+        assert_eq!(map.slot(map.find(1032).expect("managed")), Some(Slot(32 * PAGE_BYTES)));
     }
 
     #[test]

@@ -42,9 +42,30 @@ impl SlabIndex {
         self.0 as u64 * REGION_BYTES
     }
 
+    /// The slot of the block that begins at page `page` of the slab's region.
+    pub const fn slot_of_page(self, page: u32) -> Slot {
+        Slot(self.offset() + page as u64 * PAGE_BYTES)
+    }
+
     /// Its number, to index arrays.
     pub const fn index(self) -> usize {
         self.0 as usize
+    }
+}
+
+/// Where the copy of a block is in a tier: the offset of its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u64);
+
+impl Slot {
+    /// The slab that it is in.
+    pub const fn slab(self) -> SlabIndex {
+        SlabIndex::at(self.0)
+    }
+
+    /// The offset in the tier of the block's byte `start`.
+    pub const fn offset_of(self, start: usize) -> u64 {
+        self.0 + start as u64
     }
 }
 

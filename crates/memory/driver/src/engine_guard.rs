@@ -212,7 +212,7 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
     /// [`Engine::slot_for`].
     pub fn slot_for(&mut self, block: BlockIndex) -> Option<OwnSlot> {
         let slot = self.engine.slot_for(block);
-        self.record(Call::SlotFor { block }, |_| Summary::of_slot(slot.map(|slot| slot.offset)));
+        self.record(Call::SlotFor { block }, |_| Summary::of_slot(slot.map(|own| own.slot)));
         slot
     }
 

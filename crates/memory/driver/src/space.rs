@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aquifer_core::engine::{Engine, Exchange};
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::{FrameIndex, SlabIndex};
+use aquifer_core::units::{FrameIndex, SlabIndex, Slot};
 
 use crate::batch::Sealed;
 use crate::engine_guard::{EngineGuard, Tape};
@@ -185,26 +185,26 @@ pub struct Gone {
 
 /// The tier, which reads into frames and writes from them.
 ///
-/// Offsets are in bytes; `start` and `len` are a range of a frame, in bytes.
+/// `start` and `len` are a range of a frame and, in the same place, of the slot, in bytes.
 pub trait Store {
     /// Why a transfer failed.
     type Failure;
     /// The worker's queue.
     type Queue: StoreQueue<Failure = Self::Failure>;
 
-    /// Fills a range of a frame from `offset`. Retries what may pass.
-    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), Self::Failure>;
+    /// Fills a range of a frame from a slot. Retries what may pass.
+    fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), Self::Failure>;
 
-    /// The bytes read from `offset` are not those whose guards are `expected`. Gets them in another way, and repairs
+    /// The bytes read from `start` on are not those whose guards are `expected`. Gets them in another way, and repairs
     /// the tier's copy. May wait for donors, for a bounded time.
-    fn recover(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure>;
+    fn recover(&self, slot: Slot, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure>;
 
-    /// Stores a range of a frame at `offset`.
-    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), Self::Failure>;
+    /// Stores a range of a frame in a slot.
+    fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), Self::Failure>;
 
-    /// Called before the slab around `slot` is written to for the first time in a write-back: waits until no discard of
-    /// that slab is in progress.
-    fn before_write(&self, slot: u64) -> Result<(), Fatal>;
+    /// Called before a slot is written to for the first time in a write-back: waits until no discard of its slab is in
+    /// progress.
+    fn before_write(&self, slot: Slot) -> Result<(), Fatal>;
 
     /// The longest request that is worth making, in pages, and at least one.
     fn request_pages(&self) -> usize;
@@ -242,11 +242,11 @@ pub enum Direction {
 pub struct Transfer {
     /// The direction.
     pub direction: Direction,
-    /// The offset in the tier, in bytes.
-    pub offset: u64,
+    /// The slot.
+    pub slot: Slot,
     /// The frame. From `submit` until the completion only the queue touches the range.
     pub frame: FrameIndex,
-    /// The first byte of the frame.
+    /// The first byte of the frame, and of the slot.
     pub start: usize,
     /// The length in bytes.
     pub len: usize,

@@ -12,7 +12,7 @@ use aquifer_core::block::Waiting;
 use aquifer_core::engine::CleanVerdict;
 use aquifer_core::guard;
 use aquifer_core::map::{OwnSlot, Pages};
-use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES};
+use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES, Slot};
 
 use crate::fatal::Fatal;
 use crate::inspect::{self, Finding, Guards, PAGES_MAX};
@@ -25,16 +25,16 @@ pub(crate) fn fetch<S: Space>(
     space: &S,
     pages: Pages,
     frame: FrameIndex,
-    slot: u64,
+    slot: Slot,
     stored: &[u64],
 ) -> Result<(), Loss> {
     let piece = space.request_pages();
     for (index, stored) in stored.chunks(piece).enumerate() {
         let start = index * piece * PAGE_BYTES as usize;
-        let (offset, len) = (slot + start as u64, stored.len() * PAGE_BYTES as usize);
-        space.read(offset, frame, start, len).map_err(|_| Loss::FetchFailed)?;
+        let len = stored.len() * PAGE_BYTES as usize;
+        space.read(slot, frame, start, len).map_err(|_| Loss::FetchFailed)?;
         if space.arrive(frame, start, stored).is_err() && !planted::is(Bug::SkippedGuard) {
-            space.recover(offset, frame, start, stored).map_err(|failure| match failure {
+            space.recover(slot, frame, start, stored).map_err(|failure| match failure {
                 ReadFailure::Failed => Loss::FetchFailed,
                 ReadFailure::Mismatch => Loss::GuardMismatch,
             })?;
@@ -81,12 +81,12 @@ pub(crate) fn kept<S: Space>(space: &S, block: BlockIndex, finding: &Finding) ->
 
 /// The slot to write `block` to, once no discard of its slab is in progress; `None` when the tier is full.
 pub(crate) fn slot_for<S: Space>(space: &S, block: BlockIndex) -> Result<Option<OwnSlot>, Fatal> {
-    let Some(slot) = space.engine().slot_for(block) else {
+    let Some(own) = space.engine().slot_for(block) else {
         space.tier_full();
         return Ok(None);
     };
-    space.before_write(slot.offset)?;
-    Ok(Some(slot))
+    space.before_write(own.slot)?;
+    Ok(Some(own))
 }
 
 /// Compares a frame with its slot, piece by piece, and writes the differing pages. `all` receives the frame's guards.
@@ -98,22 +98,22 @@ fn write_back<S: Space>(
     all: &mut [u64],
 ) -> Result<CleanVerdict, Fatal> {
     let (piece, whole) = (space.request_pages(), stored.len());
-    let mut slot = None;
+    let mut own = None;
     for (index, stored) in stored.chunks(piece).enumerate() {
         let found = &mut all[index * piece..][..stored.len()];
         let start = index * piece * PAGE_BYTES as usize;
         let Finding::Dirty(runs) = space.compare(frame, start, stored, found) else { continue };
-        if slot.is_none() {
-            slot = slot_for(space, block)?;
+        if own.is_none() {
+            own = slot_for(space, block)?;
         }
-        let Some(OwnSlot { offset: slot, moved }) = slot else { return Ok(CleanVerdict::Failed) };
+        let Some(OwnSlot { slot, moved }) = own else { return Ok(CleanVerdict::Failed) };
         if moved && !planted::is(Bug::PartialMove) {
             // Clean pages too: their copies are still in the slot that the block had before fork(2).
             return write_back(space, block, frame, &[guard::UNKNOWN; PAGES_MAX][..whole], all);
         }
         for (first, count) in runs.iter() {
             let (start, len) = (start + first * PAGE_BYTES as usize, count * PAGE_BYTES as usize);
-            if let Err(failure) = space.write(slot + start as u64, frame, start, len)
+            if let Err(failure) = space.write(slot, frame, start, len)
                 && !planted::is(Bug::FailedWrite)
             {
                 space.write_back_failed(&failure);
@@ -125,7 +125,7 @@ fn write_back<S: Space>(
     if all.iter().all(|guard| *guard == guard::ZERO) {
         return Ok(kept(space, block, &Finding::Zero));
     }
-    if slot.is_none() {
+    if own.is_none() {
         return Ok(kept(space, block, &Finding::Clean));
     }
     space.count(Count::WrittenBackBlocks, 1);

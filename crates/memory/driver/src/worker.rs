@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use aquifer_core::engine::{CleanVerdict, Plan, Task, Transfers};
 use aquifer_core::map::{OwnSlot, Pages};
-use aquifer_core::units::{BlockIndex, FrameIndex, Order, PAGE_BYTES};
+use aquifer_core::units::{BlockIndex, FrameIndex, Order, PAGE_BYTES, Slot};
 
 use crate::batch;
 use crate::fatal::Fatal;
@@ -223,7 +223,7 @@ impl<'a, S: Space> Worker<'a, S> {
             self.finish_clean(index, block, verdict, count);
             return Ok(());
         };
-        let Some(OwnSlot { offset: slot, moved }) = slot_for(self.space, block)? else {
+        let Some(OwnSlot { slot, moved }) = slot_for(self.space, block)? else {
             self.finish_clean(index, block, CleanVerdict::Failed, count);
             return Ok(());
         };
@@ -242,8 +242,7 @@ impl<'a, S: Space> Worker<'a, S> {
         for (first, len) in runs.iter() {
             let (start, len) = (first * PAGE_BYTES as usize, len * PAGE_BYTES as usize);
             self.space.count(Count::WrittenBackBytes, len as u64);
-            let offset = slot + start as u64;
-            self.submit(Transfer { direction: Direction::Write, offset, frame, start, len, tag: index as u64 })?;
+            self.submit(Transfer { direction: Direction::Write, slot, frame, start, len, tag: index as u64 })?;
         }
         self.space.count(Count::WrittenBackBlocks, 1);
         Ok(())
@@ -255,7 +254,7 @@ impl<'a, S: Space> Worker<'a, S> {
     }
 
     /// Starts one read-ahead.
-    fn fetch(&mut self, block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64) -> Result<(), Fatal> {
+    fn fetch(&mut self, block: BlockIndex, pages: Pages, frame: FrameIndex, slot: Slot) -> Result<(), Fatal> {
         let mut stored: Guards = [0; PAGES_MAX];
         let stored = &mut stored[..pages.count as usize];
         stored.copy_from_slice(self.space.engine().map().guards(block));
@@ -270,7 +269,7 @@ impl<'a, S: Space> Worker<'a, S> {
         (job.block, job.pages, job.frame) = (block, pages, frame);
         (job.pending, job.failed, job.direction) = (1, false, Direction::Read);
         let len = pages.bytes() as usize;
-        self.submit(Transfer { direction: Direction::Read, offset: slot, frame, start: 0, len, tag: index as u64 })?;
+        self.submit(Transfer { direction: Direction::Read, slot, frame, start: 0, len, tag: index as u64 })?;
         if planted::is(Bug::TwoWorkers) {
             arrived(self.space, block, pages, true);
         }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use aquifer_core::frames::FramePool;
 use aquifer_core::map::Pages;
-use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES, SlabIndex};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES, SlabIndex, Slot};
 
 use super::relatives::Relative;
 
@@ -158,12 +158,12 @@ impl Memory {
     }
 
     /// The number of a page of the tier.
-    pub fn place(slot: u64, at: usize) -> u64 {
-        slot / PAGE_BYTES + at as u64
+    pub fn place(slot: Slot, at: usize) -> u64 {
+        slot.0 / PAGE_BYTES + at as u64
     }
 
     /// One page of the tier.
-    pub fn stored(&self, slot: u64, at: usize) -> u32 {
+    pub fn stored(&self, slot: Slot, at: usize) -> u32 {
         self.stored_at(Self::place(slot, at))
     }
 
@@ -178,16 +178,17 @@ impl Memory {
     }
 
     /// Writes one page of the tier.
-    pub fn store(&mut self, slot: u64, at: usize, value: u32) {
+    pub fn store(&mut self, slot: Slot, at: usize, value: u32) {
         self.is_free_to_change(Self::place(slot, at));
         self.tier.insert(Self::place(slot, at), value);
     }
 
     /// Makes the tier forget a slab.
     pub fn trim(&mut self, slab: SlabIndex) {
-        for at in 0..REGION_PAGES as usize {
-            self.is_free_to_change(Self::place(slab.offset(), at));
-            self.tier.remove(&Self::place(slab.offset(), at));
+        for page in 0..REGION_PAGES {
+            let place = Self::place(slab.slot_of_page(page), 0);
+            self.is_free_to_change(place);
+            self.tier.remove(&place);
         }
     }
 

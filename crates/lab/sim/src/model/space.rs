@@ -10,7 +10,7 @@ use std::time::Duration;
 use aquifer_core::engine::{Engine, Exchange};
 use aquifer_core::guard;
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::{FrameIndex, PAGE_BYTES, SlabIndex};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, SlabIndex, Slot};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
     Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, Installed, Loss, NoTape, Observer, Populated, ReadFailure,
@@ -296,10 +296,10 @@ pub struct TierFailed;
 
 impl World {
     fn carry_out(&self, transfer: &Transfer) -> Result<(), TierFailed> {
-        let Transfer { direction, offset, frame, start, len, .. } = *transfer;
+        let Transfer { direction, slot, frame, start, len, .. } = *transfer;
         match direction {
-            Direction::Read => self.read(offset, frame, start, len),
-            Direction::Write => self.write(offset, frame, start, len),
+            Direction::Read => self.read(slot, frame, start, len),
+            Direction::Write => self.write(slot, frame, start, len),
         }
     }
 
@@ -318,18 +318,18 @@ impl World {
     }
 
     /// Reads pages of the tier into a frame.
-    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
+    fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
         let (fails, lies) = (self.trouble.strikes(Kind::Read), self.trouble.strikes(Kind::Lie));
         let mut memory = self.memory.borrow_mut();
-        for (index, at) in View::each(start, len / PAGE_BYTES as usize).enumerate() {
-            let value = memory.stored(offset, index);
+        for at in View::each(start, len / PAGE_BYTES as usize) {
+            let value = memory.stored(slot, at);
             memory.set_frame(frame, at, if fails || lies { GARBAGE - 1 } else { value });
         }
         if fails { Err(TierFailed) } else { Ok(()) }
     }
 
     /// Writes a range of a frame to the tier, or only its first pages.
-    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
+    fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
         let fails = self.trouble.strikes(Kind::Write);
         let count = len / PAGE_BYTES as usize;
         let good = if fails { self.trouble.below(count as u64) as usize } else { count };
@@ -337,7 +337,7 @@ impl World {
         let mut memory = self.memory.borrow_mut();
         for (index, at) in View::each(start, count).enumerate().take(good + usize::from(torn)) {
             let value = if index == good { GARBAGE } else { memory.frame_value(frame, at) };
-            memory.store(offset, index, value);
+            memory.store(slot, at, value);
         }
         if fails { Err(TierFailed) } else { Ok(()) }
     }
@@ -347,31 +347,31 @@ impl Store for View<'_> {
     type Failure = TierFailed;
     type Queue = Queue;
 
-    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
+    fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
         self.transfer();
-        self.world.read(offset, frame, start, len)
+        self.world.read(slot, frame, start, len)
     }
 
-    fn recover(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure> {
+    fn recover(&self, slot: Slot, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure> {
         self.step();
         if self.world.trouble.strikes(Kind::Corruption) {
             return Err(ReadFailure::Mismatch);
         }
         let mut memory = self.world.memory.borrow_mut();
-        for (index, (at, expected)) in View::each(start, expected.len()).zip(expected).enumerate() {
-            let value = if *expected == guard::ZERO { 0 } else { memory.stored(offset, index) };
+        for (at, expected) in View::each(start, expected.len()).zip(expected) {
+            let value = if *expected == guard::ZERO { 0 } else { memory.stored(slot, at) };
             assert_eq!(guard_of(value), *expected, "guard mismatch: the tier does not hold what was written back");
             memory.set_frame(frame, at, value);
         }
         Ok(())
     }
 
-    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
+    fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
         self.transfer();
-        self.world.write(offset, frame, start, len)
+        self.world.write(slot, frame, start, len)
     }
 
-    fn before_write(&self, _: u64) -> Result<(), Fatal> {
+    fn before_write(&self, _: Slot) -> Result<(), Fatal> {
         self.step();
         Ok(())
     }

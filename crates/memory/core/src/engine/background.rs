@@ -13,7 +13,7 @@
 use super::Engine;
 use crate::block::{State, Waiting};
 use crate::map::{Pages, Pattern};
-use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Order, Slot, ThreadIndex};
 
 /// Maximum number of tasks in one plan. Enough that neighbours can be moved with one kernel call.
 pub const PLAN_MAX: usize = 64;
@@ -70,7 +70,7 @@ pub enum Task {
         /// A frame to read into.
         frame: FrameIndex,
         /// Where its bytes are in the tier.
-        slot: u64,
+        slot: Slot,
         /// True when the frame has no pages yet: the kernel allocates them at the first touch.
         fresh: bool,
     },

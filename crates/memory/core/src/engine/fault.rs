@@ -16,7 +16,7 @@ use crate::block::{State, Waiting};
 use crate::guard;
 use crate::map::Pages;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, FrameIndex, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Slot, ThreadIndex};
 
 /// What the faulting thread must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +30,7 @@ pub enum FaultStep {
         /// A frame to read into.
         frame: FrameIndex,
         /// Where its bytes are in the tier.
-        slot: u64,
+        slot: Slot,
         /// True when the frame has no pages yet: the kernel allocates them at the first touch.
         fresh: bool,
     },

@@ -129,12 +129,12 @@ impl Engine {
     /// Reserves the slot to write `block` to; `None` when the tier is full. If the slot has `moved`, the whole block
     /// must be written.
     pub fn slot_for(&mut self, block: BlockIndex) -> Option<OwnSlot> {
-        let OwnSlot { offset, moved } = self.map.own_slot(block)?;
+        let OwnSlot { slot, moved } = self.map.own_slot(block)?;
         if moved {
             // The slot holds none of the block's bytes. If the write fails, nothing in the slot may pass for them.
             self.map.guards_mut(block).fill(guard::UNKNOWN);
         }
-        Some(OwnSlot { offset, moved })
+        Some(OwnSlot { slot, moved })
     }
 
     /// Cleaning has ended. `guards` are those of the bytes in the frame. Returns whether other threads wait.

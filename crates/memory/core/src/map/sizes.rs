@@ -66,7 +66,7 @@ mod tests {
     use crate::map::{Delivery, Pages};
     use crate::policy::Arrival;
     use crate::slabs::OwnSlabs;
-    use crate::units::PAGE_BYTES;
+    use crate::units::{PAGE_BYTES, Slot};
 
     #[test]
     fn blocks_are_split_and_merged_in_place() {
@@ -76,7 +76,7 @@ mod tests {
         map.own_slot(block);
         let small = map.split(map.find(1033).expect("managed"), Order::UNIT, 1033);
         assert_eq!(map.pages(small), Pages { start: 1032, count: 4 });
-        assert_eq!(map.slot(small), Some(32 * PAGE_BYTES));
+        assert_eq!(map.slot(small), Some(Slot(32 * PAGE_BYTES)));
         assert_eq!(map.pages(block), Pages { start: 1000, count: 32 });
         let large = map.merge(small, Order::new(8).expect("1 MiB"));
         assert_eq!(map.pages(large), Pages { start: 1000, count: 256 });

@@ -10,9 +10,9 @@
 //!
 //! Only [`BlockMap::inherit`] allocates; it does not run on the fault path.
 
-use super::BlockMap;
+use super::{BlockMap, Region};
 use crate::block::State;
-use crate::units::{BlockIndex, PAGE_BYTES, REGION_PAGES, SlabIndex};
+use crate::units::{BlockIndex, REGION_PAGES, SlabIndex, Slot};
 
 /// Maximum number of slabs that one region inherits. Each takes the tier's room for a whole region.
 pub const INHERITED_MAX: usize = 4;
@@ -46,10 +46,17 @@ impl Inherited {
 /// A slot to write a block to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnSlot {
-    /// Where it begins in the tier, in bytes.
-    pub offset: u64,
+    /// The slot.
+    pub slot: Slot,
     /// True when the slot holds none of the block's bytes yet: until now its copy was in an inherited slab.
     pub moved: bool,
+}
+
+impl Region {
+    /// The slab that holds the copy of the region's page `page`, if the region has a slab.
+    fn holder(&self, page: u32) -> Option<SlabIndex> {
+        self.inherited.iter().find(|it| it.has(page)).map_or(self.slab, |it| Some(it.slab))
+    }
 }
 
 impl BlockMap {
@@ -59,17 +66,14 @@ impl BlockMap {
     }
 
     /// Where the copy of the block is in the tier, if its region has a slab.
-    pub fn slot(&self, index: BlockIndex) -> Option<u64> {
-        let region = self.region_of(index);
-        let offset = self.pages(index).start - region.start;
-        self.holder(index).map(|slab| slot(slab, offset))
+    pub fn slot(&self, index: BlockIndex) -> Option<Slot> {
+        let page = self.pages_in_region(index).start;
+        self.region_of(index).holder(page).map(|slab| slab.slot_of_page(page))
     }
 
     /// The slab that holds the block's copy, if its region has a slab.
     pub(super) fn holder(&self, index: BlockIndex) -> Option<SlabIndex> {
-        let region = self.region_of(index);
-        let offset = (self.pages(index).start - region.start) as u32;
-        region.inherited.iter().find(|it| it.has(offset)).map_or(region.slab, |it| Some(it.slab))
+        self.region_of(index).holder(self.pages_in_region(index).start)
     }
 
     /// The slot to write the block to, reserved now if there was none. `None` when the tier is full.
@@ -91,8 +95,7 @@ impl BlockMap {
             }
         };
         let moved = self.leave_inherited(index);
-        let offset = slot(slab, self.pages(index).start - self.regions[at].start);
-        Some(OwnSlot { offset, moved })
+        Some(OwnSlot { slot: slab.slot_of_page(self.pages_in_region(index).start), moved })
     }
 
     /// Drops the block's copy in an inherited slab, if it has one there. Returns whether it had.
@@ -100,11 +103,10 @@ impl BlockMap {
         if self.region_of(index).inherited.is_empty() {
             return false;
         }
-        let pages = self.pages(index);
+        let pages = self.pages_in_region(index);
         let region = &mut self.regions[self.blocks[index.0 as usize].region as usize];
-        let first = (pages.start - region.start) as u32;
-        let Some(place) = region.inherited.iter().position(|it| it.has(first)) else { return false };
-        region.inherited[place].set(first..first + pages.count, false);
+        let Some(place) = region.inherited.iter().position(|it| it.has(pages.start)) else { return false };
+        region.inherited[place].set(pages, false);
         if region.inherited[place].is_empty() {
             let slab = region.inherited.swap_remove(place).slab;
             self.give_back(slab);
@@ -174,11 +176,10 @@ impl BlockMap {
         let mut own = Inherited { slab, pages: [0; REGION_PAGES as usize / 64] };
         let mut block = Some(BlockIndex(self.regions[region as usize].first));
         while let Some(at) = block {
-            let pages = self.pages(at);
-            let first = (pages.start - self.regions[region as usize].start) as u32;
-            let elsewhere = self.regions[region as usize].inherited.iter().any(|it| it.has(first));
-            if self.block(at).state != State::Empty && pages.count > 0 && !elsewhere {
-                own.set(first..first + pages.count, true);
+            let pages = self.pages_in_region(at);
+            let elsewhere = self.regions[region as usize].inherited.iter().any(|it| it.has(pages.start));
+            if self.block(at).state != State::Empty && !pages.is_empty() && !elsewhere {
+                own.set(pages, true);
             }
             block = self.next_in_region(at);
         }
@@ -188,8 +189,4 @@ impl BlockMap {
             self.regions[region as usize].inherited.push(own);
         }
     }
-}
-
-fn slot(slab: SlabIndex, page: u64) -> u64 {
-    slab.offset() + page * PAGE_BYTES
 }

@@ -9,7 +9,7 @@
 use std::hash::{Hash, Hasher};
 
 use crate::engine::{DiscardStep, Engine, Exchange, FaultStep, Task};
-use crate::units::{REGION_BYTES, SlabIndex};
+use crate::units::{REGION_BYTES, SlabIndex, Slot};
 
 /// The recorded form of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,8 +77,8 @@ impl Summary {
 
     /// Summarises a reserved slot. Its slab is kept whole: which slab of the tier is free is not the engine's decision,
     /// so a replay needs it as an input ([`Summary::slab`]).
-    pub fn of_slot(slot: Option<u64>) -> Self {
-        Self { kind: u8::from(slot.is_some()), digest: slot.map_or(0, |slot| SlabIndex::at(slot).0) }
+    pub fn of_slot(slot: Option<Slot>) -> Self {
+        Self { kind: u8::from(slot.is_some()), digest: slot.map_or(0, |slot| slot.slab().0) }
     }
 
     /// The slab of a reserved slot; `None` if the tier was full.
@@ -189,12 +189,12 @@ mod tests {
     #[test]
     fn digests_are_pinned() {
         let (block, pages, frame) = (BlockIndex(7), Pages { start: 1000, count: 32 }, FrameIndex(3));
-        let fetch = FaultStep::Fetch { block, pages, frame, slot: 1 << 40, fresh: false };
+        let fetch = FaultStep::Fetch { block, pages, frame, slot: Slot(1 << 40), fresh: false };
         let discard = DiscardStep::MakeResident { page: 5 };
         let found = [
             Summary::of_step(&fetch),
             Summary::of_step(&FaultStep::Wait),
-            Summary::of_slot(Some(3 << 21 | 4096)),
+            Summary::of_slot(Some(Slot(3 << 21 | 4096))),
             Summary::of_discard(discard, Digest::default()),
         ];
         let pinned = [(0, 3_187_906_230), (7, 4_138_299_526), (1, 3), (1, 338_825_315)]

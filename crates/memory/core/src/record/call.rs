@@ -13,7 +13,7 @@ use crate::engine::{Advice, CleanVerdict, DiscardStep, Engine, Exchange, FaultSt
 use crate::guard;
 use crate::map::Delivery;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, SlabIndex, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, SlabIndex, Slot, ThreadIndex};
 
 /// One input of an engine: a report or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +145,7 @@ pub enum Answer {
     /// The next step of a fault.
     Step(FaultStep),
     /// The slot, unless the tier is full.
-    Slot(Option<u64>),
+    Slot(Option<Slot>),
     /// The outcome of a discard, and the digest of its slabs and its step.
     Discard(DiscardStep, Summary),
     /// The tasks are in the plan passed to the call.
@@ -220,7 +220,7 @@ impl Call<'_> {
                 Answer::Plan(Summary::of_plan(&plan.tasks, engine))
             }
             Call::ReadAheadArrived { block } => Answer::Wanted(engine.read_ahead_arrived(block)),
-            Call::SlotFor { block } => Answer::Slot(engine.slot_for(block).map(|slot| slot.offset)),
+            Call::SlotFor { block } => Answer::Slot(engine.slot_for(block).map(|own| own.slot)),
             Call::TryAgain => {
                 engine.try_again();
                 Answer::Nothing

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aquifer_core::units::{FrameIndex, PAGE_BYTES, SlabIndex};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, SlabIndex, Slot};
 use aquifer_driver::{Direction, Fatal, ReadFailure, Ready, Store, StoreQueue, Transfer};
 use aquifer_stats::Counter;
 use aquifer_sys::raw::now_ns;
@@ -39,11 +39,11 @@ impl Store for Pager {
     type Failure = TierFailure;
     type Queue = Queue;
 
-    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
+    fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
         let mut buffer = self.area.buffer(frame, start, len);
         let mut tries = 0;
         loop {
-            let Err(failure) = self.tier.read(offset, &mut buffer) else { return Ok(()) };
+            let Err(failure) = self.tier.read(slot.offset_of(start), &mut buffer) else { return Ok(()) };
             tries += 1;
             if failure.disposition() != Disposition::Retry || tries > READ_TRIES {
                 return Err(failure);
@@ -51,9 +51,9 @@ impl Store for Pager {
         }
     }
 
-    fn recover(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure> {
+    fn recover(&self, slot: Slot, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure> {
         let started = now_ns();
-        while self.try_ways(offset, frame, start, expected)? == Found::NotYet {
+        while self.try_ways(slot, frame, start, expected)? == Found::NotYet {
             if now_ns().saturating_sub(started) > WAYS_TIMEOUT.as_nanos() as u64 {
                 return Err(ReadFailure::Mismatch);
             }
@@ -62,12 +62,12 @@ impl Store for Pager {
         Ok(())
     }
 
-    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
-        self.tier.write(offset, &self.area.buffer(frame, start, len))
+    fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
+        self.tier.write(slot.offset_of(start), &self.area.buffer(frame, start, len))
     }
 
-    fn before_write(&self, slot: u64) -> Result<(), Fatal> {
-        self.trims.claim(SlabIndex::at(slot), |started| aquifer_driver::check_timeout(self, started))
+    fn before_write(&self, slot: Slot) -> Result<(), Fatal> {
+        self.trims.claim(slot.slab(), |started| aquifer_driver::check_timeout(self, started))
     }
 
     fn request_pages(&self) -> usize {
@@ -101,8 +101,8 @@ impl Store for Pager {
 
 impl Pager {
     /// Tries each way of the tier once.
-    fn try_ways(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<Found, ReadFailure> {
-        let len = expected.len() * PAGE_BYTES as usize;
+    fn try_ways(&self, slot: Slot, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<Found, ReadFailure> {
+        let (offset, len) = (slot.offset_of(start), expected.len() * PAGE_BYTES as usize);
         let mut buffer = self.area.buffer(frame, start, len);
         let is_right = &mut |buffer: &mut FrameBuffer| check_arrival(buffer, expected).is_ok();
         match aquifer_tiers::find_way(&*self.tier, offset, &mut buffer, is_right) {
@@ -141,7 +141,8 @@ impl StoreQueue for Queue {
             Direction::Write => Operation::Write,
         };
         let buffer = self.area.buffer(transfer.frame, transfer.start, transfer.len);
-        self.queue.submit(Request { operation, offset: transfer.offset, buffer, tag: transfer.tag }).is_ok()
+        let offset = transfer.slot.offset_of(transfer.start);
+        self.queue.submit(Request { operation, offset, buffer, tag: transfer.tag }).is_ok()
     }
 
     fn kick(&mut self) -> bool {
