@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_sys::wakeup;
 use aquifer_tls::{DonorSide, tenant_name};
-use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, choose_version, is_tls};
+use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, RangeIndex, Refusal, choose_version, is_tls};
 use rustls::pki_types::CertificateDer;
 
 use crate::admission::Occupant;
@@ -130,7 +130,7 @@ struct Notified {
     /// The number of the order that the notices were about.
     order: u64,
     /// The range from which the notices continue; `None`: the borrower was notified of all.
-    from: Option<u64>,
+    from: Option<RangeIndex>,
 }
 
 impl Drop for Connection<'_> {
@@ -219,7 +219,7 @@ impl<'a> Connection<'a> {
     fn notify(&mut self, who: BorrowerId, max: usize) -> io::Result<()> {
         let order = self.service.order();
         if order != self.notified.order {
-            self.notified = Notified { order, from: Some(0) };
+            self.notified = Notified { order, from: Some(RangeIndex(0)) };
         }
         let Some(from) = self.notified.from else { return Ok(()) };
         let (revocations, next) = self.service.revocations(who, from, max);

@@ -21,7 +21,7 @@ pub use reclaim::Leaving;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use aquifer_wire::{BorrowerId, Refusal, SLAB_BYTES};
+use aquifer_wire::{BorrowerId, LentSlab, RangeIndex, Refusal, SLAB_BYTES};
 
 use crate::tenants::TenantId;
 
@@ -42,7 +42,7 @@ pub const SLABS_MAX: u32 = 1 << 24;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
-    Leased { holder: BorrowerId, range: u64 },
+    Leased { holder: BorrowerId, range: RangeIndex },
     Unwiped,
     Wiping,
     Reclaimed,
@@ -61,9 +61,9 @@ struct Slab {
 struct Borrower {
     tenant: TenantId,
     /// The slab of each of its ranges.
-    ranges: BTreeMap<u64, u32>,
+    ranges: BTreeMap<RangeIndex, LentSlab>,
     /// The ranges that are revoked, and when: their leases end then, whatever the borrower does.
-    leaving: BTreeMap<u64, u64>,
+    leaving: BTreeMap<RangeIndex, u64>,
     /// When its leases end, unless it gives a sign of life before.
     expires_at_ms: u64,
 }
@@ -87,8 +87,8 @@ pub struct Account {
 /// What was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// The slab's number, which names the lease.
-    pub slab: u32,
+    /// The slab, whose number names the lease.
+    pub slab: LentSlab,
     /// The token that the holder has to present.
     pub token: u64,
     /// When the lease ends without a sign of life.
@@ -99,8 +99,8 @@ pub struct Granted {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "an access that never ends keeps its slab for ever"]
 pub struct Access {
-    /// The slab's number.
-    pub slab: u32,
+    /// The slab.
+    pub slab: LentSlab,
     /// The start of the bytes in the slab.
     pub start: u64,
 }
@@ -132,9 +132,9 @@ pub struct Endings {
 pub struct LeaseTable {
     slabs: Vec<Slab>,
     /// Slabs that can be granted, the next one last.
-    free: Vec<u32>,
+    free: Vec<LentSlab>,
     /// Slabs that came back, the first one in front.
-    unwiped: VecDeque<u32>,
+    unwiped: VecDeque<LentSlab>,
     borrowers: BTreeMap<BorrowerId, Borrower>,
     /// How many slabs each tenant's borrowers have; tenants without slabs are not in the map.
     held: BTreeMap<TenantId, u32>,
@@ -158,7 +158,7 @@ impl LeaseTable {
         assert!(slabs <= SLABS_MAX, "a donor has {SLABS_MAX} slabs at most");
         LeaseTable {
             slabs: vec![Slab { state: State::Free, token: 0, accesses: 0 }; slabs as usize],
-            free: (0..slabs).rev().collect(),
+            free: LentSlab::all(slabs).rev().collect(),
             unwiped: VecDeque::new(),
             borrowers: BTreeMap::new(),
             held: BTreeMap::new(),
@@ -174,24 +174,30 @@ impl LeaseTable {
 
     /// Grants a slab for a range of a borrower's tier. If the range has a slab, the borrower gets a new token for the
     /// same slab. A borrower must always have the same tenant.
-    pub fn grant(&mut self, now_ms: u64, account: Account, who: BorrowerId, range: u64) -> Result<Granted, Refusal> {
+    pub fn grant(
+        &mut self,
+        now_ms: u64,
+        account: Account,
+        who: BorrowerId,
+        range: RangeIndex,
+    ) -> Result<Granted, Refusal> {
         self.expire(now_ms);
         let held = self.borrowers.get(&who);
         let slab = match held.and_then(|borrower| borrower.ranges.get(&range)) {
             // An access with the old token is still in progress; it would take effect after the new token is known.
-            Some(slab) if self.slabs[*slab as usize].accesses > 0 => return Err(Refusal::Busy),
+            Some(slab) if self.slabs[slab.index()].accesses > 0 => return Err(Refusal::Busy),
             Some(slab) => *slab,
             None if self.held(account.tenant) >= account.quota_slabs => return Err(Refusal::Quota),
             None => self.take_free(account.tenant, who, range)?,
         };
         self.last_token += 1;
-        self.slabs[slab as usize].token = self.last_token;
+        self.slabs[slab.index()].token = self.last_token;
         self.touch(now_ms, who);
         self.due_ms = self.due_ms.min(now_ms.saturating_add(self.lease_ms));
         Ok(Granted { slab, token: self.last_token, expires_in_ms: self.expires_in_ms(now_ms, who) })
     }
 
-    fn take_free(&mut self, tenant: TenantId, who: BorrowerId, range: u64) -> Result<u32, Refusal> {
+    fn take_free(&mut self, tenant: TenantId, who: BorrowerId, range: RangeIndex) -> Result<LentSlab, Refusal> {
         let nothing = match (self.is_draining(), self.lacks_wiped()) {
             (true, _) => Refusal::Ending,
             // This may pass: a slab that came back can be granted once it is wiped.
@@ -199,7 +205,7 @@ impl LeaseTable {
             (false, false) => Refusal::Full,
         };
         let slab = self.free.pop().ok_or(nothing)?;
-        let place = &mut self.slabs[slab as usize];
+        let place = &mut self.slabs[slab.index()];
         assert_eq!(place.state, State::Free, "what is on the list is free");
         assert_eq!(place.accesses, 0, "nobody touches what is free");
         place.state = State::Leased { holder: who, range };
@@ -229,10 +235,10 @@ impl LeaseTable {
     }
 
     /// The slab of a lease and its range, if the lease is the borrower's and the token is the last one.
-    fn check(&self, who: BorrowerId, lease: u64, token: u64) -> Result<(u32, u64), Refusal> {
-        let slab = u32::try_from(lease).map_err(|_| Refusal::NoLease)?;
+    fn check(&self, who: BorrowerId, lease: u64, token: u64) -> Result<(LentSlab, RangeIndex), Refusal> {
+        let slab = LentSlab::of_lease(lease).ok_or(Refusal::NoLease)?;
         let Slab { state: State::Leased { holder, range }, token: last, .. } =
-            *self.slabs.get(slab as usize).ok_or(Refusal::NoLease)?
+            *self.slabs.get(slab.index()).ok_or(Refusal::NoLease)?
         else {
             return Err(Refusal::NoLease);
         };
@@ -252,7 +258,7 @@ impl LeaseTable {
         Ok(())
     }
 
-    fn end_one(&mut self, who: BorrowerId, range: u64) -> u32 {
+    fn end_one(&mut self, who: BorrowerId, range: RangeIndex) -> LentSlab {
         let borrower = self.borrowers.get_mut(&who).expect("a holder of a slab is known");
         let slab = borrower.ranges.remove(&range).expect("a lease is for a range");
         borrower.leaving.remove(&range);
@@ -285,13 +291,13 @@ impl LeaseTable {
         borrower.ranges.len() as u64
     }
 
-    fn came_back(&mut self, tenant: TenantId, slab: u32) {
+    fn came_back(&mut self, tenant: TenantId, slab: LentSlab) {
         let held = self.held.get_mut(&tenant).expect("the slabs of a tenant are counted");
         *held -= 1;
         if *held == 0 {
             self.held.remove(&tenant);
         }
-        self.slabs[slab as usize].state = State::Unwiped;
+        self.slabs[slab.index()].state = State::Unwiped;
         self.leased -= 1;
         self.unwiped.push_back(slab);
     }
@@ -316,11 +322,11 @@ impl LeaseTable {
         self.expire(now_ms);
         let (slab, range) = self.check(who, claim.lease, claim.token)?;
         let start = claim.offset % SLAB_BYTES;
-        if claim.offset / SLAB_BYTES != range || claim.bytes > SLAB_BYTES - start {
+        if RangeIndex::at(claim.offset) != range || claim.bytes > SLAB_BYTES - start {
             return Err(Refusal::OutsideLease);
         }
         self.touch(now_ms, who);
-        self.slabs[slab as usize].accesses += 1;
+        self.slabs[slab.index()].accesses += 1;
         Ok(Access { slab, start })
     }
 
@@ -329,34 +335,34 @@ impl LeaseTable {
         self.expire(now_ms);
         let (slab, _) = self.check(who, lease, token)?;
         self.touch(now_ms, who);
-        self.slabs[slab as usize].accesses += 1;
+        self.slabs[slab.index()].accesses += 1;
         Ok(Access { slab, start: 0 })
     }
 
     /// Ends an access. Returns whether the slab came back in the meantime and can be wiped now.
     pub fn end(&mut self, access: Access) -> bool {
-        let slab = &mut self.slabs[access.slab as usize];
+        let slab = &mut self.slabs[access.slab.index()];
         slab.accesses = slab.accesses.checked_sub(1).expect("an access ends once");
         slab.accesses == 0 && slab.state == State::Unwiped
     }
 
     /// A slab that came back and that nobody accesses any more. The caller has to wipe it.
-    pub fn take_unwiped(&mut self) -> Option<u32> {
-        let idle = |slab: &u32| self.slabs[*slab as usize].accesses == 0;
+    pub fn take_unwiped(&mut self) -> Option<LentSlab> {
+        let idle = |slab: &LentSlab| self.slabs[slab.index()].accesses == 0;
         let place = self.unwiped.iter().position(idle)?;
         let slab = self.unwiped.remove(place).expect("the place was just found");
-        self.slabs[slab as usize].state = State::Wiping;
+        self.slabs[slab.index()].state = State::Wiping;
         Some(slab)
     }
 
     /// Records that a slab is wiped. Returns whether the donor has reclaimed it for good.
-    pub fn wiped(&mut self, slab: u32) -> bool {
-        assert_eq!(self.slabs[slab as usize].state, State::Wiping, "only what was taken is wiped");
+    pub fn wiped(&mut self, slab: LentSlab) -> bool {
+        assert_eq!(self.slabs[slab.index()].state, State::Wiping, "only what was taken is wiped");
         let is_wanted = self.wanted > 0;
         if is_wanted {
             self.take_back(slab);
         } else {
-            self.slabs[slab as usize].state = State::Free;
+            self.slabs[slab.index()].state = State::Free;
             self.free.push(slab);
         }
         is_wanted

@@ -34,7 +34,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use aquifer_sys::direct_io::punch_hole;
 use aquifer_sys::lent_memory::bind_file;
 use aquifer_sys::shared_segment::SharedSegment;
-use aquifer_wire::SLAB_BYTES;
+use aquifer_wire::{LentSlab, SLAB_BYTES};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
@@ -53,7 +53,7 @@ pub(crate) struct LentFile {
     /// How much is given back to the kernel at a time: a huge page, which would have to be split otherwise, or a piece.
     piece_bytes: u64,
     /// Slabs that were provided and not taken away.
-    held: Mutex<BTreeSet<u32>>,
+    held: Mutex<BTreeSet<LentSlab>>,
 }
 
 impl LentFile {
@@ -82,19 +82,19 @@ impl LentFile {
         [self.data.as_fd(), self.status_page.descriptor().expect("it was made here")]
     }
 
-    fn held(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+    fn held(&self) -> MutexGuard<'_, BTreeSet<LentSlab>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a slab this borrower's, with this token. Fails if there is no memory for it.
-    pub(crate) fn provide(&self, slab: u32, token: u64) -> io::Result<()> {
+    pub(crate) fn provide(&self, slab: LentSlab, token: u64) -> io::Result<()> {
         let is_new = self.held().insert(slab);
-        let at = u64::from(slab) * SLAB_BYTES;
+        let at = slab.offset();
         match self.allocate(at, SLAB_BYTES) {
             Ok(()) => {
                 // Of two grants for the same slab, the later one has the greater token. Release pairs with the
                 // borrower's read of the status page.
-                self.status_page.words()[slab as usize].fetch_max(token, Ordering::Release);
+                self.status_page.words()[slab.index()].fetch_max(token, Ordering::Release);
                 Ok(())
             }
             Err(errno) => {
@@ -125,11 +125,11 @@ impl LentFile {
     }
 
     /// Takes a slab from this borrower. Calls `between` after each wiped piece of it.
-    pub(crate) fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
+    pub(crate) fn wipe(&self, slab: LentSlab, between: &mut dyn FnMut()) {
         // First the token, then the memory: a reader that finds the token after its read has not read a hole.
-        self.status_page.words()[slab as usize].store(0, Ordering::SeqCst);
+        self.status_page.words()[slab.index()].store(0, Ordering::SeqCst);
         for at in (0..SLAB_BYTES).step_by(self.piece_bytes as usize) {
-            let _ = punch_hole(&self.data, u64::from(slab) * SLAB_BYTES + at, self.piece_bytes);
+            let _ = punch_hole(&self.data, slab.offset() + at, self.piece_bytes);
             between();
         }
         self.held().remove(&slab);
@@ -144,11 +144,11 @@ impl LentFile {
             return false;
         }
         let mut from = 0;
-        for slab in held.iter().copied().chain([self.slabs]) {
-            if slab > from {
-                let _ = punch_hole(&self.data, u64::from(from) * SLAB_BYTES, u64::from(slab - from) * SLAB_BYTES);
+        for slab in held.iter().copied().chain([LentSlab(self.slabs)]) {
+            if slab.offset() > from {
+                let _ = punch_hole(&self.data, from, slab.offset() - from);
             }
-            from = slab + 1;
+            from = slab.offset() + SLAB_BYTES;
         }
         true
     }
@@ -251,12 +251,12 @@ mod tests {
         for_each(|lent| {
             let [data, status_page] = lent.descriptors().map(|descriptor| descriptor.try_clone_to_owned().unwrap());
             let (data, status_page) = (File::from(data), SharedView::open(status_page.as_fd()).unwrap());
-            lent.provide(2, 7).unwrap();
+            lent.provide(LentSlab(2), 7).unwrap();
             assert_eq!((status_page.len(), status_page.load(1), status_page.load(2)), (SLABS as usize, 0, 7));
             assert_eq!(stored(&data), SLAB_BYTES, "the donor has allocated it");
             data.write_all_at(&[9; 4096], 2 * SLAB_BYTES).unwrap();
-            lent.provide(2, 9).unwrap();
-            lent.provide(2, 8).unwrap();
+            lent.provide(LentSlab(2), 9).unwrap();
+            lent.provide(LentSlab(2), 8).unwrap();
             assert_eq!(
                 (status_page.load(2), byte(&data, 2 * SLAB_BYTES)),
                 (9, 9),
@@ -264,7 +264,7 @@ mod tests {
             );
             lent.discard(2 * SLAB_BYTES, 4096);
             assert_eq!(byte(&data, 2 * SLAB_BYTES), 0);
-            lent.wipe(2, &mut || {});
+            lent.wipe(LentSlab(2), &mut || {});
             assert_eq!((status_page.load(2), stored(&data)), (0, 0));
         });
     }
@@ -279,12 +279,12 @@ mod tests {
         let mapping = SharedSegment::attach_inherited(one.descriptors()[0].as_raw_fd()).unwrap();
         // To map it like that has stored zeros in all of it.
         one.take_back();
-        one.provide(1, 7).unwrap();
+        one.provide(LentSlab(1), 7).unwrap();
         let word = &mapping.words()[(SLAB_BYTES / 8) as usize];
         word.store(5, Ordering::SeqCst);
-        one.wipe(1, &mut || {});
+        one.wipe(LentSlab(1), &mut || {});
         assert_eq!(word.load(Ordering::SeqCst), 0, "what it stored is gone from under its mapping");
-        other.provide(1, 8).unwrap();
+        other.provide(LentSlab(1), 8).unwrap();
         data.write_all_at(&[9; 4096], SLAB_BYTES).unwrap();
         assert_eq!(word.load(Ordering::SeqCst), 0, "it does not see what is another one's now");
         word.store(6, Ordering::SeqCst);
@@ -297,7 +297,7 @@ mod tests {
     fn what_is_stored_beside_a_slab_is_taken_back() {
         for_each(|lent| {
             let data = File::from(lent.descriptors()[0].try_clone_to_owned().unwrap());
-            lent.provide(1, 1).unwrap();
+            lent.provide(LentSlab(1), 1).unwrap();
             data.write_all_at(&[9; 4096], SLAB_BYTES).unwrap();
             assert!(!lent.take_back());
             for slab in [0, 3] {
@@ -313,10 +313,10 @@ mod tests {
     fn a_file_that_is_cut_off_hurts_its_borrower_alone() {
         for_each(|lent| {
             let data = File::from(lent.descriptors()[0].try_clone_to_owned().unwrap());
-            lent.provide(1, 1).unwrap();
+            lent.provide(LentSlab(1), 1).unwrap();
             let _ = data.set_len(0);
-            lent.provide(1, 2).unwrap();
-            lent.wipe(1, &mut || {});
+            lent.provide(LentSlab(1), 2).unwrap();
+            lent.wipe(LentSlab(1), &mut || {});
             lent.take_back();
             assert_eq!(stored(&data), 0);
         });
@@ -329,9 +329,9 @@ mod tests {
             return;
         };
         let lent = LentFile::new(&own, SLABS, None).unwrap();
-        lent.provide(0, 1).unwrap();
-        assert!(lent.provide(1, 2).is_err());
-        lent.wipe(0, &mut || {});
-        lent.provide(1, 3).unwrap();
+        lent.provide(LentSlab(0), 1).unwrap();
+        assert!(lent.provide(LentSlab(1), 2).is_err());
+        lent.wipe(LentSlab(0), &mut || {});
+        lent.provide(LentSlab(1), 3).unwrap();
     }
 }

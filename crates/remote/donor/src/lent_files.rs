@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use aquifer_wire::{BorrowerId, SLAB_BYTES};
+use aquifer_wire::{BorrowerId, LentSlab, SLAB_BYTES};
 
 use crate::leases::Access;
 use crate::lent_file::{FileSystem, LentFile};
@@ -33,7 +33,7 @@ pub(crate) struct LentFiles {
 struct State {
     sessions: BTreeMap<BorrowerId, Session>,
     /// The borrower in whose file a slab is, from its grant until it is wiped.
-    homes: BTreeMap<u32, Arc<LentFile>>,
+    homes: BTreeMap<LentSlab, Arc<LentFile>>,
 }
 
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl LentFiles {
     }
 
     /// Provides a granted slab. On failure, returns the error and whether the borrower had the slab before.
-    pub(crate) fn provide(&self, who: BorrowerId, slab: u32, token: u64) -> Result<(), (bool, io::Error)> {
+    pub(crate) fn provide(&self, who: BorrowerId, slab: LentSlab, token: u64) -> Result<(), (bool, io::Error)> {
         let mut state = self.state();
         let had_it = state.homes.contains_key(&slab);
         let Some(session) = state.sessions.get(&who) else { return Err((had_it, io::ErrorKind::NotConnected.into())) };
@@ -109,11 +109,11 @@ impl LentFiles {
     pub(crate) fn discard(&self, access: &Access, bytes: u64) {
         let home = self.state().homes.get(&access.slab).cloned();
         if let Some(file) = home {
-            file.discard(u64::from(access.slab) * SLAB_BYTES + access.start, bytes);
+            file.discard(access.slab.offset() + access.start, bytes);
         }
     }
 
-    pub(crate) fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
+    pub(crate) fn wipe(&self, slab: LentSlab, between: &mut dyn FnMut()) {
         let home = self.state().homes.remove(&slab);
         if let Some(file) = home {
             file.wipe(slab, between);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use aquifer_sys::lent_memory::LentMemory;
 pub use aquifer_sys::lent_memory::Source;
-use aquifer_wire::SLAB_BYTES;
+use aquifer_wire::{LentSlab, SLAB_BYTES};
 
 use crate::leases::Access;
 use crate::lent_files::LentFiles;
@@ -95,11 +95,11 @@ impl Slabs {
     }
 
     /// Wipes a whole slab that nobody has, in pieces; calls `between` after each.
-    pub(crate) fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
+    pub(crate) fn wipe(&self, slab: LentSlab, between: &mut dyn FnMut()) {
         match self {
             Slabs::Mapped(memory) => {
                 for at in (0..SLAB_BYTES as usize).step_by(PIECE_BYTES) {
-                    memory.wipe(beginning(slab) + at, PIECE_BYTES);
+                    memory.wipe(slab.offset() as usize + at, PIECE_BYTES);
                     between();
                 }
             }
@@ -108,10 +108,10 @@ impl Slabs {
     }
 
     /// Gives back a slab that was wiped and will not be lent again.
-    pub(crate) fn give_back(&self, slab: u32) {
+    pub(crate) fn give_back(&self, slab: LentSlab) {
         match self {
             // A device has nowhere to give it back to.
-            Slabs::Mapped(memory) => drop(memory.give_back(beginning(slab), SLAB_BYTES as usize)),
+            Slabs::Mapped(memory) => drop(memory.give_back(slab.offset() as usize, SLAB_BYTES as usize)),
             // A slab that no borrower has takes no memory.
             Slabs::Shared(_) => {}
         }
@@ -140,10 +140,6 @@ impl Mapped<'_> {
     }
 }
 
-fn beginning(slab: u32) -> usize {
-    (u64::from(slab) * SLAB_BYTES) as usize
-}
-
 fn place(access: &Access) -> usize {
-    beginning(access.slab) + access.start as usize
+    (access.slab.offset() + access.start) as usize
 }

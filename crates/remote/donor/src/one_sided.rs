@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use aquifer_sys::lent_memory::LentMemory;
 use aquifer_sys::raw::random;
 use aquifer_sys::verbs::{Device, Domain, End, Port, QueuePair, VerbsFailure, Window, choose};
-use aquifer_wire::{BorrowerId, PairEnd, Refusal, SLAB_BYTES};
+use aquifer_wire::{BorrowerId, LentSlab, PairEnd, Refusal, SLAB_BYTES};
 
 use crate::sessions::{Known, Sessions, TooMany};
 use crate::settings::DeviceChoice;
@@ -105,7 +105,7 @@ impl OneSided {
 
     /// The key of a slab for its holder. The caller ensures that nobody can get another token for it or wipe it
     /// meanwhile.
-    pub(crate) fn key(&self, who: BorrowerId, slab: u32, token: u64) -> Result<u32, VerbsFailure> {
+    pub(crate) fn key(&self, who: BorrowerId, slab: LentSlab, token: u64) -> Result<u32, VerbsFailure> {
         let mut sessions = self.sessions();
         match sessions.known(slab, token) {
             Known::Key(key) => Ok(key),
@@ -113,7 +113,7 @@ impl OneSided {
             Known::Other => Err(VerbsFailure::Call { what: "a window that was left open", errno: libc::EBUSY }),
             Known::Nothing => {
                 let domain = sessions.domain(who, || Domain::new(&self.device))?;
-                let at = (u64::from(slab) * SLAB_BYTES) as usize;
+                let at = slab.offset() as usize;
                 let open = || Window::open(&domain, &self.memory, at, SLAB_BYTES as usize);
                 let window = open_unlike(open, |window| sessions.is_new(who, window.key()))?;
                 let key = window.key();
@@ -124,7 +124,7 @@ impl OneSided {
     }
 
     /// Ends access to the slab by tokens older than this one.
-    pub(crate) fn close_before(&self, slab: u32, token: u64) -> Result<(), VerbsFailure> {
+    pub(crate) fn close_before(&self, slab: LentSlab, token: u64) -> Result<(), VerbsFailure> {
         let mut sessions = self.sessions();
         let Some(opened) = sessions.take_before(slab, token) else { return Ok(()) };
         // Under the lock: a thread that finds the slab without a window finds the window closed.
@@ -138,7 +138,7 @@ impl OneSided {
     }
 
     /// Ends all access to the slab.
-    pub(crate) fn close(&self, slab: u32) -> Result<(), VerbsFailure> {
+    pub(crate) fn close(&self, slab: LentSlab) -> Result<(), VerbsFailure> {
         self.close_before(slab, u64::MAX)
     }
 

@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::verbs::{Port, VerbsFailure};
-use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, PairEnd, Refusal, SLAB_BYTES, Standing};
+use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, PairEnd, RangeIndex, Refusal, SLAB_BYTES, Standing};
 
 use crate::audit::Audit;
 use crate::bodies::BodyBudget;
@@ -312,19 +312,19 @@ impl Service {
         }
     }
 
-    fn grant(&self, visit: &Visit<'_>, range: u64) -> Result<Message, Refusal> {
-        let Some(offset) = range.checked_mul(SLAB_BYTES) else { return Err(Refusal::OutsideLease) };
+    fn grant(&self, visit: &Visit<'_>, range: RangeIndex) -> Result<Message, Refusal> {
+        let offset = range.checked_offset().ok_or(Refusal::OutsideLease)?;
         let who = visit.who;
         let account = Account { tenant: visit.tenant.id, quota_slabs: visit.tenant.limits().quota_slabs() };
         let granted = self.grant_slab(account, who, range)?;
         self.keeper.notify_all();
-        let (lease, token) = (u64::from(granted.slab), granted.token);
+        let (lease, token) = (granted.slab.lease(), granted.token);
         // Requests that were sent with the previous token are refused from the moment the new one is known.
         self.shut_out(|one_sided| one_sided.close_before(granted.slab, token));
         if let Some(files) = self.slabs.shared() {
             self.provide(files, visit, Claim { lease, token, offset, bytes: SLAB_BYTES })?;
         }
-        self.note(format_args!("event=leased {visit} slab={lease} range={range}"));
+        self.note(format_args!("event=leased {visit} slab={lease} range={}", range.0));
         self.tallies.add(Figure::GrantsTotal, 1);
         Ok(Message::Granted { lease, token, bytes: SLAB_BYTES, expires_in_ms: granted.expires_in_ms })
     }
@@ -450,18 +450,23 @@ impl Service {
 
     /// The notices of a borrower's revoked leases from range `from` on, at most `max` of them, and the range from
     /// which the next call continues, if there are more.
-    pub(crate) fn revocations(&self, who: BorrowerId, from: u64, max: usize) -> (Vec<Message>, Option<u64>) {
+    pub(crate) fn revocations(
+        &self,
+        who: BorrowerId,
+        from: RangeIndex,
+        max: usize,
+    ) -> (Vec<Message>, Option<RangeIndex>) {
         let table = self.table();
         let now_ms = self.now_ms();
         let within_ms = |end: u64| end.saturating_sub(now_ms);
-        if from == 0
+        if from == RangeIndex(0)
             && let Some(end) = table.leaves_whole(who)
         {
-            return (vec![Message::Revoke { lease: EVERY_LEASE, range: 0, within_ms: within_ms(end) }], None);
+            return (vec![Message::Revoke { lease: EVERY_LEASE, range: from, within_ms: within_ms(end) }], None);
         }
         let mut leaving = table.leaving(who, from);
         let notices = leaving.by_ref().take(max).map(|Leaving { range, slab, ends_by_ms }| Message::Revoke {
-            lease: u64::from(slab),
+            lease: slab.lease(),
             range,
             within_ms: within_ms(ends_by_ms),
         });

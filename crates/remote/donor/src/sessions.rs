@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use aquifer_wire::BorrowerId;
+use aquifer_wire::{BorrowerId, LentSlab};
 
 /// The maximum number of queue pairs of one borrower: those of sixteen processes.
 pub(crate) const PAIRS_MAX: usize = 128;
@@ -23,7 +23,7 @@ const KEYS_KEPT: usize = 16;
 /// See the module. `D` is a protection domain, `P` a queue pair, `W` a window.
 pub(crate) struct Sessions<D, P, W> {
     sessions: BTreeMap<BorrowerId, Session<D, P>>,
-    windows: BTreeMap<u32, Opened<W>>,
+    windows: BTreeMap<LentSlab, Opened<W>>,
 }
 
 /// A borrower, from its first connection until the last one has ended and no window of the borrower is open.
@@ -128,7 +128,7 @@ impl<D, P, W> Sessions<D, P, W> {
     }
 
     /// What is recorded for a slab, for the holder of this token.
-    pub(crate) fn known(&self, slab: u32, token: u64) -> Known {
+    pub(crate) fn known(&self, slab: LentSlab, token: u64) -> Known {
         match self.windows.get(&slab) {
             Some(opened) if opened.token == token => Known::Key(opened.key),
             Some(_) => Known::Other,
@@ -142,7 +142,7 @@ impl<D, P, W> Sessions<D, P, W> {
     }
 
     /// Records the window on a slab that had none.
-    pub(crate) fn open(&mut self, who: BorrowerId, slab: u32, token: u64, key: u32, window: W) {
+    pub(crate) fn open(&mut self, who: BorrowerId, slab: LentSlab, token: u64, key: u32, window: W) {
         let before = self.windows.insert(slab, Opened { who, token, key, window });
         assert!(before.is_none(), "a slab has one window");
         self.sessions.entry(who).or_default().windows += 1;
@@ -150,7 +150,7 @@ impl<D, P, W> Sessions<D, P, W> {
 
     /// Takes the window on a slab, to be closed, if it is for an older token than this one. The caller calls
     /// [`closed`](Self::closed) or [`cast_out`](Self::cast_out) next.
-    pub(crate) fn take_before(&mut self, slab: u32, token: u64) -> Option<Opened<W>> {
+    pub(crate) fn take_before(&mut self, slab: LentSlab, token: u64) -> Option<Opened<W>> {
         if self.windows.get(&slab)?.token >= token {
             return None;
         }
@@ -175,7 +175,7 @@ impl<D, P, W> Sessions<D, P, W> {
         let session = self.sessions.entry(who).or_default();
         let pairs = std::mem::take(&mut session.pairs).into_values().collect();
         (session.domain, session.windows) = (None, 0);
-        let theirs: Vec<u32> =
+        let theirs: Vec<LentSlab> =
             self.windows.iter().filter(|(_, opened)| opened.who == who).map(|(slab, _)| *slab).collect();
         let windows = theirs.iter().filter_map(|slab| self.windows.remove(slab)).map(|opened| opened.window).collect();
         self.take_idle(who);
@@ -205,7 +205,7 @@ mod tests {
             let domain = domain(&mut sessions, who);
             assert_eq!(sessions.keep(who, 7, &domain, 70), Ok(None));
             for slab in slabs {
-                sessions.open(who, *slab, 10, 100 + slab, "window");
+                sessions.open(who, LentSlab(*slab), 10, 100 + slab, "window");
             }
         }
         sessions
@@ -214,25 +214,28 @@ mod tests {
     #[test]
     fn a_window_is_for_one_token_and_is_taken_by_a_newer_one() {
         let mut sessions = two_borrowers();
-        assert_eq!((sessions.known(3, 10), sessions.known(3, 11)), (Known::Key(103), Known::Other));
-        assert!(sessions.take_before(3, 10).is_none(), "it is for that token itself");
-        assert!(sessions.take_before(3, 11).is_some_and(|opened| opened.who == WHO));
-        assert_eq!((sessions.known(3, 10), sessions.known(3, 11)), (Known::Nothing, Known::Nothing));
+        assert_eq!((sessions.known(LentSlab(3), 10), sessions.known(LentSlab(3), 11)), (Known::Key(103), Known::Other));
+        assert!(sessions.take_before(LentSlab(3), 10).is_none(), "it is for that token itself");
+        assert!(sessions.take_before(LentSlab(3), 11).is_some_and(|opened| opened.who == WHO));
+        assert_eq!(
+            (sessions.known(LentSlab(3), 10), sessions.known(LentSlab(3), 11)),
+            (Known::Nothing, Known::Nothing)
+        );
     }
 
     #[test]
     fn whose_window_cannot_be_closed_has_nothing_left_to_look_in_with() {
         let mut sessions = two_borrowers();
         let before = domain(&mut sessions, WHO);
-        let opened = sessions.take_before(3, u64::MAX).unwrap();
+        let opened = sessions.take_before(LentSlab(3), u64::MAX).unwrap();
         let (pairs, windows) = sessions.cast_out(opened.who);
         assert_eq!((pairs.len(), windows.len()), (1, 1));
-        assert_eq!(sessions.known(4, 10), Known::Nothing, "what is of the domain before is closed, too");
+        assert_eq!(sessions.known(LentSlab(4), 10), Known::Nothing, "what is of the domain before is closed, too");
         assert_eq!(sessions.keep(WHO, 7, &before, 71), Err(71), "one that was being made meanwhile does not stay");
         let after = domain(&mut sessions, WHO);
         assert!(!Arc::ptr_eq(&before, &after));
         assert_eq!(sessions.keep(WHO, 7, &after, 72), Ok(None), "it may come again");
-        assert_eq!(sessions.known(5, 10), Known::Key(105), "nobody else notices");
+        assert_eq!(sessions.known(LentSlab(5), 10), Known::Key(105), "nobody else notices");
         assert_eq!(sessions.make_room(OTHER, 7), Ok(Some(70)));
     }
 
@@ -240,11 +243,11 @@ mod tests {
     fn a_key_that_was_given_back_is_not_given_out_again_soon() {
         let mut sessions = two_borrowers();
         assert!(sessions.is_new(WHO, 103), "it is open, and so nobody else's");
-        sessions.take_before(3, 11);
+        sessions.take_before(LentSlab(3), 11);
         assert!(!sessions.is_new(WHO, 103) && sessions.is_new(OTHER, 103), "another one has another domain");
         for slab in 1000..1000 + KEYS_KEPT as u32 {
-            sessions.open(WHO, slab, 1, slab, "window");
-            sessions.take_before(slab, 2);
+            sessions.open(WHO, LentSlab(slab), 1, slab, "window");
+            sessions.take_before(LentSlab(slab), 2);
         }
         assert!(sessions.is_new(WHO, 103) && !sessions.is_new(WHO, 1000));
     }
@@ -257,7 +260,7 @@ mod tests {
         let its = domain(&mut sessions, WHO);
         assert_eq!(sessions.keep(WHO, 7, &its, 71), Err(71), "nor does one that was being made meanwhile");
         for slab in [3, 4] {
-            assert!(sessions.take_before(slab, 11).is_some());
+            assert!(sessions.take_before(LentSlab(slab), 11).is_some());
             assert_eq!(sessions.closed(WHO).is_some(), slab == 4);
         }
         let gone = Arc::new(0);

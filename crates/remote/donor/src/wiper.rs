@@ -18,7 +18,7 @@ use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::raw::{lower_priority, thread_cpu_ns};
-use aquifer_wire::{BorrowerId, Figure, Refusal};
+use aquifer_wire::{BorrowerId, Figure, LentSlab, RangeIndex, Refusal};
 
 use crate::leases::{Account, Granted, LeaseTable};
 use crate::service::Service;
@@ -181,7 +181,7 @@ impl Service {
     }
 
     /// Wipes one slab, which was taken for that; calls `between` after each piece.
-    fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
+    fn wipe(&self, slab: LentSlab, between: &mut dyn FnMut()) {
         self.shut_out(|one_sided| one_sided.close(slab));
         self.slabs.wipe(slab, between);
         self.tallies.add(Figure::WipesTotal, 1);
@@ -205,7 +205,7 @@ impl Service {
 
     /// Grants a slab for a range, and waits for one to be wiped if there is no other. [`Refusal::Busy`] if that takes
     /// too long.
-    pub(crate) fn grant_slab(&self, account: Account, who: BorrowerId, range: u64) -> Result<Granted, Refusal> {
+    pub(crate) fn grant_slab(&self, account: Account, who: BorrowerId, range: RangeIndex) -> Result<Granted, Refusal> {
         let deadline = Instant::now() + GRANT_TIMEOUT;
         let mut table = self.table();
         loop {

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_donor::TenantId;
 use aquifer_donor::leases::{Access, Account, Claim, LeaseTable};
-use aquifer_wire::{BorrowerId, Refusal, SLAB_BYTES};
+use aquifer_wire::{BorrowerId, LentSlab, RangeIndex, Refusal, SLAB_BYTES};
 use proptest::prelude::*;
 
 const SLABS: u32 = 5;
@@ -46,7 +46,7 @@ enum Step {
     },
     Grant {
         who: u128,
-        range: u64,
+        range: RangeIndex,
     },
     Release {
         who: u128,
@@ -76,7 +76,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => (who(), nth(), prop_oneof![Just(0), 0..1024u64])
             .prop_map(|(who, nth, shift)| Step::Begin { who, nth, shift }),
         5 => nth().prop_map(|nth| Step::End { nth }),
-        8 => (who(), 0..4u64).prop_map(|(who, range)| Step::Grant { who, range }),
+        8 => (who(), 0..4u64).prop_map(|(who, range)| Step::Grant { who, range: RangeIndex(range) }),
         3 => (who(), nth()).prop_map(|(who, nth)| Step::Release { who, nth }),
         1 => who().prop_map(|who| Step::ReleaseEvery { who }),
         2 => who().prop_map(|who| Step::Renew { who }),
@@ -95,7 +95,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    slab: u32,
+    slab: LentSlab,
     token: u64,
 }
 
@@ -103,27 +103,27 @@ struct Held {
 struct Model {
     now_ms: u64,
     /// What each borrower has, by range.
-    held: BTreeMap<(u128, u64), Held>,
+    held: BTreeMap<(u128, RangeIndex), Held>,
     alive_at_ms: BTreeMap<u128, u64>,
     /// Leases that are asked back, and by when.
-    leaving: BTreeMap<(u128, u64), u64>,
+    leaving: BTreeMap<(u128, RangeIndex), u64>,
     /// Slabs that came back and are not wiped.
-    back: BTreeSet<u32>,
+    back: BTreeSet<LentSlab>,
     /// Slabs that the donor wants back, and those that it has.
     wanted: usize,
-    reclaimed: BTreeSet<u32>,
+    reclaimed: BTreeSet<LentSlab>,
     /// Whose bytes are in a slab.
-    bytes_of: BTreeMap<u32, u128>,
-    wiping: Vec<u32>,
+    bytes_of: BTreeMap<LentSlab, u128>,
+    wiping: Vec<LentSlab>,
     accesses: Vec<Access>,
     /// Every token ever given, with its slab and range.
-    given: Vec<(u32, u64, u64)>,
+    given: Vec<(LentSlab, u64, RangeIndex)>,
 }
 
 impl Model {
     fn end_due(&mut self) {
         let (now, alive) = (self.now_ms, &self.alive_at_ms);
-        let is_dead = |(who, _): &&(u128, u64)| alive[who] + LEASE_MS <= now;
+        let is_dead = |(who, _): &&(u128, RangeIndex)| alive[who] + LEASE_MS <= now;
         let dead: Vec<_> = self.held.keys().filter(is_dead).copied().collect();
         dead.into_iter().for_each(|lease| self.end(lease));
         let due: Vec<_> = self.leaving.iter().filter(|(_, end)| **end <= now).map(|(lease, _)| *lease).collect();
@@ -135,7 +135,7 @@ impl Model {
         }
     }
 
-    fn end(&mut self, lease: (u128, u64)) {
+    fn end(&mut self, lease: (u128, RangeIndex)) {
         let held = self.held.remove(&lease).expect("somebody has it");
         self.leaving.remove(&lease);
         self.back.insert(held.slab);
@@ -168,16 +168,17 @@ impl Model {
         let stocks = self.stocks();
         let before = std::mem::take(&mut self.leaving);
         for who in 0..3 {
-            for leaving in table.leaving(BorrowerId(who), 0) {
+            for leaving in table.leaving(BorrowerId(who), RangeIndex(0)) {
                 assert_eq!(self.held[&(who, leaving.range)].slab, leaving.slab);
                 let given = before.get(&(who, leaving.range));
                 let expected = given.map_or(end, |given| if is_all { end.min(*given) } else { *given });
                 assert_eq!(leaving.ends_by_ms, expected);
                 self.leaving.insert((who, leaving.range), leaving.ends_by_ms);
             }
-            let ends: BTreeSet<_> = table.leaving(BorrowerId(who), 0).map(|leaving| leaving.ends_by_ms).collect();
+            let ends: BTreeSet<_> =
+                table.leaving(BorrowerId(who), RangeIndex(0)).map(|leaving| leaving.ends_by_ms).collect();
             let has = self.held.keys().filter(|(holder, _)| *holder == who).count();
-            let is_whole = ends.len() == 1 && table.leaving(BorrowerId(who), 0).count() == has;
+            let is_whole = ends.len() == 1 && table.leaving(BorrowerId(who), RangeIndex(0)).count() == has;
             assert_eq!(table.leaves_whole(BorrowerId(who)), ends.first().filter(|_| is_whole).copied());
         }
         assert!(before.keys().all(|lease| self.leaving.contains_key(lease)), "what was asked back stays asked back");
@@ -200,12 +201,12 @@ impl Model {
         }
     }
 
-    fn touched(&self, slab: u32) -> bool {
+    fn touched(&self, slab: LentSlab) -> bool {
         self.accesses.iter().any(|access| access.slab == slab)
     }
 
-    fn expected(&self, who: u128, lease: u64, token: u64) -> Result<u64, Refusal> {
-        let found = self.held.iter().find(|(_, held)| u64::from(held.slab) == lease);
+    fn expected(&self, who: u128, lease: u64, token: u64) -> Result<RangeIndex, Refusal> {
+        let found = self.held.iter().find(|(_, held)| held.slab.lease() == lease);
         match found {
             None => Err(Refusal::NoLease),
             Some(((holder, _), _)) if *holder != who => Err(Refusal::NotYours),
@@ -221,10 +222,10 @@ impl Model {
             Step::Grant { who, range } => self.grant(table, who, range),
             Step::Begin { who, nth, shift } => {
                 let Some(&(slab, token, range)) = self.given.get(nth) else { return };
-                let (offset, bytes) = (range * SLAB_BYTES + shift * 4096, SLAB_BYTES / 2);
-                let claim = Claim { lease: u64::from(slab), token, offset, bytes };
+                let (offset, bytes) = (range.offset() + shift * 4096, SLAB_BYTES / 2);
+                let claim = Claim { lease: slab.lease(), token, offset, bytes };
                 let expected = self.expected(who, claim.lease, token).and_then(|range| {
-                    let inside = offset / SLAB_BYTES == range && (offset + bytes - 1) / SLAB_BYTES == range;
+                    let inside = RangeIndex::at(offset) == range && RangeIndex::at(offset + bytes - 1) == range;
                     if inside { Ok(()) } else { Err(Refusal::OutsideLease) }
                 });
                 let begun = table.begin(self.now_ms, BorrowerId(who), claim);
@@ -244,8 +245,8 @@ impl Model {
             }
             Step::Release { who, nth } => {
                 let Some(&(slab, token, _)) = self.given.get(nth) else { return };
-                let expected = self.expected(who, u64::from(slab), token);
-                let released = table.release(self.now_ms, BorrowerId(who), u64::from(slab), token);
+                let expected = self.expected(who, slab.lease(), token);
+                let released = table.release(self.now_ms, BorrowerId(who), slab.lease(), token);
                 assert_eq!(released, expected.map(|_| ()));
                 if let Ok(range) = expected {
                     self.sign_of_life(who);
@@ -306,7 +307,7 @@ impl Model {
         assert_eq!(table.wanted(), 0, "what is wanted back comes back");
     }
 
-    fn grant(&mut self, table: &mut LeaseTable, who: u128, range: u64) {
+    fn grant(&mut self, table: &mut LeaseTable, who: u128, range: RangeIndex) {
         let granted = table.grant(self.now_ms, account(who), BorrowerId(who), range);
         let before = self.held.get(&(who, range)).copied();
         let count = self.held.keys().filter(|(holder, _)| tenant(*holder) == tenant(who)).count();
@@ -364,15 +365,15 @@ proptest! {
 fn what_is_revoked_at_once_is_wiped_and_not_lent_again() {
     let mut table = LeaseTable::new(4, LEASE_MS);
     let one = BorrowerId(1);
-    let leases: Vec<_> = (0..3).map(|range| table.grant(0, full(8), one, range).unwrap()).collect();
-    assert_eq!(table.reclaim(10, 2, 0), [3], "the one that nobody has");
+    let leases: Vec<_> = RangeIndex::all(3).map(|range| table.grant(0, full(8), one, range).unwrap()).collect();
+    assert_eq!(table.reclaim(10, 2, 0), [LentSlab(3)], "the one that nobody has");
     assert_eq!((table.leased(), table.endings().revoked, table.wanted()), (2, 1, 1));
-    assert_eq!(table.grant(10, full(8), one, 5), Err(Refusal::Ending));
+    assert_eq!(table.grant(10, full(8), one, RangeIndex(5)), Err(Refusal::Ending));
     let slab = table.take_unwiped().unwrap();
     assert!(leases.iter().any(|granted| granted.slab == slab));
     assert!(table.wiped(slab));
     assert_eq!((table.wanted(), table.reclaimed(), table.lendable()), (0, 2, 2));
-    assert_eq!(table.grant(10, full(8), one, 5), Err(Refusal::Full));
+    assert_eq!(table.grant(10, full(8), one, RangeIndex(5)), Err(Refusal::Full));
 }
 
 #[test]
@@ -380,7 +381,7 @@ fn a_tree_gives_back_what_all_of_it_has_and_nobody_else() {
     let mut table = LeaseTable::new(8, LEASE_MS);
     let of = |tree: u128, number: u128| BorrowerId(tree << 64 | number);
     for who in [of(1, u128::from(u64::MAX)), of(2, 0), of(2, 7), of(2, u128::from(u64::MAX)), of(3, 0)] {
-        table.grant(0, full(8), who, 0).unwrap();
+        table.grant(0, full(8), who, RangeIndex(0)).unwrap();
     }
     assert_eq!(table.release_tree(0, 2), 3);
     assert_eq!((table.leased(), table.renew(0, of(1, u128::from(u64::MAX))).0, table.renew(0, of(3, 0)).0), (2, 1, 1));
@@ -390,10 +391,10 @@ fn a_tree_gives_back_what_all_of_it_has_and_nobody_else() {
 fn a_slab_goes_round() {
     let (one, other) = (BorrowerId(1), BorrowerId(2));
     let mut table = LeaseTable::new(1, LEASE_MS);
-    let granted = table.grant(0, full(8), one, 7).unwrap();
-    assert_eq!((granted.slab, granted.expires_in_ms, table.next_end_ms()), (0, LEASE_MS, Some(LEASE_MS)));
-    assert_eq!(table.grant(0, full(8), other, 0), Err(Refusal::Full));
-    assert_eq!(table.grant(0, full(1), one, 8), Err(Refusal::Quota));
+    let granted = table.grant(0, full(8), one, RangeIndex(7)).unwrap();
+    assert_eq!((granted.slab, granted.expires_in_ms, table.next_end_ms()), (LentSlab(0), LEASE_MS, Some(LEASE_MS)));
+    assert_eq!(table.grant(0, full(8), other, RangeIndex(0)), Err(Refusal::Full));
+    assert_eq!(table.grant(0, full(1), one, RangeIndex(8)), Err(Refusal::Quota));
     let claim = Claim { lease: 0, token: granted.token, offset: 7 * SLAB_BYTES, bytes: SLAB_BYTES };
     let access = table.begin(50, one, claim).unwrap();
     assert_eq!(table.next_end_ms(), Some(50 + LEASE_MS), "an access is a sign of life");
@@ -401,9 +402,9 @@ fn a_slab_goes_round() {
     assert_eq!((table.leased(), table.unwiped(), table.endings().expired), (0, 1, 1));
     assert_eq!(table.take_unwiped(), None, "the access has not ended");
     table.end(access);
-    assert_eq!(table.take_unwiped(), Some(0));
-    assert_eq!(table.grant(200, full(8), other, 0), Err(Refusal::Busy), "it is not wiped yet");
-    table.wiped(0);
-    assert!(table.grant(200, full(8), other, 0).unwrap().token > granted.token);
+    assert_eq!(table.take_unwiped(), Some(LentSlab(0)));
+    assert_eq!(table.grant(200, full(8), other, RangeIndex(0)), Err(Refusal::Busy), "it is not wiped yet");
+    table.wiped(LentSlab(0));
+    assert!(table.grant(200, full(8), other, RangeIndex(0)).unwrap().token > granted.token);
     assert_eq!(table.begin(200, one, claim), Err(Refusal::NotYours));
 }

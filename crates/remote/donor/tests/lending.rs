@@ -9,7 +9,7 @@ mod peer;
 use std::time::{Duration, Instant};
 
 use aquifer_donor::{Donor, Settings, Source, StartFailure};
-use aquifer_wire::{EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES, STANDING_BYTES, Standing};
+use aquifer_wire::{EVERY_LEASE, Figure, Message, RangeIndex, Refusal, SLAB_BYTES, STANDING_BYTES, Standing};
 use peer::{Peer, figure, impatient, settings, start, wait_until};
 
 #[test]
@@ -71,7 +71,10 @@ fn no_answer_waits_for_a_wipe_but_that_of_the_slab_that_it_grants() {
             assert_eq!(other.read(lease, 511).unwrap(), [0; 4096], "{source:?}: what is granted is wiped");
         }
         assert_eq!(figure(&donor, Figure::WipingBytes), 0);
-        assert_eq!(other.ask(Message::Grant { range: SLABS }, &[]).0, Message::Error { refusal: Refusal::Full });
+        assert_eq!(
+            other.ask(Message::Grant { range: RangeIndex(SLABS) }, &[]).0,
+            Message::Error { refusal: Refusal::Full }
+        );
     }
 }
 
@@ -115,11 +118,11 @@ fn a_donor_that_ends_tells_its_borrowers_and_waits_for_them() {
     while one.revoked.is_empty() {
         assert!(matches!(one.ask(Message::Renew, &[]).0, Message::Renewed { leases: 1, .. }));
     }
-    let [Message::Revoke { lease: EVERY_LEASE, range: 0, within_ms }] = one.revoked[..] else {
+    let [Message::Revoke { lease: EVERY_LEASE, range: RangeIndex(0), within_ms }] = one.revoked[..] else {
         panic!("{:?}", one.revoked)
     };
     assert!(u128::from(within_ms) <= peer::TIMEOUT.as_millis());
-    assert_eq!(one.ask(Message::Grant { range: 1 }, &[]).0, Message::Error { refusal: Refusal::Ending });
+    assert_eq!(one.ask(Message::Grant { range: RangeIndex(1) }, &[]).0, Message::Error { refusal: Refusal::Ending });
     assert_eq!(one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }, &[]).0, Message::Released { slabs: 1 });
     assert_eq!(one.revoked.len(), 1, "it is notified once");
     assert!(one.receive().is_none(), "then the connection ends");

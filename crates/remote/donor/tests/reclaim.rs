@@ -19,7 +19,7 @@ use aquifer_donor::{Donor, EVERY_BYTE, Settings, StartFailure};
 use aquifer_sys::raw::now_ns;
 use aquifer_tiers::conformance::frames;
 use aquifer_tiers::{Disposition, Operation, Request, Tier, TierSpec, Wait, open};
-use aquifer_wire::{EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES};
+use aquifer_wire::{EVERY_LEASE, Figure, Message, RangeIndex, Refusal, SLAB_BYTES};
 use certificates::Protection;
 use peer::{Lease, Peer, TIMEOUT, figure, settings, start, wait_until};
 
@@ -37,7 +37,7 @@ fn of(protection: Protection, slabs: u64) -> Settings {
 /// The leases that a peer was notified of, in order.
 fn notices(peer: &Peer) -> Vec<(u64, u64)> {
     let one = |message: &Message| match *message {
-        Message::Revoke { lease, range, .. } => (lease, range),
+        Message::Revoke { lease, range, .. } => (lease, range.0),
         other => panic!("{other:?}"),
     };
     peer.revoked.iter().map(one).collect()
@@ -63,8 +63,11 @@ fn the_borrower_that_has_most_is_asked_for_most_on_each_connection(protection: P
     assert_eq!(notices(&relative), asked);
     poor.ask(Message::Renew, &[]);
     assert_eq!(notices(&poor), []);
-    assert_eq!(poor.ask(Message::Grant { range: 1 }, &[]).0, Message::Error { refusal: Refusal::Ending });
-    assert!(matches!(rich.ask(Message::Grant { range: 4 }, &[]).0, Message::Granted { .. }), "a token is nothing new");
+    assert_eq!(poor.ask(Message::Grant { range: RangeIndex(1) }, &[]).0, Message::Error { refusal: Refusal::Ending });
+    assert!(
+        matches!(rich.ask(Message::Grant { range: RangeIndex(4) }, &[]).0, Message::Granted { .. }),
+        "a token is nothing new"
+    );
     // One that was not asked for does as well.
     for (range, left) in [(0, 2), (3, 1), (2, 0)] {
         let Lease { lease, token, .. } = leases[range];
@@ -74,7 +77,7 @@ fn the_borrower_that_has_most_is_asked_for_most_on_each_connection(protection: P
     let standing = donor.standing();
     assert_eq!(standing.figure(Figure::ReclaimedBytes), 5 * SLAB_BYTES);
     assert_eq!((standing.figure(Figure::LentBytes), standing.figure(Figure::RevocationsTotal)), (3 * SLAB_BYTES, 0));
-    assert_eq!(poor.ask(Message::Grant { range: 1 }, &[]).0, Message::Error { refusal: Refusal::Full });
+    assert_eq!(poor.ask(Message::Grant { range: RangeIndex(1) }, &[]).0, Message::Error { refusal: Refusal::Full });
     assert_eq!(poor.read(kept, 0).unwrap(), [7; 4096]);
 }
 
@@ -121,13 +124,13 @@ fn one_notice_can_revoke_every_lease_and_a_shorter_time_is_notified_again() {
     one.revoked.clear();
     donor.reclaim(EVERY_BYTE, Duration::from_secs(100));
     one.ask(Message::Renew, &[]);
-    let [Message::Revoke { lease: EVERY_LEASE, range: 0, within_ms }] = one.revoked[..] else {
+    let [Message::Revoke { lease: EVERY_LEASE, range: RangeIndex(0), within_ms }] = one.revoked[..] else {
         panic!("{:?}", one.revoked)
     };
     assert!((1..=100_000).contains(&within_ms), "{within_ms}");
     assert_eq!(one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }, &[]).0, Message::Released { slabs: 150 });
     wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == 200 * SLAB_BYTES);
-    assert_eq!(one.ask(Message::Grant { range: 0 }, &[]).0, Message::Error { refusal: Refusal::Ending });
+    assert_eq!(one.ask(Message::Grant { range: RangeIndex(0) }, &[]).0, Message::Error { refusal: Refusal::Ending });
     let Message::Welcome { lendable_bytes, .. } = Peer::borrower(donor.address(), 2).welcome.unwrap() else {
         panic!("not a welcome")
     };
@@ -272,7 +275,7 @@ fn what_is_no_order_is_refused_and_holds_nobody_up() {
     let path = socket("strange");
     let (donor, _) = start(Settings { control: Some(path.clone()), ..settings(2) });
     let header = |message| aquifer_wire::Header::new(5, message, &[]).encode();
-    let grant = header(Message::Grant { range: 0 });
+    let grant = header(Message::Grant { range: RangeIndex(0) });
     for (bytes, refusal) in [(&grant, Refusal::UnknownKind), (&[7; 72], Refusal::Foreign)] {
         let mut stream = UnixStream::connect(&path).unwrap();
         stream.write_all(bytes).unwrap();

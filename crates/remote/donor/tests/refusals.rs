@@ -13,7 +13,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use aquifer_donor::{Settings, Timeouts};
-use aquifer_wire::{BODY_BYTES_MAX, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES};
+use aquifer_wire::{BODY_BYTES_MAX, Figure, HEADER_BYTES, Header, Message, RangeIndex, Refusal, SLAB_BYTES};
 use certificates::Protection;
 use peer::{Lease, Peer, TIMEOUT, figure, impatient, refused, reported_once, settings, start, wait_until};
 
@@ -254,12 +254,15 @@ fn a_quota_and_the_end_of_the_memory_are_refusals_that_leave_the_rest_alone(prot
     // Both are of one tenant, whatever they call themselves.
     let leases = [one.grant(5), two.grant(9)];
     for peer in [&mut one, &mut two] {
-        assert_eq!(peer.ask(Message::Grant { range: 6 }, &[]).0, Message::Error { refusal: Refusal::Quota });
+        assert_eq!(
+            peer.ask(Message::Grant { range: RangeIndex(6) }, &[]).0,
+            Message::Error { refusal: Refusal::Quota }
+        );
     }
     let (full, _) = start(of(protection, settings(1)));
     let mut only = Peer::borrower_by(protection, full.address(), 1);
     only.grant(0);
-    assert_eq!(only.ask(Message::Grant { range: 1 }, &[]).0, Message::Error { refusal: Refusal::Full });
+    assert_eq!(only.ask(Message::Grant { range: RangeIndex(1) }, &[]).0, Message::Error { refusal: Refusal::Full });
     assert_eq!(refused(&full, Refusal::Full), 1);
     two.send(Message::Reclaim { bytes: u64::MAX, within_ms: 0 }, &[]);
     two.expect_the_end(Refusal::UnknownKind);

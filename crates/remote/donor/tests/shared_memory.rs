@@ -23,7 +23,7 @@ use aquifer_donor::{Address, Donor, EVERY_BYTE, Settings, StartFailure, local_st
 use aquifer_sys::shared_segment::SharedView;
 use aquifer_tiers::conformance::frames;
 use aquifer_tiers::{Disposition, TierSpec, open};
-use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES};
+use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, HEADER_BYTES, Header, Message, RangeIndex, Refusal, SLAB_BYTES};
 use kinds::Kind;
 use peer::{TIMEOUT, figure, refused, start, wait_until};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -90,7 +90,7 @@ impl RawBorrower {
 
     /// The slab and its token.
     fn grant(&mut self, range: u64) -> (u64, u64) {
-        match self.ask(Message::Grant { range }) {
+        match self.ask(Message::Grant { range: RangeIndex(range) }) {
             Message::Granted { lease, token, .. } => (lease, token),
             other => panic!("not granted: {other:?}"),
         }
@@ -117,7 +117,7 @@ fn a_slab_that_goes_round_takes_nothing_along() {
     let mut other = RawBorrower::new(&donor, 2);
     assert_eq!(other.status_page.load(slab as usize), 0, "another one's token is on another one's status page");
     assert_eq!(other.read(slab, 3), [0; 4096], "and its bytes are in another one's file");
-    assert_eq!(other.ask(Message::Grant { range: 0 }), Message::Error { refusal: Refusal::Full });
+    assert_eq!(other.ask(Message::Grant { range: RangeIndex(0) }), Message::Error { refusal: Refusal::Full });
     assert_eq!(one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }), Message::Released { slabs: 1 });
     wait_until(&donor, |standing| standing.figure(Figure::WipesTotal) == 1);
     assert_eq!(
@@ -173,7 +173,10 @@ fn the_status_page_is_the_donors_and_bytes_do_not_go_over_the_socket() {
     assert!(one.try_ask(Message::Renew, &[]).is_none(), "the connection has ended");
     wait_until(&donor, |standing| standing.refused(Refusal::UnknownKind) == 2);
     let mut one = RawBorrower::new(&donor, 1);
-    assert_eq!(one.ask(Message::Grant { range: u64::MAX }), Message::Error { refusal: Refusal::OutsideLease });
+    assert_eq!(
+        one.ask(Message::Grant { range: RangeIndex(u64::MAX) }),
+        Message::Error { refusal: Refusal::OutsideLease }
+    );
 }
 
 #[test]

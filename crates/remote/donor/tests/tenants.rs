@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use aquifer_donor::{Donor, Files, Security, Settings, StartFailure};
-use aquifer_wire::{EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES};
+use aquifer_wire::{EVERY_LEASE, Figure, Message, RangeIndex, Refusal, SLAB_BYTES};
 use certificates::{Pair, good, write};
 use peer::{Lines, Peer, TIMEOUT, settings, start, wait_until};
 
@@ -52,7 +52,7 @@ fn a_quota_is_a_tenants_whatever_numbers_it_chooses() {
         Peer::borrower_with(&good().borrower, donor.address(), who).grant(0);
     }
     let mut third = Peer::borrower_with(&good().borrower, donor.address(), 3);
-    assert_eq!(third.ask(Message::Grant { range: 0 }, &[]).0, quota());
+    assert_eq!(third.ask(Message::Grant { range: RangeIndex(0) }, &[]).0, quota());
     let mut other = Peer::borrower_with(&other_tenant(), donor.address(), 3);
     assert!(matches!(other.welcome, Some(Message::Welcome { lendable_bytes, .. }) if lendable_bytes == 2 * SLAB_BYTES));
     other.grant(0);
@@ -91,15 +91,15 @@ fn a_file_says_what_each_tenant_may_and_is_read_again_when_it_changes() {
     let (donor, lines) = start(Settings { tenants: Some(path.clone()), ..secure(good(), 8) });
     let mut one = Peer::borrower_with(&good().borrower, donor.address(), 1);
     one.grant(0);
-    assert_eq!(one.ask(Message::Grant { range: 1 }, &[]).0, quota());
+    assert_eq!(one.ask(Message::Grant { range: RangeIndex(1) }, &[]).0, quota());
     let mut other = Peer::borrower_with(&other_tenant(), donor.address(), 1);
-    assert_eq!(other.ask(Message::Grant { range: 0 }, &[]).0, quota());
+    assert_eq!(other.ask(Message::Grant { range: RangeIndex(0) }, &[]).0, quota());
     replace(&path, "dns:borrower quota=much\n");
     wait_for_line(&lines, "goes on with the limits that it has");
-    assert_eq!(one.ask(Message::Grant { range: 1 }, &[]).0, quota());
+    assert_eq!(one.ask(Message::Grant { range: RangeIndex(1) }, &[]).0, quota());
     replace(&path, "dns:borrower quota=all\n");
     let begun = Instant::now();
-    while one.ask(Message::Grant { range: 1 }, &[]).0 == quota() {
+    while one.ask(Message::Grant { range: RangeIndex(1) }, &[]).0 == quota() {
         assert!(begun.elapsed() < TIMEOUT, "{lines:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -196,7 +196,7 @@ fn what_tenants_do_is_in_the_audit() {
     let (donor, _) = start(Settings { audit: Some(path.clone()), quota_bytes: Some(SLAB_BYTES), ..secure(good(), 8) });
     let mut peer = Peer::borrower_with(&good().borrower, donor.address(), 0x42);
     let lease = peer.grant(5);
-    assert_eq!(peer.ask(Message::Grant { range: 6 }, &[]).0, quota());
+    assert_eq!(peer.ask(Message::Grant { range: RangeIndex(6) }, &[]).0, quota());
     assert!(matches!(peer.ask(Message::Renew, &[]).0, Message::Renewed { .. }));
     let release = Message::Release { lease: lease.lease, token: lease.token };
     assert_eq!(peer.ask(release, &[]).0, Message::Released { slabs: 1 });

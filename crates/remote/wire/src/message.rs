@@ -10,6 +10,7 @@ use crate::header::{VERSION_NEWEST, VERSION_OLDEST};
 use crate::pair_end::PairEnd;
 use crate::refusal::Refusal;
 use crate::standing::STANDING_BYTES;
+use crate::units::RangeIndex;
 
 /// The unit of discards.
 pub const PAGE_BYTES: u64 = 4096;
@@ -50,8 +51,8 @@ pub enum Message {
     },
     /// Asks for a slab for the borrower's range `range`, or for a new token of the slab that the range already has.
     Grant {
-        /// The part of the borrower's tier that the slab is for, in slabs.
-        range: u64,
+        /// The range of the borrower's tier that the slab is for.
+        range: RangeIndex,
     },
     /// Extends all leases of the borrower by their full duration, from now on.
     Renew,
@@ -183,8 +184,8 @@ pub enum Message {
     Revoke {
         /// The lease, or [`EVERY_LEASE`].
         lease: u64,
-        /// The part of the borrower's tier that the lease is for, in slabs; 0 for all leases.
-        range: u64,
+        /// The range of the borrower's tier that the lease is for; 0 for all leases.
+        range: RangeIndex,
         /// The lease ends after this time, whatever the borrower does.
         within_ms: u64,
     },
@@ -248,7 +249,7 @@ impl Message {
             Message::Hello { oldest, newest, borrower } => {
                 [u64::from(oldest) | u64::from(newest) << 16, borrower.0 as u64, (borrower.0 >> 64) as u64, 0]
             }
-            Message::Grant { range } => [range, 0, 0, 0],
+            Message::Grant { range } => [range.0, 0, 0, 0],
             Message::Release { lease, token } | Message::Key { lease, token } => [lease, token, 0, 0],
             Message::Pair { number, end } => end.numbers(number),
             Message::Paired { end } => end.numbers(0),
@@ -265,7 +266,7 @@ impl Message {
             Message::Released { slabs } => [slabs, 0, 0, 0],
             Message::Reclaim { bytes, within_ms } => [bytes, within_ms, 0, 0],
             Message::Reclaiming { bytes } => [bytes, 0, 0, 0],
-            Message::Revoke { lease, range, within_ms } => [lease, range, within_ms, 0],
+            Message::Revoke { lease, range, within_ms } => [lease, range.0, within_ms, 0],
             Message::Error { refusal } => [u64::from(refusal.code()), 0, 0, 0],
             Message::Renew
             | Message::Status
@@ -285,7 +286,7 @@ impl Message {
                 newest: (a >> 16) as u16,
                 borrower: BorrowerId(u128::from(b) | u128::from(c) << 64),
             },
-            GRANT => Message::Grant { range: a },
+            GRANT => Message::Grant { range: RangeIndex(a) },
             RENEW => Message::Renew,
             RELEASE => Message::Release { lease: a, token: b },
             READ => Message::Read { lease: a, token: b, offset: c, bytes: d },
@@ -315,7 +316,7 @@ impl Message {
             0x8009 => Message::Paired { end: PairEnd::read(numbers).0 },
             0x800a => Message::Keyed { key: a as u32 },
             0x8010 => Message::Reclaiming { bytes: a },
-            REVOKE => Message::Revoke { lease: a, range: b, within_ms: c },
+            REVOKE => Message::Revoke { lease: a, range: RangeIndex(b), within_ms: c },
             ERROR => Message::Error { refusal: Refusal::from_code(a).ok_or(Refusal::BadField)? },
             _ => return Err(Refusal::UnknownKind),
         };

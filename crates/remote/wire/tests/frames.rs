@@ -7,8 +7,8 @@
 //! the wrong place because a length or an offset changed in transit.
 
 use aquifer_wire::{
-    BODY_BYTES_MAX, BorrowerId, EVERY_LEASE, HEADER_BYTES, Header, Message, PairEnd, Refusal, STANDING_BYTES, Standing,
-    VERSION_NEWEST, choose_version,
+    BODY_BYTES_MAX, BorrowerId, EVERY_LEASE, HEADER_BYTES, Header, Message, PairEnd, RangeIndex, Refusal,
+    STANDING_BYTES, Standing, VERSION_NEWEST, choose_version,
 };
 
 const REQUEST: u64 = 0x1122_3344_5566_7788;
@@ -34,7 +34,7 @@ fn every_message() -> Vec<(Message, Vec<u8>)> {
     let bare = |message| (message, Vec::new());
     vec![
         bare(Message::Hello { oldest: 1, newest: 9, borrower: BorrowerId(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff) }),
-        bare(Message::Grant { range: 0x0a0b_0c0d }),
+        bare(Message::Grant { range: RangeIndex(0x0a0b_0c0d) }),
         bare(Message::Renew),
         bare(Message::Release { lease, token }),
         bare(Message::Release { lease: EVERY_LEASE, token: 0 }),
@@ -62,8 +62,8 @@ fn every_message() -> Vec<(Message, Vec<u8>)> {
         bare(Message::Paired { end: end() }),
         bare(Message::Keyed { key: 0x6162_6364 }),
         bare(Message::Reclaiming { bytes: 3 << 30 }),
-        bare(Message::Revoke { lease, range: 0x0a0b_0c0d, within_ms: 5000 }),
-        bare(Message::Revoke { lease: EVERY_LEASE, range: 0, within_ms: 5000 }),
+        bare(Message::Revoke { lease, range: RangeIndex(0x0a0b_0c0d), within_ms: 5000 }),
+        bare(Message::Revoke { lease: EVERY_LEASE, range: RangeIndex(0), within_ms: 5000 }),
         bare(Message::Error { refusal: Refusal::StaleToken }),
     ]
 }

@@ -18,7 +18,7 @@ use aquifer_sys::signals;
 use aquifer_tier::TierFailure;
 use aquifer_tier::figures::count;
 use aquifer_tier::places::{Eighths, Refused, Seen};
-use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
+use aquifer_wire::{PAGE_BYTES, RangeIndex, SLAB_BYTES};
 
 use super::Parts;
 use super::member::{Member, Trouble};
@@ -325,7 +325,7 @@ impl Parts {
     /// The members of `usable` (one bit each) in the order in which they get a range of members' slabs. Members that
     /// have room for the range already, for another slab of the array, come first. Otherwise adjacent slabs would take
     /// more room with every loss.
-    pub(super) fn candidates(&self, range: usize, usable: u64) -> impl Iterator<Item = usize> {
+    pub(super) fn candidates(&self, range: RangeIndex, usable: u64) -> impl Iterator<Item = usize> {
         let has_room = |member: &usize| self.shape.is_cut() && self.members[*member].store.room(range).is_some();
         let all = (0..self.members.len()).filter(|member| usable & 1 << member != 0);
         let held = all.filter(has_room).fold(0, |mask, member| mask | 1 << member);

@@ -6,6 +6,8 @@
 //! Pure. A member's turns come as often as its weight says and are spread evenly, so that adjacent slabs lie with
 //! different members and a stream uses all of them. Further copies of a slab go to the members whose turns follow.
 
+use aquifer_wire::RangeIndex;
+
 /// The greatest weight of a member. A choice: finer than machines differ.
 pub const WEIGHT_MAX: u32 = 16;
 
@@ -33,12 +35,12 @@ impl Rotation {
         Rotation { turns: (0..total).map(turn).collect() }
     }
 
-    /// The members of `usable` (one bit each) in the order in which they get a slab, the one whose turn it is first.
+    /// The members of `usable` (one bit each) in the order in which they get a range, the one whose turn it is first.
     /// Each comes once.
-    pub(crate) fn choose(&self, slab: usize, usable: u64) -> impl Iterator<Item = usize> {
+    pub(crate) fn choose(&self, range: RangeIndex, usable: u64) -> impl Iterator<Item = usize> {
         let mut left = usable;
         (0..self.turns.len()).filter_map(move |step| {
-            let member = usize::from(self.turns[(slab + step) % self.turns.len()]);
+            let member = usize::from(self.turns[(range.index() + step) % self.turns.len()]);
             let is_new = left & 1 << member != 0;
             left &= !(1 << member);
             is_new.then_some(member)
@@ -67,9 +69,12 @@ mod tests {
     #[test]
     fn neighbours_are_with_different_members() {
         let rotation = Rotation::new(&[1, 1]);
-        assert_eq!((0..4).map(|slab| rotation.choose(slab, 0b11).next().unwrap()).collect::<Vec<_>>(), [0, 1, 0, 1]);
+        assert_eq!(
+            RangeIndex::all(4).map(|range| rotation.choose(range, 0b11).next().unwrap()).collect::<Vec<_>>(),
+            [0, 1, 0, 1]
+        );
         let rotation = Rotation::new(&[3, 1]);
-        assert_eq!((0..8).filter(|slab| rotation.choose(*slab, 0b11).next() == Some(1)).count(), 2);
+        assert_eq!(RangeIndex::all(8).filter(|range| rotation.choose(*range, 0b11).next() == Some(1)).count(), 2);
     }
 
     #[test]
@@ -90,12 +95,12 @@ mod tests {
         #[test]
         fn a_slab_goes_to_different_members_that_can_take_it(
             weights in prop::collection::vec(1..=WEIGHT_MAX, 1..64),
-            slab in 0usize..10_000,
+            range in 0u64..10_000,
             usable: u64,
         ) {
             let rotation = Rotation::new(&weights);
             let all = if weights.len() == 64 { u64::MAX } else { (1 << weights.len()) - 1 };
-            let chosen: Vec<usize> = rotation.choose(slab, usable & all).collect();
+            let chosen: Vec<usize> = rotation.choose(RangeIndex(range), usable & all).collect();
             let mask = chosen.iter().fold(0u64, |mask, member| mask | 1 << member);
             prop_assert_eq!(mask, usable & all, "each of them, and nobody else");
             prop_assert_eq!(chosen.len(), (usable & all).count_ones() as usize, "once");
@@ -107,7 +112,7 @@ mod tests {
             let total: u32 = weights.iter().sum();
             for (member, weight) in weights.iter().enumerate() {
                 let all = (1u64 << weights.len()) - 1;
-                let turns = (0..total as usize).filter(|slab| rotation.choose(*slab, all).next() == Some(member));
+                let turns = RangeIndex::all(total as usize).filter(|range| rotation.choose(*range, all).next() == Some(member));
                 prop_assert_eq!(turns.count(), *weight as usize);
             }
         }

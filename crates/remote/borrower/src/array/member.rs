@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_tier::{KeepAlive, TierFailure, TierQueue};
+use aquifer_wire::RangeIndex;
 
 use super::notices::Notice;
 use crate::donor::{Asked, Piece};
@@ -65,10 +66,10 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
-    /// Sets room aside for a slab, and renews the room if there is some already. Must be called before anything is
+    /// Sets room aside for a range, and renews the room if there is some already. Must be called before anything is
     /// written there and before others learn that the slab is here: from then on, room that is gone means bytes that
     /// are gone.
-    fn take(&self, slab: usize) -> Result<(), i32>;
+    fn take(&self, range: RangeIndex) -> Result<(), i32>;
 
     /// Stores `bytes` at `offset`, where room is set aside. May run on the faulting thread.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32>;
@@ -76,14 +77,14 @@ pub(crate) trait Store: Send + Sync {
     /// Gives the space of a part of a slab back to the member's machine.
     fn discard(&self, offset: u64, len: u64) -> Result<(), i32>;
 
-    /// The room that is set aside for a slab.
-    fn room(&self, slab: usize) -> Option<Room>;
+    /// The room that is set aside for a range.
+    fn room(&self, range: RangeIndex) -> Option<Room>;
 
     /// Gives that room back, unless it was taken again since it was seen.
-    fn give_back(&self, slab: usize, room: Room) -> Result<(), i32>;
+    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), i32>;
 
-    /// The first slab at or after `from` that the member will lose unless it is given back in time.
-    fn leaving(&self, from: usize) -> Option<usize> {
+    /// The first range at or after `from` that the member will lose unless it is given back in time.
+    fn leaving(&self, from: RangeIndex) -> Option<RangeIndex> {
         let _ = from;
         None
     }
@@ -110,7 +111,7 @@ pub(crate) trait Store: Send + Sync {
     fn start_over(&self);
 }
 
-/// Room that was set aside for a slab, until the slab is taken again or given back. Only the store interprets the
+/// Room that was set aside for a range, until it is taken again or given back. Only the store interprets the
 /// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room(pub(crate) u64);
@@ -308,7 +309,7 @@ mod tests {
         fn read(&self, _: u64, _: &mut [u8]) -> Result<(), i32> {
             Err(libc::EIO)
         }
-        fn take(&self, _: usize) -> Result<(), i32> {
+        fn take(&self, _: RangeIndex) -> Result<(), i32> {
             Err(libc::EIO)
         }
         fn write(&self, _: u64, _: &[u8]) -> Result<(), i32> {
@@ -317,10 +318,10 @@ mod tests {
         fn discard(&self, _: u64, _: u64) -> Result<(), i32> {
             Err(libc::EIO)
         }
-        fn room(&self, _: usize) -> Option<Room> {
+        fn room(&self, _: RangeIndex) -> Option<Room> {
             None
         }
-        fn give_back(&self, _: usize, _: Room) -> Result<(), i32> {
+        fn give_back(&self, _: RangeIndex, _: Room) -> Result<(), i32> {
             Err(libc::EIO)
         }
         fn open_queue(&self, _: u32) -> Result<Box<dyn TierQueue>, TierFailure> {

@@ -14,7 +14,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_tier::conformance::CAPACITY_BYTES_MIN;
 use aquifer_tier::plain_queue::{Blocking, PlainQueue};
 use aquifer_tier::{Activity, TierFailure, TierQueue};
-use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
+use aquifer_wire::{PAGE_BYTES, RangeIndex, SLAB_BYTES};
 
 use super::{Array, Room, Shape, Store, failure};
 
@@ -23,8 +23,8 @@ pub(super) const SLABS: usize = (CAPACITY_BYTES_MIN / SLAB_BYTES) as usize;
 
 /// A member's memory, and what has to happen to it.
 pub struct Memory {
-    /// Each with how often room was taken here when it was taken for this one.
-    pub(super) slabs: Mutex<HashMap<usize, (u64, Vec<u8>)>>,
+    /// By range, each with how often room was taken here when it was taken for this one.
+    pub(super) slabs: Mutex<HashMap<RangeIndex, (u64, Vec<u8>)>>,
     pub(super) taken: AtomicU64,
     pub(super) room: AtomicUsize,
     pub(super) is_away: AtomicBool,
@@ -67,7 +67,7 @@ impl Memory {
     fn with<R>(&self, offset: u64, of: impl FnOnce(&mut Vec<u8>, usize) -> R) -> Result<R, i32> {
         self.answer()?;
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, slab) = slabs.get_mut(&((offset / SLAB_BYTES) as usize)).ok_or(libc::ENODATA)?;
+        let (_, slab) = slabs.get_mut(&RangeIndex::at(offset)).ok_or(libc::ENODATA)?;
         Ok(of(slab, (offset % SLAB_BYTES) as usize))
     }
 
@@ -102,15 +102,15 @@ impl Store for Arc<Memory> {
         self.get(offset, into)
     }
 
-    fn take(&self, slab: usize) -> Result<(), i32> {
+    fn take(&self, range: RangeIndex) -> Result<(), i32> {
         self.answer()?;
         self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|act| act());
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
-        if slabs.len() >= self.room.load(Ordering::SeqCst) && !slabs.contains_key(&slab) {
+        if slabs.len() >= self.room.load(Ordering::SeqCst) && !slabs.contains_key(&range) {
             return Err(libc::ENOSPC);
         }
         let taken = self.taken.fetch_add(1, Ordering::SeqCst);
-        slabs.entry(slab).or_insert_with(|| (0, vec![0xaa; SLAB_BYTES as usize])).0 = taken;
+        slabs.entry(range).or_insert_with(|| (0, vec![0xaa; SLAB_BYTES as usize])).0 = taken;
         Ok(())
     }
 
@@ -124,22 +124,22 @@ impl Store for Arc<Memory> {
         gone.or_else(|errno| if errno == libc::ENODATA { Ok(()) } else { Err(errno) })
     }
 
-    fn leaving(&self, from: usize) -> Option<usize> {
+    fn leaving(&self, from: RangeIndex) -> Option<RangeIndex> {
         let slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
         let leaves = self.is_leaving.load(Ordering::SeqCst);
-        slabs.keys().copied().filter(|slab| leaves && *slab >= from).min()
+        slabs.keys().copied().filter(|range| leaves && *range >= from).min()
     }
 
-    fn room(&self, slab: usize) -> Option<Room> {
+    fn room(&self, range: RangeIndex) -> Option<Room> {
         let slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
-        slabs.get(&slab).map(|(taken, _)| Room(*taken))
+        slabs.get(&range).map(|(taken, _)| Room(*taken))
     }
 
-    fn give_back(&self, slab: usize, room: Room) -> Result<(), i32> {
+    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), i32> {
         self.answer()?;
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
-        if slabs.get(&slab).is_some_and(|(taken, _)| *taken == room.0) {
-            slabs.remove(&slab);
+        if slabs.get(&range).is_some_and(|(taken, _)| *taken == room.0) {
+            slabs.remove(&range);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 //! Pure. What a member has of a piece: [`SlabPiece::whole`] and [`Shape::part`](super::Shape::part).
 
 use aquifer_core::units::SlabIndex;
+use aquifer_wire::RangeIndex;
 
 use crate::donor::{self, Piece};
 
@@ -21,7 +22,7 @@ pub(super) struct SlabPiece {
 impl SlabPiece {
     /// The piece as a member has it that has whole slabs.
     pub(super) fn whole(self) -> Piece {
-        Piece { range: self.slab.0.into(), offset: self.offset, bytes: self.bytes }
+        Piece { range: RangeIndex(self.slab.0.into()), offset: self.offset, bytes: self.bytes }
     }
 }
 

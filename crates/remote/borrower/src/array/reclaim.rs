@@ -15,6 +15,7 @@
 use std::sync::atomic::Ordering;
 
 use aquifer_core::units::SlabIndex;
+use aquifer_wire::RangeIndex;
 
 use super::Parts;
 
@@ -28,7 +29,7 @@ impl Parts {
         self.release_range(self.shape.range_of(slab), member)
     }
 
-    fn release_range(&self, range: usize, member: usize) -> Result<(), i32> {
+    fn release_range(&self, range: RangeIndex, member: usize) -> Result<(), i32> {
         let store = &self.members[member].store;
         let Some(room) = store.room(range) else { return Ok(()) };
         let mut is_busy = false;
@@ -47,7 +48,7 @@ impl Parts {
 
     /// Gives back the room at a member that nobody needs.
     pub(super) fn release_strays(&self, member: usize) {
-        for range in 0..self.shape.ranges(self.reached()) {
+        for range in RangeIndex::all(self.shape.ranges(self.reached())) {
             // Room that could not be given back expires with the borrower.
             let _ = self.release_range(range, member);
         }

@@ -20,7 +20,7 @@ use aquifer_core::units::SlabIndex;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_tier::Verify;
 use aquifer_tier::figures::count;
-use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
+use aquifer_wire::{PAGE_BYTES, RangeIndex};
 
 use super::Parts;
 use super::member::Trouble;
@@ -80,9 +80,9 @@ impl Parts {
             if member.is_quarantined() && self.save_from_quarantined(index, started, verify) {
                 return true;
             }
-            let mut from = 0;
+            let mut from = RangeIndex(0);
             while let Some(range) = member.store.leaving(from) {
-                from = range + 1;
+                from = range.next();
                 self.shape.slabs_of(range, self.slabs).for_each(|slab| self.save_slab(slab, index, verify));
                 if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                     return true;
@@ -140,7 +140,7 @@ impl Parts {
             if !self.place_of(seen).has(index) || member.is_lost() {
                 continue;
             }
-            let offset = self.shape.range_of(slab) as u64 * SLAB_BYTES;
+            let offset = self.shape.range_of(slab).offset();
             let Err(errno) = member.store.read(offset, &mut page) else { continue };
             // Not certain: the program may have discarded the slab and written to it again since.
             if self.note(index, errno) == Trouble::Gone && self.places.holds(slab, seen) {

@@ -17,7 +17,7 @@
 //! of as many slabs of the array as there are data shards.
 
 use aquifer_core::units::SlabIndex;
-use aquifer_wire::{PAGE_BYTES, SLAB_BYTES, UNIT_BYTES};
+use aquifer_wire::{PAGE_BYTES, RangeIndex, UNIT_BYTES};
 
 use super::piece::SlabPiece;
 use super::place::{POSITIONS, Place};
@@ -53,18 +53,18 @@ impl Shape {
         if place.count() < self.needed { Place::LOST } else { place }
     }
 
-    /// The slab of a member that has its part of a slab of the array.
-    pub(crate) fn range_of(self, slab: SlabIndex) -> usize {
-        slab.index() / self.needed
+    /// The range of a member that has its part of a slab of the array.
+    pub(crate) fn range_of(self, slab: SlabIndex) -> RangeIndex {
+        RangeIndex((slab.index() / self.needed) as u64)
     }
 
-    /// The slabs of the array whose parts a slab of a member has, in an array of `slabs` slabs.
-    pub(super) fn slabs_of(self, range: usize, slabs: u32) -> impl Iterator<Item = SlabIndex> {
-        let (first, slabs) = (range * self.needed, slabs as usize);
+    /// The slabs of the array whose parts a range of a member has, in an array of `slabs` slabs.
+    pub(super) fn slabs_of(self, range: RangeIndex, slabs: u32) -> impl Iterator<Item = SlabIndex> {
+        let (first, slabs) = (range.index() * self.needed, slabs as usize);
         (first.min(slabs)..(first + self.needed).min(slabs)).map(|slab| SlabIndex(slab as u32))
     }
 
-    /// How many slabs of a member `slabs` slabs of the array take.
+    /// How many ranges of a member `slabs` slabs of the array take.
     pub(crate) fn ranges(self, slabs: u32) -> usize {
         (slabs as usize).div_ceil(self.needed)
     }
@@ -72,12 +72,14 @@ impl Shape {
     /// A member's part of a piece of the array.
     pub(super) fn part(self, piece: SlabPiece) -> Piece {
         let offset = piece.offset / self.needed as u64;
-        Piece { range: offset / SLAB_BYTES, offset, bytes: piece.bytes / self.needed }
+        Piece { range: RangeIndex::at(offset), offset, bytes: piece.bytes / self.needed }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use aquifer_wire::SLAB_BYTES;
+
     use super::*;
     use crate::array::piece::pieces;
 
@@ -88,12 +90,12 @@ mod tests {
             let mut end = 0;
             for piece in pieces(0, 9 * SLAB_BYTES) {
                 let part = shape.part(piece);
-                assert_eq!(part.range as usize, shape.range_of(piece.slab));
-                assert!(shape.slabs_of(part.range as usize, 9).any(|slab| slab == piece.slab));
+                assert_eq!(part.range, shape.range_of(piece.slab));
+                assert!(shape.slabs_of(part.range, 9).any(|slab| slab == piece.slab));
                 assert!(needed > 1 || part == piece.whole());
                 assert_eq!((part.offset, part.bytes * needed), (end, SLAB_BYTES as usize));
                 end += part.bytes as u64;
-                assert!(end <= (part.range + 1) * SLAB_BYTES);
+                assert!(end <= part.range.next().offset());
             }
             assert_eq!(end.div_ceil(SLAB_BYTES) as usize, shape.ranges(9));
             let last = pieces(SLAB_BYTES - PAGE_BYTES, PAGE_BYTES).next().unwrap();

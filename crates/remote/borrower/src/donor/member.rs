@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use aquifer_sys::raw::Errno;
 use aquifer_tier::{Activity, Cause, KeepAlive, TierFailure, TierQueue};
-use aquifer_wire::{Message, SLAB_BYTES};
+use aquifer_wire::{Message, RangeIndex, SLAB_BYTES};
 
 use super::link::Greeting;
 use super::links::{Begun, Links};
@@ -93,7 +93,7 @@ pub(crate) struct Asked<'a> {
 /// A write in flight. Unless its outcome is known, it may still arrive.
 struct Sent<'a> {
     ranges: &'a Ranges,
-    range: u64,
+    range: RangeIndex,
     lease: Lease,
 }
 
@@ -156,8 +156,8 @@ impl Store for Share {
         Some(Asked { remote: &self.0, begun, sent: Some(sent) })
     }
 
-    fn take(&self, slab: usize) -> Result<(), i32> {
-        self.0.take(slab as u64)
+    fn take(&self, range: RangeIndex) -> Result<(), i32> {
+        self.0.take(range)
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
@@ -168,16 +168,16 @@ impl Store for Share {
         self.0.discard(offset, len)
     }
 
-    fn leaving(&self, from: usize) -> Option<usize> {
-        self.0.leaving(from as u64 * SLAB_BYTES).map(|leaving| (leaving.offset / SLAB_BYTES) as usize)
+    fn leaving(&self, from: RangeIndex) -> Option<RangeIndex> {
+        self.0.ranges().leaving(from).map(|(range, _)| range)
     }
 
-    fn room(&self, slab: usize) -> Option<Room> {
-        self.0.ranges().lease(slab as u64).map(|lease| Room(lease.word()))
+    fn room(&self, range: RangeIndex) -> Option<Room> {
+        self.0.ranges().lease(range).map(|lease| Room(lease.word()))
     }
 
-    fn give_back(&self, slab: usize, room: Room) -> Result<(), i32> {
-        self.0.give_back(slab as u64, Lease::of_word(room.0))
+    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), i32> {
+        self.0.give_back(range, Lease::of_word(room.0))
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {

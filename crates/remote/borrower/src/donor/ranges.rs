@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
+use aquifer_wire::{LentSlab, RangeIndex};
 
 const SLAB_BITS: u32 = 24;
 const TOKEN_SHIFT: u32 = SLAB_BITS + 1;
@@ -39,9 +40,9 @@ pub(crate) struct Lease(u64);
 
 impl Lease {
     /// A lease that was granted. `None` if the numbers are out of range for a donor.
-    pub(crate) fn granted(slab: u64, token: u64) -> Option<Lease> {
-        let fits = slab < 1 << SLAB_BITS && token > 0 && token < 1 << (64 - TOKEN_SHIFT);
-        fits.then_some(Lease(token << TOKEN_SHIFT | slab << 1 | MAY_WRITE))
+    pub(crate) fn granted(lease: u64, token: u64) -> Option<Lease> {
+        let fits = lease < 1 << SLAB_BITS && token > 0 && token < 1 << (64 - TOKEN_SHIFT);
+        fits.then_some(Lease(token << TOKEN_SHIFT | lease << 1 | MAY_WRITE))
     }
 
     /// The lease as one word.
@@ -54,8 +55,8 @@ impl Lease {
         Lease(word)
     }
 
-    pub(crate) fn slab(self) -> u64 {
-        self.0 >> 1 & ((1 << SLAB_BITS) - 1)
+    pub(crate) fn slab(self) -> LentSlab {
+        LentSlab((self.0 >> 1 & ((1 << SLAB_BITS) - 1)) as u32)
     }
 
     pub(crate) fn token(self) -> u64 {
@@ -101,6 +102,11 @@ enum Right {
 
 const BITS: u64 = u64::BITS as u64;
 
+/// The place of a range in a bitmap: the word, and the bit in it.
+fn bit(RangeIndex(range): RangeIndex) -> (usize, u64) {
+    ((range / BITS) as usize, 1 << (range % BITS))
+}
+
 fn zeros(count: usize) -> Box<[AtomicU64]> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
@@ -124,31 +130,31 @@ impl Ranges {
         self.leases.len()
     }
 
-    fn known(&self, range: u64) -> &AtomicU64 {
-        &self.leases[range as usize]
+    fn known(&self, range: RangeIndex) -> &AtomicU64 {
+        &self.leases[range.index()]
     }
 
-    pub(crate) fn lease(&self, range: u64) -> Option<Lease> {
+    pub(crate) fn lease(&self, range: RangeIndex) -> Option<Lease> {
         let word = self.known(range).load(Ordering::Acquire);
         let may_write = match &self.right {
-            Right::Granted(own) => own[range as usize].load(Ordering::Acquire) == word,
-            Right::Doubted(doubted) => doubted[range as usize].load(Ordering::Acquire) < word,
+            Right::Granted(own) => own[range.index()].load(Ordering::Acquire) == word,
+            Right::Doubted(doubted) => doubted[range.index()].load(Ordering::Acquire) < word,
         };
         (word != 0).then_some(Lease(word | if may_write { MAY_WRITE } else { 0 }))
     }
 
     /// Records a new lease, granted to this process.
-    pub(crate) fn learn(&self, range: u64, lease: Lease) {
+    pub(crate) fn learn(&self, range: RangeIndex, lease: Lease) {
         let word = lease.0 & !MAY_WRITE;
         if let Right::Granted(own) = &self.right {
-            own[range as usize].store(word, Ordering::Release);
+            own[range.index()].store(word, Ordering::Release);
         }
         // Of two grants at the same time, the donor accepts the greater token.
         let before = Lease(self.known(range).fetch_max(word, Ordering::AcqRel));
         if let Right::Doubted(doubted) = &self.right {
             // Tokens grow, so a greater word in doubt was sent to another run of the donor, and does not arrive.
             let is_of_another = |doubted: u64| (doubted > before.0.max(word)).then_some(0);
-            let doubted = &doubted[range as usize];
+            let doubted = &doubted[range.index()];
             let _ = doubted.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_of_another);
         }
         if before.0 == 0 || before.slab() != lease.slab() {
@@ -158,19 +164,19 @@ impl Ranges {
 
     /// The donor has refused `old` as stale, and then granted `new`. If `new` is the smaller one, `old` is of another
     /// run, and was learned after [`forget_all`](Self::forget_all).
-    pub(crate) fn correct(&self, range: u64, old: Lease, new: Lease) {
+    pub(crate) fn correct(&self, range: RangeIndex, old: Lease, new: Lease) {
         let (old, new) = (old.0 & !MAY_WRITE, new.0 & !MAY_WRITE);
         if self.known(range).compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             && let Right::Doubted(doubted) = &self.right
         {
-            let _ = doubted[range as usize].compare_exchange(old, 0, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = doubted[range.index()].compare_exchange(old, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
     /// A request that was sent with this lease may still arrive. Before this process writes again, it needs a new
     /// token, which makes the donor refuse the old one.
-    pub(crate) fn doubt(&self, range: u64, lease: Lease) {
-        let (word, range) = (lease.0 & !MAY_WRITE, range as usize);
+    pub(crate) fn doubt(&self, range: RangeIndex, lease: Lease) {
+        let (word, range) = (lease.0 & !MAY_WRITE, range.index());
         match &self.right {
             Right::Granted(own) => _ = own[range].compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed),
             Right::Doubted(doubted) => _ = doubted[range].fetch_max(word, Ordering::AcqRel),
@@ -178,7 +184,7 @@ impl Ranges {
     }
 
     /// Records that the lease has ended.
-    pub(crate) fn forget(&self, range: u64, lease: Lease) {
+    pub(crate) fn forget(&self, range: RangeIndex, lease: Lease) {
         self.doubt(range, lease);
         let word = lease.0 & !MAY_WRITE;
         let _ = self.known(range).compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
@@ -186,7 +192,7 @@ impl Ranges {
     }
 
     /// Records that any lease of the range has ended.
-    pub(crate) fn forget_range(&self, range: u64) {
+    pub(crate) fn forget_range(&self, range: RangeIndex) {
         if let Some(lease) = self.lease(range) {
             self.forget(range, lease);
         }
@@ -217,10 +223,11 @@ impl Ranges {
 
     /// Records that the donor reclaims the slab of a range, by `leave_by_ns` at the latest. Ignores a slab that is not
     /// leased to us any more.
-    pub(crate) fn ask_back(&self, slab: u64, range: u64, now_ns: u64, leave_by_ns: u64) {
-        let word = self.leases.get(range as usize).map_or(0, |word| word.load(Ordering::Acquire));
+    pub(crate) fn ask_back(&self, slab: LentSlab, range: RangeIndex, now_ns: u64, leave_by_ns: u64) {
+        let word = self.leases.get(range.index()).map_or(0, |word| word.load(Ordering::Acquire));
         if word != 0 && Lease(word).slab() == slab {
-            self.leaving[(range / BITS) as usize].fetch_or(1 << (range % BITS), Ordering::AcqRel);
+            let (word, bit) = bit(range);
+            self.leaving[word].fetch_or(bit, Ordering::AcqRel);
             // The end of an earlier reclaim that is over does not apply to this one.
             let first = |before: u64| Some(if before < now_ns { leave_by_ns } else { before.min(leave_by_ns) });
             let _ = self.leave_by_ns.fetch_update(Ordering::AcqRel, Ordering::Acquire, first);
@@ -230,26 +237,27 @@ impl Ranges {
 
     /// Records that the donor reclaims all slabs.
     pub(crate) fn ask_back_every(&self, now_ns: u64, leave_by_ns: u64) {
-        for (range, word) in self.leases.iter().enumerate() {
+        for (range, word) in RangeIndex::all(self.count()).zip(self.leases.iter()) {
             let word = word.load(Ordering::Acquire);
             if word != 0 {
-                self.ask_back(Lease(word).slab(), range as u64, now_ns, leave_by_ns);
+                self.ask_back(Lease(word).slab(), range, now_ns, leave_by_ns);
             }
         }
     }
 
-    fn stays(&self, range: u64) {
+    fn stays(&self, range: RangeIndex) {
         if self.any_leaving.load(Ordering::Acquire) {
-            self.leaving[(range / BITS) as usize].fetch_and(!(1 << (range % BITS)), Ordering::AcqRel);
+            let (word, bit) = bit(range);
+            self.leaving[word].fetch_and(!bit, Ordering::AcqRel);
         }
     }
 
     /// The first range at or after `from` that the donor reclaims, and by when.
-    pub(crate) fn leaving(&self, from: u64) -> Option<(u64, u64)> {
+    pub(crate) fn leaving(&self, from: RangeIndex) -> Option<(RangeIndex, u64)> {
         if !self.any_leaving.load(Ordering::Acquire) {
             return None;
         }
-        let mut from = from;
+        let mut from = from.0;
         while let Some(bits) = self.leaving.get((from / BITS) as usize) {
             let rest = bits.load(Ordering::Acquire) >> (from % BITS);
             if rest == 0 {
@@ -257,8 +265,8 @@ impl Ranges {
                 continue;
             }
             from += u64::from(rest.trailing_zeros());
-            if self.lease(from).is_some() {
-                return Some((from, self.leave_by_ns.load(Ordering::Acquire)));
+            if self.lease(RangeIndex(from)).is_some() {
+                return Some((RangeIndex(from), self.leave_by_ns.load(Ordering::Acquire)));
             }
             from += 1;
         }
@@ -282,30 +290,32 @@ impl Ranges {
 mod tests {
     use super::*;
 
+    const RANGE: RangeIndex = RangeIndex(0);
+
     #[test]
     fn numbers_come_back_and_the_newest_token_stays() {
         let (slab, token) = ((1 << 24) - 1, (1 << 39) - 1);
         let lease = Lease::granted(slab, token).unwrap();
-        assert_eq!((lease.slab(), lease.token(), lease.may_write()), (slab, token, true));
+        assert_eq!((lease.slab().lease(), lease.token(), lease.may_write()), (slab, token, true));
         assert!(Lease::granted(1 << 24, 1).is_none() && Lease::granted(1, 1 << 39).is_none());
         assert!(Lease::granted(1, 0).is_none());
         for writers in [Writers::One, Writers::Several] {
             let ranges = Ranges::new(1, writers).unwrap();
             let (old, new) = (Lease::granted(9, 1).unwrap(), Lease::granted(3, 2).unwrap());
-            ranges.learn(0, old);
-            ranges.learn(0, new);
-            assert_eq!(ranges.lease(0), Some(new));
-            ranges.doubt(0, old);
-            assert!(ranges.lease(0).unwrap().may_write(), "what is on its way with an old one is refused");
+            ranges.learn(RANGE, old);
+            ranges.learn(RANGE, new);
+            assert_eq!(ranges.lease(RANGE), Some(new));
+            ranges.doubt(RANGE, old);
+            assert!(ranges.lease(RANGE).unwrap().may_write(), "what is on its way with an old one is refused");
             ranges.doubt_all();
-            assert!(!ranges.lease(0).unwrap().may_write());
-            ranges.learn(0, old);
-            let known = ranges.lease(0).unwrap();
+            assert!(!ranges.lease(RANGE).unwrap().may_write());
+            ranges.learn(RANGE, old);
+            let known = ranges.lease(RANGE).unwrap();
             assert_eq!(known.token(), new.token());
             assert!(!known.may_write(), "a token that is not the last one is no right");
-            ranges.forget(0, old);
+            ranges.forget(RANGE, old);
             assert!(ranges.any());
-            ranges.forget(0, new);
+            ranges.forget(RANGE, new);
             assert!(!ranges.any());
         }
     }
@@ -320,14 +330,17 @@ mod tests {
         let (first, second) = (Lease::granted(7, 3).unwrap(), Lease::granted(7, 4).unwrap());
         for (writers, may_write) in [(Writers::One, false), (Writers::Several, true)] {
             let ranges = Ranges::new(1, writers).unwrap();
-            ranges.learn(0, first);
+            ranges.learn(RANGE, first);
             a_relative_learns(&ranges, second);
-            assert_eq!(ranges.lease(0).unwrap().may_write(), may_write, "{writers:?}");
-            ranges.doubt(0, second);
-            assert!(!ranges.lease(0).unwrap().may_write(), "what a relative has in doubt is in doubt");
+            assert_eq!(ranges.lease(RANGE).unwrap().may_write(), may_write, "{writers:?}");
+            ranges.doubt(RANGE, second);
+            assert!(!ranges.lease(RANGE).unwrap().may_write(), "what a relative has in doubt is in doubt");
             a_relative_learns(&ranges, Lease(0));
-            ranges.learn(0, first);
-            assert!(ranges.lease(0).unwrap().may_write(), "a restarted donor begins with small numbers");
+            ranges.learn(RANGE, first);
+            assert!(
+                ranges.lease(RANGE).unwrap().may_write(),
+                "a restarted donor begins with small numbers"
+            );
         }
     }
 
@@ -338,15 +351,15 @@ mod tests {
         for writers in [Writers::One, Writers::Several] {
             let ranges = Ranges::new(1, writers).unwrap();
             ranges.forget_all();
-            ranges.learn(0, old);
+            ranges.learn(RANGE, old);
             // The lease is used, and refused as stale.
-            ranges.doubt(0, old);
-            ranges.learn(0, new);
-            ranges.correct(0, old, new);
-            assert_eq!(ranges.lease(0), Some(new), "{writers:?}");
-            ranges.learn(0, newer);
-            ranges.correct(0, new, newer);
-            assert_eq!(ranges.lease(0), Some(newer), "{writers:?}: in the same run there is nothing to correct");
+            ranges.doubt(RANGE, old);
+            ranges.learn(RANGE, new);
+            ranges.correct(RANGE, old, new);
+            assert_eq!(ranges.lease(RANGE), Some(new), "{writers:?}");
+            ranges.learn(RANGE, newer);
+            ranges.correct(RANGE, new, newer);
+            assert_eq!(ranges.lease(RANGE), Some(newer), "{writers:?}: in the same run there is nothing to correct");
         }
     }
 
@@ -354,24 +367,24 @@ mod tests {
     fn what_is_asked_back_is_found_until_it_is_given_back() {
         let ranges = Ranges::new(200, Writers::One).unwrap();
         let lease = |slab| Lease::granted(slab, slab + 1).unwrap();
-        [3, 64, 130, 199].into_iter().for_each(|range| ranges.learn(range, lease(range + 1000)));
+        [3, 64, 130, 199].into_iter().for_each(|range| ranges.learn(RangeIndex(range), lease(range + 1000)));
         let all = || {
-            let next = |from: &mut u64| ranges.leaving(*from).inspect(|(range, _)| *from = range + 1);
-            let mut from = 0;
-            std::iter::from_fn(|| next(&mut from)).collect::<Vec<_>>()
+            let next = |from: &mut RangeIndex| ranges.leaving(*from).inspect(|(range, _)| *from = range.next());
+            let mut from = RangeIndex(0);
+            std::iter::from_fn(|| next(&mut from)).map(|(range, by_ns)| (range.0, by_ns)).collect::<Vec<_>>()
         };
         assert!(all().is_empty());
-        ranges.ask_back(1064, 64, 10, 900);
-        ranges.ask_back(1003, 64, 10, 100);
-        ranges.ask_back(7, 1 << 40, 10, 100);
+        ranges.ask_back(LentSlab(1064), RangeIndex(64), 10, 900);
+        ranges.ask_back(LentSlab(1003), RangeIndex(64), 10, 100);
+        ranges.ask_back(LentSlab(7), RangeIndex(1 << 40), 10, 100);
         assert_eq!(all(), [(64, 900)], "a word about another slab is no word about this one");
         ranges.ask_back_every(10, 500);
         assert_eq!(all(), [(3, 500), (64, 500), (130, 500), (199, 500)]);
-        ranges.forget(3, lease(1003));
-        ranges.learn(64, Lease::granted(1064, 5000).unwrap());
-        ranges.learn(130, Lease::granted(77, 5000).unwrap());
+        ranges.forget(RangeIndex(3), lease(1003));
+        ranges.learn(RangeIndex(64), Lease::granted(1064, 5000).unwrap());
+        ranges.learn(RangeIndex(130), Lease::granted(77, 5000).unwrap());
         assert_eq!(all(), [(64, 500), (199, 500)], "a new token is for the same slab, and a new slab stays");
-        ranges.ask_back(1199, 199, 501, 800);
+        ranges.ask_back(LentSlab(1199), RangeIndex(199), 501, 800);
         assert_eq!(all(), [(64, 800), (199, 800)], "what is over says nothing about what comes later");
         ranges.none_leaves();
         assert!(all().is_empty());

@@ -31,7 +31,7 @@ use aquifer_sys::signals::{self, HEEDED_WITHIN};
 use aquifer_sys::verbs::{BounceBuffer, Completion, Device, Domain, End, QueuePair, VerbsFailure, Work, choose};
 use aquifer_tier::TierQueue;
 use aquifer_tier::plain_queue::PlainQueue;
-use aquifer_wire::{Message, PairEnd, SLAB_BYTES};
+use aquifer_wire::{Message, PairEnd, RangeIndex, SLAB_BYTES};
 
 use super::completion::completion;
 use super::links::{Begun, Links};
@@ -223,23 +223,24 @@ impl Rdma {
     }
 
     /// The key to the slab of a lease.
-    fn key(&self, range: u64, lease: Lease) -> Result<u32, Loss> {
+    fn key(&self, range: RangeIndex, lease: Lease) -> Result<u32, Loss> {
         let word = self.key_word(range)?;
         let known = word.load(Ordering::Acquire);
         if known != 0 && known >> 32 == lease.token() & u64::from(u32::MAX) {
             return Ok(known as u32);
         }
-        let (slab, token) = (lease.slab(), lease.token());
-        let Message::Keyed { key } = self.links().ask(Message::Key { lease: slab, token }, &[], &mut [])? else {
+        let token = lease.token();
+        let message = Message::Key { lease: lease.slab().lease(), token };
+        let Message::Keyed { key } = self.links().ask(message, &[], &mut [])? else {
             return Err(Loss::Connection(libc::EPROTO));
         };
         word.store(token << 32 | u64::from(key), Ordering::Release);
         Ok(key)
     }
 
-    fn key_word(&self, range: u64) -> Result<&AtomicU64, Loss> {
+    fn key_word(&self, range: RangeIndex) -> Result<&AtomicU64, Loss> {
         let keys = self.keys.get().ok_or(Loss::Connection(libc::EPROTO))?;
-        keys.get(range as usize).ok_or(Loss::Connection(libc::EPROTO))
+        keys.get(range.index()).ok_or(Loss::Connection(libc::EPROTO))
     }
 
     fn move_bytes(&self, piece: Piece, lease: Lease, mut bytes: Bytes<'_>) -> Result<(), Loss> {
@@ -276,7 +277,7 @@ impl Rdma {
     }
 
     /// Asks the donor about a lease that its device has refused.
-    fn why_refused(&self, range: u64, lease: Lease) -> Loss {
+    fn why_refused(&self, range: RangeIndex, lease: Lease) -> Loss {
         let forgotten = self.key_word(range).map(|word| word.store(0, Ordering::Release));
         match forgotten.and_then(|()| self.key(range, lease)) {
             // The lease is valid, and has another key now.

@@ -11,7 +11,7 @@
 use std::sync::{Arc, OnceLock};
 
 use aquifer_sys::raw::now_ns;
-use aquifer_wire::{EVERY_LEASE, Message};
+use aquifer_wire::{EVERY_LEASE, LentSlab, Message};
 
 use super::ranges::Ranges;
 
@@ -31,9 +31,11 @@ impl Recalls {
         if let Some(ranges) = self.0.get() {
             let now_ns = now_ns();
             let leave_by_ns = now_ns.saturating_add(within_ms.saturating_mul(1_000_000));
-            match lease {
-                EVERY_LEASE => ranges.ask_back_every(now_ns, leave_by_ns),
-                lease => ranges.ask_back(lease, range, now_ns, leave_by_ns),
+            match (lease, LentSlab::of_lease(lease)) {
+                (EVERY_LEASE, _) => ranges.ask_back_every(now_ns, leave_by_ns),
+                (_, Some(slab)) => ranges.ask_back(slab, range, now_ns, leave_by_ns),
+                // It is not leased to us: no donor has it.
+                (_, None) => {}
             }
         }
         true

@@ -20,7 +20,7 @@ use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::{FrameBuffer, signals};
 use aquifer_tier::transfer::{check_buffer, check_units};
 use aquifer_tier::{Activity, KeepAlive, Leaving, TierFailure, TierQueue};
-use aquifer_wire::{EVERY_LEASE, Message, Refusal, SLAB_BYTES, UNIT_BYTES};
+use aquifer_wire::{EVERY_LEASE, Message, RangeIndex, Refusal, SLAB_BYTES, UNIT_BYTES};
 
 use super::NAME;
 use super::contact::Contact;
@@ -72,7 +72,7 @@ pub(crate) enum Unlent {
 /// A part of a request that lies in one slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    pub(crate) range: u64,
+    pub(crate) range: RangeIndex,
     pub(crate) offset: u64,
     pub(crate) bytes: usize,
 }
@@ -83,7 +83,7 @@ pub(crate) fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     std::iter::from_fn(move || {
         let rest = offset + len - at;
         let bytes = rest.min(SLAB_BYTES - at % SLAB_BYTES);
-        let piece = Piece { range: at / SLAB_BYTES, offset: at, bytes: bytes as usize };
+        let piece = Piece { range: RangeIndex::at(at), offset: at, bytes: bytes as usize };
         at += bytes;
         (rest > 0).then_some(piece)
     })
@@ -198,7 +198,7 @@ impl Remote {
 
     /// Asks for a token to replace an old one. Returns false if the range has another slab now: then its bytes are
     /// gone.
-    fn ask_token(&self, range: u64, old: Lease) -> Result<bool, i32> {
+    fn ask_token(&self, range: RangeIndex, old: Lease) -> Result<bool, i32> {
         self.ranges.doubt(range, old);
         let lease = self.lease_to_write(range).map_err(Loss::errno)?;
         self.ranges.correct(range, old, lease);
@@ -292,7 +292,7 @@ impl Remote {
 
     /// As [`writable`](Self::writable), but asks the donor only if necessary, and then until it answers or counts as
     /// lost.
-    fn lease_to_write(&self, range: u64) -> Result<Lease, Loss> {
+    fn lease_to_write(&self, range: RangeIndex) -> Result<Lease, Loss> {
         match self.ranges.lease(range) {
             Some(lease) if lease.may_write() => Ok(lease),
             _ => self.persist(|| self.writable(range)),
@@ -300,7 +300,7 @@ impl Remote {
     }
 
     /// A lease with which this process may write to a range.
-    pub(crate) fn writable(&self, range: u64) -> Result<Lease, Loss> {
+    pub(crate) fn writable(&self, range: RangeIndex) -> Result<Lease, Loss> {
         if let Some(lease) = self.ranges.lease(range)
             && lease.may_write()
         {
@@ -313,12 +313,12 @@ impl Remote {
     }
 
     /// Gets a new lease for a range, or a new token for the lease that it has. From then on, room is set aside.
-    pub(crate) fn take(&self, range: u64) -> Result<(), i32> {
+    pub(crate) fn take(&self, range: RangeIndex) -> Result<(), i32> {
         self.persist(|| self.grant(range, false)).map(|_| ()).map_err(Loss::errno)
     }
 
     /// Asks for a grant, unless another thread got a sufficient one in the meantime.
-    fn grant(&self, range: u64, any_will_do: bool) -> Result<Lease, Loss> {
+    fn grant(&self, range: RangeIndex, any_will_do: bool) -> Result<Lease, Loss> {
         // A grant invalidates what other threads have begun with the previous token. So grants are made one at a time,
         // and a thread that has waited checks again.
         let was_lost = self.contact.is_lost();
@@ -361,19 +361,19 @@ impl Remote {
         if piece.bytes as u64 == SLAB_BYTES {
             return self.give_back(piece.range, known);
         }
-        let (lease, token) = (known.slab(), known.token());
+        let (lease, token) = (known.slab().lease(), known.token());
         let message = Message::Discard { lease, token, offset: piece.offset, bytes: piece.bytes as u64 };
         self.end_with(piece.range, known, message)
     }
 
     /// Gives a slab back, unless its range has a newer token than that of `known` by then.
-    pub(crate) fn give_back(&self, range: u64, known: Lease) -> Result<(), i32> {
-        self.end_with(range, known, Message::Release { lease: known.slab(), token: known.token() })?;
+    pub(crate) fn give_back(&self, range: RangeIndex, known: Lease) -> Result<(), i32> {
+        self.end_with(range, known, Message::Release { lease: known.slab().lease(), token: known.token() })?;
         self.ranges.forget(range, known);
         Ok(())
     }
 
-    fn end_with(&self, range: u64, known: Lease, message: Message) -> Result<(), i32> {
+    fn end_with(&self, range: RangeIndex, known: Lease, message: Message) -> Result<(), i32> {
         let done = self.persist(|| {
             let done = self.transport.ask(message);
             if done.is_err() {
@@ -411,7 +411,7 @@ impl Remote {
     /// The longest time until the next renewal of the leases.
     pub(crate) fn renewal(&self) -> Duration {
         let pause = self.lease / RENEWALS;
-        match self.ranges.leaving(0) {
+        match self.ranges.leaving(RangeIndex(0)) {
             Some((_, until_ns)) if until_ns.saturating_add(LEAVE_TIMEOUT.as_nanos() as u64) < now_ns() => {
                 self.ranges.none_leaves();
                 pause
@@ -423,8 +423,8 @@ impl Remote {
 
     /// The first slab at or after `from` that the donor reclaims.
     pub(crate) fn leaving(&self, from: u64) -> Option<Leaving> {
-        let (range, until_ns) = self.ranges.leaving(from.div_ceil(SLAB_BYTES))?;
-        Some(Leaving { offset: range * SLAB_BYTES, len: SLAB_BYTES, until_ns })
+        let (range, until_ns) = self.ranges.leaving(RangeIndex(from.div_ceil(SLAB_BYTES)))?;
+        Some(Leaving { offset: range.offset(), len: SLAB_BYTES, until_ns })
     }
 
     /// Whether the donor answers. This also renews the leases.
@@ -517,7 +517,7 @@ mod tests {
 
     #[test]
     fn a_request_is_cut_where_slabs_end() {
-        let cut = |offset, len| pieces(offset, len).map(|p| (p.range, p.offset, p.bytes as u64)).collect::<Vec<_>>();
+        let cut = |offset, len| pieces(offset, len).map(|p| (p.range.0, p.offset, p.bytes as u64)).collect::<Vec<_>>();
         assert_eq!(cut(0, 4096), [(0, 0, 4096)]);
         assert_eq!(cut(SLAB_BYTES, SLAB_BYTES), [(1, SLAB_BYTES, SLAB_BYTES)]);
         let start = SLAB_BYTES - 4096;

@@ -112,7 +112,7 @@ impl SharedMemory {
 
     /// Whether the slab of a lease is ours now.
     fn check(&self, lease: Lease) -> Result<(), Loss> {
-        let slab = lease.slab() as usize;
+        let slab = lease.slab().index();
         if slab >= self.status_page.len() {
             return Err(Loss::Connection(libc::EPROTO));
         }
@@ -142,7 +142,7 @@ impl SharedMemory {
 }
 
 fn place_of(piece: Piece, lease: Lease) -> u64 {
-    lease.slab() * SLAB_BYTES + piece.offset % SLAB_BYTES
+    lease.slab().offset() + piece.offset % SLAB_BYTES
 }
 
 impl Transport for SharedMemory {

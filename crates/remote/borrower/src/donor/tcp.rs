@@ -77,9 +77,9 @@ impl Transport for Tcp {
 
 pub(crate) fn read(piece: Piece, lease: Lease) -> Message {
     let Piece { offset, bytes, .. } = piece;
-    Message::Read { lease: lease.slab(), token: lease.token(), offset, bytes: bytes as u64 }
+    Message::Read { lease: lease.slab().lease(), token: lease.token(), offset, bytes: bytes as u64 }
 }
 
 pub(crate) fn write(piece: Piece, lease: Lease) -> Message {
-    Message::Write { lease: lease.slab(), token: lease.token(), offset: piece.offset }
+    Message::Write { lease: lease.slab().lease(), token: lease.token(), offset: piece.offset }
 }

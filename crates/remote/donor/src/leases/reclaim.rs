@@ -9,7 +9,7 @@
 //!
 //! Pure, as `leases.rs` is.
 
-use aquifer_wire::BorrowerId;
+use aquifer_wire::{BorrowerId, LentSlab, RangeIndex};
 
 use super::{Borrower, LeaseTable, State};
 
@@ -17,9 +17,9 @@ use super::{Borrower, LeaseTable, State};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaving {
     /// The range of the borrower's tier.
-    pub range: u64,
+    pub range: RangeIndex,
     /// The lease's slab.
-    pub slab: u32,
+    pub slab: LentSlab,
     /// When it ends.
     pub ends_by_ms: u64,
 }
@@ -27,7 +27,7 @@ pub struct Leaving {
 impl LeaseTable {
     /// Reclaims `slabs` more slabs, from borrowers within `within_ms`, and lends nothing new until they are reclaimed.
     /// Returns the slabs that are reclaimed immediately.
-    pub fn reclaim(&mut self, now_ms: u64, slabs: u32, within_ms: u64) -> Vec<u32> {
+    pub fn reclaim(&mut self, now_ms: u64, slabs: u32, within_ms: u64) -> Vec<LentSlab> {
         self.expire(now_ms);
         self.wanted = self.wanted.saturating_add(slabs).min(self.slabs() - self.reclaimed);
         let mut taken = Vec::new();
@@ -49,8 +49,8 @@ impl LeaseTable {
         taken
     }
 
-    pub(super) fn take_back(&mut self, slab: u32) {
-        self.slabs[slab as usize].state = State::Reclaimed;
+    pub(super) fn take_back(&mut self, slab: LentSlab) {
+        self.slabs[slab.index()].state = State::Reclaimed;
         self.reclaimed += 1;
         self.wanted -= 1;
     }
@@ -63,8 +63,9 @@ impl LeaseTable {
             if gives > 0 && spare > 0 {
                 (gives, spare) = (gives - 1, spare - 1);
             }
-            let stays = |range: &&u64| !borrower.leaving.contains_key(range);
-            let asked: Vec<u64> = borrower.ranges.keys().rev().filter(stays).take(gives as usize).copied().collect();
+            let stays = |range: &&RangeIndex| !borrower.leaving.contains_key(range);
+            let asked: Vec<RangeIndex> =
+                borrower.ranges.keys().rev().filter(stays).take(gives as usize).copied().collect();
             borrower.leaving.extend(asked.into_iter().map(|range| (range, ends_by_ms)));
         }
     }
@@ -72,11 +73,11 @@ impl LeaseTable {
     /// Revokes leases that were called back and have not been given back, as many as are still wanted. The rest stays:
     /// its holder has had the trouble for nothing.
     pub(super) fn revoke_due(&mut self, now_ms: u64) {
-        let of_one = |(who, borrower): (&BorrowerId, &Borrower)| -> Vec<(BorrowerId, u64)> {
+        let of_one = |(who, borrower): (&BorrowerId, &Borrower)| -> Vec<(BorrowerId, RangeIndex)> {
             let due = borrower.leaving.iter().filter(|(_, end)| **end <= now_ms);
             due.map(|(range, _)| (*who, *range)).collect()
         };
-        let due: Vec<(BorrowerId, u64)> = self.borrowers.iter().flat_map(of_one).collect();
+        let due: Vec<(BorrowerId, RangeIndex)> = self.borrowers.iter().flat_map(of_one).collect();
         for (who, range) in due {
             if self.unwiped() < self.wanted {
                 self.end_one(who, range);
@@ -88,7 +89,7 @@ impl LeaseTable {
     }
 
     /// The leases of a borrower that are called back, from a range on.
-    pub fn leaving(&self, who: BorrowerId, from: u64) -> impl Iterator<Item = Leaving> {
+    pub fn leaving(&self, who: BorrowerId, from: RangeIndex) -> impl Iterator<Item = Leaving> {
         let borrower = self.borrowers.get(&who);
         borrower.into_iter().flat_map(move |Borrower { ranges, leaving, .. }| {
             leaving.range(from..).map(move |(range, end)| Leaving {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use aquifer_donor::{Donor, Files, Security, Settings, Source, Timeouts};
-use aquifer_wire::{BorrowerId, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES, Standing};
+use aquifer_wire::{BorrowerId, Figure, HEADER_BYTES, Header, Message, RangeIndex, Refusal, SLAB_BYTES, Standing};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::TLS13;
@@ -242,7 +242,7 @@ impl Peer {
     }
 
     pub fn grant(&mut self, range: u64) -> Lease {
-        match self.ask(Message::Grant { range }, &[]).0 {
+        match self.ask(Message::Grant { range: RangeIndex(range) }, &[]).0 {
             Message::Granted { lease, token, .. } => Lease { lease, token, range },
             other => panic!("not granted: {other:?}"),
         }

@@ -71,7 +71,7 @@ impl Donor {
             },
             Message::Grant { range } => {
                 let token = self.granted.fetch_add(1, Ordering::SeqCst) + 1;
-                Message::Granted { lease: range, token, bytes: SLAB_BYTES, expires_in_ms: 60_000 }
+                Message::Granted { lease: range.0, token, bytes: SLAB_BYTES, expires_in_ms: 60_000 }
             }
             Message::Write { offset, .. } => {
                 for (at, unit) in (offset..).step_by(512).zip(body.chunks_exact(512)) {
