@@ -14,7 +14,7 @@ use aquifer_core::engine::{Engine, FaultStep, Plan, Task};
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{Answer, Call, Guarded, Runs};
-use aquifer_core::units::{BlockIndex, Order, ThreadIndex};
+use aquifer_core::units::{BlockIndex, Order, PageIndex, ThreadIndex};
 
 use crate::outcome::Outcome;
 
@@ -24,9 +24,9 @@ pub enum Act {
     /// It mapped memory, or had done so before the pager started.
     Map {
         /// First page.
-        start: u64,
+        start: PageIndex,
         /// One past the last page.
-        end: u64,
+        end: PageIndex,
         /// The block size at first.
         order: Order,
         /// How its faults were delivered.
@@ -37,16 +37,16 @@ pub enum Act {
     /// It discarded memory.
     Discard {
         /// First page.
-        start: u64,
+        start: PageIndex,
         /// One past the last page.
-        end: u64,
+        end: PageIndex,
         /// Whether the pages were unmapped as well.
         remove: bool,
     },
     /// It touched a page.
     Touch {
         /// The page.
-        page: u64,
+        page: PageIndex,
         /// The thread.
         thread: ThreadIndex,
         /// Whether this touch was a write.
@@ -64,12 +64,12 @@ pub struct Accesses {
     /// The cost of the recorded run.
     pub recorded: Outcome,
     /// Resident blocks, by their first page: pages later found changed in a block count as written by this touch.
-    latest: BTreeMap<u64, Latest>,
+    latest: BTreeMap<PageIndex, Latest>,
 }
 
 #[derive(Clone, Copy)]
 struct Latest {
-    end: u64,
+    end: PageIndex,
     /// The touch's index in `acts`.
     touch: usize,
     /// True when the block had no contents before: then all of it counts as written until it is cleaned.
@@ -139,8 +139,8 @@ impl Accesses {
         }
     }
 
-    fn touch(&mut self, page: u64, thread: ThreadIndex, write: bool, block: Pages) {
-        let end = block.start + u64::from(block.count);
+    fn touch(&mut self, page: PageIndex, thread: ThreadIndex, write: bool, block: Pages) {
+        let end = block.end();
         let before = self.latest.get(&block.start).copied();
         self.acts.push(Act::Touch { page, thread, write, writes: Vec::new() });
         let touch = self.acts.len() - 1;
@@ -160,7 +160,7 @@ impl Accesses {
     }
 
     fn cleaned(&mut self, block: Pages, guards: Runs<'_>) {
-        let end = block.start + u64::from(block.count);
+        let end = block.end();
         let mut fresh: Vec<usize> = Vec::new();
         for latest in self.overlapping(block.start, end).filter(|latest| latest.fresh) {
             latest.fresh = false;
@@ -181,8 +181,8 @@ impl Accesses {
         }
     }
 
-    fn wrote(&mut self, start: u64, end: u64) {
-        let parts: Vec<(usize, u64, u64)> = self
+    fn wrote(&mut self, start: PageIndex, end: PageIndex) {
+        let parts: Vec<(usize, PageIndex, PageIndex)> = self
             .latest
             .range_mut(..end)
             .rev()
@@ -196,13 +196,13 @@ impl Accesses {
         }
     }
 
-    fn overlapping(&mut self, start: u64, end: u64) -> impl Iterator<Item = &mut Latest> {
+    fn overlapping(&mut self, start: PageIndex, end: PageIndex) -> impl Iterator<Item = &mut Latest> {
         let parts = self.latest.range_mut(..end).rev().take_while(move |(_, latest)| latest.end > start);
         parts.map(|(_, latest)| latest)
     }
 
     /// Forgets the blocks in `start..end`: other blocks take their place.
-    fn cover(&mut self, start: u64, end: u64) {
+    fn cover(&mut self, start: PageIndex, end: PageIndex) {
         while let Some((from, _)) = self.latest.range(..end).next_back().filter(|(_, latest)| latest.end > start) {
             let from = *from;
             self.latest.remove(&from);
@@ -211,10 +211,11 @@ impl Accesses {
 }
 
 /// The blocks of a new mapping that were populated.
-fn populated(start: u64, end: u64, order: Order, present: Runs<'_>) -> Vec<Pages> {
+fn populated(start: PageIndex, end: PageIndex, order: Order, present: Runs<'_>) -> Vec<Pages> {
     let (mut found, mut page) = (Vec::new(), start);
     for (kind, len) in present.iter() {
-        let next = page.saturating_add(len.saturating_mul(u64::from(order.pages()))).min(end);
+        let pages = len.saturating_mul(u64::from(order.pages()));
+        let next = PageIndex(page.0.saturating_add(pages)).min(end);
         if kind != 0 {
             // Long runs are divided, so that their lengths fit the type.
             let mut from = page;
@@ -241,19 +242,19 @@ mod tests {
 
     fn writes(accesses: &Accesses, act: usize) -> Vec<(u64, u32)> {
         match &accesses.acts[act] {
-            Act::Touch { writes, .. } => writes.iter().map(|pages| (pages.start, pages.count)).collect(),
+            Act::Touch { writes, .. } => writes.iter().map(|pages| (pages.start.0, pages.count)).collect(),
             other => panic!("{other:?}"),
         }
     }
 
-    const BLOCK: Pages = Pages { start: 64, count: 32 };
+    const BLOCK: Pages = Pages { start: PageIndex(64), count: 32 };
 
     #[test]
     fn what_is_found_changed_was_written_by_the_last_touch() {
         let mut accesses = Accesses::default();
         let bytes = runs(&[(Guarded::Same, 4), (Guarded::Other, 8), (Guarded::Zero, 20)]);
-        accesses.touch(70, ThreadIndex(1), true, BLOCK);
-        accesses.touch(71, ThreadIndex(2), true, BLOCK);
+        accesses.touch(PageIndex(70), ThreadIndex(1), true, BLOCK);
+        accesses.touch(PageIndex(71), ThreadIndex(2), true, BLOCK);
         accesses.cleaned(BLOCK, Runs::new(&bytes));
         assert_eq!((writes(&accesses, 0), writes(&accesses, 1)), (vec![], vec![(68, 8)]));
         assert_eq!(accesses.recorded.written_back_pages, 8);
@@ -262,16 +263,16 @@ mod tests {
     #[test]
     fn what_was_filled_was_written_until_it_is_looked_at() {
         let mut accesses = Accesses::default();
-        accesses.touch(70, ThreadIndex(1), true, BLOCK);
+        accesses.touch(PageIndex(70), ThreadIndex(1), true, BLOCK);
         accesses.fill(BLOCK);
         assert_eq!(writes(&accesses, 0), [(64, 32)]);
         // The block is rescued, and then cleaned: the touch that filled it wrote it.
-        accesses.touch(70, ThreadIndex(1), true, BLOCK);
+        accesses.touch(PageIndex(70), ThreadIndex(1), true, BLOCK);
         let bytes = runs(&[(Guarded::Other, 2), (Guarded::Zero, 30)]);
         accesses.cleaned(BLOCK, Runs::new(&bytes));
         assert_eq!((writes(&accesses, 0), writes(&accesses, 1)), (vec![(64, 2)], vec![]));
         // From then on it is treated like any other block.
-        accesses.touch(70, ThreadIndex(1), true, BLOCK);
+        accesses.touch(PageIndex(70), ThreadIndex(1), true, BLOCK);
         accesses.cleaned(BLOCK, Runs::new(&bytes));
         assert_eq!(writes(&accesses, 2), [(64, 2)]);
     }
@@ -279,13 +280,13 @@ mod tests {
     #[test]
     fn blocks_of_other_sizes_take_the_place_of_what_they_cover() {
         let mut accesses = Accesses::default();
-        accesses.touch(64, ThreadIndex(1), true, Pages { start: 64, count: 4 });
-        accesses.touch(68, ThreadIndex(1), true, Pages { start: 68, count: 4 });
-        accesses.touch(90, ThreadIndex(1), true, BLOCK);
+        accesses.touch(PageIndex(64), ThreadIndex(1), true, Pages { start: PageIndex(64), count: 4 });
+        accesses.touch(PageIndex(68), ThreadIndex(1), true, Pages { start: PageIndex(68), count: 4 });
+        accesses.touch(PageIndex(90), ThreadIndex(1), true, BLOCK);
         assert_eq!(accesses.latest.len(), 1);
-        accesses.touch(96, ThreadIndex(1), true, Pages { start: 96, count: 32 });
+        accesses.touch(PageIndex(96), ThreadIndex(1), true, Pages { start: PageIndex(96), count: 32 });
         let bytes = runs(&[(Guarded::Other, 64)]);
-        accesses.cleaned(Pages { start: 64, count: 64 }, Runs::new(&bytes));
+        accesses.cleaned(Pages { start: PageIndex(64), count: 64 }, Runs::new(&bytes));
         assert_eq!(
             (writes(&accesses, 0), writes(&accesses, 2), writes(&accesses, 3)),
             (vec![], vec![(64, 32)], vec![(96, 32)])
@@ -298,7 +299,7 @@ mod tests {
         for (kind, len) in [(0, 1), (1, 2), (0, 1), (1, 1)] {
             aquifer_core::record::push_run(&mut bytes, kind, len);
         }
-        let found = populated(1000, 1150, Order::DEFAULT, Runs::new(&bytes));
-        assert_eq!(found, [Pages { start: 1032, count: 64 }, Pages { start: 1128, count: 22 }]);
+        let found = populated(PageIndex(1000), PageIndex(1150), Order::DEFAULT, Runs::new(&bytes));
+        assert_eq!(found, [Pages { start: PageIndex(1032), count: 64 }, Pages { start: PageIndex(1128), count: 22 }]);
     }
 }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use aquifer_core::map::Pages;
-use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES, Slot};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, REGION_PAGES, Slot};
 use aquifer_driver::Direction;
 
 /// The version of a page of the tier that nothing was written to.
@@ -55,19 +55,19 @@ impl Contents {
         self.newest += 1;
         assert!(self.newest < GARBAGE, "a run has fewer writes than there are versions");
         let version = self.newest;
-        self.now.each(pages.start, u64::from(pages.count), 0, |region, _| region.fill(version));
+        self.now.each(pages.start.0, u64::from(pages.count), 0, |region, _| region.fill(version));
     }
 
     /// The version of a page.
-    pub fn version(&mut self, page: u64) -> u32 {
+    pub fn version(&mut self, page: PageIndex) -> u32 {
         let mut version = 0;
-        self.now.each(page, 1, 0, |region, _| version = region[0]);
+        self.now.each(page.0, 1, 0, |region, _| version = region[0]);
         version
     }
 
     /// The program writes a page as it was at this version.
-    pub fn restore(&mut self, page: u64, version: u32) {
-        self.now.each(page, 1, 0, |region, _| region.fill(version));
+    pub fn restore(&mut self, page: PageIndex, version: u32) {
+        self.now.each(page.0, 1, 0, |region, _| region.fill(version));
     }
 
     /// Whether this page of the tier has no version.
@@ -78,8 +78,8 @@ impl Contents {
     }
 
     /// The program discards the pages.
-    pub fn forget(&mut self, start: u64, end: u64) {
-        self.now.each(start, end - start, 0, |region, _| region.fill(0));
+    pub fn forget(&mut self, start: PageIndex, end: PageIndex) {
+        self.now.each(start.0, end - start, 0, |region, _| region.fill(0));
     }
 
     /// The tier forgets `count` pages.
@@ -97,7 +97,7 @@ impl Contents {
     pub fn take_away(&mut self, pages: Pages, first: FrameIndex) {
         for (frame, pages) in frames_of(pages, first) {
             let versions = in_frame(&mut self.frames, frame);
-            self.now.each(pages.start, u64::from(pages.count), 0, |region, at| versions[at].copy_from_slice(region));
+            self.now.each(pages.start.0, u64::from(pages.count), 0, |region, at| versions[at].copy_from_slice(region));
         }
     }
 
@@ -106,7 +106,7 @@ impl Contents {
         frames_of(pages, first).all(|(frame, pages)| {
             let versions = in_frame(&mut self.frames, frame);
             let mut same = true;
-            self.now.each(pages.start, u64::from(pages.count), 0, |region, at| same &= *region == versions[at]);
+            self.now.each(pages.start.0, u64::from(pages.count), 0, |region, at| same &= *region == versions[at]);
             same
         })
     }
@@ -145,8 +145,9 @@ mod tests {
     #[test]
     fn versions_move_from_addresses_to_frames_to_the_tier_and_back() {
         let mut contents = Contents::default();
-        let (pages, frame) = (Pages { start: 510, count: 4 }, FrameIndex::in_class(Order::new(2).unwrap(), 3));
-        contents.write(Pages { start: 511, count: 2 });
+        let (pages, frame) =
+            (Pages { start: PageIndex(510), count: 4 }, FrameIndex::in_class(Order::new(2).unwrap(), 3));
+        contents.write(Pages { start: PageIndex(511), count: 2 });
         assert!(!contents.are_now(pages, frame));
         contents.take_away(pages, frame);
         assert!(contents.are_now(pages, frame));
@@ -156,9 +157,9 @@ mod tests {
         contents.transfer(Direction::Read, Slot(511 << 12), frame, 0, 4 << 12);
         assert_eq!(contents.frame(frame, 0, 4 << 12), [0, 1, 1, 0]);
         assert!(contents.are_now(pages, frame));
-        contents.write(Pages { start: 512, count: 1 });
+        contents.write(Pages { start: PageIndex(512), count: 1 });
         assert!(!contents.are_now(pages, frame));
-        contents.forget(500, 1200);
+        contents.forget(PageIndex(500), PageIndex(1200));
         contents.trim(512, 1);
         contents.transfer(Direction::Read, Slot(511 << 12), frame, 0, 4 << 12);
         assert_eq!(contents.frame(frame, 0, 4 << 12), [0, GARBAGE, 1, 0]);

@@ -8,7 +8,7 @@
 use aquifer_core::engine::Settings;
 use aquifer_core::map::Pages;
 use aquifer_core::policy::PolicyName;
-use aquifer_core::units::Order;
+use aquifer_core::units::{Order, PageIndex};
 
 use crate::accesses::{Accesses, Act};
 use crate::driver::Driver;
@@ -58,9 +58,9 @@ pub fn play(accesses: &Accesses, machine: Machine) -> Outcome {
 }
 
 /// Whether one of `ranges`, which are in order, contains the page.
-fn contain(ranges: &[Pages], page: u64) -> bool {
+fn contain(ranges: &[Pages], page: PageIndex) -> bool {
     let behind = ranges.partition_point(|pages| pages.start <= page);
-    behind > 0 && page < ranges[behind - 1].start + u64::from(ranges[behind - 1].count)
+    behind > 0 && page < ranges[behind - 1].end()
 }
 
 #[cfg(test)]

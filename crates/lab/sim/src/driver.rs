@@ -9,7 +9,7 @@
 
 use aquifer_core::block::State;
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::{Order, ThreadIndex};
+use aquifer_core::units::{Order, PageIndex, ThreadIndex};
 use aquifer_driver::{Fatal, Outcome, Space, Turn, Worker, discard, resolve};
 
 use crate::instant::{InstantMachine, QUEUE_DEPTH};
@@ -48,12 +48,19 @@ impl<'a> Driver<'a> {
     }
 
     /// Adds the pages `start..end`. `present` says whether a page is already populated.
-    pub fn map(&mut self, start: u64, end: u64, order: Order, delivery: Delivery, present: impl Fn(u64) -> bool) {
-        for page in (start..end).filter(|page| present(*page)) {
+    pub fn map(
+        &mut self,
+        start: PageIndex,
+        end: PageIndex,
+        order: Order,
+        delivery: Delivery,
+        present: impl Fn(PageIndex) -> bool,
+    ) {
+        for page in start.up_to(end).filter(|page| present(*page)) {
             self.machine.write(Pages { start: page, count: 1 });
         }
         let mut engine = self.machine.engine();
-        let mut any = |first: u64, count: u32| (first..first + u64::from(count)).any(&present);
+        let mut any = |first: PageIndex, count: u32| first.up_to(first + u64::from(count)).any(&present);
         engine.add(start, end, order, delivery, &mut any);
         let wants_worker = engine.wants_worker();
         drop(engine);
@@ -63,14 +70,14 @@ impl<'a> Driver<'a> {
     }
 
     /// The program's munmap(2) or MADV_DONTNEED of the pages `start..end`.
-    pub fn discard(&mut self, start: u64, end: u64, remove: bool) {
+    pub fn discard(&mut self, start: PageIndex, end: PageIndex, remove: bool) {
         let forget = || self.machine.forget(start, end);
         sound(discard(self.machine, start, end, remove, || (forget(), true), |_, _| {}));
         self.work_if_woken();
     }
 
     /// The program touches one page, and changes it if `write` is true.
-    pub fn touch(&mut self, page: u64, thread: ThreadIndex, write: bool) -> Touched {
+    pub fn touch(&mut self, page: PageIndex, thread: ThreadIndex, write: bool) -> Touched {
         let touched = self.reach(page, thread, write);
         if write && touched != Touched::Refused {
             self.machine.write(Pages { start: page, count: 1 });
@@ -80,7 +87,7 @@ impl<'a> Driver<'a> {
     }
 
     /// The program writes a page as it was at this version.
-    pub fn restore(&mut self, page: u64, thread: ThreadIndex, version: u32) {
+    pub fn restore(&mut self, page: PageIndex, thread: ThreadIndex, version: u32) {
         if self.reach(page, thread, true) != Touched::Refused {
             self.machine.restore(page, version);
         }
@@ -95,7 +102,7 @@ impl<'a> Driver<'a> {
 
     /// The program touches every page of `pages`, and writes them if `writes` is true. Returns the slowest touch.
     pub fn visit(&mut self, pages: Pages, thread: ThreadIndex, writes: bool) -> Touched {
-        let end = pages.start + u64::from(pages.count);
+        let end = pages.end();
         let (mut page, mut slowest) = (pages.start, Touched::Hit);
         while page < end {
             let touched = self.reach(page, thread, writes);
@@ -111,14 +118,13 @@ impl<'a> Driver<'a> {
     }
 
     /// The end of the block that has this page.
-    fn block_end(&self, page: u64) -> Option<u64> {
+    fn block_end(&self, page: PageIndex) -> Option<PageIndex> {
         let engine = self.machine.lock();
-        let pages = engine.map().pages(engine.map().find(page)?);
-        Some(pages.start + u64::from(pages.count))
+        Some(engine.map().pages(engine.map().find(page)?).end())
     }
 
     /// Resolves an access to a page, so that the program can continue. It does so before the worker works.
-    fn reach(&mut self, page: u64, thread: ThreadIndex, write: bool) -> Touched {
+    fn reach(&mut self, page: PageIndex, thread: ThreadIndex, write: bool) -> Touched {
         let block = {
             let engine = self.machine.lock();
             engine.map().find(page).map(|block| *engine.map().block(block))
@@ -129,7 +135,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn fault(&mut self, page: u64, thread: ThreadIndex, write: bool) -> Touched {
+    fn fault(&mut self, page: PageIndex, thread: ThreadIndex, write: bool) -> Touched {
         self.machine.add(|outcome| outcome.faults += 1);
         let fetches = self.machine.fetches();
         let outcome = self.machine.in_fault(|| sound(resolve(self.machine, page, thread, write)));

@@ -17,7 +17,7 @@ use aquifer_core::guard;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::record::{Call, Summary, put_call, put_summary};
-use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES, SlabIndex, Slot};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, REGION_PAGES, SlabIndex, Slot};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
     Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, Installed, Loss, Observer, Populated, ReadFailure, Ready,
@@ -110,7 +110,7 @@ impl InstantMachine {
     }
 
     /// The version of a page: what the program wrote last.
-    pub fn version(&self, page: u64) -> u32 {
+    pub fn version(&self, page: PageIndex) -> u32 {
         self.contents.borrow_mut().version(page)
     }
 
@@ -135,12 +135,12 @@ impl InstantMachine {
     }
 
     /// The program writes a page that it can reach as it was before.
-    pub(crate) fn restore(&self, page: u64, version: u32) {
+    pub(crate) fn restore(&self, page: PageIndex, version: u32) {
         self.contents.borrow_mut().restore(page, version);
     }
 
     /// The program gives the pages' contents up.
-    pub(crate) fn forget(&self, start: u64, end: u64) {
+    pub(crate) fn forget(&self, start: PageIndex, end: PageIndex) {
         self.contents.borrow_mut().forget(start, end);
     }
 
@@ -279,7 +279,7 @@ impl Exchanger for InstantMachine {
         true
     }
 
-    fn populate(&self, _: u64, _: u64) -> Populated {
+    fn populate(&self, _: PageIndex, _: PageIndex) -> Populated {
         Populated::All
     }
 
@@ -287,7 +287,7 @@ impl Exchanger for InstantMachine {
         Ok(())
     }
 
-    fn install_zero_page(&self, _: Delivery, _: u64) -> Result<(), Fatal> {
+    fn install_zero_page(&self, _: Delivery, _: PageIndex) -> Result<(), Fatal> {
         Ok(())
     }
 }

@@ -143,7 +143,7 @@ fn describe(call: &Call<'_>) -> String {
         Call::Fault { page, thread, write, first } => {
             let access = if *write { "write" } else { "read" };
             let again = if *first { "" } else { ", asked again" };
-            format!("{access} at {:#x}, thread {}{again}", page * PAGE_BYTES, thread.0)
+            format!("{access} at {:#x}, thread {}{again}", page.address(), thread.0)
         }
         // Their lists mean nothing to a reader.
         Call::Add { start, end, .. } => format!("Add {{ start: {start}, end: {end} }}"),

@@ -6,7 +6,7 @@
 use aquifer_core::engine::Settings;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::PolicyName;
-use aquifer_core::units::{Order, REGION_PAGES, ThreadIndex};
+use aquifer_core::units::{Order, PageIndex, REGION_PAGES, ThreadIndex};
 use serde::Serialize;
 
 use crate::driver::{Driver, Touched};
@@ -17,7 +17,7 @@ use crate::workload::Trace;
 /// Pages of one block of a workload: 128 KiB.
 pub const BLOCK_PAGES: u32 = 32;
 /// Where the workload's memory begins: page 0 is never mapped.
-const START: u64 = 1 << 20;
+const START: PageIndex = PageIndex(1 << 20);
 /// The smallest budget that the pager accepts, in pages: 16 MiB.
 pub const BUDGET_PAGES_MIN: u64 = 4096;
 

@@ -7,7 +7,7 @@ use aquifer_core::block::State;
 use aquifer_core::engine::Settings;
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::PolicyName;
-use aquifer_core::units::{Order, ThreadIndex};
+use aquifer_core::units::{Order, PageIndex, ThreadIndex};
 use aquifer_driver::Space;
 use aquifer_sim::driver::{Driver, Touched};
 use aquifer_sim::instant::{Fails, InstantMachine};
@@ -24,11 +24,11 @@ fn machine(policy: PolicyName, tier_slabs: u32, elastic: bool) -> InstantMachine
     InstantMachine::new(settings, policy)
 }
 
-fn store(driver: &mut Driver<'_>, page: u64) -> Touched {
+fn store(driver: &mut Driver<'_>, page: PageIndex) -> Touched {
     driver.touch(page, ThreadIndex(0), true)
 }
 
-fn state(machine: &InstantMachine, page: u64) -> State {
+fn state(machine: &InstantMachine, page: PageIndex) -> State {
     let engine = machine.engine();
     let block = engine.map().find(page).expect("managed");
     engine.map().block(block).state
@@ -38,11 +38,11 @@ fn state(machine: &InstantMachine, page: u64) -> State {
 /// slot is torn, and the guard of its previous contents would call it clean.
 #[test]
 fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
-    const PAGE: u64 = 1_000;
+    const PAGE: PageIndex = PageIndex(1_000);
     let machine = machine(PolicyName::Fifo, 64, false);
     let mut driver = Driver::new(&machine);
     driver.map(PAGE, PAGE + 8_000, Order::MIN, Delivery::Signal, |_| false);
-    let mut others = PAGE + 1..PAGE + 8_000;
+    let mut others = (PAGE + 1).up_to(PAGE + 8_000);
     let mut until = |driver: &mut Driver<'_>, reached: &dyn Fn() -> bool| {
         while !reached() {
             store(driver, others.next().expect("it comes to pass before the mapping is full"));
@@ -72,14 +72,15 @@ fn memory_that_is_given_back_leaves_room_in_the_tier() {
     let machine = machine(PolicyName::Fifo, 4, false);
     let mut driver = Driver::new(&machine);
     for round in 0..3 {
-        let pages = 1_024 + round * 10_000..1_024 + round * 10_000 + 4 * 512;
-        driver.map(pages.start, pages.end, Order::MIN, Delivery::Signal, |_| false);
-        for page in pages.clone() {
+        let start = PageIndex(1_024 + round * 10_000);
+        let end = start + 4 * 512;
+        driver.map(start, end, Order::MIN, Delivery::Signal, |_| false);
+        for page in start.up_to(end) {
             store(&mut driver, page);
             driver.pause();
         }
         assert!(machine.engine().map().slabs_in_use() > 0 && machine.outcome().no_room == 0, "round {round}");
-        driver.discard(pages.start, pages.end, false);
+        driver.discard(start, end, false);
         assert_eq!(machine.engine().map().slabs_in_use(), 0);
     }
 }
@@ -92,12 +93,12 @@ fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
         let machine = machine(PolicyName::S3Fifo, 64, elastic);
         machine.fail_writes(FIRST_SLAB);
         let mut driver = Driver::new(&machine);
-        let pages = 1_024..1_024 + 8 * 512_u64;
-        driver.map(pages.start, pages.end, Order::DEFAULT, Delivery::Signal, |_| false);
+        let (start, end) = (PageIndex(1_024), PageIndex(1_024 + 8 * 512));
+        driver.map(start, end, Order::DEFAULT, Delivery::Signal, |_| false);
         let round = |driver: &mut Driver<'_>| {
-            for page in pages.clone() {
+            for page in start.up_to(end) {
                 store(driver, page);
-                if page % 64 == 0 {
+                if page.0 % 64 == 0 {
                     driver.pause();
                 }
             }
@@ -106,7 +107,7 @@ fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
         assert_eq!(machine.outcome().no_room, 0);
         let stored = || {
             let engine = machine.engine();
-            let blocks = engine.map().blocks_in(pages.start, pages.end);
+            let blocks = engine.map().blocks_in(start, end);
             let bad: Vec<_> =
                 blocks.filter(|block| engine.map().slot(*block).is_some_and(|slot| slot.0 < FIRST_SLAB.to)).collect();
             assert!(!bad.is_empty());
@@ -118,7 +119,7 @@ fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
         (3..5).for_each(|_| round(&mut driver));
         assert!(stored() > 0, "once the tier takes it, it leaves like all else");
         assert!(!machine.engine().waits_for_tier());
-        pages.clone().for_each(|page| {
+        start.up_to(end).for_each(|page| {
             assert_ne!(driver.touch(page, ThreadIndex(0), false), Touched::Refused, "page {page}");
         });
     }
@@ -128,10 +129,10 @@ fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
 fn once_the_tier_takes_one_block_again_the_others_may_try() {
     let machine = machine(PolicyName::Fifo, 64, false);
     let mut driver = Driver::new(&machine);
-    let pages = 1_024..1_024 + 2 * BUDGET_PAGES;
-    driver.map(pages.start, pages.end, Order::DEFAULT, Delivery::Signal, |_| false);
+    let (start, end) = (PageIndex(1_024), PageIndex(1_024 + 2 * BUDGET_PAGES));
+    driver.map(start, end, Order::DEFAULT, Delivery::Signal, |_| false);
     machine.fail_writes(ALL);
-    for page in pages {
+    for page in start.up_to(end) {
         store(&mut driver, page);
     }
     assert!(machine.engine().waits_for_tier() && machine.outcome().no_room > 0);
@@ -145,8 +146,8 @@ fn once_the_tier_takes_one_block_again_the_others_may_try() {
 fn the_worker_rests_when_nothing_can_be_written_back() {
     let machine = machine(PolicyName::S3Fifo, 0, true);
     let mut driver = Driver::new(&machine);
-    driver.map(1_000, 5_000, Order::MIN, Delivery::Signal, |_| false);
-    for page in 1_000..2_500 {
+    driver.map(PageIndex(1_000), PageIndex(5_000), Order::MIN, Delivery::Signal, |_| false);
+    for page in PageIndex(1_000).up_to(PageIndex(2_500)) {
         store(&mut driver, page);
     }
     driver.pause();

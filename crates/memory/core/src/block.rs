@@ -37,7 +37,7 @@
 //! Next on the path: `engine/`, which drives every arrow; most of them in `reports.rs`.
 
 use crate::temperature::Reading;
-use crate::units::{FrameIndex, Order};
+use crate::units::{FrameIndex, Order, RegionIndex};
 
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub enum Waiting {
     Unwritable,
 }
 
-/// No block, no frame, no region: the end of a list.
+/// No block, no frame: the end of a list.
 pub const NONE: u32 = u32::MAX;
 
 /// What the engine records about one block.
@@ -140,7 +140,7 @@ pub struct Block {
     /// The frame, in the states that have one; otherwise [`NONE`].
     pub frame: u32,
     /// Its region.
-    pub region: u32,
+    pub region: RegionIndex,
     /// Low bits of the engine's count of evicted pages when the block was last evicted.
     pub evicted_at: u32,
     /// Neighbours on the standby list.
@@ -152,7 +152,7 @@ pub struct Block {
 const _: () = assert!(size_of::<Block>() == 32);
 
 impl Block {
-    pub(crate) fn new(region: u32, order: Order) -> Self {
+    pub(crate) fn new(region: RegionIndex, order: Order) -> Self {
         Self {
             state: State::Empty,
             order,

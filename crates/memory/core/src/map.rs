@@ -15,13 +15,14 @@
 //! Splits and merges: `map/sizes.rs`. Temperatures: `map/heat.rs`. Detecting changes: `map/changes.rs`.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use self::changes::Changes;
-use crate::block::{Block, NONE, State};
+use crate::block::{Block, State};
 use crate::slabs::Slabs;
 use crate::temperature::Temperatures;
-use crate::units::{BlockIndex, Order, PAGE_BYTES, REGION_PAGES, SlabIndex};
+use crate::units::{BlockIndex, Order, PAGE_BYTES, PageIndex, REGION_PAGES, RegionIndex, SlabIndex};
 
 pub mod changes;
 mod heat;
@@ -56,19 +57,31 @@ pub enum Pattern {
     Sequential,
 }
 
-/// One managed range of the program's addresses, in page numbers.
+/// One managed range of the program's addresses.
 #[derive(Clone, Debug)]
 pub struct Mapping {
     /// Where the grid of regions starts. Does not change when the front of the mapping is unmapped.
-    pub origin: u64,
+    pub origin: PageIndex,
     /// First page.
-    pub start: u64,
+    pub start: PageIndex,
     /// One past the last page.
-    pub end: u64,
+    pub end: PageIndex,
     /// How its faults are delivered.
     pub delivery: Delivery,
-    /// The regions, from the origin on; [`NONE`] where the mapping has been cut.
-    regions: Vec<u32>,
+    /// The regions, from the origin on.
+    regions: Vec<RegionIndex>,
+}
+
+impl Mapping {
+    /// Its addresses.
+    pub fn addresses(&self) -> Range<usize> {
+        self.start.address()..self.end.address()
+    }
+
+    /// How many of the pages `start..end` it has.
+    pub fn pages_within(&self, start: PageIndex, end: PageIndex) -> u64 {
+        self.start.max(start).count_to(self.end.min(end))
+    }
 }
 
 /// 2 MiB of a mapping.
@@ -81,9 +94,9 @@ pub struct Region {
     /// Its units are `first..first + (512 >> unit)`.
     pub first: u32,
     /// The first page, on the mapping's grid; may lie before the mapping's own start.
-    pub start: u64,
+    pub start: PageIndex,
     /// The pages of the grid that belong to the mapping.
-    pub clip: (u64, u64),
+    pub clip: (PageIndex, PageIndex),
     /// The slab that holds its slots, once a block has been written back.
     pub slab: Option<SlabIndex>,
     /// Slabs that hold copies of its blocks from before a fork(2): see `map/slots.rs`.
@@ -97,9 +110,9 @@ pub struct Region {
 /// Everything recorded about the program's managed memory.
 #[derive(Debug)]
 pub struct BlockMap {
-    mappings: BTreeMap<u64, Mapping>,
+    mappings: BTreeMap<PageIndex, Mapping>,
     regions: Vec<Region>,
-    free_regions: Vec<u32>,
+    free_regions: Vec<RegionIndex>,
     blocks: Vec<Block>,
     /// Free runs of indices, by the exponent of the unit that uses such runs.
     free_runs: [Vec<u32>; Order::MAX.exponent() + 1],
@@ -113,19 +126,29 @@ pub struct BlockMap {
     changes: Arc<Changes>,
 }
 
-/// A block's pages: first page number and count. Shorter than the block size at the ends of a mapping.
+/// A block's pages: the first, and how many. Shorter than the block size at the ends of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pages {
-    /// First page number.
-    pub start: u64,
+    /// First page.
+    pub start: PageIndex,
     /// How many.
     pub count: u32,
 }
 
 impl Pages {
     /// The first address.
-    pub fn address(self) -> u64 {
-        self.start * PAGE_BYTES
+    pub fn address(self) -> usize {
+        self.start.address()
+    }
+
+    /// One past the last page.
+    pub fn end(self) -> PageIndex {
+        self.start + u64::from(self.count)
+    }
+
+    /// Whether all of them are among the pages `start..end`.
+    pub fn are_within(self, start: PageIndex, end: PageIndex) -> bool {
+        self.start >= start && self.end() <= end
     }
 
     /// Total size in bytes.
@@ -153,19 +176,19 @@ impl BlockMap {
     }
 
     /// Mappings that overlap `start..end`, in address order.
-    pub fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = &Mapping> {
+    pub fn overlapping(&self, start: PageIndex, end: PageIndex) -> impl Iterator<Item = &Mapping> {
         let before = self.mappings.range(..=start).next_back().map_or(start, |(first, _)| *first);
         self.mappings.range(before..end).map(|(_, mapping)| mapping).filter(move |mapping| mapping.end > start)
     }
 
     /// The block that holds `page`, if it is managed.
-    pub fn find(&self, page: u64) -> Option<BlockIndex> {
+    pub fn find(&self, page: PageIndex) -> Option<BlockIndex> {
         let (_, mapping) = self.mappings.range(..=page).next_back()?;
         if page >= mapping.end {
             return None;
         }
         let offset = page - mapping.origin;
-        let region = &self.regions[mapping.regions[(offset / u64::from(REGION_PAGES)) as usize] as usize];
+        let region = &self.regions[mapping.regions[(offset / u64::from(REGION_PAGES)) as usize].index()];
         let within = (offset % u64::from(REGION_PAGES)) as u32;
         let unit = within >> region.unit.exponent();
         let exponent = self.blocks[(region.first + unit) as usize].order.exponent();
@@ -174,18 +197,17 @@ impl BlockMap {
     }
 
     /// The mapping that holds `page`.
-    pub fn mapping_of(&self, page: u64) -> Option<&Mapping> {
+    pub fn mapping_of(&self, page: PageIndex) -> Option<&Mapping> {
         self.mappings.range(..=page).next_back().map(|(_, mapping)| mapping).filter(|mapping| page < mapping.end)
     }
 
     /// The blocks that touch the pages `start..end`, in address order.
-    pub fn blocks_in(&self, start: u64, end: u64) -> impl Iterator<Item = BlockIndex> + '_ {
+    pub fn blocks_in(&self, start: PageIndex, end: PageIndex) -> impl Iterator<Item = BlockIndex> + '_ {
         let mut page = start;
         std::iter::from_fn(move || {
             while page < end {
                 if let Some(block) = self.find(page) {
-                    let pages = self.pages(block);
-                    page = pages.start + u64::from(pages.count);
+                    page = self.pages(block).end();
                     return Some(block);
                 }
                 page = self.mappings.range(page..).next().map_or(end, |(next, _)| *next);
@@ -216,7 +238,7 @@ impl BlockMap {
     pub(crate) fn block_mut(&mut self, index: BlockIndex) -> &mut Block {
         if self.block(index).state == State::Resident {
             let pages = self.pages(index);
-            self.changes.count(pages.start, pages.start + u64::from(pages.count));
+            self.changes.count(pages.start, pages.end());
         }
         &mut self.blocks[index.0 as usize]
     }
@@ -228,7 +250,7 @@ impl BlockMap {
 
     /// The region a block belongs to.
     pub fn region_of(&self, index: BlockIndex) -> &Region {
-        &self.regions[self.block(index).region as usize]
+        &self.regions[self.block(index).region.index()]
     }
 
     /// The pages of a block.
@@ -237,7 +259,7 @@ impl BlockMap {
         let start = region.start + u64::from((index.0 - region.first) << region.unit.exponent());
         let end = (start + u64::from(self.block(index).order.pages())).min(region.clip.1);
         let start = start.max(region.clip.0);
-        Pages { start, count: u32::try_from(end.saturating_sub(start)).expect("a block is at most 2 MiB") }
+        Pages { start, count: u32::try_from(start.count_to(end)).expect("a block is at most 2 MiB") }
     }
 
     /// The guards of the block's pages: what the tier's copy must hash to.
@@ -251,27 +273,27 @@ impl BlockMap {
         &mut self.guards[range]
     }
 
-    fn guard_range(&self, index: BlockIndex) -> std::ops::Range<usize> {
-        let (region, pages) = (self.block(index).region as usize, self.pages_in_region(index));
+    fn guard_range(&self, index: BlockIndex) -> Range<usize> {
+        let (region, pages) = (self.block(index).region.index(), self.pages_in_region(index));
         let first = region * REGION_PAGES as usize;
         first + pages.start as usize..first + pages.end as usize
     }
 
     /// The pages of a block, counted from the start of its region.
-    fn pages_in_region(&self, index: BlockIndex) -> std::ops::Range<u32> {
+    fn pages_in_region(&self, index: BlockIndex) -> Range<u32> {
         let Pages { start, count } = self.pages(index);
         let first = (start - self.region_of(index).start) as u32;
         first..first + count
     }
 
     /// Records how the pages `start..end` will be used, in each region of which they make up more than half.
-    pub(crate) fn set_pattern(&mut self, start: u64, end: u64, pattern: Pattern) {
+    pub(crate) fn set_pattern(&mut self, start: PageIndex, end: PageIndex, pattern: Pattern) {
         let before = self.mappings.range(..=start).next_back().map_or(start, |(first, _)| *first);
         for mapping in self.mappings.range(before..end).map(|(_, mapping)| mapping) {
-            for region in mapping.regions.iter().filter(|region| **region != NONE) {
-                let region = &mut self.regions[*region as usize];
+            for region in &mapping.regions {
+                let region = &mut self.regions[region.index()];
                 let (first, last) = region.clip;
-                let inside = last.min(end).saturating_sub(first.max(start));
+                let inside = first.max(start).count_to(last.min(end));
                 if inside * 2 > last - first {
                     region.pattern = pattern;
                 }
@@ -283,7 +305,7 @@ impl BlockMap {
     pub(crate) fn deliver_all(&mut self, delivery: Delivery) {
         self.mappings.values_mut().for_each(|mapping| mapping.delivery = delivery);
         self.regions.iter_mut().for_each(|region| region.delivery = delivery);
-        self.changes.count(0, u64::MAX);
+        self.changes.count(PageIndex(0), PageIndex(u64::MAX));
     }
 
     /// How many block indices exist.
@@ -316,42 +338,42 @@ mod tests {
 
     fn map() -> BlockMap {
         let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
-        map.insert(1000, 1000 + 1100, Order::DEFAULT, Delivery::Signal);
+        map.insert(PageIndex(1000), PageIndex(1000 + 1100), Order::DEFAULT, Delivery::Signal);
         map
     }
 
     #[test]
     fn every_page_has_the_block_that_holds_it() {
         let map = map();
-        for page in 1000..2100 {
+        for page in PageIndex(1000).up_to(PageIndex(2100)) {
             let pages = map.pages(map.find(page).expect("managed"));
-            assert!(pages.start <= page && page < pages.start + u64::from(pages.count), "{page}");
+            assert!(pages.start <= page && page < pages.end(), "{page}");
         }
-        assert_eq!(map.find(999), None);
-        assert_eq!(map.find(2100), None);
-        assert_eq!(map.blocks_in(1000, 2100).count(), 35);
+        assert_eq!(map.find(PageIndex(999)), None);
+        assert_eq!(map.find(PageIndex(2100)), None);
+        assert_eq!(map.blocks_in(PageIndex(1000), PageIndex(2100)).count(), 35);
     }
 
     #[test]
     fn slots_are_neighbours_when_pages_are() {
         let mut map = map();
-        let block = map.find(1000).expect("managed");
+        let block = map.find(PageIndex(1000)).expect("managed");
         assert_eq!(map.slot(block), None);
         assert_eq!(map.own_slot(block), Some(OwnSlot { slot: Slot(0), moved: false }));
         assert_eq!(map.slot(block), Some(Slot(0)));
-        assert_eq!(map.slot(map.find(1032).expect("managed")), Some(Slot(32 * PAGE_BYTES)));
+        assert_eq!(map.slot(map.find(PageIndex(1032)).expect("managed")), Some(Slot(32 * PAGE_BYTES)));
     }
 
     #[test]
     fn a_full_tier_says_so() {
         let mut map = BlockMap::new(Box::new(OwnSlabs::new(1)), Order::UNIT);
-        map.insert(0, 1024, Order::MAX, Delivery::Signal);
-        let (first, second) = (map.find(0).expect("managed"), map.find(512).expect("managed"));
+        map.insert(PageIndex(0), PageIndex(1024), Order::MAX, Delivery::Signal);
+        let (first, second) = (map.find(PageIndex(0)).expect("managed"), map.find(PageIndex(512)).expect("managed"));
         assert!(map.own_slot(first).is_some());
         assert_eq!(map.own_slot(second), None);
         assert_eq!(map.slabs_in_use(), 1);
         let mut freed = Vec::new();
-        map.remove(0, 512, &mut |slab| freed.push(slab));
+        map.remove(PageIndex(0), PageIndex(512), &mut |slab| freed.push(slab));
         assert_eq!((map.slabs_in_use(), freed), (0, vec![SlabIndex(0)]));
     }
 }

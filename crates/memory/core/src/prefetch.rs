@@ -7,6 +7,9 @@
 //! Pure, and allocates only in [`Prefetcher::new`]: called with the engine's lock held, on the fault path. Every table
 //! has a named size. Random faults yield no advice.
 //!
+//! Pages are plain numbers here and in the files below: strides are computed with them, and the engine shifts them so
+//! that blocks begin at multiples of their size.
+//!
 //! A stream is found when two faults of one thread are one block apart, or three are equally far apart, or more than
 //! half of the latest took the same step (`trend.rs`). Its window doubles each time the program reaches the marker, and
 //! halves on waste (`stream.rs`). While much of the read-ahead is wasted, or where a fetch costs little, a stream must

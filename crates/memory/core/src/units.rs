@@ -4,6 +4,7 @@
 //! Quantities with a type each, so that a block cannot be passed as a frame, or bytes as pages.
 
 use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
 use std::str::FromStr;
 
 /// Bytes in one page.
@@ -12,6 +13,89 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const REGION_PAGES: u32 = 512;
 /// Bytes in one region.
 pub const REGION_BYTES: u64 = PAGE_BYTES * REGION_PAGES as u64;
+
+/// One page of the program's address space: its address divided by [`PAGE_BYTES`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageIndex(pub u64);
+
+impl PageIndex {
+    /// The page that has the byte at `address`.
+    pub const fn at(address: usize) -> PageIndex {
+        PageIndex(address as u64 / PAGE_BYTES)
+    }
+
+    /// The first page of which no byte is before `address`: where the pages of a range that ends there end.
+    pub const fn end_at(address: usize) -> PageIndex {
+        PageIndex((address as u64).div_ceil(PAGE_BYTES))
+    }
+
+    /// The address of its first byte.
+    pub const fn address(self) -> usize {
+        (self.0 * PAGE_BYTES) as usize
+    }
+
+    /// The page before it, if there is one.
+    pub fn previous(self) -> Option<PageIndex> {
+        self.0.checked_sub(1).map(PageIndex)
+    }
+
+    /// The pages from this one up to `end`, in order.
+    pub fn up_to(self, end: PageIndex) -> impl DoubleEndedIterator<Item = PageIndex> + Clone {
+        (self.0..end.0).map(PageIndex)
+    }
+
+    /// How many pages there are from this one up to `end`.
+    pub const fn count_to(self, end: PageIndex) -> u64 {
+        end.0.saturating_sub(self.0)
+    }
+}
+
+impl Add<u64> for PageIndex {
+    type Output = PageIndex;
+
+    fn add(self, pages: u64) -> PageIndex {
+        PageIndex(self.0 + pages)
+    }
+}
+
+impl AddAssign<u64> for PageIndex {
+    fn add_assign(&mut self, pages: u64) {
+        self.0 += pages;
+    }
+}
+
+impl Sub<u64> for PageIndex {
+    type Output = PageIndex;
+
+    fn sub(self, pages: u64) -> PageIndex {
+        PageIndex(self.0 - pages)
+    }
+}
+
+impl Sub for PageIndex {
+    type Output = u64;
+
+    fn sub(self, other: PageIndex) -> u64 {
+        self.0 - other.0
+    }
+}
+
+impl fmt::Display for PageIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One region of the block map: 2 MiB of a mapping. Dense, so it can index arrays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RegionIndex(pub u32);
+
+impl RegionIndex {
+    /// Its number, to index arrays.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// One block of the block map: a run of pages that moves as one. Dense, so it can index arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -14,7 +14,7 @@ use aquifer_core::policy::Arrival;
 use aquifer_core::record::{
     Call, Damage, End, Event, Header, Recording, Runs, Summary, VERSION, batch_header, push_run, put_call, put_summary,
 };
-use aquifer_core::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
+use aquifer_core::units::{BlockIndex, FrameIndex, Order, PageIndex, ThreadIndex};
 use proptest::prelude::*;
 
 fn header() -> Header {
@@ -50,17 +50,23 @@ fn every_call<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
     let nothing = |call| Event { call, summary: Summary::default() };
     let order = Order::DEFAULT;
     vec![
-        nothing(Call::Add { start: 1 << 35, end: (1 << 35) + 4096, order, delivery: Delivery::Listener, present }),
+        nothing(Call::Add {
+            start: PageIndex(1 << 35),
+            end: PageIndex((1 << 35) + 4096),
+            order,
+            delivery: Delivery::Listener,
+            present,
+        }),
         flag(Call::Cleaned { block, verdict: CleanVerdict::Stored, guards }, false),
         flag(Call::Cleaned { block, verdict: CleanVerdict::Failed, guards: Runs::default() }, true),
-        digest(Call::Discard { start: 1000, end: 1001, remove: false }, 1),
-        digest(Call::Discard { start: 1000, end: 9000, remove: true }, 0),
+        digest(Call::Discard { start: PageIndex(1000), end: PageIndex(1001), remove: false }, 1),
+        digest(Call::Discard { start: PageIndex(1000), end: PageIndex(9000), remove: true }, 0),
         flag(Call::Dropped { block }, false),
         nothing(Call::Emptied { frame: FrameIndex::in_class(Order::MAX, 5) }),
         flag(Call::Evicted { block }, true),
         flag(Call::EvictionRefused { block }, false),
-        digest(Call::Fault { page: 1 << 35, thread, write: false, first: true }, 4),
-        digest(Call::Fault { page: 1 << 35, thread, write: true, first: false }, 0),
+        digest(Call::Fault { page: PageIndex(1 << 35), thread, write: false, first: true }, 4),
+        digest(Call::Fault { page: PageIndex(1 << 35), thread, write: true, first: false }, 0),
         flag(Call::FetchFailed { block, lost: true }, true),
         Event { call: Call::Fetched { block, write: true }, summary: Summary { kind: 2, digest: 0 } },
         flag(Call::Installed { first: block, count: 1, arrival: Arrival::Fresh }, false),
@@ -71,7 +77,7 @@ fn every_call<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
         flag(Call::ReadAheadArrived { block }, false),
         digest(Call::SlotFor { block }, 1),
         nothing(Call::TryAgain),
-        nothing(Call::Advise { start: 1000, end: 9000, advice: Advice::PageOut }),
+        nothing(Call::Advise { start: PageIndex(1000), end: PageIndex(9000), advice: Advice::PageOut }),
     ]
 }
 
@@ -212,7 +218,7 @@ fn an_event_that_is_none_is_damage_also_under_a_good_checksum() {
 
 fn any_call() -> impl Strategy<Value = Call<'static>> {
     let block = any::<u32>().prop_map(BlockIndex);
-    let range = (0..1u64 << 40, 1..1u64 << 20).prop_map(|(start, pages)| (start, start + pages));
+    let range = (0..1u64 << 40, 1..1u64 << 20).prop_map(|(start, pages)| (PageIndex(start), PageIndex(start + pages)));
     let arrival = prop_oneof![
         Just(Arrival::Fresh),
         Just(Arrival::Prefetched),
@@ -233,7 +239,7 @@ fn any_call() -> impl Strategy<Value = Call<'static>> {
         }),
         block.clone().prop_map(|block| Call::Evicted { block }),
         (0..1u64 << 52, any::<u16>(), any::<bool>(), any::<bool>()).prop_map(|(page, thread, write, first)| {
-            Call::Fault { page, thread: ThreadIndex(thread), write, first }
+            Call::Fault { page: PageIndex(page), thread: ThreadIndex(thread), write, first }
         }),
         (block, 1..=512u32, arrival).prop_map(|(first, count, arrival)| Call::Installed { first, count, arrival }),
         (any::<u32>(), any::<u32>()).prop_map(|(blocks, pages)| Call::Plan { blocks, pages }),

@@ -49,7 +49,7 @@ struct Victim {
 impl Victim {
     /// Whether `next` continues a run of `blocks` blocks, both in the program's addresses and in the frames.
     fn continues(&self, run: &Pages, blocks: usize, next: &Victim) -> bool {
-        self.pages.start + u64::from(run.count) == next.pages.start
+        run.end() == next.pages.start
             && self.delivery == next.delivery
             && self.frame.order() == next.frame.order()
             && self.frame.index() + blocks as u32 == next.frame.index()

@@ -7,7 +7,7 @@
 //! earlier is then seen as Leaving, and waited for; a victim chosen later is refused because of the pin.
 
 use aquifer_core::block::State;
-use aquifer_core::units::ThreadIndex;
+use aquifer_core::units::{PageIndex, ThreadIndex};
 
 use crate::fatal::Fatal;
 use crate::fault::{Outcome, resolve};
@@ -29,7 +29,7 @@ pub enum Brought {
 }
 
 /// Makes the pages `start..end` resident and writable, except those not managed or lost.
-pub fn bring<S: Space>(space: &S, start: u64, end: u64, thread: ThreadIndex) -> Result<Brought, Fatal> {
+pub fn bring<S: Space>(space: &S, start: PageIndex, end: PageIndex, thread: ThreadIndex) -> Result<Brought, Fatal> {
     let mut page = start;
     let mut tries = 0;
     let mut all = true;
@@ -53,7 +53,7 @@ pub fn bring<S: Space>(space: &S, start: u64, end: u64, thread: ThreadIndex) -> 
                 Outcome::Foreign | Outcome::Lost => all = false,
             }
         }
-        page = pages.start + u64::from(pages.count);
+        page = pages.end();
         tries = 0;
     }
     all &= page >= end;
@@ -65,13 +65,13 @@ pub fn bring<S: Space>(space: &S, start: u64, end: u64, thread: ThreadIndex) -> 
 
 /// Fills single pages that resident blocks lack. Looks at each page once: a page that is missing at a second look was
 /// not pinned.
-fn fill_holes<S: Space>(space: &S, start: u64, end: u64, thread: ThreadIndex) -> Result<Brought, Fatal> {
+fn fill_holes<S: Space>(space: &S, start: PageIndex, end: PageIndex, thread: ThreadIndex) -> Result<Brought, Fatal> {
     match space.populate(start, end) {
         Populated::All => return Ok(Brought::Present),
         Populated::NotAll => {}
         Populated::Unknown => return Ok(Brought::AsFarAsManaged),
     }
-    for page in start..end {
+    for page in start.up_to(end) {
         if space.populate(page, page + 1) == Populated::NotAll && resolve(space, page, thread, true)? == Outcome::NoRoom
         {
             return Ok(Brought::NoRoom);

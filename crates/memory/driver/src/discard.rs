@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use aquifer_core::engine::DiscardStep;
-use aquifer_core::units::{REGION_PAGES, SlabIndex, ThreadIndex};
+use aquifer_core::units::{PageIndex, REGION_PAGES, SlabIndex, ThreadIndex};
 
 use crate::engine_guard::EngineGuard;
 use crate::fatal::Fatal;
@@ -41,8 +41,8 @@ pub struct Discard<T> {
 /// runs under the same lock, if the engine gave the range up, to forget what is left at the range's ends.
 pub fn discard<S: Space, T>(
     space: &S,
-    first: u64,
-    last: u64,
+    first: PageIndex,
+    last: PageIndex,
     remove: bool,
     act: impl FnOnce() -> (T, bool),
     after: impl FnOnce(&mut EngineGuard<'_, S::Tape>, &mut dyn FnMut(SlabIndex)),
@@ -52,8 +52,8 @@ pub fn discard<S: Space, T>(
     loop {
         let ticket = space.ticket();
         let mut engine = space.engine();
-        let managed_pages: u64 =
-            engine.map().overlapping(first, last).map(|mapping| mapping.end.min(last) - mapping.start.max(first)).sum();
+        let overlapping = engine.map().overlapping(first, last);
+        let managed_pages: u64 = overlapping.map(|mapping| mapping.pages_within(first, last)).sum();
         if managed_pages == 0 {
             drop(engine);
             let (result, _) = act();

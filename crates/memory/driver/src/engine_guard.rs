@@ -17,7 +17,7 @@ use aquifer_core::engine::{
 use aquifer_core::map::{Delivery, OwnSlot};
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{Call, Digest, GUARD_RUNS_BYTES, Runs, Summary, guard_runs, push_run};
-use aquifer_core::units::{BlockIndex, FrameIndex, Order, SlabIndex, ThreadIndex};
+use aquifer_core::units::{BlockIndex, FrameIndex, Order, PageIndex, SlabIndex, ThreadIndex};
 
 /// Records the calls into an engine. Called with the engine's lock held, possibly in a signal handler.
 pub trait Tape {
@@ -72,11 +72,11 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
     /// [`Engine::add`].
     pub fn add(
         &mut self,
-        start: u64,
-        end: u64,
+        start: PageIndex,
+        end: PageIndex,
         order: Order,
         delivery: Delivery,
-        present: &mut dyn FnMut(u64, u32) -> bool,
+        present: &mut dyn FnMut(PageIndex, u32) -> bool,
     ) {
         if self.recorder.is_none() {
             return self.engine.add(start, end, order, delivery, present);
@@ -99,7 +99,7 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
     }
 
     /// [`Engine::advise`].
-    pub fn advise(&mut self, start: u64, end: u64, advice: Advice) {
+    pub fn advise(&mut self, start: PageIndex, end: PageIndex, advice: Advice) {
         self.engine.advise(start, end, advice);
         self.record(Call::Advise { start, end, advice }, |_| Summary::default());
     }
@@ -116,7 +116,13 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
     }
 
     /// [`Engine::discard`] or, with `remove`, [`Engine::remove`].
-    pub fn discard(&mut self, start: u64, end: u64, remove: bool, freed: &mut dyn FnMut(SlabIndex)) -> DiscardStep {
+    pub fn discard(
+        &mut self,
+        start: PageIndex,
+        end: PageIndex,
+        remove: bool,
+        freed: &mut dyn FnMut(SlabIndex),
+    ) -> DiscardStep {
         let mut digest = Digest::default();
         let mut each = |slab: SlabIndex| {
             digest.slab(slab);
@@ -170,7 +176,7 @@ impl<'a, T: Tape> EngineGuard<'a, T> {
     }
 
     /// [`Engine::fault`].
-    pub fn fault(&mut self, page: u64, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
+    pub fn fault(&mut self, page: PageIndex, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
         let step = self.engine.fault(page, thread, write, first);
         self.record(Call::Fault { page, thread, write, first }, |_| Summary::of_step(&step));
         step

@@ -12,7 +12,7 @@ use std::time::Duration;
 use aquifer_core::engine::{Exchange, FaultStep};
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::Arrival;
-use aquifer_core::units::{BlockIndex, FrameIndex, ThreadIndex};
+use aquifer_core::units::{BlockIndex, FrameIndex, PageIndex, ThreadIndex};
 
 use crate::evict::evict;
 use crate::fatal::Fatal;
@@ -100,7 +100,7 @@ impl Failures {
 }
 
 /// Resolves the fault at `page` for the thread `thread`. `write` is false only if the access is known to be a read.
-pub fn resolve<S: Space>(space: &S, page: u64, thread: ThreadIndex, write: bool) -> Result<Outcome, Fatal> {
+pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write: bool) -> Result<Outcome, Fatal> {
     let started = space.now_ns();
     let mut kind = None;
     let (mut failures, mut refusals) = (Failures::default(), Refusals::default());
@@ -180,7 +180,7 @@ pub fn resolve<S: Space>(space: &S, page: u64, thread: ThreadIndex, write: bool)
 /// block's mapping and the guards of the tier's copy.
 fn decide<S: Space>(
     space: &S,
-    page: u64,
+    page: PageIndex,
     thread: ThreadIndex,
     write: bool,
     first: bool,
@@ -266,7 +266,7 @@ fn install<S: Space>(space: &S, what: Arriving, delivery: Delivery, exchange: Ex
 
 /// Installs the zero page at the one page that a resident block lacks, if any. At the first store the kernel replaces
 /// it with a real page, which the account already counts, since it counts whole blocks.
-fn fill_hole<S: Space>(space: &S, block: BlockIndex, page: Option<u64>, delivery: Delivery) -> Result<(), Fatal> {
+fn fill_hole<S: Space>(space: &S, block: BlockIndex, page: Option<PageIndex>, delivery: Delivery) -> Result<(), Fatal> {
     if let Some(page) = page {
         space.install_zero_page(delivery, page)?;
     }

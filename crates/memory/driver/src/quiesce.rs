@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use aquifer_core::engine::{Engine, ForkObstacle};
-use aquifer_core::units::ThreadIndex;
+use aquifer_core::units::{PageIndex, ThreadIndex};
 
 use crate::fatal::Fatal;
 use crate::fault::{Outcome, check_timeout, resolve};
@@ -21,7 +21,7 @@ const WAIT_ONCE: Duration = Duration::from_millis(1);
 pub fn quiesce<S: Space>(
     space: &S,
     thread: ThreadIndex,
-    obstacle: impl Fn(&Engine) -> Option<u64>,
+    obstacle: impl Fn(&Engine) -> Option<PageIndex>,
     obstacles_max: u32,
 ) -> Result<bool, Fatal> {
     let started = space.now_ns();

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aquifer_core::engine::{Engine, Exchange};
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::{FrameIndex, SlabIndex, Slot};
+use aquifer_core::units::{FrameIndex, PageIndex, SlabIndex, Slot};
 
 use crate::batch::Sealed;
 use crate::engine_guard::{EngineGuard, Tape};
@@ -120,13 +120,13 @@ pub trait Exchanger {
 
     /// Reads the pages `start..end` as a system call would, which fills a page that was never touched with zeros where
     /// no fault is needed for that.
-    fn populate(&self, start: u64, end: u64) -> Populated;
+    fn populate(&self, start: PageIndex, end: PageIndex) -> Populated;
 
     /// Allows the program to write to a resident block.
     fn lift_protection(&self, delivery: Delivery, pages: Pages) -> Result<(), Fatal>;
 
     /// Installs a page of zeros at an address that has none, or finds that another thread has done so.
-    fn install_zero_page(&self, delivery: Delivery, page: u64) -> Result<(), Fatal>;
+    fn install_zero_page(&self, delivery: Delivery, page: PageIndex) -> Result<(), Fatal>;
 }
 
 /// The kernel, as far as the driver sees it.

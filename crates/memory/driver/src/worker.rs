@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use aquifer_core::engine::{CleanVerdict, Plan, Task, Transfers};
 use aquifer_core::map::{OwnSlot, Pages};
-use aquifer_core::units::{BlockIndex, FrameIndex, Order, PAGE_BYTES, Slot};
+use aquifer_core::units::{BlockIndex, FrameIndex, Order, PAGE_BYTES, PageIndex, Slot};
 
 use crate::batch;
 use crate::fatal::Fatal;
@@ -74,7 +74,7 @@ impl Job {
     fn new() -> Self {
         Self {
             block: BlockIndex(0),
-            pages: Pages { start: 0, count: 0 },
+            pages: Pages { start: PageIndex(0), count: 0 },
             frame: FrameIndex(0),
             pending: 0,
             failed: false,

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_core::map::Delivery;
-use aquifer_core::units::PAGE_BYTES;
+use aquifer_core::units::{PAGE_BYTES, PageIndex};
 use aquifer_stats::{Counters, Gauge};
 use aquifer_sys::memory::{OwnWord, RESIDENT_PAGES_MAX, advise, resident_pages};
 use aquifer_sys::own_descriptors::keep_spares;
@@ -411,7 +411,7 @@ impl Adopter {
                      enough DRAM (--dram)",
                 ]),
             };
-            let (first, last) = (start as u64 / PAGE_BYTES, range.end as u64 / PAGE_BYTES);
+            let (first, last) = (PageIndex::at(start), PageIndex::at(range.end));
             pager.note_scattered(present.iter().filter(|present| **present).count() as u64);
             engine.add(first, last, pager.order, delivery, &mut |page, count| {
                 let index = (page - first) as usize;
@@ -547,7 +547,7 @@ impl Adopter {
             let state = self.state();
             let Some(pager) = self.pager() else { return false };
             let end = start.saturating_add(len);
-            let (first, last) = (start as u64 / PAGE_BYTES, end.div_ceil(PAGE_BYTES as usize) as u64);
+            let (first, last) = (PageIndex::at(start), PageIndex::end_at(end));
             // Postponed memory is memory that calls must pin.
             state.postponed.meets(start, end)
                 || pager.engine().map().overlapping(first, last).any(|mapping| mapping.delivery == Delivery::Signal)
@@ -568,7 +568,7 @@ impl Adopter {
             match self.pager() {
                 None => state.waiting.iter().any(|range| range.start < end && start < range.end),
                 Some(pager) => {
-                    let (first, last) = (start as u64 / PAGE_BYTES, end.div_ceil(PAGE_BYTES as usize) as u64);
+                    let (first, last) = (PageIndex::at(start), PageIndex::end_at(end));
                     state.postponed.meets(start, end) || pager.engine().map().overlapping(first, last).next().is_some()
                 }
             }

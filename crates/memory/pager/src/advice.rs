@@ -11,7 +11,7 @@
 
 use aquifer_core::engine::Advice;
 use aquifer_core::map::Delivery;
-use aquifer_core::units::PAGE_BYTES;
+use aquifer_core::units::{PAGE_BYTES, PageIndex};
 use aquifer_sys::own_stack;
 
 use crate::adopt::{Adopter, Range, State, cut};
@@ -122,10 +122,10 @@ impl Adopter {
                     state.waiting.iter().map(|range| range.end.min(end).saturating_sub(range.start.max(start))).sum()
                 }
                 Some(pager) => {
-                    let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
+                    let (first, last) = (PageIndex::at(start), PageIndex::at(end));
                     let engine = pager.engine();
                     let within = engine.map().overlapping(first, last);
-                    let pages: u64 = within.map(|mapping| mapping.end.min(last) - mapping.start.max(first)).sum();
+                    let pages: u64 = within.map(|mapping| mapping.pages_within(first, last)).sum();
                     (pages * PAGE_BYTES) as usize
                 }
             };
@@ -135,7 +135,7 @@ impl Adopter {
 }
 
 fn apply(pager: &Pager, range: Range, advice: Advice) {
-    let (first, last) = (range.start as u64 / PAGE_BYTES, (range.end as u64).div_ceil(PAGE_BYTES));
+    let (first, last) = (PageIndex::at(range.start), PageIndex::end_at(range.end));
     if first < last {
         pager.engine().advise(first, last, advice);
         pager.worker_wakeup.wake();

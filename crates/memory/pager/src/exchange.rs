@@ -84,7 +84,7 @@ pub fn install(
     pages: Pages,
     frame: FrameIndex,
 ) -> Result<Installed, Partial> {
-    let (target, source, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
+    let (target, source, len) = (pages.address(), area.address(frame), pages.bytes() as usize);
     let mut done = 0;
     if let Exchange::Copy { seal } = exchange {
         copy_in(uffd, target, source, len, done, seal)?;
@@ -182,7 +182,7 @@ fn try_take_away(
     frame: FrameIndex,
     sealed: bool,
 ) -> Result<(), Unable> {
-    let (source, target, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
+    let (source, target, len) = (pages.address(), area.address(frame), pages.bytes() as usize);
     let mut done = 0;
     if way == Way::Move {
         match move_away(uffds, target, source, len, &mut done, sealed) {
@@ -245,7 +245,7 @@ pub fn is_whole(pages: Pages) -> bool {
     let table = PageTable::open();
     (0..pages.count as usize).step_by(AT_ONCE).all(|first| {
         let count = AT_ONCE.min(pages.count as usize - first);
-        let start = pages.address() as usize + first * PAGE_BYTES as usize;
+        let start = pages.address() + first * PAGE_BYTES as usize;
         table.contents(start, count).is_ok_and(|there| there.count_ones() as usize == count)
     })
 }
@@ -364,7 +364,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use aquifer_core::units::Order;
+    use aquifer_core::units::{Order, PageIndex};
     use aquifer_sys::raw::syscall;
     use aquifer_sys::uffd::{feature, mode};
 
@@ -411,7 +411,7 @@ mod tests {
         }
 
         fn pages(&self) -> Pages {
-            Pages { start: (self.start / PAGE) as u64, count: BLOCK_PAGES as u32 }
+            Pages { start: PageIndex::at(self.start), count: BLOCK_PAGES as u32 }
         }
 
         fn take_away(&self) -> Result<(), Unable> {

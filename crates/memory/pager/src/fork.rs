@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use aquifer_core::engine::{DiscardStep, Engine};
 use aquifer_core::map::{Delivery, Mapping};
-use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
+use aquifer_core::units::{PAGE_BYTES, PageIndex, ThreadIndex};
 use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::memory::advise;
 use aquifer_sys::own_descriptors::{own_table, with_room};
@@ -47,25 +47,24 @@ const TIME_WITHOUT_WORKER: Duration = Duration::from_millis(100);
 
 /// Ranges that the parent withholds from its child by MADV_DONTFORK and MADV_WIPEONFORK: pages, and whether the
 /// addresses are withheld too.
-struct Cuts(Vec<(u64, u64, bool)>);
+struct Cuts(Vec<(PageIndex, PageIndex, bool)>);
 
 impl Cuts {
     fn new(given_advice: &GivenAdvice) -> Self {
-        let pages = |range: &Range, remove| (range.start as u64 / PAGE_BYTES, range.end as u64 / PAGE_BYTES, remove);
+        let pages = |range: &Range, remove| (PageIndex::at(range.start), PageIndex::at(range.end), remove);
         let wiped = given_advice.wiped.iter().map(|range| pages(range, false));
         Self(given_advice.not_copied.iter().map(|range| pages(range, true)).chain(wiped).collect())
     }
 
     /// A page in a block that a cut divides and that is not resident: only a resident block can be cut.
-    fn obstacle(&self, engine: &Engine) -> Option<u64> {
+    fn obstacle(&self, engine: &Engine) -> Option<PageIndex> {
         self.0.iter().find_map(|(start, end, remove)| engine.cut_obstacle(*start, *end, *remove))
     }
 
     /// Called right before fork(2), when all other managed memory is to be inherited: excludes these addresses.
     fn withhold(&self) {
         for &(start, end, _) in self.0.iter().filter(|(_, _, remove)| *remove) {
-            let (start, len) = ((start * PAGE_BYTES) as usize, ((end - start) * PAGE_BYTES) as usize);
-            let _ = advise(start, len, libc::MADV_DONTFORK);
+            let _ = advise(start.address(), end.address() - start.address(), libc::MADV_DONTFORK);
         }
     }
 
@@ -74,7 +73,7 @@ impl Cuts {
         let mut removed = 0;
         for &(start, end, remove) in &self.0 {
             let mut engine = pager.engine();
-            let pages = |mapping: &Mapping| mapping.end.min(end) - mapping.start.max(start);
+            let pages = |mapping: &Mapping| mapping.pages_within(start, end);
             removed += if remove { engine.map().overlapping(start, end).map(pages).sum() } else { 0 };
             // The parent's slots are the parent's to free; this process has no slots of its own to free yet.
             let step = engine.discard(start, end, remove, &mut |_| {});
@@ -274,9 +273,9 @@ impl Pager {
     /// without the library seeing the call ends with SIGSEGV rather than reading zeros.
     fn advise_all(&self, engine: &Engine, advice: i32) {
         for mapping in engine.map().mappings() {
-            let (start, len) = (mapping.start * PAGE_BYTES, (mapping.end - mapping.start) * PAGE_BYTES);
+            let addresses = mapping.addresses();
             // The kernel skips ranges that the program has unmapped unseen, and returns ENOMEM for them.
-            let _ = advise(start as usize, len as usize, advice);
+            let _ = advise(addresses.start, addresses.len(), advice);
         }
     }
 
@@ -318,8 +317,8 @@ impl Pager {
         self.renew_huge_frames()?;
         let engine = self.engine();
         for mapping in engine.map().mappings() {
-            let (start, len) = (mapping.start * PAGE_BYTES, (mapping.end - mapping.start) * PAGE_BYTES);
-            self.uffd(Delivery::Signal).register(start as usize, len as usize, mode::MISSING | mode::WP)?;
+            let addresses = mapping.addresses();
+            self.uffd(Delivery::Signal).register(addresses.start, addresses.len(), mode::MISSING | mode::WP)?;
         }
         Ok(())
     }

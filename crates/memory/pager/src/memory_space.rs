@@ -23,7 +23,7 @@ use std::time::Duration;
 use aquifer_core::block::State;
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::{self, PolicyName};
-use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES, ThreadIndex};
+use aquifer_core::units::{Order, PAGE_BYTES, PageIndex, REGION_BYTES, ThreadIndex};
 use aquifer_driver::{Brought, Discard, Fatal, bring, discard};
 use aquifer_stats::{Counters, Snapshot};
 use aquifer_sys::memory::{advise, map_anonymous, unmap};
@@ -334,8 +334,8 @@ impl Mapping<'_> {
         false
     }
 
-    fn pages(&self) -> Range<u64> {
-        let first = self.start.as_ptr() as u64 / PAGE_BYTES;
+    fn pages(&self) -> Range<PageIndex> {
+        let first = PageIndex::at(self.start.as_ptr() as usize);
         first..first + self.mapped as u64 / PAGE_BYTES
     }
 
@@ -385,7 +385,7 @@ impl Mapping<'_> {
         self.space.check()?;
         let pager = self.space.pager;
         let _blocked = Blocked::all();
-        let (first, last) = (start as u64 / PAGE_BYTES, ((start + len) as u64).div_ceil(PAGE_BYTES));
+        let (first, last) = (PageIndex::at(start), PageIndex::end_at(start + len));
         let pinned = Pinned { pager, slot: claim_pin(pager, first, last)? };
         let thread = ThreadIndex(thread_slot::index(THREADS_MAX));
         match bring(pager, first, last, thread) {
@@ -452,7 +452,7 @@ impl Drop for Mapping<'_> {
 }
 
 /// Claims a pin, once other threads have released enough of theirs.
-fn claim_pin(pager: &Pager, first: u64, last: u64) -> Result<usize, SpaceFailure> {
+fn claim_pin(pager: &Pager, first: PageIndex, last: PageIndex) -> Result<usize, SpaceFailure> {
     let started = now_ns();
     loop {
         let ticket = pager.progress.ticket();

@@ -20,13 +20,13 @@ mod threads;
 use std::sync::atomic::Ordering;
 
 use aquifer_core::map::Delivery;
-use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
+use aquifer_core::units::{PAGE_BYTES, PageIndex, ThreadIndex};
 use aquifer_sys::own_stack;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
 
-use self::table::LOCKED;
 pub(crate) use self::table::Pins;
+use self::table::{LOCKED, Slot};
 use crate::abort::fail;
 use crate::exchange::Way;
 use crate::pager::{Pager, THREADS_MAX};
@@ -118,7 +118,7 @@ impl CallPins {
     }
 
     /// Pins the blocks of the pages `first..last`: by widening an adjacent slot of this call, or with a new slot.
-    fn claim(&mut self, first: u64, last: u64) -> Claimed {
+    fn claim(&mut self, first: PageIndex, last: PageIndex) -> Claimed {
         let (pins, (first, last)) = (&self.pager.pins, self.pager.blocks_of(first, last));
         for index in self.slots[..self.count].iter().map(|index| usize::from(*index)) {
             let (start, end) = pins.covered(index);
@@ -171,12 +171,12 @@ enum Claimed {
     /// Not at all: no slot is free.
     None,
     /// By widening a slot that covered the pages `start..end` before.
-    Widened { index: usize, start: u64, end: u64 },
+    Widened { index: usize, start: PageIndex, end: PageIndex },
 }
 
 impl Pager {
     /// Whether the pages `first..last` include none that a call must pin.
-    fn is_foreign(&'static self, first: u64, last: u64) -> bool {
+    fn is_foreign(&'static self, first: PageIndex, last: PageIndex) -> bool {
         let found = &self.pins.found;
         if found.is_good(first, last) {
             return false;
@@ -195,7 +195,7 @@ impl Pager {
 
     /// Makes the pinned pages `first..last` resident, and remembers them if all are present. Called with signals
     /// blocked.
-    fn bring_and_remember(&self, first: u64, last: u64) -> Result<(), NotBrought> {
+    fn bring_and_remember(&self, first: PageIndex, last: PageIndex) -> Result<(), NotBrought> {
         let found = &self.pins.found;
         let stamp = found.stamp(first, last);
         let Some((start, end)) = self.needs_pin(first, last) else { return Ok(()) };
@@ -206,9 +206,9 @@ impl Pager {
     }
 
     /// The pages of all blocks that `first..last` can be part of.
-    fn blocks_of(&self, first: u64, last: u64) -> (u64, u64) {
+    fn blocks_of(&self, first: PageIndex, last: PageIndex) -> (PageIndex, PageIndex) {
         let block = u64::from(self.largest.pages());
-        (first / block * block, last.next_multiple_of(block))
+        (PageIndex(first.0 / block * block), PageIndex(last.0.next_multiple_of(block)))
     }
 
     /// The most bytes that one call may pin at a time.
@@ -224,7 +224,7 @@ impl Pager {
 
     /// The most pages that all calls may pin if one of them pins `first..last` because no bounce buffer can replace
     /// it.
-    fn calls_pages_max_for(&self, first: u64, last: u64) -> u64 {
+    fn calls_pages_max_for(&self, first: PageIndex, last: PageIndex) -> u64 {
         let max = self.calls_pages_max();
         if (last - first) * PAGE_BYTES <= SMALL_BYTES { max + max / 2 } else { max }
     }
@@ -247,20 +247,25 @@ impl Pager {
     }
 
     /// The part of `first..last` between the first and the last page that a call must pin.
-    fn needs_pin(&self, first: u64, last: u64) -> Option<(u64, u64)> {
+    fn needs_pin(&self, first: PageIndex, last: PageIndex) -> Option<(PageIndex, PageIndex)> {
         self.span(first, last, |delivery| self.calls_must_pin(delivery))
     }
 
     /// The part of `start..start + len` between the first and the last managed page, in pages.
-    fn managed(&self, start: usize, len: usize) -> Option<(u64, u64)> {
+    fn managed(&self, start: usize, len: usize) -> Option<(PageIndex, PageIndex)> {
         let (first, last) = page_range(start, len);
         self.span(first, last, |_| true)
     }
 
     /// The part of `first..last` between the first and the last page whose mapping is `wanted`.
-    fn span(&self, first: u64, last: u64, wanted: impl Fn(Delivery) -> bool) -> Option<(u64, u64)> {
+    fn span(
+        &self,
+        first: PageIndex,
+        last: PageIndex,
+        wanted: impl Fn(Delivery) -> bool,
+    ) -> Option<(PageIndex, PageIndex)> {
         let engine = self.engine();
-        let mut found: Option<(u64, u64)> = None;
+        let mut found: Option<(PageIndex, PageIndex)> = None;
         for mapping in engine.map().overlapping(first, last).filter(|mapping| wanted(mapping.delivery)) {
             found = Some((found.map_or(mapping.start.max(first), |(start, _)| start), mapping.end.min(last)));
         }
@@ -268,13 +273,13 @@ impl Pager {
     }
 
     /// The pages that a pin of `start..end` keeps from eviction: whole blocks.
-    fn weight(&self, start: u64, end: u64) -> u64 {
+    fn weight(&self, start: PageIndex, end: PageIndex) -> u64 {
         let (start, end) = self.blocks_of(start, end);
         end - start
     }
 
     /// Makes the pages `start..end` resident, except those not managed or lost. Returns whether all are present now.
-    fn bring(&self, start: u64, end: u64) -> Result<bool, NotBrought> {
+    fn bring(&self, start: PageIndex, end: PageIndex) -> Result<bool, NotBrought> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MAX));
         match aquifer_driver::bring(self, start, end, thread) {
             Ok(Brought::Present) => Ok(true),
@@ -297,7 +302,7 @@ impl Pager {
     }
 
     /// Pins the pages `start..end` and makes them resident. `None` if either fails; then nothing is pinned.
-    fn pin(&self, owner: usize, frame: usize, start: u64, end: u64) -> Option<usize> {
+    fn pin(&self, owner: usize, frame: usize, start: PageIndex, end: PageIndex) -> Option<usize> {
         let index = self.pins.claim(owner, frame, start, end, self.weight(start, end))?;
         if self.bring(start, end).is_ok() {
             return Some(index);
@@ -309,7 +314,7 @@ impl Pager {
     /// Keeps the pages `start..end` from eviction from when they are resident on, until
     /// [`release_pin`](Self::release_pin). `None` if no slot is free, or so much is pinned already that faults might
     /// find no victim.
-    pub(crate) fn claim_pin(&self, start: u64, end: u64) -> Option<usize> {
+    pub(crate) fn claim_pin(&self, start: PageIndex, end: PageIndex) -> Option<usize> {
         let index = self.pins.claim(thread_slot::token(), 0, start, end, self.weight(start, end))?;
         if self.pins.calls_pages() > self.calls_pages_max() {
             self.pins.release(index);
@@ -323,9 +328,9 @@ impl Pager {
         let _blocked = Blocked::all();
         let (start, end) = page_range(start, len);
         for index in 0..self.pins.known().len() {
-            let slot = &self.pins.slots[index];
-            let (from, to) = (slot.start.load(Ordering::SeqCst), slot.end.load(Ordering::SeqCst));
-            if slot.owner.load(Ordering::SeqCst) != LOCKED || from >= end || to <= start {
+            let (from, to) = self.pins.covered(index);
+            let owner = self.pins.slots[index].owner.load(Ordering::SeqCst);
+            if owner != LOCKED || from >= end || to <= start {
                 continue;
             }
             let claim = |(from, to)| self.pins.claim(LOCKED, 0, from, to, self.weight(from, to)).is_some();
@@ -343,15 +348,12 @@ impl Pager {
     /// Whether any of `start..start + len` is locked.
     pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
         let (start, end) = page_range(start, len);
-        self.pins.known().iter().any(|slot| {
-            slot.owner.load(Ordering::SeqCst) == LOCKED
-                && slot.end.load(Ordering::SeqCst) > start
-                && slot.start.load(Ordering::SeqCst) < end
-        })
+        let is_locked = |slot: &Slot| slot.owner.load(Ordering::SeqCst) == LOCKED && slot.overlaps(start, end);
+        self.pins.known().iter().any(is_locked)
     }
 }
 
 /// The pages that `start..start + len` touches.
-fn page_range(start: usize, len: usize) -> (u64, u64) {
-    (start as u64 / PAGE_BYTES, (start as u64).saturating_add(len as u64).div_ceil(PAGE_BYTES))
+fn page_range(start: usize, len: usize) -> (PageIndex, PageIndex) {
+    (PageIndex::at(start), PageIndex::end_at(start.saturating_add(len)))
 }

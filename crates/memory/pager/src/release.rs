@@ -12,7 +12,7 @@ use std::ops::Range as Addresses;
 
 use aquifer_core::block::State as BlockState;
 use aquifer_core::map::Delivery;
-use aquifer_core::units::{PAGE_BYTES, SlabIndex};
+use aquifer_core::units::{PAGE_BYTES, PageIndex, SlabIndex};
 use aquifer_driver::{Discard, EngineGuard};
 use aquifer_stats::Gauge;
 use aquifer_sys::own_stack;
@@ -147,7 +147,7 @@ impl Adopter {
             if way == Way::Empty && pager.is_locked(start, len) {
                 return act(); // The kernel refuses to empty it.
             }
-            let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
+            let (first, last) = (PageIndex::at(start), PageIndex::at(end));
             let act = || {
                 let result = act();
                 let is_done = !(matches!(way, Way::Remove | Way::Replace) && result.is_refused());
@@ -199,21 +199,23 @@ impl Adopter {
 /// Memory that is given back page by page, as balloons do, divides blocks. Forgets the first and the last block of
 /// `first..last` if none of their pages is left: missing pages of a resident block read as zeros, and no page can be
 /// filled while the engine is locked.
-fn forget_emptied(engine: &mut EngineGuard<'_, Recorder>, first: u64, last: u64, freed: &mut dyn FnMut(SlabIndex)) {
+fn forget_emptied(
+    engine: &mut EngineGuard<'_, Recorder>,
+    first: PageIndex,
+    last: PageIndex,
+    freed: &mut dyn FnMut(SlabIndex),
+) {
     for page in [first, last - 1] {
         let Some(block) = engine.map().blocks_in(page, page + 1).next() else { continue };
         let pages = engine.map().pages(block);
-        let end = pages.start + u64::from(pages.count);
-        let is_cut = pages.start < first || end > last;
-        if !is_cut || engine.map().block(block).state != BlockState::Resident {
+        if pages.are_within(first, last) || engine.map().block(block).state != BlockState::Resident {
             continue;
         }
-        let (start, len) = (pages.start * PAGE_BYTES, u64::from(pages.count) * PAGE_BYTES);
-        match by_pagemap(start as usize, len as usize) {
+        match by_pagemap(pages.address(), pages.bytes() as usize) {
             Ok(present) if !present.contains(&true) => {
                 // Succeeds, since the block is resident. Otherwise the block would stay, and read as zeros all the
                 // same.
-                let _ = engine.discard(pages.start, end, false, freed);
+                let _ = engine.discard(pages.start, pages.end(), false, freed);
             }
             _ => {}
         }

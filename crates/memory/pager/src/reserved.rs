@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use aquifer_core::map::{Delivery, Mapping};
-use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
+use aquifer_core::units::{PAGE_BYTES, PageIndex, REGION_BYTES};
 use aquifer_sys::memory::advise;
 use aquifer_sys::own_stack;
 use aquifer_sys::uffd::mode;
@@ -144,12 +144,12 @@ impl Adopter {
     fn parts(&self, start: usize, end: usize) -> Vec<Range> {
         self.state().given_advice.forget(start, end);
         let Some(pager) = self.pager() else { return Vec::new() };
-        let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
+        let (first, last) = (PageIndex::at(start), PageIndex::at(end));
         let engine = pager.engine();
         let mappings = engine.map().overlapping(first, last);
         let part = |mapping: &Mapping| Range {
-            start: (mapping.start.max(first) * PAGE_BYTES) as usize,
-            end: (mapping.end.min(last) * PAGE_BYTES) as usize,
+            start: mapping.start.max(first).address(),
+            end: mapping.end.min(last).address(),
             delivery: mapping.delivery,
         };
         mappings.map(part).collect()

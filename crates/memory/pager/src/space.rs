@@ -25,7 +25,7 @@ use std::sync::{MutexGuard, PoisonError};
 use aquifer_core::engine::Engine;
 use aquifer_core::map::Pages;
 use aquifer_core::record::{Call, Summary};
-use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
+use aquifer_core::units::{PageIndex, ThreadIndex};
 use aquifer_driver::{EngineGuard, Outcome, Space, Tape};
 use aquifer_sys::thread_slot;
 
@@ -43,7 +43,7 @@ impl Pager {
         if self.failure().is_some() {
             return Outcome::Lost;
         }
-        let outcome = aquifer_driver::resolve(self, address as u64 / PAGE_BYTES, thread, write);
+        let outcome = aquifer_driver::resolve(self, PageIndex::at(address), thread, write);
         if outcome == Ok(Outcome::Resolved) && self.lacks_threads.load(Ordering::Relaxed) {
             self.faults_as_child.fetch_add(1, Ordering::Relaxed);
         }

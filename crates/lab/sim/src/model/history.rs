@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::PolicyName;
-use aquifer_core::units::{Order, ThreadIndex};
+use aquifer_core::units::{Order, PageIndex, ThreadIndex};
 use aquifer_driver::{Outcome, Worker, resolve};
 
 use super::memory::Page;
@@ -127,19 +127,19 @@ fn pick<T: Copy>(luck: &mut Random, choices: &[T]) -> T {
 /// Maps a window, of whose pages `populated` percent have contents already.
 fn map(world: &World, index: usize, order: u8, budget_pages: u64, populated: u64) -> Window {
     let order = Order::new(order).expect("at most 9");
-    let start = 1_000 + index as u64 * 20_000;
+    let start = PageIndex(1_000 + index as u64 * 20_000);
     let end = start + budget_pages * 4 / 5 + 13;
     let mut memory = world.memory.borrow_mut();
-    for page in start..end {
+    for page in start.up_to(end) {
         memory.pages.insert(page, Page::default());
-        if page * 37 % 100 < populated {
-            memory.put(page, page as u32);
-            memory.pages.get_mut(&page).expect("just inserted").last = page as u32;
+        if page.0 * 37 % 100 < populated {
+            memory.put(page, page.0 as u32);
+            memory.pages.get_mut(&page).expect("just inserted").last = page.0 as u32;
         }
     }
     let mut engine = world.engine.lock().expect("nobody panicked");
     engine.add(start, end, order, Delivery::Signal, &mut |page, count| {
-        (page..page + u64::from(count)).any(|page| memory.pages[&page].there.is_some())
+        page.up_to(page + u64::from(count)).any(|page| memory.pages[&page].there.is_some())
     });
     Window { start, end, order }
 }
@@ -180,14 +180,14 @@ fn start_program(
     let (own, acts) = (Random::new(luck.bits()), luck.below(ACTS_MAX));
     schedule.start(false, move |pauser| {
         let view = View { world, pauser, thread };
-        let mut program = Program { view, windows, luck: own, walk: 0, forks, budgets };
+        let mut program = Program { view, windows, luck: own, walk: PageIndex(0), forks, budgets };
         (0..acts).for_each(|_| program.act());
     });
 }
 
 /// Nothing fails any more: every page can be read, and holds its last write or is lost.
 fn read_all(view: &View<'_>) {
-    let pages: Vec<u64> = view.world.memory.borrow().pages.keys().copied().collect();
+    let pages: Vec<PageIndex> = view.world.memory.borrow().pages.keys().copied().collect();
     for page in pages {
         for tries in 0.. {
             assert!(tries < 100, "page {page} does not come");

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use aquifer_core::frames::FramePool;
 use aquifer_core::map::Pages;
-use aquifer_core::units::{FrameIndex, PAGE_BYTES, REGION_PAGES, SlabIndex, Slot};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, REGION_PAGES, SlabIndex, Slot};
 
 use super::relatives::Relative;
 
@@ -36,7 +36,7 @@ pub struct Page {
 #[derive(Debug, Default)]
 pub struct Memory {
     /// The program's pages, by number.
-    pub pages: BTreeMap<u64, Page>,
+    pub pages: BTreeMap<PageIndex, Page>,
     frames: HashMap<FrameIndex, Vec<Option<u32>>>,
     tier: HashMap<u64, u32>,
     /// Forked processes that read the same tier.
@@ -106,7 +106,7 @@ impl Memory {
 
     /// Lets stores succeed again.
     pub fn lift_protection(&mut self, pages: Pages) {
-        for (_, page) in self.pages.range_mut(pages.start..pages.start + u64::from(pages.count)) {
+        for (_, page) in self.pages.range_mut(pages.start..pages.end()) {
             page.protected = false;
         }
     }
@@ -123,7 +123,7 @@ impl Memory {
 
     /// Drops a block that is write-protected.
     pub fn drop_sealed(&mut self, pages: Pages) {
-        let range = pages.start..pages.start + u64::from(pages.count);
+        let range = pages.start..pages.end();
         assert!(self.pages.range(range.clone()).all(|(_, page)| page.protected), "{pages:?} could be written to");
         self.drop_pages(range.start, range.end);
     }
@@ -143,7 +143,7 @@ impl Memory {
     }
 
     /// Puts a page at the program's address.
-    pub fn put(&mut self, page: u64, value: u32) {
+    pub fn put(&mut self, page: PageIndex, value: u32) {
         let entry = self.pages.get_mut(&page).expect("managed");
         let old = entry.there.replace(value);
         entry.protected = false;
@@ -151,7 +151,7 @@ impl Memory {
     }
 
     /// Drops the pages at the program's address: MADV_DONTNEED or munmap(2).
-    pub fn drop_pages(&mut self, start: u64, end: u64) {
+    pub fn drop_pages(&mut self, start: PageIndex, end: PageIndex) {
         for (_, page) in self.pages.range_mut(start..end) {
             self.physical -= u64::from(page.there.take().is_some());
         }

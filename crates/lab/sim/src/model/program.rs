@@ -6,7 +6,7 @@
 use aquifer_core::block::State;
 use aquifer_core::engine::Advice;
 use aquifer_core::map::Delivery;
-use aquifer_core::units::{Order, SlabIndex, ThreadIndex};
+use aquifer_core::units::{Order, PageIndex, SlabIndex, ThreadIndex};
 use aquifer_driver::{Brought, Clock, EngineGuard, NoTape, Outcome, Space, bring, discard, quiesce, resolve};
 
 use super::memory::Page;
@@ -25,8 +25,8 @@ const OBSTACLES_MAX: u32 = 4_000;
 /// A mapping of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    pub start: u64,
-    pub end: u64,
+    pub start: PageIndex,
+    pub end: PageIndex,
     /// The size of its blocks.
     pub order: Order,
 }
@@ -37,7 +37,7 @@ pub struct Program<'p> {
     pub windows: Vec<Window>,
     pub luck: Random,
     /// The page after the last one of a walk.
-    pub walk: u64,
+    pub walk: PageIndex,
     /// Whether it forks.
     pub forks: bool,
     /// The largest budget, if budgets change.
@@ -51,7 +51,7 @@ impl Program<'_> {
             0..=49 => {
                 let (page, count) = self.run_of_pages();
                 let writes = self.luck.below(3) > 0;
-                (page..page + count).for_each(|page| self.touch(page, writes));
+                page.up_to(page + count).for_each(|page| self.touch(page, writes));
             }
             50..=59 => self.scatter(),
             60..=74 => self.touch_one(),
@@ -74,7 +74,7 @@ impl Program<'_> {
     }
 
     /// Pages that follow each other: where the thread was, or elsewhere.
-    fn run_of_pages(&mut self) -> (u64, u64) {
+    fn run_of_pages(&mut self) -> (PageIndex, u64) {
         let window = self.window();
         if self.walk < window.start || self.walk >= window.end || self.luck.below(4) == 0 {
             self.walk = window.start + self.luck.below(window.end - window.start);
@@ -98,21 +98,21 @@ impl Program<'_> {
         let window = self.window();
         let start = window.start + self.luck.below(window.end - window.start);
         let stride = 2 + self.luck.below(6) as usize;
-        for page in (start..(start + 64).min(window.end)).step_by(stride) {
+        for page in start.up_to((start + 64).min(window.end)).step_by(stride) {
             self.touch(page, true);
         }
     }
 
     /// One of a few values of the page's own, zero among them, so that a change is often undone.
-    fn value(&mut self, page: u64) -> u32 {
+    fn value(&mut self, page: PageIndex) -> u32 {
         match self.luck.below(4) as u32 {
             0 => 0,
-            other => (page as u32 % 100_000) * 4 + other,
+            other => (page.0 as u32 % 100_000) * 4 + other,
         }
     }
 
     /// A load, and perhaps a store, of one page: it sees the last write, or an error.
-    pub fn touch(&mut self, page: u64, writes: bool) {
+    pub fn touch(&mut self, page: PageIndex, writes: bool) {
         let value = writes.then(|| self.value(page));
         for _ in 0..TRIES_MAX {
             self.view.step();
@@ -149,7 +149,7 @@ impl Program<'_> {
     }
 
     /// The program's own access. False if it faults.
-    fn access(&self, page: u64, value: Option<u32>) -> bool {
+    fn access(&self, page: PageIndex, value: Option<u32>) -> bool {
         let mut memory = self.view.world.memory.borrow_mut();
         let Some(entry) = memory.pages.get_mut(&page) else { return true };
         let stopped = entry.protected && value.is_some();
@@ -170,12 +170,12 @@ impl Program<'_> {
         let end = (start + 1 + self.luck.below(CALL_PAGES_MAX)).min(window.end);
         let block = u64::from(Order::MAX.pages());
         let number = self.view.thread as u64;
-        let pinned = (start / block * block, end.next_multiple_of(block));
+        let pinned = (PageIndex(start.0 / block * block), PageIndex(end.0.next_multiple_of(block)));
         self.view.world.pins.borrow_mut().insert(number, pinned);
         let thread = ThreadIndex(self.view.thread as u16);
         let brought = bring(&self.view, start, end, thread).expect("the space goes on");
         if brought == Brought::Present {
-            for page in start..end {
+            for page in start.up_to(end) {
                 self.view.step();
                 // Another thread may have discarded it: then the kernel finds an absent page, as without us.
                 let value = self.value(page);
@@ -200,12 +200,12 @@ impl Program<'_> {
         let world = std::rc::Rc::clone(&self.view.world);
         self.view.lock_mappings();
         let mut engine = self.view.engine();
-        let from = (start..end).find(|page| engine.map().overlapping(*page, page + 1).next().is_none());
+        let from = start.up_to(end).find(|page| engine.map().overlapping(*page, *page + 1).next().is_none());
         if let Some(from) = from {
             let to = engine.map().overlapping(from, end).map(|mapping| mapping.start).min().unwrap_or(end);
             // A thread that had begun earlier may still expect the memory that was there before.
             let page = Page { discarded: true, ..Page::default() };
-            world.memory.borrow_mut().pages.extend((from..to).map(|number| (number, page)));
+            world.memory.borrow_mut().pages.extend(from.up_to(to).map(|number| (number, page)));
             engine.add(from, to, order, Delivery::Signal, &mut |_, _| false);
             world.maps.set(world.maps.get() + 1);
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use aquifer_core::engine::{Engine, Exchange};
 use aquifer_core::guard;
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::{FrameIndex, PAGE_BYTES, SlabIndex, Slot};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, SlabIndex, Slot};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
     Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, Installed, Loss, NoTape, Observer, Populated, ReadFailure,
@@ -264,14 +264,14 @@ impl Exchanger for View<'_> {
 
     fn is_whole(&self, pages: Pages) -> bool {
         let memory = self.world.memory.borrow();
-        (pages.start..pages.start + u64::from(pages.count)).all(|page| memory.pages[&page].there.is_some())
+        pages.start.up_to(pages.end()).all(|page| memory.pages[&page].there.is_some())
     }
 
-    fn populate(&self, start: u64, end: u64) -> Populated {
+    fn populate(&self, start: PageIndex, end: PageIndex) -> Populated {
         self.step();
         let memory = self.world.memory.borrow();
-        let there = |page: u64| memory.pages.get(&page).is_some_and(|page| page.there.is_some());
-        if (start..end).all(there) { Populated::All } else { Populated::NotAll }
+        let there = |page: PageIndex| memory.pages.get(&page).is_some_and(|page| page.there.is_some());
+        if start.up_to(end).all(there) { Populated::All } else { Populated::NotAll }
     }
 
     fn lift_protection(&self, _: Delivery, pages: Pages) -> Result<(), Fatal> {
@@ -280,7 +280,7 @@ impl Exchanger for View<'_> {
         Ok(())
     }
 
-    fn install_zero_page(&self, _: Delivery, page: u64) -> Result<(), Fatal> {
+    fn install_zero_page(&self, _: Delivery, page: PageIndex) -> Result<(), Fatal> {
         self.step();
         let mut memory = self.world.memory.borrow_mut();
         if memory.pages[&page].there.is_none() {
@@ -467,7 +467,7 @@ impl Observer for View<'_> {
     fn lost(&self, pages: Pages, _: Loss) {
         assert!(self.world.trouble.happened() > 0, "{pages:?} are lost, and nothing has failed");
         let mut memory = self.world.memory.borrow_mut();
-        for page in pages.start..pages.start + u64::from(pages.count) {
+        for page in pages.start.up_to(pages.end()) {
             memory.pages.get_mut(&page).expect("managed").lost = true;
         }
     }

@@ -11,6 +11,7 @@ use aquifer_core::block::State;
 use aquifer_core::engine::{Engine, Settings};
 use aquifer_core::map::Pages;
 use aquifer_core::policy::{self, PolicyName};
+use aquifer_core::units::PageIndex;
 use aquifer_driver::Transfer;
 
 use super::memory::{Memory, Page};
@@ -52,11 +53,11 @@ pub struct World {
     /// A thread has forked, and the history goes on in the child, which has only this thread.
     pub is_new_child: Cell<bool>,
     /// Pages that a system call found present, with their stamp then: the start, the end, the stamp.
-    pub seen: RefCell<VecDeque<(u64, u64, u64)>>,
+    pub seen: RefCell<VecDeque<(PageIndex, PageIndex, u64)>>,
     /// How often memory was mapped after the start.
     pub maps: Cell<u64>,
     /// The pages of system calls in progress: start, end, by a number.
-    pub pins: RefCell<BTreeMap<u64, (u64, u64)>>,
+    pub pins: RefCell<BTreeMap<u64, (PageIndex, PageIndex)>>,
     /// Only one thread at a time changes mappings.
     pub mapping_lock: Cell<bool>,
     pub steps: Cell<u64>,
@@ -129,19 +130,18 @@ impl World {
 
     /// Whether a pin covers any of the pages.
     pub fn is_pinned(&self, pages: Pages) -> bool {
-        let end = pages.start + u64::from(pages.count);
-        self.pins.borrow().values().any(|(from, to)| *from < end && pages.start < *to)
+        self.pins.borrow().values().any(|(from, to)| *from < pages.end() && pages.start < *to)
     }
 
     /// Whether the kernel can read and write the pages without a fault.
-    fn are_usable(&self, start: u64, end: u64) -> bool {
+    fn are_usable(&self, start: PageIndex, end: PageIndex) -> bool {
         let memory = self.memory.borrow();
         let usable = |page: &Page| page.there.is_some() && !page.protected;
-        (start..end).all(|page| memory.pages.get(&page).is_some_and(usable))
+        start.up_to(end).all(|page| memory.pages.get(&page).is_some_and(usable))
     }
 
     /// Remembers pages that a system call has found present, as the pager does to save the next call the search.
-    pub fn see(&self, engine: &Engine, start: u64, end: u64) {
+    pub fn see(&self, engine: &Engine, start: PageIndex, end: PageIndex) {
         let are_resident = engine.map().blocks_in(start, end).all(|block| {
             let block = engine.map().block(block);
             block.state == State::Resident && !block.protected

@@ -16,7 +16,7 @@ use super::background::{Plan, Task, Transfers};
 use super::room::READ_AHEAD_PART;
 use crate::block::State;
 use crate::map::Pattern;
-use crate::units::BlockIndex;
+use crate::units::{BlockIndex, PageIndex};
 
 /// Maximum number of ranges queued for eviction. When the queue is full, the oldest range is dropped.
 const DEPARTURES_MAX: usize = 32;
@@ -54,10 +54,10 @@ impl Advice {
 /// A range whose blocks are to be evicted.
 #[derive(Clone, Copy, Debug)]
 struct Departure {
-    start: u64,
-    end: u64,
+    start: PageIndex,
+    end: PageIndex,
     /// Where the scan continues.
-    next: u64,
+    next: PageIndex,
     stage: Stage,
     /// How many times this stage has been started.
     passes: u8,
@@ -107,7 +107,7 @@ impl Departures {
 
 impl Engine {
     /// Applies the program's advice about the pages `start..end`.
-    pub fn advise(&mut self, start: u64, end: u64, advice: Advice) {
+    pub fn advise(&mut self, start: PageIndex, end: PageIndex, advice: Advice) {
         let depart = |stage| Departure { start, end, next: start, stage, passes: 1, found: false };
         match advice {
             Advice::Cold => self.departures.push(depart(Stage::Evict)),
@@ -142,9 +142,8 @@ impl Engine {
                 return;
             };
             let pages = self.map.pages(block);
-            let (first, last) = (pages.start, pages.start + u64::from(pages.count));
-            self.departures.0[0].next = last;
-            let inside = first >= departure.start && last <= departure.end;
+            self.departures.0[0].next = pages.end();
+            let inside = pages.are_within(departure.start, departure.end);
             let state = self.map.block(block).state;
             self.departures.0[0].found |= inside && (state.is_busy() || (state == State::Resident && !cleans));
             if inside && !self.plan_departure(block, cleans, plan) {
@@ -195,7 +194,7 @@ mod tests {
             fetch_cost: 5,
         };
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
-        engine.add(0, PAGES, Order::DEFAULT, Delivery::Signal, &mut |_, _| true);
+        engine.add(PageIndex(0), PageIndex(PAGES), Order::DEFAULT, Delivery::Signal, &mut |_, _| true);
         engine
     }
 
@@ -211,17 +210,17 @@ mod tests {
                 match task {
                     Task::Evict { block, pages, .. } => {
                         engine.evicted(block);
-                        done.push((pages.start, "evict"));
+                        done.push((pages.start.0, "evict"));
                     }
                     Task::Clean { block, pages, .. } => {
                         engine.slot_for(block).expect("the tier has room");
                         let guards = vec![7; pages.count as usize];
                         engine.cleaned(block, crate::engine::CleanVerdict::Stored, &guards);
-                        done.push((pages.start, "clean"));
+                        done.push((pages.start.0, "clean"));
                     }
                     Task::Fetch { block, pages, .. } => {
                         engine.read_ahead_arrived(block);
-                        done.push((pages.start, "fetch"));
+                        done.push((pages.start.0, "fetch"));
                     }
                     Task::Empty { frame } => engine.emptied(frame),
                     other => panic!("unforeseen: {other:?}"),
@@ -232,19 +231,19 @@ mod tests {
     }
 
     fn state_at(engine: &Engine, page: u64) -> State {
-        engine.map.block(engine.map.find(page).expect("managed")).state
+        engine.map.block(engine.map.find(PageIndex(page)).expect("managed")).state
     }
 
     #[test]
     fn what_is_cold_waits_on_standby_and_what_is_paged_out_is_stored() {
         let mut engine = engine();
         // The range covers only part of the first and of the last block: those two stay.
-        engine.advise(10, 170, Advice::Cold);
+        engine.advise(PageIndex(10), PageIndex(170), Advice::Cold);
         assert!(engine.wants_worker());
         assert_eq!(work(&mut engine), [(32, "evict"), (64, "evict"), (96, "evict"), (128, "evict")]);
         let wanted = [(0, State::Resident), (32, State::Standby), (128, State::Standby), (160, State::Resident)];
         assert_eq!(wanted.map(|(page, _)| (page, state_at(&engine, page))), wanted);
-        engine.advise(96, 192, Advice::PageOut);
+        engine.advise(PageIndex(96), PageIndex(192), Advice::PageOut);
         let out = [(160, "evict"), (96, "clean"), (128, "clean"), (160, "clean")];
         assert_eq!(work(&mut engine), out);
         assert_eq!(state_at(&engine, 160), State::Stored);
@@ -254,10 +253,10 @@ mod tests {
     #[test]
     fn what_will_be_needed_comes_and_what_is_empty_does_not() {
         let mut engine = engine();
-        engine.advise(0, 128, Advice::PageOut);
+        engine.advise(PageIndex(0), PageIndex(128), Advice::PageOut);
         work(&mut engine);
-        assert_eq!(engine.discard(32, 64, &mut |_| {}), crate::engine::DiscardStep::Done);
-        engine.advise(0, 128, Advice::WillNeed);
+        assert_eq!(engine.discard(PageIndex(32), PageIndex(64), &mut |_| {}), crate::engine::DiscardStep::Done);
+        engine.advise(PageIndex(0), PageIndex(128), Advice::WillNeed);
         let came: Vec<u64> = work(&mut engine).iter().map(|(page, _)| *page).collect();
         // Pages that are fetched together form one block from now on.
         assert_eq!(came, [0, 64]);
@@ -267,7 +266,7 @@ mod tests {
     #[test]
     fn a_block_that_is_refused_is_asked_again_and_then_left_alone() {
         let mut engine = engine();
-        engine.advise(0, 32, Advice::Cold);
+        engine.advise(PageIndex(0), PageIndex(32), Advice::Cold);
         let (mut plan, mut refused) = (Plan::new(), 0);
         while engine.has_departures() {
             engine.plan(&mut plan, TRANSFERS_MAX);
@@ -283,22 +282,25 @@ mod tests {
     #[test]
     fn a_pattern_is_that_of_its_regions() {
         let mut engine = engine();
-        engine.advise(100, 1024, Advice::Random);
-        engine.advise(1024, 1100, Advice::Random);
-        let pattern = |engine: &Engine, page| engine.map.region_of(engine.map.find(page).expect("managed")).pattern;
+        engine.advise(PageIndex(100), PageIndex(1024), Advice::Random);
+        engine.advise(PageIndex(1024), PageIndex(1100), Advice::Random);
+        let pattern =
+            |engine: &Engine, page| engine.map.region_of(engine.map.find(PageIndex(page)).expect("managed")).pattern;
         assert_eq!(
             [0, 512, 1024].map(|page| pattern(&engine, page)),
             [Pattern::Random, Pattern::Random, Pattern::Normal]
         );
         // A hole gives the second part of a region new blocks; they keep the region's pattern.
-        assert_eq!(engine.remove(600, 610, &mut |_| {}), crate::engine::DiscardStep::Done);
+        assert_eq!(engine.remove(PageIndex(600), PageIndex(610), &mut |_| {}), crate::engine::DiscardStep::Done);
         assert_eq!(pattern(&engine, 700), Pattern::Random);
-        engine.advise(0, PAGES, Advice::PageOut);
+        engine.advise(PageIndex(0), PageIndex(PAGES), Advice::PageOut);
         work(&mut engine);
-        let FaultStep::Fetch { pages, .. } = engine.fault(5, ThreadIndex(0), false, true) else { panic!("no fetch") };
+        let FaultStep::Fetch { pages, .. } = engine.fault(PageIndex(5), ThreadIndex(0), false, true) else {
+            panic!("no fetch")
+        };
         assert_eq!(pages.count, 1, "where touches are scattered, one page is fetched");
-        engine.advise(0, PAGES, Advice::Sequential);
-        let FaultStep::Fetch { block, .. } = engine.fault(1024, ThreadIndex(0), false, true) else {
+        engine.advise(PageIndex(0), PageIndex(PAGES), Advice::Sequential);
+        let FaultStep::Fetch { block, .. } = engine.fault(PageIndex(1024), ThreadIndex(0), false, true) else {
             panic!("no fetch")
         };
         engine.fetched(block, false);

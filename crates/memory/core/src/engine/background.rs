@@ -13,7 +13,7 @@
 use super::Engine;
 use crate::block::{State, Waiting};
 use crate::map::{Pages, Pattern};
-use crate::units::{BlockIndex, FrameIndex, Order, Slot, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Order, PageIndex, Slot, ThreadIndex};
 
 /// Maximum number of tasks in one plan. Enough that neighbours can be moved with one kernel call.
 pub const PLAN_MAX: usize = 64;
@@ -125,9 +125,9 @@ pub struct Transfers {
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
     /// First page that has not been started yet.
-    start: u64,
+    start: PageIndex,
     /// One past the last such page.
-    end: u64,
+    end: PageIndex,
     /// True when the last page is wanted first.
     descending: bool,
     /// True when only blocks with contents are wanted.
@@ -136,7 +136,7 @@ struct Run {
 
 impl Run {
     /// The next page to start; `None` when the run is finished.
-    fn next(&self) -> Option<u64> {
+    fn next(&self) -> Option<PageIndex> {
         (self.start < self.end).then(|| if self.descending { self.end - 1 } else { self.start })
     }
 
@@ -145,7 +145,7 @@ impl Run {
         if self.descending {
             self.end = pages.start;
         } else {
-            self.start = pages.start + u64::from(pages.count);
+            self.start = pages.end();
         }
     }
 }
@@ -184,7 +184,7 @@ impl Ahead {
 
 impl Engine {
     /// Shows a fault to the prefetcher and queues what it advises. Returns whether the fault belongs to a stream.
-    pub(super) fn look_ahead(&mut self, page: u64, block: BlockIndex, thread: ThreadIndex) -> bool {
+    pub(super) fn look_ahead(&mut self, page: PageIndex, block: BlockIndex, thread: ThreadIndex) -> bool {
         let pattern = self.map.region_of(block).pattern;
         if !self.settings.prefetch || self.map.block(block).state == State::Resident || pattern == Pattern::Random {
             return false;
@@ -192,10 +192,11 @@ impl Engine {
         let block_pages = self.map.block(block).order.pages();
         let Some(mapping) = self.map.mapping_of(page) else { return false };
         // The prefetcher counts in whole blocks, the map from the mapping's origin.
-        let shift = mapping.origin % u64::from(block_pages);
-        let advice = self.prefetcher.fault(thread, page - shift, block_pages, pattern == Pattern::Sequential);
+        let shift = mapping.origin.0 % u64::from(block_pages);
+        let advice = self.prefetcher.fault(thread, (page - shift).0, block_pages, pattern == Pattern::Sequential);
         for run in advice.runs() {
-            let (start, end) = (run.start + shift, run.start + shift + run.pages);
+            let start = PageIndex(run.start + shift);
+            let end = start + run.pages;
             let (start, end) = (start.max(mapping.start), end.min(mapping.end));
             if start < end {
                 self.ahead.push(Run { start, end, descending: run.descending, stored: false });
@@ -205,7 +206,7 @@ impl Engine {
     }
 
     /// Queues the pages of `start..end` that have contents.
-    pub(super) fn want(&mut self, start: u64, end: u64) {
+    pub(super) fn want(&mut self, start: PageIndex, end: PageIndex) {
         if !self.settings.prefetch {
             return;
         }

@@ -8,6 +8,8 @@
 //! fetched shortly before. Where one fetch in two is near, a visit to a granule wants two pages; where three in four
 //! are near, it wants four. The constants below say from how many pages a large block pays.
 //!
+//! Pages are plain numbers here, because only their quotients count.
+//!
 //! Large blocks hide how many of their pages are wanted. While they are in use, the blocks of a few granules are
 //! therefore split anyway, as *samples*.
 

@@ -22,7 +22,7 @@
 use super::Engine;
 use crate::block::State;
 use crate::map::Pattern;
-use crate::units::{BlockIndex, Order};
+use crate::units::{BlockIndex, Order, PageIndex};
 
 /// The block size for streams: 1 MiB, or less where the budget has no room for `LARGE_BLOCKS_MIN` such blocks.
 const LARGE: u8 = 8;
@@ -50,7 +50,7 @@ impl Scatter {
 impl Engine {
     /// Changes the size of the block with `page` when another size suits better and is possible now. Returns the block
     /// that holds the page afterwards.
-    pub(super) fn suit_fault(&mut self, page: u64, block: BlockIndex, streams: bool) -> BlockIndex {
+    pub(super) fn suit_fault(&mut self, page: PageIndex, block: BlockIndex, streams: bool) -> BlockIndex {
         if !self.settings.elastic || !self.map.block(block).is_away() {
             return block;
         }
@@ -68,11 +68,11 @@ impl Engine {
             return block;
         }
         let suited = match self.map.stride(block) > 1 {
-            _ if self.clusters.want_large(page) => self.grow(block, Order::DEFAULT),
+            _ if self.clusters.want_large(page.0) => self.grow(block, Order::DEFAULT),
             true => self.split(page, block),
             false => block,
         };
-        self.clusters.saw(page, self.map.stride(suited) == 1);
+        self.clusters.saw(page.0, self.map.stride(suited) == 1);
         suited
     }
 
@@ -86,7 +86,7 @@ impl Engine {
         let (region, pages) = (self.map.region_of(block), self.map.pages(block));
         // Parts outside the mapping would be blocks without a page.
         let whole = pages.count == self.map.block(block).order.pages();
-        let scattered = self.scatter.is_high() && !self.clusters.want_large(pages.start);
+        let scattered = self.scatter.is_high() && !self.clusters.want_large(pages.start.0);
         // Where a fetch costs no more than a rescue, an exchange for each part costs more than it saves.
         let pays = self.settings.elastic && self.settings.fetch_cost > 1;
         pays && whole && self.map.stride(block) > 1 && (scattered || region.pattern == Pattern::Random)
@@ -102,7 +102,7 @@ impl Engine {
         first
     }
 
-    fn split(&mut self, page: u64, block: BlockIndex) -> BlockIndex {
+    fn split(&mut self, page: PageIndex, block: BlockIndex) -> BlockIndex {
         self.map.split(block, self.map.region_of(block).unit, page)
     }
 
@@ -163,18 +163,19 @@ mod tests {
             fetch_cost: 2,
         };
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
-        engine.add(0, PAGES, Order::DEFAULT, Delivery::Signal, &mut |_, _| false);
+        engine.add(PageIndex(0), PageIndex(PAGES), Order::DEFAULT, Delivery::Signal, &mut |_, _| false);
         engine
     }
 
-    fn order_at(engine: &Engine, page: u64) -> Order {
+    fn order_at(engine: &Engine, page: PageIndex) -> Order {
         engine.map.block(engine.map.find(page).expect("managed")).order
     }
 
     /// Marks every block as written back, except the block with `page`.
-    fn store_all_but(engine: &mut Engine, page: u64) {
+    fn store_all_but(engine: &mut Engine, page: PageIndex) {
         let but = engine.map.find(page).expect("managed");
-        let blocks: Vec<BlockIndex> = engine.map.blocks_in(0, PAGES).filter(|block| *block != but).collect();
+        let blocks: Vec<BlockIndex> =
+            engine.map.blocks_in(PageIndex(0), PageIndex(PAGES)).filter(|block| *block != but).collect();
         for block in blocks {
             engine.slot_for(block).expect("the tier has room");
             let entry = engine.map.block_mut(block);
@@ -183,7 +184,7 @@ mod tests {
         }
     }
 
-    fn touch(engine: &mut Engine, page: u64) {
+    fn touch(engine: &mut Engine, page: PageIndex) {
         match engine.fault(page, ThreadIndex(0), true, true) {
             FaultStep::Fill { block, .. } => drop(engine.installed(block, crate::policy::Arrival::Fresh)),
             FaultStep::Fetch { block, .. } => {
@@ -199,14 +200,18 @@ mod tests {
     fn a_stream_grows_the_blocks_it_comes_to() {
         for (elastic, wanted) in [(true, Order::new(LARGE).expect("1 MiB")), (false, Order::DEFAULT)] {
             let mut engine = engine(elastic);
-            let mut page = 0;
-            while page < 2 * 512 {
+            let mut page = PageIndex(0);
+            while page < PageIndex(2 * 512) {
                 touch(&mut engine, page);
                 page += u64::from(order_at(&engine, page).pages());
             }
-            assert_eq!(order_at(&engine, 256), wanted, "elastic: {elastic}");
-            assert_eq!(order_at(&engine, 0), Order::DEFAULT, "what was there before the stream was known stays");
-            assert_eq!(order_at(&engine, 7 * 512), Order::DEFAULT, "where no stream has come");
+            assert_eq!(order_at(&engine, PageIndex(256)), wanted, "elastic: {elastic}");
+            assert_eq!(
+                order_at(&engine, PageIndex(0)),
+                Order::DEFAULT,
+                "what was there before the stream was known stays"
+            );
+            assert_eq!(order_at(&engine, PageIndex(7 * 512)), Order::DEFAULT, "where no stream has come");
         }
     }
 
@@ -214,19 +219,19 @@ mod tests {
     fn scattered_faults_split_what_they_hit() {
         for (elastic, wanted) in [(true, Order::MIN), (false, Order::DEFAULT)] {
             let mut engine = engine(elastic);
-            store_all_but(&mut engine, 0);
+            store_all_but(&mut engine, PageIndex(0));
             let last = scatter(&mut engine);
             assert_eq!(order_at(&engine, last), wanted, "elastic: {elastic}");
         }
     }
 
     /// Touches a page of each of many evicted blocks until fetches count as scattered. Returns the last page touched.
-    fn scatter(engine: &mut Engine) -> u64 {
+    fn scatter(engine: &mut Engine) -> PageIndex {
         let blocks = PAGES / u64::from(Order::DEFAULT.pages());
         // Positions from a linear congruential generator with full period.
         let places = std::iter::successors(Some(1), |at| Some((at * 405 + 131) % blocks)).take(300);
-        let mut last = 0;
-        for page in places.map(|at| at * 32 + at % 7 * 4) {
+        let mut last = PageIndex(0);
+        for page in places.map(|at| PageIndex(at * 32 + at % 7 * 4)) {
             if engine.map.block(engine.map.find(page).expect("managed")).is_away() {
                 touch(engine, page);
                 last = page;
@@ -239,8 +244,8 @@ mod tests {
     fn a_large_victim_leaves_whole_where_a_fetch_costs_no_more_than_a_rescue() {
         let mut engine = engine(true);
         engine.settings.fetch_cost = 1;
-        touch(&mut engine, 0);
-        store_all_but(&mut engine, 0);
+        touch(&mut engine, PageIndex(0));
+        store_all_but(&mut engine, PageIndex(0));
         scatter(&mut engine);
         let victim = engine.next_victim().expect("blocks are resident");
         assert_eq!(engine.map.block(victim).order, Order::DEFAULT);
@@ -252,14 +257,14 @@ mod tests {
             [(true, true, Order::MIN), (true, false, Order::DEFAULT), (false, true, Order::DEFAULT)]
         {
             let mut engine = engine(elastic);
-            touch(&mut engine, 0);
+            touch(&mut engine, PageIndex(0));
             if scattered {
-                store_all_but(&mut engine, 0);
+                store_all_but(&mut engine, PageIndex(0));
                 scatter(&mut engine);
             }
             let before = engine.resident_pages();
             let victim = engine.next_victim().expect("blocks are resident");
-            assert_eq!(engine.map.pages(victim).start, 0);
+            assert_eq!(engine.map.pages(victim).start, PageIndex(0));
             assert_eq!(engine.map.block(victim).order, wanted, "elastic {elastic}, scattered {scattered}");
             assert_eq!(engine.policy.resident_pages(), before - u64::from(wanted.pages()));
             engine.policy.put_back(victim, wanted.pages());

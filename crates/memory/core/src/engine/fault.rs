@@ -16,7 +16,7 @@ use crate::block::{State, Waiting};
 use crate::guard;
 use crate::map::Pages;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, FrameIndex, Slot, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, PageIndex, Slot, ThreadIndex};
 
 /// What the faulting thread must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,7 +56,7 @@ pub enum FaultStep {
         /// Its pages.
         pages: Pages,
         /// The page.
-        page: u64,
+        page: PageIndex,
         /// True when every page of the block is populated.
         sealed: bool,
     },
@@ -126,7 +126,7 @@ pub enum Exchange {
 impl Engine {
     /// Decides the next step for a fault at `page`. `write` is false only when the access is known to be a read.
     /// `first` is true on the first call for this fault, so that the prefetcher sees each fault once.
-    pub fn fault(&mut self, page: u64, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
+    pub fn fault(&mut self, page: PageIndex, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
         let Some(mut block) = self.map.find(page) else { return FaultStep::Foreign };
         if first {
             let streams = self.look_ahead(page, block, thread);
@@ -201,9 +201,9 @@ impl Engine {
         let stride = self.map.stride(block);
         let fetched = (0..count).filter(|place| self.was_fetched(BlockIndex(block.0 + place * stride))).count();
         self.tally.prefetch_hits += fetched as u64;
-        let waits_before = first.start.checked_sub(1).is_some_and(|page| self.is_read_ahead(page));
-        let waits_behind = self.is_read_ahead(first.start + u64::from(first.count));
-        self.prefetcher.used(first.start, pages.count, waits_before, waits_behind);
+        let waits_before = first.start.previous().is_some_and(|page| self.is_read_ahead(page));
+        let waits_behind = self.is_read_ahead(first.end());
+        self.prefetcher.used(first.start.0, pages.count, waits_before, waits_behind);
         let exchange = self.exchange(block, count, write);
         FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched, exchange }
     }
@@ -230,7 +230,7 @@ impl Engine {
     }
 
     /// Whether the block with `page` was read ahead and has not been touched yet.
-    fn is_read_ahead(&self, page: u64) -> bool {
+    fn is_read_ahead(&self, page: PageIndex) -> bool {
         self.map.find(page).is_some_and(|block| {
             let entry = self.map.block(block);
             entry.state == State::Standby && entry.waiting == Waiting::ReadAhead

@@ -15,7 +15,7 @@ use crate::block::State;
 use crate::frames::FramePool;
 use crate::guard;
 use crate::map::Delivery;
-use crate::units::{BlockIndex, SlabIndex};
+use crate::units::{BlockIndex, PageIndex, SlabIndex};
 
 /// What prevents fork(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +26,7 @@ pub enum ForkObstacle {
     /// again. Resolve a fault there; ask again.
     Bring {
         /// A page of the block.
-        page: u64,
+        page: PageIndex,
     },
 }
 

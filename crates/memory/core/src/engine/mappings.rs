@@ -10,7 +10,7 @@ use super::Engine;
 use crate::block::{Block, State};
 use crate::map::Delivery;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, Order, REGION_PAGES, SlabIndex};
+use crate::units::{BlockIndex, Order, PageIndex, REGION_PAGES, RegionIndex, SlabIndex};
 
 /// The outcome of a discard or a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,7 +20,7 @@ pub enum DiscardStep {
     /// The block at this page must be made resident first: the request covers only part of it.
     MakeResident {
         /// A page of that block.
-        page: u64,
+        page: PageIndex,
     },
     /// A thread is working on a block in the range. Wait for a report; ask again.
     Wait,
@@ -31,11 +31,11 @@ impl Engine {
     /// blocks are resident from now on.
     pub fn add(
         &mut self,
-        start: u64,
-        end: u64,
+        start: PageIndex,
+        end: PageIndex,
         order: Order,
         delivery: Delivery,
-        present: &mut dyn FnMut(u64, u32) -> bool,
+        present: &mut dyn FnMut(PageIndex, u32) -> bool,
     ) {
         self.map.insert(start, end, order, delivery);
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
@@ -59,16 +59,15 @@ impl Engine {
 
     /// Forgets the contents of the pages `start..end`. The caller drops the pages themselves. `freed` receives each
     /// slab that is no longer needed; another region may get it next.
-    pub fn discard(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(SlabIndex)) -> DiscardStep {
+    pub fn discard(&mut self, start: PageIndex, end: PageIndex, freed: &mut dyn FnMut(SlabIndex)) -> DiscardStep {
         match self.discard_step(start, end, false) {
             DiscardStep::Done => {}
             step => return step,
         }
         let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
-        let mut regions: Vec<u32> = Vec::new();
+        let mut regions: Vec<RegionIndex> = Vec::new();
         for block in blocks {
-            let pages = self.map.pages(block);
-            if pages.start >= start && pages.start + u64::from(pages.count) <= end {
+            if self.map.pages(block).are_within(start, end) {
                 self.forget(block);
                 regions.push(self.map.block(block).region);
             } else {
@@ -83,17 +82,17 @@ impl Engine {
     }
 
     /// What [`discard`](Self::discard) or, with `remove`, [`remove`](Self::remove) would return. Changes nothing.
-    pub fn discard_step(&self, start: u64, end: u64, remove: bool) -> DiscardStep {
+    pub fn discard_step(&self, start: PageIndex, end: PageIndex, remove: bool) -> DiscardStep {
         let beyond = if remove { self.beyond_cut(start, end) } else { Vec::new() };
         let mut blocks = beyond.into_iter().chain(self.map.blocks_in(start, end));
         blocks.find_map(|block| self.obstacle(block, start, end)).unwrap_or(DiscardStep::Done)
     }
 
     /// What prevents discarding `start..end` at this block.
-    fn obstacle(&self, block: BlockIndex, start: u64, end: u64) -> Option<DiscardStep> {
+    fn obstacle(&self, block: BlockIndex, start: PageIndex, end: PageIndex) -> Option<DiscardStep> {
         let state = self.map.block(block).state;
         let pages = self.map.pages(block);
-        let inside = pages.start >= start && pages.start + u64::from(pages.count) <= end;
+        let inside = pages.are_within(start, end);
         if state.is_busy() {
             Some(DiscardStep::Wait)
         } else if inside || matches!(state, State::Empty | State::Resident | State::Poisoned) {
@@ -105,7 +104,7 @@ impl Engine {
 
     /// The first block that must be resident before the pages `start..end` can be discarded or, with `remove`, removed.
     /// Valid only while no thread is working on any block.
-    pub fn cut_obstacle(&self, start: u64, end: u64, remove: bool) -> Option<u64> {
+    pub fn cut_obstacle(&self, start: PageIndex, end: PageIndex, remove: bool) -> Option<PageIndex> {
         let steps = self.map.blocks_in(start, end).filter_map(|block| self.obstacle(block, start, end));
         let mut within = steps.filter_map(|step| match step {
             DiscardStep::MakeResident { page } => Some(page),
@@ -143,7 +142,7 @@ impl Engine {
     }
 
     /// Stops managing the pages `start..end` and forgets their contents. The caller unmaps them.
-    pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(SlabIndex)) -> DiscardStep {
+    pub fn remove(&mut self, start: PageIndex, end: PageIndex, freed: &mut dyn FnMut(SlabIndex)) -> DiscardStep {
         match self.discard_step(start, end, true) {
             DiscardStep::Done => {}
             step => return step,
@@ -152,12 +151,12 @@ impl Engine {
         self.discard(start, end, freed);
         // After the cut, blocks get new numbers and lose everything recorded about them except their state and
         // protection.
-        let carried: Vec<(u64, u64, State, bool)> = beyond
+        let carried: Vec<(PageIndex, PageIndex, State, bool)> = beyond
             .iter()
             .map(|block| {
                 let pages = self.map.pages(*block);
                 let Block { state, protected, .. } = *self.map.block(*block);
-                (pages.start.max(end), pages.start + u64::from(pages.count), state, protected)
+                (pages.start.max(end), pages.end(), state, protected)
             })
             .collect();
         for block in beyond {
@@ -197,13 +196,13 @@ impl Engine {
 
     /// Blocks that lie at least partly after a hole that is cut into the inside of one region: they move to a new
     /// region.
-    fn beyond_cut(&self, start: u64, end: u64) -> Vec<BlockIndex> {
+    fn beyond_cut(&self, start: PageIndex, end: PageIndex) -> Vec<BlockIndex> {
         let Some(mapping) = self.map.mapping_of(end) else { return Vec::new() };
         if mapping.start >= start {
             return Vec::new();
         }
         let span = u64::from(REGION_PAGES);
-        let grid = |page: u64| (page - mapping.origin) / span;
+        let grid = |page: PageIndex| (page - mapping.origin) / span;
         if grid(start - 1) != grid(end) {
             return Vec::new();
         }
@@ -212,12 +211,10 @@ impl Engine {
     }
 
     /// Checks that a block that loses all its pages to cuts on both sides has no open account.
-    fn release_cut(&mut self, start: u64, end: u64) {
+    fn release_cut(&mut self, start: PageIndex, end: PageIndex) {
         let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
         for block in blocks {
-            let pages = self.map.pages(block);
-            let last = pages.start + u64::from(pages.count);
-            if pages.start >= start && last <= end {
+            if self.map.pages(block).are_within(start, end) {
                 assert_eq!(self.map.block(block).state, State::Empty);
             }
         }

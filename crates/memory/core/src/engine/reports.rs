@@ -189,11 +189,11 @@ mod tests {
     use crate::engine::{Advice, Plan, Settings, Task, Transfers};
     use crate::map::Delivery;
     use crate::policy::{self, PolicyName};
-    use crate::units::Order;
+    use crate::units::{Order, PageIndex};
 
     /// Writes the block at page 0 back, with these guards.
     fn write_back(engine: &mut Engine, verdict: CleanVerdict, guards: &[u64]) {
-        engine.advise(0, 4, Advice::PageOut);
+        engine.advise(PageIndex(0), PageIndex(4), Advice::PageOut);
         let mut plan = Plan::new();
         for _ in 0..8 {
             engine.plan(&mut plan, Transfers { blocks: 1, pages: u32::MAX });
@@ -225,8 +225,8 @@ mod tests {
         };
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
         let order = Order::new(2).expect("four pages");
-        engine.add(0, 4, order, Delivery::Signal, &mut |_, _| true);
-        let block = engine.map.find(0).expect("managed");
+        engine.add(PageIndex(0), PageIndex(4), order, Delivery::Signal, &mut |_, _| true);
+        let block = engine.map.find(PageIndex(0)).expect("managed");
         engine.map.guards_mut(block).copy_from_slice(&[5, 6, guard::ZERO, guard::ZERO]);
         write_back(&mut engine, CleanVerdict::Failed, &[5, 7, 8, guard::ZERO]);
         assert_eq!(engine.map.guards(block), [guard::UNKNOWN, guard::UNKNOWN, guard::UNKNOWN, guard::ZERO]);

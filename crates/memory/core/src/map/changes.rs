@@ -14,6 +14,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::units::PageIndex;
+
 /// Pages of one granule: 64 KiB.
 const GRANULE_PAGES: u64 = 16;
 /// Number of counts. Addresses within 512 MiB of each other share none.
@@ -35,9 +37,9 @@ impl Default for Changes {
 
 impl Changes {
     /// Counts a change to the pages `start..end`.
-    pub(crate) fn count(&self, start: u64, end: u64) {
-        let first = start / GRANULE_PAGES;
-        let granules = end.div_ceil(GRANULE_PAGES).saturating_sub(first).min(COUNTS);
+    pub(crate) fn count(&self, start: PageIndex, end: PageIndex) {
+        let first = start.0 / GRANULE_PAGES;
+        let granules = end.0.div_ceil(GRANULE_PAGES).saturating_sub(first).min(COUNTS);
         for granule in first..first + granules {
             self.counts[(granule % COUNTS) as usize].fetch_add(1, Ordering::SeqCst);
         }
@@ -45,13 +47,13 @@ impl Changes {
 
     /// A number that stays the same while the pages `start..end` do not change; `None` for more than
     /// [`STAMPED_PAGES_MAX`] pages, or none.
-    pub fn stamp(&self, start: u64, end: u64) -> Option<u64> {
+    pub fn stamp(&self, start: PageIndex, end: PageIndex) -> Option<u64> {
         if start >= end || end - start > STAMPED_PAGES_MAX {
             return None;
         }
         let count = |granule: u64| u64::from(self.counts[(granule % COUNTS) as usize].load(Ordering::SeqCst));
         // Counts only grow, so their sum is the same only if each is.
-        Some((start / GRANULE_PAGES..end.div_ceil(GRANULE_PAGES)).map(count).sum())
+        Some((start.0 / GRANULE_PAGES..end.0.div_ceil(GRANULE_PAGES)).map(count).sum())
     }
 }
 
@@ -62,23 +64,23 @@ mod tests {
     #[test]
     fn a_stamp_changes_with_its_own_pages() {
         let changes = Changes::default();
-        let stamp = || changes.stamp(30, 34);
+        let stamp = || changes.stamp(PageIndex(30), PageIndex(34));
         let before = stamp();
-        changes.count(0, 16);
-        changes.count(48, 64);
+        changes.count(PageIndex(0), PageIndex(16));
+        changes.count(PageIndex(48), PageIndex(64));
         assert_eq!(stamp(), before);
         for (start, end) in [(31, 32), (32, 33), (0, 100), (0, u64::MAX), (33, 34), (0, 33)] {
             let before = stamp();
-            changes.count(start, end);
+            changes.count(PageIndex(start), PageIndex(end));
             assert_ne!(stamp(), before, "{start}..{end}");
         }
     }
 
     #[test]
     fn there_is_none_for_many_pages_or_for_none() {
-        let changes = Changes::default();
-        assert!(changes.stamp(5, 5 + STAMPED_PAGES_MAX).is_some());
-        assert_eq!(changes.stamp(5, 6 + STAMPED_PAGES_MAX), None);
-        assert_eq!(changes.stamp(5, 5), None);
+        let (changes, start) = (Changes::default(), PageIndex(5));
+        assert!(changes.stamp(start, start + STAMPED_PAGES_MAX).is_some());
+        assert_eq!(changes.stamp(start, start + STAMPED_PAGES_MAX + 1), None);
+        assert_eq!(changes.stamp(start, start), None);
     }
 }

@@ -83,14 +83,14 @@ mod tests {
     use crate::map::{BlockMap, Delivery};
     use crate::policy::Arrival;
     use crate::slabs::OwnSlabs;
-    use crate::units::Order;
+    use crate::units::{Order, PageIndex};
 
     /// A mapping whose last block is cut off by its end.
     fn map() -> BlockMap {
         let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
-        map.insert(1000, 1000 + 72, Order::DEFAULT, Delivery::Signal);
+        map.insert(PageIndex(1000), PageIndex(1000 + 72), Order::DEFAULT, Delivery::Signal);
         for page in [1000, 1032, 1064] {
-            let block = map.find(page).expect("managed");
+            let block = map.find(PageIndex(page)).expect("managed");
             map.heat(block, Arrival::Fresh, 0);
             if page == 1032 {
                 map.heat(block, Arrival::Rescued, 0);
@@ -106,9 +106,9 @@ mod tests {
     #[test]
     fn parts_inherit_and_a_whole_is_as_hot_as_its_hottest_part() {
         let mut map = map();
-        let hot = map.temperature(map.find(1032).expect("managed"));
+        let hot = map.temperature(map.find(PageIndex(1032)).expect("managed"));
         assert_eq!(map.temperatures().histogram().away.iter().sum::<u64>(), 96);
-        let part = map.split(map.find(1040).expect("managed"), Order::UNIT, 1040);
+        let part = map.split(map.find(PageIndex(1040)).expect("managed"), Order::UNIT, PageIndex(1040));
         assert_eq!(map.temperature(part), hot);
         let large = map.merge(part, Order::new(8).expect("1 MiB"));
         assert_eq!(map.temperature(large), hot);
@@ -118,12 +118,12 @@ mod tests {
     #[test]
     fn parts_outside_the_mapping_are_not_counted() {
         let mut map = map();
-        let last = map.find(1064).expect("managed");
-        map.split(last, Order::UNIT, 1064);
+        let last = map.find(PageIndex(1064)).expect("managed");
+        map.split(last, Order::UNIT, PageIndex(1064));
         // The last block has 8 pages, which are two units of the eight.
         assert_eq!(map.temperatures().histogram().away.iter().sum::<u64>(), 64 + 8);
         for page in [1000, 1032, 1064, 1068] {
-            map.forget_temperature(map.find(page).expect("managed"));
+            map.forget_temperature(map.find(PageIndex(page)).expect("managed"));
         }
         assert_eq!(*map.temperatures().histogram(), Default::default());
     }

@@ -7,7 +7,7 @@
 
 use super::{BlockMap, Delivery, Mapping, Pattern, Region};
 use crate::block::Block;
-use crate::units::{Order, REGION_PAGES, SlabIndex};
+use crate::units::{Order, PageIndex, REGION_PAGES, RegionIndex, SlabIndex};
 
 /// Number of units that may have the map's smallest size. One unit costs about 50 bytes, in the map, in the policy and
 /// for guards: 25 MiB for the first 2 GiB in units of 4 KiB, and half a percent of later memory in larger units.
@@ -15,7 +15,7 @@ const SMALL_UNITS_MAX: usize = 1 << 19;
 
 impl BlockMap {
     /// Adds the pages `start..end` as one mapping with blocks of `order`. Every block is Empty.
-    pub fn insert(&mut self, start: u64, end: u64, order: Order, delivery: Delivery) {
+    pub fn insert(&mut self, start: PageIndex, end: PageIndex, order: Order, delivery: Delivery) {
         assert!(start < end && self.overlapping(start, end).next().is_none(), "mappings may not overlap");
         self.changes.count(start, end);
         let count = (end - start).div_ceil(u64::from(REGION_PAGES));
@@ -28,11 +28,17 @@ impl BlockMap {
         self.mappings.insert(start, Mapping { origin: start, start, end, delivery, regions });
     }
 
-    fn new_region(&mut self, start: u64, clip: (u64, u64), order: Order, delivery: Delivery) -> u32 {
+    fn new_region(
+        &mut self,
+        start: PageIndex,
+        clip: (PageIndex, PageIndex),
+        order: Order,
+        delivery: Delivery,
+    ) -> RegionIndex {
         let small = self.blocks.len() < SMALL_UNITS_MAX;
         let unit = order.min(if small { self.smallest } else { Order::UNIT });
         let region = self.free_regions.pop().unwrap_or_else(|| {
-            let index = u32::try_from(self.regions.len()).expect("fewer than 2^32 regions");
+            let index = RegionIndex(u32::try_from(self.regions.len()).expect("fewer than 2^32 regions"));
             self.regions.push(Region {
                 order,
                 unit,
@@ -47,10 +53,10 @@ impl BlockMap {
             self.guards.resize(self.regions.len() * REGION_PAGES as usize, 0);
             index
         });
-        let guards = region as usize * REGION_PAGES as usize;
+        let guards = region.index() * REGION_PAGES as usize;
         self.guards[guards..guards + REGION_PAGES as usize].fill(0);
         let first = self.new_run(region, unit, order);
-        self.regions[region as usize] = Region {
+        self.regions[region.index()] = Region {
             order,
             unit,
             first,
@@ -64,7 +70,7 @@ impl BlockMap {
         region
     }
 
-    fn new_run(&mut self, region: u32, unit: Order, order: Order) -> u32 {
+    fn new_run(&mut self, region: RegionIndex, unit: Order, order: Order) -> u32 {
         let len = REGION_PAGES >> unit.exponent();
         let first = self.free_runs[unit.exponent()].pop().unwrap_or_else(|| {
             let first = u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks");
@@ -79,9 +85,9 @@ impl BlockMap {
 
     /// Removes the pages `start..end` from the map. Every block wholly inside must be Empty. A block that is only
     /// partly inside loses those pages and keeps its state. `freed` receives each slab that no region needs any more.
-    pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(SlabIndex)) {
+    pub fn remove(&mut self, start: PageIndex, end: PageIndex, freed: &mut dyn FnMut(SlabIndex)) {
         self.changes.count(start, end);
-        let touched: Vec<u64> = self.overlapping(start, end).map(|mapping| mapping.start).collect();
+        let touched: Vec<PageIndex> = self.overlapping(start, end).map(|mapping| mapping.start).collect();
         for key in touched {
             let mapping = self.mappings.remove(&key).expect("found just now");
             let mut pieces = Vec::new();
@@ -97,25 +103,25 @@ impl BlockMap {
     /// Replaces `mapping` by its `pieces`. A region cut in two keeps its blocks for the first piece, and the second
     /// piece gets new regions. A cut *inside* one region therefore needs the blocks beyond the cut to be Empty; the
     /// driver ensures that.
-    fn recut(&mut self, mapping: Mapping, pieces: &[(u64, u64)], freed: &mut dyn FnMut(SlabIndex)) {
+    fn recut(&mut self, mapping: Mapping, pieces: &[(PageIndex, PageIndex)], freed: &mut dyn FnMut(SlabIndex)) {
         let span = u64::from(REGION_PAGES);
         let mut kept = vec![false; mapping.regions.len()];
         for (from, to) in pieces {
-            let (first, last) = ((from - mapping.origin) / span, (to - 1 - mapping.origin) / span);
+            let (first, last) = ((*from - mapping.origin) / span, (*to - 1 - mapping.origin) / span);
             let mut regions = Vec::new();
             for index in first..=last {
                 let region = mapping.regions[index as usize];
                 let grid = mapping.origin + index * span;
                 let clip = ((*from).max(grid), (*to).min(grid + span));
                 if kept[index as usize] {
-                    let old = self.regions[region as usize].clone();
+                    let old = self.regions[region.index()].clone();
                     // Uses the smallest blocks, so that none of them covers two of the old ones.
                     let region = self.new_region(grid, clip, old.unit, old.delivery);
-                    self.regions[region as usize].pattern = old.pattern;
+                    self.regions[region.index()].pattern = old.pattern;
                     regions.push(region);
                 } else {
                     kept[index as usize] = true;
-                    self.regions[region as usize].clip = clip;
+                    self.regions[region.index()].clip = clip;
                     regions.push(region);
                 }
             }
@@ -130,8 +136,8 @@ impl BlockMap {
         }
     }
 
-    fn free_region(&mut self, region: u32) -> Option<SlabIndex> {
-        let Region { unit, first, .. } = self.regions[region as usize];
+    fn free_region(&mut self, region: RegionIndex) -> Option<SlabIndex> {
+        let Region { unit, first, .. } = self.regions[region.index()];
         self.free_runs[unit.exponent()].push(first);
         self.free_regions.push(region);
         self.free_slab(region)
@@ -147,23 +153,26 @@ mod tests {
     #[test]
     fn what_comes_and_goes_is_counted() {
         let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
-        let before = map.changes().stamp(1500, 1510);
-        map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
-        let between = map.changes().stamp(1500, 1510);
-        map.remove(1000, 2100, &mut |_| {});
-        let after = map.changes().stamp(1500, 1510);
+        let before = map.changes().stamp(PageIndex(1500), PageIndex(1510));
+        map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
+        let between = map.changes().stamp(PageIndex(1500), PageIndex(1510));
+        map.remove(PageIndex(1000), PageIndex(2100), &mut |_| {});
+        let after = map.changes().stamp(PageIndex(1500), PageIndex(1510));
         assert!(before != between && between != after);
     }
 
     #[test]
     fn a_cut_leaves_both_ends_and_gives_the_middle_back() {
         let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
-        map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
-        map.remove(1100, 1900, &mut |_| {});
-        assert!(map.find(1099).is_some() && map.find(1900).is_some());
-        assert!(map.find(1100).is_none() && map.find(1899).is_none());
-        assert_eq!(map.pages(map.find(1099).expect("cut block")), Pages { start: 1096, count: 4 });
-        map.insert(1100, 1900, Order::MIN, Delivery::Listener);
-        assert_eq!(map.mapping_of(1500).map(|mapping| mapping.delivery), Some(Delivery::Listener));
+        map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
+        map.remove(PageIndex(1100), PageIndex(1900), &mut |_| {});
+        assert!(map.find(PageIndex(1099)).is_some() && map.find(PageIndex(1900)).is_some());
+        assert!(map.find(PageIndex(1100)).is_none() && map.find(PageIndex(1899)).is_none());
+        assert_eq!(
+            map.pages(map.find(PageIndex(1099)).expect("cut block")),
+            Pages { start: PageIndex(1096), count: 4 }
+        );
+        map.insert(PageIndex(1100), PageIndex(1900), Order::MIN, Delivery::Listener);
+        assert_eq!(map.mapping_of(PageIndex(1500)).map(|mapping| mapping.delivery), Some(Delivery::Listener));
     }
 }

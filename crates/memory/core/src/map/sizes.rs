@@ -9,11 +9,11 @@
 
 use super::BlockMap;
 use crate::block::{Block, State};
-use crate::units::{BlockIndex, Order};
+use crate::units::{BlockIndex, Order, PageIndex};
 
 impl BlockMap {
     /// Splits an evicted or resident block into blocks of `order`. Returns the block with `page`.
-    pub(crate) fn split(&mut self, block: BlockIndex, order: Order, page: u64) -> BlockIndex {
+    pub(crate) fn split(&mut self, block: BlockIndex, order: Order, page: PageIndex) -> BlockIndex {
         assert!(
             order <= self.block(block).order && order >= self.region_of(block).unit,
             "a split makes blocks smaller"
@@ -71,33 +71,33 @@ mod tests {
     #[test]
     fn blocks_are_split_and_merged_in_place() {
         let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
-        map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
-        let block = map.find(1000).expect("managed");
+        map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
+        let block = map.find(PageIndex(1000)).expect("managed");
         map.own_slot(block);
-        let small = map.split(map.find(1033).expect("managed"), Order::UNIT, 1033);
-        assert_eq!(map.pages(small), Pages { start: 1032, count: 4 });
+        let small = map.split(map.find(PageIndex(1033)).expect("managed"), Order::UNIT, PageIndex(1033));
+        assert_eq!(map.pages(small), Pages { start: PageIndex(1032), count: 4 });
         assert_eq!(map.slot(small), Some(Slot(32 * PAGE_BYTES)));
-        assert_eq!(map.pages(block), Pages { start: 1000, count: 32 });
+        assert_eq!(map.pages(block), Pages { start: PageIndex(1000), count: 32 });
         let large = map.merge(small, Order::new(8).expect("1 MiB"));
-        assert_eq!(map.pages(large), Pages { start: 1000, count: 256 });
-        assert_eq!(map.find(1255), Some(large));
-        assert_eq!(map.next_in_region(large), map.find(1256));
+        assert_eq!(map.pages(large), Pages { start: PageIndex(1000), count: 256 });
+        assert_eq!(map.find(PageIndex(1255)), Some(large));
+        assert_eq!(map.next_in_region(large), map.find(PageIndex(1256)));
     }
 
     #[test]
     fn a_resident_block_is_cut_where_it_is() {
         let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
-        map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
-        let block = map.find(1000).expect("managed");
+        map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
+        let block = map.find(PageIndex(1000)).expect("managed");
         map.heat(block, Arrival::Rescued, 0);
         let entry = map.block_mut(block);
         entry.become_state(State::Installing);
         entry.become_state(State::Resident);
         (entry.sealed, entry.protected) = (true, true);
         let before = *map.temperatures().histogram();
-        let part = map.split(block, Order::UNIT, 1004);
-        assert_eq!(map.pages(part), Pages { start: 1004, count: 4 });
-        for page in 1000..1032 {
+        let part = map.split(block, Order::UNIT, PageIndex(1004));
+        assert_eq!(map.pages(part), Pages { start: PageIndex(1004), count: 4 });
+        for page in PageIndex(1000).up_to(PageIndex(1032)) {
             let part = map.block(map.find(page).expect("managed"));
             assert_eq!((part.state, part.sealed, part.protected), (State::Resident, true, true));
         }
@@ -108,9 +108,9 @@ mod tests {
     #[should_panic(expected = "is not cut")]
     fn a_block_at_which_somebody_is_at_work_is_not_cut() {
         let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
-        map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
-        let block = map.find(1000).expect("managed");
+        map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
+        let block = map.find(PageIndex(1000)).expect("managed");
         map.block_mut(block).become_state(State::Fetching);
-        map.split(block, Order::UNIT, 1000);
+        map.split(block, Order::UNIT, PageIndex(1000));
     }
 }

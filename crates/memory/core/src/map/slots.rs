@@ -12,7 +12,7 @@
 
 use super::{BlockMap, Region};
 use crate::block::State;
-use crate::units::{BlockIndex, REGION_PAGES, SlabIndex, Slot};
+use crate::units::{BlockIndex, REGION_PAGES, RegionIndex, SlabIndex, Slot};
 
 /// Maximum number of slabs that one region inherits. Each takes the tier's room for a whole region.
 pub const INHERITED_MAX: usize = 4;
@@ -78,8 +78,7 @@ impl BlockMap {
 
     /// The slot to write the block to, reserved now if there was none. `None` when the tier is full.
     pub fn own_slot(&mut self, index: BlockIndex) -> Option<OwnSlot> {
-        let at = self.block(index).region as usize;
-        let region = &mut self.regions[at];
+        let region = &mut self.regions[self.blocks[index.0 as usize].region.index()];
         let slab = match region.slab {
             Some(slab) => slab,
             None => {
@@ -104,7 +103,7 @@ impl BlockMap {
             return false;
         }
         let pages = self.pages_in_region(index);
-        let region = &mut self.regions[self.blocks[index.0 as usize].region as usize];
+        let region = &mut self.regions[self.blocks[index.0 as usize].region.index()];
         let Some(place) = region.inherited.iter().position(|it| it.has(pages.start)) else { return false };
         region.inherited[place].set(pages, false);
         if region.inherited[place].is_empty() {
@@ -127,8 +126,8 @@ impl BlockMap {
     }
 
     /// Releases the region's own slab, if it has one and none of its blocks needs it. Returns the slab if it is free.
-    pub(crate) fn release_slab(&mut self, region: u32) -> Option<SlabIndex> {
-        let mut block = Some(BlockIndex(self.regions[region as usize].first));
+    pub(crate) fn release_slab(&mut self, region: RegionIndex) -> Option<SlabIndex> {
+        let mut block = Some(BlockIndex(self.regions[region.index()].first));
         while let Some(at) = block {
             // A part that a split has left outside the mapping holds nothing, whatever its state.
             if self.block(at).state != State::Empty && self.pages(at).count > 0 {
@@ -140,19 +139,19 @@ impl BlockMap {
     }
 
     /// Releases all slabs of a region. Returns its own slab if that is free.
-    pub(super) fn free_slab(&mut self, region: u32) -> Option<SlabIndex> {
-        while let Some(inherited) = self.regions[region as usize].inherited.pop() {
+    pub(super) fn free_slab(&mut self, region: RegionIndex) -> Option<SlabIndex> {
+        while let Some(inherited) = self.regions[region.index()].inherited.pop() {
             self.give_back(inherited.slab);
         }
-        self.regions[region as usize].slab.take().filter(|slab| self.slabs.release(*slab))
+        self.regions[region.index()].slab.take().filter(|slab| self.slabs.release(*slab))
     }
 
     /// A block that must be made resident before the next fork(2), because its region has reached the limit of
     /// inherited slabs: a block in the slab with the fewest copies.
     pub(crate) fn too_many_versions(&self) -> Option<BlockIndex> {
         let regions = self.mappings.values().flat_map(|mapping| mapping.regions.iter());
-        let mut full = regions.filter(|at| self.regions[**at as usize].inherited.len() >= INHERITED_MAX);
-        let region = &self.regions[*full.next()? as usize];
+        let mut full = regions.filter(|at| self.regions[at.index()].inherited.len() >= INHERITED_MAX);
+        let region = &self.regions[full.next()?.index()];
         let min =
             region.inherited.iter().min_by_key(|it| it.pages.iter().map(|word| word.count_ones()).sum::<u32>())?;
         let page = (0..REGION_PAGES).find(|page| min.has(*page))?;
@@ -163,21 +162,22 @@ impl BlockMap {
     /// every slab in use, all of which the child will use too. The caller first resolves
     /// [`too_many_versions`](Self::too_many_versions).
     pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(SlabIndex)) {
-        let used: Vec<u32> = self.mappings.values().flat_map(|mapping| mapping.regions.iter().copied()).collect();
+        let used: Vec<RegionIndex> =
+            self.mappings.values().flat_map(|mapping| mapping.regions.iter().copied()).collect();
         for at in used {
-            if let Some(slab) = self.regions[at as usize].slab.take() {
+            if let Some(slab) = self.regions[at.index()].slab.take() {
                 self.inherit_own(at, slab);
             }
-            self.regions[at as usize].inherited.iter().for_each(|it| each(it.slab));
+            self.regions[at.index()].inherited.iter().for_each(|it| each(it.slab));
         }
     }
 
-    fn inherit_own(&mut self, region: u32, slab: SlabIndex) {
+    fn inherit_own(&mut self, region: RegionIndex, slab: SlabIndex) {
         let mut own = Inherited { slab, pages: [0; REGION_PAGES as usize / 64] };
-        let mut block = Some(BlockIndex(self.regions[region as usize].first));
+        let mut block = Some(BlockIndex(self.regions[region.index()].first));
         while let Some(at) = block {
             let pages = self.pages_in_region(at);
-            let elsewhere = self.regions[region as usize].inherited.iter().any(|it| it.has(pages.start));
+            let elsewhere = self.regions[region.index()].inherited.iter().any(|it| it.has(pages.start));
             if self.block(at).state != State::Empty && !pages.is_empty() && !elsewhere {
                 own.set(pages, true);
             }
@@ -186,7 +186,7 @@ impl BlockMap {
         if own.is_empty() {
             self.give_back(slab);
         } else {
-            self.regions[region as usize].inherited.push(own);
+            self.regions[region.index()].inherited.push(own);
         }
     }
 }

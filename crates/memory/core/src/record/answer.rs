@@ -183,14 +183,14 @@ impl Hasher for Digest {
 mod tests {
     use super::*;
     use crate::map::Pages;
-    use crate::units::{BlockIndex, FrameIndex};
+    use crate::units::{BlockIndex, FrameIndex, PageIndex};
 
     /// Golden: recordings outlive compilers, and no compiler promises how it derives a hash.
     #[test]
     fn digests_are_pinned() {
-        let (block, pages, frame) = (BlockIndex(7), Pages { start: 1000, count: 32 }, FrameIndex(3));
+        let (block, pages, frame) = (BlockIndex(7), Pages { start: PageIndex(1000), count: 32 }, FrameIndex(3));
         let fetch = FaultStep::Fetch { block, pages, frame, slot: Slot(1 << 40), fresh: false };
-        let discard = DiscardStep::MakeResident { page: 5 };
+        let discard = DiscardStep::MakeResident { page: PageIndex(5) };
         let found = [
             Summary::of_step(&fetch),
             Summary::of_step(&FaultStep::Wait),
@@ -204,12 +204,12 @@ mod tests {
 
     #[test]
     fn every_field_counts() {
-        let (block, pages, frame) = (BlockIndex(7), Pages { start: 1000, count: 32 }, FrameIndex(3));
+        let (block, pages, frame) = (BlockIndex(7), Pages { start: PageIndex(1000), count: 32 }, FrameIndex(3));
         let steps = [
             FaultStep::Evict { block, pages, frame },
             FaultStep::Evict { block: BlockIndex(8), pages, frame },
-            FaultStep::Evict { block, pages: Pages { start: 1001, count: 32 }, frame },
-            FaultStep::Evict { block, pages: Pages { start: 1000, count: 31 }, frame },
+            FaultStep::Evict { block, pages: Pages { start: PageIndex(1001), count: 32 }, frame },
+            FaultStep::Evict { block, pages: Pages { start: PageIndex(1000), count: 31 }, frame },
             FaultStep::Evict { block, pages, frame: FrameIndex(4) },
             FaultStep::Clean { block, pages, frame, known_clean: false },
             FaultStep::Clean { block, pages, frame, known_clean: true },

@@ -13,7 +13,7 @@ use crate::engine::{Advice, CleanVerdict, DiscardStep, Engine, Exchange, FaultSt
 use crate::guard;
 use crate::map::Delivery;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, SlabIndex, Slot, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Order, PageIndex, REGION_PAGES, SlabIndex, Slot, ThreadIndex};
 
 /// One input of an engine: a report or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +21,9 @@ pub enum Call<'a> {
     /// [`Engine::add`].
     Add {
         /// First page.
-        start: u64,
+        start: PageIndex,
         /// One past the last page.
-        end: u64,
+        end: PageIndex,
         /// The block size at first.
         order: Order,
         /// How its faults are delivered.
@@ -34,9 +34,9 @@ pub enum Call<'a> {
     /// [`Engine::advise`].
     Advise {
         /// First page.
-        start: u64,
+        start: PageIndex,
         /// One past the last page.
-        end: u64,
+        end: PageIndex,
         /// The advice.
         advice: Advice,
     },
@@ -52,9 +52,9 @@ pub enum Call<'a> {
     /// [`Engine::discard`], or [`Engine::remove`].
     Discard {
         /// First page.
-        start: u64,
+        start: PageIndex,
         /// One past the last page.
-        end: u64,
+        end: PageIndex,
         /// Whether the pages are unmapped as well.
         remove: bool,
     },
@@ -81,7 +81,7 @@ pub enum Call<'a> {
     /// [`Engine::fault`].
     Fault {
         /// The page.
-        page: u64,
+        page: PageIndex,
         /// The thread that touched it.
         thread: ThreadIndex,
         /// Whether it may be a store.

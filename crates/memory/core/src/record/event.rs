@@ -37,7 +37,7 @@ use super::runs::Runs;
 use crate::engine::{Advice, CleanVerdict};
 use crate::map::Delivery;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Order, PageIndex, REGION_PAGES, ThreadIndex};
 
 /// Maximum number of pages in one mapping: a quarter of the address space that x86-64 programs have with five levels of
 /// page tables. A larger number does not come from a valid recording.
@@ -133,7 +133,7 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
         Call::Add { start, end, order, delivery, present } => {
             let delivery = u64::from(*delivery == Delivery::Listener);
             let len = present.bytes().len() as u64;
-            put(ADD, &[*start, end - start, order.exponent() as u64, delivery, len]);
+            put(ADD, &[start.0, *end - *start, order.exponent() as u64, delivery, len]);
             present.bytes().iter().for_each(|byte| sink.put(*byte));
         }
         Call::Cleaned { block: index, verdict, guards } => {
@@ -145,15 +145,15 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
             put(CLEANED, &[block(index), verdict, guards.bytes().len() as u64]);
             guards.bytes().iter().for_each(|byte| sink.put(*byte));
         }
-        Call::Advise { start, end, advice } => put(ADVISE, &[*start, end - start, *advice as u64]),
-        Call::Discard { start, end, remove } => put(if *remove { REMOVE } else { DISCARD }, &[*start, end - start]),
+        Call::Advise { start, end, advice } => put(ADVISE, &[start.0, *end - *start, *advice as u64]),
+        Call::Discard { start, end, remove } => put(if *remove { REMOVE } else { DISCARD }, &[start.0, *end - *start]),
         Call::Dropped { block: index } => put(DROPPED, &[block(index)]),
         Call::Emptied { frame } => put(EMPTIED, &[frame.0.into()]),
         Call::Evicted { block: index } => put(EVICTED, &[block(index)]),
         Call::EvictionRefused { block: index } => put(EVICTION_REFUSED, &[block(index)]),
         Call::Fault { page, thread, write, first } => {
             let bits = u8::from(*first) * FAULT_FIRST + u8::from(*write) * FAULT_WRITE;
-            put(FAULT + bits, &[*page, thread.0.into()]);
+            put(FAULT + bits, &[page.0, thread.0.into()]);
         }
         Call::FetchFailed { block: index, lost } => put(FETCH_FAILED, &[block(index), (*lost).into()]),
         Call::Fetched { block: index, write } => put(FETCHED, &[block(index), (*write).into()]),
@@ -243,9 +243,9 @@ impl<'a> Reader<'a> {
         self.below(2).map(|value| value == 1)
     }
 
-    fn pages(&mut self) -> Option<(u64, u64)> {
+    fn pages(&mut self) -> Option<(PageIndex, PageIndex)> {
         let (start, pages) = (self.below(PAGE_MAX)?, self.below(MAPPING_PAGES_MAX)?);
-        (pages > 0 && start + pages <= PAGE_MAX).then_some((start, start + pages))
+        (pages > 0 && start + pages <= PAGE_MAX).then_some((PageIndex(start), PageIndex(start + pages)))
     }
 
     fn runs(&mut self, max: u64) -> Option<Runs<'a>> {
@@ -303,7 +303,7 @@ impl<'a> Reader<'a> {
             tag @ FAULT..=FAULT_MAX => {
                 let (page, thread) = (self.below(PAGE_MAX)?, u16::try_from(self.varint()?).ok()?);
                 let (write, first) = (tag & FAULT_WRITE != 0, tag & FAULT_FIRST != 0);
-                Call::Fault { page, thread: ThreadIndex(thread), write, first }
+                Call::Fault { page: PageIndex(page), thread: ThreadIndex(thread), write, first }
             }
             FETCH_FAILED => Call::FetchFailed { block: self.block()?, lost: self.flag()? },
             FETCHED => Call::Fetched { block: self.block()?, write: self.flag()? },

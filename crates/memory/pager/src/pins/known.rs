@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_core::map::changes::Changes;
+use aquifer_core::units::PageIndex;
 
 /// Number of ranges remembered. A choice: a buffer for each of a thousand connections.
 const RANGES: usize = 1024;
@@ -31,40 +32,40 @@ impl Known {
     }
 
     /// Whether the pages `start..end`, which the caller holds, are unchanged since they were remembered.
-    pub(super) fn is_good(&self, start: u64, end: u64) -> bool {
+    pub(super) fn is_good(&self, start: PageIndex, end: PageIndex) -> bool {
         let stamp = self.changes.stamp(start, end);
         stamp.is_some_and(|stamp| self.place(start).load(Ordering::Relaxed) == word(start, end, stamp))
     }
 
     /// The stamp to give to [`remember`](Self::remember), taken before the last look at the pages, which are pinned.
-    pub(super) fn stamp(&self, start: u64, end: u64) -> Option<u64> {
+    pub(super) fn stamp(&self, start: PageIndex, end: PageIndex) -> Option<u64> {
         self.changes.stamp(start, end)
     }
 
     /// Remembers that the pages `start..end` were whole and resident when they had `stamp`.
-    pub(super) fn remember(&self, start: u64, end: u64, stamp: u64) {
+    pub(super) fn remember(&self, start: PageIndex, end: PageIndex, stamp: u64) {
         self.place(start).store(word(start, end, stamp), Ordering::Relaxed);
     }
 
     /// Whether the pages `start..end` are unchanged since they were found to include none that a call must pin.
-    pub(super) fn is_foreign(&self, start: u64, end: u64) -> bool {
+    pub(super) fn is_foreign(&self, start: PageIndex, end: PageIndex) -> bool {
         let stamp = self.changes.stamp(start, end);
         stamp.is_some_and(|stamp| self.place(start).load(Ordering::Relaxed) == !word(start, end, stamp))
     }
 
     /// Remembers that the pages `start..end` included none that a call must pin when they had `stamp`.
-    pub(super) fn remember_foreign(&self, start: u64, end: u64, stamp: u64) {
+    pub(super) fn remember_foreign(&self, start: PageIndex, end: PageIndex, stamp: u64) {
         self.place(start).store(!word(start, end, stamp), Ordering::Relaxed);
     }
 
-    fn place(&self, start: u64) -> &AtomicU64 {
-        &self.words[(start % RANGES as u64) as usize]
+    fn place(&self, start: PageIndex) -> &AtomicU64 {
+        &self.words[(start.0 % RANGES as u64) as usize]
     }
 }
 
 /// Hashes three numbers into one. A collision is as likely as one of a 64-bit checksum.
-fn word(start: u64, end: u64, stamp: u64) -> u64 {
-    mix(start ^ mix(end ^ mix(stamp))) | 1
+fn word(start: PageIndex, end: PageIndex, stamp: u64) -> u64 {
+    mix(start.0 ^ mix(end.0 ^ mix(stamp))) | 1
 }
 
 /// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
@@ -82,16 +83,18 @@ mod tests {
     #[test]
     fn only_what_was_remembered_is_good() {
         let known = Known::new(Arc::default());
-        assert!(!known.is_good(10, 12));
-        let stamp = known.stamp(10, 12).expect("a short range");
-        known.remember(10, 12, stamp);
-        assert!(known.is_good(10, 12));
-        assert!(!known.is_good(10, 11) && !known.is_good(11, 12) && !known.is_good(10 + RANGES as u64, 12));
-        assert!(!known.is_foreign(10, 12));
-        known.remember_foreign(10, 12, stamp);
-        assert!(known.is_foreign(10, 12) && !known.is_good(10, 12));
-        known.remember(10, 12, stamp + 1);
-        assert!(!known.is_good(10, 12), "its pages have changed since");
-        assert!(!known.is_good(10, 10_000), "long ranges are not remembered");
+        let [start, end] = [10, 12].map(PageIndex);
+        assert!(!known.is_good(start, end));
+        let stamp = known.stamp(start, end).expect("a short range");
+        known.remember(start, end, stamp);
+        assert!(known.is_good(start, end));
+        assert!(!known.is_good(start, PageIndex(11)) && !known.is_good(PageIndex(11), end));
+        assert!(!known.is_good(start + RANGES as u64, end));
+        assert!(!known.is_foreign(start, end));
+        known.remember_foreign(start, end, stamp);
+        assert!(known.is_foreign(start, end) && !known.is_good(start, end));
+        known.remember(start, end, stamp + 1);
+        assert!(!known.is_good(start, end), "its pages have changed since");
+        assert!(!known.is_good(start, PageIndex(10_000)), "long ranges are not remembered");
     }
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use aquifer_core::map::Pages;
 use aquifer_core::map::changes::Changes;
+use aquifer_core::units::PageIndex;
 
 use super::known::Known;
 use super::threads::IN_RELEASE;
@@ -39,6 +40,13 @@ pub(super) struct Slot {
     weight: AtomicU64,
 }
 
+impl Slot {
+    /// Whether it pins any of the pages `start..end`.
+    pub(super) fn overlaps(&self, start: PageIndex, end: PageIndex) -> bool {
+        self.end.load(Ordering::SeqCst) > start.0 && self.start.load(Ordering::SeqCst) < end.0
+    }
+}
+
 /// All pins.
 #[derive(Debug)]
 pub(crate) struct Pins {
@@ -62,10 +70,7 @@ impl Pins {
 
     /// Whether any of `pages` is pinned.
     pub(crate) fn cover(&self, pages: Pages) -> bool {
-        let end = pages.start + u64::from(pages.count);
-        self.known()
-            .iter()
-            .any(|slot| slot.end.load(Ordering::SeqCst) > pages.start && slot.start.load(Ordering::SeqCst) < end)
+        self.known().iter().any(|slot| slot.overlaps(pages.start, pages.end()))
     }
 
     /// The slots that may be in use.
@@ -93,7 +98,14 @@ impl Pins {
     /// Claims a slot for `start..end`, which counts as `weight` pages. If the slot is a call's and a signal handler
     /// jumps out of this function, the only trace is a slot that [`release_abandoned`](Self::release_abandoned) finds,
     /// or that pins nothing.
-    pub(super) fn claim(&self, owner: usize, frame: usize, start: u64, end: u64, weight: u64) -> Option<usize> {
+    pub(super) fn claim(
+        &self,
+        owner: usize,
+        frame: usize,
+        start: PageIndex,
+        end: PageIndex,
+        weight: u64,
+    ) -> Option<usize> {
         let free = |slot: &Slot| {
             slot.owner.load(Ordering::Relaxed) == 0
                 && slot.owner.compare_exchange(0, owner, Ordering::SeqCst, Ordering::Relaxed).is_ok()
@@ -110,24 +122,24 @@ impl Pins {
         slot.frame.store(frame, Ordering::SeqCst);
         self.account(owner).inspect(|account| _ = account.fetch_add(weight, Ordering::SeqCst));
         slot.weight.store(weight, Ordering::SeqCst);
-        slot.start.store(start, Ordering::SeqCst);
-        slot.end.store(end, Ordering::SeqCst);
+        slot.start.store(start.0, Ordering::SeqCst);
+        slot.end.store(end.0, Ordering::SeqCst);
         Some(index)
     }
 
-    /// The pages that a call's slot covers.
-    pub(super) fn covered(&self, index: usize) -> (u64, u64) {
+    /// The pages that a slot covers.
+    pub(super) fn covered(&self, index: usize) -> (PageIndex, PageIndex) {
         let slot = &self.slots[index];
-        (slot.start.load(Ordering::SeqCst), slot.end.load(Ordering::SeqCst))
+        (PageIndex(slot.start.load(Ordering::SeqCst)), PageIndex(slot.end.load(Ordering::SeqCst)))
     }
 
     /// Makes a call's slot, which counts by the pages it covers, cover `start..end`: either more than before, or the
     /// range that it covered before it was widened.
-    pub(super) fn cover_only(&self, index: usize, start: u64, end: u64) {
+    pub(super) fn cover_only(&self, index: usize, start: PageIndex, end: PageIndex) {
         let slot = &self.slots[index];
         slot.weight.store(end - start, Ordering::SeqCst);
-        slot.start.store(start, Ordering::SeqCst);
-        slot.end.store(end, Ordering::SeqCst);
+        slot.start.store(start.0, Ordering::SeqCst);
+        slot.end.store(end.0, Ordering::SeqCst);
     }
 
     pub(super) fn release(&self, index: usize) {
@@ -171,14 +183,14 @@ fn outlives_its_call(owner: usize) -> bool {
 mod tests {
     use super::*;
 
-    const PAGES: Pages = Pages { start: 100, count: 32 };
+    const PAGES: Pages = Pages { start: PageIndex(100), count: 32 };
 
     #[test]
     fn a_pin_covers_what_it_overlaps_until_it_is_released() {
         let pins = Pins::new(Arc::default());
         assert!(!pins.cover(PAGES));
-        let first = pins.claim(7, 0, 131, 140, 32).expect("a free slot");
-        let second = pins.claim(7, 0, 132, 140, 32).expect("a free slot");
+        let first = pins.claim(7, 0, PageIndex(131), PageIndex(140), 32).expect("a free slot");
+        let second = pins.claim(7, 0, PageIndex(132), PageIndex(140), 32).expect("a free slot");
         assert!(pins.cover(PAGES));
         pins.release(first);
         assert!(!pins.cover(PAGES));
@@ -189,11 +201,11 @@ mod tests {
     #[test]
     fn what_is_pinned_besides_is_counted() {
         let pins = Pins::new(Arc::default());
-        let index = pins.claim(7, 0, 128, 160, 32).expect("a free slot");
-        pins.cover_only(index, 96, 160);
-        assert_eq!((pins.covered(index), pins.calls_pages()), ((96, 160), 64));
-        assert!(pins.cover(Pages { start: 96, count: 1 }));
-        pins.claim(LOCKED, 0, 0, 32, 32);
+        let index = pins.claim(7, 0, PageIndex(128), PageIndex(160), 32).expect("a free slot");
+        pins.cover_only(index, PageIndex(96), PageIndex(160));
+        assert_eq!((pins.covered(index), pins.calls_pages()), ((PageIndex(96), PageIndex(160)), 64));
+        assert!(pins.cover(Pages { start: PageIndex(96), count: 1 }));
+        pins.claim(LOCKED, 0, PageIndex(0), PageIndex(32), 32);
         assert_eq!((pins.calls_pages(), pins.locked_pages.load(Ordering::SeqCst)), (64, 32));
         pins.release(index);
         assert_eq!(pins.calls_pages(), 0);
@@ -202,10 +214,10 @@ mod tests {
     #[test]
     fn slots_are_bounded() {
         let pins = Pins::new(Arc::default());
-        assert!((0..CALL_SLOTS).all(|_| pins.claim(7, 0, 1, 2, 1).is_some()));
-        assert!(pins.claim(7, 0, 1, 2, 1).is_none());
-        assert!((CALL_SLOTS..PINS_MAX).all(|_| pins.claim(LOCKED, 0, 1, 2, 1).is_some()));
-        assert!(pins.claim(LOCKED, 0, 1, 2, 1).is_none());
+        assert!((0..CALL_SLOTS).all(|_| pins.claim(7, 0, PageIndex(1), PageIndex(2), 1).is_some()));
+        assert!(pins.claim(7, 0, PageIndex(1), PageIndex(2), 1).is_none());
+        assert!((CALL_SLOTS..PINS_MAX).all(|_| pins.claim(LOCKED, 0, PageIndex(1), PageIndex(2), 1).is_some()));
+        assert!(pins.claim(LOCKED, 0, PageIndex(1), PageIndex(2), 1).is_none());
         let (calls, locked) = (pins.calls_pages(), pins.locked_pages.load(Ordering::SeqCst));
         assert_eq!((calls, locked), (CALL_SLOTS as u64, (PINS_MAX - CALL_SLOTS) as u64));
     }
@@ -213,7 +225,7 @@ mod tests {
     #[test]
     fn what_a_jump_has_left_is_released_by_the_next_call_in_its_place() {
         let pins = Pins::new(Arc::default());
-        pins.claim(7, 50_000, 131, 140, 32);
+        pins.claim(7, 50_000, PageIndex(131), PageIndex(140), 32);
         pins.release_abandoned(8, 50_000);
         pins.release_abandoned(7, 49_000);
         assert!(pins.cover(PAGES), "another thread's, and one that called us, are not abandoned");

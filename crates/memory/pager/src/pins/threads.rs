@@ -14,6 +14,7 @@
 
 use std::sync::atomic::Ordering;
 
+use aquifer_core::units::PageIndex;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::signals::Blocked;
 
@@ -61,9 +62,9 @@ impl Pins {
     /// In a child, after fork(2): the remaining thread has a new number, and keeps the pin that contains its own
     /// memory at `own`.
     pub(super) fn adopt_thread(&self, own: usize) {
-        let page = (own / 4096) as u64;
+        let page = PageIndex::at(own);
         for slot in self.known().iter().filter(|slot| slot.owner.load(Ordering::SeqCst) == THREAD) {
-            if (slot.start.load(Ordering::SeqCst)..slot.end.load(Ordering::SeqCst)).contains(&page) {
+            if slot.overlaps(page, page + 1) {
                 slot.frame.store(this_thread(), Ordering::SeqCst);
             }
         }

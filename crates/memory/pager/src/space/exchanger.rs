@@ -7,7 +7,7 @@
 
 use aquifer_core::engine::Exchange;
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex};
 use aquifer_driver::{BATCH_MAX, Exchanger, Fatal, Gone, Installed, Populated, Sealed, TakeAway};
 use aquifer_sys::memory::{MADV_POPULATE_READ, SPANS_MAX, Span, advise, drop_pages, drop_spans, read_spans};
 use aquifer_sys::raw::Errno;
@@ -49,7 +49,7 @@ impl Exchanger for Pager {
 
     fn drop_sealed(&self, pages: Pages) -> Result<bool, Fatal> {
         // SAFETY: the block is Leaving and write-protected, and the tier has the same bytes: nothing is lost.
-        if unsafe { drop_pages(pages.address() as usize, pages.bytes() as usize) }.is_ok() {
+        if unsafe { drop_pages(pages.address(), pages.bytes() as usize) }.is_ok() {
             return Ok(true);
         }
         if exchange::is_whole(pages) { Ok(false) } else { Err(Fatal::Divided) }
@@ -68,9 +68,8 @@ impl Exchanger for Pager {
         exchange::is_whole(pages)
     }
 
-    fn populate(&self, start: u64, end: u64) -> Populated {
-        let (address, len) = ((start * PAGE_BYTES) as usize, ((end - start) * PAGE_BYTES) as usize);
-        match advise(address, len, MADV_POPULATE_READ) {
+    fn populate(&self, start: PageIndex, end: PageIndex) -> Populated {
+        match advise(start.address(), end.address() - start.address(), MADV_POPULATE_READ) {
             Ok(()) => Populated::All,
             Err(Errno(libc::EFAULT | libc::EINVAL)) => Populated::NotAll,
             Err(_) => Populated::Unknown,
@@ -78,12 +77,12 @@ impl Exchanger for Pager {
     }
 
     fn lift_protection(&self, delivery: Delivery, pages: Pages) -> Result<(), Fatal> {
-        exchange::lift_protection(self.uffd(delivery), pages.address() as usize, pages.bytes() as usize)
+        exchange::lift_protection(self.uffd(delivery), pages.address(), pages.bytes() as usize)
             .map_err(|errno| Fatal::Protection(errno.0))
     }
 
-    fn install_zero_page(&self, delivery: Delivery, page: u64) -> Result<(), Fatal> {
-        let (address, len) = ((page * PAGE_BYTES) as usize, PAGE_BYTES as usize);
+    fn install_zero_page(&self, delivery: Delivery, page: PageIndex) -> Result<(), Fatal> {
+        let (address, len) = (page.address(), PAGE_BYTES as usize);
         let uffd = self.uffd(delivery);
         for _ in 0..exchange::EAGAIN_MAX {
             match uffd.zeropage(address, len) {
@@ -123,7 +122,7 @@ impl Pager {
 }
 
 fn source(victim: &Sealed) -> Span {
-    Span { start: victim.pages.address() as usize, len: victim.pages.bytes() as usize }
+    Span { start: victim.pages.address(), len: victim.pages.bytes() as usize }
 }
 
 /// How many of `spans` lie within their first `bytes` bytes.

@@ -84,7 +84,7 @@ impl Observer for Pager {
         };
         self.count_failure(counter);
         self.counters.add(Counter::PoisonedBlocks, 1);
-        let (address, bytes) = (Number::new(pages.address()), Number::new(pages.bytes()));
+        let (address, bytes) = (Number::new(pages.address() as u64), Number::new(pages.bytes()));
         say(&[
             why,
             ": ",
