@@ -26,7 +26,7 @@ use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
 
 pub(crate) use self::table::Pins;
-use self::table::{LOCKED, Slot};
+use self::table::{LOCKED, PinSlot};
 use crate::abort::fail;
 use crate::exchange::Way;
 use crate::pager::{Pager, THREADS_MAX};
@@ -348,7 +348,7 @@ impl Pager {
     /// Whether any of `start..start + len` is locked.
     pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
         let (start, end) = page_range(start, len);
-        let is_locked = |slot: &Slot| slot.owner.load(Ordering::SeqCst) == LOCKED && slot.overlaps(start, end);
+        let is_locked = |slot: &PinSlot| slot.owner.load(Ordering::SeqCst) == LOCKED && slot.overlaps(start, end);
         self.pins.known().iter().any(is_locked)
     }
 }

@@ -28,7 +28,7 @@ pub(super) const LOCKED: usize = 1;
 pub(super) const THREAD: usize = 2;
 
 #[derive(Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct PinSlot {
     /// Zero: free. Otherwise a thread's token, or [`LOCKED`], or [`THREAD`].
     pub(super) owner: AtomicUsize,
     /// The stack address of the call that pins; zero while the slot is free.
@@ -40,7 +40,7 @@ pub(super) struct Slot {
     weight: AtomicU64,
 }
 
-impl Slot {
+impl PinSlot {
     /// Whether it pins any of the pages `start..end`.
     pub(super) fn overlaps(&self, start: PageIndex, end: PageIndex) -> bool {
         self.end.load(Ordering::SeqCst) > start.0 && self.start.load(Ordering::SeqCst) < end.0
@@ -50,7 +50,7 @@ impl Slot {
 /// All pins.
 #[derive(Debug)]
 pub(crate) struct Pins {
-    pub(super) slots: [Slot; PINS_MAX],
+    pub(super) slots: [PinSlot; PINS_MAX],
     /// Slots from here on have never been used. Only grows.
     ever_used: AtomicUsize,
     pub(super) locked_pages: AtomicU64,
@@ -61,7 +61,7 @@ impl Pins {
     /// An empty table, for memory with these `changes`.
     pub(crate) fn new(changes: Arc<Changes>) -> Self {
         Self {
-            slots: std::array::from_fn(|_| Slot::default()),
+            slots: std::array::from_fn(|_| PinSlot::default()),
             ever_used: AtomicUsize::new(0),
             locked_pages: AtomicU64::new(0),
             found: Known::new(changes),
@@ -74,7 +74,7 @@ impl Pins {
     }
 
     /// The slots that may be in use.
-    pub(super) fn known(&self) -> &[Slot] {
+    pub(super) fn known(&self) -> &[PinSlot] {
         &self.slots[..self.ever_used.load(Ordering::SeqCst)]
     }
 
@@ -106,7 +106,7 @@ impl Pins {
         end: PageIndex,
         weight: u64,
     ) -> Option<usize> {
-        let free = |slot: &Slot| {
+        let free = |slot: &PinSlot| {
             slot.owner.load(Ordering::Relaxed) == 0
                 && slot.owner.compare_exchange(0, owner, Ordering::SeqCst, Ordering::Relaxed).is_ok()
         };
