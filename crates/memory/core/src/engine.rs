@@ -139,7 +139,7 @@ impl Engine {
     /// As [`new`](Self::new), with the caller's own allocator of the tier's slabs.
     pub fn with_slabs(settings: Settings, policy: Box<dyn Policy>, slabs: Box<dyn Slabs>) -> Self {
         Self {
-            map: BlockMap::new(slabs, if settings.elastic { Order::MIN } else { Order::UNIT }),
+            map: BlockMap::new(slabs, settings.tier_slabs, if settings.elastic { Order::MIN } else { Order::UNIT }),
             frames: FramePool::new(settings.budget_pages),
             policy,
             prefetcher: Prefetcher::new(settings.budget_pages / AHEAD_PART, settings.fetch_cost <= 1),

@@ -118,6 +118,8 @@ pub struct BlockMap {
     free_runs: [Vec<u32>; Order::MAX.exponent() + 1],
     guards: Vec<u64>,
     slabs: Box<dyn Slabs>,
+    /// For each slab of the tier, the region that last used it.
+    used_by: Vec<u32>,
     /// Slabs that became free as a side effect, until the driver collects them.
     freed: Vec<SlabIndex>,
     /// The unit of the first regions.
@@ -158,8 +160,9 @@ impl Pages {
 }
 
 impl BlockMap {
-    /// A map that takes its slabs from `slabs`, and whose first regions can have blocks of `smallest`.
-    pub fn new(slabs: Box<dyn Slabs>, smallest: Order) -> Self {
+    /// A map that takes its slabs from `slabs`, which has `tier_slabs`, and whose first regions can have blocks of
+    /// `smallest`.
+    pub fn new(slabs: Box<dyn Slabs>, tier_slabs: u32, smallest: Order) -> Self {
         Self {
             mappings: BTreeMap::new(),
             regions: Vec::new(),
@@ -168,6 +171,7 @@ impl BlockMap {
             free_runs: Default::default(),
             guards: Vec::new(),
             slabs,
+            used_by: vec![0; tier_slabs as usize],
             freed: Vec::with_capacity(FREED_MAX),
             smallest,
             temperatures: Temperatures::default(),
@@ -337,7 +341,7 @@ mod tests {
     use crate::units::Slot;
 
     fn map() -> BlockMap {
-        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), 16, Order::UNIT);
         map.insert(PageIndex(1000), PageIndex(1000 + 1100), Order::DEFAULT, Delivery::Signal);
         map
     }
@@ -366,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_full_tier_says_so() {
-        let mut map = BlockMap::new(Box::new(OwnSlabs::new(1)), Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(1)), 1, Order::UNIT);
         map.insert(PageIndex(0), PageIndex(1024), Order::MAX, Delivery::Signal);
         let (first, second) = (map.find(PageIndex(0)).expect("managed"), map.find(PageIndex(512)).expect("managed"));
         assert!(map.own_slot(first).is_some());

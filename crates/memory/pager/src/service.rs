@@ -11,7 +11,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use aquifer_core::units::ByteSize;
+use aquifer_core::guard;
+use aquifer_core::units::{ByteSize, Slot};
 use aquifer_driver::Fatal;
 use aquifer_stats::Counter;
 use aquifer_sys::futex;
@@ -20,7 +21,7 @@ use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals::{self, Blocked};
 use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::threads;
-use aquifer_tiers::Waker;
+use aquifer_tiers::{Verified, Waker};
 
 use crate::abort::{fail, say};
 use crate::pager::{Owner, Pager, StartFailure};
@@ -206,7 +207,7 @@ impl Pager {
         self.start_thread(c"aquifer-upkeep", move || {
             let mut is_reported = false;
             loop {
-                let pause = upkeep.turn(None);
+                let pause = upkeep.turn(Some(&|offset, page| self.verify_stored(Slot(offset), page)));
                 is_reported = self.report_leaving(is_reported);
                 upkeep.report_changes(&mut |line| say(&[line]));
                 self.count_figures();
@@ -215,6 +216,16 @@ impl Pager {
                 }
             }
         })
+    }
+
+    /// Whether this page, read from `slot`, is what this process has stored there.
+    fn verify_stored(&self, slot: Slot, page: &[u8]) -> Verified {
+        let guard = self.engine().map().stored_guard(slot);
+        match guard {
+            None => Verified::Unknown,
+            Some(guard) if guard == guard::of_page(page) => Verified::Right,
+            Some(_) => Verified::Wrong,
+        }
     }
 
     /// Starts the thread that renews the leases at several donors, whichever donor the upkeep thread waits for.

@@ -126,7 +126,10 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         // SAFETY: the pointer was made from a `&'static Pager`, or is null.
         None => unsafe { PAGER.load(Ordering::Acquire).as_ref() },
     };
+    let is_callers = found.is_some();
     let outcome = match pager {
+        // The listeners have resolved what can be, and the caller's stack for signals may be too small to try again.
+        Some(pager) if is_callers && pager.listener_uffd().is_some() => Outcome::Lost,
         Some(pager) if code != BUS_MCEERR_AR => {
             let _inside = Inside::enter();
             // SAFETY: the context of a SIGBUS raised by a page fault, unless a listener has sent the signal.
@@ -139,7 +142,6 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         }
         _ => Outcome::Foreign,
     };
-    let is_callers = found.is_some();
     drop(found);
     if outcome == Outcome::NoRoom && !is_callers {
         static SAID: AtomicBool = AtomicBool::new(false);

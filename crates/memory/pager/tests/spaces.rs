@@ -9,6 +9,7 @@
 
 mod common;
 
+use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_pager::memory_space::{DRAM_BYTES_MIN, MemorySpace, OpenFailure, SpaceFailure, SpaceSettings};
@@ -82,6 +83,27 @@ fn a_space_fails_alone_and_says_so() {
     assert!(found.iter().all(|byte| *byte == 0));
     drop(lost);
     bad.close().unwrap();
+}
+
+/// A load of lost memory is SIGBUS, also on one of Rust's threads, whose stack for signals is small: the handler
+/// overflowed it where the kernel reports a poisoned page like any other failed access.
+#[test]
+fn a_load_of_lost_memory_is_a_sigbus() {
+    const CHILD: &str = "AQUIFER_TEST_LOADS_LOST_MEMORY";
+    if !can_run() {
+        return;
+    }
+    if std::env::var_os(CHILD).is_none() {
+        let itself = std::env::current_exe().expect("a test is a program");
+        let mut command = std::process::Command::new(itself);
+        let output = command.args(["--exact", "a_load_of_lost_memory_is_a_sigbus"]).env(CHILD, "1").output().unwrap();
+        assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
+        return;
+    }
+    let space = space("failing:after=40,on=read:dram:size=64MiB");
+    let mapping = space.map(40 * MIB).unwrap();
+    fill(&mapping, 1);
+    check(&mapping, 1);
 }
 
 /// A full tier refuses what has no room, and loses nothing: everything is there once something else was unmapped.

@@ -18,6 +18,7 @@ mod place;
 mod queue;
 mod wakeup;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -181,10 +182,17 @@ impl Tier for Chain {
 }
 
 impl Upkeep for Chain {
-    /// Offsets in the chain are not offsets in its levels, so `verify` does not apply to them: each level verifies its
-    /// own contents.
-    fn turn(&self, _: Option<&Verify<'_>>) -> Duration {
-        let next = self.upkeeps().map(|upkeep| upkeep.turn(None)).min();
+    fn turn(&self, verify: Option<&Verify<'_>>) -> Duration {
+        let levels = self.levels.all.iter().enumerate();
+        let upkeeps = levels.filter_map(|(level, it)| Some((level, it.tier.upkeep()?)));
+        let next = upkeeps.map(|(level, upkeep)| match verify {
+            None => upkeep.turn(None),
+            Some(verify) => {
+                let latest = Cell::new(SlabIndex(0));
+                upkeep.turn(Some(&|offset, page| self.levels.verify(level, offset, page, &latest, verify)))
+            }
+        });
+        let next = next.min();
         if self.levels.is_any_leaving() {
             self.levels.wakeup.wake();
         }

@@ -56,6 +56,8 @@ const FRAME_PAUSE: Duration = Duration::from_micros(200);
 pub trait Sealing: Send + Sync + Sized + 'static {
     /// Words of one record.
     const RECORD_WORDS: usize;
+    /// Whether pages without a record are stored as they are.
+    const STORES_PLAIN: bool;
 
     /// Whether pages that are written now are sealed.
     fn is_on(&self) -> bool {
@@ -410,12 +412,16 @@ impl<S> SealedTier<S> {
 }
 
 impl<S: Sealing> Upkeep for SealedTier<S> {
-    /// The caller's `verify` knows plain bytes. Only this tier knows the sealed bytes that `inner` stores, so it passes
-    /// a `verify` of its own.
-    fn turn(&self, _: Option<&Verify<'_>>) -> Duration {
-        let parts = &self.parts;
-        let verify = |offset: u64, sealed: &[u8]| parts.seals.verify(page(offset), sealed);
-        self.inner_upkeep().turn(parts.seals.is_on().then_some(&verify as &Verify<'_>))
+    /// The caller's `verify` knows plain bytes. Only this tier knows the sealed bytes that `inner` stores, so it
+    /// verifies those.
+    fn turn(&self, verify: Option<&Verify<'_>>) -> Duration {
+        let seals = &self.parts.seals;
+        let verify = verify.filter(|_| S::STORES_PLAIN);
+        let verify_either = |offset: u64, stored: &[u8]| match (seals.verify(page(offset), stored), verify) {
+            (Verified::Unknown, Some(verify)) => verify(offset, stored),
+            (verified, _) => verified,
+        };
+        self.inner_upkeep().turn(if seals.is_on() { Some(&verify_either) } else { verify })
     }
 
     fn report_changes(&self, say: &mut dyn FnMut(&str)) {

@@ -55,5 +55,5 @@ pub use dram::Dram;
 pub use emulated::Emulated;
 pub use encrypted::Encrypted;
 pub use flash::Flash;
-pub use open::{check_levels, check_place, open, open_levels, report_exit};
+pub use open::{as_one, check_levels, check_place, open, open_levels, report_exit};
 pub use spec::{FlashSpec, SpecFailure, TierSpec};

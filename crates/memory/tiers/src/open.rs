@@ -70,22 +70,21 @@ pub fn check_levels(specs: &[TierSpec]) -> Result<(), SpecFailure> {
     Ok(())
 }
 
-/// Opens tiers as one, the fastest first: a chain if there are several. There must be at least one description. Nobody
-/// else can read what a process stores there after a fork.
+/// Opens tiers as one, the fastest first. There must be at least one description.
 pub fn open_levels(specs: &[TierSpec]) -> Result<Box<dyn Tier>, OpenFailure> {
-    Ok(Box::new(Private::new(open_together(specs)?)?))
-}
-
-fn open_together(specs: &[TierSpec]) -> Result<Box<dyn Tier>, OpenFailure> {
-    if let [spec] = specs {
-        return open(spec);
-    }
     let count = specs.len();
     let level = |(index, spec): (usize, &TierSpec)| {
-        open(spec).map_err(|failure| OpenFailure::Level { number: index + 1, count, failure: Box::new(failure) })
+        let failed = |failure| OpenFailure::Level { number: index + 1, count, failure: Box::new(failure) };
+        open(spec).map_err(|failure| if count == 1 { failure } else { failed(failure) })
     };
-    let tiers = specs.iter().enumerate().map(level).collect::<Result<_, _>>()?;
-    Ok(Box::new(Chain::new(tiers)?))
+    as_one(specs.iter().enumerate().map(level).collect::<Result<_, _>>()?)
+}
+
+/// The tiers as one, the fastest first: a chain if there are several. There must be at least one. Nobody else can read
+/// what a process stores there after a fork.
+pub fn as_one(mut tiers: Vec<Box<dyn Tier>>) -> Result<Box<dyn Tier>, OpenFailure> {
+    let together = if tiers.len() == 1 { tiers.remove(0) } else { Box::new(Chain::new(tiers)?) };
+    Ok(Box::new(Private::new(together)?))
 }
 
 #[cfg(test)]

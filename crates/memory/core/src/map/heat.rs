@@ -87,7 +87,7 @@ mod tests {
 
     /// A mapping whose last block is cut off by its end.
     fn map() -> BlockMap {
-        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), 16, Order::UNIT);
         map.insert(PageIndex(1000), PageIndex(1000 + 72), Order::DEFAULT, Delivery::Signal);
         for page in [1000, 1032, 1064] {
             let block = map.find(PageIndex(page)).expect("managed");

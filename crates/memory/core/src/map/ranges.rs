@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_comes_and_goes_is_counted() {
-        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), 16, Order::UNIT);
         let before = map.changes().stamp(PageIndex(1500), PageIndex(1510));
         map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
         let between = map.changes().stamp(PageIndex(1500), PageIndex(1510));
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_cut_leaves_both_ends_and_gives_the_middle_back() {
-        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), 16, Order::UNIT);
         map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
         map.remove(PageIndex(1100), PageIndex(1900), &mut |_| {});
         assert!(map.find(PageIndex(1099)).is_some() && map.find(PageIndex(1900)).is_some());

@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn blocks_are_split_and_merged_in_place() {
-        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), 16, Order::UNIT);
         map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
         let block = map.find(PageIndex(1000)).expect("managed");
         map.own_slot(block);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_resident_block_is_cut_where_it_is() {
-        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), 16, Order::UNIT);
         map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
         let block = map.find(PageIndex(1000)).expect("managed");
         map.heat(block, Arrival::Rescued, 0);
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "is not cut")]
     fn a_block_at_which_somebody_is_at_work_is_not_cut() {
-        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), 16, Order::UNIT);
         map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
         let block = map.find(PageIndex(1000)).expect("managed");
         map.block_mut(block).become_state(State::Fetching);

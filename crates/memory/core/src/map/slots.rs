@@ -12,7 +12,8 @@
 
 use super::{BlockMap, Region};
 use crate::block::State;
-use crate::units::{BlockIndex, REGION_PAGES, RegionIndex, SlabIndex, Slot};
+use crate::guard;
+use crate::units::{BlockIndex, PAGE_BYTES, REGION_PAGES, RegionIndex, SlabIndex, Slot};
 
 /// Maximum number of slabs that one region inherits. Each takes the tier's room for a whole region.
 pub const INHERITED_MAX: usize = 4;
@@ -76,6 +77,25 @@ impl BlockMap {
         self.region_of(index).holder(self.pages_in_region(index).start)
     }
 
+    /// The guard of the page that is stored at `slot`, if this process has stored a page there and knows which. Nobody
+    /// knows what is there while a block is being written back, after a failed write-back, and where a page of zeros
+    /// belongs.
+    pub fn stored_guard(&self, slot: Slot) -> Option<u64> {
+        let slab = slot.slab();
+        let index = RegionIndex(*self.used_by.get(slab.index())?);
+        let region = self.regions.get(index.index())?;
+        let page = ((slot.0 - slab.offset()) / PAGE_BYTES) as u32;
+        if region.holder(page) != Some(slab) {
+            return None;
+        }
+        let block = self.find(region.start + u64::from(page)).filter(|block| self.block(*block).region == index)?;
+        if matches!(self.block(block).state, State::Empty | State::Cleaning | State::Poisoned) {
+            return None;
+        }
+        let guard = self.guards[index.index() * REGION_PAGES as usize + page as usize];
+        (guard != guard::ZERO && guard != guard::UNKNOWN).then_some(guard)
+    }
+
     /// The slot to write the block to, reserved now if there was none. `None` when the tier is full.
     pub fn own_slot(&mut self, index: BlockIndex) -> Option<OwnSlot> {
         let region = &mut self.regions[self.blocks[index.0 as usize].region.index()];
@@ -90,6 +110,9 @@ impl BlockMap {
                     None => slabs.take()?,
                 };
                 region.slab = Some(slab);
+                if let Some(user) = self.used_by.get_mut(slab.index()) {
+                    *user = self.blocks[index.0 as usize].region.0;
+                }
                 slab
             }
         };
@@ -187,6 +210,110 @@ impl BlockMap {
             self.give_back(slab);
         } else {
             self.regions[region.index()].inherited.push(own);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Delivery;
+    use crate::slabs::{OwnSlabs, Slabs};
+    use crate::units::{Order, PageIndex};
+
+    const PAGE: u64 = PAGE_BYTES;
+
+    /// A map whose pages 1000 to 1600 have guards that are their numbers, with their blocks in this state.
+    fn stored(state: State) -> BlockMap {
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(4)), 4, Order::UNIT);
+        map.insert(PageIndex(1000), PageIndex(1600), Order::UNIT, Delivery::Signal);
+        let blocks: Vec<BlockIndex> = map.blocks_in(PageIndex(1000), PageIndex(1600)).collect();
+        for block in blocks {
+            map.own_slot(block).expect("there is room");
+            let first = map.pages(block).start.0;
+            map.guards_mut(block).iter_mut().zip(first..).for_each(|(guard, page)| *guard = page);
+            map.blocks[block.0 as usize].state = state;
+        }
+        map
+    }
+
+    fn guards(map: &BlockMap, pages: std::ops::Range<u64>) -> Vec<Option<u64>> {
+        pages.map(|page| map.stored_guard(Slot(page * PAGE))).collect()
+    }
+
+    #[test]
+    fn what_is_stored_is_found_by_its_slot() {
+        for state in State::ALL {
+            let map = stored(state);
+            let is_known = !matches!(state, State::Empty | State::Cleaning | State::Poisoned);
+            // Pages 1000 to 1511 are in the first slab, the others in the second one.
+            for (slot, page) in [(0, 1000), (7, 1007), (511, 1511), (512, 1512), (512 + 87, 1599)] {
+                assert_eq!(map.stored_guard(Slot(slot * PAGE)), is_known.then_some(page), "{state:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn where_nothing_is_stored_nothing_is_known() {
+        let mut map = stored(State::Stored);
+        let block = map.find(PageIndex(1004)).expect("managed");
+        map.guards_mut(block).copy_from_slice(&[guard::ZERO, guard::UNKNOWN, 7, 8]);
+        assert_eq!(guards(&map, 3..9), [Some(1003), None, None, Some(7), Some(8), Some(1008)]);
+        // Beyond the mapping's end, in a slab that is free, and beyond the tier's end.
+        assert_eq!(guards(&map, 512 + 88..512 + 90), [None, None]);
+        assert_eq!(guards(&map, 1024..1025), [None]);
+        assert_eq!(map.stored_guard(Slot(u64::from(u32::MAX) * crate::units::REGION_BYTES)), None);
+    }
+
+    #[test]
+    fn after_a_fork_the_copy_that_a_block_reads_is_known_and_no_other() {
+        let mut map = stored(State::Stored);
+        map.inherit(&mut |_| {});
+        assert_eq!(guards(&map, 0..5), [Some(1000), Some(1001), Some(1002), Some(1003), Some(1004)]);
+        // Another process keeps the inherited slab.
+        let mut others = SharedSlabs(OwnSlabs::new(4));
+        (0..2).for_each(|_| _ = others.take());
+        map.slabs = Box::new(others);
+        let block = map.find(PageIndex(1000)).expect("managed");
+        let OwnSlot { slot, moved } = map.own_slot(block).expect("there is room");
+        assert_eq!((slot, moved), (SlabIndex(2).slot_of_page(0), true));
+        assert_eq!(guards(&map, 0..5), [None, None, None, None, Some(1004)]);
+        assert_eq!(guards(&map, 1024..1029), [Some(1000), Some(1001), Some(1002), Some(1003), None]);
+    }
+
+    #[test]
+    fn a_slab_that_another_region_uses_now_is_known_by_that_one() {
+        let mut map = stored(State::Stored);
+        let block = map.find(PageIndex(1000)).expect("managed");
+        assert!(map.free_slab(map.block(block).region).is_some());
+        assert_eq!(guards(&map, 0..1), [None]);
+        map.insert(PageIndex(5000), PageIndex(5004), Order::UNIT, Delivery::Signal);
+        let block = map.find(PageIndex(5000)).expect("managed");
+        assert_eq!(map.own_slot(block).map(|own| own.slot), Some(Slot(0)));
+        map.guards_mut(block).fill(77);
+        map.blocks[block.0 as usize].state = State::Stored;
+        assert_eq!(guards(&map, 3..5), [Some(77), None]);
+    }
+
+    /// Slabs that others use, too.
+    #[derive(Debug)]
+    struct SharedSlabs(OwnSlabs);
+
+    impl Slabs for SharedSlabs {
+        fn take(&mut self) -> Option<SlabIndex> {
+            self.0.take()
+        }
+
+        fn release(&mut self, _: SlabIndex) -> bool {
+            false
+        }
+
+        fn is_shared(&self, _: SlabIndex) -> bool {
+            true
+        }
+
+        fn in_use(&self) -> u32 {
+            self.0.in_use()
         }
     }
 }

@@ -5,6 +5,8 @@
 
 #![allow(dead_code, reason = "each test file that includes this uses its part of it")]
 
+use std::ops::Range;
+
 use aquifer_core::policy::PolicyName;
 use aquifer_pager::memory_space::{DRAM_BYTES_MIN, Mapping, MemorySpace, SpaceSettings};
 use aquifer_sys::uffd;
@@ -56,7 +58,13 @@ pub fn fill(mapping: &Mapping<'_>, salt: u64) {
 
 /// Checks every page, by loads.
 pub fn check(mapping: &Mapping<'_>, salt: u64) {
-    for at in (0..mapping.len()).step_by(PAGE) {
+    check_part(mapping, 0..mapping.len(), salt);
+}
+
+/// Checks every page of a part, by loads.
+pub fn check_part(mapping: &Mapping<'_>, part: Range<usize>, salt: u64) {
+    assert!(part.end <= mapping.len());
+    for at in part.step_by(PAGE) {
         // SAFETY: as in `fill`.
         let found = unsafe { mapping.as_ptr().add(at).cast::<u64>().read_volatile() };
         assert_eq!(found, word(at, salt), "the page at {at:#x}");

@@ -10,6 +10,7 @@
 //!
 //! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
 use aquifer_sys::{FrameBuffer, signals};
 use aquifer_tier::places::{Eighths, PLACE_WORDS, Places, Refused, Seen};
-use aquifer_tier::{Activity, Cause, Disposition, TierFailure};
+use aquifer_tier::{Activity, Cause, Disposition, TierFailure, Verified, Verify};
 
 use super::level::Level;
 use super::place::{NOWHERE, Place};
@@ -185,6 +186,33 @@ impl Levels {
         let Some(Piece { slab, within, .. }) = piece else { return };
         let Some(Place { level, slab: there, .. }) = self.place(self.places.see(slab).place) else { return };
         self.all[level].tier.report_corruption(there.offset() + within, len, way);
+    }
+
+    /// As [`Verify`], for a page at this offset of a level: the caller's `verify` knows offsets of the chain. `latest`
+    /// is the slab that was found last, at first any: most calls are about the same one.
+    pub(super) fn verify(
+        &self,
+        level: usize,
+        offset: u64,
+        page: &[u8],
+        latest: &Cell<SlabIndex>,
+        verify: &Verify<'_>,
+    ) -> Verified {
+        let is_there = |slab: &SlabIndex| {
+            let place = self.place(self.places.see(*slab).place);
+            place.is_some_and(|place| {
+                place.level == level && place.slab.offset() == offset / REGION_BYTES * REGION_BYTES
+            })
+        };
+        let Some(slab) = Some(latest.get()).filter(is_there).or_else(|| self.placed().find(is_there)) else {
+            return Verified::Unknown;
+        };
+        latest.set(slab);
+        let seen = self.places.see(slab);
+        let verified =
+            if is_there(&slab) { verify(slab.offset() + offset % REGION_BYTES, page) } else { Verified::Unknown };
+        // If the slab has moved since, `verify` may have told of what was written elsewhere.
+        if self.places.holds(slab, seen) { verified } else { Verified::Unknown }
     }
 
     /// Accounts for a read that has ended and whose place was still valid.

@@ -111,6 +111,7 @@ impl Seals {
 
 impl Sealing for Seals {
     const RECORD_WORDS: usize = RECORD_WORDS;
+    const STORES_PLAIN: bool = false;
 
     fn seal(&self, first: usize, plain: &[u8], sealed: &mut [u8], kept: &[AtomicU64]) -> Result<(), i32> {
         let pages = plain.len() / PAGE;

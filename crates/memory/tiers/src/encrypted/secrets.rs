@@ -107,6 +107,7 @@ fn put(words: &[AtomicU64], record: Record) {
 
 impl Sealing for Secrets {
     const RECORD_WORDS: usize = RECORD_WORDS;
+    const STORES_PLAIN: bool = true;
 
     fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)

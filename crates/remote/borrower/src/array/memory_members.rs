@@ -71,6 +71,20 @@ impl Memory {
         Ok(of(slab, (offset % SLAB_BYTES) as usize))
     }
 
+    /// It loses what it had, and is there again.
+    pub fn restart(&self) {
+        self.slabs.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.is_new.store(true, Ordering::SeqCst);
+        self.is_away.store(false, Ordering::SeqCst);
+    }
+
+    /// Flips a bit of each page, and of each shard of a page, that it has.
+    pub fn damage(&self) {
+        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        let units = slabs.values_mut().flat_map(|(_, slab)| slab.chunks_exact_mut(512));
+        units.for_each(|unit| unit[77] ^= 4);
+    }
+
     /// From now on, reads of it return wrong bytes.
     pub fn lie(&self, lies: bool) {
         self.lies.store(lies, Ordering::SeqCst);
@@ -180,6 +194,11 @@ pub fn array_of(members: &[Arc<Memory>], copies: usize) -> Array {
     shaped(members, Shape { needed: 1, total: copies })
 }
 
+/// An array with `data` data shards and `parity` parity shards, and room for this many slabs.
+pub fn large_parity_of(members: &[Arc<Memory>], data: usize, parity: usize, slabs: u32) -> Array {
+    with_slabs(members, Shape { needed: data, total: data + parity }, slabs)
+}
+
 /// An array with `data` data shards and `parity` parity shards.
 pub fn parity_of(members: &[Arc<Memory>], data: usize, parity: usize) -> Array {
     shaped(members, Shape { needed: data, total: data + parity })
@@ -187,8 +206,12 @@ pub fn parity_of(members: &[Arc<Memory>], data: usize, parity: usize) -> Array {
 
 /// An array of this shape.
 pub(super) fn shaped(members: &[Arc<Memory>], shape: Shape) -> Array {
+    with_slabs(members, shape, SLABS as u32)
+}
+
+fn with_slabs(members: &[Arc<Memory>], shape: Shape, slabs: u32) -> Array {
     let stores = members.iter().map(|member| (Box::new(Arc::clone(member)) as Box<dyn Store>, 1)).collect();
-    Array::new(stores, shape, SLABS as u32, Vec::new()).unwrap()
+    Array::new(stores, shape, slabs, Vec::new()).unwrap()
 }
 
 /// `count` new members, which have nothing yet.

@@ -4,15 +4,15 @@
 //! Makes one copy of a slab, or one shard of it, from what the members of its place have. Uses verified bytes if the
 //! caller can verify them.
 //!
-//! The layer that seals what is stored here (`encrypted.rs`) can tell a damaged page from a right one. If a page was
-//! read wrong, each member, or each choice of shards, is tried until one gives the right page; members whose bytes were
-//! wrong are counted as such (`quarantine.rs`). A member's copy is given up only for verified bytes: if no member has a
-//! page right, the slab keeps its members. If no copy is given up, the new copy is made all the same, with the damaged
-//! page in it, and the damage is reported (`notices.rs`): this makes nothing worse, and the other pages have one copy
-//! more.
+//! The pager can tell a damaged page from a right one by its guards, and the layer that seals pages (`encrypted.rs`) by
+//! its records. If a page was read wrong, each member, or each choice of shards, is tried until one gives the right
+//! page; members whose bytes were wrong are counted as such (`quarantine.rs`). A member's copy is given up only for
+//! verified bytes: if no member has a page right, the slab keeps its members. If no copy is given up, the new copy is
+//! made all the same, with the damaged page in it, and the damage is reported (`notices.rs`): this makes nothing worse,
+//! and the other pages have one copy more.
 //!
-//! Without seals the array cannot tell which of two copies is damaged. Its new copies then only add to the existing
-//! ones, and the pager's guards detect the damage when the page is fetched.
+//! Of a relative's slabs, which this process may copy, too, it knows nothing. New copies of those only add to the
+//! existing ones, and the relative's guards detect damage when it fetches the page.
 //!
 //! A copy follows the rules of `places.rs`: a writer to the slab does not wait, and what it wrote is copied again, so
 //! that a slab gets its copy even if the program writes to it all the time. It does not matter which process of a
@@ -147,9 +147,10 @@ impl Parts {
     fn copy_eighth(&self, copying: &mut Copying<'_>, slab: SlabIndex, eighth: u64) -> bool {
         let offset = slab.offset() + eighth * PIECE_BYTES;
         let piece = pieces(offset, PIECE_BYTES).next().expect("a piece lies in one slab");
-        // Nobody here can detect a damaged copy, so the new copy gets the bytes of the leaving member and of no other:
-        // a damaged copy must not replace a good one.
-        if let (Reason::Leaves(from), None) = (copying.reason, copying.verify)
+        // Where nobody here can detect a damaged copy, the new copy gets the bytes of the leaving member and of no
+        // other: a damaged copy must not replace a good one.
+        if let Reason::Leaves(from) = copying.reason
+            && !knows_any(copying.verify, piece)
             && self.hand_on(copying, from, piece)
         {
             return true;
@@ -224,7 +225,10 @@ impl Parts {
             if search > 0 {
                 std::thread::sleep(SEARCH_PAUSE);
             }
-            wrong.retain(|page| match self.find_right(sources, at(*page), verify, going) {
+            // What is given up is read where it is the only way.
+            let everywhere = Place(going.from());
+            let find = |page: SlabPiece, sources: Place| self.find_right(sources, page, verify, going);
+            wrong.retain(|page| match find(at(*page), sources).or_else(|| find(at(*page), everywhere)) {
                 Some(right) => {
                     bytes[range(*page)].copy_from_slice(&right);
                     count(&self.tallies.reads_by_another_way);
@@ -287,6 +291,13 @@ impl Parts {
         }
         None
     }
+}
+
+/// Whether `verify` can tell of any page of a piece whether it is right.
+fn knows_any(verify: Option<&Verify<'_>>, piece: SlabPiece) -> bool {
+    let zeros = [0; PAGE];
+    let mut pages = (piece.offset..piece.offset + piece.bytes as u64).step_by(PAGE);
+    verify.is_some_and(|verify| pages.any(|offset| verify(offset, &zeros) != Verified::Unknown))
 }
 
 fn position_of(place: Place, member: usize) -> Option<usize> {

@@ -28,21 +28,8 @@ use super::place::Place;
 use super::*;
 
 impl Memory {
-    fn restart(&self) {
-        self.slabs.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.is_new.store(true, Ordering::SeqCst);
-        self.is_away.store(false, Ordering::SeqCst);
-    }
-
     fn go_away(&self, away: bool) {
         self.is_away.store(away, Ordering::SeqCst);
-    }
-
-    /// Flips a bit of each page that it has.
-    fn damage(&self) {
-        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
-        let units = slabs.values_mut().flat_map(|(_, slab)| slab.chunks_exact_mut(512));
-        units.for_each(|unit| unit[77] ^= 4);
     }
 
     fn held(&self) -> usize {

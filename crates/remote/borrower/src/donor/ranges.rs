@@ -337,10 +337,7 @@ mod tests {
             assert!(!ranges.lease(RANGE).unwrap().may_write(), "what a relative has in doubt is in doubt");
             a_relative_learns(&ranges, Lease(0));
             ranges.learn(RANGE, first);
-            assert!(
-                ranges.lease(RANGE).unwrap().may_write(),
-                "a restarted donor begins with small numbers"
-            );
+            assert!(ranges.lease(RANGE).unwrap().may_write(), "a restarted donor begins with small numbers");
         }
     }
 

@@ -161,6 +161,22 @@ fn a_member_that_wants_its_memory_back_hands_on_what_the_seals_confirm() {
     }
 }
 
+/// The slab stayed where it was, although its pages could be read.
+#[test]
+fn a_member_in_quarantine_is_read_where_nobody_else_is_right() {
+    for (shape, donors) in [(MIRROR, 3), (PARITY, 6)] {
+        let sealed = Sealed::over(shape, donors);
+        sealed.fill(3);
+        let (quarantined, damaged) = (sealed.place(0).at(0).unwrap(), sealed.place(0).at(1).unwrap());
+        sealed.members[damaged].damage();
+        sealed.parts.was_wrong(quarantined, 100);
+        sealed.upkeep();
+        assert!((0..SLABS).all(|slab| !sealed.place(slab).has(quarantined)), "{shape:?}");
+        let wrong: Vec<usize> = (0..SLABS).filter(|slab| !sealed.is_right(*slab, 3)).collect();
+        assert_eq!(wrong, [], "{shape:?}");
+    }
+}
+
 /// Members whose bytes the seals refute are detected by that, before the program reads them.
 #[test]
 fn a_rebuild_finds_out_whose_memory_is_damaged() {
