@@ -181,7 +181,7 @@ impl Parts {
     }
 
     /// Counts that a slab has `fewer` members fewer than it had, or than it should have.
-    fn count_loss(&self, left: Place, fewer: usize) {
+    pub(super) fn count_loss(&self, left: Place, fewer: usize) {
         if left == Place::LOST {
             return count(&self.tallies.slabs_lost);
         }

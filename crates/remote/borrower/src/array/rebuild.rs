@@ -76,7 +76,8 @@ struct Copying<'a> {
     sources: Place,
     /// The place with the new member, and without the one that is given up.
     new: Place,
-    target: usize,
+    /// The new member. `None`: the copy of a silent member is given up without another one.
+    target: Option<usize>,
     reason: Reason,
     verify: Option<&'a Verify<'a>>,
     buffer: Vec<u8>,
@@ -85,7 +86,8 @@ struct Copying<'a> {
 }
 
 impl Parts {
-    /// Copies the slab at `place` to a member that does not have it.
+    /// Copies the slab at `place` to a member that does not have it. If there is none, a silent member's copy is given
+    /// up all the same, once the other members' bytes are verified: what it has is uncertain.
     pub(super) fn copy_to_another(
         &self,
         slab: SlabIndex,
@@ -94,7 +96,8 @@ impl Parts {
         verify: Option<&Verify<'_>>,
     ) -> Copied {
         let free = self.takers() & !place.mask();
-        if free == 0 || self.lacks_healthy(place) {
+        let is_dispensable = self.is_dispensable(place, reason);
+        if free == 0 && !is_dispensable || self.lacks_healthy(place) {
             return Copied::NotNow;
         }
         let Some(going) = self.places.begin_move(slab) else { return Copied::NotNow };
@@ -107,7 +110,10 @@ impl Parts {
             let taken = self.members[*target].store.take(range);
             taken.inspect_err(|errno| _ = self.note(*target, *errno)).is_ok()
         };
-        let Some(target) = self.candidates(range, free).find(takes) else { return Copied::NotNow };
+        let target = self.candidates(range, free).find(takes);
+        if target.is_none() && !is_dispensable {
+            return Copied::NotNow;
+        }
         let (sources, new) = self.ends_of(place, reason, target);
         let mut copying = Copying {
             going: &going,
@@ -123,7 +129,11 @@ impl Parts {
         let damaged: usize = copying.damaged.iter().sum();
         drop(going);
         if !copied {
-            let _ = self.release(slab, target);
+            target.into_iter().for_each(|target| _ = self.release(slab, target));
+            return Copied::NotNow;
+        }
+        if target.is_none() {
+            self.count_loss(new, 1);
             return Copied::NotNow;
         }
         self.repair.damaged_pages.fetch_add(damaged as u64, Ordering::Relaxed);
@@ -132,16 +142,26 @@ impl Parts {
         Copied::Yes
     }
 
+    /// Whether the slab can be read without the silent member that is given up.
+    fn is_dispensable(&self, place: Place, reason: Reason) -> bool {
+        match reason {
+            Reason::GivesUp(member) => {
+                self.members[member].is_lost() && self.shape.judge(place.without(member)) != Place::LOST
+            }
+            Reason::Lacks | Reason::Leaves(_) => false,
+        }
+    }
+
     /// The members whose bytes are copied to `target`, and the place afterwards. If the members that stay are enough,
     /// nothing is read from the one that is given up.
-    fn ends_of(&self, place: Place, reason: Reason, target: usize) -> (Place, Place) {
+    fn ends_of(&self, place: Place, reason: Reason, target: Option<usize>) -> (Place, Place) {
         let (sources, kept) = match reason {
             Reason::Lacks => (place, place),
             Reason::GivesUp(member) => (place.without(member), place.without(member)),
             Reason::Leaves(member) => (place, place.without(member)),
         };
         let sources = if self.shape.judge(sources) == Place::LOST { place } else { sources };
-        (sources, kept.with(target))
+        (sources, target.into_iter().fold(kept, Place::with))
     }
 
     fn copy_eighth(&self, copying: &mut Copying<'_>, slab: SlabIndex, eighth: u64) -> bool {
@@ -167,30 +187,33 @@ impl Parts {
     /// Stores a piece at the target. Returns how many pages of it no member has right; `None` if the piece was not read
     /// or not stored.
     fn copy_piece(&self, copying: &mut Copying<'_>, piece: SlabPiece) -> Option<usize> {
-        let (sources, target) = (copying.sources, copying.target);
+        let sources = copying.sources;
         let mut damaged = 0;
         if self.shape.is_cut() {
-            let position = position_of(copying.new, target)?;
+            let position = copying.target.and_then(|target| position_of(copying.new, target));
             let Some(verify) = copying.verify else {
-                return self.copy_shard(sources, position, target, piece).then_some(0);
+                return self.copy_shard(sources, position?, copying.target?, piece).then_some(0);
             };
             // Without the shard that is being rebuilt, if some member still has it.
-            let sources = sources.only(!sources.at(position).map_or(0, |member| 1 << member));
+            let replaced = position.and_then(|position| sources.at(position));
+            let sources = sources.only(!replaced.map_or(0, |member| 1 << member));
             self.read_shards(sources, piece, &mut copying.buffer).ok()?;
             damaged = self.repair_pages(sources, piece, &mut copying.buffer, verify, copying.going);
-            return self.store_shard(position, target, piece, &copying.buffer).then_some(damaged);
+            let is_stored = |target| self.store_shard(position?, target, piece, &copying.buffer).then_some(());
+            return copying.target.map_or(Some(()), is_stored).map(|()| damaged);
         }
         self.read_copies(sources, piece, &mut copying.buffer).ok()?;
         if let Some(verify) = copying.verify {
             damaged = self.repair_pages(sources, piece, &mut copying.buffer, verify, copying.going);
         }
+        let Some(target) = copying.target else { return Some(damaged) };
         let written = self.members[target].store.write(piece.offset, &copying.buffer);
         written.inspect_err(|errno| _ = self.note(target, *errno)).ok().map(|()| damaged)
     }
 
     /// Stores a piece at the target as `from` has it; the target takes the position of `from`.
     fn hand_on(&self, copying: &mut Copying<'_>, from: usize, piece: SlabPiece) -> bool {
-        let target = copying.target;
+        let Some(target) = copying.target else { return false };
         if self.shape.is_cut() && position_of(copying.sources, from) != position_of(copying.new, target) {
             return false;
         }

@@ -7,9 +7,8 @@
 //! starts empty when it comes back. So does a member that was restarted, which reports this immediately (ESTALE). A
 //! slab that no other member has stays with the lost member for as long as that may come back.
 //!
-//! Where the caller can verify what is stored, a silent member keeps its slabs until other members have verified copies
-//! of them, or until its leases have ended, because the other members' bytes may be damaged. `rebuild.rs` makes the
-//! copies.
+//! Where the caller can verify what is stored, a silent member keeps a slab until the other members' bytes are verified,
+//! or until its leases have ended, because those bytes may be damaged. `rebuild.rs` verifies them, and makes the copies.
 //!
 //! Threads: the pager's upkeep thread. May allocate.
 
@@ -131,20 +130,25 @@ impl Parts {
     /// page of each, before the loss of another member loses the slabs that both had.
     fn take_stock(&self, index: usize) {
         let member = &self.members[index];
-        if !member.lacks_slabs.swap(false, Ordering::AcqRel) {
+        if member.is_lost() || !member.lacks_slabs.swap(false, Ordering::AcqRel) {
             return;
         }
         let mut page = [0; PAGE_BYTES as usize];
         for slab in SlabIndex::all(self.reached()) {
             let seen = self.places.see(slab);
-            if !self.place_of(seen).has(index) || member.is_lost() {
+            if !self.place_of(seen).has(index) {
                 continue;
             }
             let offset = self.shape.range_of(slab).offset();
             let Err(errno) = member.store.read(offset, &mut page) else { continue };
+            let trouble = self.note(index, errno);
             // Not certain: the program may have discarded the slab and written to it again since.
-            if self.note(index, errno) == Trouble::Gone && self.places.holds(slab, seen) {
+            if trouble == Trouble::Gone && self.places.holds(slab, seen) {
                 self.take_out(slab, index, false);
+            }
+            if trouble != Trouble::Gone {
+                // Again, from the first slab, at the next turn; of a lost member, once it is back.
+                return member.lacks_slabs.store(true, Ordering::Release);
             }
         }
     }
@@ -157,6 +161,8 @@ impl Parts {
                 if member.is_lost() {
                     // Before it counts as found, so that it is given nothing in the meantime.
                     self.release_strays(index);
+                    // Its leases may have ended.
+                    member.lacks_slabs.fetch_or(self.is_given_up(index), Ordering::AcqRel);
                     member.found();
                 }
                 member.looked(true);
@@ -248,16 +254,20 @@ impl Parts {
         if matches!(place, Place::NOWHERE | Place::LOST) {
             return Copied::NotNeeded;
         }
-        if place.count() < self.shape.total {
-            return self.copy_to_another(slab, place, Reason::Lacks, verify);
+        if let Some(silent) = place.members().find(|member| verify.is_some() && self.is_given_up(*member)) {
+            let copied = self.copy_to_another(slab, place, Reason::GivesUp(silent), verify);
+            if copied == Copied::Yes {
+                count(&self.tallies.slabs_degraded);
+            }
+            if copied == Copied::Yes || place.count() == self.shape.total {
+                return copied;
+            }
         }
-        let silent = place.members().find(|member| verify.is_some() && self.is_given_up(*member));
-        let Some(silent) = silent else { return Copied::NotNeeded };
-        let copied = self.copy_to_another(slab, place, Reason::GivesUp(silent), verify);
-        if copied == Copied::Yes {
-            count(&self.tallies.slabs_degraded);
+        let place = self.place(slab);
+        if place.count() == self.shape.total {
+            return Copied::NotNeeded;
         }
-        copied
+        self.copy_to_another(slab, place, Reason::Lacks, verify)
     }
 
     /// Called in a forked child.

@@ -177,6 +177,65 @@ fn a_member_in_quarantine_is_read_where_nobody_else_is_right() {
     }
 }
 
+/// With two members silent and room for one of them elsewhere, the other one stayed in the place. The slab counted as
+/// complete, and the member's leases ended.
+#[test]
+fn a_silent_member_is_given_up_also_where_nobody_takes_its_slabs() {
+    let (shape, donors) = (Shape { needed: 4, total: 6 }, 7);
+    let sealed = Sealed::over(shape, donors);
+    sealed.fill(3);
+    let silent = [sealed.place(0).at(0).unwrap(), sealed.place(0).at(1).unwrap()];
+    silent.iter().for_each(|member| sealed.members[*member].go_away(true));
+    (0..2).for_each(|_| silent.iter().for_each(|member| sealed.parts.look(*member, None)));
+    std::thread::sleep(GIVEN_UP_AFTER + Duration::from_millis(10));
+    sealed.upkeep();
+    for slab in 0..SLABS {
+        let place = sealed.place(slab);
+        assert!(place.count() == 5 && silent.iter().all(|member| !place.has(*member)), "{slab}: {place:?}");
+    }
+    let figures = sealed.tier.take_figures();
+    assert_eq!(figures.slabs_degraded - figures.slabs_rebuilt, SLABS as u64, "what is missing shows");
+    silent.iter().for_each(|member| sealed.members[*member].go_away(false));
+    sealed.upkeep();
+    assert!((0..SLABS).all(|slab| sealed.place(slab).count() == shape.total && sealed.is_right(slab, 3)));
+    let figures = sealed.tier.take_figures();
+    assert_eq!(figures.slabs_rebuilt - figures.slabs_degraded, SLABS as u64, "and that it is not any more");
+}
+
+/// A member was back without its slabs, and nobody asked before the next one was lost.
+#[test]
+fn a_member_whose_leases_ended_while_it_was_silent_is_asked_what_it_has() {
+    let sealed = Sealed::over(MIRROR, 2);
+    sealed.fill(3);
+    sealed.members[0].damage();
+    sealed.members[1].go_away(true);
+    (0..2).for_each(|_| sealed.parts.look(1, None));
+    std::thread::sleep(GIVEN_UP_AFTER + Duration::from_millis(10));
+    sealed.upkeep();
+    assert!((0..SLABS).all(|slab| sealed.place(slab).has(1)), "the other copy is damaged");
+    sealed.members[1].slabs.lock().unwrap().clear();
+    sealed.members[1].room.store(0, Ordering::SeqCst);
+    sealed.members[1].go_away(false);
+    sealed.upkeep();
+    assert!((0..SLABS).all(|slab| !sealed.place(slab).has(1)));
+}
+
+/// Once a request failed, nobody asked for the other slabs.
+#[test]
+fn what_a_member_lacks_is_found_out_whichever_request_fails() {
+    for n in 0..2 * SLABS as i64 {
+        let sealed = Sealed::over(MIRROR, 2);
+        sealed.fill(3);
+        sealed.members[1].slabs.lock().unwrap().clear();
+        sealed.members[1].room.store(0, Ordering::SeqCst);
+        sealed.parts.members[1].lacks_slabs.store(true, Ordering::SeqCst);
+        sealed.members[1].fails_in.store(n, Ordering::SeqCst);
+        sealed.upkeep();
+        let kept: Vec<usize> = (0..SLABS).filter(|slab| sealed.place(*slab).has(1)).collect();
+        assert_eq!(kept, [], "request {n} failed");
+    }
+}
+
 /// Members whose bytes the seals refute are detected by that, before the program reads them.
 #[test]
 fn a_rebuild_finds_out_whose_memory_is_damaged() {
