@@ -14,6 +14,7 @@
 // `reach` for the above, or `write`, which overwrites every writable descriptor; WHEN is `early` for a child that is
 // made while the parent is below its budget, or `late`.
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/userfaultfd.h>
@@ -100,6 +101,8 @@ static void search(int fd, char *buffer) {
     off_t from = 0;
     for (;;) {
         off_t data = lseek(fd, from, SEEK_DATA);
+        // The rest is a hole, up to the tier's capacity.
+        if (data < 0 && errno == ENXIO) return;
         if (data > from) from = data & ~(off_t)(CHUNK - 1);
         ssize_t got = pread(fd, buffer, CHUNK, from);
         if (got <= 0) return;

@@ -343,11 +343,11 @@ fn children_have_children_and_all_live_beside_each_other() {
         forks(&["--dram", "16MiB", "--tier", "dram:"], kind, "24");
     }
     let flash = format!("flash:{}", scratch("forks").display());
-    forks(&["--dram", "16MiB", "--tier", &flash], "nest", "24");
+    forks(&["--dram", "16MiB", "--tier", &flash], "many", "24");
     forks(&["--dram", "16MiB", "--tier", &flash], "leave", "24");
     forks(&["--dram", "16MiB", "--tier", "dram:", "--exchange", "copy"], "nest", "24");
     forks(&["--dram", "16MiB", "--tier", "dram:", "--block", "4KiB"], "nest", "24");
-    forks(&["--dram", "16MiB", "--tier", "dram:", "--block", "1MiB", "--policy", "lru"], "nest", "24");
+    forks(&["--dram", "16MiB", "--tier", "dram:", "--block", "1MiB", "--policy", "lru"], "many", "24");
 }
 
 #[test]
