@@ -7,8 +7,9 @@
 //! starts empty when it comes back. So does a member that was restarted, which reports this immediately (ESTALE). A
 //! slab that no other member has stays with the lost member for as long as that may come back.
 //!
-//! Where the caller can verify what is stored, a silent member keeps a slab until the other members' bytes are verified,
-//! or until its leases have ended, because those bytes may be damaged. `rebuild.rs` verifies them, and makes the copies.
+//! Where the caller can verify what is stored, a silent member keeps a slab until the other members' bytes are
+//! verified, or until its leases have ended, because those bytes may be damaged. `rebuild.rs` verifies them, and makes
+//! the copies.
 //!
 //! Threads: the pager's upkeep thread. May allocate.
 
