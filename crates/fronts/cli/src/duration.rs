@@ -10,8 +10,7 @@ const MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Parses one duration.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    let advice =
-        || format!("'{text}' is not a time of at most 7 days; write a number and a unit, for example 60s or 10m");
+    let advice = || format!("'{text}' is not a time with a unit, up to 7 days; write for example 60s or 10m");
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(advice)?;
     let (number, unit) = text.split_at(digits);
     let seconds = match unit.trim() {

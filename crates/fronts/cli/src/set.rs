@@ -73,8 +73,8 @@ pub fn set(args: &SetArgs) -> Result<process::ExitCode, Failure> {
     let bytes = |word: usize| ledger.words()[word].load(Ordering::Relaxed) * PAGE_BYTES;
     let max = bytes(LEDGER_BUDGET_MAX_WORD);
     if dram.0 > max {
-        let cause = format!("--dram {dram}: {pid} was started with room for {} at the most", ByteSize(max));
-        let remedy = "that is the memory that it was allowed then, or its --dram where address space is limited";
+        let cause = format!("--dram {dram}: process {pid} was started with room for {} at the most", ByteSize(max));
+        let remedy = "the maximum is what it was allowed at its start, or its --dram where address space is limited";
         return Err(Failure::new(ExitCode::Failure, cause, remedy));
     }
     let before = change(&ledger, dram.0 / PAGE_BYTES) * PAGE_BYTES;

@@ -74,7 +74,7 @@ pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
             }
         };
         if snapshots.is_empty() && !args.json && !args.prometheus && first {
-            say(&"no program runs under aquifer here; start one with 'aquifer run'");
+            say(&"no program is running under aquifer here; start one with 'aquifer run'");
         }
         if output::print(&text)? == Printed::NobodyReads {
             return Ok(ExitCode::Success.into());
@@ -85,8 +85,9 @@ pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
     }
 }
 
-/// Reads the instances. One that cannot be read is a failure if it `is_asked_for`; others must not keep the rest from
-/// being shown, since anybody can hold what looks like a segment: they are named, once.
+/// Reads the instances. If the user has asked for one (`is_asked_for`) and it cannot be read, that is a failure.
+/// Otherwise an instance that cannot be read is reported once and left out, so that the others are still shown: any
+/// process can hold something that looks like a segment.
 fn snapshots(instances: &[Instance], is_asked_for: bool, named: &mut BTreeSet<u32>) -> Result<Vec<Snapshot>, Failure> {
     let timeout = SettleTime::default();
     let mut snapshots = Vec::with_capacity(instances.len());

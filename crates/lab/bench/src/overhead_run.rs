@@ -120,7 +120,7 @@ impl OverheadBench<'_> {
                     let (printed, stats, _) = self.managed(case, run, &["--delivery", delivery])?;
                     overhead::fault_cost(&printed, &stats, read_us).map_err(nonsense)
                 };
-                // Only the output of the run with a listener is recorded, whichever comes last.
+                // Only the output of the run with a listener is recorded, whichever of the two runs comes last.
                 let mut by_signal = run.clone();
                 let (signal, listener) =
                     order::both(round, || cost(&mut by_signal, "signal"), || cost(run, "listener"))?;

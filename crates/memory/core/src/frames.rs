@@ -120,7 +120,7 @@ impl FramePool {
         self.unbacked[order.exponent()].take().map(|index| FrameIndex::in_class(order, index))
     }
 
-    /// Returns `frame` without pages: they are at the program's address now.
+    /// Gives `frame` back without its pages, which are at the program's address now.
     pub fn put_unbacked(&mut self, frame: FrameIndex) {
         self.unbacked[frame.order().exponent()].insert(frame.index());
     }

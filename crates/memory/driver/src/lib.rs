@@ -4,8 +4,8 @@
 //! The driver: asks the engine for a step, carries it out, and reports.
 //!
 //! Pure: generic over the kernel, the tier and the clock (`space.rs`), which the pager implements with system calls and
-//! the simulator with models. So both run this code. It is monomorphised: on the pager's fault path there is no virtual
-//! call that was not there without it.
+//! the simulator with models. So both run this code. It is monomorphised, so it adds no virtual call to the pager's
+//! fault path.
 //!
 //! - `fault.rs`: one fault, from the first question to the installed block. It makes room with `evict.rs`, and fetches
 //!   and writes back with `transfer.rs`.

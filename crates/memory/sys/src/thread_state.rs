@@ -72,15 +72,15 @@ pub fn has_ended(thread: u32) -> bool {
     says(thread, b"/stat\0", &mut text).map_or(true, is_state_of_the_ended)
 }
 
-/// The status of a thread that has ended and still exists, as wait(2) would report it. This is the main thread, while
-/// other threads continue.
+/// The status of a thread that has ended but still exists, as wait(2) would report it. The main thread is in that state
+/// if it has ended while other threads continue.
 pub fn status_of_the_ended(thread: u32) -> Option<i32> {
     let mut text = [0u8; TEXT_BYTES];
     let stat = says(thread, b"/stat\0", &mut text).ok()?;
     is_state_of_the_ended(stat).then(|| status(stat)).flatten()
 }
 
-/// Calls `each` with every thread that waits in a system call now, its number and its arguments.
+/// Calls `each` for every thread that now waits in a system call, with the thread, the call's number and its arguments.
 pub fn each_in_kernel(each: &mut dyn FnMut(u32, i64, [usize; 6])) -> Result<(), Errno> {
     // A thread that has ended is in no call.
     self::each(&mut |thread| {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A CXL switch in software, as a program: the FM API over TCP and Unix sockets, and a control socket for failures.
+//! A CXL switch in software, as a program: the FM API over TCP and Unix sockets, and a control socket to inject
+//! failures.
 //!
 //! The switch itself is pure (`aquifer-cxl-switch`). Here are its clock, its sockets and its threads: one for each
-//! connection, one that lets time pass. `framing.rs` has the bytes, `server.rs` the threads, `control.rs` the commands
-//! of the control socket, `args.rs` what is said on the command line.
+//! connection, and one that advances the switch's time. `framing.rs` has the bytes, `server.rs` the threads,
+//! `control.rs` the commands of the control socket, `args.rs` what is said on the command line.
 
 #![forbid(unsafe_code)]
 

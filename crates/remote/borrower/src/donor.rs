@@ -5,11 +5,12 @@
 //! that the donor shares with programs on its own machine.
 //!
 //! A demand read is one round trip, made by the faulting thread itself, straight into the frame; background workers
-//! have a connection of their own. From the outside in: `remote.rs` keeps the leases; `transport.rs` is the interface
-//! of a transport, and `tcp.rs`, `shared_memory.rs` and `rdma.rs` are the transports; `links.rs` has their connections
-//! and `link.rs` is one connection; `channel.rs` protects a connection, with TLS or with nothing; `completion.rs` waits
-//! for an RDMA device. The protocol: `docs/formats.md`. The reasons: `docs/decisions/0015-a-donor-lends-slabs.md`,
-//! `0019-shared-memory-is-a-file-for-each-borrower.md`, `0022-rdma-is-verbs-in-a-namespace-of-their-own.md`.
+//! have a connection of their own. From the outside in: `remote.rs` takes and renews leases, and `ranges.rs` has the
+//! lease of each range; `transport.rs` is the interface of a transport, and `tcp.rs`, `shared_memory.rs` and `rdma.rs`
+//! are the transports; `links.rs` has their connections and `link.rs` is one connection; `channel.rs` protects a
+//! connection, with TLS or with nothing; `completion.rs` waits for an RDMA device. The protocol: `docs/formats.md`. The
+//! reasons: `docs/decisions/0015-a-donor-lends-slabs.md`, `0019-shared-memory-is-a-file-for-each-borrower.md`,
+//! `0022-rdma-is-verbs-in-a-namespace-of-their-own.md`.
 //!
 //! After fork(2), parent and child read the same slabs, each over connections of its own, and each renews the leases of
 //! both. To the donor they are one borrower: its leases expire one lease period after the last of its processes was

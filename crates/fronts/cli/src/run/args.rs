@@ -109,8 +109,8 @@ Sizes:
   K, M, G, T and Ki, Mi, Gi, Ti and KiB, MiB, GiB, TiB are powers of two; kB, MB, GB, TB of ten.
 
 Tiers:
-  flash:PATH[,OPTION]...  a directory, a file or a block device; where nothing is, a file that
-                          loses its name at once, but not in / or /dev
+  flash:PATH[,OPTION]...  a directory, a file or a block device; if PATH does not exist, a file is
+                          created there and unlinked at once, but not in / or /dev
       size=SIZE           capacity [default: what fits, at most four times the machine's memory]
       overwrite           take a file or device that holds other data, which is lost
       buffered            go through the page cache also where direct I/O works, to compare
@@ -121,26 +121,27 @@ Tiers:
   donor:HOST:PORT,OPTION[,OPTION]...
                           memory of another machine, where 'aquifer donor' lends it: over TLS with
                           cert, key and ca, or in plain text
-      cert=FILE           who we are: a certificate, and then those that lead to its authority
+      cert=FILE           our certificate, then the intermediate ones up to its authority
       key=FILE            its private key
       ca=FILE             the authorities whose donors we trust
-      name=NAME           what the donor's certificate is for [default: HOST]
+      name=NAME           the name that the donor's certificate must have [default: HOST]
       security=plain      without TLS: anyone on the path can read and change the memory
       encrypt=ephemeral   as for flash: the donor cannot read the memory either
       size=SIZE           capacity [default: what the donor lends to one borrower]
   donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION[,OPTION]...
                           memory of several machines; the options are those of one, and
-      mirror=N            each byte is with N of them, and one that is lost costs nothing
-      parity=K+M          each page is cut into K (2, 4, 8) and M more, and M donors can be lost
-                          [default: each byte is with one]
+      mirror=N            N of them hold each byte; losing one of them loses no memory
+      parity=K+M          each page is cut into K parts (2, 4 or 8), and M parity parts are
+                          added; any M of the K+M donors can be lost
+                          [default: one donor holds each byte]
   donor:unix:PATH[,size=SIZE]
                           memory that 'aquifer donor --listen unix:PATH' shares on this machine
   emulated:PROFILE[,size=SIZE]
                           local memory that answers as late as a device would; PROFILE is the path
-                          of a file, or comes with aquifer:";
+                          of a file, or one of those that aquifer has built in:";
     const DEFAULT_AND_EXAMPLES: &str = "\
-Several tiers, at most four, are a chain: memory goes to the first that has room, what is fetched
-  often moves to faster ones, and what is not to slower ones, 2MiB at a time.
+Several tiers, at most four, are a chain: memory goes to the first that has room; what is fetched
+  often moves to faster ones, and what is seldom fetched to slower ones, 2MiB at a time.
 
 Without --tier: an unlinked file in the state directory. That is $XDG_STATE_HOME/aquifer or
   ~/.local/state/aquifer, and /var/lib/aquifer for root; --state-dir names another.

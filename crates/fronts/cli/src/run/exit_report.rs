@@ -5,8 +5,8 @@
 //!
 //! The processes cannot return it themselves: until its very end, each may have a thread that touches an evicted page.
 //! The launcher outlives them. Each process maps the statistics segment from before it borrows until it ends, and the
-//! processes that map it are found in /proc, so nothing is taken from a child that is still running. While such a child
-//! exists, or if the donor does not answer, the memory returns when its leases expire.
+//! processes that map it are found in /proc, so nothing is taken from a child that is still running. If such a child
+//! is left, or if the donor does not answer, the memory returns later: when nobody renews its leases, and they expire.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -20,7 +20,7 @@ use aquifer_stats::{Counter, Counters};
 use aquifer_tiers::TierSpec;
 use nix::unistd::getuid;
 
-/// How often to look, and the pause between two looks: a process that was killed together with the program takes a
+/// How many times to look, and the pause between two looks: a process that was killed together with the program takes a
 /// moment to end.
 const LOOKS_MAX: u32 = 10;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);

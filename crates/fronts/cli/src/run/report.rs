@@ -95,7 +95,7 @@ impl Report {
         }
         if !snapshot.is_attached() {
             say(&format!(
-                "'{name}' did not load the preload library, so no budget was kept; \
+                "'{name}' did not load the preload library, so its budget was not enforced; \
                  a program that clears LD_PRELOAD or runs with more privilege cannot be managed"
             ));
         } else if settings.config.verbose > 0 {

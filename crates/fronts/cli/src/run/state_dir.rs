@@ -66,7 +66,7 @@ pub fn check(path: &Path) -> Result<(), Failure> {
     let in_memory = statfs(path).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
     if in_memory {
         say(&format!(
-            "the state directory {shown} is itself in DRAM, so nothing is saved; name one on a disk with --state-dir"
+            "the state directory {shown} is itself in DRAM, so no DRAM is saved; name one on a disk with --state-dir"
         ));
     }
     Ok(())

@@ -148,7 +148,7 @@ pub fn draw(before: Option<&Look>, now: &Look, view: &View, width: usize, height
     let mut lines = vec![title(now, rows.len()), line(width, view, |index, _| COLUMNS[index].head.to_owned())];
     lines.extend(rows.iter().map(|row| line(width, view, |index, room| cut(&row[index].text(), room))));
     if now.programs.is_empty() {
-        lines.push("no program runs under aquifer here".into());
+        lines.push("no program is running under aquifer here".into());
     }
     lines.truncate(height.saturating_sub(1));
     lines.resize(height.saturating_sub(1), String::new());

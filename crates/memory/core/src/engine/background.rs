@@ -8,7 +8,7 @@
 //! the worker soon asks for the next one. Blocks that were read ahead are not installed: they wait in their frames, and
 //! the fault on the first of them installs the whole run with one call (`fault.rs`).
 //!
-//! Next on the path: the driver's `pager/src/worker.rs`.
+//! Called by `driver/src/worker.rs`.
 
 use super::Engine;
 use crate::block::{State, Waiting};

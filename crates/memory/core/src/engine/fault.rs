@@ -9,7 +9,7 @@
 //! (`reports.rs`) and asks again until the block is installed. Making room (`room.rs`) is part of the same loop, so a
 //! fault never waits for the worker unless every block is busy.
 //!
-//! Next on the path: `driver/src/fault.rs`, which carries out the steps.
+//! Called by `driver/src/fault.rs`, which carries out the steps.
 
 use super::Engine;
 use crate::block::{State, Waiting};

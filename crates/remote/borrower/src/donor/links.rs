@@ -166,7 +166,7 @@ impl Links {
         }
     }
 
-    /// Where the donor's notices that it reclaims memory are noted.
+    /// The record of the donor's notices that it is reclaiming memory.
     pub(crate) fn recalls(&self) -> &Arc<Recalls> {
         &self.recalls
     }
@@ -333,7 +333,7 @@ impl Links {
         Some(Begun { taken, request, deadline, is_finished: false })
     }
 
-    /// Forgets the run of the donor: the next one that answers is accepted.
+    /// Forgets which incarnation of the donor it was connected to: whichever answers next is accepted.
     pub(crate) fn start_over(&self) {
         self.instance().store(0, Ordering::Relaxed);
     }

@@ -80,8 +80,8 @@ pub(crate) trait Transport: Send + Sync {
     /// Fills `into`, which is as long as the piece, if the lease is valid.
     fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss>;
 
-    /// Asks for bytes without waiting for them. `None` if that cannot be done immediately, or if this transport does
-    /// not wait.
+    /// Asks for bytes without waiting for them. `None` if that cannot be done immediately, or if this transport reads
+    /// only synchronously.
     fn begin_read(&self, piece: Piece, lease: Lease) -> Option<Begun<'_>> {
         let _ = (piece, lease);
         None
@@ -100,13 +100,13 @@ pub(crate) trait Transport: Send + Sync {
     /// Opens a queue for one worker.
     fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno>;
 
-    /// Where the donor's notices that it reclaims memory are noted.
+    /// The record of the donor's notices that it is reclaiming memory.
     fn recalls(&self) -> &Recalls;
 
-    /// Forgets the run of the donor: the next one that answers is accepted.
+    /// Forgets which incarnation of the donor it was connected to: whichever answers next is accepted.
     fn start_over(&self);
 
-    /// Whether transfers wait. If not, the processor copies the bytes itself.
+    /// Whether transfers wait for the network. If not, the processor copies the bytes itself.
     fn waits(&self) -> bool;
 
     /// Whether bytes bypass the donor, so that transfers and requests fail independently.

@@ -92,7 +92,8 @@ impl ShardQueue {
         }
     }
 
-    /// Starts a request, or carries it out. Returns it if there are no frames for it.
+    /// Starts a request or, in the exceptional cases, carries it out at once. Returns the request if it has to wait for
+    /// frames.
     fn start(&mut self, request: Request) -> Option<Request> {
         let Request { operation, offset, ref buffer, .. } = request;
         let checked = check_buffer(NAME, activity(operation), offset, buffer, self.parts.capacity_bytes());
