@@ -84,8 +84,8 @@ const RINGS: &[Ring] = &[
     },
 ];
 
-/// What a crate may not be built from, directly or not: the command starts programs that speak HTTP and draw plots, so
-/// that it is built from neither.
+/// Crates, each with those that it may not depend on, directly or indirectly: `aquifer` starts separate programs that
+/// speak HTTP and draw plots, so that it needs no libraries for HTTP or plots itself.
 const APART: &[(&str, &[&str])] = &[("cli", &["hyper", "indicatif", "plotters", "tokio"])];
 
 /// Source text that a pure crate may not contain.

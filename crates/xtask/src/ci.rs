@@ -50,7 +50,7 @@ pub fn run(root: &Path) -> Vec<String> {
         // library, because no crate depends on it.
         ("build", Box::new(|| at_once(root, &["build", "--workspace"], SHIPPED))),
         ("workloads", Box::new(|| run_command(root, "make", &["-C", "bench/workloads", &out, "check"]))),
-        // Apart from the other tests: bugs are planted in the driver.
+        // Separate from the other tests, because this build has bugs planted in the driver.
         ("planted", Box::new(|| cargo(root, PLANTED))),
         ("test", Box::new(|| tests(root, &summary))),
     ];
@@ -118,8 +118,8 @@ fn cargo(root: &Path, arguments: &[&str]) -> Outcome {
     run_command(root, &cargo_path(), arguments)
 }
 
-/// Runs two builds at the same time: where one compiles a chain of crates, one after the other, the other has work for
-/// the remaining processors.
+/// Runs two builds at the same time: while one build compiles a chain of dependent crates on one processor, the other
+/// build has work for the remaining processors.
 fn at_once(root: &Path, first: &[&str], second: &[&str]) -> Outcome {
     std::thread::scope(|scope| {
         let second = scope.spawn(|| cargo(root, second));

@@ -92,7 +92,7 @@ pub fn outsiders(metadata: &Value) -> Vec<Outsider> {
         .collect()
 }
 
-/// The workspace's packages, which have no source.
+/// The packages of the workspace, which are those whose `source` is null.
 fn ours(metadata: &Value) -> impl Iterator<Item = &Value> {
     metadata["packages"].as_array().into_iter().flatten().filter(|package| package["source"].is_null())
 }

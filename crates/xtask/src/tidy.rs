@@ -68,7 +68,7 @@ const BANNED_IDENTIFIERS: &[(&str, &str)] = &[
 ];
 /// Ends of identifiers for a bound, each with the one that this project uses.
 const BANNED_BOUNDS: &[(&str, &str)] = &[("_least", "_min"), ("_most", "_max"), ("_LEAST", "_MIN"), ("_MOST", "_MAX")];
-/// Ends that compare instead.
+/// Ends of identifiers that compare, which are allowed.
 const COMPARISONS: &[&str] = &["at_least", "at_most"];
 /// The two files that contain banned words in order to ban them.
 const WORD_LISTS: &[&str] = &["crates/xtask/src/tidy.rs", "docs/glossary.md"];

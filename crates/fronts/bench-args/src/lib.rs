@@ -3,9 +3,9 @@
 
 //! The command line of the bench, and the units in it, without the bench.
 //!
-//! `aquifer bench` checks its words, completes them and documents them, and then starts the program `aquifer-bench`
-//! with them; both programs parse them by this one table. A crate of its own, so that neither program is built with
-//! what the other one is made of.
+//! `aquifer bench` checks its arguments and then starts the program `aquifer-bench` with them. Both programs parse them
+//! by this one table, which is also the source of help, completions and the manual. It is a crate of its own, so that
+//! neither program depends on the code of the other.
 //!
 //! ```
 //! assert_eq!(aquifer_bench_args::size::parse_size("1.5GiB"), Ok(1_610_612_736));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer bench`: starts the bench, a program of its own, with the words that this command has checked.
+//! `aquifer bench`: starts the bench, a program of its own, with the arguments that this command has checked.
 //!
-//! Help, completions and the manual need only the table of flags (the crate `bench-args`). What measures, judges and
-//! plots is `crates/lab/bench`.
+//! Help, completions and the manual need only the table of flags (the crate `bench-args`). `crates/lab/bench` measures,
+//! judges and plots.
 
 use std::env;
 use std::ffi::OsString;
@@ -31,8 +31,8 @@ pub fn bench(args: &BenchArgs) -> Result<process::ExitCode, Failure> {
     Err(BENCH.failure(format!("at {} cannot be started: {error}", program.display())))
 }
 
-/// The words of the command line without the subcommand, which is the first such word: the one option that may precede
-/// it has other values.
+/// The words of the command line without the subcommand. The first word `bench` is the subcommand: it cannot be the
+/// value of `--log-format`, the only option that may precede it.
 fn words_for_bench(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = words.collect();
     if let Some(place) = words.iter().position(|word| word == NAME) {

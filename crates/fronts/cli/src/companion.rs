@@ -3,9 +3,9 @@
 
 //! Finds the programs that this command starts, which are installed with it.
 //!
-//! They are programs of their own so that the command is not linked with what they are made of: plots, an HTTP server.
-//! In a build directory they lie beside the command, and when installed in `../libexec/aquifer`. They are trusted as
-//! much as the command is, so neither a variable nor PATH names another place.
+//! They are programs of their own so that the command is not linked with the code that only they need, such as plots
+//! and an HTTP server. In a build directory they lie beside the command; when installed, in `../libexec/aquifer`. They
+//! are trusted as much as the command is, so neither a variable nor PATH names another place.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ pub struct Companion {
     pub name: &'static str,
     /// The target of the Makefile that builds it.
     target: &'static str,
-    /// The exit status when it cannot be started: one that the program itself never has, where its status becomes the
-    /// command's.
+    /// The command's exit status when the program cannot be started. If the program replaces the command, this is a
+    /// status with which the program itself never exits.
     code: ExitCode,
 }
 
@@ -31,16 +31,16 @@ pub const METRICS: Companion = Companion { name: "aquifer-metrics", target: "met
 /// Verifies memory for hours; see `stress.rs`.
 pub const STRESS: Companion = Companion { name: "aquifer-stress", target: "stress", code: ExitCode::CannotStart };
 
-/// Where packages install the programs, from the directory above the command's.
+/// Where packages install the programs, relative to the parent of the command's directory.
 const INSTALLED: &str = "libexec/aquifer";
 
 impl Companion {
-    /// Where it is, for the command that runs now.
+    /// The path of the program, for the command that runs now.
     pub fn find(self) -> Result<PathBuf, Failure> {
         self.find_for(&executable()?)
     }
 
-    /// Where it is: beside `executable`, or where it is installed with it.
+    /// The path of the program: beside `executable`, or where packages install it.
     fn find_for(self, executable: &Path) -> Result<PathBuf, Failure> {
         let prefix = executable.parent().and_then(Path::parent);
         let installed = prefix.map(|prefix| prefix.join(INSTALLED).join(self.name));

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Serves figures to scrapers, by a child: the program `aquifer-metrics` speaks HTTP, and asks this process for texts.
+//! Serves figures to scrapers through a child process: the program `aquifer-metrics` speaks HTTP, and asks this process
+//! for texts.
 //!
 //! The port is bound here, so that a wrong address is reported here, and stays bound while a child is replaced. The
-//! child gets it as its standard input, and one end of a pair of sockets as its standard output; the bytes on it are in
-//! `config/src/scrape.rs`. It needs nothing else of this process: neither a name that others could open, nor its
-//! memory. It ends when this process does, because the sockets close then.
+//! child gets the listening socket as its standard input, and one end of a pair of sockets as its standard output;
+//! `config/src/scrape.rs` defines the protocol on the pair. The child needs nothing else of this process: neither a
+//! name that others could open, nor its memory. It ends when this process does, because the sockets close then.
 //!
 //! Threads: [`Exporter::supply`] takes the calling thread.
 
@@ -26,19 +27,20 @@ use crate::exit::{ExitCode, Failure, say};
 
 /// How long a child may take to start. It takes milliseconds, but longer on a machine that has no memory left.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the port may be taken. The child of a predecessor that was killed closes it some milliseconds later.
+/// How long to wait while the port is in use. If a previous command was killed, its child closes the port some
+/// milliseconds later.
 const BIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a child may take to exit once it has closed its socket.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often a child is looked at, and a port that is taken.
+/// The pause between two checks of a child, or of a port that is in use.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
-/// How many children are replaced in a row: with these pauses, for an hour and a half. Memory may be short for that
-/// long; what lasts longer is something that somebody has to repair.
+/// How many children are replaced in a row. With the pauses below, this takes an hour and a half: a shortage of memory
+/// may last that long, but a problem that lasts longer is one that somebody has to repair.
 const RESTARTS_MAX: u32 = 100;
-/// The pause before the first child of a row is replaced. It doubles, up to the second one.
+/// The pause before the first replacement in a row. It doubles with each further one, up to `RESTART_PAUSE_MAX`.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(60);
-/// A child that has served for so long is the first of a row. An arbitrary choice.
+/// When a child that ran for longer than this is replaced, a new row begins. An arbitrary choice.
 const STEADY: Duration = Duration::from_secs(600);
 
 /// What is served instead of a text that is too long.
@@ -80,7 +82,8 @@ impl Exporter {
         self.address
     }
 
-    /// Answers the child, and replaces it when it ends. Returns only when metrics are no longer served, and why.
+    /// Answers the child, and replaces it when it ends. Returns only when metrics are no longer served, with the
+    /// reason.
     pub fn supply(mut self, text: impl Fn() -> String) -> Failure {
         let mut restarts = Restarts::default();
         let mut ended = self.child.answer(&text);
@@ -107,7 +110,8 @@ impl Exporter {
 struct Restarts(u32);
 
 impl Restarts {
-    /// How long to wait before the next child, after one that was started so long ago; `None` if there is no next one.
+    /// How long to wait before the next child is started; `None` if none is started any more. `since_start` is the age
+    /// of the child that has ended.
     fn pause(&mut self, since_start: Duration) -> Option<Duration> {
         if since_start > STEADY {
             self.0 = 0;
@@ -118,7 +122,7 @@ impl Restarts {
     }
 }
 
-/// Listens, and waits a moment where the port is taken.
+/// Listens. While the port is in use, tries again for up to `BIND_TIMEOUT`.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let begun = Instant::now();
     loop {
@@ -145,7 +149,8 @@ impl Exporting {
         // Nothing runs between fork and exec, so a donor's memory is not copied: see posix_spawn(3).
         command.stdin(OwnedFd::from(listener)).stdout(OwnedFd::from(theirs)).env_clear();
         let process = command.spawn().map_err(failure)?;
-        // Closes this process's copy of the child's end, without which the end of the child would not be noticed.
+        // Closes this process's copy of the child's socket. While it is open, this process cannot notice that the child
+        // has ended.
         drop(command);
         let mut child = Exporting { process, socket, since: Instant::now() };
         child.socket.set_read_timeout(Some(START_TIMEOUT)).map_err(failure)?;
@@ -192,7 +197,8 @@ impl Exporting {
 
     /// Ends the child if it has not ended by itself, and says how it has ended.
     fn end(&mut self) -> String {
-        // A child that closes its socket is about to exit; its status says more than that of a killed one.
+        // A child that closes its socket is about to exit by itself. Its own exit status says more than that of a child
+        // killed here.
         let begun = Instant::now();
         while begun.elapsed() < EXIT_TIMEOUT {
             match self.process.try_wait() {
@@ -218,7 +224,7 @@ impl Drop for Exporting {
 mod tests {
     use super::*;
 
-    /// A unit that was killed is started again while its child still closes the port.
+    /// systemd restarts a killed command while the child of the previous one has not closed the port yet.
     #[test]
     fn a_port_that_is_about_to_be_closed_is_waited_for() {
         let holder = TcpListener::bind("127.0.0.1:0").unwrap();

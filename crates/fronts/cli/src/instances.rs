@@ -35,7 +35,7 @@ fn shown(name: &CStr) -> String {
 }
 
 impl Instance {
-    /// The current values. `timeout` is that of one look at all instances.
+    /// The current values. All snapshots of one look at the instances share one `timeout`.
     pub fn snapshot(&self, timeout: &SettleTime) -> Result<Snapshot, Failure> {
         aquifer_stats::read_in(self.segment.as_fd(), timeout)
             .map_err(|error| Failure::new(ExitCode::Failure, format!("process {}: {error}", self.holders[0]), ""))
@@ -120,8 +120,8 @@ pub fn asked_for(pid: Option<u32>) -> Result<Vec<Instance>, Failure> {
     }
 }
 
-/// Opens what another process has open, if it is a file. By its name alone it may be anything: a FIFO, for instance,
-/// that nobody writes to, and whose opening would never end. It is looked at before it is opened.
+/// Opens a file that another process has open; `None` if it is not a regular file. The link's target alone does not
+/// show this: it may be a FIFO, for example, which would block the open for ever. So the type is checked first.
 fn open_memory(path: &Path, is_written: bool) -> io::Result<Option<File>> {
     let looked_at = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
     if !looked_at.metadata()?.is_file() {

@@ -6,8 +6,8 @@
 //! `exit.rs` lists the exit codes, with a sentence each; `aquifer run` passes through its program's exit status.
 //!
 //! Signals: `aquifer run` forwards them to its program (`run/supervise.rs`). In every other command they have their
-//! default actions. Exceptions are `aquifer donor` (`donor/lend.rs`) and `aquifer top` (`top/terminal.rs`), which end
-//! in order. SIGPIPE is ignored, as in every Rust program, and a broken pipe is success.
+//! default actions. Exceptions are `aquifer donor` (`donor/lend.rs`) and `aquifer top` (`top/terminal.rs`), which shut
+//! down cleanly. SIGPIPE is ignored, as in every Rust program, and a broken pipe is success.
 
 #![deny(unsafe_code)]
 

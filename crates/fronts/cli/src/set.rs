@@ -20,7 +20,7 @@ use crate::exit::{ExitCode, Failure, say};
 use crate::run::{Allowed, Dram};
 use crate::{instances, output, stat};
 
-/// How long to wait for a smaller budget to take effect: a disk of 200 MB/s has taken 2 GB by then.
+/// How long to wait for a smaller budget to take effect. In this time, a disk of 200 MB/s takes 2 GB.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(10);
 /// The pause between two checks.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);

@@ -141,7 +141,7 @@ fn is_exceeded(snapshot: &Snapshot) -> bool {
     crate::run::exceeds_budget(used, snapshot.gauge(Gauge::DramBudgetBytes))
 }
 
-/// From how many columns on the table has the number of faults as well.
+/// The terminal width from which on the table also shows the number of faults.
 const WIDTH_WITH_FAULTS: usize = 92;
 
 /// One line for each instance.

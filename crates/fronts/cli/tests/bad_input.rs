@@ -242,7 +242,7 @@ fn a_preload_library_that_is_none() {
     }
 }
 
-/// As root, the command loaded the library that the variable named without checking who owns it.
+/// As root, the command used to load the library that the variable named, without checking who owns it.
 #[test]
 fn a_preload_library_that_others_can_change() {
     const NOBODY: u32 = 65534;
@@ -381,7 +381,7 @@ fn a_static_program_is_refused() {
     }
 }
 
-/// The loader of such a program ignores the library, so it would run without its budget.
+/// The loader ignores the library in a program that gains rights, so the program would run without its budget.
 #[test]
 fn programs_with_rights_of_their_own_are_refused() {
     const NOBODY: u32 = 65534;

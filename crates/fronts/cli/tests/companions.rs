@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The programs that the command starts: they are found beside it or where packages install them, and a missing or
-//! broken one is named, with what installs it. Scripts stand in for them.
+//! The programs that the command starts: they are found beside it or where packages install them, and an error for a
+//! missing or broken one names it and says how to install it. Scripts stand in for them.
 
 mod support;
 
@@ -27,7 +27,7 @@ fn place(command: &Path, directory: &str, name: &str, script: &str) -> PathBuf {
 /// Far longer than a start takes, even on a slow and busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A bench that says which words it was started with, on standard output.
+/// A bench that prints its arguments to standard output.
 const SAYS_WORDS: &str = "for word; do echo \"$word\"; done; exit 4";
 
 #[test]
@@ -76,7 +76,7 @@ fn fails(command: &Path, words: &[&str], name: &str, what: &str) {
     let target = name.strip_prefix("aquifer-").unwrap();
     let remedy = format!("install aquifer again, or run 'make {target}' in the source tree");
     assert_eq!(stderr(&output), format!("aquifer: the program {name} {what}; {remedy}\n"));
-    // The bench and the suite have a meaning of their own for 1.
+    // The bench and the suite use exit status 1 themselves.
     let status = if name == "aquifer-metrics" { 1 } else { 125 };
     assert_eq!(output.status.code(), Some(status));
     assert_eq!(stdout(&output), "");
@@ -113,7 +113,7 @@ fn a_program_that_does_not_start_is_reported() {
         let program = place(&command, ".", "aquifer-metrics", "exit 3");
         let what = format!("at {} ends at once (exit status: 3)", program.display());
         fails(&command, words, "aquifer-metrics", &what);
-        // On standard output, which is the socket to the command.
+        // The greeting goes to standard output, which is the socket to the command.
         let program = place(&command, ".", "aquifer-metrics", "echo hello; exec sleep 100");
         fails(&command, words, "aquifer-metrics", &format!("at {} is of another version", program.display()));
     }

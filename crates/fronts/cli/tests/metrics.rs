@@ -100,7 +100,7 @@ fn the_child_ends_with_the_command_and_its_port_is_free() {
     let (exporter, address, _said) = exporter();
     let child = child(&exporter);
     kill(exporter.0.id());
-    // At once, as a unit does that is started again.
+    // Immediately, as systemd restarts a unit.
     let again = aquifer().args(["metrics", "--listen", &address]).stderr(Stdio::piped()).spawn();
     let mut again = Ended(again.expect("it starts"));
     let mut line = String::new();

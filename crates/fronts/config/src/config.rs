@@ -16,9 +16,10 @@ pub const VARIABLE: &str = "AQUIFER_CONFIG";
 /// The version of the object. A change of any field's name or meaning is a new version.
 pub const VERSION: u32 = 4;
 
-/// Words of eight bytes in the ledger of a tree's budget. `aquifer-pager` defines their contents.
+/// The number of eight-byte words in the ledger, the account of a tree's budget. `aquifer-pager` defines their
+/// contents.
 pub const LEDGER_WORDS: usize = 4096;
-/// Index of the word with the sum of the shares of its processes, in pages.
+/// Index of the word with the sum of the shares that the tree's processes have, in pages.
 pub const LEDGER_GIVEN_WORD: usize = 0;
 /// Index of the word whose first half counts events: processes sleep on it, by futex(2).
 pub const LEDGER_EVENTS_WORD: usize = 1;
@@ -51,7 +52,7 @@ pub struct Config {
     /// Whether blocks are fetched ahead of their faults.
     pub prefetch: bool,
     /// The inherited descriptor of the statistics segment. `None`: the pager creates a segment. If a program closed the
-    /// descriptor before an `execve`, the number is closed, or is something else.
+    /// descriptor before an `execve`, this number is not open, or belongs to another file.
     #[serde(deserialize_with = "Option::deserialize")]
     pub stats_fd: Option<i32>,
     /// The inherited descriptor of the budget's ledger, which the processes of the tree share: a segment of
@@ -62,9 +63,9 @@ pub struct Config {
     /// The file to which the pager records its engine's inputs, for replay. `None`: no recording.
     #[serde(deserialize_with = "Option::deserialize")]
     pub record: Option<String>,
-    /// The number by which donors identify the processes of this tree; it cannot be guessed. Used by the processes that
-    /// share the statistics segment, from which the launcher knows when the last of them has ended. `None`: donors do
-    /// not identify the tree.
+    /// The number by which donors identify the processes of this tree; it cannot be guessed. Only processes that share
+    /// the statistics segment use it, because the launcher can find out when the last of those has ended. `None`:
+    /// donors do not identify the tree.
     #[serde(deserialize_with = "Option::deserialize")]
     pub tree: Option<u64>,
     /// An existing, writable directory on disk for the default tier.

@@ -16,7 +16,7 @@
 //! assert_eq!(config.delivery, Delivery::Auto);
 //! ```
 //!
-//! [`scrape`] is what the command and the program that serves its metrics say to each other.
+//! [`scrape`] is the protocol between the command and the program that serves its metrics.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What `aquifer-metrics`, the program that serves metrics over HTTP, and the command that starts it say to each other.
+//! The protocol between `aquifer-metrics`, the program that serves metrics over HTTP, and the command that starts it.
 //!
 //! The child's standard input is the listening socket, and its standard output a connected stream socket:
 //!
@@ -11,7 +11,7 @@
 //! | child  | 1, [`ASK`]      | the text for a scrape, please; it asks no more before the answer |
 //! | parent | 8 + text        | the text: its length, little-endian, and UTF-8 |
 //!
-//! When either end closes the socket, the other one knows that it has ended.
+//! When one process closes its end of the socket, the other knows that the first has ended.
 
 /// Says which version of these bytes the program speaks.
 pub const READY: u8 = b'1';
@@ -19,7 +19,7 @@ pub const READY: u8 = b'1';
 pub const ASK: u8 = b'?';
 /// How many bytes precede a text.
 pub const HEAD_BYTES: usize = 8;
-/// Maximum length of a text. A program takes about 20 KiB, so this is more than a thousand of them.
+/// Maximum length of a text. One program takes about 20 KiB of it, so there is room for more than a thousand programs.
 pub const TEXT_BYTES_MAX: usize = 64 << 20;
 
 /// The bytes that precede a text of this length.

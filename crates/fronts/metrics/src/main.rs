@@ -2,12 +2,13 @@
 // Copyright the Aquifer authors
 
 //! The `aquifer-metrics` program: serves metrics over HTTP. `aquifer metrics` and `aquifer donor --metrics` start it,
-//! and have the numbers. A program of its own, so that what strangers send is parsed in a process that has neither the
-//! lent memory nor the statistics of others, and so that the command is not linked with an HTTP server.
+//! and supply the numbers. It is a program of its own, so that requests from untrusted clients are parsed in a process
+//! that has neither the lent memory nor the statistics of others, and so that the command is not linked with an HTTP
+//! server.
 //!
 //! Exit codes: 0 the command that started it has ended, or help or version; 1 it could not serve; 2 it was not started
 //! by the command. Signals: SIGHUP, SIGINT and SIGTERM are blocked, because they are meant for the command: a donor
-//! that has been told to end is scraped until it has its memory back. It ends when the command does.
+//! that is stopping is scraped until it has its memory back. This program ends when the command does.
 //!
 //! Threads: one. `server.rs` speaks with scrapers, `parent.rs` with the command.
 

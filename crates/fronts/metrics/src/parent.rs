@@ -3,8 +3,9 @@
 
 //! Asks the command that started this program for texts. The bytes are in `config/src/scrape.rs`.
 //!
-//! One question is on its way at a time. Scrapes that arrive meanwhile share the next text, so that a crowd of scrapers
-//! makes the command write no more texts than one does. A text was always written after the scrape had arrived.
+//! At most one question is pending. Scrapes that arrive meanwhile share the next text, so that a crowd of scrapers does
+//! not make the command write more texts than a single one could. A scrape always gets a text that was written after
+//! the scrape arrived.
 
 use std::future::Future;
 use std::io;
@@ -21,27 +22,27 @@ use tokio::sync::oneshot;
 /// A scrape that waits for its text. Its other end is gone if its connection was dropped.
 type Waiting = oneshot::Sender<Bytes>;
 
-/// What connections ask for texts.
+/// The handle with which connections ask for texts.
 #[derive(Clone)]
 pub struct Texts(Arc<Mutex<Questions>>);
 
 struct Questions {
     command: OwnedWriteHalf,
-    /// Those for which the question on its way was sent. Empty if there is none.
+    /// The scrapes for which the pending question was sent. Empty if no question is pending.
     asked: Vec<Waiting>,
-    /// Those that came after it. At most one for each connection, since those of dropped connections are removed.
+    /// The scrapes that came after it. At most one for each connection, since those of dropped connections are removed.
     next: Vec<Waiting>,
 }
 
 impl Questions {
-    /// Adds a scrape, and asks unless a question is on its way.
+    /// Adds a scrape, and asks unless a question is pending.
     fn add(&mut self, waiting: Waiting) -> io::Result<()> {
         self.next.retain(|waiting| !waiting.is_closed());
         self.next.push(waiting);
         if self.asked.is_empty() { self.ask() } else { Ok(()) }
     }
 
-    /// Gives the text to those for whom it was asked, and asks for those who came meanwhile.
+    /// Gives the text to the scrapes that asked for it, and asks again if others have come meanwhile.
     fn answer(&mut self, text: &Bytes) -> io::Result<()> {
         for waiting in self.asked.drain(..) {
             // Fails where the connection has been dropped.
@@ -70,8 +71,8 @@ impl Texts {
     }
 }
 
-/// Tells the command that this program serves. Returns what connections ask, and the future that takes the answers,
-/// which ends when the command does.
+/// Notifies the command that this program serves. Returns the handle with which connections ask, and the future that
+/// takes the answers; it ends when the command does.
 pub async fn connect(command: UnixStream) -> io::Result<(Texts, impl Future<Output = io::Result<()>>)> {
     let (answers, command) = command.into_split();
     // Before this wait, `try_write` does not know that there is room. Afterwards there always is.
@@ -100,7 +101,7 @@ async fn take(mut answers: OwnedReadHalf, texts: Texts) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The command writes no text for as long as it is busy. Until then, strangers can come and go.
+    /// As long as the command is busy, it writes no text, while any number of clients can connect and disconnect.
     #[test]
     fn scrapes_whose_connections_are_gone_are_forgotten() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();

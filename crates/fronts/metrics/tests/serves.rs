@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program as the command that starts it sees it: a listening socket, and questions for texts.
+//! Tests the program from the side of the command that starts it: a listening socket, and questions for texts.
 //!
-//! The trouble it guards against: strangers who connect and say nothing kept scrapers from the metrics, and a crowd of
-//! scrapers could have kept the command busy with texts.
+//! Two problems that the tests guard against: clients that connected and sent nothing kept scrapers from the metrics,
+//! and many scrapers could have kept the command busy with writing texts.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -70,7 +70,7 @@ impl Exporter {
         stream
     }
 
-    /// How the program ends, with what it has said.
+    /// Waits until the program ends. Returns its exit status, and what it has printed.
     fn ended(mut self) -> (Option<i32>, String) {
         let begun = Instant::now();
         let status = loop {
@@ -112,7 +112,7 @@ fn scrapes_that_come_meanwhile_share_the_next_text() {
     let first = exporter.asking("GET /metrics");
     assert_eq!(exporter.read(), ASK);
     let crowd: Vec<TcpStream> = (0..20).map(|_| exporter.asking("GET /metrics")).collect();
-    // A request that needs no text is answered after all before it have been read.
+    // This request needs no text. Its answer shows that all requests before it have been read.
     assert!(received(exporter.asking("GET /")).starts_with("HTTP/1.1 404"));
     exporter.answer("figure 1\n");
     assert!(received(first).ends_with("figure 1\n"));
@@ -130,7 +130,7 @@ fn scrapes_that_come_meanwhile_share_the_next_text() {
 fn what_is_no_scrape_asks_for_no_text() {
     let exporter = Exporter::start();
     assert!(received(exporter.asking("POST /metrics")).starts_with("HTTP/1.1 405"));
-    // It is not read to its end, so the rest cannot always be written, nor the answer be read.
+    // The program does not read this request to its end, so writing the rest may fail, and so may reading the answer.
     let mut stream = TcpStream::connect(exporter.address).unwrap();
     let _ = stream.write_all(&[b'x'; 1 << 20]).and_then(|()| stream.read_to_end(&mut Vec::new()));
     let scraper = exporter.asking("HEAD /metrics");
@@ -140,7 +140,7 @@ fn what_is_no_scrape_asks_for_no_text() {
     assert!(text.starts_with("HTTP/1.1 200") && text.contains("content-length: 9\r\n"), "{text}");
 }
 
-/// The signals are meant for the command: a donor that was told to end is scraped until it has its memory back.
+/// The signals are meant for the command: a donor that is stopping is scraped until it has its memory back.
 #[test]
 fn it_ends_when_the_command_does_and_not_before() {
     let exporter = Exporter::start();

@@ -126,7 +126,7 @@ pub fn is_file(descriptor: usize) -> bool {
     }
 }
 
-/// Whether one call is one message.
+/// Whether each call on the descriptor transfers one message.
 pub fn is_message_socket(descriptor: usize) -> bool {
     let (mut kind, mut len) = (libc::SOCK_STREAM, size_of::<i32>() as libc::socklen_t);
     let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);

@@ -38,8 +38,8 @@ pub fn prepare() {
 
 /// syscall(2): variadic, which makes no difference to the caller of this ABI.
 ///
-/// Not a Rust function: a call that returns twice, or on another stack, must not find a frame of this library in its
-/// way.
+/// Naked, so that it has no stack frame: a call may return twice, or on another stack, and must not return through a
+/// frame of this library.
 ///
 /// # Safety
 /// As for the system call.

@@ -4,11 +4,11 @@
 //! Makes one system call of the program, with the memory it touches made resident first and pinned until it returns.
 //!
 //! Under signal delivery the kernel's own access to a missing page fails with EFAULT, half way through a call that may
-//! have consumed a message. So nothing can be repaired afterwards: `pointers.rs` tells which memory the call touches,
-//! and the pager keeps that memory resident; where eviction copies pages, under every delivery (`pager/src/pins.rs`).
+//! have consumed a message. So nothing can be repaired afterwards: `pointers.rs` lists the memory that a call touches,
+//! and the pager keeps it resident. Where eviction copies pages, it does so under every delivery (`pager/src/pins.rs`).
 //! Memory that exceeds the limit for one call or for all calls goes in windows (files) or through the library's own
 //! buffers: transfers by `bounce.rs`, several messages by `calls/messages.rs`, structures by `calls/copied.rs`. A call
-//! that consumes data that cannot be obtained again is never made with memory of the program that is not pinned.
+//! that consumes data that cannot be obtained again gets only pinned memory of the program, or the library's own.
 //!
 //! Runs on the program's threads: in the wrappers of libc's functions, and for trapped calls in `trap.rs`. A thread may
 //! be cancelled or leave by siglongjmp(3) while the kernel executes the call.
@@ -39,16 +39,17 @@ use crate::start::instance;
 
 /// The kernel's EFAULT.
 const FAULT: isize = -(libc::EFAULT as isize);
-/// Tries of a call whose memory could not all be pinned, or was larger than the table says.
+/// How many times a call is tried if not all of its memory could be pinned, or if it needs more than the table lists.
 const TRIES: usize = 16;
-/// Consecutive waits of one thread on the program's stack that may find their futex word evicted.
+/// How many consecutive waits of one thread on the program's stack may find their futex word evicted. The next wait is
+/// made by the trap handler instead.
 const WAITS_FAILED_MAX: u32 = 16;
 /// How much memory an unlisted argument is assumed to point to when [`length`] was not enough.
 const WIDE_BYTES: usize = 64 << 10;
 /// The most bytes that one call transfers: the kernel's MAX_RW_COUNT.
 pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
-/// Whether the program has ever had more than one thread: until then, none can be cancelled.
+/// Whether the program has ever had more than one thread: until then, no thread can be cancelled.
 pub static HAS_THREADS: AtomicBool = AtomicBool::new(false);
 
 /// Makes calls for one caller.
@@ -127,15 +128,15 @@ pub unsafe fn plain_point(number: i64, args: [usize; 6]) -> isize {
     in_libcs_manner(unsafe { Caller { adopter: None, cancellable }.raw(number, args) })
 }
 
-/// A call that may be in progress when the pager starts: it is shown until it returns, so that the pager leaves its
-/// memory alone. Once the pager has started, this costs one read of a thread-local number.
+/// A call that may be in progress when the pager starts: it is announced until it returns, so that the pager leaves the
+/// memory of the call alone. Once the pager has started, the check costs one read of a thread-local number.
 pub struct Early {
     adopter: &'static Adopter,
     shown: ManuallyDrop<Shown>,
 }
 
 impl Early {
-    /// Called before the call. `None` if the call need not be shown.
+    /// Called before the call. `None` if the call need not be announced.
     pub fn begin(adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> Option<Self> {
         if shown_calls::announces_no_more() {
             return None;
@@ -144,7 +145,7 @@ impl Early {
             end_announcements(adopter);
             return None;
         }
-        // The only thread of a process is in no call when it starts the pager.
+        // If the process has only one thread, that thread starts the pager, and is in no call at that time.
         if !HAS_THREADS.load(Ordering::Relaxed) {
             return None;
         }
@@ -171,7 +172,8 @@ impl Drop for Early {
     }
 }
 
-/// The pager has started. If this thread is in no call that began before, the memory of such calls can be managed now.
+/// Called once the pager has started. If this thread has returned from every call that it announced, the pager may
+/// manage the memory of those calls from now on.
 fn end_announcements(adopter: &'static Adopter) {
     if !shown_calls::is_in_call() {
         adopter.calls_are_over(shown_calls::this_thread());
@@ -179,7 +181,7 @@ fn end_announcements(adopter: &'static Adopter) {
     }
 }
 
-/// This thread makes no more calls.
+/// Called before this thread ends: it makes no more calls, and the pager may manage the memory of its earlier ones.
 pub fn thread_ends() {
     shown_calls::leave();
     instance().inspect(|instance| instance.adopter.calls_are_over(shown_calls::this_thread()));
@@ -197,7 +199,8 @@ fn is_wait(number: i64, args: &[usize; 6]) -> bool {
     number == libc::SYS_futex && matches!(args[1] as c_int & !FLAGS, libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET)
 }
 
-/// Makes the words of a call of [`Shape::Word`] resident, or those in its structures, without pinning them.
+/// Makes the futex words of a call resident without pinning them: its arguments ([`Shape::Word`]), or the words that
+/// its structures point to ([`Shape::Waiters`]).
 ///
 /// # Safety
 /// As for the system call.
@@ -335,7 +338,7 @@ impl Caller {
         unsafe { self.tried(adopter, number, args) }
     }
 
-    /// Makes a call whose memory is pinned as far as possible, and made resident otherwise.
+    /// Makes a call with its memory pinned as far as possible; the rest is only made resident.
     unsafe fn tried(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for turn in 0..TRIES {
@@ -457,8 +460,8 @@ impl Caller {
         unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
 
-    /// The call for other memory, given by `start` and `count`, `done` bytes further on. `at`: the call takes an
-    /// offset.
+    /// Makes the call after its first `done` bytes were transferred, with other memory: `count` bytes or entries at
+    /// `start`. `at`: the call takes a file offset, which is then `done` bytes further on.
     unsafe fn further(
         &self,
         number: i64,
@@ -507,8 +510,9 @@ impl Caller {
         unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
 
-    /// A transfer: the program's own call with all its memory pinned; or `part` of it with other memory, a number of
-    /// bytes further on, which touches no other memory of the program.
+    /// Makes a transfer: by the program's own call, if all its memory can be pinned. Otherwise by `part`, which makes
+    /// the call with the given entries after a number of bytes, and lets the kernel touch no other memory of the
+    /// program.
     unsafe fn transfer(
         &self,
         adopter: &'static Adopter,

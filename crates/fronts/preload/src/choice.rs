@@ -10,8 +10,8 @@
 
 use aquifer_core::map::Delivery;
 
-/// Allocations of this size and above live like mappings, and get signal delivery. As large as the largest value to
-/// which glibc's own mmap threshold is commonly raised by hand, and far above any kernel structure.
+/// Allocations of this size and above live like mappings, and get signal delivery. Users who raise glibc's own mmap
+/// threshold commonly set no more than this, and every kernel structure is far smaller.
 pub const BIG_ALLOCATION_BYTES: usize = 1 << 20;
 
 /// The program's own mappings below this size stay with the kernel: only hundreds of them could matter to a budget of

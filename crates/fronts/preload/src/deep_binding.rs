@@ -19,7 +19,7 @@ use std::ffi::{c_char, c_int, c_long, c_void};
 use crate::next;
 use crate::start::instance_inside;
 
-/// The function to jump to, and the mode to pass: two registers.
+/// The function to jump to, and the mode to pass, returned in two registers.
 #[repr(C)]
 struct Onwards {
     function: usize,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Keeps programs that this one executes managed: the environment entries that they need are restored if left out. A
-//! program that cannot be managed is reported once for the whole tree, or refused with EACCES under `--strict`.
+//! Makes sure that the programs that this one executes are managed, too: restores the environment entries that they
+//! need, if this program leaves them out. A program that cannot be managed is reported once for the whole tree, or
+//! refused with EACCES under `--strict`.
 //!
 //! A program may be executed with an empty environment, or with another `LD_PRELOAD`; this library is then put before
 //! the libraries listed there. An existing configuration is kept, since it is that of another `aquifer run`.
@@ -76,12 +77,12 @@ fn own_path() -> Option<Vec<u8>> {
     Some(name.to_bytes().to_owned())
 }
 
-/// For calls of the program; the pager executes no programs.
+/// The needs, for a call by the program; `None` inside the pager, which executes no programs.
 fn needs() -> Option<&'static Needs> {
     if thread_slot::inside() { None } else { NEEDS.get() }
 }
 
-/// The needed entries that an environment has.
+/// Which of the needed entries an environment has.
 #[derive(Default)]
 struct Found {
     entries: usize,
@@ -100,7 +101,7 @@ impl Found {
     }
 }
 
-/// `None` if the kernel could not read it either.
+/// Looks through an environment. `None` if it cannot be read: the kernel could not read it either.
 fn look(needs: &Needs, environment: usize) -> Option<Found> {
     let mut found = Found::default();
     if environment == 0 {
@@ -184,8 +185,8 @@ fn on_stack<const WORDS: usize, T>(
     call(words.as_ptr().expose_provenance())
 }
 
-/// In a mapping outside the program's memory. A child of vfork(2) that executes a program leaves it to its parent:
-/// [`child_has_left`].
+/// Calls `call` with an environment in a mapping outside the program's memory. A child of vfork(2) that executes a
+/// program cannot unmap it; the parent does, by [`child_has_left`].
 fn mapped<T>(count: usize, needs: &Needs, environment: usize, found: &Found, call: impl FnOnce(usize) -> T) -> T {
     // The call itself most likely fails with ENOMEM as well.
     let Some(start) = map(count, needs, environment, found) else { return call(environment) };
@@ -212,8 +213,8 @@ fn head_of(start: usize) -> *mut Head {
     std::ptr::with_exposed_provenance_mut(start - size_of::<Head>())
 }
 
-/// In the parent of a child of vfork(2), which has ended or executed a program: unmaps what the child has left mapped.
-/// `before`: the thread's [environment](thread_slot::environment) before the child was made.
+/// Called in the parent, after its child of vfork(2) has ended or executed a program: unmaps the environments that the
+/// child left mapped. `before`: the thread's [environment](thread_slot::environment) before the child was made.
 pub fn child_has_left(before: usize) {
     loop {
         let start = thread_slot::environment();
@@ -249,7 +250,7 @@ fn unmap(start: usize, count: usize) {
     let _ = unsafe { syscall(libc::SYS_munmap, [start - size_of::<Head>(), mapped_bytes(count), 0, 0, 0, 0]) };
 }
 
-/// Writes the pointers, a null pointer, and the text of the first entry. `words` are zeros, and enough.
+/// Writes the pointers, a null pointer, and the text of the first entry. `words` must be zeros, and long enough.
 fn fill(words: &mut [usize], needs: &Needs, environment: usize, found: &Found) {
     let (pointers, text) = words.split_at_mut(found.entries + 3);
     pointers[0] = text.as_ptr().expose_provenance();
@@ -291,14 +292,14 @@ fn fill(words: &mut [usize], needs: &Needs, environment: usize, found: &Found) {
 /// For system(3) and popen(3), which use the C library's environment: it is exchanged for as long as they need it.
 ///
 /// Other threads may use it at the same time: setenv(3) copies its entries, and another system(3) passes it on. An
-/// environment that another thread may still have is not freed.
+/// environment that another thread may still use is not freed.
 pub fn with_own_environment<T>(call: impl FnOnce() -> T) -> T {
     /// The threads inside this function.
     static USERS: AtomicU32 = AtomicU32::new(0);
     let Some(needs) = needs() else { return call() };
     // SAFETY: the C library's variable, a pointer, which exists for as long as the process.
     let variable = unsafe { &environ };
-    // SeqCst, so that a thread that is not counted below finds the restored environment.
+    // SeqCst, so that a thread that enters after the count below was read finds the restored environment.
     USERS.fetch_add(1, Ordering::SeqCst);
     let before = variable.load(Ordering::SeqCst);
     let environment = before.expose_provenance();

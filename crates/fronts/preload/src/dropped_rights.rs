@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program gives up rights: before it does, a process that was made without the library seeing the call closes its
-//! access to its parent's resources.
+//! Called before the program gives up rights. If the library did not see the call that created this process, the
+//! process closes its access to its parent's resources here.
 //!
-//! A child that fork(2) or clone(2) made visibly has done so long before. A child that was made by the bare
-//! instruction, in a process whose calls do not trap, does it here at the latest: what it can reach afterwards is no
-//! more than what it may reach. See `pager/src/fork.rs` and SECURITY.md.
+//! A child of a call that the library saw (fork(2) or clone(2)) did so when it was created. A child that was created by
+//! the bare instruction, in a process whose calls do not trap, does it here at the latest, so that afterwards it cannot
+//! reach more than its rights allow. See `pager/src/fork.rs` and SECURITY.md.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 

@@ -42,16 +42,16 @@ const PARENT_TID: usize = 3;
 const STACK: usize = 5;
 const STACK_SIZE: usize = 6;
 
-/// Makes a C library call that copies this process trap; `call` makes it. Where there is always memory to pin, calls
-/// trap anyway; otherwise only now, since trapping makes every call slower. `by_library`: the call is fork(3), which
-/// takes care of the locks of the program's heap.
+/// Runs `call`, a C library call that copies this process, with trapping on. Where there is always memory to pin, calls
+/// trap anyway; otherwise they trap only here, since trapping makes every call slower. `by_library`: the call goes
+/// through the C library's fork(), which takes care of the locks of the program's heap.
 fn with_trap<T>(by_library: bool, call: impl FnOnce() -> T) -> T {
     let instance = instance();
     let is_active = || instance.is_some_and(|instance| instance.adopter.is_active());
-    // Below the budget too: a pager lock held by another thread would stay locked in the child for ever.
+    // Needed below the budget, too: a pager lock held by another thread would stay locked in the child for ever.
     let forking = instance.filter(|_| is_active() || HAS_THREADS.load(Ordering::Relaxed));
     let before = forking.map(|instance| instance.adopter.fork_begins(by_library)).unwrap_or_default();
-    // Armed by the call that a signal has interrupted, and that has yet to make its system call.
+    // Already armed if a signal handler makes this call, and has interrupted another such call before its system call.
     let was_armed = thread_slot::trapping() == Trapping::Armed;
     let (active, trapped) = (is_active(), forking.is_some() && signal::trap_fork());
     if active && !trapped {
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn clone(
     let flags = without_shared_table(flags as usize) as c_int;
     // The child's copy of this frame stays intact, since the child has another stack.
     let begins = Begins { run, argument };
-    // A signal handler may have interrupted fork(3), which holds the locks of the program's heap.
+    // A signal handler may have interrupted fork(), which holds the locks of the program's heap.
     let by_library = thread_slot::forks() == Forks::default();
     with_trap(by_library, || with(child_begins as *const c_void, flags, (&raw const begins).cast_mut().cast()))
 }
@@ -166,8 +166,8 @@ struct Begins {
     argument: *mut c_void,
 }
 
-/// Where such a child begins. It never returns to [`with_trap`], and ends by a call that nothing sees where calls do
-/// not trap.
+/// Where such a child begins. It never returns to [`with_trap`]. Where calls do not trap, the library does not see the
+/// call that ends it, so its end is handled here.
 unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
     // SAFETY: `clone` passes this pointer, and its caller passed a function of this type.
     let (run, argument) = unsafe {
@@ -340,7 +340,8 @@ impl Words {
         words
     }
 
-    /// In both processes, with the call's result. A word that is not writable is left alone, as the kernel does.
+    /// Fills the words: called in both processes, with the call's result. A word that is not writable is left alone, as
+    /// the kernel does.
     fn give(&self, result: isize, pidfd: i32) {
         let write = |at: usize, value: i32| at != 0 && store_word(at, value);
         match result {

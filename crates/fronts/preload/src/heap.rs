@@ -103,7 +103,7 @@ fn control<A, B>(name: &CStr, old: Option<&mut A>, new: Option<&mut B>) -> bool 
     unsafe { je::mallctl(name.as_ptr(), old.cast(), old_len, new.cast(), new_len) == 0 }
 }
 
-/// Returns big allocations as soon as they are freed, as glibc does.
+/// Makes an arena return freed memory to the kernel immediately, as glibc does with big allocations.
 fn set_decay(arena: u32) {
     let Ok(name) = std::ffi::CString::new(format!("arena.{arena}.dirty_decay_ms")) else { return };
     let mut now = 0isize;
@@ -209,7 +209,7 @@ extern "C" fn allow_merge(
     false
 }
 
-/// Flags for an allocation of `size`: the big arena for big allocations, and the kernel's arena for libc's allocations
+/// Flags for an allocation of `size`: the big arena for big allocations, and the unmanaged arena for libc's allocations
 /// while the thread is inside the pager or sets the program's locale. `None`: the thread's own arena.
 fn apart(size: usize) -> Option<c_int> {
     const OF_KERNEL: usize = 0;

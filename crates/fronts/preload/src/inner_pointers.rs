@@ -4,8 +4,8 @@
 //! Memory that a system call touches through one more pointer: entries of vectors, strings of an array, and the targets
 //! of pointers in structures that no table lists, such as those of ioctl(2), setsockopt(2), bpf(2).
 //!
-//! The latter are guessed once a call has failed with EFAULT: each word of the structure that could be an address of
-//! managed memory is taken for one. Making too much memory resident is harmless.
+//! Pointers that no table lists are guessed once a call has failed with EFAULT: each word of the structure that could
+//! be an address of managed memory is taken for one. Making too much memory resident is harmless.
 
 #![allow(unsafe_code, reason = "looks at what the program's arguments point to")]
 
@@ -16,14 +16,14 @@ use crate::program_memory::{load, string_len};
 /// Requests of io_submit(2) with vectors: linux/aio_abi.h.
 const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;
-/// Most strings and requests of one call that are looked at; the memory of further ones is not made resident. Above any
-/// number that was seen.
+/// Maximum number of strings or requests of one call that are looked at; the memory of further ones is not made
+/// resident. More than any program has been seen to use.
 const POINTERS_MAX: usize = 4096;
 /// How many words of a structure are searched for pointers: `union bpf_attr` is the longest that was found, 168 bytes.
 const GUESSED_WORDS: usize = 32;
 /// How many bytes a guessed pointer may point to: a filter of 4096 instructions (BPF_MAXINSNS) takes 32 KiB.
 const GUESSED_BYTES: usize = 64 << 10;
-/// How many structures deep guesses go: structures that point to structures, as for SIOCETHTOOL.
+/// How many structures deep guesses go. Two, since a structure may point to another one, as for SIOCETHTOOL.
 const GUESSED_DEEP: usize = 2;
 
 /// Calls `each` with the memory that the arguments of a call point to through one more pointer.

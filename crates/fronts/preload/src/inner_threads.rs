@@ -4,11 +4,11 @@
 //! Functions of the C library that work on threads of its own: timers and messages that start a thread, POSIX
 //! asynchronous I/O, and name lookups in the background.
 //!
-//! Such a thread is made without any wrapper seeing it. It has no stack for the library's handlers, its calls do not
+//! No wrapper sees the call that creates such a thread. It has no stack for the library's handlers, its calls do not
 //! trap, and it blocks all signals while it reads the program's request from the heap: under signal delivery the kernel
 //! would kill the process, or the call would fail. If one of these functions is used before the pager starts, all
-//! memory gets listener delivery, as with an io_uring. Later, if there is memory with signal delivery, it is refused
-//! with ENOSYS.
+//! memory gets listener delivery, as with an io_uring. Later, the function is refused with ENOSYS if there is memory
+//! with signal delivery, or if its threads transfer data and there is memory that calls must pin.
 //!
 //! See timer_create(2), mq_notify(3), aio(7), getaddrinfo_a(3).
 
@@ -23,7 +23,7 @@ use aquifer_sys::signals;
 use crate::next;
 use crate::start::instance;
 
-/// Whether the C library may do this with threads of its own. `transfers`: they also read or write the program's
+/// Whether the C library may start threads of its own for a call. `transfers`: they also read or write the program's
 /// memory.
 fn may_have_threads(transfers: bool) -> bool {
     static SAID: AtomicBool = AtomicBool::new(false);

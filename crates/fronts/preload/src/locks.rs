@@ -35,7 +35,7 @@ pub fn lock(number: i64, args: [usize; 6]) -> isize {
 }
 
 /// munlock(2), with the kernel's convention for results. The kernel unlocks first: until then the locked memory must
-/// not be evicted, so it stays held.
+/// not be evicted, so it stays pinned.
 pub fn unlock(args: [usize; 6]) -> isize {
     let result = kernel(libc::SYS_munlock, args);
     if let Some(instance) = instance() {
@@ -44,7 +44,8 @@ pub fn unlock(args: [usize; 6]) -> isize {
     result
 }
 
-/// Unlocks memory that the program has freed without unlocking it: with the C library's malloc it would be unmapped.
+/// Unlocks memory that the program has freed without unlocking it. With the C library's malloc, it would be unmapped,
+/// and so unlocked.
 pub fn forget(adopter: &'static Adopter, start: usize, len: usize) {
     if adopter.is_locked(start, len) {
         kernel(libc::SYS_munlock, [start, len, 0, 0, 0, 0]);

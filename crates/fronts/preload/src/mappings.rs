@@ -28,7 +28,7 @@ fn is_plain(flags: c_int) -> bool {
 pub const ADDRESSES_END: usize = 0x7fff_ffff_f000;
 
 /// The end of `start..start + len`, in whole pages. `None` if it is no range of pages: the kernel refuses the call, so
-/// nothing may be forgotten because of it.
+/// the pager must not release anything.
 fn end(start: usize, len: usize) -> Option<usize> {
     let end = start.checked_add(len.checked_next_multiple_of(4096)?)?;
     (start.is_multiple_of(4096) && len > 0).then_some(end)

@@ -83,8 +83,8 @@ unsafe impl GlobalAlloc for OwnHeap {
     }
 }
 
-/// The thread that has the lock is not interrupted and does not fault, because it runs on the library's own stack: the
-/// caller's stack may be managed.
+/// Calls `act` with the heap locked. It runs on the library's own stack with signals blocked, since the caller's stack
+/// may be managed: so the thread that has the lock is not interrupted, and does not fault.
 fn with_heap<T: 'static>(act: impl FnOnce(&mut Dlmalloc<Ranges>) -> T + 'static) -> T {
     own_stack::call(move || act(&mut HEAP.0.lock().unwrap_or_else(PoisonError::into_inner)))
 }

@@ -29,7 +29,7 @@ pub enum Shape {
     /// A local vector at argument 1, with its length in argument 2, that is not split into windows; and for
     /// process_vm_readv(2) a remote one at argument 3, which may be the program's own memory.
     Remote,
-    /// Arrays of strings: execve(2). The number is that of the argument with the path.
+    /// Arrays of strings: execve(2). The number is the index of the argument with the path.
     Strings(usize),
     /// Pointers to `iocb`s at argument 2; argument 1 is their number.
     Submit,
@@ -67,12 +67,12 @@ pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
     }
 }
 
-/// The most messages that one sendmmsg(2) sends: UIO_MAXIOV. The kernel takes no more, without an error; recvmmsg(2)
-/// has no such bound.
+/// The most messages that one sendmmsg(2) sends: UIO_MAXIOV. The kernel ignores further ones without an error;
+/// recvmmsg(2) has no such bound.
 const SENT_MESSAGES_MAX: usize = 1024;
 
-/// How many messages a call of [`Shape::Messages`] is for: an `unsigned int` for the kernel, whatever the register has
-/// beyond that.
+/// How many messages a call of [`Shape::Messages`] is for. The kernel reads an `unsigned int`, and ignores the upper
+/// half of the register.
 pub fn message_count(number: i64, args: &[usize; 6]) -> usize {
     let count = args[2] as u32 as usize;
     if number == libc::SYS_sendmmsg { count.min(SENT_MESSAGES_MAX) } else { count }
@@ -112,12 +112,12 @@ const SYS_FUTEX_WAKE: i64 = 454;
 const SYS_FUTEX_WAIT: i64 = 455;
 pub const SYS_FUTEX_REQUEUE: i64 = 456;
 
-/// More array items than any call accepts: poll(2) accepts as many as there may be descriptors, the others fewer.
+/// More array items than any call accepts: poll(2) accepts as many as there may be descriptors, other calls fewer.
 const ITEMS_MAX: usize = 1 << 30;
 
 /// How many bytes the argument `index` of a call points to, if it points anywhere.
 pub fn length(number: i64, index: usize, args: &[usize; 6]) -> usize {
-    // If there are more than it accepts, the kernel looks at none.
+    // If there are more items than the kernel accepts, it looks at none.
     let items = |count: usize, size: usize| if args[count] <= ITEMS_MAX { args[count] * size } else { 0 };
     let bytes = match (number, index) {
         // A range whose contents the call does not read: for mincore(2), making it resident would falsify the result.

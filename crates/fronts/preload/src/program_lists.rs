@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! execl(3), execlp(3) and execle(3): the C library's own would execute without going through `programs.rs`.
+//! execl(3), execlp(3) and execle(3): the C library's own functions would execute without going through `programs.rs`.
 //!
-//! Their arguments are variadic. Up to five are in registers, the others on the stack: pushed in order below the
-//! others, they form the array that execv(3) takes.
+//! Their arguments are variadic: up to five are in registers, and the rest on the stack. Pushing the former below the
+//! rest forms the array that execv(3) takes.
 
 #![allow(unsafe_code, reason = "variadic functions of the C library")]
 

@@ -61,17 +61,17 @@ fn may_spawn(path: *const c_char) -> bool {
     descendants::may_execute(path.expose_provenance())
 }
 
-/// vfork(2), from this library's own text. A call that traps and returns twice must be repeated at its call site, and
-/// nothing would trap on this thread until it entered the library again: until then its calls could meet evicted
-/// memory.
+/// vfork(2), made by this library's own code, which does not trap. A trapped call that returns twice has to be repeated
+/// at its call site, and after that no call of the thread traps until the thread enters the library again. Until then
+/// its calls could meet evicted memory.
 ///
 /// # Safety
 /// As vfork(2).
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vfork() -> libc::pid_t {
-    // The return address is kept in a register: the child returns first, and uses the stack. So is what the parent
-    // needs afterwards.
+    // The return address is kept in a register, because the child returns first and uses the stack. The value that the
+    // parent needs afterwards is kept in another.
     std::arch::naked_asm!(
         "sub rsp, 8",
         "call {begins}",
@@ -97,7 +97,7 @@ extern "C" fn vfork_begins() -> usize {
     thread_slot::environment()
 }
 
-/// In the parent, where a child has ended or executed a program, or could not be made.
+/// Called in the parent, after the child has ended or executed a program, or could not be created.
 extern "C" fn vfork_ends(result: isize, environment: usize) -> libc::pid_t {
     descendants::child_has_left(environment);
     in_libcs_manner(result) as libc::pid_t

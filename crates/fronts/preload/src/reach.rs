@@ -31,7 +31,7 @@ pub fn of(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
         Shape::Message { .. } => _ = header(args[1], each),
         Shape::Messages => {
             for index in 0..message_count(number, args).min(MESSAGES_MAX) {
-                // The kernel ends at an unreadable one.
+                // The kernel stops at an unreadable header.
                 if !header(args[1].wrapping_add(index * size_of::<libc::mmsghdr>()), each) {
                     return;
                 }

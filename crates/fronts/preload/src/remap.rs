@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! mremap(2) of managed memory. The kernel cannot do it while part of the memory is evicted, so the library grows a
-//! mapping in place by a new mapping after it, and moves one by a copy that keeps the rights of each page. Locked
-//! memory is locked at its new address.
+//! mremap(2) of managed memory. The kernel cannot do it while part of the memory is evicted, so the library does. To
+//! grow a mapping in place, it adds a new mapping after it. To move a mapping, it copies the contents and keeps the
+//! rights of each page. Locked memory is locked at its new address.
 //!
-//! Unlike the kernel's, this is not one step: a thread that looks at either place during the call may see memory that
-//! is readable but not yet written.
+//! Unlike the kernel's mremap, this is not atomic: a thread that reads either address range during the call may see
+//! memory that is readable but not yet written.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -106,7 +106,8 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, targe
     Ok(new)
 }
 
-/// Maps `more` bytes after a range of `parts`, with the rights of its end. An error if the addresses are in use.
+/// Maps `more` bytes at `end`, after a range of `parts`, with the rights of its last part. An error if the addresses
+/// are in use.
 fn grow(end: usize, more: usize, parts: &[Part]) -> Result<(), Errno> {
     let place = make(Some(end), more, libc::MAP_FIXED_NOREPLACE)?;
     if place != end {
@@ -180,7 +181,7 @@ fn lock(start: usize, len: usize) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(Errno(libc::EAGAIN)) }
 }
 
-/// Unmaps the range that the program's memory has moved away from. Sealed memory stays where it is.
+/// Unmaps a range, such as the one that the program's memory has moved away from. An error if mseal(2) has sealed it.
 fn give_back(start: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: the program unmaps its own memory.
     in_libcs_manner(unsafe { unmap(std::ptr::with_exposed_provenance_mut(start), len) })

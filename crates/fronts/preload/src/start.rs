@@ -74,7 +74,7 @@ static START: extern "C" fn(c_int, *const *const u8, *const *const u8) = start;
 #[unsafe(link_section = ".fini_array")]
 static STOP: extern "C" fn() = stop;
 
-/// The program exits: the rest of the recording is written to its file.
+/// Runs when the program exits: writes the rest of the recording to its file.
 extern "C" fn stop() {
     let _blocked = Blocked::all();
     aquifer_pager::recorder::finish();
@@ -88,7 +88,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         Err(error) => refuse_to_start(&error.to_string()),
     };
     aquifer_pager::abort::on_panic();
-    // Set as by `aquifer --log-format`.
+    // The variable that `aquifer --log-format` sets for the program.
     if std::env::var_os("AQUIFER_LOG_FORMAT").is_some_and(|format| format == "json") {
         aquifer_pager::abort::say_in_json();
     }
@@ -224,7 +224,7 @@ fn ledger(config: &Config) -> Option<&'static Ledger> {
     let number = config.ledger_fd?;
     match Ledger::attach(number, config.dram_bytes / PAGE_BYTES) {
         Ok(ledger) => {
-            // Programs that this one executes find the account by its number.
+            // Programs that this one executes find the account by this descriptor number.
             protect(number);
             Some(Box::leak(Box::new(ledger)))
         }

@@ -12,15 +12,16 @@ use crate::calls::Early;
 use crate::next;
 use crate::start::instance;
 
-/// The size of one piece. A choice: beyond some pages, the size of one copy in the C library does not matter.
+/// The size of one piece. An arbitrary choice: above a few pages, the size of one copy in the C library does not
+/// matter.
 const BOUNCE_BYTES: usize = 256 << 10;
 
 fn needs_bounce(start: *const c_void, len: usize) -> bool {
     instance().is_some_and(|instance| instance.adopter.may_need_pin(start as usize, len))
 }
 
-/// Shows the C library's own call, during which the pager may start. Called before [`needs_bounce`], because it may
-/// wait for that start.
+/// Announces the C library's own call, during which the pager may start. Called before [`needs_bounce`], because this
+/// function waits if the pager is starting.
 fn early(number: i64, start: *const c_void, len: usize) -> Option<Early> {
     instance().and_then(|instance| Early::begin(&instance.adopter, number, &[0, start as usize, len, 0, 0, 0]))
 }

@@ -25,7 +25,7 @@ use crate::start::Instance;
 /// Room for a trapped call and a fault in it: two of the largest signal frames of x86-64 (about 12 KiB with AMX)
 /// and both handlers (about 20 KiB each), and for the program's own handlers, which may interrupt the call.
 const SIGNAL_STACK_BYTES: usize = 256 << 10;
-/// At a stack's low end, so that a stack overflow crashes and does not overwrite other memory.
+/// Inaccessible memory at the low end of each stack, so that a stack overflow crashes and overwrites no other memory.
 const GUARD_BYTES: usize = 4096;
 /// Both stacks of a thread: the signal stack, and `aquifer_sys::own_stack` above it.
 const STACKS_BYTES: usize = SIGNAL_STACK_BYTES + own_stack::STACK_BYTES;
@@ -48,19 +48,20 @@ const THREAD_BYTES: usize = 64 << 10;
 /// The part of [`THREAD_BYTES`] above the frame of a thread that pins its own stack.
 const ABOVE_BYTES: usize = 4 << 10;
 
-/// Pins the part of the calling thread's stack that was and will be used next, if the stack is managed: in a child of
-/// clone(2), and on the stack of a coroutine. A fault there could not be signalled while the C library, or the pager,
-/// blocks all signals. Below the budget nothing is evicted.
+/// Pins the calling thread's stack around its current frame, if the stack is managed: in a child of clone(2), and on
+/// the stack of a coroutine. A fault there could not be signalled while the C library, or the pager, blocks all
+/// signals. Below the budget nothing is evicted, so nothing is pinned.
 pub fn pin_stack(instance: &'static Instance) -> Option<usize> {
     let here = 0u8;
     let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
     let start = frame.saturating_sub(THREAD_BYTES - ABOVE_BYTES);
-    // Not made on this very stack: `own_stack`. If it cannot be pinned, it is at least made resident.
+    // The pager pins it while running on its own stack, not on this one. If it cannot be pinned, it is at least made
+    // resident.
     let pin = || instance.adopter.pin_for_thread(start, THREAD_BYTES).ok().flatten();
     instance.adopter.is_active().then(pin).flatten()
 }
 
-/// The same for a stack whose top is `top`, for a task that is to be made. An error if it cannot be pinned.
+/// Pins the end of a stack whose top is `top`, for a task that is about to be created. An error if it cannot be pinned.
 pub fn pin_stack_below(instance: &'static Instance, top: usize) -> Result<Option<usize>, Errno> {
     let start = top.saturating_sub(THREAD_BYTES);
     instance.adopter.pin_for_thread(start, top - start)
@@ -69,7 +70,8 @@ pub fn pin_stack_below(instance: &'static Instance, top: usize) -> Result<Option
 /// The most entries of a list of robust mutexes that the kernel follows: its ROBUST_LIST_LIMIT.
 const ROBUST_MAX: usize = 2048;
 
-/// The address range of the thread's own memory, if the program gives it a stack.
+/// The address and length of the part to pin at the end of the new thread's stack; zeros if the program gives it no
+/// stack.
 fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
     let (mut start, mut len) = (std::ptr::null_mut(), 0);
     // SAFETY: the caller of pthread_create(3) promises good attributes, or none.
@@ -228,7 +230,8 @@ unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
         job.pinned.inspect(|pinned| instance.adopter.release_pin(*pinned));
     }
     let _stack = give_stacks().map(StacksOfThread);
-    // Not left to the first fault: under listener delivery no fault is handled on this thread.
+    // Calls must trap from now on, not only after this thread's first fault: under listener delivery, this thread
+    // handles no faults.
     dispatch::arm_if_due();
     // The thread has the mask that its creator had in `create`.
     job.mask.inspect(|mask| signals::set_mask(*mask));
@@ -296,7 +299,7 @@ unsafe fn create(
     let stack = pin_stack(instance);
     let (job, result) = {
         // A new thread reads the C library's allocations for it while every signal is blocked, so a fault there could
-        // not be signalled. They come from the kernel's arena, as do all allocations made inside the pager.
+        // not be signalled. They come from the unmanaged arena, as do all allocations made inside the pager.
         let blocked = Blocked::others();
         let mask = (!sets_mask(attributes)).then(|| blocked.mask_outside());
         let job = Job { run: start, argument, pinned, area, mask };

@@ -3,9 +3,9 @@
 
 //! The C library's functions that most often pass buffers to the kernel, wrapped by name.
 //!
-//! Trapping (`trap.rs`) would be enough for all of them. A call by name costs a twentieth of a trapped one, also works
-//! on threads that have not been armed yet, and on kernels without trapping. Each is the system call with its memory
-//! pinned (`calls.rs`), and a cancellation point as in the C library.
+//! Trapping (`trap.rs`) would be enough for all of them. But a call by name costs a twentieth of a trapped one, and
+//! also works on threads that have not been armed yet, and on kernels without trapping. Each function makes its system
+//! call with the memory pinned (`calls.rs`), and is a cancellation point as in the C library.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 

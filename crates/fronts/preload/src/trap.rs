@@ -31,7 +31,7 @@ use crate::{descriptors, forks, guests, locks, mappings, masks, programs, remap,
 /// PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 
-/// Finds the library's own text, so that calls from it are never trapped, and the C library's.
+/// Finds this library's own text segment, so that calls from it are never trapped, and that of the C library.
 pub fn prepare() {
     let ours = segment_of(on_sigsys as *const () as usize);
     if ours.is_empty() {
@@ -143,12 +143,12 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     }
 }
 
-/// While it exists, signals sent by others are blocked, and the pager's own waits know of the interrupted mask, until
-/// `open`.
+/// While it exists, or until `open` is called, signals sent by others are blocked, and the pager's own waits know of
+/// the interrupted mask.
 struct Closed(Option<Interrupted>);
 
 impl Closed {
-    /// From now on signals are delivered as `mask` allows: before a call that may wait.
+    /// Lets signals be delivered as `mask` allows. Called before a call that may wait.
     fn open(&mut self, mask: u64) {
         if let Some(interrupted) = self.0.take() {
             interrupted.end();
@@ -226,8 +226,8 @@ fn may_be_advised_from_outside(advice: c_int) -> bool {
     matches!(advice, libc::MADV_COLD | libc::MADV_PAGEOUT | libc::MADV_WILLNEED | mappings::MADV_COLLAPSE)
 }
 
-/// An io_uring reads and writes without a visible call of the program. Its memory could be evicted at that time; and
-/// where pages are copied, it could be evicted during a transfer.
+/// An io_uring reads and writes without a visible call of the program, so nothing pins its memory. Under signal
+/// delivery, the kernel could find it evicted; where eviction copies pages, it could be evicted during a transfer.
 fn refuse_rings(copies: bool) -> isize {
     static SAID: AtomicBool = AtomicBool::new(false);
     if copies {

@@ -13,7 +13,7 @@ use crate::interrupt::Interrupt;
 use crate::lender::Way;
 use crate::process::{self, find_program};
 
-/// Elliptic-curve keys take milliseconds.
+/// Time limit for the commands. Elliptic-curve keys take milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The commands of `docs/donor.md`; the first argument is the donor's address.

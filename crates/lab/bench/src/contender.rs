@@ -35,11 +35,11 @@ pub enum Contender {
     AquiferDonor,
     /// As `AquiferDonor`, by TLS 1.3 with certificates on both sides.
     AquiferDonorTls,
-    /// Over this many donors together, each on its own host behind a cable with a rate limit.
+    /// As `AquiferDonor`, over this many donors together, each on its own host behind a cable with a rate limit.
     AquiferDonors(u32),
     /// `aquifer run` over `--tier emulated:PROFILE`, checked like `AquiferDram`.
     AquiferEmulated(String),
-    /// As `AquiferDonor`, with the memory shared.
+    /// As `AquiferDonor`, over shared memory.
     AquiferShm,
     /// Kernel swap.
     Swap(SwapKind),

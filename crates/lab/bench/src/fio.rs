@@ -40,7 +40,8 @@ pub struct FioPoint {
 }
 
 impl FioPoint {
-    /// The rate of STREAM's triad that this point allows without a cache: triad moves 32 bytes for 24 counted.
+    /// The rate of STREAM's triad that this point allows without a cache: triad moves 32 bytes for every 24 that STREAM
+    /// counts.
     pub fn triad_bytes_per_second(&self) -> f64 {
         (self.read_bytes_per_second + self.write_bytes_per_second) * 24.0 / 32.0
     }

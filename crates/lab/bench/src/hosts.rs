@@ -21,16 +21,17 @@ use crate::undo::{self, Undo, UndoList};
 pub const DIRECTORY: &str = "/run/netns";
 /// Maximum number of hosts.
 pub const HOSTS_MAX: u32 = 8;
-/// The host's end of its cable. The other end is in a namespace that may contain other names.
+/// The name of the host's end of its cable. The other end has a name of its own, because its namespace may contain
+/// other interfaces.
 const CABLE: &str = "cable";
 /// As in the examples of tc-tbf(8): a packet that would have to wait longer than this is dropped.
 const QUEUE_TIME: &str = "50ms";
-/// Two of the largest packets that the kernel segments only at the device. With a smaller burst it would segment them
-/// earlier.
+/// Room for two of the largest packets that the kernel leaves for the device to segment. With a smaller burst it would
+/// segment them earlier.
 const BURST_BYTES_MIN: u64 = 128 << 10;
 /// A burst is a thousandth of a second at the rate: longer than the delay of timers, and too short to matter.
 const BURSTS_PER_SECOND: u64 = 1000;
-/// A killed donor's memory is freed before the process is gone.
+/// Time limit for killed processes to disappear: the memory of a donor is freed first.
 const END_MAX: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 

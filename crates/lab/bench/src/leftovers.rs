@@ -33,7 +33,7 @@ pub fn clean(directory: &Path, hierarchy: Option<&Path>) -> Vec<String> {
     lines
 }
 
-/// In the order in which leftovers can be removed: users before the things they use.
+/// Lists the leftovers in an order in which they can be removed: users before the things that they use.
 fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
     let mut found = Vec::new();
     if let Some(root) = hierarchy {
@@ -108,7 +108,7 @@ fn zrams() -> Vec<(PathBuf, Undo)> {
         .collect()
 }
 
-/// Whether a label belongs to a bench that no longer runs; if so, whether the bench had added the device.
+/// Whether the bench that wrote a label had added the device; None unless that bench no longer runs.
 fn left_label(label: &[u8]) -> Option<bool> {
     let end = label.iter().position(|byte| *byte == 0).unwrap_or(label.len());
     let text = std::str::from_utf8(&label[..end]).ok()?;
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_host_of_the_dead_is_taken_down_with_who_is_on_it() {
-        // Process 1 has started neither of these benches.
+        // Both tokens name process 1 with a start time that is not its own, so they count as those of dead benches.
         if let Some(reason) = hosts::obstacle("1-zzzzzy", 250_000_000) {
             aquifer_test_support::skip(reason);
             return;

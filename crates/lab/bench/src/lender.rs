@@ -20,7 +20,7 @@ use crate::process::find_program;
 
 /// The smallest amount that a donor lends.
 const SLAB_BYTES: u64 = 2 << 20;
-/// The donor wipes the memory that it lent.
+/// Time limit for a donor to end: it first wipes the memory that it lent.
 const END_MAX: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 

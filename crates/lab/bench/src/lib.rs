@@ -5,9 +5,9 @@
 //! factor.
 //!
 //! The contenders (DRAM only, Aquifer over several tiers, kernel swap on three devices, `mmap` of a file, UMap) take
-//! turns, A B C, C B A, in the same memory limit, so that a change in the machine's speed affects all of them, and each
-//! of two comes first equally often. The report contains ratios of medians with their spread, and the bars that the
-//! project has set itself.
+//! turns, A B C, C B A, under the same memory limit: a change in the machine's speed affects all of them, and of any
+//! two contenders, each comes first equally often. The report contains ratios of medians with their spread, and the
+//! bars that the project has set itself.
 //!
 //! `run.rs` is the sequence of a run; `prepare.rs` makes what it needs. The decisions are pure, with tests in the same
 //! file: `args.rs` (the request, whose table of flags is the crate `bench-args`), `plan.rs` (what will run and what

@@ -113,7 +113,8 @@ fn unescape(path: &str) -> String {
     path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
-/// Device and file system that hold a path: of the longest mount point above it, and of several equal ones the last.
+/// Device and file system that hold a path: those of the longest mount point that contains it; if several are equal, of
+/// the last one.
 fn mount_of(mounts: &str, path: &Path) -> (String, String) {
     let real = path.ancestors().find_map(|above| fs::canonicalize(above).ok()).unwrap_or_else(|| path.into());
     let mut best = (0, ("unknown".to_string(), "unknown".to_string()));

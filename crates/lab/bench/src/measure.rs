@@ -28,8 +28,9 @@ use crate::undo::{self, CERTIFICATES_KIND, SERVER_KIND, Undo, UndoList};
 /// room. A baseline must not lose its figure because of that.
 const SWAP_ATTEMPTS_MAX: u32 = 3;
 
-/// Memory of a forked program takes up to this many times its size in a tier: each process writes to its own slabs, and
-/// shares up to four more (docs/decisions/0012). With two and a half times, BGSAVE filled the tier within a second.
+/// In a tier, the memory of a forked program takes up to this many times its size: each process writes to its own
+/// slabs, and shares up to four more (docs/decisions/0012). With room for two and a half times the size, BGSAVE filled
+/// the tier within a second.
 const FORKED_ROOM: u64 = 5;
 
 /// What every step needs.
@@ -150,8 +151,8 @@ impl Bench<'_> {
         binary.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "name one with --aquifer FILE"))
     }
 
-    /// The command of a step: the program in its cgroup, under its pager if it has one. If those belong to the
-    /// program's server instead, the program with the words for its server.
+    /// The command of a step: the program in its cgroup, under its pager if it has one. If the program starts a server,
+    /// the cgroup and the pager are the server's, and the program gets the words that precede the server's command.
     fn command(
         &self,
         step: &Step,

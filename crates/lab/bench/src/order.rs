@@ -56,10 +56,10 @@ pub fn both<A, B, E>(
     Ok((first()?, second()?))
 }
 
-/// A warning for a comparison of two builds in which one of them comes first once more.
+/// A warning for a comparison of two builds in which one build comes first once more than the other.
 ///
-/// Two builds can differ by less than the two orders do. Two of three rounds have the same order, and their median is
-/// then a figure of that order.
+/// The order can have more effect than the difference between the builds. If two of three rounds have the same order,
+/// the median is a figure of that order.
 pub fn warning(rounds: u32, is_against: bool) -> Option<String> {
     (is_against && !rounds.is_multiple_of(2)).then(|| {
         format!(

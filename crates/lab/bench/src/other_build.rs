@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Judges this build against another one (`--against FILE`), which ran the same measurements in turn, each of
-//! the two first equally often. Pure.
+//! Judges this build against another one (`--against FILE`). The two took turns at the same measurements, and each
+//! came first equally often. Pure.
 //!
 //! A change must not cost more than the variation between runs on the machine. Each ratio says how many times as fast
 //! this build is.

@@ -30,7 +30,7 @@ pub enum Overhead {
     Fault,
     /// The cost of a program at rest, with memory in the tier.
     Idle,
-    /// The cost of a fault through a listener relative to that by signal, beyond the tier's time, on one CPU.
+    /// The cost of a fault beyond the tier's time, on one CPU: through a listener, divided by the same by signal.
     Listener,
 }
 
@@ -89,7 +89,7 @@ pub struct Case {
 
 /// The bar of a case that is only reported.
 pub const NO_BAR: f64 = f64::INFINITY;
-/// The case whose value is a ratio.
+/// The donor case whose value is a ratio and not a time.
 pub const TLS_THROUGHPUT: &str = "tls-2MiB";
 
 impl Case {
@@ -296,7 +296,7 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
         Overhead::Idle => ("CPU time of a program at rest for 5 s, the worst".into(), " ticks"),
     };
     let (at_least, is_judged) = (case.is_minimum(), case.bar.is_finite());
-    // For ticks, the worst run counts, because the bar allows none too many.
+    // For ticks, the worst run counts, because no run may exceed the bar.
     let measured = spread.map(|spread| if case.overhead == Overhead::Idle { spread.max } else { spread.median });
     Verdict {
         bar,

@@ -6,7 +6,7 @@
 //! size, without Aquifer (`ib_read_lat` of perftest).
 //!
 //! The cost beyond the device is the queue pair, the posting, the polling, and the copy between bounce buffer and
-//! frame. The machine's requirements are checked first: if they are not met, the cases are skipped with a reason.
+//! frame. Whether the machine has what the cases need is checked first; if not, they are skipped with a reason.
 
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -64,7 +64,7 @@ impl OverheadBench<'_> {
         let Way { listen, mut donor_words, options } = Way::plain(LOOPBACK);
         donor_words.extend(["--rdma".into(), device.clone()]);
         let way = Way { listen, donor_words, options: format!("{options},device={device}") };
-        // Before and after, as in `overhead_donor.rs`. On all processors: the donor's is not involved.
+        // Before and after, as in `overhead_donor.rs`. On all CPUs, because the donor's CPU takes no part in a read.
         let before = self.device_read_us(&device, case.block_bytes)?;
         let read = self.read_us(case, &way, "rdma:", "read_us_p50", None)?;
         let raw = (before + self.device_read_us(&device, case.block_bytes)?) / 2.0;

@@ -25,7 +25,7 @@ use crate::result::parse_output;
 use crate::table;
 use crate::undo::{self, Undo, UndoList};
 
-/// Opening and filling the tier, and about ten thousand reads of it.
+/// Time limit for opening and filling the tier, and for about ten thousand reads of it.
 pub(crate) const TIER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The inputs of every run.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The time of the network alone: a question and an answer over TCP within this machine, of the sizes of a read from a
-//! donor, by two threads that do nothing else. On one CPU, where a wake-up is cheap and always the same.
+//! The time of the network alone: a request and a response over TCP within this machine, of the sizes of a read from a
+//! donor, by two threads that do nothing else. Both run on one CPU, where a wake-up is cheap and always the same.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -107,7 +107,7 @@ pub fn run(command: Command, timeout: Duration, interrupt: &Interrupt) -> Result
     run_watched(command, timeout, interrupt, &mut |_| {})
 }
 
-/// As [`run`]; `watch` is called with the process number every few milliseconds.
+/// As [`run`]; `watch` is called with the process id every few milliseconds.
 pub fn run_watched(
     mut command: Command,
     timeout: Duration,

@@ -178,7 +178,7 @@ fn bar(speed: f64, all: &[f64]) -> String {
         return String::new();
     }
     let signs = 1.0 + 5.0 * (speed / min).log2();
-    // A longer bar would not fit the line; from disk swap to DRAM it is nine doublings.
+    // A longer bar would not fit the line. DRAM is nine doublings faster than disk swap.
     "#".repeat((signs as usize).min(BAR_WIDTH * 3))
 }
 

@@ -24,8 +24,8 @@ use crate::process::call;
 /// has 16 bytes: `aqb` + at most 13.
 pub fn token_of(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command name may contain spaces and brackets; fields count from after its last bracket. Start time is field
-    // 22.
+    // The command name may contain spaces and brackets, so fields are counted after its last bracket. The start time is
+    // field 22.
     let start: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     Some(format!("{}-{}", base36(u64::from(pid)), base36(start)))
 }

@@ -221,8 +221,9 @@ impl Workload {
         }
     }
 
-    /// The UMap page size at which this workload was fastest of those tried, on the disk of a virtual machine: 4 KiB,
-    /// 16 KiB and 64 KiB for random records, 4 KiB, 64 KiB and 1 MiB for graphs, 128 KiB to 2 MiB for the others.
+    /// The UMap page size at which this workload was fastest on the disk of a virtual machine. The sizes tried were
+    /// 4 KiB, 16 KiB and 64 KiB for random records, 4 KiB, 64 KiB and 1 MiB for graphs, 128 KiB to 2 MiB for the
+    /// others.
     pub fn umap_page_bytes(&self) -> u64 {
         match self.program {
             "random_access" | "pointer_chase" => 4 << 10,
@@ -252,8 +253,8 @@ impl Workload {
             "matmul" => add("--trials", sizing.trials.unwrap_or(1).to_string()),
             "random_access" | "pointer_chase" => add("--seconds", sizing.seconds.unwrap_or(5.0).to_string()),
             "redis_load" => {
-                // The hot data must be fetched first, by the same requests: with three quarters of the memory, most of
-                // it is resident after half a minute.
+                // The same requests must first fetch the hot data. With three quarters of the memory in DRAM, most of
+                // the hot data is resident after half a minute.
                 let seconds = sizing.seconds.unwrap_or(10.0);
                 add("--seconds", seconds.to_string());
                 add("--warmup", (3.0 * seconds).to_string());

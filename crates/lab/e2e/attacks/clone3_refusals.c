@@ -4,9 +4,10 @@
 // attack: tiers=dram delivery=signal,listener dram=16MiB
 //
 // Promise: a call that the kernel refuses is refused the same way while memory is managed.
-// Attempt: clone3(2) and clone(2), which are made in the program's place there, with a structure that cannot be read, is
-// too short or too long, a stack without a size or beyond the addresses, and words that cannot be written to.
-// Broken (exit status 1): another result than the kernel's; or the program is ended by a signal.
+// Attempt: clone3(2) and clone(2), which the library then makes for the program, with a structure that cannot be read
+// or is too short or too long, with a stack that has no size or is beyond the address space, and with words that cannot
+// be written to.
+// Broken (exit status 1): a result other than the kernel's; or the program is ended by a signal.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/sched.h>
@@ -84,7 +85,7 @@ int main(void) {
     odd = plain;
     odd.flags = CLONE_PIDFD, odd.pidfd = (uintptr_t)closed;
     expect("a word for the descriptor that cannot be written to", clone3_with(&odd, sizeof odd), -EFAULT);
-    // The kernel does not mind these.
+    // The kernel accepts these.
     odd.flags = CLONE_PARENT_SETTID | CLONE_CHILD_SETTID, odd.parent_tid = odd.child_tid = (uintptr_t)closed;
     expect("words for the number that cannot be written to", clone3_with(&odd, sizeof odd), 0);
     expect("the same of clone", made(syscall(SYS_clone, CLONE_PARENT_SETTID | SIGCHLD, 0, closed, 0, 0)), 0);

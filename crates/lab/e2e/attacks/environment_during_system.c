@@ -3,11 +3,12 @@
 //
 // attack: tiers=dram delivery=signal dram=16MiB limit=30
 //
-// Promise: what descendants need is in the environment that system(3) uses, and the program does not notice (see
-// crates/fronts/preload/src/descendants.rs).
-// Attempt: the environment lacks it; one thread waits in system(3), whose environment is not the program's then. Another
-// thread calls setenv(3) meanwhile, and looks at the environment when the first one and its stack are gone.
-// Broken: an entry that is nobody's any more (1, or a signal), a descendant that is not managed (2).
+// Promise: the environment that system(3) uses has the entries that descendants need, and the program does not notice
+// (see crates/fronts/preload/src/descendants.rs).
+// Attempt: the program's environment lacks these entries. One thread waits in system(3), which therefore uses another
+// environment than the program's. Meanwhile another thread calls setenv(3); it looks at the environment when the first
+// thread and its stack are gone.
+// Broken: an entry of the environment is in memory that is gone (1, or a signal); a descendant is not managed (2).
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 extern char **environ;
 static int status;
 
-/* Over what system(3) had on the stack. */
+/* Overwrites what system(3) had on the stack. */
 __attribute__((noinline)) static int overwrite(void) {
     volatile char scrap[64 << 10];
     for (size_t at = 0; at < sizeof scrap; at++) scrap[at] = 'x';

@@ -4,9 +4,9 @@
 # attack: needs=root run=alone delivery=signal limit=60
 #
 # Promise: a user who looks at running programs needs to trust none of them; root may change the budget of any.
-# Attempt: another user holds what has the name of a statistics segment: a FIFO that nobody writes to, a segment whose text
-# holds commands for the terminal, one that is too short, many whose texts are being written without end. Root asks
-# `aquifer stat` for everything, and `aquifer set` for a program of that user's.
+# Attempt: another user keeps files open that have the name of a statistics segment: a FIFO that nobody writes to, a
+# segment whose text contains terminal escape sequences, one that is too short, and many whose texts look as if they
+# were always being written. Root runs `aquifer stat` for all programs, and `aquifer set` on a program of that user.
 # Broken: `stat` hangs, takes seconds or shows a control character (1), `set` is refused (2), `stat` does not show the
 # program, or does not name the forger (3).
 import ctypes, fcntl, os, signal, subprocess, sys, time
@@ -94,7 +94,7 @@ def main():
         print("another user cannot run it here, or there are no user namespaces", file=sys.stderr)
         return 77
     for words in (["stat"], ["stat", "--json"]):
-        # Each of them alone was waited for as long as the bound for all of them is now, or longer.
+        # `aquifer stat` used to wait for each segment at least as long as it may now wait for all of them together.
         shown = subprocess.run([AQUIFER, *words], capture_output=True, timeout=5)
         if any(byte < 32 and byte != 10 for byte in shown.stdout):
             print(shown.stdout, file=sys.stderr)

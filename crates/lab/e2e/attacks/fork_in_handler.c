@@ -3,10 +3,10 @@
 //
 // attack: tiers=flash delivery=signal,listener dram=16MiB limit=60
 //
-// Promise: what a signal handler of the program calls is served as any call of the program's; _Fork(3) may be called there, and
-// its child has the memory as it was.
-// Attempt: signals come while the thread forks, so that they are delivered as soon as the pager opens them again. The handler
-// reads a file into memory that is mostly away, and forks a child that reads memory.
+// Promise: calls from a signal handler of the program are served like all other calls of the program. A handler may
+// call _Fork(3), and its child has the memory as it was.
+// Attempt: signals arrive while the thread forks, so that they are delivered as soon as the pager unblocks them. The
+// handler reads a file into memory that is mostly evicted, and forks a child that reads memory.
 // Broken: a child that ends by a signal or finds other bytes (1), a call that fails (2).
 #define _GNU_SOURCE
 #include <errno.h>
@@ -60,7 +60,7 @@ int main(void) {
     struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
     sigaction(SIGALRM, &action, NULL);
     for (int round = 0; round < ROUNDS_MAX && (round < FORKS || handled < HANDLED_MIN); round++) {
-        // Once: the handler takes longer than any period would be.
+        // Not a periodic timer: the handler would take longer than the period.
         struct itimerval soon = {.it_value = {.tv_usec = 300 + round % 10 * 100}};
         setitimer(ITIMER_REAL, &soon, NULL);
         pid_t child = fork();

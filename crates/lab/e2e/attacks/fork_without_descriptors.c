@@ -5,8 +5,9 @@
 //
 // Promise: fork(2) works as without Aquifer, and the child finds the memory as it was.
 // Attempt: the program has as many descriptors open as its limit allows, and forks. The child needs some of its own.
-// Broken (exit status 1): the child was ended, or read something else than its parent had written; or the limit, or the
-// program's descriptors, are not as they were. Where nobody may raise the limit (not root), a line says what to raise.
+// Broken (exit status 1): the child was ended, or read something other than what its parent had written; or the limit,
+// or the program's descriptors, are not as they were. If the program may not raise the limit (not root), a line says
+// what to raise.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -4,9 +4,9 @@
 // attack: tiers=dram delivery=signal,listener dram=16MiB
 //
 // Promise: a call that the kernel refuses is refused the same way while memory is managed, and changes nothing.
-// Attempt: transfers whose lengths, taken as signed, are below zero. The kernel transfers nothing. A part of such a length
-// that is transferred all the same overwrites what lies behind the buffer.
-// Broken (exit status 1): a byte behind the buffer is another one, or the call has another result than the kernel's.
+// Attempt: transfers whose lengths, taken as signed, are below zero. The kernel transfers nothing. If a part of such a
+// length were transferred, it would overwrite the memory after the buffer.
+// Broken (exit status 1): a byte after the buffer has changed, or the call's result is not the kernel's.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

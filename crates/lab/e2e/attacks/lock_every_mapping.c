@@ -4,8 +4,8 @@
 // attack: tiers=dram delivery=signal,listener dram=16MiB
 //
 // Promise: the pager's own memory stays within what it needs, whatever the program does with addresses that it finds.
-// Attempt: lock every mapping of /proc/self/maps, one after the other, as LTP's mlock03 does. The addresses that are
-// reserved for frames are as large as the machine's memory several times over: locked, they would fill all of it.
+// Attempt: lock every mapping of /proc/self/maps, one after the other, as LTP's mlock03 does. The address range that is
+// reserved for frames is several times as large as the machine's memory: if it were locked, it would fill that memory.
 // Broken (exit status 1, or the end by SIGALRM): more than 512 MiB are resident, or one lock takes longer than 2 s.
 #define _GNU_SOURCE
 #include <stdio.h>

@@ -4,8 +4,8 @@
 // attack: tiers=dram,flash delivery=signal,listener dram=16MiB
 //
 // Promise: no access of the program's fails because memory was evicted.
-// Attempt: a task made by clone(2) with CLONE_VM has its stack in managed memory, and no alternate stack for signals. It
-// sleeps while its parent evicts everything, wakes, and uses its stack; as a process of its own.
+// Attempt: a child made by clone(2) with CLONE_VM is a separate process. It has its stack in managed memory, and no
+// alternate stack for signals. It sleeps while its parent evicts everything, wakes, and uses its stack.
 // Broken (exit status 1): the child was ended by a signal, or its stack holds other bytes.
 #define _GNU_SOURCE
 #include <sched.h>
@@ -20,7 +20,7 @@
 
 enum { PRESS = 64 << 20, STACK = 64 << 10, USED = 24 << 10, TURNS = 30, CHILDREN = 4 };
 
-/* It shares its parent's thread-local memory, so it makes its calls without the C library. */
+/* The child shares its parent's thread-local memory, so it makes its calls without the C library. */
 static long direct(long number, long first, long second) {
     long result;
     __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(first), "S"(second) : "rcx", "r11", "memory");

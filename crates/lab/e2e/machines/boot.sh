@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the Aquifer authors
 #
-# boot.sh NAME DIRECTORY ADDRESS SWITCH LAYER [WORD of systemd-nspawn]...: a machine until standard input ends.
+# boot.sh NAME DIRECTORY ADDRESS SWITCH LAYER [WORD of systemd-nspawn]...: runs a machine until standard input ends.
 #
 # Its files are those of this machine, with those of LAYER over them unless that is '-'; what it writes goes below
 # DIRECTORY. It has one interface, eth1, at a bridge in the network namespace of the process SWITCH.
-# To be started by `setsid unshare --net --mount --propagation private`: the mount and the network end with it, however
-# the test does. The number of systemd-nspawn's process is in DIRECTORY/process. Removes all that it made.
+# To be started by `setsid unshare --net --mount --propagation private`: the mount and the network end with this script,
+# however the test ends. The process id of systemd-nspawn is in DIRECTORY/process. Removes everything that it made.
 set -eu
 name=$1 directory=$2 address=$3 switch=$4 layer=$5
 shift 5
@@ -22,7 +22,7 @@ clean() {
     [ -z "${machine:-}" ] || { kill -KILL $(cat "/proc/$machine/task/$machine/children") || true; wait "$machine" || true; }
     for group in $groups; do
         echo $$ >"${group%/*}/cgroup.procs" || true
-        # What was killed needs a moment to be gone.
+        # Killed processes need a moment to disappear.
         for _ in 1 2 3 4 5 6 7 8 9 10; do
             find "$group" -depth -type d -exec rmdir {} \; 2>/dev/null || true
             [ -e "$group" ] || break
@@ -34,7 +34,7 @@ clean() {
 }
 trap clean EXIT
 
-# Each has cgroups of its own, or one would end what the other runs.
+# Each machine has its own cgroups; otherwise one machine would end the processes of another.
 for group in $groups; do
     mkdir "$group"
     echo $$ >"$group/cgroup.procs"
@@ -47,11 +47,11 @@ ip address add "$address/24" dev eth1
 ip link set eth1 up
 
 mkdir -p "$directory/upper" "$directory/work" "$directory/root"
-# Copied: one layer may not be within another.
+# Copied, because one layer of an overlay may not be within another.
 [ "$layer" = - ] || cp -a "$layer/." "$directory/upper/"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$directory/upper,workdir=$directory/work" "$directory/root"
 cd "$directory/root"
-# A machine without a number would enable whatever is installed, at its first start.
+# Without a machine ID, systemd would enable all installed units when the machine first starts.
 rm -f etc/machine-id etc/resolv.conf
 tr -d - </proc/sys/kernel/random/uuid >etc/machine-id
 echo "$name" >etc/hostname
@@ -65,7 +65,7 @@ trap 'exit 0' TERM
     kill -TERM $$
 ) &
 echo started
-# The status of a machine that wants to be restarted.
+# The exit status of a machine that is to be restarted.
 status=133
 while [ "$status" = 133 ]; do
     systemd-nspawn --quiet --directory="$directory/root" --boot --register=no --keep-unit --machine="aquifer-$$" \

@@ -69,8 +69,8 @@ static void all(const unsigned char *start, size_t len, int byte, const char *wh
 }
 "#;
 
-/// Every delivery; and listener delivery with exchange by copying, where calls pin their memory although a listener
-/// resolves their faults, because pages are copied when they are evicted.
+/// Every delivery; and listener delivery with exchange by copying. There, a listener resolves the faults of calls, but
+/// calls must pin their memory all the same, because pages are copied when they are evicted.
 pub const SETTINGS: [(&str, &str); 4] =
     [("signal", "auto"), ("auto", "auto"), ("listener", "auto"), ("listener", "copy")];
 

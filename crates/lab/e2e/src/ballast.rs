@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A library that is loaded into the programs of a test suite: it takes more memory than the budget before their
-//! `main`, so that the pager runs in programs that need little themselves, and looks at all of it when they exit.
+//! A library that is loaded into the programs of a test suite. Before a program's `main`, it takes more memory than the
+//! budget, so that the pager runs even in a program that needs little. When the program exits, it checks that memory.
 
 use std::path::PathBuf;
 
 use crate::build::compile_library;
 
-/// Names how much, in MiB. Without it the library does nothing.
+/// The variable with the amount of memory, in MiB. Without it the library does nothing.
 pub const SIZE_VARIABLE: &str = "AQUIFER_E2E_BALLAST_MIB";
-/// Names the programs that take it, with commas between. Without it all do.
+/// The variable with the names of the programs that take ballast, separated by commas. Without it all programs do.
 pub const ONLY_VARIABLE: &str = "AQUIFER_E2E_BALLAST_ONLY";
 
-/// Not by a constructor: those of other libraries run before that of the preload library, which is the last.
+/// Not in a constructor: the constructors of other libraries run before that of the preload library, which runs last.
 const SOURCE: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -54,7 +54,7 @@ int __libc_start_main(program main, int count, char **words, void (*init)(void),
 }
 "#;
 
-/// The library. `None`, and says why, where there is no C compiler.
+/// Compiles the library. Returns `None`, and reports a skip, if there is no C compiler.
 pub fn library() -> Option<PathBuf> {
     compile_library("ballast", SOURCE)
 }

@@ -60,7 +60,7 @@ pub fn binaries() -> &'static Path {
             .status();
         assert!(status.is_ok_and(|status| status.success()), "the binaries under test do not build");
         let directory = target.join("release");
-        // A library that the group can write, by the umask of many users, is refused.
+        // The pager refuses a library that the group may write to, and the umask of many users makes such a file.
         let library = directory.join("libaquifer_preload.so");
         std::fs::set_permissions(library, std::fs::Permissions::from_mode(0o755)).expect("it was just built");
         directory

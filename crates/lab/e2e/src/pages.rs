@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Parses the pages on operating into blocks to type, and the machines that they are for.
+//! Parses the pages on operating into the blocks that a reader types, each with the machines to type it on.
 //!
 //! A fence says how its block is tested:
 //!

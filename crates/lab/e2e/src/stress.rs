@@ -4,8 +4,8 @@
 //! The stress suite: the torture program with all of its parts, in rounds with changing settings.
 //!
 //! The number of a round is its seed: it determines the settings, the injected failures, and what the program does. A
-//! round is wrong if a byte is not the last write, if a call fails without a failing tier, or if the program hangs. A
-//! reported error is right if the tier fails. A round whose program is killed must leave no process behind.
+//! round is wrong if a byte is not the last write, if a call fails although the tier does not, or if the program hangs.
+//! A reported error is right if the tier fails. A round whose program is killed must leave no process behind.
 
 use std::fmt;
 use std::path::Path;

@@ -3,8 +3,8 @@
 
 //! The rows of the stress suite: what runs in parallel with the torture program, named as in vendors' test reports.
 //!
-//! A row that lacks its program says so. Those that have a native run to compare with (LTP, xfstests, blktests) are in
-//! `suites.rs`.
+//! A row whose program is not installed is skipped, with a message. The rows that are compared with a native run (LTP,
+//! xfstests, blktests) are in `suites.rs`.
 
 use std::path::Path;
 use std::process::Command;

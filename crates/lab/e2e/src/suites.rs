@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Test suites of others as rows of the stress suite: LTP, xfstests and blktests, as far as they are there.
+//! Test suites of other projects as rows of the stress suite: LTP, xfstests and blktests, where they are installed.
 //!
-//! Each test is run natively and then under `aquifer run`, and fails the row only where the native run does not fail.
-//! Its programs take ballast (`ballast.rs`): what they need themselves would fit the budget, and nothing would be
-//! evicted. What differs all the same, and why: docs/testing.md.
+//! Each test is run natively and then under `aquifer run`, and fails the row only if the native run does not fail. Its
+//! programs take ballast (`ballast.rs`), because their own memory would fit the budget, and nothing would be evicted.
+//! docs/testing.md lists the tests whose results still differ, and why.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::programs::trial::{Verdict, installed};
 use crate::run::{LIMIT, managed, run};
 use crate::stress_rows::{ALL, Turn};
 
-/// LTP's tests of memory and of processes: the files that start so, and end with two digits.
+/// LTP's tests of memory and of processes: the files whose names start with one of these, and end with two digits.
 const LTP_NAMES: [&str; 21] = [
     "brk",
     "clone0",
@@ -56,19 +56,19 @@ const LTP_LEFT_OUT: [(&str, &str); 12] = [
     ("munlock01", "locks 11 MiB, too"),
     ("munlockall01", "locks all of a process whose memory is evicted"),
 ];
-/// Tests of LTP in one turn; the next turn has the next ones. A choice: a minute or so.
+/// Number of LTP's tests in one turn, chosen to take about a minute. The next turn runs the tests that follow.
 const LTP_TESTS_OF_TURN: usize = 24;
-/// Where LTP is installed, unless `LTPROOT` says so.
+/// Where LTP is installed, unless `LTPROOT` names another directory.
 const LTP_ROOT: &str = "/opt/ltp";
 
 /// Tests of file systems whose programs write, read and map files at random, and verify: fsstress(8) and fsx(8).
 const XFSTESTS: [&str; 4] = ["generic/013", "generic/075", "generic/091", "generic/127"];
-/// Tests of block devices that need a loop device at most.
+/// Tests of block devices that need no more than a loop device.
 const BLKTESTS: [&str; 5] = ["block/006", "loop/001", "loop/002", "loop/006", "loop/009"];
-/// The programs of these suites that read and write; the shell's many short ones go without ballast.
+/// The programs of these suites that read and write. The many short programs that the scripts start take no ballast.
 const PROGRAMS_WITH_BALLAST: &str = "fsx,fsstress,fio";
-/// Some tests compare all that is written, on standard error too, so there must be no advice in it; and several
-/// programs at once in one small budget are what the pager has advice about.
+/// Some tests compare everything that is written, standard error included, so the pager must print no advice there. It
+/// has advice for several programs that share one small budget, so each process has its own budget.
 const SETTINGS: [&str; 3] = ["--quiet", "--budget", "process"];
 /// More than a row's budget.
 const BALLAST_MIB: &str = "40";
@@ -129,7 +129,7 @@ impl Suite {
     }
 }
 
-/// Those of all tests that one turn has.
+/// The tests of one turn, out of all tests.
 fn of_turn(mut all: Vec<Test>, number: u64) -> Vec<Test> {
     let turn = number / ALL.len() as u64 * LTP_TESTS_OF_TURN as u64;
     let first = turn.checked_rem(all.len() as u64).unwrap_or(0);
@@ -182,8 +182,8 @@ pub fn blktests(turn: &Turn) -> Result<Verdict, String> {
     checks(turn, "BLKTESTS_DIR", &BLKTESTS)
 }
 
-/// One test of a suite with a script `check`, in the directory that a variable names; its devices are its own
-/// configuration's. The next turn has the next one.
+/// Runs one test of a suite by the script `check`, in the directory that a variable names. The suite's own
+/// configuration names its devices. The next turn runs the next test.
 fn checks(turn: &Turn, variable: &str, tests: &[&str]) -> Result<Verdict, String> {
     let directory = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.join("check").is_file());
     let Some(directory) = directory else {

@@ -4,10 +4,10 @@
 //! Runs the attacks: programs that each try to break one promise, over every tier and delivery that they name.
 //!
 //! `cargo test -p aquifer-e2e --test attacks -- NAME` runs those whose names contain NAME. A run's name is
-//! `NAME::TIER::DELIVERY`. Without a NAME, an attack meets every delivery on the first tier that it names, and on each
-//! further tier one of them, in turn; `AQUIFER_ATTACKS=all` runs every pair. Exit status 0: the promise held; 77: the
-//! attack cannot run here, and the last line on standard error says why; anything else, a signal, or no end within the
-//! limit: the promise is broken.
+//! `NAME::TIER::DELIVERY`. Without a NAME, an attack runs under each of its deliveries on the first tier that it names,
+//! and on each further tier under one delivery, in turn; `AQUIFER_ATTACKS=all` runs every pair. Exit status 0: the
+//! promise held; 77: the attack cannot run here, and the last line on standard error says why; anything else, a signal,
+//! or no end within the limit: the promise is broken.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};

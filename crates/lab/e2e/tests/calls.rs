@@ -4,7 +4,7 @@
 //! System calls on evicted memory: none may fail or lose a byte because of the pager.
 //!
 //! Under signal delivery the kernel's own accesses to missing pages are errors, and only calls through the library's
-//! wrappers used to work: `getdents64` by `syscall(2)` got EFAULT, and a message above 256 KiB lost its rest. Each
+//! wrappers used to work: `getdents64` by `syscall(2)` got EFAULT, and a message above 256 KiB was truncated. Each
 //! program here has its memory evicted before every call (`aquifer_e2e::away`).
 
 use aquifer_e2e::away::{PROLOGUE, SETTINGS, works, works_with};

@@ -57,8 +57,8 @@ int main(int count, char **words) {
 }
 "#;
 
-/// Sums that never exceed others. Each unit of the left side stands for at least the given number of units of the right
-/// side.
+/// Pairs of sums, and a factor: the first sum times the factor never exceeds the second sum. A fetched block, for
+/// example, has at least 4096 fetched bytes.
 const NEVER_MORE: &[(&[&str], &[&str], u64)] = &[
     (&["faults_write"], &["faults"], 1),
     (&["faults_fresh", "rescued_blocks"], &["faults"], 1),

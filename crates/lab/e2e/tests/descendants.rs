@@ -2,8 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Programs that a managed program executes stay managed, whatever environment they get. An empty environment, or
-//! another `LD_PRELOAD`, used to let them escape the budget silently, and so did the name of a library of ours that is
-//! not there. A program that cannot be managed is reported once, or refused.
+//! another `LD_PRELOAD`, used to let them escape the budget silently, and so did an `LD_PRELOAD` with a path at which
+//! the preload library does not exist. A program that cannot be managed is reported once, or refused.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,8 +14,8 @@ use aquifer_e2e::run::{Ended, managed, run};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Executes itself, or the program in the second argument, in the way that the first one names. Without arguments it
-/// prints whether it is managed.
+/// Executes itself, or the program in the second argument, in the way that the first argument names. Without arguments
+/// it prints whether it is managed.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>

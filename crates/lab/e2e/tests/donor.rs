@@ -15,10 +15,11 @@ use aquifer_e2e::donor::Donor;
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, managed, run, start, stats};
 use aquifer_test_support::skip;
 
-/// Fills memory, reads all of it twice, and rewrites a part in between. With an argument: forks first, and parent and
-/// child do so with different values; the child is started before the parent changes anything. With another argument:
-/// creates a file of that name and `.ready`, has all of its memory evicted, and waits for a file of that name before it
-/// reads; then it rewrites a part, if the first argument says so, or also writes memory that no donor has seen before.
+/// `program [HOW [FILE]]`: fills memory, reads all of it twice, and rewrites half of it in between. With one argument,
+/// it forks after filling the memory, and its child forks, too: each of the three processes then rewrites half of the
+/// memory with its own values. With two arguments, it creates `FILE.ready`, has all of its memory evicted, and waits
+/// for FILE before it reads. Then, unless HOW is `wait`, it rewrites half of the memory; if HOW is `grow`, it first
+/// writes memory that no donor has seen before.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -207,7 +208,7 @@ fn parents_and_children(name: &str, donor: &Donor) {
     }
 }
 
-/// Starts the program, calls `act` once its memory is evicted, and lets it read; and write, if `word` is `write`.
+/// Starts the program with `word` as HOW, calls `act` once its memory is evicted, and then lets it go on.
 fn meanwhile(name: &str, settings: &[&str], word: &str, act: impl FnOnce()) -> Option<(Ended, Duration)> {
     let program = compile_text(name, PROGRAM)?;
     let go = scratch(name).join("go");
@@ -286,7 +287,7 @@ fn what_a_donor_shared_outlives_it() {
     outlives_its_donor("killed", 128, &[]);
 }
 
-/// Half of it; the part on disk is read as before.
+/// The donor shares half of the memory; the other half is on disk, and is read as before.
 #[test]
 fn what_a_donor_shared_outlives_it_in_a_chain() {
     let flash = format!("flash:{}", scratch("donor-sharing-chained").display());
@@ -305,7 +306,7 @@ fn what_no_donor_takes_any_more_is_kept_and_in_nobodys_way() {
     ended.expect(0);
     assert!(ended.stdout.ends_with("lost 0\n"), "{}\n{}", ended.stdout, ended.stderr);
     let stats = stats(&file);
-    // How much that is depends on the moment: a block that is being tried again is not among `unwritable_bytes`.
+    // How much is unwritable depends on the moment: `unwritable_bytes` omits a block while its write-back is retried.
     assert!(stats["write_back_failures"].as_u64().is_some_and(|failures| failures > 0), "{stats}");
     let reports = ended.said().into_iter().filter(|line| line.contains("cannot write to the donor tier")).count();
     assert_eq!(reports, 1, "and it is said, once: {}", ended.stderr);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Donors that are lost while a program verifies its memory: killed, stopped, disconnected, told to reclaim, with
-//! leases that they revoke, restarted, and with corrupted bytes.
+//! Donors that are lost while a program verifies its memory: killed, stopped, disconnected, made to reclaim memory or
+//! to revoke leases, restarted, and with corrupted bytes.
 //!
 //! With a mirror or with parity, none of that may cause a wrong byte, an error, or a stall of more than two seconds. If
 //! more is lost than the redundancy covers, accesses to the lost memory are errors, and the rest works.
@@ -24,9 +24,9 @@ use aquifer_e2e::hosts::{Hosts, address, on_host};
 use aquifer_e2e::run::{LIMIT, aquifer, eventually, run};
 use aquifer_e2e::verifying::{ALARM, Game, Verified, verified};
 
-/// The longest stall of the program that a loss may cause: if a number of rounds is set by hand, and in `make test`,
-/// which must not fail on a busy machine.
+/// The longest stall of the program that a loss may cause, if a number of rounds is set by hand.
 const STALL_MS_MAX: u64 = 2000;
+/// The same in `make test`, which must not fail on a busy machine.
 const HANG_MS: u64 = 60_000;
 /// Number of donors for two copies of each byte, with one to spare.
 const DONORS: usize = 3;

@@ -27,8 +27,8 @@ fn lending(words: &[&str]) -> Donor {
     Donor::run(command).in_plain_text()
 }
 
-/// Whether most of the program's memory is with the donor. Shared memory is written without passing through the donor
-/// process.
+/// Whether most of the program's memory is with the donor. Writes to shared memory do not pass through the donor
+/// process, so it cannot count them.
 fn lends_much(donor: &Donor) -> bool {
     let is_shared = donor.address.starts_with("unix:");
     donor.number(if is_shared { "lent_bytes" } else { "written_bytes_total" }) > 32 << 20
@@ -145,7 +145,7 @@ impl Borrower {
     }
 }
 
-/// How often the mark occurs in the memory of a process. See proc_pid_mem(5).
+/// How many times the mark occurs in the memory of a process. See proc_pid_mem(5).
 fn marks(process: u32) -> Option<usize> {
     let memory = File::open(format!("/proc/{process}/mem")).ok()?;
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).ok()?;

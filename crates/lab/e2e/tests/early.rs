@@ -5,8 +5,8 @@
 //!
 //! A thread waits in poll(2) or in a read, another one allocates, the pager starts, and the waiting thread's buffer is
 //! evicted. Then the call used to fail with EFAULT under signal delivery and lose what it had read; with exchange by
-//! copying, the data that a device wrote was lost. This affected every thread that waited with heap memory, in a
-//! process that may have no listener.
+//! copying, the data that a device wrote was lost. This affected every thread that waited in a call with a buffer on
+//! the heap, in a process that is not permitted to have a listener.
 
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{LIMIT, managed, run};

@@ -138,7 +138,7 @@ fn a_file_has_nothing_of_what_it_holds_in_a_chain() {
     for (name, options, is_sealed) in [("plain", "", false), ("sealed", ",encrypt=ephemeral", true)] {
         let name = format!("encryption-file-{name}");
         let path = scratch(&format!("{name}-tier")).join("blocks");
-        // An existing file keeps its name.
+        // The tier would unlink a file that it creates, but an existing file keeps its name.
         std::fs::write(&path, vec![1; 1 << 20]).expect("the scratch directory can be written");
         // A file that others can read is refused.
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("it is ours");

@@ -75,7 +75,7 @@ fn the_last_thread_ends_by_itself_after_the_main_thread() {
     }
 }
 
-/// As natively, where the thread is the process: the status is that of the signal.
+/// As natively, the process ends with its only thread, and its status is that of the signal.
 #[test]
 fn a_filter_kills_the_only_thread() {
     for delivery in ["auto", "signal", "listener"] {

@@ -352,7 +352,8 @@ fn children_have_children_and_all_live_beside_each_other() {
 
 #[test]
 fn below_the_budget_a_fork_leads_to_two_pagers_that_do_not_meet() {
-    // The parent's memory fits; the children's changes are fetched when each has outgrown its budget by small objects.
+    // The memory fits the budget before the fork. Afterwards, parent and child each outgrow the budget, and each starts
+    // its own pager.
     let body = "char *before = touch(12); pid_t child = fork(); char *mine = touch(60); \
                 for (int turn = 0; turn < 3; turn++) for (size_t at = 0; at < 60 << 20; at += 64) \
                 if (mine[at] != (char)(at >> 12 | 1)) return 3; \
@@ -406,7 +407,8 @@ int main(void) {
 "#;
 
 /// A page that a fault fetched for a load is sealed, and shared with the child after the fork: the kernel does not move
-/// such a page. Each used to be refused once, and a process with enough of them found no room for its next fault.
+/// such a page. Each such page used to be refused once, and a process with many of them found no room for its next
+/// fault.
 #[test]
 fn what_is_shared_with_a_child_leaves_at_once() {
     let Some(program) = compile_text("readers", READERS) else { return };

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A handler of the program's interrupts a function that the library wraps. While a thread was made, or the locale set,
-//! such a handler counted as the library's own code: what it mapped was not managed, and its calls could meet evicted
-//! memory. These functions now run with signals blocked, and a new thread still starts with its creator's mask.
+//! A signal handler of the program interrupts a function that the library wraps. While such a function created a thread
+//! or set the locale, the handler used to count as the library's own code: memory that it mapped was not managed, and
+//! its calls could meet evicted memory. These functions now run with signals blocked, and a new thread still starts
+//! with its creator's mask.
 
 use aquifer_e2e::away::works_with;
 

@@ -68,7 +68,7 @@ fn program_with(functions: &str, name: &str, delivery: &str, body: &str) -> Opti
     Some(run(managed(&words, &program, &[]), LIMIT))
 }
 
-/// Small objects are evicted between the uses, including the C library's own.
+/// Small objects, including the C library's own, are evicted between their uses.
 #[test]
 fn those_of_before_the_pager_find_their_memory() {
     let body = r#"

@@ -85,8 +85,8 @@ fn pipes_and_files_pass_on_what_was_there() {
     );
 }
 
-/// Where no call traps, with listeners and pages that move, the instruction itself goes unnoticed, so that setting is
-/// left out.
+/// With listeners and pages that move, no call traps, so the instruction itself goes unnoticed. That setting is left
+/// out.
 #[test]
 fn pages_given_to_a_pipe_by_the_call_itself_stay_what_they_are() {
     let settings = [SETTINGS[0], SETTINGS[1], SETTINGS[3]];

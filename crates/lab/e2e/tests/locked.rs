@@ -7,8 +7,8 @@
 use aquifer_e2e::build::compile_small;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// Memory is locked up to half the budget, and the rest is still evicted. More is ENOMEM, and so is a lock on future
-/// mappings: when it was granted, it took every frame, and the program ended.
+/// Memory is locked up to half the budget, and the rest is still evicted. Locking more is ENOMEM, and so is a lock on
+/// future mappings: when such a lock was granted, it took every frame, and the program ended.
 #[test]
 fn memory_is_locked_up_to_half_the_budget() {
     let body = "char *start = touch(80); size_t mib = 1 << 20;\
@@ -117,7 +117,7 @@ fn calls_work_when_nothing_more_can_be_pinned() {
         return 0;";
     let Some(program) = compile_small("all-pinned", body) else { return };
     for delivery in ["signal", "listener"] {
-        // Small blocks, so that the size of the locked memory is not what ends it.
+        // Small blocks, so that the entries are used up before half the budget is locked.
         let words = ["--dram", "24MiB", "--tier", "dram:", "--block", "4KiB", "--exchange", "copy"];
         let words = [&words[..], &["--delivery", delivery]].concat();
         let ended = run(managed(&words, &program, &[]), LIMIT);

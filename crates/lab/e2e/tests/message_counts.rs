@@ -2,8 +2,8 @@
 // Copyright the Aquifer authors
 
 //! sendmmsg(2) and recvmmsg(2) with numbers of messages that few programs use: none, more than UIO_MAXIOV, more than an
-//! `int` holds. The program is run twice, alone and managed, and must print the same. Managed, a recvmmsg(2) used to
-//! end after 1024 messages, and one with more than 32 bits in its register took more than the kernel takes.
+//! `int` holds. The program is run twice, alone and managed, and must print the same. When managed, recvmmsg(2) used to
+//! end after 1024 messages, and it did not ignore the upper 32 bits of the count's register, as the kernel does.
 
 use std::process::Command;
 

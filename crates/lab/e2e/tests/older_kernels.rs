@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The torture program in a QEMU guest whose kernel has no UFFDIO_MOVE, UFFDIO_POISON and asynchronous write protection
-//! (Debian's 6.1). All other tests of exchange by copying run on kernels that have them.
+//! The torture program in a QEMU guest whose kernel (Debian's 6.1) has neither UFFDIO_MOVE nor UFFDIO_POISON nor
+//! asynchronous write protection. All other tests of exchange by copying run on kernels that have all three.
 //!
 //! Needs QEMU and `AQUIFER_E2E_KERNEL=DIR`, which `.ci/guest-kernel DIR` fills.
 
@@ -13,7 +13,7 @@ use aquifer_e2e::guest::{QEMU_WORDS, has_qemu};
 use aquifer_e2e::rdma_guest::older;
 use aquifer_e2e::run::run;
 
-/// Without KVM the guest's processors are emulated.
+/// Long, because QEMU emulates the guest's processors.
 const LIMIT: Duration = Duration::from_secs(1800);
 const PARTS: [&str; 5] = ["signal-auto", "signal-copy", "listener-auto", "listener-copy", "move-refused"];
 

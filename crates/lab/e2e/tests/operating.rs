@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Checks that what the pages on operating show can be typed: every block that an ordinary machine can run is run on
-//! this one, in the order of the pages, with a donor started as they say; the options in all other blocks are looked
-//! up. `deployment.rs` runs all blocks, on separate machines.
+//! Checks that a reader can type what the pages on operating show. Every block that an ordinary machine can run is run
+//! on this one, in the order of the pages, with a donor started as the pages say. The options in the other blocks are
+//! compared with the help. `deployment.rs` runs all blocks, on separate machines.
 //!
 //! Differences from the pages: addresses, ports, paths and sizes.
 

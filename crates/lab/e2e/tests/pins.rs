@@ -168,10 +168,10 @@ int main(int count, char **words) {
 }
 "#;
 
-/// The kernel does not release a sealed block from which a device reads. When a store by the kernel needed to unseal
-/// such a block, the store waited for the block's protection, and the block for the thread that made the store. And a
-/// victim that was refused because a call had pinned it lost its seal in the engine alone, not in the kernel: the
-/// call's own store failed with EFAULT.
+/// The kernel does not release a sealed block from which a device reads. If a store by the kernel had to unseal such a
+/// block, there was a deadlock: the store waited until the block was unprotected, which waited for the thread that made
+/// the store. And a victim that was refused because a call had pinned it lost its seal only in the engine, not in the
+/// kernel: the call's own store failed with EFAULT.
 #[test]
 fn a_sealed_block_that_must_stay_is_neither_waited_for_nor_left_protected() {
     let Some(program) = compile_text("direct-writer", WRITER) else { return };

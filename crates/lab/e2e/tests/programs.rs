@@ -68,8 +68,8 @@ programs! {
     polars "polars";
 }
 
-/// SBCL's heap was not managed at all: it is mapped by syscall(2), which nothing saw. Under signal delivery its
-/// collector then did not find the stacks of threads that waited (tests/signal_stacks.rs).
+/// SBCL's heap used not to be managed at all: it is mapped by syscall(2), which the library did not notice. Once it was
+/// managed, SBCL's collector did not find the stacks of waiting threads under signal delivery (tests/signal_stacks.rs).
 #[test]
 fn sbcl_keeps_its_heap_within_the_budget() {
     let program = match installed(&["sbcl"]) {
@@ -92,7 +92,7 @@ fn sbcl_keeps_its_heap_within_the_budget() {
         let mib = |name: &str| stats[name].as_u64().expect("a figure") >> 20;
         assert!(mib("resident_bytes_peak") <= 96 && mib("managed_bytes_peak") >= 1000, "{stats}");
         assert!(mib("fetched_bytes") > 200, "it was away: {stats}");
-        // By the kernel's count: the budget, the pager's own memory, and what the program has changed of its core file.
+        // By the kernel's count: the budget, the pager's own memory, and the pages of its core file that SBCL changed.
         let anonymous = ended.stdout.lines().find_map(|line| line.strip_prefix("RssAnon:"));
         let kib: u64 = anonymous.and_then(|text| text.split_whitespace().next()?.parse().ok()).expect("it says so");
         assert!(kib < 120 << 10, "{delivery}: {kib} KiB in DRAM under --dram 96MiB");

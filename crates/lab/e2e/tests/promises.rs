@@ -97,8 +97,8 @@ fn a_page_that_may_not_be_touched_leaves_its_neighbours_usable() {
     );
 }
 
-/// The preload library's own calls of mmap and munmap bypassed the pager, so the pages of the old place stayed in its
-/// map.
+/// The preload library's own calls of mmap and munmap bypassed the pager, so the pages of the old place stayed in the
+/// pager's map.
 #[test]
 fn a_mapping_that_grows_elsewhere_keeps_its_contents() {
     keeps(

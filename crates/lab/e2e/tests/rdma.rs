@@ -8,8 +8,8 @@
 //! The trouble it guards against: memory that a borrower can still access although it now belongs to another, since the
 //! donor's processor is not involved; and a device that waits for a peer that is gone.
 //!
-//! Needs QEMU and `AQUIFER_E2E_RDMA_KERNEL=DIR` (`src/rdma_guest.rs`), and takes some minutes: without KVM the guest's
-//! processors are emulated. `AQUIFER_E2E_RDMA_STEPS=leases,lending` runs only those steps.
+//! Needs QEMU and `AQUIFER_E2E_RDMA_KERNEL=DIR` (`src/rdma_guest.rs`), and takes some minutes, because QEMU emulates
+//! the guest's processors. `AQUIFER_E2E_RDMA_STEPS=leases,lending` runs only those steps.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,12 +18,13 @@ use aquifer_e2e::guest::{QEMU_WORDS, has_qemu};
 use aquifer_e2e::rdma_guest::rdma;
 use aquifer_e2e::run::run;
 
-/// Without KVM, and on a busy machine: a run took five and a half minutes on two processors that were also building.
+/// Long enough for emulated processors on a busy machine: a run took five and a half minutes on two processors that
+/// also ran builds.
 const LIMIT: Duration = Duration::from_secs(1800);
 /// Names the steps to run; by default all.
 const STEPS_VARIABLE: &str = "AQUIFER_E2E_RDMA_STEPS";
-/// The steps of `guest/rdma.sh`, in order, and the parts that each step reports. Timing decides the last one, which an
-/// emulated machine with shared processors does not meet.
+/// The steps of `guest/rdma.sh`, in order, and the parts that each step reports. The last step also limits the longest
+/// access to two seconds, which an emulated machine with shared processors may exceed.
 const STEPS: [(&str, &[&str]); 8] = [
     ("verbs", &["verbs"]),
     ("leases", &["leases"]),

@@ -4,7 +4,7 @@
 //! If the preload library cannot start, the program is refused before it runs: one line, and exit status 125.
 //!
 //! The status used to be 113, that of a program that ran and that the pager had to end, so a script could not tell the
-//! two apart. A file beyond `ulimit -f` was SIGXFSZ, or a tier that accepted nothing.
+//! two apart. A tier's file beyond `ulimit -f` led to SIGXFSZ, or to a tier that accepted nothing.
 
 use std::path::PathBuf;
 use std::process::Command;

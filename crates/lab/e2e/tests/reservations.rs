@@ -125,8 +125,7 @@ fn what_is_reserved_and_opened_later_is_managed() {
     }
 }
 
-/// As SBCL does: a heap that can be written to and executed, mapped by syscall(2), with a file in the place of its
-/// start.
+/// As SBCL does: a heap that can be written to and executed, mapped by syscall(2), with a file mapped over its start.
 const BY_NUMBER: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>

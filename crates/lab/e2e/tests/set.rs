@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer set` changes the budget of a running program: a larger one is used, a smaller one is kept, and no byte is
-//! lost.
+//! `aquifer set` changes the budget of a running program: the program uses a larger budget, comes down to a smaller
+//! one, and loses no byte.
 
 use std::path::{Path, PathBuf};
 

@@ -241,8 +241,8 @@ fn overflows_of_stacks_are_handled_and_a_stack_can_disarm_itself() {
 
 #[test]
 fn a_thread_that_waits_is_interrupted_on_its_own_stack() {
-    // SBCL's collector looks there. A wait for a word in managed memory was made in the handler of a trapped call, so
-    // that the next handler saw our stack in its context.
+    // SBCL's collector searches that stack. A futex wait on managed memory used to be made in the handler of a trapped
+    // call, so that the context of the next handler pointed to the library's stack.
     with_stacks(
         "waiting",
         "enum { WAITERS = 4, PIECE = 4096, ROUNDS = 200 };

@@ -85,8 +85,8 @@ fn the_programs_own_handlers_for_our_signals_are_kept() {
     );
 }
 
-/// Such a signal that the program sent to itself with the default action used to be lost: the pager's handler received
-/// it, and the program was not ended.
+/// If the program left such a signal at its default action and sent it to itself, the signal used to be lost: the
+/// pager's handler received it, and the program was not ended.
 #[test]
 fn the_programs_own_signals_of_our_kinds_do_what_they_did() {
     let main = "int main(int count, char **words) { away(1); int number = atoi(words[1]); (void)count;
@@ -146,8 +146,9 @@ fn a_waiting_thread_can_be_cancelled() {
     );
 }
 
-/// Nor does it matter where a thread is at that moment: between its calls, in the library's code, or in the kernel.
-/// Code that ran for a trapped call could be cancelled only at its own calls; elsewhere SIGABRT ended the process.
+/// A thread can be cancelled wherever it is at that moment: between its calls, in the library's code, or in the kernel.
+/// The code that runs for a trapped call used to be cancellable only at its own calls; elsewhere SIGABRT ended the
+/// process.
 #[test]
 fn a_busy_thread_can_be_cancelled_at_any_moment() {
     works(
@@ -226,7 +227,8 @@ fn a_wait_can_be_left_by_a_jump() {
     );
 }
 
-/// The same for a call with many entries, at any point: the entries are copied, and the copy is allocated.
+/// siglongjmp out of a call with many entries leaves nothing behind either, at any point, although the library copies
+/// the entries to memory that it allocates.
 #[test]
 fn a_call_with_many_entries_can_be_left_by_a_jump() {
     works(

@@ -4,8 +4,8 @@
 //! A few rounds of the stress suite, and its canary.
 //!
 //! By hand, the suite runs for hours (docs/testing.md). This test shows that it runs, and that it detects errors: it
-//! must catch a library that skips a fetch now and then within a minute, because otherwise a run without findings would
-//! prove nothing.
+//! must catch, within a minute, a library that occasionally skips a fetch, because otherwise a run without findings
+//! would prove nothing.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -88,7 +88,8 @@ fn what_is_given_back_page_by_page_goes_back_too() {
     for delivery in ["signal", "listener"] {
         let stats = scratch(&format!("balloon-{delivery}")).join("stats.json");
         let file = stats.display().to_string();
-        // A block evicted half-way is fetched with zeros where pages were freed; without read-ahead few are.
+        // A block that is evicted when only some of its pages are freed is fetched with zeros in place of those pages.
+        // Without read-ahead, few blocks are.
         let words = ["--dram", "16MiB", "--tier", "dram:", "--delivery", delivery, "--stats-json", &file];
         let words = [&words[..], &["--prefetch", "off", "--block", "128KiB"]].concat();
         run(managed(&words, &program, &[]), LIMIT).expect(0);

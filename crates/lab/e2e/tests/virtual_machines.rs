@@ -120,8 +120,9 @@ fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
     assert!(max - left >= 100 * MIB, "the tier held {max} bytes, and then {left}");
 }
 
-/// If a virtual machine exists when the pager starts, listeners serve all memory, as for QEMU above, whose RAM is what
-/// outgrows the budget; for a later machine, adding memory is refused with an error, so that no guest fails.
+/// If a virtual machine exists when the pager starts, listeners serve all memory. That is so for QEMU above, because
+/// the guest's RAM is what outgrows the budget. If a virtual machine is created later, adding managed memory to it is
+/// refused with an error, so that no guest fails.
 #[test]
 fn a_later_guest_is_refused_memory_with_signal_delivery() {
     let body = r#"

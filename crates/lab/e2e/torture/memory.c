@@ -20,8 +20,8 @@ static void zeros(const unsigned char *start, size_t len, const char *what) {
 
 static __thread struct area allocated, mapped;
 
-/* Forgets a child's models, which are in memory shared with its parent: the parent goes on when the child has been
- * killed and a grandchild lives. */
+/* Makes a child forget the models, which are in memory shared with its parent: if the child is killed, the parent goes
+ * on with them while a grandchild may still run. */
 void leave_models(void) { memset(&allocated, 0, sizeof allocated), memset(&mapped, 0, sizeof mapped); }
 
 void allocations(struct luck *luck, size_t largest) {

@@ -126,7 +126,7 @@ static void fork_once(struct area *area, struct luck *luck, uint64_t how) {
         daemons(&own, &its);
     } else {
         pid_t child = how == 1 ? (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, 0) : make_child();
-        if (child == 0 && how == 1) { /* The C library knows nothing of this one: its locks may be held for ever. */
+        if (child == 0 && how == 1) { /* The C library does not know of this child: its locks may stay locked there. */
             for (int turn = 0; turn < 10; turn++)
                 loads_and_stores(&own, &its);
             _exit(0);

@@ -88,7 +88,7 @@ void transfers(struct area *area, struct luck *luck) {
         fclose(stream);
         break;
     }
-    default: { /* A pipe: more is asked for than there is, and what is there must come without waiting. */
+    default: { /* A pipe: a read of more bytes than it has must return those that it has, without waiting. */
         what = "read from a pipe";
         int ends[2];
         size_t part = len < 65536 ? len : 65536;

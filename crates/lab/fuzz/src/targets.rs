@@ -66,8 +66,8 @@ pub fn config(bytes: &[u8]) {
     }
 }
 
-/// What managers send to a switch in software: messages, each after a byte with its length and one with the time since
-/// the one before it, in milliseconds.
+/// What managers send to the software switch: messages. Two bytes precede each: its length, and the time since the
+/// previous message in milliseconds.
 pub fn cxl_switch(bytes: &[u8]) {
     let mut switch = Switch::new(SwitchConfig::example()).expect("the example is a switch");
     let connection = Connection { id: 1, ingress_port_id: 0, dialect: &Dialect::STANDARD };
@@ -143,8 +143,8 @@ pub fn profile(bytes: &[u8]) {
     }
 }
 
-/// The input of `aquifer-sim replay`: as a whole file, and as the events of a file with correct checksums, which would
-/// otherwise reject most inputs.
+/// The input of `aquifer-sim replay`: as a whole file, and as the events of a file with correct checksums, because
+/// wrong checksums would make the decoder reject most inputs.
 pub fn recording(bytes: &[u8]) {
     read_recording(bytes);
     let header = include_bytes!("../../../memory/core/tests/golden/recording_v1.bin")[..HEADER_BYTES].to_vec();

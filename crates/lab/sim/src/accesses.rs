@@ -2,10 +2,10 @@
 // Copyright the Aquifer authors
 
 //! Extracts from a recording what the program itself did: which pages it touched and wrote, as far as the recorded
-//! pager saw.
+//! pager could see.
 //!
-//! A touch is seen when it faults, and so is a write. Other writes are seen when the block is cleaned later and a page
-//! is found changed; they are dated back to the last touch of that block. What the program did with resident blocks in
+//! A touch or a write is seen if it faults. Any other write is seen later, when the block is cleaned and a page is
+//! found changed; it is dated back to the last touch of that block. What the program did with resident blocks in
 //! between is unknown.
 
 use std::collections::BTreeMap;
@@ -63,7 +63,8 @@ pub struct Accesses {
     pub acts: Vec<Act>,
     /// The cost of the recorded run.
     pub recorded: Outcome,
-    /// Resident blocks, by their first page: pages later found changed in a block count as written by this touch.
+    /// The latest touch of each resident block, by the block's first page: pages of the block that are later found
+    /// changed count as written by that touch.
     latest: BTreeMap<PageIndex, Latest>,
 }
 
@@ -114,7 +115,7 @@ impl Accesses {
         }
     }
 
-    /// Ends the extraction with the recording.
+    /// Completes the extraction. Called at the end of the recording.
     pub fn finish(&mut self, engine: &Engine) {
         self.recorded = self.recorded.with(engine.tally());
         self.latest.clear();

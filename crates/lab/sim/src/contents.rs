@@ -23,8 +23,8 @@ struct Versions {
 }
 
 impl Versions {
-    /// Calls `each` for every region that the pages touch: its versions (of which those that were never set are
-    /// `unset`), and the part of the pages that lies there.
+    /// Calls `each` for every region that has some of the pages, with the versions of those pages (`unset` if they were
+    /// never set) and with their positions among all of the pages.
     fn each(&mut self, start: u64, count: u64, unset: u32, mut each: impl FnMut(&mut [u32], Range<usize>)) {
         let (mut page, end, span) = (start, start + count, u64::from(REGION_PAGES));
         while page < end {
@@ -43,7 +43,7 @@ impl Versions {
 pub struct Contents {
     /// The program's last writes.
     now: Versions,
-    /// What the tier has, by its page.
+    /// The versions in the tier, by page of the tier.
     tier: Versions,
     frames: HashMap<FrameIndex, Vec<u32>>,
     newest: u32,
@@ -65,7 +65,7 @@ impl Contents {
         version
     }
 
-    /// The program writes a page as it was at this version.
+    /// The program writes the contents that the page had at this version.
     pub fn restore(&mut self, page: PageIndex, version: u32) {
         self.now.each(page.0, 1, 0, |region, _| region.fill(version));
     }

@@ -4,8 +4,8 @@
 //! A program on the shipped driver, on a machine where everything completes at once (`instant.rs`): it maps memory,
 //! touches it, and discards it. After each fault the worker works until it has nothing left to do.
 //!
-//! The engine cannot tell the difference from a pager, except that nothing is ever in progress when it is asked. So
-//! this judges decisions, not speed.
+//! The engine cannot tell this machine from a pager, except that nothing is ever in progress when the engine is called.
+//! So the result shows how good the decisions are, not how long they take.
 
 use aquifer_core::block::State;
 use aquifer_core::map::{Delivery, Pages};
@@ -36,7 +36,7 @@ pub struct Driver<'a> {
     worker: Worker<'a, InstantMachine>,
 }
 
-/// What the driver reports as fatal cannot happen on this machine.
+/// Unwraps a result of the driver: no fatal error can happen on this machine.
 fn sound<T>(result: Result<T, Fatal>) -> T {
     result.unwrap_or_else(|fatal| panic!("{fatal}"))
 }
@@ -86,7 +86,7 @@ impl<'a> Driver<'a> {
         touched
     }
 
-    /// The program writes a page as it was at this version.
+    /// The program writes the contents that the page had at this version.
     pub fn restore(&mut self, page: PageIndex, thread: ThreadIndex, version: u32) {
         if self.reach(page, thread, true) != Touched::Refused {
             self.machine.restore(page, version);
@@ -94,7 +94,8 @@ impl<'a> Driver<'a> {
         self.work_if_woken();
     }
 
-    /// Time passes in which a tier that failed may have recovered: the worker tries again. Returns its turns.
+    /// Time passes in which a tier that failed may have recovered: the worker tries again. Returns the number of the
+    /// worker's turns.
     pub fn pause(&mut self) -> u32 {
         self.machine.engine().try_again();
         self.work()
@@ -123,7 +124,7 @@ impl<'a> Driver<'a> {
         Some(engine.map().pages(engine.map().find(page)?).end())
     }
 
-    /// Resolves an access to a page, so that the program can continue. It does so before the worker works.
+    /// Resolves an access to a page, so that the program can continue. The program continues before the worker runs.
     fn reach(&mut self, page: PageIndex, thread: ThreadIndex, write: bool) -> Touched {
         let block = {
             let engine = self.machine.lock();
@@ -157,8 +158,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The worker's part: once woken, it continues until it has nothing to do, as the pager's worker does. Returns
-    /// its turns.
+    /// The worker's part: once woken, it continues until it has nothing to do, as the pager's worker does. Returns the
+    /// number of its turns.
     fn work(&mut self) -> u32 {
         for turns in 1..TURNS_MAX {
             if sound(self.worker.turn()) == Turn::Idle {

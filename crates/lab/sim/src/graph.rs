@@ -4,8 +4,8 @@
 //! Traces of graph kernels: BFS and PageRank as the GAP benchmark suite runs them, over a Kronecker graph in
 //! compressed rows.
 //!
-//! The graph is far smaller than real ones, and so are the blocks (4 KiB). Preserved are the ratio between the arrays,
-//! the sequential walk over edges and the random walk over vertices.
+//! The graph is far smaller than real ones, and so are the blocks (4 KiB). The ratio between the arrays, the sequential
+//! walk over edges and the random walk over vertices are preserved.
 
 use crate::{
     random::Random,
@@ -187,7 +187,7 @@ mod tests {
         }
     }
 
-    /// In Kronecker graphs a few vertices have most of the edges; that is why they are used.
+    /// In Kronecker graphs a few vertices have most of the edges; that is why these graphs are used.
     #[test]
     fn degrees_are_skewed() {
         let graph = Graph::kronecker(&mut Random::new(1));

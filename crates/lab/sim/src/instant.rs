@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! The driver's traits on a machine where everything completes at once: one thread, a kernel that refuses nothing, a
-//! tier without latency, of which a part may refuse writes. For what is decided, not for how long it takes.
+//! tier without latency, of which a part may refuse writes. It shows decisions, not durations.
 //!
 //! Strict about bytes: what is installed at the program's addresses must be the program's last write.
 
@@ -27,10 +27,10 @@ use aquifer_driver::{
 use crate::contents::Contents;
 use crate::outcome::Outcome;
 
-/// Transfers that the worker's queue takes, as the pager's where the tier's requests overlap.
+/// Maximum number of transfers in the worker's queue, as in the pager's queue for a tier whose requests overlap.
 pub const QUEUE_DEPTH: u32 = 32;
-/// By how much the clock advances each time that it is read. Any amount would do; this one ends a search of the
-/// driver's five seconds after some 50,000 failures.
+/// By how much the clock advances each time that it is read. Any amount would do. With this one, the driver's search
+/// for room, which may last five seconds, ends after some 50,000 failures.
 const NS_PER_LOOK: u64 = 100_000;
 
 /// The machine; see the module.
@@ -40,7 +40,7 @@ pub struct InstantMachine {
     tape: Events,
     outcome: Cell<Outcome>,
     worker_is_woken: Cell<bool>,
-    /// Whether a fault is being resolved, and not the worker's plan carried out.
+    /// True while a fault is being resolved, false while the worker carries out its plan.
     in_fault: Cell<bool>,
     fails: Rc<Cell<Fails>>,
     clock_ns: Cell<u64>,
@@ -49,11 +49,11 @@ pub struct InstantMachine {
 /// Which writes the tier fails.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fails {
-    /// Those that begin at this offset or after it,
+    /// A write fails if it begins at this offset or after it,
     pub from: u64,
     /// and before this one.
     pub to: u64,
-    /// Half of the pages of such a write reach the tier first, and what follows them is neither old nor new.
+    /// Whether such a write is torn: half of its pages reach the tier, and the next page is then neither old nor new.
     pub torn: bool,
 }
 
@@ -134,7 +134,7 @@ impl InstantMachine {
         self.contents.borrow_mut().write(pages);
     }
 
-    /// The program writes a page that it can reach as it was before.
+    /// The program writes the contents that a page had at this version. It can reach the page.
     pub(crate) fn restore(&self, page: PageIndex, version: u32) {
         self.contents.borrow_mut().restore(page, version);
     }
@@ -149,7 +149,7 @@ impl InstantMachine {
         self.worker_is_woken.replace(false)
     }
 
-    /// Runs `fault`, and counts what is done meanwhile as a fault's.
+    /// Runs `fault`, and counts the fetches in it as a fault's fetches.
     pub(crate) fn in_fault<T>(&self, fault: impl FnOnce() -> T) -> T {
         self.in_fault.set(true);
         let result = fault();
@@ -184,8 +184,8 @@ impl Space for InstantMachine {
     }
 }
 
-/// Nothing is ever in progress when the engine is asked, so nothing has to be waited for. Time passes only when it is
-/// asked for, so that a search with a time limit ends.
+/// Nothing is ever in progress when the engine is called, so no thread has to wait. The clock advances only when it is
+/// read, so that a search with a time limit ends.
 impl Clock for InstantMachine {
     fn now_ns(&self) -> u64 {
         self.clock_ns.set(self.clock_ns.get() + NS_PER_LOOK);
@@ -355,7 +355,7 @@ impl Store for InstantMachine {
     }
 }
 
-/// Transfers happen when they complete, in the order in which they were taken.
+/// The bytes of a transfer move when it completes. Transfers complete in the order in which the queue took them.
 pub struct Queue {
     contents: Rc<RefCell<Contents>>,
     fails: Rc<Cell<Fails>>,

@@ -3,7 +3,7 @@
 
 //! The optimum that knows the future (Belady's MIN, 1966): evicts the block whose next visit is farthest away.
 //!
-//! No policy can hit more often, so it shows how much of a gap in the table is worth closing.
+//! No policy can hit more often, so it shows how much a better policy could gain.
 
 use std::collections::BinaryHeap;
 
@@ -28,7 +28,8 @@ pub fn hit_ratio(trace: &Trace, frames: u32) -> f64 {
             resident[block] = true;
             held += 1;
         }
-        // An entry from an earlier visit has a next visit nearer than the present, and is never popped before this one.
+        // The entry of the previous visit names this visit as the next one. That is not in the future, so it is never
+        // popped before the new entry.
         by_next_visit.push((next[index], block));
     }
     hits as f64 / (trace.touches.len() - trace.warm) as f64

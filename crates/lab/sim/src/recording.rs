@@ -14,7 +14,7 @@ use aquifer_core::units::PAGE_BYTES;
 
 use crate::recorded_slabs::{NextSlab, RecordedSlabs};
 
-/// A budget larger than in any valid recording: a frame's number has no room for more.
+/// No valid recording has a larger budget: its frames could not be numbered.
 pub const BUDGET_PAGES_MAX: u64 = 1 << 28;
 /// Maximum number of pages that a replay describes. Each costs about ten bytes here.
 const PAGES_MAX: u64 = 1 << 31;
@@ -145,7 +145,7 @@ fn describe(call: &Call<'_>) -> String {
             let again = if *first { "" } else { ", asked again" };
             format!("{access} at {:#x}, thread {}{again}", page.address(), thread.0)
         }
-        // Their lists mean nothing to a reader.
+        // The lists in these two calls mean nothing to a reader.
         Call::Add { start, end, .. } => format!("Add {{ start: {start}, end: {end} }}"),
         Call::Cleaned { block, verdict, .. } => format!("Cleaned {{ block: {block:?}, verdict: {verdict:?} }}"),
         other => format!("{other:?}"),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A tier that fails writes, or is full: nothing is lost, others are not delayed, and the worker rests.
+//! A tier that fails writes, or is full: nothing is lost, other blocks are not delayed, and the worker rests.
 
 use aquifer_core::block::State;
 use aquifer_core::engine::Settings;
@@ -65,8 +65,8 @@ fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
     assert_eq!(driver.touch(PAGE, ThreadIndex(0), false), Touched::Waited);
 }
 
-/// Discarded memory kept its slabs for as long as its mapping lived: a tier that had been full once stayed full,
-/// however much memory was discarded.
+/// Guards against a former bug: discarded memory kept its slabs for as long as its mapping lived, so a tier that had
+/// been full once stayed full, however much memory was discarded.
 #[test]
 fn memory_that_is_given_back_leaves_room_in_the_tier() {
     let machine = machine(PolicyName::Fifo, 4, false);
@@ -85,8 +85,9 @@ fn memory_that_is_given_back_leaves_room_in_the_tier() {
     }
 }
 
-/// Part of the tier fails every write: the blocks that belong there stay in DRAM, and must not delay other blocks. They
-/// were retried again and again until faults gave up, while the rest of the tier had room for everything else.
+/// Part of the tier fails every write: the blocks that belong there stay in DRAM, and must not delay other blocks. A
+/// former bug: those blocks were retried again and again until faults gave up, while the rest of the tier had room for
+/// everything else.
 #[test]
 fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
     for elastic in [false, true] {

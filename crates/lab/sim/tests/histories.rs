@@ -17,7 +17,7 @@ const HISTORIES: u64 = 150;
 /// 1,021,559: a failed write tore a clean page between two dirty ones, and the engine still trusted that page's guard.
 const FOUND: [u64; 1] = [1_021_559];
 
-/// Opportunities of each kind after which failures begin, by default: each number below it.
+/// By default, failures of each kind begin after every number of opportunities below this one.
 const FAIL_AFTER: u64 = 12;
 
 fn number(name: &str) -> Option<u64> {
@@ -63,7 +63,8 @@ fn what_was_found_once_stays_repaired() {
 fn failures_may_begin_at_any_time() {
     let max = number("AQUIFER_MODEL_HISTORIES").unwrap_or(FAIL_AFTER);
     for kind in KINDS {
-        // A tier that lies for ever has no way that is right.
+        // `Corruption` has no opportunity here: another way to read is tried only after a `Lie`, and only one kind
+        // fails.
         let seed = 7_000 + kind as u64;
         let failed = (0..max).filter(|count| run(seed, Some(FailAfter { kind, count: *count })).failures > 0).count();
         assert!(failed > 0 || kind == Kind::Corruption, "{kind:?} has no opportunity");

@@ -11,7 +11,7 @@ use std::panic::catch_unwind;
 use aquifer_driver::planted::{Bug, plant};
 use aquifer_sim::model::history;
 
-/// Histories in which a bug must be found.
+/// Number of histories within which each bug must be found.
 const HISTORIES: u64 = 400;
 
 #[test]

@@ -17,8 +17,8 @@ use aquifer_sim::workload::{Trace, Workload};
 /// 2,000 blocks of 128 KiB: 250 MiB.
 const BLOCKS: u32 = 2000;
 
-/// Plays `trace` with a budget of this many blocks. Also returns how many more would halve the fetches, by the
-/// estimate.
+/// Plays `trace` with a budget of this many blocks. Also returns how many more blocks would halve the fetches, by the
+/// engine's estimate.
 fn play(trace: &Trace, budget_blocks: u64) -> (Visits, u64) {
     let budget_pages = budget_blocks * u64::from(BLOCK_PAGES);
     let tier_slabs = trace.blocks.div_ceil(REGION_PAGES / BLOCK_PAGES);

@@ -3,9 +3,9 @@
 
 //! The engine: it receives events and returns the actions that must follow.
 //!
-//! Pure, and allocation-free except where a mapping is added. The driver holds one lock around it and carries the
-//! actions out with the lock released. A block that a thread is working on is in a busy state, and every other thread
-//! waits until that thread reports back.
+//! Pure, and allocation-free except where mappings or the budget change, and for fork(2). The driver holds one lock
+//! around it and carries the actions out with the lock released. A block that a thread is working on is in a busy
+//! state, and every other thread waits until that thread reports back.
 //!
 //! - [`fault`](Engine::fault) is in `fault.rs`: the path of one fault. It makes room in `room.rs`, and each step ends
 //!   with a report, in `reports.rs`.
@@ -52,10 +52,10 @@ use crate::temperature::Histogram;
 use crate::units::{BlockIndex, FrameIndex, Order};
 use crate::watermarks::Watermarks;
 
-/// The part of the budget that read-ahead may take: more would push out blocks that it has just fetched.
+/// Read-ahead may take `1 / AHEAD_PART` of the budget: more would push out blocks that it has just fetched.
 const AHEAD_PART: u64 = 16;
 
-/// The part of the budget that frames take, roughly, in addition to the resident pages when all memory fits.
+/// When all memory fits, frames take about `1 / FRAMES_PART` of its size in addition to the resident pages.
 const FRAMES_PART: u64 = 16;
 
 /// The engine's settings, fixed for its life except for the budget.
@@ -110,7 +110,7 @@ pub struct Engine {
     scatter: elastic::Scatter,
     /// Whether those fetches lie in clusters.
     clusters: Clusters,
-    /// The block size where streams pass.
+    /// The block size for memory that a stream passes through.
     large: Order,
     pub(crate) settings: Settings,
     pub(crate) resident_pages: u64,
@@ -173,8 +173,8 @@ impl Engine {
         self.tally
     }
 
-    /// An estimate of how many more pages of budget would halve the fetches. Never more than all contents would need.
-    /// `None` until there is evidence.
+    /// An estimate of how many more pages of budget would halve the fetches. Never more than is missing to keep all
+    /// contents in DRAM. `None` until there is evidence.
     pub fn pages_to_halve_fetches(&self) -> Option<u64> {
         let pages = self.refaults.pages_to_halve()?;
         let Histogram { resident, away } = self.map.temperatures().histogram();

@@ -3,7 +3,8 @@
 
 //! A set of frame numbers, as a tree of bits: each level records which words of the level below are not empty.
 //!
-//! Pure, and allocation-free after `new`. Every call takes a few steps, regardless of the number of frames.
+//! Pure, and allocation-free except in `new`, `full`, `make_room` and `extend`. Every other call takes a few steps,
+//! regardless of the number of frames.
 
 const WORD: usize = u64::BITS as usize;
 /// How many of the latest insertions are remembered.
@@ -91,7 +92,7 @@ impl FrameSet {
         self.recent[self.newest] = Some(index);
     }
 
-    /// Any member.
+    /// Removes and returns the next member after the one that was taken last.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let index = self.at_least(self.next).or_else(|| self.at_least(0))?;
         self.remove(index);

@@ -4,11 +4,12 @@
 //! Guards: a CRC-64 of each page, kept in DRAM, which checks every tier end to end.
 //!
 //! Pure. A guard answers two questions. After a fetch: are these the bytes that were written back? Before a frame is
-//! reused: does the tier already hold these bytes? The second makes clean tracking exact to the page without
-//! write-protecting anything, and so without a second fault and without a window in which a store could go unnoticed.
+//! reused: does the tier already hold these bytes? The answer to the second question makes clean tracking exact to the
+//! page without write-protecting anything, and so without a second fault and without a window in which a store could go
+//! unnoticed.
 //!
-//! The polynomial is that of the NVMe 64-bit guard (NVM Command Set Specification 1.0, section 5.2.1.3): any change
-//! within 64 bits of each other always changes it; others go undetected once in 2^64.
+//! The polynomial is that of the NVMe 64-bit guard (NVM Command Set Specification 1.0, section 5.2.1.3): a change that
+//! is confined to 64 consecutive bits always changes the CRC; any other change goes undetected once in 2^64 times.
 //!
 //! A page of zeros has the guard [`ZERO`], which no other page has, and needs no bytes in the tier.
 

@@ -11,8 +11,9 @@
 //! A region's indices count *units*, the smallest blocks that it can have, and a block has the index of its first unit.
 //! So a change of the block size renames nothing and allocates nothing, and can happen during a fault.
 //!
-//! Only [`BlockMap::insert`] and [`BlockMap::remove`] (`map/ranges.rs`) allocate; neither runs on the fault path.
-//! Splits and merges: `map/sizes.rs`. Temperatures: `map/heat.rs`. Detecting changes: `map/changes.rs`.
+//! Only [`BlockMap::insert`] and [`BlockMap::remove`] (`map/ranges.rs`) and `inherit` (`map/slots.rs`) allocate; none
+//! of them runs on the fault path. Splits and merges: `map/sizes.rs`. Temperatures: `map/heat.rs`. Detecting changes:
+//! `map/changes.rs`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -160,8 +161,8 @@ impl Pages {
 }
 
 impl BlockMap {
-    /// A map that takes its slabs from `slabs`, which has `tier_slabs`, and whose first regions can have blocks of
-    /// `smallest`.
+    /// A map that takes its slabs from `slabs`, which has `tier_slabs` of them. Its first regions can have blocks as
+    /// small as `smallest`.
     pub fn new(slabs: Box<dyn Slabs>, tier_slabs: u32, smallest: Order) -> Self {
         Self {
             mappings: BTreeMap::new(),

@@ -11,10 +11,10 @@
 //! that blocks begin at multiples of their size.
 //!
 //! A stream is found when two faults of one thread are one block apart, or three are equally far apart, or more than
-//! half of the latest took the same step (`trend.rs`). Its window doubles each time the program reaches the marker, and
-//! halves on waste (`stream.rs`). While much of the read-ahead is wasted, or where a fetch costs little, a stream must
-//! prove itself first: among random accesses many are neighbours by chance, and where a graph's neighbours are visited
-//! in ascending order only half of the next pages are wanted, which is not enough.
+//! half of the latest faults took the same step (`trend.rs`). Its window doubles each time the program reaches the
+//! marker, and halves on waste (`stream.rs`). While much of the read-ahead is wasted, or where a fetch costs little, a
+//! stream must prove itself first: among random accesses, many are to adjacent pages by chance. And where a graph's
+//! neighbours are visited in ascending order, only half of the next pages are wanted, which is not enough.
 
 use crate::units::{PAGE_BYTES, ThreadIndex};
 
@@ -39,7 +39,7 @@ pub const WINDOW_MAX: u32 = (4 << 20) / PAGE_BYTES as u32;
 pub const STRIDE_BLOCKS_MAX: u64 = 64;
 /// The marker of a run that needs none.
 pub const NO_MARKER: u64 = u64::MAX;
-/// A stream without a fault in this many faults no longer takes a share of the cap.
+/// A stream that had none of the latest `SILENT_MAX` faults no longer takes a share of the cap.
 const SILENT_MAX: u64 = 512;
 /// Confidence is in 1/1024. A used page raises it by `1 / CONFIDENCE_PART` of the missing confidence, and a wasted page
 /// lowers it by the same part of the present confidence. A report of more than `CONFIDENCE_PAGES_MAX` pages counts as
@@ -47,8 +47,9 @@ const SILENT_MAX: u64 = 512;
 const CONFIDENCE_FULL: u32 = 1024;
 const CONFIDENCE_PART: u32 = 1024;
 const CONFIDENCE_PAGES_MAX: u32 = 32;
-/// Below this confidence, streams must prove themselves first. Betweenness centrality used 60 %, at a loss even on a
-/// disk; breadth-first search used 95 %, and STREAM all (`prefetch_hits` and `prefetch_wasted` of `--stats-json`).
+/// Below this confidence, streams must prove themselves first. Betweenness centrality used 60 % of its read-ahead, at a
+/// loss even on a disk; breadth-first search used 95 %, and STREAM all of it (`prefetch_hits` and `prefetch_wasted` of
+/// `--stats-json`).
 const CONFIDENCE_MIN: u32 = CONFIDENCE_FULL * 7 / 8;
 /// Pages that a stream must have passed before anything is read ahead of it, while confidence is low or where a fetch
 /// costs little: 256 KiB. That is two blocks of the default size, or 64 of the smallest.
@@ -63,8 +64,7 @@ pub struct Run {
     pub start: u64,
     /// How many.
     pub pages: u64,
-    /// The block with this page is to be fetched but not installed, so that the program's fault there reports the
-    /// stream's progress.
+    /// A fault of the stream at this page or beyond moves its window.
     pub marker: u64,
     /// True when the program approaches from above: the last page is wanted first.
     pub descending: bool,
@@ -126,7 +126,8 @@ pub struct Prefetcher {
 
 impl Prefetcher {
     /// Creates an empty table. All streams together will be at most about `ahead_pages_max` pages ahead. `wary` means
-    /// that a fault on a block that was read ahead costs about as much as any other, so that only certain streams gain.
+    /// that a fault on a block that was read ahead costs about as much as any other, so that only streams that have
+    /// proved themselves gain from it.
     pub fn new(ahead_pages_max: u64, wary: bool) -> Prefetcher {
         let threads = vec![Thread::default(); THREADS_MAX].into_boxed_slice();
         Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1, confidence: CONFIDENCE_FULL, wary }
@@ -138,8 +139,8 @@ impl Prefetcher {
     }
 
     /// Decides what to read ahead after `thread` faulted at `page`, in a block of `block_pages` pages. Also call it for
-    /// faults on blocks that wait on standby: markers are such blocks. `announced` means that the program has announced
-    /// sequential access from here, so that nothing need be proved.
+    /// faults on blocks that wait on standby: blocks that were read ahead wait there. `announced` means that the
+    /// program has announced sequential access from here, so that nothing need be proved.
     pub fn fault(&mut self, thread: ThreadIndex, page: u64, block_pages: u32, announced: bool) -> Advice {
         let mut advice = Advice::default();
         self.faults += 1;
@@ -192,8 +193,9 @@ impl Prefetcher {
     /// Reports that `pages` read-ahead pages, the first of them at `page`, were asked for. `waits_before` and
     /// `waits_behind` say whether the neighbour on that side was read ahead, too, and has not been asked for yet.
     ///
-    /// A stream uses its read-ahead in order. Random accesses also use nearly all of it sooner or later, but from the
-    /// middle, and no more often than the blocks that it has displaced: that counts as wasted.
+    /// A stream uses its read-ahead in order. Random accesses also use nearly all of the read-ahead sooner or later,
+    /// but out of order, and no more often than they would have used the blocks that it displaced. Such use counts as
+    /// waste.
     pub fn used(&mut self, page: u64, pages: u32, waits_before: bool, waits_behind: bool) {
         let mut streams = self.threads.iter().flat_map(|thread| &thread.streams);
         let Some(stream) = streams.find(|stream| stream.covers(page)) else { return };

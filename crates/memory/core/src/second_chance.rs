@@ -13,15 +13,16 @@
 //! rescues ends by rescuing everything (`docs/decisions/0005-standby-follows-the-evidence.md`). Where a fetch costs no
 //! more than a rescue, the list stays at its shortest.
 
-/// The longest list, as a part of the budget. Beyond a third, the resident set suffers.
+/// The longest list is `1 / LONGEST_PART` of the budget. Beyond a third, the resident set suffers.
 const LONGEST_PART: u64 = 3;
-/// The shortest list. One thirty-second still catches a block that is touched all the time.
+/// The shortest list is `1 / SHORTEST_PART` of the budget, which still catches a block that is touched all the time.
 const SHORTEST_PART: u64 = 32;
-/// A refault within this part of the budget would have been caught by a list of about that length.
+/// A refault within `1 / NEAR_PART` of the budget would have been caught by a list of about that length.
 const NEAR_PART: u64 = 4;
-/// The length is reconsidered after evictions of this part of the budget.
+/// The length is reconsidered each time that `1 / EPOCH_PART` of the budget has been evicted.
 const EPOCH_PART: u64 = 8;
-/// Share of evicted pages, in 1/64, that must be wanted again for the list to grow, and below which it shrinks.
+/// Limits for the share of evicted pages that are wanted again, in 1/64: the list grows only at or above the first, and
+/// shrinks below the second.
 const GROW_AT: u64 = 4;
 const SHRINK_BELOW: u64 = 1;
 

@@ -27,7 +27,7 @@ const FRESH: u8 = 8;
 const READ_AHEAD: u8 = 16;
 /// Added by a refault after everything resident was replaced at least once.
 const REFAULT_LATE: u8 = 16;
-/// Added by an earlier refault.
+/// Added by a refault sooner than that.
 const REFAULT_SOON: u8 = 48;
 /// Added by a touch on standby: the block should not have been evicted.
 const RESCUED: u8 = 64;
@@ -44,7 +44,8 @@ const EPOCHS: u64 = 0xffff - AWAY as u64 + 1;
 /// the sweep do not matter.
 const SWEEP_EPOCHS: usize = 1 << 15;
 
-/// Stamps: not counted, counted as resident, or, from this value on, evicted since the epoch that the excess gives.
+/// A stamp is `NOWHERE` (not counted), `RESIDENT` (counted as resident) or `AWAY + n` (evicted since epoch `n`, modulo
+/// `EPOCHS`).
 const NOWHERE: u16 = 0;
 const RESIDENT: u16 = 1;
 const AWAY: u16 = 2;

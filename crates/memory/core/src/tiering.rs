@@ -38,7 +38,7 @@ const HEAT_WORTH: Heat = REGION_PAGES;
 const HEAT_RATIO: u64 = 2;
 const HEAT_MARGIN: u64 = REGION_PAGES as u64;
 
-/// Slabs of a level that are kept free for new ones: this part of the level, within bounds.
+/// Slabs of a level that are kept free for new ones: `1 / RESERVE_PART` of the level, within bounds.
 const RESERVE_PART: u32 = 32;
 const RESERVE_MAX: u32 = 64;
 

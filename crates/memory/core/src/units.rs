@@ -24,7 +24,8 @@ impl PageIndex {
         PageIndex(address as u64 / PAGE_BYTES)
     }
 
-    /// The first page of which no byte is before `address`: where the pages of a range that ends there end.
+    /// One past the last page of a range that ends at `address`: the first page that begins at that address or after
+    /// it.
     pub const fn end_at(address: usize) -> PageIndex {
         PageIndex((address as u64).div_ceil(PAGE_BYTES))
     }
@@ -168,7 +169,7 @@ impl Order {
     pub const MAX: Order = Order(9);
     /// 128 KiB, the size that EMP chose as its default.
     pub const DEFAULT: Order = Order(5);
-    /// 16 KiB: the unit of regions whose blocks have this size or more, except of the first 2 GiB where block sizes may
+    /// 16 KiB: the unit of regions whose blocks have this size or more, except in the first 2 GiB if block sizes may
     /// change (`map/ranges.rs`). Smaller units would cost more memory to describe than they save.
     pub const UNIT: Order = Order(2);
 

@@ -3,11 +3,11 @@
 
 //! The worker's evictions, many at a time.
 //!
-//! Taking a page away interrupts every CPU that runs the program, which costs as much as many page copies, once for
-//! each kernel call. So neighbours move in one call. And a sealed block needs no call of its own: it has been
-//! write-protected since it was installed, so its bytes can be copied while the program runs, and one call drops all
-//! copied blocks. Nothing is lost in between: a store faults on the protection and waits, since the block is Leaving;
-//! and no device can be about to write to a page, since a pin for writing would have lifted the protection first.
+//! Each kernel call that takes pages away interrupts every CPU that runs the program, which costs as much as many page
+//! copies. So neighbours move in one call. And a sealed block needs no call of its own: it has been write-protected
+//! since it was installed, so its bytes can be copied while the program runs, and one call drops all copied blocks.
+//! Nothing is lost in between: a store faults on the protection and waits, since the block is Leaving; and no device
+//! can be about to write to a page, since a pin for writing would have lifted the protection first.
 
 use aquifer_core::engine::{Plan, Task};
 use aquifer_core::map::{Delivery, Pages};

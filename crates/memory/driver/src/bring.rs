@@ -13,8 +13,8 @@ use crate::fatal::Fatal;
 use crate::fault::{Outcome, resolve};
 use crate::space::{Populated, Space};
 
-/// Attempts to make one block resident for one call. A pinned block needs one, plus one each time it is seen as a
-/// victim that is about to be refused; a block that is not pinned may be evicted again and again.
+/// Maximum number of attempts to make one block resident for one call. A pinned block needs one, plus one each time it
+/// is seen as a victim that is about to be refused; a block that is not pinned may be evicted again and again.
 const BRINGS_MAX: u32 = 64;
 
 /// What became of the pages.

@@ -21,8 +21,8 @@ use crate::space::Space;
 /// One sleep of a discard that waits until a block in its range is no longer being worked on.
 const WAIT_ONCE: Duration = Duration::from_millis(1);
 
-/// Most blocks that one discard makes resident: a hole in a region needs all blocks of the region, and some may be
-/// evicted again before the last is fetched. A choice: eight times as many.
+/// Maximum number of blocks that one discard makes resident: a hole in a region needs all blocks of the region, and
+/// some may be evicted again before the last is fetched. A choice: eight times the pages of a region.
 const FETCHES_MAX: u32 = 8 * REGION_PAGES;
 
 /// How a discard went.
@@ -36,9 +36,9 @@ pub struct Discard<T> {
     pub is_done: bool,
 }
 
-/// Discards the pages `first..last`, with their addresses if `remove`. `act` makes the kernel call; it runs once, with
-/// the engine's lock held if any page is managed, and returns the result and whether the kernel has done it. `after`
-/// runs under the same lock, if the engine gave the range up, to forget what is left at the range's ends.
+/// Discards the pages `first..last`, and stops managing them if `remove`. `act` makes the kernel call; it runs once,
+/// with the engine's lock held if any page is managed, and returns the result and whether the kernel has done it.
+/// `after` runs under the same lock, if the engine gave the range up, to forget what is left at the range's ends.
 pub fn discard<S: Space, T>(
     space: &S,
     first: PageIndex,

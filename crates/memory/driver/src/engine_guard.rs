@@ -6,7 +6,7 @@
 //! The guard exposes the engine for reading only: nobody can call an engine function that has no method here, so no
 //! call can go unrecorded by oversight. Without a recording, a call costs one additional branch.
 //!
-//! May run in a signal handler: does not allocate, except when a mapping is added.
+//! The calls of the fault path may run in a signal handler: they do not allocate.
 
 use std::ops::Deref;
 use std::sync::MutexGuard;

@@ -55,8 +55,9 @@ pub fn evict<S: Space>(
     Ok(true)
 }
 
-/// Drops the pages of a sealed victim that the kernel does not move: the tier has the same bytes. All sealed blocks are
-/// in this state after a fork, for as long as the child lives. False if a pin covers the victim or the kernel refuses.
+/// Drops the pages of a sealed victim that the kernel does not move: the tier has the same bytes. After a fork the
+/// kernel moves no sealed block, for as long as the child lives. False if a pin covers the victim or the kernel
+/// refuses.
 fn drop_sealed<S: Space>(space: &S, block: BlockIndex, pages: Pages) -> Result<bool, Fatal> {
     if space.is_pinned(pages) || !space.drop_sealed(pages)? {
         return Ok(false);

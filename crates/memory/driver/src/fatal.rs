@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-/// Why a space cannot go on. Some of its memory may be unreachable; none of it reads as other bytes.
+/// Why a space cannot go on. Some of its memory may be unreachable; none of it reads as wrong bytes.
 ///
 /// The caller that created the space decides what happens next. An unchanged program ends with this message, because a
 /// load or store cannot return an error.
@@ -31,7 +31,7 @@ pub enum Fatal {
     QueueFull,
     /// A block that the program partly gives back cannot be fetched.
     PartlyDiscarded,
-    /// Pages of a block are where they cannot be; the text says where.
+    /// Pages of a block are where they must not be; the text says where.
     Misplaced(&'static str),
 }
 

@@ -22,15 +22,16 @@ use crate::planted::{self, Bug};
 use crate::space::{Installed, Space};
 use crate::transfer::{clean, fetch};
 
-/// How long a fault may wait for others in total. Longer than the time-outs of disks and networks, so that those report
-/// first.
+/// How long a fault may wait for other threads in total. Longer than the time-outs of disks and networks, so that those
+/// report first.
 pub const WAIT_MAX: Duration = Duration::from_secs(120);
-/// How long an operation waits before it looks whether a signal asks the process to end.
+/// How long an operation waits before it checks whether a signal asks the process to end.
 const HEED_AFTER: Duration = Duration::from_millis(200);
-/// In one fault's search for room: how many times the tier may refuse blocks that it has refused before until the
-/// search gives up. By then no other blocks are left.
+/// In one fault's search for room: how many times the tier may refuse a block that it has refused before. Then the
+/// search gives up: such blocks are tried only when no others are left.
 const FAILURES_MAX: u32 = 16;
-/// How long the search tries further blocks once `FAILURES_MAX` write-backs have failed in total.
+/// How long after the first failure the search may still try further blocks, once more than `FAILURES_MAX` write-backs
+/// have failed.
 const FAILED_WAIT_MAX: Duration = Duration::from_secs(5);
 /// In one fault's search for room: how many victims the kernel may refuse (locked or pinned memory) before the search
 /// pauses. Many, since each refusal costs only microseconds and other victims may succeed.
@@ -226,7 +227,7 @@ pub fn check_timeout(space: &impl Space, started: u64) -> Result<(), Fatal> {
     Ok(())
 }
 
-/// Wakes the waiting faults if the engine reports that somebody waits.
+/// Wakes the waiting threads if the engine says that a thread waits for the block.
 pub(crate) fn report(space: &impl Space, wanted: bool) {
     if wanted && !planted::is(Bug::LostWakeup) {
         space.signal();
@@ -275,7 +276,7 @@ fn fill_hole<S: Space>(space: &S, block: BlockIndex, page: Option<PageIndex>, de
     Ok(())
 }
 
-/// A block is lost: reports it, and wakes all waiting threads so that they find out.
+/// A block is lost: reports it, and wakes all waiting threads, so that those that wait for the block get the error.
 fn lose<S: Space>(space: &S, block: BlockIndex, pages: Pages, why: Loss) {
     space.lost(pages, why);
     space.engine().fetch_failed(block, true);

@@ -11,7 +11,8 @@ use aquifer_core::units::{PAGE_BYTES, REGION_PAGES};
 /// Pages of the largest block.
 pub const PAGES_MAX: usize = REGION_PAGES as usize;
 
-/// Runs of dirty pages that are written one by one; a block with more is written as a whole.
+/// Maximum number of runs of dirty pages that are written. If there are more, the last run extends over the rest of
+/// them.
 pub const RUNS_MAX: usize = 4;
 
 /// The guards of one block, on the stack.
@@ -90,7 +91,7 @@ pub fn judge(stored: &[u64], found: &[u64]) -> Finding {
     Finding::Dirty(dirty_runs(stored, found))
 }
 
-/// The pages to write of a block of which the tier has none.
+/// The pages to write when the tier has none of the block's pages: all but zeros.
 pub fn all_runs(found: &[u64]) -> Runs {
     dirty_runs(&[guard::UNKNOWN; PAGES_MAX][..found.len()], found)
 }
@@ -116,7 +117,7 @@ fn dirty_runs(stored: &[u64], found: &[u64]) -> Runs {
         }
         page = end;
     }
-    // Only zero pages are new: one page must still be "written" for the caller's loop, none is.
+    // Empty if the only changed pages are now zero: pages of zeros are not written.
     runs
 }
 

@@ -11,7 +11,7 @@
 //!   and writes back with `transfer.rs`.
 //! - `worker.rs`: the background work, with `batch.rs` for many small blocks at a time.
 //! - `bring.rs`: the memory of a system call becomes resident.
-//! - `discard.rs`: memory that the program gives back. `quiesce.rs`: the rest before a fork.
+//! - `discard.rs`: memory that the program gives back. `quiesce.rs`: brings the space to rest before a fork.
 //! - `engine_guard.rs`: the locked engine; every call that changes it is recorded there.
 //! - `fatal.rs`: errors that a space cannot recover from. The driver returns them; the caller that created the space
 //!   decides what happens next.

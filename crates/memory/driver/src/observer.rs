@@ -13,7 +13,7 @@ pub enum Count {
     EvictedBlocks,
     /// Evicted blocks whose frame was freed without writing, because the tier had the bytes.
     EvictedCleanBlocks,
-    /// Exchanges that the kernel refused in the intended way.
+    /// Exchanges that the kernel refused to make in the intended way.
     ExchangeFallbacks,
     /// Bytes fetched from the tier.
     FetchedBytes,
@@ -49,7 +49,7 @@ pub enum FaultKind {
 /// A resolved fault, to be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resolved {
-    /// What it was at first.
+    /// The kind of its first step.
     pub kind: FaultKind,
     /// Blocks that had no contents.
     pub fresh_blocks: u64,
@@ -68,7 +68,8 @@ pub enum Loss {
     GuardMismatch,
 }
 
-/// Counts and reports. May be called in a signal handler, and with the engine's lock held where it gets the engine.
+/// Counts and reports. May be called in a signal handler. Methods that receive the engine are called with its lock
+/// held.
 pub trait Observer {
     /// Counts `amount` events.
     fn count(&self, what: Count, amount: u64);
@@ -76,7 +77,7 @@ pub trait Observer {
     /// Counts a resolved fault.
     fn resolved(&self, fault: Resolved);
 
-    /// A fetch has ended: the levels of a chain have done something.
+    /// A fetch has ended: the counts of a chain's levels may have changed.
     fn fetched(&self);
 
     /// Publishes the engine's state.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Deliberate bugs, for the check of the histories: each is found, or the histories prove nothing.
+//! Deliberate bugs, to check the histories: if a bug is not found, the histories prove nothing.
 //!
-//! Only with the feature `planted`, which nothing that ships has. `crates/lab/sim/tests/planted.rs` plants one after
-//! the other. Without the feature, [`is`] is false and costs nothing.
+//! Only with the feature `planted`, which no shipped build has. `crates/lab/sim/tests/planted.rs` plants one after the
+//! other. Without the feature, [`is`] is false and costs nothing.
 
 /// A deliberate bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

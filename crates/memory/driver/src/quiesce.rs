@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The rest before a fork: no block is being worked on, and none exists only in a frame.
+//! Brings a space to rest before a fork: no thread is working on a block, and no block exists only in a frame.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use crate::space::Space;
 const WAIT_ONCE: Duration = Duration::from_millis(1);
 
 /// Brings the space to rest, while it is paused for all other threads. `obstacle` names a further page that has to be
-/// resident, at most `obstacles_max` times: each takes one turn, and one more each time it is evicted to make room for
-/// another. False if a page could not be made resident.
+/// resident, at most `obstacles_max` times. A page counts again each time that it is evicted to make room for another.
+/// False if a page could not be made resident.
 pub fn quiesce<S: Space>(
     space: &S,
     thread: ThreadIndex,

@@ -49,7 +49,7 @@ pub trait Clock {
     /// The monotonic clock, in nanoseconds.
     fn now_ns(&self) -> u64;
 
-    /// The number of reports so far. Take it before the question whose answer may be to wait.
+    /// The number of reports so far. Take it before you ask the engine, whose answer may be to wait.
     fn ticket(&self) -> u32;
 
     /// Waits for a report after `ticket`, for a bounded time that is short enough to notice other events.
@@ -64,8 +64,8 @@ pub trait Clock {
     /// Wakes the worker.
     fn wake_worker(&self);
 
-    /// Called while an operation waits for long: ends the process if a signal asks for that. An error if the space
-    /// cannot go on, as another thread has found out.
+    /// Called while an operation waits for a long time: ends the process if a signal asks for that. Returns an error if
+    /// another thread has found that the space cannot go on.
     fn heed(&self) -> Result<(), Fatal>;
 }
 
@@ -86,7 +86,8 @@ pub trait Frames {
     /// Checks the bytes from `start` on against the guards of the bytes written back; zeroes pages that had no bytes.
     fn arrive(&self, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), Mismatch>;
 
-    /// Compares the bytes from `start` on with the guards `stored` of the tier's copy. `found` receives the frame's.
+    /// Compares the bytes from `start` on with the guards `stored` of the tier's copy. `found` receives the frame's
+    /// guards.
     fn compare(&self, frame: FrameIndex, start: usize, stored: &[u64], found: &mut [u64]) -> Finding;
 }
 
@@ -118,8 +119,8 @@ pub trait Exchanger {
     /// Whether every page of a block is at the program's address, as far as can be seen.
     fn is_whole(&self, pages: Pages) -> bool;
 
-    /// Reads the pages `start..end` as a system call would, which fills a page that was never touched with zeros where
-    /// no fault is needed for that.
+    /// Reads the pages `start..end` as a system call would. A page that was never touched is thereby filled with zeros,
+    /// unless that needs a fault.
     fn populate(&self, start: PageIndex, end: PageIndex) -> Populated;
 
     /// Allows the program to write to a resident block.
@@ -139,7 +140,7 @@ impl<K: Frames + Exchanger> Kernel for K {}
 pub enum Installed {
     /// They are at the program's address now.
     Moved,
-    /// They were copied, and then given back to the kernel unless the exchange was to be a copy.
+    /// They were copied. If the exchange was to be a move, they were then given back to the kernel.
     Copied,
     /// They were to be moved, and could only be copied.
     CopiedInstead,
@@ -150,7 +151,7 @@ pub enum Installed {
 pub enum Populated {
     /// All of them.
     All,
-    /// Not one that is missing where the kernel's own access cannot raise a fault.
+    /// Not all: a page is missing, and the kernel's own access cannot raise a fault there.
     NotAll,
     /// The kernel does not tell.
     Unknown,
@@ -192,11 +193,11 @@ pub trait Store {
     /// The worker's queue.
     type Queue: StoreQueue<Failure = Self::Failure>;
 
-    /// Fills a range of a frame from a slot. Retries what may pass.
+    /// Fills a range of a frame from a slot. Retries after an error that may be temporary.
     fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), Self::Failure>;
 
-    /// The bytes read from `start` on are not those whose guards are `expected`. Gets them in another way, and repairs
-    /// the tier's copy. May wait for donors, for a bounded time.
+    /// The bytes read from `start` on are not those whose guards are `expected`. Gets the right ones in another way,
+    /// and repairs the tier's copy. May wait for donors, for a bounded time.
     fn recover(&self, slot: Slot, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure>;
 
     /// Stores a range of a frame in a slot.
@@ -219,7 +220,7 @@ pub trait Store {
     fn freed(&self, slab: SlabIndex);
 }
 
-/// Why a block's bytes could not be had.
+/// Why a block's bytes could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFailure {
     /// The tier failed.

@@ -42,7 +42,7 @@ pub trait WorkerClock {
     /// Sleeps until somebody wakes the worker, for at most `limit`, with nothing in flight.
     fn worker_idles(&self, limit: Duration);
 
-    /// As [`worker_idles`](Self::worker_idles), and until the descriptor is readable, if there is one.
+    /// As [`worker_idles`](Self::worker_idles), but also wakes up when the descriptor, if there is one, is readable.
     fn worker_waits(&self, descriptor: Option<i32>, limit: Duration);
 }
 

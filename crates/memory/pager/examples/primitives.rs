@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Prints what the kernel's part of a fault costs, without a tier: how a missing page is reported, and how it is
-//! installed, alone and while the other CPU runs the same address space.
+//! Measures the kernel's part of a fault, without a tier: the report of a missing page and its installation, each alone
+//! and while another CPU runs a thread of the same address space.
 //!
 //! ```text
 //! cargo run --release -p aquifer-pager --example primitives
@@ -25,9 +25,9 @@ use aquifer_sys::uffd::{Partial, Uffd, feature, mode};
 use aquifer_sys::{signals, wakeup};
 
 const SIZES: [usize; 3] = [4 << 10, 128 << 10, 2 << 20];
-/// Enough for a median; the largest take 128 MiB.
+/// The number of faults for each size: enough for a median. Those of the largest size take 128 MiB.
 const FAULTS: [usize; 3] = [4096, 512, 64];
-/// The kernel returns EAGAIN while another thread changes the address space; none does so for long here.
+/// The kernel returns EAGAIN while another thread changes the address space. Here each change is short.
 const KERNEL_TRIES: u32 = 1000;
 
 /// How a missing block is reported.
@@ -37,14 +37,14 @@ enum Delivery {
     Listener,
 }
 
-/// How its pages are installed.
+/// How a block's pages are installed.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Copy,
     Move,
 }
 
-/// The state of the handler and the listener, as numbers: they may read it at any time.
+/// The state of the handler and the listener, as atomics, because they may read it at any time.
 static TARGET: AtomicUsize = AtomicUsize::new(0);
 static SOURCE: AtomicUsize = AtomicUsize::new(0);
 static BLOCK: AtomicUsize = AtomicUsize::new(0);
@@ -91,7 +91,7 @@ fn report() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Touches `count` missing blocks, each of which is resolved with pages that exist.
+/// Touches `count` missing blocks, each of which is resolved with pages that are allocated already.
 fn faults(delivery: Delivery, way: Way, size: usize, count: usize) -> Result<f64, Errno> {
     let features = if delivery == Delivery::Signal { feature::SIGBUS } else { 0 };
     let moves = if way == Way::Move { feature::MOVE } else { 0 };
@@ -128,8 +128,8 @@ fn faults(delivery: Delivery, way: Way, size: usize, count: usize) -> Result<f64
     Ok(median)
 }
 
-/// A range without pages and one with. The first has had pages a moment ago: memory that the machine, or the host
-/// below it, has to find or to clear first would be measured instead of the fault.
+/// A range without pages, and a range with pages. The first had pages a moment ago. Otherwise the measurement would
+/// include the time in which the machine, or the host below it, finds and clears memory.
 fn pages(len: usize) -> Result<(&'static Reserved, &'static Reserved), Errno> {
     let range = || Reserved::new(len).map(|range| &*Box::leak(Box::new(range)));
     let (target, source) = (range()?, range()?);
@@ -138,7 +138,8 @@ fn pages(len: usize) -> Result<(&'static Reserved, &'static Reserved), Errno> {
     Ok((target, source))
 }
 
-/// Lets a range have pages and lose them. Each CPU keeps free pages of its own, so this runs where they are needed.
+/// Populates a range and drops its pages. Each CPU keeps free pages of its own, so this runs on the CPU that will
+/// allocate them.
 fn warm(range: &Reserved) -> Result<(), Errno> {
     advise(range.address(), range.len(), MADV_POPULATE_WRITE)?;
     give_back(range)
@@ -240,7 +241,7 @@ fn median_us(count: usize, mut what: impl FnMut(usize)) -> f64 {
     times[count / 2] as f64 / 1000.0
 }
 
-/// Keeps another CPU in this address space, so that each page taken away must be taken from it too.
+/// Keeps another CPU in this address space, so that removing a page must invalidate that CPU's TLB, too.
 fn beside_a_busy_thread(measure: impl FnOnce() -> Result<f64, Errno>) -> Result<f64, Errno> {
     let stop = AtomicBool::new(false);
     let beats = AtomicUsize::new(0);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Ends the program if the pager cannot start or cannot continue: with a message, immediately, never with a parked
-//! thread.
+//! Ends the program if the pager cannot start or cannot continue: immediately, with a message, and without leaving a
+//! thread parked.
 //!
 //! The exit codes are those of the manual, `ExitCode` in `crates/fronts/cli/src/exit.rs`.
 
@@ -42,7 +42,7 @@ pub fn fail(fatal: Fatal) -> ! {
     }
 }
 
-/// Writes one line that says why the program was not started, and ends the process. Before the program's `main`.
+/// Writes one line that says why the program was not started, and ends the process. Called before the program's `main`.
 pub fn refuse_to_start(why: &str) -> ! {
     say(&["cannot start: ", why]);
     signals::exit_now(CANNOT_START)

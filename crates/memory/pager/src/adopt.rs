@@ -55,13 +55,14 @@ pub struct Adopter {
     /// Below the budget: when to look at the account next, in nanoseconds of the monotonic clock. 0: only when there is
     /// a reason.
     pub(crate) look_at_ns: AtomicU64,
-    /// Bounds of all mappings whose memory system calls must pin. The range only ever grows.
+    /// Bounds of all mappings that system calls must pin. The range only ever grows.
     pinned_low: AtomicUsize,
     pinned_high: AtomicUsize,
     /// When the pager started, the program had an io_uring, a KVM virtual machine, or inner threads. They access memory
     /// without a visible system call, so all memory gets listener delivery if it is available.
     unseen: AtomicBool,
-    /// The program has called a C library function that works on threads of the C library's own, which nobody prepares.
+    /// The program has called a C library function that does its work on threads of the C library's own. This library
+    /// cannot prepare such threads.
     inner_threads: AtomicBool,
     /// Tells which memory a system call touches: `calls_in_progress.rs`.
     reach: Reach,
@@ -333,9 +334,9 @@ impl Adopter {
         }
     }
 
-    /// The program calls a C library function that works on inner threads. Returns whether it may: then no memory has
-    /// signal delivery and, if the call is early enough, none will get it; for `transfers`, no memory that calls must
-    /// pin exists either.
+    /// The program calls a C library function that works on inner threads. Returns whether the function may be used: if
+    /// no memory has signal delivery and, for `transfers`, no memory exists that calls must pin. If the call comes
+    /// before the pager starts, and the pager gets a listener, no memory gets signal delivery later.
     pub fn may_have_inner_threads(&'static self, transfers: bool) -> bool {
         // SeqCst pairs with `start`, which sets `starting` before it reads this flag.
         self.inner_threads.store(true, Ordering::SeqCst);
@@ -449,7 +450,7 @@ impl Adopter {
         self.pager().is_some_and(Pager::copies)
     }
 
-    /// No pins yet, for the memory of one system call. `None` before the pager has started.
+    /// An empty set of pins, for the memory of one system call. `None` before the pager has started.
     pub fn call_pins(&self) -> Option<CallPins> {
         self.pager().map(CallPins::new)
     }
@@ -517,13 +518,13 @@ impl Adopter {
         })
     }
 
-    /// Ties the pin that [`pin_for_thread`](Self::pin_for_thread) began to the life of a task that the caller has
+    /// Ties the pin that [`pin_for_thread`](Self::pin_for_thread) made to the life of a task that the caller has
     /// made by clone(2) with shared memory.
     pub fn pass_pin(&self, index: usize, task: u32) {
         self.pager().inspect(|pager| pager.pass_pin(index, task));
     }
 
-    /// Ends what [`pin_for_thread`](Self::pin_for_thread) began.
+    /// Releases the pin that [`pin_for_thread`](Self::pin_for_thread) made.
     pub fn release_pin(&self, index: usize) {
         self.pager().inspect(|pager| pager.release_pin(index));
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program's advice about its memory by madvise(2), except advice that empties it.
+//! The program's advice about its memory by madvise(2), except advice that discards contents.
 //!
-//! Advice about future use goes to the engine (`core/src/engine/advice.rs`): immediately if the pager has started, and
-//! when it starts for advice that lasts. Ranges to withhold from forked children are kept here until a fork
-//! (`fork.rs`).
+//! Advice about future use goes to the engine (`core/src/engine/advice.rs`) immediately if the pager has started.
+//! Before that, lasting advice is kept here until the pager starts. Ranges to withhold from forked children are kept
+//! here until a fork (`fork.rs`).
 //!
 //! Threads: any thread of the program, outside the fault path.
 
@@ -38,8 +38,8 @@ pub(crate) struct GivenAdvice {
     pub(crate) not_copied: Vec<Range>,
     /// Ranges that are zeros in a child.
     pub(crate) wiped: Vec<Range>,
-    /// The process whose children these ranges are withheld from. A child forked before the pager started lacks the
-    /// ranges in `not_copied` itself.
+    /// The process that withholds these ranges from its children. In a child forked before the pager started, this is
+    /// still the parent, and the ranges in `not_copied` are not mapped.
     process: u32,
 }
 

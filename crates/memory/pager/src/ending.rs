@@ -25,22 +25,23 @@ use aquifer_sys::{signals, thread_state};
 use crate::pager::Pager;
 use crate::spaces::SPACES_MAX;
 
-/// Threads of one space, with room to spare: four listeners, and one each that works, trims, records, maintains the
-/// tier, renews its leases, moves data within it and requests shares.
+/// Threads of one space, with room to spare: four listeners, the worker, and one thread each to trim, record, maintain
+/// the tier, renew its leases, move data within it and request shares.
 const THREADS_OF_SPACE: usize = 16;
 /// Threads of all spaces.
 const OWN_MAX: usize = THREADS_OF_SPACE * (1 + SPACES_MAX);
 /// A thread that has reported its end is gone soon after: how often the worker checks, and for how long.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const LOOKS_MAX: Duration = Duration::from_secs(2);
-/// How often the kernel is asked for the status of a thread that is gone, and the pause between two tries.
+/// How many times the kernel is asked for the status of a thread that is gone, and the pause between two tries.
 const ASKED_MAX: usize = 50;
 const ASKED_AGAIN: Duration = Duration::from_millis(1);
 
 static OWN: [AtomicU32; OWN_MAX] = [const { AtomicU32::new(0) }; OWN_MAX];
 static MAIN_HAS_ENDED: AtomicBool = AtomicBool::new(false);
 static STATUS: AtomicI32 = AtomicI32::new(0);
-/// The worker has been notified that the program has no threads; or the program has closed the descriptor for that.
+/// The worker has been notified that the program has no threads; or the program has closed the descriptor for that
+/// notification.
 static HAS_HEARD: AtomicBool = AtomicBool::new(false);
 /// A thread has reported its status since the main thread ended.
 static SAID_SINCE: AtomicBool = AtomicBool::new(false);
@@ -48,7 +49,8 @@ static SAID_SINCE: AtomicBool = AtomicBool::new(false);
 static LAST: OnceLock<Option<ThreadEnd>> = OnceLock::new();
 /// A thread is ending, and the worker has not checked yet.
 static LOOK: AtomicBool = AtomicBool::new(false);
-/// The worker's: until when it checks, or zero, and the time of the next check. By the monotonic clock.
+/// When the worker stops checking, or zero while it does not check; and the time of its next check. Both by the
+/// monotonic clock.
 static LOOK_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
 
@@ -90,7 +92,7 @@ pub fn thread_ends(pager: Option<&Pager>, status: Option<i32>) {
     }
 }
 
-/// The descriptor that the worker waits for in addition to its wakeup.
+/// The descriptor that the worker waits on in addition to its wakeup.
 pub(crate) fn heard_by(lifeline: &Lifeline) -> Option<i32> {
     (!HAS_HEARD.load(Ordering::Relaxed)).then(|| lifeline.descriptor())
 }
@@ -123,7 +125,7 @@ pub(crate) fn look() {
         Some(1) | None if now_ns() < until => {
             LOOK_AT_NS.store(now_ns() + LOOK_AGAIN.as_nanos() as u64, Ordering::Relaxed);
         }
-        // The next thread to end reports that again.
+        // The next thread that ends starts the checks again.
         _ => LOOK_UNTIL_NS.store(0, Ordering::Relaxed),
     }
 }
@@ -156,8 +158,8 @@ fn pause<T>(time: Duration) -> Option<T> {
     None
 }
 
-/// The main thread ends: if exactly one other thread exists, remembers it so that its status can be asked for. Once:
-/// threads created later report theirs.
+/// Called when the main thread has ended: if exactly one other thread exists, remembers it, so that the kernel can be
+/// asked for its status. Remembers only one thread: threads created later report their own status.
 fn remember_last() {
     let mut others = (0, 0);
     let counted = each_of_the_program(&mut |thread| {
@@ -175,7 +177,7 @@ pub(crate) fn sleep_max(limit: Duration) -> Duration {
     if LOOK_UNTIL_NS.load(Ordering::Relaxed) == 0 { limit } else { limit.min(LOOK_AGAIN) }
 }
 
-/// Number of threads that neither belong to the pager nor have ended. `None` if the kernel does not tell.
+/// Number of the program's threads that have not ended. `None` if the kernel does not say.
 fn program_threads() -> Option<usize> {
     let mut count = 0;
     each_of_the_program(&mut |_| count += 1).ok()?;

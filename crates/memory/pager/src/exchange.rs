@@ -5,7 +5,7 @@
 //!
 //! There are two ways. *Move* (UFFDIO_MOVE, Linux 6.8) transfers the pages themselves: nothing is allocated, copied or
 //! zeroed, and taking away is one atomic step, so no store of the program can be lost in between. *Copy* works
-//! everywhere: install with UFFDIO_COPY; to take away, write-protect, copy, drop. It also serves mappings whose
+//! everywhere: install with UFFDIO_COPY; to take away, write-protect, copy, drop. *Copy* also serves mappings whose
 //! protection differs from the frames' (EINVAL).
 //!
 //! EBUSY while taking away means that a page is shared (after `fork`) or pinned, in which case a device may be writing
@@ -228,9 +228,9 @@ fn move_away(
             return moved;
         }
         unshared = Some(*done);
-        // The page is present, and no longer protected after this call (it can still be, although the block is no
-        // longer sealed). So the kernel's store causes no userfaultfd fault: the listener and this thread would wait
-        // for each other.
+        // A page can still be write-protected although its block is no longer sealed. After this call the page is
+        // present and not protected, so the kernel's store causes no userfaultfd fault. With such a fault, the listener
+        // and this thread would wait for each other.
         for _ in 0..EAGAIN_MAX {
             if uffds.program.write_protect(source + *done, PAGE_BYTES as usize, false) != Err(Errno(libc::EAGAIN)) {
                 break;

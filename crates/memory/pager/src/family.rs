@@ -36,7 +36,7 @@ pub struct Family {
     slabs: u32,
 }
 
-/// The family has as many processes as it can.
+/// The family has as many processes as it can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooMany;
 
@@ -99,7 +99,7 @@ impl Family {
         self.drop_use(self.own(), slab);
     }
 
-    /// A place for a child. `None` if the family has as many processes as it can.
+    /// A place for a child. `None` if the family has as many processes as it can have.
     pub fn prepare(&self) -> Option<ChildSetup> {
         self.places.prepare(|place| self.drop_uses(place))
     }
@@ -162,7 +162,7 @@ fn clear(bitmap: &[AtomicU64], slab: SlabIndex) {
 /// This process's access to the family's slabs.
 pub struct FamilySlabs {
     family: Arc<Family>,
-    /// Slabs that this process has given back, the latest last. Others may have taken them since.
+    /// Slabs that this process has given back, the latest last. Other processes may have taken them since.
     free: Vec<SlabIndex>,
     /// Slabs that this process uses.
     used: u32,

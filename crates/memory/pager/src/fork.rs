@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! fork(2) of a process some of whose memory is evicted. The child continues as a pager of its own.
+//! fork(2) of a process some of whose memory is evicted. The child continues with a pager of its own.
 //!
 //! In the parent: no new work begins, work in progress ends, and blocks that exist only on standby are installed again.
 //! This thread takes every lock of the pager, so that the child finds none held by a thread that it does not have. The
@@ -37,8 +37,8 @@ use crate::ledger::Ledger;
 use crate::pager::{Pager, THREADS_MAX};
 use crate::signal;
 
-/// Most blocks that one fork(2) makes resident because a withheld range ends within them. Each takes one turn, and one
-/// more each time it is evicted to make room for another. A choice.
+/// The maximum number of blocks that one fork(2) makes resident because a withheld range ends within them. A block is
+/// counted again each time it was evicted to make room for another one. A choice.
 const CUT_FETCHES_MAX: u32 = 64 << 10;
 /// Faults of a child until it gets a worker, and how long it can do without one: a child that only prepares for
 /// execve(2) needs none.
@@ -164,7 +164,8 @@ impl Adopter {
         if !pager.lacks_threads.load(Ordering::Relaxed) || !pager.is_due_for_threads() {
             return;
         }
-        // Not those of faults: starting a thread allocates, and the allocation may touch managed memory.
+        // The signals of faults stay unblocked: starting a thread allocates, and the allocation may touch managed
+        // memory.
         let _blocked = Blocked::others();
         // The C library's fork(3) has not finished: the locks of the program's heap are still held, and starting a
         // thread allocates from that heap.
@@ -183,9 +184,9 @@ impl Adopter {
 }
 
 impl Adopter {
-    /// Called in a child that was forked below the budget. It is to claim its part of the tree's budget once it has
-    /// lived for a while, since all memory that it changes is its own from then on. It has no data of its parent's in
-    /// the tier, and closes its access to the parent's part.
+    /// Called in a child that was forked below the budget. Such a child claims its part of the tree's budget once it
+    /// has lived for a while, because each page that it changes becomes a copy of its own. It has no data of its
+    /// parent's in the tier, and closes its access to the parent's part.
     pub fn was_forked(&'static self) {
         self.look_at_ns.store(now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64, Ordering::Relaxed);
         if self.is_seen.word().swap(1, Ordering::Relaxed) == 0 {

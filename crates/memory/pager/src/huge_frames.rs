@@ -31,7 +31,8 @@ use aquifer_sys::uffd::{Uffd, mode};
 
 /// One huge page.
 const PIECE_BYTES: usize = 2 << 20;
-/// Pieces until the address space is mapped again: a range that had small pages gets no huge page any more.
+/// Number of pieces after which the address space is mapped again: a range that once had small pages gets no huge page
+/// any more.
 const PIECES: usize = 64;
 /// Below this size, the exchange costs more than contiguous pages gain.
 pub(crate) const BYTES_MIN: usize = 64 << 10;
@@ -48,8 +49,9 @@ struct Cut {
 #[derive(Debug)]
 pub(crate) struct HugeFrames {
     range: Reserved,
-    /// Pages that came from elsewhere, allocated one by one. As many pages are replaced as blocks pass through frames,
-    /// each once: the pages that were there first are evicted first.
+    /// The number of pages that came from elsewhere, allocated one by one, and are still to be replaced. A frame that
+    /// is reused gets other pages until this is zero. No page is marked as scattered: the pages that were there first
+    /// are evicted first.
     scattered_pages: AtomicU64,
     cut: Mutex<Cut>,
 }
@@ -72,7 +74,7 @@ impl HugeFrames {
         uffd.register(self.range.address(), self.range.len(), mode::WP)
     }
 
-    /// Keeps other threads from cutting frames for as long as the guard lives.
+    /// Keeps other threads from cutting frames for as long as the returned value lives.
     pub(crate) fn lock(&self) -> impl Sized {
         self.cut.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -158,7 +158,7 @@ impl Ledger {
         own.fetch_add(taken, Ordering::AcqRel) + taken
     }
 
-    /// Takes what this process lacks of `pages`, even beyond the budget: the minimum that a process needs.
+    /// Takes pages until this process has `pages`, even beyond the budget: the minimum that a process needs.
     pub fn take_min(&self, pages: u64) {
         let Some(own) = self.own(GIVEN_TO) else { return };
         let lacking = pages.saturating_sub(own.load(Ordering::Relaxed));
@@ -290,7 +290,7 @@ mod tests {
 
     use super::*;
 
-    /// Two views, as of two processes: each attaches by itself.
+    /// Two views of one account, as two processes have them: each attaches by itself.
     fn two() -> [Ledger; 2] {
         let segment = Box::leak(Box::new(SharedSegment::create(c"ledger", WORDS).expect("a memfd")));
         let number = segment.descriptor().expect("made here").as_raw_fd();

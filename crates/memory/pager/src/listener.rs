@@ -120,10 +120,10 @@ fn refuse(pager: &Pager, uffd: &Uffd, fault: FaultMessage) {
         Err(errno) => Err(errno),
     };
     match answered {
-        // Or the thread has just ended.
+        // ENOENT and ESRCH: the thread has just ended.
         Ok(()) | Err(Errno(libc::ENOENT | libc::ESRCH)) if waited < WAIT_MAX => {}
         _ if pager.service.owner() == Owner::Caller => {
-            // Better than a call that never returns.
+            // An ended space is better than a call that never returns.
             pager.cannot_go_on(Fatal::NoAnswer);
             let _ = uffd.poison(page, 4096);
         }
@@ -135,7 +135,8 @@ fn refuse(pager: &Pager, uffd: &Uffd, fault: FaultMessage) {
     let _ = uffd.wake(page, 4096);
 }
 
-/// How long a system call waits for room at most. A caller's space does not end with it, so it may take longer.
+/// How long a system call waits for room at most. In a caller's space the wait is longer, since the process goes
+/// on when the time is over.
 fn kernel_wait_max(pager: &Pager) -> Duration {
     match pager.service.owner() {
         Owner::Program => KERNEL_WAIT_MAX,

@@ -44,7 +44,7 @@ use crate::spaces::{self, Listed, SPACES_MAX, Unlisted};
 const STEP_BYTES: usize = 64 << 10;
 /// The largest mapping: 1 TiB, whose tables alone take gigabytes.
 const MAPPING_BYTES_MAX: usize = 1 << 40;
-/// How long a read or write waits while those of other threads keep as much resident as may be.
+/// How long a read or write waits while the reads and writes of other threads have pinned as much as is allowed.
 const PIN_WAIT_MAX: Duration = Duration::from_secs(5);
 const PIN_WAIT_ONCE: Duration = Duration::from_millis(1);
 /// The smallest budget, as of `aquifer run --dram`.
@@ -241,7 +241,7 @@ impl MemorySpace {
     fn end(&mut self) -> Result<(), StillInUse> {
         let Some(listed) = self.listed.take() else { return Ok(()) };
         if self.process != std::process::id() {
-            // A forked child has only a copy of the space's data, which it has forgotten.
+            // In a forked child this value is only a copy, and there is nothing to end.
             return Ok(());
         }
         if !self.pager.end_threads() || !listed.wait_for_users() {
@@ -306,16 +306,16 @@ fn map_regions(len: usize) -> Result<usize, Errno> {
 pub struct Mapping<'s> {
     space: &'s MemorySpace,
     start: NonNull<u8>,
-    /// What was asked for.
+    /// The length that was asked for.
     len: usize,
-    /// What is mapped: whole regions.
+    /// The length that is mapped: whole regions.
     mapped: usize,
 }
 
 // SAFETY: the value is a range of addresses, like a pointer and a length; code that dereferences it
 // states its own reasons.
 unsafe impl Send for Mapping<'_> {}
-// SAFETY: as above. `read` and `write` copy as the kernel does: concurrent ones of the same bytes may mix.
+// SAFETY: as above. `read` and `write` copy as the kernel does: concurrent calls for the same bytes may mix them.
 unsafe impl Sync for Mapping<'_> {}
 
 impl Mapping<'_> {
@@ -348,7 +348,7 @@ impl Mapping<'_> {
         })
     }
 
-    /// Overwrites the bytes from `at` on. After an error, some of them may be written.
+    /// Overwrites the bytes from `at` on. After an error, some of them may have been written.
     pub fn write(&self, at: usize, bytes: &[u8]) -> Result<(), SpaceFailure> {
         let from = bytes.as_ptr();
         self.each_step(at, bytes.len(), |to, done, len| {
@@ -405,7 +405,7 @@ impl Mapping<'_> {
     pub fn discard(&self) -> Result<(), SpaceFailure> {
         self.space.check()?;
         let (start, len) = (self.start.as_ptr() as usize, self.mapped);
-        // SAFETY: the caller gives the contents up, and the engine holds no frame of theirs at this moment.
+        // SAFETY: the caller gives up the contents, and the engine has no frame with them at this moment.
         self.give_up(false, || unsafe { aquifer_sys::memory::drop_pages(start, len) })
     }
 
@@ -489,8 +489,8 @@ fn forget_in_children() {
         });
     }
     REGISTERED.call_once(|| {
-        // SAFETY: the function may be called in any child; without room for it, no child is any worse than one that
-        // was made by clone(2).
+        // SAFETY: the function may be called in any child. If there is no memory to register it, a child is no worse
+        // off than one that was made by clone(2).
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
 }

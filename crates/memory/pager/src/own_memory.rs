@@ -84,7 +84,7 @@ impl PageTable {
     pub fn contents(&self, start: usize, count: usize) -> Result<u64, Errno> {
         match &self.0 {
             Some(pagemap) => pagemap.pages_with_contents(start, count),
-            // Residency in DRAM needs no descriptor; only pages in swap cannot be told.
+            // Residency in DRAM can be read without a descriptor. Only pages in swap are not recognized.
             None => resident_pages(start, count),
         }
     }

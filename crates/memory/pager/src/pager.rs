@@ -42,8 +42,9 @@ use crate::trims::Trims;
 /// Number of threads that read-ahead distinguishes. Further threads share numbers, which costs accuracy only.
 pub const THREADS_MAX: u16 = 256;
 
-/// With copying, a block counts at both ends until its copy is complete. It may take at most this fraction of the
-/// budget, because several threads install at the same time, and system calls pin memory as well.
+/// With copying, a block uses memory both in its frame and at the program's address until the copy is complete. A block
+/// may take at most this fraction of the budget, because several threads install at the same time, and system calls pin
+/// memory as well.
 const COPIED_PART: u64 = 64;
 
 /// The cost of a fetch in units of one rescue, from a medium and from memory. Guesses: a rescue is a fault and two
@@ -234,7 +235,7 @@ impl Pager {
         };
         let wanted = (feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP) & found;
         let signal = Uffd::open(wanted | feature::SIGBUS, false).map_err(StartFailure::Uffd)?.kept();
-        // A listener reports a lost page by poisoning it; without that, only an end of the process would tell.
+        // A listener reports a lost page by poisoning it. Otherwise it could only end the process.
         let may_listen = settings.owner == Owner::Program || found & feature::POISON != 0;
         let listen = || Uffd::open(wanted | (feature::THREAD_ID & found), true).ok().map(Uffd::kept);
         let listener = may_listen.then(listen).flatten();
@@ -343,7 +344,7 @@ impl Pager {
         self.huge_frames.as_ref().map_or(Ok(()), |huge_frames| huge_frames.renew(&self.signal))
     }
 
-    /// Keeps other threads from cutting frames for as long as the guard lives.
+    /// Keeps other threads from cutting frames for as long as the returned value lives.
     pub(crate) fn lock_huge_frames(&self) -> impl Sized {
         self.huge_frames.as_ref().map(HugeFrames::lock)
     }
@@ -412,8 +413,8 @@ impl Pager {
         self.tier.leveled()?.level(index)
     }
 
-    /// Adds what the levels of a chain have done since the last call to the counters. Several processes of a tree do
-    /// so, and their amounts add up.
+    /// Updates the counters with what the levels of a chain have done since the last call. Several processes of a tree
+    /// do so, and their amounts add up.
     pub(crate) fn count_levels(&self) {
         for (index, published) in self.published_levels.iter().enumerate() {
             let Some(figures) = self.level(index) else { return };
@@ -448,7 +449,7 @@ impl Pager {
         }
     }
 
-    /// Adds what the engine has counted since the last call to a counter. Called with the engine's lock held.
+    /// Updates a counter with what the engine has counted since the last call. Called with the engine's lock held.
     fn catch_up(&self, counter: Counter, published: &AtomicU64, now: u64) {
         let before = published.swap(now, Ordering::Relaxed);
         if now > before {

@@ -58,7 +58,7 @@ pub struct CallPins {
 }
 
 impl CallPins {
-    /// No pins yet.
+    /// An empty set of pins.
     pub(crate) fn new(pager: &'static Pager) -> Self {
         let here = 0u8;
         let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
@@ -67,7 +67,7 @@ impl CallPins {
     }
 
     /// Makes all of `ranges` resident and pins them. If that exceeds the limit for one call or for all calls, pins
-    /// nothing, and may have made nothing resident.
+    /// nothing, and makes only some of them resident or none. Returns whether all are resident and pinned.
     pub fn add_all(&mut self, ranges: Ranges<'_>) -> bool {
         let mut pinned = true;
         ranges(&mut |start, len| pinned = pinned && self.cover(start, len));
@@ -166,7 +166,7 @@ impl Drop for CallPins {
 enum Claimed {
     /// The call already pinned them.
     Already,
-    /// With a new slot, its last.
+    /// With a new slot, which is the call's last one.
     New,
     /// Not at all: no slot is free.
     None,
@@ -241,7 +241,7 @@ impl Pager {
 
     /// Whether system calls must pin the memory that they touch. With signal delivery the kernel cannot fetch it. And
     /// where eviction copies pages, a direct read (O_DIRECT) would go on writing to the page left behind, whatever the
-    /// delivery: nothing tells that a page is pinned.
+    /// delivery: eviction cannot see that a page is pinned.
     pub(crate) fn calls_must_pin(&self, delivery: Delivery) -> bool {
         delivery == Delivery::Signal || self.copies()
     }
@@ -311,7 +311,7 @@ impl Pager {
         None
     }
 
-    /// Keeps the pages `start..end` from eviction from when they are resident on, until
+    /// Once the pages `start..end` are resident, keeps them from eviction until
     /// [`release_pin`](Self::release_pin). `None` if no slot is free, or so much is pinned already that faults might
     /// find no victim.
     pub(crate) fn claim_pin(&self, start: PageIndex, end: PageIndex) -> Option<usize> {
@@ -323,7 +323,7 @@ impl Pager {
         Some(index)
     }
 
-    /// Ends the locks that [`lock`](Self::lock) began, for every page of `start..start + len`.
+    /// Unlocks every page of `start..start + len` that [`lock`](Self::lock) has locked.
     pub(crate) fn unlock(&self, start: usize, len: usize) {
         let _blocked = Blocked::all();
         let (start, end) = page_range(start, len);
@@ -335,8 +335,8 @@ impl Pager {
             }
             let claim = |(from, to)| self.pins.claim(LOCKED, 0, from, to, self.weight(from, to)).is_some();
             let stays = [(from, start), (end, to)].map(|(from, to)| (from < to).then_some((from, to)));
-            // Before the whole is released, so that the parts that stay locked are pinned without a gap if slots are
-            // free.
+            // Pinned before the whole range is released, so that the parts that stay locked are pinned without a gap if
+            // slots are free.
             let pinned = stays.map(|part| part.is_none_or(claim));
             self.pins.release(index);
             for part in stays.into_iter().zip(pinned).filter_map(|(part, pinned)| part.filter(|_| !pinned)) {

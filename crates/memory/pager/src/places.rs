@@ -25,9 +25,9 @@ const FREE: u32 = 0;
 const IN_BETWEEN: u32 = 1;
 /// A process has it, and its presence shows whether that process has ended.
 const TAKEN: u32 = 2;
-/// A process has it whose end nobody can see: it is never freed.
+/// A process has it, and nobody can see whether that process has ended: the place is never freed.
 const UNSEEN: u32 = 3;
-/// The mask of these states. The bits above count how often the place has changed hands.
+/// The mask of these states. The bits above count the changes of the place's state.
 const STATE: u32 = 3;
 
 /// See the module.

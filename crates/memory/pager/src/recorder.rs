@@ -97,7 +97,7 @@ impl Recorder {
         start_thread(Owner::Program, c"aquifer-record", move || {
             recorder.thread.store(thread_slot::token(), Ordering::Relaxed);
             writer.run();
-            // Its number may be another file's by now, so it is not closed.
+            // Not closed: the program may have reused the descriptor's number for another file by now.
             std::mem::forget(writer);
         })
         .map_err(|failure| io::Error::other(failure.to_string()))?;

@@ -170,7 +170,7 @@ impl Adopter {
         })
     }
 
-    /// Forgets the data about a range outside the engine, if the range `is_removed`.
+    /// Forgets what is recorded about a range outside of the engine, if the range `is_removed`.
     fn was_released(&self, state: &mut State, range: Addresses<usize>, is_removed: bool) {
         if !is_removed {
             return;
@@ -196,9 +196,9 @@ impl Adopter {
     }
 }
 
-/// Memory that is given back page by page, as balloons do, divides blocks. Forgets the first and the last block of
-/// `first..last` if none of their pages is left: missing pages of a resident block read as zeros, and no page can be
-/// filled while the engine is locked.
+/// A program that gives memory back page by page, as balloon drivers do, divides blocks. Forgets the first and the last
+/// block of `first..last` if none of their pages is left: missing pages of a resident block read as zeros, and no page
+/// can be filled while the engine is locked.
 fn forget_emptied(
     engine: &mut EngineGuard<'_, Recorder>,
     first: PageIndex,
@@ -213,8 +213,8 @@ fn forget_emptied(
         }
         match by_pagemap(pages.address(), pages.bytes() as usize) {
             Ok(present) if !present.contains(&true) => {
-                // Succeeds, since the block is resident. Otherwise the block would stay, and read as zeros all the
-                // same.
+                // Succeeds, since the block is resident. If it failed, the block would stay, and would read as zeros
+                // all the same.
                 let _ = engine.discard(pages.start, pages.end(), false, freed);
             }
             _ => {}

@@ -22,7 +22,8 @@ use crate::adopt::{Adopter, Range, State};
 
 /// The unit that is opened together: also the unit in which the tier allots slabs.
 const GRANULE: usize = REGION_BYTES as usize;
-/// Granules remembered to contain no reservation: 2 GiB of code that changes between writable and executable.
+/// Number of granules that are remembered as containing no reservation: enough for 2 GiB of code that changes between
+/// writable and executable.
 const REMEMBERED: usize = 1024;
 /// The most granules of one call that are looked up one by one.
 const LOOKED_UP_MAX: usize = 8;

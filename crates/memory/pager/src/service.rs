@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The threads of one space, and the end of both: a space that cannot go on, and a space that is closed.
+//! The threads of one space, and the two ways in which a space ends: it cannot go on, or it is closed.
 //!
 //! Each thread that the space starts is counted until it has left the space's data. A space that is closing wakes all
 //! of them, and waits for the count. The space of an unchanged program is never closed, and its threads never end.
@@ -49,9 +49,9 @@ pub fn is_starting() -> bool {
     STARTING.load(Ordering::Acquire) != 0
 }
 
-/// Starts a thread of the process's own, and returns once the thread runs its own code. The thread of a
-/// [program's](Owner::Program) space leaves the program's table of descriptors; that of a caller's stays in it, so that
-/// what one space closes is closed for all.
+/// Starts one of this library's threads, and returns once the thread runs its own code. The thread of a
+/// [program's](Owner::Program) space leaves the program's table of descriptors. The thread of a caller's space stays in
+/// it, so that a descriptor that one space closes is closed for all threads.
 pub(crate) fn start_thread(
     owner: Owner,
     name: &'static CStr,

@@ -64,7 +64,7 @@ pub(crate) fn install_handler() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Keeps other threads from the program's own actions for as long as the guard lives.
+/// Keeps other threads from the program's own actions for as long as the returned value lives.
 pub(crate) fn lock_programs_actions() -> impl Sized {
     PROGRAMS_ACTIONS.each_ref().map(|action| action.lock())
 }
@@ -78,7 +78,7 @@ pub(crate) fn trap_calls() {
     dispatch::arm_if_due();
 }
 
-/// Makes this thread's next call trap, even if only that one. False if the kernel cannot do so.
+/// Makes at least this thread's next call trap. False if the kernel cannot do so.
 pub fn trap_fork() -> bool {
     keep_programs_trap(dispatch::install());
     dispatch::arm_for_fork()
@@ -128,7 +128,8 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     };
     let is_callers = found.is_some();
     let outcome = match pager {
-        // The listeners have resolved what can be, and the caller's stack for signals may be too small to try again.
+        // The listeners have resolved the faults that can be resolved, and the caller's stack for signals may be too
+        // small to try again.
         Some(pager) if is_callers && pager.listener_uffd().is_some() => Outcome::Lost,
         Some(pager) if code != BUS_MCEERR_AR => {
             let _inside = Inside::enter();

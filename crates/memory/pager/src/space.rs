@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The driver's world, made of system calls: what the driver asks for, this pager does.
+//! Implements the driver's world with system calls: this pager carries out the steps that the driver requests.
 //!
 //! May run in a signal handler: does not allocate or log, takes no lock but the engine's, never touches managed memory.
 //!
@@ -38,7 +38,7 @@ pub(crate) const QUEUE_DEPTH: u32 = 32;
 
 impl Pager {
     /// Resolves the fault at `address` for the thread `thread`. `write` is false only if the access is known to be a
-    /// read. If the space cannot go on, all of its memory counts as lost; a program whose space it is ends.
+    /// read. If the space cannot go on, all of its memory counts as lost; an unchanged program ends.
     pub fn resolve(&self, address: usize, thread: ThreadIndex, write: bool) -> Outcome {
         if self.failure().is_some() {
             return Outcome::Lost;

@@ -106,12 +106,12 @@ impl Listed {
 
     fn set(&self, addresses: Range<usize>, byte: u8) {
         let regions = addresses.start / REGION_BYTES as usize..addresses.end / REGION_BYTES as usize;
-        // SeqCst pairs with `find`: either it sees the byte, or the thread that closes the space sees the use.
+        // SeqCst pairs with `find`: either `find` sees the byte, or the thread that closes the space sees the use.
         table().expect("it was mapped for the space")[regions].iter().for_each(|it| it.store(byte, Ordering::SeqCst));
     }
 
-    /// Waits until no thread resolves a fault in the space, of which no address is in the table any more. False if one
-    /// does not finish within the bound.
+    /// Called when no address of the space is in the table any more: waits until no thread resolves a fault in the
+    /// space. False if a thread does not finish within the bound.
     pub(crate) fn wait_for_users(&self) -> bool {
         let started = now_ns();
         while ENTRIES[self.index].users.load(Ordering::SeqCst) > 0 {
@@ -158,7 +158,7 @@ impl Drop for Use {
     }
 }
 
-/// After fork(2), in the child: no space of the parent's is there. Calls `each` with every one of them.
+/// After fork(2), in the child, which has none of its parent's spaces. Calls `each` with every space of the parent.
 pub(crate) fn forget_all(mut each: impl FnMut(&Pager)) {
     for entry in &ENTRIES {
         let pager = entry.pager.swap(null_mut(), Ordering::AcqRel);
@@ -169,6 +169,6 @@ pub(crate) fn forget_all(mut each: impl FnMut(&Pager)) {
             each(pager);
         }
     }
-    // A new, empty table, where the next space needs one: the old one names the parent's spaces.
+    // The old table names the parent's spaces. The first space that is opened here maps a new, empty table.
     TABLE.store(null_mut(), Ordering::Release);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Returns room that the program has freed to the tier, later and on a thread of its own.
+//! Returns to the tier the room that the program has freed, later and on a thread of its own.
 //!
 //! A discard takes a file system milliseconds, and a program that frees memory must not wait for it. A freed slab goes
 //! to the next region that needs one. So a slab that is needed again is taken off the list, or waited for if it is
@@ -27,7 +27,7 @@ use crate::pager::{Pager, StartFailure};
 /// Slabs that may wait: 8 GiB. The room of further slabs stays allocated until another region uses it.
 const TRIMS_MAX: usize = 4096;
 /// How long a freed slab waits for another use. A choice: longer than a program takes between two phases of one
-/// computation, shorter than a person waits who watches the disk.
+/// computation, and shorter than a person who watches the disk would wait.
 const TRIM_DELAY: Duration = Duration::from_millis(200);
 /// Nothing happens when this ends; it only bounds the wait.
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
@@ -62,7 +62,7 @@ impl Trims {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps other threads from the list for as long as the guard lives.
+    /// Keeps other threads from the list for as long as the returned value lives.
     pub(crate) fn lock(&self) -> impl Sized {
         self.list()
     }

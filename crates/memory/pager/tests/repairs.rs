@@ -3,8 +3,9 @@
 
 //! New copies of slabs are made of bytes that the pager's guards confirm, also where nothing is encrypted.
 //!
-//! The bug they guard against: two donors return other bytes than what was stored. The slabs of the first were rebuilt
-//! from what the second returned, so that a third donor had wrong bytes, too, and the loss of two more lost pages.
+//! The bug that these tests guard against: two donors return bytes that were not stored. The slabs of the first donor
+//! were rebuilt from what the second returned, so that a third donor had wrong bytes, too. When two more donors were
+//! lost, pages were lost with them.
 
 #![allow(unsafe_code, reason = "the memory of spaces is touched as programs touch theirs")]
 
@@ -66,14 +67,15 @@ fn two_members_that_return_wrong_bytes_at_once_damage_no_copy_of_others() {
         let mapping = space.map(48 * MIB).unwrap();
         fill(&mapping, 1);
         members[..2].iter().for_each(|member| member.damage());
-        // So little is read, and repaired by that, that most pages have only the copies that the array makes.
+        // Reads repair the pages that they touch. Only a few pages are read here, so most pages have only the copies
+        // that the array makes.
         eventually("both are in quarantine", || {
             check_part(&mapping, 0..8 * MIB, 1);
             check_part(&mapping, 32 * MIB..40 * MIB, 1);
             counter(Counter::MembersQuarantined) == 2
         });
         wait_for_copies(&space);
-        // First the two, and then two others.
+        // First the two damaged members are lost, and then two others.
         for lost in [0, 2] {
             members[lost..lost + 2].iter().for_each(|member| member.restart());
             wait_for_copies(&space);

@@ -3,7 +3,7 @@
 
 //! Several memory spaces in one process: each keeps to its own budget, and fails alone.
 //!
-//! The bug they guard against: a pager that exists once per process, and whose failure ends it.
+//! The bug that these tests guard against: a pager that exists once per process, and whose failure ends the process.
 
 #![allow(unsafe_code, reason = "the memory of spaces is touched as programs touch theirs; and a process forks")]
 
@@ -77,7 +77,7 @@ fn a_space_fails_alone_and_says_so() {
         assert!(found == block, "at {at:#x}");
     }
     assert!(failures > 0, "the tier fails, and nothing was lost");
-    // What was lost can be given up, and is zeros then.
+    // The lost memory can be discarded, and then reads as zeros.
     lost.discard().unwrap();
     lost.read(0, &mut found).unwrap();
     assert!(found.iter().all(|byte| *byte == 0));
@@ -85,8 +85,8 @@ fn a_space_fails_alone_and_says_so() {
     bad.close().unwrap();
 }
 
-/// A load of lost memory is SIGBUS, also on one of Rust's threads, whose stack for signals is small: the handler
-/// overflowed it where the kernel reports a poisoned page like any other failed access.
+/// A load of lost memory is SIGBUS, also on one of Rust's threads, whose stack for signals is small. The handler used
+/// to overflow that stack where the kernel reports a poisoned page like any other failed access.
 #[test]
 fn a_load_of_lost_memory_is_a_sigbus() {
     const CHILD: &str = "AQUIFER_TEST_LOADS_LOST_MEMORY";
@@ -106,7 +106,8 @@ fn a_load_of_lost_memory_is_a_sigbus() {
     check(&mapping, 1);
 }
 
-/// A full tier refuses what has no room, and loses nothing: everything is there once something else was unmapped.
+/// A full tier refuses blocks for which it has no room, and loses nothing: all blocks that were written can be read
+/// once other memory has been unmapped.
 #[test]
 fn a_full_tier_is_an_error_and_nothing_is_lost() {
     if !can_run() {
@@ -198,7 +199,8 @@ fn a_forked_child_has_nothing_of_its_parents_spaces() {
     check(&mapping, 4);
 }
 
-/// Installs a page of ones at `address` through a userfaultfd; whether it could. ioctl_userfaultfd(2), UFFDIO_COPY.
+/// Installs a page of ones at `address` through a userfaultfd. Returns whether that succeeded. See
+/// ioctl_userfaultfd(2), UFFDIO_COPY.
 fn install(uffd: i32, address: usize) -> bool {
     const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
     let page = [1u8; PAGE];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A space that is closed leaves nothing: no descriptor, thread, mapping or memory. Alone in its process, whose
-//! descriptors and threads are counted.
+//! A space that is closed leaves nothing: no descriptor, thread, mapping or memory. This test runs alone in its
+//! process, because it counts the process's descriptors and threads.
 //!
-//! The bug it guards against: a little that stays each time, which a long-running program would find out after a
+//! The bug that it guards against: a small leak for each space, which a long-running program would notice only after a
 //! thousand spaces.
 
 #![allow(unsafe_code, reason = "the memory of spaces is touched as programs touch theirs")]
@@ -75,7 +75,7 @@ fn a_thousand_spaces_leave_nothing_behind() {
     let turn = |index: usize| {
         let space = space(tiers[index % tiers.len()]);
         let mapping = space.map(18 * MIB).unwrap();
-        // More than the budget now and then, and otherwise a little: a thousand times 18 MiB take their time.
+        // Sometimes more than the budget, and otherwise a little: filling 18 MiB a thousand times would take too long.
         if index % 50 < tiers.len() {
             fill(&mapping, index as u64);
             check(&mapping, index as u64);
@@ -85,7 +85,7 @@ fn a_thousand_spaces_leave_nothing_behind() {
         drop(mapping);
         space.close().unwrap();
     };
-    // The first ones of each kind allocate what the process keeps.
+    // The first spaces of each kind allocate memory that the process keeps.
     (0..50 + 2 * tiers.len()).for_each(turn);
     let before = left();
     (0..1000).for_each(turn);

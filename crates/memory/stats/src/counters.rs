@@ -40,9 +40,9 @@ impl Counters {
         Ok(Counters { segment })
     }
 
-    /// Maps the segment of an inherited descriptor, `Config::stats_fd`. The descriptor stays open, so that a
-    /// program executed by this one finds it too. Returns an error when the descriptor is closed or is something else
-    /// by now: create a new segment then.
+    /// Maps the segment of an inherited descriptor, `Config::stats_fd`. The descriptor stays open, so that a program
+    /// executed by this one finds it too. Returns an error when the descriptor has been closed, or now refers to
+    /// something else: the caller then creates a new segment.
     pub fn attach(number: i32) -> Result<Counters, NotASegment> {
         let segment = SharedSegment::attach_inherited(number).map_err(NotASegment::Unmappable)?;
         let words = segment.words();
@@ -82,7 +82,7 @@ impl Counters {
         }
     }
 
-    /// Sets a gauge, after its peak, so that no reader finds the gauge above its peak.
+    /// Raises the peak, then sets the gauge, so that no reader finds the gauge above its peak.
     pub fn set_with_peak(&self, gauge: Gauge, peak: Gauge, value: u64) {
         self.raise(peak, value);
         self.word(layout::gauge(gauge)).store(value, Ordering::Release);

@@ -7,7 +7,7 @@
 //! into [`LINEAR`] equal parts, so a bucket is never wider than 1/16 of its value. A latency above 2^36 ns (69 s)
 //! counts in the last bucket; the maximum is stored separately and is exact.
 
-/// Buckets per power of two. 16 bound the error of a quantile to 6 %, enough to distinguish 4.7 us from 5.0 us.
+/// Buckets per power of two. With 16, the error of a quantile is at most 6 %: enough to distinguish 4.7 us from 5.0 us.
 const LINEAR: u64 = 16;
 const LINEAR_BITS: u32 = LINEAR.ilog2();
 /// Values from `1 << TOP_BITS` on share the last bucket.

@@ -66,7 +66,7 @@ pub fn read(descriptor: BorrowedFd<'_>) -> Result<Snapshot, NotASegment> {
     read_in(descriptor, &SettleTime::default())
 }
 
-/// As [`read`], as one of several segments.
+/// As [`read`], for one of several segments that share one time limit.
 pub fn read_in(descriptor: BorrowedFd<'_>, timeout: &SettleTime) -> Result<Snapshot, NotASegment> {
     let view = SharedView::open_start(descriptor, layout::WORDS).map_err(NotASegment::Unmappable)?;
     check(view.len(), |index| view.load(index))?;
@@ -92,7 +92,7 @@ pub(crate) fn check(words: usize, load: impl Fn(usize) -> u64) -> Result<(), Not
     Ok(())
 }
 
-/// Counters that are parts of a later one in the table. In all other cases the whole precedes its parts.
+/// Counters that are parts of a counter further down in the table. In all other cases the whole precedes its parts.
 const PARTS_OF_LATER_ONES: [Counter; 2] = [Counter::PrefetchHits, Counter::PrefetchWasted];
 
 /// Reads every counter, parts first.
@@ -127,7 +127,7 @@ pub struct LevelSnapshot {
 }
 
 impl LevelSnapshot {
-    /// `None` when there is no such level. `text` reads a text at a word, with its number of words.
+    /// `None` when there is no such level. `text` takes the first word of a text and its number of words, and reads it.
     fn take(
         level: usize,
         load: &impl Fn(usize) -> u64,

@@ -11,14 +11,14 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// How often each text is tried in any case: a write is about a hundred stores.
+/// How many times reading each text is tried, even if no time is left: a write is about a hundred stores.
 const ATTEMPTS_MIN: usize = 16;
-/// How long one look waits for texts that are being written, all together. A choice: a writer that has to wait for a
-/// CPU gets it in this time, and nobody notices it at a command line, however many segments have a dead writer.
+/// How long one look waits in total for texts that are being written. A choice: a writer that has to wait for a CPU
+/// gets one in this time, and nobody notices the delay at a command line, however many segments have a dead writer.
 const WAITED_MAX: Duration = Duration::from_millis(100);
 
-/// How long one look at any number of segments still waits for texts that are being written. Others may forge
-/// segments, so all of them share one bound.
+/// How long one look at any number of segments has waited for texts that are being written. Other users may forge
+/// segments, so all segments share one time limit.
 #[derive(Debug, Default)]
 pub struct SettleTime {
     waited: Cell<Duration>,
@@ -78,7 +78,7 @@ pub fn read(words: usize, load: impl Fn(usize) -> u64, timeout: &SettleTime) -> 
     found
 }
 
-/// `None` when it is being written.
+/// `None` while the text is being written.
 fn try_read(words: usize, load: impl Fn(usize) -> u64) -> Option<String> {
     let before = load(0);
     if before % 2 == 1 {
@@ -154,7 +154,7 @@ mod tests {
         let of = |words: &[AtomicU64]| read(words.len(), |index| words[index].load(Ordering::Acquire), &timeout);
         let started = Instant::now();
         assert!((0..10_000).all(|_| of(&dead).is_none()));
-        // With a bound of its own for each, this took 17 s and more.
+        // With a separate time limit for each read, this took 17 s and more.
         assert!(started.elapsed() < 50 * WAITED_MAX, "{:?}", started.elapsed());
         assert_eq!(of(&good).as_deref(), Some("good"));
     }

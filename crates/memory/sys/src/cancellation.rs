@@ -16,9 +16,9 @@
 //! pthread_setcanceltype(3), which immediately acts on a cancellation that arrived while the type was deferred.
 //!
 //! Since glibc 2.41 the type stays deferred at cancellation points. The signal's handler checks whether it has
-//! interrupted `__syscall_cancel_arch`, which is never the case while Aquifer makes the call in its place: the thread
-//! would wait for ever. So [`point_in`] finds the one system call in that function, and a call that traps there is made
-//! by [`call`], with the type asynchronous.
+//! interrupted `__syscall_cancel_arch`, which is never the case while Aquifer makes the call in its place: the handler
+//! would do nothing, and the thread would wait for ever. So [`point_in`] finds the one system call in that function,
+//! and a call that traps there is made by [`call`], with the type asynchronous.
 
 use std::arch::global_asm;
 use std::ffi::c_int;
@@ -166,7 +166,7 @@ pub unsafe fn deferred(first: usize, second: usize, third: usize, act: Act) -> i
     unsafe { aquifer_deferred(first, second, third, act) }
 }
 
-/// Makes a system call; the thread can be cancelled in it if `is_point`. Cancellation unwinds the frames above and
+/// Makes a system call; the thread can be cancelled in it if `is_point`. Cancellation unwinds the callers' frames and
 /// drops their values; so does pthread_exit(3) in a handler of the program that runs during the call. The result is the
 /// kernel's, with errors as negative numbers.
 ///
@@ -220,7 +220,8 @@ mod tests {
     static MADE: AtomicUsize = AtomicUsize::new(0);
     static DROPPED: AtomicUsize = AtomicUsize::new(0);
 
-    /// A value with a drop. It uses no heap: the C library's allocator cannot be unwound at every point either.
+    /// A value whose drop is counted. It uses no heap: the C library's allocator cannot be unwound at every point
+    /// either.
     struct Counted(#[expect(dead_code, reason = "it is what is made")] usize);
 
     impl Counted {

@@ -4,7 +4,7 @@
 //! Makes calls that need more stack than the calling thread may have, on a separate stack.
 //!
 //! A fault is resolved on an alternate signal stack, which is the program's if it has set one, and may then have 16
-//! KiB. Nearly all code on the fault path is written for that size. The few calls that are not, and are rare enough,
+//! KiB. Nearly all code on the fault path is written for that size. The few calls that need more, and are rare enough,
 //! run here.
 //!
 //! Signals are blocked during the call. To the kernel, a thread whose stack pointer is elsewhere is not on its

@@ -12,7 +12,7 @@ const DESCRIPTORS_MAX: usize = 1024;
 /// Maximum length of a name to look for.
 const NAME_BYTES_MAX: usize = 32;
 
-/// Whether one of the first descriptors has this name, which has at most [`NAME_BYTES_MAX`] bytes.
+/// Whether one of the first [`DESCRIPTORS_MAX`] descriptors has this name of at most [`NAME_BYTES_MAX`] bytes.
 pub fn any_is(name: &[u8]) -> bool {
     (0..DESCRIPTORS_MAX).any(|descriptor| is(descriptor, name))
 }

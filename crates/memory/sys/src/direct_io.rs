@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Enables I/O that bypasses the page cache, and gives space back to files and devices.
+//! Enables I/O that bypasses the page cache, and gives space back to file systems and devices.
 //!
 //! See open(2) on `O_DIRECT`, statx(2) on `STATX_DIOALIGN` (Linux 6.1), fallocate(2) on `FALLOC_FL_PUNCH_HOLE`,
 //! sync_file_range(2). A file system may refuse direct I/O when the flag is set, or only at the first transfer:
@@ -70,7 +70,8 @@ pub fn enable(file: &File, may_write: bool) -> Result<(), Refusal> {
     outcome
 }
 
-/// Gives the file's space in this range back; the range reads as zeros. EOPNOTSUPP if the file system cannot.
+/// Gives the space of this range back to the file system; the range then reads as zeros. EOPNOTSUPP if the file system
+/// cannot do that.
 pub fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (offset, len) = (signed(offset)?, signed(len)?);
@@ -119,7 +120,7 @@ pub fn forget_cached(file: &File, offset: u64, len: u64) -> io::Result<()> {
 }
 
 /// A buffer of `pages` zero pages for probes, tests and examples. Its memory is never freed, since a [`FrameBuffer`]
-/// may be anywhere when it is dropped: keep the buffer and reuse it.
+/// does not own its memory: keep the buffer and reuse it.
 pub fn lasting_buffer(pages: usize) -> FrameBuffer {
     let memory: &'static mut [Page] = (0..pages).map(|_| Page([0; ALIGNMENT as usize])).collect::<Vec<_>>().leak();
     let start = NonNull::from(&mut *memory).cast();

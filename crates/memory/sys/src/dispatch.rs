@@ -81,7 +81,7 @@ global_asm!(
     "nop",
     "aquifer_wait_here:",
     "syscall",
-    // The kernel has changed this register, too.
+    // `syscall` has overwritten this register already.
     "pop rcx",
     ".cfi_def_cfa_offset {back}",
     "cmp rax, {fault}",
@@ -213,7 +213,7 @@ pub fn disarm_after_fork() {
     }
 }
 
-/// Makes this thread's calls trap if trapping is enabled, also again after [`Trapped::repeat`].
+/// Makes this thread's calls trap if trapping is enabled; resumes trapping after [`Trapped::repeat`].
 pub fn arm_if_due() {
     if !ENABLED.load(Ordering::Relaxed) {
         return;
@@ -223,7 +223,7 @@ pub fn arm_if_due() {
         Trapping::Armed => thread_slot::resume(),
         Trapping::Ready => {
             signal_stack::reclaim_now();
-            // An old kernel refuses: then only calls by the names that the library wraps are served.
+            // An old kernel refuses: then only calls of the functions that the library wraps are handled.
             let armed = switch(PR_SYS_DISPATCH_ON).is_ok();
             thread_slot::set_trapping(if armed { Trapping::Armed } else { Trapping::Never });
         }
@@ -319,9 +319,9 @@ impl Trapped {
         self.jump();
     }
 
-    /// As [`call_here`](Self::call_here), for a wait of futex(2) whose word was just brought. If it is away again when
-    /// the kernel looks, the program's call traps once more, and the thread has one more failed wait. False, and
-    /// nothing is done, where the call must be made otherwise.
+    /// As [`call_here`](Self::call_here), for a futex(2) wait whose word was just fetched. If the word has been evicted
+    /// again when the kernel reads it, the program's call traps once more, and the thread's count of failed waits
+    /// increases. Returns false, and does nothing, if the call must be made in another way.
     pub fn wait_here(&mut self) -> bool {
         if self.is_libcs_point() {
             return false;
@@ -332,8 +332,9 @@ impl Trapped {
         true
     }
 
-    /// As [`call_here`](Self::call_here), by `aquifer_call`, which opens the thread: where the C library's cancellation
-    /// points trap they are in a C function that has done all but its call, so registers may change.
+    /// As [`call_here`](Self::call_here), through `aquifer_call`, which makes the thread's cancel type asynchronous.
+    /// The C library's cancellation points trap in a C function that then only makes its call and returns, so registers
+    /// may change.
     fn call_open_here(&mut self) {
         let (number, args) = (self.number(), self.args());
         let back = *self.register(libc::REG_RIP) as usize;

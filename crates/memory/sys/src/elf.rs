@@ -35,7 +35,7 @@ pub enum Elf {
     },
     /// A file for another kind of machine.
     Foreign {
-        /// Its name.
+        /// The machine's name.
         machine: String,
     },
     /// A shared library.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Sleeping and waking on a word: futex(2), private to the process, never without a time limit.
+//! Sleeping and waking on a word: futex(2), private to the process. Every sleep has a time limit.
 //!
 //! `tests/interleavings.rs` compiles this file with a model of the kernel and of atomics.
 

@@ -32,7 +32,7 @@ pub enum Source {
     Anonymous,
     /// A memory device, such as `/dev/dax0.0`. The lent part of it is wiped before anything else.
     Dax(PathBuf),
-    /// Huge pages of 2 MiB, reserved by the administrator. All of them are taken from the start.
+    /// Huge pages of 2 MiB, reserved by the administrator. All that are needed are taken when the memory is mapped.
     Huge,
     /// A file in memory.
     Memfd,
@@ -59,8 +59,9 @@ pub struct LentMemory {
     file: Option<File>,
     /// True when pages never go to swap: they are locked, or cannot be swapped.
     is_locked: AtomicBool,
-    /// Whether pages are wiped by giving them back. Not huge pages: a hole loses its reservation, and if another
-    /// process takes the page, the next access is a SIGBUS. Nor a device's pages, which cannot be given back.
+    /// Whether pages are wiped by giving them back. False for huge pages: a punched hole loses its reservation, and if
+    /// another process takes the page, the next access raises SIGBUS. False for a device's pages: they cannot be given
+    /// back.
     wipes_by_giving_back: bool,
 }
 
@@ -226,8 +227,8 @@ impl LentMemory {
         match &self.file {
             Some(file) => {
                 if !self.wipes_by_giving_back {
-                    // The reservation of a huge page is released with the page, and a page that was never touched has
-                    // none to release.
+                    // A huge page's reservation is released only when the page is freed. So every page is touched
+                    // first: one that was never touched could not be freed.
                     (offset..offset + bytes).step_by(ALIGNMENT).for_each(|at| self.copy_in(at, &[0; WORD_BYTES]));
                 }
                 direct_io::punch_hole(file, offset as u64, bytes as u64).is_ok()

@@ -49,7 +49,7 @@ impl Lifeline {
         self.near
     }
 
-    /// Whether the program's end is in no table any more.
+    /// Whether no table of descriptors contains the program's end any more.
     pub fn has_parted(&self) -> bool {
         readable(self.near, std::time::Duration::ZERO)
     }

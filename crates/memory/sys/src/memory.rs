@@ -180,13 +180,13 @@ impl Drop for OwnWord {
     }
 }
 
-/// madvise(2) with an advice that does not discard contents.
+/// madvise(2) with advice that does not discard contents.
 pub fn advise(start: usize, len: usize, advice: i32) -> Result<(), Errno> {
     assert!(
         !matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE),
         "use `drop_pages` to take contents away"
     );
-    // SAFETY: these advices leave the contents as they are; an unmapped range is refused with ENOMEM.
+    // SAFETY: this advice leaves the contents as they are; an unmapped range is refused with ENOMEM.
     unsafe { syscall(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }.map(|_| ())
 }
 
@@ -212,9 +212,9 @@ pub struct Span {
 /// Maximum number of ranges in one call of [`drop_spans`] or [`read_spans`]: UIO_MAXIOV.
 pub const SPANS_MAX: usize = 1024;
 
-/// As [`drop_pages`] for many ranges, with one interruption of the other CPUs for all of them if the kernel can:
-/// process_madvise(2) on the process itself, since Linux 6.13. Returns how many bytes were dropped, counted from the
-/// first range; the rest is unchanged.
+/// As [`drop_pages`] for many ranges, with one TLB shootdown for all of them if the kernel can: process_madvise(2) on
+/// the process itself, since Linux 6.13. Returns how many bytes were dropped, counted from the first range; the rest is
+/// unchanged.
 ///
 /// # Safety
 /// As for [`drop_pages`], for every range.
@@ -280,12 +280,12 @@ mod tests {
         (&raw const HERE as usize).saturating_sub(start)
     }
 
-    /// Where the hint was taken, the kernel chose the place: just below the program's last mapping, where the program
-    /// may have left a hole.
+    /// The defect: if something else was mapped at the hint, the kernel chose the address: just below the program's
+    /// last mapping, where the program may have left a hole.
     #[test]
     fn memory_apart_stays_apart_where_its_first_place_is_taken() {
         let first = map_apart(4096).expect("addresses");
-        // The image may begin below `HERE`.
+        // The test's image may begin below `HERE`.
         assert!(distance(first) >= APART_BELOW_BYTES - (1 << 30));
         // Every place that could be next.
         let (start, len) = (first - (8 << 30), 8 << 30);

@@ -11,8 +11,8 @@
 //! - The program's close(2), close_range(2), dup2(2) and dup3(2), however they reach the library, consult this table
 //!   (`preload/src/descriptors.rs`): to the program, Aquifer's descriptors appear closed.
 //! - Each thread of the pager has its own table of descriptors, with only Aquifer's in it ([`leave_the_programs`]). If
-//!   the program changes its own table in a way that the library does not see, no file of Aquifer's is closed, and such
-//!   a thread continues to work.
+//!   the program changes its own table in a way that the library does not see, no file of Aquifer's is closed, and the
+//!   pager's threads continue to work.
 //!
 //! After fork(2) a child has its own files under the same numbers, so the table is valid there as well. Threads: any.
 //! A descriptor leaves the table when its owner closes it; those of an unchanged program's pager stay until the process
@@ -25,20 +25,20 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::raw::{self, Errno, syscall};
 
-/// Numbers that have a bit: far more than Aquifer uses, since a pager has twelve, and a tier a dozen connections to
-/// each of up to 63 donors, times four levels; and more than most programs may open.
+/// Each number below this has a bit. Aquifer uses far fewer: a pager has twelve, and each of up to four levels of a
+/// chain has a dozen connections to each of up to 63 donors. Most programs may not open as many, either.
 const NUMBERS_MAX: usize = 1 << 16;
 /// Maximum number of Aquifer's descriptors above that range: needed when a program already has that many open.
 const HIGH_MAX: usize = 48;
 /// The lowest number for Aquifer's descriptors: above those that shells and daemons choose for themselves, and below
 /// the smallest usual limit (256). If the limit is lower still, descriptors keep their numbers.
 const FIRST: usize = 160;
-/// Number of descriptors kept open only to be closed when a forked process needs new ones. It replaces two at a time: a
-/// userfaultfd and the device that it is opened from, or both ends of a pipe. Twice as many.
+/// Number of descriptors kept open only to be closed when a forked process needs new ones. It opens two at a time: a
+/// userfaultfd and the device that it is opened from, or both ends of a pipe. This is twice as many.
 const SPARES_MAX: usize = 4;
 /// No descriptor.
 const NONE: i32 = -1;
-/// The last of the program's descriptors that a pager thread keeps: messages go there.
+/// The only one of the program's descriptors that a pager thread keeps: messages go there.
 const STANDARD_ERROR: i32 = 2;
 
 /// The CLOSE_RANGE_UNSHARE of close_range(2).
@@ -86,7 +86,7 @@ impl KeptFile {
 
 impl Drop for KeptFile {
     fn drop(&mut self) {
-        // Closed right after this: the program may get its number next.
+        // The file is closed right after this, and the program may then get its number.
         unprotect(self.0.as_raw_fd());
     }
 }
@@ -135,7 +135,7 @@ pub(crate) fn leave_behind(number: RawFd) {
     LEFT_BEHIND.store(number, Ordering::Release);
 }
 
-/// The descriptor that they close, or a number below zero.
+/// The descriptor that the pager's threads close in their own tables; a number below zero if there is none.
 pub(crate) fn left_behind() -> RawFd {
     LEFT_BEHIND.load(Ordering::Acquire)
 }
@@ -272,7 +272,7 @@ mod tests {
             // SAFETY: fcntl(2) takes numbers.
             unsafe { syscall(libc::SYS_fcntl, [number as usize, libc::F_GETFD as usize, 0, 0, 0, 0]) }.is_err()
         };
-        // Others of this process's tests may take a number at once.
+        // Other tests in this process may take a number immediately.
         let freed = with_room(|| before.iter().filter(|spare| !is_ours(**spare) && closed(**spare)).count());
         assert!(freed > 0 && spares().iter().all(|spare| is_ours(*spare) && !closed(*spare)));
     }

@@ -9,8 +9,8 @@
 //! overflowed it.
 //!
 //! Nothing on the program's stack is accessed from the time the first signal is blocked until the last is unblocked:
-//! the work is passed as values, and its outcome is returned in registers. The program's handlers run afterwards on its
-//! own stack, where handlers that scan the stack (garbage collectors) start.
+//! the work is passed as values, and its outcome is returned in registers. The program's handlers run afterwards, on
+//! the program's own stack: those of garbage collectors scan the stack that they run on.
 //!
 //! Threads: any that was [given](give) a stack. Other threads, and nested work, continue on the stack that they are on.
 
@@ -233,7 +233,8 @@ mod tests {
         assert_eq!(blocked | 1 << 8 | 1 << 18, u64::MAX, "SIGKILL and SIGSTOP alone stay open");
     }
 
-    /// A handler that is pending when the work ends runs on the program's stack, and may itself start work.
+    /// The handler of a signal that is pending when the work ends runs on the program's stack, and may itself start
+    /// work.
     #[test]
     fn signals_come_behind_on_the_callers_stack() {
         static CAME_AT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);

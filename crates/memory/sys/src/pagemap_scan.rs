@@ -67,7 +67,7 @@ pub struct PageScan {
 }
 
 impl PageScan {
-    /// Opens them. Works on every kernel; the first scan shows whether this kernel can scan.
+    /// Opens the page tables. Works on every kernel; the first scan shows whether this kernel can scan.
     pub fn open() -> Result<Self, Errno> {
         let path = c"/proc/thread-self/pagemap";
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
@@ -91,7 +91,8 @@ impl PageScan {
         self.scan(start, len, WP_MATCHING | CHECK_WPASYNC, (IS_WRITTEN, 0), each)
     }
 
-    /// One walk, in as many system calls as the runs need. `masks`: all categories of the first, any of the second.
+    /// One walk, in as many system calls as the runs need. `masks`: a page is reported if it has all categories of the
+    /// first and, unless the second is 0, any of the second.
     fn scan(
         &self,
         start: usize,
@@ -116,7 +117,7 @@ impl PageScan {
             category_anyof_mask: masks.1,
             return_mask: masks.0 | masks.1,
         };
-        // Runs with different categories are merged, and so are those that two calls have divided.
+        // Adjacent runs are merged, whether they differ in their categories or come from two calls.
         let mut pending: Option<Run> = None;
         while argument.start < end {
             let args = [self.descriptor as usize, PAGEMAP_SCAN, &raw mut argument as usize, 0, 0, 0];

@@ -3,7 +3,7 @@
 
 //! Whether a process, or a transfer that it started, may still write to memory that other processes of its family use.
 //!
-//! A process number does not tell. The first thread of a process can end long before the others do, and is a zombie
+//! A process number is not enough. The first thread of a process can end long before the others do, and is a zombie
 //! from then on; a killed process's pending disk writes can complete when it has been a zombie for a while. So each
 //! process holds a lock (fcntl(2), "Open file description locks") on a byte of a memory file, through its own open file
 //! description, which is also registered with its rings ([`crate::uring`]). The kernel drops the lock with the last
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use crate::own_descriptors::{KeptFile, close, keep, out_of_the_way};
 use crate::raw::{Errno, replace_descriptor, syscall};
 
-/// Registered with every ring. -1 when no `Presence` has been created.
+/// The descriptor that is registered with every ring. -1 when no `Presence` has been created.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
 /// The descriptor that a ring keeps open until its last request has ended.

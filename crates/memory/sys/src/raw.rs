@@ -105,7 +105,7 @@ pub fn current_cpu() -> usize {
 /// Unpredictable bits: getrandom(2).
 pub fn random() -> Result<u64, Errno> {
     let mut bits = 0u64;
-    // SAFETY: getrandom(2) writes eight bytes, the size of `bits`; so few are always delivered in one call.
+    // SAFETY: getrandom(2) writes eight bytes, the size of `bits`; it never returns fewer for such a small request.
     unsafe { syscall(libc::SYS_getrandom, [&raw mut bits as usize, 8, 0, 0, 0, 0]) }?;
     Ok(bits)
 }

@@ -24,8 +24,8 @@ const PIECE_BYTES: usize = 1024;
 /// How much of the previous piece is kept, so that no name between two pieces is missed: more than the longest name.
 const KEPT_BYTES: usize = 32;
 
-/// Whether asynchronous I/O has mapped its rings, or the kernel does not tell. Also finds an io_uring whose descriptor
-/// was closed or registered.
+/// Whether asynchronous I/O has mapped its rings; true also if the mappings cannot be read. Also finds an io_uring
+/// whose descriptor was closed or registered.
 pub fn are_mapped() -> bool {
     let path = c"/proc/thread-self/maps";
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0];

@@ -82,8 +82,8 @@ impl SharedSegment {
         Ok(SharedSegment { mapping, descriptor: None })
     }
 
-    /// Maps the segment of a process that the caller has authority over, which may be of another user's: its words
-    /// say nothing about this process. One that is shorter than `words` is an error.
+    /// Maps the segment of a process that the caller has authority over. The segment may belong to another user, since
+    /// its words do not control this process. A segment that is shorter than `words` is an error.
     pub fn attach_of_other(number: i32, words: usize) -> io::Result<SharedSegment> {
         let mapping = Mapping::of(number, libc::PROT_READ | libc::PROT_WRITE, usize::MAX)?;
         if mapping.words < words {
@@ -170,7 +170,7 @@ impl SharedView {
     }
 }
 
-/// One mapping of a whole sealed memfd.
+/// One mapping of a sealed memfd: all of it, or its first words.
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<AtomicU64>,
@@ -241,7 +241,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly what `whole` mapped, and borrows from `words` cannot outlive `self`.
+        // SAFETY: the range is exactly what `start_of` mapped, and borrows from `words` cannot outlive `self`.
         let _ = unsafe { libc::syscall(libc::SYS_munmap, self.start.as_ptr(), self.words * WORD_BYTES) };
     }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which system calls threads are in, as far as they announce it: for code that must know before trapping begins.
+//! Which system calls threads are in, as far as they announce them: for code that must know before trapping begins.
 //!
-//! A thread announces a call before it makes it, and then checks whether an observer has started to look. The observer
-//! sets that flag before it looks. So at least one of the two sees the other: a thread whose call is not seen here will
-//! see that it must wait.
+//! A thread announces a call before it makes it, and then checks a flag that an observer sets before it looks at the
+//! announced calls. So at least one of the two sees the other: a thread whose call is not seen here will see that it
+//! must wait.
 //!
 //! Threads: any, also in signal handlers. Allocates nothing.
 

@@ -128,7 +128,7 @@ pub fn take_over() {
     }
 }
 
-/// Where the program's handler starts.
+/// The registers, the stack and the signal mask with which the program's handler starts.
 #[repr(C)]
 struct Start {
     /// The alternate stack to set in the kernel, if `cuts` is not zero.
@@ -170,8 +170,9 @@ unsafe fn end_of(frame: usize) -> usize {
     }
 }
 
-/// Moves the frame of a signal to where `action` wants its handler. Returns the new address, which holds the return
-/// address, or the frame's own if it stays; and the alternate stack to set in the kernel until the handler returns.
+/// Moves the frame of a signal to where `action` wants its handler. Returns the frame's new address, or its old one if
+/// it stays (the handler's return address is stored there), and the alternate stack to set in the kernel until the
+/// handler returns.
 ///
 /// # Safety
 /// The kernel has written a frame at `frame`, for a handler that runs now, with every signal except Aquifer's blocked.
@@ -316,7 +317,7 @@ global_asm!(
     "mov rax, {sigreturn}",
     "syscall",
     ".size aquifer_restore_stack, . - aquifer_restore_stack",
-    // The kernel enters as after a call; the next call requires an alignment of 16 bytes.
+    // The kernel enters with the stack as after a call; the next call requires an alignment of 16 bytes.
     bytes = const size_of::<Start>().next_multiple_of(16) + 8,
     rest = const offset_of!(Start, rest),
     cuts = const offset_of!(Start, cuts),

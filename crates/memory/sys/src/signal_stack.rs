@@ -5,14 +5,14 @@
 //! separately.
 //!
 //! A fault is a signal, and the kernel must be able to write its frame. A program may free the memory of its alternate
-//! stack without noticing, since its own handlers no longer run: Ruby does so when it exits. So the kernel never learns
+//! stack without harm, if its own handlers no longer run: Ruby does so when it exits. So the kernel never learns
 //! of the program's stack. [`exchange`] emulates sigaltstack(2), and `signal_actions.rs` moves the frames of the
 //! program's handlers (SA_ONSTACK) to where the program wants them.
 //!
 //! A program that makes the system call directly, before calls trap, bypasses this. The next handler of Aquifer's that
 //! interrupts it finds the program's stack in its context, and [sets Aquifer's again](reclaim).
 //!
-//! Threads: any that was [given](give) a stack; others have the stack that the kernel has.
+//! Threads: any that was [given](give) a stack; others use the alternate stack that the kernel has for them.
 
 use crate::raw::{Errno, syscall};
 use crate::thread_slot;
@@ -220,8 +220,8 @@ pub(crate) fn place(frame: usize, interrupted: usize, wants_alternate: bool) -> 
     let top = stacks.programs_start.saturating_add(stacks.programs_len);
     let (lowest, mut disarmed, mut rest) = (stacks.programs_start, None, None);
     if stacks.is_ours(interrupted) {
-        // Below is a trapped call, or a handler that has interrupted one. The next handler must not start at the top
-        // again.
+        // Aquifer's stack is in use by a trapped call, or by a handler that has interrupted one. The next handler must
+        // not start at its top again.
         let len = (interrupted - RED_ZONE_BYTES).saturating_sub(stacks.start) & !63;
         if !has_alternate || stacks.disarms || len < REST_BYTES_MIN {
             return None;

@@ -76,8 +76,8 @@ pub fn with_restorer(action: KernelAction) -> KernelAction {
     KernelAction { flags: action.flags | SA_RESTORER, restorer, ..action }
 }
 
-/// The action that runs the code at `handler`, on the alternate stack where there is one, with what others send
-/// blocked: a handler of the program's that interrupted it would find our stack in its context.
+/// The action that runs the code at `handler`, on the alternate stack if there is one, with the signals that others
+/// send blocked: a handler of the program that interrupted that code would find Aquifer's stack in its context.
 pub fn trap_action(handler: usize) -> KernelAction {
     let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64 | SA_RESTORER;
     let mask = !(OURS | SYNCHRONOUS);
@@ -93,19 +93,20 @@ pub const fn bit(signal: i32) -> u64 {
 /// while it is blocked, so they are removed from the program's own masks.
 pub static OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
-/// The other signals that the kernel raises on the thread that has caused them, and which it cannot be without.
+/// The other signals that the kernel raises on the thread that has caused them. It ends a program that gets one of them
+/// while it is blocked.
 const SYNCHRONOUS: u64 = bit(libc::SIGFPE) | bit(libc::SIGILL) | bit(libc::SIGSEGV) | bit(libc::SIGTRAP);
 
 /// The C library's internal signal with which setuid(2) and similar calls reach all threads, and wait for each of them.
 static SETXID: u64 = bit(33);
 
-/// The signals that others send, to a thread that calls the C library meanwhile: it may fault, and setuid(2) on another
-/// thread may wait for it.
+/// The signals that others send, for a thread to block while it calls the C library. The rest stay unblocked: the
+/// thread may fault, and setuid(2) on another thread may wait for it.
 pub fn sent_by_others() -> u64 {
     !(OURS | SYNCHRONOUS | SETXID)
 }
 
-/// Makes `mask` the calling thread's.
+/// Sets the signal mask of the calling thread.
 pub fn set_mask(mask: u64) {
     let args = [libc::SIG_SETMASK as usize, &raw const mask as usize, 0, 8, 0, 0];
     // SAFETY: rt_sigprocmask(2) reads one mask.
@@ -127,9 +128,10 @@ pub fn open_to_libc() {
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
 }
 
-/// Blocks signals on this thread while it exists. The thread counts as inside the pager: a system call that trapped now
-/// would end the program. A handler of the program's that ran meanwhile would count as inside, too: what it maps would
-/// not be managed, and its calls would meet evicted memory.
+/// Blocks signals on this thread while the value exists. The thread counts as inside the pager, so that its system
+/// calls do not trap: a call that trapped now would end the program. Signals are blocked because a handler of the
+/// program that ran meanwhile would count as inside, too: its new mappings would not be managed, and its calls would
+/// meet evicted memory.
 #[derive(Debug)]
 pub struct Blocked {
     old: u64,
@@ -148,7 +150,7 @@ impl Blocked {
         Self::these(sent_by_others())
     }
 
-    /// The thread's mask before, and afterwards.
+    /// The thread's mask before this value was created, which is restored when it is dropped.
     pub fn mask_outside(&self) -> u64 {
         self.old
     }
@@ -178,15 +180,15 @@ pub struct Interrupted {
 }
 
 impl Interrupted {
-    /// The program's code was left with `mask`. Where that is everything that others send, it was left before, and is
-    /// known.
+    /// `mask` is the signal mask of the interrupted code. If it blocks all signals that others send, that code is the
+    /// pager's own, and the program's mask is known already.
     pub fn new(mask: u64) -> Self {
         let open = !mask & !bit(libc::SIGKILL) & !bit(libc::SIGSTOP) & sent_by_others();
         let before = thread_slot::open_signals();
         Self { before: if open == 0 { before } else { thread_slot::set_open_signals(open) } }
     }
 
-    /// Execution is back in the code that was left.
+    /// Call it when the thread returns to the interrupted code.
     pub fn end(&self) {
         thread_slot::set_open_signals(self.before);
     }

@@ -16,7 +16,7 @@ use crate::memory::{OwnWord, advise, map_anonymous, unmap};
 use crate::raw::{Errno, now_ns};
 use crate::{FrameBuffer, signals};
 
-/// One for each bit of a word.
+/// Maximum number of spare frames: one for each bit of a word.
 pub const SPARE_FRAMES_MAX: u32 = 32;
 
 /// The pause between two checks for a free frame.

@@ -38,7 +38,7 @@ struct Words {
     index: u32,
     /// Nesting depth of the pager's own code on this thread.
     depth: u32,
-    /// The number that the front of the allocator stores for this thread; zero at first.
+    /// The arena of the allocator to which this thread is bound; zero at first.
     arena: u32,
     /// Read by the kernel at every system call of an armed thread: [`ALLOW`] or [`BLOCK`].
     selector: u8,
@@ -81,7 +81,7 @@ const BLOCK: u8 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Trapping {
-    /// They cannot: the thread has no stack for the handler.
+    /// They do not: the thread has no stack for the handler, the kernel refuses, or trapping has ended permanently.
     Never,
     /// They can, but the thread has not been armed yet.
     Ready,
@@ -161,7 +161,7 @@ pub fn open_signals() -> u64 {
     unsafe { (*words()).open }
 }
 
-/// Stores them; returns the previous value.
+/// Stores the value that [`open_signals`] returns; returns the previous one.
 pub fn set_open_signals(open: u64) -> u64 {
     // SAFETY: as in `index`.
     unsafe { std::mem::replace(&mut (*words()).open, open) }
@@ -197,7 +197,7 @@ pub(crate) fn waits_failed_address() -> usize {
     unsafe { &raw mut (*words()).waits_failed as usize }
 }
 
-/// Resets that count; returns what it was.
+/// Resets the count of this thread's consecutive failed waits; returns the previous count.
 pub fn forget_failed_waits() -> u32 {
     // SAFETY: as in `index`.
     unsafe { std::mem::replace(&mut (*words()).waits_failed, 0) }

@@ -4,8 +4,8 @@
 //! Threads of the library itself, created by pthread_create(3) and not by the standard library.
 //!
 //! A standard library thread registers destructors when it starts, for which the C library takes the dynamic linker's
-//! lock. The pager may start while that lock is held, by a library whose constructor allocates, and waits for its
-//! threads to start: both would wait for each other.
+//! lock. A library's constructor that allocates can start the pager while that lock is held. The pager waits for its
+//! threads to start, and they would wait for the lock.
 
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;

@@ -27,11 +27,11 @@ pub mod feature {
     pub const SIGBUS: u64 = 1 << 7;
     /// The low bits of the fault address are reported.
     pub const EXACT_ADDRESS: u64 = 1 << 11;
-    /// Empty entries can be write-protected.
+    /// Empty page-table entries can be write-protected.
     pub const WP_UNPOPULATED: u64 = 1 << 13;
     /// Pages can be poisoned.
     pub const POISON: u64 = 1 << 14;
-    /// Write-protect faults resolve themselves and are recorded.
+    /// The kernel resolves write-protect faults itself, and records them.
     pub const WP_ASYNC: u64 = 1 << 15;
     /// Pages can be moved.
     pub const MOVE: u64 = 1 << 16;
@@ -65,7 +65,7 @@ struct Register {
     ioctls: u64,
 }
 
-/// UFFDIO_COPY, UFFDIO_MOVE and, without `source`, the others share the shape "range, mode, result".
+/// The argument of UFFDIO_COPY and UFFDIO_MOVE.
 #[repr(C)]
 struct Transfer {
     target: u64,
@@ -132,14 +132,15 @@ pub struct FaultMessage {
     pub thread: u32,
 }
 
-/// An open userfaultfd. Never closed before the process ends: closing it would turn every evicted page into zeros.
+/// An open userfaultfd. The pager keeps its own until the process ends: closing one turns every evicted page into
+/// zeros.
 #[derive(Debug)]
 pub struct Uffd {
     descriptor: i32,
 }
 
-/// Opens a userfaultfd, preferably by the device, which serves all faults and which system call filters do not affect.
-/// If the device cannot be opened, by userfaultfd(2), whose error is then returned.
+/// Opens a userfaultfd through the device, which works for all faults and is not affected by filters of userfaultfd(2).
+/// If the device cannot be opened, calls userfaultfd(2), and returns the error of that call.
 fn open_descriptor(kernel_faults: bool) -> Result<i32, Errno> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     if let Ok(descriptor) = open_device(flags) {
@@ -216,8 +217,8 @@ fn is_filtered() -> bool {
     mode == Ok(FILTER)
 }
 
-/// Returns the kernel's feature bits. `kernel_faults` asks for a descriptor that also serves the kernel's own accesses,
-/// which needs a privilege or `/dev/userfaultfd`.
+/// Returns the kernel's feature bits. `kernel_faults` asks for a descriptor that also gets the faults of the kernel's
+/// own accesses, which needs a privilege or `/dev/userfaultfd`.
 pub fn probe_features(kernel_faults: bool) -> Result<u64, Errno> {
     let descriptor = open_descriptor(kernel_faults)?;
     let mut api = Api { api: 0xaa, features: 0, ioctls: 0 };
@@ -228,7 +229,7 @@ pub fn probe_features(kernel_faults: bool) -> Result<u64, Errno> {
     asked.map(|_| api.features)
 }
 
-/// Ends every registration: missing pages read as zeros from then on, in what is still mapped.
+/// Ends every registration: in ranges that are still mapped, missing pages read as zeros from then on.
 impl Drop for Uffd {
     fn drop(&mut self) {
         own_descriptors::close(self.descriptor);
@@ -244,14 +245,14 @@ impl Uffd {
         Ok(uffd)
     }
 
-    /// Replaces the inherited userfaultfd, which is the parent's, by one of this process, under the same number. After
-    /// fork(2).
+    /// After fork(2): replaces the inherited userfaultfd, which is the parent's, by one of this process, under the same
+    /// number.
     pub fn renew(&self, features: u64, kernel_faults: bool) -> Result<(), Errno> {
         let new = ManuallyDrop::new(Self::open(features, kernel_faults)?);
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)
     }
 
-    /// Makes this descriptor, which refers to the parent's userfaultfd, refer to `own`. After fork(2).
+    /// After fork(2): makes this descriptor, which refers to the parent's userfaultfd, refer to `own`.
     pub fn give_up_for(&self, own: &Uffd) -> Result<(), Errno> {
         let args = [own.descriptor as usize, self.descriptor as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
         // SAFETY: dup3(2) takes numbers; the replaced userfaultfd is the parent's, where it stays open.
@@ -292,7 +293,7 @@ impl Uffd {
     }
 
     /// Moves whole pages from `source` to `target` without copying, and wakes the threads that wait at `target`. With
-    /// `holes`, missing pages at the source are skipped. The target must be registered here.
+    /// `holes`, missing pages at the source are skipped. The target must be registered with this userfaultfd.
     ///
     /// # Safety
     /// Both ranges are private anonymous memory of this process that the caller owns in the pager's sense: no
@@ -309,7 +310,7 @@ impl Uffd {
     /// `protected`, they are installed write-protected.
     ///
     /// # Safety
-    /// `source..source + len` is readable and stays unchanged; the target is registered here.
+    /// `source..source + len` is readable and stays unchanged; the target is registered with this userfaultfd.
     pub unsafe fn copy(&self, target: usize, source: usize, len: usize, protected: bool) -> Result<(), Partial> {
         let mode = if protected { COPY_MODE_WP } else { 0 };
         self.transfer(

@@ -147,7 +147,7 @@ impl Ring {
     }
 
     /// Returns completed requests through `sink`, at most `max`. With `wait`, starts queued requests and sleeps until
-    /// at least one completes, if any is in flight. Returns their number.
+    /// at least one completes, if any is in flight. Returns the number of requests passed to `sink`.
     pub fn complete(&mut self, wait: bool, max: usize, sink: &mut dyn FnMut(Finished)) -> usize {
         let mut count = 0;
         loop {
@@ -193,8 +193,8 @@ impl Ring {
         let entry = entry(self.file.as_fd().as_raw_fd(), transfer).user_data(u64::from(slot));
         // SAFETY: `push` needs the entry's parameters, here the buffer and the file, to stay valid for the whole
         // operation. The buffer stays in `slots` until the completion for this slot has been seen, and `Drop` waits for
-        // completions first; `FrameBuffer::new` promises that its memory is mapped as long as the process lives and
-        // that nothing else touches it. The file is open as long as the ring.
+        // completions first; `FrameBuffer::new` requires that its memory stays mapped, and that nothing else touches
+        // it, until the buffer is dropped. The file is open as long as the ring.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the submission queue has at least as many entries as there are slots");
         self.pushed.push_back(slot);
@@ -299,9 +299,9 @@ impl Drop for Ring {
                 return;
             }
         }
-        // The kernel dismantles a closed ring later, in one of its own workers. Until then it would keep the descriptor
-        // that marks requests as in flight. If unregistering fails, the descriptor is released later; it also fails if
-        // none is registered.
+        // The kernel dismantles a closed ring later, in one of its own workers. Until then it would keep the file that
+        // `presence.rs` registers, as if requests were in flight. If unregistering fails, that file is released later;
+        // it also fails if no file is registered.
         let _ = self.ring.submitter().unregister_files();
     }
 }

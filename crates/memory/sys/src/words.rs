@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::memory::{map_anonymous, unmap};
 use crate::raw::{Errno, syscall};
 
-/// What a word can be.
+/// The type of a word: an atomic.
 pub trait Word: Sync + private::Sealed {}
 
 mod private {
@@ -71,7 +71,7 @@ impl Words {
         Ok(Words::over(Mapping { start: map_anonymous(bytes)?, bytes }, len))
     }
 
-    /// All of a mapping of at least `len` zeroed words.
+    /// The first `len` words of a mapping, which has room for them and is all zeros.
     fn over(mapping: Mapping, len: usize) -> Words {
         let start = NonNull::new(mapping.start as *mut AtomicU64).expect("mmap does not return null");
         Words { start, len, mapping: Arc::new(mapping) }

@@ -174,8 +174,8 @@ fn a_ring_is_not_lost_when_something_else_woke_the_sleeper() {
     shuttle::check_pct(story, ORDERS, PREEMPTIONS);
 }
 
-/// A planted bug of each kind is found: here a signaller that checks for sleepers before it counts its event, as if the
-/// two lines of `signal` were exchanged.
+/// A planted bug is found: a signaller that checks for sleepers before it counts its event, as if the two lines of
+/// `signal` were exchanged.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn a_signal_that_looks_too_early_is_found() {

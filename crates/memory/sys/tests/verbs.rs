@@ -82,7 +82,7 @@ fn what_is_written_is_read_until_the_window_is_closed() {
     one.connect(7, &two.end(5), false).unwrap();
     one.post(Work::Read, &mut buffer, 0, 1 << 20, 0, window.key()).unwrap();
     assert_eq!(done(&one), Completion::Done);
-    // Beyond the window's end.
+    // After the window was closed.
     let key = window.key();
     drop(window);
     let before = vec![7; 4096];

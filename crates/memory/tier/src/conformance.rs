@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What every tier must do, as one suite for the tests of every tier. It panics with an explanation when a tier does
-//! not.
+//! What every tier must do, as one suite for the tests of every tier. It panics with an explanation when a tier fails a
+//! check.
 //!
 //! A tier's test file calls [`check`] with a function that opens a fresh tier, and [`model::replay`] with random steps.
 //! Not for programs. Offsets used are below [`CAPACITY_BYTES_MIN`].

@@ -78,7 +78,7 @@ impl Tier for Failing {
         buffer: &mut FrameBuffer,
         repaired: &mut dyn FnMut(u64, usize, u32),
     ) -> Result<(), TierFailure> {
-        // A failure or damage here is above all checks of the tier underneath.
+        // Takes the plan's verdict on this read. A planned failure surfaces, but planned damage is overwritten below.
         self.read(offset, buffer)?;
         self.inner.read_verified(offset, buffer, repaired)
     }

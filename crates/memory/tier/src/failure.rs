@@ -43,7 +43,7 @@ impl Activity {
 pub enum Cause {
     /// The kernel said so.
     Errno(i32),
-    /// The range ends behind the tier's capacity.
+    /// The range ends beyond the tier's capacity.
     OutOfRange {
         /// What the tier can hold, in bytes.
         capacity_bytes: u64,
@@ -51,7 +51,7 @@ pub enum Cause {
     /// The table of slabs, which related processes share, names a place that does not exist: one of them has
     /// overwritten it.
     Overwritten,
-    /// Only a part was transferred, and the rest refused to follow.
+    /// Only a part was transferred, and the rest could not be.
     Short {
         /// Bytes that were transferred.
         transferred: u64,
@@ -72,7 +72,7 @@ pub enum Disposition {
     /// A write failed and may fail again: keep the block in its frame, try a bounded number of times,
     /// then stop evicting it. Nothing is lost.
     Keep,
-    /// The bytes cannot be had: poison the block, so that its next access is an error and never zeros.
+    /// The bytes cannot be read: poison the block, so that its next access is an error and never returns zeros.
     Poison,
     /// The tier is full: keep the block, and refuse further memory to the program or use another tier.
     Refuse,
@@ -89,7 +89,7 @@ pub struct TierFailure {
     pub tier: &'static str,
     /// What it was asked to do.
     pub activity: Activity,
-    /// Where, in bytes; 0 for operations without a place.
+    /// Where, in bytes; 0 for operations without an offset.
     pub offset: u64,
     /// Why it did not happen.
     pub cause: Cause,

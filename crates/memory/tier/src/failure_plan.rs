@@ -3,8 +3,8 @@
 
 //! Decides which operations of a tier fail, for tests of everything above a tier.
 //!
-//! Pure: the same plan and the same operations in the same order give the same verdicts. In words, as it
-//! is written in `--tier failing:RULES:SPEC`:
+//! Pure: the same plan and the same operations in the same order give the same verdicts. These are the rules, as they
+//! are written in `--tier failing:RULES:SPEC`:
 //!
 //! | rule            | meaning                                                                       |
 //! |-----------------|-------------------------------------------------------------------------------|
@@ -16,7 +16,7 @@
 //! | `errno=EIO`     | how they fail: EIO (default), ENOSPC, EDQUOT, EAGAIN, ENOMEM, ENODEV             |
 //! | `corrupt=K`     | each K-th read that succeeds has one bit changed                               |
 //! | `full-after=S`  | writes fail with ENOSPC once S bytes have been written                         |
-//! | `delay=200us`   | each read and write takes so much longer                                       |
+//! | `delay=200us`   | each read and write takes this much longer                                     |
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A tier's statistics: how often something happened since the last query.
+//! A tier's statistics: how many times each kind of event has happened since the last query.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! figures {
     ($($name:ident $meaning:literal,)+) => {
-        /// How often what has happened. The set may grow.
+        /// A count for each kind of event. The set may grow.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct TierFigures {

@@ -5,13 +5,13 @@
 //!
 //! A tier stores blocks while the blocks are not in a frame. The faulting thread reads and writes it directly
 //! ([`Tier`]); background workers use queues ([`TierQueue`]). A failure says what the caller has to do about it
-//! ([`Disposition`]). What only some tiers need has interfaces of its own: [`Upkeep`], [`Forks`], [`Leveled`]. Tiers
-//! keep no checksums for the pager: its guards check each page end to end, above all tiers.
+//! ([`Disposition`]). Only some tiers have the further interfaces [`Upkeep`], [`Forks`] and [`Leveled`]. Tiers keep no
+//! checksums for the pager: its guards check each page end to end, above all tiers.
 //!
 //! The tiers themselves are elsewhere: `aquifer-borrower` has those in the memory of donors, `aquifer-tiers` has the
-//! others and opens all of them. Here is what they share: a queue over any blocking read and write ([`plain_queue`]),
-//! the table of where slabs are ([`places`]), the suite that every tier passes ([`conformance`]), and a tier that fails
-//! as planned ([`Failing`]).
+//! others and opens all of them. This crate has what they share: a queue over any blocking read and write
+//! ([`plain_queue`]), the table of where slabs are ([`places`]), the suite that every tier passes ([`conformance`]),
+//! and a tier that fails as planned ([`Failing`]).
 //!
 //! ```
 //! use aquifer_tier::{Activity, Cause, Disposition, TierFailure};

@@ -3,8 +3,8 @@
 
 //! Creates a file in memory, on the largest folios that are available without a system-wide setting.
 //!
-//! See memfd_create(2), fsopen(2) and tmpfs(5). In this order, with the cost of 128 KiB on the machine of
-//! the fault-path table, where a bare `memcpy` of that size takes 19 us:
+//! See memfd_create(2), fsopen(2) and tmpfs(5). These files are tried in this order. The costs are for 128 KiB, on the
+//! machine of the fault-path table, where a bare `memcpy` of that size takes 19 us:
 //!
 //! | file                                            | read  | write | first write | punch |
 //! |-------------------------------------------------|-------|-------|-------------|-------|
@@ -36,7 +36,7 @@ pub enum Folios {
     Small,
 }
 
-/// A sparse file in memory that disappears with its last descriptor. It ends after the last byte that was written.
+/// A sparse file in memory that disappears with its last descriptor. Its length extends to the last byte written.
 pub fn create() -> io::Result<(File, Folios)> {
     if let Ok(file) = on_own_tmpfs() {
         return Ok((file, Folios::Large));

@@ -117,7 +117,7 @@ pub enum OpenFailure {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// So small that it is most likely a forgotten unit.
+    /// The size is so small that a unit was most likely forgotten.
     TooSmall {
         /// The kind of tier.
         tier: &'static str,

@@ -17,8 +17,8 @@
 //!   had no place before, or the members that the change removes do not have the bytes anyway. A change ends a move
 //!   that is in progress.
 //!
-//! Any of them may also overwrite the table. Any words are a table, so nothing here panics; the tier that interprets a
-//! place checks that it exists.
+//! Any of the processes may also overwrite the table. Any contents are a valid table, so nothing here panics; the tier
+//! that interprets a place checks that it exists.
 //!
 //! Nothing here waits, and nothing is ever locked. If a process dies between `enter` and `leave`, the slab can no
 //! longer be moved, but is read and written as before. If a process dies while it moves a slab, nobody can move that
@@ -35,8 +35,8 @@
 //! | 0–15              | the number of writers now                                        |
 //! | 16                | somebody is moving the slab                                      |
 //! | 18                | the place that is not current is being written                   |
-//! | 24–31             | the eighths written to, or begun to be, since the mover began or last took note |
-//! | 32–63             | the version: how often the place has changed                     |
+//! | 24–31             | the eighths to which a write has begun since the mover began or last took note  |
+//! | 32–63             | the version: the number of times that the place has changed      |
 
 use aquifer_core::units::SlabIndex;
 
@@ -54,8 +54,8 @@ const TOUCHED: u64 = 0xff << TOUCHED_SHIFT;
 const TOUCHED_SHIFT: u32 = 24;
 const VERSION_SHIFT: u32 = 32;
 
-/// How often a change is tried while somebody else changes the same place, which takes a few instructions. A caller
-/// that gets `Busy` may pause and try again.
+/// How many times a change is tried while somebody else changes the same place, which takes a few instructions. A
+/// caller that gets `Busy` may pause and try again.
 const CHANGES_TRIED_MAX: u32 = 100;
 
 /// See the module.
@@ -108,7 +108,7 @@ pub enum Unready {
 /// Why a place was not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The place is another one by now.
+    /// The slab has another place by now.
     Changed(Seen),
     /// Somebody else is changing the place: for a few instructions, or for good if that process was killed there.
     Busy,
@@ -168,8 +168,8 @@ impl Places {
         self.state(slab).load(Ordering::SeqCst) & (WRITERS | MOVING | CHANGING) == 0
     }
 
-    /// Whether the place is still the one that was seen. If it is, what was read from it in between is what the slab
-    /// had.
+    /// Whether the place is still the one that was seen. If it is, the bytes that were read from it in between were the
+    /// slab's.
     pub fn holds(&self, slab: SlabIndex, seen: Seen) -> bool {
         // Keeps the reads before this call from moving after the load below.
         fence(Ordering::SeqCst);
@@ -182,7 +182,7 @@ impl Places {
         self.count_in(slab, where_to).then(|| Stay { places: self, slab })
     }
 
-    /// As [`enter`](Self::enter), for a caller that ends its stay itself with [`count_out`](Self::count_out).
+    /// As [`enter`](Self::enter), for a caller that leaves by calling [`count_out`](Self::count_out) itself.
     pub fn count_in(&self, slab: SlabIndex, where_to: Eighths) -> bool {
         let next = |state: u64| {
             let touched = if state & MOVING != 0 { u64::from(where_to.0) << TOUCHED_SHIFT } else { 0 };
@@ -240,7 +240,8 @@ impl Places {
         Err(Refused::Busy)
     }
 
-    /// Writes the place that becomes current with the returned version. Only while this caller holds `CHANGING`.
+    /// Writes the place that becomes current with the returned version. Called only after this caller has set
+    /// `CHANGING`.
     fn write_next(&self, slab: SlabIndex, seen: Seen, place: u64) -> u32 {
         let version = seen.version.wrapping_add(1);
         self.place(slab, version).store(place, Ordering::SeqCst);
@@ -317,7 +318,7 @@ impl Move<'_> {
         }
     }
 
-    /// Whether no change has ended the move, so that it is worth continuing.
+    /// Whether the move is worth continuing: no change has ended it.
     pub fn is_under_way(&self) -> bool {
         let state = self.places.state(self.slab).load(Ordering::SeqCst);
         state & MOVING != 0 && version_of(state) == self.seen.version

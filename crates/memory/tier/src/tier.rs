@@ -8,8 +8,8 @@
 //! background work: a queue belongs to one worker thread, its requests overlap, and a buffer belongs to the queue from
 //! `submit` until the queue hands out the completion.
 //!
-//! What only some tiers need is in interfaces of its own, which a tier returns if it has them: `upkeep.rs`, `forks.rs`,
-//! `leveled.rs`.
+//! Only some tiers have the further interfaces of `upkeep.rs`, `forks.rs` and `leveled.rs`. A tier returns those that
+//! it has.
 //!
 //! Offsets and lengths are multiples of [`PAGE`]. Bytes that were never written, or that were discarded, may read as
 //! anything: the pager records which blocks are stored and checks their bytes against guards.

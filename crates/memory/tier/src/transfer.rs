@@ -19,7 +19,7 @@ use crate::tier::PAGE;
 /// current processors several times over.
 pub const COPY_BYTES_MAX: usize = 256 << 10;
 
-/// How often a transfer may stop short or get "not now" before it fails.
+/// How many times a transfer may stop short, or be interrupted or refused temporarily, before it fails.
 const ATTEMPTS_MAX: u32 = 32;
 
 /// Refuses a range that is not whole pages inside `capacity_bytes`.

@@ -15,9 +15,9 @@ use crate::tier::Tier;
 const WAYS_MAX: u32 = 300;
 
 /// Fills `buffer` from `offset` by each of the tier's ways in turn, until `is_right` accepts the bytes. Returns that
-/// way, for [`Tier::report_corruption`]; `None` when no way returns the right bytes. Fails when a way could not be
-/// tried: with that way's failure, and if there are several, rather with one whose disposition is
-/// [`Disposition::Retry`], because that way may return the right bytes later.
+/// way, for [`Tier::report_corruption`]; `None` when no way returns the right bytes. If none does and a way could not
+/// be tried, fails with that way's failure. Of several failures, one whose disposition is [`Disposition::Retry`] is
+/// preferred, because that way may return the right bytes later.
 pub fn find_way(
     tier: &dyn Tier,
     offset: u64,

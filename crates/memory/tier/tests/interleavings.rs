@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! No write is lost and none is read twice differently, whichever of reader, writer and mover runs when.
+//! No write is lost, and no read returns a value older than the last completed write, in whatever order readers,
+//! writers and movers run.
 //!
-//! A move that commits although somebody has written to the old place loses what was written: the program reads what
-//! was there before, once in a million, and nothing tells. So the table of places runs here under a scheduler that
-//! tries the orders in which its steps can be taken: the product's file, compiled once more with atomics that the
-//! scheduler sees. Where slabs are, is two words; a place is the number of one of them, or both.
+//! A move that commits although somebody has written to the old place loses that write. The program then reads the
+//! older bytes, once in a million times, and nothing reports it. So the table of places runs here under a scheduler
+//! that tries the orders in which its steps can be taken: the product's file, compiled once more with atomics that the
+//! scheduler sees. The tests have one slab, of one word, and two sites for it. A place is a set of sites: either of
+//! them, or both.
 //!
-//! The scheduler knows sequential consistency alone. All that is tested here is `SeqCst`.
+//! The scheduler models sequential consistency only, and every operation that is tested here is `SeqCst`.
 
 use aquifer_core::units::SlabIndex;
 use shuttle::sync::Arc;
@@ -28,16 +30,16 @@ use atomic::AtomicU64;
 use atomic::Ordering::SeqCst;
 use places::{Eighths, PLACE_WORDS, Places, Unready};
 
-/// Orders that are tried; a few seconds.
+/// The number of orders that are tried, which takes a few seconds.
 const ORDERS: usize = 20_000;
 /// How many preemptions an order has at most.
 const PREEMPTIONS: usize = 4;
-/// What is left where a slab was.
+/// The value that overwrites a slab's old site.
 const SCRIBBLE: u64 = 1 << 40;
 const SLAB: SlabIndex = SlabIndex(0);
 const FIRST: u64 = 0b01;
 const SECOND: u64 = 0b10;
-/// Where the one word of a slab is.
+/// The eighth of the slab that has its one word.
 const HERE: Eighths = Eighths(0b100);
 
 struct World {
@@ -66,7 +68,7 @@ impl World {
         self.done.store(value, SeqCst);
     }
 
-    /// As a member that fails: it gets nothing, and is out of the place before the write succeeds.
+    /// Writes while the member `lost` fails: it gets nothing, and is removed from the place before the write succeeds.
     fn write_degraded(&self, value: u64, lost: u64) {
         let stay = self.places.enter(SLAB, HERE).expect("few writers");
         let seen = stay.see();
@@ -96,7 +98,8 @@ impl World {
         }
     }
 
-    /// To the other site, if nobody writes. What it leaves is anybody's, where nobody else moves it back there.
+    /// Moves the slab to the other site, if nobody writes. `is_alone`: nobody else moves the slab back, so the old site
+    /// is overwritten afterwards.
     fn move_over(&self, is_alone: bool) {
         let Some(going) = self.places.begin_move(SLAB) else { return };
         let from = going.from();
@@ -108,14 +111,14 @@ impl World {
         }
     }
 
-    /// A second copy, also of what is written meanwhile.
+    /// Makes a second copy, which includes what is written meanwhile.
     fn catch_up(&self) {
         let Some(going) = self.places.begin_move(SLAB) else { return };
         let from = going.from();
         loop {
             let value = self.sites(from).last().expect("it is somewhere").load(SeqCst);
             self.sites(!from).for_each(|site| site.store(value, SeqCst));
-            // Nobody else needs that copy until it counts, and nobody waits for it.
+            // Nobody else uses the copy before the commit, and nobody waits for it.
             match going.try_commit(FIRST | SECOND) {
                 Err(Unready::Touched(eighths)) => assert_eq!(eighths, HERE),
                 Ok(()) | Err(Unready::Busy | Unready::Over) => return,
@@ -123,7 +126,7 @@ impl World {
         }
     }
 
-    /// A second copy, if nobody writes.
+    /// Makes a second copy, if nobody writes.
     fn copy(&self) {
         let Some(going) = self.places.begin_move(SLAB) else { return };
         let from = going.from();
@@ -133,7 +136,7 @@ impl World {
     }
 }
 
-/// Runs these at the same time, then looks at what is left.
+/// Runs these at the same time, then checks that every copy has the last write.
 fn together(place: u64, stories: &[fn(&World)]) {
     let world = World::new(place);
     let threads: Vec<_> = stories

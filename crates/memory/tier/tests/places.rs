@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What readers, writers, movers and changers of a slab's place can rely on, one after the other. At the same time:
-//! `interleavings.rs`.
+//! What readers, writers, movers and changers of a slab's place can rely on when they run one after the other. For all
+//! of them at the same time, see `interleavings.rs`.
 
 use aquifer_core::units::SlabIndex;
 use aquifer_sys::words::Words;

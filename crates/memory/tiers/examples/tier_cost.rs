@@ -8,7 +8,8 @@
 //! cargo run --release -p aquifer-tiers --example tier_cost -- dram:size=2GiB encrypted
 //! ```
 //!
-//! The word `encrypted` has what any tier holds sealed: with local memory, the difference is what sealing costs.
+//! With the word `encrypted`, the contents of the tier are sealed. With local memory, the difference is the cost of
+//! sealing.
 //!
 //! Compare with fio: `--direct=1 --ioengine=psync` for depth "sync", `--ioengine=io_uring --iodepth=N` for the
 //! queues, `--rw=randread` or `randwrite`. Exit codes: 0 done, 1 the tier failed, 2 a bad description.
@@ -22,7 +23,7 @@ use aquifer_tiers::{Encrypted, Operation, PAGE, Request, Tier, TierFailure, Tier
 
 /// How much of the tier is used: enough that a disk cannot hold it in a small cache.
 const SPAN_BYTES: u64 = 1 << 30;
-/// At most so many bytes, and so long, per line of the table.
+/// The most bytes to transfer, and the longest time to measure, for one line of the table.
 const BYTES_MAX: u64 = 512 << 20;
 const TIME_MAX: Duration = Duration::from_secs(2);
 const SIZES: [usize; 3] = [PAGE, 128 << 10, 1 << 20];
@@ -82,7 +83,7 @@ fn report(tier: &dyn Tier) -> Result<(), TierFailure> {
     Ok(())
 }
 
-/// The places of the tier, in an order that no read-ahead can guess: a walk whose step is a large prime.
+/// Offsets in the tier, in an order that no read-ahead can guess: a walk whose step is a large prime.
 #[derive(Clone, Copy)]
 struct Offsets {
     count: u64,

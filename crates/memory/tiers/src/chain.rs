@@ -125,7 +125,8 @@ impl Tier for Chain {
         self.tiers().any(|tier| tier.overlaps())
     }
 
-    /// The least value among the levels that wait for a medium, if there are any, because requests cost most there.
+    /// The least value among the levels that wait for a medium, because requests cost most there. If no level does, the
+    /// least value of all levels.
     fn request_bytes_max(&self) -> usize {
         let waits = self.waits_for_medium();
         let levels = self.tiers().filter(|tier| tier.waits_for_medium() == waits);
@@ -237,7 +238,7 @@ impl Leveled for Chain {
     }
 
     fn mover(&self) -> Option<Box<dyn Mover>> {
-        // Without room for its buffer, slabs stay where they are.
+        // Without memory for the mover's buffer, slabs stay where they are.
         Some(Box::new(ChainMover::new(Arc::clone(&self.levels)).ok()?))
     }
 }

@@ -235,7 +235,7 @@ mod tests {
         let profile = Profile::load("nvme-gen4").unwrap();
         let device = Emulated::open(profile, Some(ByteSize(64 << 20))).unwrap();
         let mut buffer = direct_io::lasting_buffer(1);
-        // The quickest of many, which a busy machine has not kept.
+        // The quickest of many reads, which a busy machine has not delayed.
         let read = |page: usize| {
             let start = Instant::now();
             device.read((page * PAGE) as u64, &mut buffer).unwrap();

@@ -43,9 +43,9 @@ use self::secrets::Secrets;
 /// The bytes of one write; a longer request is written in pieces.
 const FRAME_BYTES: usize = 1 << 20;
 const FRAME_PAGES: usize = FRAME_BYTES / PAGE;
-/// Frames for queues: enough to keep a disk or a link busy (`pager/src/worker.rs`).
+/// Frames for queues: enough to keep a disk or a link busy (`QUEUE_DEPTH` in `pager/src/space.rs`).
 const QUEUE_FRAMES: Range<u32> = 0..16;
-/// Frames for threads that write themselves: more than usually do so at the same time.
+/// Frames for threads that write without a queue: more than the number of threads that usually do so at the same time.
 const OTHER_FRAMES: Range<u32> = 16..24;
 /// How long to wait for a frame, and the pause between two attempts. The thread that holds a frame is in a request to
 /// the tier, which has a bound of its own: some seconds with a donor.
@@ -79,7 +79,7 @@ pub trait Sealing: Send + Sync + Sized + 'static {
     /// Opens what was read of page `first` and the pages after it. A page that does not match its record becomes zeros.
     fn open(&self, first: usize, bytes: &mut [u8]);
 
-    /// Whether `sealed` is what is stored of this page, in its stored form.
+    /// Whether `sealed`, bytes in the form in which the tier underneath stores them, is what was stored of this page.
     fn verify(&self, page: usize, sealed: &[u8]) -> Verified;
 
     /// Opens one page. Returns false if a sealed page is stored there and these bytes are not it.

@@ -30,8 +30,8 @@ use crate::spec::FlashSpec;
 
 pub(crate) const NAME: &str = "flash";
 
-/// How often to check whether the remains are free: transfers that a killed process had in flight keep the file or
-/// device in use until they have ended, which takes some milliseconds.
+/// How many times to check whether the file or device of a killed process is free: transfers that were in flight keep
+/// it in use until they have ended, which takes some milliseconds.
 const LEFT_LOOKS: u32 = 10;
 const LEFT_PAUSE: Duration = Duration::from_millis(5);
 

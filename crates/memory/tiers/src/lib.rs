@@ -4,8 +4,8 @@
 //! The backings that store blocks while the blocks are not in a frame: what kinds there are, how each is described, and
 //! how it is opened.
 //!
-//! The interface is `aquifer-tier`, and the tiers in the memory of donors are `aquifer-borrower`. What users of a tier
-//! need of both is exported here again, so that they depend on one crate.
+//! The interface is in `aquifer-tier`, and the tiers in the memory of donors are in `aquifer-borrower`. This crate
+//! re-exports what users of a tier need of both, so that they depend on one crate.
 //!
 //! A tier is described by a string ([`TierSpec`]) and opened ([`open`]). The faulting thread then reads and writes it
 //! directly ([`Tier`]); background workers use queues ([`TierQueue`]). A failure says what the caller has to do about

@@ -199,7 +199,7 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
     }
 }
 
-/// What `parse` makes of the description without `encrypt=`, wrapped in encryption if that option was given.
+/// Calls `parse` with the description without `encrypt=`, and wraps the result in encryption if that option was given.
 fn sealed(rest: &str, parse: impl FnOnce(&str) -> Result<TierSpec, String>) -> Result<TierSpec, String> {
     let (place, said) = rest.split_once(',').unwrap_or((rest, ""));
     let (mut left, mut is_sealed) = (place.to_owned(), false);
@@ -253,7 +253,7 @@ fn failing(rest: &str, nesting: u32) -> Result<TierSpec, String> {
     Ok(TierSpec::Failing { plan, inner: Box::new(parse(inner, nesting + 1)?) })
 }
 
-/// `a,b=c` as pairs. An empty text has no options; nothing between two commas is an option without a name.
+/// `a,b=c` as pairs. An empty text has no options; two adjacent commas have an option without a name between them.
 fn options(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     text.split(',').filter(move |_| !text.is_empty()).map(|option| match option.split_once('=') {
         Some((name, value)) => (name, Some(value)),

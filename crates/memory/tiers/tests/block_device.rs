@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A block device is a flash tier, too, unless somebody else needs it. On a loop device of the test's own;
-//! skipped, with the reason, where none can be made (not root, no losetup).
+//! A block device is a flash tier, too, unless somebody else needs it. The tests use a loop device of their own, and
+//! are skipped, with the reason, where none can be made (not root, no losetup).
 
 mod scratch;
 
@@ -124,7 +124,7 @@ fn the_root_disk_is_refused() {
         aquifer_test_support::skip("the root file system is not on a device that can be seen");
         return;
     };
-    // EBUSY where we may open it at all, EACCES or EPERM otherwise; never an open tier.
+    // EBUSY if we may open the device at all, EACCES or EPERM otherwise; never an open tier.
     let refused = Flash::open(&FlashSpec::at(root));
     assert!(matches!(refused, Err(OpenFailure::DeviceInUse { .. } | OpenFailure::Path { .. })));
 }

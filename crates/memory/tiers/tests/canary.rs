@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The judges themselves are tested: a tier that returns one wrong bit must not pass them.
+//! Tests the conformance suite itself: a tier that returns one wrong bit must not pass it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -34,12 +34,12 @@ fn a_changed_bit_is_one_bit() {
     assert_eq!(frame.bytes().iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
 }
 
-/// A tier that says of itself what is not so.
+/// A tier that makes false claims about itself.
 struct Liar {
     inner: Box<dyn Tier>,
-    /// Requests do not overlap: each takes so long.
+    /// Requests do not overlap: each takes this long.
     takes: Duration,
-    /// Its queue cuts longer requests.
+    /// Its queue zeroes the bytes of a request after this many.
     cuts_behind: usize,
 }
 
@@ -116,7 +116,7 @@ impl TierQueue for OneByOne {
     }
 }
 
-/// What `judge` says of such a tier.
+/// The message with which `judge` fails such a tier.
 fn complaint(takes: Duration, cuts_behind: usize, judge: fn(&Open)) -> String {
     let open = || -> Box<dyn Tier> { Box::new(Liar { inner: tier("dram:size=16MiB"), takes, cuts_behind }) };
     let panic = catch_unwind(|| judge(&open)).expect_err("the suite believes it");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the DRAM tier holds does not count in the program's resident set. Alone in its file, and so in its
-//! process: what other tests allocate at the same time would count, too.
+//! The contents of the DRAM tier do not count in the program's resident set. This test is alone in its file, and so in
+//! its process, because memory that other tests allocate at the same time would count, too.
 
 use aquifer_tiers::{TierSpec, open};
 

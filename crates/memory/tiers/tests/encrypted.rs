@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A tier whose contents are sealed is a tier; what lies underneath says nothing, and what was changed there is never
-//! taken for what was stored.
+//! A tier whose contents are sealed is a tier. The bytes underneath reveal nothing, and bytes that were changed there
+//! are never taken for the stored ones.
 
 mod scratch;
 mod steps;
@@ -26,7 +26,7 @@ fn encrypted(inner: Box<dyn Tier>) -> Box<dyn Tier> {
     Box::new(Encrypted::new(inner).unwrap())
 }
 
-/// A tier that the test can look at from below. By another way it finds what it is told of as `copy`.
+/// A tier whose stored bytes the test can read and change. Its second way reads from `copy`.
 #[derive(Clone)]
 struct Watched {
     tier: Arc<dyn Tier>,
@@ -159,7 +159,7 @@ fn what_lies_underneath_says_nothing() {
             1
         );
         for page in watched.pages(32).chunks_exact(PAGE) {
-            // No word is what was stored, and no page looks like another one, or as it did before.
+            // No word is in the clear, and no page looks like another page, or as it did in an earlier round.
             assert!(page.chunks_exact(8).all(|word| word != [0x77; 8]));
             assert!(seen.insert(page.to_vec()), "round {round}");
         }

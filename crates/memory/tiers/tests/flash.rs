@@ -96,7 +96,7 @@ fn a_file_made_by_the_operator_must_be_private_and_is_taken_again() {
     }
 }
 
-/// A file with a name kept all that the program had stored there, for the next reader of the disk.
+/// A file with a name used to keep all that the program had stored there, for the next reader of the disk.
 #[test]
 fn what_a_program_leaves_in_a_file_with_a_name_is_discarded() {
     let scratch = Scratch::new();
@@ -173,8 +173,8 @@ proptest! {
     }
 }
 
-/// What others own, can change or could have put there: `nobody` could read root's memory in a file of its own, and
-/// could store pages with forged checksums in it.
+/// Files that other users own, can change or could have put there: in a file of its own, `nobody` could read root's
+/// memory, and could store pages with forged checksums.
 #[test]
 fn what_other_users_own_or_can_reach_is_refused() {
     let scratch = Scratch::new();

@@ -8,7 +8,7 @@ use aquifer_fmapi::{BackgroundStatus, Opcode, ReturnCode};
 
 use crate::virtual_switch::Target;
 
-/// An operation that is further than this is not aborted: it ends by itself. The figure is QEMU's.
+/// An operation that has passed this percentage is not aborted: it ends by itself. The figure is QEMU's.
 const ABORT_PERCENT_MAX: u64 = 85;
 
 /// A background operation.
@@ -20,7 +20,7 @@ pub(crate) struct Job {
     pub vcs_id: u8,
     /// Its vPPB.
     pub vppb_id: u8,
-    /// To or from what.
+    /// What the vPPB is bound to, or unbound from.
     pub target: Target,
 }
 
@@ -42,7 +42,7 @@ struct Running {
 }
 
 impl Running {
-    /// Below 100 while it runs.
+    /// The progress, below 100 while it runs.
     fn percent(&self, now_ns: u64) -> u64 {
         let whole = self.due_ns.saturating_sub(self.started_ns).max(1);
         (now_ns.saturating_sub(self.started_ns).saturating_mul(100) / whole).min(99)
@@ -54,23 +54,23 @@ impl Running {
 pub(crate) struct Background {
     running: Option<Running>,
     last: BackgroundStatus,
-    /// An injection into the next operation: that it stalls, or which return code it ends with.
+    /// Injected into the next operation: that it stalls, or the return code that it ends with.
     next_is_stalled: bool,
     next_return_code: Option<ReturnCode>,
 }
 
 impl Background {
-    /// True while something runs.
+    /// True while an operation runs.
     pub fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
-    /// What runs.
+    /// The operation that runs.
     pub fn job(&self) -> Option<Job> {
         self.running.map(|running| running.job)
     }
 
-    /// Starts it. The caller has made sure that nothing runs.
+    /// Starts an operation. The caller has made sure that none runs.
     pub fn start(&mut self, now_ns: u64, duration_ns: u64, job: Job) {
         assert!(self.running.is_none(), "one background operation at a time");
         self.running = Some(Running {
@@ -82,7 +82,7 @@ impl Background {
         });
     }
 
-    /// When it ends by itself.
+    /// When the running operation ends by itself.
     pub fn deadline_ns(&self) -> Option<u64> {
         self.running.filter(|running| !running.is_stalled).map(|running| running.due_ns)
     }
@@ -105,7 +105,7 @@ impl Background {
         };
     }
 
-    /// What runs, if it can still be aborted.
+    /// The running operation, if it can still be aborted.
     pub fn abortable(&self, now_ns: u64) -> Option<Job> {
         self.running
             .filter(|running| running.is_stalled || running.percent(now_ns) <= ABORT_PERCENT_MAX)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Dynamic capacity (56h): regions, and giving their blocks to hosts and back. CXL 3.1, section 7.6.7.6.
+//! Dynamic capacity (56h): regions, and how their blocks are given to hosts and taken back. CXL 3.1, section 7.6.7.6.
 //!
 //! ```text
 //! free -> pending       Initiate Dynamic Capacity Add offers it to a host
@@ -10,8 +10,8 @@
 //!         any of them -> free     the host gives it back, or the release is forced
 //! ```
 //!
-//! An address means the same memory to every host, so that a block has one host, or several where its region is
-//! sharable and its tag says so. Blocks of a tag that the manager refers to stay when their last host is gone.
+//! An address means the same memory to every host, so a block has one host, or several hosts if it has a tag and its
+//! region is sharable. Blocks of a tag that the manager refers to are not freed when their last host is gone.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -30,17 +30,19 @@ use crate::extents::{Extents, Held, Hosts, NO_TAG, Tag};
 use crate::host::HostFailure;
 use crate::memory::Memory;
 
-/// The most offers that a host may leave unanswered. The size of QEMU's event log would be too small a bound, so
-/// this is an event log's default.
+/// The most offers that a host may leave unanswered. The size of QEMU's event log would be too small a bound, so this
+/// is the default size of an event log.
 const OFFERS_MAX: usize = 64;
-/// Bytes before the extents of an answer, of an extent, before the tags, of a tag, and around regions, of a region.
+/// Bytes in an answer: before its extents, of one extent; before its tags, of one tag; around its regions, of one
+/// region.
 const LIST_BYTES: usize = 24;
 const EXTENT_BYTES: usize = 40;
 const TAGS_BYTES: usize = 16;
 const TAG_BYTES: usize = 84;
 const REGIONS_BYTES: usize = 20;
 const REGION_BYTES: usize = 40;
-/// How capacity is chosen, as bits: free, contiguous, prescriptive; by tag, prescriptive.
+/// The supported ways of choosing capacity, as bits. To add: free, contiguous, prescriptive; to release: by tag,
+/// prescriptive.
 const ADD_POLICIES: u16 = 0b111;
 const RELEASE_POLICIES: u16 = 0b11;
 /// Flags of a release.
@@ -53,7 +55,7 @@ const POLICY: u8 = 0xf;
 /// Flags of a region and of a tag.
 const SHARABLE: u8 = 1 << 3;
 const MANAGER_REFERS: u8 = 1;
-/// Both bit maps of a tag mean something.
+/// Both bit maps of a tag are valid.
 const BITMAPS_VALID: u8 = 3;
 
 mod add;
@@ -77,12 +79,12 @@ impl Region {
         self.range.start <= range.start && range.end <= self.range.end
     }
 
-    /// Whole blocks, and at least one.
+    /// Whether a length is one or more whole blocks.
     fn is_aligned(&self, length: u64) -> bool {
         length > 0 && length.is_multiple_of(self.block_bytes)
     }
 
-    /// Whole blocks of this region, and at least one.
+    /// Whether a range is one or more whole blocks of this region.
     fn is_blocks(&self, range: &Range<u64>) -> bool {
         let is_in_order = self.has(range) && range.start < range.end;
         is_in_order
@@ -108,7 +110,7 @@ pub(crate) struct Capacity {
     tags_max: u32,
     /// Tags that the manager refers to.
     references: BTreeSet<Tag>,
-    /// Of each host's list, and of the list of tags.
+    /// The generation of each host's list, and that of the list of tags.
     generations: Vec<u32>,
     tags_generation: u32,
     offers: VecDeque<Offer>,
@@ -117,7 +119,7 @@ pub(crate) struct Capacity {
 }
 
 impl Capacity {
-    /// Of a device with these hosts, after its static memory.
+    /// The capacity of a device with this many hosts. Its addresses begin after the static memory.
     pub fn new(config: &CapacityConfig, device: usize, hosts: u16, static_bytes: u64) -> Self {
         let mut start = static_bytes.next_multiple_of(CAPACITY_UNIT_BYTES);
         let base = start;
@@ -281,7 +283,7 @@ impl Capacity {
         })
     }
 
-    /// A tag that is shared, or can be.
+    /// Returns the tag, if hosts share its extents or can share them.
     fn sharable(&self, tag: Tag) -> Result<Tag, ReturnCode> {
         let is_shared = self.extents.iter().any(|held| held.tag == tag && held.sequence > 0);
         if is_shared { Ok(tag) } else { Err(ReturnCode::INVALID_INPUT) }
@@ -297,7 +299,8 @@ impl Capacity {
     fn remove_reference(&mut self, context: &mut Context, tag: Tag) -> Answer {
         let tag = self.sharable(tag)?;
         if self.references.remove(&tag) {
-            // No host's list changes, but what no host has is freed; the first host's generation grows needlessly.
+            // No host's list changes, but capacity that no host has is freed. The first host's generation is
+            // incremented needlessly.
             self.settle(context, 0);
         }
         Ok(Response::DcRemoveReference(Empty {}))
@@ -321,14 +324,14 @@ impl Capacity {
         }
     }
 
-    /// Where a host reads and writes: addresses of the device, all of which the host must have.
+    /// The memory at these addresses of the device, and the offset in it. The host must have all of them.
     pub fn memory_of(&mut self, host_id: u16, range: &Range<u64>) -> Result<(&mut Memory, u64), HostFailure> {
         let has = !range.is_empty() && self.extents.covers(range, |held| held.accepted.has(host_id));
         let base = self.regions[0].range.start;
         if has { Ok((&mut self.memory, range.start - base)) } else { Err(HostFailure::NotHeld) }
     }
 
-    /// The device's addresses that are dynamic capacity.
+    /// The first of the device's addresses that are dynamic capacity.
     pub fn first_address(&self) -> u64 {
         self.regions[0].range.start
     }

@@ -6,9 +6,9 @@
 //! | component | command sets |
 //! |---|---|
 //! | the switch | 00h, 01h, 03h, 04h, 51h, 52h, 53h |
-//! | a device behind a port, which is the FM-owned LD of an MLD | 00h, 01h, 03h, 04h; 53h its tunnel, but for PCIe; 54h of an MLD; 56h with dynamic capacity |
+//! | a device at a port (of an MLD: the FM-owned LD) | 00h, 01h, 03h, 04h; 53h if memory; 54h if MLD; 56h if DCD |
 //! | a logical device | Identify, 04h |
-//! | the LD pool of a multi-headed device | Identify, 04h, 54h of an MLD, 55h |
+//! | the LD pool of a multi-headed device | Identify, 04h; 54h if MLD; 55h |
 
 use aquifer_fmapi::Opcode;
 
@@ -21,7 +21,7 @@ const POLICY: u16 = 1 << 3;
 const LOG: u16 = 1 << 4;
 const BACKGROUND: u16 = 1 << 6;
 const CAN_ABORT: u16 = 1 << 8;
-/// Bits 10 and 11 mean something, and both are set.
+/// Bit 9 says that bits 10 and 11 are valid, and both are set.
 const RESETS: u16 = 1 << 9 | 1 << 10 | 1 << 11;
 /// All of what the FM API's setters change.
 const SETTING: u16 = COLD_RESET | CONFIGURATION | RESETS;
@@ -89,13 +89,13 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
-    /// Of the switch.
+    /// The commands of the switch.
     pub fn of_switch() -> Self {
         let sets = [IDENTIFY, BACKGROUND_STATUS, MESSAGE_LIMIT, ABORT, EVENTS, NOTIFICATIONS, TIMESTAMP, LOGS];
         Self::concat(&[&sets[..], &[SWITCH, TUNNEL, LD_REQUESTS]].concat())
     }
 
-    /// Of a device.
+    /// The commands of a device.
     pub fn of_device(is_memory: bool, is_mld: bool, has_capacity: bool) -> Self {
         let mut sets = vec![IDENTIFY, MESSAGE_LIMIT, EVENTS, TIMESTAMP, LOGS];
         let more = [(is_memory, TUNNEL), (is_mld, MLD), (has_capacity, CAPACITY)];
@@ -103,12 +103,12 @@ impl Commands {
         Self::concat(&sets)
     }
 
-    /// Of a logical device.
+    /// The commands of a logical device.
     pub fn of_ld() -> Self {
         Self::concat(&[IDENTIFY, LOGS])
     }
 
-    /// Of the LD pool of a multi-headed device.
+    /// The commands of the LD pool of a multi-headed device.
     pub fn of_pool(is_mld: bool) -> Self {
         Self::concat(&[IDENTIFY, LOGS, if is_mld { MLD } else { &[] }, HEADS])
     }

@@ -69,7 +69,7 @@ impl Component {
         self.clock.map_or(0, |(unix_ns, set_ns)| unix_ns.saturating_add(now_ns.saturating_sub(set_ns)))
     }
 
-    /// Writes a record to a log, with what follows from it.
+    /// Writes a record to a log, and prepares the notification and the interrupt that follow from it.
     pub fn record(&mut self, context: &mut Context, log: EventLog, data: &EventData, ld_id: u16) {
         // A record about capacity is informational, whatever its log is.
         let severity = if log == EventLog::DynamicCapacity { EventLog::Informational } else { log };

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchConfig {
-    /// PCI vendor. The default is nobody's.
+    /// PCI vendor. The default belongs to no vendor.
     #[serde(default = "nobody")]
     pub vendor_id: u16,
     /// PCI device.
@@ -63,7 +63,7 @@ pub struct PortConfig {
     /// 1 to 6: 2.5, 5, 8, 16, 32, 64 GT/s.
     #[serde(default = "gen5")]
     pub link_speed: u8,
-    /// Logical devices that a device at it may have; 0: no device with several.
+    /// Logical devices that a device at it may have; 0 if it takes no MLD.
     #[serde(default = "sixteen")]
     pub lds: u8,
 }
@@ -99,8 +99,8 @@ pub enum DeviceKind {
 pub struct DeviceConfig {
     /// What it is.
     pub kind: DeviceKind,
-    /// The ports that it is at, one for each of its heads. An SLD with several has only dynamic capacity; each
-    /// head is a host of it; an MLD's hosts are its logical devices.
+    /// The ports that it is at, one for each of its heads. An SLD with several heads has only dynamic capacity, and
+    /// each head is a host of that. An MLD's hosts are its logical devices.
     pub ports: Vec<u8>,
     /// Its memory apart from dynamic capacity, a multiple of 256 MiB.
     #[serde(default)]
@@ -114,7 +114,7 @@ pub struct DeviceConfig {
     /// Lanes.
     #[serde(default = "eight")]
     pub link_width: u8,
-    /// As a port's.
+    /// In the same code as a port's.
     #[serde(default = "gen5")]
     pub link_speed: u8,
     /// Dynamic capacity, if it has some.
@@ -221,7 +221,7 @@ impl SwitchConfig {
     }
 }
 
-/// A vendor that the PCI SIG has given to nobody.
+/// A vendor number that the PCI SIG has assigned to nobody.
 fn nobody() -> u16 {
     0xfffe
 }
@@ -238,7 +238,7 @@ fn sixteen() -> u8 {
     16
 }
 
-/// 32 GT/s, as CXL 2.0 has it.
+/// 32 GT/s, the speed of CXL 2.0.
 fn gen5() -> u8 {
     5
 }
@@ -264,7 +264,7 @@ fn tags() -> u32 {
     64
 }
 
-/// 2 MiB, a page of the hosts'.
+/// 2 MiB, a huge page of the hosts.
 fn block() -> u64 {
     2 << 20
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Rejects configurations of which no switch can be made, with the cause and the remedy.
+//! Rejects configurations from which no switch can be made, with the cause and the remedy.
 
 use std::fmt;
 
 use crate::config::{CapacityConfig, DeviceConfig, DeviceKind, PortConfig, PortRole, SwitchConfig};
 
-/// Ports of a switch. The FM API could name 255; the documents' largest box has 32.
+/// Ports of a switch. The FM API could name 255; the largest documented box has 32.
 pub(crate) const PORTS_MAX: usize = 32;
 /// Virtual CXL switches of a switch.
 pub(crate) const VIRTUAL_SWITCHES_MAX: usize = 16;
@@ -19,9 +19,9 @@ pub(crate) const LDS_MAX: usize = 16;
 pub(crate) const EVENTS_MAX: u16 = 4096;
 /// How long a bind may take: a minute.
 const BIND_MS_MAX: u64 = 60_000;
-/// Memory of one device, so that sums of it fit: 64 TiB.
+/// The most memory of one device, so that sums do not overflow: 64 TiB.
 const MEMORY_MIB_MAX: u64 = 64 << 20;
-/// Extents and tags that a device keeps account of.
+/// The most extents, and the most tags, that a device can track.
 const EXTENTS_MAX: u32 = 65_536;
 /// The unit of memory.
 pub(crate) const UNIT_MIB: u64 = 256;

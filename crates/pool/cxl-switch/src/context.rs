@@ -28,14 +28,14 @@ pub(crate) struct Context {
     pub now_ns: u64,
     /// Who asks.
     pub connection: Connection,
-    /// Bytes that the payload of an answer may have. A tunnel takes its own off.
+    /// Bytes that the payload of an answer may have. A tunnel subtracts the bytes that it needs itself.
     pub room: usize,
     /// Results.
     pub outcome: Outcome,
 }
 
 impl Context {
-    /// Without a request: time passes, a host acts, or a failure is injected.
+    /// A context without a request: time passes, a host acts, or a failure is injected.
     pub fn of_nobody(now_ns: u64) -> Self {
         let connection = Connection { id: 0, ingress_port_id: 0, dialect: &Dialect::STANDARD };
         Self { now_ns, connection, room: 0, outcome: Outcome::default() }

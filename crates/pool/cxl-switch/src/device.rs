@@ -38,7 +38,7 @@ pub(crate) struct Device {
     pub index: usize,
     /// What it is made of.
     pub config: DeviceConfig,
-    /// Its own CCI, which is the FM-owned LD's of an MLD.
+    /// Its own CCI; for an MLD, that of its FM-owned LD.
     pub component: Component,
     /// The CCI of each logical device.
     pub ld_component: Component,
@@ -57,7 +57,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// The one at a place in a checked configuration.
+    /// The device at this index of a checked configuration.
     pub fn new(switch: &SwitchConfig, index: usize) -> Self {
         let config = switch.devices[index].clone();
         let is_mld = config.kind == DeviceKind::Mld;
@@ -106,7 +106,7 @@ impl Device {
         self.config.ports.iter().position(|port| *port == port_id).map(|head| head as u8)
     }
 
-    /// What the FM API calls the host that is bound to a logical device, or to the whole of a port.
+    /// The FM API's number of the host that is bound to a logical device, or to the whole of a port.
     pub fn host_id(&self, port_id: u8, ld_id: Option<u8>) -> u16 {
         ld_id.or(self.head_at(port_id)).unwrap_or_default().into()
     }
@@ -116,7 +116,8 @@ impl Device {
         self.lds.get_mut(usize::from(ld_id))
     }
 
-    /// The answer of sets 54h and 56h; None for others. `bound` has a bit for each logical device that is bound.
+    /// The answer to a command of sets 54h and 56h; None for other sets. `bound` has a bit for each logical device that
+    /// is bound.
     pub fn answer(&mut self, context: &mut Context, request: &Request, bound: u16) -> Option<Answer> {
         let answer = self.answer_for_lds(context, request, bound);
         let answer = answer.or_else(|| self.qos.answer(context, request));

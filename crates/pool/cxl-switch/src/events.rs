@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Event logs (01h): records until they are cleared, and what is lost when a log is full. CXL 3.1, section 8.2.9.2.
+//! Event logs (01h). A log keeps records until they are cleared, and counts what is lost when it is full. CXL 3.1,
+//! section 8.2.9.2.
 //!
 //! A full log keeps its records and drops new ones, and says so by an overflow flag, a count and two times, until it is
 //! cleared. Records are cleared oldest first; all at once only after an overflow, as the specification has it.
@@ -47,7 +48,7 @@ pub(crate) struct EventLogs {
 }
 
 impl EventLogs {
-    /// Empty logs that each hold so many records.
+    /// Empty logs that each hold up to `records_max` records.
     pub fn new(records_max: u16) -> Self {
         Self { logs: Default::default(), records_max: records_max.into(), last_handle: 0 }
     }
@@ -95,7 +96,7 @@ impl EventLogs {
         })
     }
 
-    /// Forgets everything of a log that has overflowed.
+    /// Clears a log that has overflowed.
     pub fn clear_all(&mut self, log: EventLog) -> Result<(), ReturnCode> {
         let log = self.log(log)?;
         if log.overflow_count == 0 {
@@ -105,7 +106,8 @@ impl EventLogs {
         Ok(())
     }
 
-    /// Forgets the records with these handles, which are the oldest, in their order. All of them, or none.
+    /// Clears the records with these handles, which must be the oldest ones, in their order. Clears all of them, or
+    /// none.
     pub fn clear(&mut self, log: EventLog, handles: &[u16]) -> Result<(), ReturnCode> {
         let log = self.log(log)?;
         let oldest = log.records.iter().map(|record| record.handle);

@@ -42,7 +42,7 @@ impl Hosts {
         self.0 == 0
     }
 
-    /// As the FM API has them.
+    /// As the FM API encodes them.
     pub fn bitmap(self) -> [u8; 32] {
         let mut bitmap = [0; 32];
         bitmap[..4].copy_from_slice(&self.0.to_le_bytes());
@@ -77,7 +77,7 @@ impl Held {
         self.start..self.start + self.length
     }
 
-    /// As the FM API has it.
+    /// As the FM API encodes it.
     pub fn reported(&self) -> Extent {
         Extent { start: self.start, length: self.length, tag: self.tag, shared_sequence: self.sequence }
     }
@@ -129,7 +129,8 @@ impl Extents {
         self.held.iter().filter(|held| held.start < range.end && range.start < held.range().end)
     }
 
-    /// Those that lie in the range. [`Extents::split`] makes it whole ones.
+    /// The extents that lie completely in the range. Extents that reach out of it are left out, unless
+    /// [`Extents::split`] cut them before.
     pub fn inside(&mut self, range: &Range<u64>) -> impl Iterator<Item = &mut Held> {
         self.held.iter_mut().filter(move |held| range.start <= held.start && held.range().end <= range.end)
     }
@@ -150,7 +151,7 @@ impl Extents {
         free
     }
 
-    /// Whether every block of the range is in an extent for which this holds.
+    /// Whether every block of the range is in an extent for which `holds` is true.
     pub fn covers(&self, range: &Range<u64>, holds: impl Fn(&Held) -> bool) -> bool {
         let mut at = range.start;
         for held in self.touching(range).filter(|held| holds(held)) {

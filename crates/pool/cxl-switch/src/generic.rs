@@ -14,9 +14,9 @@ use crate::context::{Answer, Context};
 
 /// Flag of Clear Event Records: all of them.
 const CLEAR_ALL: u8 = 1;
-/// Two bits of a log's interrupt setting; 3 means nothing.
+/// The largest value of the two mode bits in a log's interrupt setting; 3 is reserved.
 const INTERRUPT_MODE_MAX: u8 = 2;
-/// Logs that a component notifies of, and the end of background operations.
+/// What a component can notify of, as bits: its logs, and the end of background operations.
 const NOTIFIED: u16 = 0x801f;
 
 impl Component {

@@ -13,7 +13,7 @@ use crate::memory::MemoryFailure;
 use crate::outcome::Outcome;
 use crate::switch::Switch;
 
-/// Bytes that one access reads.
+/// The most bytes of one access.
 const READ_BYTES_MAX: usize = 1 << 20;
 
 /// What a host does.
@@ -63,7 +63,7 @@ pub struct HostAnswer {
 /// Why a host's action failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostFailure {
-    /// The address is beyond the memory, or more is read than one access may.
+    /// The address is beyond the memory, or one access is of more than 1 MiB.
     Beyond,
     /// The device cannot track more extents, or more written pages.
     Full,

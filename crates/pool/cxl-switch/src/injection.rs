@@ -12,7 +12,7 @@ use crate::events::LOGS;
 use crate::outcome::{Effect, Outcome, Reply};
 use crate::switch::Switch;
 
-/// Failures of answers that wait for their requests.
+/// The most answer failures that may wait for their requests.
 const ARMED_MAX: usize = 64;
 /// How long a link may be down, and an answer late: an hour.
 const WAIT_NS_MAX: u64 = 3_600_000_000_000;
@@ -43,7 +43,7 @@ pub enum AnswerFailure {
 }
 
 impl AnswerFailure {
-    /// What is answered instead of carrying the command out.
+    /// The return code that is sent instead of carrying the command out, if any.
     pub(crate) fn return_code(&self) -> Option<ReturnCode> {
         match self {
             Self::Code(code) => Some(*code),
@@ -108,7 +108,7 @@ pub enum Injection {
         /// How long it is down; at most an hour.
         down_ns: u64,
     },
-    /// A device sends a message of an error to its port.
+    /// A device sends an error message to its port.
     MldError {
         /// Which port.
         port_id: u8,
@@ -127,7 +127,7 @@ pub enum Injection {
 pub enum InjectionRefusal {
     /// The maximum number of answer failures is waiting already.
     Full,
-    /// There is no such device, or it is there, or gone, already.
+    /// There is no such device, or it is already plugged in, or already pulled out.
     NoDevice,
     /// There is no such port, or no device of that kind at it, or there is no such log.
     NoPlace,
@@ -176,7 +176,7 @@ impl Injections {
         }
     }
 
-    /// The failure of an answer to this command, the oldest one.
+    /// Takes the oldest failure that applies to an answer to this command.
     pub fn take(&mut self, opcode: Opcode) -> Option<AnswerFailure> {
         let is_meant = |armed: &Armed| armed.opcode.is_none_or(|meant| meant == opcode);
         let at = self.armed.iter().position(is_meant)?;

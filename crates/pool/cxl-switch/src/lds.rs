@@ -46,8 +46,8 @@ impl Device {
         })
     }
 
-    /// Sets all of them, or none: a partial success would leave the manager with neither state. What a bound logical
-    /// device has does not change under its host.
+    /// Sets all of them, or none: a partial success would leave the manager with neither state. The allocation of a
+    /// bound logical device does not change under its host.
     fn set_allocations(
         &mut self,
         context: &mut Context,

@@ -25,7 +25,7 @@ pub struct Outcome {
 pub struct Reply {
     /// On which connection.
     pub connection: u32,
-    /// Not before then, in the time of the step's argument.
+    /// When to send it at the earliest, on the same clock as the step's argument.
     pub due_ns: u64,
     /// The bytes.
     pub bytes: Vec<u8>,
@@ -88,12 +88,12 @@ pub enum Effect {
         /// The extents.
         extents: Vec<Extent>,
     },
-    /// A host is asked for capacity. It answers by
+    /// A host is asked to release capacity. It answers by
     /// [`HostAction::ReleaseCapacity`](crate::HostAction::ReleaseCapacity).
     CapacityReleaseRequested {
         /// Of which device.
         device: usize,
-        /// Whom.
+        /// The host that is asked.
         host_id: u16,
         /// The extents.
         extents: Vec<Extent>,
@@ -125,7 +125,7 @@ pub enum Effect {
         device: usize,
         /// The logical device.
         ld_id: u8,
-        /// Its bytes since.
+        /// Its new size in bytes.
         bytes: u64,
     },
     /// The bytes of a logical device are to be zeros. An SLD is its own logical device 0.

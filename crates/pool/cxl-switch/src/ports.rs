@@ -23,7 +23,7 @@ const PORT_BYTES: usize = 16;
 /// Link state flags.
 const PERST: u16 = 1 << 1;
 const PRESENT: u16 = 1 << 2;
-/// What each port can: 68-byte flits with virtual hierarchies, and 256-byte flits.
+/// What each port supports: 68-byte flits with virtual hierarchies, and 256-byte flits.
 const MODES: u8 = 1 << 1 | 1 << 2;
 /// From this link speed on, 64 GT/s, flits have 256 bytes.
 const FLIT256_SPEED: u8 = 6;
@@ -35,7 +35,7 @@ pub(crate) struct Port {
     pub config: PortConfig,
     /// True while PERST# is asserted.
     pub is_in_reset: bool,
-    /// Until when its link is down, whatever else holds.
+    /// Until when its link is down, regardless of its device and of PERST#.
     pub down_until_ns: Option<u64>,
     /// Its bridge's configuration space.
     pub registers: Registers,
@@ -210,7 +210,7 @@ impl Switch {
         Ok(Response::PortControl(Empty {}))
     }
 
-    /// Writes a record where a link is not as it was.
+    /// Writes a record if a link went up or down.
     pub(crate) fn note_link(&mut self, context: &mut Context, port_id: u8, was_up: bool) {
         let is_up = self.link_is_up(port_id);
         if is_up == was_up {

@@ -100,7 +100,7 @@ impl Qos {
     }
 }
 
-/// Logical devices that are there; None for others, and for none.
+/// The range of these logical devices; None if it is empty, or one of them does not exist.
 fn range(lds: usize, first: u8, count: usize) -> Option<Range<usize>> {
     let range = usize::from(first)..usize::from(first) + count;
     (!range.is_empty() && range.end <= lds).then_some(range)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A configuration space: double words by number, of which the first, vendor and device, is read-only.
+//! A configuration space: double words by number. The identity (vendor and device) and the class are read-only.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ pub(crate) const CLASS_MEMORY: u32 = 0x0005_0210;
 const IDENTITY: u16 = 0;
 const CLASS: u16 = 2;
 
-/// See the module. It is bounded by the 4096 numbers that there are.
+/// See the module. It holds at most 4096 registers, because there are no more numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
     values: BTreeMap<u16, u32>,
 }
 
 impl Registers {
-    /// Of a function with this identity.
+    /// The registers of a function with this identity.
     pub fn new(vendor_id: u16, device_id: u16, class: u32) -> Self {
         let identity = u32::from(vendor_id) | u32::from(device_id) << 16;
         Self { values: BTreeMap::from([(IDENTITY, identity), (CLASS, class << 8)]) }

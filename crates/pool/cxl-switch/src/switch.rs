@@ -3,8 +3,8 @@
 
 //! The switch: takes messages and the time, answers or refuses, and lets time pass.
 //!
-//! A step first ends what is due, then carries out the request, then sends the notifications that follow. Time
-//! never runs back: a step with an earlier time than the last one takes place at the last one's.
+//! A step first ends what is due, then carries out the request, then sends the notifications that follow. Time never
+//! runs back: a step with an earlier time than the last step takes place at the time of the last step.
 
 use aquifer_fmapi::{
     Category, ComponentType, EventNotification, HEADER_BYTES, Header, Identity, Message, Payload, Reader, Request,
@@ -26,11 +26,11 @@ use crate::virtual_switch::VppbState;
 /// The component command interface that a message is for. Devices are numbered as in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cci {
-    /// A device's own, which is the FM-owned LD's.
+    /// A device's own; for an MLD, that of its FM-owned LD.
     Device(usize),
-    /// Of a logical device; all those of one device answer alike.
+    /// A logical device's; all logical devices of one device answer alike.
     Ld(usize),
-    /// The LD pool's of a multi-headed device.
+    /// That of a multi-headed device's LD pool.
     Pool(usize),
     /// The switch's.
     Switch,
@@ -159,7 +159,7 @@ impl Switch {
         }
     }
 
-    /// Answers the message in these bytes, or refuses them. With a return code, the answer is that, and nothing is
+    /// Answers the message in these bytes, or refuses them. If a return code is given, it is the answer, and nothing is
     /// carried out.
     pub(crate) fn converse(
         &mut self,

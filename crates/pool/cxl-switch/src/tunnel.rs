@@ -16,7 +16,7 @@ use crate::context::{Answer, Context};
 use crate::memory::MemoryFailure;
 use crate::switch::{Cci, Switch};
 
-/// Bytes that an answer has before the message, and one more of the dialects that name the type of message.
+/// Bytes of an answer before the message, and one more for the message type, which some dialects have.
 const TUNNEL_BYTES: usize = 5;
 /// Bytes before the data of a memory access.
 const DATA_BYTES: usize = 4;
@@ -59,7 +59,7 @@ impl Switch {
         }
     }
 
-    /// The MLD behind a port, if its logical device is the manager's: one that is bound belongs to its host.
+    /// The MLD behind a port, if the manager may access this logical device: a bound one belongs to its host.
     fn unbound_ld(&self, port_id: u8, ld_id: u16) -> Result<usize, ReturnCode> {
         let device = self.reach(port_id)?;
         let mld = &self.devices[device];
@@ -103,7 +103,8 @@ impl Switch {
     }
 }
 
-/// Whether a byte of a write is enabled: in the first and the last double word by a bit each, elsewhere always.
+/// Whether a byte of a write is enabled: in the first and the last double word, one bit decides for each byte;
+/// elsewhere, all bytes are enabled.
 fn is_enabled(request: &LdMemoryRequest, at: usize) -> bool {
     let offset = request.address % 4 + at as u64;
     let last = (request.address % 4 + u64::from(request.bytes)).div_ceil(4) - 1;

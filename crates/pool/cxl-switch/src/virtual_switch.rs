@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The simulated host lets go when asked, so that all three ways of unbinding take the same time. The injection
-//! `BackgroundStalls` makes a host that does not.
+//! `BackgroundStalls` simulates a host that does not.
 
 use aquifer_fmapi::{
     BindVppb, BindingStatus, Empty, EventData, EventLog, GenerateAerEvent, GetVirtualSwitches, Request, Response,
@@ -45,7 +45,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Whether both cannot be bound.
+    /// Whether the two cannot be bound at the same time.
     fn overlaps(&self, other: &Self) -> bool {
         self.port_id == other.port_id && (self.ld_id.is_none() || other.ld_id.is_none() || self.ld_id == other.ld_id)
     }
@@ -58,7 +58,7 @@ pub(crate) enum VppbState {
     Binding(Target),
     /// Bound.
     Bound(Target),
-    /// To nothing.
+    /// Bound to nothing.
     Unbound,
     /// An unbind runs.
     Unbinding(Target),
@@ -198,8 +198,8 @@ impl Switch {
         }
     }
 
-    /// Request Abort Background Operation (0005h). An operation near its end is not aborted, and the answer is the
-    /// same.
+    /// Request Abort Background Operation (0005h). The answer is the same if an operation is so near its end that it is
+    /// not aborted.
     pub(crate) fn abort(&mut self, context: &mut Context) -> Answer {
         if let Some(job) = self.background.abortable(context.now_ns) {
             self.conclude(context, job, ReturnCode::ABORTED);
@@ -256,7 +256,7 @@ impl Switch {
         }
     }
 
-    /// An MLD was pulled out: its logical devices are bound to nothing.
+    /// Handles the removal of an MLD: unbinds its logical devices.
     pub(crate) fn unbind_lds(&mut self, context: &mut Context, port_ids: &[u8]) {
         for vcs in 0..self.vppbs.len() {
             for vppb in 0..self.vppbs[vcs].len() {
@@ -303,7 +303,7 @@ impl Switch {
         self.targets().any(|target| target == Target { port_id, ld_id: None })
     }
 
-    /// A bit for each logical device of a device that is bound, or about to be.
+    /// A bit for each logical device of a device: set if it is bound, or is about to be.
     pub(crate) fn bound_lds(&self, device: usize) -> u16 {
         let ports = &self.devices[device].config.ports;
         let of_device = self.targets().filter(|target| ports.contains(&target.port_id));

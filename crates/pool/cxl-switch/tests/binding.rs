@@ -28,7 +28,7 @@ fn a_bind_runs_in_the_background_and_says_how_far_it_is() {
     assert_eq!(client.code(&at_switch(), &bind), ReturnCode::BACKGROUND_STARTED);
     assert_eq!(client.vppbs(0)[2].status, BindingStatus::InProgress);
     assert_eq!(client.port(1).state, PortState::BindInProgress);
-    // Twenty milliseconds, as the configuration has it.
+    // A bind takes twenty milliseconds, as configured.
     let percents: Vec<u8> = (0..4)
         .map(|step| {
             client.now_ns = step * 6_000_000;
@@ -36,12 +36,12 @@ fn a_bind_runs_in_the_background_and_says_how_far_it_is() {
         })
         .collect();
     assert_eq!(percents, [0, 30, 60, 90]);
-    // A second one is refused, whatever it is.
+    // A second background operation is refused, whichever it is.
     let unbind = Request::UnbindVppb(UnbindVppb { vcs_id: 0, vppb_id: 0, option: UnbindOption::SurpriseRemoval });
     let other = Request::BindVppb(BindVppb { vcs_id: 1, vppb_id: 0, port_id: 0, ld_id: NO_LD });
     assert_eq!(client.code(&at_switch(), &unbind), ReturnCode::BUSY);
     assert_eq!(client.code(&at_switch(), &other), ReturnCode::BUSY);
-    // Others are carried out meanwhile.
+    // Other commands are carried out meanwhile.
     assert_eq!(client.code(&at_switch(), &Request::IdentifySwitch(IdentifySwitch {})), ReturnCode::SUCCESS);
     assert_eq!(client.wait(), ReturnCode::SUCCESS);
     assert_eq!(client.background().opcode, Opcode::BIND_VPPB.0);
@@ -64,7 +64,7 @@ fn nothing_is_bound_twice() {
     // A vPPB has one target; an MLD has several logical devices, for several hosts.
     assert_eq!(client.bind(0, 0, 2, NO_LD), ReturnCode::INVALID_INPUT);
     assert_eq!(client.bind(1, 0, 1, 1), ReturnCode::SUCCESS);
-    // A logical device of a multi-headed device is at its head alone.
+    // A logical device of a multi-headed device can be bound only at its own head.
     assert_eq!(client.bind(1, 1, 3, 1), ReturnCode::INVALID_INPUT);
     assert_eq!(client.bind(1, 1, 4, 1), ReturnCode::SUCCESS);
     let active = match client.ask(&at_switch(), &Request::IdentifySwitch(IdentifySwitch {})) {
@@ -146,7 +146,7 @@ fn what_a_bound_logical_device_has_does_not_change_and_what_it_gets_is_zeros() {
     assert_eq!(client.bind(0, 0, 1, 0), ReturnCode::SUCCESS);
     client.host(0, 0, write(0, 5)).unwrap();
     assert_eq!(client.code(&at_device(1), &set(0, &[2, 1, 1, 0])), ReturnCode::INVALID_INPUT);
-    // The same is no change.
+    // Setting the same allocation again is no change.
     assert_eq!(client.code(&at_device(1), &set(0, &[1, 2, 1, 0])), ReturnCode::SUCCESS);
     assert_eq!(client.host(0, 0, read(0)).unwrap(), [5; 64]);
     assert_eq!(client.host(0, 0, read(256 << 20)), Err(HostFailure::Beyond));
@@ -173,7 +173,7 @@ fn an_operation_is_aborted_or_ends_by_itself() {
     assert_eq!(client.code(&at_switch(), &abort), ReturnCode::SUCCESS);
     assert_eq!(client.wait(), ReturnCode::SUCCESS);
     assert_eq!(client.vppbs(0)[0].status, BindingStatus::Port);
-    // An unbind that is aborted leaves what was.
+    // An aborted unbind leaves the binding and the bytes as they were.
     let unbind = Request::UnbindVppb(UnbindVppb { vcs_id: 0, vppb_id: 0, option: UnbindOption::WaitForLinkDown });
     client.host(0, 0, write(0, 5)).unwrap();
     assert_eq!(client.code(&at_switch(), &unbind), ReturnCode::BACKGROUND_STARTED);

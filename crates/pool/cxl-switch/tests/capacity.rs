@@ -88,7 +88,7 @@ fn accept(client: &mut Client, vcs_id: u8) -> Vec<std::ops::Range<u64>> {
 fn capacity_is_offered_accepted_used_and_given_back() {
     let mut client = client();
     assert_eq!(code(&mut client, &add(0, add_policy::FREE, 0, 64, 0)), ReturnCode::SUCCESS);
-    // Until the host has answered, it is nobody's, and is not listed.
+    // Until the host has answered, the capacity is nobody's, and is not listed.
     assert_eq!(list(&mut client, 0), []);
     let write = |byte| HostAction::Write { address: 0, bytes: vec![byte; 4] };
     assert_eq!(client.host(0, 0, write(1)), Err(HostFailure::NotHeld));
@@ -96,7 +96,7 @@ fn capacity_is_offered_accepted_used_and_given_back() {
     assert_eq!(list(&mut client, 0), [(0, 64)]);
     client.host(0, 0, write(1)).unwrap();
     assert_eq!(client.host(1, 0, write(2)), Err(HostFailure::NotHeld));
-    // A release is a request; the host has it until it gives it back.
+    // A release is a request; the host has the capacity until it gives it back.
     let ask = release(0, 1, 0, 0, vec![extent(16, 16)]);
     assert_eq!(code(&mut client, &ask), ReturnCode::SUCCESS);
     assert_eq!(list(&mut client, 0), [(0, 16), (16, 16), (32, 32)]);
@@ -142,7 +142,7 @@ fn a_host_takes_a_part_and_refuses_the_rest() {
     assert_eq!(code(&mut client, &prescribed(0)), ReturnCode::SUCCESS);
     accept(&mut client, 1);
     assert_eq!(list(&mut client, 1), [(0, 2)]);
-    // From pieces, where one piece is not asked for.
+    // An add takes several pieces, unless it must be contiguous.
     assert_eq!(code(&mut client, &add(0, add_policy::CONTIGUOUS, 0, 1022, 0)), ReturnCode::RESOURCES_EXHAUSTED);
     assert_eq!(code(&mut client, &add(0, add_policy::FREE, 0, 1020, 0)), ReturnCode::SUCCESS);
     assert_eq!(code(&mut client, &add(0, add_policy::FREE, 0, 2, 0)), ReturnCode::RESOURCES_EXHAUSTED);
@@ -155,7 +155,7 @@ fn what_is_released_is_wiped_if_asked_and_kept_if_not() {
         assert_eq!(code(&mut client, &add(0, add_policy::FREE, 0, 4, 0)), ReturnCode::SUCCESS);
         accept(&mut client, 0);
         client.host(0, 0, HostAction::Write { address: 0, bytes: vec![9; 4] }).unwrap();
-        // By force: the host loses it at once.
+        // The release is forced: the host loses the capacity at once.
         assert_eq!(code(&mut client, &release(0, flags, 0, 0, vec![extent(0, 4)])), ReturnCode::SUCCESS);
         let read = HostAction::Read { address: 0, bytes: 4 };
         assert_eq!(client.host(0, 0, read.clone()), Err(HostFailure::NotHeld));
@@ -186,7 +186,7 @@ fn hosts_share_what_has_a_tag_and_it_stays_while_the_manager_refers_to_it() {
     let mut client = client();
     assert_eq!(code(&mut client, &add(0, add_policy::FREE, 1, 8, 5)), ReturnCode::SUCCESS);
     accept(&mut client, 0);
-    // A private region is not shared, nor what has another tag; the same host has it already.
+    // A private region is not shared, nor is a tag that nobody has, nor a tag with the host that has it already.
     let share = |host_id, region, tag| add(host_id, add_policy::ENABLE_SHARED_ACCESS, region, 0, tag);
     assert_eq!(code(&mut client, &share(1, 0, 5)), ReturnCode::INVALID_INPUT);
     assert_eq!(code(&mut client, &share(1, 1, 6)), ReturnCode::INVALID_INPUT);
@@ -198,7 +198,8 @@ fn hosts_share_what_has_a_tag_and_it_stays_while_the_manager_refers_to_it() {
     client.host(0, 0, HostAction::Write { address: SHARED, bytes: vec![3; 4] }).unwrap();
     let read = HostAction::Read { address: SHARED, bytes: 4 };
     assert_eq!(client.host(1, 0, read.clone()).unwrap(), [3; 4]);
-    // Referred to, it stays when its last host is gone, and another one finds it as it was.
+    // While the manager refers to it, the capacity stays when its last host is gone, and the next host finds the same
+    // bytes.
     let tag = [5; 16];
     assert_eq!(code(&mut client, &Request::DcAddReference(DcAddReference { tag })), ReturnCode::SUCCESS);
     assert_eq!(code(&mut client, &release(0, 0x20, 4, 5, vec![])), ReturnCode::INVALID_INPUT);
@@ -210,7 +211,7 @@ fn hosts_share_what_has_a_tag_and_it_stays_while_the_manager_refers_to_it() {
     assert_eq!(code(&mut client, &share(1, 1, 5)), ReturnCode::SUCCESS);
     accept(&mut client, 1);
     assert_eq!(client.host(1, 0, read).unwrap(), [3; 4]);
-    // Without the reference, it goes with its last host, wiped as was asked.
+    // Without the reference, it is freed when its last host is gone, and wiped as requested.
     assert_eq!(code(&mut client, &Request::DcRemoveReference(DcRemoveReference { tag })), ReturnCode::SUCCESS);
     assert_eq!(tags(&mut client).len(), 1);
     client.seen = Outcome::default();
@@ -231,7 +232,7 @@ fn a_tag_belongs_to_one_host_and_there_are_so_many_of_them() {
         // The oldest offer first.
         client.host(0, 0, HostAction::AnswerOffer { accepted: vec![] }).unwrap();
     }
-    // Refused, the tag is free.
+    // After these refusals, the tag is free.
     assert_eq!(code(&mut client, &add(1, add_policy::FREE, 0, 2, 7)), ReturnCode::SUCCESS);
 }
 
@@ -242,7 +243,7 @@ fn extents_are_bounded_also_by_what_a_release_cuts() {
         assert_eq!(code(&mut client, &add(0, add_policy::FREE, 0, 8, 0)), ReturnCode::SUCCESS);
         accept(&mut client, 0);
     }
-    // One more extent than seven: a cut at one end, not at both.
+    // There is room for one more extent than seven: for a cut at one end, not at both.
     let middle = release(0, 1, 0, 0, vec![extent(2, 2)]);
     assert_eq!(code(&mut client, &middle), ReturnCode::RESOURCES_EXHAUSTED);
     let edge = release(0, 1, 0, 0, vec![extent(0, 2)]);
@@ -260,7 +261,7 @@ fn an_offer_that_was_taken_back_by_force_cannot_be_accepted() {
     let gentle = release(0, 1, 0, 0, pending.clone());
     assert_eq!(code(&mut client, &gentle), ReturnCode::INVALID_PHYSICAL_ADDRESS);
     assert_eq!(code(&mut client, &release(0, 0x11, 0, 0, pending)), ReturnCode::SUCCESS);
-    // The same blocks are another host's by now.
+    // The same blocks are offered to another host by now.
     assert_eq!(code(&mut client, &add(1, add_policy::FREE, 0, 8, 0)), ReturnCode::SUCCESS);
     let late = HostAction::AnswerOffer { accepted: one(0, 8) };
     assert_eq!(client.host(0, 0, late), Err(HostFailure::NotOffered));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Every command, asked well, with a byte too few, with a byte too many, and with a number that is not there: the
-//! return code is the table's. So is it for every command that a component does not answer.
+//! Sends every command as it should be, with a byte too few, with a byte too many, and with invalid numbers: the return
+//! code is the one in the table. Every command that a component does not answer is unsupported.
 
 use aquifer_fmapi::*;
 
@@ -10,12 +10,12 @@ mod client;
 
 use client::{Client, at_device, at_ld, at_pool, at_switch, config};
 
-/// A command, and what it is asked with. `bad` has a number that is not there.
+/// A command, and its return code. Each request in `bad` has an invalid number, and comes with its return code.
 struct Line {
     request: Request,
     expected: ReturnCode,
     bad: Vec<(Request, ReturnCode)>,
-    /// True where a byte too few is another request: the list has its length elsewhere.
+    /// True if the payload without its last byte is a valid request, too.
     is_open: bool,
 }
 
@@ -116,7 +116,7 @@ fn switch() -> Vec<Line> {
         line(Request::GetDomainSv(GetDomainSv { vcs_id: 0 }))
             .is(ReturnCode::INVALID_INPUT)
             .bad(Request::GetDomainSv(GetDomainSv { vcs_id: 9 })),
-        // So is a virtual switch.
+        // So is a virtual switch that does not exist.
         line(switches(255, vec![0, 9])).bad(switches(0, vec![0])).bad(switches(255, vec![])),
         line(bind(0, 0, 0, no_ld))
             .is(ReturnCode::BACKGROUND_STARTED)
@@ -185,7 +185,7 @@ fn mld() -> Vec<Line> {
             .bad(control(26, 25, 8))
             .bad(control(10, 25, 16)),
         line(Request::GetQosStatus(GetQosStatus {})),
-        // More than there are is all of them.
+        // A request for more than there are lists all of them.
         line(allocated(255, 0)).bad(allocated(1, 4)).bad(allocated(0, 0)),
         line(set_allocated(0, 4)).bad(set_allocated(1, 4)).bad(set_allocated(0, 0)),
         line(limit(1, 3)).bad(limit(1, 4)).bad(limit(0, 0)),
@@ -259,7 +259,7 @@ fn capacity() -> Vec<Line> {
     ]
 }
 
-/// Asks each line of a table, as it is and with other lengths. Returns the opcodes.
+/// Sends the requests of each line of a table, and that of the line also with other lengths. Returns the opcodes.
 fn ask(place: &str, path: &[client::Hop], lines: Vec<Line>) -> Vec<Opcode> {
     let mut opcodes = Vec::new();
     for line in lines {
@@ -293,7 +293,7 @@ fn ask_others(place: &str, path: &[client::Hop], mut known: Vec<Opcode>) {
             assert_eq!(code, ReturnCode::UNSUPPORTED, "{place}: {opcode}");
         }
     }
-    // And the log of commands says the same.
+    // The command effects log lists the same commands.
     let logged: Vec<Opcode> = manager.command_effects(path).iter().map(|line| line.opcode).collect();
     assert_eq!(logged, known, "{place}");
 }
@@ -368,7 +368,7 @@ fn an_answer_is_never_longer_than_its_limit() {
     let memory = |bytes| Request::LdMemoryRequest(LdMemoryRequest { port_id: 1, bytes, ..Default::default() });
     assert_eq!(manager.code(&at_switch(), &memory(240)), ReturnCode::SUCCESS);
     assert_eq!(manager.code(&at_switch(), &memory(241)), ReturnCode::INVALID_INPUT);
-    // Lists that may be shorter are.
+    // A request for up to 255 entries lists only those that there are.
     let list = Request::GetLdAllocations(GetLdAllocations { first_ld_id: 0, count_max: 255 });
     let Ok(Response::GetLdAllocations(reported)) = manager.ask(&at_device(1), &list) else { panic!("refused") };
     assert_eq!(reported.allocations.len(), 4);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What goes wrong on purpose: each injection does what it says, and what it says alone.
+//! Injected failures: each injection does what it says, and nothing else.
 
 use aquifer_cxl_switch::*;
 use aquifer_fmapi::*;
@@ -72,7 +72,7 @@ fn a_background_operation_stalls_until_it_is_aborted_or_fails() {
     let abort = Request::AbortBackground(AbortBackground {});
     assert_eq!(client.code(&at_switch(), &abort), ReturnCode::SUCCESS);
     assert_eq!(client.vppbs(0)[0].status, BindingStatus::Unbound);
-    // The next one is itself again, and the one after it fails while it runs.
+    // The next operation succeeds again, and the one after it is made to fail while it runs.
     assert_eq!(client.bind(0, 0, 0, NO_LD), ReturnCode::SUCCESS);
     let unbind = Request::UnbindVppb(UnbindVppb { vcs_id: 0, vppb_id: 0, option: UnbindOption::ManagedRemoval });
     client.host(0, 0, HostAction::Write { address: 0, bytes: vec![6] }).unwrap();
@@ -113,7 +113,7 @@ fn a_device_that_is_pulled_out_takes_its_memory_and_its_logical_devices_with_it(
     client.inject(Injection::RemoveDevice { device: 0 });
     assert_eq!(client.port(1).device_type, DeviceType::None);
     assert_eq!(client.ask(&at_device(1), &Request::Identify(Identify {})), Err(ReturnCode::INVALID_INPUT));
-    // A port stays bound, for what will be there; a logical device is gone.
+    // A port stays bound, for the next device at it; a logical device is unbound.
     let reported: Vec<BindingStatus> = client.vppbs(0).iter().take(2).map(|vppb| vppb.status).collect();
     assert_eq!(reported, [BindingStatus::Unbound, BindingStatus::Port]);
     assert_eq!(client.host(0, 1, HostAction::Read { address: 0, bytes: 1 }), Err(HostFailure::LinkDown));

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Every exchange that was recorded of QEMU's switch and of the devices behind it
-//! (`crates/pool/fmapi/tests/golden/qemu.json`) is asked of ours. Where QEMU answers, ours does, with the same fields
-//! in the same places; where QEMU refuses, ours refuses, or answers because it can more. What differs on purpose is
-//! listed.
+//! Every request that was recorded with QEMU's switch and the devices behind it
+//! (`crates/pool/fmapi/tests/golden/qemu.json`) is sent to this switch, ours. Where QEMU answers, ours does, with the
+//! same fields in the same places; where QEMU refuses, ours refuses, or answers because it supports more. Intended
+//! differences are listed.
 //!
-//! And what Jackrabbit's `jack` (f1a0cd8) asked of `aquifer-cxl-switchd --dialect jackrabbit`, and printed as it
-//! should, is answered byte by byte (golden/jack.json).
+//! The requests that Jackrabbit's `jack` (f1a0cd8) sent to `aquifer-cxl-switchd --dialect jackrabbit` still get the
+//! same answers, byte by byte (golden/jack.json). `jack` printed these answers as it should.
 
 use aquifer_cxl_switch::*;
 use aquifer_fmapi::*;
@@ -19,9 +19,9 @@ use client::{Client, Hop, at_switch};
 
 /// Where ours departs from QEMU: the note of the exchange, and our return code.
 const DEPARTURES: &[(&str, ReturnCode)] = &[
-    // The specification has a value for a port that is not there, in the block of the port.
+    // For a port that does not exist, the specification has a value in the block of the port.
     ("unknown port", ReturnCode::SUCCESS),
-    // A list that is shorter than its count is a length, as an empty payload is.
+    // A list that is shorter than its count is a wrong payload length, as an empty payload is.
     ("list shorter than count", ReturnCode::INVALID_PAYLOAD_LENGTH),
 ];
 
@@ -55,7 +55,7 @@ fn path(via: &str) -> Option<Vec<Hop>> {
     Some(hops.map(|(level, id)| if level == 0 { Hop::Port(id) } else { Hop::Ld(id) }).collect())
 }
 
-/// The answer's kind, taken from its name: fields differ, kinds do not.
+/// The name of the answer's variant: fields may differ, variants may not.
 fn kind(response: &Response) -> String {
     let text = format!("{response:?}");
     text.split('(').next().expect("a name").to_owned()
@@ -99,7 +99,8 @@ fn every_recorded_exchange_is_answered_in_shape() {
             let ours = Response::decode(&request, &payload, &Dialect::STANDARD).expect("a good answer");
             assert_eq!(kind(&ours), kind(&theirs), "{opcode} {note}");
             compare(&ours, &theirs, note);
-            // The log of commands and what carries it are as long as the list of commands.
+            // The length of the command effects log, and of a tunnel that carries it, follows from the list of
+            // commands.
             let is_fixed = ![Opcode::GET_LOG, Opcode::TUNNEL].contains(&opcode);
             assert!(!is_fixed || payload.len() == reported.len(), "{opcode} {note}: {} bytes", payload.len());
             answered += 1;
@@ -117,7 +118,7 @@ fn every_recorded_exchange_is_answered_in_shape() {
     assert!(answered >= 92 && refused >= 29 && more >= 11, "{answered} {refused} {more}");
 }
 
-/// Fields that a client acts on are the same.
+/// Checks that the fields that a client acts on are the same.
 fn compare(ours: &Response, theirs: &Response, note: &str) {
     match (ours, theirs) {
         (Response::Identify(ours), Response::Identify(theirs)) => {
@@ -162,7 +163,7 @@ fn what_jack_was_answered_it_is_answered_still() {
     let connection = Connection { id: 1, ingress_port_id: 0, dialect: &JACKRABBIT };
     let mut now_ns = 0;
     for vector in &vectors {
-        // Each command came when the operation before it had ended.
+        // Each command was sent after the operation before it had ended.
         now_ns += 150_000_000;
         let outcome = switch.receive(now_ns, &connection, &bytes(&vector["request"]));
         let reported = &outcome.replies[0].bytes;

@@ -16,7 +16,7 @@ mod history;
 
 use history::{History, Planted};
 
-/// Histories of an ordinary run: a second of them.
+/// Histories of an ordinary run, which takes a second.
 const HISTORIES: u64 = 300;
 /// Histories within which a planted bug must be found.
 const PLANTED_HISTORIES: u64 = 500;
@@ -24,7 +24,7 @@ const PLANTED_HISTORIES: u64 = 500;
 const SHOWN: usize = 12;
 
 thread_local! {
-    /// True while this thread runs what is expected to fail, which is not for the reader of a log.
+    /// True while this thread runs histories that are expected to fail: their panics are not printed.
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 mod client;
 
-/// Bytes of which many are numbers that mean something.
+/// Bytes, most of which are small, as valid numbers are.
 fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![6 => 0u8..4, 1 => any::<u8>()]
 }

@@ -23,7 +23,7 @@ use crate::server::Server;
 
 /// Bytes of a line.
 const LINE_BYTES_MAX: u64 = 4096;
-/// How long a line may take to come. There is one tester at a time, so that it may not stay for ever.
+/// How long a line may take to arrive. Testers are served one at a time, so an idle one must not stay for ever.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const NS_PER_MS: u64 = 1_000_000;
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! MCTP packets on a stream of bytes, as Jackrabbit's emulator has them: each has 68 bytes, and the last one of a
+//! MCTP packets on a stream of bytes, as Jackrabbit's emulator sends them: each has 68 bytes, and the last one of a
 //! message is padded with zeros. The CCI header gives the message's length.
 //!
 //! | offset | bytes | field |
 //! |--------|-------|-------|
 //! | 0 | 1 | 3:0 version, 1 |
-//! | 1 | 1 | endpoint that it is for |
-//! | 2 | 1 | endpoint that sends it |
+//! | 1 | 1 | destination endpoint |
+//! | 2 | 1 | source endpoint |
 //! | 3 | 1 | 2:0 tag, 3 the sender owns the tag (a request), 5:4 sequence, 6 end of message, 7 start of message |
 //! | 4 | 64 | body; the first byte of a message is its type: 7 the FM API, 8 the component command interface |
 
@@ -18,17 +18,17 @@ use aquifer_fmapi::{Dialect, HEADER_BYTES, Header, Payload, Reader};
 pub const PACKET_BYTES: usize = 68;
 const PACKET_HEADER_BYTES: usize = 4;
 const BODY_BYTES: usize = PACKET_BYTES - PACKET_HEADER_BYTES;
-/// The longest message that is put together: the switch's 8 KiB, and what fills up the last packet.
+/// The longest message that is reassembled: the switch's 8 KiB, and room for the padding of the last packet.
 pub const MESSAGE_BYTES_MAX: usize = (8 << 10) + BODY_BYTES;
 const VERSION: u8 = 1;
 const TAG: u8 = 7;
 const OWNER: u8 = 1 << 3;
 const END: u8 = 1 << 6;
 const START: u8 = 1 << 7;
-/// The number of tags. One message of each may be under way.
+/// The number of tags. Of each tag, one message may be under way.
 const TAGS: usize = 8;
 
-/// What a message is.
+/// The type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageType {
     /// The FM API, DSP0324.
@@ -50,7 +50,7 @@ impl MessageType {
     }
 }
 
-/// A message and how it came, so that its answer can go back the same way.
+/// A message and how it arrived, so that its answer can go back the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     /// What it is.
@@ -63,7 +63,7 @@ pub struct Received {
     pub tag: u8,
     /// True for a request.
     pub is_owner: bool,
-    /// Its bytes, as many as its header says if they are there.
+    /// Its bytes: as many as its header says, or fewer if fewer arrived.
     pub bytes: Vec<u8>,
 }
 
@@ -83,7 +83,7 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// For a peer that writes so.
+    /// An assembler for a peer that writes this dialect.
     pub fn new(dialect: &'static Dialect) -> Self {
         Self { dialect, partial: Default::default() }
     }
@@ -119,7 +119,7 @@ impl Assembler {
     }
 }
 
-/// The packets of a message. `sequence` is the sender's, and goes on from message to message.
+/// The packets of a message. `sequence` is the sender's counter, which continues from message to message.
 pub fn packets(message: &Received, sequence: &mut u8) -> Vec<u8> {
     let body = [&[message.kind.bits()][..], &message.bytes].concat();
     let count = body.len().div_ceil(BODY_BYTES);

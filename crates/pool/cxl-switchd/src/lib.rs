@@ -5,8 +5,8 @@
 //! failures.
 //!
 //! The switch itself is pure (`aquifer-cxl-switch`). Here are its clock, its sockets and its threads: one for each
-//! connection, and one that advances the switch's time. `framing.rs` has the bytes, `server.rs` the threads,
-//! `control.rs` the commands of the control socket, `args.rs` what is said on the command line.
+//! connection, and one that advances the switch's time. `framing.rs` has the packet format, `server.rs` the threads,
+//! `control.rs` the commands of the control socket, `args.rs` the command line.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The sockets that managers and testers connect to. Each listener has a thread; the last one is the caller's.
+//! The sockets that managers and testers connect to. Each listener has a thread; the caller waits for all of them.
 
 use std::io;
 use std::net::TcpListener;
@@ -16,10 +16,10 @@ use crate::args::{Args, Failure};
 use crate::control;
 use crate::server::{Server, Stream};
 
-/// How long a listener waits after it could not accept, so as not to spin where descriptors have run out.
+/// How long a listener waits after it could not accept, so that it does not spin when descriptors have run out.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Listens everywhere, and returns where nothing can be listened on.
+/// Listens on all sockets that the arguments ask for. Returns only if one of them cannot be opened, or a thread fails.
 pub fn serve(server: &Arc<Server>, args: &Args) -> Result<(), Failure> {
     let mut listeners: Vec<thread::JoinHandle<()>> = Vec::new();
     if let Some(path) = &args.socket {
@@ -48,14 +48,14 @@ pub fn serve(server: &Arc<Server>, args: &Args) -> Result<(), Failure> {
     }
     let server = Arc::clone(server);
     listeners.push(spawn("time", move || server.let_time_pass())?);
-    // They run until a signal ends the process; one that panics ends it, too.
+    // The threads run until a signal ends the process; a thread that panics ends the process, too.
     for listener in listeners {
         listener.join().map_err(|_| Failure::new("a thread of the switch has failed", "report what it printed"))?;
     }
     Ok(())
 }
 
-/// Starts a thread, or says that there are too many.
+/// Starts a thread, or fails with the cause and the remedy.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, Failure> {
     let started = thread::Builder::new().name(name.into()).spawn(body);
     started.map_err(|error| Failure::new(format!("cannot start a thread: {error}"), "raise the limit of processes"))
@@ -81,7 +81,7 @@ fn managed(server: &Arc<Server>, stream: impl Stream) {
     }
 }
 
-/// A socket at a path, in the place of one that nobody listens on any more.
+/// Listens on a socket at a path. Replaces a socket there that nobody listens on any more.
 fn unix(path: &Path, option: &str) -> Result<UnixListener, Failure> {
     let is_socket = path.symlink_metadata().is_ok_and(|file| file.file_type().is_socket());
     if is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {

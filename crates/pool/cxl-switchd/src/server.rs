@@ -23,13 +23,13 @@ use crate::listen::spawn;
 
 /// How long a peer may take to read what is written to it; then its connection ends.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Answers that wait for their time. More are sent at once.
+/// Answers that may wait until they are due. Further ones are sent at once.
 const LATE_MAX: usize = 256;
 /// The longest sleep of the thread that lets time pass.
 const TICK: Duration = Duration::from_secs(1);
 /// Hosts of one device at most: its heads, or its logical devices.
 const HOSTS_MAX: u16 = 32;
-/// This endpoint, until a manager has named it.
+/// The switch's endpoint ID in messages that do not follow a request.
 const OWN_EID: u8 = 8;
 
 /// What simulated hosts do with dynamic capacity.
@@ -41,7 +41,7 @@ pub enum Hosts {
     Wait,
 }
 
-/// A stream of packets, either way.
+/// A stream of packets in both directions.
 pub trait Stream: Read + Write + Send + 'static {
     /// The same stream, to write to.
     fn twin(&self) -> io::Result<Box<dyn Stream>>;
@@ -91,7 +91,7 @@ impl Peer {
     }
 }
 
-/// A message to a connection, when it is due.
+/// A message to a connection, to be sent when it is due.
 struct Late {
     due_ns: u64,
     connection: u32,
@@ -108,7 +108,7 @@ struct State {
 /// See the module.
 pub struct Server {
     state: Mutex<State>,
-    /// Something is due earlier than before.
+    /// Notified when something may be due earlier than before.
     changed: Condvar,
     started: Instant,
     dialect: &'static Dialect,
@@ -123,7 +123,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Server {
-    /// With nobody connected.
+    /// A server with no connections.
     pub fn new(
         switch: Switch,
         dialect: &'static Dialect,
@@ -188,7 +188,7 @@ impl Server {
 
     fn answer(&self, id: u32, message: &Received) {
         let header = Header::read(&mut Reader::new(&message.bytes, self.dialect));
-        // The generic sets come as either type; the FM API's come as its own.
+        // Commands of the generic sets may come as either type; FM API commands come only as type 7.
         let is_fabric_manager = header.is_ok_and(|header| header.opcode.is_fabric_manager());
         if is_fabric_manager && message.kind != MessageType::FabricManager {
             return self.say("an FM API command came as MCTP type 8; send it as type 7");
@@ -197,7 +197,7 @@ impl Server {
         self.step(Some(message), |switch, now_ns| switch.receive(now_ns, &connection, &message.bytes));
     }
 
-    /// Something goes wrong.
+    /// Injects a failure.
     pub fn inject(&self, injection: Injection) -> Result<(), Failure> {
         let mut refused = None;
         self.step(None, |switch, now_ns| {
@@ -213,7 +213,7 @@ impl Server {
         })
     }
 
-    /// One step of the switch, and all that follows from it.
+    /// Takes one step of the switch, and does all that follows from it.
     fn step(&self, request: Option<&Received>, step: impl FnOnce(&mut Switch, u64) -> Outcome) {
         let now_ns = self.now_ns();
         let mut state = lock(&self.state);
@@ -237,7 +237,8 @@ impl Server {
         due.iter().for_each(|(peer, message)| peer.send(message));
     }
 
-    /// An answer goes back as its request came; a notification is a request of ours.
+    /// Addresses a message: an answer goes back the way its request came; a notification is a request of the switch's
+    /// own.
     fn address(&self, request: Option<&Received>, bytes: &[u8]) -> Received {
         let header = Header::read(&mut Reader::new(bytes, self.dialect));
         let is_notification = header.is_ok_and(|header| header.category == Category::Request);
@@ -261,7 +262,7 @@ impl Server {
         }
     }
 
-    /// Carries out the effects: hosts answer, and what is traced is printed.
+    /// Carries out the effects: hosts answer, and with `--trace` each effect is printed.
     fn act_for_hosts(&self, switch: &mut Switch, now_ns: u64, outcome: &mut Outcome) {
         let mut at = 0;
         while let Some(effect) = outcome.effects.get(at).cloned() {
@@ -273,7 +274,7 @@ impl Server {
                 continue;
             }
             match &effect {
-                // A host that was not bound when it was offered something answers when it is.
+                // A host that was offered capacity before it was bound answers when it is bound.
                 Effect::Bound { .. } | Effect::CapacityOffered { .. } => self.take_offers(switch, now_ns, outcome),
                 Effect::CapacityReleaseRequested { device, host_id, extents } => {
                     let ranges = extents.iter().map(|it| it.start..it.start + it.length).collect();
@@ -284,7 +285,7 @@ impl Server {
         }
     }
 
-    /// Every host that can takes all that it is offered. A device has at most 64 offers for each.
+    /// Every host that is bound accepts all that it is offered. A device has at most 64 offers for each host.
     fn take_offers(&self, switch: &mut Switch, now_ns: u64, outcome: &mut Outcome) {
         for device in 0..switch.config().devices.len() {
             for host_id in 0..HOSTS_MAX {
@@ -298,7 +299,7 @@ impl Server {
         }
     }
 
-    /// A host does something, if it is bound. False where it did not.
+    /// Carries out a host's action, if the host is bound. Returns whether that succeeded.
     fn act(
         &self,
         switch: &mut Switch,

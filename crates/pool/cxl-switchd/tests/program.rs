@@ -221,7 +221,7 @@ fn failures_are_injected_by_the_control_socket() {
     assert_eq!(client.bind(0, 0, BindVppb::NO_LD), Err(ReturnCode::BACKGROUND_STARTED));
     assert!(client.ask(&Request::AbortBackground(AbortBackground {})).is_ok());
     assert_eq!(client.wait(), ReturnCode::ABORTED);
-    // A late answer comes late, and an answer that is lost does not.
+    // A delayed answer still arrives, and a dropped one does not.
     assert_eq!(running.control(r#"{"answer": {"how": {"delay_ms": 30}}}"#)["ok"], true);
     assert!(client.ask(&Request::Identify(Identify {})).is_ok());
     assert_eq!(running.control(r#"{"answer": {"how": "drop"}}"#)["ok"], true);
@@ -277,7 +277,7 @@ fn strangers_and_those_who_are_too_many_are_turned_away() {
     assert!(first.ask(&Request::Identify(Identify {})).is_ok());
     let mut stranger = running.tcp();
     stranger.write_all(&[0xff; 10 * PACKET_BYTES + 5]).unwrap();
-    // The stranger has the second place; a third one finds none, and is told by the end of its connection.
+    // The stranger has the second place; a third manager finds none, and its connection is closed.
     let turned_away = |running: &Running| {
         let mut third = Client::new(running.tcp(), &Dialect::STANDARD);
         let message = Message::request(1, &Request::Identify(Identify {}), &Dialect::STANDARD);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Takes into the desired state what is in use but unknown, after a state was lost. Programs are not disturbed.
+//! Adopts volumes, leases and LDs that are in use but not in the desired state, after the stored state was lost.
+//! Running programs are not disturbed.
 //!
 //! Memory that programs use becomes a volume bound to their host, as its agent reports it. Memory that is lent but
-//! not used by its host becomes a member that leaves, and is released when the host's agent has confirmed
-//! that. While the agent does not answer, the lease stays a stray, and adoption is tried again.
+//! not used by its host becomes a member that leaves, and is released when the host's agent has confirmed that it has
+//! left. While the agent does not answer, the lease stays a stray, and adoption is tried again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,17 +22,17 @@ use crate::volume::{Member, Place, Source, Span, VolumeSpec};
 /// What could not be adopted, and stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotAdopted {
-    /// No pool has the source.
+    /// The source belongs to no pool.
     NoPool {
         /// The source.
         source: Source,
     },
-    /// No zone has the host.
+    /// The host belongs to no zone.
     NoZone {
         /// The host.
         host: HostId,
     },
-    /// Members of the volume are missing, or the switch of one has not yet reported what it is bound to.
+    /// Members of the volume are missing, or one of them is an LD whose switch has not yet reported its vPPB.
     Incomplete {
         /// The volume.
         volume: VolumeId,
@@ -54,8 +55,8 @@ impl std::fmt::Display for NotAdopted {
 }
 
 impl Edit<'_> {
-    /// Adopts all that can be. `draw` gives a new volume id each time, for LDs that are bound and in no volume.
-    /// May be called again with newer reports.
+    /// Adopts everything that can be adopted, and returns what cannot. `draw` returns a new volume id on each call, for
+    /// LDs that are bound and in no volume. May be called again with newer reports.
     pub fn adopt(&mut self, observed: &Observed, mut draw: impl FnMut() -> VolumeId) -> Vec<NotAdopted> {
         let version = self.desired.version;
         let mut not_adopted = BTreeSet::new();
@@ -127,7 +128,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Adopts leases and dynamic capacity that the desired state lacks and that the host that has them does not use.
+    /// Adopts leases and dynamic capacity that are not in the desired state and that their host does not use.
     fn adopt_unused(&mut self, observed: &Observed, not_adopted: &mut BTreeSet<NotAdopted>) {
         let unused = |lent: &Lent| {
             let report = agent(self.desired, observed, &lent.host);
@@ -165,7 +166,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Adopts LDs that are bound and in no volume: each becomes one, bound to the host that has it.
+    /// Adopts LDs that are bound and in no volume: each becomes a volume of its own, bound to the host that has it.
     fn adopt_lds(
         &mut self,
         observed: &Observed,
@@ -183,11 +184,13 @@ impl Edit<'_> {
             for (ld_id, vppb) in bound {
                 let source = Source::LogicalDevice { device: device.clone(), ld_id };
                 let Some(host) = self.topology.host_of(&vppb.switch, vppb.vcs_id).cloned() else { continue };
-                // Another member was promised this vPPB by a manager that did not know: the LD stays a stray.
+                // A manager that did not know of this binding promised the vPPB to another member: the LD stays a
+                // stray.
                 if self.desired.vppbs_taken().contains(&vppb) {
                     continue;
                 }
-                // It may be a member of a volume: its host's agent knows.
+                // The LD may be a member of a volume. Only its host's agent knows that, so without an answer it stays a
+                // stray.
                 let Some(report) = agent(self.desired, observed, &host) else { continue };
                 let mut members = report.volumes.values().flat_map(|view| view.members.values());
                 if members.any(|member| member.lease.source == source) {
@@ -264,7 +267,7 @@ fn adopted_name(id: VolumeId) -> VolumeName {
     format!("adopted-{id}").parse().expect("hexadecimal digits are characters of a name")
 }
 
-/// A member id that is greater than all in use or listed by any report.
+/// A member id that is greater than all that the host's report or a donor's report lists for the volume.
 fn next_member(id: VolumeId, view: &VolumeReport, report: &HostReport, observed: &Observed) -> MemberId {
     let left = report.left.get(&id).into_iter().flatten();
     let lent = observed.donors.values().filter_map(|donor| donor.leases.get(&id)).flat_map(|leases| leases.keys());
@@ -316,7 +319,7 @@ fn bound_vppbs(observed: &Observed) -> BTreeMap<Source, VppbAddress> {
 
 type Rest<'a> = Vec<(&'a MemberLease, Why)>;
 
-/// The spans of a volume, with the best member of each place, and the members that are left over.
+/// The spans of a volume, with the best member of each place, and the remaining members, which are to leave.
 fn spans<'a>(
     id: VolumeId,
     view: &'a VolumeReport,
@@ -325,7 +328,7 @@ fn spans<'a>(
     let (mut spans, mut rest) = (BTreeMap::<SpanId, Vec<Member>>::new(), Vec::new());
     let places: BTreeSet<Place> = view.members.values().map(|member| member.lease.place).collect();
     for place in places {
-        // In sync, else the youngest: it replaces the others.
+        // Prefer a member that is in sync, then the newest one, which was added to replace the others.
         let best = view.at(place).max_by_key(|(id, one)| (one.state == MemberState::InSync, **id));
         for (id, one) in view.at(place) {
             if best.is_some_and(|(best, _)| best == id) {

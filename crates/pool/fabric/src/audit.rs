@@ -5,8 +5,8 @@
 //!
 //! A record's hash is the SHA-256 of its fields in this order, each number in eight little-endian bytes and each text
 //! with its length in eight bytes before it: sequence, time, who, what, the hash of the record before (32 bytes). The
-//! first record follows 32 zero bytes. To change, drop or move a record, all that follow must be changed, too; the
-//! newest hash, kept elsewhere, shows that.
+//! first record follows 32 zero bytes. To hide that a record was changed, dropped or moved, all later records must be
+//! rewritten, too; a copy of the newest hash, kept elsewhere, reveals that.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::Millis;
 
-/// A SHA-256, in hexadecimal digits in text.
+/// A SHA-256 hash; as text, 64 hexadecimal digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Link(pub [u8; 32]);
@@ -32,7 +32,7 @@ impl From<Link> for String {
     }
 }
 
-/// Why a text is no hash.
+/// Why a text is not a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotALink;
 
@@ -128,11 +128,11 @@ pub enum Broken {
         /// Its number in the log, from 1 on.
         at: u64,
     },
-    /// The log ends before what is known to be its end, or with another record.
+    /// The log does not contain its known end: it is too short, or another record is there.
     Cut {
         /// How many records it has.
         records: u64,
-        /// How many it had.
+        /// How many it had at its known end.
         known: u64,
     },
     /// A record does not follow the one before: some were dropped, added or moved.
@@ -162,7 +162,8 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// Checks a log from its beginning, and that it reaches `known`, an end of it that was kept elsewhere.
+/// Checks a log from its beginning, and checks that it contains `known`: an earlier end of the log, which was kept
+/// elsewhere.
 pub fn verify<'a>(records: impl IntoIterator<Item = &'a Record>, known: Tail) -> Result<Tail, Broken> {
     let mut tail = Tail::default();
     let mut reached = known == tail;
@@ -215,7 +216,7 @@ mod tests {
         assert_eq!(after(|records| records.swap(3, 4)), Err(Broken::Unlinked { at: 4 }));
         assert_eq!(after(|records| drop(records.pop())), Err(Broken::Cut { records: 4, known: 5 }));
         assert_eq!(after(Vec::clear), Err(Broken::Cut { records: 0, known: 5 }));
-        // A change that brings its own hash along breaks the next link.
+        // A changed record whose hash was recomputed breaks the link of the next record.
         let rehash = |records: &mut Vec<Record>| {
             records[0].who = "nobody".into();
             records[0].hash = records[0].digest();
@@ -236,6 +237,6 @@ mod tests {
         assert_eq!(record.hash.to_string(), PINNED);
     }
 
-    /// By `printf` of the bytes that the module's header lists, and sha256sum(1).
+    /// Computed by sha256sum(1) from the bytes that the module's header lists, written by `printf`.
     const PINNED: &str = "b043fd6c80d7d6c2f90098b79a6f10588a7f7025f302d7c51d7f36b1e0dff727";
 }

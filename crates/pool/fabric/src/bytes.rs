@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! An amount of memory, with its unit in text: `2MiB`, `5.6TiB` is not one, since it is not a whole number of bytes.
+//! An amount of memory, in text a whole number with its unit: `2MiB`. `5.6TiB` is refused, since the number is not
+//! whole.
 //!
-//! Written by the largest unit that divides it, so that reading what was written gives the same amount.
+//! An amount is written in the largest unit that divides it, so that reading what was written gives the same amount.
 
 use std::fmt;
 use std::str::FromStr;
@@ -61,7 +62,7 @@ impl Bytes {
         Bytes(self.0.saturating_mul(factor))
     }
 
-    /// This many hundredths of it. Exact for any amount.
+    /// This percentage of it, rounded down, or the largest amount there is.
     pub fn percent(self, percent: u16) -> Bytes {
         let exact = u128::from(self.0) * u128::from(percent) / 100;
         Bytes(u64::try_from(exact).unwrap_or(u64::MAX))
@@ -82,7 +83,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Why a text is no amount of memory.
+/// Why a text is not an amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotBytes(String);
 

@@ -20,12 +20,12 @@ use crate::volume::VolumeSpec;
 pub struct DeclaredVolume {
     /// What is asked for.
     pub spec: VolumeSpec,
-    /// The host that shall have it.
+    /// The host that it is to be bound to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostId>,
 }
 
-/// All of a pool that people decide.
+/// Everything about a pool that people decide.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Declaration {

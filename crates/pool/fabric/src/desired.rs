@@ -26,7 +26,7 @@ use crate::id::{
 use crate::placement::Choice;
 use crate::volume::{Member, Place, Source, Span, VolumeSpec};
 
-/// The version of the stored form. Another one is refused.
+/// The version of the stored format. A state with another version is refused.
 pub const FORMAT: u32 = 1;
 
 /// Donors and devices from which volumes are placed. Each belongs to one pool at most.
@@ -45,7 +45,7 @@ pub struct Pool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Zone {
-    /// What its volumes may take from pools in sum, redundancy counted.
+    /// How much its volumes may take from pools in total, including redundancy.
     pub quota: Bytes,
     /// Hosts that may have its volumes.
     #[serde(default)]
@@ -66,7 +66,7 @@ pub enum Why {
     Unbound,
 }
 
-/// A member that was lent, perhaps, and must be given back.
+/// A member that may have been lent, and must be given back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Leaving {
@@ -84,11 +84,11 @@ pub struct Leaving {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Volume {
-    /// What people call it. No other volume that is wanted has the same.
+    /// What people call it. No two volumes that are not released have the same name.
     pub name: VolumeName,
     /// What was asked for.
     pub spec: VolumeSpec,
-    /// Where it is. Unbound, this is a reservation, and nothing is lent.
+    /// Where it is placed. While it is unbound, this is only a reservation: nothing is lent.
     pub spans: Vec<Span>,
     /// Members that are on their way out.
     #[serde(default)]
@@ -96,7 +96,7 @@ pub struct Volume {
     /// The host that has it.
     #[serde(default)]
     pub host: Option<HostId>,
-    /// `true` when it was released: it goes when nothing of it is lent any more.
+    /// `true` when it was released: it is dropped when nothing of it is lent any more.
     #[serde(default)]
     pub released: bool,
     /// The id of the next member.
@@ -126,14 +126,14 @@ impl Volume {
         self.spans.iter().map(|span| self.usable_bytes_of(span)).sum()
     }
 
-    /// What one of its spans holds. An LD that is larger than its span's other members does not help.
+    /// What one of its spans holds. The smallest member decides: the excess of a larger LD is not used.
     pub(crate) fn usable_bytes_of(&self, span: &Span) -> Bytes {
         let min = span.members.iter().map(|member| member.bytes).min().unwrap_or_default();
         self.spec.redundancy.span_bytes(min)
     }
 
-    /// What it takes from each source. Memory that an unbound volume gives back counts as room for its next binding,
-    /// unless it has been placed elsewhere since.
+    /// What it takes from each source. Memory that is given back after an unbind is room for the next binding: on each
+    /// source, the larger of that memory and the rest counts, not the sum.
     pub(crate) fn taken(&self) -> Vec<Choice> {
         let (mut taken, mut returning) = (BTreeMap::<&Source, Bytes>::new(), BTreeMap::<&Source, Bytes>::new());
         for (_, member) in self.places() {
@@ -152,20 +152,20 @@ impl Volume {
         taken.into_iter().map(|(source, bytes)| Choice { source: source.clone(), bytes }).collect()
     }
 
-    /// A member id that was not given before.
+    /// A new member id.
     pub(crate) fn mint_member(&mut self) -> MemberId {
         let id = self.next_member;
         self.next_member = MemberId(id.0 + 1);
         id
     }
 
-    /// Moves a member that may have been lent to those that leave.
+    /// Lists a member, which may have been lent, as leaving.
     pub(crate) fn leave(&mut self, host: HostId, place: Place, member: Member, why: Why) {
         self.leaving.insert(member.id, Leaving { member, place, host, why });
     }
 }
 
-/// All that the pool shall be.
+/// The whole desired state of the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Desired {
@@ -179,17 +179,18 @@ pub struct Desired {
     /// Zones.
     #[serde(default)]
     pub zones: BTreeMap<ZoneId, Zone>,
-    /// Volumes, also those that are released and not gone yet.
+    /// Volumes, including those that are released but not dropped yet.
     #[serde(default)]
     pub volumes: BTreeMap<VolumeId, Volume>,
-    /// Donors from which everything is to move away.
+    /// Donors that are drained: everything is to move off them.
     #[serde(default)]
     pub draining: BTreeSet<DonorId>,
     /// Hosts that an operator has declared dead, with the incarnation concerned. Their memory is taken back without
     /// confirmation.
     #[serde(default)]
     pub dead_hosts: BTreeMap<HostId, Incarnation>,
-    /// Donors that an operator has given up, with the incarnation that is. What they lent is gone without their word.
+    /// Donors that an operator has retired, with the incarnation concerned. What they lent counts as given back without
+    /// their confirmation.
     #[serde(default)]
     pub retired_donors: BTreeMap<DonorId, Incarnation>,
 }
@@ -218,7 +219,7 @@ impl Desired {
             .map(|(id, volume)| (*id, volume))
     }
 
-    /// What the volumes of a zone take from pools, also what is on its way out.
+    /// What the volumes of a zone take from pools, including what is still to be given back.
     pub fn zone_bytes(&self, zone: &ZoneId) -> Bytes {
         let volumes = self.volumes.values().filter(|volume| volume.spec.zone == *zone);
         volumes.flat_map(Volume::taken).map(|taken| taken.bytes).sum()
@@ -233,7 +234,7 @@ impl Desired {
         self.pools.iter().find(|(_, pool)| has(pool)).map(|(name, _)| name)
     }
 
-    /// The vPPBs that are taken by members, also by those that leave.
+    /// The vPPBs that are taken by members, including those that leave.
     pub fn vppbs_taken(&self) -> BTreeSet<&VppbAddress> {
         let volumes = self.volumes.values();
         let taken = volumes.flat_map(|volume| {

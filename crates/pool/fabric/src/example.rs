@@ -12,7 +12,7 @@ use crate::id::{Incarnation, LdId, PortId, VcsId, VppbId};
 use crate::observed::{DeviceReport, DonorReport, HostReport, LdReport, Observed};
 use crate::topology::*;
 
-/// A name that is known to be one.
+/// Parses a name that is known to be valid.
 pub(crate) fn id<T: FromStr<Err: std::fmt::Debug>>(name: impl AsRef<str>) -> T {
     name.as_ref().parse().expect("a name")
 }

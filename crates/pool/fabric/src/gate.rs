@@ -20,7 +20,7 @@ use crate::reconcile::Step;
 pub struct Command {
     /// The sender's term.
     pub term: Term,
-    /// Counts the sender's commands to this end within its term, from 1 on.
+    /// Counts the sender's commands to this receiver within its term, from 1 on.
     pub sequence: u64,
     /// The incarnation of the receiver that the sender knows.
     pub incarnation: Incarnation,
@@ -35,7 +35,7 @@ pub enum Stale {
     Incarnation,
     /// A newer command came first.
     Sequence,
-    /// A fabric manager with a greater term was here.
+    /// A fabric manager with a greater term was seen.
     Term {
         /// The greatest term so far.
         seen: Term,
@@ -56,7 +56,7 @@ impl fmt::Display for Stale {
 
 impl std::error::Error for Stale {}
 
-/// What an end remembers of the commands that it has admitted.
+/// What a donor or an agent remembers of the commands that it has admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gate {
     incarnation: Incarnation,
@@ -65,9 +65,9 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// The gate of a donor or an agent that has just started, with the greatest term seen in all its incarnations. It
-    /// stores a term before it acts on it: if it forgot the term, it would obey a deposed manager, which believes that
-    /// it is empty and lends memory that is no longer desired.
+    /// The gate of a donor or an agent that has just started, with the greatest term seen in all its incarnations. The
+    /// owner stores a term before it acts on it: if it forgot the term, it would obey a deposed manager, which takes it
+    /// for empty and lends memory that is no longer desired.
     pub const fn new(incarnation: Incarnation, term: Term) -> Gate {
         Gate { incarnation, term, sequence: 0 }
     }
@@ -77,8 +77,8 @@ impl Gate {
         self.term
     }
 
-    /// Whether to report to a fabric manager. If so, commands of smaller terms are refused from now on: a manager that
-    /// has the report knows that no older command will follow it.
+    /// Whether to report to a fabric manager with this term. If so, commands of smaller terms are refused from now on:
+    /// a manager that has the report knows that no command of an older manager will follow it.
     pub fn report_to(&mut self, term: Term) -> Result<(), Stale> {
         if term < self.term {
             return Err(Stale::Term { seen: self.term });
@@ -89,7 +89,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Whether a command may be carried out. If so, it is the newest one now.
+    /// Whether a command may be carried out. If so, it is recorded as the newest one.
     pub fn admit(&mut self, command: &Command) -> Result<(), Stale> {
         if command.incarnation != self.incarnation {
             return Err(Stale::Incarnation);

@@ -4,8 +4,8 @@
 //! Names and numbers of what the pool consists of, each a type of its own.
 //!
 //! A name is 1 to [`NAME_BYTES_MAX`] characters of `a`-`z`, `0`-`9`, `-`, `_` and `.`, and begins with a letter or a
-//! digit. No two names look alike by a trick of Unicode, differ by case alone, or mean something to a path, a URL or
-//! a shell.
+//! digit. So no two names differ only by case or by Unicode characters that look alike, and no name has a special
+//! meaning in a path, a URL or a shell.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 /// Longest name: that of a DNS label, so that a host's name fits.
 pub const NAME_BYTES_MAX: usize = 63;
 
-/// Why a text is no name.
+/// Why a text is not a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotAName {
-    /// It holds a character that no name has.
+    /// It contains a character that is not allowed in names.
     Character {
         /// The name, with escapes for what is not ASCII.
         name: String,
@@ -49,7 +49,7 @@ impl fmt::Display for NotAName {
 
 impl std::error::Error for NotAName {}
 
-/// Checks a name. What is reported of a bad one is short and ASCII.
+/// Checks a name. The error for a bad name is short and ASCII.
 fn check(text: &str) -> Result<(), NotAName> {
     if text.is_empty() {
         return Err(NotAName::Empty);
@@ -151,8 +151,9 @@ numbers! {
     VppbId u8 "A virtual PCI-to-PCI bridge of a virtual CXL switch.",
 }
 
-/// A volume, under whatever name. The caller draws it at random, so that it is not given twice even after the state
-/// of a fabric manager was lost. Sixteen hexadecimal digits in text, since JSON's numbers are shorter.
+/// The id of a volume, whatever its name. The caller draws it at random, so that it is not given twice even after the
+/// state of a fabric manager was lost. As text, it is sixteen hexadecimal digits, since many JSON parsers cannot
+/// represent every 64-bit number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VolumeId(pub u64);
@@ -163,7 +164,7 @@ impl fmt::Display for VolumeId {
     }
 }
 
-/// Why a text is no volume id.
+/// Why a text is not a volume id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAVolumeId;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What donors, agents and switches report: the newest report of each. May be old, may be absent, is never guessed.
+//! What donors, agents and switches report: the newest report of each. A report may be old or absent; nothing is
+//! guessed.
 //!
 //! Decisions rest on facts that stay true while a report is under way: a member that an agent lists as *left* never
 //! joins again, a lease that a donor lists as *released* is never granted again, a broken member stays broken.
@@ -22,7 +23,7 @@ use crate::volume::{Place, Presentation, Redundancy};
 pub enum Standing {
     /// It answers, and wants its memory back.
     Draining,
-    /// It has not answered since then. The rest of its report is what it said last.
+    /// It does not answer any more. The rest of its report is what it reported last.
     Gone {
         /// When it was first missed.
         since: Millis,
@@ -33,7 +34,7 @@ pub enum Standing {
 }
 
 impl Standing {
-    /// Whether a step for this end makes sense.
+    /// Whether it makes sense to send a step to this donor, agent or switch.
     pub const fn answers(self) -> bool {
         !matches!(self, Self::Gone { .. })
     }
@@ -48,7 +49,7 @@ pub enum LeaseState {
         /// The token.
         token: Token,
     },
-    /// Given back and wiped. Listed until it is forgotten, and never granted again.
+    /// Given back and wiped. The donor lists it until a `ForgetLease` step, and never grants it again.
     Released,
     /// Given back, and not wiped yet.
     Wiping {
@@ -57,13 +58,13 @@ pub enum LeaseState {
     },
 }
 
-/// A lease as its donor has it.
+/// A lease as its donor reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseReport {
     /// Whom it was lent to.
     pub host: HostId,
-    /// Its slabs in sum.
+    /// The total size of its slabs.
     pub bytes: Bytes,
     /// Its state.
     pub state: LeaseState,
@@ -112,7 +113,7 @@ pub enum MemberState {
     },
 }
 
-/// A member as its host's agent has it.
+/// A member as its host's agent reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberReport {
@@ -122,7 +123,7 @@ pub struct MemberReport {
     pub state: MemberState,
 }
 
-/// A volume as its host's agent has it.
+/// A volume as its host's agent reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeReport {
@@ -140,13 +141,13 @@ impl VolumeReport {
         self.members.iter().filter(move |(_, member)| member.lease.place == place)
     }
 
-    /// Whether a place has its bytes without `except`.
+    /// Whether a member other than `except` has all bytes of a place.
     fn has_place_without(&self, place: Place, except: MemberId) -> bool {
         self.at(place).any(|(id, member)| *id != except && member.state == MemberState::InSync)
     }
 
-    /// Whether a member may leave, as far as the host knows. An agent asks before it lets one go: the manager may have
-    /// decided on an older report.
+    /// Whether a member may leave, as far as the host knows. An agent checks this before it lets a member go, since the
+    /// manager may have decided on an older report.
     pub fn may_leave(&self, member: MemberId, why: Why) -> bool {
         let Some(leaving) = self.members.get(&member) else { return true };
         let place = leaving.lease.place;
@@ -170,8 +171,8 @@ impl VolumeReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostReport {
-    /// Which start of the host this is. An agent that is restarted knows what it had; a host that is restarted has
-    /// nothing.
+    /// Which start of the host this is. An agent that is restarted still knows what it had; a host that is restarted
+    /// has nothing.
     pub incarnation: Incarnation,
     /// Whether the agent answers.
     pub standing: Standing,
@@ -179,7 +180,7 @@ pub struct HostReport {
     pub term: Term,
     /// The volumes that programs of this host can use.
     pub volumes: BTreeMap<VolumeId, VolumeReport>,
-    /// Members that have left, or must never join. Listed until they are forgotten.
+    /// Members that have left, or must never join. The agent lists them until a `ForgetLeft` step.
     pub left: BTreeMap<VolumeId, BTreeSet<MemberId>>,
 }
 
@@ -227,7 +228,7 @@ pub enum Content {
 pub struct LdReport {
     /// What it is bound to.
     pub binding: LdBinding,
-    /// What it holds. `Used` from the moment in which it is bound.
+    /// What it holds. `Used` from the moment it is bound.
     pub content: Content,
 }
 
@@ -249,13 +250,13 @@ pub struct DeviceReport {
 pub struct ExtentReport {
     /// Whose it is.
     pub host: HostId,
-    /// Its extents in sum.
+    /// The total size of its extents.
     pub bytes: Bytes,
     /// `true` when the host has accepted it.
     pub accepted: bool,
 }
 
-/// The newest report of each end.
+/// The newest report of each donor, host and device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Observed {
@@ -268,7 +269,8 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// The greatest term that any end has seen. After a lost state the next one must be greater.
+    /// The greatest term that any donor or host has seen. After the stored state was lost, the next term must be
+    /// greater.
     pub fn term_max(&self) -> Term {
         let donors = self.donors.values().map(|donor| donor.term);
         donors.chain(self.hosts.values().map(|host| host.term)).max().unwrap_or_default()

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Decides which donors and devices hold a volume: a request and the capacity there is give spans, or a refusal.
+//! Decides which donors and devices hold a volume: a request and the free capacity determine the spans, or a refusal.
 //!
-//! Rules, in this order. The slowest class that was asked for is taken first, faster ones when it is full. Members of
-//! one span never share the fault domain that was asked for. The first `width` spans are on different donors. Among
-//! the candidates, the one with the most free memory takes it, so that donors fill evenly. Nothing that is placed
-//! moves.
+//! Rules, in this order. The slowest class that the request allows is taken first, and faster ones when it is full.
+//! Members of one span never share a fault domain of the kind that was asked for. The first `width` spans are on
+//! different donors. Among the candidates, the one with the most free memory is chosen, so that donors fill evenly.
+//! What is already placed does not move.
 //!
-//! One choice looks at as many entries of the index as it must skip: its own volume's members, never all donors.
+//! One choice looks only at the entries of the index that it must skip, which hold members of its own volume, and at
+//! the one that it takes: never at all donors.
 
 mod capacity;
 mod refusal;
@@ -24,14 +25,14 @@ use crate::topology::{FaultDomain, LatencyClass};
 use crate::volume::{Redundancy, SPANS_MAX, Source, VOLUME_MAX, VolumeSpec};
 use capacity::{Domain, Found};
 
-/// What is asked of the capacity.
+/// A request for capacity.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     /// The volume.
     pub spec: &'a VolumeSpec,
     /// How many bytes of it to place.
     pub bytes: Bytes,
-    /// What can be reached from where it will be used.
+    /// What the host that will use it can reach.
     pub reaches: &'a [Reach],
 }
 
@@ -53,7 +54,7 @@ pub struct Placement {
     pub looks: usize,
 }
 
-/// One pick of a source among those that have room.
+/// The conditions for picking one source among those that have room.
 struct Pick<'a> {
     pool: &'a PoolId,
     classes: &'a [LatencyClass],
@@ -70,7 +71,7 @@ fn classes(slowest: LatencyClass) -> Vec<LatencyClass> {
     LatencyClass::ALL.into_iter().rev().filter(|class| *class <= slowest).collect()
 }
 
-/// Checks what does not depend on the capacity.
+/// Checks those parts of a specification that do not depend on the capacity.
 pub(crate) fn check_spec(spec: &VolumeSpec) -> Result<(), Refusal> {
     if spec.size == Bytes::ZERO || spec.size > VOLUME_MAX {
         return Err(Refusal::Size { size: spec.size });
@@ -95,7 +96,7 @@ impl Capacity {
             Ok(()) => Ok(placement),
             Err(refusal) => {
                 placement.spans.iter().flatten().for_each(|choice| self.give_back(choice));
-                // What was free before the first span was reserved is the figure that helps a person.
+                // Report what was free before the first span was reserved: that figure helps a person.
                 if let Refusal::NotEnough { pool, class, .. } = refusal {
                     let (free, _) = self.room(&pool, request.reaches, &classes(class), request.spec.spread);
                     return Err(Refusal::NotEnough { pool, class, wanted: request.bytes, free });
@@ -127,7 +128,8 @@ impl Capacity {
         Ok(())
     }
 
-    /// Members for one span, of `want` or less each, but all alike except for whole LDs.
+    /// Reserves the members of one span. Each has `want` bytes, or less where no source has as many; all have the same
+    /// size, except where a whole LD or block is larger.
     fn place_span(
         &mut self,
         request: &Request<'_>,
@@ -176,7 +178,8 @@ impl Capacity {
         }
     }
 
-    /// The source for one member: the first class that has enough in one place, else the most that any has.
+    /// The source for one member: the first class that has enough in one place, else the source with the most room in
+    /// any class.
     fn find(&self, pick: &Pick<'_>, want: Bytes, looks: &mut usize) -> Option<Found> {
         let mut best: Option<Found> = None;
         for class in pick.classes {

@@ -4,8 +4,8 @@
 //! The difference between two declarations, for people to read, and its application to a desired state.
 //!
 //! Applying a declaration twice changes nothing the second time: the plan is empty then. A plan is applied as a whole
-//! or refused as a whole. What cannot be changed in place (pool, zone, class, redundancy, spread, width) is a release
-//! and a new volume, and is shown as such.
+//! or refused as a whole. A change that cannot be made in place (of pool, zone, class, redundancy, spread or width)
+//! becomes a release and a new volume, and is shown as such.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,7 +19,8 @@ use crate::placement::{Capacity, Refusal};
 use crate::topology::Topology;
 use crate::volume::{Presentation, VolumeSpec};
 
-/// One change, in the order in which changes are made: what makes room comes first.
+/// One change. The variants are in the order in which changes are made: those that make room come before those that
+/// need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A pool is created or changed.
@@ -38,11 +39,11 @@ pub enum Change {
     Grow(VolumeName, Bytes, Bytes),
     /// A volume's lifetime changes.
     Expire(VolumeName, Option<Millis>),
-    /// What its host sees of a volume changes, with the next binding.
+    /// What its host sees of a volume changes, from the next binding on.
     SetPresentation(VolumeName, Presentation),
     /// A volume gets a host.
     Bind(VolumeName, HostId),
-    /// A donor is drained, or no longer.
+    /// A donor is drained, or used again.
     Drain(DonorId, bool),
     /// A zone is removed.
     RemoveZone(ZoneId),
@@ -136,7 +137,7 @@ fn volume_changes(
     to: Option<&DeclaredVolume>,
     changes: &mut Vec<Change>,
 ) {
-    // Another placement is another volume.
+    // A volume that must be placed differently is a new volume.
     let from_kept = from.filter(|from| to.is_some_and(|to| is_same_kind(&from.spec, &to.spec)));
     if let Some(from) = from
         && from_kept.is_none()
@@ -180,12 +181,12 @@ fn is_same_kind(from: &VolumeSpec, to: &VolumeSpec) -> bool {
 pub enum NotApplied {
     /// The declaration contradicts itself.
     Corrupt(Corrupt),
-    /// A pool or a zone is still used by a volume that is on its way out.
+    /// A pool or a zone is still used by a volume, perhaps one that is released but not dropped yet.
     InUse {
         /// Its name.
         name: String,
     },
-    /// A pool lists a donor or a device that the topology does not.
+    /// A pool or a zone lists a donor, a device or a host that the topology does not.
     NotInTopology {
         /// What is listed.
         name: String,
@@ -235,7 +236,7 @@ pub fn apply(
     }
     remove_pools_and_zones(&mut new, &changes)?;
     new.check().map_err(NotApplied::Corrupt)?;
-    // However many changes it was, it is one version.
+    // All changes of a plan together make one version.
     new.version = desired.version + u64::from(!changes.is_empty());
     *desired = new;
     Ok(changes)
@@ -269,7 +270,7 @@ fn set_pools_and_zones(desired: &mut Desired, changes: &[Change]) {
     }
 }
 
-/// Removes what is not declared any more, unless a volume that is not quite gone needs it.
+/// Removes pools and zones that are no longer declared. Refuses if a volume still needs one.
 fn remove_pools_and_zones(desired: &mut Desired, changes: &[Change]) -> Result<(), NotApplied> {
     for change in changes {
         match change {
@@ -288,7 +289,7 @@ fn remove_pools_and_zones(desired: &mut Desired, changes: &[Change]) -> Result<(
 }
 
 impl Edit<'_> {
-    /// Makes one change of a plan, but for those of pools and zones.
+    /// Makes one change of a plan, except changes to pools and zones.
     fn make(&mut self, change: &Change, draw: &mut impl FnMut() -> VolumeId) -> Result<(), Refusal> {
         let id = |name: &VolumeName| {
             let found = self.desired.volume_named(name).map(|(id, _)| id);

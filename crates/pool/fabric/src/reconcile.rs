@@ -3,12 +3,12 @@
 
 //! Decides the steps from what is observed towards what is desired.
 //!
-//! Pure and stateless: any fabric manager may call it at any time, after any part of the steps has been
-//! carried out. What it must remember is in the desired state and at the receivers, which repeat a step harmlessly and
-//! refuse what is stale (`gate.rs`), so a wrong order of events costs a round, never a byte.
+//! Pure and stateless: any fabric manager may call it at any time, after any part of the steps has been carried out.
+//! Everything that must be remembered is in the desired state and at the receivers. These repeat a step harmlessly and
+//! refuse stale ones (`gate.rs`), so a wrong order of events costs a round, never a byte.
 //!
-//! A member's way: granted, joined, (copied,) in sync; then it leaves at its host, is released at its source, wiped,
-//! dropped from the desired state (`settle.rs`), and forgotten by both ends.
+//! The life of a member: granted, joined, (copied,) in sync; then it leaves at its host, is released at its source,
+//! wiped, dropped from the desired state (`settle.rs`), and forgotten by both ends.
 
 mod establish;
 mod give_back;
@@ -23,7 +23,7 @@ use crate::desired::{Desired, Volume};
 use crate::id::{MemberId, VolumeId};
 use crate::observed::{Content, LdBinding, LeaseState, Observed};
 
-/// The steps to take, what is still to come, and what the desired state does not know.
+/// The steps to take, what is waited for, and what is missing from the desired state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Round {
     /// Steps, to be carried out in any order, at once.
@@ -72,7 +72,7 @@ impl States<'_> {
         volume.is_some_and(knows)
     }
 
-    /// What agents list and the desired state does not.
+    /// Handles what agents list and the desired state does not.
     fn tidy_hosts(self, round: &mut Round) {
         for host in self.observed.hosts.keys() {
             let Some(report) = standing::agent(self.desired, self.observed, host) else { continue };
@@ -96,7 +96,7 @@ impl States<'_> {
         }
     }
 
-    /// What donors list and the desired state does not.
+    /// Handles what donors list and the desired state does not.
     fn tidy_donors(self, round: &mut Round) {
         for (donor, report) in &self.observed.donors {
             if !report.standing.answers() || self.desired.retired_donors.get(donor) == Some(&report.incarnation) {
@@ -114,7 +114,7 @@ impl States<'_> {
         }
     }
 
-    /// What is bound, or was added, and is not in the desired state.
+    /// Handles what is bound, or was added, and is not in the desired state.
     fn tidy_devices(self, round: &mut Round) {
         for (device, report) in &self.observed.devices {
             let tags = report.extents.iter().flat_map(|(volume, tags)| tags.keys().map(|member| (*volume, *member)));
@@ -124,7 +124,7 @@ impl States<'_> {
             for (ld_id, ld) in self.unknown_lds(device, report) {
                 match (&ld.binding, ld.content) {
                     (LdBinding::Bound(_), _) => round.strays.push(Stray::Ld { device: device.clone(), ld_id }),
-                    // No host has it, and none may find what was in it.
+                    // No host has the LD, and the next one must not find old bytes in it.
                     (LdBinding::Unbound, Content::Used) if report.standing.answers() => {
                         round.steps.push(Step::WipeLd { device: device.clone(), ld_id });
                     }

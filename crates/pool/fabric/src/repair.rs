@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Decides which members are replaced: those on donors that are drained, those that are lost, those that are silent
-//! too long.
+//! Decides which members are replaced: members on donors that are drained, lost members, and members whose source has
+//! been silent too long.
 //!
-//! A member that is drained is copied first and leaves then. One that is silent is replaced only where the others of
-//! its span have all its bytes: else they may come back with the donor, and nothing is better than waiting.
+//! A drained member leaves only after it was copied. A silent one is replaced only if the other members of its span
+//! have all its bytes: otherwise the bytes may come back with the donor, and it is best to wait.
 
 use crate::desired::{Edit, Volume, Why};
 use crate::id::{MemberId, Millis, VolumeId};
@@ -14,7 +14,7 @@ use crate::placement::Refusal;
 use crate::reconcile::standing::{AtSource, agent, at_source, standing};
 use crate::volume::{Member, Source, Span};
 
-/// What a repair could not do.
+/// A member that a repair could not replace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unrepaired {
     /// The volume.
@@ -30,7 +30,7 @@ pub struct Unrepaired {
 enum Health {
     /// It has its bytes, or will have.
     Good,
-    /// It is good, and its donor wants the memory back.
+    /// It is good, and its source is draining or is drained by an operator.
     Draining,
     /// Its bytes are lost, or it was never lent and never will be.
     Lost,
@@ -69,7 +69,7 @@ impl Edit<'_> {
         let host = volume.host.as_ref();
         let report = host.and_then(|host| agent(self.desired, observed, host));
         let view = report.and_then(|report| report.volumes.get(&id));
-        // No program has it yet, so no member has bytes that could be lost.
+        // No program has the volume yet, so no member has bytes that could be lost.
         let unused = host.is_none() || (report.is_some() && view.is_none());
         let mut ailing = Vec::new();
         for span in &volume.spans {

@@ -4,9 +4,9 @@
 //! Drops from the desired state what has ended: members that were given back, and volumes of which nothing is
 //! left.
 //!
-//! The only place where a member is dropped. It must have left its host, by the agent's word or because the host is
-//! dead, and must be released and wiped at its source. Called with the newest reports before each round; what it
-//! changes is stored before a step is taken.
+//! This is the only place where a member is dropped. The member must have left its host, as the agent confirms or
+//! because the host is dead; and it must be released and wiped at its source, unless the source is retired. `settle` is
+//! called with the newest reports before each round; what it changes is stored before a step is taken.
 
 use crate::desired::Desired;
 use crate::id::{Millis, VolumeId};
@@ -47,8 +47,8 @@ pub fn settle(desired: &mut Desired, observed: &Observed, now: Millis) -> bool {
     changed
 }
 
-/// Forgets that a host was declared dead or a donor retired, once it has been restarted. Stored
-/// before either gets anything again: a manager that has no report of it yet must not take it for dead.
+/// Forgets that a host was declared dead or a donor retired, once it has been restarted. This is stored before the host
+/// or donor gets anything again: a manager that has no report of it yet must not take it for dead.
 fn forget_the_dead(desired: &mut Desired, observed: &Observed) -> bool {
     let before = desired.dead_hosts.len() + desired.retired_donors.len();
     desired.dead_hosts.retain(|host, dead| observed.hosts.get(host).is_none_or(|report| report.incarnation == *dead));

@@ -17,7 +17,7 @@ pub use check::{Inconsistency, LDS_MAX, Part};
 use crate::bytes::Bytes;
 use crate::id::{DeviceId, DonorId, EnclosureId, HostId, LdId, PortId, RackId, SwitchId, VcsId, VppbId};
 
-/// The LD id of a device that is not an MLD, as the command Bind vPPB has it.
+/// The LD id of a device that is not an MLD, as the command Bind vPPB encodes it.
 pub const NO_LD: LdId = LdId(0xffff);
 
 /// How far away memory is. The fastest first.
@@ -79,7 +79,7 @@ pub struct Donor {
     pub enclosure: EnclosureId,
     /// How far away its memory is from any host.
     pub class: LatencyClass,
-    /// What it lends, a whole number of slabs. A report that says less counts instead.
+    /// What it lends, a whole number of slabs. If the donor reports less, that counts instead.
     pub capacity: Bytes,
 }
 
@@ -155,7 +155,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// What can be bound, LD by LD. Nothing of a DCD.
+    /// What can be bound, LD by LD: nothing if it is a DCD.
     pub fn lds(&self) -> Vec<(LdId, Bytes)> {
         match &self.kind {
             DeviceKind::DynamicCapacity { .. } => Vec::new(),

@@ -3,10 +3,10 @@
 
 //! What a volume is: its specification, its spans, and the members that hold their bytes.
 //!
-//! A volume's bytes are the bytes of its *spans*, one after the other. A span's bytes are with its *members*: with
-//! one, in N copies, or in K shards of data and M of parity. A member has its bytes from one *source*: slabs of a
-//! donor, an LD of a device, or dynamic capacity. What a member holds belongs to one binding; the next binding has
-//! members of its own.
+//! A volume's bytes are the bytes of its *spans*, one after the other. A span's bytes are with its *members*: with one,
+//! in N copies, or in K shards of data and M of parity. The memory of a member is from one *source*: slabs of a donor,
+//! an LD of a device, or dynamic capacity. What a member holds belongs to one binding; the next binding has members of
+//! its own.
 
 use std::fmt;
 
@@ -24,10 +24,10 @@ pub const COPIES_MAX: u8 = 4;
 pub const DATA_MAX: u8 = 16;
 /// Shards of parity at most.
 pub const PARITY_MAX: u8 = 4;
-/// Largest volume. Far above any rack, far below what would overflow with its redundancy.
+/// Largest volume: far more than a rack holds, far less than would overflow once redundancy is added.
 pub const VOLUME_MAX: Bytes = Bytes(1 << 56);
 
-/// How many members may be lost before bytes are.
+/// How many members may be lost before bytes are lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Redundancy {
@@ -43,7 +43,7 @@ pub enum Redundancy {
     Parity {
         /// K, shards of data.
         data: u8,
-        /// M, shards of parity: as many may be lost.
+        /// M, shards of parity. This many members may be lost.
         parity: u8,
     },
 }
@@ -58,7 +58,7 @@ impl Redundancy {
         }
     }
 
-    /// Members without which bytes are lost.
+    /// The number of members that is enough to read all bytes.
     pub fn members_needed(self) -> usize {
         match self {
             Self::Mirror { .. } | Self::None => 1,
@@ -71,7 +71,7 @@ impl Redundancy {
         Bytes(span.0.div_ceil(self.members_needed() as u64)).round_up_to_slabs()
     }
 
-    /// What a span holds whose members have this much each.
+    /// What a span holds if each of its members has this much.
     pub fn span_bytes(self, member: Bytes) -> Bytes {
         member.times(self.members_needed() as u64)
     }
@@ -105,7 +105,8 @@ pub enum Presentation {
     OneRange,
     /// One range for each span, and the host interleaves.
     RangePerSpan {
-        /// How many pages in turn each span gets. A list that is too short is repeated; if empty, one page each.
+        /// How many consecutive pages each span gets in turn. A list that is too short is repeated; if empty, one page
+        /// each.
         weights: Vec<u8>,
     },
 }
@@ -134,7 +135,7 @@ pub struct VolumeSpec {
     /// What the host sees.
     #[serde(default)]
     pub presentation: Presentation,
-    /// When it is released by itself.
+    /// When it is released automatically.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Millis>,
 }
@@ -181,14 +182,14 @@ pub struct Member {
     pub id: MemberId,
     /// Where its bytes are.
     pub source: Source,
-    /// How many.
+    /// How many bytes.
     pub bytes: Bytes,
     /// The vPPB that an LD is bound to, chosen with the binding. For LDs alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vppb: Option<VppbAddress>,
 }
 
-/// Whose place a member takes: two members with the same one hold the same bytes.
+/// Where in a volume a member belongs: two members with the same place hold the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {

@@ -4,9 +4,9 @@
 //! The pool under trouble: donors, hosts, switches and fabric managers crash, lose messages, come back, and come back
 //! empty.
 //!
-//! A slab that is lent twice is two programs' bytes in one place; one that is forgotten is memory that nobody ever gets
-//! back; a volume with two writers is wrong whatever each of them reads. `world/` plays histories of that from a seed.
-//! `AQUIFER_FABRIC_HISTORIES=10000` plays as many, `AQUIFER_FABRIC_SEED=N` that one alone.
+//! A slab that is lent twice mixes the bytes of two programs; a slab that is forgotten is memory that nobody ever gets
+//! back; a volume with two writers is wrong whatever each of them reads. `world/` plays histories of such trouble, each
+//! from a seed. `AQUIFER_FABRIC_HISTORIES=10000` plays that many, `AQUIFER_FABRIC_SEED=N` only the one with that seed.
 
 mod world;
 
@@ -126,7 +126,7 @@ fn adoption_after_a_lost_state_disturbs_nobody() {
     assert_eq!(world.agents[&id("h1")].volumes, before, "members, tokens and places are what they were");
     assert_eq!(world.store.desired.volumes.len(), 3);
     assert!(world.store.desired.volumes.values().all(|volume| volume.leaving.is_empty()));
-    // What was adopted can be worked with.
+    // An adopted volume can be changed like any other.
     let first = *world.store.desired.volumes.keys().next().expect("three");
     world.writers[0].orders.push(Order::Release(first));
     settle_down(&mut world);

@@ -3,8 +3,8 @@
 
 //! Reads and writes fields, little-endian, within bounds.
 //!
-//! The macros `payload!` and `field_enum!` make payloads of fixed fields and fields of named values; payloads with
-//! lists are written by hand beside them.
+//! The macro `payload!` defines a payload of fixed fields, and `field_enum!` a field whose values have names; payloads
+//! with lists are written by hand.
 
 use std::fmt::Debug;
 
@@ -25,12 +25,12 @@ pub trait Payload: Clone + Debug + PartialEq + Sized {
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Whose bytes they are.
+    /// The dialect of the sender.
     pub dialect: &'a Dialect,
 }
 
 impl<'a> Reader<'a> {
-    /// At the first byte.
+    /// A reader at the first byte.
     pub fn new(bytes: &'a [u8], dialect: &'a Dialect) -> Self {
         Self { bytes, at: 0, dialect }
     }
@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// All that is left.
+    /// Takes all bytes that are left.
     pub fn rest(&mut self) -> &'a [u8] {
         let left = &self.bytes[self.at..];
         self.at = self.bytes.len();
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         P::read(self)
     }
 
-    /// Reads `count` of them. Allocates no more than the bytes that are there can hold.
+    /// Reads a list of `count` fields or payloads. Allocates no more entries than bytes are left.
     pub fn list<P: Payload>(&mut self, count: usize) -> Result<Vec<P>, DecodeFailure> {
         let mut list = Vec::with_capacity(count.min(self.left()));
         for _ in 0..count {
@@ -74,12 +74,12 @@ impl<'a> Reader<'a> {
         Ok(list)
     }
 
-    /// Fails with a field's value that it cannot have.
+    /// Fails because a field has a value that it cannot have.
     pub fn refuse<T>(&self, field: &'static str, value: u64) -> Result<T, DecodeFailure> {
         Err(DecodeFailure::Value { at: self.at, field, value })
     }
 
-    /// Nothing may be left.
+    /// Fails if bytes are left.
     pub fn finish(&self) -> Result<(), DecodeFailure> {
         match self.left() {
             0 => Ok(()),
@@ -93,12 +93,12 @@ impl<'a> Reader<'a> {
 pub struct Writer<'a> {
     /// What has been written.
     pub bytes: Vec<u8>,
-    /// Who will read it.
+    /// The dialect of the receiver.
     pub dialect: &'a Dialect,
 }
 
 impl<'a> Writer<'a> {
-    /// With nothing written.
+    /// A writer with nothing written.
     pub fn new(dialect: &'a Dialect) -> Self {
         Self { bytes: Vec::new(), dialect }
     }
@@ -113,7 +113,7 @@ impl<'a> Writer<'a> {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Each of a list.
+    /// Every entry of a list.
     pub fn put_list<P: Payload>(&mut self, list: &[P]) {
         list.iter().for_each(|one| one.write(self));
     }
@@ -123,7 +123,7 @@ impl<'a> Writer<'a> {
         self.bytes.resize(self.bytes.len() + bytes, 0);
     }
 
-    /// The length of a list as a byte. A list that is longer than its count can say is a mistake of the caller's.
+    /// The length of a list as a byte. A list of more than 255 entries is a bug of the caller.
     pub fn count_u8<T>(&mut self, list: &[T]) {
         self.put(&u8::try_from(list.len()).expect("no more entries than a byte counts"));
     }

@@ -39,7 +39,7 @@ macro_rules! commands {
             /// Every opcode that this crate knows, in order.
             pub const ALL: &'static [Self] = &[$(Self($number)),*];
 
-            /// The command's name, as the specification has it; None for others than [`Opcode::ALL`].
+            /// The command's name in the specification; None for an opcode that is not in [`Opcode::ALL`].
             pub fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($number => Some($text),)*
@@ -86,7 +86,7 @@ macro_rules! commands {
                 }
             }
 
-            /// The request in these bytes, all of them.
+            /// Decodes a request, which must use up all of these bytes.
             pub fn decode(opcode: Opcode, bytes: &[u8], dialect: &Dialect) -> Result<Self, DecodeFailure> {
                 let mut input = Reader::new(bytes, dialect);
                 let request = match opcode.0 {
@@ -113,7 +113,7 @@ macro_rules! commands {
                 }
             }
 
-            /// The response to a request in these bytes, all of them.
+            /// Decodes the response to a request. It must use up all of these bytes.
             pub fn decode(to: &Request, bytes: &[u8], dialect: &Dialect) -> Result<Self, DecodeFailure> {
                 let mut input = Reader::new(bytes, dialect);
                 let response = match to {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How a peer writes what peers disagree about, as data.
+//! Describes as data how a peer writes what peers disagree about.
 //!
 //! | # | what differs | field |
 //! |---|---|---|
@@ -18,7 +18,7 @@
 //! | 12 | what byte 3 of Initiate Dynamic Capacity Release is | zero |
 //! | 13 | the event interrupt policy has 4 or 5 bytes | `interrupt_policy_is_short` |
 //! | 14 | a second logical device of a port cannot be bound | `binds_one_ld_of_a_port` |
-//! | 15 | Get Host DC Region Configuration's answer has always eight regions | `host_regions_are_padded` |
+//! | 15 | Get Host DC Region Configuration's answer always has eight regions | `host_regions_are_padded` |
 
 use crate::opcode::Opcode;
 
@@ -43,7 +43,7 @@ pub enum LengthBits {
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialect {
-    /// Whose it is, for a trace.
+    /// The name of the peer, for traces.
     pub name: &'static str,
     /// See the table.
     pub category: CategoryBits,
@@ -65,7 +65,7 @@ pub struct Dialect {
     pub binds_one_ld_of_a_port: bool,
     /// See the table.
     pub host_regions_are_padded: bool,
-    /// Opcodes that must not be sent: they end the peer.
+    /// Opcodes that must not be sent, because they crash the peer.
     pub never_sent: &'static [Opcode],
 }
 
@@ -85,7 +85,7 @@ const QEMU_SWITCH_VENDOR: u16 = 0x19e5;
 const QEMU_SWITCH_DEVICE: u16 = 0xa128;
 
 impl Dialect {
-    /// As the specification has it, revision 3.1.
+    /// As in revision 3.1 of the specification.
     pub const STANDARD: Self = Self {
         name: "standard",
         category: CategoryBits::Low,
@@ -125,10 +125,10 @@ impl Dialect {
         ..Self::STANDARD
     };
 
-    /// Each of them.
+    /// All dialects.
     pub const ALL: [Self; 5] = [Self::STANDARD, Self::QEMU, Self::LIBCXLMI, Self::OPENCIS, Self::JACKRABBIT];
 
-    /// Chosen by who answered Identify.
+    /// Chooses the dialect of the peer that answered Identify.
     pub fn of(answer: &IdentifyAnswer<'_>) -> &'static Self {
         const CHOICES: [Dialect; 5] = Dialect::ALL;
         static STATIC: [Dialect; 5] = CHOICES;

@@ -37,7 +37,7 @@ payload! {
 payload! {
     /// Get Host DC Region Configuration (5601h), request.
     pub struct GetHostDcRegions {
-        /// Whose.
+        /// The host.
         pub host_id: u16;
         /// The number of regions.
         pub count: u8;
@@ -50,13 +50,13 @@ payload! {
     pub struct DcRegion {
         /// Its first address of the device.
         pub base: u64;
-        /// Its addresses, in units of [`CAPACITY_UNIT_BYTES`].
+        /// The number of its addresses, in units of [`CAPACITY_UNIT_BYTES`].
         pub decode_length: u64;
-        /// Its bytes.
+        /// Its length in bytes.
         pub length: u64;
         /// Bytes of a block.
         pub block_bytes: u64;
-        /// What it can.
+        /// What it supports.
         pub flags: u8, reserved 3;
         /// Whether what is released is sanitised.
         pub sanitize_on_release: u8, reserved 3;
@@ -67,13 +67,13 @@ payload! {
 /// whatever their count says, 340 bytes in all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostDcRegions {
-    /// Whose.
+    /// The host.
     pub host_id: u16,
     /// Regions in all.
     pub region_count: u8,
     /// Those that were asked for, at most [`REGIONS_MAX`].
     pub regions: Vec<DcRegion>,
-    /// Extents that the device can hold, those of them that are free, tags that it can hold, those that are free.
+    /// Extents that the device can track, how many of them are free, tags that it can track, how many of them are free.
     pub room: [u32; 4],
 }
 
@@ -127,7 +127,7 @@ payload! {
 payload! {
     /// Get DC Region Extent Lists (5603h), request.
     pub struct GetDcExtentLists {
-        /// Whose.
+        /// The host.
         pub host_id: u16, reserved 2;
         /// The number of extents.
         pub count: u32;
@@ -140,11 +140,11 @@ payload! {
     pub struct Extent {
         /// Its first address of the device.
         pub start: u64;
-        /// Its bytes.
+        /// Its length in bytes.
         pub length: u64;
-        /// What it belongs to; zeros: nothing.
+        /// Its tag; zeros if it has none.
         pub tag: [u8; 16];
-        /// Its place in memory that hosts share.
+        /// Its position among the extents of a shared tag, from 1 on; 0 if it is not shared.
         pub shared_sequence: u16, reserved 6;
     }
 }
@@ -152,7 +152,7 @@ payload! {
 /// Get DC Region Extent Lists (5603h), response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DcExtentLists {
-    /// Whose.
+    /// The host.
     pub host_id: u16,
     /// The first that is listed.
     pub first_extent: u32,
@@ -191,39 +191,39 @@ pub mod add_policy {
     pub const CONTIGUOUS: u8 = 1;
     /// Those that the request lists.
     pub const PRESCRIPTIVE: u8 = 2;
-    /// Those with the tag, for another host.
+    /// Those that have the tag already, for another host.
     pub const ENABLE_SHARED_ACCESS: u8 = 3;
 }
 
 /// Initiate Dynamic Capacity Add (5604h), request. The host answers it, later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InitiateDcAdd {
-    /// For whom.
+    /// The host.
     pub host_id: u16,
     /// One of [`add_policy`].
     pub policy: u8,
-    /// Of which region.
+    /// The region to take it from.
     pub region: u8,
     /// How many bytes, unless the extents are listed.
     pub length: u64,
-    /// What they will belong to.
+    /// The tag that the capacity gets.
     pub tag: [u8; 16],
-    /// Which.
+    /// The extents, if they are listed.
     pub extents: Vec<Extent>,
 }
 
 /// Initiate Dynamic Capacity Release (5605h), request. The host answers it, later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InitiateDcRelease {
-    /// From whom.
+    /// The host.
     pub host_id: u16,
     /// Bits 3:0 policy (0 by tag, 1 those that are listed), bit 4 by force, bit 5 sanitise.
     pub flags: u8,
     /// How many bytes, unless the extents are listed.
     pub length: u64,
-    /// What they belong to.
+    /// The tag of the capacity.
     pub tag: [u8; 16],
-    /// Which.
+    /// The extents, if they are listed.
     pub extents: Vec<Extent>,
 }
 
@@ -265,13 +265,14 @@ fn write_extents(out: &mut Writer<'_>, length: u64, tag: &[u8; 16], extents: &[E
 
 fn read_extents(input: &mut Reader<'_>) -> Result<(u64, [u8; 16], Vec<Extent>), DecodeFailure> {
     let (length, tag) = (input.read()?, input.read()?);
-    // The list and its count are there under the prescriptive policies alone, as the specification has it.
+    // By the specification, the list and its count are present only with a prescriptive policy.
     let count: u32 = if input.left() > 0 { input.read()? } else { 0 };
     Ok((length, tag, input.list(count as usize)?))
 }
 
 payload! {
-    /// Dynamic Capacity Add Reference (5606h), request: what has the tag is not sanitised while it is referred to.
+    /// Dynamic Capacity Add Reference (5606h), request: capacity with the tag is not sanitised while the manager refers
+    /// to it.
     pub struct DcAddReference {
         /// The tag.
         pub tag: [u8; 16];
@@ -314,7 +315,7 @@ pub struct DcTags {
     pub generation: u32,
     /// Tags in all.
     pub total: u32,
-    /// Which of the bit maps mean something.
+    /// Which of the bit maps are valid.
     pub validity: u8,
     /// Those that are listed.
     pub tags: Vec<DcTag>,

@@ -28,13 +28,13 @@ field_enum! {
 /// An event record, 128 bytes. CXL 3.2, table 8-55.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventRecord {
-    /// What kind of record it is, in the order in which the bytes are sent.
+    /// The kind of record, as a UUID in the order in which its bytes are sent.
     pub uuid: [u8; 16],
-    /// Bytes of the record, as it says itself.
+    /// The length of the record, as its own field gives it.
     pub record_bytes: u8,
     /// Flags, of which 24 bits are sent.
     pub flags: u32,
-    /// By which it is cleared.
+    /// The number by which it is cleared.
     pub handle: u16,
     /// Another record that belongs to it; 0: none.
     pub related_handle: u16,
@@ -48,7 +48,7 @@ pub struct EventRecord {
     pub ld_id: u16,
     /// The head that it is about.
     pub head_id: u8,
-    /// What the kind of record has.
+    /// The fields of this kind of record.
     pub data: [u8; EVENT_DATA_BYTES],
 }
 
@@ -120,7 +120,7 @@ impl EventRecords {
         self.flags & 1 != 0
     }
 
-    /// True where the log has more of them.
+    /// True if the log has more records.
     pub fn has_more(&self) -> bool {
         self.flags & 2 != 0
     }
@@ -154,7 +154,7 @@ impl Payload for EventRecords {
 pub struct ClearEventRecords {
     /// Which log.
     pub log: EventLog,
-    /// Bit 0: all of them.
+    /// Bit 0: clear all records.
     pub flags: u8,
     /// Those to clear.
     pub handles: Vec<u16>,
@@ -209,7 +209,7 @@ impl Payload for EventInterruptPolicy {
 /// Set Event Interrupt Policy (0103h), request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetEventInterruptPolicy {
-    /// What is to hold.
+    /// The policy to set.
     pub policy: EventInterruptPolicy,
 }
 

@@ -34,11 +34,12 @@ pub struct PortEvent {
     pub kind: PortEventKind,
     /// The slot status register.
     pub slot_status: u16,
-    /// The port as it is since; `supported_lds` is not sent.
+    /// The state of the port after the event; `supported_lds` is not sent.
     pub port: PortStatus,
 }
 
-/// Bytes of a port's status between its number and its count of logical devices, which the record has elsewhere or not.
+/// Bytes of a port's status without its first and its last field: the record has the port's number elsewhere, and no
+/// count of logical devices.
 const STATUS_BYTES: std::ops::Range<usize> = 1..15;
 
 impl Payload for PortEvent {
@@ -83,12 +84,12 @@ payload! {
         pub vppb_id: u8;
         /// What happened.
         pub kind: VppbEventKind;
-        /// What the vPPB is bound to since. The link and slot control registers that follow it are not kept.
+        /// What the vPPB is bound to after the event. The link and slot control registers that follow it are not kept.
         pub vppb: Vppb;
     }
 }
 field_enum! {
-    /// Which message of an error came from a device with multiple logical devices.
+    /// The kind of error message that a device with multiple logical devices has sent.
     pub enum ErrorKind {
         /// Correctable.
         Correctable = 0,
@@ -101,7 +102,7 @@ field_enum! {
 payload! {
     /// An error of a device with multiple logical devices (8dc44363-0c96-4710-b7bf-04bb99534c3f).
     pub struct MldPortEvent {
-        /// Which.
+        /// The kind of error.
         pub kind: ErrorKind;
         /// The port it came from.
         pub port_id: u8, reserved 2;
@@ -131,9 +132,9 @@ payload! {
     pub struct CapacityEvent {
         /// What happened.
         pub kind: CapacityEventKind;
-        /// Which fields mean something: bit 0, `extents_free` and `tags_free`.
+        /// Which fields are valid: bit 0 for `extents_free` and `tags_free`.
         pub validity: u8;
-        /// Whose.
+        /// The host.
         pub host_id: u16;
         /// The region whose configuration was updated.
         pub region_id: u8;
@@ -172,7 +173,7 @@ impl EventData {
         }
     }
 
-    /// A record that says so; its handle and its time are left to the log that it goes to.
+    /// A record with this data. Its handle and its time are set when it is written to a log.
     pub fn record(&self, severity: u8) -> EventRecord {
         let mut out = Writer::new(&Dialect::STANDARD);
         match self {
@@ -200,7 +201,7 @@ impl EventData {
 }
 
 impl EventRecord {
-    /// What it says; None for another kind of record.
+    /// The data of this record; None for a kind that [`EventData`] does not have.
     pub fn meaning(&self) -> Option<EventData> {
         let mut input = Reader::new(&self.data, &Dialect::STANDARD);
         let read = match self.uuid {

@@ -79,7 +79,7 @@ impl DecodeFailure {
 /// Why a message does not answer a request. A late answer to an earlier request looks like these, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseFailure {
-    /// It is no response.
+    /// It is not a response.
     Category,
     /// It answers another opcode.
     Opcode {

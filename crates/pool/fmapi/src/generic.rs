@@ -84,7 +84,7 @@ pub struct Identity {
     pub serial_number: u64,
     /// The longest message that it takes is two to the power of this, in bytes.
     pub message_limit_log2: u8,
-    /// None where it does not say.
+    /// None if the peer does not report it.
     pub component_type: Option<ComponentType>,
 }
 
@@ -119,13 +119,13 @@ impl Payload for Identity {
 pub struct BackgroundStatus {
     /// True while an operation runs.
     pub is_running: bool,
-    /// How much of it is done, 0 to 100. The rest is meaningful at 100.
+    /// How much of it is done, 0 to 100. The return code and the vendor's status are valid only at 100.
     pub percent: u8,
     /// Its opcode.
     pub opcode: u16,
     /// How it ended.
     pub return_code: u16,
-    /// What the vendor adds to it.
+    /// The vendor's extended status.
     pub vendor_status: u16,
 }
 

@@ -23,7 +23,7 @@ use crate::return_code::ReturnCode;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
-/// The longest payload that 21 bits can say.
+/// The longest payload whose length fits in 21 bits.
 pub const PAYLOAD_BYTES_MAX: usize = (1 << 21) - 1;
 
 /// Whether a message asks or answers.
@@ -40,17 +40,17 @@ pub enum Category {
 pub struct Header {
     /// Request or response.
     pub category: Category,
-    /// Which request is answered.
+    /// Chosen by the request; the response repeats it.
     pub tag: u8,
-    /// What is asked.
+    /// The command.
     pub opcode: Opcode,
     /// Bytes after the header.
     pub payload_bytes: u32,
-    /// True where the command goes on in the background.
+    /// True if the command goes on in the background.
     pub is_background: bool,
     /// How it ended; zero in a request.
     pub return_code: ReturnCode,
-    /// What the vendor adds to it.
+    /// The vendor's extended status.
     pub vendor_status: u16,
 }
 

@@ -15,7 +15,7 @@ payload! {
     pub struct LdCapabilities {
         /// Bytes of memory in all.
         pub memory_bytes: u64;
-        /// Logical devices that the device can be.
+        /// Logical devices that the device supports.
         pub ld_count: u16;
         /// Bit 0: it reports congestion at its egress port; bit 1: temporarily reduced throughput.
         pub qos_telemetry: u8;
@@ -74,7 +74,7 @@ pub struct LdAllocations {
     pub granularity: Granularity,
     /// The first that is listed.
     pub first_ld_id: u8,
-    /// One for each.
+    /// One for each listed logical device.
     pub allocations: Vec<LdAllocation>,
 }
 
@@ -101,7 +101,7 @@ macro_rules! allocations {
         pub struct $name {
             /// The first logical device that is listed.
             pub first_ld_id: u8,
-            /// One for each.
+            /// One for each listed logical device.
             pub allocations: Vec<LdAllocation>,
         }
 
@@ -123,11 +123,11 @@ macro_rules! allocations {
 }
 
 allocations! {
-    /// Set LD Allocations (5402h), request. One peer carries it out in the background, though the specification does
-    /// not.
+    /// Set LD Allocations (5402h), request. One peer carries it out in the background, which the specification does not
+    /// provide for.
     SetLdAllocations
 }
 allocations! {
-    /// Set LD Allocations (5402h), response: what holds now.
+    /// Set LD Allocations (5402h), response: the allocations that now apply.
     NewLdAllocations
 }

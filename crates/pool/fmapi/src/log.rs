@@ -15,7 +15,7 @@ payload! {
 payload! {
     /// A log that a peer has.
     pub struct SupportedLog {
-        /// Which.
+        /// Which log.
         pub uuid: [u8; 16];
         /// Its length.
         pub log_bytes: u32;
@@ -25,7 +25,7 @@ payload! {
 /// Get Supported Logs (0400h), response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SupportedLogs {
-    /// Each of them.
+    /// All logs that the peer has.
     pub logs: Vec<SupportedLog>,
 }
 
@@ -46,9 +46,9 @@ impl Payload for SupportedLogs {
 payload! {
     /// Get Log (0401h), request.
     pub struct GetLog {
-        /// Which.
+        /// Which log.
         pub uuid: [u8; 16];
-        /// From here.
+        /// Offset of the first byte.
         pub offset: u32;
         /// The number of bytes.
         pub length: u32;
@@ -77,7 +77,7 @@ impl GetLog {
     pub const COMMAND_EFFECTS: [u8; 16] =
         [0x0d, 0xa9, 0xc0, 0xb5, 0xbf, 0x41, 0x4b, 0x78, 0x8f, 0x79, 0x96, 0xb1, 0x62, 0x3b, 0x3f, 0x17];
 
-    /// The part that was asked for, and no more.
+    /// Reads the part that was asked for, and no more.
     pub(crate) fn read_bytes(&self, input: &mut Reader<'_>) -> Result<LogBytes, DecodeFailure> {
         Ok(LogBytes { bytes: input.take(self.length as usize)?.to_vec() })
     }
@@ -86,7 +86,7 @@ impl GetLog {
 /// A line of the command effects log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandEffect {
-    /// A command that is answered.
+    /// A command that the peer answers.
     pub opcode: Opcode,
     /// What it changes: a bit for each kind of effect, table 8-75.
     pub effect: u16,

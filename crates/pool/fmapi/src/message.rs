@@ -55,7 +55,7 @@ impl Message {
         out.bytes
     }
 
-    /// The message in these bytes, all of them.
+    /// Decodes a message, which must use up all of these bytes.
     pub fn decode(bytes: &[u8], dialect: &Dialect) -> Result<Self, DecodeFailure> {
         let mut input = Reader::new(bytes, dialect);
         let header = Header::read(&mut input)?;

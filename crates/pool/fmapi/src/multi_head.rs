@@ -30,7 +30,7 @@ pub struct HeadMap {
 }
 
 impl HeadMap {
-    /// Of a logical device that no head has.
+    /// The entry of a logical device that no head has.
     pub const NO_HEAD: u8 = 0xff;
 }
 

@@ -162,7 +162,7 @@ payload! {
         pub device_mode: DeviceMode, reserved 1;
         /// What is connected.
         pub device_type: DeviceType;
-        /// A bit for each way of CXL that the port can: RCD, 68-byte flits, 256-byte, latency-optimised, PBR.
+        /// A bit for each CXL mode that the port supports: RCD, 68-byte flits, 256-byte, latency-optimised, PBR.
         pub supported_modes: u8;
         /// Lanes at most.
         pub link_width_max: u8;
@@ -172,7 +172,7 @@ payload! {
         pub supported_speeds: u8;
         /// 1 to 6: 2.5, 5, 8, 16, 32, 64 GT/s.
         pub link_speed_max: u8;
-        /// The same, now.
+        /// The speed in use, in the same code.
         pub link_speed: u8;
         /// State of the link.
         pub link_state: LinkState;
@@ -180,7 +180,7 @@ payload! {
         pub first_lane: u8;
         /// Bit 0 lane reversal, 1 PERST# asserted, 2 a card is present, 3 power.
         pub link_flags: u16;
-        /// Logical devices that it can hold; 0: not for multiple logical devices.
+        /// Logical devices that a device at it may have; 0 if it does not support multiple logical devices.
         pub supported_lds: u8;
     }
 }
@@ -233,7 +233,7 @@ payload! {
 pub struct PpbConfigurationRequest {
     /// Which port.
     pub port_id: u8,
-    /// What of its configuration space.
+    /// The access to its configuration space.
     pub access: ConfigurationAccess,
     /// What is written.
     pub data: u32,

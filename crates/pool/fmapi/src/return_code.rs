@@ -9,16 +9,16 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReturnCode(pub u16);
 
-/// What to do after a command that was not carried out.
+/// What a return code means for the sender of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// It was carried out.
     Done,
-    /// It may succeed later, as it is.
+    /// The same command may succeed later.
     Retry,
     /// It runs on; ask for the background operation's status.
     Running,
-    /// It will not succeed as it is.
+    /// The same command will not succeed later.
     Final,
 }
 

@@ -16,7 +16,7 @@ const MESSAGE_TYPE_CCI: u8 = 0x08;
 pub const LD_MEMORY_BYTES_MAX: usize = 4096;
 
 field_enum! {
-    /// Who is behind a tunnel.
+    /// What a tunnel leads to.
     pub enum TunnelTarget {
         /// A port of a switch, or a logical device of the peer.
         PortOrLd = 0,
@@ -25,12 +25,12 @@ field_enum! {
     }
 }
 
-/// Tunnel Management Command (5300h), request. A second level is a message that is a tunnel itself.
+/// Tunnel Management Command (5300h), request. For a second level, the message is a tunnel command itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tunnel {
     /// The port, or the logical device.
     pub port_or_ld_id: u8,
-    /// Which of the two.
+    /// What the tunnel leads to.
     pub target: TunnelTarget,
     /// The message that is passed on, with its header.
     pub message: Vec<u8>,
@@ -95,9 +95,9 @@ fn message(input: &mut Reader<'_>, bytes: u16) -> Result<Vec<u8>, DecodeFailure>
 pub struct LdConfigurationRequest {
     /// Which port.
     pub port_id: u8,
-    /// What of the configuration space.
+    /// The access to the configuration space.
     pub access: ConfigurationAccess,
-    /// Whose.
+    /// The logical device.
     pub ld_id: u16,
     /// What is written.
     pub data: u32,
@@ -130,7 +130,7 @@ pub struct LdMemoryRequest {
     pub last_byte_enables: u8,
     /// True to write.
     pub is_write: bool,
-    /// Whose memory.
+    /// The logical device.
     pub ld_id: u16,
     /// How many bytes; at most [`LD_MEMORY_BYTES_MAX`].
     pub bytes: u16,
@@ -158,7 +158,7 @@ impl Payload for LdMemoryRequest {
         let [first, last]: [u8; 2] = input.read()?;
         let ([ld_id, bytes], address): ([u16; 2], _) = (input.read()?, input.read()?);
         let is_write = last >> 7 == 1;
-        // One peer sends as many bytes with a read, which mean nothing.
+        // With a read, one peer sends as many bytes as it wants to read; they mean nothing.
         let has_data = is_write || input.left() > 0;
         let sent = if has_data { input.take(bytes.into())? } else { &[] };
         let data = if is_write { sent.to_vec() } else { Vec::new() };
@@ -189,7 +189,7 @@ impl Payload for LdMemoryData {
     fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
         let bytes: u16 = input.read()?;
         input.take(2)?;
-        // The size counts what was written as well, of which no data comes back.
+        // After a write, the size is that of the written bytes, and no data follows.
         let data = if input.left() == 0 { Vec::new() } else { input.take(bytes.into())?.to_vec() };
         Ok(Self { bytes, data })
     }

@@ -11,7 +11,7 @@ use crate::failure::DecodeFailure;
 pub struct GetVirtualSwitches {
     /// Of each switch, from this vPPB on.
     pub first_vppb: u8,
-    /// Of each switch, at most so many vPPBs.
+    /// The most vPPBs to list of each switch.
     pub vppbs_max: u8,
     /// Which switches.
     pub vcs_ids: Vec<u8>,
@@ -36,7 +36,7 @@ impl GetVirtualSwitches {
         total.saturating_sub(self.first_vppb).min(self.vppbs_max)
     }
 
-    /// The answer does not say how many vPPBs it lists.
+    /// Reads the answer, which does not say how many vPPBs it lists.
     pub(crate) fn read_switches(&self, input: &mut Reader<'_>) -> Result<VirtualSwitches, DecodeFailure> {
         let count: u8 = input.read()?;
         input.take(3)?;
@@ -82,7 +82,7 @@ payload! {
         pub status: BindingStatus;
         /// The port.
         pub port_id: u8;
-        /// The logical device; [`Vppb::NO_LD`] where it is none.
+        /// The logical device; [`Vppb::NO_LD`] if it is bound to none.
         pub ld_id: u8, reserved 1;
     }
 }
@@ -95,7 +95,7 @@ impl Vppb {
 /// One virtual CXL switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VirtualSwitch {
-    /// Which.
+    /// Its number.
     pub vcs_id: u8,
     /// Whether it works.
     pub state: VcsState,
@@ -126,7 +126,7 @@ impl Payload for VirtualSwitches {
         }
     }
 
-    /// As if every vPPB had been asked for. [`Response::decode`](crate::Response::decode) knows what was.
+    /// Reads as if every vPPB had been asked for; [`Response::decode`](crate::Response::decode) knows which were.
     fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
         GetVirtualSwitches { vppbs_max: u8::MAX, ..Default::default() }.read_switches(input)
     }
@@ -141,7 +141,7 @@ payload! {
         pub vppb_id: u8;
         /// The port to bind it to.
         pub port_id: u8, reserved 1;
-        /// The logical device behind the port; [`BindVppb::NO_LD`] where it has just one.
+        /// The logical device behind the port; [`BindVppb::NO_LD`] if the port's device is no MLD.
         pub ld_id: u16;
     }
 }
@@ -183,7 +183,7 @@ payload! {
         pub vppb_id: u8, reserved 2;
         /// Which error.
         pub error: u32;
-        /// Header of the packet that had it.
+        /// Header of the packet that had the error.
         pub tlp_header: [u8; 32];
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Encoding and decoding are inverse, in every dialect, and no bytes are a surprise.
+//! Encoding and decoding are inverse in every dialect, and any bytes are decoded or refused.
 
 use aquifer_fmapi::{
     Category, Dialect, Header, Message, Opcode, Payload, Reader, Request, Response, ReturnCode, Writer,
@@ -14,7 +14,7 @@ fn written(dialect: &Dialect, write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     out.bytes
 }
 
-/// Bytes that often are a payload: counts are small more often than not.
+/// Bytes that are often a valid payload, because most of them are small, as counts are.
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![3 => 0u8..4, 1 => any::<u8>()];
     prop_oneof![
@@ -72,7 +72,7 @@ proptest! {
 
 #[test]
 fn counts_that_lie_take_no_room() {
-    // Four thousand million extents, of which there is none.
+    // The count says four thousand million extents, and none follows.
     let mut asked = vec![0; 32];
     asked[28..].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(Request::decode(Opcode::INITIATE_DC_ADD, &asked, &Dialect::STANDARD).is_err());

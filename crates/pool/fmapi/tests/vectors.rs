@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Every exchange that was recorded of QEMU 10.0 (a switch, its devices, a dynamic-capacity device) is decoded, and
-//! written again as it was. `tests/golden/qemu.json` has them; `via` says who was asked, through how many tunnels.
+//! Every exchange that was recorded with QEMU 10.0 (a switch, its devices, a dynamic-capacity device) is decoded, and
+//! encoded to the same bytes again. `tests/golden/qemu.json` has them; `via` says who was asked, through how many
+//! tunnels.
 
 use aquifer_fmapi::{Dialect, Message, Opcode, Request, Response, ReturnCode, Tunnelled, Writer};
 use serde_json::Value;
@@ -18,7 +19,7 @@ fn written(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     out.bytes
 }
 
-/// What QEMU was sent on purpose to see it refused, and this crate refuses as well.
+/// Whether a request was malformed on purpose: QEMU refused it, and this crate refuses it, too.
 fn is_malformed(note: &str) -> bool {
     ["list shorter than count", "no payload", "truncated", "size mismatch"].contains(&note)
 }

@@ -5,8 +5,8 @@
 //! shards.
 //!
 //! The unit is the slab. Slab `s` of the array is range `s` of each member that has it: donors lend for any range, so
-//! the array allocates nothing there. One word for each slab says which members these are (`array/place.rs`); the words
-//! lie in the table of `places.rs`, which related processes share. From the outside in: `layout.rs` decides which
+//! the array has no ranges to allocate. One word for each slab says which members these are (`array/place.rs`); the
+//! words lie in the table of `places.rs`, which related processes share. From the outside in: `layout.rs` decides which
 //! members get a slab, `copies.rs` reads and writes all copies of a slab, `repair.rs` looks for lost members and makes
 //! new copies in parallel with the program, and `member.rs` is one member. With parity, members have shards
 //! (`shape.rs`, `code.rs`, `shards.rs`), and a slab that a member lends holds shards of several slabs of the array. The
@@ -72,7 +72,7 @@ const NAME: &str = donor::NAME;
 const HEAD_WORDS: usize = 2;
 /// One more than the highest slab that ever had a place.
 const REACHED: usize = 0;
-/// How often a slab fell below its number of copies.
+/// How many times a slab fell below its number of copies.
 const DEGRADED: usize = 1;
 
 /// A tier of several donors.
@@ -85,7 +85,7 @@ pub struct Array {
 pub(crate) struct Parts {
     members: Box<[Member]>,
     rotation: Rotation,
-    /// How many members should hold what of each slab.
+    /// How many members should have each slab, and which part of it each of them has.
     shape: Shape,
     /// Cuts pages into shards, where the shape has shards.
     cutter: Option<Cutter>,
@@ -123,7 +123,7 @@ impl Parts {
         u64::from(self.slabs) * SLAB_BYTES
     }
 
-    /// The number from which on slabs never had a place.
+    /// Slabs from this number on never had a place.
     fn reached(&self) -> u32 {
         self.head[REACHED].load(Ordering::Acquire).min(self.slabs.into()) as u32
     }
@@ -133,7 +133,7 @@ impl Parts {
         self.place_of(self.places.see(slab))
     }
 
-    /// The place that was seen, as far as it exists: any process of the family may have overwritten the table.
+    /// The place that was seen, as far as it is possible: any process of the family may have overwritten the table.
     fn place_of(&self, seen: Seen) -> Place {
         Place(seen.place).possible(self.members.len(), self.shape.total)
     }
@@ -145,7 +145,7 @@ impl Parts {
         }
     }
 
-    /// How often slabs fell below their number of copies, in the whole process family.
+    /// How many times slabs fell below their number of copies, in the whole process family.
     fn degradations(&self) -> u64 {
         self.head[DEGRADED].load(Ordering::Acquire)
     }
@@ -251,7 +251,7 @@ impl Upkeep for Array {
         self.parts.report_changes(say);
     }
 
-    /// `turn` waits for one member after the other and makes copies in between.
+    /// Not left to `turn`, which waits for one member after the other and makes copies in between.
     fn keep_alive_every(&self) -> Option<Duration> {
         self.parts.members.iter().map(|member| member.store.look_every()).min()
     }

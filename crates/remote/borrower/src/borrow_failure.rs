@@ -3,7 +3,7 @@
 
 //! Why memory could not be borrowed from a donor, or from several: one line each that names the cause and the remedy.
 //!
-//! Shown to the person who typed `--tier`. May contain text, because tiers are opened before the first fault.
+//! Shown to the person who typed `--tier`. May allocate its text, because tiers are opened before the first fault.
 
 use std::error::Error;
 use std::{fmt, io};

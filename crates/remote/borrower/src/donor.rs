@@ -13,8 +13,8 @@
 //! `0022-rdma-is-verbs-in-a-namespace-of-their-own.md`.
 //!
 //! After fork(2), parent and child read the same slabs, each over connections of its own, and each renews the leases of
-//! both. To the donor they are one borrower: its leases expire one lease period after the last of its processes was
-//! heard of.
+//! both. To the donor they are one borrower: its leases expire one lease period after the last message from any of its
+//! processes.
 
 mod channel;
 mod completion;

@@ -3,9 +3,9 @@
 
 //! Borrows memory of other hosts: a donor's memory as a tier ([`Donor`]), and several donors as one tier ([`Array`]).
 //!
-//! The donor's side is `aquifer-donor`; what both say to each other is `aquifer-wire`. A description ([`DonorSpec`],
-//! [`ArraySpec`]) comes from `aquifer-tiers`, which parses it and opens the tier. [`keep_alive`] renews the leases at
-//! all donors of a tier, and a thread of the pager calls it.
+//! The donor's side is `aquifer-donor`; the messages between the two are in `aquifer-wire`. A description
+//! ([`DonorSpec`], [`ArraySpec`]) comes from `aquifer-tiers`, which parses it and opens the tier. [`keep_alive`] renews
+//! the leases at all donors of a tier, and a thread of the pager calls it.
 //!
 //! ```
 //! use aquifer_borrower::{DonorSecurity, DonorSpec};

@@ -72,7 +72,7 @@ pub enum DonorSecurity {
 pub struct ArraySpec {
     /// The donors. None is given twice.
     pub members: Vec<MemberSpec>,
-    /// Which donors have each byte besides the first.
+    /// How the array survives the loss of a donor.
     pub redundancy: Redundancy,
     /// Capacity; by default what the donors lend to one borrower, less the redundancy.
     pub size: Option<ByteSize>,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Shows the longest read beside a wipe: `wipe_beside_reads [BYTES_MIB] [CPU_PERCENT] [SOURCE]...`, 8192, 25 and all
-//! sources unless given.
+//! Shows the longest read beside a wipe: `wipe_beside_reads [BYTES_MIB] [CPU_PERCENT] [SOURCE]...`; the defaults are
+//! 8192, 25 and all sources.
 //!
 //! Starts `aquifer donor` (from `AQUIFER`, or `target/release/aquifer`) in a cgroup with that much of a CPU, once
 //! for each source. One borrower fills the memory; another one reads a page of its own, again and again with a
@@ -21,16 +21,16 @@ use aquifer_sys::direct_io::lasting_buffer;
 use aquifer_tiers::{PAGE, TierSpec, open};
 use aquifer_wire::{Figure, SLAB_BYTES};
 
-/// What a read beside the wipe may take more than one at rest.
+/// By how much a read beside the wipe may take longer than one at rest.
 const BOUND: Duration = Duration::from_millis(50);
 /// How long reads are measured at rest before the wipe.
 const REST: Duration = Duration::from_secs(10);
 const READ_PAUSE: Duration = Duration::from_millis(1);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Slabs that are filled between two renewals of leases: some seconds of a busy machine.
+/// Slabs that are filled between two renewals of leases: some seconds on a busy machine.
 const SLABS_BETWEEN_RENEWALS: u64 = 256;
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The period over which the kernel gives the CPU.
+/// The period over which the kernel limits the CPU time.
 const PERIOD_US: u64 = 100_000;
 
 fn main() -> Result<(), Failure> {
@@ -65,7 +65,7 @@ type Failure = Box<dyn std::error::Error>;
 struct Reads {
     longest: Duration,
     count: u64,
-    /// Those that took longer than [`BOUND`].
+    /// Reads that took longer than [`BOUND`].
     late: u64,
     /// Periods in which the donor had used its part of a CPU, and stood still for the rest.
     held_up: u64,
@@ -93,11 +93,11 @@ fn measure(cgroup: &Cgroup, source: &str, bytes: u64) -> Result<Measured, Failur
     reader.write(0, &page)?;
     let mut block = lasting_buffer(SLAB_BYTES as usize / PAGE);
     block.bytes_mut().fill(9);
-    // With all of the machine: only what comes afterwards is measured.
+    // Without the limit on the CPU: only what comes afterwards is measured.
     for slab in 0..bytes / SLAB_BYTES {
         filler.write(slab * SLAB_BYTES, &block)?;
         if slab.is_multiple_of(SLABS_BETWEEN_RENEWALS) {
-            // Nobody else does, and the memory of a busy machine takes a while.
+            // No other thread renews the leases, and filling memory takes a while on a busy machine.
             [&reader, &filler].iter().filter_map(|tier| tier.upkeep()).for_each(|upkeep| _ = upkeep.turn(None));
         }
     }
@@ -190,7 +190,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// How often what is in it has used up its part of a period.
+    /// In how many periods the processes in it have used up their part of the CPU.
     fn held_up(&self) -> Result<u64, Failure> {
         let stat = fs::read_to_string(self.0.join("cpu.stat"))?;
         let count = stat.lines().find_map(|line| line.strip_prefix("nr_throttled "));

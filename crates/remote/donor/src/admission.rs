@@ -62,7 +62,7 @@ struct Member<C> {
     is_pinned: bool,
 }
 
-/// How often strangers of one address have failed recently.
+/// How many times strangers of one address have failed recently.
 #[derive(Clone, Copy, Default)]
 struct Failures {
     count: u64,
@@ -80,7 +80,7 @@ impl Failures {
 pub(crate) struct Admission<C> {
     strangers: BTreeMap<Number, Stranger<C>>,
     members: BTreeMap<Number, Member<C>>,
-    /// Connections ended to make room whose threads have not noticed yet.
+    /// The number of connections that were ended to make room, and whose threads have not noticed yet.
     departing: usize,
     failures: BTreeMap<Peer, Failures>,
     next: Number,

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The maximum number of lines about peers without a tenant in a second. The next line says how many were omitted.
+/// The maximum number of lines per second about peers without a tenant. The next line says how many were omitted.
 const STRANGERS_PER_S_MAX: u64 = 100;
 
 /// See the module.
@@ -57,8 +57,8 @@ impl Audit {
         Ok(())
     }
 
-    /// Writes one line about a tenant. Returns the reason when a line could not be written, once until writing works
-    /// again.
+    /// Writes one line about a tenant. If the line cannot be written, returns the reason, but only once until writing
+    /// works again.
     pub(crate) fn note(&self, words: Arguments<'_>) -> Result<(), String> {
         let time = now();
         self.state().write(&format!("time={} {words}\n", stamp(time)))

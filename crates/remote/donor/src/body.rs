@@ -5,8 +5,8 @@
 //!
 //! Its memory goes back to the allocator only after it has been wiped, also when it grows.
 
-/// Empties the buffer, with room for `bytes`. Memory is used only when the room is: a peer that only announces bytes
-/// gets none for them.
+/// Empties the buffer and makes room for `bytes`. The room takes memory only as it is filled: a peer that only
+/// announces bytes gets none for them.
 pub(crate) fn make_room(body: &mut Vec<u8>, bytes: usize) {
     if body.capacity() < bytes {
         put_away(body);

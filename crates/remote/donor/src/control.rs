@@ -32,8 +32,8 @@ use crate::settings::StartFailure;
 
 /// How long the donor waits for a request: both ends are on one machine.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long to wait for an answer: reclaimed memory is wiped first, and somebody else's request may be served before.
-/// Enough for half a TiB in huge pages.
+/// How long to wait for an answer: reclaimed memory is wiped first, and somebody else's request may be served before
+/// this one. Enough for half a TiB in huge pages.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Nothing happens when this ends; it only bounds the wait for a connection.
 const SLEEP: Duration = Duration::from_secs(3600);
@@ -51,7 +51,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Creates the socket, also in place of one that a donor has left that did not end properly.
+    /// Creates the socket. Replaces a socket that was left by a donor that did not end properly.
     pub(crate) fn listen(path: &Path) -> Result<Control, StartFailure> {
         let failure = |error: io::Error| StartFailure::Control(path.into(), error);
         remove_what_is_left(path).map_err(failure)?;
@@ -95,7 +95,7 @@ fn remove_what_is_left(path: &Path) -> io::Result<()> {
 
 fn listen(path: &Path) -> rustix::io::Result<UnixListener> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The name gets the mode that the socket has before it, so there is never a moment with another mode. See unix(7).
+    // bind(2) gives the file the socket's mode, so the file never has another mode, not even for a moment. See unix(7).
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, WAITING_MAX)?;

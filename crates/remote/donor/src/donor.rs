@@ -122,7 +122,7 @@ impl Donor {
         self.shared.service.reclaim(bytes, within)
     }
 
-    /// Reclaims all memory, and waits until this is done, at most `within`, or until it `is_enough`.
+    /// Reclaims all memory, and waits until this is done or `is_enough` returns true, at most `within`.
     pub fn drain(&self, within: Duration, mut is_enough: impl FnMut() -> bool) {
         let deadline = Instant::now() + within;
         self.shared.service.order_back(EVERY_BYTE, within);

@@ -64,7 +64,7 @@ struct Borrower {
     ranges: BTreeMap<RangeIndex, LentSlab>,
     /// The ranges that are revoked, and when: their leases end then, whatever the borrower does.
     leaving: BTreeMap<RangeIndex, u64>,
-    /// When its leases end, unless it gives a sign of life before.
+    /// When its leases end, unless it gives a sign of life before then.
     expires_at_ms: u64,
 }
 
@@ -118,7 +118,7 @@ pub struct Claim {
     pub bytes: u64,
 }
 
-/// How many leases ended in which way.
+/// How many leases ended in each way without being given back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Endings {
     /// The borrower gave no sign of life.

@@ -9,7 +9,7 @@
 //!   data    ┌─────┬─────┬─────┬─────┬─────┐
 //!           │     │█████│     │█████│     │                 the borrower, by pwrite(2)
 //!           └─────┴─────┴─────┴─────┴─────┘
-//!   status     0    17     0    23     0    tokens          the donor alone: the file is sealed so
+//!   status     0    17     0    23     0    tokens          the donor alone: a seal ensures it
 //! ```
 //!
 //! No other borrower ever has this file, so its contents are nobody else's. To provide a slab, the donor allocates its
@@ -17,9 +17,9 @@
 //! donor first removes the token, and then the memory (it punches a hole). A borrower reads the status page before and
 //! after each access: what it read while the token was present was its own.
 //!
-//! The donor never maps or reads the data, so nothing that a borrower does to the file, including truncating it, has
-//! any effect but a shorter file. A borrower that writes where it has no slab gets memory there, as it could by
-//! malloc(3); the donor takes back what it finds of that ([`LentFile::take_back`]).
+//! The donor never maps or reads the data, so nothing that a borrower does to the file can harm the donor; truncating
+//! it only makes the file shorter. A borrower that writes where it has no slab gets memory there, as it could by
+//! malloc(3); the donor takes back such memory where it finds it ([`LentFile::take_back`]).
 //!
 //! See fallocate(2), memfd_create(2), tmpfs(5). Threads: any.
 
@@ -50,7 +50,8 @@ pub(crate) struct LentFile {
     data: File,
     status_page: SharedSegment,
     slabs: u32,
-    /// How much is given back to the kernel at a time: a huge page, which would have to be split otherwise, or a piece.
+    /// How much is given back to the kernel at a time: a whole huge page, so that none has to be split, or a piece of
+    /// small pages.
     piece_bytes: u64,
     /// Slabs that were provided and not taken away.
     held: Mutex<BTreeSet<LentSlab>>,
@@ -119,7 +120,8 @@ impl LentFile {
     /// Makes a part of a slab read as zeros. Its memory stays allocated: what the borrower stores there next is on the
     /// donor's account.
     pub(crate) fn discard(&self, offset: u64, bytes: u64) {
-        // Only a file system that is not in memory refuses this. If there is no memory, the borrower allocates it.
+        // Only a file system that is not in memory refuses this. If there is no memory to allocate, the borrower's next
+        // write allocates it.
         let _ = punch_hole(&self.data, offset, bytes);
         let _ = self.allocate(offset, bytes);
     }
@@ -224,7 +226,7 @@ mod tests {
 
     const SLABS: u32 = 4;
 
-    /// Each kind of file system that can be had here.
+    /// Calls `test` with a file of each kind of file system that is available here.
     fn for_each(test: impl Fn(LentFile)) {
         let bytes = u64::from(SLABS) * SLAB_BYTES;
         match own_tmpfs(bytes) {
@@ -269,15 +271,16 @@ mod tests {
         });
     }
 
-    /// What a borrower maps is its own file for ever, and nothing of what is lent on is in it.
+    /// A borrower's mapping shows its own file forever, and never what is later lent to another borrower.
     #[test]
     fn who_keeps_a_mapping_neither_reads_nor_changes_what_is_lent_on() {
-        // Only what is sealed can be mapped here. A tmpfs of our own punches holes by the same code of the kernel's.
+        // Only a sealed file can be mapped here. Holes in a tmpfs of our own are punched by the same code of the
+        // kernel.
         let lent = || LentFile::new(&FileSystem::Kernels, SLABS, None).unwrap();
         let (one, other) = (lent(), lent());
         let data = File::from(other.descriptors()[0].try_clone_to_owned().unwrap());
         let mapping = SharedSegment::attach_inherited(one.descriptors()[0].as_raw_fd()).unwrap();
-        // To map it like that has stored zeros in all of it.
+        // Mapping it in this way has stored zeros in all of it.
         one.take_back();
         one.provide(LentSlab(1), 7).unwrap();
         let word = &mapping.words()[(SLAB_BYTES / 8) as usize];

@@ -32,7 +32,7 @@ pub(crate) struct LentFiles {
 #[derive(Debug, Default)]
 struct State {
     sessions: BTreeMap<BorrowerId, Session>,
-    /// The borrower in whose file a slab is, from its grant until it is wiped.
+    /// The file that a slab is in, from the slab's grant until it is wiped.
     homes: BTreeMap<LentSlab, Arc<LentFile>>,
 }
 

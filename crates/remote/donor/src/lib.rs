@@ -8,7 +8,8 @@
 //! messages on a connection. The path of a connection: it arrives through `listen_socket.rs`, `listener.rs` gives it a
 //! thread, `channel.rs` decrypts it, `connection.rs` reads its frames, and `service.rs` carries out their requests. The
 //! memory: `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA, and
-//! `sessions.rs` keeps the accounts of that. `control.rs` is the interface for this machine's administrator.
+//! `sessions.rs` records each borrower's queue pairs and windows. `control.rs` is the interface for this machine's
+//! administrator.
 //!
 //! ```
 //! use aquifer_donor::{Donor, Security, Settings, Source};

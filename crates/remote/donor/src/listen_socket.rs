@@ -5,8 +5,8 @@
 //!
 //! The kernel identifies the peer at a socket of this machine: it reports the user as which the peer's process ran when
 //! it connected, see unix(7) on SO_PEERCRED. Memory is shared with programs of the donor's own user and of root, who
-//! could read its memory by other ways as well. Only they can use the socket's file, too, and it is removed with the
-//! donor; a file that a killed donor has left is replaced.
+//! could read its memory in other ways as well. The socket's file has a mode that lets nobody else connect. It is
+//! removed when the donor ends; a file that a killed donor has left is replaced.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -69,7 +69,7 @@ impl ListenSocket {
         }
     }
 
-    /// Its address: with the actual port, if any port was requested.
+    /// Its address, with the actual port if port 0 was requested.
     pub(crate) fn address(&self) -> io::Result<Address> {
         Ok(match self {
             ListenSocket::Local(_, file) => Address::Local(file.path.clone()),

@@ -110,7 +110,7 @@ impl Slabs {
     /// Gives back a slab that was wiped and will not be lent again.
     pub(crate) fn give_back(&self, slab: LentSlab) {
         match self {
-            // A device has nowhere to give it back to.
+            // If the memory is a device, this fails: there is nobody to give it back to.
             Slabs::Mapped(memory) => drop(memory.give_back(slab.offset() as usize, SLAB_BYTES as usize)),
             // A slab that no borrower has takes no memory.
             Slabs::Shared(_) => {}

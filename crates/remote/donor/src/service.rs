@@ -36,8 +36,8 @@ use crate::wiper::Demand;
 /// The maximum number of revoked leases that a borrower is notified of before one answer: a faulting thread waits for
 /// that answer, and these are a few packets. The rest comes with the next answers.
 pub(crate) const NOTICES_AT_ONCE: usize = 64;
-/// The same before the answer to a renewal, which no faulting thread waits for: leases of 32 GiB, which takes a second
-/// at most.
+/// The same before the answer to a renewal, which no faulting thread waits for: notices for 32 GiB of leases, which
+/// take a second at most.
 pub(crate) const NOTICES_AT_RENEWAL: usize = 16 << 10;
 
 pub(crate) struct Service {
@@ -46,10 +46,10 @@ pub(crate) struct Service {
     pub(crate) keeper: Condvar,
     /// What the wiper adapts to (`wiper.rs`).
     pub(crate) demand: Demand,
-    /// The wiper takes one part in this number of a CPU.
+    /// The wiper takes 1/`wipe_parts` of a CPU.
     pub(crate) wipe_parts: u32,
-    /// How often memory was reclaimed. A connection that notified its borrower before the last time has more notices to
-    /// send.
+    /// The number of orders to reclaim memory. A connection that notified its borrower before the last order has more
+    /// notices to send.
     orders: AtomicU64,
     /// What borrowers reach without the donor. Declared before the memory that it refers to, so that it is dropped
     /// first.
@@ -71,7 +71,7 @@ pub(crate) struct Visit<'a> {
     service: &'a Service,
     pub(crate) tenant: Arc<Tenant>,
     peer: Peer,
-    /// What it calls itself, and what it is called here.
+    /// The identity that the borrower states, and its identity within this donor.
     called: BorrowerId,
     who: BorrowerId,
     /// The file that it shares with the donor.
@@ -346,7 +346,7 @@ impl Service {
         }
     }
 
-    /// The key of a slab. Begun as an access to the whole slab, so that the slab gets no other token and is not wiped
+    /// The key of a slab. Counts as an access to the whole slab, so that the slab gets no other token and is not wiped
     /// meanwhile.
     fn key(&self, who: BorrowerId, lease: u64, token: u64) -> Result<Message, Refusal> {
         let one_sided = self.one_sided.as_ref().ok_or(Refusal::UnknownKind)?;
@@ -376,7 +376,7 @@ impl Service {
         }
     }
 
-    /// Puts a granted slab into its borrower's file. Begun as an access to the whole slab, so that it is not wiped
+    /// Puts a granted slab into its borrower's file. Counts as an access to the whole slab, so that it is not wiped
     /// meanwhile.
     fn provide(&self, files: &LentFiles, visit: &Visit<'_>, claim: Claim) -> Result<(), Refusal> {
         let access = self.begin(visit.who, claim)?;

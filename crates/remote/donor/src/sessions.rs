@@ -5,8 +5,8 @@
 //! Pure: `one_sided.rs` creates and closes what is recorded here, in part without the lock around it.
 //!
 //! Invariants: a recorded queue pair belongs to its borrower's current domain, and so does each open window. A borrower
-//! whose window could not be closed gets another domain, so that nobody can use that window any more. A window's key is
-//! none of the keys of the borrower's last closed windows.
+//! whose window could not be closed gets another domain, so that nobody can use that window any more. A window never
+//! has the key of one of the borrower's last closed windows.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -30,10 +30,10 @@ pub(crate) struct Sessions<D, P, W> {
 pub(crate) struct Session<D, P> {
     connections: usize,
     windows: usize,
-    // Before the domain, to which they belong.
+    // Declared before the domain to which they belong, so that they are dropped first.
     pairs: BTreeMap<u32, P>,
     domain: Option<Arc<D>>,
-    /// The keys of closed windows, the last one last.
+    /// The keys of closed windows, the most recent one last.
     keys: VecDeque<u32>,
 }
 

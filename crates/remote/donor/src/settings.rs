@@ -163,7 +163,7 @@ pub struct Settings {
     pub audit: Option<PathBuf>,
     /// Certificate revocation lists, in PEM; under TLS.
     pub revocations: Option<PathBuf>,
-    /// The memory for the buffers of requests' bodies: all together, and twice what one tenant's may take.
+    /// The memory for the buffers of all requests' bodies together. The buffers of one tenant may take half of it.
     pub body_bytes_max: u64,
     /// The source of the memory, unless the memory is shared: shared memory is always a memory file.
     pub source: Source,
@@ -179,7 +179,7 @@ pub struct Settings {
     pub timeouts: Timeouts,
     /// The maximum number of connections at the same time.
     pub connections_max: usize,
-    /// The wiping thread takes at most one part in this number of a CPU.
+    /// The wiping thread takes at most 1/`wipe_parts` of a CPU.
     pub wipe_parts: u32,
     /// The path of the control socket; `None`: there is none.
     pub control: Option<PathBuf>,

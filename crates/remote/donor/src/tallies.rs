@@ -97,7 +97,7 @@ impl Tallies {
         (self.log)(line);
     }
 
-    /// The counters; the caller fills in figures that are a state.
+    /// The counters; the caller fills in the figures that describe the present state.
     pub(crate) fn standing(&self) -> Standing {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Standing {

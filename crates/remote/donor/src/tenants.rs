@@ -28,7 +28,7 @@ use aquifer_wire::SLAB_BYTES;
 use crate::bodies::BodyBudget;
 use crate::pace::Pace;
 
-/// The lowest rates: borrowers consider a donor that answers more slowly as lost.
+/// The lowest rates: borrowers consider a donor lost that answers more slowly.
 const RATE_BYTES_MIN: u64 = 16 << 20;
 const REQUESTS_MIN: u64 = 100;
 /// How many tenants are remembered before those without connections and leases are forgotten.

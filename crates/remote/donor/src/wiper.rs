@@ -26,12 +26,12 @@ use crate::service::Service;
 /// How much is wiped without a pause: a tenth of a millisecond of stores, or a third of one in the kernel for a memory
 /// file with small pages. A quarter of a slab.
 pub(crate) const PIECE_BYTES: usize = 512 << 10;
-/// The wiper takes one part in this number of a CPU. A choice: wiping 8 GiB takes a minute, and a donor with a quarter
-/// of a CPU has more than half of it left for answers.
+/// The wiper takes 1/`PARTS` of a CPU. A choice: wiping 8 GiB takes a minute, and a donor with a quarter of a CPU has
+/// more than half of it left for answers.
 pub(crate) const PARTS: u32 = 10;
-/// The maximum of that number, where the wiper is held up.
+/// The maximum that `PARTS` is raised to where the wiper is held up.
 const PARTS_MAX: u32 = 80;
-/// That number while the donor reclaims memory.
+/// Used instead of `PARTS` while the donor reclaims memory.
 const PARTS_TO_TAKE_BACK: u32 = 2;
 /// A piece that took this much longer than its CPU time was held up: the scheduler ran others, or none of the donor's
 /// threads may run for the rest of this period of its `cpu.max`.

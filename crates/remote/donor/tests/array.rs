@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Several donors are a tier, over real donors in this process: striped, mirrored, with parity, and after the loss of
+//! Several donors as one tier, over real donors in this process: striped, mirrored, with parity, and after the loss of
 //! one of them.
 
 use std::io::{Read, Write};
@@ -57,7 +57,7 @@ fn read(tier: &dyn Tier, offset: u64, version: u64) {
     frames::give_back(frame);
 }
 
-/// Tends until `done`.
+/// Runs the upkeep until `done`.
 fn upkeep(tier: &dyn Tier, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
@@ -112,7 +112,7 @@ fn a_mirror_can_begin_without_one_of_its_donors_and_takes_it_in_later() {
     read(&*tier, 0, 1);
 }
 
-/// Else a program would begin, and could not write.
+/// Otherwise a program would start and then could not write.
 #[test]
 fn shards_cannot_begin_with_fewer_donors_than_it_takes_to_read() {
     let donors = donors(4);
@@ -155,7 +155,7 @@ fn one_after_the_other(count: usize, options: &str, lends: u64) {
         assert!(begun.elapsed() < STALL_MAX, "{:?}", begun.elapsed());
         donors.insert(at, start(Settings { listen: addresses[at].into(), ..settings() }));
         upkeep(&*tier, || donors.iter().map(lent).sum::<u64>() == lends);
-        // What is counted as lent may still be on its way.
+        // The copy of a slab that counts as lent may still be in progress.
         let mut rebuilt = 0;
         upkeep(&*tier, || {
             let before = rebuilt;
@@ -260,7 +260,7 @@ fn two_slow_donors_together_are_faster_than_one() {
     let (alone, together) = (array(&ways[..1], ",size=32MiB"), array(&ways, ",size=32MiB"));
     fill(&*alone);
     fill(&*together);
-    // The best of some: a busy machine spoils rounds.
+    // The best of three rounds, because a busy machine spoils some.
     let best = |tier: &dyn Tier| (0..3).map(|_| stream(tier, SLABS)).min().unwrap();
     let (one, two) = (best(&*alone), best(&*together));
     println!("one donor: {one:?}, two: {two:?}, {:.2} times as fast", one.as_secs_f64() / two.as_secs_f64());
@@ -277,7 +277,7 @@ fn a_way_that_stands_still_costs_hardly_a_wait_where_parity_makes_up_for_it() {
     stands_still(5, ",parity=4+1,size=16MiB", 8);
 }
 
-/// Of `count` donors one passes nothing on, until `lacking` copies are missing.
+/// The relay to one of `count` donors passes nothing on, until `lacking` copies are missing.
 fn stands_still(count: usize, options: &str, lacking: u64) {
     let donors = donors(count);
     let ways: Vec<Way> = donors.iter().map(|donor| Way::to(donor.address(), 1 << 40)).collect();
@@ -299,7 +299,7 @@ fn stands_still(count: usize, options: &str, lacking: u64) {
     println!("the longest read took {longest:?}; {figures:?}");
     assert!(longest < STALL_MAX);
     assert!(figures.reads_hedged > 0, "{figures:?}");
-    // Writes find out, too, and what they miss there is made up for.
+    // Writes notice it, too, and the copies that they miss there are made later.
     (0..8).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab + 30));
     ways[0].stands.store(false, Ordering::SeqCst);
     let mut rebuilt = 0;
@@ -311,8 +311,8 @@ fn stands_still(count: usize, options: &str, lacking: u64) {
     (0..8).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab + 30));
 }
 
-/// Leases were renewed by the thread that also waits for those who do not answer, one after the other, and makes
-/// copies. Ten silent donors kept it from the others for longer than a lease.
+/// The thread that renewed leases also waited for silent donors, one after the other, and made copies. Ten silent
+/// donors kept it from renewing leases at the others for longer than a lease lasts.
 #[test]
 fn donors_that_are_silent_cost_nobody_else_their_leases() {
     const SILENT: usize = 10;

@@ -69,7 +69,7 @@ fn threads_share_the_connections_that_there_are() {
     }
 }
 
-/// The queue had the only connection there was, and no thread could fetch anything.
+/// The queue had the only connection, and no thread could fetch anything.
 #[test]
 fn the_background_takes_no_connection_from_the_threads_that_wait() {
     let donor = donor(Protection::Plain, 1);
@@ -93,7 +93,7 @@ fn the_background_takes_no_connection_from_the_threads_that_wait() {
     }
 }
 
-/// Two borrowers that say something now and then, at a donor that has room for one connection at a time.
+/// Two borrowers that send something now and then, at a donor that has room for one connection at a time.
 #[test]
 fn an_idle_connection_makes_room_for_somebody_who_has_none() {
     let donor = donor(Protection::Tls, 1);
@@ -105,7 +105,7 @@ fn an_idle_connection_makes_room_for_somebody_who_has_none() {
     }
 }
 
-/// Sockets that say nothing, as many as this address may have and more.
+/// `count` connections that send nothing.
 fn crowd(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     (0..count).filter_map(|_| TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()).collect()
 }
@@ -117,7 +117,7 @@ fn strangers_do_not_crowd_borrowers_out() {
         let tier = tier(protection, donor.address());
         write(&*tier, 0, 1);
         let strangers = crowd(donor.address(), 600);
-        // The connection that there is goes on, and new ones come about beside the crowd.
+        // The existing connection continues, and new ones can be opened in spite of the crowd.
         eight_threads(&*tier, 20);
         let mut newcomer = Peer::borrower_by(protection, donor.address(), 77);
         assert!(matches!(newcomer.ask(Message::Renew, &[]).0, Message::Renewed { .. }));
@@ -126,7 +126,7 @@ fn strangers_do_not_crowd_borrowers_out() {
     }
 }
 
-/// A stranger who stays silent, or says a byte now and then, is dropped within a bound.
+/// A stranger that stays silent, or sends a byte now and then, is dropped within a bound.
 #[test]
 fn strangers_have_a_deadline() {
     let moment = Duration::from_millis(300);

@@ -24,22 +24,22 @@ use aquifer_wire::{Figure, Header, Message, Refusal, SLAB_BYTES};
 use certificates::Protection;
 use peer::{TIMEOUT, settings, start};
 
-/// When the proxy says it.
+/// When the proxy sends the refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
-    /// As soon as somebody connects, before a byte of theirs.
+    /// As soon as somebody connects, before their first byte.
     Before,
     /// In place of the donor's first answer.
     InPlace,
     /// After the first bytes of the donor's answer.
     During,
-    /// When the handshake is done, and then at once.
+    /// In place of the donor's second answer, when the handshake is done.
     After,
 }
 
 const TIMES: [When; 4] = [When::Before, When::InPlace, When::During, When::After];
 
-/// A proxy that passes everything on, or says a refusal on each new connection.
+/// A proxy that passes everything on, or sends a refusal on each new connection.
 struct Proxy {
     address: SocketAddr,
     says: Arc<Mutex<Option<(When, Refusal)>>>,
@@ -62,7 +62,7 @@ impl Proxy {
         Proxy { address, says, streams }
     }
 
-    /// From now on; the connections that there are end.
+    /// Sends `what` from now on, or passes everything on; ends the existing connections.
     fn say(&self, what: Option<(When, Refusal)>) {
         *self.says.lock().unwrap() = what;
         for stream in self.streams.lock().unwrap().drain(..) {
@@ -111,7 +111,7 @@ fn pass(borrower: TcpStream, donor: SocketAddr, says: Option<(When, Refusal)>) -
     }
 }
 
-/// Lets what was said arrive before the end.
+/// Lets the sent bytes arrive before the connection ends.
 fn linger(stream: &TcpStream) -> std::io::Result<()> {
     stream.shutdown(Shutdown::Write)?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
@@ -159,7 +159,7 @@ fn nothing_that_is_said_in_plain_text_costs_a_lease() {
         for when in TIMES {
             proxy.say(Some((when, *refusal)));
             thread::scope(|scope| {
-                // A read and a write wait on the path that is not clear; then it is.
+                // A read and a write begin while the path is not clear, and wait until it is.
                 let reader = scope.spawn(|| fetch(&*tier, 0, version));
                 let writer = scope.spawn(|| store(&*tier, SLAB_BYTES, version + 1));
                 thread::sleep(Duration::from_millis(20));

@@ -18,7 +18,7 @@ const SLABS: u32 = 5;
 const QUOTA: u32 = 3;
 const LEASE_MS: u64 = 100;
 
-/// Whose borrowers share a quota: the first two are one tenant's.
+/// The tenant of a borrower. The first two borrowers have the same one, and share its quota.
 fn tenant(who: u128) -> TenantId {
     TenantId(who as u64 / 2)
 }
@@ -27,7 +27,7 @@ fn account(who: u128) -> Account {
     Account { tenant: tenant(who), quota_slabs: QUOTA }
 }
 
-/// One tenant with so many slabs.
+/// The account of one tenant with this quota.
 fn full(quota_slabs: u32) -> Account {
     Account { tenant: TenantId(0), quota_slabs }
 }
@@ -145,7 +145,7 @@ impl Model {
         SLABS as usize - self.held.len() - self.back.len() - self.reclaimed.len()
     }
 
-    /// How many slabs each borrower has that it is not asked for.
+    /// How many slabs each borrower has that it is not asked to give back.
     fn stocks(&self) -> BTreeMap<u128, usize> {
         let mut stocks = BTreeMap::new();
         for lease in self.held.keys() {

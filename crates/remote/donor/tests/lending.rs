@@ -38,8 +38,8 @@ fn what_one_borrower_leaves_the_next_one_does_not_find() {
     }
 }
 
-/// The wiper was the thread of any request once: a borrower that released 6 GiB, or merely read meanwhile, waited
-/// for seconds until all of it was wiped. Here the wiper stands still unless somebody waits for it.
+/// Once, the thread of any request wiped: a borrower that released 6 GiB, or merely read meanwhile, waited for seconds
+/// until all of it was wiped. Here the wiper stands still unless somebody waits for it.
 #[test]
 fn no_answer_waits_for_a_wipe_but_that_of_the_slab_that_it_grants() {
     const SLABS: u64 = 8;
@@ -97,7 +97,7 @@ fn a_lease_ends_without_a_sign_of_life_and_not_with_one() {
         assert!(matches!(renewed, Message::Renewed { leases: 1, .. }), "{renewed:?}");
     }
     wait_until(&donor, |standing| standing.figure(Figure::ExpiriesTotal) == 1);
-    // Nobody had to ask for it to be wiped.
+    // It is wiped although no request waits for that.
     wait_until(&donor, |standing| standing.figure(Figure::WipesTotal) == 1);
     assert_eq!(one.read(lease, 0), Err(Refusal::NoLease));
     let again = one.grant(0);
@@ -188,7 +188,7 @@ fn what_is_lent_stays_out_of_swap_or_the_donor_says_why_not() {
         let locked = figure(&donor, Figure::LockedBytes);
         let warned = lines.lock().unwrap().iter().any(|line| line.contains("swap") && line.contains("ulimit -l"));
         assert_eq!((locked == 2 * SLAB_BYTES, locked == 0), (!warned, warned), "{lines:?}");
-        // It comes and goes as it does where it is not locked.
+        // Locked memory is lent and given back like any other.
         let mut one = Peer::borrower(donor.address(), 1);
         let lease = one.grant(0);
         assert_eq!(one.write(lease, 3, 7), Message::Written);

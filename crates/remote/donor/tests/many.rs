@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const BORROWERS: u64 = 1000;
 
-/// How many descriptors this process may have, after it has asked for as many as it may.
+/// How many descriptors this process may have, after it has raised its limit to the maximum.
 fn descriptors() -> u64 {
     let max = getrlimit(Resource::Nofile).maximum;
     let _ = setrlimit(Resource::Nofile, Rlimit { current: max, maximum: max });
@@ -72,7 +72,7 @@ fn a_thousand_borrowers_have_a_slab_each_and_all_at_the_same_time() {
 #[test]
 fn a_thousand_borrowers_that_are_gone_leave_nothing() {
     const AT_ONCE: u64 = BORROWERS / 5;
-    // So many at a time have all there is.
+    // This many borrowers at a time have all of the memory.
     let (donor, _) = start(Settings { lease: Duration::from_secs(1), ..settings(AT_ONCE) });
     for round in 0..BORROWERS / AT_ONCE {
         for who in 0..AT_ONCE {

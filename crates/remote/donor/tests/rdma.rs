@@ -126,13 +126,13 @@ fn a_slab_is_reached_by_its_last_token_alone() {
     assert_eq!(borrower.write_page(7, key), Completion::Done);
     assert_eq!(borrower.read_page(key), Ok(7));
     assert_eq!(borrower.peer.read(first, 0).unwrap()[..2], [7, 7], "requests find the same bytes");
-    // What was sent with the token before is late from now on.
+    // An access with the key of the previous token is late from now on.
     let second = borrower.peer.grant(3);
     assert_eq!(borrower.write_page(8, key), Completion::Refused);
     assert_eq!(borrower.key(first), Err(Refusal::StaleToken));
     let key = borrower.key(second).unwrap();
     assert_eq!(borrower.read_page(key), Ok(7), "and has changed nothing");
-    // A part that is discarded is zeros by both ways.
+    // A part that is discarded reads as zeros in both ways.
     let Lease { lease, token, range } = second;
     let discard = Message::Discard { lease, token, offset: range * SLAB_BYTES, bytes: 4096 };
     assert_eq!(borrower.peer.ask(discard, &[]).0, Message::Discarded);
@@ -229,7 +229,7 @@ fn an_address_that_nobody_has_holds_up_nobody_else() {
         let lease = borrower.peer.grant(0);
         borrower.key(lease).unwrap();
         answered += 1;
-        // Beginning with the next one it is under way.
+        // By the next round, the stranger's request is in progress.
         std::thread::sleep(Duration::from_millis(10));
     }
     let (answer, took) = asked.join().unwrap();
@@ -238,7 +238,7 @@ fn an_address_that_nobody_has_holds_up_nobody_else() {
         return aquifer_test_support::skip(format!("the network has answered within {took:?}"));
     }
     assert_eq!(answer, Message::Error { refusal: Refusal::BadField });
-    // Else the first one would have had to wait for it.
+    // Otherwise the first round would have had to wait for the stranger's request.
     assert!(answered > 1, "only {answered} in {took:?}");
 }
 

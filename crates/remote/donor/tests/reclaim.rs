@@ -50,7 +50,7 @@ fn the_borrower_that_has_most_is_asked_for_most_on_each_connection(protection: P
     let leases: Vec<Lease> = (0..5).map(|range| rich.grant(range)).collect();
     let kept = poor.grant(0);
     assert_eq!(poor.write(kept, 0, 7), Message::Written);
-    // Two are nobody's, so three are asked for.
+    // Two slabs are free, so three are asked for.
     assert_eq!(donor.reclaim(5 * SLAB_BYTES, LONG), 3 * SLAB_BYTES);
     assert_eq!(figure(&donor, Figure::ReclaimedBytes), 2 * SLAB_BYTES);
     assert_eq!(rich.write(leases[4], 0, 1), Message::Written, "what is asked back stays as it is for now");
@@ -68,7 +68,7 @@ fn the_borrower_that_has_most_is_asked_for_most_on_each_connection(protection: P
         matches!(rich.ask(Message::Grant { range: RangeIndex(4) }, &[]).0, Message::Granted { .. }),
         "a token is nothing new"
     );
-    // One that was not asked for does as well.
+    // A slab that was not asked for counts, too.
     for (range, left) in [(0, 2), (3, 1), (2, 0)] {
         let Lease { lease, token, .. } = leases[range];
         assert_eq!(rich.ask(Message::Release { lease, token }, &[]).0, Message::Released { slabs: 1 });
@@ -110,7 +110,8 @@ fn one_notice_can_revoke_every_lease_and_a_shorter_time_is_notified_again() {
     let leases: Vec<Lease> = (0..150).map(|range| one.grant(range)).collect();
     donor.reclaim(150 * SLAB_BYTES, LONG);
     one.read(leases[0], 0).unwrap();
-    // Fifty are nobody's, and a hundred are more than one notice names to one who may be a faulting thread.
+    // Fifty slabs are free. The other hundred are more than are announced before one answer for which a faulting thread
+    // may wait.
     let first = notices(&one).len();
     assert!((1..100).contains(&first), "{first}");
     let mut idle = Peer::borrower(donor.address(), 1);
@@ -154,7 +155,7 @@ fn read(tier: &dyn Tier, offset: u64, version: u64) {
     frames::give_back(frame);
 }
 
-/// Where the ranges lie that a tier will lose.
+/// The slabs that a tier will lose.
 fn leaving(tier: &dyn Tier) -> Vec<u64> {
     let mut from = 0;
     let next = || {
@@ -173,14 +174,14 @@ fn a_tier_says_what_it_will_lose(protection: Protection) {
     (0..6).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
     assert_eq!(leaving(&*tier), [0; 0]);
     donor.reclaim(4 * SLAB_BYTES, LONG);
-    // An idle one hears of it when it renews its leases, and comes again sooner then.
+    // An idle tier is notified when it renews its leases, and from then on it renews them sooner.
     let pause = tier.upkeep().unwrap().turn(None);
     assert_eq!(leaving(&*tier), [4, 5]);
     assert!(pause <= Duration::from_secs(1), "{pause:?}");
     let until_ns = tier.leaving(0).unwrap().until_ns;
     let (now, long) = (now_ns(), LONG.as_nanos() as u64);
     assert!((now + long / 2..=now + long).contains(&until_ns), "{until_ns}");
-    // It goes on as before until it is moved away.
+    // A leaving slab can be used as before until it is moved away.
     write(&*tier, 4 * SLAB_BYTES, 40);
     read(&*tier, 4 * SLAB_BYTES, 40);
     read(&*tier, 5 * SLAB_BYTES, 5);
@@ -192,7 +193,7 @@ fn a_tier_says_what_it_will_lose(protection: Protection) {
     tier.discard(5 * SLAB_BYTES, SLAB_BYTES).unwrap();
     assert_eq!(leaving(&*tier), [0; 0]);
     wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == 4 * SLAB_BYTES);
-    // Also from a queue's connection.
+    // A queue's connection receives notices, too.
     let mut queue = tier.open_queue(4).unwrap();
     read_by(&mut *queue, 0);
     donor.reclaim(EVERY_BYTE, Duration::from_secs(2));
@@ -229,7 +230,7 @@ fn what_could_be_done_without_stays() {
     donor.reclaim(2 * SLAB_BYTES, Duration::from_millis(300));
     tier.upkeep().unwrap().turn(None);
     assert_eq!(leaving(&*tier).len(), 1);
-    // The other one gives more than it was asked for.
+    // The other borrower gives back more than it was asked for.
     for Lease { lease, token, .. } in leases {
         assert_eq!(other.ask(Message::Release { lease, token }, &[]).0, Message::Released { slabs: 1 });
     }
@@ -242,7 +243,7 @@ fn what_could_be_done_without_stays() {
     assert_eq!(figure(&donor, Figure::RevocationsTotal), 0);
 }
 
-/// A path of a test's own; short, since the names of sockets are.
+/// A path of a test's own; short, because names of sockets have to be.
 fn socket(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("aq-{}-{name}", std::process::id()));
     let _ = std::fs::remove_file(&path);
@@ -256,7 +257,7 @@ fn an_administrator_orders_memory_back_by_the_control_socket() {
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600, "its owner's alone");
     let mut one = Peer::borrower(donor.address(), 1);
     (0..4).for_each(|range| assert_eq!(one.grant(range).range, range));
-    // More than whole slabs is one more.
+    // A part of a slab is rounded up to one more slab.
     assert_eq!(aquifer_donor::reclaim(&path, 5 * SLAB_BYTES + 1, LONG).unwrap(), 2 * SLAB_BYTES);
     let standing = aquifer_donor::standing(&path).unwrap();
     assert_eq!(standing.figure(Figure::ReclaimedBytes), 4 * SLAB_BYTES);
@@ -283,7 +284,7 @@ fn what_is_no_order_is_refused_and_holds_nobody_up() {
         stream.read_exact(&mut answer).unwrap();
         assert_eq!(aquifer_wire::Header::decode(&answer).unwrap().message, Message::Error { refusal });
     }
-    // One that says nothing does not keep those away that come after it.
+    // A silent connection does not keep later ones from being served.
     let _silent = UnixStream::connect(&path).unwrap();
     drop(UnixStream::connect(&path));
     assert!(aquifer_donor::standing(&path).is_ok());

@@ -32,7 +32,7 @@ for_each_protection! {
 }
 
 fn of(protection: Protection, settings: Settings) -> Settings {
-    // A handshake is the peer's computing, too, on a machine that is busy with other tests.
+    // A handshake also takes computing time of the peer, on a machine that is busy with other tests.
     let frame = settings.timeouts.frame.max(Duration::from_millis(500));
     let timeouts = Timeouts { frame, handshake: TIMEOUT, ..settings.timeouts };
     Settings { security: protection.security(), timeouts, ..settings }
@@ -107,7 +107,7 @@ fn a_stale_token_never_passes(protection: Protection) {
     assert_eq!(refused(&donor, Refusal::StaleToken), 3);
     reported_once(&lines, Refusal::StaleToken);
     assert_eq!(owner.read(new, 3).unwrap(), [7; 4096], "a new token keeps what was stored");
-    // Also after the slab has gone round and came back to the same borrower.
+    // The same holds after the slab was released and granted to the same borrower again.
     let Lease { lease, token, .. } = new;
     assert_eq!(owner.ask(Message::Release { lease, token }, &[]).0, Message::Released { slabs: 1 });
     let again = owner.grant(0);
@@ -143,7 +143,7 @@ fn a_replayed_frame_is_refused_on_its_connection_and_on_others(protection: Prote
     assert_eq!(owner.write(lease, 3, 6), Message::Written);
     owner.send_bytes(&recorded);
     owner.expect_the_end(Refusal::Replayed);
-    // On another connection of the same borrower, as one who listens to plain text could have it.
+    // On another connection as the same borrower, which somebody who listens to plain text could open.
     let mut other = Peer::borrower_by(protection, donor.address(), 1);
     other.send_bytes(&recorded);
     other.expect_the_end(Refusal::Replayed);

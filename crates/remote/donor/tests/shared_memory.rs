@@ -39,7 +39,7 @@ fn path(donor: &Donor) -> PathBuf {
     }
 }
 
-/// A borrower that does exactly what it is told to, also what none of ours would.
+/// A borrower that does exactly what it is told to do, even what none of ours would do.
 struct RawBorrower {
     stream: UnixStream,
     next: u64,
@@ -241,7 +241,7 @@ fn another_user_neither_borrows_nor_lends() {
     }
     let nobody = rustix::process::Uid::from_raw(65534);
     let as_nobody = |act: &(dyn Fn() -> String + Sync)| {
-        // The kernel keeps who one is for each thread.
+        // The kernel keeps the user IDs of each thread separately.
         let become_nobody = || rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -251,7 +251,7 @@ fn another_user_neither_borrows_nor_lends() {
             thread.join().unwrap()
         })
     };
-    // Where everybody may go and make a socket.
+    // In a directory in which every user can create a socket.
     let public = |name: &str| {
         let path = std::env::temp_dir().join(format!("aquifer-test-{}-{name}.sock", std::process::id()));
         Settings { listen: Address::Local(path), ..settings(8) }
@@ -269,7 +269,7 @@ fn another_user_neither_borrows_nor_lends() {
     assert!(refused(&donor, Refusal::OtherUser) > 0);
     assert!(lines.lock().unwrap().iter().any(|line| line.contains("a process of user 65534")), "{lines:?}");
 
-    // And the other way round: nothing of root's goes to the user who has put a socket there.
+    // And the other way round: none of root's data goes to a user who has created a socket there.
     let theirs = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
@@ -305,8 +305,8 @@ fn memory_that_is_taken_back_is_asked_for_first_and_lost_then() {
         read
     };
     (0..4).for_each(|slab| write(slab, slab).unwrap());
-    // Two are nobody's, so one is asked for. The borrower hears of it when it asks for anything, and its anchor, which
-    // it does not read, keeps nobody waiting.
+    // Two slabs are free, so one is asked for. The borrower is notified when it sends any request, and its anchor,
+    // which it does not read, keeps nobody waiting.
     assert_eq!(donor.reclaim(3 * SLAB_BYTES, Duration::from_secs(300)), SLAB_BYTES);
     assert_eq!(tier.leaving(0), None);
     tier.upkeep().unwrap().turn(None);

@@ -39,7 +39,7 @@ fn wait_for_line(lines: &Lines, word: &str) {
     }
 }
 
-/// As a file is replaced: it is whole at every moment.
+/// Replaces a file atomically: it is complete at every moment.
 fn replace(path: &Path, text: &str) {
     let new = write("new", text);
     fs::rename(new, path).unwrap();
@@ -135,7 +135,7 @@ fn a_tenant_is_kept_to_its_rate() {
         let message = Message::Write { lease: lease.lease, token: lease.token, offset: 0 };
         assert_eq!(peer.ask(message, &vec![7; SLAB_BYTES as usize]).0, Message::Written);
     }
-    // 32 MiB, less what may come at once. It may take longer on a busy machine, and never less.
+    // 32 MiB, less the burst that is allowed at once. It may take longer on a busy machine, and never less.
     assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
 }
 

@@ -138,7 +138,7 @@ fn a_donor_that_serves_enough_connections_says_so_over_tls_too() {
 fn what_is_no_handshake_ends_and_leaves_the_donor_alone() {
     let (donor, _) = start(Settings { timeouts: impatient(4).timeouts, ..secure(&good().donor) });
     let begun = Instant::now();
-    // The head of a record that a handshake begins with, and of one that is none.
+    // The head of a record with which a handshake begins, and bytes that are no such head.
     let hello = [22u8, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
     let foreign = [[b'G'; 200].to_vec(), [0; 4].to_vec(), [0xff; 1 << 16].to_vec(), [22, 3, 3, 255, 255].to_vec()];
     let cut = [Vec::new(), hello[..1].to_vec(), hello.to_vec(), [&hello[..], &[7; 300]].concat()];
@@ -225,7 +225,7 @@ fn the_status_is_asked_the_same_way() {
     let standing = status(donor.address(), "127.0.0.1", &security, timeout).unwrap();
     assert_eq!(standing.figure(Figure::CapacityBytes), donor.capacity_bytes());
     assert!(status(donor.address(), "127.0.0.1", &Security::Plain, timeout).is_err());
-    // In the words of the flags that it was asked with.
+    // The message names the flags of the command that asked.
     let reported = status(donor.address(), "elsewhere", &security, timeout).unwrap_err().to_string();
     assert!(reported.contains("--tls-name SERVERNAME"), "{reported}");
     let stranger = Authority::new();

@@ -10,7 +10,7 @@
 //! A new transport is a line in `kinds/mod.rs`. The behaviour of forked processes over each is tested in
 //! `crates/lab/e2e/tests/donor.rs`, because a test here cannot fork.
 
-// The judge's random steps are those of all tiers.
+// The random steps are the ones that test all tiers.
 #[path = "../../../memory/tiers/tests/steps/mod.rs"]
 mod steps;
 
@@ -84,7 +84,7 @@ fn eventually_write(tier: &dyn Tier, offset: u64, version: u64) {
     }
 }
 
-/// How long it takes.
+/// The result of `act`, and how long it took.
 fn timed<T>(act: impl FnOnce() -> T) -> (T, Duration) {
     let begun = Instant::now();
     (act(), begun.elapsed())
@@ -145,7 +145,7 @@ proptest! {
     }
 }
 
-/// From one page to a whole slab and a bit, beginning at pages that leave it within a slab, at its ends, and across.
+/// From one page to a whole slab, at offsets such that the pages lie within a slab, at its ends, or across two.
 fn every_size_at_every_alignment_goes_there_and_back(kind: Kind) {
     let donor = start(settings(kind));
     let tier = tier(&donor, kind);
@@ -209,7 +209,7 @@ fn each_refusal_arrives_as_itself(kind: Kind) {
     write(&*late, 0, 1);
     let end = std::thread::spawn(move || ending.stop(TIMEOUT));
     let begun = Instant::now();
-    // From the donor's word on it lends nothing new, and what it has lent can be read.
+    // Once the donor has begun to end, it lends nothing new, but what it has lent can be read.
     let refused = loop {
         match try_write(&*late, SLAB_BYTES, 1) {
             Ok(()) => late.discard(SLAB_BYTES, SLAB_BYTES).unwrap(),
@@ -227,7 +227,7 @@ fn each_refusal_arrives_as_itself(kind: Kind) {
     assert!(message.contains(Refusal::TooManyConnections.meaning()), "{message}");
 }
 
-/// On the way there, and on the way back, when the donor has done it.
+/// Cut on the way there; and on the way back, after the donor has carried the request out.
 fn what_is_cut_on_its_way_is_done_once_more(kind: Kind) {
     let donor = start(settings(kind));
     let detour = Detour::start(donor.place());
@@ -236,7 +236,7 @@ fn what_is_cut_on_its_way_is_done_once_more(kind: Kind) {
     for version in 1..5 {
         let order = if version % 2 == 0 { Order::CutAnswer } else { Order::CutRequest };
         detour.order(order);
-        // A grant, where bytes do not go over the connection.
+        // Where bytes do not go over the connection, this cuts the grant.
         write(&*tier, version * SLAB_BYTES, version);
         assert!(detour.is_done());
         detour.order(order);
@@ -251,9 +251,9 @@ fn what_is_cut_on_its_way_is_done_once_more(kind: Kind) {
     assert_eq!(donor.standing().figure(Figure::LentBytes), SLAB_BYTES);
 }
 
-/// A write got no answer, was repeated and overwritten, and only then came to the donor: without a new token for the
-/// second one, the first one's bytes were what a read returned from then on. And a grant came late: its slab had a
-/// token then that the borrower did not know, and every read of it was refused.
+/// A write got no answer, was repeated and overwritten, and only then reached the donor: without a new token for the
+/// second write, every later read returned the first one's bytes. And a grant came late: its slab then had a token that
+/// the borrower did not know, and every read of it was refused.
 fn what_is_late_does_no_harm(kind: Kind) {
     let donor = start(settings(kind));
     let detour = Detour::start(donor.place());
@@ -271,7 +271,7 @@ fn what_is_late_does_no_harm(kind: Kind) {
     read(&*tier, known, 3);
 
     detour.order(Order::KeepRequest);
-    // Over a network, it is asked for on another connection.
+    // Over a network, the grant is asked for on another connection.
     let granted = try_write(&*tier, new, 1);
     assert!(detour.is_done());
     assert!(granted.is_ok() || !kind.is_network(), "{granted:?}");
@@ -298,7 +298,7 @@ fn a_donor_that_stands_still_is_given_up_and_found_again(kind: Kind) {
     let (found, took) = timed(|| try_read(&*tier, 0, 1));
     assert_eq!(found.is_err(), kind.asks_for_bytes(), "others can be read without the donor");
     assert!(took < TIMEOUT, "{took:?}");
-    // Once it counts as lost, nobody waits so long again, whatever can be had without it meanwhile.
+    // Once the donor counts as lost, nobody waits so long again, whatever can be read without it meanwhile.
     let again = || {
         let _ = try_read(&*tier, 0, 1);
         timed(|| try_write(&*tier, SLAB_BYTES, 1).unwrap_err()).1
@@ -369,7 +369,7 @@ fn leases_stay_while_they_are_tended(kind: Kind) {
         return;
     }
     found.unwrap_or_else(|failure| panic!("{failure}"));
-    // Nobody tends it any more: the bytes are gone, and nobody reads zeros in their place.
+    // Nobody renews the lease any more: the bytes are gone, and nobody reads zeros in their place.
     wait_until(&donor, |donor| donor.standing().figure(Figure::ExpiriesTotal) == 1);
     let mut frame = frames::frame(16, 0xee);
     let failure = tier.read(0, &mut frame).unwrap_err();
@@ -445,7 +445,7 @@ fn a_donor_that_was_started_anew_has_nothing_of_ours(kind: Kind) {
     let _successor = start(Settings { listen, ..settings(kind) });
     let mut frame = frames::frame(1, 0xee);
     let failure = tier.read(0, &mut frame).unwrap_err();
-    // In shared memory the donor has left word that the lease is over.
+    // In shared memory, the status page says that the lease has ended.
     let errno = if kind.is_network() { libc::ESTALE } else { libc::ENODATA };
     assert_eq!((failure.errno(), failure.disposition()), (Some(errno), Disposition::Poison), "{failure}");
     assert_eq!(tier.write(0, &frame).unwrap_err().errno(), Some(libc::ESTALE));

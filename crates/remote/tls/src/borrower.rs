@@ -69,8 +69,8 @@ impl Borrower {
         ServerName::try_from(text.to_owned()).ok()
     }
 
-    /// Performs a handshake. The donor's check of the borrower's certificate is known only when it answers the first
-    /// request.
+    /// Performs a handshake. Whether the donor accepts the borrower's certificate is known only when the donor answers
+    /// the first request.
     pub fn shake_hands<P: Pipe>(&self, pipe: &mut P) -> Result<Protection, ShakeFailure<P::Failure>> {
         let distrust = |error: rustls::Error| ShakeFailure::Distrust(Distrust::of_borrower(&error));
         let no_handshake = || ShakeFailure::Distrust(Distrust::NoHandshake);

@@ -192,8 +192,8 @@ fn lists(file: &File) -> Result<Vec<CertificateRevocationListDer<'static>>, Cred
     }
 }
 
-/// ring, explicitly: a default that the process may have chosen is not used, since the process may belong to another
-/// program.
+/// The provider is ring, named explicitly: the process may belong to another program that has chosen a different
+/// default.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }

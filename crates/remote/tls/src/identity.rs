@@ -3,10 +3,10 @@
 
 //! Reads from a certificate the name by which a donor identifies the tenant that presents it.
 //!
-//! The name is the first of these that the certificate has: a URI, a DNS name, an email address among its subject
-//! alternative names (RFC 5280, section 4.2.1.6), in this order, and the first of several of one kind; otherwise the
-//! last common name of its subject. The kind is part of the name, so that a certificate with one kind of name cannot
-//! pass for one with another: `uri:spiffe://example/batch`, `dns:batch.example`, `email:batch@example`, `cn:batch`.
+//! The name is taken from the subject alternative names (RFC 5280, section 4.2.1.6): a URI, else a DNS name, else an
+//! email address; of several names of one kind, the first. If there is none of these, it is the last common name of the
+//! subject. The kind is part of the name, so that a certificate with one kind of name cannot pass for one with another:
+//! `uri:spiffe://example/batch`, `dns:batch.example`, `email:batch@example`, `cn:batch`.
 //!
 //! Intended only for a certificate whose signature has been verified, but no input causes a panic.
 

@@ -8,10 +8,10 @@
 //! └── the head ────┘└─ sealed ─┘  head: authenticated, not sealed; 23: application data, also inside
 //! ```
 //!
-//! The nonce of a record is its number, exclusive-or the direction's vector; numbers count up and are never repeated.
-//! One key protects at most [`RECORDS_MAX`] records; then the connection is replaced, with new keys. Only application
-//! data is accepted: an Aquifer donor sends no tickets, and no new keys before that limit, and its alerts end the
-//! connection.
+//! The nonce of a record is the exclusive or of its number and the direction's initialization vector; numbers count up
+//! and are never repeated. One key protects at most [`RECORDS_MAX`] records; then the connection is replaced, with new
+//! keys. Only application data is accepted: an Aquifer donor sends no tickets, and no new keys before that limit, and
+//! its alerts end the connection.
 
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use rustls::{AlertDescription, ConnectionTrafficSecrets};
@@ -22,7 +22,7 @@ use crate::distrust::Distrust;
 pub const RECORD_HEAD_BYTES: usize = 5;
 /// Maximum number of bytes of text in one record.
 pub const TEXT_BYTES_MAX: usize = 1 << 14;
-/// How many bytes a record is longer than its text.
+/// The number of bytes by which a record is longer than its text.
 pub const RECORD_EXTRA_BYTES: usize = RECORD_HEAD_BYTES + 1 + TAG_BYTES;
 /// The longest record: the standard lets the sealed part be 256 bytes longer than its text.
 pub const RECORD_BYTES_MAX: usize = RECORD_HEAD_BYTES + TEXT_BYTES_MAX + 256;

@@ -8,16 +8,16 @@
 //! | 0      | 4     | magic: `AQWR`                                                      |
 //! | 4      | 2     | version: 1                                                         |
 //! | 6      | 2     | kind of message                                                    |
-//! | 8      | 8     | request number; the answer has its request's                       |
+//! | 8      | 8     | request number; an answer repeats the number of its request        |
 //! | 16     | 4     | bytes of the body                                                  |
 //! | 20     | 4     | zero                                                               |
-//! | 24     | 32    | four numbers, whose meaning is the kind's                          |
-//! | 56     | 8     | CRC-64 (NVMe) of the body; zero without one                        |
+//! | 24     | 32    | four numbers, whose meaning depends on the kind                    |
+//! | 56     | 8     | CRC-64 (NVMe) of the body; zero without a body                     |
 //! | 64     | 8     | CRC-64 (NVMe) of the bytes 0 to 64                                 |
 //!
-//! The checksum is the one of the guards and the recordings (`core/src/guard.rs`): fast with the processors'
-//! instructions for it, so that 4 KiB cost less than a tenth of the cheapest system call's round trip, and able to
-//! detect errors that the 16 bits of TCP miss. It does not protect against an attacker; TLS does.
+//! The checksum is the one that guards and recordings use (`core/src/guard.rs`). Processors have instructions for it,
+//! so that 4 KiB cost less than a tenth of the cheapest system call's round trip, and it detects errors that the 16
+//! bits of TCP miss. It does not protect against an attacker; TLS does.
 
 use crc_fast::{CrcAlgorithm, checksum};
 
@@ -104,7 +104,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Checks that this is the header's body.
+    /// Checks that `body` is the body that this header describes.
     pub fn check_body(&self, body: &[u8]) -> Result<(), Refusal> {
         if body.len() != self.body_bytes as usize {
             return Err(Refusal::Truncated);

@@ -14,7 +14,7 @@ use crate::units::RangeIndex;
 
 /// The unit of discards.
 pub const PAGE_BYTES: u64 = 4096;
-/// The unit of reads and writes: the smallest part of a page that one of several donors stores, with parity.
+/// The unit of reads and writes: the smallest shard of a page that one of several donors stores, with parity.
 pub const UNIT_BYTES: u64 = 512;
 /// The unit of lending: the room of one region, see the glossary.
 pub const SLAB_BYTES: u64 = 2 << 20;
@@ -30,7 +30,7 @@ pub const EVERY_BYTE: u64 = u64::MAX;
 pub struct BorrowerId(pub u128);
 
 impl BorrowerId {
-    /// The tree of processes that it belongs to: the upper half of the number, which all of them share.
+    /// The tree of processes that it belongs to: the upper half of the number, which all borrowers of the tree share.
     pub const fn tree(self) -> u64 {
         (self.0 >> 64) as u64
     }
@@ -60,8 +60,8 @@ pub enum Message {
     Release {
         /// The lease, or [`EVERY_LEASE`].
         lease: u64,
-        /// Its fencing token. For all leases 0; or the borrower's tree, and then the message covers all leases of all
-        /// borrowers of that tree.
+        /// Its fencing token. With [`EVERY_LEASE`]: 0; or the borrower's tree, and then the message covers all leases
+        /// of all borrowers of that tree.
         token: u64,
     },
     /// Asks for bytes.
@@ -118,7 +118,7 @@ pub enum Message {
     Reclaim {
         /// Number of bytes, in whole slabs, or [`EVERY_BYTE`].
         bytes: u64,
-        /// How long borrowers have to return it.
+        /// The time that borrowers get for returning it.
         within_ms: u64,
     },
     /// Answers `Hello`.
@@ -142,14 +142,14 @@ pub enum Message {
         token: u64,
         /// Size of the memory.
         bytes: u64,
-        /// The lease ends after this time, unless the borrower sends a message before.
+        /// The lease ends after this time, unless the borrower sends a message before then.
         expires_in_ms: u64,
     },
     /// Answers `Renew`.
     Renewed {
         /// Number of the borrower's leases.
         leases: u64,
-        /// The leases end after this time, unless the borrower sends a message before.
+        /// The leases end after this time, unless the borrower sends a message before then.
         expires_in_ms: u64,
     },
     /// Answers `Release`.

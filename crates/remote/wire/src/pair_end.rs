@@ -10,7 +10,7 @@
 //! | 1, 2   | all   | the port's address (GID), byte 0 in the lowest bits of number 1                 |
 //! | 3      | 0–31  | which of the borrower's connections it is; 0 in the answer                      |
 //! | 3      | 32–47 | the port's address in its InfiniBand subnet (LID); 0 for RoCE                   |
-//! | 3      | 48–55 | the port's largest packet: 1 is 256 bytes, each further one twice as long, to 5 |
+//! | 3      | 48–55 | the port's largest packet: 1 is 256 bytes, each next value doubles it, up to 5  |
 //! | 3      | 56–63 | the form of this table: 1                                                       |
 
 /// The form of the table, so that another form can follow without a new version of the whole protocol.
@@ -27,7 +27,7 @@ pub struct PairEnd {
     pub psn: u32,
     /// The port's address in its InfiniBand subnet; 0 for RoCE.
     pub lid: u16,
-    /// The port's largest packet: 1 is 256 bytes, and each further one twice as long, up to 5.
+    /// The port's largest packet: 1 is 256 bytes, and each next value doubles it, up to 5.
     pub mtu: u8,
     /// The port's address.
     pub gid: [u8; 16],

@@ -70,7 +70,7 @@ refusals! {
 pub enum RefusalKind {
     /// The same request would be refused again.
     Final,
-    /// It concerns this moment, or one connection: the sender repeats the request until its time limit.
+    /// The reason is temporary, or concerns only one connection: the sender repeats the request until its time limit.
     MayPass,
 }
 
@@ -91,7 +91,7 @@ impl Refusal {
         Refusal::ALL.get(index).copied()
     }
 
-    /// Whether the refusal may pass.
+    /// Whether the refusal is final or may pass.
     pub const fn kind(self) -> RefusalKind {
         match self {
             Refusal::Busy

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The numbers of what is lent, with a type each, so that a donor's slab cannot be passed as a borrower's range.
+//! One type for the numbers of a donor's slabs and one for those of a borrower's ranges, so that neither can be passed
+//! as the other.
 //!
-//! Pure. Neither is a slab of an array, which several members have: that is a `SlabIndex` of the core.
+//! Pure. A slab of an array, which several members have, is neither of the two: it is a `SlabIndex` of the core.
 
 use crate::message::SLAB_BYTES;
 
@@ -63,7 +64,7 @@ impl RangeIndex {
         self.0 * SLAB_BYTES
     }
 
-    /// The same of a range that a peer names; `None` if no tier is so large.
+    /// As [`offset`](Self::offset), for a range that a peer names; `None` if no tier is so large.
     pub fn checked_offset(self) -> Option<u64> {
         self.0.checked_mul(SLAB_BYTES)
     }

@@ -12,7 +12,7 @@ use aquifer_core::units::ByteSize;
 use aquifer_stats::{Counters, FaultKind, Gauge, Snapshot};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-/// Length of one window. A program that mostly waits for this long looks as if it hung.
+/// Length of one window. A program that spends most of this time waiting looks as if it hung.
 const WINDOW: Duration = Duration::from_secs(10);
 /// The message is repeated when the suggested budget has changed by this factor.
 const CHANGED_MUCH: f64 = 1.5;
@@ -52,7 +52,7 @@ impl Windows {
         let waited = now.waited.saturating_sub(self.begin.waited);
         let on_cpu = now.on_cpu.saturating_sub(self.begin.on_cpu);
         self.begin = now;
-        // With several threads, total waiting of half the window means little if the others work.
+        // With several threads, waits that add up to half the window mean little if other threads work meanwhile.
         (waited * 2 >= within && waited >= on_cpu).then_some(Crawl { waited, within })
     }
 }

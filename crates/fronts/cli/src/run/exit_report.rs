@@ -3,7 +3,7 @@
 
 //! Returns the program's borrowed memory to its donors when the last process of the tree has ended, however it ended.
 //!
-//! The processes cannot return it themselves: until its very end, each may have a thread that touches an evicted page.
+//! The processes cannot return it themselves: until its end, a process may have a thread that touches an evicted page.
 //! The launcher outlives them. Each process maps the statistics segment from before it borrows until it ends, and the
 //! processes that map it are found in /proc, so nothing is taken from a child that is still running. If such a child
 //! is left, or if the donor does not answer, the memory returns later: when nobody renews its leases, and they expire.
@@ -25,7 +25,7 @@ use nix::unistd::getuid;
 const LOOKS_MAX: u32 = 10;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Releases the memory at the donors, if the program wrote anything back and no process remains that may need it.
+/// Sends the exit report to the donors, if the program wrote anything back and no process that may need it remains.
 pub fn send(config: &Config, counters: &Counters) {
     let Some(tree) = config.tree else { return };
     let mut specs: Vec<TierSpec> = config.tiers.iter().filter_map(|tier| tier.parse().ok()).collect();

@@ -25,7 +25,8 @@ pub const VARIABLE: &str = "AQUIFER_PRELOAD";
 pub fn find(variable: Option<OsString>, executable: &Path) -> Result<PathBuf, Failure> {
     if let Some(named) = variable.filter(|named| !named.is_empty()) {
         let path = std::path::absolute(&named).unwrap_or_else(|_| PathBuf::from(&named));
-        // The library has all rights of the program. What lies beside this executable is trusted as much as that is.
+        // The library gets all rights of the program, so others must not be able to change a library that is named. One
+        // beside this executable is trusted as much as the executable.
         let opened = match safe_open::open(&path, Purpose::Input, 0, 0) {
             Ok(file) => Ok(file),
             Err(OpenFailure::Io(error)) => Err(error),

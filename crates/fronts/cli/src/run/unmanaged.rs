@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Measures the program's memory in DRAM in addition to its managed memory, and reports when the total exceeds the
-//! budget.
+//! Measures how much unmanaged memory the program has in DRAM, and reports when managed and unmanaged memory together
+//! exceed the budget.
 //!
 //! Shared memory, thread stacks, mappings below 64 KiB and private pages of files stay under the kernel's management.
 //! They are counted from outside, from /proc, so that the program's threads do no work for it. Pages of files that the

@@ -39,8 +39,8 @@ pub fn build(package: &str) {
     assert!(cargo.status().is_ok_and(|status| status.success()), "{package} does not build");
 }
 
-/// The command in an empty directory, beside which a test puts programs. A link, because a file that was just written
-/// may be busy: a child that another test has just forked can still have it open for writing.
+/// The command in a directory of its own, where a test can put other programs beside it. It is a hard link, because a
+/// copy may be busy: a child that another test has just forked can still have it open for writing.
 pub fn alone(test: &str) -> PathBuf {
     let command = scratch(test).canonicalize().expect("just made").join("bin/aquifer");
     std::fs::create_dir(command.parent().expect("it has one")).expect("the scratch directory is empty");
@@ -48,7 +48,7 @@ pub fn alone(test: &str) -> PathBuf {
     command
 }
 
-/// The copy of the command, without variables that the caller's environment might set.
+/// The command at this path, without variables that the caller's environment might set.
 pub fn aquifer_at(command: &Path) -> Command {
     without_settings(Command::new(command))
 }

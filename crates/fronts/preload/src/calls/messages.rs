@@ -21,7 +21,7 @@ use crate::pointers::message_count;
 use crate::program_memory::{is_readable, load, store};
 
 /// The most control data of one message that is copied. The kernel refuses to send more than `net.core.optmem_max`, 128
-/// KiB unless it was raised, and never delivers as much.
+/// KiB unless it was raised, and never delivers this much.
 const CONTROL_BYTES_MAX: usize = 1 << 20;
 /// The largest buffer for one part of a recvmmsg(2). Only bytes that the kernel writes cost DRAM; and the longest call,
 /// of 1024 datagrams of 64 KiB, fits into one part.
@@ -124,8 +124,8 @@ struct Part {
 }
 
 impl Part {
-    /// Takes the first of `count` messages whose headers are at `place`, as many as fit. The error is that of the
-    /// first. At most [`ENTRIES_MAX`] messages.
+    /// Takes messages from the front of the `count` whose headers are at `place`: as many as fit, and at most
+    /// [`ENTRIES_MAX`]. An error if not even the first can be taken.
     ///
     /// # Safety
     /// The program has given them to a system call.
@@ -219,7 +219,7 @@ impl Caller {
             // SAFETY: the caller's promise.
             unsafe { each_pointer(number, &args, &mut far) };
         };
-        // No more than that are listed.
+        // `each_pointer` lists the memory of no more messages than that.
         if message_count(number, &args) <= ENTRIES_MAX {
             let mut pins = adopter.call_pins();
             if pins.as_mut().is_some_and(|pins| pins.add_all(&ranges)) {
@@ -231,8 +231,8 @@ impl Caller {
         unsafe { self.copied_messages(number, args) }
     }
 
-    /// Makes one call if there are not too many messages and the buffers are not too large, and otherwise several for
-    /// parts: a later part ends the transfer where it would have to wait.
+    /// Makes one call if all messages fit into one [`Part`], and otherwise one call for each part. With MSG_WAITFORONE,
+    /// the transfer ends where a call after the first would have to wait.
     unsafe fn copied_messages(&self, number: i64, args: [usize; 6]) -> isize {
         let reads = number == libc::SYS_recvmmsg;
         let (place, count, mut flags) = (args[1], message_count(number, &args), args[3]);

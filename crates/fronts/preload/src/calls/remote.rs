@@ -50,7 +50,7 @@ impl Caller {
         in_steps(here.list(), there.list(), step)
     }
 
-    /// Copies one entry of either side.
+    /// Copies between one local and one remote entry.
     unsafe fn step(
         &self,
         adopter: &'static Adopter,

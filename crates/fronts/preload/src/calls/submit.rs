@@ -39,7 +39,8 @@ impl Caller {
         }
     }
 
-    /// Submits the first of `rest` requests, after `done` others. Returns how many requests, and the call's result.
+    /// Submits requests from the front of the `rest` that follow the first `done`. Returns how many it passed to the
+    /// kernel, and the call's result.
     unsafe fn submit_some(
         &self,
         adopter: &'static Adopter,
@@ -66,8 +67,8 @@ impl Caller {
             }
             if asked == 1 {
                 drop(pins);
-                // One request with more memory than may be pinned: it is made resident, and the kernel's result is
-                // final.
+                // One request with more memory than may be pinned: its memory is only made resident, and the kernel's
+                // result is final.
                 // SAFETY: as above.
                 return (1, unsafe { self.tried(adopter, libc::SYS_io_submit, part) });
             }

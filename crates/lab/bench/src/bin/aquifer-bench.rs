@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bench as a program, which `aquifer bench` starts with its words.
+//! The bench as a program, which `aquifer bench` starts with its own arguments.
 //!
 //! Exit codes: 0 everything that could run did, 1 a run failed, 2 bad arguments, 3 nothing could run, 4 a measured bar
 //! was missed (with `--check`), 130 and 143 ended by SIGINT and SIGTERM, with everything cleaned up.

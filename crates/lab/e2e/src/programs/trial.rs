@@ -225,7 +225,7 @@ fn peak_of(process: u32) -> u64 {
     (own.unwrap_or(0) << 10).max(below.unwrap_or(0))
 }
 
-/// How often to check whether an unneeded server has ended by itself, 10 ms apart.
+/// How many times, 10 ms apart, to check whether an unneeded server has ended by itself.
 const ENDING_LOOKS: u32 = 100;
 
 /// A server. It is killed on drop unless it has ended by itself.

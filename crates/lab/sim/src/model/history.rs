@@ -21,12 +21,12 @@ use crate::random::Random;
 
 /// Threads of the program.
 const THREADS: usize = 4;
-/// Things that each of them does at most.
+/// Maximum number of things that each of them does.
 const ACTS_MAX: u64 = 60;
-/// Steps after which a process that is killed is killed at the latest.
+/// If the process is killed: the maximum number of steps before that.
 const KILLED_AFTER_MAX: u64 = 40_000;
-/// Makes a second source of randomness from the seed of a history, for what was added to histories later: the seeds
-/// that once found a bug still stand for the same histories.
+/// Derives a second source of randomness from the seed of a history, for choices that were added to histories later. So
+/// the seeds that once found a bug still lead to the same histories.
 const LATER: u64 = 0x51ed_270b_9f65_2295;
 /// The smallest budget in pages. It must hold several regions: a hole cut into one makes the rest of it resident.
 const BUDGET_PAGES: u64 = 1_536;
@@ -40,7 +40,7 @@ pub struct FailAfter {
     pub count: u64,
 }
 
-/// What a history came to.
+/// The result of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     /// A digest of every step: two runs of one seed have the same.
@@ -114,7 +114,7 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
     end(&world)
 }
 
-/// The last check: what the relatives can read has not changed.
+/// The last check: the pages that the relatives can read have not changed.
 fn end(world: &World) -> End {
     (0..RELATIVES_MAX).for_each(|_| world.bury());
     End { digest: world.digest.get(), steps: world.steps.get(), failures: world.trouble.happened() }
@@ -124,7 +124,7 @@ fn pick<T: Copy>(luck: &mut Random, choices: &[T]) -> T {
     choices[luck.below(choices.len() as u64) as usize]
 }
 
-/// Maps a window, of whose pages `populated` percent have contents already.
+/// Maps a window. Already at the start, `populated` percent of its pages have contents.
 fn map(world: &World, index: usize, order: u8, budget_pages: u64, populated: u64) -> Window {
     let order = Order::new(order).expect("at most 9");
     let start = PageIndex(1_000 + index as u64 * 20_000);
@@ -144,7 +144,7 @@ fn map(world: &World, index: usize, order: u8, budget_pages: u64, populated: u64
     Window { start, end, order }
 }
 
-/// Decides what goes wrong: nothing in every third history.
+/// Decides what goes wrong. In about one history of three, nothing does.
 fn trouble(world: &World, luck: &mut Random, failing: Option<FailAfter>) {
     if let Some(FailAfter { kind, count }) = failing {
         return world.trouble.fail_after(kind, count);

@@ -28,7 +28,7 @@ pub struct Page {
     pub lost: bool,
     /// True when a store faults although the page is resident.
     pub protected: bool,
-    /// The program has emptied it at some time.
+    /// True once the program has discarded or unmapped it.
     pub discarded: bool,
 }
 

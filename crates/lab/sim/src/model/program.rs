@@ -13,13 +13,13 @@ use super::memory::Page;
 use super::space::View;
 use crate::random::Random;
 
-/// Tries of one access. Another thread may evict what was just installed, but not for ever.
+/// Maximum number of tries of one access. Another thread may evict the page that was just installed, but not for ever.
 const TRIES_MAX: u32 = 4_000;
-/// Pages that a system call touches at most: a call holds up to a quarter of the budget.
+/// Maximum number of pages that a system call touches. Calls may pin up to a quarter of the budget.
 const CALL_PAGES_MAX: u64 = 48;
-/// Steps between the rest before a fork and the fork.
+/// Steps between the moment when everything is at rest for a fork, and the fork.
 const STEPS_BEFORE_FORK: u32 = 16;
-/// Blocks that a fork may have to make resident.
+/// Maximum number of further pages that `quiesce` makes resident. This model asks for none.
 const OBSTACLES_MAX: u32 = 4_000;
 
 /// A mapping of the program.
@@ -73,7 +73,7 @@ impl Program<'_> {
         self.windows[self.luck.below(self.windows.len() as u64) as usize]
     }
 
-    /// Pages that follow each other: where the thread was, or elsewhere.
+    /// Consecutive pages: after the thread's last run of pages, or elsewhere.
     fn run_of_pages(&mut self) -> (PageIndex, u64) {
         let window = self.window();
         if self.walk < window.start || self.walk >= window.end || self.luck.below(4) == 0 {
@@ -103,7 +103,7 @@ impl Program<'_> {
         }
     }
 
-    /// One of a few values of the page's own, zero among them, so that a change is often undone.
+    /// One of the few values that this page can have, zero among them, so that a change is often undone.
     fn value(&mut self, page: PageIndex) -> u32 {
         match self.luck.below(4) as u32 {
             0 => 0,
@@ -162,7 +162,7 @@ impl Program<'_> {
         true
     }
 
-    /// A system call that reads and writes a few pages, which must be there while the kernel works.
+    /// A system call that reads and writes a few pages, which must stay resident while the kernel works.
     fn call(&mut self) {
         let window = self.window();
         let was_here = (window.start..window.end).contains(&self.walk) && self.luck.below(2) == 0;
@@ -177,7 +177,7 @@ impl Program<'_> {
         if brought == Brought::Present {
             for page in start.up_to(end) {
                 self.view.step();
-                // Another thread may have discarded it: then the kernel finds an absent page, as without us.
+                // Another thread may have discarded it: then the kernel finds an absent page, as without Aquifer.
                 let value = self.value(page);
                 let mut memory = self.view.world.memory.borrow_mut();
                 let Some(entry) = memory.pages.get_mut(&page).filter(|entry| !entry.discarded) else { continue };
@@ -264,7 +264,7 @@ impl Program<'_> {
         self.view.wake_worker();
     }
 
-    /// fork(2): all others pause, and nothing is under way.
+    /// fork(2): all other threads pause, and nothing is under way.
     fn fork(&mut self) {
         let world = std::rc::Rc::clone(&self.view.world);
         self.view.lock_mappings();
@@ -274,7 +274,7 @@ impl Program<'_> {
         }
         let thread = ThreadIndex(self.view.thread as u16);
         let is_at_rest = quiesce(&self.view, thread, |_| None, OBSTACLES_MAX).expect("the space goes on");
-        // The tier gets what it needs for a second process, and the pager's locks are taken.
+        // In these steps the pager prepares the tier for a second process, and takes its own locks.
         (0..STEPS_BEFORE_FORK).for_each(|_| self.view.step());
         if is_at_rest {
             let mut engine = self.view.lock();

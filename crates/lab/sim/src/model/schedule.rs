@@ -71,8 +71,8 @@ impl Schedule {
         self.threads.push(Thread { coroutine, pause: Pause::Step, is_worker });
     }
 
-    /// Runs until no thread of the program is left, or until the process is killed after so many steps. Returns whether
-    /// it was killed.
+    /// Runs until no thread of the program is left, or until `killed_after` steps, when the process is killed. Returns
+    /// whether it was killed.
     pub fn run(&mut self, killed_after: Option<u64>) -> bool {
         while self.threads.iter().any(|thread| !thread.is_worker) {
             if killed_after.is_some_and(|steps| self.world.steps.get() >= steps) {
@@ -137,7 +137,7 @@ impl Schedule {
         self.world.check();
     }
 
-    /// The history goes on in a forked child: the parent's other threads are not there, and there is a new worker.
+    /// The history goes on in a forked child, which has a new worker and none of the parent's other threads.
     fn become_child(&mut self, index: usize) {
         let thread = self.threads.swap_remove(index);
         self.threads.clear();

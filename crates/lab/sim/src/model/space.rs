@@ -22,7 +22,7 @@ use super::schedule::{Pause, Pauser};
 use super::trouble::Kind;
 use super::world::World;
 
-/// Blocks that the worker has in flight at most: few, so that it often has to wait.
+/// Maximum number of blocks that the worker has in flight. Small, so that the worker often has to wait.
 pub const QUEUE_DEPTH: u32 = 6;
 
 /// How long a thread waits between two looks at the lock of the mappings, on a slow tier.
@@ -42,7 +42,8 @@ impl View<'_> {
         self.pauser.suspend(Pause::Step);
     }
 
-    /// Waits until no other thread changes mappings. On a slow tier that can take long, and without steps of its own.
+    /// Waits until no other thread changes mappings. On a slow tier that can take long, so the thread sleeps between
+    /// its attempts.
     pub fn lock_mappings(&self) {
         while self.world.mapping_lock.replace(true) {
             if self.world.delays.are_on() {
@@ -108,7 +109,7 @@ impl Clock for View<'_> {
         self.world.reports.get()
     }
 
-    /// Without a limit: who relies on it waits for something that nobody reports.
+    /// Waits without a limit, unlike the pager. So a history finds code that waits for a report that nobody sends.
     fn wait(&self, ticket: u32) {
         self.pauser.suspend(Pause::Report { ticket, until_ns: None });
     }
@@ -212,7 +213,7 @@ impl Exchanger for View<'_> {
                 memory.copy(pages, frame, seal);
                 Ok(Installed::Copied)
             }
-            // Frames of a run follow each other; only the bytes of one frame are copied instead.
+            // A run over several frames is always moved. Only the bytes of a single frame may be copied instead.
             Exchange::Move if pages.count <= frame.order().pages() && self.world.trouble.strikes(Kind::Copy) => {
                 memory.install(pages, frame);
                 Ok(Installed::CopiedInstead)
@@ -303,7 +304,7 @@ impl World {
         }
     }
 
-    /// The process is killed: what its queue has taken reaches the tier, or does not, in any order.
+    /// The process is killed: each write that its queue has taken reaches the tier or does not, in any order.
     pub fn die(&self) {
         loop {
             let left = self.in_flight.borrow().len() as u64;
@@ -328,7 +329,7 @@ impl World {
         if fails { Err(TierFailed) } else { Ok(()) }
     }
 
-    /// Writes a range of a frame to the tier, or only its first pages.
+    /// Writes a range of a frame to the tier. If the write fails, only its first pages reach the tier.
     fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
         let fails = self.trouble.strikes(Kind::Write);
         let count = len / PAGE_BYTES as usize;
@@ -391,7 +392,7 @@ impl Store for View<'_> {
     }
 }
 
-/// The worker's queue: transfers happen when they complete, in any order.
+/// The worker's queue. The bytes of a transfer move when it completes. Transfers complete in any order.
 pub struct Queue {
     pub world: Rc<World>,
 }

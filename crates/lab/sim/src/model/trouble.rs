@@ -10,13 +10,13 @@ use crate::random::Random;
 /// A kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The tier does not read.
+    /// A read from the tier fails.
     Read,
-    /// The tier reads other bytes than were written, once; another way has the right ones.
+    /// A read returns other bytes than were written, once. Another way to read them returns the right ones.
     Lie,
-    /// As `Lie`, and no way has the right ones.
+    /// After a `Lie`, no other way to read returns the right bytes.
     Corruption,
-    /// The tier does not write, or only a part.
+    /// A write to the tier fails. None of it or a part of it is written.
     Write,
     /// The kernel refuses to release a block.
     Refuse,
@@ -30,10 +30,10 @@ pub enum Kind {
 pub const KINDS: [Kind; 7] =
     [Kind::Read, Kind::Lie, Kind::Corruption, Kind::Write, Kind::Refuse, Kind::Copy, Kind::Partial];
 
-/// Failures in a row, where they begin after a number of opportunities: more than one fault tries.
+/// Number of failures in a row, when failures begin after a number of opportunities. More than the tries of one fault.
 const FAILING: u64 = 24;
 
-/// In percent of the transfers, how many take long at most, and for how long.
+/// The maximum share of transfers that take long, in percent, and the maximum time that one takes.
 const SLOW_PERCENT_MAX: u64 = 30;
 const SLOW_NS_MAX: u64 = 200_000_000;
 
@@ -44,8 +44,8 @@ pub struct Delays {
 }
 
 impl Delays {
-    /// Delays in one of three worlds. `seed` is a source of randomness of its own: what else happens does not depend on
-    /// whether there are delays.
+    /// In one world of three, some transfers are delayed. `seed` is a source of randomness of its own: what else
+    /// happens does not depend on whether there are delays.
     pub fn new(seed: u64) -> Self {
         let mut luck = Random::new(seed);
         let percent = if luck.below(3) == 0 { 1 + luck.below(SLOW_PERCENT_MAX) } else { 0 };
@@ -64,11 +64,11 @@ impl Delays {
     }
 }
 
-/// How likely each kind is, and whether it has happened.
+/// How likely each kind of failure is, and how many failures have happened.
 pub struct Trouble {
     /// In percent of the opportunities.
     percent: Cell<[u32; KINDS.len()]>,
-    /// A kind, and how many of its opportunities are left, of which the last `FAILING` are taken.
+    /// A kind, and how many of its opportunities are left; the last `FAILING` of them are failures.
     after: Cell<Option<(Kind, u64)>>,
     luck: RefCell<Random>,
     happened: Cell<u64>,
@@ -101,7 +101,7 @@ impl Trouble {
         self.after.set(None);
     }
 
-    /// Whether this opportunity is taken.
+    /// Whether there is a failure at this opportunity.
     pub fn strikes(&self, kind: Kind) -> bool {
         let percent = self.percent.get()[kind as usize];
         let mut strikes = percent > 0 && self.below(100) < u64::from(percent);

@@ -24,7 +24,7 @@ const COPIED_PAGES_MAX: u32 = 8;
 const STEPS_PER_CHECK: u64 = 997;
 /// Steps between two checks of what system calls have seen.
 const STEPS_PER_LOOK: u64 = 61;
-/// Ranges that system calls remember.
+/// Maximum number of ranges that system calls remember.
 const SEEN_MAX: usize = 16;
 
 /// See the module.
@@ -38,9 +38,9 @@ pub struct World {
     pub in_flight: RefCell<Vec<(u64, Transfer)>>,
     /// Whether the tier's requests overlap.
     pub overlaps: bool,
-    /// Transfers that the worker's queue takes.
+    /// Maximum number of transfers in the worker's queue.
     pub queue_max: usize,
-    /// Pages of one request to the tier.
+    /// Maximum number of pages in one request to the tier.
     pub request_pages: usize,
     pub clock_ns: Cell<u64>,
     /// Reports so far.
@@ -54,9 +54,9 @@ pub struct World {
     pub is_new_child: Cell<bool>,
     /// Pages that a system call found present, with their stamp then: the start, the end, the stamp.
     pub seen: RefCell<VecDeque<(PageIndex, PageIndex, u64)>>,
-    /// How often memory was mapped after the start.
+    /// How many times memory was mapped after the start.
     pub maps: Cell<u64>,
-    /// The pages of system calls in progress: start, end, by a number.
+    /// The pages of system calls in progress, as start and end, by the number of the thread.
     pub pins: RefCell<BTreeMap<u64, (PageIndex, PageIndex)>>,
     /// Only one thread at a time changes mappings.
     pub mapping_lock: Cell<bool>,
@@ -140,7 +140,7 @@ impl World {
         start.up_to(end).all(|page| memory.pages.get(&page).is_some_and(usable))
     }
 
-    /// Remembers pages that a system call has found present, as the pager does to save the next call the search.
+    /// Remembers pages that a system call has found present. The pager does so to spare the next call the lookup.
     pub fn see(&self, engine: &Engine, start: PageIndex, end: PageIndex) {
         let are_resident = engine.map().blocks_in(start, end).all(|block| {
             let block = engine.map().block(block);
@@ -163,7 +163,8 @@ impl World {
         }
     }
 
-    /// Called between two steps: DRAM in use is within the budget, and now and then all accounts agree.
+    /// Called between two steps: checks that DRAM in use is within the budget and, at intervals, that all accounts
+    /// agree.
     pub fn check(&self) {
         self.steps.set(self.steps.get() + 1);
         // Somebody may be in the middle of a discard, with the lock held.

@@ -234,7 +234,7 @@ impl Engine {
         self.plan_eviction(plan);
     }
 
-    /// Pages over the budget at registration are given back to the kernel before anything else may use them.
+    /// Pays debt: gives pages of frames back to the kernel before anything else may use them.
     fn plan_repayment(&mut self, plan: &mut Plan) {
         let mut repaid = 0;
         while !plan.is_full() && repaid < self.debt_pages {
@@ -379,7 +379,7 @@ impl Engine {
         let frame = self.start_leaving(block, true)?;
         let copied = self.map.block(block).copied;
         plan.tasks.push(Task::Evict { block, pages, frame, copied });
-        // A frame with pages was counted as free before it was taken.
+        // A frame with pages was counted as free until it was taken; the block's own pages will be free in its place.
         Some(weight * if copied { 2 } else { 1 })
     }
 

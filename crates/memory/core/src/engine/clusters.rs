@@ -6,9 +6,9 @@
 //!
 //! Pure, and called on the fault path. A fetch of a small block is *near* when another block of the same granule was
 //! fetched shortly before. Where one fetch in two is near, a visit to a granule wants two pages; where three in four
-//! are near, it wants four. The constants below say from how many pages a large block pays.
+//! are near, it wants four. The constants below say how many wanted pages make a large block pay off.
 //!
-//! Pages are plain numbers here, because only their quotients count.
+//! Pages are plain numbers here, because only the number of their granule is used.
 //!
 //! Large blocks hide how many of their pages are wanted. While they are in use, the blocks of a few granules are
 //! therefore split anyway, as *samples*.
@@ -28,13 +28,15 @@ const REMEMBERED: usize = 1024;
 /// not.
 const SAMPLE_PLAIN: u64 = 64;
 const SAMPLE_OPEN: u64 = 16;
-/// The near part, in units of `1 / WHOLE`, is a running mean over about `1 << MEAN_SHIFT` fetches.
+/// The near part, which is the fraction of fetches that are near, is kept in units of `1 / WHOLE`, as a running mean
+/// over about `1 << MEAN_SHIFT` fetches.
 const WHOLE: u32 = 1 << 16;
 const MEAN_SHIFT: u32 = 6;
-/// The near part from which large blocks pay: six pages of a visit on a storage medium, eight where the tier is memory.
-/// Memory copies 4 KiB in a fifth of the time of 128 KiB, a storage medium in half of it. By time alone two and five
-/// pages would be enough. But unwanted pages take the room of other pages, some of which are then missed: betweenness
-/// centrality at scale 18 with 60 % local had as many fetches of 128 KiB as of 4 KiB when the limit was two pages.
+/// The near part from which large blocks pay off: six pages of a visit on a storage medium, eight where the tier is
+/// memory. Memory copies 4 KiB in a fifth of the time of 128 KiB, a storage medium in half of it. By time alone two and
+/// five pages would be enough. But unwanted pages take the room of other pages, some of which are then missed:
+/// betweenness centrality at scale 18 with 60 % local had as many fetches of 128 KiB as of 4 KiB when the limit was two
+/// pages.
 const LIMIT_MEDIUM: u32 = WHOLE - WHOLE / 6;
 const LIMIT_MEMORY: u32 = WHOLE - WHOLE / 8;
 /// How far beyond the limit the near part must be for a change, and from what distance the answer is clear.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Chooses block sizes, also that of the next victim: large where a stream passes, small where faults are scattered.
+//! Chooses block sizes, including that of the next victim: large where a stream passes, small where faults are
+//! scattered.
 //!
 //! Pure, and called on the fault path. A large block costs one fault, one exchange and one request for many pages.
 //! Where only one of its pages is wanted, the others take the room of pages that are wanted. The size is decided at a
@@ -122,7 +123,7 @@ impl Engine {
     }
 
     /// Merges `block` with the blocks around it, up to the size `max`. Where a part of that range is in DRAM, merges
-    /// the largest range that is not.
+    /// the largest smaller range of which no part is in DRAM.
     fn grow(&mut self, block: BlockIndex, max: Order) -> BlockIndex {
         let exponents = self.map.block(block).order.exponent() as u8 + 1..=max.exponent() as u8;
         for order in exponents.rev().filter_map(Order::new) {

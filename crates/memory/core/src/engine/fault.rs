@@ -175,7 +175,8 @@ impl Engine {
         }
     }
 
-    /// Brings a standby block back. A block that was read ahead brings those that follow it in consecutive frames.
+    /// Brings a standby block back. A block that was read ahead brings back the read-ahead blocks that follow it in
+    /// consecutive frames.
     fn rescue(&mut self, block: BlockIndex, write: bool) -> FaultStep {
         let frame = FrameIndex(self.map.block(block).frame);
         let mut pages = self.map.pages(block);

@@ -4,8 +4,8 @@
 //! fork(2): turns one engine into two that share the tier's contents.
 //!
 //! Pure, but allocates: never on the fault path. The driver ensures that no thread is working on a block, and makes
-//! blocks resident that are on standby and not in the tier; frames are not inherited. It then calls [`Engine::inherit`]
-//! in the parent, fork(2), and [`Engine::become_child`] in the child.
+//! resident all blocks that are on standby and not in the tier, because frames are not inherited. It then calls
+//! [`Engine::inherit`] in the parent, fork(2), and [`Engine::become_child`] in the child.
 //!
 //! The child gets resident pages as the kernel's copy-on-write pages. It is not notified of stores before it has
 //! registered its memory, so none of its blocks is sealed.

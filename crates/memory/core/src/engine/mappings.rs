@@ -149,7 +149,7 @@ impl Engine {
         }
         let beyond = self.beyond_cut(start, end);
         self.discard(start, end, freed);
-        // After the cut, blocks get new numbers and lose everything recorded about them except their state and
+        // The cut gives the blocks beyond it new numbers. Nothing recorded about them is kept except their state and
         // protection.
         let carried: Vec<(PageIndex, PageIndex, State, bool)> = beyond
             .iter()
@@ -210,7 +210,7 @@ impl Engine {
         self.map.blocks_in(end, region_end).collect()
     }
 
-    /// Checks that a block that loses all its pages to cuts on both sides has no open account.
+    /// Checks that every block that loses all its pages to the cut is Empty, so that no account still counts it.
     fn release_cut(&mut self, start: PageIndex, end: PageIndex) {
         let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
         for block in blocks {

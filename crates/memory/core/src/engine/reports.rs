@@ -14,7 +14,7 @@ use crate::map::OwnSlot;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex};
 
-/// A dropped block that is fetched again within evictions of this part of the budget counts as hot.
+/// A dropped block counts as hot if it is fetched again before `1 / HOT_PART` of the budget has been evicted.
 const HOT_PART: u64 = 16;
 
 /// The outcome of comparing a standby block with the tier's copy.
@@ -91,8 +91,8 @@ impl Engine {
         wanted
     }
 
-    /// The victim's pages went back to the kernel, even if a frame had been taken for them. The victim must be sealed.
-    /// Returns whether other threads wait for it.
+    /// The victim's pages went back to the kernel. If a frame had been taken for them, it was not needed. The victim
+    /// must be sealed. Returns whether other threads wait for it.
     pub fn dropped(&mut self, block: BlockIndex) -> bool {
         assert!(self.map.block(block).sealed, "only what the tier has may be dropped");
         self.leave(block);

@@ -16,15 +16,15 @@ use crate::guard;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, Order};
 
-/// Read-ahead blocks that have not been touched may take this part of the budget: twice what read-ahead aims at. Beyond
-/// it, the oldest of them gives up its frame before any victim does.
+/// Read-ahead blocks that have not been touched may take `1 / READ_AHEAD_PART` of the budget: twice what read-ahead
+/// aims at. Beyond that, the oldest of them gives up its frame before any victim does.
 pub(super) const READ_AHEAD_PART: u64 = 8;
 
-/// Blocks whose write-back failed may take this part of the budget. Beyond it, no other block is evicted in their
-/// place: an error for lack of room serves the program better than running with what little DRAM is left.
+/// Blocks whose write-back failed may take `1 / UNWRITABLE_PART` of the budget. Beyond that, no other block is evicted
+/// in their place: an error for lack of room serves the program better than running with what little DRAM is left.
 const UNWRITABLE_PART: u64 = 2;
 
-/// Consecutive failed write-backs after which cleaning ahead of demand pauses. A few may be the fault of single blocks,
+/// Consecutive failed write-backs after which cleaning ahead of demand pauses. A few may concern single blocks only,
 /// but a full or broken tier must not keep the worker and the blocks busy.
 const FAILURES_MAX: u32 = 8;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Counts of changes to resident blocks, with which a thread without the engine's lock can tell that there was none.
+//! Counts of changes to resident blocks: by them, a thread without the engine's lock can tell that a block has not
+//! changed.
 //!
 //! A system call may use pages that were once found resident, as long as their blocks have not changed since. The
 //! counts are written with the engine's lock held and read by any thread. One count stands for many granules of 64 KiB,
@@ -18,7 +19,7 @@ use crate::units::PageIndex;
 
 /// Pages of one granule: 64 KiB.
 const GRANULE_PAGES: u64 = 16;
-/// Number of counts. Addresses within 512 MiB of each other share none.
+/// Number of counts. Two granules within 512 MiB of each other do not share a count.
 const COUNTS: u64 = 8192;
 /// Maximum number of pages in one stamp: 256 KiB.
 pub const STAMPED_PAGES_MAX: u64 = 64;
@@ -45,8 +46,8 @@ impl Changes {
         }
     }
 
-    /// A number that stays the same while the pages `start..end` do not change; `None` for more than
-    /// [`STAMPED_PAGES_MAX`] pages, or none.
+    /// A number that stays the same while the pages `start..end` do not change; `None` if there are more than
+    /// [`STAMPED_PAGES_MAX`] pages, or no pages.
     pub fn stamp(&self, start: PageIndex, end: PageIndex) -> Option<u64> {
         if start >= end || end - start > STAMPED_PAGES_MAX {
             return None;

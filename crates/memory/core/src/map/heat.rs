@@ -45,7 +45,7 @@ impl BlockMap {
         self.temperatures.take_out(&mut entry.reading, entry.order.pages());
     }
 
-    /// Called before blocks change their size: removes the blocks in `units` units from `first` on from the account.
+    /// Called before blocks change their size: stops counting the blocks in the `units` units that begin with `first`.
     /// Returns the highest of their temperatures.
     pub(super) fn take_heat(&mut self, first: BlockIndex, units: u32) -> Option<Temperature> {
         let (mut at, mut hottest) = (first, None);
@@ -57,8 +57,8 @@ impl BlockMap {
         hottest
     }
 
-    /// Called after blocks have changed their size: gives the blocks in `units` units from `first` on, all in one
-    /// state, the temperature `heat`.
+    /// Called after blocks have changed their size: gives the temperature `heat` to the blocks in the `units` units
+    /// that begin with `first`, which are all in one state.
     pub(super) fn share_heat(&mut self, heat: Option<Temperature>, first: BlockIndex, units: u32) {
         let (Some(heat), stride) = (heat, self.stride(first)) else { return };
         let resident = self.block(first).state == State::Resident;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Adds ranges of the program's addresses to the block map, and removes them, also in part.
+//! Adds ranges of the program's addresses to the block map, and removes them, as a whole or in part.
 //!
 //! Pure. Allocates, and so never runs on the fault path: the driver calls it when the program maps or unmaps.
 
@@ -101,8 +101,8 @@ impl BlockMap {
     }
 
     /// Replaces `mapping` by its `pieces`. A region cut in two keeps its blocks for the first piece, and the second
-    /// piece gets new regions. A cut *inside* one region therefore needs the blocks beyond the cut to be Empty; the
-    /// driver ensures that.
+    /// piece gets new regions. A cut *inside* one region therefore loses what is recorded about the blocks beyond it;
+    /// `engine/mappings.rs` releases them first and restores their state afterwards.
     fn recut(&mut self, mapping: Mapping, pieces: &[(PageIndex, PageIndex)], freed: &mut dyn FnMut(SlabIndex)) {
         let span = u64::from(REGION_PAGES);
         let mut kept = vec![false; mapping.regions.len()];

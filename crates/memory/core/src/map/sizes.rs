@@ -50,7 +50,8 @@ impl BlockMap {
         first
     }
 
-    /// Gives the `units` units from `first` on, on whose blocks no thread is working, blocks of `order` in `state`.
+    /// Divides the `units` units that begin with `first` into blocks of `order` in `state`. No thread is working on the
+    /// blocks there.
     fn resize(&mut self, first: BlockIndex, state: State, order: Order, units: u32) {
         let Block { region, sealed, protected, evicted_at, .. } = *self.block(first);
         for unit in first.0..first.0 + units {

@@ -77,9 +77,9 @@ impl BlockMap {
         self.region_of(index).holder(self.pages_in_region(index).start)
     }
 
-    /// The guard of the page that is stored at `slot`, if this process has stored a page there and knows which. Nobody
-    /// knows what is there while a block is being written back, after a failed write-back, and where a page of zeros
-    /// belongs.
+    /// The guard of the page that is stored at `slot`, if this process has stored a page there and knows its contents.
+    /// The contents are unknown while the block is being written back, and after a failed write-back. Pages of zeros
+    /// are not stored.
     pub fn stored_guard(&self, slot: Slot) -> Option<u64> {
         let slab = slot.slab();
         let index = RegionIndex(*self.used_by.get(slab.index())?);
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(guards(&map, 3..5), [Some(77), None]);
     }
 
-    /// Slabs that others use, too.
+    /// Slabs that other processes use, too.
     #[derive(Debug)]
     struct SharedSlabs(OwnSlabs);
 

@@ -61,8 +61,8 @@ const DUELS: usize = 256;
 /// After about this many turnovers of the resident set, an undecided duel is a draw.
 const DUEL_TURNOVERS: u32 = 4;
 
-/// Read-ahead is at most this part of memory. A block that was read ahead and is asked for within that many evicted
-/// pages was therefore evicted before it was used. It is not hot, and proves nothing in a duel.
+/// Read-ahead is at most `1 / AHEAD_PART` of memory. A block that was read ahead and is asked for within that many
+/// evicted pages was therefore evicted before it was used. It is not hot, and proves nothing in a duel.
 const AHEAD_PART: u64 = 8;
 
 /// Mark of a block that was fetched ahead and has not been asked for since.

@@ -3,13 +3,14 @@
 
 //! One stream of faults that advance by equal steps, and how far ahead of it to read.
 //!
-//! Blocks inside the window are installed before the program reaches them, so the next fault of the stream is at its
-//! *marker*: a block that is fetched but not installed. Any fault from the stream's latest page to one step past the
-//! advised pages therefore continues it.
+//! Blocks that were read ahead wait in their frames, and a fault on one of them installs all that follow it in
+//! consecutive frames (`engine/background.rs`). So the stream does not fault on every block, and any fault from its
+//! latest page to one step past the advised pages continues it. A fault at the stream's *marker* or beyond moves the
+//! window.
 //!
 //! ```text
 //!   latest                    marker            frontier
-//!     |--- installed ahead ------|--- installed ---|... next advice starts here
+//!   |------- read ahead -------|-- read ahead ---|... next advice starts here
 //!     '------------------- window -----------------'
 //! ```
 

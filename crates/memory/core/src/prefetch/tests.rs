@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Traces against the prefetcher. The model program faults on every block that was not advised, and on markers; nothing
-//! else reaches the prefetcher, as in the pager.
+//! else reaches the prefetcher.
 
 use std::collections::{HashMap, HashSet};
 

@@ -3,8 +3,8 @@
 
 //! The recorded form of an engine's answer: enough to tell whether another answer was the same.
 //!
-//! Pure. A flag is kept whole. Of a larger answer its kind is kept, and 32 bits of a digest over every field. Two
-//! different answers have the same digest once in 2^32; the answers after them would then differ, too.
+//! Pure. A flag is kept whole. Of a larger answer, the kind and 32 bits of a digest over every field are kept. Two
+//! different answers have the same digest once in 2^32; answers that follow would then show the difference.
 
 use std::hash::{Hash, Hasher};
 

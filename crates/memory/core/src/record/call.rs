@@ -4,8 +4,8 @@
 //! The engine's calls as values: one variant for each call that changes an engine.
 //!
 //! Pure. [`Call::apply`] makes the call on an engine. To add a call to the engine: add a variant here, an arm in
-//! `apply`, its bytes in `event.rs`, and a method of the pager's `EngineGuard`, which does not compile without it. Then
-//! raise [`super::VERSION`]; the golden recording fails until you do.
+//! `apply`, its bytes in `event.rs`, and a method of the driver's `EngineGuard`, without which nobody can make the
+//! call. Then raise [`super::VERSION`]; the golden recording fails until you do.
 
 use super::answer::{Digest, Summary};
 use super::runs::{Guarded, Runs};

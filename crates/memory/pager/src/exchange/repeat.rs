@@ -23,12 +23,13 @@ use crate::own_memory::{AT_ONCE, PageTable};
 /// space; each change is short.
 pub const EAGAIN_MAX: u32 = 10_000;
 
-/// Tries before EBUSY counts as a refusal. After a direct read the kernel may hold the frame's pages for a
-/// moment longer than the read itself.
+/// Tries before EBUSY counts as a refusal. After a direct read the kernel may keep the frame's pages pinned for a
+/// moment longer than the read itself takes.
 pub(super) const EBUSY_MAX: u32 = 64;
 
-/// The same while evicting a block: its pages are shared, or pinned for as long as a request takes. A sealed block was
-/// copied in, so nothing holds its pages only briefly.
+/// Tries while evicting a block: fewer, because EBUSY then means that its pages are shared, or pinned for as long as a
+/// request takes. None for a sealed block: its pages were copied in, so a pin on them is not the brief one
+/// of a direct read.
 pub(super) const EBUSY_AWAY_MAX: u32 = 4;
 pub(super) const EBUSY_SEALED_MAX: u32 = 0;
 

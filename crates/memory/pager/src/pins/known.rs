@@ -31,7 +31,8 @@ impl Known {
         Self { changes, words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Whether the pages `start..end`, which the caller holds, are unchanged since they were remembered.
+    /// Whether the pages `start..end` are unchanged since they were remembered. They can be evicted afterwards unless
+    /// the caller has pinned them.
     pub(super) fn is_good(&self, start: PageIndex, end: PageIndex) -> bool {
         let stamp = self.changes.stamp(start, end);
         stamp.is_some_and(|stamp| self.place(start).load(Ordering::Relaxed) == word(start, end, stamp))

@@ -20,7 +20,8 @@ use super::threads::IN_RELEASE;
 const PINS_MAX: usize = 1024;
 /// The slots available to system calls. The rest are kept for memory that can only be pinned, not copied.
 const CALL_SLOTS: usize = 512;
-/// Most bytes of stack between two frames of one thread for the later frame to declare the earlier one abandoned.
+/// A call releases the pin of an earlier call of the same thread as abandoned if the earlier call's stack frame is at
+/// the same address as its own, or less than this many bytes below it.
 const ABANDONED_BYTES: usize = 256 << 10;
 /// The owner of a pin that outlives its call.
 pub(super) const LOCKED: usize = 1;
@@ -164,7 +165,8 @@ impl Pins {
         }
     }
 
-    /// Releases the pins of `owner` for calls that siglongjmp(3) has left: their frames are where this call's are now.
+    /// Releases the pins of `owner` for calls that siglongjmp(3) has left: their stack frames are at or just below
+    /// `frame`, in the part of the stack that this call uses now.
     pub(super) fn release_abandoned(&self, owner: usize, frame: usize) {
         for (index, slot) in self.known().iter().enumerate() {
             let below = frame.wrapping_sub(slot.frame.load(Ordering::SeqCst));

@@ -37,7 +37,7 @@ impl Pager {
         self.pins.known()[index].frame.store(task as usize | TASK, Ordering::SeqCst);
     }
 
-    /// Ends a pin of [`pin_for_thread`](Self::pin_for_thread).
+    /// Releases a pin that [`pin_for_thread`](Self::pin_for_thread) made.
     pub(crate) fn release_pin(&self, index: usize) {
         self.pins.release(index);
     }

@@ -24,7 +24,8 @@ pub(super) fn check_arrival(buffer: &mut FrameBuffer, expected: &[u64]) -> Resul
 }
 
 impl Pager {
-    /// Gives the first `len` bytes of a frame pages, the best that can be had. Returns whether they are zeros.
+    /// Populates the first `len` bytes of a frame, from huge pages if possible. Returns whether the bytes are zeros:
+    /// not if the frame keeps its old pages.
     fn give_pages(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<bool, Fatal> {
         if !fresh {
             if !self.huge_frames.as_ref().is_some_and(|huge_frames| huge_frames.shall_replace(len)) {

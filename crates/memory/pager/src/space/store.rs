@@ -21,8 +21,8 @@ use crate::pager::Pager;
 
 /// Tries of one read that fails temporarily.
 const READ_TRIES: u32 = 5;
-/// How long to wait for a way that needs a donor that is not reachable: as long as the tier hopes for a donor that may
-/// return (`borrower/src/array/copies.rs`), with some time to spare.
+/// How long to wait for a way that needs an unreachable donor: as long as the tier waits for a donor that may return
+/// (`borrower/src/array/copies.rs`), with some time to spare.
 const WAYS_TIMEOUT: Duration = Duration::from_secs(7);
 const WAYS_PAUSE: Duration = Duration::from_millis(20);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Spaces over small tiers, and memory whose words say where they belong.
+//! Spaces over small tiers, and memory filled with words that depend on their position.
 
 #![allow(dead_code, reason = "each test file that includes this uses its part of it")]
 
@@ -16,7 +16,7 @@ use aquifer_tiers::{TierSpec, open_levels};
 pub const MIB: usize = 1 << 20;
 pub const PAGE: usize = 4096;
 
-/// Settings with the smallest budget over this tier, or over a chain of those that `>` separates.
+/// Settings with the smallest budget over this tier, or over a chain of tiers that are separated by `>`.
 pub fn settings(tier: &str) -> SpaceSettings {
     let levels: Vec<TierSpec> = tier.split('>').map(|level| level.parse().expect("a tier")).collect();
     SpaceSettings {

@@ -3,8 +3,8 @@
 
 //! Tries userfaultfd(2), feature by feature, and PAGEMAP_SCAN.
 //!
-//! No trial can hang. Nothing resolves the faults of a trial. So every access that might fault is made by the kernel on
-//! the process's behalf, and every trial has `UFFD_FEATURE_SIGBUS`, which turns the fault into EFAULT.
+//! No trial can hang, although nothing resolves its faults: every access that might fault is made by the kernel on the
+//! process's behalf, and every trial has `UFFD_FEATURE_SIGBUS`, which turns the fault into EFAULT.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ const PAGE: usize = 4096;
 /// The outcome of a trial: what was seen, or why it failed.
 type Outcome = Result<String, String>;
 
-/// Whether the kernel's own accesses can be served, as listener delivery and KVM need it.
+/// Whether faults of the kernel's own accesses can be resolved, which listener delivery and KVM need.
 pub fn kernel() -> Ability {
     Ability::tried(
         "kernel-faults",
@@ -160,7 +160,7 @@ impl Drop for Trial {
     }
 }
 
-/// Closes a throw-away descriptor; outside trials a userfaultfd stays open as long as the process.
+/// Closes a throw-away descriptor; outside trials a userfaultfd stays open as long as the process lives.
 fn close(uffd: &Uffd) {
     // SAFETY: the descriptor belongs to a trial, whose memory is unmapped.
     let _ = unsafe { syscall(libc::SYS_close, [uffd.descriptor() as usize, 0, 0, 0, 0, 0]) };
@@ -241,7 +241,7 @@ fn kernel_faults() -> Outcome {
     }
 }
 
-/// Which of the three permissions lets this process serve the kernel's own accesses.
+/// Which of the three permissions lets this process resolve faults of the kernel's own accesses.
 fn who_allows() -> &'static str {
     let setting = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
     if setting.trim() == "1" {

@@ -26,7 +26,7 @@ pub struct Device {
     /// 1 in the process that opened it.
     own: OwnWord,
     port: Port,
-    /// The largest packet of the port: 1 is 256 bytes, and each further one twice as long, up to 5.
+    /// The largest packet of the port, as a code from 1 to 5: 1 is 256 bytes, and each next code is twice as many.
     mtu: u8,
 }
 
@@ -82,7 +82,7 @@ impl Device {
         &self.port
     }
 
-    /// The port's largest packet: 1 is 256 bytes, and each further one twice as long, up to 5.
+    /// The port's largest packet, as a code from 1 to 5: 1 is 256 bytes, and each next code is twice as many.
     pub fn mtu(&self) -> u8 {
         self.mtu
     }

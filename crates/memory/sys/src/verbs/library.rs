@@ -34,8 +34,8 @@ macro_rules! functions {
                 Ok(Library {
                     $($name: {
                         let address = find(handle, stringify!($name))?;
-                        // SAFETY: by the library's header, the function of this name has this signature; its default
-                        // version is the newest of those, as for every program linked today.
+                        // SAFETY: by the library's header, the function of this name has this signature. dlsym(3)
+                        // finds its newest version, as the linker does for every program today.
                         unsafe {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(
                                 address,

@@ -181,15 +181,15 @@ impl BounceBuffer {
         self.registration.mr().lkey
     }
 
-    /// Copies from `offset` on into `target`. Only while no work request that uses it is in progress.
+    /// Copies from `offset` on into `target`. Only while no work request that uses the buffer is in progress.
     pub fn copy_out(&mut self, offset: usize, target: &mut [u8]) {
         let from = std::ptr::with_exposed_provenance::<u8>(self.address(offset, target.len()) as usize);
         // SAFETY: the range is inside the mapping, to which no reference exists; `&mut` excludes other threads, and the
-        // caller ensures that no work request of the device uses it. The target does not overlap.
+        // caller ensures that no work request of the device uses the buffer. The target does not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, target.as_mut_ptr(), target.len()) };
     }
 
-    /// Copies `source` to `offset`. Only while no work request that uses it is in progress.
+    /// Copies `source` to `offset`. Only while no work request that uses the buffer is in progress.
     pub fn copy_in(&mut self, offset: usize, source: &[u8]) {
         let to = std::ptr::with_exposed_provenance_mut::<u8>(self.address(offset, source.len()) as usize);
         // SAFETY: as in `copy_out`.

@@ -57,7 +57,7 @@ pub struct End {
     pub psn: u32,
     /// Its address in an InfiniBand subnet; 0 for RoCE.
     pub lid: u16,
-    /// Its largest packet: 1 is 256 bytes, and each further one twice as long, up to 5.
+    /// Its largest packet, as a code from 1 to 5: 1 is 256 bytes, and each next code is twice as many.
     pub mtu: u8,
     /// Its address.
     pub gid: [u8; 16],
@@ -91,9 +91,9 @@ pub struct QueuePair {
     qp: NonNull<abi::Qp>,
     cq: NonNull<abi::Cq>,
     channel: NonNull<abi::CompChannel>,
-    /// The number of the work request in progress, or of none. A completion with another number belongs to a work
-    /// request that a reset has ended, and says nothing about this one. Written by the thread that posts or resets, one
-    /// at a time.
+    /// The number of the latest work request; a reset replaces it by a number that no work request has. A completion
+    /// with another number belongs to an older work request, and says nothing about the latest one. Written by the
+    /// thread that posts or resets, one at a time.
     work: AtomicU64,
 }
 
@@ -240,8 +240,9 @@ impl QueuePair {
         )
     }
 
-    /// Starts a work request: `bytes` bytes between `from` on in the bounce buffer and `remote` on in the memory of the
-    /// peer's key. Until its completion is found, or the pair is reset, the buffer's bytes belong to the device.
+    /// Starts a work request that copies `bytes` bytes between offset `from` of the bounce buffer and address `remote`
+    /// of the peer's memory that `key` opens. Until its completion is found, or the pair is reset, the buffer's bytes
+    /// belong to the device.
     pub fn post(
         &self,
         work: Work,

@@ -103,7 +103,7 @@ pub fn take_event(descriptor: i32) -> bool {
     std::mem::take(&mut KERNEL.state.lock().unwrap().events[descriptor as usize]) > 0
 }
 
-/// Needed to compile `wakeup.rs`: its callers run only after fork(2).
+/// Needed only to compile `wakeup.rs`, which calls it only after fork(2).
 pub fn replace_descriptor(_: i32, _: i32) -> Result<(), Errno> {
     unreachable!("nobody forks here")
 }

@@ -74,9 +74,10 @@ pub(super) fn requests_in_flight_overlap(open: &Open) {
     check_stamp(completion.buffer.bytes(), 0, 99);
 }
 
-/// Sixteen pages at once against one page after the other, in turn: the best round of the one against the best of the
-/// other, since a busy machine spoils rounds. Not part of [`check`](super::check): only a tier whose times are its own,
-/// as emulated ones are, can promise a quarter on every machine. A disk with a limit of requests per second cannot.
+/// Compares reading sixteen pages at once with reading one page after the other, in alternating rounds. The best round
+/// of each counts, since a busy machine slows some rounds. Not part of [`check`](super::check): only a tier that sets
+/// its own times, as an emulated one does, can promise to save a quarter on every machine. A disk with a limit of
+/// requests per second cannot.
 pub fn overlapping_gains_time(open: &Open) {
     const REQUESTS: u32 = 16;
     let tier = open();
@@ -103,7 +104,7 @@ pub fn overlapping_gains_time(open: &Open) {
     );
 }
 
-/// Rounds whose best ones are compared.
+/// The number of rounds; the best ones are compared.
 const OVERLAP_ROUNDS: u32 = 20;
 
 fn finish(completion: Completion) -> u64 {
@@ -215,7 +216,7 @@ pub(super) fn queues_are_dropped_in_flight(open: &Open) {
             drop(queue);
         }
     }
-    // The tier goes on, and nothing in flight arrives late over what is written now.
+    // The tier goes on, and no request that was in flight overwrites what is written now.
     for slot in 0..16 {
         synchronous::write(&*tier, slot * 32 * PAGE_BYTES, 32, 4);
     }

@@ -70,7 +70,7 @@ fn run(tier: &dyn Tier, seed: u64) -> u64 {
     failed
 }
 
-/// All blocks through a queue that is shorter than they are many.
+/// Transfers all blocks through a queue that has room for fewer requests.
 fn overlapped(queue: &mut dyn TierQueue, operation: Operation, version: u64, held: &mut Held) -> u64 {
     let mut failed = 0;
     let mut next = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Frames for tests, used again and again: the memory of a `FrameBuffer` is never given back.
+//! Frames for tests, which are reused, because the memory of a `FrameBuffer` is never freed.
 
 use std::sync::Mutex;
 
@@ -9,7 +9,7 @@ use aquifer_sys::{FrameBuffer, direct_io};
 
 use crate::tier::PAGE;
 
-/// Frames that nobody holds.
+/// Frames that no test uses now.
 static FREE: Mutex<Vec<FrameBuffer>> = Mutex::new(Vec::new());
 
 /// A frame of `pages` pages, each of whose bytes is `fill`.
@@ -34,7 +34,7 @@ pub fn stamp(bytes: &mut [u8], offset: u64, version: u64) {
     }
 }
 
-/// Whether these bytes were stamped so. Says where the first difference is.
+/// Checks that these bytes have this stamp. Panics with the offset of the first difference.
 pub fn check_stamp(bytes: &[u8], offset: u64, version: u64) {
     let mut wanted = vec![0; bytes.len()];
     stamp(&mut wanted, offset, version);

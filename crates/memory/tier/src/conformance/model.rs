@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The judge of random mixes: a plain vector of bytes beside the tier. Every read returns the last write.
+//! Checks random mixes of steps against a model, which is a plain vector of bytes. Every read returns the last write.
 //!
-//! Requests in flight at the same time have no order, so a step whose blocks are still being written, or
-//! are read while it writes, first waits; so does a discard. That is what the pager does, too.
+//! Requests in flight at the same time have no order. So a read first waits for writes in flight to the same pages, and
+//! a write or a discard waits for every request in flight to the same pages. The pager does so, too.
 
 use super::frames::{frame, give_back, stamp};
 use crate::tier::{Completion, Operation, PAGE, Request, Tier, TierQueue, Wait};
 
-/// Pages of the tier that are played with.
+/// Pages of the tier that the steps use.
 pub const PAGES: u64 = 1024;
 const PAGE_BYTES: u64 = PAGE as u64;
 
@@ -67,7 +67,7 @@ struct Game<'a> {
     version: u64,
 }
 
-/// Plays `steps` on `tier`, which may hold anything before. Panics at the first wrong byte.
+/// Carries out `steps` on `tier`, whose contents may be anything before. Panics at the first wrong byte.
 pub fn replay(tier: &dyn Tier, depth: u32, steps: &[Step]) {
     let queue = tier.open_queue(depth).unwrap();
     let truth = vec![None; usize::try_from(PAGES).expect("few pages")];

@@ -67,7 +67,8 @@ pub(super) fn blocks_of_every_size_are_whole(open: &Open) {
     }
 }
 
-/// One that is as long as is worth making, and ones that are a page shorter and longer, by both calls.
+/// Requests of the longest length that is worth making, and of one page less and one page more: each on this thread and
+/// through a queue.
 pub(super) fn requests_around_the_longest(open: &Open) {
     let tier = open();
     let max = tier.request_bytes_max();
@@ -144,7 +145,7 @@ pub(super) fn discarding_leaves_neighbours_alone(open: &Open) {
         write(&*tier, start * PAGE_BYTES, 1, 2);
         read(&*tier, start * PAGE_BYTES, 1, 2);
     }
-    // Twice, and where nothing was ever written.
+    // A discard succeeds a second time, and where nothing was ever written.
     tier.discard(0, 1 << 20).unwrap();
     tier.discard(0, 1 << 20).unwrap();
     tier.discard(7 << 20, 1 << 20).unwrap();

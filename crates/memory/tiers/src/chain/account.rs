@@ -5,8 +5,8 @@
 //! different slabs.
 //!
 //! If a process is killed between taking a slab and using it, the slab stays unused for as long as its family lives.
-//! A process that overwrites these words can make others share a slab, or find none free, but nothing worse: any words
-//! are an account.
+//! A process that overwrites these words can make other processes share a slab, or find none free, but nothing worse:
+//! any contents are a valid account.
 //!
 //! Threads: any, also in a signal handler. Locks nothing.
 
@@ -65,7 +65,7 @@ impl Account {
     /// Takes a free slab. `None`: there is none.
     pub(super) fn claim(&self) -> Option<LevelSlab> {
         let start = self.first().load(Ordering::Relaxed) as usize;
-        // Slabs that were given back before the hint are found in the second half.
+        // Slabs that were given back in words before the hint are found by the second range.
         let words = (start..self.bitmap.len()).chain(0..start.min(self.bitmap.len()));
         if self.free() == 0 {
             return None;

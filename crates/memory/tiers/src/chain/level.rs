@@ -23,7 +23,8 @@ const SHUN: Duration = Duration::from_secs(2);
 pub(super) struct Level {
     pub(super) tier: Box<dyn Tier>,
     pub(super) account: Account,
-    /// By the monotonic clock. Of this process only: its relatives find out for themselves.
+    /// Until when the level gets no new slabs, by the monotonic clock. For this process only: a relative learns it when
+    /// the level refuses one of its own writes.
     shunned_until_ns: AtomicU64,
     reads: AtomicU64,
     read_bytes: AtomicU64,

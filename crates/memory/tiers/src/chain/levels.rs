@@ -27,12 +27,12 @@ use super::place::{NOWHERE, Place};
 use super::wakeup::MoverWakeup;
 use super::{NAME, Piece, pieces};
 
-/// How often a read or a write retries because the slab has moved in the meantime. To exhaust this, the slab has to
-/// move during each attempt.
+/// How many times a read or a write is tried if the slab moves in the meantime. To exhaust this, the slab has to move
+/// during each attempt.
 const LOOKS_MAX: u32 = 16;
-/// How long to wait for others that use the same slab or are changing its place.
+/// How many pauses to wait for others that use the same slab or are changing its place.
 const PAUSES_MAX: u32 = 200;
-/// How often a full chain is asked for a slab before it counts as full.
+/// How many times a chain that has no free slab is asked again before it counts as full.
 const CLAIMS_MAX: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -44,8 +44,8 @@ pub(super) struct Levels {
     slabs: u32,
     /// The heat of each slab. Shared with relatives, as are the words below.
     heat: Words<AtomicU32>,
-    /// The number from which on slabs were never placed, the pages of traffic since the last epoch ended, and when
-    /// slabs may move next.
+    /// Three words: the number of the first slab of those that were never placed, the pages of traffic since the last
+    /// epoch ended, and when slabs may move next.
     words: Words,
     /// Wakes the mover.
     pub(super) wakeup: MoverWakeup,
@@ -109,7 +109,7 @@ impl Levels {
         SlabIndex::all(self.words[0].load(Ordering::Relaxed).min(self.slabs.into()) as u32)
     }
 
-    /// The place that a number of the table says, if there is such a place.
+    /// The place that a number of the table stands for, if there is such a place.
     pub(super) fn place(&self, number: u64) -> Option<Place> {
         let exists = |place: &Place| self.all.get(place.level).is_some_and(|it| it.account.has(place.slab));
         Place::of(number).filter(exists)
@@ -126,7 +126,7 @@ impl Levels {
         &self.heat[slab.index()]
     }
 
-    /// The level that has lost bytes.
+    /// The level whose read failed last.
     pub(super) fn failed_last(&self) -> &Level {
         &self.all[self.failed.load(Ordering::Relaxed)]
     }
@@ -180,7 +180,8 @@ impl Levels {
         Err(busy(Activity::Read, slab))
     }
 
-    /// As `Tier::report_corruption`. If the slab has moved since, it is unknown whose bytes were wrong.
+    /// As `Tier::report_corruption`. The report goes to the level that has the slab now. If the slab has moved since
+    /// the read, the wrong bytes may have come from another level.
     pub(super) fn report_corruption(&self, offset: u64, len: usize, way: u32) {
         let piece = pieces(offset, len as u64).next().filter(|piece| piece.bytes == len);
         let Some(Piece { slab, within, .. }) = piece else { return };
@@ -189,7 +190,8 @@ impl Levels {
     }
 
     /// As [`Verify`], for a page at this offset of a level: the caller's `verify` knows offsets of the chain. `latest`
-    /// is the slab that was found last, at first any: most calls are about the same one.
+    /// is the slab that was found by the previous call (any slab for the first one), since most calls are about the
+    /// same slab as the one before.
     pub(super) fn verify(
         &self,
         level: usize,
@@ -211,7 +213,7 @@ impl Levels {
         let seen = self.places.see(slab);
         let verified =
             if is_there(&slab) { verify(slab.offset() + offset % REGION_BYTES, page) } else { Verified::Unknown };
-        // If the slab has moved since, `verify` may have told of what was written elsewhere.
+        // If the slab has moved since, `verify` may have compared the page with bytes that were written elsewhere.
         if self.places.holds(slab, seen) { verified } else { Verified::Unknown }
     }
 
@@ -367,7 +369,8 @@ impl Levels {
             return false;
         }
         for _ in 0..PAUSES_MAX {
-            // Somebody has moved it elsewhere, where this write follows, or has stored something here.
+            // Either somebody has moved the slab elsewhere, and this write is repeated there; or somebody has stored
+            // something here, and the slab stays.
             let now = self.places.see(slab).place;
             if now != place.number() {
                 return now != place.stored().number();

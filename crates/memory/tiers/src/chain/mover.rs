@@ -30,7 +30,7 @@ use super::place::Place;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The size of one copy: what fits into a processor's cache, and what a disk transfers in a millisecond.
 const COPY_PAGES: usize = 64;
-/// Two slabs that exchange places.
+/// The mover waits until it may make this many moves: two slabs that exchange places.
 const MOVES_MIN: usize = 2;
 /// How many slabs are saved from a level that loses them before the mover checks the rest of its work.
 const SAVED_AT_ONCE: usize = 64;
@@ -123,7 +123,7 @@ impl ChainMover {
         self.survey.decide(self.credit.moves()).to_vec()
     }
 
-    /// Moves slabs that a level is about to lose to others, as long as these have room.
+    /// Moves slabs away from a level that is about to lose them, as long as other levels have room.
     fn save(&mut self) {
         let levels = Arc::clone(&self.levels);
         if !levels.is_any_leaving() {
@@ -161,8 +161,8 @@ impl ChainMover {
         moved
     }
 
-    /// The source is given up afterwards, with all its copies, so the bytes are verified. If they are wrong by every
-    /// way, the slab stays, for its reader to detect and repair.
+    /// Copies a slab's bytes, and verifies them, because the source is given up afterwards with all its copies. If
+    /// every way returns wrong bytes, the slab stays, for its reader to detect and repair, unless `leaves` is `Yes`.
     fn copy(&self, slab: SlabIndex, going: &places::Move, source: Place, target: Place, leaves: Leaves) -> bool {
         let Some(mut buffer) = self.frame.claim(0..1, COPY_PAGES * PAGE) else { return false };
         let copied = self.copy_by(&mut buffer, slab, going, (source, target), leaves);
@@ -186,18 +186,20 @@ impl ChainMover {
             let note = &mut |at, len, way| repaired.push((at, len, way));
             let mut read = from.tier.read_verified(offset, buffer, note);
             if read.is_err() && leaves == Leaves::Yes {
-                // Otherwise all of it is lost. The reader detects a wrong page there as it would here.
+                // Without a copy all of the slab is lost. A reader detects a wrong page in the copy as it would here.
                 read = from.tier.read(offset, buffer);
             }
             if read.is_err() {
-                // A reader of the slab finds out for itself. Until then, the slab is not the first to be moved again.
+                // A reader of the slab will get the error itself. Until it is read, the slab has no heat, so that it is
+                // not the first one to be tried again.
                 levels.heat(slab).store(0, Ordering::Relaxed);
                 return false;
             }
             if !going.is_undisturbed() {
                 return false;
             }
-            // Not earlier: a page that somebody was writing was not damaged.
+            // Reported only now that it is certain that nobody has written: a page that was being written was not
+            // damaged.
             repaired.into_iter().for_each(|(at, len, way)| from.tier.report_corruption(at, len, way));
             let written = levels.all[target.level].write(target.slab, within, buffer);
             if let Err(failure) = written {

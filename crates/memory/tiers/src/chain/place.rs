@@ -5,7 +5,7 @@
 //!
 //! | bits  | what                                                                        |
 //! |-------|-----------------------------------------------------------------------------|
-//! | 0–2   | the level, and one more; 0: the slab is nowhere, nothing was written to it   |
+//! | 0–2   | the level plus one; 0: the slab has no place, nothing was written to it      |
 //! | 3     | 1: something was stored there. Before, the level may still refuse it         |
 //! | 4–35  | the slab of that level                                                      |
 
@@ -15,7 +15,7 @@ const LEVEL: u64 = 7;
 const STORED: u64 = 1 << 3;
 const SLAB_SHIFT: u32 = 4;
 
-/// A slab of a level. Not the number of the chain's slab that is there.
+/// The number of a slab within its level, not the number of the chain's slab that is stored in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LevelSlab(pub(super) u32);
 

@@ -44,7 +44,7 @@ pub(super) struct ChainQueue {
     levels: Arc<Levels>,
     queues: Vec<Box<dyn TierQueue>>,
     submitted: VecDeque<Request>,
-    /// By the tag that the level's queue sees.
+    /// The requests in the levels' queues, indexed by the tag that the level's queue sees.
     flights: Box<[Option<Flight>]>,
     free: Vec<usize>,
     /// Completions that the levels' queues have just handed out.
@@ -198,7 +198,7 @@ impl TierQueue for ChainQueue {
                 }
             }
         }
-        // The slow levels first: memory copies during its kick, while a medium works.
+        // The slow levels first: a level in memory copies during its kick, while the media already work.
         self.queues.iter_mut().rev().try_for_each(|queue| queue.kick())
     }
 

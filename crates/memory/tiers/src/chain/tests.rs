@@ -222,8 +222,8 @@ fn a_level_that_refuses_a_block_keeps_what_it_has_of_the_slab() {
     }
 }
 
-/// A level stops working after each n operations: what was written to other levels stays available, and new slabs go to
-/// them.
+/// A level stops working after n operations, for each n: what was written to other levels stays available, and new
+/// slabs go to them.
 #[test]
 fn a_level_that_fails_takes_only_its_own_slabs_with_it() {
     for n in 0..12 {
@@ -283,7 +283,7 @@ fn what_is_read_again_and_again_comes_up_and_nothing_moves_afterwards() {
         for round in 0..times {
             (0..8).for_each(|_| [8, 9].into_iter().for_each(|slab| read(&chain, slab, slab)));
             mover.turn();
-            // Until it may move again.
+            // Waits until the mover may move slabs again.
             std::thread::sleep(Duration::from_millis(if round + 1 < times { 110 } else { 0 }));
         }
     };
@@ -308,7 +308,7 @@ fn the_mover_sleeps_until_the_chain_is_used() {
     let mut mover = chain.mover().unwrap();
     let woken = Arc::new(AtomicBool::new(false));
     let wakes = Arc::clone(&woken);
-    // Not waited for: one that sleeps too well would keep the test.
+    // Not joined: a mover that does not wake up would block the test.
     std::thread::spawn(move || {
         mover.turn();
         mover.rest();

@@ -35,10 +35,10 @@ pub(super) struct EncryptedQueue<S> {
     submitted: VecDeque<Request>,
     /// A request could not be started, and waits for a frame.
     is_held_up: bool,
-    /// By the tag that the queue underneath sees.
+    /// The requests in the queue underneath, indexed by the tag that it sees.
     flights: Box<[Option<Flight>]>,
     free: Vec<usize>,
-    /// Completions from there that have not been processed.
+    /// Completions from the queue underneath that have not been processed.
     landed: Vec<Completion>,
     finished: Done,
     depth: usize,
@@ -165,7 +165,7 @@ impl<S: Sealing> EncryptedQueue<S> {
                 self.reap(Wait::ForOne);
                 continue;
             }
-            // Others have all the frames.
+            // All frames are in use by other queues.
             if now_ns().saturating_sub(begun) > FRAME_TIMEOUT.as_nanos() as u64 {
                 let Request { offset, buffer, tag, .. } = self.submitted.pop_front().expect("there is one");
                 let outcome = Err(self.parts.failure(Activity::Write, offset, libc::EAGAIN));

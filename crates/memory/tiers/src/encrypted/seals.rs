@@ -14,7 +14,7 @@
 //! | 1, 2             | the tag                                |
 //!
 //! Threads: any, also in a signal handler. Allocates when it is made, and never afterwards; locks nothing. Nobody else
-//! uses a page while it is written, as above every tier (`tier.rs`).
+//! uses a page while it is written, as with every tier (`tier.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -81,8 +81,8 @@ impl Seals {
     }
 
     /// Seals the same bytes again, over a copy that was damaged, with the same nonce, which gives the same message. So
-    /// a relative that is reading there finds bytes that match its record. `None` for other bytes; what was sealed of
-    /// them does not leave `sealed`, where it is overwritten.
+    /// a relative that is reading there finds bytes that match its record. `None` for other bytes: their sealed form is
+    /// only in `sealed`, where the caller overwrites it.
     fn seal_again(&self, page: usize, plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
         if self.repaired[page / PAGES_OF_SLAB].load(Ordering::Relaxed) == 0 {
             return None;
@@ -269,8 +269,8 @@ mod tests {
         assert_eq!(all.len(), 4 * 50 * 8);
     }
 
-    /// Where something was read by another way: over a copy that was damaged come the same bytes, other ones never
-    /// with a nonce that was used.
+    /// After a read by another way: the same bytes are sealed with the same nonce, to replace the damaged copy. Other
+    /// bytes never get a nonce that was used.
     #[test]
     fn the_same_bytes_are_repaired_with_the_same_message_and_others_are_sealed_anew() {
         let seals = seals();

@@ -16,7 +16,7 @@
 //! | 2, 3              | the tag                                     |
 //!
 //! Threads: any, also in a signal handler. Allocates before a fork only; locks nothing. Nobody else uses a page while
-//! it is written, as above every tier (`tier.rs`).
+//! it is written, as with every tier (`tier.rs`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -11,8 +11,8 @@
 //! | a file with other data   | refused, unless `overwrite`                                         | the file    |
 //! | a block device           | used whole and exclusively; refused when mounted, held, or when its ends hold data, unless `overwrite` | old bytes, where the device cannot discard |
 //!
-//! What other users own, can read or could have put there is refused (`sys/src/safe_open.rs`).
-//! "Marked" is the extended attribute `user.aquifer.tier`: a file left by a killed instance is taken again.
+//! A path that other users own, can read or could have put there is refused (`sys/src/safe_open.rs`).
+//! "Marked" is the extended attribute `user.aquifer.tier`: a file left by a killed instance is used again.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};

@@ -81,8 +81,8 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
     Ok(TierSpec::Array(ArraySpec { members: specs, redundancy, size: said.size }))
 }
 
-/// `unix:PATH`: a donor on this machine, which must be the only one. What it shares belongs to one run of it, whereas
-/// members of an array have to continue with the next run.
+/// `unix:PATH`: a donor on this machine, which must be the only one. The memory that it shares belongs to one run of
+/// the donor, whereas a member of an array has to continue with the donor's next run.
 fn local(address: &str, rest: &str) -> Result<DonorSpec, String> {
     let is_another = |part: &str| part.starts_with(DonorSpec::LOCAL) || member(part).is_ok();
     if !address.starts_with(DonorSpec::LOCAL) || address.split('+').skip(1).any(is_another) {

@@ -6,7 +6,7 @@
 //! Pure.
 
 /// The word of `known` that is nearest to `word`, if it is near: one edit in a word of up to four letters, two in a
-/// longer one. Two exchanged neighbours are one edit. Not for words that are known.
+/// longer one. Two exchanged neighbours are one edit. Called only for a word that is not in `known`.
 pub fn among<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let nearest = known.iter().map(|known| (edits(word, known), *known)).min()?;
     let max = if nearest.1.len() <= 4 { 1 } else { 2 };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Random mixes of everything that a tier can do, for the judge in `conformance::model`.
+//! Random mixes of everything that a tier can do, to be checked by `conformance::model`.
 
 use aquifer_tiers::conformance::model::{PAGES, Step};
 use proptest::prelude::*;
 
-/// Up to 80 steps. Positions crowd at the start, so that steps meet.
+/// Up to 80 steps. Many positions are near the start, so that steps overlap.
 pub fn steps() -> impl Strategy<Value = Vec<Step>> {
     let place = || {
         (prop_oneof![0u64..24, 0..PAGES], prop_oneof![Just(1u64), 1..8u64, Just(32), Just(512)])

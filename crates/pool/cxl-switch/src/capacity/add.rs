@@ -38,7 +38,8 @@ impl Capacity {
         Ok(Response::InitiateDcAdd(Empty {}))
     }
 
-    /// Free blocks of a region: in one piece, or from the lowest address on.
+    /// Chooses free blocks of a region: in one piece if possible; otherwise, unless they must be contiguous, in several
+    /// pieces from the lowest address on.
     fn choose(
         &self,
         region: u8,
@@ -68,7 +69,7 @@ impl Capacity {
         Ok(chosen.into_iter().map(|range| (range, tag)).collect())
     }
 
-    /// Those of a list, which are blocks, free, and each named once.
+    /// The ranges of a list, which must be whole free blocks, each listed once.
     fn prescribed(&self, list: &[Extent]) -> Result<Vec<(Range<u64>, Tag)>, ReturnCode> {
         let ranges = self.blocks(list)?;
         if ranges.iter().any(|range| self.extents.touching(range).next().is_some()) {
@@ -99,7 +100,9 @@ impl Capacity {
         Ok(ranges)
     }
 
-    /// A tag belongs to one host, which may get more of it, or is shared, and then whole from the beginning.
+    /// Checks that the new capacity may have its tags: a tag belongs to one host, which may get more capacity with it,
+    /// or is shared, and then no capacity is added to it. Also checks that the device can track the new extents and
+    /// tags.
     fn check_tags(&self, host_id: u16, new: &[(Range<u64>, Tag)]) -> Result<(), ReturnCode> {
         let mut tags = self.tags();
         for tag in new.iter().map(|(_, tag)| tag).filter(|tag| **tag != NO_TAG) {
@@ -132,7 +135,7 @@ impl Capacity {
         held.reported()
     }
 
-    /// Another host for what has a tag.
+    /// Makes the capacity with a tag pending for another host, too.
     fn share(&mut self, host_id: u16, add: &InitiateDcAdd) -> Result<Vec<Extent>, ReturnCode> {
         let region = self.region(add.region)?.clone();
         let of_tag: Vec<Held> = self.extents.iter().filter(|held| held.tag == add.tag).copied().collect();

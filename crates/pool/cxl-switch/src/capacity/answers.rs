@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What hosts do with capacity: they answer offers, as by Add Dynamic Capacity Response (4802h), and give back, as by
-//! Release Dynamic Capacity (4803h). The manager finds records of both.
+//! What hosts do with capacity: they answer offers, as with Add Dynamic Capacity Response (4802h), and give capacity
+//! back, as with Release Dynamic Capacity (4803h). Event records tell the manager of both.
 
 use std::ops::Range;
 

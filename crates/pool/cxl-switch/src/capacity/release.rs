@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Takes blocks back from a host: Initiate Dynamic Capacity Release (5605h), and hosts that are gone. Blocks without a
-//! host are freed, and wiped if that was requested.
+//! Takes blocks back from a host: by Initiate Dynamic Capacity Release (5605h), or because the host is gone. Blocks
+//! without a host are freed, and wiped if that was requested.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -79,7 +79,7 @@ impl Capacity {
         Ok(ranges)
     }
 
-    /// Those of a list, which the host has, or was offered if that is forced.
+    /// The ranges of a list, which the host must have; in a forced release, it may also have only been offered them.
     fn listed(&self, host_id: u16, list: &[Extent], is_forced: bool) -> Result<Vec<Range<u64>>, ReturnCode> {
         let ranges = self.blocks(list)?;
         for range in &ranges {
@@ -128,7 +128,8 @@ impl Capacity {
         self.settle(context, host_id);
     }
 
-    /// A host's list has changed. Frees what is nobody's any more, and wipes it if that was asked for.
+    /// Handles a change of a host's list. Frees capacity that no host has or is offered any more, and wipes it if that
+    /// was requested.
     pub(super) fn settle(&mut self, context: &mut Context, host_id: u16) {
         let generation = &mut self.generations[usize::from(host_id)];
         *generation = generation.wrapping_add(1);
@@ -146,7 +147,7 @@ impl Capacity {
         }
     }
 
-    /// A host is gone: it has nothing any more, and is offered nothing.
+    /// Handles the loss of a host: revokes all that it has and all that it was offered.
     pub fn revoke_all(&mut self, context: &mut Context, host_id: u16, is_sanitized: bool) {
         self.offers.retain(|offer| offer.host_id != host_id);
         let is_its = |held: &Held| held.accepted.has(host_id) || held.pending.has(host_id);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A fabric manager for tests: it asks the switch, and those behind it, and reads their answers.
+//! A fabric manager for tests: it asks the switch, and the devices behind it, and reads their answers.
 
 #![allow(dead_code, reason = "each test asks for less than all of it")]
 
@@ -62,20 +62,20 @@ pub struct Client {
     pub connection: Connection,
     /// The time of the next step.
     pub now_ns: u64,
-    /// All that the steps since the last look led to.
+    /// The events and effects of all steps since a test last cleared them.
     pub seen: Outcome,
     tag: u8,
 }
 
 impl Client {
-    /// Of a new switch.
+    /// A client of a new switch.
     pub fn new(config: SwitchConfig) -> Self {
         let switch = Switch::new(config).expect("a good configuration");
         let connection = Connection { id: 1, ingress_port_id: 0, dialect: &Dialect::STANDARD };
         Self { switch, connection, now_ns: 0, seen: Outcome::default(), tag: 0 }
     }
 
-    /// Remembers what a step led to, but for the replies.
+    /// Remembers what a step led to, except the replies, and returns those.
     pub fn see(&mut self, outcome: Outcome) -> Vec<Reply> {
         self.seen.events.extend(outcome.events);
         self.seen.effects.extend(outcome.effects);
@@ -108,7 +108,7 @@ impl Client {
         })
     }
 
-    /// Sends a message along a path; the innermost answer, or the return code of the tunnel that failed.
+    /// Sends a message along a path. Returns the innermost answer, or the return code of the tunnel that failed.
     pub fn send(&mut self, path: &[Hop], inner: Message) -> Result<Message, ReturnCode> {
         let message = self.wrap(path, inner);
         let mut answer = self.converse(&message);
@@ -153,7 +153,7 @@ impl Client {
         self.send(path, message).map_or_else(|code| code, |answer| answer.header.return_code)
     }
 
-    /// The log of commands.
+    /// The command effects log.
     pub fn command_effects(&mut self, path: &[Hop]) -> Vec<CommandEffect> {
         let Ok(Response::GetSupportedLogs(logs)) = self.ask(path, &Request::GetSupportedLogs(GetSupportedLogs {}))
         else {
@@ -189,7 +189,7 @@ impl Client {
         ReturnCode(status.return_code)
     }
 
-    /// How far the background operation is.
+    /// The status of the background operation.
     pub fn background(&mut self) -> BackgroundStatus {
         match self.ask(&at_switch(), &Request::GetBackgroundStatus(GetBackgroundStatus {})) {
             Ok(Response::GetBackgroundStatus(status)) => status,
@@ -215,14 +215,14 @@ impl Client {
         }
     }
 
-    /// A host does something.
+    /// Carries out a host's action.
     pub fn host(&mut self, vcs_id: u8, vppb_id: u8, action: HostAction) -> Result<Vec<u8>, HostFailure> {
         let answer = self.switch.host(self.now_ns, vcs_id, vppb_id, &action);
         self.see(answer.outcome);
         answer.result
     }
 
-    /// Something goes wrong.
+    /// Injects a failure.
     pub fn inject(&mut self, injection: Injection) {
         let outcome = self.switch.inject(self.now_ns, injection).expect("it can go wrong so");
         self.see(outcome);

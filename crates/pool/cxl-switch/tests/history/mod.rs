@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One history: two managers and the hosts do what a seed says, things go wrong, and a model says what must come of it.
+//! One history: two managers and the hosts do what a seed says, failures are injected, and a model says what must
+//! result.
 //!
 //! The model knows the bindings, the background operation, the bytes that hosts wrote, the blocks of capacity and the
 //! records of the logs. It sees nothing of the switch but its answers, and compares each with what it expects.
@@ -37,7 +38,7 @@ pub enum Planted {
     CapacityNotWiped,
     /// A record disappears from its log without the overflow flag.
     RecordLost,
-    /// A second background operation is said to have started.
+    /// A second background operation is reported as started.
     TwoOperations,
     /// What was unbound keeps its bytes.
     WipeForgotten,
@@ -105,7 +106,7 @@ impl History {
         Self { client: Client::new(config), model, random, planted, trace: Vec::new(), completed: 0 }
     }
 
-    /// All of it. Panics where the switch is not as the model says.
+    /// Runs the whole history. Panics if the switch is not as the model says.
     pub fn run(&mut self) {
         for _ in 0..STEPS {
             self.client.now_ns += self.random.below(4_000_000);
@@ -135,7 +136,7 @@ impl History {
         self.trace.push(step);
     }
 
-    /// Time has passed up to the next step: the operation may have ended.
+    /// Lets the model's time pass up to the next step, which may end the operation.
     fn pass(&mut self) {
         if let Some(ended) = self.model.pass(self.client.now_ns) {
             self.completed += usize::from(ended.is_good);
@@ -145,7 +146,7 @@ impl History {
         }
     }
 
-    /// Puts back what was wiped, behind the model's back.
+    /// Overwrites what was wiped, without the model's knowledge.
     fn spoil(&mut self, vppb: usize, target: Target) {
         if self.model.byte(target) == Some(0) && self.model.was_wiped(target) {
             let (vcs_id, vppb_id) = place(vppb);
@@ -208,7 +209,7 @@ impl History {
     }
 
     fn host_writes(&mut self) {
-        // Of those that are bound more often than of others.
+        // Prefer a vPPB that is bound.
         let bound = self.model.bound();
         let vppb = match bound.len() as u64 {
             count if count > 0 && !self.random.one_in(4) => bound[self.random.below(count) as usize],
@@ -218,7 +219,7 @@ impl History {
         let byte = 1 + self.random.below(200) as u8;
         self.note(format!("host writes {byte} at {vcs_id}.{vppb_id}"));
         self.pass();
-        // In dynamic capacity, a block, one of the host's more often than not; else the first byte.
+        // In dynamic capacity, access a block, preferably one that the host has; elsewhere, the first byte.
         let held = self.model.blocks_of(vppb);
         let block = match held.len() as u64 {
             count if count > 0 && !self.random.one_in(4) => held[self.random.below(count) as usize],
@@ -318,7 +319,7 @@ impl History {
         let (records, lost) = self.model.log(log);
         assert_eq!(reported.records, *records, "{log:?}");
         assert_eq!((reported.has_overflowed(), reported.overflow_count), (*lost > 0, *lost), "{log:?}");
-        // The oldest ones, of which all are as likely as some.
+        // Clear the oldest records: some of them, or all.
         let count = (1 + self.random.below(8) as usize).min(reported.records.len());
         let handles: Vec<u16> = reported.records.iter().take(count).map(|record| record.handle).collect();
         if !handles.is_empty() {
@@ -362,7 +363,7 @@ impl History {
         self.client.inject(injection);
     }
 
-    /// An answer that does not come as it should: the command was carried out, or was not.
+    /// Makes the answer to a bind fail. The bind is carried out, except when a return code is injected.
     fn spoil_answer(&mut self) {
         let failure = match self.random.below(6) {
             0 => AnswerFailure::Code(ReturnCode::BUSY),
@@ -391,7 +392,7 @@ impl History {
         assert_eq!(replies.len(), answers);
     }
 
-    /// After each step: the bindings are the model's, and nothing is bound twice.
+    /// Checks after each step that the bindings are the model's, and that nothing is bound twice.
     fn look(&mut self) {
         let mut reported: Vec<Vppb> = (0..VCSS).flat_map(|vcs_id| self.client.vppbs(vcs_id)).collect();
         if self.planted == Planted::BoundTwice {

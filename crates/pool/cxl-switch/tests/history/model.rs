@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What must come of a history: bindings, the one operation, bytes, blocks and logs, each as simple as it can be.
+//! What must result from a history: bindings, the one operation, bytes, blocks and logs, each modelled as simply as
+//! possible.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +13,7 @@ use aquifer_fmapi::*;
 /// Bytes of a block of capacity, and how many there are.
 pub const BLOCK_BYTES: u64 = 64 << 20;
 pub const BLOCKS: usize = 4;
-/// How long a bind takes, and how far it can be aborted: 85 per cent.
+/// How long a bind takes, and how long it can be aborted: while at most 85 per cent of it are done.
 const BIND_NS: u64 = 5_000_000;
 const ABORT_NS: u64 = BIND_NS / 100 * 86;
 /// Offers that a host may leave without an answer.
@@ -85,7 +86,7 @@ pub struct Ended {
     pub is_good: bool,
     /// Of which vPPB.
     pub vppb: usize,
-    /// To or from what.
+    /// What it was bound to, or unbound from.
     pub target: Target,
 }
 
@@ -113,7 +114,7 @@ pub struct Model {
     now_ns: u64,
     bytes: BTreeMap<Target, (u8, bool)>,
     blocks: [Block; BLOCKS],
-    /// Blocks on offer to each host; None: taken back since.
+    /// Blocks that are offered to each host; None for a block that was taken back since.
     offers: [Vec<Option<usize>>; 2],
     logs: [(Vec<EventRecord>, u16); 4],
 }
@@ -231,7 +232,7 @@ impl Model {
         self.start(now_ns, vppb, target, false)
     }
 
-    /// What runs is aborted, if it can be.
+    /// Aborts the running operation, if it can still be aborted.
     pub fn abort(&mut self, now_ns: u64) {
         let can = |running: &Running| running.is_stalled || now_ns - running.started_ns < ABORT_NS;
         if self.running.as_ref().is_some_and(can) {
@@ -244,12 +245,12 @@ impl Model {
         self.running.is_some()
     }
 
-    /// How the last one ended.
+    /// How the last operation ended.
     pub fn last_code(&self) -> Option<ReturnCode> {
         self.last
     }
 
-    /// What runs, or the next one, stalls.
+    /// Makes the running operation, or else the next one, stall.
     pub fn stall(&mut self) {
         match &mut self.running {
             Some(running) => running.is_stalled = true,
@@ -257,7 +258,7 @@ impl Model {
         }
     }
 
-    /// What runs, or the next one, fails.
+    /// Makes the running operation, or else the next one, fail.
     pub fn fail(&mut self, code: ReturnCode) {
         match &mut self.running {
             Some(running) => running.code = code,
@@ -280,12 +281,12 @@ impl Model {
         }
     }
 
-    /// It is put back.
+    /// The device is put back.
     pub fn insert(&mut self, device: usize) {
         self.present[device] = true;
     }
 
-    /// Whether it is there.
+    /// Whether the device is plugged in.
     pub fn is_present(&self, device: usize) -> bool {
         self.present[device]
     }
@@ -300,7 +301,7 @@ impl Model {
         self.down_until_ns > self.now_ns
     }
 
-    /// How the MLD is out of reach.
+    /// The return code of a request to the MLD, if it is out of reach.
     pub fn refusal_of_mld(&self) -> Option<ReturnCode> {
         match (self.present[1], self.mld_is_down()) {
             (false, _) => Some(ReturnCode::INVALID_INPUT),
@@ -336,7 +337,7 @@ impl Model {
         (0..BLOCKS).filter(|block| matches!(self.place(vppb, *block), Place::Block(_))).collect()
     }
 
-    /// Where a host writes, and whether it can.
+    /// Where the host of a vPPB writes: nowhere if it cannot.
     pub fn place(&self, vppb: usize, block: usize) -> Place {
         let target = match self.states[vppb] {
             State::Bound(target) | State::Unbinding(target) => target,
@@ -357,7 +358,7 @@ impl Model {
         self.blocks[block].host == Some(host_id) && !self.blocks[block].is_pending
     }
 
-    /// The byte there.
+    /// The byte at a place.
     pub fn read(&self, place: Place) -> Option<u8> {
         match place {
             Place::Block(block) => Some(self.blocks[block].byte),
@@ -366,13 +367,13 @@ impl Model {
         }
     }
 
-    /// The first byte of what can be bound; capacity has none.
+    /// The first byte of a target; None for the device with capacity.
     pub fn byte(&self, target: Target) -> Option<u8> {
         let is_capacity = CAPACITY_PORTS.contains(&target.port_id);
         (!is_capacity).then(|| self.bytes.get(&target).map_or(0, |(byte, _)| *byte))
     }
 
-    /// Whether bytes were wiped from it.
+    /// Whether bytes of a target were wiped.
     pub fn was_wiped(&self, target: Target) -> bool {
         self.bytes.get(&target).is_some_and(|(_, was_wiped)| *was_wiped)
     }
@@ -417,7 +418,7 @@ impl Model {
         self.states.iter().position(reaches).filter(|_| self.present[2])
     }
 
-    /// What the oldest offer to a host is.
+    /// The oldest offer to a host: its block, or None inside if that was taken back.
     pub fn offered(&self, host_id: u16) -> Option<Option<usize>> {
         self.offers[usize::from(host_id)].first().copied()
     }
@@ -482,7 +483,7 @@ impl Model {
         &self.logs[usize::from(log.bits())]
     }
 
-    /// The oldest records of a log were cleared; with the last of them, so is what was lost.
+    /// The oldest records of a log were cleared; with the last of them, the count of lost records is cleared, too.
     pub fn clear(&mut self, log: EventLog, count: usize) {
         let (records, lost) = &mut self.logs[usize::from(log.bits())];
         records.drain(..count);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The changes that a request makes to the desired state: all of one, or none of it and a refusal.
+//! The changes that requests make to the desired state. A request is carried out as a whole, or is refused and changes
+//! nothing.
 //!
-//! Each is idempotent: a request for what already holds changes nothing, not even the version.
+//! Binding, unbinding, resizing, draining, retiring and declaring dead are idempotent: a request for what already holds
+//! changes nothing, not even the version.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +23,7 @@ pub struct Edit<'a> {
     pub topology: &'a Topology,
     /// What changes.
     pub desired: &'a mut Desired,
-    /// What is free, kept up with the changes.
+    /// What is free, updated with each change.
     pub capacity: &'a mut Capacity,
 }
 
@@ -55,7 +57,8 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Binds a volume to a host. If the host cannot reach it, it is placed again: an unbound volume holds no bytes.
+    /// Binds a volume to a host. If the host cannot reach its members, the volume is placed again: while it is unbound,
+    /// it holds no bytes.
     pub fn bind(&mut self, id: VolumeId, host: &HostId) -> Result<(), Refusal> {
         let volume = self.desired.wanted(id)?;
         match &volume.host {
@@ -87,7 +90,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Unbinds a volume. Its members leave, and what it is placed on stays reserved for the next binding.
+    /// Unbinds a volume. Its members leave, and its placement stays reserved for the next binding.
     pub fn unbind(&mut self, id: VolumeId) -> Result<(), Refusal> {
         let mut unbound = self.desired.wanted(id)?.clone();
         if unbound.leave_host() {
@@ -96,7 +99,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Releases a volume. It goes when nothing of it is lent any more.
+    /// Releases a volume. It is dropped when nothing of it is lent any more.
     pub fn release(&mut self, id: VolumeId) -> Result<(), Refusal> {
         let mut released = self.desired.wanted(id)?.clone();
         released.release();
@@ -155,7 +158,8 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Replaces a member by a new one. The old one leaves when its bytes are where they are needed.
+    /// Replaces a member by a new one. The old one leaves when it is no longer needed: its bytes were copied, or are
+    /// lost.
     pub fn replace(&mut self, id: VolumeId, member: MemberId, why: Why) -> Result<MemberId, Refusal> {
         let volume = self.desired.wanted(id)?;
         let unknown = || Refusal::UnknownMember { volume: volume.name.clone(), member };
@@ -166,7 +170,7 @@ impl Edit<'_> {
         let reaches = Reach::of(self.topology, volume.host.as_ref());
         let avoid: BTreeSet<Source> = [old.source.clone()].into();
         let chosen = self.capacity.place_member(&volume.spec, &reaches, old.bytes, &others, &avoid)?;
-        // A whole LD, or a block, may be more than was there before.
+        // The new member may be larger than the old one: it is a whole LD, or whole blocks.
         if let Err(refusal) = self.capacity.charge(&volume.spec.zone, chosen.bytes.minus(old.bytes)) {
             self.capacity.give_back(&chosen);
             return Err(refusal);
@@ -206,7 +210,8 @@ impl Edit<'_> {
         }
     }
 
-    /// An operator's word that a host is powered off, so that what it had may be taken without its agent's word.
+    /// Records an operator's statement that a host is powered off. What the host had may then be taken back without its
+    /// agent's confirmation.
     pub fn declare_dead(&mut self, host: &HostId, observed: &Observed) {
         let incarnation = observed.hosts.get(host).map(|report| report.incarnation).unwrap_or_default();
         if self.desired.dead_hosts.insert(host.clone(), incarnation) != Some(incarnation) {
@@ -214,7 +219,8 @@ impl Edit<'_> {
         }
     }
 
-    /// An operator's word that a donor is gone for good. It comes back only restarted, with nothing lent.
+    /// Records an operator's statement that a donor is gone for good. The donor is used again only after a restart,
+    /// with nothing lent.
     pub fn retire(&mut self, donor: &DonorId, observed: &Observed) {
         let incarnation = observed.donors.get(donor).map(|report| report.incarnation).unwrap_or_default();
         if self.desired.retired_donors.insert(donor.clone(), incarnation) != Some(incarnation) {
@@ -228,12 +234,12 @@ impl Edit<'_> {
         self.topology.vcss(host).iter().any(|(seen, _)| Some(seen) == switch)
     }
 
-    /// Places an unbound volume where a host can reach it. What it had can be taken for that.
+    /// Places an unbound volume where a host can reach it. The room that it had reserved can be used for that.
     fn place_anew(&mut self, volume: &mut Volume, host: &HostId) -> Result<Vec<Choice>, Refusal> {
         let (zone, old) = (volume.spec.zone.clone(), volume.taken());
         self.capacity.refund(&zone, &old);
         volume.spans.clear();
-        // What still leaves keeps its room.
+        // Members that are still leaving keep their room.
         self.capacity.retake(&zone, &volume.taken());
         let reaches = Reach::of(self.topology, Some(host));
         let placement =
@@ -243,8 +249,8 @@ impl Edit<'_> {
         placement.map(|placement| volume.add_spans(placement))
     }
 
-    /// Chooses a vPPB for each LD that has none, in the virtual CXL switch of the host that has most of them free: so a
-    /// host's upstream ports carry about the same.
+    /// Chooses a vPPB for each LD that has none. Of the host's virtual CXL switches, the one with the most free vPPBs
+    /// is taken, so that the host's upstream ports carry about the same load.
     fn choose_vppbs(&self, volume: &mut Volume, host: &HostId) -> Result<(), Refusal> {
         let needs_one =
             |member: &Member| matches!(member.source, Source::LogicalDevice { .. }) && member.vppb.is_none();
@@ -272,7 +278,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Stores a changed volume, of which `placed` has just been reserved.
+    /// Stores a changed volume. `placed` is the part of it that is already reserved, which must not be counted twice.
     fn put(&mut self, id: VolumeId, volume: Volume, placed: &[Choice]) {
         let zone = &volume.spec.zone;
         self.capacity.refund(zone, placed);
@@ -291,7 +297,7 @@ impl Edit<'_> {
 }
 
 impl Desired {
-    /// A volume that is wanted.
+    /// The volume with this id, unless it was released.
     pub(crate) fn wanted(&self, id: VolumeId) -> Result<&Volume, Refusal> {
         let volume = self.volumes.get(&id).filter(|volume| !volume.released);
         volume.ok_or_else(|| Refusal::UnknownVolume { volume: id.to_string() })
@@ -322,7 +328,7 @@ impl Volume {
         self.released = true;
     }
 
-    /// Moves a span's members, and what they replace, to those that leave with the span.
+    /// Makes a span's members leave with the span, including those that were already leaving.
     fn shrink_span(&mut self, host: &HostId, span: Span) {
         for leaving in self.leaving.values_mut().filter(|leaving| leaving.place.span == span.id) {
             leaving.why = Why::Shrunk;
@@ -332,7 +338,7 @@ impl Volume {
         }
     }
 
-    /// Moves all members to those that leave, and gives the spans new ones. Whether it was bound.
+    /// Makes all members leave, and gives the spans new ones. Returns whether the volume was bound.
     fn leave_host(&mut self) -> bool {
         let Some(host) = self.host.take() else { return false };
         for leaving in self.leaving.values_mut() {

@@ -20,14 +20,14 @@ pub enum Corrupt {
         /// What it says.
         found: u32,
     },
-    /// A member id is listed twice, or is one that is still to be given.
+    /// A member id is listed twice, or was not given out yet.
     Member {
         /// The volume.
         volume: VolumeId,
         /// The member.
         member: MemberId,
     },
-    /// Two volumes that are wanted have one name.
+    /// Two volumes that are not released have the same name.
     Name {
         /// The name.
         name: VolumeName,
@@ -41,12 +41,12 @@ pub enum Corrupt {
         /// The second.
         second: PoolId,
     },
-    /// A span does not have as many members as its redundancy.
+    /// A span does not have as many members as its redundancy requires, or its id was not given out yet.
     Span {
         /// The volume.
         volume: VolumeId,
     },
-    /// Two members have one LD or one vPPB.
+    /// Two members have the same LD or the same vPPB.
     Taken {
         /// What both have.
         what: String,
@@ -87,7 +87,7 @@ impl fmt::Display for Corrupt {
 impl std::error::Error for Corrupt {}
 
 impl Desired {
-    /// Checks what every change keeps.
+    /// Checks the invariants that every change preserves.
     pub fn check(&self) -> Result<(), Corrupt> {
         if self.format != FORMAT {
             return Err(Corrupt::Format { found: self.format });

@@ -3,9 +3,10 @@
 
 //! The free capacity, in the order in which it is handed out.
 //!
-//! A *shelf* indexes the sources of one pool, reach and class by one kind of fault domain: the domains by the largest
-//! free amount of one of their sources, and in each domain the sources by their free amount. A reservation moves one
-//! source on three shelves: a handful of look-ups in ordered maps, whatever the number of donors.
+//! A *shelf* indexes the sources of one pool, reach and class by one kind of fault domain. It orders the domains by the
+//! largest free amount of one of their sources, and the sources of each domain by their free amount. A reservation
+//! moves one source on three shelves, one for each kind of domain: a handful of look-ups in ordered maps, whatever the
+//! number of donors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +28,7 @@ pub enum Reach {
 }
 
 impl Reach {
-    /// What a host can reach; without one, all there is.
+    /// What a host can reach; without a host, everything.
     pub fn of(topology: &Topology, host: Option<&HostId>) -> Vec<Reach> {
         let switches: BTreeSet<&SwitchId> = match host {
             Some(host) => topology.vcss(host).iter().map(|(switch, _)| switch).collect(),
@@ -47,7 +48,7 @@ pub(super) enum Domain {
     Rack(RackId),
 }
 
-/// What one source has.
+/// What one source offers.
 #[derive(Clone, Debug)]
 struct Offer {
     pool: PoolId,
@@ -61,7 +62,7 @@ struct Offer {
     reserved: Bytes,
     /// The unit in which it is handed out; all of it for an LD.
     unit: Bytes,
-    /// `true` while new members may come: it answers and is not draining.
+    /// `true` while the source takes new members: it answers and is not draining.
     open: bool,
 }
 
@@ -125,23 +126,23 @@ pub(super) struct Found {
 
 type ShelfKey = (PoolId, Reach, LatencyClass, FaultDomain);
 
-/// What is free of each pool, and what each zone may still take.
+/// The free capacity of each pool, and what each zone may still take.
 #[derive(Clone, Debug, Default)]
 pub struct Capacity {
     offers: BTreeMap<Source, Offer>,
     shelves: BTreeMap<ShelfKey, Shelf>,
     zones: BTreeMap<ZoneId, Account>,
-    /// vPPBs that something is bound to, in the desired or the observed state.
+    /// vPPBs that an LD is bound to, as reported.
     vppbs_bound: BTreeSet<VppbAddress>,
-    /// Switches of which every device has reported, so that no vPPB is bound unseen.
+    /// Switches whose devices have all reported, so that every bound vPPB is known.
     switches_known: BTreeSet<SwitchId>,
 }
 
 impl Capacity {
-    /// Counts everything once. What follows is kept up change by change.
+    /// Counts everything once. Later changes update the figures one by one.
     ///
-    /// A donor or device that has never reported offers nothing, and one that reports less than the topology says
-    /// offers that. Leases that nobody desires take room, too.
+    /// A donor or device that has never reported offers nothing, and a donor that reports less than the topology says
+    /// offers what it reports. Leases that are not in the desired state take room, too.
     pub fn new(topology: &Topology, desired: &Desired, observed: &Observed) -> Capacity {
         let mut capacity = Capacity::default();
         capacity.look_at_switches(topology, observed);
@@ -241,7 +242,7 @@ impl Capacity {
         }
     }
 
-    /// Counts what is lent and in no desired state.
+    /// Counts as reserved the leases that are not in the desired state and not released yet.
     fn count_strays(&mut self, desired: &Desired, observed: &Observed) {
         for (name, donor) in &observed.donors {
             for (id, leases) in &donor.leases {
@@ -282,7 +283,7 @@ impl Capacity {
         self.zones.get_mut(zone).ok_or_else(|| Refusal::UnknownZone { zone: zone.clone() })
     }
 
-    /// Takes back what a volume takes, also from its zone.
+    /// Returns what a volume takes, to its sources and to the quota of its zone.
     pub(crate) fn refund(&mut self, zone: &ZoneId, choices: &[Choice]) {
         for choice in choices {
             if let Some(account) = self.zones.get_mut(zone) {
@@ -307,7 +308,7 @@ impl Capacity {
         }
     }
 
-    /// Takes back what was reserved of one source.
+    /// Returns what was reserved of one source.
     pub(crate) fn give_back(&mut self, choice: &Choice) {
         self.change(&choice.source, |reserved| reserved.minus(choice.bytes));
     }
@@ -353,7 +354,7 @@ impl Capacity {
         None
     }
 
-    /// What is free of a pool in sum, and in how many domains.
+    /// How much of a pool is free in total, and in how many domains.
     pub(super) fn room(
         &self,
         pool: &PoolId,

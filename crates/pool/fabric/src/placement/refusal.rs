@@ -10,7 +10,7 @@ use crate::id::{HostId, MemberId, PoolId, VolumeName, ZoneId};
 use crate::topology::{FaultDomain, LatencyClass};
 use crate::volume::{COPIES_MAX, DATA_MAX, PARITY_MAX, Redundancy, SPANS_MAX, VOLUME_MAX};
 
-/// Why a change is refused. Nothing has changed then. The set may grow.
+/// Why a change is refused. Nothing has changed then. More reasons may be added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -72,7 +72,7 @@ pub enum Refusal {
         /// What was asked for.
         redundancy: Redundancy,
     },
-    /// A size of nothing, or beyond [`VOLUME_MAX`].
+    /// A size of zero, or above [`VOLUME_MAX`].
     Size {
         /// What was asked for.
         size: Bytes,
@@ -83,9 +83,9 @@ pub enum Refusal {
         pool: PoolId,
         /// Which kind of domain.
         domain: FaultDomain,
-        /// As many are needed.
+        /// How many are needed.
         needed: usize,
-        /// As many have room.
+        /// How many have room.
         found: usize,
     },
     /// More than [`SPANS_MAX`] spans would be needed.

@@ -167,7 +167,8 @@ fn placing_the_same_in_the_same_order_gives_the_same() {
     assert_eq!(run(), run());
 }
 
-/// Not time, which a busy machine decides, but entries of the index: each is one look-up in an ordered map.
+/// Counts entries of the index, each of them one look-up in an ordered map; time would depend on how busy the machine
+/// is.
 #[test]
 fn a_placement_looks_at_no_more_of_1000_donors_than_of_100() {
     let looks = |donors: usize| {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Decides the steps that bring a bound volume to its host: grants, then the volume as a whole, later what joins it.
+//! Decides the steps that bring a bound volume to its host: first grants, then the volume as a whole, later members
+//! that join it.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +26,8 @@ impl States<'_> {
         let view = report.volumes.get(&id);
         let ready: Vec<Vec<MemberLease>> =
             volume.spans.iter().map(|span| self.ready(id, span, host, view, round)).collect();
-        // The host may still have the volume from its last binding, and nothing joins that.
+        // While a host, perhaps the same one, still has an earlier binding of the volume, nothing is presented or
+        // joined.
         if let Some(other) = self.other_host(id, volume, host) {
             return round.waiting.push(Waiting { volume: id, reason: Reason::OtherHost { host: other } });
         }
@@ -35,7 +37,8 @@ impl States<'_> {
         }
     }
 
-    /// The leases of a span's members that are lent and have not joined; steps for those that are not lent.
+    /// Returns the leases of a span's members that are lent and have not joined; adds steps for those that are not
+    /// lent.
     fn ready(
         self,
         id: VolumeId,
@@ -76,7 +79,7 @@ impl States<'_> {
         ready
     }
 
-    /// A host that has, or may have, an earlier binding of the volume.
+    /// A host that still has, or may still have, an earlier binding of the volume.
     fn other_host(self, id: VolumeId, volume: &Volume, host: &HostId) -> Option<HostId> {
         let mut leaving = volume.leaving.values().filter(|leaving| leaving.why == Why::Unbound);
         if let Some(leaving) = leaving.find(|leaving| !has_left(self.desired, self.observed, id, leaving)) {
@@ -120,7 +123,8 @@ fn present(id: VolumeId, volume: &Volume, host: &HostId, ready: Vec<Vec<MemberLe
     }
 }
 
-/// Joins what is ready: a new span as a whole, otherwise each member that takes a place.
+/// Joins what is ready: a new span as a whole, otherwise each member by itself, in the place of the one that it
+/// replaces.
 fn join(
     id: VolumeId,
     volume: &Volume,
@@ -144,7 +148,7 @@ fn lease(place: Place, member: &Member, token: Token) -> MemberLease {
     MemberLease { member: member.id, place, source: member.source.clone(), bytes: member.bytes, token }
 }
 
-/// The step that makes a source lend. An LD without a vPPB belongs to an unbound volume.
+/// The step that makes a source lend. An LD without a vPPB belongs to an unbound volume, and needs no step.
 fn grant(volume: VolumeId, host: &HostId, member: &Member) -> Option<Step> {
     let (host, bytes) = (host.clone(), member.bytes);
     match member.source.clone() {

@@ -40,7 +40,8 @@ impl States<'_> {
             return;
         }
         let step = match standing {
-            // Also what is not lent: the donor refuses a grant that is still on its way from then on.
+            // A member that is not lent is released, too: from then on, the donor refuses a grant that is still on its
+            // way.
             AtSource::Absent | AtSource::Lent { .. } => release(volume, leaving),
             // Dynamic capacity that its host has not accepted can be released all the same.
             AtSource::Busy if matches!(member.source, Source::DynamicCapacity { .. }) => release(volume, leaving),
@@ -116,7 +117,7 @@ fn may_leave(id: VolumeId, volume: &Volume, report: &HostReport, leaving: &Leavi
         return Ok(());
     }
     let successor = volume.places().find(|(place, _)| *place == leaving.place).map(|(_, member)| member.id);
-    // Its span was taken away since.
+    // Its span has left the volume since, so no successor is waited for.
     let Some(successor) = successor else { return Ok(()) };
     match report.member(id, successor).map(|member| member.state) {
         Some(MemberState::InSync) => Ok(()),

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads from the observations how far a member is: at its source, and at its host.
+//! Derives from the observed state how far a member has come: at its source, and at its host.
 
 use crate::desired::{Desired, Leaving};
 use crate::id::{HostId, Token, VolumeId};
 use crate::observed::{Content, DeviceReport, HostReport, LdBinding, LdReport, LeaseState, Observed, Standing};
 use crate::volume::{Member, Source};
 
-/// How far a member is at its source.
+/// The state of a member at its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtSource {
     /// Not lent.
     Absent,
-    /// A bind is under way, or somebody else has it.
+    /// A bind or an unbind is under way, the LD is bound to another vPPB, or the host has not accepted the capacity
+    /// yet.
     Busy,
     /// Lent to the member.
     Lent { token: Token },
     /// Was lent, is wiped, and is never lent for this member again.
     Released,
-    /// An operator has given the source up.
+    /// An operator has retired the source.
     Retired,
     /// The source does not answer.
     Silent,
@@ -30,19 +31,19 @@ pub(crate) enum AtSource {
 }
 
 impl AtSource {
-    /// Whether a member that leaves has nothing at its source any more.
+    /// Whether a member that leaves has nothing left at its source.
     pub(crate) fn is_given_back(self, source: &Source) -> bool {
         match self {
             Self::Released | Self::Retired => true,
-            // A donor lists what was released, so that a grant that is still on its way is refused. A switch carries a
-            // command out within its time limit or not at all.
+            // A donor must list the lease as released, so that it refuses a grant that is still on its way. A switch
+            // carries a command out within its time limit or not at all.
             Self::Absent => !matches!(source, Source::Slabs { .. }),
             _ => false,
         }
     }
 }
 
-/// How far a member is at its source.
+/// Finds the state of a member at its source.
 pub(crate) fn at_source(desired: &Desired, observed: &Observed, volume: VolumeId, member: &Member) -> AtSource {
     match &member.source {
         Source::Slabs { donor } => {
@@ -98,20 +99,20 @@ pub(crate) fn is_dead(desired: &Desired, observed: &Observed, host: &HostId) -> 
     desired.dead_hosts.get(host).is_some_and(|dead| report.is_none_or(|report| report.incarnation == *dead))
 }
 
-/// The report of a host whose agent answers and is to be listened to.
+/// The report of a host whose agent answers and that is not declared dead.
 pub(crate) fn agent<'a>(desired: &Desired, observed: &'a Observed, host: &HostId) -> Option<&'a HostReport> {
     let report = observed.hosts.get(host)?;
     (report.standing.answers() && !is_dead(desired, observed, host)).then_some(report)
 }
 
-/// Whether the host of a member that leaves has confirmed that, or is dead.
+/// Whether the host of a leaving member has confirmed that it has left, or is dead.
 pub(crate) fn has_left(desired: &Desired, observed: &Observed, volume: VolumeId, leaving: &Leaving) -> bool {
     let report = observed.hosts.get(&leaving.host);
     // A member that has left stays so, whether its agent answers or not.
     is_dead(desired, observed, &leaving.host) || report.is_some_and(|report| report.has_left(volume, leaving.member.id))
 }
 
-/// Since when a source does not answer.
+/// Whether a source answers, by its last report.
 pub(crate) fn standing(observed: &Observed, source: &Source) -> Option<Standing> {
     match source {
         Source::Slabs { donor } => observed.donors.get(donor).map(|report| report.standing),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a fabric manager does next, one step for one end. Every step may be repeated, and may be lost.
+//! The steps that a fabric manager takes. Each is for one receiver, may be repeated, and may be lost.
 
 use std::fmt;
 
@@ -22,9 +22,9 @@ pub struct MemberLease {
     pub place: Place,
     /// Where its bytes are.
     pub source: Source,
-    /// How many.
+    /// How many bytes.
     pub bytes: Bytes,
-    /// What the donor asks for; nothing where there is no donor.
+    /// The fencing token that the donor checks; 0 if the source is not a donor.
     pub token: Token,
 }
 
@@ -35,7 +35,7 @@ pub struct MemberLease {
 /// | `Grant`, `BindVppb`, `AddDynamicCapacity` | a bound volume's member is not lent | the same lease |
 /// | `Present` | all members are lent, and no host has the volume | nothing |
 /// | `Join` | a span's members are lent, or one that replaces another is | nothing |
-/// | `Leave` | the place has its bytes elsewhere, or never again | nothing |
+/// | `Leave` | the bytes of the place are elsewhere or lost, or its span leaves the volume | nothing |
 /// | `Withdraw` | the volume was unbound | nothing |
 /// | `Release`, `UnbindVppb`, `ReleaseDynamicCapacity` | the agent has confirmed that the member left | nothing |
 /// | `WipeLd` | an LD is unbound, and not wiped | nothing |
@@ -65,7 +65,7 @@ pub enum Step {
         /// The LD on it.
         ld_id: LdId,
     },
-    /// The donor need not list a released lease any more.
+    /// The donor may stop listing a released lease.
     ForgetLease {
         /// The donor.
         donor: DonorId,
@@ -74,7 +74,7 @@ pub enum Step {
         /// The member.
         member: MemberId,
     },
-    /// The agent need not list a member that has left any more.
+    /// The agent may stop listing a member that has left.
     ForgetLeft {
         /// The host.
         host: HostId,
@@ -171,7 +171,7 @@ pub enum Step {
         host: HostId,
         /// The volume.
         volume: VolumeId,
-        /// Its members, also those that the agent has never had.
+        /// Its members, including those that the agent has never had.
         members: Vec<MemberId>,
     },
 }

@@ -9,7 +9,7 @@ use crate::bytes::Bytes;
 use crate::id::{DeviceId, DonorId, HostId, LdId, MemberId, VolumeId};
 use crate::volume::Source;
 
-/// What no step can hasten.
+/// A volume that waits for something that no step can speed up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Waiting {
     /// The volume.
@@ -26,18 +26,18 @@ pub enum Reason {
         /// The host.
         host: HostId,
     },
-    /// A member gets its bytes.
+    /// Bytes are being copied to a member.
     Copying {
         /// The member that will take the place.
         member: MemberId,
-        /// What it has not got yet.
+        /// The bytes still to be copied.
         left: Bytes,
     },
-    /// Bytes move off a member.
+    /// Bytes are being moved off a member.
     Draining {
         /// The member.
         member: MemberId,
-        /// What has not moved yet.
+        /// The bytes still to be moved.
         left: Bytes,
     },
     /// A member's bytes are lost, or it can never be lent: it must be replaced.
@@ -86,7 +86,7 @@ impl fmt::Display for Reason {
 /// What is in use and not in the desired state. It is left alone until it is adopted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stray {
-    /// Dynamic capacity with a tag that nobody knows.
+    /// Dynamic capacity with a tag that is in no volume.
     Extent {
         /// The device.
         device: DeviceId,

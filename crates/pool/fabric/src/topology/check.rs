@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Decides whether the parts of a topology fit together. The first part that does not is named, with the remedy.
+//! Decides whether the parts of a topology fit together. The error names the first part that does not, and the remedy.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,7 +46,7 @@ pub enum Inconsistency {
         /// The unit.
         unit: Bytes,
     },
-    /// A device has a number of LDs that it cannot have, or an LD id beyond them.
+    /// A device has no LDs or too many, or an LD id that is too large.
     Lds {
         /// The device.
         device: DeviceId,
@@ -60,7 +60,7 @@ pub enum Inconsistency {
         /// The port that it names.
         port_id: PortId,
     },
-    /// Two parts name the same one, which only one of them can have.
+    /// Two parts name the same third part, which only one of them can have.
     Twice {
         /// What both name.
         what: Part,
@@ -218,7 +218,7 @@ mod tests {
     use crate::example;
     use crate::topology::{Topology, Vcs};
 
-    /// What a change to the box of 22 devices makes of it.
+    /// The error that the box of 22 devices gives after a change.
     fn after(change: impl FnOnce(&mut Parts)) -> String {
         let mut parts = example::memory_box().parts().clone();
         change(&mut parts);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A host's agent as the contract has it, with programs that write to everything that they have.
+//! A host's agent that keeps its contract, with programs that write to all the memory that they have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use super::judge::Judge;
 
 pub struct SimAgent {
     pub is_on: bool,
-    /// No fabric manager reaches it; it reaches donors.
+    /// No fabric manager reaches it, but it reaches donors.
     pub is_cut: bool,
     gate: Gate,
     incarnation: Incarnation,
@@ -49,7 +49,7 @@ impl SimAgent {
         self.left.clear();
     }
 
-    /// Reports everything to a manager, unless it was deposed.
+    /// Reports everything to a manager, unless that manager was deposed.
     pub fn report(&mut self, term: Term) -> Option<HostReport> {
         if self.gate.report_to(term).is_err() && self.plant != Some(Plant::GateIsOpen) {
             return None;
@@ -146,7 +146,7 @@ impl SimAgent {
         self.left.entry(volume).or_default().insert(member);
     }
 
-    /// Programs write, members notice what their donors refuse, copies go on.
+    /// Programs write, members break if their donors refuse them, and copies proceed.
     pub fn tick(
         &mut self,
         host: &HostId,

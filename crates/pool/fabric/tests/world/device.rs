@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The switch with its devices. It carries a command out at once or not at all: a fabric manager that is elected
-//! waits as long as a command may take before it sends its first.
+//! The switch with its devices. It carries a command out at once or not at all: a newly elected fabric manager waits
+//! for as long as an earlier command may take before it sends its first one.
 
 use std::collections::BTreeMap;
 
@@ -100,7 +100,7 @@ impl SimSwitch {
         }
     }
 
-    /// The members that an LD or an extent is used for, by what a step takes away.
+    /// What a step takes away from a host, if anything.
     pub fn taken_away<'a>(&self, step: &'a Step) -> Option<Taken<'a>> {
         match step {
             Step::UnbindVppb { device, vppb, .. } if self.lds[device].binding == LdBinding::Bound(vppb.clone()) => {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor as the contract has it: it mints tokens, lends what is wiped, and lists what it has released.
+//! A donor that keeps its contract: it mints tokens, lends what is wiped, and lists what it has released.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ struct Lease {
 
 pub struct SimDonor {
     pub is_on: bool,
-    /// No fabric manager reaches it; hosts do.
+    /// No fabric manager reaches it, but hosts do.
     pub is_cut: bool,
     pub is_draining: bool,
     gate: Gate,
@@ -64,7 +64,7 @@ impl SimDonor {
         self.slabs.fill(Slab::default());
     }
 
-    /// Takes back a lease of a host that has not renewed it.
+    /// Takes back the leases of a host that has not renewed them.
     pub fn expire(&mut self, host: &HostId) {
         for lease in self.leases.values_mut().filter(|lease| lease.host == *host) {
             if let LeaseState::Lent { .. } = lease.state {
@@ -73,7 +73,7 @@ impl SimDonor {
         }
     }
 
-    /// Reports everything to a manager, unless it was deposed.
+    /// Reports everything to a manager, unless that manager was deposed.
     pub fn report(&mut self, term: Term) -> Option<DonorReport> {
         if self.gate.report_to(term).is_err() && self.plant != Some(Plant::GateIsOpen) {
             return None;
@@ -145,7 +145,7 @@ impl SimDonor {
     fn release(&mut self, key: (VolumeId, MemberId)) {
         match self.leases.get_mut(&key) {
             None => {
-                // So that a grant that is still on its way is refused.
+                // List the lease as released, so that a grant that is still on its way is refused.
                 let host = "nobody".parse().expect("a name");
                 self.leases.insert(key, Lease { host, slabs: Vec::new(), state: LeaseState::Released });
             }
@@ -170,7 +170,7 @@ impl SimDonor {
         }
     }
 
-    /// Whether a token is good for a member's lease.
+    /// Whether a token is valid for a member's lease.
     pub fn admits(&self, key: (VolumeId, MemberId), token: Token) -> bool {
         self.leases.get(&key).is_some_and(|lease| lease.state == LeaseState::Lent { token })
     }
@@ -184,7 +184,7 @@ impl SimDonor {
         }
     }
 
-    /// Slabs that are lent, by the lease that they are lent for; and those that no lease has.
+    /// The number of lent slabs of each lease, and the number of lent slabs that no lease lists.
     pub fn lent(&self) -> (BTreeMap<(VolumeId, MemberId), usize>, usize) {
         let mut lent = BTreeMap::new();
         let mut lost = 0;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Looks at the truth behind the reports: no slab lent twice, none lost, no two writers, no bind in between, nothing
-//! lent that was not wiped, nothing released that is in use, quotas kept, terms that only grow.
+//! Checks what is true, whatever the reports say: no slab is lent twice or lost, no volume has two writers, spans are
+//! presented as a whole, only wiped memory is lent, nothing that is in use is released or unbound, and terms only grow.
+//! (Quotas: `writer.rs`.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,20 +17,20 @@ use super::device::Taken;
 pub struct Judge {
     foreign_writes: u64,
     lost_places: u64,
-    /// Spans that a host was seen to have, in its incarnation.
+    /// Spans that a host was seen to have, with its incarnation.
     seen: BTreeSet<(HostId, Incarnation, VolumeId, SpanId)>,
-    /// Volumes that were presented, to show that histories are about something.
+    /// The number of spans that were presented, to show that histories are about something.
     pub presented: u64,
     pub moved: u64,
 }
 
 impl Judge {
-    /// An end admitted a command.
+    /// A donor or an agent has admitted a command.
     pub fn term(&mut self, before: Term, now: Term) -> Result<(), String> {
         if now < before { Err(format!("a command of term {now} was admitted after one of {before}")) } else { Ok(()) }
     }
 
-    /// A slab, an LD, is handed out.
+    /// A slab or an LD is handed out.
     pub fn slab_is_clean(&self, is_dirty: bool) -> Result<(), String> {
         if is_dirty { Err("memory was lent that had not been wiped".into()) } else { Ok(()) }
     }
@@ -39,14 +40,14 @@ impl Judge {
         self.foreign_writes += u64::from(!is_its_own);
     }
 
-    /// A place of a span has no bytes any more, anywhere.
+    /// No member has the bytes of a place any more.
     pub fn bytes_are_lost(&mut self) {
         self.lost_places += 1;
     }
 }
 
 impl World {
-    /// Whether a host may still run programs that use what it has.
+    /// Whether a host's programs count: it is on, and was not declared dead.
     fn counts(&self, host: &HostId) -> bool {
         self.agents[host].is_on && !self.zombies.contains(host)
     }
@@ -130,7 +131,7 @@ impl World {
         Ok(())
     }
 
-    /// A span is there with all its places or not at all, when a host first has it.
+    /// When a host first has a span, it has all places of the span.
     pub fn judge_views(&mut self, host: &HostId) -> Result<(), String> {
         if let Some(agent) = self.agents.get(host) {
             for (volume, view) in &agent.volumes {
@@ -145,7 +146,8 @@ impl World {
                     !self.judge.seen.iter().any(|(at, incarnation, of, _)| {
                         at == host && *incarnation == agent.incarnation() && of == volume
                     });
-                // A volume that was grown a moment ago may have been presented as it was before, but never as nothing.
+                // A volume that was grown a moment ago may have been presented with the spans that it had before, but
+                // never without any.
                 if is_first && spans.is_empty() && wanted.is_some_and(|wanted| wanted > 0) {
                     return Err(format!("host {host} has volume {volume} without a span"));
                 }
@@ -163,7 +165,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether the elected writer sees what is desired, and no step, no wait and no stray is left.
+    /// Whether the elected writer observes what is desired, and no step, wait or stray is left.
     pub fn is_settled(&self) -> Result<bool, String> {
         let Some(writer) = self.writers.iter().find(|writer| writer.term == self.store.term) else { return Ok(false) };
         let has_all = writer.observed.donors.len() == self.donors.len()

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A pool in one thread: donors, agents, a switch, fabric managers, and a network that loses and delays.
+//! A pool in one thread: donors, agents, a switch, fabric managers, and a network that loses and delays messages.
 //!
-//! Everything follows from the seed. The ends obey the contract that `aquifer_fabric` states for them, the managers
-//! call the crate and nothing else, and `judge.rs` looks at the truth behind the reports after each tick. A [`Plant`]
-//! makes one part break its contract, to see that the judge finds it.
+//! Everything follows from the seed. Donors, agents and the switch keep the contract that `aquifer_fabric` states for
+//! them, managers do only what the crate decides, and `judge.rs` checks after each tick what is true, whatever the
+//! reports say. A [`Plant`] makes one part break its contract, to see that the judge finds it.
 
 pub mod agent;
 pub mod device;
@@ -47,11 +47,11 @@ pub enum Plant {
     DonorDoesNotWipe,
     /// A donor grants again what it has lent already.
     DonorGrantsTwice,
-    /// A manager drops members of which it has not heard that they were given back.
+    /// A manager drops members although no report says that they were given back.
     DropsWithoutConfirmation,
-    /// Ends admit commands of a smaller term, and those that were overtaken.
+    /// Donors and agents admit commands of a smaller term, and commands that were overtaken.
     GateIsOpen,
-    /// A manager takes the silence of an agent for its word that a member has left.
+    /// A manager takes the silence of an agent for a confirmation that a member has left.
     SilenceIsConsent,
 }
 
@@ -88,13 +88,13 @@ pub struct World {
     pub writers: Vec<Writer>,
     pub judge: Judge,
     letters: Vec<Letter>,
-    /// Hosts that were declared dead and run on.
+    /// Hosts that were declared dead but still run.
     pub zombies: BTreeSet<HostId>,
-    /// Prints every command that arrives.
+    /// `true` to print every command that arrives.
     pub traces: bool,
     /// When the store loses everything but pools and zones, if it does.
     loses_state_at: Option<u64>,
-    /// Whether it has: from then on managers adopt what they find.
+    /// Whether the store has lost its state: from then on managers adopt what they find.
     pub has_lost_state: bool,
 }
 
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// One history: trouble, then calm, in which everything must come to what is desired.
+    /// One history: trouble, then calm, in which the desired state must be reached.
     pub fn run(mut self) -> Result<World, String> {
         while self.now < TROUBLE_TICKS {
             self.tick()?;
@@ -155,7 +155,8 @@ impl World {
         Err(format!("not settled after {CALM_TICKS} calm ticks: {round:#?}"))
     }
 
-    /// One tick: letters arrive, things go on at the ends, writers have their rounds, something happens.
+    /// One tick: commands arrive; donors, the switch and agents proceed; writers run their rounds; an order or a
+    /// failure may happen.
     pub fn tick(&mut self) -> Result<(), String> {
         self.now += 1;
         if self.loses_state_at == Some(self.now) {
@@ -175,7 +176,7 @@ impl World {
             writer.round(self)?;
         }
         writers.retain(|writer| !writer.has_crashed && (writer.term == self.store.term || self.trouble));
-        // At most three at once: the elected one and two that do not know yet.
+        // At most three at once: the elected one and two that do not know yet that they are deposed.
         let surplus = writers.len().saturating_sub(3);
         writers.drain(..surplus);
         self.writers = writers;
@@ -192,7 +193,7 @@ impl World {
         self.has_lost_state = true;
     }
 
-    /// Elects a writer where there is none, and now and then another one.
+    /// Elects a writer if there is none, and now and then replaces the elected one.
     fn elect(&mut self) {
         let has_elected = self.writers.iter().any(|writer| writer.term == self.store.term);
         if !has_elected || (self.trouble && self.random.one_in(40)) {
@@ -214,7 +215,7 @@ impl World {
         }
     }
 
-    /// Prints what arrives, in a history that is repeated.
+    /// Prints a command that arrives, in a history that is repeated.
     pub fn trace(&self, end: &End, command: &Command) {
         if self.traces {
             let Command { term, sequence, step, .. } = command;
@@ -249,7 +250,8 @@ impl World {
         Ok(())
     }
 
-    /// From now on nothing fails, and everybody is back. What was off comes back restarted.
+    /// From now on nothing fails, and everything is back. Retired donors, and hosts that were off or declared dead,
+    /// come back restarted.
     fn calm_down(&mut self) {
         self.trouble = false;
         let retired: BTreeSet<DonorId> = self.store.desired.retired_donors.keys().cloned().collect();
@@ -280,7 +282,7 @@ impl World {
             return;
         }
         let Some(writer) = self.writers.last_mut() else { return };
-        // What cannot be adopted any more: its programs are ended, as the message asks for.
+        // A volume that cannot be adopted any more: restarting its host ends its programs, as the message asks for.
         for stray in reconcile(&self.store.desired, &writer.observed).strays {
             if let Stray::Volume { host, .. } = stray {
                 self.agents.get_mut(&host).expect("a host of the site").restart_host();

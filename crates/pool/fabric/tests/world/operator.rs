@@ -80,7 +80,7 @@ fn failure(world: &mut World) {
     let agent = world.agents.get_mut(&host).expect("listed");
     match what {
         0 => donor.is_cut = !donor.is_cut,
-        // Stands still, and has everything when it goes on.
+        // The donor stops, and still has everything when it goes on.
         1 => donor.is_on = !donor.is_on,
         2 if !keeps => donor.restart_empty(),
         3 => donor.is_draining = !donor.is_draining,

@@ -43,7 +43,7 @@ pub fn topology() -> Topology {
     Topology::new(parts).expect("a consistent site")
 }
 
-/// One pool, two zones with quotas that are met at times.
+/// One pool, two zones with quotas that are reached at times.
 pub fn desired(topology: &Topology) -> Desired {
     let parts = topology.parts();
     let pool = Pool {

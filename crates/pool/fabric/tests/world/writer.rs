@@ -33,11 +33,11 @@ pub struct Writer {
     pub orders: Vec<Order>,
     /// Whether the last round changed nothing and sent nothing.
     pub is_idle: bool,
-    /// Volumes that could not be repaired, or not be lent.
+    /// Volumes that could not be repaired, or still wait for a grant or something else.
     pub stuck: Vec<VolumeId>,
     desired: Desired,
     sequences: BTreeMap<End, u64>,
-    /// When each end was first missed.
+    /// When each donor and each host was first missed.
     missed: BTreeMap<End, u64>,
 }
 
@@ -132,7 +132,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The newest report of each that answers. Some do not this time.
+    /// Reads the newest report of each donor, host and device that answers. Some do not answer this time.
     fn read_reports(&mut self, world: &mut World) {
         let now = world.now;
         let late = |random: &mut Random, trouble: bool| trouble && random.one_in(4);
@@ -181,7 +181,7 @@ impl Writer {
         }
     }
 
-    /// What operators ask for, and what ails.
+    /// Makes the changes that operators ask for, and repairs.
     fn change(&mut self, world: &mut World, desired: &mut Desired) {
         let mut capacity = Capacity::new(&world.topology, desired, &self.observed);
         let mut edit = Edit { topology: &world.topology, desired, capacity: &mut capacity };
@@ -190,7 +190,7 @@ impl Writer {
         }
         for order in std::mem::take(&mut self.orders) {
             let random = &mut world.random;
-            // What is refused is nobody's trouble here; that nothing changes then is for the check that follows.
+            // A refusal needs no handling here; the check that follows shows that the state stays consistent.
             let _ = match order {
                 Order::Adopt => {
                     edit.adopt(&self.observed, || VolumeId(random.next()));
@@ -227,7 +227,7 @@ impl Writer {
     }
 }
 
-/// Volumes never take more than their zone's quota, as they are asked for.
+/// Checks that the volumes of a zone do not take more than its quota, unless one of them was adopted.
 fn quotas(desired: &Desired) -> Result<(), String> {
     for (name, zone) in &desired.zones {
         let volumes = desired.volumes.values().filter(|volume| volume.spec.zone == *name);

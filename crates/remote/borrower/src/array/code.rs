@@ -4,11 +4,11 @@
 //! Cuts pages into shards with parity, and computes missing shards from the others.
 //!
 //! Pure. The code and its arithmetic, with the processor's vector instructions, are those of the library
-//! `reed-solomon-simd`. The library's own encoder and decoder copy every shard, and its decoder works for a fifth of a
-//! millisecond whatever the size of the shards: nothing for the thousands of shards that it is made for, but much for a
-//! page. But the code is linear: a shard is a sum of multiples of others. So the multiples are computed once, when the
-//! array is opened, and those for missing shards come from elimination in a matrix of at most eight rows. With one
-//! parity shard all multiples are 1, and only exclusive or is left. Why this library:
+//! `reed-solomon-simd`. The library's own encoder and decoder copy every shard, and its decoder takes a fifth of a
+//! millisecond whatever the size of the shards: that is negligible for the thousands of shards that it is made for, but
+//! long for a page. The code is linear, however: a shard is a sum of multiples of others. So the multiples are computed
+//! once, when the array is opened, and those for missing shards come from elimination in a matrix of at most eight
+//! rows. With one parity shard all multiples are 1, and the only operation is exclusive or. Why this library:
 //! `docs/decisions/0020-parity-is-within-a-page.md`.
 //!
 //! Threads: any, also in a signal handler. Allocates only in `new`.
@@ -23,11 +23,11 @@ use super::shape::DATA_SHARDS;
 const DATA_MAX: usize = DATA_SHARDS[DATA_SHARDS.len() - 1];
 /// The library's unit: 32 numbers of the field, their lower bytes first.
 const UNIT: usize = 64;
-/// How many units are multiplied at a time: what fits into the first-level cache, on the stack.
+/// How many units are multiplied at a time, in a buffer on the stack: it fits into the first-level cache.
 const UNITS_AT_ONCE: usize = 16;
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// The factors of the data shards whose sum is one shard.
+/// One shard as a sum of multiples of the data shards: the factor of each data shard.
 type Row = [u16; DATA_MAX];
 
 /// See the module.
@@ -46,7 +46,7 @@ impl Code {
         let mut rows = [[0; DATA_MAX]; POSITIONS];
         (0..data).for_each(|shard| rows[shard][shard] = 1);
         (0..data).for_each(|shard| {
-            // The parity of a data shard that is 1 is its factor.
+            // If this data shard is 1 and the others are 0, each parity shard is this data shard's factor in it.
             let parity = parity_of_one(data, total, shard);
             rows[data..total].iter_mut().zip(parity).for_each(|(row, multiple)| row[shard] = multiple);
         });
@@ -86,8 +86,9 @@ impl Code {
         }
     }
 
-    /// Computes the shards of `wanted` from those of `there`; each is a mask of positions. `there` has as many as there
-    /// are data shards, and none of them is in `wanted`. Shards of `len` bytes lie one after the other.
+    /// Computes the shards at the positions `wanted` from those at the positions `there`; both are masks. `there` has
+    /// as many positions as there are data shards, and none of them is in `wanted`. All shards have `len` bytes and lie
+    /// one after the other.
     pub(crate) fn restore(&self, shards: &mut [u8], len: usize, there: u16, wanted: u16) {
         assert!(there.count_ones() as usize == self.data && there & wanted == 0, "as many as it takes");
         let inverse = if there == self.data_mask() { None } else { Some(self.inverse(there)) };
@@ -104,7 +105,7 @@ impl Code {
         }
     }
 
-    /// The factors of the available shards that make up a row over the data shards.
+    /// Converts a row of factors of the data shards to factors of the available shards.
     fn row_over(&self, row: &Row, inverse: &[Row; DATA_MAX]) -> Row {
         let mut over = [0; DATA_MAX];
         for (multiple, column) in row[..self.data].iter().zip(inverse) {
@@ -169,7 +170,7 @@ pub(crate) fn positions(mask: u16) -> impl Iterator<Item = usize> + Clone {
     (0..POSITIONS).filter(move |position| mask & 1 << position != 0)
 }
 
-/// Two of the shards that lie one after the other; the first one is writable.
+/// The shards at the positions `target`, which is writable, and `source`.
 fn two(shards: &mut [u8], len: usize, target: usize, source: usize) -> (&mut [u8], &[u8]) {
     let (before, behind) = shards.split_at_mut(target.max(source) * len);
     if target < source {
@@ -191,7 +192,7 @@ fn inverse_of(value: u16) -> u16 {
 
 /// The numbers in the parity shards when data shard `one` is 1 and the others are 0.
 fn parity_of_one(data: usize, total: usize, one: usize) -> impl Iterator<Item = u16> {
-    // The engine without the large tables, because these are only a few bytes.
+    // The engine without the large tables, because only a few bytes are encoded.
     let encoder = DefaultRateEncoder::new(data, total - data, UNIT, Naive::new(), None);
     let mut encoder = encoder.expect("the library takes such counts");
     for shard in 0..data {
@@ -264,7 +265,7 @@ mod tests {
     }
 
     proptest! {
-        /// A page's shards are the same whether it is encoded alone or together with others, because blocks have any
+        /// A page's shards are the same whether it is encoded alone or together with others, because blocks differ in
         /// size.
         #[test]
         fn a_page_is_encoded_by_itself(seed: u64, count in 1usize..9, which in 0usize..9, code in 0usize..20) {

@@ -25,14 +25,14 @@ use super::member::{Member, Trouble};
 use super::piece::{SlabPiece, pieces};
 use super::place::Place;
 
-/// How often a read is repeated because the slab's place has changed in the meantime.
+/// How many times a read is tried when the slab's place changes in the meantime.
 const PLACES_SEEN_MAX: u32 = 16;
-/// How often to try to change a place that somebody else is changing, and the pause between attempts: that change takes
-/// a few instructions, on a CPU that others may occupy for a while.
+/// How many times to try to change a place while another thread is changing it, and the pause between attempts. The
+/// other thread needs only a few instructions, but it may have to wait for a CPU.
 const BUSY_MAX: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// Where several members should have the bytes, each is waited for only briefly. If none answers, all are asked again
-/// for this time: as long as a single donor is waited for (`donor/timeouts.rs`).
+/// Where several members should have the bytes, each is waited for only briefly. If too few answer, all are asked again
+/// until this time has passed: as long as a donor is waited for that alone has the bytes (`donor/timeouts.rs`).
 const NOBODY_TIMEOUT: Duration = Duration::from_secs(5);
 const NOBODY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -161,8 +161,8 @@ impl Parts {
         trouble
     }
 
-    /// Removes a member that no longer has a slab from the slab's place. If the members that are left are too few, only
-    /// if `is_certain`.
+    /// Removes a member that no longer has a slab from the slab's place. If too few members would be left, it is
+    /// removed only if `is_certain`.
     pub(super) fn take_out(&self, slab: SlabIndex, member: usize, is_certain: bool) {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
@@ -180,7 +180,7 @@ impl Parts {
         }
     }
 
-    /// Counts that a slab has `fewer` members fewer than it had, or than it should have.
+    /// Counts that a slab has lost, or lacks, `fewer` members.
     pub(super) fn count_loss(&self, left: Place, fewer: usize) {
         if left == Place::LOST {
             return count(&self.tallies.slabs_lost);
@@ -215,8 +215,8 @@ impl Parts {
         Ok(is_one)
     }
 
-    /// Fills `into` by two ways that agree: two copies, or the needed shards and one more, are then what was stored.
-    /// EBADMSG if they do not agree. Returns false if there are not two ways.
+    /// Fills `into` in two ways and compares the results. If two copies agree, or the needed shards and one more, they
+    /// are what was stored; if not, fails with EBADMSG. Returns false if there are not two ways.
     pub(super) fn read_agreed(&self, offset: u64, into: &mut [u8]) -> Result<bool, i32> {
         if !self.shape.is_redundant() {
             return Ok(false);
@@ -322,7 +322,7 @@ impl Parts {
         Err(failed.unwrap_or(if is_full { libc::ENOSPC } else { libc::EHOSTDOWN }))
     }
 
-    /// The members of `usable` (one bit each) in the order in which they get a range of members' slabs. Members that
+    /// The members of `usable` (one bit each) in the order in which they are asked for room for a range. Members that
     /// have room for the range already, for another slab of the array, come first. Otherwise adjacent slabs would take
     /// more room with every loss.
     pub(super) fn candidates(&self, range: RangeIndex, usable: u64) -> impl Iterator<Item = usize> {
@@ -339,8 +339,8 @@ impl Parts {
     }
 
     /// Removes from the place every member that is not in `written`, because a write has reached only those. A writer
-    /// that has entered calls this before the write succeeds. The write fails if the members that are left are too few,
-    /// or if too few of them are healthy and a healthy one may soon be back.
+    /// that has entered the slab calls this before the write succeeds. The write fails if the members that are left are
+    /// too few, or if too few of them are healthy and a healthy one may soon be back.
     pub(super) fn keep_only(&self, slab: SlabIndex, written: u64) -> Result<(), i32> {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
@@ -399,7 +399,7 @@ impl Parts {
         if self.shape.is_redundant() { Ok(()) } else { outcome }
     }
 
-    /// Discards, of a part of a slab, the whole pages that a member has.
+    /// Discards a member's bytes of a part of a slab, as far as they are whole pages at that member.
     fn discard_part(&self, member: &Member, piece: SlabPiece) -> Result<(), i32> {
         let part = self.shape.part(piece);
         let (start, end) = (part.offset.next_multiple_of(PAGE_BYTES), part.offset + part.bytes as u64);

@@ -8,7 +8,7 @@
 
 use aquifer_wire::RangeIndex;
 
-/// The greatest weight of a member. A choice: finer than machines differ.
+/// The greatest weight of a member. A choice: machines do not differ so finely.
 pub const WEIGHT_MAX: u32 = 16;
 
 /// See the module.
@@ -35,8 +35,8 @@ impl Rotation {
         Rotation { turns: (0..total).map(turn).collect() }
     }
 
-    /// The members of `usable` (one bit each) in the order in which they get a range, the one whose turn it is first.
-    /// Each comes once.
+    /// The members of `usable` (one bit each) in the order in which they get a range, beginning with the one whose turn
+    /// it is. Each comes once.
     pub(crate) fn choose(&self, range: RangeIndex, usable: u64) -> impl Iterator<Item = usize> {
         let mut left = usable;
         (0..self.turns.len()).filter_map(move |step| {

@@ -4,10 +4,10 @@
 //! A member of an array: what it can do, and whether it is there.
 //!
 //! ```text
-//!             a request fails, and not for the slab's sake
+//!             a request fails, and the slab is not the reason
 //!   there ───────────────────────────────────────────────► lost
 //!      ▲                                                    │  looked for after pauses that grow,
-//!      └────────────────────────────────────────────────────┘  beside the program
+//!      └────────────────────────────────────────────────────┘  in parallel with the program
 //!                          it answers
 //! ```
 //!
@@ -30,16 +30,16 @@ use crate::donor::{Asked, Piece};
 const LOOK_PAUSE_FIRST: Duration = Duration::from_millis(100);
 /// The longest such pause. A choice: each look costs a failed attempt to connect.
 const LOOK_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// The longest time between two looks at a member that is present. Perhaps nobody sends it requests, and until its
-/// restart is noticed, the loss of another member loses what both had. A choice: one message a second.
+/// The longest time between two looks at a member that is present. Without requests, its restart would go unnoticed,
+/// and if another member were lost then, so would be the slabs that only these two had. A choice: one message a second.
 const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
-/// How long a member that had no room is not asked for any. A choice.
+/// How long a member that had no room is not asked for room again. A choice.
 const FULL_LASTS: Duration = Duration::from_secs(1);
 
-/// The weight of one answer's time in the average is one in this number.
+/// In the running average, the time of one answer has a weight of one divided by this number.
 const ANSWERS_WEIGHED: u64 = 16;
-/// An answer is slow when it takes this many times longer than usual, within these bounds: how long a thread waits for
-/// a CPU on a busy machine, and how long a delay a person notices.
+/// An answer is slow when it takes this many times longer than usual, within these bounds: the time that a thread waits
+/// for a CPU on a busy machine, and the delay that a person notices.
 const HEDGE_FACTOR: u32 = 8;
 const HEDGE_AFTER_MIN: Duration = Duration::from_millis(5);
 const HEDGE_AFTER_MAX: Duration = Duration::from_millis(50);
@@ -95,7 +95,7 @@ pub(crate) trait Store: Send + Sync {
     /// As [`Forks::renew`](aquifer_tier::Forks::renew).
     fn renew(&self) -> Result<(), Errno>;
 
-    /// Checks whether the member is present. When done in time, this also keeps what is stored.
+    /// Checks whether the member is present. If it is called often enough, this also keeps what is stored.
     fn look(&self) -> Result<(), i32>;
 
     /// Sends the request that keeps what is stored, without waiting for the answer. `None` if that cannot be done
@@ -104,7 +104,7 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
-    /// How often that has to be done.
+    /// The interval at which the member needs a look or that request.
     fn look_every(&self) -> Duration;
 
     /// After ESTALE: forgets everything that the member had, and starts again.
@@ -202,7 +202,7 @@ impl Member {
         self.is_quarantined.load(Ordering::Acquire)
     }
 
-    /// It was restarted and has none of its wrong pages any more.
+    /// Ends the quarantine: the member was restarted and has none of its wrong pages any more.
     pub(crate) fn end_quarantine(&self) {
         self.wrong_pages.store(0, Ordering::Relaxed);
         self.is_quarantined.store(false, Ordering::Release);
@@ -285,7 +285,7 @@ impl Member {
         self.look_at_ns.store(now_ns() + nanoseconds(pause), Ordering::Relaxed);
     }
 
-    /// In a forked child: nothing is known of connections that the child has not made.
+    /// In a forked child: forgets what the parent's connections have shown.
     pub(crate) fn forget(&self) {
         self.found();
         self.look_at_ns.store(0, Ordering::Relaxed);

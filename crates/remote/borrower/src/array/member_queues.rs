@@ -31,7 +31,7 @@ struct MemberQueue {
 pub(super) struct MemberQueues {
     queues: Box<[MemberQueue]>,
     watch: Watch,
-    /// Completions from members that have not been processed.
+    /// Completions that came from members and have not been processed.
     landed: Vec<Completion>,
 }
 
@@ -79,7 +79,7 @@ impl MemberQueues {
         self.landed.pop()
     }
 
-    /// Whether a request was sent and not started.
+    /// Whether a request was sent but not started.
     pub(super) fn wait_for_kick(&self) -> bool {
         self.queues.iter().any(|entry| entry.waits_for_kick)
     }

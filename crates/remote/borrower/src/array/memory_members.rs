@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Members of an array in this process's memory, which do what a test says: they vanish, come back with or without what
-//! they had, are full, or return wrong bytes. A test aid that nobody uses for anything else.
+//! they had, are full, or return wrong bytes. Used only by tests.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ pub(super) const SLABS: usize = (CAPACITY_BYTES_MIN / SLAB_BYTES) as usize;
 
 /// A member's memory, and what has to happen to it.
 pub struct Memory {
-    /// By range, each with how often room was taken here when it was taken for this one.
+    /// By range: the bytes, and the number of the call of `take` that last set this room aside.
     pub(super) slabs: Mutex<HashMap<RangeIndex, (u64, Vec<u8>)>>,
     pub(super) taken: AtomicU64,
     pub(super) room: AtomicUsize,
@@ -37,7 +37,7 @@ pub struct Memory {
     pub(super) look_every_ms: AtomicU64,
     /// Operations until one fails; negative: none fails.
     pub(super) fails_in: AtomicI64,
-    /// What others do when somebody begins to copy a slab to this member.
+    /// What other threads do meanwhile when room is taken at this member, as at the beginning of a copy.
     pub(super) meanwhile: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
@@ -71,7 +71,7 @@ impl Memory {
         Ok(of(slab, (offset % SLAB_BYTES) as usize))
     }
 
-    /// It loses what it had, and is there again.
+    /// It loses what it had, and is present again.
     pub fn restart(&self) {
         self.slabs.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.is_new.store(true, Ordering::SeqCst);

@@ -53,7 +53,7 @@ impl Array {
     }
 }
 
-/// How many slabs the array has, where there is room for `lendable`.
+/// How many slabs the array has if the donors have room for `lendable` slabs.
 fn slabs(spec: &ArraySpec, lendable: u64) -> Result<u32, BorrowFailure> {
     let lendable_bytes = lendable * SLAB_BYTES;
     let wanted_bytes = spec.size.map_or(lendable_bytes, |size| size.0);

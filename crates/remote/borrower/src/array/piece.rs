@@ -20,7 +20,7 @@ pub(super) struct SlabPiece {
 }
 
 impl SlabPiece {
-    /// The piece as a member has it that has whole slabs.
+    /// The same piece at a member that has whole slabs.
     pub(super) fn whole(self) -> Piece {
         Piece { range: RangeIndex(self.slab.0.into()), offset: self.offset, bytes: self.bytes }
     }

@@ -84,8 +84,8 @@ impl Place {
         if left == 0 { Place::LOST } else { Place(left) }
     }
 
-    /// What is possible of this place in an array of `members` members that has each slab at `positions` positions;
-    /// [`Place::LOST`] if that is nothing of it.
+    /// The part of this place that is possible in an array of `members` members that has each slab at `positions`
+    /// positions; [`Place::LOST`] if no part of it is.
     pub(crate) fn possible(self, members: usize, positions: usize) -> Place {
         if self == Place::NOWHERE {
             return self;

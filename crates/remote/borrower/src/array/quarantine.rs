@@ -3,10 +3,11 @@
 
 //! Quarantines members that repeatedly return corrupt data.
 //!
-//! The array has no checksums: the reader reports that bytes were wrong, and which way finally gave the right ones.
-//! This identifies the member whose bytes were wrong, if it can only be one. A member in quarantine is read last and
-//! gets no slabs, and its slabs move to others that have room (`repair.rs`). Until then a healthy member that is merely
-//! silent is waited for: the quarantined member's bytes become neither the only copy nor the source of a new one.
+//! The array has no checksums: the reader reports that bytes were wrong, and which way of reading finally gave the
+//! right ones. This identifies the member whose bytes were wrong, if only one member can be the cause. A member in
+//! quarantine is read last and gets no slabs, and its slabs move to others that have room (`repair.rs`). Until then a
+//! healthy member that is merely silent is waited for: the quarantined member's bytes become neither the only copy nor
+//! the source of a new one.
 //!
 //! The quarantine ends when the member is restarted.
 //!
@@ -20,13 +21,13 @@ use super::piece::pieces;
 use super::place::Place;
 use super::shards::choice;
 
-/// How many pages of one member may be wrong. A choice: more than a memory that loses a bit now and then, but soon
-/// reached by a broken one.
+/// How many pages of one member may be wrong. A choice: more than memory with an occasional bit flip causes, but broken
+/// memory soon reaches it.
 const WRONG_PAGES_MAX: u64 = 16;
 
 impl Parts {
-    /// Attributes wrong bytes at `offset` to a member: they were wrong as they were read and by the ways before `way`,
-    /// and right by `way`.
+    /// Attributes wrong bytes at `offset` to a member: the ordinary read and the ways before `way` returned wrong
+    /// bytes, and `way` returned the right ones.
     pub(super) fn report_corruption(&self, offset: u64, len: usize, way: usize) {
         for piece in pieces(offset, len as u64) {
             let place = self.place(piece.slab);
@@ -37,7 +38,7 @@ impl Parts {
         }
     }
 
-    /// The only member without whose shard the bytes were right, and with whose shard they were wrong.
+    /// The only member whose shard was in every wrong result and not in the right one.
     fn wrong_shard(&self, place: Place, way: usize) -> Option<usize> {
         let nth = |way: usize| choice(place.positions(), self.shape.needed, way.checked_sub(1)?);
         let left_out = place.positions() & !nth(way)?;

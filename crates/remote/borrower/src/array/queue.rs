@@ -68,7 +68,7 @@ impl ArrayQueue {
         })
     }
 
-    /// Puts a request on its way, or does it.
+    /// Starts a request, or carries it out at once.
     fn start(&mut self, request: Request) {
         let Request { operation, offset, buffer, tag } = request;
         let activity = activity(operation);

@@ -11,8 +11,8 @@
 //! made all the same, with the damaged page in it, and the damage is reported (`notices.rs`): this makes nothing worse,
 //! and the other pages have one copy more.
 //!
-//! Of a relative's slabs, which this process may copy, too, it knows nothing. New copies of those only add to the
-//! existing ones, and the relative's guards detect damage when it fetches the page.
+//! This process may also copy a relative's slabs, whose bytes it cannot verify. New copies of those only add to the
+//! existing ones, and the relative's guards detect damage when the relative fetches the page.
 //!
 //! A copy follows the rules of `places.rs`: a writer to the slab does not wait, and what it wrote is copied again, so
 //! that a slab gets its copy even if the program writes to it all the time. It does not matter which process of a
@@ -34,16 +34,16 @@ use super::Parts;
 use super::piece::{SlabPiece, pieces};
 use super::place::{POSITIONS, Place};
 
-/// A slab is copied in pieces of this size, which a donor answers within some hundred microseconds. It is an eighth
-/// because writers record eighths.
+/// A slab is copied in pieces of this size, which a donor answers within some hundred microseconds. The piece is an
+/// eighth of a slab because writers record eighths.
 const PIECE_BYTES: u64 = SLAB_BYTES / 8;
-/// How often to copy again what was written to a slab during the copy, and how long to wait each time somebody is
-/// writing at that moment, before the slab has to wait for its next turn. Choices: each time, what is left takes a
-/// fraction of the time of the whole slab, so fewer writes interfere.
+/// How many times to copy what was written to a slab during the copy, before the slab has to wait for its next turn;
+/// and how long to pause when somebody is writing at that moment. Choices: each repetition takes a fraction of the time
+/// of the whole slab, so fewer writes interfere.
 const CATCHES_UP_MAX: u32 = 32;
 const WRITER_PAUSE: Duration = Duration::from_millis(1);
-/// How often to look for wrong pages at all members, and the pause between: a writer records what it has written a few
-/// instructions after the members have it, on a CPU that others may occupy for a while.
+/// How many times to search all members for the right pages, and the pause between searches. A writer records what it
+/// has written a few instructions after the members have it, and may have to wait for a CPU in between.
 const SEARCHES_MAX: u32 = 3;
 const SEARCH_PAUSE: Duration = Duration::from_millis(5);
 
@@ -227,8 +227,8 @@ impl Parts {
         written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
     }
 
-    /// Replaces the pages of `bytes`, a piece as it was read, that are not what was stored with those of a member that
-    /// has them right. Returns how many pages no member has right; they are left as they were read.
+    /// `bytes` is a piece as it was read. Replaces its wrong pages by the right ones of some member. Returns how many
+    /// pages no member has right; they are left as they were read.
     fn repair_pages(
         &self,
         sources: Place,
@@ -248,7 +248,7 @@ impl Parts {
             if search > 0 {
                 std::thread::sleep(SEARCH_PAUSE);
             }
-            // What is given up is read where it is the only way.
+            // The copy that is given up is read only if no source has the page right.
             let everywhere = Place(going.from());
             let find = |page: SlabPiece, sources: Place| self.find_right(sources, page, verify, going);
             wrong.retain(|page| match find(at(*page), sources).or_else(|| find(at(*page), everywhere)) {
@@ -289,7 +289,7 @@ impl Parts {
             });
             found?;
         }
-        // A page that somebody was writing at the same time was not damaged.
+        // If somebody was writing to the page at the same time, the difference is not damage.
         if going.is_undisturbed() {
             wrong.into_iter().for_each(|member| self.was_wrong(member, 1));
         }
@@ -316,7 +316,7 @@ impl Parts {
     }
 }
 
-/// Whether `verify` can tell of any page of a piece whether it is right.
+/// Whether `verify` can check at least one page of a piece.
 fn knows_any(verify: Option<&Verify<'_>>, piece: SlabPiece) -> bool {
     let zeros = [0; PAGE];
     let mut pages = (piece.offset..piece.offset + piece.bytes as u64).step_by(PAGE);

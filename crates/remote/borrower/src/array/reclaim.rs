@@ -46,7 +46,7 @@ impl Parts {
         store.give_back(range, room)
     }
 
-    /// Gives back the room at a member that nobody needs.
+    /// Gives back all of a member's room that no slab needs.
     pub(super) fn release_strays(&self, member: usize) {
         for range in RangeIndex::all(self.shape.ranges(self.reached())) {
             // Room that could not be given back expires with the borrower.

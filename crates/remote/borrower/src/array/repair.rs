@@ -3,9 +3,9 @@
 
 //! Looks for lost members, and makes new copies of slabs that have too few, in parallel with the program.
 //!
-//! A member that stays lost for longer than a hiccup loses its slabs, too: others get copies of them, and the member
-//! starts empty when it comes back. So does a member that was restarted, which reports this immediately (ESTALE). A
-//! slab that no other member has stays with the lost member for as long as that may come back.
+//! A member that stays lost for longer than a hiccup also loses its slabs: other members get copies of them, and the
+//! member starts empty when it comes back. So does a member that was restarted, which reports this immediately
+//! (ESTALE). A slab that no other member has stays with the lost member for as long as that member may come back.
 //!
 //! Where the caller can verify what is stored, a silent member keeps a slab until the other members' bytes are
 //! verified, or until its leases have ended, because those bytes may be damaged. `rebuild.rs` verifies them, and makes
@@ -128,7 +128,7 @@ impl Parts {
     }
 
     /// A member that lacked one slab because it has revoked its leases may lack others that nobody reads. Reads one
-    /// page of each, before the loss of another member loses the slabs that both had.
+    /// page of each, so that missing slabs are noticed before another member that has them is lost.
     fn take_stock(&self, index: usize) {
         let member = &self.members[index];
         if member.is_lost() || !member.lacks_slabs.swap(false, Ordering::AcqRel) {
@@ -199,7 +199,7 @@ impl Parts {
         member.lost_for().is_none_or(|time| time < member.store.look_every() * RENEWALS)
     }
 
-    /// Removes a member from all places: it has nothing any more, or is treated so.
+    /// Removes a member from all places: it has nothing any more, or is treated as if it had nothing.
     pub(super) fn give_up(&self, index: usize, is_certain: bool) {
         SlabIndex::all(self.reached()).for_each(|slab| self.take_out(slab, index, is_certain));
     }

@@ -7,11 +7,11 @@
 //! parity shards, too, and computes what is missing. The upkeep thread looks for members that have not answered
 //! (`repair.rs`), so that no reader waits here for long; a member is waited for only if the others are too few.
 //!
-//! A write goes to all members of the place. It succeeds when enough of them to read it have their shards, and all
-//! others have been removed from the place. So every member of the place has its shard of the last write, as with
+//! A write goes to all members of the place. It succeeds when enough members to read the slab have their shards, and
+//! all others have been removed from the place. So every member of the place has its shard of the last write, as with
 //! copies, and shards of different ages are never combined: this side knows which shards are valid and does not ask the
-//! members. If fewer members have accepted the write, it fails. These pages may then be of neither age; their owner
-//! does not count them as stored, and its guards detect that they are not.
+//! members. If fewer members have accepted the write, it fails. These pages may then be neither the old nor the new
+//! ones; their owner does not count them as stored, and its guards detect the mixture.
 //!
 //! Threads: any, also in a signal handler. Shards are assembled in frames of the array, each of which is claimed for
 //! that time only. Allocates nothing, and locks nothing.
@@ -42,8 +42,8 @@ const SHARD_BYTES_MAX: usize = 32 << 10;
 /// A write that enough members have accepted is retried at the others for this time after it began, in nanoseconds:
 /// longer than members have for their answers (`donor/timeouts.rs`), so that at least one of them gets a second chance.
 const STRAGGLERS_TIMEOUT: u64 = 700_000_000;
-/// Threads that read or write at the same time: those of the program and of the pager. More than the CPUs of most
-/// machines.
+/// One frame for each thread that reads or writes at the same time: those of the program and of the pager. More than
+/// most machines have CPUs.
 const FRAMES: Range<u32> = 0..16;
 /// How long to wait for a frame: its holder waits for members, each of which has a bound of some seconds.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
@@ -78,8 +78,8 @@ impl Cutter {
         outcome
     }
 
-    /// The parts of a request within one slab that each go over the wire in one request: where in the request, and
-    /// which piece.
+    /// The parts of a piece that each go over the wire in one request: their place in the piece's bytes, and the part
+    /// as a piece.
     fn chunks(&self, piece: SlabPiece) -> impl Iterator<Item = (Range<usize>, SlabPiece)> + use<> {
         let max = self.shape.needed * SHARD_BYTES_MAX;
         (0..piece.bytes).step_by(max).map(move |start| {
@@ -231,8 +231,8 @@ impl Parts {
             }
         }
         let mut failed = libc::EHOSTDOWN;
-        // Not before no connection is held that another thread may wait for. Members that have used up their time come
-        // last, after those that recently left other requests unanswered.
+        // Only after all connections that other threads may wait for were given back. Members that have used up their
+        // time come last, after those that recently left other requests unanswered.
         let rest = among & !written;
         let doubtful = self.silent(place, rest & !silent);
         let in_order = [rest & !silent & !doubtful, doubtful, rest & silent];

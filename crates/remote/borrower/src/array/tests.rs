@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! An array is a tier; and members come and go below it without a wrong byte.
+//! An array behaves as any tier does, and no byte is wrong when its members come and go.
 //!
 //! The members are memory with a script: they vanish, come back with or without what they had, are full, or return
 //! wrong bytes. They do not depend on time: the tests decide when and by whom a lost member is looked for.
@@ -363,7 +363,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// What happens to members between the steps of a game.
+/// What happens to members between the steps of a script.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Leave(usize),
@@ -433,10 +433,10 @@ fn never_wrong(members: &[Arc<Memory>], array: &Array, script: Vec<(Vec<Event>, 
         let page = slab * 512 + block % 16 * 4;
         let was_lost = array.parts.where_is(slab as usize) == Place::LOST;
         if was_lost {
-            // The rest of the slab is gone, and its owner finds out by its guards.
+            // The rest of the slab is gone, and its owner's guards detect that.
             truth.retain(|other, _| other / 512 != slab);
         }
-        // If it fails, either version may be stored: the owner keeps it.
+        // If the write fails, either version may be stored: the owner still has the page.
         match array.parts.write_once(page * PAGE_BYTES, version as u64) {
             Ok(()) => _ = truth.insert(page, version as u64),
             Err(_) => _ = truth.remove(&page),

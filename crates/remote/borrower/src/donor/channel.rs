@@ -75,8 +75,8 @@ pub(crate) trait Channel: Debug + Send + Sync {
     /// `timeout`.
     fn open(&self, socket: BorrowedFd<'_>, timeout: Duration) -> Result<(), Miss>;
 
-    /// Sends as much as possible of a frame of which `sent` bytes have gone. Returns how many more bytes have gone. A
-    /// caller that gets `AGAIN` or `INTR` repeats the call with the same frame, or ends the connection.
+    /// Sends as much as possible of a frame of which `sent` bytes were sent before. Returns how many more bytes were
+    /// sent. A caller that gets `AGAIN` or `INTR` repeats the call with the same frame, or ends the connection.
     fn send(
         &self,
         socket: BorrowedFd<'_>,
@@ -89,7 +89,7 @@ pub(crate) trait Channel: Debug + Send + Sync {
     /// Receives the bytes that have arrived, at most all of `into`; 0 when the connection has ended.
     fn receive(&self, socket: BorrowedFd<'_>, into: &mut [u8], flags: RecvFlags) -> Result<usize, Errno>;
 
-    /// Why the donor has ended the connection, if it has said so.
+    /// Why the donor has ended the connection, if it has said why.
     fn last_word(&self) -> Option<Distrust> {
         None
     }

@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// A device that completes the work when somebody has armed its queue so often, or never.
+    /// A device that completes the work when its queue has been armed `done_after` times, or never.
     struct Device {
         armed: Cell<u32>,
         done_after: u32,
@@ -103,12 +103,12 @@ mod tests {
             let device = Device { armed: Cell::new(0), done_after: u32::MAX, is_restless };
             let begun = Instant::now();
             assert_eq!(completion(&device, timeout), Ok(None));
-            // A machine that does much else is late by more than the bound is.
+            // On a busy machine, the delay can be longer than the bound itself.
             assert!((timeout..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
         }
     }
 
-    /// It came after the look and before the arming, so that nobody told of it.
+    /// The completion arrived after the poll and before the arming, so that nothing woke the thread.
     #[test]
     fn a_completion_that_came_before_the_arming_is_not_waited_for() {
         let device = Device { armed: Cell::new(0), done_after: 1, is_restless: false };

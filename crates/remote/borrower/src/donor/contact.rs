@@ -77,7 +77,7 @@ impl Contact {
         since != 0 && now_ns().saturating_sub(since) >= self.timeout.as_nanos() as u64
     }
 
-    /// In a forked child: nothing is known of connections that the child has not made.
+    /// In a forked child: forgets what the parent's connections have shown.
     pub(crate) fn forget(&self) {
         self.lost_since_ns.store(0, Ordering::Relaxed);
     }

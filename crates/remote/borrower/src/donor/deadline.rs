@@ -27,7 +27,7 @@ impl Deadline {
                 signals::end_if_asked();
                 Ok(())
             }
-            // Interrupted too late: a process that was stopped, and goes on.
+            // INTR: interrupted after the deadline, for instance because the process was stopped for a while.
             Errno::AGAIN | Errno::INPROGRESS | Errno::INTR => Err(Loss::Connection(libc::ETIMEDOUT)),
             errno => Err(Loss::Connection(errno.raw_os_error())),
         }

@@ -13,7 +13,7 @@ use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 
-/// How often to check before waiting in the kernel. Some microseconds, as long as a round trip.
+/// How many times to check before waiting in the kernel: some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
 /// See the module.

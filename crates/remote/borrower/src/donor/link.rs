@@ -36,8 +36,7 @@ use super::recalls::Recalls;
 use super::timeouts::Timeouts;
 use super::transport::Loss;
 
-/// The maximum number of requests without an answer on one connection: fewer than a donor that hangs for a day
-/// receives.
+/// The maximum number of requests without an answer on one connection: more than a donor that hangs for a day receives.
 const OWED_MAX: u64 = 1 << 20;
 /// The cookie of no socket.
 const NO_COOKIE: u64 = 0;
@@ -50,7 +49,7 @@ pub(crate) struct Greeting {
     pub(crate) lendable_bytes: u64,
 }
 
-/// A socket's owner: of one that the program cannot close, or of one that it can.
+/// The owner of a socket: a socket that the program cannot close, or one that it can.
 trait Socket: AsFd + Debug + Send + Sync {}
 
 impl<S: AsFd + Debug + Send + Sync> Socket for S {}

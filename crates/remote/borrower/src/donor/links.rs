@@ -36,7 +36,7 @@ use super::recalls::Recalls;
 use super::timeouts::Timeouts;
 use super::transport::Loss;
 
-/// How often to check for a free link before waiting in the kernel. Some microseconds, as long as a round trip.
+/// How many times to check for a free link before waiting in the kernel: some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
 /// How long no further connection is tried after one could not be opened, while another one exists.
@@ -158,7 +158,7 @@ impl Links {
         let taken = self.take()?;
         let deadline = Deadline::after(self.timeouts.loss);
         loop {
-            // A program that starts waits longer than one that is running.
+            // While a program is starting, it waits longer than when it is running.
             match self.connect_within(&taken.line.link, &Timeouts::ALONE) {
                 Err(miss) if miss.may_pass() && deadline.check().is_ok() => signals::sleep(GREET_PAUSE),
                 greeted => return greeted,
@@ -345,8 +345,8 @@ impl Links {
         }
         let mut usable = 0;
         for line in &self.lines {
-            // A thread of the parent had the link. If the link was in the middle of a session, it cannot be used in the
-            // child.
+            // A thread of the parent may have had the link. If that thread was using the channel, the link cannot be
+            // used in the child.
             let is_usable = line.link.renew(&self.place)?;
             line.taken.store(if is_usable { FREE } else { TAKEN }, Ordering::Relaxed);
             usable += usize::from(is_usable);

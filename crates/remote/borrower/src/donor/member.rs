@@ -108,7 +108,7 @@ impl Drop for Sent<'_> {
 pub(crate) enum Missed {
     /// The donor is present, and has refused the request.
     Refused,
-    /// It has not answered within the time that it has.
+    /// It has not answered within its time limit.
     Silent,
     /// The connection has ended.
     Broken,

@@ -67,7 +67,7 @@ pub(crate) struct TcpQueue {
     poll: OwnedFd,
     waits_to_send: bool,
     submitted: VecDeque<Request>,
-    /// Not sent, or only the first one in part.
+    /// Requests that were not sent, except perhaps a part of the first one.
     outgoing: VecDeque<Flight>,
     sent: usize,
     /// Sent, in the order of their answers.
@@ -127,7 +127,7 @@ impl TcpQueue {
         self.outgoing.push_back(Flight { operation, offset, buffer, tag, lease, number, header: header.encode() });
     }
 
-    /// The only slab that a request touches, if it is only one.
+    /// The request as one piece, if it touches only one slab.
     fn only_piece(&self, offset: u64, len: usize) -> Option<Piece> {
         let mut pieces = pieces(offset, len as u64);
         pieces.next().filter(|_| pieces.next().is_none())
@@ -394,7 +394,7 @@ impl TierQueue for TcpQueue {
 
 impl Drop for TcpQueue {
     fn drop(&mut self) {
-        // Requests that were sent have completed or are fenced off before anybody writes to the same place by another
+        // Requests that were sent have completed or are fenced off before anybody writes to the same place in another
         // way.
         while self.on_the_way() > 0 {
             readable(self.poll.as_raw_fd(), WAIT_ONCE);

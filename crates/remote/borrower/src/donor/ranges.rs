@@ -12,9 +12,9 @@
 //! This shuts out whatever a relative has sent to a slab that it held before, even a relative that was killed.
 //!
 //! If relatives write to different parts of one slab (`array.rs`, with parity), they would take the token from each
-//! other forever. There a token belongs to all of them, and so does the doubt in it: all relatives know the newest
-//! token with which a request may be on its way. What a killed relative has just sent is not known, and may arrive
-//! after another's write to the same place: the pager's guard detects this.
+//! other forever. In that case all relatives share a token, and they share the doubt in it: each knows the newest token
+//! with which a request of any of them may be on its way. What a killed relative has just sent is not known, and may
+//! arrive after another's write to the same place: the pager's guard detects this.
 //!
 //! Threads: any, also in a signal handler. Locks nothing.
 //!
@@ -162,8 +162,8 @@ impl Ranges {
         }
     }
 
-    /// The donor has refused `old` as stale, and then granted `new`. If `new` is the smaller one, `old` is of another
-    /// run, and was learned after [`forget_all`](Self::forget_all).
+    /// The donor has refused `old` as stale, and then granted `new`. If `new` is the smaller one, `old` was granted by
+    /// another run of the donor, and was learned after [`forget_all`](Self::forget_all).
     pub(crate) fn correct(&self, range: RangeIndex, old: Lease, new: Lease) {
         let (old, new) = (old.0 & !MAY_WRITE, new.0 & !MAY_WRITE);
         if self.known(range).compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -273,7 +273,8 @@ impl Ranges {
         None
     }
 
-    /// Called when their time is over: the donor manages without what is still leased then.
+    /// Called when the time of all reclaimed ranges is over: the donor manages without those that are still leased
+    /// then.
     pub(crate) fn none_leaves(&self) {
         self.any_leaving.store(false, Ordering::Release);
         self.leaving.iter().for_each(|bits| bits.store(0, Ordering::Release));
@@ -320,7 +321,7 @@ mod tests {
         }
     }
 
-    /// Does in the shared words what a relative of this process does.
+    /// Changes the shared words as a relative of this process would.
     fn a_relative_learns(ranges: &Ranges, lease: Lease) {
         ranges.leases[0].store(lease.0 & !MAY_WRITE, Ordering::Relaxed);
     }

@@ -19,8 +19,8 @@
 //! In a forked child all of this belongs to the parent (`sys/src/verbs.rs`). The child's bytes go over its own links,
 //! as requests.
 //!
-//! Threads: any, also in a signal handler. Posting and polling allocate nothing; a queue pair is taken by an exchange,
-//! and a thread that finds none free waits within a bound.
+//! Threads: any, also in a signal handler. Posting and polling allocate nothing; a queue pair is taken by a lock that
+//! is only tried, and a thread that finds none free waits within a bound.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -48,9 +48,9 @@ const QUEUE_PAIRS: usize = 4;
 /// Bytes of a queue pair's bounce buffer: a block of 1 MiB is one transfer. All buffers together stay below what a user
 /// may lock by default (8 MiB, `ulimit -l`).
 const BUFFER_BYTES: usize = 1 << 20;
-/// How often a donor that has just greeted is asked for the first connection.
+/// How many times a donor that has just greeted is asked for the first connection.
 const CHECKS_MAX: u32 = 3;
-/// How often to check for a free queue pair before waiting in the kernel.
+/// How many times to check for a free queue pair before waiting in the kernel.
 const SPINS: u32 = 200;
 
 /// Why there is no RDMA to a donor.

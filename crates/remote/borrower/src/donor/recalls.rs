@@ -34,7 +34,7 @@ impl Recalls {
             match (lease, LentSlab::of_lease(lease)) {
                 (EVERY_LEASE, _) => ranges.ask_back_every(now_ns, leave_by_ns),
                 (_, Some(slab)) => ranges.ask_back(slab, range, now_ns, leave_by_ns),
-                // It is not leased to us: no donor has it.
+                // No donor has such a slab, so it is not leased to us.
                 (_, None) => {}
             }
         }

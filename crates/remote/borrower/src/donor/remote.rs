@@ -30,10 +30,10 @@ use super::ranges::{Lease, Ranges, Writers};
 use super::timeouts::Timeouts;
 use super::transport::{Loss, Transport};
 
-/// How often a request is repeated because a relative has changed the lease in the meantime, or because this process
-/// has only now found out that it has no lease.
+/// How many times a request is tried when a relative changes the lease in the meantime, or when this process finds out
+/// only now that it has no lease.
 const LEASES_TRIED_MAX: u32 = 4;
-/// How often a grant is retried while an access with the old token is in progress, which copies at most 2 MiB.
+/// How many times a grant is retried while an access with the old token is in progress, which copies at most 2 MiB.
 const BUSY_MAX: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// How many times leases are renewed before they would end.
@@ -498,8 +498,8 @@ impl KeepAlive for Renewal<'_> {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // Only a courtesy, because what is not given back expires. Does not run in a forked child. Relatives may still
-        // use the leases.
+        // Only a courtesy, because leases that are not given back expire. A forked child gives nothing back, because
+        // its relatives may still use the leases.
         if self.is_opener.load(Ordering::Relaxed) && self.ranges.any() {
             let _ = self.transport.ask(Message::Release { lease: EVERY_LEASE, token: 0 });
         }

@@ -13,8 +13,8 @@
 //! pread(2) and pwrite(2) are used instead of a mapping: where the file was truncated they return a short count, and no
 //! signal is raised in a thread that is resolving a fault. They cost half a microsecond more than a copy.
 //!
-//! The connection on which the tier was opened, the *anchor*, lasts as long as the process and all its forked children
-//! live, because they have its socket, too. When it ends, the donor knows that all of them are gone.
+//! The connection on which the tier was opened, the *anchor*, lasts as long as the process or any of its forked
+//! children lives, because they have its socket, too. When it ends, the donor knows that all of them are gone.
 //!
 //! Threads: any, also in a signal handler. Locks nothing, allocates nothing.
 

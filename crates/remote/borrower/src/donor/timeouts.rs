@@ -21,7 +21,8 @@ pub(crate) struct Timeouts {
 
 impl Timeouts {
     /// If nobody else has the bytes. To give up after five seconds is a choice: longer than a switch takes to find
-    /// another path, much shorter than the pager's own timeout (120 s) and the least that people wait for.
+    /// another path, and much shorter than the pager's own timeout (120 s) and than the time after which people give
+    /// up.
     pub(crate) const ALONE: Timeouts = Timeouts {
         connect: Duration::from_secs(1),
         handshake: Duration::from_secs(2),
@@ -30,10 +31,11 @@ impl Timeouts {
     };
 
     /// If others have the bytes, too. Several donors that are asked at the same time share the same 0.4 seconds. A
-    /// donor that has not answered gets a second chance: a new connection, with 0.25 seconds without TLS, one donor
-    /// after the other. Waits are cut into pieces (`place.rs`), so these limits become at most 0.6 and 0.4 seconds.
-    /// Reads first ask donors that did not hang recently (`array/shards/gather.rs`). Writes that enough donors have
-    /// stored continue without the others after 0.7 seconds (`array/shards.rs`).
+    /// donor that has not answered gets a second chance: a new connection, which may take 0.25 seconds without TLS.
+    /// Donors get their second chances one after the other. Waits are cut into pieces (`place.rs`), so these limits
+    /// become at most 0.6 and 0.4 seconds. Reads first ask donors that did not hang recently
+    /// (`array/shards/gather.rs`). Writes that enough donors have stored continue without the others after 0.7 seconds
+    /// (`array/shards.rs`).
     pub(crate) const AMONG_OTHERS: Timeouts = Timeouts {
         connect: Duration::from_millis(250),
         handshake: Duration::from_millis(400),
@@ -46,8 +48,8 @@ impl Timeouts {
         Duration::from_millis(2 * self.connect.as_millis() as u64 + self.handshake.as_millis() as u64)
     }
 
-    /// How long a thread waits for another thread's request: until that one has finished a connection and an answer,
-    /// and as long again.
+    /// How long a thread waits for another thread's request: twice as long as that request may take to connect and to
+    /// get its answer.
     pub(crate) const fn other_request(&self) -> Duration {
         Duration::from_millis(2 * (self.open().as_millis() as u64 + self.answer.as_millis() as u64))
     }

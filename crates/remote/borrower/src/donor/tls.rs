@@ -46,7 +46,7 @@ pub(crate) struct TlsChannel {
 
 impl fmt::Debug for TlsChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No keys.
+        // Prints no keys.
         f.debug_struct("TlsChannel").finish_non_exhaustive()
     }
 }
@@ -335,7 +335,8 @@ mod tests {
         donors.set_nonblocking(true).unwrap();
         let send = |session: &mut Session| session.send(ours.as_fd(), &[0; HEADER_BYTES], &[], 0, SendFlags::DONTWAIT);
         let arrived = |bytes: &mut [u8]| std::io::Read::read(&mut &donors, bytes).ok();
-        // fork(2) makes the word 0, and only what is asked before sealing says so: there is nothing to seal with.
+        // The word is 0, as after fork(2). Only the check before sealing can notice it, because there are no keys to
+        // seal with.
         assert_eq!(send(&mut session), Err(Errno::OWNERDEAD));
         own.word().store(1, Ordering::Relaxed);
         assert_eq!(send(&mut session), Err(Errno::NOTCONN));

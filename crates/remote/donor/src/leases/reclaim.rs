@@ -39,7 +39,7 @@ impl LeaseTable {
         }
         let ends_by_ms = now_ms.saturating_add(within_ms);
         if self.wanted + self.reclaimed == self.slabs() {
-            // All slabs are wanted: borrowers that were given longer before no longer are.
+            // All slabs are wanted: borrowers that an earlier order gave more time do not keep it.
             let asked = self.borrowers.values_mut().flat_map(|borrower| borrower.leaving.values_mut());
             asked.for_each(|end| *end = ends_by_ms.min(*end));
         }
@@ -70,8 +70,8 @@ impl LeaseTable {
         }
     }
 
-    /// Revokes leases that were called back and have not been given back, as many as are still wanted. The rest stays:
-    /// its holder has had the trouble for nothing.
+    /// Revokes leases that were called back and have not been given back, as many as are still wanted. The other leases
+    /// stay with their holders, which were asked needlessly.
     pub(super) fn revoke_due(&mut self, now_ms: u64) {
         let of_one = |(who, borrower): (&BorrowerId, &Borrower)| -> Vec<(BorrowerId, RangeIndex)> {
             let due = borrower.leaving.iter().filter(|(_, end)| **end <= now_ms);
@@ -100,7 +100,7 @@ impl LeaseTable {
         })
     }
 
-    /// When all leases of a borrower end, if each is called back and all by the same time.
+    /// When all leases of a borrower end, if all are called back by the same time.
     pub fn leaves_whole(&self, who: BorrowerId) -> Option<u64> {
         let Borrower { ranges, leaving, .. } = self.borrowers.get(&who)?;
         let end = *leaving.values().next()?;

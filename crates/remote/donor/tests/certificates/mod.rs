@@ -23,7 +23,7 @@ pub enum Protection {
 }
 
 impl Protection {
-    /// For the donor.
+    /// The donor's setting.
     pub fn security(self) -> Security {
         match self {
             Protection::Plain => Security::Plain,
@@ -31,7 +31,7 @@ impl Protection {
         }
     }
 
-    /// For a tier of its.
+    /// The options of a tier of such a donor.
     pub fn options(self) -> String {
         match self {
             Protection::Plain => ",security=plain".into(),
@@ -65,7 +65,7 @@ impl Authority {
         write("ca.pem", &self.0.pem())
     }
 
-    /// A list of the certificates that are not good any more, by their serial numbers.
+    /// A revocation list of the certificates with these serial numbers.
     pub fn revoke(&self, serials: &[u64]) -> String {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),
@@ -91,7 +91,7 @@ impl Authority {
         self.write_signed(params, ca)
     }
 
-    /// A certificate for `name` that was good until the end of `year`, and its key. Whom its holder trusts is `ca`.
+    /// A certificate for `name` that is valid until the end of `year`, and its key. Its holder trusts `ca`.
     pub fn sign(&self, name: &str, year: i32, ca: &Authority) -> Files {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         (params.not_before, params.not_after) = (date_time_ymd(2000, 1, 1), date_time_ymd(year, 12, 31));

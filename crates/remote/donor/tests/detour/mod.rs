@@ -23,18 +23,18 @@ use rustix::net::{
 
 use crate::kinds;
 
-/// What a borrower sends is whole when nothing more has come for so long.
+/// A borrower's request is complete when nothing more has arrived for this time.
 const QUIET: Duration = Duration::from_millis(100);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// What happens next, once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// The connection is cut where an answer comes.
+    /// The connection is cut when an answer arrives.
     CutAnswer,
-    /// The connection is cut where a request comes.
+    /// The connection is cut when a request arrives.
     CutRequest,
-    /// What a borrower sends is kept until it is let go, and then passed on, even if its sender has given up.
+    /// A borrower's request is kept until it is let go, and then passed on, even if its sender has given up.
     KeepRequest,
     /// All is passed on.
     #[default]
@@ -104,12 +104,12 @@ impl Detour {
         *self.orders.next.lock().unwrap() = order;
     }
 
-    /// What was kept goes on.
+    /// Passes on what was kept.
     pub fn let_go(&self) {
         self.orders.let_go.store(true, Ordering::SeqCst);
     }
 
-    /// Nothing goes on, on any connection, while it stands still.
+    /// While this is true, nothing is passed on, on any connection.
     pub fn stand_still(&self, stands_still: bool) {
         self.orders.stands_still.store(stands_still, Ordering::SeqCst);
     }

@@ -19,7 +19,7 @@ use crate::certificates::{good, options};
 pub enum Kind {
     /// TCP in plain text.
     Plain,
-    /// RDMA, with what is asked in plain text over TCP. Where there is a device.
+    /// RDMA, with requests in plain text over TCP. Only where there is a device.
     Rdma,
     /// Memory that is shared within the machine.
     Shared,
@@ -28,7 +28,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Those that can be had here. `AQUIFER_RDMA=required` makes the want of a device a failure.
+    /// The transports that are available here. With `AQUIFER_RDMA=required`, the lack of a device is a failure.
     pub fn all() -> Vec<Kind> {
         let mut all = vec![Kind::Plain, Kind::Shared, Kind::Tls];
         match Kind::Rdma.refusal() {
@@ -38,14 +38,14 @@ impl Kind {
         all
     }
 
-    /// Whether it can be had here. Says why not: the test is about this kind alone.
+    /// Whether it is available here. If not, reports why, because the test is about this kind alone.
     pub fn is_there(self) -> bool {
         let refusal = self.refusal();
         refusal.iter().for_each(aquifer_test_support::skip);
         refusal.is_none()
     }
 
-    /// Why it cannot be had here.
+    /// Why it is not available here.
     fn refusal(self) -> Option<String> {
         if self != Kind::Rdma {
             return None;
@@ -55,7 +55,7 @@ impl Kind {
         Some(failure.to_string())
     }
 
-    /// Of a donor with so many bytes, at an address of its own.
+    /// The settings of a donor that lends this many bytes, at an address of its own.
     pub fn settings(self, bytes: u64) -> Settings {
         let port = || Address::from(([127, 0, 0, 1], 0));
         let (address, security) = match self {
@@ -67,7 +67,7 @@ impl Kind {
         Settings { rdma, ..Settings::new(address, bytes, Source::Anonymous, security) }
     }
 
-    /// A tier of the donor at this address, as it is typed.
+    /// A tier of the donor at this address, as a user types it.
     pub fn spec(self, address: &Address, size: &str) -> String {
         let security = match self {
             Kind::Plain | Kind::Rdma => ",security=plain".into(),
@@ -82,12 +82,12 @@ impl Kind {
         open(&self.spec(address, size).parse::<TierSpec>().unwrap()).unwrap_or_else(|failure| panic!("{failure}"))
     }
 
-    /// Whether what is asked goes over a network, where nobody says that the other end is gone.
+    /// Whether requests go over a network, where nobody reports that the other end is gone.
     pub fn is_network(self) -> bool {
         self != Kind::Shared
     }
 
-    /// Whether bytes are asked for, so that they wait for the connection and the donor.
+    /// Whether bytes are read and written by requests, which wait for the connection and the donor.
     pub fn asks_for_bytes(self) -> bool {
         matches!(self, Kind::Plain | Kind::Tls)
     }

@@ -44,7 +44,7 @@ pub fn start(settings: Settings) -> (Donor, Lines) {
     (donor, lines)
 }
 
-/// Waits until the donor stands so, with a bound.
+/// Waits, within a bound, until `what` is true of the donor's figures.
 pub fn wait_until(donor: &Donor, what: impl Fn(&Standing) -> bool) -> Standing {
     let start = Instant::now();
     loop {
@@ -116,7 +116,7 @@ impl Write for Stream {
     }
 }
 
-/// A session of a good borrower's, whose handshake has been made.
+/// A TLS session with these files, after its handshake.
 fn session(mut stream: TcpStream, files: &Files) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&files.ca).unwrap()).unwrap();
@@ -152,12 +152,12 @@ pub struct Lease {
 }
 
 impl Peer {
-    /// Connects and says nothing, also no handshake.
+    /// Connects and sends nothing, not even a handshake.
     pub fn stranger(address: SocketAddr) -> Peer {
         Self::connect(Protection::Plain, address)
     }
 
-    /// Connects, shakes hands where that is done, and says nothing.
+    /// Connects, performs the handshake if there is TLS, and sends nothing more.
     pub fn connect(protection: Protection, address: SocketAddr) -> Peer {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -229,7 +229,7 @@ impl Peer {
         Some((header.message, body))
     }
 
-    /// Asks with the right number; what comes back.
+    /// Sends a request with the right number, and returns the answer.
     pub fn ask(&mut self, message: Message, body: &[u8]) -> (Message, Vec<u8>) {
         self.send(message, body);
         self.next = self.next.wrapping_add(1);
@@ -267,7 +267,7 @@ impl Peer {
     pub fn expect_the_end(&mut self, refusal: Refusal) {
         match self.receive() {
             Some((Message::Error { refusal: reported }, _)) => assert_eq!(reported, refusal),
-            // What was not read when the connection ended takes the answer with it.
+            // If the donor had not read everything when it ended the connection, the kernel discards the answer.
             None => {}
             other => panic!("not a refusal: {other:?}"),
         }

@@ -108,7 +108,7 @@ fn a_place_that_does_not_exist_fails_the_transfer_and_is_forgotten_with_its_slab
     let chain = chain(vec![dram(4), dram(4)]);
     for number in [3, 7, 2 << 4 | 1, u64::from(u32::MAX) << 4 | 2, 1 << 40 | 1, 8] {
         write(&chain, 0, 1).unwrap();
-        // A place without its slab of the level, as a relative could write it.
+        // A place that does not exist, as a relative could write it.
         let seen = chain.levels.places.see(SlabIndex(0));
         chain.levels.places.change(SlabIndex(0), seen, number).unwrap();
         let mut buffer = frame(1, 0);

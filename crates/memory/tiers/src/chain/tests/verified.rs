@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A slab moves out of a mirror, or of shards with parity, one of which is damaged: the move copied whatever came first
-//! and gave all copies up, so that the good one was lost with the damaged one.
+//! A slab moves out of an array, a mirror or one with parity, in which one copy or shard is damaged. The move used to
+//! copy the first bytes that it got and to give up all copies, so that the good copy was lost with the damaged one.
 
 use aquifer_borrower::Array;
 use aquifer_borrower::memory_members::{Memory, array_of, members, parity_of};
@@ -14,7 +14,7 @@ const SLABS_MOVED: u64 = 4;
 
 type Arrays = [(Vec<Arc<Memory>>, Array); 3];
 
-/// A mirror, and shards with one and with two of parity.
+/// A mirror, and arrays with one and with two parity shards.
 fn arrays() -> Arrays {
     let (two, five, six) = (members(2), members(5), members(6));
     let arrays = [array_of(&two, 2), parity_of(&five, 4, 1), parity_of(&six, 4, 2)];
@@ -56,7 +56,7 @@ fn what_no_way_finds_stays_where_it_is_unless_it_is_lost_there() {
     assert_eq!(move_all_down(&chain, Leaves::Yes), [true; SLABS_MOVED as usize], "what can be saved is");
 }
 
-/// Without seals nobody can tell which copy is right. The pager can, by its guards, as long as both exist.
+/// Without seals the mover cannot tell which copy is right. The pager can, by its guards, as long as both copies exist.
 #[test]
 fn copies_that_differ_are_both_kept() {
     for (members, array) in arrays() {

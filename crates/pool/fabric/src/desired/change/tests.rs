@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Changes keep the desired state consistent, happen as a whole, and say why where they do not happen.
+//! Changes keep the desired state consistent, are made as a whole, and give a reason when they are refused.
 
 use super::*;
 use crate::desired::Corrupt;

@@ -55,7 +55,7 @@ fn no_words_of_a_relative_end_the_process() {
         for _ in 0..20 {
             array.parts.head.iter().for_each(|it| it.store(word(), Ordering::Relaxed));
             for (index, it) in array.parts.places.words().iter().enumerate() {
-                // A change that never ends is waited for, so few slabs have one.
+                // Every access waits for a change that never ends, so few slabs have one.
                 let is_state = index % PLACE_WORDS == 0 && index % 8 != 0;
                 it.store(if is_state { word() & !STATE_BUSY } else { word() }, Ordering::Relaxed);
             }

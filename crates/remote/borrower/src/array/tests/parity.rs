@@ -35,7 +35,7 @@ fn room_is_used_for_the_shards_of_several_slabs_and_comes_back_with_the_last_of_
     }
 }
 
-/// Otherwise they would take more room with every loss, and the array would be full too early.
+/// Otherwise adjacent slabs would take more room with every loss, and the array would be full too early.
 #[test]
 fn slabs_side_by_side_are_with_the_same_members() {
     for lost in 0..5 {

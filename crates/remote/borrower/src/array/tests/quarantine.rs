@@ -41,7 +41,7 @@ fn quarantined(array: &Array) -> Vec<usize> {
     (0..array.parts.members.len()).filter(|index| array.parts.members[*index].is_quarantined()).collect()
 }
 
-/// Until one member is in quarantine.
+/// Reads until one member is in quarantine.
 fn find_out(array: &Array, version: u64) {
     for _ in 0..100 {
         (0..SLABS as u64).for_each(|slab| assert_eq!(read_right(array, slab * 512, version), Ok(true)));
@@ -56,7 +56,7 @@ fn lie(member: &Memory, lies: bool) {
     member.lie(lies);
 }
 
-/// Copies, and shards with one and with two of parity.
+/// Three arrays: with copies, with one parity shard, and with two parity shards.
 fn arrays() -> [(Vec<Arc<Memory>>, Array); 3] {
     let (three, six, seven) = (members(3), members(6), members(7));
     let arrays = [array_of(&three, 2), parity_of(&six, 4, 1), parity_of(&seven, 4, 2)];

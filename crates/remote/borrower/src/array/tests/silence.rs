@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Donors that hang, over TCP: a program with other donors does not hang for long, either.
+//! Donors that hang, over TCP: a program that also has other donors does not hang for long.
 //!
 //! The donors are threads that store what they are sent and, from some moment on, answer nothing, like a process that
 //! was stopped: the kernel still accepts connections and bytes for it.

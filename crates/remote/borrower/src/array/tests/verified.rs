@@ -10,7 +10,7 @@ use aquifer_tiers::Encrypted;
 use super::repair::GIVEN_UP_AFTER;
 use super::*;
 
-/// Sealed, over an array that the test can inspect.
+/// A layer that seals pages, over an array that the test can inspect.
 struct Sealed {
     members: Vec<Arc<Memory>>,
     parts: Arc<Parts>,
@@ -33,7 +33,7 @@ impl Sealed {
         self.parts.where_is(slab)
     }
 
-    /// Until nothing changes any more.
+    /// Runs the upkeep until nothing changes any more.
     fn upkeep(&self) {
         for _ in 0..4 * SLABS {
             self.parts.members.iter().for_each(Member::suspect);
@@ -236,7 +236,7 @@ fn what_a_member_lacks_is_found_out_whichever_request_fails() {
     }
 }
 
-/// Members whose bytes the seals refute are detected by that, before the program reads them.
+/// Upkeep detects members whose bytes do not match the seals, before the program reads them.
 #[test]
 fn a_rebuild_finds_out_whose_memory_is_damaged() {
     for (shape, donors) in TWICE {
@@ -250,7 +250,7 @@ fn a_rebuild_finds_out_whose_memory_is_damaged() {
     }
 }
 
-/// Whether a member that is silent for one request is in quarantine was not checked again once the copy had begun.
+/// Once the copy had begun, nobody checked again whether a member that is silent for one request was in quarantine.
 #[test]
 fn nothing_is_copied_from_a_member_that_is_given_up_for_its_damage() {
     let members = members(3);
