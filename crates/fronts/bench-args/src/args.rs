@@ -58,10 +58,10 @@ pub struct BenchArgs {
     /// Local memory in per cent of the workload's footprint [default: 30,50,70]
     #[arg(short, long, value_delimiter = ',', value_name = "PERCENT")]
     pub local: Vec<u32>,
-    /// How often every contender has its turn [default: 3; with --against 4]
+    /// How many times each contender has its turn [default: 3; with --against 4]
     ///
     /// Every other round is in reverse order. With an even number, each of two contenders comes before the other
-    /// equally often; with an odd number, one of them does once more
+    /// equally often; with an odd number, one of them comes first once more than the other
     #[arg(short, long)]
     pub rounds: Option<u32>,
     /// Bytes of the arrays of the array workloads, or of Redis' values, such as 1GiB
@@ -94,7 +94,7 @@ pub struct BenchArgs {
     /// The aquifer binary [default: this one, or the one beside it, or the one in PATH]
     #[arg(long, value_name = "FILE")]
     pub aquifer: Option<PathBuf>,
-    /// Another build of aquifer: each contender of ours takes turns with it, and ratios of the two stand at the end
+    /// Another build of aquifer: each contender that is Aquifer takes turns with it, and the last lines are ratios of the two
     #[arg(long, value_name = "FILE")]
     pub against: Option<PathBuf>,
     /// One more argument for `aquifer run`, such as --aquifer-arg=--block=1MiB

@@ -30,9 +30,9 @@ const LISTEN: &str = "127.0.0.1:7411";
 ///
 /// Runs until SIGTERM or SIGINT, at which it asks everything back and waits for it as long as --grace says; a second
 /// one ends it at once. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE; one on this
-/// machine shares the memory itself, with --tier donor:unix:PATH. What a borrower leaves is wiped before anybody else
-/// gets it; what it does not renew comes back by itself. Changed certificates, revocation lists and limits are read
-/// within seconds, and at SIGHUP. docs/donor.md has the commands that make certificates.
+/// machine shares the memory itself, with --tier donor:unix:PATH. Memory that a borrower gives back is wiped before
+/// anybody else gets it; leases that it does not renew expire. Changed certificates, revocation lists and limits are
+/// read within seconds, and at SIGHUP. docs/donor.md has the commands that make certificates.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_long_help = "\
@@ -113,7 +113,7 @@ pub struct DonorArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = CONNECTIONS_MAX)]
     connections: usize,
 
-    /// Make a socket here by which the owner and root order memory back, or ask how the donor stands
+    /// Make a socket here by which the owner and root order memory back, or ask for the donor's status
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 

@@ -32,7 +32,7 @@ pub struct StatArgs {
     #[arg(value_name = "PID", value_parser = process_id)]
     pid: Option<u32>,
 
-    /// Every number, with its meaning; so it is with a PID, too
+    /// Show every number with its meaning, as is always done for a single PID
     #[arg(long, conflicts_with_all = ["json", "prometheus"])]
     details: bool,
 

@@ -8,14 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use aquifer_core::engine::{Engine, Plan};
+use aquifer_core::frames::BUDGET_PAGES_MAX;
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::record::{Answer, Call, Damage, End, Event, Header, Recording, Summary};
 use aquifer_core::units::PAGE_BYTES;
 
 use crate::recorded_slabs::{NextSlab, RecordedSlabs};
 
-/// No valid recording has a larger budget: its frames could not be numbered.
-pub const BUDGET_PAGES_MAX: u64 = 1 << 28;
 /// Maximum number of pages that a replay describes. Each costs about ten bytes here.
 const PAGES_MAX: u64 = 1 << 31;
 

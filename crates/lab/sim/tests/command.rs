@@ -26,9 +26,9 @@ fn bad_input_gets_one_line_with_cause_and_remedy() {
             "aquifer-sim: --dram 1MiB is below the pager's minimum; give at least 16MiB",
         ),
         (
-            &["replay", "x", "--dram", "2TiB"],
+            &["replay", "x", "--dram", "1TiB"],
             2,
-            "aquifer-sim: --dram 2TiB is more than a budget can be; give at most 1TiB",
+            "aquifer-sim: --dram 1TiB is more than a budget can be; give at most 1023GiB",
         ),
         (
             &["replay", "/nowhere/x"],

@@ -207,8 +207,8 @@ fn sealed(rest: &str, parse: impl FnOnce(&str) -> Result<TierSpec, String>) -> R
         match option.split_once('=').unwrap_or((option, "")) {
             ("encrypt", "ephemeral") => is_sealed = true,
             ("encrypt", _) => {
-                return Err("encrypt= takes no key: nothing of a tier outlives the program, and so does its key not, \
-                            which is kept nowhere; write encrypt=ephemeral"
+                return Err("encrypt= takes no key: nothing in a tier outlives the program, and neither does its key, \
+                            which is stored nowhere; write encrypt=ephemeral"
                     .into());
             }
             _ => left = left + "," + option,

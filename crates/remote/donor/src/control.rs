@@ -21,9 +21,7 @@ use std::time::Duration;
 
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{HEADER_BYTES, Header, Message, Refusal, STANDING_BYTES, Standing};
-use rustix::fs::Mode;
 use rustix::net::sockopt::socket_peercred;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 
 use crate::listener::Shared;
@@ -55,7 +53,7 @@ impl Control {
     pub(crate) fn listen(path: &Path) -> Result<Control, StartFailure> {
         let failure = |error: io::Error| StartFailure::Control(path.into(), error);
         remove_what_is_left(path).map_err(failure)?;
-        let listener = listen(path).map_err(|errno| failure(errno.into()))?;
+        let listener = local_socket::listen(path, WAITING_MAX).map_err(failure)?;
         listener.set_nonblocking(true).map_err(failure)?;
         let wakeup = Wakeup::new().map_err(|errno| failure(io::Error::from_raw_os_error(errno.0)))?;
         Ok(Control { path: path.into(), listener, wakeup })
@@ -91,15 +89,6 @@ fn remove_what_is_left(path: &Path) -> io::Result<()> {
         Ok(_) if local_socket::is_left(path) => fs::remove_file(path),
         Ok(_) => Err(ErrorKind::AddrInUse.into()),
     }
-}
-
-fn listen(path: &Path) -> rustix::io::Result<UnixListener> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // bind(2) gives the file the socket's mode, so the file never has another mode, not even for a moment. See unix(7).
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, WAITING_MAX)?;
-    Ok(socket.into())
 }
 
 fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {

@@ -8,11 +8,11 @@
 //! could read its memory in other ways as well. The socket's file has a mode that lets nobody else connect. It is
 //! removed when the donor ends; a file that a killed donor has left is replaced.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,6 +23,9 @@ use crate::channel::{self, Channel};
 use crate::local_socket;
 use crate::settings::{Address, Protection, Timeouts};
 use crate::tallies::Peer;
+
+/// How many connections of this machine wait to be accepted: as many as the standard library lets wait at a port.
+const WAITING_MAX: i32 = 128;
 
 /// See the module.
 pub(crate) enum ListenSocket {
@@ -62,7 +65,6 @@ impl ListenSocket {
             Address::Local(path) => {
                 let listener = bind(path)?;
                 let file = SocketFile { path: path.clone(), inode: fs::symlink_metadata(path)?.ino() };
-                fs::set_permissions(path, Permissions::from_mode(0o600))?;
                 listener.set_nonblocking(true)?;
                 Ok(ListenSocket::Local(listener, file))
             }
@@ -141,10 +143,10 @@ impl Accepted {
 
 /// Listens at `path`, replacing the socket of a donor that was killed.
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
+    match local_socket::listen(path, WAITING_MAX) {
         Err(error) if error.kind() == ErrorKind::AddrInUse && is_left(path) => {
             fs::remove_file(path)?;
-            UnixListener::bind(path)
+            local_socket::listen(path, WAITING_MAX)
         }
         bound => bound,
     }

@@ -1,19 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Connects to a socket of this machine, within a bounded time: connect(2) waits while the listener's queue is full,
+//! Sockets of this machine. Connects to one within a bounded time: connect(2) waits while the listener's queue is full,
 //! and a stopped donor accepts nobody. See unix(7), socket(7) on SO_SNDTIMEO.
 //!
 //! Threads: any.
 
 use std::io::{self, ErrorKind};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Listens at `path`, where nobody but this user and root may connect, with up to `waiting_max` connections that are not
+/// accepted yet.
+pub(crate) fn listen(path: &Path, waiting_max: i32) -> io::Result<UnixListener> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // bind(2) gives the file the socket's mode, so the file never has another mode, not even for a moment. See unix(7).
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, waiting_max)?;
+    Ok(socket.into())
+}
 
 /// Connects to the listener at `path`. Neither the connection attempt nor any later operation takes longer than
 /// `timeout`.

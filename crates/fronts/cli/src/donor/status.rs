@@ -20,7 +20,7 @@ use crate::table::{columns, width};
 /// Timeout of each step: connecting, the handshake, the answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Show how a donor stands
+/// Show the figures of a donor
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -41,7 +41,7 @@ pub struct StatusArgs {
     #[command(flatten)]
     tls: super::TlsArgs,
 
-    /// The name that the donor's certificate is for [default: the host]
+    /// The name that the donor's certificate must have [default: the host]
     #[arg(long, value_name = "SERVERNAME")]
     tls_name: Option<String>,
 

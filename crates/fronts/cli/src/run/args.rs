@@ -97,7 +97,7 @@ pub struct HowArgs {
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 
-    /// Give no advice on standard error, such as which --dram would help; what goes wrong is still said
+    /// Give no advice on standard error, such as which --dram would help; problems are still reported
     #[arg(short, long, hide_short_help = true, conflicts_with = "verbose")]
     pub quiet: bool,
 }

@@ -7,6 +7,7 @@
 use std::io::Write;
 
 use aquifer_core::engine::{Engine, Settings};
+use aquifer_core::frames::BUDGET_PAGES_MAX;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::record::{End, Header};
 use aquifer_core::temperature::{CLASS_NAMES, Histogram};
@@ -14,7 +15,7 @@ use aquifer_core::units::{ByteSize, Order, PAGE_BYTES};
 use aquifer_sim::accesses::Accesses;
 use aquifer_sim::counterfactual::{self, Machine, NOTES};
 use aquifer_sim::outcome::Outcome as Cost;
-use aquifer_sim::recording::{self, BUDGET_PAGES_MAX, Difference, Outcome, Replayed};
+use aquifer_sim::recording::{self, Difference, Outcome, Replayed};
 use aquifer_sim::synthetic::BUDGET_PAGES_MIN;
 use serde::Serialize;
 use serde_json::json;
@@ -191,7 +192,10 @@ fn check_budgets(arguments: &Replay) -> Result<(), Failure> {
         Some(dram) if *dram < min => {
             Err(Failure::Usage(format!("--dram {dram} is below the pager's minimum; give at least {min}")))
         }
-        Some(dram) => Err(Failure::Usage(format!("--dram {dram} is more than a budget can be; give at most {max}"))),
+        Some(dram) => {
+            let max = ByteSize(max.0 >> 30 << 30);
+            Err(Failure::Usage(format!("--dram {dram} is more than a budget can be; give at most {max}")))
+        }
     }
 }
 

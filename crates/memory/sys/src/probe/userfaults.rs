@@ -103,16 +103,9 @@ const PAGES: usize = 4;
 impl Trial {
     fn new(features: u64) -> Result<Self, Errno> {
         let uffd = Uffd::open(features | feature::SIGBUS, false)?;
-        let start = match map_anonymous(PAGES * PAGE) {
-            Ok(start) => start,
-            Err(errno) => {
-                close(&uffd);
-                return Err(errno);
-            }
-        };
-        let trial = Self { uffd, start };
+        let trial = Self { uffd, start: map_anonymous(PAGES * PAGE)? };
         // Huge pages would change which pages are missing.
-        let _ = crate::memory::advise(start, PAGES * PAGE, libc::MADV_NOHUGEPAGE);
+        let _ = crate::memory::advise(trial.start, PAGES * PAGE, libc::MADV_NOHUGEPAGE);
         Ok(trial)
     }
 
@@ -156,14 +149,7 @@ impl Drop for Trial {
     fn drop(&mut self) {
         // SAFETY: the memory is the trial's own, and none of it is used any more.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.start, PAGES * PAGE, 0, 0, 0, 0]) };
-        close(&self.uffd);
     }
-}
-
-/// Closes a throw-away descriptor; outside trials a userfaultfd stays open as long as the process lives.
-fn close(uffd: &Uffd) {
-    // SAFETY: the descriptor belongs to a trial, whose memory is unmapped.
-    let _ = unsafe { syscall(libc::SYS_close, [uffd.descriptor() as usize, 0, 0, 0, 0, 0]) };
 }
 
 struct Pipe {
@@ -199,7 +185,7 @@ impl Drop for Pipe {
 }
 
 fn opened(outcome: Result<Uffd, Errno>) -> Result<(), String> {
-    outcome.map(|uffd| close(&uffd)).map_err(refused)
+    outcome.map(drop).map_err(refused)
 }
 
 fn refused(errno: Errno) -> String {
@@ -233,10 +219,7 @@ fn expect(effect: bool, seen: &'static str) -> Result<&'static str, Errno> {
 
 fn kernel_faults() -> Outcome {
     match Uffd::open(0, true) {
-        Ok(uffd) => {
-            close(&uffd);
-            Ok(format!("allowed by {}", who_allows()))
-        }
+        Ok(_) => Ok(format!("allowed by {}", who_allows())),
         Err(errno) => Err(refused(errno)),
     }
 }
@@ -313,5 +296,31 @@ fn pagemap_scan() -> Outcome {
         Ok(seen) => Ok(seen.to_owned()),
         Err(Errno(libc::ENOTTY | libc::EINVAL)) => Err("not in this kernel".to_owned()),
         Err(errno) => Err(refused(errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Each userfaultfd was closed twice: the second time, its number could be that of another thread's new file.
+    #[test]
+    fn a_trial_closes_no_descriptor_of_another_thread() {
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let opener = scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let file = fs::File::open("/proc/self/stat").expect("there are descriptors");
+                    for _ in 0..20 {
+                        file.metadata().expect("nobody else closes it");
+                    }
+                }
+            });
+            (0..200).for_each(|_| drop((kernel_faults(), trial(0, missing), opened(Uffd::open(0, false)))));
+            is_over.store(true, Ordering::Relaxed);
+            opener.join().expect("the file stays open");
+        });
     }
 }
