@@ -32,6 +32,25 @@ impl Failing {
     pub fn new(inner: Box<dyn Tier>, plan: FailurePlan) -> Self {
         Self { inner, verdicts: Arc::new(Verdicts::new(plan)) }
     }
+
+    /// Reads, and fails or returns damaged bytes if the plan says so.
+    fn judged(
+        &self,
+        offset: u64,
+        buffer: &mut FrameBuffer,
+        read: impl FnOnce(&mut FrameBuffer) -> Result<(), TierFailure>,
+    ) -> Result<(), TierFailure> {
+        signals::sleep(self.verdicts.delay());
+        match self.verdicts.judge(Activity::Read, offset, buffer.len() as u64) {
+            Verdict::Fail(errno) => Err(failure(Activity::Read, offset, errno)),
+            Verdict::Pass => read(buffer),
+            Verdict::Corrupt => {
+                read(buffer)?;
+                corrupt(buffer);
+                Ok(())
+            }
+        }
+    }
 }
 
 impl Tier for Failing {
@@ -52,16 +71,7 @@ impl Tier for Failing {
     }
 
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
-        signals::sleep(self.verdicts.delay());
-        match self.verdicts.judge(Activity::Read, offset, buffer.len() as u64) {
-            Verdict::Fail(errno) => Err(failure(Activity::Read, offset, errno)),
-            Verdict::Pass => self.inner.read(offset, buffer),
-            Verdict::Corrupt => {
-                self.inner.read(offset, buffer)?;
-                corrupt(buffer);
-                Ok(())
-            }
-        }
+        self.judged(offset, buffer, |buffer| self.inner.read(offset, buffer))
     }
 
     fn report_corruption(&self, offset: u64, len: usize, way: u32) {
@@ -78,9 +88,8 @@ impl Tier for Failing {
         buffer: &mut FrameBuffer,
         repaired: &mut dyn FnMut(u64, usize, u32),
     ) -> Result<(), TierFailure> {
-        // Takes the plan's verdict on this read. A planned failure surfaces, but planned damage is overwritten below.
-        self.read(offset, buffer)?;
-        self.inner.read_verified(offset, buffer, repaired)
+        // A failure or damage here is above all checks of the tier underneath.
+        self.judged(offset, buffer, |buffer| self.inner.read_verified(offset, buffer, repaired))
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {

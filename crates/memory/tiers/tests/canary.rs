@@ -30,8 +30,12 @@ fn a_changed_bit_is_one_bit() {
     let tier = tier("failing:corrupt=1:dram:size=16MiB");
     let mut frame = frames::frame(2, 0);
     tier.write(0, &frame).unwrap();
+    let changed = |frame: &FrameBuffer| frame.bytes().iter().map(|byte| byte.count_ones()).sum::<u32>();
     tier.read(0, &mut frame).unwrap();
-    assert_eq!(frame.bytes().iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
+    assert_eq!(changed(&frame), 1);
+    // A verified read hid the planned damage: the bytes were read once more.
+    tier.read_verified(0, &mut frame, &mut |_, _, _| {}).unwrap();
+    assert_eq!(changed(&frame), 1);
 }
 
 /// A tier that makes false claims about itself.
