@@ -14,17 +14,6 @@ use crate::{arch, licences, tidy};
 /// The histories of the driver must find each planted bug.
 const PLANTED: &[&str] = &["test", "--package", "aquifer-sim", "--features", "planted", "--test", "planted"];
 
-/// The binaries that ship, which the end-to-end tests use: their list is in `e2e/src/build.rs`.
-const SHIPPED: &[&str] = &[
-    "build",
-    "--release",
-    "--package=aquifer-cli",
-    "--package=aquifer-bench",
-    "--package=aquifer-metrics",
-    "--package=aquifer-preload",
-    "--package=aquifer-sim",
-];
-
 /// How one step ended.
 enum Outcome {
     Passed,
@@ -48,7 +37,7 @@ pub fn run(root: &Path) -> Vec<String> {
         ("clippy", Box::new(|| cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))),
         // Tests that run programs need the preload library next to the binary. `cargo test` alone does not build the
         // library, because no crate depends on it.
-        ("build", Box::new(|| at_once(root, &["build", "--workspace"], SHIPPED))),
+        ("build", Box::new(|| cargo(root, &["build", "--workspace"]))),
         ("workloads", Box::new(|| run_command(root, "make", &["-C", "bench/workloads", &out, "check"]))),
         // Separate from the other tests, because this build has bugs planted in the driver.
         ("planted", Box::new(|| cargo(root, PLANTED))),
@@ -118,21 +107,6 @@ fn cargo(root: &Path, arguments: &[&str]) -> Outcome {
     run_command(root, &cargo_path(), arguments)
 }
 
-/// Runs two builds at the same time: while one build compiles a chain of dependent crates on one processor, the other
-/// build has work for the remaining processors.
-fn at_once(root: &Path, first: &[&str], second: &[&str]) -> Outcome {
-    std::thread::scope(|scope| {
-        let second = scope.spawn(|| cargo(root, second));
-        let first = cargo(root, first);
-        match (first, second.join().expect("it returns an outcome")) {
-            (Outcome::Passed, second) => second,
-            (first, Outcome::Passed) => first,
-            (Outcome::Failed(first), Outcome::Failed(second)) => Outcome::Failed([first, second].concat()),
-            (first, _) => first,
-        }
-    })
-}
-
 fn cargo_path() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
 }
@@ -172,17 +146,5 @@ mod tests {
         assert!(matches!(run_command(here, "true", &[]), Outcome::Passed));
         assert!(matches!(run_command(here, "false", &[]), Outcome::Failed(_)));
         assert!(matches!(run_command(here, "no-such-program-at-all", &[]), Outcome::Failed(_)));
-    }
-
-    #[test]
-    fn of_two_builds_at_once_each_may_fail() {
-        let (good, bad): (&[&str], &[&str]) = (&["--version"], &["no-such-command-at-all"]);
-        for (first, second, failures) in [(good, good, 0), (good, bad, 1), (bad, good, 1), (bad, bad, 2)] {
-            let failed = match at_once(Path::new("."), first, second) {
-                Outcome::Failed(lines) => lines.len(),
-                Outcome::Passed | Outcome::Skipped(_) => 0,
-            };
-            assert_eq!(failed, failures, "{first:?} {second:?}");
-        }
     }
 }

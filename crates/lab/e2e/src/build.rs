@@ -28,6 +28,20 @@ fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
+/// Cargo, as a person starts it. The variables that it has set for this test program would make it build some libraries
+/// again, whose build scripts read them.
+fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(workspace());
+    for (variable, _) in std::env::vars_os() {
+        let name = variable.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(&variable);
+        }
+    }
+    cargo
+}
+
 /// The directory with `aquifer`, the programs that it starts, `libaquifer_preload.so` and `aquifer-sim`, built once per
 /// process.
 pub fn binaries() -> &'static Path {
@@ -37,9 +51,7 @@ pub fn binaries() -> &'static Path {
             return directory.into();
         }
         let target = target_directory();
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let status = Command::new(cargo)
-            .current_dir(workspace())
+        let status = cargo()
             .args([
                 "build",
                 "--quiet",
@@ -69,10 +81,8 @@ pub fn binaries() -> &'static Path {
 
 /// Builds a test binary of another crate in release mode.
 pub fn test_program(package: &str, test: &str) -> PathBuf {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let words = ["test", "--release", "--no-run", "--message-format", "json", "-p", package, "--test", test];
-    let mut command = Command::new(cargo);
-    let output = command.current_dir(workspace()).args(words).arg("--target-dir").arg(target_directory()).output();
+    let output = cargo().args(words).arg("--target-dir").arg(target_directory()).output();
     let output = output.expect("cargo can be started");
     assert!(output.status.success(), "{test} does not build: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
@@ -87,9 +97,8 @@ pub fn planted_library() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
         let target = target_directory();
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let words = "build --quiet --profile planted -p aquifer-preload --features planted-bug --target-dir";
-        let status = Command::new(cargo).current_dir(workspace()).args(words.split(' ')).arg(&target).status();
+        let status = cargo().args(words.split(' ')).arg(&target).status();
         assert!(status.is_ok_and(|status| status.success()), "the library with the planted bug does not build");
         target.join("planted/libaquifer_preload.so")
     };
