@@ -94,7 +94,7 @@ pub struct BenchArgs {
     /// The aquifer binary [default: this one, or the one beside it, or the one in PATH]
     #[arg(long, value_name = "FILE")]
     pub aquifer: Option<PathBuf>,
-    /// Another build of aquifer: each contender that is Aquifer takes turns with it, and the last lines are ratios of the two
+    /// Another build of aquifer: each contender of ours takes turns with it, and the last lines are ratios of the two
     #[arg(long, value_name = "FILE")]
     pub against: Option<PathBuf>,
     /// One more argument for `aquifer run`, such as --aquifer-arg=--block=1MiB

@@ -42,7 +42,7 @@ pub enum Command {
     Metrics(metrics::MetricsArgs),
     Donor(Box<donor::DonorArgs>),
     Doctor(doctor::DoctorArgs),
-    /// Measure programs with less DRAM than they need: with Aquifer, kernel swap, mmap of a file
+    /// Measure programs with less DRAM than they need: Aquifer, kernel swap, mmap of a file
     Bench(Box<BenchArgs>),
     Stress(stress::StressArgs),
     Completions(packaging::CompletionsArgs),

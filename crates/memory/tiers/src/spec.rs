@@ -207,9 +207,11 @@ fn sealed(rest: &str, parse: impl FnOnce(&str) -> Result<TierSpec, String>) -> R
         match option.split_once('=').unwrap_or((option, "")) {
             ("encrypt", "ephemeral") => is_sealed = true,
             ("encrypt", _) => {
-                return Err("encrypt= takes no key: nothing in a tier outlives the program, and neither does its key, \
+                return Err(
+                    "encrypt= takes no key: nothing in a tier outlives the program, and neither does its key, \
                             which is stored nowhere; write encrypt=ephemeral"
-                    .into());
+                        .into(),
+                );
             }
             _ => left = left + "," + option,
         }

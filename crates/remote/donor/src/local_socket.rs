@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Listens at `path`, where nobody but this user and root may connect, with up to `waiting_max` connections that are not
-/// accepted yet.
+/// Listens at `path`, where nobody but this user and root may connect. Up to `waiting_max` connections wait to be
+/// accepted.
 pub(crate) fn listen(path: &Path, waiting_max: i32) -> io::Result<UnixListener> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // bind(2) gives the file the socket's mode, so the file never has another mode, not even for a moment. See unix(7).
