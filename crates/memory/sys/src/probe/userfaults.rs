@@ -308,19 +308,20 @@ mod tests {
     /// Each userfaultfd was closed twice: the second time, its number could be that of another thread's new file.
     #[test]
     fn a_trial_closes_no_descriptor_of_another_thread() {
+        const OPENERS: usize = 3;
+        const TRIALS: usize = 50_000;
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let opener = scope.spawn(|| {
+            let opener = || {
                 while !is_over.load(Ordering::Relaxed) {
-                    let file = fs::File::open("/proc/self/stat").expect("there are descriptors");
-                    for _ in 0..20 {
-                        file.metadata().expect("nobody else closes it");
-                    }
+                    let file = fs::File::open("/dev/null").expect("there are descriptors");
+                    (0..4).for_each(|_| drop(file.metadata().expect("nobody else closes it")));
                 }
-            });
-            (0..200).for_each(|_| drop((kernel_faults(), trial(0, missing), opened(Uffd::open(0, false)))));
+            };
+            let openers: Vec<_> = (0..OPENERS).map(|_| scope.spawn(opener)).collect();
+            (0..TRIALS).for_each(|_| drop(opened(Uffd::open(0, false))));
             is_over.store(true, Ordering::Relaxed);
-            opener.join().expect("the file stays open");
+            openers.into_iter().for_each(|opener| opener.join().expect("the file stays open"));
         });
     }
 }
