@@ -315,7 +315,7 @@ mod tests {
             let opener = || {
                 while !is_over.load(Ordering::Relaxed) {
                     let file = fs::File::open("/dev/null").expect("there are descriptors");
-                    (0..4).for_each(|_| drop(file.metadata().expect("nobody else closes it")));
+                    (0..4).for_each(|_| _ = file.metadata().expect("nobody else closes it"));
                 }
             };
             let openers: Vec<_> = (0..OPENERS).map(|_| scope.spawn(opener)).collect();
