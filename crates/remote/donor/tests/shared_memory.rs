@@ -39,7 +39,7 @@ fn path(donor: &Donor) -> PathBuf {
     }
 }
 
-/// A borrower that does exactly what it is told to do, even what none of ours would do.
+/// A borrower that makes any request that a test asks for, including those that Aquifer's own borrowers never make.
 struct RawBorrower {
     stream: UnixStream,
     next: u64,
@@ -105,6 +105,12 @@ impl RawBorrower {
         self.data.read_exact_at(&mut bytes, slab * SLAB_BYTES + page * 4096).unwrap();
         bytes
     }
+}
+
+#[test]
+fn nobody_but_its_owner_and_root_may_connect_to_a_donors_socket() {
+    let (donor, _) = start(settings(1));
+    assert_eq!(std::fs::metadata(path(&donor)).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[test]

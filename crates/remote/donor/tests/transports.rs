@@ -122,9 +122,9 @@ for_each_kind! {
     a_donor_that_ends_amid_a_request_is_an_error,
     slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discarded,
     leases_stay_while_they_are_tended,
-    connections_that_break_are_made_anew,
+    connections_that_break_are_made_again,
     a_donor_that_is_gone_is_an_error_within_a_bound,
-    a_donor_that_was_started_anew_has_nothing_of_ours,
+    a_restarted_donor_has_nothing_that_was_stored_there,
     a_donor_with_nothing_left_is_a_full_tier,
     what_cannot_be_opened_says_why,
 }
@@ -379,7 +379,7 @@ fn leases_stay_while_they_are_tended(kind: Kind) {
     read(&*tier, 0, 2);
 }
 
-fn connections_that_break_are_made_anew(kind: Kind) {
+fn connections_that_break_are_made_again(kind: Kind) {
     // Every idle connection is dropped by the donor at once, where it cannot tell whether the borrower lives.
     let (idle, frame) = (Duration::from_millis(1), Duration::from_millis(50));
     let timeouts = Timeouts { idle, frame, ..Timeouts::default() };
@@ -436,7 +436,7 @@ fn a_donor_that_is_gone_is_an_error_within_a_bound(kind: Kind) {
     assert!(begun.elapsed() < TIMEOUT);
 }
 
-fn a_donor_that_was_started_anew_has_nothing_of_ours(kind: Kind) {
+fn a_restarted_donor_has_nothing_that_was_stored_there(kind: Kind) {
     let donor = start(settings(kind));
     let listen = donor.place().clone();
     let tier = tier(&donor, kind);

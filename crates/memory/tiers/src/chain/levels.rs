@@ -200,19 +200,16 @@ impl Levels {
         latest: &Cell<SlabIndex>,
         verify: &Verify<'_>,
     ) -> Verified {
-        let is_there = |slab: &SlabIndex| {
-            let place = self.place(self.places.see(*slab).place);
-            place.is_some_and(|place| {
-                place.level == level && place.slab.offset() == offset / REGION_BYTES * REGION_BYTES
-            })
+        let start = offset - offset % REGION_BYTES;
+        let seen_there = |slab: SlabIndex| {
+            let seen = self.places.see(slab);
+            let place = self.place(seen.place).filter(|place| place.level == level && place.slab.offset() == start);
+            place.map(|_| (slab, seen))
         };
-        let Some(slab) = Some(latest.get()).filter(is_there).or_else(|| self.placed().find(is_there)) else {
-            return Verified::Unknown;
-        };
+        let found = seen_there(latest.get()).or_else(|| self.placed().find_map(seen_there));
+        let Some((slab, seen)) = found else { return Verified::Unknown };
         latest.set(slab);
-        let seen = self.places.see(slab);
-        let verified =
-            if is_there(&slab) { verify(slab.offset() + offset % REGION_BYTES, page) } else { Verified::Unknown };
+        let verified = verify(slab.offset() + offset % REGION_BYTES, page);
         // If the slab has moved since, `verify` may have compared the page with bytes that were written elsewhere.
         if self.places.holds(slab, seen) { verified } else { Verified::Unknown }
     }

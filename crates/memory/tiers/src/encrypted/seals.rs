@@ -272,7 +272,7 @@ mod tests {
     /// After a read by another way: the same bytes are sealed with the same nonce, to replace the damaged copy. Other
     /// bytes never get a nonce that was used.
     #[test]
-    fn the_same_bytes_are_repaired_with_the_same_message_and_others_are_sealed_anew() {
+    fn the_same_bytes_are_repaired_with_the_same_message_and_others_get_a_new_one() {
         let seals = seals();
         let (first, nonces) = store(&seals, 3, &[9; PAGE]);
         seals.may_be_repaired(3, 1);

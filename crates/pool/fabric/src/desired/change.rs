@@ -79,7 +79,7 @@ impl Edit<'_> {
         let mut bound = volume.clone();
         let mut placed = Vec::new();
         if !volume.places().all(|(_, member)| self.reaches(host, &member.source)) {
-            placed = self.place_anew(&mut bound, host)?;
+            placed = self.place_again(&mut bound, host)?;
         }
         bound.host = Some(host.clone());
         if let Err(refusal) = self.choose_vppbs(&mut bound, host) {
@@ -235,7 +235,7 @@ impl Edit<'_> {
     }
 
     /// Places an unbound volume where a host can reach it. The room that it had reserved can be used for that.
-    fn place_anew(&mut self, volume: &mut Volume, host: &HostId) -> Result<Vec<Choice>, Refusal> {
+    fn place_again(&mut self, volume: &mut Volume, host: &HostId) -> Result<Vec<Choice>, Refusal> {
         let (zone, old) = (volume.spec.zone.clone(), volume.taken());
         self.capacity.refund(&zone, &old);
         volume.spans.clear();

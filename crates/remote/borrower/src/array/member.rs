@@ -161,7 +161,7 @@ pub(crate) struct Member {
     /// There were too many wrong pages.
     is_quarantined: AtomicBool,
     /// It was restarted, and this has not been reported.
-    pub(crate) was_anew: AtomicBool,
+    pub(crate) was_restarted: AtomicBool,
     /// What was last reported about it (`notices.rs`).
     last_notice: AtomicU8,
 }
@@ -181,7 +181,7 @@ impl Member {
             lacks_slabs: AtomicBool::new(false),
             wrong_pages: zero(),
             is_quarantined: AtomicBool::new(false),
-            was_anew: AtomicBool::new(false),
+            was_restarted: AtomicBool::new(false),
             last_notice: AtomicU8::new(Notice::Present as u8),
         }
     }

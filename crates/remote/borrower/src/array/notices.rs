@@ -38,7 +38,7 @@ impl Parts {
         self.report_damage(say);
         for member in &self.members {
             let name = member.store.name();
-            if member.was_anew.swap(false, Ordering::AcqRel) {
+            if member.was_restarted.swap(false, Ordering::AcqRel) {
                 say(&format!("the donor at {name} was restarted, and has nothing of what it had; {}", self.remains()));
             }
             let Some(now) = Notice::of(member).filter(|now| member.is_news(*now)) else { continue };

@@ -196,7 +196,7 @@ impl Parts {
             };
             // Without the shard that is being rebuilt, if some member still has it.
             let replaced = position.and_then(|position| sources.at(position));
-            let sources = sources.only(!replaced.map_or(0, |member| 1 << member));
+            let sources = replaced.map_or(sources, |member| sources.without(member));
             self.read_shards(sources, piece, &mut copying.buffer).ok()?;
             damaged = self.repair_pages(sources, piece, &mut copying.buffer, verify, copying.going);
             let is_stored = |target| self.store_shard(position?, target, piece, &copying.buffer).then_some(());

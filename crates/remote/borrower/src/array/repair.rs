@@ -174,7 +174,7 @@ impl Parts {
                     self.give_up(index, true);
                     member.store.start_over();
                     member.end_quarantine();
-                    member.was_anew.store(true, Ordering::Release);
+                    member.was_restarted.store(true, Ordering::Release);
                 } else if self.is_given_up(index) {
                     if verify.is_some() && self.may_have_leases(index) {
                         // Each slab is moved by itself, once there is a verified copy: see `copy`.

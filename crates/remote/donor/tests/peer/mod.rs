@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A peer that says exactly what it is told to say, also what no borrower would.
+//! A peer that sends any bytes that a test asks for, including those that no borrower would send.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 

@@ -65,7 +65,7 @@ fn arrays() -> [(Vec<Arc<Memory>>, Array); 3] {
 }
 
 #[test]
-fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
+fn a_member_that_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_restarted() {
     for (members, array) in arrays() {
         for (liar, member) in members.iter().enumerate() {
             fill(&array, 1);
