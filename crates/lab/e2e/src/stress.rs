@@ -34,7 +34,7 @@ const SLOW_PROFILE: &str = "description = \"a device that takes 30 us\"\n[media]
 /// Tiers with a single part, because a plan of failures applies to one part.
 const CAN_FAIL: [&str; 4] = ["dram", "flash", "donor", SLOW_PLACE];
 /// Capacity of each donor, in MiB: enough for all of a round's processes together.
-const DONOR_MIB: u64 = 1024;
+const DONOR_MIB: u64 = 2048;
 /// The program is killed in one of this many rounds.
 const KILLED_EVERY: u64 = 9;
 

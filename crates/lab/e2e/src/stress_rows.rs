@@ -22,7 +22,7 @@ use crate::tier_kinds::TierKind;
 /// The budget of a row that sets none of its own.
 const DRAM: &str = "24MiB";
 /// Capacity of each donor, in MiB.
-const DONOR_MIB: u64 = 768;
+const DONOR_MIB: u64 = 2048;
 
 /// One row.
 #[derive(Clone, Copy, Debug)]

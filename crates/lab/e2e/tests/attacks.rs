@@ -20,7 +20,7 @@ use aquifer_e2e::tier_kinds::{TierKind, Tiers};
 use aquifer_test_support::skip;
 
 /// Capacity of a donor for an attack's memory.
-const DONOR_MIB: u64 = 1024;
+const DONOR_MIB: u64 = 2048;
 const SKIPPED: i32 = 77;
 /// Set to `all`, it asks for every pair of tier and delivery.
 const ALL_VARIABLE: &str = "AQUIFER_ATTACKS";

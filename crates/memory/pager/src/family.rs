@@ -22,9 +22,9 @@ use aquifer_sys::presence::Presence;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
 
-use crate::places::{ChildSetup, PROCESSES_MAX, Places};
+use crate::process_table::{ChildSetup, PROCESSES_MAX, ProcessTable};
 
-/// Words for the places' states.
+/// Words for the states of the table of processes.
 const STATES: usize = PROCESSES_MAX / 2;
 
 /// See the module.
@@ -32,7 +32,7 @@ const STATES: usize = PROCESSES_MAX / 2;
 pub struct Family {
     words: Words,
     halves: Words<AtomicU32>,
-    places: Places<Words<AtomicU32>>,
+    processes: ProcessTable<Words<AtomicU32>>,
     slabs: u32,
 }
 
@@ -54,8 +54,8 @@ impl Family {
     fn with(slabs: u32, presence: Option<Presence>) -> Result<Self, Errno> {
         let words = Words::shared(Self::bitmaps_at(slabs) + PROCESSES_MAX * bitmap_words(slabs))?;
         let halves = words.halves();
-        let places = Places::new(halves.part(0..PROCESSES_MAX), presence)?;
-        Ok(Self { words, halves, places, slabs })
+        let processes = ProcessTable::new(halves.part(0..PROCESSES_MAX), presence)?;
+        Ok(Self { words, halves, processes, slabs })
     }
 
     /// Number of slabs taken so far from the part that was never used.
@@ -71,12 +71,12 @@ impl Family {
         STATES + 1 + (slabs as usize).div_ceil(2)
     }
 
-    fn bitmap(&self, place: usize) -> &[AtomicU64] {
-        &self.words[Self::bitmaps_at(self.slabs) + place * bitmap_words(self.slabs)..][..bitmap_words(self.slabs)]
+    fn bitmap(&self, entry: usize) -> &[AtomicU64] {
+        &self.words[Self::bitmaps_at(self.slabs) + entry * bitmap_words(self.slabs)..][..bitmap_words(self.slabs)]
     }
 
     fn own(&self) -> &[AtomicU64] {
-        self.bitmap(self.places.own().expect("a process joins before it uses slabs"))
+        self.bitmap(self.processes.own().expect("a process joins before it uses slabs"))
     }
 
     /// Takes `slab` if no process uses it.
@@ -99,45 +99,45 @@ impl Family {
         self.drop_use(self.own(), slab);
     }
 
-    /// A place for a child. `None` if the family has as many processes as it can have.
+    /// An entry for a child. `None` if the family has as many processes as it can have.
     pub fn prepare(&self) -> Option<ChildSetup> {
-        self.places.prepare(|place| self.drop_uses(place))
+        self.processes.prepare(|entry| self.drop_uses(entry))
     }
 
     /// Records that the child will use `slab`, which this process uses.
     pub fn will_use(&self, child: &ChildSetup, slab: SlabIndex) {
         self.users(slab).fetch_add(1, Ordering::AcqRel);
-        set(self.bitmap(child.place), slab);
+        set(self.bitmap(child.entry), slab);
     }
 
     /// In the parent, after fork(2).
     pub fn fork_succeeded(&self, child: ChildSetup) {
-        self.places.fork_succeeded(child);
+        self.processes.fork_succeeded(child);
     }
 
     /// In the parent, if fork(2) has failed.
     pub fn fork_failed(&self, child: ChildSetup) {
-        self.places.fork_failed(child, |place| self.drop_uses(place));
+        self.processes.fork_failed(child, |entry| self.drop_uses(entry));
     }
 
     /// In the child, after fork(2). EBADF if the program has closed the descriptor made for the child.
     pub fn become_child(&self, child: ChildSetup) -> Result<(), Errno> {
-        self.places.occupy_own(child)
+        self.processes.occupy_own(child)
     }
 
-    /// Called before this process uses slabs: gives it a place of its own, if it has none.
+    /// Called before this process uses slabs: gives it an entry of its own, if it has none.
     pub(crate) fn join(&self) -> Result<(), TooMany> {
-        if self.places.own().is_none() {
+        if self.processes.own().is_none() {
             let setup = self.prepare().ok_or(TooMany)?;
-            // If nobody can find out whether this process has ended, its place is never freed.
-            let _ = self.places.occupy_own(setup);
+            // If nobody can find out whether this process has ended, its entry is never freed.
+            let _ = self.processes.occupy_own(setup);
         }
         Ok(())
     }
 
-    /// Ends all uses by the process that had `place`.
-    fn drop_uses(&self, place: usize) {
-        let bitmap = self.bitmap(place);
+    /// Ends all uses by the process that had `entry`.
+    fn drop_uses(&self, entry: usize) {
+        let bitmap = self.bitmap(entry);
         for (index, word) in bitmap.iter().enumerate() {
             let bits = word.load(Ordering::Acquire);
             for bit in (0..64).filter(|bit| bits & 1 << bit != 0) {

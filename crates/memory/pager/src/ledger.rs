@@ -27,7 +27,7 @@ use aquifer_sys::presence::Presence;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::shared_segment::{SharedSegment, wait_for_change, wake_all};
 
-use crate::places::{PROCESSES_MAX, Places};
+use crate::process_table::{PROCESSES_MAX, ProcessTable};
 
 /// Number of words of the segment in use.
 pub const WORDS: usize = RECORDS_AT + PROCESSES_MAX * RECORD_WORDS;
@@ -71,7 +71,7 @@ const OUTSIDE_PAGES: u64 = 4096;
 pub struct Ledger {
     words: &'static [AtomicU64],
     halves: &'static [AtomicU32],
-    places: Places<&'static [AtomicU32]>,
+    processes: ProcessTable<&'static [AtomicU32]>,
     /// The largest value that the budget can take.
     pages_max: u64,
     /// This process has joined, or the process that forked it had.
@@ -90,12 +90,12 @@ impl Ledger {
         let error = |errno: aquifer_sys::raw::Errno| io::Error::from_raw_os_error(errno.0);
         let (words, halves) = (segment.words(), segment.halves());
         let presence = Presence::of(descriptor).map_err(error)?;
-        let places = Places::new(&halves[STATES_AT * 2..][..PROCESSES_MAX], Some(presence)).map_err(error)?;
+        let processes = ProcessTable::new(&halves[STATES_AT * 2..][..PROCESSES_MAX], Some(presence)).map_err(error)?;
         let (joined, announced) = (AtomicBool::new(false), AtomicU64::new(0));
         // The launcher has set it, unless the launcher is of another release.
         let _ = words[BUDGET].compare_exchange(0, budget_pages, Ordering::Relaxed, Ordering::Relaxed);
         let pages_max = words[BUDGET_MAX].load(Ordering::Relaxed).min(BUDGET_PAGES_MAX).max(budget_pages);
-        Ok(Self { words, halves, places, pages_max, joined, announced })
+        Ok(Self { words, halves, processes, pages_max, joined, announced })
     }
 
     /// The budget of the tree, in pages.
@@ -108,38 +108,38 @@ impl Ledger {
         self.pages_max
     }
 
-    fn of(&self, place: usize, what: usize) -> &AtomicU64 {
-        &self.words[RECORDS_AT + place * RECORD_WORDS + what]
+    fn of(&self, entry: usize, what: usize) -> &AtomicU64 {
+        &self.words[RECORDS_AT + entry * RECORD_WORDS + what]
     }
 
     fn own(&self, what: usize) -> Option<&AtomicU64> {
-        self.places.own().map(|place| self.of(place, what))
+        self.processes.own().map(|entry| self.of(entry, what))
     }
 
     /// Enters this process in the account, if it is not there. False if there are too many processes.
     pub fn join(&self) -> bool {
-        if self.places.own().is_some() {
+        if self.processes.own().is_some() {
             return true;
         }
-        let Some(setup) = self.places.prepare(|place| self.clear(place)) else { return false };
+        let Some(setup) = self.processes.prepare(|entry| self.clear(entry)) else { return false };
         let forked = self.joined.swap(true, Ordering::Relaxed);
-        self.of(setup.place, JOINED).store(now_ns() & !1 | u64::from(forked), Ordering::Relaxed);
+        self.of(setup.entry, JOINED).store(now_ns() & !1 | u64::from(forked), Ordering::Relaxed);
         // If nobody can find out whether this process has ended, its part is lost to the tree.
-        let _ = self.places.occupy_own(setup);
+        let _ = self.processes.occupy_own(setup);
         self.notify();
         true
     }
 
     /// Frees the part of a process that has ended.
-    fn clear(&self, place: usize) {
-        self.of(place, NEEDS).store(0, Ordering::Relaxed);
-        let given = self.of(place, GIVEN_TO).swap(0, Ordering::AcqRel);
+    fn clear(&self, entry: usize) {
+        self.of(entry, NEEDS).store(0, Ordering::Relaxed);
+        let given = self.of(entry, GIVEN_TO).swap(0, Ordering::AcqRel);
         self.words[GIVEN].fetch_sub(given, Ordering::AcqRel);
     }
 
     /// Frees the parts of all processes that have ended.
     pub fn clear_ended(&self) {
-        self.places.clear(|place| self.clear(place));
+        self.processes.clear(|entry| self.clear(entry));
     }
 
     /// The pages that this process was given.
@@ -216,31 +216,31 @@ impl Ledger {
 
     /// The pages that this process should have.
     pub fn share(&self) -> u64 {
-        let own = self.places.own();
+        let own = self.processes.own();
         let now = now_ns();
-        let places: Vec<usize> = self.places.taken().collect();
-        let needs: Vec<Need> = places
+        let entries: Vec<usize> = self.processes.taken().collect();
+        let needs: Vec<Need> = entries
             .iter()
-            .map(|place| {
-                let joined = self.of(*place, JOINED).load(Ordering::Relaxed);
+            .map(|entry| {
+                let joined = self.of(*entry, JOINED).load(Ordering::Relaxed);
                 let young = joined & 1 != 0 && now.saturating_sub(joined) < YOUTH.as_nanos() as u64;
                 let weight = if young { WEIGHT_OF_YOUNG_CHILD } else { WEIGHT };
-                Need { pages: self.of(*place, NEEDS).load(Ordering::Acquire), weight }
+                Need { pages: self.of(*entry, NEEDS).load(Ordering::Acquire), weight }
             })
             .collect();
-        let index = own.and_then(|own| places.iter().position(|place| *place == own));
+        let index = own.and_then(|own| entries.iter().position(|entry| *entry == own));
         let budget = self.budget_pages();
         index.map_or(OUTSIDE_PAGES.min(budget), |index| shares::share(&needs, index, budget))
     }
 
     /// Whether this process needs more than it was given, and other processes have the rest.
     pub fn is_contended(&self) -> bool {
-        self.need() > self.given() && self.places.taken().nth(1).is_some()
+        self.need() > self.given() && self.processes.taken().nth(1).is_some()
     }
 
     /// Whether the budget is enough for every process to have `min` pages, or its need if that is less.
     pub fn has_room_for(&self, min: u64) -> bool {
-        let needs = self.places.taken().map(|place| self.of(place, NEEDS).load(Ordering::Acquire));
+        let needs = self.processes.taken().map(|entry| self.of(entry, NEEDS).load(Ordering::Acquire));
         needs.map(|pages| pages.min(min)).sum::<u64>() <= self.budget_pages()
     }
 

@@ -11,8 +11,8 @@
 //! records the calls into the engine. `pins.rs` keeps the memory of system calls resident.
 //!
 //! A program and its children: `fork.rs` splits one pager into two, `family.rs` counts which processes read which slab
-//! of the tier, `ledger.rs` accounts for each process's part of the budget, in its slot of `places.rs`, and `share.rs`
-//! requests that part.
+//! of the tier, `ledger.rs` accounts for each process's part of the budget, in its entry of `process_table.rs`, and
+//! `share.rs` requests that part.
 
 pub mod abort;
 mod address_ranges;
@@ -31,9 +31,9 @@ pub mod memory_space;
 mod own_memory;
 pub mod pager;
 pub mod pins;
-pub mod places;
 #[cfg(feature = "planted-bug")]
 mod planted;
+pub mod process_table;
 pub mod recorder;
 mod release;
 mod reserved;

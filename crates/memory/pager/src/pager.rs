@@ -34,7 +34,7 @@ use crate::huge_frames::HugeFrames;
 use crate::ledger::Ledger;
 use crate::listener::Streak;
 use crate::pins::Pins;
-use crate::places::PROCESSES_MAX;
+use crate::process_table::PROCESSES_MAX;
 use crate::recorder::Recorder;
 use crate::service::Service;
 use crate::trims::Trims;

@@ -9,7 +9,7 @@
 //! it, and jumps to the handler there. rt_sigreturn(2) accepts a frame at any address. Handlers can be left by
 //! siglongjmp(3), and unwound, as usual.
 //!
-//! `signal_stack.rs` decides the place. Every signal except Aquifer's own is blocked while a frame is being moved.
+//! `signal_stack.rs` decides where. Every signal except Aquifer's own is blocked while a frame is being moved.
 
 use std::arch::global_asm;
 use std::mem::offset_of;
@@ -181,12 +181,12 @@ unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::sta
     // SAFETY: the caller promises a frame there, whose context is only read.
     let interrupted = unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] } as usize;
     let wants_alternate = action.flags & libc::SA_ONSTACK as u64 != 0;
-    let Some(place) = signal_stack::place(frame, interrupted, wants_alternate) else { return (frame, None) };
+    let Some(range) = signal_stack::range_for(frame, interrupted, wants_alternate) else { return (frame, None) };
     // SAFETY: the caller promises a frame there.
     let len = unsafe { end_of(frame) } - frame;
-    let to = place.top.saturating_sub(len);
+    let to = range.top.saturating_sub(len);
     let to = to.saturating_sub(to.wrapping_sub(frame) % FLOATING_ALIGN);
-    if to <= place.lowest {
+    if to <= range.lowest {
         // As the kernel does when it cannot start a handler.
         signals::end_by(libc::SIGSEGV);
         return (frame, None);
@@ -206,12 +206,12 @@ unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::sta
             (*copy).uc_mcontext.fpregs =
                 std::ptr::with_exposed_provenance_mut((floating as usize).wrapping_sub(frame).wrapping_add(to));
         }
-        if let Some(stack) = place.disarmed {
+        if let Some(stack) = range.disarmed {
             (*copy).uc_stack = stack;
             std::ptr::with_exposed_provenance_mut::<usize>(to).write(aquifer_restore_stack as *const () as usize);
         }
     }
-    (to, place.rest)
+    (to, range.rest)
 }
 
 /// # Safety

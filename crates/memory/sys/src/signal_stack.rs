@@ -191,9 +191,9 @@ pub fn trap_ends(before: usize) {
     trap_begins(before);
 }
 
-/// The place for the frame of one of the program's handlers.
+/// The stack for the frame of one of the program's handlers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct StackRange {
     /// The frame must end below this address.
     pub(crate) top: usize,
     /// The frame must not start below this address.
@@ -209,9 +209,9 @@ const RED_ZONE_BYTES: usize = 128;
 /// Room for two signal frames and their handlers, as in `threads.rs` of the preload library.
 const REST_BYTES_MIN: usize = 96 << 10;
 
-/// Chooses a place for the signal frame that the kernel has put at `frame`, when the stack pointer was `interrupted`.
+/// Chooses the stack for the signal frame that the kernel has put at `frame`, when the stack pointer was `interrupted`.
 /// `wants_alternate` is the action's SA_ONSTACK. `None` if the frame stays.
-pub(crate) fn place(frame: usize, interrupted: usize, wants_alternate: bool) -> Option<Place> {
+pub(crate) fn range_for(frame: usize, interrupted: usize, wants_alternate: bool) -> Option<StackRange> {
     let mut stacks = thread_slot::signal_stacks();
     let has_alternate = wants_alternate && stacks.programs_len > 0;
     if !stacks.is_ours(frame) {
@@ -228,17 +228,17 @@ pub(crate) fn place(frame: usize, interrupted: usize, wants_alternate: bool) -> 
         }
         rest = Some(stack(stacks.start, len, 0));
         let top = if stacks.is_programs(stacks.trapped_at) { stacks.trapped_at - RED_ZONE_BYTES } else { top };
-        return Some(Place { top, lowest, disarmed, rest });
+        return Some(StackRange { top, lowest, disarmed, rest });
     }
     if !has_alternate || stacks.is_programs(interrupted) {
-        return Some(Place { top: interrupted - RED_ZONE_BYTES, lowest: 0, disarmed, rest });
+        return Some(StackRange { top: interrupted - RED_ZONE_BYTES, lowest: 0, disarmed, rest });
     }
     if stacks.disarms {
         disarmed = Some(stacks.programs());
         stacks.set_programs(&stack(0, 0, libc::SS_DISABLE));
         thread_slot::set_signal_stacks(stacks);
     }
-    Some(Place { top, lowest, disarmed, rest })
+    Some(StackRange { top, lowest, disarmed, rest })
 }
 
 #[cfg(test)]
@@ -279,14 +279,14 @@ mod tests {
     fn a_handler_belongs_on_the_programs_stack_and_below_what_is_there() {
         on_a_thread_with_a_stack(|ours| {
             let (frame, outside) = (ours + LEN - 4096, 0x90000);
-            let place =
-                |frame, interrupted, alternate| place(frame, interrupted, alternate).map(|to| (to.top, to.lowest));
-            assert_eq!(place(frame, outside, true), Some((outside - 128, 0)), "the program has no stack");
+            let found =
+                |frame, interrupted, alternate| range_for(frame, interrupted, alternate).map(|to| (to.top, to.lowest));
+            assert_eq!(found(frame, outside, true), Some((outside - 128, 0)), "the program has no stack");
             exchange(Some(&stack(0x10000, 8192, 0)), 0).unwrap();
-            assert_eq!(place(frame, outside, true), Some((0x12000, 0x10000)));
-            assert_eq!(place(frame, outside, false), Some((outside - 128, 0)));
-            assert_eq!(place(frame, 0x11800, true), Some((0x11800 - 128, 0)), "it is used already");
-            assert_eq!(place(outside, outside + 1000, true), None, "the kernel had another");
+            assert_eq!(found(frame, outside, true), Some((0x12000, 0x10000)));
+            assert_eq!(found(frame, outside, false), Some((outside - 128, 0)));
+            assert_eq!(found(frame, 0x11800, true), Some((0x11800 - 128, 0)), "it is used already");
+            assert_eq!(found(outside, outside + 1000, true), None, "the kernel had another");
         });
     }
 
@@ -294,16 +294,16 @@ mod tests {
     fn a_handler_in_a_trapped_call_leaves_the_rest_of_ours_to_others() {
         on_a_thread_with_a_stack(|ours| {
             let (frame, at) = (ours + LEN - 8192, ours + LEN - 4096);
-            assert_eq!(place(frame, at, true).map(|to| to.top), None, "the program has no stack");
+            assert_eq!(range_for(frame, at, true).map(|to| to.top), None, "the program has no stack");
             exchange(Some(&stack(0x10000, 8192, 0)), 0).unwrap();
             let before = trap_begins(0x90000);
-            let to = place(frame, at, true).unwrap();
+            let to = range_for(frame, at, true).unwrap();
             assert_eq!((to.top, to.lowest), (0x12000, 0x10000));
             let rest = to.rest.unwrap();
             assert!(rest.ss_sp as usize == ours && rest.ss_size <= LEN - 4096 - 128 && rest.ss_size > LEN - 4096 - 256);
             trap_begins(0x11000);
-            assert_eq!(place(frame, at, true).unwrap().top, 0x11000 - 128);
-            assert!(place(frame, ours + 4096, true).is_none(), "too little is left");
+            assert_eq!(range_for(frame, at, true).unwrap().top, 0x11000 - 128);
+            assert!(range_for(frame, ours + 4096, true).is_none(), "too little is left");
             trap_ends(before);
         });
     }
@@ -312,7 +312,7 @@ mod tests {
     fn a_stack_that_disarms_itself_is_none_while_its_handler_runs() {
         on_a_thread_with_a_stack(|ours| {
             exchange(Some(&stack(0x10000, 8192, SS_AUTODISARM)), 0).unwrap();
-            let to = place(ours + LEN - 4096, 0x90000, true).unwrap();
+            let to = range_for(ours + LEN - 4096, 0x90000, true).unwrap();
             assert_eq!((to.top, to.lowest), (0x12000, 0x10000));
             assert_eq!(to.disarmed.unwrap().ss_flags, SS_AUTODISARM);
             assert_eq!(exchange(None, 0x11000).unwrap().ss_flags, libc::SS_DISABLE);

@@ -20,12 +20,12 @@ mod channel;
 mod completion;
 mod contact;
 mod deadline;
+mod endpoint;
 mod grant_lock;
 mod link;
 pub(crate) mod links;
 mod member;
 mod passed_descriptors;
-mod place;
 mod plain;
 mod queue;
 mod ranges;
@@ -54,10 +54,10 @@ use aquifer_tls::{Borrower, CredentialFailure};
 use aquifer_wire::{BorrowerId, EVERY_LEASE, Message, Refusal, SLAB_BYTES};
 
 use self::channel::{Miss, Security};
+use self::endpoint::Endpoint;
 use self::link::Greeting;
 use self::links::Links;
 pub(crate) use self::member::{Asked, Missed, Offer};
-use self::place::Place;
 pub(crate) use self::ranges::Writers;
 use self::rdma::{Rdma, RdmaFailure};
 pub(crate) use self::remote::Remote;
@@ -101,7 +101,7 @@ impl Donor {
         };
         let who = BorrowerId(u128::from(tree) << 64);
         let greeted = addresses.into_iter().find_map(|address| {
-            let links = Links::new(tcp::LINKS, Place::Tcp(address), security.clone(), who, Timeouts::ALONE).ok()?;
+            let links = Links::new(tcp::LINKS, Endpoint::Tcp(address), security.clone(), who, Timeouts::ALONE).ok()?;
             links.greet().ok().map(|_| links)
         });
         if let Some(links) = greeted {
@@ -146,7 +146,7 @@ fn greet(spec: &DonorSpec, timeouts: Timeouts) -> Result<(Links, Greeting), Borr
     let failure = |source| BorrowFailure::NoAnswer { address: spec.address.clone(), source };
     let mut last = failure(io::ErrorKind::NotFound.into());
     for address in spec.address.to_socket_addrs().map_err(failure)? {
-        let links = Links::new(tcp::LINKS, Place::Tcp(address), security.clone(), who, timeouts)
+        let links = Links::new(tcp::LINKS, Endpoint::Tcp(address), security.clone(), who, timeouts)
             .map_err(|errno| system("making sockets", errno))?;
         let address = spec.address.clone();
         last = match links.greet() {

@@ -31,7 +31,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::channel::{Channel, Miss};
 use super::deadline::Deadline;
-use super::place::Place;
+use super::endpoint::Endpoint;
 use super::recalls::Recalls;
 use super::timeouts::Timeouts;
 use super::transport::Loss;
@@ -71,19 +71,19 @@ pub(crate) struct Link {
 impl Link {
     /// A socket that is not connected. `is_kept`: the program cannot close it.
     pub(crate) fn new(
-        place: &Place,
+        endpoint: &Endpoint,
         channel: Box<dyn Channel>,
         recalls: &Arc<Recalls>,
         is_kept: bool,
     ) -> Result<Link, Errno> {
-        let socket = place.socket()?;
+        let socket = endpoint.socket()?;
         let socket: Box<dyn Socket> = if is_kept { Box::new(KeptFile::new(socket)) } else { Box::new(socket) };
         Ok(Link {
             socket,
             channel,
             recalls: Arc::clone(recalls),
             is_connected: AtomicBool::new(false),
-            is_local: place.is_local(),
+            is_local: endpoint.is_local(),
             cookie: AtomicU64::new(NO_COOKIE),
             next: AtomicU64::new(0),
         })
@@ -91,8 +91,8 @@ impl Link {
 
     /// Called in a forked child: creates a socket of its own under the same number. Returns false when the link cannot
     /// be used in the child.
-    pub(crate) fn renew(&self, place: &Place) -> Result<bool, raw::Errno> {
-        let own = place.socket().map_err(|errno| raw::Errno(errno.raw_os_error()))?;
+    pub(crate) fn renew(&self, endpoint: &Endpoint) -> Result<bool, raw::Errno> {
+        let own = endpoint.socket().map_err(|errno| raw::Errno(errno.raw_os_error()))?;
         self.is_connected.store(false, Ordering::Relaxed);
         self.cookie.store(NO_COOKIE, Ordering::Relaxed);
         replace(own, (*self.socket).as_fd())?;
@@ -109,34 +109,34 @@ impl Link {
     }
 
     /// Whether there is a connection for another request. Must be called while no request is in flight.
-    pub(crate) fn is_connected(&self, place: &Place) -> bool {
+    pub(crate) fn is_connected(&self, endpoint: &Endpoint) -> bool {
         if self.channel.is_worn() {
-            self.disconnect(place);
+            self.disconnect(endpoint);
         }
         self.is_connected.load(Ordering::Relaxed)
             && (!self.is_local || socket_cookie(self.socket()) == Ok(self.cookie.load(Ordering::Relaxed)))
     }
 
     /// Connects and greets. Only if there is no connection.
-    pub(crate) fn connect(&self, place: &Place, who: BorrowerId, timeouts: &Timeouts) -> Result<Greeting, Miss> {
-        let greeting = self.try_connect(place, who, timeouts).map_err(|miss| match self.channel.last_word() {
+    pub(crate) fn connect(&self, endpoint: &Endpoint, who: BorrowerId, timeouts: &Timeouts) -> Result<Greeting, Miss> {
+        let greeting = self.try_connect(endpoint, who, timeouts).map_err(|miss| match self.channel.last_word() {
             Some(distrust) => Miss::Distrust(distrust),
             None => miss,
         });
         match &greeting {
             Ok(_) => self.is_connected.store(true, Ordering::Relaxed),
-            Err(_) => self.disconnect(place),
+            Err(_) => self.disconnect(endpoint),
         }
         greeting
     }
 
-    fn try_connect(&self, place: &Place, who: BorrowerId, timeouts: &Timeouts) -> Result<Greeting, Miss> {
+    fn try_connect(&self, endpoint: &Endpoint, who: BorrowerId, timeouts: &Timeouts) -> Result<Greeting, Miss> {
         if self.is_local {
-            self.renew_local(place).map_err(|errno| Loss::Connection(errno.0))?;
+            self.renew_local(endpoint).map_err(|errno| Loss::Connection(errno.0))?;
         }
         let deadline = Deadline::after(timeouts.connect);
         // The next call continues a connection attempt that is in progress.
-        while let Err(errno) = place.connect(self.socket()) {
+        while let Err(errno) = endpoint.connect(self.socket()) {
             match errno {
                 Errno::ISCONN => break,
                 Errno::INPROGRESS | Errno::ALREADY => deadline.judge(Errno::INTR)?,
@@ -163,20 +163,20 @@ impl Link {
     }
 
     /// Provides a socket that can be connected, and records its cookie.
-    fn renew_local(&self, place: &Place) -> Result<(), raw::Errno> {
+    fn renew_local(&self, endpoint: &Endpoint) -> Result<(), raw::Errno> {
         let errno = |errno: Errno| raw::Errno(errno.raw_os_error());
         if self.cookie.load(Ordering::Relaxed) != NO_COOKIE {
-            replace(place.socket().map_err(errno)?, (*self.socket).as_fd())?;
+            replace(endpoint.socket().map_err(errno)?, (*self.socket).as_fd())?;
         }
         self.cookie.store(socket_cookie(self.socket()).map_err(errno)?, Ordering::Relaxed);
         Ok(())
     }
 
     /// Ends the connection.
-    pub(crate) fn disconnect(&self, place: &Place) {
+    pub(crate) fn disconnect(&self, endpoint: &Endpoint) {
         self.is_connected.store(false, Ordering::Relaxed);
         self.channel.close();
-        place.disconnect(self.socket());
+        endpoint.disconnect(self.socket());
     }
 
     /// The number of a request that is about to be sent.
@@ -190,22 +190,22 @@ impl Link {
     /// refusal that leaves the connection intact, and a late answer within this machine.
     pub(crate) fn exchange(
         &self,
-        place: &Place,
+        endpoint: &Endpoint,
         message: Message,
         payload: &[u8],
         into: &mut [u8],
         timeouts: &Timeouts,
     ) -> Result<Message, Loss> {
         let deadline = Deadline::after(timeouts.answer);
-        let request = self.begin(place, message, payload, deadline)?;
-        self.finish(place, request, into, deadline)
+        let request = self.begin(endpoint, message, payload, deadline)?;
+        self.finish(endpoint, request, into, deadline)
     }
 
     /// Sends a request and returns its number. The caller must then wait for the answer with [`finish`](Self::finish),
     /// or end the connection.
     pub(crate) fn begin(
         &self,
-        place: &Place,
+        endpoint: &Endpoint,
         message: Message,
         payload: &[u8],
         deadline: Deadline,
@@ -214,7 +214,7 @@ impl Link {
         // If the request cannot be sent, the connection ends within this machine, too: the request's number has been
         // used, and the donor waits for this request before any other.
         self.send_frame(request, message, payload, deadline).map_err(|loss| {
-            self.disconnect(place);
+            self.disconnect(endpoint);
             match loss {
                 Loss::Connection(libc::ETIMEDOUT) if self.is_local => AMIDST,
                 loss => loss,
@@ -226,7 +226,7 @@ impl Link {
     /// Waits for the answer to a request, whose body fills `into`. Ends the connection in the same cases as `exchange`.
     pub(crate) fn finish(
         &self,
-        place: &Place,
+        endpoint: &Endpoint,
         request: u64,
         into: &mut [u8],
         deadline: Deadline,
@@ -236,7 +236,7 @@ impl Link {
             Ok(_) => {}
             Err(Loss::Refused(refusal)) if !refusal.ends_connection() => {}
             Err(Loss::Connection(libc::ETIMEDOUT)) if self.is_local => {}
-            Err(_) => self.disconnect(place),
+            Err(_) => self.disconnect(endpoint),
         }
         answer
     }

@@ -30,8 +30,8 @@ use aquifer_wire::{BorrowerId, Message};
 
 use super::channel::{Miss, Security};
 use super::deadline::Deadline;
+use super::endpoint::Endpoint;
 use super::link::{Greeting, Link};
-use super::place::Place;
 use super::recalls::Recalls;
 use super::timeouts::Timeouts;
 use super::transport::Loss;
@@ -54,7 +54,7 @@ struct Line {
 
 /// See the module.
 pub(crate) struct Links {
-    place: Place,
+    endpoint: Endpoint,
     who: BorrowerId,
     security: Security,
     recalls: Arc<Recalls>,
@@ -107,14 +107,14 @@ impl Begun<'_> {
     pub(crate) fn finish(mut self, into: &mut [u8]) -> Result<Message, Loss> {
         self.is_finished = true;
         let Taken { links, line } = &self.taken;
-        line.link.finish(&links.place, self.request, into, self.deadline)
+        line.link.finish(&links.endpoint, self.request, into, self.deadline)
     }
 }
 
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
         if !self.is_finished {
-            self.taken.line.link.disconnect(&self.taken.links.place);
+            self.taken.line.link.disconnect(&self.taken.links.endpoint);
         }
     }
 }
@@ -123,7 +123,7 @@ impl Links {
     /// Creates the sockets of `count` links. Connects nothing.
     pub(crate) fn new(
         count: usize,
-        place: Place,
+        endpoint: Endpoint,
         security: Security,
         who: BorrowerId,
         timeouts: Timeouts,
@@ -132,14 +132,14 @@ impl Links {
         let own = Arc::new(OwnWord::new()?);
         own.word().store(1, Ordering::Relaxed);
         let line = |_| {
-            let link = Link::new(&place, security.channel(&own), &recalls, true);
+            let link = Link::new(&endpoint, security.channel(&own), &recalls, true);
             let link = link.map_err(|errno| Errno(errno.raw_os_error()))?;
             Ok(Line { link, taken: AtomicU32::new(FREE) })
         };
         let lines = (0..count).map(line).collect::<Result<_, Errno>>()?;
         let instance = Words::shared(1)?;
         Ok(Links {
-            place,
+            endpoint,
             who,
             security,
             recalls,
@@ -184,12 +184,12 @@ impl Links {
     }
 
     fn connect_within(&self, link: &Link, timeouts: &Timeouts) -> Result<Greeting, Miss> {
-        let greeting = link.connect(&self.place, self.who, timeouts)?;
+        let greeting = link.connect(&self.endpoint, self.who, timeouts)?;
         let known = self.instance().compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
         match known {
             Err(known) if known != greeting.instance => {
                 // The donor was restarted, and has nothing of what was stored in its previous run.
-                link.disconnect(&self.place);
+                link.disconnect(&self.endpoint);
                 Err(Loss::Connection(libc::ESTALE).into())
             }
             _ => Ok(greeting),
@@ -203,8 +203,8 @@ impl Links {
         SocketAddr::try_from(address).ok().map(|address| address.ip().to_canonical())
     }
 
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
     pub(crate) fn is_own(&self) -> bool {
@@ -225,7 +225,7 @@ impl Links {
             self.is_own() && line.link.may_be_connected() && take()
         };
         let taken = self.in_order().find(may_be_taken).map(|line| Taken { links: self, line })?;
-        taken.line.link.is_connected(&self.place).then_some(taken)
+        taken.line.link.is_connected(&self.endpoint).then_some(taken)
     }
 
     /// Whether there seems to be a connection for demand.
@@ -284,14 +284,14 @@ impl Links {
 
     /// Creates a link for a queue, not connected yet.
     pub(crate) fn new_link(&self) -> Result<Link, Errno> {
-        let link = Link::new(&self.place, self.security.channel(&self.own), &self.recalls, false);
+        let link = Link::new(&self.endpoint, self.security.channel(&self.own), &self.recalls, false);
         link.map_err(|errno| Errno(errno.raw_os_error()))
     }
 
     /// Sends one request and receives its answer, on the first free link.
     pub(crate) fn ask(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss> {
         let taken = self.take_open()?;
-        taken.line.link.exchange(&self.place, message, payload, into, &self.timeouts)
+        taken.line.link.exchange(&self.endpoint, message, payload, into, &self.timeouts)
     }
 
     /// Takes a link and connects it if necessary.
@@ -300,7 +300,7 @@ impl Links {
         loop {
             let taken = self.take()?;
             let link = &taken.line.link;
-            if link.is_connected(&self.place) {
+            if link.is_connected(&self.endpoint) {
                 return Ok(taken);
             }
             let miss = match self.connect(link) {
@@ -329,7 +329,7 @@ impl Links {
     pub(crate) fn begin(&self, message: Message, payload: &[u8]) -> Option<Begun<'_>> {
         let taken = self.take_connected()?;
         let deadline = Deadline::after(self.timeouts.answer);
-        let request = taken.line.link.begin(&self.place, message, payload, deadline).ok()?;
+        let request = taken.line.link.begin(&self.endpoint, message, payload, deadline).ok()?;
         Some(Begun { taken, request, deadline, is_finished: false })
     }
 
@@ -347,7 +347,7 @@ impl Links {
         for line in &self.lines {
             // A thread of the parent may have had the link. If that thread was using the channel, the link cannot be
             // used in the child.
-            let is_usable = line.link.renew(&self.place)?;
+            let is_usable = line.link.renew(&self.endpoint)?;
             line.taken.store(if is_usable { FREE } else { TAKEN }, Ordering::Relaxed);
             usable += usize::from(is_usable);
         }

@@ -15,9 +15,9 @@ use aquifer_sys::raw::Errno;
 use aquifer_tier::{Activity, Cause, KeepAlive, TierFailure, TierQueue};
 use aquifer_wire::{Message, RangeIndex, SLAB_BYTES};
 
+use super::endpoint::Endpoint;
 use super::link::Greeting;
 use super::links::{Begun, Links};
-use super::place::Place;
 use super::ranges::{Lease, Ranges, Writers};
 use super::remote::{Piece, Remote, Unlent};
 use super::tcp;
@@ -52,7 +52,7 @@ impl Offer {
                 };
                 let who = who(spec)?;
                 let security = security(spec).map_err(|failure| BorrowFailure::Credentials { failure })?;
-                let links = Links::new(tcp::LINKS, Place::Tcp(address), security, who, timeouts)
+                let links = Links::new(tcp::LINKS, Endpoint::Tcp(address), security, who, timeouts)
                     .map_err(|errno| system("making sockets", errno))?;
                 Ok(Offer { links, greeting: Err(refused), timeouts, spec: spec.clone() })
             }

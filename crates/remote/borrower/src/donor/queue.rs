@@ -141,7 +141,7 @@ impl TcpQueue {
             return false;
         }
         // Requests in flight continue, even on a connection that has to be replaced.
-        if self.on_the_way() > 0 || self.link.is_connected(self.links.place()) {
+        if self.on_the_way() > 0 || self.link.is_connected(self.links.endpoint()) {
             return true;
         }
         // The demand links decide how long to look for a donor.
@@ -151,7 +151,7 @@ impl TcpQueue {
     /// Gives the connection up when no request is in flight.
     fn make_way(&mut self) {
         if self.on_the_way() == 0 && self.link.may_be_connected() {
-            self.link.disconnect(self.links.place());
+            self.link.disconnect(self.links.endpoint());
         }
     }
 
@@ -320,7 +320,7 @@ impl TcpQueue {
 
     /// Requests in flight may arrive late, so they are fenced off.
     fn disconnect(&mut self) {
-        self.link.disconnect(self.links.place());
+        self.link.disconnect(self.links.endpoint());
         self.arriving = NOTHING;
         self.sent = 0;
         for flights in [&self.flying, &self.outgoing] {

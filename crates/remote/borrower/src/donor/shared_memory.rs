@@ -36,10 +36,10 @@ use rustix::net::SocketAddrUnix;
 
 use super::NAME;
 use super::channel::{Miss, Security};
+use super::endpoint::Endpoint;
 use super::link::{Greeting, Link};
 use super::links::Links;
 use super::passed_descriptors::{DescriptorChannel, PassedDescriptors};
-use super::place::Place;
 use super::ranges::Lease;
 use super::recalls::Recalls;
 use super::remote::{Piece, Remote};
@@ -70,11 +70,11 @@ impl SharedMemory {
     ) -> Result<(SharedMemory, Greeting, Vec<String>), BorrowFailure> {
         let system = |what, source| BorrowFailure::from(OpenFailure::System { tier: NAME, what, source });
         let errno = |what| move |errno: rustix::io::Errno| system(what, errno.into());
-        let place = Place::Local(SocketAddrUnix::new(path).map_err(errno("naming a socket"))?);
+        let endpoint = Endpoint::Local(SocketAddrUnix::new(path).map_err(errno("naming a socket"))?);
         let passed = Arc::new(PassedDescriptors::default());
-        let links = Links::new(LINKS, place.clone(), Security::Plain, who, Timeouts::ALONE);
+        let links = Links::new(LINKS, endpoint.clone(), Security::Plain, who, Timeouts::ALONE);
         let links = links.map_err(|errno| system("making sockets", std::io::Error::from_raw_os_error(errno.0)))?;
-        let anchor = Link::new(&place, Box::new(DescriptorChannel(Arc::clone(&passed))), links.recalls(), true);
+        let anchor = Link::new(&endpoint, Box::new(DescriptorChannel(Arc::clone(&passed))), links.recalls(), true);
         let anchor = anchor.map_err(errno("making sockets"))?;
         let greeting = links.connect(&anchor).map_err(|miss| refused(spec, miss))?;
         check_user(spec, &anchor)?;

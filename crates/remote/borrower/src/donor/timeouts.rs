@@ -32,7 +32,7 @@ impl Timeouts {
 
     /// If others have the bytes, too. Several donors that are asked at the same time share the same 0.4 seconds. A
     /// donor that has not answered gets a second chance: a new connection, which may take 0.25 seconds without TLS.
-    /// Donors get their second chances one after the other. Waits are cut into pieces (`place.rs`), so these limits
+    /// Donors get their second chances one after the other. Waits are cut into pieces (`endpoint.rs`), so these limits
     /// become at most 0.6 and 0.4 seconds. Reads first ask donors that did not hang recently
     /// (`array/shards/gather.rs`). Writes that enough donors have stored continue without the others after 0.7 seconds
     /// (`array/shards.rs`).

@@ -17,24 +17,24 @@ const WAIT_ONCE: Duration = HEEDED_WITHIN;
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Endpoint {
     /// A Unix socket of this machine.
     Local(SocketAddrUnix),
     /// An address and port.
     Tcp(SocketAddr),
 }
 
-impl Place {
+impl Endpoint {
     pub(crate) fn is_local(&self) -> bool {
-        matches!(self, Place::Local(_))
+        matches!(self, Endpoint::Local(_))
     }
 
     /// A socket that is not connected.
     pub(crate) fn socket(&self) -> Result<OwnedFd, Errno> {
         let family = match self {
-            Place::Local(_) => AddressFamily::UNIX,
-            Place::Tcp(SocketAddr::V4(_)) => AddressFamily::INET,
-            Place::Tcp(SocketAddr::V6(_)) => AddressFamily::INET6,
+            Endpoint::Local(_) => AddressFamily::UNIX,
+            Endpoint::Tcp(SocketAddr::V4(_)) => AddressFamily::INET,
+            Endpoint::Tcp(SocketAddr::V6(_)) => AddressFamily::INET6,
         };
         let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         if !self.is_local() {
@@ -47,8 +47,8 @@ impl Place {
 
     pub(crate) fn connect(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         match self {
-            Place::Local(address) => rustix::net::connect(socket, address),
-            Place::Tcp(address) => rustix::net::connect(socket, address),
+            Endpoint::Local(address) => rustix::net::connect(socket, address),
+            Endpoint::Tcp(address) => rustix::net::connect(socket, address),
         }
     }
 
@@ -56,8 +56,8 @@ impl Place {
     pub(crate) fn disconnect(&self, socket: BorrowedFd<'_>) {
         // Each call fails if there is no connection, which is just as good.
         let _ = match self {
-            Place::Local(_) => rustix::net::shutdown(socket, Shutdown::Both),
-            Place::Tcp(_) => rustix::net::connect_unspec(socket),
+            Endpoint::Local(_) => rustix::net::shutdown(socket, Shutdown::Both),
+            Endpoint::Tcp(_) => rustix::net::connect_unspec(socket),
         };
     }
 }
