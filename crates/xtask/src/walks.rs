@@ -67,7 +67,7 @@ fn compare(walk: &Walk, read: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
             complaints.push(format!("{place}: {file} has no function {function}; correct the walk"));
         }
         if index > 0 && !calls(&above, function) {
-            complaints.push(format!("{place}: no file above calls {function}; correct the walk"));
+            complaints.push(format!("{place}: no earlier file of the walk calls {function}; correct the walk"));
         }
         above.push_str(&source);
     }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_that_the_code_takes_is_right() {
+    fn a_walk_that_matches_the_code_passes() {
         assert_eq!(complaints("fn take() { fetch(1) }", "pub fn fetch(what: u32) {}"), [""; 0]);
         assert_eq!(complaints("fn take<T>() { it.fetch(1) }", "fn fetch<T>(what: T) {}"), [""; 0]);
     }
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_step_that_is_not_there_or_not_called_is_named() {
         for (first, second, what) in [
-            ("fn take() { prefetch(1) }", "fn fetch() {}", "step 2: no file above calls fetch"),
+            ("fn take() { prefetch(1) }", "fn fetch() {}", "step 2: no earlier file of the walk calls fetch"),
             ("fn take() { fetch(1) }", "fn fetch_all() {}", "step 2: b.rs has no function fetch"),
             ("fn took() { fetch(1) }", "fn fetch() {}", "step 1: a.rs has no function take"),
         ] {

@@ -59,8 +59,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 
 /// Reads a rate such as `250MB/s`, in bytes per second.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
-    let size =
-        text.strip_suffix("/s").ok_or_else(|| format!("'{text}' is not a rate; use bytes a second like 250MB/s"))?;
+    let size = text.strip_suffix("/s").ok_or_else(|| format!("'{text}' is not a rate; write it like 250MB/s"))?;
     parse_size(size)
 }
 
@@ -93,7 +92,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// Writes `307MiB`, `1GiB`, `1.5GiB`: the largest unit that keeps the number at 1 or more.
 pub fn format_size(bytes: u64) -> String {
     for (unit, factor) in [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
-        // A footprint a few bytes short of 1GiB is written 1GiB, not 1024MiB.
+        // A footprint up to 0.1 % short of 1GiB is written 1GiB, not 1024MiB.
         if bytes >= factor - factor / 1000 {
             let number = bytes as f64 / factor as f64;
             let whole = (number - number.round()).abs() < 0.005;

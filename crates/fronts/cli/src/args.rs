@@ -23,7 +23,7 @@ use crate::{bench, doctor, donor, metrics, output, packaging, run, set, stat, st
 #[command(name = "aquifer", version, long_version = long_version(), max_term_width = 100, arg_required_else_help = true)]
 #[command(after_long_help = after_help())]
 pub struct Cli {
-    /// How messages are written to standard error; json suits a journal
+    /// How messages are written to standard error; json is meant for a journal
     #[arg(long, global = true, hide_short_help = true, value_name = "FORMAT", value_enum, default_value_t, env = log::VARIABLE)]
     log_format: LogFormat,
 

@@ -97,11 +97,11 @@ pub struct DonorArgs {
 
     /// A file with the limits of each tenant
     ///
-    /// One a line: NAME quota=SIZE connections=NUMBER rate=SIZE requests=NUMBER. docs/donor.md has the names.
+    /// One per line: NAME quota=SIZE connections=NUMBER rate=SIZE requests=NUMBER. docs/donor.md says what NAME can be.
     #[arg(long, value_name = "FILE")]
     tenants: Option<PathBuf>,
 
-    /// Append a line here for each lease granted, renewed, released, refused
+    /// Append a line here for each lease that is granted, renewed, released or refused
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
 
@@ -113,11 +113,11 @@ pub struct DonorArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = CONNECTIONS_MAX)]
     connections: usize,
 
-    /// Make a socket here by which the owner and root order memory back, or ask for the donor's status
+    /// Create a socket here, through which its owner and root can reclaim memory or query the donor's status
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 
-    /// How long borrowers have to give everything back when the donor is told to end
+    /// How long borrowers have to give everything back when the donor is told to stop
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     grace: Duration,
 
@@ -125,7 +125,7 @@ pub struct DonorArgs {
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     metrics: Option<SocketAddr>,
 
-    /// One JSON object that says what is lent and where
+    /// Print one JSON object that says what is lent and where
     #[arg(long)]
     json: bool,
 }

@@ -133,7 +133,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// The text, or what is served instead of it.
+/// The text, or a notice in its place if it is too long.
 fn bounded(text: &str) -> &str {
     if text.len() > TEXT_BYTES_MAX { TOO_LONG } else { text }
 }
@@ -159,10 +159,10 @@ impl Exporting {
                 child.socket.set_read_timeout(None).map_err(failure)?;
                 return Ok(child);
             }
-            Ok(Some(_)) => format!("at {} is of another version", program.display()),
-            Ok(None) => format!("at {} ends at once ({})", program.display(), child.end()),
+            Ok(Some(_)) => format!("at {} has a different version", program.display()),
+            Ok(None) => format!("at {} exits immediately ({})", program.display(), child.end()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                format!("at {} does not start within {START_TIMEOUT:?}", program.display())
+                format!("at {} did not start within {START_TIMEOUT:?}", program.display())
             }
             Err(error) => return Err(failure(error)),
         };

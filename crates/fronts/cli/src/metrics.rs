@@ -15,8 +15,8 @@ use crate::instances;
 
 /// Serve the numbers of running programs to Prometheus
 ///
-/// One exporter serves all programs of a host: as root those of every user, otherwise one's own. The address has
-/// neither TLS nor passwords, so let it be reached by the scraper only.
+/// One exporter serves the programs on a host: as root those of all users, otherwise only those of your own user. The
+/// address has neither TLS nor passwords, so make sure that only the scraper can reach it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -24,7 +24,7 @@ Examples:
   curl http://127.0.0.1:9464/metrics
 For a textfile collector: aquifer stat --prometheus")]
 pub struct MetricsArgs {
-    /// Address and port to serve at; the path is /metrics
+    /// Address and port to listen on; the path is /metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
 }

@@ -80,7 +80,7 @@ fn arguments_that_make_no_sense() {
         ),
         (
             &["run", "--dram", "16MiB", "--tier", "dram:", "--tier", "dram:", "--", "true"],
-            "--tier: tiers 1 and 2 are the same place; give each once, or each a place of its own",
+            "--tier: tiers 1 and 2 store to the same place; name each place only once",
         ),
         (
             &[
@@ -89,7 +89,7 @@ fn arguments_that_make_no_sense() {
                 &["--tier", "flash:/tmp/d", "--", "true"],
             ]
             .concat(),
-            "--tier: a chain of 5 tiers is too long; give 4 at most",
+            "--tier: a chain of 5 tiers is too long; give at most 4",
         ),
         (
             &["run", "--dram", "16MiB", "--tier", "dram:", "--", ""],

@@ -111,10 +111,10 @@ fn a_program_that_does_not_start_is_reported() {
     }
     for words in EXPORTS {
         let program = place(&command, ".", "aquifer-metrics", "exit 3");
-        let what = format!("at {} ends at once (exit status: 3)", program.display());
+        let what = format!("at {} exits immediately (exit status: 3)", program.display());
         fails(&command, words, "aquifer-metrics", &what);
         // The greeting goes to standard output, which is the socket to the command.
         let program = place(&command, ".", "aquifer-metrics", "echo hello; exec sleep 100");
-        fails(&command, words, "aquifer-metrics", &format!("at {} is of another version", program.display()));
+        fails(&command, words, "aquifer-metrics", &format!("at {} has a different version", program.display()));
     }
 }

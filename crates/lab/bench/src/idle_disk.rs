@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_account_is_read() {
+    fn the_kernels_statistics_are_parsed() {
         assert_eq!(sectors_of("1 2 3 4 5 6 70 8 0 10 11"), Some(73));
         assert_eq!(sectors_of("  1 2 3 4 5 6 70 8 0 10 11 5 0 900 1 2 3\n"), Some(973));
         assert_eq!(sectors_of("1 2 3"), None);
@@ -89,15 +89,15 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_at_rest_after_some_quiet_looks_in_a_row() {
+    fn a_disk_is_idle_after_several_quiet_checks_in_a_row() {
         let mut rest = Rest::default();
         let moved = [0, 10, 20, 30, 30 + REST_SECTORS, 30 + REST_SECTORS, 31 + REST_SECTORS, 32 + REST_SECTORS];
-        assert!(moved.into_iter().all(|now| !rest.saw(now)), "it moved in between");
+        assert!(moved.into_iter().all(|now| !rest.saw(now)), "sectors were transferred in between");
         assert!(rest.saw(33 + REST_SECTORS));
     }
 
     #[test]
-    fn a_place_without_a_disk_is_at_rest() {
+    fn a_path_without_disk_statistics_is_not_waited_for() {
         wait_for_idle(Path::new("/proc"), &Interrupt::default()).expect("nothing to wait for");
         wait_for_idle(Path::new("/nowhere"), &Interrupt::default()).expect("nothing to wait for");
     }

@@ -37,9 +37,9 @@ pub fn clean(directory: &Path, hierarchy: Option<&Path>) -> Vec<String> {
 fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
     let mut found = Vec::new();
     if let Some(root) = hierarchy {
-        found.extend(ours_in(root).into_iter().filter(|path| path.is_dir()).map(Undo::RemoveCgroup));
+        found.extend(leftovers_in(root).into_iter().filter(|path| path.is_dir()).map(Undo::RemoveCgroup));
     }
-    found.extend(ours_in(Path::new(hosts::DIRECTORY)).into_iter().map(Undo::RemoveHost));
+    found.extend(leftovers_in(Path::new(hosts::DIRECTORY)).into_iter().map(Undo::RemoveHost));
     let loops = loops();
     let zrams = zrams();
     for area in machine::swap_areas() {
@@ -52,11 +52,11 @@ fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
     found.extend(zrams.into_iter().map(|(_, undo)| undo));
     found.extend(loops.into_iter().map(|(_, undo)| undo));
     // The name of a host is also a mount point.
-    let is_ours = |mount: &PathBuf| is_left(&mount.to_string_lossy()) && !mount.starts_with(hosts::DIRECTORY);
-    for mount in machine::mount_points().into_iter().filter(is_ours) {
+    let is_leftover = |mount: &PathBuf| is_left(&mount.to_string_lossy()) && !mount.starts_with(hosts::DIRECTORY);
+    for mount in machine::mount_points().into_iter().filter(is_leftover) {
         found.extend([Undo::Unmount(mount.clone()), Undo::RemoveDirectory(mount)]);
     }
-    for path in ours_in(directory) {
+    for path in leftovers_in(directory) {
         let known = found.iter().any(|undo| *undo == Undo::RemoveDirectory(path.clone()));
         match path.is_dir() {
             true if known => {}
@@ -70,12 +70,12 @@ fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
     found
 }
 
-/// True when the text contains a name of a bench that no longer runs.
+/// True when the text contains a name made by a bench that is no longer running.
 fn is_left(text: &str) -> bool {
     token_in(text).is_some_and(|token| !is_alive(token))
 }
 
-fn ours_in(directory: &Path) -> Vec<PathBuf> {
+fn leftovers_in(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
         .map(|entry| entry.path())
@@ -83,7 +83,7 @@ fn ours_in(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Loop devices over a file of a bench.
+/// Loop devices whose backing file is a leftover.
 fn loops() -> Vec<(PathBuf, Undo)> {
     block_devices("loop")
         .filter(|name| {
@@ -94,7 +94,7 @@ fn loops() -> Vec<(PathBuf, Undo)> {
         .collect()
 }
 
-/// zram devices with a label of a bench.
+/// zram devices whose label was written by a bench that is no longer running.
 fn zrams() -> Vec<(PathBuf, Undo)> {
     block_devices("zram")
         .filter(|name| fs::read_to_string(format!("/sys/block/{name}/disksize")).is_ok_and(|size| size.trim() != "0"))
@@ -108,7 +108,8 @@ fn zrams() -> Vec<(PathBuf, Undo)> {
         .collect()
 }
 
-/// Whether the bench that wrote a label had added the device; None unless that bench no longer runs.
+/// Whether the bench that wrote the label had also added the device. `None` if that bench is still running, or if the
+/// label is not a bench's.
 fn left_label(label: &[u8]) -> Option<bool> {
     let end = label.iter().position(|byte| *byte == 0).unwrap_or(label.len());
     let text = std::str::from_utf8(&label[..end]).ok()?;

@@ -8,8 +8,9 @@
 //! [`rdma_guest`] a guest with an RDMA device; [`matrix`] lists settings; `torture/` is the C program that knows what
 //! every byte must be, [`stress`] runs it for hours, in parallel with [`stress_rows`]; [`donor`] starts donors, on this
 //! machine or on [`hosts`]; [`verifying`] is a program for tests in which donors are lost, and [`programs`] are common
-//! programs; [`attacks`] are programs that try to break a promise, [`tier_kinds`] the tiers that they run over;
-//! [`pages`] are the pages on operating, and [`machines`] the machines on which tests follow them.
+//! programs; [`attacks`] are programs that try to break a promise; [`tier_kinds`] lists the tiers that programs are
+//! tested over; [`pages`] parses the instructions in docs/operating, and [`machines`] starts the machines on which
+//! tests carry them out.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep` runs for as
 //! long as requested.

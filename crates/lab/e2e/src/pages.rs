@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Parses the pages on operating into the blocks that a reader types, each with the machines to type it on.
+//! Parses the documents in docs/operating into the code blocks that a reader types, each with the machines to type it
+//! on.
 //!
 //! A fence says how its block is tested:
 //!

@@ -32,7 +32,8 @@ static void must_be_mask(const sigset_t *wanted) {
     sigset_t now = mask();
     for (int signal = 1; signal < 65; signal++)
         if (sigismember(&now, signal) != sigismember(wanted, signal)) {
-            fprintf(stderr, "the thread has signal %d %s\n", signal, sigismember(&now, signal) ? "blocked" : "open");
+            fprintf(stderr, "the thread has signal %d %s\n",
+                signal, sigismember(&now, signal) ? "blocked" : "unblocked");
             exit(1);
         }
 }

@@ -149,7 +149,7 @@ fn every_delivery_and_exchange_is_replayed_with_the_same_decisions() {
 }
 
 #[test]
-fn every_policy_and_block_size_and_a_disk() {
+fn every_policy_several_block_sizes_and_a_disk() {
     let file = scratch("recording-settings").join("run.rec");
     let record = ["--record", file.to_str().expect("UTF-8")];
     for (seed, (policy, block)) in

@@ -13,7 +13,7 @@ use std::process::Command;
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{LIMIT, managed, run, start};
 
-/// Fills 256 MiB, reports it, and reads them until it is killed or, with an argument, once.
+/// Fills 256 MiB, reports that, and then checks the contents: once if it has an argument, otherwise until it is killed.
 const PROGRAM: &str = r#"
 #include <stdint.h>
 #include <stdio.h>

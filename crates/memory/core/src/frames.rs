@@ -48,7 +48,7 @@ impl FrameIndex {
 pub struct Taken {
     /// The frame.
     pub frame: FrameIndex,
-    /// True when it never had pages: the kernel allocates zeroed ones at the first touch.
+    /// True when it has no pages: those that it gets are zeroed.
     pub fresh: bool,
 }
 

@@ -358,14 +358,16 @@ impl Adopter {
         self.starting.load(Ordering::SeqCst)
     }
 
-    /// Waits for the thread that starts the pager: as long as the kernel takes to register the adopted mappings.
+    /// Waits until another thread has started the pager, which takes as long as the kernel needs to register the
+    /// adopted mappings.
     pub fn wait_until_started(&'static self) {
         own_stack::call(move || {
             drop(self.state());
         })
     }
 
-    /// `thread` has finished the calls that were in progress when the pager started.
+    /// Records that `thread` has finished the calls that were in progress when the pager started, and registers the
+    /// ranges that had to wait for them.
     pub fn calls_are_over(&'static self, thread: u32) {
         if !self.has_postponed.load(Ordering::Relaxed) {
             return;

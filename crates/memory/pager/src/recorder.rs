@@ -180,7 +180,7 @@ impl Writer {
             // Written immediately as well, since the program may be killed.
             let lost = self.recorder.ring.lost();
             if closing || (lost > 0 && self.lost == 0) {
-                self.write_standing(End { events: self.events, lost, closed: closing })?;
+                self.write_end(End { events: self.events, lost, closed: closing })?;
             }
             if closing {
                 return Ok(());
@@ -207,7 +207,7 @@ impl Writer {
         Ok(true)
     }
 
-    fn write_standing(&mut self, end: End) -> io::Result<()> {
+    fn write_end(&mut self, end: End) -> io::Result<()> {
         self.batch.truncate(BATCH_HEADER_BYTES);
         self.batch.extend(end.payload());
         self.lost = end.lost;
@@ -222,8 +222,8 @@ impl Writer {
     }
 }
 
-/// The file. A program may close it in ways that the library does not see, and reuse its number for another file. So
-/// each write first checks whether the descriptor still refers to this file, and reopens the file if not.
+/// The file. A program may close its descriptor in ways that the library does not see, and the number may be reused for
+/// another file. So each write first checks whether the descriptor still refers to this file, and reopens it if not.
 #[derive(Debug)]
 struct Output {
     path: PathBuf,
@@ -232,7 +232,8 @@ struct Output {
 }
 
 impl Output {
-    /// Opens `path` if no other process records to it, and otherwise a new file with the process id appended.
+    /// Opens `path` if it is a pipe, or is empty and no other process records to it. Otherwise creates a file with the
+    /// process id appended to the name.
     fn claim(path: &str, pid: u32) -> io::Result<Self> {
         let file = open(Path::new(path), libc::O_CREAT)?;
         let kind = file.metadata()?;

@@ -167,7 +167,7 @@ mod tests {
         assert!(asking.sees(3) && !asking.sees(2), "a child lets go of what its parent holds");
 
         if let Err(why) = crate::uring::probe() {
-            return aquifer_test_support::skip_part("the second half", why);
+            return aquifer_test_support::skip_part("the part with an io_uring", why);
         }
         let file = Arc::new(File::open("/proc/self/exe").expect("this test"));
         let ring = Ring::new(file, 1).expect("it was probed");

@@ -21,18 +21,19 @@ struct PidfdAnswer {
     status: i32,
 }
 
-/// One thread, even after it has ended. Its descriptor is never closed: it is used for the last thread of a process.
+/// A pidfd of one thread: gives the thread's exit status after it has ended. It is never closed, because it is opened
+/// only for the last thread of a process.
 #[derive(Debug)]
 pub struct ThreadEnd(i32);
 
 impl ThreadEnd {
-    /// Opens a thread that has not ended.
+    /// Opens a pidfd for a thread that has not ended.
     pub fn of(thread: u32) -> Result<Self, Errno> {
-        // SAFETY: pidfd_open(2) takes numbers.
+        // SAFETY: pidfd_open(2) takes integers, and accesses no memory.
         unsafe { syscall(libc::SYS_pidfd_open, [thread as usize, PIDFD_THREAD, 0, 0, 0, 0]) }.map(|it| Self(it as i32))
     }
 
-    /// Its status, as wait(2) would report it. `None` before it has ended, and if the kernel does not report it.
+    /// The thread's exit status, as wait(2) encodes it. `None` if the thread has not ended, or the kernel cannot tell.
     pub fn status(&self) -> Option<i32> {
         let mut info = PidfdAnswer { mask: PIDFD_INFO_EXIT, ..PidfdAnswer::default() };
         let args = [self.0 as usize, PIDFD_GET_INFO, &raw mut info as usize, 0, 0, 0];

@@ -57,13 +57,13 @@ pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
 pub fn check_levels(specs: &[TierSpec]) -> Result<(), SpecFailure> {
     if specs.len() > LEVELS_MAX {
         let count = specs.len();
-        return Err(SpecFailure::new(format!("a chain of {count} tiers is too long; give {LEVELS_MAX} at most")));
+        return Err(SpecFailure::new(format!("a chain of {count} tiers is too long; give at most {LEVELS_MAX}")));
     }
     for (index, spec) in specs.iter().enumerate() {
         if let Some(first) = specs[..index].iter().position(|other| other.is_same_place(spec)) {
             let (first, second) = (first + 1, index + 1);
             return Err(SpecFailure::new(format!(
-                "tiers {first} and {second} are the same place; give each once, or each a place of its own"
+                "tiers {first} and {second} store to the same place; name each place only once"
             )));
         }
     }
@@ -80,8 +80,8 @@ pub fn open_levels(specs: &[TierSpec]) -> Result<Box<dyn Tier>, OpenFailure> {
     as_one(specs.iter().enumerate().map(level).collect::<Result<_, _>>()?)
 }
 
-/// The tiers as one, the fastest first: a chain if there are several. There must be at least one. Nobody else can read
-/// what a process stores there after a fork.
+/// Combines tiers, the fastest first, into one: a chain if there are several. There must be at least one. What a
+/// process stores there after a fork(2) cannot be read by related processes.
 pub fn as_one(mut tiers: Vec<Box<dyn Tier>>) -> Result<Box<dyn Tier>, OpenFailure> {
     let together = if tiers.len() == 1 { tiers.remove(0) } else { Box::new(Chain::new(tiers)?) };
     Ok(Box::new(Private::new(together)?))
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_few_and_each_is_a_place_of_its_own() {
+    fn a_chain_has_at_most_four_levels_in_different_places() {
         for good in [
             &["dram:"][..],
             &["dram:size=4MiB", "flash:/a", "flash:/b", "emulated:cmm-h"],
@@ -107,9 +107,9 @@ mod tests {
         for (bad, why) in [
             (&["dram:", "dram:size=4MiB"][..], "tiers 1 and 2"),
             (&["dram:", "flash:/a", "failing:after=1:flash:/a,size=1GiB"], "tiers 2 and 3"),
-            (&["donor:a:1,security=plain", "donor:a:1,security=plain,size=1GiB"], "the same place"),
+            (&["donor:a:1,security=plain", "donor:a:1,security=plain,size=1GiB"], "to the same place"),
             (&["donor:a:1+b:1,security=plain", "dram:", "donor:b:1,security=plain"], "tiers 1 and 3"),
-            (&["dram:", "flash:/a", "flash:/b", "flash:/c", "flash:/d"], "give 4 at most"),
+            (&["dram:", "flash:/a", "flash:/b", "flash:/c", "flash:/d"], "give at most 4"),
         ] {
             let message = check_levels(&specs(bad)).unwrap_err().to_string();
             assert!(message.contains(why), "{bad:?}: {message}");

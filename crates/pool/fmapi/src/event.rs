@@ -115,7 +115,7 @@ pub struct EventRecords {
 }
 
 impl EventRecords {
-    /// True where records were lost since the log was cleared.
+    /// True if records have been lost since the log was last cleared.
     pub fn has_overflowed(&self) -> bool {
         self.flags & 1 != 0
     }
@@ -132,7 +132,7 @@ impl Payload for EventRecords {
         out.reserved(1);
         out.put(&self.overflow_count);
         out.put_list(&[self.overflow_first_ns, self.overflow_last_ns]);
-        out.put(&u16::try_from(self.records.len()).expect("no more records than 16 bits count"));
+        out.put(&u16::try_from(self.records.len()).expect("at most 65,535 records"));
         out.reserved(10);
         out.put_list(&self.records);
     }

@@ -15,7 +15,7 @@ impl Opcode {
         (self.0 >> 8) as u8
     }
 
-    /// True for the sets of the fabric-manager API, which go as MCTP message type 7; the others go as type 8.
+    /// True for the sets of the fabric-manager API, sent as MCTP message type 7; the others are sent as type 8.
     pub fn is_fabric_manager(self) -> bool {
         (0x51..=0x56).contains(&self.set())
     }

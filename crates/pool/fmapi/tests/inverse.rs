@@ -71,8 +71,8 @@ proptest! {
 }
 
 #[test]
-fn counts_that_lie_take_no_room() {
-    // The count says four thousand million extents, and none follows.
+fn a_false_count_allocates_nothing() {
+    // The count announces 2^32 - 1 extents, and none follows.
     let mut asked = vec![0; 32];
     asked[28..].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(Request::decode(Opcode::INITIATE_DC_ADD, &asked, &Dialect::STANDARD).is_err());

@@ -3,20 +3,20 @@
 
 //! The buffer of a connection's bodies, which holds a borrower's bytes in transit: it leaves none of them behind.
 //!
-//! Its memory goes back to the allocator only after it has been wiped, also when it grows.
+//! Its memory goes back to the allocator only after it has been wiped, even when the buffer grows.
 
-/// Empties the buffer and makes room for `bytes`. The room takes memory only as it is filled: a peer that only
-/// announces bytes gets none for them.
+/// Empties the buffer and reserves room for `bytes`. Reserved room takes up memory only as it is filled, so a peer that
+/// announces bytes and does not send them uses none.
 pub(crate) fn make_room(body: &mut Vec<u8>, bytes: usize) {
     if body.capacity() < bytes {
-        put_away(body);
+        wipe_and_free(body);
         *body = Vec::with_capacity(bytes);
     }
     body.clear();
 }
 
 /// Wipes the buffer and frees its memory.
-pub(crate) fn put_away(body: &mut Vec<u8>) {
+pub(crate) fn wipe_and_free(body: &mut Vec<u8>) {
     let mut old = std::mem::take(body);
     // The whole buffer, including what longer bodies have left after the end of this one.
     old.clear();
@@ -36,7 +36,7 @@ mod tests {
         assert!(body.is_empty() && body.capacity() >= 100);
         make_room(&mut body, 5000);
         assert!(body.is_empty() && body.capacity() >= 5000);
-        put_away(&mut body);
+        wipe_and_free(&mut body);
         assert_eq!(body.capacity(), 0);
     }
 }

@@ -301,7 +301,7 @@ impl<'a> Connection<'a> {
     }
 
     fn put_body_away(&mut self) {
-        body::put_away(&mut self.body);
+        body::wipe_and_free(&mut self.body);
         if let Some(tenant) = &self.tenant {
             self.service.bodies().give_back(tenant, std::mem::take(&mut self.reserved));
         }

@@ -311,10 +311,10 @@ fn stands_still(count: usize, options: &str, lacking: u64) {
     (0..8).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab + 30));
 }
 
-/// The thread that renewed leases also waited for silent donors, one after the other, and made copies. Ten silent
-/// donors kept it from renewing leases at the others for longer than a lease lasts.
+/// The thread that renews leases used to wait for silent donors, one after the other, and to make copies as well. Ten
+/// silent donors kept it from renewing leases at the others for longer than a lease lasts.
 #[test]
-fn donors_that_are_silent_cost_nobody_else_their_leases() {
+fn silent_donors_do_not_make_leases_at_other_donors_expire() {
     const SILENT: usize = 10;
     let lease = Duration::from_secs(3);
     let donors: Vec<Donor> = (0..SILENT + 4).map(|_| start(Settings { lease, ..settings() })).collect();
@@ -328,13 +328,13 @@ fn donors_that_are_silent_cost_nobody_else_their_leases() {
     let is_over = Arc::new(AtomicBool::new(false));
     let (for_upkeep, for_renewing) =
         ((Arc::clone(&tier), Arc::clone(&is_over)), (Arc::clone(&tier), Arc::clone(&is_over)));
-    let tends = std::thread::spawn(move || {
+    let upkeep_thread = std::thread::spawn(move || {
         while !for_upkeep.1.load(Ordering::SeqCst) {
             let pause = for_upkeep.0.upkeep().expect("arrays have upkeep").turn(None);
             std::thread::sleep(pause.min(Duration::from_millis(50)));
         }
     });
-    let renews = std::thread::spawn(move || {
+    let renewal_thread = std::thread::spawn(move || {
         let mut longest = Duration::ZERO;
         while !for_renewing.1.load(Ordering::SeqCst) {
             let started = Instant::now();
@@ -350,10 +350,10 @@ fn donors_that_are_silent_cost_nobody_else_their_leases() {
         donors[SILENT..].iter().map(|donor| donor.standing().figure(Figure::ExpiriesTotal)).collect();
     // The upkeep thread may be waiting for the silent donors for a long time.
     is_over.store(true, Ordering::SeqCst);
-    let longest = renews.join().unwrap();
-    tends.join().unwrap();
+    let longest = renewal_thread.join().unwrap();
+    upkeep_thread.join().unwrap();
     if longest > lease / 2 {
-        return aquifer_test_support::skip("this machine is too busy for leases so short");
+        return aquifer_test_support::skip("this machine is too busy for such short leases");
     }
     assert_eq!(expired, [0; 4], "leases at donors that answer");
 }

@@ -6,16 +6,16 @@
 //! | number | bits  | what                                                                            |
 //! |--------|-------|---------------------------------------------------------------------------------|
 //! | 0      | 0–23  | the queue pair's number                                                         |
-//! | 0      | 32–55 | the number of its first packet                                                  |
+//! | 0      | 32–55 | its initial packet sequence number (PSN)                                        |
 //! | 1, 2   | all   | the port's address (GID), byte 0 in the lowest bits of number 1                 |
 //! | 3      | 0–31  | which of the borrower's connections it is; 0 in the answer                      |
 //! | 3      | 32–47 | the port's address in its InfiniBand subnet (LID); 0 for RoCE                   |
-//! | 3      | 48–55 | the port's largest packet: 1 is 256 bytes, each next value doubles it, up to 5  |
-//! | 3      | 56–63 | the form of this table: 1                                                       |
+//! | 3      | 48–55 | the port's MTU: 1 is 256 bytes, and each step doubles it, up to 5 (4096 bytes)  |
+//! | 3      | 56–63 | the version of this layout: 1                                                   |
 
-/// The form of the table, so that another form can follow without a new version of the whole protocol.
-const FORM: u8 = 1;
-/// Width of the numbers of queue pairs and of packets.
+/// The version of the layout, so that the layout can change without a new version of the whole protocol.
+const LAYOUT_VERSION: u8 = 1;
+/// Width of a queue pair's number and of a packet sequence number.
 const NUMBER_BITS: u32 = 24;
 
 /// One end of an RDMA connection; see the module.
@@ -23,11 +23,11 @@ const NUMBER_BITS: u32 = 24;
 pub struct PairEnd {
     /// The queue pair's number, below 2 to the power of 24.
     pub pair: u32,
-    /// The number of its first packet, below 2 to the power of 24.
+    /// Its initial packet sequence number (PSN), below 2 to the power of 24.
     pub psn: u32,
     /// The port's address in its InfiniBand subnet; 0 for RoCE.
     pub lid: u16,
-    /// The port's largest packet: 1 is 256 bytes, and each next value doubles it, up to 5.
+    /// The port's MTU: 1 is 256 bytes, and each step doubles it, up to 5 (4096 bytes).
     pub mtu: u8,
     /// The port's address.
     pub gid: [u8; 16],
@@ -37,7 +37,8 @@ impl PairEnd {
     pub(crate) fn numbers(&self, number: u32) -> [u64; 4] {
         let [low, high] = [&self.gid[..8], &self.gid[8..]]
             .map(|half| u64::from_le_bytes(half.try_into().expect("a half of sixteen bytes")));
-        let about = u64::from(number) | u64::from(self.lid) << 32 | u64::from(self.mtu) << 48 | u64::from(FORM) << 56;
+        let ids = u64::from(number) | u64::from(self.lid) << 32;
+        let about = ids | u64::from(self.mtu) << 48 | u64::from(LAYOUT_VERSION) << 56;
         [u64::from(self.pair) | u64::from(self.psn) << 32, low, high, about]
     }
 

@@ -39,13 +39,13 @@ refusals! {
     4 BodyDamaged "body_damaged" "the body does not match its checksum",
     5 UnknownKind "unknown_kind" "a kind of message that this side does not take",
     6 BadField "bad_field" "a field that does not fit its message",
-    7 Oversized "oversized" "a body longer or shorter than its message has",
-    8 Truncated "truncated" "a frame that ended before its end",
+    7 Oversized "oversized" "a body longer or shorter than its message allows",
+    8 Truncated "truncated" "a connection that ended within a frame",
     9 Slow "slow" "a frame that took too long to arrive",
     10 Replayed "replayed" "a request number that is not the next one",
     11 NoHello "no_hello" "a request before the greeting",
     12 NotYours "not_yours" "a lease that somebody else has",
-    13 StaleToken "stale_token" "a fencing token that is not the lease's any more",
+    13 StaleToken "stale_token" "a fencing token that is no longer the lease's",
     14 NoLease "no_lease" "a lease that does not exist, has expired or was revoked",
     15 OutsideLease "outside_lease" "bytes outside the lease",
     16 Quota "quota" "more than a borrower may have",
@@ -55,7 +55,7 @@ refusals! {
     20 Ending "ending" "the donor takes memory back and lends nothing new",
     21 PlainOnly "plain_only" "TLS at a donor that lends in plain text",
     22 TlsOnly "tls_only" "plain text at a donor that lends over TLS",
-    23 Handshake "handshake" "a TLS handshake that did not come to its end",
+    23 Handshake "handshake" "a TLS handshake that was not completed",
     24 NoCertificate "no_certificate" "no certificate where one is asked for",
     25 CertificateExpired "certificate_expired" "a certificate that has expired or is not valid yet",
     26 CertificateUnknown "certificate_unknown" "a certificate of another authority",
@@ -138,7 +138,7 @@ mod tests {
 
     /// A connection that ended, or could not be established, says nothing about a lease.
     #[test]
-    fn what_is_about_a_lease_or_a_bound_of_the_donors_is_final() {
+    fn refusals_about_leases_and_quotas_are_final() {
         for refusal in [Refusal::NoLease, Refusal::NotYours, Refusal::Quota, Refusal::Full, Refusal::UnknownKind] {
             assert_eq!(refusal.kind(), RefusalKind::Final, "{refusal}");
         }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_count_from_one_and_come_back() {
+    fn codes_start_at_one_and_round_trip() {
         for (index, refusal) in Refusal::ALL.iter().enumerate() {
             assert_eq!((refusal.index(), usize::from(refusal.code())), (index, index + 1));
             assert_eq!(Refusal::from_code(u64::from(refusal.code())), Some(*refusal));

@@ -23,7 +23,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Additional time after the borrowers' deadline, for the donor to wipe what it revoked.
 const WIPE: Duration = Duration::from_secs(30);
 
-/// Take memory back from a donor of this machine
+/// Take memory back from a donor on this machine
 ///
 /// The donor stops lending it. Memory that no borrower has is free at once. The rest is reclaimed from the borrowers,
 /// starting with the one that has most; what a borrower does not give back in time is revoked, and it loses the

@@ -28,13 +28,13 @@ Examples:
     --tls-cert borrower.pem --tls-key borrower.key --tls-ca ca.pem
   aquifer donor status 127.0.0.1:7411 --security plain         a table
   aquifer donor status 127.0.0.1:7411 --security plain --json  one object
-  aquifer donor status --control /run/donor.sock --prometheus  a donor of this machine")]
+  aquifer donor status --control /run/donor.sock --prometheus  a donor on this machine")]
 pub struct StatusArgs {
-    /// Where the donor listens; unix:PATH for a socket of this machine
+    /// Where the donor listens; unix:PATH for a socket on this machine
     #[arg(value_name = "HOST:PORT", required_unless_present = "control")]
     address: Option<String>,
 
-    /// Ask a donor of this machine by its control socket, which takes no certificates
+    /// Ask a donor on this machine through its control socket, which needs no certificates
     #[arg(long, value_name = "PATH", conflicts_with_all = ["address", "tls_cert", "tls_key", "tls_ca", "tls_name"])]
     control: Option<PathBuf>,
 

@@ -36,13 +36,13 @@ pub struct RunArgs {
 pub struct HowArgs {
     /// Local DRAM that managed memory may take: 4GiB, 40% or auto
     ///
-    /// A percentage is of the memory that the cgroup allows, or else the machine has; auto is 80%. More than that
-    /// is refused. 4GiB, 4Gi and 4G are the same (powers of two); 4GB is 4,000,000,000 bytes.
+    /// A percentage is relative to the memory that the cgroup allows or, without a limit, that the machine has; auto is
+    /// 80%. More than all of it is refused. 4GiB, 4Gi and 4G are the same (powers of two); 4GB is 4,000,000,000 bytes.
     #[arg(long, value_name = "SIZE")]
     pub dram: Dram,
 
-    /// Whether --dram is of the program and all that it starts together (tree), or of each process; with --record
-    /// always of each process
+    /// Whether --dram is shared by the program and all processes that it starts (tree), or applies to each process;
+    /// with --record it always applies to each process
     #[arg(long, value_name = "WHOSE", default_value = "tree", value_parser = words(Budget::ALL, Budget::word))]
     pub budget: Budget,
 
@@ -52,7 +52,7 @@ pub struct HowArgs {
     #[arg(long, value_name = "SPEC")]
     pub tier: Vec<String>,
 
-    /// Which policy chooses the blocks that leave
+    /// Which policy chooses the blocks to evict
     #[arg(long, value_name = "NAME", default_value = "s3fifo", value_parser = words(PolicyName::ALL, PolicyName::word))]
     pub policy: PolicyName,
 
@@ -65,7 +65,8 @@ pub struct HowArgs {
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = words(Delivery::ALL, Delivery::word))]
     pub delivery: Delivery,
 
-    /// How pages change places: without a copy where the kernel can (move), or always by copying
+    /// How pages move to and from the program's address: without a copy (move), by copying (copy), or whichever
+    /// the kernel supports
     #[arg(long, hide_short_help = true, value_name = "HOW", default_value = "auto", value_parser = words(Exchange::ALL, Exchange::word))]
     pub exchange: Exchange,
 

@@ -71,7 +71,7 @@ pub enum Task {
         frame: FrameIndex,
         /// Where its bytes are in the tier.
         slot: Slot,
-        /// True when the frame has no pages yet: the kernel allocates them at the first touch.
+        /// True when the frame has no pages: the driver supplies them before it reads.
         fresh: bool,
     },
     /// Zero the frame ahead of the first touch; then report `read_ahead_arrived`.
@@ -82,7 +82,7 @@ pub enum Task {
         pages: Pages,
         /// A frame to zero.
         frame: FrameIndex,
-        /// True when the kernel's pages are zero already.
+        /// True when the frame has no pages: those that it gets are already zero.
         fresh: bool,
     },
 }

@@ -31,7 +31,7 @@ pub enum FaultStep {
         frame: FrameIndex,
         /// Where its bytes are in the tier.
         slot: Slot,
-        /// True when the frame has no pages yet: the kernel allocates them at the first touch.
+        /// True when the frame has no pages: the driver supplies them before it reads.
         fresh: bool,
     },
     /// Install zeros: the block has no contents yet. Then report `installed`.
@@ -42,7 +42,7 @@ pub enum FaultStep {
         pages: Pages,
         /// A frame to zero.
         frame: FrameIndex,
-        /// True when the frame never had pages, so that the kernel's are already zero.
+        /// True when the frame has no pages: those that it gets are already zero.
         fresh: bool,
         /// How to install it.
         exchange: Exchange,

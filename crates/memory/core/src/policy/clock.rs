@@ -17,8 +17,8 @@ const HAND_STEPS_MAX: u32 = 64;
 /// Mark of a block that the hand passes over once.
 const REFERENCED: u8 = 1;
 
-/// The CLOCK policy; see the module. The hand stands at the oldest end of the list; passing a block moves it to the
-/// newest.
+/// The CLOCK policy; see the module. The hand points at the oldest block of the list; a block that it passes moves to
+/// the newest end.
 #[derive(Default)]
 pub struct Clock {
     ring: Lists<1>,

@@ -39,7 +39,7 @@ pub fn at_pool(port_id: u8) -> Vec<Hop> {
     vec![Hop::Port(port_id), Hop::Pool]
 }
 
-/// The example, and a multi-headed MLD at ports 3 and 4.
+/// The example configuration, with a multi-headed MLD added at ports 3 and 4.
 pub fn config() -> SwitchConfig {
     let mut config = SwitchConfig::example();
     let mld = config.devices[1].clone();
@@ -54,11 +54,11 @@ pub fn payload(request: &Request) -> Vec<u8> {
     out.bytes
 }
 
-/// See the module.
+/// A fabric manager for tests, and the switch that it manages.
 pub struct Client {
-    /// What it manages.
+    /// The switch.
     pub switch: Switch,
-    /// How it speaks.
+    /// Its connection to the switch, with the dialect that it speaks.
     pub connection: Connection,
     /// The time of the next step.
     pub now_ns: u64,

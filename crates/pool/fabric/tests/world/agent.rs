@@ -202,8 +202,9 @@ impl SimAgent {
     }
 }
 
-/// Copies one more slab, from any member that has the bytes. If none has them any more, they are lost: the member
-/// starts empty, and programs get an error.
+/// Gives a member one more slab, from a member in the same place or from as many others as are enough to rebuild it.
+/// Waits while enough members have the bytes but cannot be reached. If too few have them, the bytes are lost: the
+/// member starts empty, and programs get an error.
 fn copy(view: &mut VolumeReport, member: MemberId, left: Bytes, readable: &BTreeSet<MemberId>, judge: &mut Judge) {
     let place = view.members[&member].lease.place;
     let others = view.members.iter().filter(|(other, report)| {
@@ -214,12 +215,12 @@ fn copy(view: &mut VolumeReport, member: MemberId, left: Bytes, readable: &BTree
     let reached: BTreeSet<Place> =
         others.filter(|(other, _)| readable.contains(other)).map(|(_, report)| report.lease.place).collect();
     let enough = |places: &BTreeSet<Place>| places.contains(&place) || places.len() >= view.redundancy.members_needed();
-    let (can_read, can_hope) = (enough(&reached), enough(&having));
+    let (can_read, can_wait) = (enough(&reached), enough(&having));
     let report = view.members.get_mut(&member).expect("listed");
     if can_read {
         let left = left.minus(SLAB);
         report.state = if left == Bytes::ZERO { MemberState::InSync } else { MemberState::Copying { left } };
-    } else if !can_hope {
+    } else if !can_wait {
         judge.bytes_are_lost();
         report.state = MemberState::InSync;
     }
