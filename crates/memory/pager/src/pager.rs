@@ -273,7 +273,7 @@ impl Pager {
         let recorder = settings.record.and_then(|path| Recorder::start(&path, &header));
         settings.family.join().map_err(StartFailure::Family)?;
         // This process may have been forked since the tier was opened.
-        settings.tier.renew(false).map_err(StartFailure::Tier)?;
+        settings.tier.after_fork_in_child(false).map_err(StartFailure::Tier)?;
         let slabs = Box::new(FamilySlabs::new(Arc::clone(&settings.family)));
         let engine = Engine::with_slabs(engine_settings, settings.policy, slabs);
         let pins = Pins::new(Arc::clone(engine.map().changes()));
@@ -326,22 +326,22 @@ impl Pager {
 
     /// After fork(2): opens userfaultfds for this process. Through the inherited ones it could write to its parent's
     /// memory.
-    pub(crate) fn renew_uffd(&self) -> Result<(), Errno> {
-        self.signal.renew(self.features | feature::SIGBUS, false)?;
+    pub(crate) fn replace_uffd_in_child(&self) -> Result<(), Errno> {
+        self.signal.replace_in_child(self.features | feature::SIGBUS, false)?;
         self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))
     }
 
     /// After fork(2), in the child, which does not inherit the space: closes what is the parent's.
     pub(crate) fn give_up_in_child(&self) -> Result<(), Errno> {
         self.service.forget_threads();
-        self.signal.renew(self.features | feature::SIGBUS, false)?;
+        self.signal.replace_in_child(self.features | feature::SIGBUS, false)?;
         self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))?;
-        self.tier.renew(false)
+        self.tier.after_fork_in_child(false)
     }
 
     /// After fork(2): gives this process a supply of huge pages of its own.
-    pub(crate) fn renew_huge_frames(&self) -> Result<(), Errno> {
-        self.huge_frames.as_ref().map_or(Ok(()), |huge_frames| huge_frames.renew(&self.signal))
+    pub(crate) fn replace_huge_frames_in_child(&self) -> Result<(), Errno> {
+        self.huge_frames.as_ref().map_or(Ok(()), |huge_frames| huge_frames.replace_in_child(&self.signal))
     }
 
     /// Keeps other threads from cutting frames for as long as the returned value lives.

@@ -122,7 +122,7 @@ impl Adopter {
 
     /// Performs the program's mmap(2) over `start..start + len`, all of which is managed and stays so: it is registered
     /// again before the program learns of the result.
-    pub fn renew(&'static self, start: usize, len: usize, map: impl FnOnce() -> isize + 'static) -> isize {
+    pub fn remap_fixed(&'static self, start: usize, len: usize, map: impl FnOnce() -> isize + 'static) -> isize {
         let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
         // Boxed, because a `Vec` is three words.
         let parts = own_stack::call(move || Box::new(self.parts(start, end)));

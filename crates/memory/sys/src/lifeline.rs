@@ -38,7 +38,7 @@ impl Lifeline {
     }
 
     /// Replaces the pipe after fork(2) by one of this process, under the same numbers.
-    pub fn renew(&self) -> Result<(), Errno> {
+    pub fn replace_in_child(&self) -> Result<(), Errno> {
         let [near, far] = pipe()?;
         replace_descriptor(near, self.near)?;
         replace_descriptor(far, self.far)

@@ -56,7 +56,7 @@ impl Reserved {
     ///
     /// # Safety
     /// The contents are lost. Nothing may rely on them, and no buffer of the range may exist.
-    pub unsafe fn renew(&self) -> Result<(), Errno> {
+    pub unsafe fn reset(&self) -> Result<(), Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let args = [self.address(), self.len, protection as usize, flags as usize, usize::MAX, 0];

@@ -247,7 +247,7 @@ impl Uffd {
 
     /// After fork(2): replaces the inherited userfaultfd, which is the parent's, by one of this process, under the same
     /// number.
-    pub fn renew(&self, features: u64, kernel_faults: bool) -> Result<(), Errno> {
+    pub fn replace_in_child(&self, features: u64, kernel_faults: bool) -> Result<(), Errno> {
         let new = ManuallyDrop::new(Self::open(features, kernel_faults)?);
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)
     }

@@ -40,7 +40,7 @@ impl Wakeup {
     }
 
     /// Replaces it after fork(2) by one of this process, under the same number. No thread sleeps here yet.
-    pub fn renew(&self) -> Result<(), Errno> {
+    pub fn replace_in_child(&self) -> Result<(), Errno> {
         let new = ManuallyDrop::new(Self::new()?);
         self.state.store(AWAKE, Ordering::SeqCst);
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)

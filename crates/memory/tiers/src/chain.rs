@@ -219,12 +219,12 @@ impl Forks for Chain {
         self.tiers().try_for_each(|tier| tier.before_fork())
     }
 
-    fn after_fork(&self, inherits: bool) {
-        self.tiers().for_each(|tier| tier.after_fork(inherits));
+    fn after_fork_in_parent(&self, inherits: bool) {
+        self.tiers().for_each(|tier| tier.after_fork_in_parent(inherits));
     }
 
-    fn renew(&self, inherits: bool) -> Result<(), Errno> {
-        self.tiers().try_for_each(|tier| tier.renew(inherits))
+    fn after_fork_in_child(&self, inherits: bool) -> Result<(), Errno> {
+        self.tiers().try_for_each(|tier| tier.after_fork_in_child(inherits))
     }
 
     fn is_shared_by_relatives(&self) -> bool {

@@ -106,13 +106,13 @@ pub trait Sealing: Send + Sync + Sized + 'static {
         Ok(())
     }
 
-    /// As [`Forks::after_fork`].
-    fn after_fork(parts: &Parts<Self>, inherits: bool) {
+    /// As [`Forks::after_fork_in_parent`].
+    fn after_fork_in_parent(parts: &Parts<Self>, inherits: bool) {
         let _ = (parts, inherits);
     }
 
-    /// As [`Forks::renew`].
-    fn renew(parts: &Parts<Self>) -> Result<(), Errno> {
+    /// As [`Forks::after_fork_in_child`].
+    fn after_fork_in_child(parts: &Parts<Self>) -> Result<(), Errno> {
         let _ = parts;
         Ok(())
     }
@@ -443,14 +443,14 @@ impl<S: Sealing> Forks for SealedTier<S> {
         S::before_fork(&self.parts)
     }
 
-    fn after_fork(&self, inherits: bool) {
-        self.parts.inner.after_fork(inherits);
-        S::after_fork(&self.parts, inherits);
+    fn after_fork_in_parent(&self, inherits: bool) {
+        self.parts.inner.after_fork_in_parent(inherits);
+        S::after_fork_in_parent(&self.parts, inherits);
     }
 
-    fn renew(&self, inherits: bool) -> Result<(), Errno> {
-        self.parts.inner.renew(inherits)?;
-        S::renew(&self.parts)
+    fn after_fork_in_child(&self, inherits: bool) -> Result<(), Errno> {
+        self.parts.inner.after_fork_in_child(inherits)?;
+        S::after_fork_in_child(&self.parts)
     }
 
     fn is_shared_by_relatives(&self) -> bool {

@@ -264,8 +264,8 @@ impl Upkeep for Array {
 }
 
 impl Forks for Array {
-    fn renew(&self, _: bool) -> Result<(), Errno> {
-        self.parts.renew()
+    fn after_fork_in_child(&self, _: bool) -> Result<(), Errno> {
+        self.parts.after_fork_in_child()
     }
 }
 

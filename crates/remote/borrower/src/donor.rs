@@ -293,8 +293,8 @@ impl Upkeep for Donor {
 }
 
 impl Forks for Donor {
-    fn renew(&self, _: bool) -> Result<(), Errno> {
-        self.remote.renew()
+    fn after_fork_in_child(&self, _: bool) -> Result<(), Errno> {
+        self.remote.after_fork_in_child()
     }
 }
 

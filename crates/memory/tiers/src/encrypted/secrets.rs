@@ -181,13 +181,13 @@ impl Sealing for Secrets {
         parts.make_room()
     }
 
-    fn after_fork(parts: &Parts<Self>, inherits: bool) {
+    fn after_fork_in_parent(parts: &Parts<Self>, inherits: bool) {
         if inherits || parts.inner.is_shared_by_relatives() {
             parts.seals.is_on.store(true, Ordering::Relaxed);
         }
     }
 
-    fn renew(parts: &Parts<Self>) -> Result<(), Errno> {
+    fn after_fork_in_child(parts: &Parts<Self>) -> Result<(), Errno> {
         if parts.seals.is_own.word().swap(1, Ordering::Relaxed) == 0 {
             parts.seals.is_on.store(parts.inner.is_shared_by_relatives(), Ordering::Relaxed);
         }

@@ -92,8 +92,8 @@ pub(crate) trait Store: Send + Sync {
     /// As [`Tier::open_queue`](aquifer_tier::Tier::open_queue).
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
 
-    /// As [`Forks::renew`](aquifer_tier::Forks::renew).
-    fn renew(&self) -> Result<(), Errno>;
+    /// As [`Forks::after_fork_in_child`](aquifer_tier::Forks::after_fork_in_child).
+    fn after_fork_in_child(&self) -> Result<(), Errno>;
 
     /// Checks whether the member is present. If it is called often enough, this also keeps what is stored.
     fn look(&self) -> Result<(), i32>;
@@ -327,7 +327,7 @@ mod tests {
         fn open_queue(&self, _: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
             unreachable!("nobody asks for one")
         }
-        fn renew(&self) -> Result<(), Errno> {
+        fn after_fork_in_child(&self) -> Result<(), Errno> {
             Ok(())
         }
         fn look(&self) -> Result<(), i32> {

@@ -162,7 +162,7 @@ impl Store for Arc<Memory> {
         Ok(Box::new(PlainQueue::new(Arc::clone(self), depth)))
     }
 
-    fn renew(&self) -> Result<(), Errno> {
+    fn after_fork_in_child(&self) -> Result<(), Errno> {
         Ok(())
     }
 

@@ -272,9 +272,9 @@ impl Parts {
     }
 
     /// Called in a forked child.
-    pub(super) fn renew(&self) -> Result<(), Errno> {
+    pub(super) fn after_fork_in_child(&self) -> Result<(), Errno> {
         for member in &self.members {
-            member.store.renew()?;
+            member.store.after_fork_in_child()?;
             member.forget();
         }
         Ok(())

@@ -103,7 +103,7 @@ pub(crate) trait Channel: Debug + Send + Sync {
     fn close(&self) {}
 
     /// Called in a forked child, which has no connection. Returns false when the channel cannot be used in the child.
-    fn renew(&self) -> bool {
+    fn reset_in_child(&self) -> bool {
         true
     }
 }

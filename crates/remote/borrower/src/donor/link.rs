@@ -91,12 +91,12 @@ impl Link {
 
     /// Called in a forked child: creates a socket of its own under the same number. Returns false when the link cannot
     /// be used in the child.
-    pub(crate) fn renew(&self, endpoint: &Endpoint) -> Result<bool, raw::Errno> {
+    pub(crate) fn replace_in_child(&self, endpoint: &Endpoint) -> Result<bool, raw::Errno> {
         let own = endpoint.socket().map_err(|errno| raw::Errno(errno.raw_os_error()))?;
         self.is_connected.store(false, Ordering::Relaxed);
         self.cookie.store(NO_COOKIE, Ordering::Relaxed);
         replace(own, (*self.socket).as_fd())?;
-        Ok(self.channel.renew())
+        Ok(self.channel.reset_in_child())
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
@@ -132,7 +132,7 @@ impl Link {
 
     fn try_connect(&self, endpoint: &Endpoint, who: BorrowerId, timeouts: &Timeouts) -> Result<Greeting, Miss> {
         if self.is_local {
-            self.renew_local(endpoint).map_err(|errno| Loss::Connection(errno.0))?;
+            self.make_connectable(endpoint).map_err(|errno| Loss::Connection(errno.0))?;
         }
         let deadline = Deadline::after(timeouts.connect);
         // The next call continues a connection attempt that is in progress.
@@ -163,7 +163,7 @@ impl Link {
     }
 
     /// Provides a socket that can be connected, and records its cookie.
-    fn renew_local(&self, endpoint: &Endpoint) -> Result<(), raw::Errno> {
+    fn make_connectable(&self, endpoint: &Endpoint) -> Result<(), raw::Errno> {
         let errno = |errno: Errno| raw::Errno(errno.raw_os_error());
         if self.cookie.load(Ordering::Relaxed) != NO_COOKIE {
             replace(endpoint.socket().map_err(errno)?, (*self.socket).as_fd())?;

@@ -339,7 +339,7 @@ impl Links {
     }
 
     /// Called in a forked child: replaces the parent's sockets by new ones. Returns whether there was anything to do.
-    pub(crate) fn renew(&self) -> Result<bool, Errno> {
+    pub(crate) fn replace_in_child(&self) -> Result<bool, Errno> {
         if self.is_own() {
             return Ok(false);
         }
@@ -347,7 +347,7 @@ impl Links {
         for line in &self.lines {
             // A thread of the parent may have had the link. If that thread was using the channel, the link cannot be
             // used in the child.
-            let is_usable = line.link.renew(&self.endpoint)?;
+            let is_usable = line.link.replace_in_child(&self.endpoint)?;
             line.taken.store(if is_usable { FREE } else { TAKEN }, Ordering::Relaxed);
             usable += usize::from(is_usable);
         }

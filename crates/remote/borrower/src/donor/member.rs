@@ -184,8 +184,8 @@ impl Store for Share {
         self.0.open_queue(depth).map_err(|Errno(errno)| failure(Activity::Queue, 0, Cause::Errno(errno)))
     }
 
-    fn renew(&self) -> Result<(), Errno> {
-        self.0.renew()
+    fn after_fork_in_child(&self) -> Result<(), Errno> {
+        self.0.after_fork_in_child()
     }
 
     fn look(&self) -> Result<(), i32> {

@@ -355,7 +355,7 @@ impl Transport for Rdma {
         true
     }
 
-    fn renew(&self) -> Result<bool, Errno> {
-        self.tcp.renew()
+    fn replace_in_child(&self) -> Result<bool, Errno> {
+        self.tcp.replace_in_child()
     }
 }

@@ -441,8 +441,8 @@ impl Remote {
     }
 
     /// Called in a forked child.
-    pub(crate) fn renew(&self) -> Result<(), Errno> {
-        if self.transport.renew()? {
+    pub(crate) fn after_fork_in_child(&self) -> Result<(), Errno> {
+        if self.transport.replace_in_child()? {
             self.ranges.doubt_all();
             self.contact.forget();
             self.past.forget();

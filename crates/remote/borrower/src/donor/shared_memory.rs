@@ -174,9 +174,9 @@ impl Transport for SharedMemory {
         false
     }
 
-    fn renew(&self) -> Result<bool, Errno> {
+    fn replace_in_child(&self) -> Result<bool, Errno> {
         // The anchor, the file and the status page are the same as the parent's.
-        self.links.renew()
+        self.links.replace_in_child()
     }
 }
 

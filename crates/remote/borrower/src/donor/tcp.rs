@@ -70,8 +70,8 @@ impl Transport for Tcp {
         true
     }
 
-    fn renew(&self) -> Result<bool, Errno> {
-        self.0.renew()
+    fn replace_in_child(&self) -> Result<bool, Errno> {
+        self.0.replace_in_child()
     }
 }
 

@@ -145,7 +145,7 @@ impl Channel for TlsChannel {
         }
     }
 
-    fn renew(&self) -> bool {
+    fn reset_in_child(&self) -> bool {
         // If the lock can be taken, what it protects is consistent.
         self.session().map(|mut session| session.forget()).is_ok()
     }

@@ -116,5 +116,5 @@ pub(crate) trait Transport: Send + Sync {
 
     /// Called in a forked child: replaces the parent's connections by new ones. Returns whether there was anything to
     /// do.
-    fn renew(&self) -> Result<bool, Errno>;
+    fn replace_in_child(&self) -> Result<bool, Errno>;
 }
