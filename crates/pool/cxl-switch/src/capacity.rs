@@ -99,7 +99,7 @@ struct Offer {
     ranges: Vec<Range<u64>>,
 }
 
-/// See the module.
+/// The dynamic capacity of a device: its regions, and which host has which blocks.
 #[derive(Clone, Debug)]
 pub(crate) struct Capacity {
     device: usize,

@@ -39,7 +39,7 @@ pub(crate) enum Kept {
     Queued,
 }
 
-/// See the module.
+/// The event logs of a component. Each keeps its records until they are cleared.
 #[derive(Clone, Debug)]
 pub(crate) struct EventLogs {
     logs: [Log; LOGS],

@@ -21,7 +21,7 @@ pub(crate) enum MemoryFailure {
     Full,
 }
 
-/// See the module.
+/// The bytes of a device's memory. Pages that were never written are zeros, and take no room.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
     bytes: u64,

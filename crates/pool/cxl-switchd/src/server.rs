@@ -105,7 +105,7 @@ struct State {
     last_id: u32,
 }
 
-/// See the module.
+/// The server: carries messages between managers and the switch, and acts for the hosts.
 pub struct Server {
     state: Mutex<State>,
     /// Notified when something may be due earlier than before.

@@ -12,7 +12,7 @@ use crate::header::{Category, Header};
 use crate::opcode::Opcode;
 use crate::return_code::ReturnCode;
 
-/// See the module.
+/// A whole CCI message: header and payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Its header; `payload_bytes` is the payload's length.

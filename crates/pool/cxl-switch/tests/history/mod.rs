@@ -66,7 +66,7 @@ impl Random {
     }
 }
 
-/// See the module.
+/// One history: what two managers and the hosts do, and which failures are injected, as a seed says.
 pub struct History {
     client: Client,
     model: Model,
