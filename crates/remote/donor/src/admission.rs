@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use aquifer_wire::Refusal;
 
-use crate::tallies::Peer;
+use crate::counters::Peer;
 use crate::tenants::TenantId;
 
 /// The maximum number of strangers at the same time. A choice: each is a thread that waits, and a handshake takes some
@@ -76,7 +76,7 @@ impl Failures {
     }
 }
 
-/// See the module.
+/// Decides which connections a donor keeps.
 pub(crate) struct Admission<C> {
     strangers: BTreeMap<Number, Stranger<C>>,
     members: BTreeMap<Number, Member<C>>,

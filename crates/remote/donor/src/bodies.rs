@@ -20,7 +20,7 @@ pub const BODIES_BYTES_MAX: u64 = 256 << 20;
 /// How long a request waits for room. A borrower waits three seconds for an answer.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// Limits the memory of all buffers for the bodies of requests.
 #[derive(Debug)]
 pub(crate) struct BodyBudget {
     used: Mutex<u64>,

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aquifer_sys::wakeup::Wakeup;
-use aquifer_wire::{HEADER_BYTES, Header, Message, Refusal, STANDING_BYTES, Standing};
+use aquifer_wire::{DonorStatus, HEADER_BYTES, Header, Message, Refusal, STATUS_BYTES};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The maximum number of connections that wait to be served.
 const WAITING_MAX: i32 = 16;
 
-/// See the module.
+/// The control socket, at which an administrator reclaims memory or asks for the donor's status.
 #[derive(Debug)]
 pub(crate) struct Control {
     path: PathBuf,
@@ -109,10 +109,10 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
             let wants = if bytes == crate::EVERY_BYTE { "all".to_owned() } else { format!("{} MiB", bytes >> 20) };
             let left_mib = left >> 20;
             let line = format!("takes back {wants} as ordered; borrowers have {within:?} to give back {left_mib} MiB");
-            shared.service.tallies.say(&line);
+            shared.service.counters.say(&line);
             (Message::Reclaiming { bytes: left }, Vec::new())
         }
-        Ok(Message::Status) => (Message::Standing, shared.service.standing(shared.count()).encode().to_vec()),
+        Ok(Message::Status) => (Message::StatusReport, shared.service.status(shared.count()).encode().to_vec()),
         Ok(_) => (Message::Error { refusal: Refusal::UnknownKind }, Vec::new()),
         Err(refusal) => (Message::Error { refusal }, Vec::new()),
     };
@@ -158,10 +158,10 @@ pub fn reclaim(control: &Path, bytes: u64, within: Duration) -> Result<u64, Cont
 }
 
 /// The figures of the donor with this control socket.
-pub fn standing(control: &Path) -> Result<Standing, ControlFailure> {
-    let mut body = [0; STANDING_BYTES];
+pub fn control_status(control: &Path) -> Result<DonorStatus, ControlFailure> {
+    let mut body = [0; STATUS_BYTES];
     match ask(control, Message::Status, &mut body)? {
-        Message::Standing => Ok(Standing::decode(&body)),
+        Message::StatusReport => Ok(DonorStatus::decode(&body)),
         _ => Err(ControlFailure::Refused(Refusal::UnknownKind)),
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_sys::verbs::Port;
 use aquifer_sys::wakeup::Wakeup;
-use aquifer_wire::{EVERY_BYTE, Standing};
+use aquifer_wire::{DonorStatus, EVERY_BYTE};
 
 use crate::control::Control;
 use crate::listen_socket::ListenSocket;
@@ -37,8 +37,8 @@ pub struct Observer(Arc<Shared>);
 
 impl Observer {
     /// The donor's figures now, or at its end.
-    pub fn standing(&self) -> Standing {
-        self.0.service.standing(self.0.count())
+    pub fn status(&self) -> DonorStatus {
+        self.0.service.status(self.0.count())
     }
 }
 
@@ -95,8 +95,8 @@ impl Donor {
     }
 
     /// Its figures.
-    pub fn standing(&self) -> Standing {
-        self.shared.service.standing(self.shared.count())
+    pub fn status(&self) -> DonorStatus {
+        self.shared.service.status(self.shared.count())
     }
 
     /// An observer of these figures, for use on any thread.

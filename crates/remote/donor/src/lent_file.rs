@@ -44,7 +44,7 @@ use crate::wiper::PIECE_BYTES;
 /// The unit of `st_blocks`.
 const BLOCK_BYTES: u64 = 512;
 
-/// See the module.
+/// The memory file and the status page that one borrower on the same host shares with the donor.
 #[derive(Debug)]
 pub(crate) struct LentFile {
     data: File,
@@ -118,7 +118,7 @@ impl LentFile {
     }
 
     /// Makes a part of a slab read as zeros. Its memory stays allocated: what the borrower stores there next is on the
-    /// donor's account.
+    /// donor's cgroup.
     pub(crate) fn discard(&self, offset: u64, bytes: u64) {
         // Only a file system that is not in memory refuses this. If there is no memory to allocate, the borrower's next
         // write allocates it.

@@ -20,14 +20,14 @@ use std::sync::Arc;
 use aquifer_wire::Refusal;
 
 use crate::channel::{self, Channel};
+use crate::counters::Peer;
 use crate::local_socket;
 use crate::settings::{Address, Protection, Timeouts};
-use crate::tallies::Peer;
 
 /// How many connections of this machine wait to be accepted: as many as the standard library lets wait at a port.
 const WAITING_MAX: i32 = 128;
 
-/// See the module.
+/// A socket at which connections arrive.
 pub(crate) enum ListenSocket {
     Local(UnixListener, SocketFile),
     Tcp(TcpListener),

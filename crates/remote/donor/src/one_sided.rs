@@ -30,7 +30,7 @@ use crate::settings::DeviceChoice;
 /// How many windows are opened to get a new key, each while the previous ones stay open.
 const OPENED_MAX: usize = 20;
 
-/// See the module.
+/// The RDMA device of a donor, with the memory windows and queue pairs of its borrowers.
 pub(crate) struct OneSided {
     device: Arc<Device>,
     memory: Arc<LentMemory>,

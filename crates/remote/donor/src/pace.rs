@@ -15,7 +15,8 @@ const BURST_MS: u64 = 100;
 /// The longest wait. A borrower waits three seconds for an answer.
 const WAIT_MS_MAX: u64 = 1000;
 
-/// See the module. Each field is the time when its bucket is full again, in microseconds.
+/// The rates of one tenant, as two token buckets. Each field is the time when its bucket is full again, in
+/// microseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     bytes_full_us: u64,

@@ -20,7 +20,8 @@ pub(crate) const PAIRS_MAX: usize = 128;
 /// last.
 const KEYS_KEPT: usize = 16;
 
-/// See the module. `D` is a protection domain, `P` a queue pair, `W` a window.
+/// The RDMA sessions of all borrowers, and the windows on their slabs. `D` is a protection domain, `P` a queue pair,
+/// `W` a window.
 pub(crate) struct Sessions<D, P, W> {
     sessions: BTreeMap<BorrowerId, Session<D, P>>,
     windows: BTreeMap<LentSlab, Opened<W>>,

@@ -110,8 +110,8 @@ fn lend(slabs: u64, lease: Duration) -> Option<(Donor, Arc<Device>)> {
 
 fn wait_until(donor: &Donor, figure: Figure, value: u64) {
     let begun = Instant::now();
-    while donor.standing().figure(figure) != value {
-        assert!(begun.elapsed() < TIMEOUT, "{:?}", donor.standing());
+    while donor.status().figure(figure) != value {
+        assert!(begun.elapsed() < TIMEOUT, "{:?}", donor.status());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

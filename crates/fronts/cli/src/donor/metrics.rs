@@ -17,7 +17,7 @@ use crate::exporter::Exporter;
 pub fn serve(address: SocketAddr, observer: Observer) -> Result<SocketAddr, Failure> {
     let exporter = Exporter::start(address)?;
     let address = exporter.address();
-    let supply = move || say(&exporter.supply(|| to_prometheus(&observer.standing())));
+    let supply = move || say(&exporter.supply(|| to_prometheus(&observer.status())));
     let thread = thread::Builder::new().name("metrics".into()).spawn(supply);
     thread.map_err(|error| cannot(format!("metrics cannot be served at {address}: {error}")))?;
     Ok(address)

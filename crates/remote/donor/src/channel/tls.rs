@@ -30,7 +30,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How many bytes of a connection show its protocol.
 const BEGINNING_BYTES: usize = 4;
 
-/// See the module.
+/// A channel sealed by a rustls session.
 pub(super) struct TlsChannel {
     stream: TcpStream,
     config: Arc<ServerConfig>,
