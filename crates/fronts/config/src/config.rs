@@ -16,7 +16,7 @@ pub const VARIABLE: &str = "AQUIFER_CONFIG";
 /// The version of the object. A change of any field's name or meaning is a new version.
 pub const VERSION: u32 = 4;
 
-/// The number of eight-byte words in the ledger, the account of a tree's budget. `aquifer-pager` defines their
+/// The number of eight-byte words in the ledger of a tree's budget. `aquifer-pager` defines their
 /// contents.
 pub const LEDGER_WORDS: usize = 4096;
 /// Index of the word with the sum of the shares that the tree's processes have, in pages.

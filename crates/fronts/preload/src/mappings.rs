@@ -102,7 +102,7 @@ fn remap_fixed(adopter: &'static Adopter, args: [usize; 6]) -> isize {
     if adopter.is_active() { adopter.remap_fixed(args[0], args[1], map) } else { map() }
 }
 
-/// Called before `start..start + len` gets new rights: reserved memory that becomes writable becomes managed.
+/// Called before `start..start + len` gets another protection: reserved memory that becomes writable becomes managed.
 pub fn open(adopter: &'static Adopter, start: usize, len: usize, protection: usize) {
     if protection & libc::PROT_WRITE as usize != 0
         && can_be_mapped(start, len)
@@ -230,7 +230,7 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if active && adopter.watches_calls() => {
             populate(adopter, start, len, advice)
         }
-        // Huge pages would make the account wrong, and merged pages cannot be moved.
+        // Huge pages would make the count of resident pages wrong, and merged pages cannot be moved.
         libc::MADV_HUGEPAGE | libc::MADV_MERGEABLE | MADV_COLLAPSE if active => 0,
         // A core dump would show zeros for evicted pages.
         libc::MADV_DODUMP if active => 0,

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Processes come and go while memory is evicted: each sees the memory of the moment at which it was forked, whatever
-//! it and its relatives change and evict afterwards.
+//! it and its related processes change and evict afterwards.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

@@ -177,7 +177,7 @@ fn a_tier_that_fails_is_replayed() {
     }
 }
 
-/// A child that was forked below the budget shares the account of the slabs with its parent, and is not recorded.
+/// A child that was forked below the budget shares the table of slabs with its parent, and is not recorded.
 /// Which slabs the parent took depended on the child, so a replay chose others.
 #[test]
 fn slabs_that_an_earlier_child_takes_meanwhile_change_no_decision() {

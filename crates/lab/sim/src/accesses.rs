@@ -117,7 +117,7 @@ impl Accesses {
 
     /// Completes the extraction. Called at the end of the recording.
     pub fn finish(&mut self, engine: &Engine) {
-        self.recorded = self.recorded.with(engine.tally());
+        self.recorded = self.recorded.with(engine.counts());
         self.latest.clear();
     }
 

@@ -52,7 +52,7 @@ pub struct Taken {
     pub fresh: bool,
 }
 
-/// All frames. See the module for the invariant.
+/// All frames of a space, backed and unbacked, and the credit: the part of the budget without pages.
 #[derive(Debug)]
 pub struct FramePool {
     backed: [FrameSet; CLASSES],

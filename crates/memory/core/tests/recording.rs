@@ -81,8 +81,8 @@ fn every_call<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
     ]
 }
 
-fn batch(file: &mut Vec<u8>, standing: bool, number: u64, payload: &[u8]) {
-    file.extend(batch_header(standing, number, payload));
+fn batch(file: &mut Vec<u8>, is_state: bool, number: u64, payload: &[u8]) {
+    file.extend(batch_header(is_state, number, payload));
     file.extend(payload);
 }
 

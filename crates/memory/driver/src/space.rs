@@ -15,7 +15,7 @@ use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{FrameIndex, PageIndex, SlabIndex, Slot};
 
 use crate::batch::Sealed;
-use crate::engine_guard::{EngineGuard, Tape};
+use crate::engine_lock::{LockedEngine, Tape};
 use crate::fatal::Fatal;
 use crate::inspect::{Finding, Mismatch};
 use crate::observer::Observer;
@@ -39,8 +39,8 @@ pub trait Space: Kernel + Store + Clock + Observer {
     fn is_pinned(&self, pages: Pages) -> bool;
 
     /// The locked engine. Hold it briefly: no call that may wait.
-    fn engine(&self) -> EngineGuard<'_, Self::Tape> {
-        EngineGuard::new(self.lock(), self.tape())
+    fn engine(&self) -> LockedEngine<'_, Self::Tape> {
+        LockedEngine::new(self.lock(), self.tape())
     }
 }
 

@@ -527,9 +527,9 @@ mod tests {
         let (target, len) = (world.area.address(world.frame), 2 * PAGE);
         // SAFETY: the test's own memory.
         unsafe { world.uffd.move_pages(target, world.start, len, true) }.expect("the pages are ours alone");
-        let mprotect = |rights: i32| {
+        let mprotect = |protection: i32| {
             // SAFETY: as above; nobody touches it meanwhile.
-            unsafe { syscall(libc::SYS_mprotect, [world.start, PAGE, rights as usize, 0, 0, 0]) }.expect("mapped")
+            unsafe { syscall(libc::SYS_mprotect, [world.start, PAGE, protection as usize, 0, 0, 0]) }.expect("mapped")
         };
         mprotect(libc::PROT_NONE);
         put_back(&world.uffd, world.start, target, len).expect("they can go back");

@@ -45,7 +45,7 @@ struct Cut {
     populated: usize,
 }
 
-/// See the module.
+/// The supply of pages for new frames, cut from huge pages.
 #[derive(Debug)]
 pub(crate) struct HugeFrames {
     range: Reserved,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The account of a budget that the processes of a tree share: how much each process has been given, and how much it
-//! needs.
+//! The ledger of a budget: shared memory of the processes of a tree: how much each process has been given, and how much
+//! it needs.
 //!
 //! It is kept in a segment that `aquifer run` makes, and that forked and executed programs inherit
 //! (`Config::ledger_fd`). A process takes only unassigned pages, so the sum never exceeds the budget, except for the
@@ -63,10 +63,10 @@ const YOUTH: Duration = Duration::from_secs(10);
 const SHORT_LASTS: Duration = Duration::from_secs(2);
 /// A process announces a change of its need once the change reaches this fraction of the budget.
 const ANNOUNCED_PART: u64 = 64;
-/// The minimum for a process that cannot be in the account, in pages: the smallest `--dram`.
+/// The minimum for a process that cannot be in the ledger, in pages: the smallest `--dram`.
 const OUTSIDE_PAGES: u64 = 4096;
 
-/// See the module.
+/// The ledger of a tree's budget: how many pages each process has been given, and how many it needs.
 #[derive(Debug)]
 pub struct Ledger {
     words: &'static [AtomicU64],
@@ -81,7 +81,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Opens the account in an inherited descriptor, for a tree that begins with `budget_pages`.
+    /// Opens the ledger in an inherited descriptor, for a tree that begins with `budget_pages`.
     pub fn attach(descriptor: i32, budget_pages: u64) -> io::Result<Self> {
         let segment: &'static SharedSegment = Box::leak(Box::new(SharedSegment::attach_inherited(descriptor)?));
         if segment.words().len() < WORDS {
@@ -116,7 +116,7 @@ impl Ledger {
         self.processes.own().map(|entry| self.of(entry, what))
     }
 
-    /// Enters this process in the account, if it is not there. False if there are too many processes.
+    /// Enters this process in the ledger, if it is not there. False if there are too many processes.
     pub fn join(&self) -> bool {
         if self.processes.own().is_some() {
             return true;
@@ -290,7 +290,7 @@ mod tests {
 
     use super::*;
 
-    /// Two views of one account, as two processes have them: each attaches by itself.
+    /// Two views of one ledger, as two processes have them: each attaches by itself.
     fn two() -> [Ledger; 2] {
         let segment = Box::leak(Box::new(SharedSegment::create(c"ledger", WORDS).expect("a memfd")));
         let number = segment.descriptor().expect("made here").as_raw_fd();

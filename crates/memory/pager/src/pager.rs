@@ -77,7 +77,7 @@ pub struct Settings {
     pub tier: Box<dyn Tier>,
     /// The state shared with the processes that this one forks and with those it was forked from.
     pub family: Arc<Family>,
-    /// The account of the budget, if this process shares one.
+    /// The ledger of the budget, if this process shares one.
     pub ledger: Option<&'static Ledger>,
     /// How pages are exchanged; `None` selects the best way that the kernel supports.
     pub way: Option<Way>,
@@ -137,7 +137,7 @@ impl fmt::Display for StartFailure {
 
 impl std::error::Error for StartFailure {}
 
-/// See the module.
+/// One memory space: its engine, frames, tier, userfaultfds and threads.
 pub struct Pager {
     pub(crate) engine: Mutex<Engine>,
     pub(crate) recorder: Option<&'static Recorder>,
@@ -189,7 +189,7 @@ pub struct Pager {
     pub(crate) forked_at_ns: AtomicU64,
     /// The features of the userfaultfds.
     features: u64,
-    /// How much of the engine's tally has been added to the counters.
+    /// How much of the engine's counts was added to the counters.
     published_hits: AtomicU64,
     published_wasted: AtomicU64,
     published_clean: AtomicU64,
@@ -395,10 +395,10 @@ impl Pager {
         // it.
         let suggested = more.map_or(0, |more| suggestion(self.counters.gauge(Gauge::DramBudgetBytes) + more));
         self.counters.set(Gauge::SuggestedDramBytes, suggested);
-        let tally = engine.tally();
-        self.catch_up(Counter::PrefetchHits, &self.published_hits, tally.prefetch_hits);
-        self.catch_up(Counter::PrefetchWasted, &self.published_wasted, tally.prefetch_wasted);
-        self.catch_up(Counter::EvictedCleanBlocks, &self.published_clean, tally.dropped_clean_blocks);
+        let counts = engine.counts();
+        self.catch_up(Counter::PrefetchHits, &self.published_hits, counts.prefetch_hits);
+        self.catch_up(Counter::PrefetchWasted, &self.published_wasted, counts.prefetch_wasted);
+        self.catch_up(Counter::EvictedCleanBlocks, &self.published_clean, counts.dropped_clean_blocks);
     }
 
     /// Publishes how hot memory is. Separate from `publish`, and called less often, because it sets eighteen numbers.

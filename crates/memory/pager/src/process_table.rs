@@ -30,7 +30,7 @@ const UNSEEN: u32 = 3;
 /// The mask of these states. The bits above count the changes of the entry's state.
 const STATE: u32 = 3;
 
-/// See the module.
+/// A table in shared memory, with one entry for each process that takes part, and which of these have ended.
 pub struct ProcessTable<S> {
     states: S,
     /// `None`: the only process. Nobody needs to see whether it has ended.

@@ -6,7 +6,7 @@
 //! V8, .NET and WebAssembly runtimes do so: they reserve gigabytes of addresses and use some of them. Opened memory is
 //! ordinary private memory. It becomes managed one granule of 2 MiB at a time, before it can be written to: many small
 //! pieces then cost one registration, and no more mappings than the program itself has made. Opened memory stays
-//! managed, whatever its rights become, until it is unmapped.
+//! managed, whatever its protection becomes, until it is unmapped.
 //!
 //! Threads: any thread of the program, outside the fault path.
 

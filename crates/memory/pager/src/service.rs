@@ -85,7 +85,7 @@ pub(crate) fn start_thread(
     }
 }
 
-/// See the module.
+/// The threads of one space, and how the space ends.
 pub(crate) struct Service {
     owner: Owner,
     /// Why the space cannot go on.

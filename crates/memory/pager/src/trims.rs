@@ -41,7 +41,7 @@ struct List {
     active: Option<SlabIndex>,
 }
 
-/// See the module.
+/// The freed slabs that wait for their space to be returned to the tier.
 pub(crate) struct Trims {
     list: Mutex<List>,
     /// False: no slab is waiting or being discarded, so a claim has nothing to check.

@@ -50,7 +50,7 @@ const MADV_DONTNEED_LOCKED: usize = 24;
 /// Number of nodes in the mask passed to mbind(2).
 const NODES_MAX: u32 = 64;
 
-/// Lent memory; see the module.
+/// One mapping of memory that a donor lends.
 #[derive(Debug)]
 pub struct LentMemory {
     start: NonNull<AtomicU64>,

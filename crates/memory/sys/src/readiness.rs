@@ -4,7 +4,7 @@
 //! Several threads wait until one descriptor is readable, and each event wakes one of them: epoll(7), edge-triggered.
 //!
 //! With poll(2), all of them would wake for every event, and all but one would find nothing. When the wait is to end
-//! for good, all of them wake.
+//! for good, all of them wake. Its counterpart for one thread that waits for several descriptors is `any_readable.rs`.
 
 use std::time::Duration;
 

@@ -22,7 +22,7 @@ pub const SPARE_FRAMES_MAX: u32 = 32;
 /// The pause between two checks for a free frame.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// The spare frames; see the module.
+/// Spare frames, for code that needs a second copy of a block and may not allocate.
 #[derive(Debug)]
 pub struct SpareFrames {
     start: NonNull<u8>,

@@ -33,7 +33,7 @@ pub trait Forks {
 
     /// Whether a forked child can still read what this process writes later, using only what this process knew at the
     /// fork.
-    fn is_shared_by_relatives(&self) -> bool {
+    fn is_shared_by_family(&self) -> bool {
         true
     }
 }
@@ -52,7 +52,7 @@ impl Forks for dyn Tier + '_ {
         self.forks().map_or(Ok(()), |forks| forks.after_fork_in_child(inherits))
     }
 
-    fn is_shared_by_relatives(&self) -> bool {
-        self.forks().is_none_or(|forks| forks.is_shared_by_relatives())
+    fn is_shared_by_family(&self) -> bool {
+        self.forks().is_none_or(|forks| forks.is_shared_by_family())
     }
 }

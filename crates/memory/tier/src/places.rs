@@ -58,7 +58,7 @@ const VERSION_SHIFT: u32 = 32;
 /// caller that gets `Busy` may pause and try again.
 const CHANGES_TRIED_MAX: u32 = 100;
 
-/// See the module.
+/// A table with the place of each slab, in memory that related processes share.
 #[derive(Debug)]
 pub struct Places {
     words: Words,

@@ -12,7 +12,7 @@
 //! by another way and repairs the damaged copy, or poisons the block, as it does without encryption.
 //!
 //! The same code seals what a process stores after a fork ([`Private`], `encrypted/secrets.rs`), with keys that none of
-//! its relatives has. The reasons: `docs/decisions/0030-what-a-fork-does-not-share.md`.
+//! its related processes has. The reasons: `docs/decisions/0030-what-a-fork-does-not-share.md`.
 //!
 //! Threads: any, also in a signal handler. Pages are sealed into a spare frame, which the writer claims until the write
 //! has ended; nothing is allocated and nothing is locked.
@@ -136,7 +136,7 @@ pub struct SealedTier<S> {
     parts: Arc<Parts<S>>,
 }
 
-/// See the module.
+/// A tier whose contents are all sealed.
 pub type Encrypted = SealedTier<Seals>;
 
 /// Any tier in which nobody else can read what this process stores after fork(2).
@@ -453,7 +453,7 @@ impl<S: Sealing> Forks for SealedTier<S> {
         S::after_fork_in_child(&self.parts)
     }
 
-    fn is_shared_by_relatives(&self) -> bool {
-        self.parts.inner.is_shared_by_relatives()
+    fn is_shared_by_family(&self) -> bool {
+        self.parts.inner.is_shared_by_family()
     }
 }

@@ -193,7 +193,7 @@ fn what_was_changed_reads_as_zeros_alone_and_is_found_and_repaired_by_another_wa
     frames::check_stamp(frame.bytes(), 0, 1);
     tier.write(0, &frame).unwrap();
     assert!(found(&mut frame));
-    assert!(watched.pages(8) == sealed, "what relatives know of is what they find");
+    assert!(watched.pages(8) == sealed, "what related processes know of is what they find");
     assert!(!tier.read_other(0, &mut frame, 3).unwrap());
     frames::give_back(frame);
 }

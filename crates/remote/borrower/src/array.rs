@@ -45,7 +45,7 @@ use aquifer_core::units::SlabIndex;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
-use aquifer_tier::figures::{Tallies, count};
+use aquifer_tier::figures::{TierCounters, count};
 use aquifer_tier::places::{PLACE_WORDS, Places, Seen};
 use aquifer_tier::plain_queue::Blocking;
 use aquifer_tier::transfer::{check_buffer, check_range};
@@ -92,7 +92,7 @@ pub(crate) struct Parts {
     slabs: u32,
     head: Words,
     places: Places,
-    tallies: Tallies,
+    counters: TierCounters,
     repair: Repair,
 }
 
@@ -111,7 +111,7 @@ impl Array {
             slabs,
             head,
             places: Places::over(table),
-            tallies: Tallies::default(),
+            counters: TierCounters::default(),
             repair: Repair::default(),
         };
         Ok(Array { parts: Arc::new(parts), notices })
@@ -185,7 +185,7 @@ impl Tier for Array {
         check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
         let read = self.parts.read_way(offset, buffer.bytes_mut(), way as usize);
         if read == Ok(true) {
-            count(&self.parts.tallies.reads_by_another_way);
+            count(&self.parts.counters.reads_by_another_way);
         }
         read.map_err(|errno| failure(Activity::Read, offset, errno))
     }
@@ -230,7 +230,7 @@ impl Tier for Array {
     }
 
     fn take_figures(&self) -> TierFigures {
-        self.parts.tallies.take()
+        self.parts.counters.take()
     }
 
     fn upkeep(&self) -> Option<&dyn Upkeep> {

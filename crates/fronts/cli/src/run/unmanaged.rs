@@ -50,7 +50,7 @@ pub struct Watched<'a> {
     pub child: Pid,
     /// The counters that receive the figures.
     pub counters: &'a Counters,
-    /// The shared budget account, if the processes of a tree share a budget.
+    /// The shared budget ledger, if the processes of a tree share a budget.
     pub ledger: Option<&'a SharedSegment>,
     /// Whether to end the program when it exceeds the budget.
     pub strict: bool,
@@ -143,7 +143,7 @@ impl Watched<'_> {
         true
     }
 
-    /// The part of the anonymous memory that the budget account covers.
+    /// The part of the anonymous memory that the budget ledger covers.
     fn managed_bytes(&self, found: &Resident, count: u64) -> u64 {
         let is_active = self.counters.gauge(Gauge::Active) != 0;
         let managed = match self.ledger {

@@ -50,7 +50,7 @@ struct Visit {
     at: u32,
 }
 
-/// The evidence, and the conclusion drawn from it; see the module.
+/// Detects whether pages that are fetched one by one lie in clusters.
 #[derive(Clone, Debug)]
 pub(super) struct Clusters {
     visits: Box<[Visit; REMEMBERED]>,

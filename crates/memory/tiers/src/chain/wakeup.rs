@@ -13,7 +13,7 @@ use aquifer_sys::futex::EventCount;
 /// Only bounds the sleep.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
-/// See the module.
+/// Where the mover sleeps while the chain is idle, and how reads and writes wake it.
 #[derive(Debug, Default)]
 pub(super) struct MoverWakeup {
     is_asleep: AtomicBool,

@@ -4,9 +4,9 @@
 //! Seals pages with AES-256-GCM, and keeps what is needed to open them: keys, nonces and tags stay in this machine.
 //!
 //! A nonce is a number that is drawn for one page of one write, and never again under its key. The number comes from a
-//! counter in memory that relatives share, and it determines the key. The record of a page is the nonce and the tag of
-//! what was stored there last; it is in shared memory, too, so that a forked child can open what its parent has sealed.
-//! A page that was changed, or that is an older version, does not match its record.
+//! counter in memory that related processes share, and it determines the key. The record of a page is the nonce and the
+//! tag of what was stored there last; it is in shared memory, too, so that a forked child can open what its parent has
+//! sealed. A page that was changed, or that is an older version, does not match its record.
 //!
 //! | word of a record | what                                   |
 //! |------------------|----------------------------------------|
@@ -41,7 +41,7 @@ const PAGES_OF_SLAB: usize = SLAB_BYTES as usize / PAGE;
 /// The nonce and the tag of one page.
 type Record = [u64; RECORD_WORDS];
 
-/// See the module.
+/// Seals every page with AES-256-GCM, and keeps in DRAM what is needed to open it.
 pub struct Seals {
     keys: Box<[LessSafeKey]>,
     /// The last nonce that was drawn.
@@ -81,8 +81,8 @@ impl Seals {
     }
 
     /// Seals the same bytes again, over a copy that was damaged, with the same nonce, which gives the same message. So
-    /// a relative that is reading there finds bytes that match its record. `None` for other bytes: their sealed form is
-    /// only in `sealed`, where the caller overwrites it.
+    /// a related process that is reading there finds bytes that match its record. `None` for other bytes: their sealed
+    /// form is only in `sealed`, where the caller overwrites it.
     fn seal_again(&self, page: usize, plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
         if self.repaired[page / PAGES_OF_SLAB].load(Ordering::Relaxed) == 0 {
             return None;

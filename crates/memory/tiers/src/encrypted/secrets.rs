@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Seals what a process stores after a fork(2), so that no relative can read it, or change it without being noticed.
+//! Seals what a process stores after a fork(2), so that no related process can read it, or change it without being
+//! noticed.
 //!
 //! A forked child has a copy of everything that its parent knew, and may drop privileges. So what either of them stores
 //! afterwards, where the other can reach it, is sealed with AES-128-GCM under a key that did not exist at the fork.
@@ -36,7 +37,7 @@ const KEY_BYTES: usize = 16;
 /// Key and tag of one page.
 type Record = [u64; RECORD_WORDS];
 
-/// See the module.
+/// Seals only what a process stores after a fork(2), with keys of its own.
 pub struct Secrets {
     /// Whether pages that are written are sealed.
     is_on: AtomicBool,
@@ -182,14 +183,14 @@ impl Sealing for Secrets {
     }
 
     fn after_fork_in_parent(parts: &Parts<Self>, inherits: bool) {
-        if inherits || parts.inner.is_shared_by_relatives() {
+        if inherits || parts.inner.is_shared_by_family() {
             parts.seals.is_on.store(true, Ordering::Relaxed);
         }
     }
 
     fn after_fork_in_child(parts: &Parts<Self>) -> Result<(), Errno> {
         if parts.seals.is_own.word().swap(1, Ordering::Relaxed) == 0 {
-            parts.seals.is_on.store(parts.inner.is_shared_by_relatives(), Ordering::Relaxed);
+            parts.seals.is_on.store(parts.inner.is_shared_by_family(), Ordering::Relaxed);
         }
         if parts.seals.is_on() { Self::before_fork(parts) } else { Ok(()) }
     }

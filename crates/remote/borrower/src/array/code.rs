@@ -30,7 +30,7 @@ const PAGE: usize = PAGE_BYTES as usize;
 /// One shard as a sum of multiples of the data shards: the factor of each data shard.
 type Row = [u16; DATA_MAX];
 
-/// See the module.
+/// A parity code: cuts pages into shards, and computes missing shards from the others.
 pub(crate) struct Code {
     data: usize,
     total: usize,

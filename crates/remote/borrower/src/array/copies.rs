@@ -114,7 +114,7 @@ impl Parts {
             match self.members[member].store.read(piece.offset, into) {
                 Ok(()) => {
                     if failed.is_some() {
-                        count(&self.tallies.reads_by_another_way);
+                        count(&self.counters.reads_by_another_way);
                     }
                     return Ok(());
                 }
@@ -156,7 +156,7 @@ impl Parts {
     pub(super) fn note(&self, member: usize, errno: i32) -> Trouble {
         let trouble = Trouble::of(errno);
         if self.members[member].failed(trouble) {
-            count(&self.tallies.members_lost);
+            count(&self.counters.members_lost);
         }
         trouble
     }
@@ -183,9 +183,9 @@ impl Parts {
     /// Counts that a slab has lost, or lacks, `fewer` members.
     pub(super) fn count_loss(&self, left: Place, fewer: usize) {
         if left == Place::LOST {
-            return count(&self.tallies.slabs_lost);
+            return count(&self.counters.slabs_lost);
         }
-        (0..fewer).for_each(|_| count(&self.tallies.slabs_degraded));
+        (0..fewer).for_each(|_| count(&self.counters.slabs_degraded));
         self.degraded();
     }
 

@@ -46,7 +46,7 @@ impl Parts {
             return is_found;
         }
         first.answered_in(Duration::from_nanos(now_ns() - started));
-        count(&self.tallies.reads_hedged);
+        count(&self.counters.reads_hedged);
         let Some(other) = second.store.begin_read(piece.whole()) else {
             // The second member has to be connected first.
             return second.store.read(piece.offset, into).is_ok() || asked.finish(into).is_ok();

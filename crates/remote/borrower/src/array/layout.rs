@@ -11,7 +11,7 @@ use aquifer_wire::RangeIndex;
 /// The greatest weight of a member. A choice: machines do not differ so finely.
 pub const WEIGHT_MAX: u32 = 16;
 
-/// See the module.
+/// Decides which members get the next slab, in turn.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotation {
     /// The member of each turn; the sequence repeats.

@@ -140,7 +140,7 @@ impl Trouble {
     }
 }
 
-/// See the module.
+/// A member of an array: what it stores, and whether it is present.
 pub(crate) struct Member {
     pub(crate) store: Box<dyn Store>,
     /// When the member was lost; 0 while it is present.

@@ -40,7 +40,7 @@ struct Flight {
     member: usize,
 }
 
-/// See the module.
+/// A queue to an array whose members have whole slabs.
 pub(super) struct ArrayQueue {
     parts: Arc<Parts>,
     queues: MemberQueues,

@@ -11,8 +11,8 @@
 //! made all the same, with the damaged page in it, and the damage is reported (`notices.rs`): this makes nothing worse,
 //! and the other pages have one copy more.
 //!
-//! This process may also copy a relative's slabs, whose bytes it cannot verify. New copies of those only add to the
-//! existing ones, and the relative's guards detect damage when the relative fetches the page.
+//! This process may also copy a related process's slabs, whose bytes it cannot verify. New copies of those only add to
+//! the existing ones, and the related process's guards detect damage when the related process fetches the page.
 //!
 //! A copy follows the rules of `places.rs`: a writer to the slab does not wait, and what it wrote is copied again, so
 //! that a slab gets its copy even if the program writes to it all the time. It does not matter which process of a
@@ -254,7 +254,7 @@ impl Parts {
             wrong.retain(|page| match find(at(*page), sources).or_else(|| find(at(*page), everywhere)) {
                 Some(right) => {
                     bytes[range(*page)].copy_from_slice(&right);
-                    count(&self.tallies.reads_by_another_way);
+                    count(&self.counters.reads_by_another_way);
                     false
                 }
                 None => true,

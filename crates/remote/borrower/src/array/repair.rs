@@ -225,7 +225,7 @@ impl Parts {
             match copied {
                 Copied::NotNeeded => {}
                 Copied::NotNow => repair.lacks.store(true, Ordering::Relaxed),
-                Copied::Yes => count(&self.tallies.slabs_rebuilt),
+                Copied::Yes => count(&self.counters.slabs_rebuilt),
             }
             // A slab that has got a copy may lack another one still.
             repair.at.store(at + u32::from(copied != Copied::Yes), Ordering::Relaxed);
@@ -258,7 +258,7 @@ impl Parts {
         if let Some(silent) = place.members().find(|member| verify.is_some() && self.is_given_up(*member)) {
             let copied = self.copy_to_another(slab, place, Reason::GivesUp(silent), verify);
             if copied == Copied::Yes {
-                count(&self.tallies.slabs_degraded);
+                count(&self.counters.slabs_degraded);
             }
             if copied == Copied::Yes || place.count() == self.shape.total {
                 return copied;

@@ -69,7 +69,7 @@ impl From<Miss> for Loss {
     }
 }
 
-/// See the module.
+/// Carries the bytes of one link on its socket, plain or sealed.
 pub(crate) trait Channel: Debug + Send + Sync {
     /// Opens the channel on a socket that has just been connected, before anything else is sent over it. Takes at most
     /// `timeout`.

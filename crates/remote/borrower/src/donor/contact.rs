@@ -25,7 +25,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// How long a donor has not answered, and whether it counts as lost.
 #[derive(Debug)]
 pub(crate) struct Contact {
     timeout: Duration,

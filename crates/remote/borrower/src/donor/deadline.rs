@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::transport::Loss;
 
-/// See the module.
+/// The time at which socket operations give up.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline(u64);
 

@@ -16,7 +16,7 @@ use aquifer_sys::signals::{self, HEEDED_WITHIN};
 /// How many times to check before waiting in the kernel: some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
-/// See the module.
+/// The lock of the one thread that may ask for a grant.
 #[derive(Debug, Default)]
 pub(crate) struct GrantLock {
     taken: AtomicBool,

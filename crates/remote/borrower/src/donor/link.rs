@@ -54,7 +54,7 @@ trait Socket: AsFd + Debug + Send + Sync {}
 
 impl<S: AsFd + Debug + Send + Sync> Socket for S {}
 
-/// See the module.
+/// One connection to a donor, which reconnects under the same descriptor where possible.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: Box<dyn Socket>,

@@ -52,7 +52,7 @@ struct Line {
     taken: AtomicU32,
 }
 
-/// See the module.
+/// The links of a process to one donor, which its threads share.
 pub(crate) struct Links {
     endpoint: Endpoint,
     who: BorrowerId,
@@ -62,8 +62,8 @@ pub(crate) struct Links {
     lines: Box<[Line]>,
     /// Signalled when a link becomes free.
     freed: EventCount,
-    /// One word that relatives share, as they share the leases: the run of the donor that the leases are from; 0 before
-    /// the first greeting.
+    /// One word that related processes share, as they share the leases: the run of the donor that the leases are from;
+    /// 0 before the first greeting.
     instance: Words,
     /// 1 in the process that owns these sockets.
     own: Arc<OwnWord>,

@@ -79,7 +79,7 @@ impl Offer {
     }
 }
 
-/// See the module. Also has the donor's address as the user wrote it.
+/// One donor as a member of an array, with the donor's address as the user wrote it.
 pub(crate) struct Share(Arc<Remote>, String);
 
 /// Bytes that a donor was asked for, or was sent. Dropping this before the donor has answered costs the link its

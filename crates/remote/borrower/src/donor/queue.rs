@@ -58,7 +58,7 @@ struct Arriving {
 
 const NOTHING: Arriving = Arriving { bytes: [0; HEADER_BYTES], filled: 0, header: None, body_filled: 0 };
 
-/// See the module.
+/// A queue to a donor over TCP: many requests in flight, on a connection of its own.
 pub(crate) struct TcpQueue {
     links: Arc<Links>,
     remote: Arc<Remote>,

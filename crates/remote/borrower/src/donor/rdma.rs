@@ -93,7 +93,7 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// See the module.
+/// The transport over RDMA: bytes bypass the donor's processor, and requests go over TCP or TLS.
 pub(crate) struct Rdma {
     /// For requests; in a forked child for everything.
     tcp: Tcp,

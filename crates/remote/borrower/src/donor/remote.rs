@@ -30,8 +30,8 @@ use super::ranges::{Lease, Ranges, Writers};
 use super::timeouts::Timeouts;
 use super::transport::{Loss, Transport};
 
-/// How many times a request is tried when a relative changes the lease in the meantime, or when this process finds out
-/// only now that it has no lease.
+/// How many times a request is tried when a related process changes the lease in the meantime, or when this process
+/// finds out only now that it has no lease.
 const LEASES_TRIED_MAX: u32 = 4;
 /// How many times a grant is retried while an access with the old token is in progress, which copies at most 2 MiB.
 const BUSY_MAX: u32 = 200;
@@ -44,7 +44,7 @@ const RENEWAL_WHILE_LEAVING: Duration = Duration::from_secs(1);
 /// If a revoked slab is still leased after this time, the donor manages without it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// A tier in the slabs that one donor lends.
 pub(crate) struct Remote {
     transport: Box<dyn Transport>,
     ranges: Arc<Ranges>,
@@ -187,8 +187,8 @@ impl Remote {
             if self.ranges.lease(piece.range).map(|now| now.token()) != Some(lease.token()) {
                 continue;
             }
-            // A grant without an answer has reached the donor late, or a relative's answer is on its way: the slab is
-            // still ours, under a token that nobody here knows.
+            // A grant without an answer has reached the donor late, or a related process's answer is on its way: the
+            // slab is still ours, under a token that nobody here knows.
             if refusal != Refusal::StaleToken || !self.ask_token(piece.range, lease)? {
                 break;
             }
@@ -384,7 +384,7 @@ impl Remote {
         });
         match done {
             Ok(_) => Ok(()),
-            // The previous attempt has done it, or a relative has a newer lease for the same range.
+            // The previous attempt has done it, or a related process has a newer lease for the same range.
             Err(Loss::Refused(refusal)) if is_about_lease(refusal) => Ok(()),
             Err(loss) => Err(loss.errno()),
         }
@@ -499,7 +499,7 @@ impl KeepAlive for Renewal<'_> {
 impl Drop for Remote {
     fn drop(&mut self) {
         // Only a courtesy, because leases that are not given back expire. A forked child gives nothing back, because
-        // its relatives may still use the leases.
+        // its related processes may still use the leases.
         if self.is_opener.load(Ordering::Relaxed) && self.ranges.any() {
             let _ = self.transport.ask(Message::Release { lease: EVERY_LEASE, token: 0 });
         }

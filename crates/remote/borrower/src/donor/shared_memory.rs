@@ -53,7 +53,7 @@ const LINKS: usize = 2;
 /// A file whose blocks are at least this large uses huge pages.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// See the module.
+/// The transport to a donor on the same host, through a memory file that both map.
 pub(crate) struct SharedMemory {
     links: Links,
     _anchor: Link,

@@ -20,7 +20,7 @@ use super::transport::{Loss, Transport};
 /// Links for demand. A choice: threads that wait for one at the same time share the path to the donor anyway.
 pub(crate) const LINKS: usize = 8;
 
-/// See the module. Its queues share the links' state.
+/// The transport over TCP, plain or sealed. Its queues share the links' state.
 pub(crate) struct Tcp(pub(crate) Arc<Links>);
 
 impl Transport for Tcp {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-/// See the module.
+/// How long to wait for a donor, for each kind of operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
     /// How long a socket may take to connect, and a donor to answer a greeting.

@@ -38,7 +38,7 @@ use super::transport::Loss;
 /// How many records are sent or received by one system call. A choice: 64 KiB is what sockets accept at a time.
 const RECORDS_AT_ONCE: usize = 4;
 
-/// See the module.
+/// A channel sealed with TLS 1.3.
 pub(crate) struct TlsChannel {
     borrower: Arc<Borrower>,
     session: Mutex<Session>,

@@ -60,7 +60,7 @@ impl Loss {
     }
 }
 
-/// See the module.
+/// Carries requests and bytes between this process and one donor.
 pub(crate) trait Transport: Send + Sync {
     /// Sets the number of slabs. Called once, before anything is read or written.
     fn prepare(&self, slabs: usize) {

@@ -19,7 +19,7 @@ use crate::array::piece::SlabPiece;
 use crate::array::place::Place;
 use crate::donor::{Missed, Piece};
 
-/// See the module.
+/// One read that is gathered from the shards of several members.
 struct Gathering<'a> {
     parts: &'a Parts,
     place: Place,
@@ -78,7 +78,7 @@ impl<'a> Gathering<'a> {
                 }
                 None if may_hedge => {
                     may_hedge = false;
-                    count(&self.parts.tallies.reads_hedged);
+                    count(&self.parts.counters.reads_hedged);
                     positions(pending(&requests)).for_each(|position| self.took(position, elapsed()));
                     while self.ask_next(there, &mut requests) {}
                     timeout += BOTH_TIMEOUT;
@@ -155,7 +155,7 @@ impl<'a> Gathering<'a> {
             self.read_one(position, slab, shards, &mut failed);
         }
         if failed.is_some() && !self.lacks() {
-            count(&self.parts.tallies.reads_by_another_way);
+            count(&self.parts.counters.reads_by_another_way);
         }
         if self.lacks() { Err(failed.unwrap_or(libc::ENODATA)) } else { Ok(()) }
     }

@@ -48,7 +48,7 @@ struct Flight {
     frames: [Option<FrameBuffer>; POSITIONS],
 }
 
-/// See the module.
+/// A queue to an array whose members have shards.
 pub(crate) struct ShardQueue {
     parts: Arc<Parts>,
     queues: MemberQueues,
