@@ -63,6 +63,7 @@ use self::repair::Repair;
 pub use self::shape::DATA_SHARDS;
 pub(crate) use self::shape::Shape;
 use self::shards::{Cutter, ShardQueue};
+use crate::access_failure::AccessFailure;
 use crate::donor;
 
 /// The same name as that of a single donor, because both are requested with `donor:`.
@@ -187,7 +188,7 @@ impl Tier for Array {
         if read == Ok(true) {
             count(&self.parts.counters.reads_by_another_way);
         }
-        read.map_err(|errno| failure(Activity::Read, offset, errno))
+        read.map_err(|failure| tier_failure(Activity::Read, offset, failure))
     }
 
     fn read_verified(
@@ -201,7 +202,7 @@ impl Tier for Array {
             Ok(true) => Ok(()),
             // There is only one way to read it.
             Ok(false) => self.read(offset, buffer),
-            Err(errno) => Err(failure(Activity::Read, offset, errno)),
+            Err(failure) => Err(tier_failure(Activity::Read, offset, failure)),
         }
     }
 
@@ -215,7 +216,7 @@ impl Tier for Array {
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
         check_range(NAME, Activity::Discard, offset, len, self.capacity_bytes())?;
-        self.parts.discard(offset, len).map_err(|errno| failure(Activity::Discard, offset, errno))
+        self.parts.discard(offset, len).map_err(|failure| tier_failure(Activity::Discard, offset, failure))
     }
 
     fn flush(&self) -> Result<(), TierFailure> {
@@ -272,15 +273,15 @@ impl Forks for Array {
 impl Blocking for Parts {
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
-        self.read_bytes(offset, buffer.bytes_mut()).map_err(|errno| failure(Activity::Read, offset, errno))
+        self.read_bytes(offset, buffer.bytes_mut()).map_err(|failure| tier_failure(Activity::Read, offset, failure))
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
-        self.write_bytes(offset, buffer.bytes()).map_err(|errno| failure(Activity::Write, offset, errno))
+        self.write_bytes(offset, buffer.bytes()).map_err(|failure| tier_failure(Activity::Write, offset, failure))
     }
 }
 
-fn failure(activity: Activity, offset: u64, errno: i32) -> TierFailure {
-    TierFailure { tier: NAME, activity, offset, cause: Cause::Errno(errno) }
+fn tier_failure(activity: Activity, offset: u64, failure: AccessFailure) -> TierFailure {
+    TierFailure { tier: NAME, activity, offset, cause: Cause::Errno(failure.errno()) }
 }

@@ -24,6 +24,7 @@ use aquifer_tier::{KeepAlive, TierFailure, TierQueue};
 use aquifer_wire::RangeIndex;
 
 use super::notices::Notice;
+use crate::access_failure::{AccessFailure, LinkFailure};
 use crate::donor::{Asked, Piece};
 
 /// The pause before the first look for a lost member; each later pause is twice as long.
@@ -44,14 +45,14 @@ const HEDGE_FACTOR: u32 = 8;
 const HEDGE_AFTER_MIN: Duration = Duration::from_millis(5);
 const HEDGE_AFTER_MAX: Duration = Duration::from_millis(50);
 
-/// What an array needs of each of its members, whatever the member is. Failures are errno values: ENODATA if the slab's
-/// bytes are gone, ENOSPC and EDQUOT if there is no room for it, ESTALE if nothing that was stored before is left.
+/// What an array needs of each of its members, whatever the member is. `LinkFailure::Restarted`
+/// means that nothing of what was stored before is left.
 pub(crate) trait Store: Send + Sync {
     /// The member's name in messages.
     fn name(&self) -> &str;
 
     /// Fills `into` from `offset`. Runs on the faulting thread.
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32>;
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), AccessFailure>;
 
     /// Asks for bytes of one slab without waiting for them. `None` if that cannot be done immediately.
     fn begin_read(&self, piece: Piece) -> Option<Asked<'_>> {
@@ -69,19 +70,19 @@ pub(crate) trait Store: Send + Sync {
     /// Sets room aside for a range, and renews the room if there is some already. Must be called before anything is
     /// written there and before others learn that the slab is here: from then on, room that is gone means bytes that
     /// are gone.
-    fn take(&self, range: RangeIndex) -> Result<(), i32>;
+    fn take(&self, range: RangeIndex) -> Result<(), AccessFailure>;
 
     /// Stores `bytes` at `offset`, where room is set aside. May run on the faulting thread.
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32>;
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessFailure>;
 
     /// Gives the space of a part of a slab back to the member's machine.
-    fn discard(&self, offset: u64, len: u64) -> Result<(), i32>;
+    fn discard(&self, offset: u64, len: u64) -> Result<(), AccessFailure>;
 
     /// The room that is set aside for a range.
     fn room(&self, range: RangeIndex) -> Option<Room>;
 
     /// Gives that room back, unless it was taken again since it was seen.
-    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), i32>;
+    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), AccessFailure>;
 
     /// The first range at or after `from` that the member will lose unless it is given back in time.
     fn leaving(&self, from: RangeIndex) -> Option<RangeIndex> {
@@ -96,7 +97,7 @@ pub(crate) trait Store: Send + Sync {
     fn after_fork_in_child(&self) -> Result<(), Errno>;
 
     /// Checks whether the member is present. If it is called often enough, this also keeps what is stored.
-    fn look(&self) -> Result<(), i32>;
+    fn look(&self) -> Result<(), AccessFailure>;
 
     /// Sends the request that keeps what is stored, without waiting for the answer. `None` if that cannot be done
     /// immediately.
@@ -107,7 +108,7 @@ pub(crate) trait Store: Send + Sync {
     /// The interval at which the member needs a look or that request.
     fn look_every(&self) -> Duration;
 
-    /// After ESTALE: forgets everything that the member had, and starts again.
+    /// After a restart of the member: forgets everything that the member had, and starts again.
     fn start_over(&self);
 }
 
@@ -130,11 +131,17 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    pub(crate) fn of(errno: i32) -> Trouble {
-        match errno {
-            libc::ENODATA => Trouble::Gone,
-            libc::ENOSPC | libc::EDQUOT => Trouble::Full,
-            libc::EBUSY | libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS => Trouble::Passing,
+    pub(crate) fn of(failure: AccessFailure) -> Trouble {
+        match failure {
+            AccessFailure::Gone => Trouble::Gone,
+            AccessFailure::Full | AccessFailure::OverQuota => Trouble::Full,
+            AccessFailure::Busy | AccessFailure::NotNow => Trouble::Passing,
+            AccessFailure::Link(LinkFailure::System(Errno(errno))) => match errno {
+                libc::ENODATA => Trouble::Gone,
+                libc::ENOSPC | libc::EDQUOT => Trouble::Full,
+                libc::EBUSY | libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS => Trouble::Passing,
+                _ => Trouble::Absent,
+            },
             _ => Trouble::Absent,
         }
     }
@@ -306,23 +313,23 @@ mod tests {
         fn name(&self) -> &str {
             "nothing"
         }
-        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
-        fn take(&self, _: RangeIndex) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn take(&self, _: RangeIndex) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
-        fn write(&self, _: u64, _: &[u8]) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn write(&self, _: u64, _: &[u8]) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
-        fn discard(&self, _: u64, _: u64) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn discard(&self, _: u64, _: u64) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
         fn room(&self, _: RangeIndex) -> Option<Room> {
             None
         }
-        fn give_back(&self, _: RangeIndex, _: Room) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn give_back(&self, _: RangeIndex, _: Room) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
         fn open_queue(&self, _: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
             unreachable!("nobody asks for one")
@@ -330,8 +337,8 @@ mod tests {
         fn after_fork_in_child(&self) -> Result<(), Errno> {
             Ok(())
         }
-        fn look(&self) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn look(&self) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
         fn look_every(&self) -> Duration {
             Duration::from_secs(20)
@@ -343,7 +350,7 @@ mod tests {
     fn a_lost_member_is_looked_for_less_and_less() {
         let member = Member::new(Box::new(Nothing));
         assert!(member.takes_slabs() && member.look_in() == Duration::ZERO);
-        assert!(member.failed(Trouble::of(libc::ECONNRESET)) && !member.failed(Trouble::Absent));
+        assert!(member.failed(Trouble::of(AccessFailure::Link(LinkFailure::Ended))) && !member.failed(Trouble::Absent));
         assert!(member.is_lost() && member.lost_for().is_some() && !member.takes_slabs());
         assert!(member.look_in() <= LOOK_PAUSE_FIRST);
         let pauses: Vec<Duration> = (0..10)
@@ -364,7 +371,7 @@ mod tests {
     #[test]
     fn a_member_without_room_is_there() {
         let member = Member::new(Box::new(Nothing));
-        assert!(!member.failed(Trouble::of(libc::ENOSPC)) && !member.failed(Trouble::of(libc::ENODATA)));
+        assert!(!member.failed(Trouble::of(AccessFailure::Full)) && !member.failed(Trouble::of(AccessFailure::Gone)));
         assert!(!member.is_lost() && !member.takes_slabs());
     }
 }

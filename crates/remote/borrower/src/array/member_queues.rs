@@ -9,11 +9,10 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use aquifer_sys::any_readable::AnyReadable;
-use aquifer_sys::raw::Errno;
 use aquifer_sys::wakeup::readable;
 use aquifer_tier::{Activity, Completion, Request, TierFailure, TierQueue, Wait};
 
-use super::{Parts, failure};
+use super::{Parts, tier_failure};
 
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
@@ -39,7 +38,7 @@ impl MemberQueues {
     /// Opens queues to all members, with room for `depth` requests at each and for `landed` completions at the same
     /// time.
     pub(super) fn open(parts: &Parts, depth: u32, landed: usize) -> Result<MemberQueues, TierFailure> {
-        let any = AnyReadable::new().map_err(|Errno(errno)| failure(Activity::Queue, 0, errno))?;
+        let any = AnyReadable::new().map_err(|errno| tier_failure(Activity::Queue, 0, errno.into()))?;
         let entry = |member: &super::Member| {
             let queue = member.store.open_queue(depth)?;
             Ok(MemberQueue { queue, waits_for_kick: false, watched: Cell::new(None) })

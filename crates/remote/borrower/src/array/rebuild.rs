@@ -108,7 +108,7 @@ impl Parts {
         let range = self.shape.range_of(slab);
         let takes = |target: &usize| {
             let taken = self.members[*target].store.take(range);
-            taken.inspect_err(|errno| _ = self.note(*target, *errno)).is_ok()
+            taken.inspect_err(|failure| _ = self.note(*target, *failure)).is_ok()
         };
         let target = self.candidates(range, free).find(takes);
         if target.is_none() && !is_dispensable {
@@ -208,7 +208,7 @@ impl Parts {
         }
         let Some(target) = copying.target else { return Some(damaged) };
         let written = self.members[target].store.write(piece.offset, &copying.buffer);
-        written.inspect_err(|errno| _ = self.note(target, *errno)).ok().map(|()| damaged)
+        written.inspect_err(|failure| _ = self.note(target, *failure)).ok().map(|()| damaged)
     }
 
     /// Stores a piece at the target as `from` has it; the target takes the position of `from`.
@@ -220,11 +220,11 @@ impl Parts {
         let part = self.shape.part(piece);
         let bytes = &mut copying.buffer[..part.bytes];
         let read = self.members[from].store.read(part.offset, bytes);
-        if read.inspect_err(|errno| _ = self.note(from, *errno)).is_err() {
+        if read.inspect_err(|failure| _ = self.note(from, *failure)).is_err() {
             return false;
         }
         let written = self.members[target].store.write(part.offset, bytes);
-        written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
+        written.inspect_err(|failure| _ = self.note(target, *failure)).is_ok()
     }
 
     /// `bytes` is a piece as it was read. Replaces its wrong pages by the right ones of some member. Returns how many

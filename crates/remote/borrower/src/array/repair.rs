@@ -26,6 +26,7 @@ use super::Parts;
 use super::member::Trouble;
 use super::place::Place;
 use super::rebuild::{Copied, Reason};
+use crate::access_failure::{AccessFailure, LinkFailure};
 use crate::donor::RENEWALS;
 
 /// How often to run when there is nothing to do: the sender of a failing request detects a loss, and this code only
@@ -141,8 +142,8 @@ impl Parts {
                 continue;
             }
             let offset = self.shape.range_of(slab).offset();
-            let Err(errno) = member.store.read(offset, &mut page) else { continue };
-            let trouble = self.note(index, errno);
+            let Err(failure) = member.store.read(offset, &mut page) else { continue };
+            let trouble = self.note(index, failure);
             // Not certain: the program may have discarded the slab and written to it again since.
             if trouble == Trouble::Gone && self.places.holds(slab, seen) {
                 self.take_out(slab, index, false);
@@ -168,9 +169,9 @@ impl Parts {
                 }
                 member.looked(true);
             }
-            Err(errno) => {
-                self.note(index, errno);
-                if errno == libc::ESTALE {
+            Err(failure) => {
+                self.note(index, failure);
+                if failure == AccessFailure::Link(LinkFailure::Restarted) {
                     self.give_up(index, true);
                     member.store.start_over();
                     member.end_quarantine();

@@ -461,12 +461,12 @@ impl Parts {
     }
 
     /// As the pager does it, without waiting for members that do not answer.
-    fn read_once(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+    fn read_once(&self, offset: u64, into: &mut [u8]) -> Result<(), AccessFailure> {
         let piece = piece::pieces(offset, into.len() as u64).next().unwrap();
         self.try_read(piece, into)
     }
 
-    fn write_once(&self, offset: u64, version: u64) -> Result<(), i32> {
+    fn write_once(&self, offset: u64, version: u64) -> Result<(), AccessFailure> {
         let mut bytes = vec![0; 4 * PAGE_BYTES as usize];
         stamp(&mut bytes, offset, version);
         self.write_bytes(offset, &bytes)

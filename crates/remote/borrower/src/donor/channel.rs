@@ -20,14 +20,15 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::plain::PlainChannel;
 use super::tls::TlsChannel;
 use super::transport::Loss;
+use crate::access_failure::LinkFailure;
 
 /// Why there is no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Miss {
     /// The two ends do not trust each other.
     Distrust(Distrust),
-    /// The connection has failed, with this errno.
-    Failed(i32),
+    /// The connection has failed.
+    Failed(LinkFailure),
     /// The donor refuses this connection. Received over the agreed protection, if there is any.
     Refused(Refusal),
     /// Received in plain text where TLS was expected, from the donor or from somebody on the path. Only for messages to
@@ -48,7 +49,7 @@ impl Miss {
 impl From<Loss> for Miss {
     fn from(loss: Loss) -> Miss {
         match loss {
-            Loss::Connection(errno) => Miss::Failed(errno),
+            Loss::Connection(failure) => Miss::Failed(failure),
             Loss::Refused(refusal) => Miss::Refused(refusal),
         }
     }
@@ -59,12 +60,12 @@ impl From<Miss> for Loss {
     /// connection and never about a lease, so it only means that the donor cannot be reached now.
     fn from(miss: Miss) -> Loss {
         match miss {
-            Miss::Distrust(distrust) => Loss::Connection(distrust.errno()),
-            Miss::Failed(errno) => Loss::Connection(errno),
+            Miss::Distrust(distrust) => Loss::Connection(LinkFailure::of_errno(distrust.errno())),
+            Miss::Failed(failure) => Loss::Connection(failure),
             Miss::Refused(Refusal::TooManyConnections) | Miss::Unproven(Refusal::TooManyConnections) => {
-                Loss::Connection(libc::EUSERS)
+                Loss::Connection(LinkFailure::TooManyConnections)
             }
-            Miss::Refused(_) | Miss::Unproven(_) => Loss::Connection(libc::ECONNREFUSED),
+            Miss::Refused(_) | Miss::Unproven(_) => Loss::Connection(LinkFailure::Refused),
         }
     }
 }

@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::access_failure::LinkFailure;
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
@@ -35,8 +36,8 @@ impl Drop for GrantGuard<'_> {
 }
 
 impl GrantLock {
-    /// Waits for the lock; ETIMEDOUT when it is not free within `timeout`.
-    pub(crate) fn lock(&self, timeout: Duration) -> Result<GrantGuard<'_>, i32> {
+    /// Waits for the lock; fails when it is not free within `timeout`.
+    pub(crate) fn lock(&self, timeout: Duration) -> Result<GrantGuard<'_>, LinkFailure> {
         let started = now_ns();
         loop {
             let ticket = self.freed.ticket();
@@ -44,7 +45,7 @@ impl GrantLock {
                 return Ok(GrantGuard(self));
             }
             if now_ns().saturating_sub(started) > timeout.as_nanos() as u64 {
-                return Err(libc::ETIMEDOUT);
+                return Err(LinkFailure::TimedOut);
             }
             self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
             signals::end_if_asked();

@@ -35,6 +35,7 @@ use super::link::{Greeting, Link};
 use super::recalls::Recalls;
 use super::timeouts::Timeouts;
 use super::transport::Loss;
+use crate::access_failure::LinkFailure;
 
 /// How many times to check for a free link before waiting in the kernel: some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
@@ -190,7 +191,7 @@ impl Links {
             Err(known) if known != greeting.instance => {
                 // The donor was restarted, and has nothing of what was stored in its previous run.
                 link.disconnect(&self.endpoint);
-                Err(Loss::Connection(libc::ESTALE).into())
+                Err(Loss::Connection(LinkFailure::Restarted).into())
             }
             _ => Ok(greeting),
         }
@@ -262,7 +263,7 @@ impl Links {
 
     fn take(&self) -> Result<Taken<'_>, Loss> {
         if !self.is_own() {
-            return Err(Loss::Connection(libc::EOWNERDEAD));
+            return Err(Loss::Connection(LinkFailure::Inherited));
         }
         let started = now_ns();
         loop {
@@ -275,7 +276,7 @@ impl Links {
                 return Ok(Taken { links: self, line });
             }
             if now_ns().saturating_sub(started) > self.timeouts.other_request().as_nanos() as u64 {
-                return Err(Loss::Connection(libc::ETIMEDOUT));
+                return Err(Loss::Connection(LinkFailure::TimedOut));
             }
             self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
             signals::end_if_asked();
@@ -314,7 +315,7 @@ impl Links {
             match Loss::from(miss) {
                 // A different error from that of a late answer: a donor that does not even answer a greeting is not
                 // asked again.
-                Loss::Connection(libc::ETIMEDOUT) => return Err(Loss::Connection(libc::EHOSTDOWN)),
+                Loss::Connection(LinkFailure::TimedOut) => return Err(Loss::Connection(LinkFailure::NoGreeting)),
                 // Another link is connected: this thread waits for it to become free.
                 loss if loss.may_pass() && self.any_connected() => deadline.check()?,
                 loss => {

@@ -16,6 +16,7 @@ use super::ranges::Lease;
 use super::recalls::Recalls;
 use super::remote::{Piece, Remote};
 use super::transport::{Loss, Transport};
+use crate::access_failure::LinkFailure;
 
 /// Links for demand. A choice: threads that wait for one at the same time share the path to the donor anyway.
 pub(crate) const LINKS: usize = 8;
@@ -35,7 +36,7 @@ impl Transport for Tcp {
     fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss> {
         match self.0.ask(read(piece, lease), &[], into)? {
             Message::Found => Ok(()),
-            _ => Err(Loss::Connection(libc::EPROTO)),
+            _ => Err(Loss::Connection(LinkFailure::Protocol)),
         }
     }
 
@@ -50,7 +51,7 @@ impl Transport for Tcp {
     fn write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss> {
         match self.0.ask(write(piece, lease), bytes, &mut [])? {
             Message::Written => Ok(()),
-            _ => Err(Loss::Connection(libc::EPROTO)),
+            _ => Err(Loss::Connection(LinkFailure::Protocol)),
         }
     }
 
