@@ -40,7 +40,7 @@ class Clients {
         if (epoll_ < 0) trouble(std::string("epoll: ") + std::strerror(errno));
         for (Client &client : clients_) {
             client.fd = connect_to_server();
-            if (client.fd < 0) trouble(std::string("the server takes no more connections: ") + std::strerror(errno));
+            if (client.fd < 0) trouble(std::string("the server accepts no more connections: ") + std::strerror(errno));
             ::fcntl(client.fd, F_SETFL, O_NONBLOCK);
             client.in.resize(READ_BYTES);
             watch(client, EPOLL_CTL_ADD, EPOLLIN);

@@ -122,7 +122,7 @@ class Server {
         return text.substr(begin, text.find("\r\n", begin) - begin);
     }
 
-    // Process id of the server itself, also if another program started it.
+    // Process id of the server itself, even if another program started it.
     const std::string &process() const { return process_; }
 
     void end() {

@@ -66,7 +66,7 @@ const BANNED_IDENTIFIERS: &[(&str, &str)] = &[
     ("take_hollow", "take_unbacked"),
     ("worker_bell", "worker_wakeup"),
 ];
-/// Ends of identifiers for a bound, each with the one that this project uses.
+/// Ends of identifiers for a limit, each with the one that this project uses.
 const BANNED_BOUNDS: &[(&str, &str)] = &[("_least", "_min"), ("_most", "_max"), ("_LEAST", "_MIN"), ("_MOST", "_MAX")];
 /// Ends of identifiers that compare, which are allowed.
 const COMPARISONS: &[&str] = &["at_least", "at_most"];
@@ -182,7 +182,7 @@ fn words(line: &str) -> Vec<String> {
     said.map(|(word, ours)| format!("we say '{ours}', not '{word}'")).collect()
 }
 
-/// Banned identifiers, and names of bounds that end as this project's do not.
+/// Banned identifiers, and names of limits that end as this project's do not.
 fn identifiers(line: &str) -> Vec<String> {
     let tokens = line.split(|character: char| !character.is_alphanumeric() && character != '_');
     let term = |token: &str| {

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn a_written_configuration_is_read_back() {
         for config in [full(), Config::default()] {
             assert_eq!(Config::from_json(&config.to_json()), Ok(config));
         }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_refused() {
+    fn unknown_and_missing_fields_are_refused() {
         let text = full().to_json();
         let extra = text.replacen('{', r#"{"colour":"blue","#, 1);
         assert!(Config::from_json(&extra).unwrap_err().to_string().contains("unknown field `colour`"));

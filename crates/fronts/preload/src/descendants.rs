@@ -221,7 +221,7 @@ pub fn child_has_left(before: usize) {
         if start == 0 || start == before {
             return;
         }
-        // SAFETY: `mapped` has written it, and nobody else has unmapped it.
+        // SAFETY: `mapped` has written it, and no other code has unmapped it.
         let Head { before, count } = unsafe { head_of(start).read() };
         thread_slot::set_environment(before);
         unmap(start, count);

@@ -61,7 +61,7 @@ pub fn instance() -> Option<&'static Instance> {
     instance
 }
 
-/// The instance, also for calls from inside the pager.
+/// The instance, including for calls from inside the pager.
 pub fn instance_inside() -> Option<&'static Instance> {
     INSTANCE.get()
 }

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_read_is_written_back_once() {
+    fn blocks_that_are_only_read_are_written_back_once() {
         let trace = Workload::Cyclic.trace(1000, 1);
         let outcome = play(&trace, PolicyName::Fifo, machine(&trace, 30, false)).outcome;
         assert!(outcome.fetched_pages > 10 * 32_000, "{outcome:?}");

@@ -89,7 +89,7 @@ fn memory_that_is_given_back_leaves_room_in_the_tier() {
 /// former bug: those blocks were retried again and again until faults gave up, while the rest of the tier had room for
 /// everything else.
 #[test]
-fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
+fn blocks_that_cannot_be_written_back_do_not_keep_others_from_leaving() {
     for elastic in [false, true] {
         let machine = machine(PolicyName::S3Fifo, 64, elastic);
         machine.fail_writes(FIRST_SLAB);

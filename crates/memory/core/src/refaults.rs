@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_left_dram_is_not_counted() {
+    fn blocks_that_never_left_dram_are_not_counted() {
         let mut refaults = Refaults::default();
         for _ in 0..FETCHES_BETWEEN {
             refaults.evicted(4);

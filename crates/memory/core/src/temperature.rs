@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_sooner_is_hotter() {
+    fn blocks_that_come_back_sooner_are_hotter() {
         let (mut temperatures, mut reading) = (Temperatures::default(), Reading::default());
         temperatures.arrived(&mut reading, 1, Arrival::Fresh, BUDGET);
         temperatures.arrived(&mut reading, 1, Arrival::Rescued, BUDGET);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_away_cools_and_stays_cold_and_what_is_resident_does_not() {
+    fn evicted_blocks_cool_and_resident_blocks_do_not() {
         let mut temperatures = Temperatures::default();
         let mut readings = [Reading::default(); 2];
         readings.iter_mut().for_each(|reading| temperatures.arrived(reading, 1, Arrival::Rescued, BUDGET));

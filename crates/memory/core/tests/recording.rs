@@ -121,7 +121,7 @@ fn read(file: &[u8]) -> Result<(u64, End), Damage> {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn a_written_recording_is_read_back() {
     let (present, guards) = (runs(&[(0, 100), (1, 28)]), runs(&[(2, 30), (0, 1), (1, 1)]));
     let events = every_call(&present, &guards);
     let file = file();

@@ -138,11 +138,11 @@ impl<K: Frames + Exchanger> Kernel for K {}
 /// What happened to the frame's own pages in an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
-    /// They are at the program's address now.
+    /// The pages are at the program's address now.
     Moved,
-    /// They were copied. If the exchange was to be a move, they were then given back to the kernel.
+    /// The pages were copied. If the exchange was to be a move, they were then given back to the kernel.
     Copied,
-    /// They were to be moved, and could only be copied.
+    /// The pages were to be moved, and could only be copied.
     CopiedInstead,
 }
 

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_in_comes_out_in_order_and_around_the_end() {
+    fn events_come_out_in_order_and_around_the_end() {
         let ring = ByteRing::new(16);
         let mut all = Vec::new();
         for block in 0..100 {

@@ -10,7 +10,7 @@
 //! bit is set, and lowered after the bit is cleared: a process that is killed in between leaves a slab unused for as
 //! long as the family lives, but never a slab that two processes use unknowingly.
 //!
-//! Threads: any, also in a signal handler. Takes no lock.
+//! Threads: any, including signal handlers. Takes no lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ impl Family {
     pub(crate) fn join(&self) -> Result<(), TooMany> {
         if self.processes.own().is_none() {
             let setup = self.prepare().ok_or(TooMany)?;
-            // If nobody can find out whether this process has ended, its entry is never freed.
+            // If no process can find out whether this process has exited, its entry is never freed.
             let _ = self.processes.occupy_own(setup);
         }
         Ok(())

@@ -161,7 +161,7 @@ impl HugeFrames {
 /// Writes a word at the start of each page.
 ///
 /// # Safety
-/// `start..start + len` are populated pages that nobody else uses.
+/// `start..start + len` are populated pages that no other code uses.
 unsafe fn mark(start: usize, len: usize, word: u64) {
     for page in (start..start + len).step_by(PAGE_BYTES as usize) {
         // SAFETY: the caller's promise; a page is aligned for any word.

@@ -124,20 +124,20 @@ impl Ledger {
         let Some(setup) = self.processes.prepare(|entry| self.clear(entry)) else { return false };
         let forked = self.joined.swap(true, Ordering::Relaxed);
         self.of(setup.entry, JOINED).store(now_ns() & !1 | u64::from(forked), Ordering::Relaxed);
-        // If nobody can find out whether this process has ended, its part is lost to the tree.
+        // If no process can find out whether this process has exited, its part is lost to the tree.
         let _ = self.processes.occupy_own(setup);
         self.notify();
         true
     }
 
-    /// Frees the part of a process that has ended.
+    /// Frees the part of a process that has exited.
     fn clear(&self, entry: usize) {
         self.of(entry, NEEDS).store(0, Ordering::Relaxed);
         let given = self.of(entry, GIVEN_TO).swap(0, Ordering::AcqRel);
         self.words[GIVEN].fetch_sub(given, Ordering::AcqRel);
     }
 
-    /// Frees the parts of all processes that have ended.
+    /// Frees the parts of all processes that have exited.
     pub fn clear_ended(&self) {
         self.processes.clear(|entry| self.clear(entry));
     }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_more_than_its_share_hears_of_it_when_somebody_lacks_something() {
+    fn a_process_over_its_share_is_notified_when_another_lacks_pages() {
         let [one, other] = two();
         assert!(one.reserve(900) && one.reserve(900));
         let ticket = one.ticket();

@@ -401,7 +401,7 @@ impl Mapping<'_> {
         }
     }
 
-    /// Empties the mapping: it reads as zeros, also where bytes were lost.
+    /// Empties the mapping: it reads as zeros, even where bytes were lost.
     pub fn discard(&self) -> Result<(), SpaceFailure> {
         self.space.check()?;
         let (start, len) = (self.start.as_ptr() as usize, self.mapped);

@@ -39,7 +39,7 @@ const RING_BYTES: usize = 4 << 20;
 /// How long events gather before they are written together: the most that a kill can lose.
 const GATHER: Duration = Duration::from_millis(10);
 
-/// The longest sleep of the thread without events: only a bound.
+/// The longest sleep of the thread without events: only an upper limit.
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 
 /// How long the end of the process waits for the last events to be written: longer than a busy disk takes.

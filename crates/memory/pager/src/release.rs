@@ -58,11 +58,11 @@ impl<T> Answer for Result<T, Errno> {
 /// How memory is given back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It stays mapped. Locked memory is not emptied.
+    /// The range stays mapped. Locked memory is not emptied.
     Empty,
-    /// It stays mapped, and locked memory is emptied too.
+    /// The range stays mapped, and locked memory is emptied too.
     EmptyLocked,
-    /// It is unmapped.
+    /// The range is unmapped.
     Remove,
     /// New, empty memory is mapped in its place.
     Replace,

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_remembered_holds_until_more_is_reserved() {
+    fn a_remembered_range_is_valid_until_more_is_reserved() {
         let opened = Opened::new();
         assert!(!opened.may_be_reserved(0, usize::MAX));
         opened.note_reserved(10 * GRANULE, 20 * GRANULE);

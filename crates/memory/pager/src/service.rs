@@ -182,7 +182,7 @@ impl Pager {
         self.start_moving()
     }
 
-    /// Ends the space's threads. False if one of them does not end within the bound.
+    /// Ends the space's threads. False if one of them does not end within the time limit.
     pub(crate) fn end_threads(&self) -> bool {
         self.service.state.store(CLOSING, Ordering::Release);
         self.readiness.as_ref().inspect(|readiness| readiness.end());

@@ -21,7 +21,7 @@ use crate::pager::{Pager, StartFailure};
 const DEBT_AGAIN: Duration = Duration::from_millis(5);
 /// The interval at which to check whether others have given back the pages that this process should have.
 const SHORT_AGAIN: Duration = Duration::from_millis(20);
-/// The interval at which to check whether other processes have ended, while they and this process need more than the
+/// The interval at which to check whether other processes have exited, while they and this process need more than the
 /// budget. Nothing signals their end.
 const CONTENDED_AGAIN: Duration = Duration::from_millis(500);
 /// Nothing happens when this ends; it only bounds the wait.

@@ -38,7 +38,7 @@ pub(crate) const QUEUE_DEPTH: u32 = 32;
 
 impl Pager {
     /// Resolves the fault at `address` for the thread `thread`. `write` is false only if the access is known to be a
-    /// read. If the space cannot go on, all of its memory counts as lost; an unchanged program ends.
+    /// read. If the space cannot go on, all of its memory counts as lost; an unchanged program exits.
     pub fn resolve(&self, address: usize, thread: ThreadIndex, write: bool) -> Outcome {
         if self.failure().is_some() {
             return Outcome::Lost;

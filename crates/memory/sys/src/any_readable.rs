@@ -17,7 +17,7 @@ pub struct AnyReadable(OwnedFd);
 impl AnyReadable {
     /// Creates one that watches no descriptors.
     pub fn new() -> Result<AnyReadable, Errno> {
-        // SAFETY: epoll_create1(2) takes a flag.
+        // SAFETY: epoll_create1(2) accesses no memory.
         let descriptor = unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) }?;
         // SAFETY: the descriptor is new and has no other owner.
         Ok(AnyReadable(unsafe { OwnedFd::from_raw_fd(descriptor as i32) }))

@@ -28,7 +28,7 @@ impl Wakeup {
     /// Creates one that has not been woken.
     pub fn new() -> Result<Self, Errno> {
         let flags = (libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as usize;
-        // SAFETY: eventfd2(2) takes two numbers.
+        // SAFETY: eventfd2(2) accesses no memory.
         let descriptor = unsafe { syscall(libc::SYS_eventfd2, [0, flags, 0, 0, 0, 0]) }? as i32;
         Ok(Self { descriptor, state: AtomicU32::new(AWAKE) })
     }

@@ -21,7 +21,7 @@ macro_rules! figures {
             }
         }
 
-        /// The same figures, while they are counted. Threads: any, also in a signal handler.
+        /// The same figures, while they are counted. Threads: any, including signal handlers.
         #[derive(Debug, Default)]
         pub struct TierCounters {
             $(#[doc = $meaning] pub $name: AtomicU64,)+

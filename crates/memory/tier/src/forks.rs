@@ -38,7 +38,7 @@ pub trait Forks {
     }
 }
 
-/// Any tier, also one that has nothing to do.
+/// Any tier, including one that has nothing to do.
 impl Forks for dyn Tier + '_ {
     fn before_fork(&self) -> Result<(), Errno> {
         self.forks().map_or(Ok(()), |forks| forks.before_fork())

@@ -14,8 +14,8 @@
 //! The same code seals what a process stores after a fork ([`Private`], `encrypted/secrets.rs`), with keys that none of
 //! its related processes has. The reasons: `docs/decisions/0030-what-a-fork-does-not-share.md`.
 //!
-//! Threads: any, also in a signal handler. Pages are sealed into a spare frame, which the writer claims until the write
-//! has ended; nothing is allocated and nothing is locked.
+//! Threads: any, including signal handlers. Pages are sealed into a spare frame, which the writer claims until the
+//! write has ended; nothing is allocated and nothing is locked.
 
 mod queue;
 mod seals;
@@ -48,7 +48,7 @@ const QUEUE_FRAMES: Range<u32> = 0..16;
 /// Frames for threads that write without a queue: more than the number of threads that usually do so at the same time.
 const OTHER_FRAMES: Range<u32> = 16..24;
 /// How long to wait for a frame, and the pause between two attempts. The thread that holds a frame is in a request to
-/// the tier, which has a bound of its own: some seconds with a donor.
+/// the tier, which has a time limit of its own: some seconds with a donor.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 const FRAME_PAUSE: Duration = Duration::from_micros(200);
 
@@ -139,7 +139,7 @@ pub struct SealedTier<S> {
 /// A tier whose contents are all sealed.
 pub type Encrypted = SealedTier<Seals>;
 
-/// Any tier in which nobody else can read what this process stores after fork(2).
+/// Any tier in which no other process can read what this process stores after fork(2).
 pub type Private = SealedTier<Secrets>;
 
 /// What the tier and its queues share.

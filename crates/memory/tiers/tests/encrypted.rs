@@ -137,7 +137,7 @@ fn failures_underneath_surface_and_what_was_stored_before_stays() {
 }
 
 #[test]
-fn what_lies_underneath_says_nothing() {
+fn stored_bytes_reveal_nothing() {
     let watched = Watched::new();
     let tier = encrypted(Box::new(watched.clone()));
     // The same byte everywhere, written in both ways and more than once.
@@ -168,7 +168,7 @@ fn what_lies_underneath_says_nothing() {
 }
 
 #[test]
-fn what_was_changed_reads_as_zeros_alone_and_is_found_and_repaired_by_another_way() {
+fn a_changed_page_reads_as_zeros_and_is_repaired_by_another_way() {
     let watched = Watched::new();
     let tier = encrypted(Box::new(watched.clone()));
     let mut frame = frames::frame(8, 0);

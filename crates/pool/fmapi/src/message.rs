@@ -47,7 +47,7 @@ impl Message {
         Self { header, payload }
     }
 
-    /// Its bytes.
+    /// The bytes of the message.
     pub fn encode(&self, dialect: &Dialect) -> Vec<u8> {
         let mut out = Writer::new(dialect);
         out.put(&self.header);

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Decides which connections a donor keeps: strangers, which have not finished their handshake and greeting, in a small
-//! pool of their own; and borrowers, up to the donor's and their tenant's bound.
+//! pool of their own; and borrowers, up to the donor's and their tenant's limit.
 //!
 //! Pure: time is an argument, in milliseconds of a clock that never goes back. A connection that has to be ended is
 //! returned to the caller, which shuts it.
@@ -13,7 +13,7 @@
 //! - A stranger has a deadline, however busy its connection looks.
 //! - An address whose strangers keep failing is admitted more slowly: beyond [`FAILURES_MAX`] its connections are
 //!   closed when they arrive, without a thread or a handshake.
-//! - When the number of borrowers' connections is at its bound, a newcomer replaces one that is idle. Its borrower
+//! - When the number of borrowers' connections is at its limit, a newcomer replaces one that is idle. Its borrower
 //!   reconnects when it needs the connection.
 
 use std::collections::BTreeMap;

@@ -50,7 +50,7 @@ pub(crate) trait Channel: Debug + Send + Sync {
         false
     }
 
-    /// Its socket, to wait on.
+    /// The socket of the channel, to wait on.
     fn socket(&self) -> RawFd;
 
     /// Ends the connection. Does not wait.

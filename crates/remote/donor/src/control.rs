@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The control socket: an administrator of this machine reclaims memory, or asks for the donor's figures.
+//! The control socket: an administrator on this machine reclaims memory, or asks for the donor's figures.
 //!
 //! It is a Unix socket that its owner and root can reach: it has the right mode before it has a name, and the peer's
 //! identity is checked in addition. Nobody on the network can reach it. A connection carries one request, a frame of
@@ -30,8 +30,8 @@ use crate::settings::StartFailure;
 
 /// How long the donor waits for a request: both ends are on one machine.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long to wait for an answer: reclaimed memory is wiped first, and somebody else's request may be served before
-/// this one. Enough for half a TiB in huge pages.
+/// How long to wait for an answer: reclaimed memory is wiped first, and another administrator's request may be served
+/// before this one. Enough for half a TiB in huge pages.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Nothing happens when this ends; it only bounds the wait for a connection.
 const SLEEP: Duration = Duration::from_secs(3600);
@@ -121,11 +121,11 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
     stream.write_all(&body)
 }
 
-/// Why a request to a donor of this machine failed.
+/// Why a request to a donor on this machine failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ControlFailure {
-    /// There is no control socket, nobody listens, or it belongs to somebody else.
+    /// There is no control socket, no donor listens, or it belongs to another user.
     Io(io::Error),
     /// The donor refuses, or it is not a donor.
     Refused(Refusal),

@@ -23,7 +23,7 @@ use crate::settings::{Address, Settings, StartFailure};
 /// The interval between checks whether everything was given back.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// A running donor. If it is dropped without [`Donor::stop`], it runs until the process ends.
+/// A running donor. If it is dropped without [`Donor::stop`], it runs until the process exits.
 pub struct Donor {
     shared: Arc<Shared>,
     address: Address,
@@ -76,10 +76,10 @@ impl Donor {
     /// The address and port at which it listens.
     ///
     /// # Panics
-    /// If it listens at a socket of this machine instead of a port.
+    /// If it listens at a socket on this machine instead of a port.
     pub fn address(&self) -> SocketAddr {
         match self.address {
-            Address::Local(_) => panic!("this donor listens at a socket of this machine"),
+            Address::Local(_) => panic!("this donor listens at a socket on this machine"),
             Address::Tcp(address) => address,
         }
     }
@@ -94,7 +94,7 @@ impl Donor {
         self.shared.service.capacity_bytes()
     }
 
-    /// Its figures.
+    /// The status of the donor now.
     pub fn status(&self) -> DonorStatus {
         self.shared.service.status(self.shared.count())
     }

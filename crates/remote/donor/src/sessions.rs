@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_window_cannot_be_closed_has_nothing_left_to_look_in_with() {
+    fn a_borrower_whose_window_cannot_be_closed_loses_its_queue_pairs() {
         let mut sessions = two_borrowers();
         let before = domain(&mut sessions, WHO);
         let opened = sessions.take_before(LentSlab(3), u64::MAX).unwrap();

@@ -79,7 +79,7 @@ pub fn status(
     read_status(&mut line)
 }
 
-/// Asks the donor at a socket of this machine, and waits at most `timeout` for each step.
+/// Asks the donor at a socket on this machine, and waits at most `timeout` for each step.
 pub fn local_status(path: &Path, timeout: Duration) -> Result<DonorStatus, StatusFailure> {
     let stream = local_socket::connect(path, timeout)?;
     read_status(&mut Line { stream: Box::new(stream), protection: None, text: Vec::new() })

@@ -5,8 +5,8 @@
 //!
 //! One thread wipes, in pieces of at most [`PIECE_BYTES`]. After each piece it pauses, so that it takes a tenth of a
 //! CPU at most, and less where it is held up: otherwise a donor with a fraction of a CPU (`cpu.max`) would spend on
-//! wiping what it needs for answers. While requests are in progress the wiper waits for them, within a bound. It does
-//! not pause while a borrower waits for a slab that has to be wiped first, and it takes half a CPU while the donor
+//! wiping what it needs for answers. While requests are in progress the wiper waits for them, within a time limit. It
+//! does not pause while a borrower waits for a slab that has to be wiped first, and it takes half a CPU while the donor
 //! reclaims memory.
 //!
 //! Memory that is not wiped yet counts as `wiping_bytes`, and is not granted.

@@ -126,7 +126,7 @@ fn strangers_do_not_crowd_borrowers_out() {
     }
 }
 
-/// A stranger that stays silent, or sends a byte now and then, is dropped within a bound.
+/// A stranger that stays silent, or sends a byte now and then, is dropped within a time limit.
 #[test]
 fn strangers_have_a_deadline() {
     let moment = Duration::from_millis(300);

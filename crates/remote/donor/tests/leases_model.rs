@@ -362,7 +362,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_revoked_at_once_is_wiped_and_not_lent_again() {
+fn slabs_revoked_at_once_are_wiped_and_not_lent_again() {
     let mut table = LeaseTable::new(4, LEASE_MS);
     let one = BorrowerId(1);
     let leases: Vec<_> = RangeIndex::all(3).map(|range| table.grant(0, full(8), one, range).unwrap()).collect();

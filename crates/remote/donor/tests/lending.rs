@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The life of a slab at a real donor: granted, used, given back or taken, wiped, and granted to somebody else.
+//! The life of a slab at a real donor: granted, used, given back or taken, wiped, and granted to another borrower.
 
 mod certificates;
 mod peer;
@@ -13,7 +13,7 @@ use aquifer_wire::{DonorStatus, EVERY_LEASE, Figure, Message, RangeIndex, Refusa
 use peer::{Peer, figure, impatient, settings, start, wait_until};
 
 #[test]
-fn what_one_borrower_leaves_the_next_one_does_not_find() {
+fn bytes_of_one_borrower_are_not_found_by_the_next() {
     for source in [Source::Anonymous, Source::Memfd, Source::Huge] {
         let settings = Settings { source: source.clone(), ..settings(1) };
         if let Err(none) = Donor::start(settings.clone(), Box::new(|_| ())).map(|donor| donor.stop(Duration::ZERO)) {
@@ -165,7 +165,7 @@ fn the_status_is_that_of_the_donor() {
 }
 
 #[test]
-fn what_cannot_be_lent_is_refused_in_one_line_with_a_remedy() {
+fn settings_that_cannot_be_lent_are_refused_in_one_line_with_a_remedy() {
     let listening = start(settings(1)).0;
     let none = || Box::new(|_: &str| ());
     for (settings, remedy) in [
@@ -182,7 +182,7 @@ fn what_cannot_be_lent_is_refused_in_one_line_with_a_remedy() {
 }
 
 #[test]
-fn what_is_lent_stays_out_of_swap_or_the_donor_says_why_not() {
+fn lent_memory_stays_out_of_swap_or_the_donor_says_why_not() {
     for source in [Source::Anonymous, Source::Memfd] {
         let (donor, lines) = start(Settings { source, ..settings(2) });
         let locked = figure(&donor, Figure::LockedBytes);

@@ -5,7 +5,7 @@
 //! Also the messages where there is no RDMA.
 //!
 //! The bug it guards against: the donor's processor is not asked, so an access that the donor forgets to close stays
-//! open, and the previous holder of a slab reads or overwrites it when it belongs to somebody else.
+//! open, and the previous holder of a slab reads or overwrites it when it belongs to another borrower.
 //!
 //! Tests that need a device are skipped without one; the borrower of `crates/lab/e2e/tests/rdma.rs` has one.
 

@@ -82,7 +82,7 @@ fn the_borrower_that_has_most_is_asked_for_most_on_each_connection(protection: P
 }
 
 #[test]
-fn who_stays_is_revoked_when_the_time_has_come_and_not_before() {
+fn borrowers_that_stay_are_revoked_at_the_end_of_their_time() {
     let (donor, _) = start(settings(4));
     let mut one = Peer::borrower(donor.address(), 1);
     let leases: Vec<Lease> = (0..4).map(|range| one.grant(range)).collect();
@@ -221,7 +221,7 @@ fn read_by(queue: &mut dyn aquifer_tiers::TierQueue, offset: u64) {
 }
 
 #[test]
-fn what_could_be_done_without_stays() {
+fn a_slab_stays_when_another_borrower_gives_back_enough() {
     let (donor, _) = start(settings(4));
     let tier = open(&format!("donor:{},security=plain", donor.address()).parse::<TierSpec>().unwrap()).unwrap();
     let mut other = Peer::borrower(donor.address(), 9);
@@ -270,7 +270,7 @@ fn an_administrator_orders_memory_back_by_the_control_socket() {
 }
 
 #[test]
-fn what_is_no_order_is_refused_and_holds_nobody_up() {
+fn invalid_orders_are_refused_and_delay_no_others() {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
     let path = socket("strange");

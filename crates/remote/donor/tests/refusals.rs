@@ -21,7 +21,7 @@ for_each_protection! {
     a_stranger_is_refused,
     anothers_slab_is_out_of_reach,
     a_stale_token_never_passes,
-    what_lies_beyond_a_lease_is_out_of_reach,
+    bytes_beyond_a_lease_are_out_of_reach,
     a_replayed_frame_is_refused_on_its_connection_and_on_others,
     a_truncated_frame_changes_nothing,
     a_damaged_frame_changes_nothing,
@@ -80,7 +80,7 @@ fn anothers_slab_is_out_of_reach(protection: Protection) {
     assert_eq!(thief.ask(release, &[]).0, Message::Error { refusal: Refusal::NotYours });
     assert_eq!(thief.read(Lease { lease: 3, ..lease }, 3), Err(Refusal::NoLease), "one that nobody has");
     assert_eq!(thief.read(Lease { lease: 1 << 40, ..lease }, 3), Err(Refusal::NoLease), "one that there is not");
-    // All of a tree's leases are its members' to give back, and nobody else's.
+    // All of a tree's leases are its members' to give back, and no other tree's.
     let member = Peer::borrower_by(protection, donor.address(), 5 << 64 | 1).grant(0);
     let mut other = Peer::borrower_by(protection, donor.address(), 6 << 64);
     let tree = |token| Message::Release { lease: aquifer_wire::EVERY_LEASE, token };
@@ -115,7 +115,7 @@ fn a_stale_token_never_passes(protection: Protection) {
     assert!(owner.read(new, 3).is_err());
 }
 
-fn what_lies_beyond_a_lease_is_out_of_reach(protection: Protection) {
+fn bytes_beyond_a_lease_are_out_of_reach(protection: Protection) {
     let (donor, lines, mut owner, lease) = with_a_secret(protection, settings(4));
     let next = owner.grant(1);
     let Lease { lease: number, token, .. } = lease;
@@ -237,7 +237,7 @@ fn there_are_only_so_many_connections(protection: Protection) {
     let (donor, _) = start(Settings { timeouts, ..of_two });
     let one = Peer::borrower_by(protection, donor.address(), 1);
     let _two = Peer::borrower_by(protection, donor.address(), 2);
-    // Under TLS it is reported when the handshake is done: nobody else could have said so.
+    // Under TLS it is reported when the handshake is done: only the borrower could have said so.
     let mut three = Peer::connect(protection, donor.address());
     three.send(Message::Hello { oldest: 1, newest: 1, borrower: aquifer_wire::BorrowerId(3) }, &[]);
     three.expect_the_end(Refusal::TooManyConnections);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a borrower on this machine can do with the memory that it shares, and cannot do to anybody else.
+//! What a borrower on this machine can do with the memory that it shares, and cannot do to other borrowers.
 //!
 //! The bugs it guards against: a borrower reads what another one left, continues to write when its lease has ended,
 //! takes more than it was lent, or ends and leaves its memory behind.
@@ -141,7 +141,7 @@ fn a_slab_that_goes_round_takes_nothing_along() {
 }
 
 #[test]
-fn what_is_written_without_a_lease_is_taken_back_and_counted() {
+fn pages_written_without_a_lease_are_taken_back_and_counted() {
     let (donor, lines) = start(Settings { lease: Duration::from_millis(300), ..settings(4) });
     let mut one = RawBorrower::new(&donor, 1);
     let (slab, _) = one.grant(0);
@@ -186,7 +186,7 @@ fn the_status_page_is_the_donors_and_bytes_do_not_go_over_the_socket() {
 }
 
 #[test]
-fn who_is_gone_has_given_everything_back() {
+fn a_borrower_that_has_exited_has_given_everything_back() {
     let (donor, _) = start(settings(4));
     let mut one = RawBorrower::new(&donor, 1);
     let second = RawBorrower::new(&donor, 1);

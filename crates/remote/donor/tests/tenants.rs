@@ -5,7 +5,7 @@
 //! that it chooses itself. Revoking a certificate ends its connections, without a restart.
 //!
 //! The bugs it guards against: any certificate evaded every quota by using another number; and anybody who had a number
-//! and a token of somebody else had that borrower's memory.
+//! and a token of another borrower had that borrower's memory.
 
 mod certificates;
 mod peer;
@@ -191,7 +191,7 @@ fn new_files_are_used_without_a_restart() {
 }
 
 #[test]
-fn what_tenants_do_is_in_the_audit() {
+fn actions_of_tenants_are_in_the_audit() {
     let path = write("audit", "");
     let (donor, _) = start(Settings { audit: Some(path.clone()), quota_bytes: Some(SLAB_BYTES), ..secure(good(), 8) });
     let mut peer = Peer::borrower_with(&good().borrower, donor.address(), 0x42);

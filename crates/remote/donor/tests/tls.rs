@@ -135,7 +135,7 @@ fn a_donor_that_serves_enough_connections_says_so_over_tls_too() {
 }
 
 #[test]
-fn what_is_no_handshake_ends_and_leaves_the_donor_alone() {
+fn connections_without_a_handshake_end_and_do_not_disturb_the_donor() {
     let (donor, _) = start(Settings { timeouts: impatient(4).timeouts, ..secure(&good().donor) });
     let begun = Instant::now();
     // The head of a record with which a handshake begins, and bytes that are no such head.

@@ -116,8 +116,8 @@ for_each_kind! {
     every_size_at_every_alignment_goes_there_and_back,
     many_threads_write_and_read_and_give_back,
     each_refusal_arrives_as_itself,
-    what_is_cut_on_its_way_is_done_once_more,
-    what_is_late_does_no_harm,
+    requests_cut_on_their_way_are_repeated,
+    late_requests_do_no_harm,
     a_donor_that_stands_still_is_given_up_and_found_again,
     a_donor_that_ends_amid_a_request_is_an_error,
     slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discarded,
@@ -126,7 +126,7 @@ for_each_kind! {
     a_donor_that_is_gone_is_an_error_within_a_bound,
     a_restarted_donor_has_nothing_that_was_stored_there,
     a_donor_with_nothing_left_is_a_full_tier,
-    what_cannot_be_opened_says_why,
+    a_tier_that_cannot_be_opened_says_why,
 }
 
 proptest! {
@@ -228,7 +228,7 @@ fn each_refusal_arrives_as_itself(kind: Kind) {
 }
 
 /// Cut on the way there; and on the way back, after the donor has carried the request out.
-fn what_is_cut_on_its_way_is_done_once_more(kind: Kind) {
+fn requests_cut_on_their_way_are_repeated(kind: Kind) {
     let donor = start(settings(kind));
     let detour = Detour::start(donor.place());
     let tier = kind.tier(&detour.address, "16MiB");
@@ -254,7 +254,7 @@ fn what_is_cut_on_its_way_is_done_once_more(kind: Kind) {
 /// A write got no answer, was repeated and overwritten, and only then reached the donor: without a new token for the
 /// second write, every later read returned the first one's bytes. And a grant came late: its slab then had a token that
 /// the borrower did not know, and every read of it was refused.
-fn what_is_late_does_no_harm(kind: Kind) {
+fn late_requests_do_no_harm(kind: Kind) {
     let donor = start(settings(kind));
     let detour = Detour::start(donor.place());
     let tier = kind.tier(&detour.address, "16MiB");
@@ -463,7 +463,7 @@ fn a_donor_with_nothing_left_is_a_full_tier(kind: Kind) {
     frames::give_back(frame);
 }
 
-fn what_cannot_be_opened_says_why(kind: Kind) {
+fn a_tier_that_cannot_be_opened_says_why(kind: Kind) {
     let donor = start(settings(kind));
     let nowhere = if kind.is_network() { ([127, 0, 0, 1], 1).into() } else { kinds::socket() };
     for (spec, remedy) in [

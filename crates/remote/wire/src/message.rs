@@ -243,7 +243,7 @@ impl Message {
         }
     }
 
-    /// Its four numbers.
+    /// The four numbers of the message.
     pub(crate) fn numbers(&self) -> [u64; 4] {
         match *self {
             Message::Hello { oldest, newest, borrower } => {

@@ -131,7 +131,7 @@ fn forged(message: Message, body: &[u8], at: usize, new: &[u8]) -> Result<Header
 }
 
 #[test]
-fn what_does_not_fit_is_refused_although_its_checksum_is_right() {
+fn frames_that_do_not_fit_are_refused_although_their_checksum_is_right() {
     let read = Message::Read { lease: 1, token: 1, offset: 0, bytes: 4096 };
     let write = Message::Write { lease: 1, token: 1, offset: 0 };
     let page = [7; 4096];

@@ -13,7 +13,7 @@ use super::cannot;
 use crate::exit::{Failure, say};
 use crate::exporter::Exporter;
 
-/// Listens, and supplies the text from a separate thread until the process ends. Returns the bound address.
+/// Listens, and supplies the text from a separate thread until the process exits. Returns the bound address.
 pub fn serve(address: SocketAddr, observer: Observer) -> Result<SocketAddr, Failure> {
     let exporter = Exporter::start(address)?;
     let address = exporter.address();

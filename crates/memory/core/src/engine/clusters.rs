@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_by_chance_is_not_near() {
+    fn fetches_close_by_chance_are_no_cluster() {
         for count in [2048_u64, 128] {
             let mut clusters = Clusters::new(false, count * GRANULE_PAGES / 3);
             for fetch in 0..20_000 {

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pinned_besides_is_counted() {
+    fn pins_outside_calls_are_counted() {
         let pins = Pins::new(Arc::default());
         let index = pins.claim(7, 0, PageIndex(128), PageIndex(160), 32).expect("a free slot");
         pins.cover_only(index, PageIndex(96), PageIndex(160));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_jump_has_left_is_released_by_the_next_call_in_its_place() {
+    fn pins_left_by_a_jump_are_released_by_the_next_call_in_the_slot() {
         let pins = Pins::new(Arc::default());
         pins.claim(7, 50_000, PageIndex(131), PageIndex(140), 32);
         pins.release_abandoned(8, 50_000);

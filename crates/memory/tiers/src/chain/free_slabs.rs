@@ -8,7 +8,7 @@
 //! A process that overwrites these words can make other processes share a slab, or find none free, but nothing worse:
 //! any contents are a valid bitmap.
 //!
-//! Threads: any, also in a signal handler. Locks nothing.
+//! Threads: any, including signal handlers. Locks nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

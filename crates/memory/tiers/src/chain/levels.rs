@@ -8,7 +8,7 @@
 //! overwrite them. So every place is checked before it is used ([`Levels::place`]): a transfer to or from one that does
 //! not exist fails, and everything else ignores it.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+//! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -274,7 +274,7 @@ impl Levels {
                 return Ok(Target { place, seen });
             }
             let Some(place) = self.claim(refusals) else {
-                // Threads that place the same slab each take room for a moment, and one of them keeps it.
+                // Threads that place the same slab each take room temporarily, and one of them keeps it.
                 if claims_left == 0 {
                     return Err(refusals.failure(slab));
                 }

@@ -27,7 +27,7 @@ use super::levels::{Levels, Target};
 use super::place::Place;
 use super::{NAME, Piece, pieces};
 
-/// One wait in the kernel. Only a bound.
+/// The longest single wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
 
 /// A request in a level's queue.

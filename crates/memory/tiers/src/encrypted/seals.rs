@@ -13,8 +13,8 @@
 //! | 0                | the nonce; 0: nothing is stored there  |
 //! | 1, 2             | the tag                                |
 //!
-//! Threads: any, also in a signal handler. Allocates when it is made, and never afterwards; locks nothing. Nobody else
-//! uses a page while it is written, as with every tier (`tier.rs`).
+//! Threads: any, including signal handlers. Allocates when it is made, and never afterwards; locks nothing. No other
+//! thread uses a page while it is written, as with every tier (`tier.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -73,7 +73,7 @@ impl Seals {
     fn seal_page(&self, nonce: u64, plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
         let key = self.key(nonce)?;
         sealed.copy_from_slice(plain);
-        // ring refuses only messages beyond AES-GCM's bound of 64 GiB.
+        // ring refuses only messages beyond AES-GCM's limit of 64 GiB.
         let tag = key.seal_in_place_separate_tag(number(nonce), Aad::empty(), sealed).ok()?;
         let (low, high) = tag.as_ref().split_at(8);
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight of sixteen"));

@@ -16,8 +16,8 @@
 //! | 0, 1              | the key; both 0: the page is stored as it is |
 //! | 2, 3              | the tag                                     |
 //!
-//! Threads: any, also in a signal handler. Allocates before a fork only; locks nothing. Nobody else uses a page while
-//! it is written, as with every tier (`tier.rs`).
+//! Threads: any, including signal handlers. Allocates before a fork only; locks nothing. No other thread uses a page
+//! while it is written, as with every tier (`tier.rs`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -70,7 +70,7 @@ impl Secrets {
 
 fn seal_page(key: &[u8], plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
     sealed.copy_from_slice(plain);
-    // ring refuses only messages beyond AES-GCM's bound of 64 GiB.
+    // ring refuses only messages beyond AES-GCM's limit of 64 GiB.
     let tag = cipher(key).seal_in_place_separate_tag(nonce(), Aad::empty(), sealed).ok()?;
     let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight of sixteen"));
     let (key, tag) = (key.split_at(8), tag.as_ref().split_at(8));

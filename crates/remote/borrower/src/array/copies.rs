@@ -7,7 +7,7 @@
 //! removed from the slab's place before the write succeeds. If no member accepts the write, it fails and the place
 //! stays as it is: then copies may differ in these bytes, which their owner does not count as stored.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+//! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -14,7 +14,7 @@
 //! Each process of a family decides for itself. A lost member is asked last, and gets no bytes to store where other
 //! members are present.
 //!
-//! Threads: any, also in a signal handler. Locks nothing, and allocates only for queues.
+//! Threads: any, including signal handlers. Locks nothing, and allocates only for queues.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -39,7 +39,7 @@ const FULL_LASTS: Duration = Duration::from_secs(1);
 
 /// In the running average, the time of one answer has a weight of one divided by this number.
 const ANSWERS_WEIGHED: u64 = 16;
-/// An answer is slow when it takes this many times longer than usual, within these bounds: the time that a thread waits
+/// An answer is slow when it takes this many times longer than usual, within these limits: the time that a thread waits
 /// for a CPU on a busy machine, and the delay that a person notices.
 const HEDGE_FACTOR: u32 = 8;
 const HEDGE_AFTER_MIN: Duration = Duration::from_millis(5);
@@ -159,15 +159,15 @@ pub(crate) struct Member {
     full_until_ns: AtomicU64,
     /// How long its answers take, as a running average.
     answers_in_ns: AtomicU64,
-    /// It was asked and has not answered, and nobody has looked for it since.
+    /// The member was asked and has not answered, and its presence has not been checked since.
     pub(crate) is_silent: AtomicBool,
-    /// It had nothing of a slab that it should have, and nobody has checked its other slabs since.
+    /// The member lacked a slab that it should have, and its other slabs have not been checked since.
     pub(crate) lacks_slabs: AtomicBool,
     /// How many of its pages were not what was stored.
     wrong_pages: AtomicU64,
     /// There were too many wrong pages.
     is_quarantined: AtomicBool,
-    /// It was restarted, and this has not been reported.
+    /// The member was restarted, and this has not been reported.
     pub(crate) was_restarted: AtomicBool,
     /// What was last reported about it (`notices.rs`).
     last_notice: AtomicU8,
@@ -250,12 +250,12 @@ impl Member {
         }
     }
 
-    /// It has not answered and is no longer waited for: schedules a look for it now.
+    /// Called when the member has not answered and is no longer waited for: schedules a check of its presence now.
     pub(crate) fn suspect(&self) {
         self.look_at_ns.fetch_min(now_ns(), Ordering::Relaxed);
     }
 
-    /// It has answered.
+    /// Records that the member has answered.
     pub(crate) fn found(&self) {
         self.lost_since_ns.store(0, Ordering::Relaxed);
         self.full_until_ns.store(0, Ordering::Relaxed);

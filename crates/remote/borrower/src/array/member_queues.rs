@@ -83,8 +83,8 @@ impl MemberQueues {
         self.queues.iter().any(|entry| entry.waits_for_kick)
     }
 
-    /// Waits, with a bound, until there may be a completion. Returns the member to wait for in the next turn, if there
-    /// is no descriptor to wait on.
+    /// Waits, within a time limit, until there may be a completion. Returns the member to wait for in the next turn, if
+    /// there is no descriptor to wait on.
     pub(super) fn wait(&self) -> Option<usize> {
         match self.ready() {
             Ok(descriptor) => {

@@ -29,10 +29,10 @@ pub struct Memory {
     pub(super) taken: AtomicU64,
     pub(super) room: AtomicUsize,
     pub(super) is_away: AtomicBool,
-    /// It was restarted, and nobody has noticed.
+    /// The member was restarted, and the array has not noticed.
     pub(super) is_new: AtomicBool,
     pub(super) lies: AtomicBool,
-    /// It reclaims what it has lent.
+    /// The member reclaims what it has lent.
     pub(super) is_leaving: AtomicBool,
     /// How long its contents stay without a look, in milliseconds.
     pub(super) look_every_ms: AtomicU64,
@@ -72,7 +72,7 @@ impl Memory {
         Ok(of(slab, (offset % SLAB_BYTES) as usize))
     }
 
-    /// It loses what it had, and is present again.
+    /// Restarts the member: it loses what it had, and is present again.
     pub fn restart(&self) {
         self.slabs.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.is_new.store(true, Ordering::SeqCst);

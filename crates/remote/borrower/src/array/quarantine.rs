@@ -11,7 +11,7 @@
 //!
 //! The quarantine ends when the member is restarted.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+//! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
 
 use aquifer_tier::figures::count;
 use aquifer_wire::PAGE_BYTES;

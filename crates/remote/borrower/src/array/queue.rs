@@ -190,7 +190,7 @@ impl ArrayQueue {
         self.depth - self.free.len()
     }
 
-    /// Waits, with a bound, until there may be a completion.
+    /// Waits, within a time limit, until there may be a completion.
     fn wait(&mut self) {
         let wait_for = self.queues.wait();
         self.pump(wait_for);

@@ -52,7 +52,7 @@ const SEARCH_PAUSE: Duration = Duration::from_millis(5);
 pub(super) enum Copied {
     /// The slab has one copy more.
     Yes,
-    /// It needs none, or none of its bytes exist.
+    /// The slab needs no copy, or none of its bytes exist.
     NotNeeded,
     /// Try again later.
     NotNow,

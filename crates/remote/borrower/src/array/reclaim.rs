@@ -10,7 +10,7 @@
 //! room, and then names it in the place. So either the check finds that writer, or the room was taken after it was seen
 //! and is not given back. If somebody is working on one of those slabs, the room is checked again later.
 //!
-//! Threads: any, also in a signal handler; the sweep runs only on the pager's upkeep thread.
+//! Threads: any, including signal handlers; the sweep runs only on the pager's upkeep thread.
 
 use std::sync::atomic::Ordering;
 

@@ -13,7 +13,7 @@
 //! members. If fewer members have accepted the write, it fails. These pages may then be neither the old nor the new
 //! ones; their owner does not count them as stored, and its guards detect the mixture.
 //!
-//! Threads: any, also in a signal handler. Shards are assembled in frames of the array, each of which is claimed for
+//! Threads: any, including signal handlers. Shards are assembled in frames of the array, each of which is claimed for
 //! that time only. Allocates nothing, and locks nothing.
 
 mod gather;
@@ -46,7 +46,7 @@ const STRAGGLERS_TIMEOUT: u64 = 700_000_000;
 /// One frame for each thread that reads or writes at the same time: those of the program and of the pager. More than
 /// most machines have CPUs.
 const FRAMES: Range<u32> = 0..16;
-/// How long to wait for a frame: its holder waits for members, each of which has a bound of some seconds.
+/// How long to wait for a frame: its holder waits for members, each of which has a time limit of some seconds.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Queue requests that members carry out at the same time, each with one frame for each shard: enough to keep a link

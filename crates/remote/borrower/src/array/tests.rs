@@ -223,7 +223,7 @@ fn a_member_that_wants_its_memory_back_gets_it_and_nothing_is_lost() {
 }
 
 #[test]
-fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
+fn writes_during_a_members_absence_are_never_read_from_it() {
     let members = members(2);
     let array = array_of(&members, 2);
     (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
@@ -235,7 +235,7 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
     members[1].go_away(true);
     array.parts.look(1, None);
-    // Nobody else has what was written last, and member 0 is present.
+    // No other member has what was written last, and member 0 is present.
     let place = array.parts.where_is(0);
     assert_eq!(place.members().collect::<Vec<_>>(), [1]);
     members[1].go_away(false);

@@ -12,7 +12,7 @@
 //!                      an answer
 //! ```
 //!
-//! Threads: any, also in a signal handler. Locks nothing.
+//! Threads: any, including signal handlers. Locks nothing.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_interrupted_is_repeated_until_it_is_late() {
+    fn interrupted_calls_are_repeated_until_the_deadline() {
         assert_eq!(Deadline::after(Duration::from_secs(60)).judge(Errno::INTR), Ok(()));
         for errno in [Errno::INTR, Errno::AGAIN] {
             let judged = Deadline::after(Duration::ZERO).judge(errno);

@@ -18,7 +18,7 @@ const WAIT_ONCE: Duration = HEEDED_WITHIN;
 /// The network or socket address at which a donor listens.
 #[derive(Clone, Debug)]
 pub(crate) enum Endpoint {
-    /// A Unix socket of this machine.
+    /// A Unix socket on this machine.
     Local(SocketAddrUnix),
     /// An address and port.
     Tcp(SocketAddr),

@@ -3,8 +3,8 @@
 
 //! The lock that a thread holds while it asks for a grant: one thread of a process asks at a time, and others wait.
 //!
-//! Not a mutex: it can be reset in a forked child, whose other threads are gone, and a wait for it has a bound.
-//! Threads: any, also in a signal handler; a thread inside the pager is not interrupted by code that uses this.
+//! Not a mutex: it can be reset in a forked child, whose other threads are gone, and a wait for it has a time limit.
+//! Threads: any, including signal handlers; a thread inside the pager is not interrupted by code that uses this.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

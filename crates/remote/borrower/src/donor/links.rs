@@ -4,7 +4,7 @@
 //! A few links to a donor, which threads take in turns, and the state that they share.
 //!
 //! The first free link is taken, so a program with one thread has one connection. A link is taken by a compare and
-//! exchange; a thread that finds none free waits on a futex for one, within a bound.
+//! exchange; a thread that finds none free waits on a futex for one, within a time limit.
 //!
 //! A donor may have no room for another connection, or be unreachable for new ones. While one link is connected, all
 //! threads continue over it: if a connection cannot be opened, the request does not fail but waits for a connected
@@ -197,7 +197,7 @@ impl Links {
         }
     }
 
-    /// The address of this machine from which the donor is reached, if a link is connected.
+    /// The address on this machine from which the donor is reached, if a link is connected.
     pub(crate) fn local_ip(&self) -> Option<IpAddr> {
         let connected = self.lines.iter().find(|line| line.link.may_be_connected())?;
         let address = rustix::net::getsockname(connected.link.socket()).ok()?;

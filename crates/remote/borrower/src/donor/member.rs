@@ -4,7 +4,7 @@
 //! A donor as a member of an array (`array.rs`). The array knows where slabs are, and keeps several copies where it
 //! can.
 //!
-//! Threads: any, also in a signal handler, except for opening.
+//! Threads: any, including signal handlers, except for opening.
 
 use std::net::ToSocketAddrs;
 use std::os::fd::BorrowedFd;
@@ -109,7 +109,7 @@ impl Drop for Sent<'_> {
 pub(crate) enum Missed {
     /// The donor is present, and has refused the request.
     Refused,
-    /// It has not answered within its time limit.
+    /// The donor has not answered within its time limit.
     Silent,
     /// The connection has ended.
     Broken,

@@ -18,7 +18,7 @@
 //! newest token with which a request of any of them may be on its way. What a killed related process has just sent is
 //! not known, and may arrive after another's write to the same place: the pager's guard detects this.
 //!
-//! Threads: any, also in a signal handler. Locks nothing.
+//! Threads: any, including signal handlers. Locks nothing.
 //!
 //! | bits  | what                                                                       |
 //! |-------|----------------------------------------------------------------------------|
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_back_is_found_until_it_is_given_back() {
+    fn reclaimed_ranges_are_found_until_they_are_given_back() {
         let ranges = Ranges::new(200, Writers::One).unwrap();
         let lease = |slab| Lease::granted(slab, slab + 1).unwrap();
         [3, 64, 130, 199].into_iter().for_each(|range| ranges.learn(RangeIndex(range), lease(range + 1000)));

@@ -19,8 +19,8 @@
 //! In a forked child all of this belongs to the parent (`sys/src/verbs.rs`). The child's bytes go over its own links,
 //! as requests.
 //!
-//! Threads: any, also in a signal handler. Posting and polling allocate nothing; a queue pair is taken by a lock that
-//! is only tried, and a thread that finds none free waits within a bound.
+//! Threads: any, including signal handlers. Posting and polling allocate nothing; a queue pair is taken by a lock that
+//! is only tried, and a thread that finds none free waits within a time limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -335,7 +335,7 @@ impl Transport for Rdma {
             return;
         }
         // Another run of the donor reuses the tokens, and may give the same keys to other slabs. A thread that has a
-        // connection gives it back within a bound.
+        // connection gives it back within a time limit.
         let mut connections: Vec<_> = self
             .connections
             .iter()

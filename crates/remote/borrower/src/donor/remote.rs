@@ -9,7 +9,7 @@
 //! that was sent with the old one. For the same reason a forked child gets a token of its own before it writes to a
 //! slab that it has from its parent.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+//! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

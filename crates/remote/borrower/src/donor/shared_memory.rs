@@ -16,7 +16,7 @@
 //! The connection on which the tier was opened, the *anchor*, lasts as long as the process or any of its forked
 //! children lives, because they have its socket, too. When it ends, the donor knows that all of them are gone.
 //!
-//! Threads: any, also in a signal handler. Locks nothing, allocates nothing.
+//! Threads: any, including signal handlers. Locks nothing, allocates nothing.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

@@ -30,8 +30,8 @@ use crate::access_failure::{AccessFailure, LinkFailure};
 pub(crate) enum Loss {
     /// The connection failed. It is unknown whether the donor has carried out the request.
     Connection(LinkFailure),
-    /// The donor has answered that it has not carried out the request. With TLS, nobody else can have said so: whatever
-    /// is said before a connection is open is a `Connection` (`Miss`).
+    /// The donor has answered that it has not carried out the request. With TLS, only the donor can have said so:
+    /// whatever is said before a connection is open is a `Connection` (`Miss`).
     Refused(Refusal),
 }
 

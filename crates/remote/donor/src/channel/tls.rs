@@ -36,7 +36,7 @@ pub(super) struct TlsChannel {
     config: Arc<ServerConfig>,
     /// How long sending sealed bytes may take.
     timeout: Duration,
-    /// Held by the connection's thread, also while it waits for bytes.
+    /// Held by the connection's thread, even while it waits for bytes.
     arrived: Mutex<Arrived>,
     /// Set from the beginning of the handshake.
     session: Mutex<Option<ServerConnection>>,

@@ -44,7 +44,7 @@ pub fn start(settings: Settings) -> (Donor, Lines) {
     (donor, lines)
 }
 
-/// Waits, within a bound, until `what` is true of the donor's figures.
+/// Waits, within a time limit, until `what` is true of the donor's figures.
 pub fn wait_until(donor: &Donor, what: impl Fn(&DonorStatus) -> bool) -> DonorStatus {
     let start = Instant::now();
     loop {
