@@ -424,7 +424,7 @@ fn pages_shared_with_a_child_leave_at_once() {
 
 /// Parent and child find slabs that the other has moved, and neither takes the other's slots.
 #[test]
-fn relatives_share_a_chain_of_tiers() {
+fn related_processes_share_a_chain_of_tiers() {
     let flash = format!("flash:{}", scratch("forks-chain").display());
     for delivery in ["signal", "listener"] {
         for kind in ["fork", "nest", "many", "busy", "orphan"] {
