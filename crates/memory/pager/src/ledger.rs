@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The ledger of a budget: shared memory of the processes of a tree: how much each process has been given, and how much
-//! it needs.
+//! The ledger of a budget: shared memory that records how much each process of a tree has been given, and how much it
+//! needs.
 //!
 //! It is kept in a segment that `aquifer run` makes, and that forked and executed programs inherit
 //! (`Config::ledger_fd`). A process takes only unassigned pages, so the sum never exceeds the budget, except for the
