@@ -26,7 +26,7 @@ struct Request {
 };
 
 // Results of a set of requests.
-struct Tally {
+struct Counts {
     uint64_t gets = 0, sets = 0, wrong = 0;
     double seconds = 0;
     Histogram times;
@@ -40,7 +40,7 @@ class Clients {
         if (epoll_ < 0) trouble(std::string("epoll: ") + std::strerror(errno));
         for (Client &client : clients_) {
             client.fd = connect_to_server();
-            if (client.fd < 0) trouble(std::string("the server takes no more connections: ") + std::strerror(errno));
+            if (client.fd < 0) trouble(std::string("the server accepts no more connections: ") + std::strerror(errno));
             ::fcntl(client.fd, F_SETFL, O_NONBLOCK);
             client.in.resize(READ_BYTES);
             watch(client, EPOLL_CTL_ADD, EPOLLIN);
@@ -58,7 +58,7 @@ class Clients {
     // the version that was certain when the read was sent, and ends with the latest version written when the read is
     // answered; with `windows_fixed`, windows are used as `next` set them.
     template <typename Next, typename Meanwhile>
-    void drive(uint64_t depth, bool windows_fixed, Tally &tally, Next next, Meanwhile now_and_then) {
+    void drive(uint64_t depth, bool windows_fixed, Counts &counts, Next next, Meanwhile now_and_then) {
         const double start = seconds_now();
         uint64_t busy = 0, silent = 0;
         for (Client &client : clients_) busy += refill(client, depth, next);
@@ -74,12 +74,12 @@ class Clients {
             for (int at = 0; at < ready; ++at) {
                 Client &client = *static_cast<Client *>(events[at].data.ptr);
                 if (events[at].events & EPOLLOUT) flush(client);
-                if (!(events[at].events & ~EPOLLOUT) || !receive(client, windows_fixed, tally)) continue;
+                if (!(events[at].events & ~EPOLLOUT) || !receive(client, windows_fixed, counts)) continue;
                 if (!refill(client, depth, next)) --busy;
             }
             now_and_then();
         }
-        tally.seconds += seconds_now() - start;
+        counts.seconds += seconds_now() - start;
     }
 
   private:
@@ -143,7 +143,7 @@ class Clients {
     }
 
     // Returns true when all sent requests are answered.
-    bool receive(Client &client, bool windows_fixed, Tally &tally) {
+    bool receive(Client &client, bool windows_fixed, Counts &counts) {
         if (client.in_end == client.in.size()) make_room(client);
         const ssize_t count = ::recv(client.fd, client.in.data() + client.in_end, client.in.size() - client.in_end, 0);
         if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
@@ -155,8 +155,8 @@ class Clients {
             const uint64_t there = client.in_end - client.in_begin;
             const uint64_t taken = read_reply(client.in.data() + client.in_begin, there, reply);
             if (taken == 0) return false;
-            take(client.sent[client.answered], reply, windows_fixed, tally);
-            tally.times.add(now - client.sent_at);
+            take(client.sent[client.answered], reply, windows_fixed, counts);
+            counts.times.add(now - client.sent_at);
             client.in_begin += taken;
             ++client.answered;
         }
@@ -172,20 +172,20 @@ class Clients {
         if (client.in_end > client.in.size() / 2) client.in.resize(client.in.size() * 2);
     }
 
-    void take(const Request &request, const Reply &reply, bool windows_fixed, Tally &tally) {
+    void take(const Request &request, const Reply &reply, bool windows_fixed, Counts &counts) {
         if (reply.kind == Reply::Error) trouble("the server says: " + reply.text());
         if (request.kind == Request::Set) {
             if (!reply.is("OK")) trouble("the server answers to SET: " + reply.text());
             versions_.end(request.key);
-            ++tally.sets;
+            ++counts.sets;
             return;
         }
-        ++tally.gets;
+        ++counts.gets;
         Window window = request.window;
         if (!windows_fixed) window.high = versions_.window(request.key).high;
         std::string what = "is missing";
         if (reply.kind == Reply::Bytes) what = values_.wrong(request.key, window, reply.data, reply.size);
-        if (!what.empty() && ++tally.wrong <= REPORTED_MAX) std::fprintf(stderr, "key %u %s\n", request.key, what.c_str());
+        if (!what.empty() && ++counts.wrong <= REPORTED_MAX) std::fprintf(stderr, "key %u %s\n", request.key, what.c_str());
     }
 
     Versions &versions_;

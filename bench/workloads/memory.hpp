@@ -4,7 +4,7 @@
 // Allocates the large arrays of a workload: with malloc, as any program would, or in a shared mapping of a file.
 //
 // The file variant is the competing approach "mmap a file on the same disk". The file must not exist yet; it is
-// unlinked as soon as it is open, so nothing remains however the program ends. With UMap (-DWITH_UMAP), UMap pages the
+// unlinked as soon as it is open, so nothing remains however the program exits. With UMap (-DWITH_UMAP), UMap pages the
 // file instead of the kernel's page cache, and every array has its own file: UMap 2.1 ignores the offset that it is
 // given, so arrays in one file would overlap.
 

@@ -90,7 +90,7 @@ class Load {
 
 // Requests each key once, in order. `window` gives the versions that a read of a key may find.
 template <typename Window>
-static void each_key(Clients &clients, uint64_t keys, Request::Kind kind, Tally &tally, Window window) {
+static void each_key(Clients &clients, uint64_t keys, Request::Kind kind, Counts &counts, Window window) {
     uint64_t next = 0;
     const auto one = [&](Request &request) {
         if (next == keys) return false;
@@ -98,7 +98,7 @@ static void each_key(Clients &clients, uint64_t keys, Request::Kind kind, Tally 
         request = {kind, key, window(key)};
         return true;
     };
-    clients.drive(BULK_DEPTH, true, tally, one, nothing);
+    clients.drive(BULK_DEPTH, true, counts, one, nothing);
 }
 
 // The versions that BGSAVE may have saved: for each key those between the call and its answer.
@@ -109,7 +109,7 @@ struct Snapshot {
 
 // Calls BGSAVE and sends requests until it is finished.
 static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server &server, const Versions &versions,
-                           Tally &tally) {
+                           Counts &counts) {
     Snapshot snapshot;
     const double start = seconds_now();
     double looked = 0;
@@ -126,7 +126,7 @@ static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server 
         saving = server.info("persistence", "rdb_bgsave_in_progress") != "0";
         if (now - start > SAVING_SECONDS_MAX) trouble("BGSAVE does not end");
     };
-    clients.drive(depth, false, tally, [&](Request &request) { return saving && load.draw(request); }, look);
+    clients.drive(depth, false, counts, [&](Request &request) { return saving && load.draw(request); }, look);
     snapshot.seconds = seconds_now() - start;
     const std::string status = server.info("persistence", "rdb_last_bgsave_status");
     if (status != "ok") trouble("BGSAVE ends with " + status + ": " + Server::last_words());
@@ -134,27 +134,27 @@ static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server 
 }
 
 // Reads the dump through a native server.
-static Tally read_dump(const std::string &program, uint64_t connections, Versions &versions, Values &values,
+static Counts read_dump(const std::string &program, uint64_t connections, Versions &versions, Values &values,
                        const Snapshot &snapshot) {
-    Tally tally;
+    Counts counts;
     Server server({program}, directory);
     const std::string keys = server.ask({"DBSIZE"});
     if (keys != std::to_string(versions.keys())) {
         std::fprintf(stderr, "the dump has %s keys of %" PRIu64 "\n", keys.c_str(), versions.keys());
-        ++tally.wrong;
+        ++counts.wrong;
     }
     Clients clients(connections, versions, values);
     const auto then = [&](uint32_t key) { return Window{snapshot.lows[key], snapshot.highs[key]}; };
-    each_key(clients, versions.keys(), Request::Get, tally, then);
+    each_key(clients, versions.keys(), Request::Get, counts, then);
     server.end();
-    return tally;
+    return counts;
 }
 
-static void tell(Result &result, const Tally &tally) {
-    result.number("gets", tally.gets).number("sets", tally.sets).real("seconds", tally.seconds);
-    result.real("p50_us", tally.times.percentile_us(0.5)).real("p99_us", tally.times.percentile_us(0.99));
-    result.real("p999_us", tally.times.percentile_us(0.999)).real("max_us", tally.times.max_us());
-    result.figure("requests", static_cast<double>(tally.gets + tally.sets) / tally.seconds, "req/s", true);
+static void tell(Result &result, const Counts &counts) {
+    result.number("gets", counts.gets).number("sets", counts.sets).real("seconds", counts.seconds);
+    result.real("p50_us", counts.times.percentile_us(0.5)).real("p99_us", counts.times.percentile_us(0.99));
+    result.real("p999_us", counts.times.percentile_us(0.999)).real("max_us", counts.times.max_us());
+    result.figure("requests", static_cast<double>(counts.gets + counts.sets) / counts.seconds, "req/s", true);
 }
 
 int main(int argc, char **argv) {
@@ -194,7 +194,7 @@ int main(int argc, char **argv) {
     Versions versions(keys);
     Values values(value_bytes);
     Load load(keys, exponent, sets_percent, seed, versions);
-    Tally loaded, warm, measured, saving, read, dump;
+    Counts loaded, warm, measured, saving, read, dump;
     Snapshot snapshot;
     Usage usage;
     uint64_t resident_bytes = 0;

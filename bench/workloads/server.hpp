@@ -31,7 +31,7 @@ static const double END_SECONDS_MAX = 120;
 // Time to end after SIGTERM, when no result depends on the server any more.
 static const double GRACE_SECONDS = 3;
 
-// Names in the server's directory. Short and relative, because a socket path is limited to 107 bytes.
+// Names in the server's directory. Short and related process, because a socket path is limited to 107 bytes.
 static const char *const SOCKET_NAME = "redis.sock";
 static const char *const DUMP_NAME = "dump.rdb";
 static const char *const LOG_NAME = "redis.log";
@@ -122,7 +122,7 @@ class Server {
         return text.substr(begin, text.find("\r\n", begin) - begin);
     }
 
-    // Process id of the server itself, also if another program started it.
+    // Process id of the server itself, even if another program started it.
     const std::string &process() const { return process_; }
 
     void end() {

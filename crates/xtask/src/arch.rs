@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crate_may_not_be_built_from_is_reported() {
+    fn forbidden_dependencies_of_a_crate_are_reported() {
         let built_from = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
         assert!(mixed("cli", &built_from(&["clap", "nix"]), &["hyper"]).is_empty());
         let complaints = mixed("cli", &built_from(&["clap", "hyper"]), &["hyper", "tokio"]);

@@ -114,7 +114,8 @@ fn cargo_path() -> String {
 fn prepared(root: &Path, program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(root).stdin(Stdio::null());
-    // `cargo run` sets these for xtask, but the crates under test are other packages.
+    // `cargo run` sets these for xtask, but the crates under test are other packages. `crates/lab/e2e/src/build.rs`
+    // removes the same variables.
     for (variable, _) in std::env::vars_os() {
         let name = variable.to_string_lossy();
         if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_crate_is_built_from_includes_what_those_are_built_from_but_not_its_tests() {
+    fn dependencies_of_a_crate_include_indirect_ones_but_not_those_of_tests() {
         let uses = |id: &str, kind: Value| serde_json::json!({ "pkg": id, "dep_kinds": [{ "kind": kind }] });
         let metadata = serde_json::json!({
             "packages": [

@@ -12,7 +12,7 @@ mod ci;
 mod crate_graph;
 mod licences;
 mod skips;
-mod tally;
+mod test_counts;
 mod test_run;
 mod tidy;
 mod walks;

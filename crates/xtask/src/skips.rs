@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tests_write_is_read_once_each() {
+    fn skips_that_tests_write_are_read_once_each() {
         let text =
             "whole\tkernel\ta\tno root\nwhole\tkernel\ta\tno root\nwhole\tkernel\ta\tno cc\npart\tpins\tb (x)\tno x\n";
         let skips = read(text).expect("four columns");

@@ -10,14 +10,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::skips::{self, Allowed, Skip};
-use crate::tally::Tally;
+use crate::test_counts::TestCounts;
 
 /// Names the file to which tests write that they were skipped; as in `crates/lab/test-support/src/skips.rs`.
 const SKIPS_VARIABLE: &str = "AQUIFER_TEST_SKIPS";
 
 /// The results to print at the end.
 pub struct Summary {
-    tally: Tally,
+    counts: TestCounts,
     skips: BTreeSet<Skip>,
 }
 
@@ -25,7 +25,7 @@ pub struct Summary {
 /// including skips that the list `allowed` does not allow, if there is a list.
 pub fn run(mut command: Command, file: &Path, allowed: Option<&str>) -> (Summary, Vec<String>) {
     let _ = fs::remove_file(file);
-    let mut tally = Tally::default();
+    let mut counts = TestCounts::default();
     let ended = (|| {
         // Cargo names a binary on standard error and the binary prints to standard output: one pipe for both keeps the
         // order.
@@ -36,7 +36,7 @@ pub fn run(mut command: Command, file: &Path, allowed: Option<&str>) -> (Summary
         for line in BufReader::new(output).split(b'\n') {
             let line = String::from_utf8_lossy(&line?).into_owned();
             println!("{line}");
-            tally.take(&line);
+            counts.take(&line);
         }
         child.wait()
     })();
@@ -50,22 +50,22 @@ pub fn run(mut command: Command, file: &Path, allowed: Option<&str>) -> (Summary
         complaints.push(complaint);
         BTreeSet::new()
     });
-    tally.passed = tally.passed.saturating_sub(skips::whole(&found));
-    found.extend(tally.ignored.drain(..));
+    counts.passed = counts.passed.saturating_sub(skips::whole(&found));
+    found.extend(counts.ignored.drain(..));
     if let Some(list) = allowed {
         match Allowed::read(list) {
             Ok(allowed) => complaints.extend(allowed.complaints(&found)),
             Err(complaint) => complaints.push(complaint),
         }
     }
-    (Summary { tally, skips: found }, complaints)
+    (Summary { counts, skips: found }, complaints)
 }
 
 impl Summary {
     /// The slowest binaries, every skipped test with its reason, and the counts.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec!["slowest test binaries:".to_owned()];
-        lines.extend(self.tally.slowest());
+        lines.extend(self.counts.slowest());
         if !self.skips.is_empty() {
             lines.push("skipped:".to_owned());
         }
@@ -75,7 +75,7 @@ impl Summary {
             lines.push("skipped in part, and counted as passed:".to_owned());
         }
         lines.extend(self.skips.iter().filter(|skip| skip.is_partial).map(name));
-        let Tally { passed, failed, .. } = self.tally;
+        let TestCounts { passed, failed, .. } = self.counts;
         lines.push(format!("{passed} passed, {failed} failed, {} skipped", skips::whole(&self.skips)));
         lines
     }

@@ -31,8 +31,8 @@ const LISTEN: &str = "127.0.0.1:7411";
 /// Runs until SIGTERM or SIGINT, at which it asks everything back and waits for it as long as --grace says; a second
 /// one ends it at once. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE; one on this
 /// machine shares the memory itself, with --tier donor:unix:PATH. Memory that a borrower gives back is wiped before
-/// anybody else gets it; leases that it does not renew expire. Changed certificates, revocation lists and limits are
-/// read within seconds, and at SIGHUP. docs/donor.md has the commands that make certificates.
+/// another borrower gets it; leases that it does not renew expire. Changed certificates, revocation lists and limits
+/// are read within seconds, and at SIGHUP. docs/donor.md has the commands that make certificates.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_long_help = "\
@@ -227,7 +227,7 @@ fn lease(text: &str) -> Result<Duration, String> {
 
 fn address(text: &str) -> Result<SocketAddr, String> {
     SocketAddr::from_str(text)
-        .map_err(|_| "write an address of this machine and a port, for example 10.0.0.2:7411 or [::]:7411".into())
+        .map_err(|_| "write an address on this machine and a port, for example 10.0.0.2:7411 or [::]:7411".into())
 }
 
 /// Lends until a signal arrives, or talks to a running donor.

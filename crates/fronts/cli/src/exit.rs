@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How the command ends: exit codes, and the single line that a failure prints.
+//! How the command exits: exit codes, and the single line that a failure prints.
 
 use std::fmt;
 use std::process;

@@ -69,7 +69,7 @@ impl Exporter {
         let program = METRICS.find()?;
         let refused = |error: io::Error| {
             let cause = format!("metrics cannot be served at {address}: {error}");
-            Failure::new(ExitCode::Failure, cause, "give an address of this machine and a free port")
+            Failure::new(ExitCode::Failure, cause, "give an address on this machine and a free port")
         };
         let listener = bind(address).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
@@ -111,7 +111,7 @@ struct Restarts(u32);
 
 impl Restarts {
     /// How long to wait before the next child is started; `None` if none is started any more. `since_start` is the age
-    /// of the child that has ended.
+    /// of the child that has exited.
     fn pause(&mut self, since_start: Duration) -> Option<Duration> {
         if since_start > STEADY {
             self.0 = 0;
@@ -169,7 +169,7 @@ impl Exporting {
         Err(METRICS.failure(what))
     }
 
-    /// Answers until the child ends. Returns how it ended.
+    /// Answers until the child exits. Returns how it ended.
     fn answer(&mut self, text: impl Fn() -> String) -> String {
         while let Ok(Some(ASK)) = self.read() {
             let text = text();
@@ -182,7 +182,7 @@ impl Exporting {
         self.end()
     }
 
-    /// The next byte; `None` if the child has ended.
+    /// The next byte; `None` if the child has exited.
     fn read(&mut self) -> io::Result<Option<u8>> {
         let mut byte = [0];
         loop {

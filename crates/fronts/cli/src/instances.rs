@@ -48,9 +48,9 @@ impl Instance {
 }
 
 impl Instance {
-    /// The shared budget account of this instance, opened for changes. `None` if each process has its own budget.
+    /// The shared budget ledger of this instance, opened for changes. `None` if each process has its own budget.
     pub fn ledger(&self) -> Result<Option<SharedSegment>, Failure> {
-        // Searches all holders of the segment: the launcher holds the budget account for as long as the program lives.
+        // Searches all holders of the segment: the launcher holds the budget ledger for as long as the program lives.
         let same = all()?.into_iter().find(|instance| instance.inode == self.inode);
         let holders = same.map_or_else(|| self.holders.clone(), |instance| instance.holders);
         let link = shown(LEDGER_NAME);
@@ -64,7 +64,7 @@ impl Instance {
             SharedSegment::attach_of_other(file.as_raw_fd(), LEDGER_WORDS)
         };
         open().map(Some).map_err(|error: io::Error| {
-            let cause = format!("the account of the budget ({}) cannot be opened: {error}", path.display());
+            let cause = format!("the ledger of the budget ({}) cannot be opened: {error}", path.display());
             Failure::new(ExitCode::Failure, cause, "run as the program's user, or as root")
         })
     }

@@ -3,7 +3,7 @@
 
 //! `aquifer set`: changes the budget of a running program.
 //!
-//! The budget is a word in the account that the processes of a tree share (`pager/src/ledger.rs`). Each process is
+//! The budget is a word in the ledger that the processes of a tree share (`pager/src/ledger.rs`). Each process is
 //! woken by a change and adjusts to its new share (`pager/src/share.rs`); this command sends nothing to any process.
 
 use std::process;

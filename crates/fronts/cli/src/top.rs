@@ -4,7 +4,7 @@
 //! `aquifer top`: one line per running program, with rates, redrawn every second.
 //!
 //! `screen.rs` formats the text and is pure; `terminal.rs` sets the terminal's modes, and restores them however the
-//! command ends.
+//! command exits.
 
 mod screen;
 mod terminal;

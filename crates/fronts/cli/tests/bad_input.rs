@@ -341,8 +341,8 @@ fn limits_that_leave_no_room() {
     for (limit, cause, remedy) in [
         ("-n 4", "cannot be opened", "raise the limit on open files (ulimit -n)"),
         ("-n 5", "the statistics segment cannot be shared", "raise the limit on open files (ulimit -n)"),
-        ("-n 6", "the account of the budget cannot be made", "raise the limit on open files (ulimit -n)"),
-        ("-n 7", "the account of the budget cannot be shared", "raise the limit on open files (ulimit -n)"),
+        ("-n 6", "the ledger of the budget cannot be made", "raise the limit on open files (ulimit -n)"),
+        ("-n 7", "the ledger of the budget cannot be shared", "raise the limit on open files (ulimit -n)"),
         ("-n 8", "cannot be started", "raise the limit on open files (ulimit -n)"),
         ("-f 10", "the statistics segment cannot be made", "raise the limit on file size (ulimit -f)"),
     ] {

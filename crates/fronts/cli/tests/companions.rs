@@ -47,7 +47,7 @@ fn the_bench_gets_the_words_and_its_status_is_the_commands() {
 }
 
 #[test]
-fn what_the_bench_would_not_understand_is_refused_without_it() {
+fn arguments_unknown_to_the_bench_are_refused_without_it() {
     let command = alone("bench-refused");
     for (words, line) in [
         (&["--rouns", "3"][..], "unexpected argument '--rouns' found; a similar argument exists: '--rounds'"),

@@ -100,7 +100,7 @@ fn completions_and_manual_are_printed() {
     }
 }
 
-/// The pipe has no reader: its read end belonged to a process that has ended.
+/// The pipe has no reader: its read end belonged to a process that has exited.
 #[test]
 fn a_broken_pipe_is_success() {
     let mut reader = std::process::Command::new("true").stdin(std::process::Stdio::piped()).spawn().unwrap();

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! `aquifer metrics` serves what Prometheus accepts: checked by promtool, and scraped by a real Prometheus, if they are
-//! installed. Its child, which speaks with scrapers, is replaced when it ends, and does not survive the command.
+//! installed. Its child, which serves scrapers, is replaced when it ends, and does not survive the command.
 
 mod support;
 

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! `aquifer run` as a parent: the program keeps its own status, streams and signals, and the statistics are written
-//! however the program ends. Uses real children, and a stand-in for the pager.
+//! however the program exits. Uses real children, and a stand-in for the pager.
 
 mod support;
 

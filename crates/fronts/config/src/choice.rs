@@ -5,6 +5,9 @@
 //!
 //! Each word is written once, in the table of its type; the command line, the configuration and the messages use that
 //! table.
+//!
+//! [`PolicyName`] here is only a word. `preload/src/start.rs` parses that word as the `PolicyName` of
+//! `core/src/policy.rs`, which builds the policy; so the words of the two types must be the same.
 
 use std::fmt;
 use std::str::FromStr;

@@ -16,7 +16,7 @@ pub const VARIABLE: &str = "AQUIFER_CONFIG";
 /// The version of the object. A change of any field's name or meaning is a new version.
 pub const VERSION: u32 = 4;
 
-/// The number of eight-byte words in the ledger, the account of a tree's budget. `aquifer-pager` defines their
+/// The number of eight-byte words in the ledger of a tree's budget. `aquifer-pager` defines their
 /// contents.
 pub const LEDGER_WORDS: usize = 4096;
 /// Index of the word with the sum of the shares that the tree's processes have, in pages.
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn a_written_configuration_is_read_back() {
         for config in [full(), Config::default()] {
             assert_eq!(Config::from_json(&config.to_json()), Ok(config));
         }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_refused() {
+    fn unknown_and_missing_fields_are_refused() {
         let text = full().to_json();
         let extra = text.replacen('{', r#"{"colour":"blue","#, 1);
         assert!(Config::from_json(&extra).unwrap_err().to_string().contains("unknown field `colour`"));

@@ -8,9 +8,9 @@
 //!
 //! Exit codes: 0 the command that started it has ended, or help or version; 1 it could not serve; 2 it was not started
 //! by the command. Signals: SIGHUP, SIGINT and SIGTERM are blocked, because they are meant for the command: a donor
-//! that is stopping is scraped until it has its memory back. This program ends when the command does.
+//! that is stopping is scraped until it has its memory back. This program exits when the command does.
 //!
-//! Threads: one. `server.rs` speaks with scrapers, `parent.rs` with the command.
+//! Threads: one. `server.rs` serves scrapers, `parent.rs` exchanges messages with the command.
 
 #![forbid(unsafe_code)]
 
@@ -71,7 +71,7 @@ fn inherited() -> io::Result<(TcpListener, UnixStream)> {
     Ok((listener, command))
 }
 
-/// Serves until the command ends.
+/// Serves until the command exits.
 fn serve(listener: TcpListener, command: UnixStream) -> io::Result<()> {
     SigSet::from_iter([Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM]).thread_block()?;
     listener.set_nonblocking(true)?;

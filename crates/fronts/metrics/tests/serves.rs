@@ -70,7 +70,7 @@ impl Exporter {
         stream
     }
 
-    /// Waits until the program ends. Returns its exit status, and what it has printed.
+    /// Waits until the program exits. Returns its exit status, and what it has printed.
     fn ended(mut self) -> (Option<i32>, String) {
         let begun = Instant::now();
         let status = loop {
@@ -127,7 +127,7 @@ fn scrapes_that_come_meanwhile_share_the_next_text() {
 }
 
 #[test]
-fn what_is_no_scrape_asks_for_no_text() {
+fn requests_other_than_scrapes_ask_for_no_text() {
     let exporter = Exporter::start();
     assert!(received(exporter.asking("POST /metrics")).starts_with("HTTP/1.1 405"));
     // The program does not read this request to its end, so writing the rest may fail, and so may reading the answer.

@@ -180,7 +180,7 @@ impl Bounce {
 
 impl Drop for Bounce {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody else knows of it.
+        // SAFETY: mapped by `new`, and no other code knows of it.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.start, self.len, 0, 0, 0, 0]) };
     }
 }

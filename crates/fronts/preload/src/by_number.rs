@@ -87,7 +87,7 @@ pub unsafe extern "C" fn syscall(
     )
 }
 
-/// The bare instruction, with libc's convention for results: also for this library's own use of the name.
+/// The bare instruction, with libc's convention for results: including this library's own use of the name.
 ///
 /// # Safety
 /// As for the system call.

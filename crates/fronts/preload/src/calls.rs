@@ -176,7 +176,7 @@ impl Drop for Early {
 /// manage the memory of those calls from now on.
 fn end_announcements(adopter: &'static Adopter) {
     if !shown_calls::is_in_call() {
-        adopter.calls_are_over(shown_calls::this_thread());
+        adopter.end_postponed_calls(shown_calls::this_thread());
         shown_calls::announce_no_more();
     }
 }
@@ -184,7 +184,7 @@ fn end_announcements(adopter: &'static Adopter) {
 /// Called before this thread ends: it makes no more calls, and the pager may manage the memory of its earlier ones.
 pub fn thread_ends() {
     shown_calls::leave();
-    instance().inspect(|instance| instance.adopter.calls_are_over(shown_calls::this_thread()));
+    instance().inspect(|instance| instance.adopter.end_postponed_calls(shown_calls::this_thread()));
 }
 
 /// Converts the kernel's result to libc's convention.

@@ -49,7 +49,7 @@ struct Needs {
     library: Vec<u8>,
     /// Programs that cannot be managed are refused.
     strict: bool,
-    /// The account of the whole tree, if there is one.
+    /// The ledger of the whole tree, if there is one.
     ledger: Option<&'static Ledger>,
 }
 
@@ -221,7 +221,7 @@ pub fn child_has_left(before: usize) {
         if start == 0 || start == before {
             return;
         }
-        // SAFETY: `mapped` has written it, and nobody else has unmapped it.
+        // SAFETY: `mapped` has written it, and no other code has unmapped it.
         let Head { before, count } = unsafe { head_of(start).read() };
         thread_slot::set_environment(before);
         unmap(start, count);
@@ -230,8 +230,8 @@ pub fn child_has_left(before: usize) {
 
 /// Maps room for a [`Head`] and an environment. Returns the address of the latter.
 fn map(count: usize, needs: &Needs, environment: usize, found: &Found) -> Option<usize> {
-    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    let args = [0, mapped_bytes(count), rights as usize, flags as usize, usize::MAX, 0];
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let args = [0, mapped_bytes(count), protection as usize, flags as usize, usize::MAX, 0];
     // SAFETY: new memory, wherever there is room.
     let start = unsafe { syscall(libc::SYS_mmap, args) }.ok()? + size_of::<Head>();
     // SAFETY: just mapped, zeros, and not shared with anybody.

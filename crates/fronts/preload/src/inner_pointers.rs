@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_structure_points_to_is_guessed() {
+    fn targets_of_a_structures_pointers_are_guessed() {
         let filter = Box::new([0_u64; 4]);
         let inner = Box::new([7, &raw const *filter as usize]);
         let outer = Box::new([&raw const *inner as usize, 3, 0]);

@@ -74,13 +74,13 @@ pub unsafe fn map(
     let Some(instance) = instance() else { return std::ptr::with_exposed_provenance_mut(map() as usize) };
     let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
     let replaces = replaces && can_be_mapped(address as usize, len);
-    let is_renewed = replaces
+    let stays_managed = replaces
         && is_plain(flags)
         && instance.adopter.manages_all(address as usize, len)
         && !instance.adopter.is_locked(address as usize, len);
-    if is_renewed {
-        let renewed = renew(&instance.adopter, args);
-        return std::ptr::with_exposed_provenance_mut(renewed as usize);
+    if stays_managed {
+        let mapped = remap_fixed(&instance.adopter, args);
+        return std::ptr::with_exposed_provenance_mut(mapped as usize);
     }
     let mapped = if replaces { instance.adopter.release(address as usize, len, map) } else { map() };
     let delivery = delivery(Origin::Mapping, instance.delivery);
@@ -96,13 +96,13 @@ pub unsafe fn map(
 
 /// mmap(2) with MAP_FIXED that replaces managed plain memory by plain memory: the new memory is managed like the old.
 /// Runtimes return memory to the kernel and reuse it in this way.
-fn renew(adopter: &'static Adopter, args: [usize; 6]) -> isize {
+fn remap_fixed(adopter: &'static Adopter, args: [usize; 6]) -> isize {
     // SAFETY: the program's own call.
     let map = move || unsafe { call(libc::SYS_mmap, args) };
-    if adopter.is_active() { adopter.renew(args[0], args[1], map) } else { map() }
+    if adopter.is_active() { adopter.remap_fixed(args[0], args[1], map) } else { map() }
 }
 
-/// Called before `start..start + len` gets new rights: reserved memory that becomes writable becomes managed.
+/// Called before `start..start + len` gets another protection: reserved memory that becomes writable becomes managed.
 pub fn open(adopter: &'static Adopter, start: usize, len: usize, protection: usize) {
     if protection & libc::PROT_WRITE as usize != 0
         && can_be_mapped(start, len)
@@ -230,7 +230,7 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if active && adopter.watches_calls() => {
             populate(adopter, start, len, advice)
         }
-        // Huge pages would make the account wrong, and merged pages cannot be moved.
+        // Huge pages would make the count of resident pages wrong, and merged pages cannot be moved.
         libc::MADV_HUGEPAGE | libc::MADV_MERGEABLE | MADV_COLLAPSE if active => 0,
         // A core dump would show zeros for evicted pages.
         libc::MADV_DODUMP if active => 0,

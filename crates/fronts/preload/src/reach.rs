@@ -74,7 +74,7 @@ fn words<const COUNT: usize>(start: usize) -> Option<[usize; COUNT]> {
     let len = size_of_val(&words);
     let here = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: len };
     let there = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(start), iov_len: len };
-    // SAFETY: getpid(2) takes nothing.
+    // SAFETY: getpid(2) has no arguments.
     let process = unsafe { syscall(libc::SYS_getpid, [0; 6]) }.ok()?;
     let args = [process, &raw const here as usize, 1, &raw const there as usize, 1, 0];
     // SAFETY: the kernel writes no more than the words have room for.

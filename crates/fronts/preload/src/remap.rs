@@ -3,7 +3,7 @@
 
 //! mremap(2) of managed memory. The kernel cannot do it while part of the memory is evicted, so the library does. To
 //! grow a mapping in place, it adds a new mapping after it. To move a mapping, it copies the contents and keeps the
-//! rights of each page. Locked memory is locked at its new address.
+//! protection of each page. Locked memory is locked at its new address.
 //!
 //! Unlike the kernel's mremap, this is not atomic: a thread that reads either address range during the call may see
 //! memory that is readable but not yet written.
@@ -12,8 +12,8 @@
 
 use std::ffi::{c_int, c_void};
 
+use aquifer_sys::protection::{self, Part};
 use aquifer_sys::raw::{Errno, syscall};
-use aquifer_sys::rights::{self, Part};
 use aquifer_sys::{own_stack, signals};
 
 use crate::kernel::libc_result;
@@ -85,7 +85,7 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, targe
         return Ok(old);
     }
     // Boxed, because the result is two words.
-    let parts = (*own_stack::call(move || Box::new(rights::of(old, old + old_len.min(new_len)))))?;
+    let parts = (*own_stack::call(move || Box::new(protection::of(old, old + old_len.min(new_len)))))?;
     let is_locked = instance().is_some_and(|instance| instance.adopter.is_locked(old, old_len));
     if !fixed && !stays {
         let grown = grow(old + old_len, new_len - old_len, &parts);
@@ -106,8 +106,8 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, targe
     Ok(new)
 }
 
-/// Maps `more` bytes at `end`, after a range of `parts`, with the rights of its last part. An error if the addresses
-/// are in use.
+/// Maps `more` bytes at `end`, after a range of `parts`, with the protection of its last part. An error if the
+/// addresses are in use.
 fn grow(end: usize, more: usize, parts: &[Part]) -> Result<(), Errno> {
     let place = make(Some(end), more, libc::MAP_FIXED_NOREPLACE)?;
     if place != end {
@@ -115,8 +115,8 @@ fn grow(end: usize, more: usize, parts: &[Part]) -> Result<(), Errno> {
         give_back(place, more)?;
         return Err(Errno(libc::EEXIST));
     }
-    let rights = parts.last().map_or(READ_WRITE, |part| part.rights);
-    permit(end, more, rights).inspect_err(|_| _ = give_back(end, more))
+    let protection = parts.last().map_or(READ_WRITE, |part| part.protection);
+    permit(end, more, protection).inspect_err(|_| _ = give_back(end, more))
 }
 
 /// Copies the memory of `parts` to a new mapping of `new_len` bytes, at `target` if given.
@@ -126,7 +126,7 @@ fn copy(old: usize, parts: &[Part], new_len: usize, target: Option<usize>) -> Re
         let (len, place) = (part.end - part.start, new + (part.start - old));
         copy_part(part, place)?;
         let is_last = index + 1 == parts.len();
-        permit(place, if is_last { new + new_len - place } else { len }, part.rights)
+        permit(place, if is_last { new + new_len - place } else { len }, part.protection)
     });
     outcome.inspect_err(|_| _ = give_back(new, new_len)).map(|()| new)
 }
@@ -134,7 +134,7 @@ fn copy(old: usize, parts: &[Part], new_len: usize, target: Option<usize>) -> Re
 /// Copies one part to `place`, even if the program may not read it.
 fn copy_part(part: &Part, place: usize) -> Result<(), Errno> {
     let len = part.end - part.start;
-    let is_closed = part.rights & libc::PROT_READ == 0;
+    let is_closed = part.protection & libc::PROT_READ == 0;
     if is_closed {
         permit(part.start, len, libc::PROT_READ)?;
     }
@@ -147,7 +147,7 @@ fn copy_part(part: &Part, place: usize) -> Result<(), Errno> {
             len,
         );
     }
-    if is_closed { permit(part.start, len, part.rights) } else { Ok(()) }
+    if is_closed { permit(part.start, len, part.protection) } else { Ok(()) }
 }
 
 /// A new readable and writable mapping of the program.
@@ -159,13 +159,13 @@ fn make(place: Option<usize>, len: usize, how: c_int) -> Result<usize, Errno> {
     if new == libc::MAP_FAILED { Err(Errno(signals::errno())) } else { Ok(new as usize) }
 }
 
-/// Sets the rights of a range, unless they are those that a new mapping has.
-fn permit(start: usize, len: usize, rights: c_int) -> Result<(), Errno> {
-    if rights == READ_WRITE {
+/// Sets the protection of a range, unless they are those that a new mapping has.
+fn permit(start: usize, len: usize, protection: c_int) -> Result<(), Errno> {
+    if protection == READ_WRITE {
         return Ok(());
     }
     // SAFETY: the program's memory, which the program has asked to move.
-    unsafe { syscall(libc::SYS_mprotect, [start, len, rights as usize, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(libc::SYS_mprotect, [start, len, protection as usize, 0, 0, 0]) }.map(drop)
 }
 
 /// Locks the second range instead of the first, whose unlocking makes room for it. If the second exceeds the memory

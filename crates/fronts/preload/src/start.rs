@@ -41,7 +41,7 @@ const _: () = assert!(ledger::GIVEN == aquifer_config::LEDGER_GIVEN_WORD, "the l
 const _: () = assert!(ledger::EVENTS == aquifer_config::LEDGER_EVENTS_WORD, "`aquifer set` counts there");
 const _: () = assert!(ledger::BUDGET == aquifer_config::LEDGER_BUDGET_WORD, "`aquifer set` writes there");
 const _: () = assert!(ledger::BUDGET_MAX == aquifer_config::LEDGER_BUDGET_MAX_WORD, "the launcher writes there");
-const _: () = assert!(ledger::WORDS <= aquifer_config::LEDGER_WORDS, "the account fits into its segment");
+const _: () = assert!(ledger::WORDS <= aquifer_config::LEDGER_WORDS, "the ledger fits into its segment");
 
 static INSTANCE: OnceLock<Instance> = OnceLock::new();
 
@@ -61,7 +61,7 @@ pub fn instance() -> Option<&'static Instance> {
     instance
 }
 
-/// The instance, also for calls from inside the pager.
+/// The instance, including for calls from inside the pager.
 pub fn instance_inside() -> Option<&'static Instance> {
     INSTANCE.get()
 }
@@ -218,20 +218,20 @@ fn open_tier(config: &Config, counters: &Counters) -> Box<dyn aquifer_tiers::Tie
     }
 }
 
-/// The account of the budget, if the whole tree shares the budget. A program whose parent had closed the descriptor has
+/// The ledger of the budget, if the whole tree shares the budget. A program whose parent had closed the descriptor has
 /// a budget to itself.
 fn ledger(config: &Config) -> Option<&'static Ledger> {
     let number = config.ledger_fd?;
     match Ledger::attach(number, config.dram_bytes / PAGE_BYTES) {
         Ok(ledger) => {
-            // Programs that this one executes find the account by this descriptor number.
+            // Programs that this one executes find the ledger by this descriptor number.
             protect(number);
             Some(Box::leak(Box::new(ledger)))
         }
         Err(_) => {
             // Another file may have this number by now.
             if config.verbose > 0 {
-                say(&["the parent had closed the account of the budget; this program has a budget of its own"]);
+                say(&["the parent had closed the ledger of the budget; this program has a budget of its own"]);
             }
             None
         }
@@ -243,7 +243,7 @@ fn family(tier: &dyn aquifer_tiers::Tier) -> Arc<Family> {
     match Family::new(aquifer_pager::slabs_of(tier)) {
         Ok(family) => Arc::new(family),
         Err(errno) => refuse_to_start(&format!(
-            "no address space for the account of the tier ({errno}); raise the limit on address space (ulimit -v)"
+            "no address space for the table of the tier's slabs ({errno}); raise the limit on address space (ulimit -v)"
         )),
     }
 }

@@ -38,7 +38,7 @@ pub unsafe fn splice(adopter: &'static Adopter, args: [usize; 6]) -> Option<isiz
     if !entries.list().iter().any(managed) {
         return None;
     }
-    // As with the program's own pages, the pipe takes no more than it has room for. SAFETY: the caller's promise; the
+    // As with the program's own pages, the pipe accepts no more than it has room for. SAFETY: the caller's promise; the
     // pages belong to the pipe once their address is unmapped.
     let part = |entries: &[libc::iovec]| unsafe {
         syscall(libc::SYS_vmsplice, [args[0], entries.as_ptr() as usize, entries.len(), args[3], 0, 0])

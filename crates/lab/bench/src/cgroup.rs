@@ -83,7 +83,7 @@ impl Hierarchy {
 
 /// The kernel's measurements.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Account {
+pub struct Measured {
     pub peak_bytes: Option<u64>,
     pub limit_hits: Option<u64>,
     pub oom_kills: u64,
@@ -111,7 +111,7 @@ impl Cgroup {
             cgroup.write(if v1 { "memory.limit_in_bytes" } else { "memory.max" }, &limit.to_string())?;
         }
         if !swap {
-            // v1 limits memory and swap together. Both files are absent when the kernel does not account for swap.
+            // v1 limits memory and swap together. Both files are absent when the kernel does not measured for swap.
             let (file, value) = match (v1, limit) {
                 (true, Some(limit)) => ("memory.memsw.limit_in_bytes", limit.to_string()),
                 (true, None) => ("memory.swappiness", "0".to_string()),
@@ -130,17 +130,17 @@ impl Cgroup {
         vec!["/bin/sh".into(), "-c".into(), "echo $$ > \"$0\" && exec \"$@\"".into(), members]
     }
 
-    pub fn account(&self) -> Account {
+    pub fn measured(&self) -> Measured {
         let number = |file: &str| self.read(file).trim().parse().ok();
         match self.hierarchy {
-            Hierarchy::V1(_) => Account {
+            Hierarchy::V1(_) => Measured {
                 peak_bytes: number("memory.max_usage_in_bytes"),
                 limit_hits: number("memory.failcnt"),
                 oom_kills: field(&self.read("memory.oom_control"), "oom_kill").unwrap_or(0),
             },
             Hierarchy::V2(_) => {
                 let events = self.read("memory.events");
-                Account {
+                Measured {
                     peak_bytes: number("memory.peak"),
                     limit_hits: field(&events, "max"),
                     oom_kills: field(&events, "oom_kill").unwrap_or(0),

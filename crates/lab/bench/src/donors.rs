@@ -19,7 +19,7 @@ use crate::measure::{Bench, tier_bytes};
 use crate::plan::Step;
 use crate::size::format_rate;
 
-/// The donors of one step; see the module.
+/// The donors of one step of the bench.
 pub struct Donors {
     /// Their addresses and security options, as written after `donor:`.
     pub place: String,

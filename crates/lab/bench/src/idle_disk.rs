@@ -28,12 +28,12 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Waits for the disk of `dir`; not at all if the kernel has no statistics for it.
 pub fn wait_for_idle(dir: &Path, interrupt: &Interrupt) -> Result<(), BenchFailure> {
-    let Some(account) = fs::metadata(dir).ok().map(|metadata| account_of(metadata.dev())) else { return Ok(()) };
+    let Some(stat_file) = fs::metadata(dir).ok().map(|metadata| stat_file(metadata.dev())) else { return Ok(()) };
     rustix::fs::sync();
     let started = Instant::now();
     let mut rest = Rest::default();
     while started.elapsed() < WAIT_MAX {
-        let Some(now) = moved(&account) else { return Ok(()) };
+        let Some(now) = moved(&stat_file) else { return Ok(()) };
         if rest.saw(now) {
             break;
         }
@@ -60,12 +60,12 @@ impl Rest {
     }
 }
 
-fn account_of(device: u64) -> String {
+fn stat_file(device: u64) -> String {
     format!("/sys/dev/block/{}:{}/stat", rustix::fs::major(device), rustix::fs::minor(device))
 }
 
-fn moved(account: &str) -> Option<u64> {
-    sectors_of(&fs::read_to_string(account).ok()?)
+fn moved(stat_file: &str) -> Option<u64> {
+    sectors_of(&fs::read_to_string(stat_file).ok()?)
 }
 
 /// Sectors read, written and discarded so far.

@@ -51,7 +51,7 @@ impl Way {
     }
 }
 
-/// A running donor; see the module.
+/// A running `aquifer donor`, which is ended when this is dropped.
 pub struct Lender {
     child: Child,
     /// Its address, in the form of `--tier donor:`.

@@ -10,7 +10,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::args::Settings;
-use crate::cgroup::{Account, Cgroup, Hierarchy};
+use crate::cgroup::{Cgroup, Hierarchy, Measured};
 use crate::contender::Contender;
 use crate::failure::BenchFailure;
 use crate::idle_disk::wait_for_idle;
@@ -115,13 +115,13 @@ impl Bench<'_> {
         }
         wait_for_idle(&self.settings.dir, self.interrupt)?;
         let finished = process::run(command, self.settings.timeout, self.interrupt)?;
-        let account = cgroup.as_ref().map_or_else(Account::default, Cgroup::account);
+        let measured = cgroup.as_ref().map_or_else(Measured::default, Cgroup::measured);
         run.wall_seconds = finished.wall.as_secs_f64();
-        run.cgroup_peak_bytes = account.peak_bytes;
-        run.limit_hits = account.limit_hits;
-        run.oom_kills += account.oom_kills;
+        run.cgroup_peak_bytes = measured.peak_bytes;
+        run.limit_hits = measured.limit_hits;
+        run.oom_kills += measured.oom_kills;
         run.stats = fs::read_to_string(&stats).ok().and_then(|text| serde_json::from_str(&text).ok());
-        judge_end(step, self.settings, &finished, &account)?;
+        judge_end(step, self.settings, &finished, &measured)?;
         if step.workload.is_own() {
             run.figure = Some(own::figure(&finished));
             return Ok(());
@@ -228,14 +228,14 @@ fn forget_cached(path: &Path) -> Result<(), BenchFailure> {
     dropped.map_err(|errno| BenchFailure::io(format!("cannot drop the cache of {}", path.display()), &errno.into()))
 }
 
-fn judge_end(step: &Step, settings: &Settings, finished: &Finished, account: &Account) -> Result<(), BenchFailure> {
+fn judge_end(step: &Step, settings: &Settings, finished: &Finished, measured: &Measured) -> Result<(), BenchFailure> {
     if finished.timed_out {
         return Err(BenchFailure::trouble(
             format!("not done after {} s", settings.timeout.as_secs()),
             "raise --timeout, or make the workload smaller",
         ));
     }
-    if let (Some(limit), true) = (step.limit_bytes, account.oom_kills > 0) {
+    if let (Some(limit), true) = (step.limit_bytes, measured.oom_kills > 0) {
         let what =
             if step.contender.is_ours() { "the budget was exceeded" } else { "what must stay resident does not fit" };
         return Err(BenchFailure::trouble(

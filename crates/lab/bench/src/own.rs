@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_tree_has_is_summed() {
+    fn memory_of_a_tree_is_summed() {
         let alone = resident(std::process::id());
         assert!(alone > 100 << 10, "{alone}");
         assert_eq!(kibibytes("VmRSS:\t  12 kB\nRssAnon:\t   7 kB\n", "RssAnon:"), 7);

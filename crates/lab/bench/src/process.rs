@@ -68,7 +68,7 @@ impl Running {
         let _ = kill_process_group(Pid::from_child(&self.0), signal);
     }
 
-    /// True when the child has ended within the time.
+    /// True when the child has exited within the time.
     fn gone_within(&mut self, time: Duration) -> bool {
         let begin = Instant::now();
         while matches!(self.0.try_wait(), Ok(None)) {
@@ -122,7 +122,7 @@ pub fn run_watched(
         Running(command.spawn().map_err(|error| BenchFailure::io(format!("cannot start {name}"), &error))?);
     let stdout = collect(running.0.stdout.take());
     let stderr = collect(running.0.stderr.take());
-    // Wakes the bench when the child ends, so that run times are exact. Since Linux 5.3.
+    // Wakes the bench when the child exits, so that run times are exact. Since Linux 5.3.
     let ended = pidfd_open(Pid::from_child(&running.0), PidfdFlags::empty()).ok();
     let mut timed_out = false;
     let status = loop {

@@ -174,7 +174,7 @@ fn judge_ceiling(runs: &[Run], points: &[FioPoint]) -> Verdict {
 
 /// The kernel's measurement of the program against budget + slack + code and stacks.
 fn judge_budget(runs: &[Run]) -> Option<Verdict> {
-    let mut worst: Option<Account> = None;
+    let mut worst: Option<PeakCheck> = None;
     let ours = |run: &&Run| run.contender.starts_with("aquifer-") && !run.contender.ends_with(OTHER_BUILD);
     for run in runs.iter().filter(ours).filter(|run| run.figure.is_some()) {
         // With several processes, only one has reported its memory; the kernel enforces the limit on all of them. If
@@ -183,9 +183,9 @@ fn judge_budget(runs: &[Run]) -> Option<Verdict> {
             Some(peak) => (peak, limit_bytes(run.footprint_bytes, run.local_bytes, 1)),
             None => (run.pager_peak_bytes().unwrap_or(0), run.local_bytes),
         };
-        let account = Account { run, peak, allowed };
-        if peak > 0 && worst.as_ref().is_none_or(|worst| account.margin_mib() < worst.margin_mib()) {
-            worst = Some(account);
+        let peak_check = PeakCheck { run, peak, allowed };
+        if peak > 0 && worst.as_ref().is_none_or(|worst| peak_check.margin_mib() < worst.margin_mib()) {
+            worst = Some(peak_check);
         }
     }
     let worst = worst?;
@@ -205,13 +205,13 @@ fn judge_budget(runs: &[Run]) -> Option<Verdict> {
 }
 
 /// Peak resident memory of one run, and the allowed maximum.
-struct Account<'a> {
+struct PeakCheck<'a> {
     run: &'a Run,
     peak: u64,
     allowed: u64,
 }
 
-impl Account<'_> {
+impl PeakCheck<'_> {
     fn margin_mib(&self) -> f64 {
         mib(self.allowed) - mib(self.peak)
     }
@@ -382,7 +382,7 @@ mod tests {
         let mut over = run("stream", 30, "aquifer-flash", 0, 1.0, Better::Higher);
         let kept = judge_budget(std::slice::from_ref(&over)).unwrap();
         assert_eq!(kept.met, Some(true));
-        let peak = over.peak_resident_bytes.expect("the kernel's account") >> 20;
+        let peak = over.peak_resident_bytes.expect("the peak that the kernel measured") >> 20;
         assert!(kept.note.contains(&format!("peak {peak}.0: stream aquifer-flash at 30 %")), "{}", kept.note);
         over.peak_resident_bytes = Some(400 << 20);
         let exceeded = judge_budget(&[over]).unwrap();

@@ -27,7 +27,7 @@ enum { PAGE = 4096, PRESS = 64 << 20 };
 static unsigned char *volatile pressure;
 static int broken;
 
-/* The result of a call in which a child ends at once. */
+/* The result of a call in which a child exits at once. */
 static long made(long result) {
     if (result == 0) _exit(0);
     if (result > 0) {

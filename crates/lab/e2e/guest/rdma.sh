@@ -4,7 +4,7 @@
 # The steps of the guest with Soft-RoCE, after its init has created the device rxe0 at 10.0.0.1. At its end each part
 # prints `PART name PASSED` or `PART name FAILED`, which crates/lab/e2e/tests/rdma.rs parses. For busybox's sh.
 #
-# Each wait has a bound, in seconds of the guest's clock: a list of tests, a donor's start, a program's end.
+# Each wait has a limit, in seconds of the guest's clock: a list of tests, a donor's start, a program's end.
 
 TESTS_MAX=900
 DONOR_MAX=120

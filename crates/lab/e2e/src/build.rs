@@ -29,7 +29,7 @@ fn target_directory() -> PathBuf {
 }
 
 /// Cargo, as a person starts it. The variables that it has set for this test program would make it build some libraries
-/// again, whose build scripts read them.
+/// again, whose build scripts read them. `crates/xtask/src/ci.rs` removes the same variables.
 fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(workspace());

@@ -121,7 +121,7 @@ impl Donor {
         assert!(sent.is_ok_and(|status| status.success()));
     }
 
-    /// Its memory, and the writable ranges of it. Returns `None`, and reports a skip, if another process's memory
+    /// The donor's memory, and its writable ranges. Returns `None`, and reports a skip, if another process's memory
     /// cannot be accessed.
     #[must_use]
     pub fn memory(&self) -> Option<(File, Vec<(u64, u64)>)> {

@@ -26,7 +26,7 @@ pub mod guest;
 pub mod hosts;
 pub mod machines;
 pub mod matrix;
-pub mod pages;
+pub mod operating_docs;
 pub mod programs;
 pub mod rdma_guest;
 pub mod run;

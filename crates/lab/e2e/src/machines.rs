@@ -8,7 +8,7 @@
 //! all of them, such as one that `.ci/machines DIR` fills, with an SSH server.
 //!
 //! A process (`machines/boot.sh`) holds each machine in separate namespaces and reads from this process: when this
-//! process ends, in whatever way, the holder ends the machine and removes its files. Nothing on the host is changed.
+//! process exits, in whatever way, the holder ends the machine and removes its files. Nothing on the host is changed.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -127,7 +127,7 @@ impl Machine {
         self.attempt("systemctl is-system-running", QUESTION_LIMIT).stdout.trim().to_owned()
     }
 
-    /// Its console output.
+    /// The console output of the machine.
     #[must_use]
     pub fn console(&self) -> String {
         std::fs::read_to_string(self.directory.join("console")).unwrap_or_default()

@@ -170,7 +170,7 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process has ended.
+/// Whether a process has exited.
 pub fn has_ended(process: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     status.is_empty() || status.contains("State:\tZ")

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_would_be_chosen_and_every_other_test_has_its_turn() {
+    fn omitted_tests_would_be_chosen_and_every_other_test_has_its_turn() {
         for (name, _) in LTP_LEFT_OUT {
             assert!(LTP_NAMES.iter().any(|start| name.starts_with(start)) && !is_of_ltp(name), "{name}");
         }

@@ -63,7 +63,7 @@ static void child_is_right(pid_t child, const char *what) {
 
 /// Pages on standby are not resident, for mincore(2) as for the pager: a touch is a fault.
 #[test]
-fn what_is_cold_leaves_and_what_is_locked_stays() {
+fn cold_memory_leaves_and_locked_memory_stays() {
     works(
         "cold",
         FUNCTIONS,
@@ -121,7 +121,7 @@ fn advice_sets_the_prefetcher() {
 }
 
 #[test]
-fn what_will_be_needed_is_brought_ahead() {
+fn blocks_that_will_be_needed_are_fetched_ahead() {
     let body = r#"
         unsigned char *start = map(2 << 20);
         must(madvise(start, 2 << 20, MADV_RANDOM) == 0, "MADV_RANDOM");

@@ -190,7 +190,7 @@ fn the_librarys_own_calls_find_their_memory() {
 
 /// No table lists the pointers in such structures: the library searches the structures when a call fails.
 #[test]
-fn what_a_structure_points_to_is_found() {
+fn targets_of_a_structures_pointers_are_found() {
     works(
         "inner",
         "#include <linux/ethtool.h>

@@ -57,7 +57,7 @@ fn number(level: &Value, name: &str) -> u64 {
 }
 
 #[test]
-fn what_is_fetched_often_comes_to_the_fast_tier() {
+fn slabs_that_are_fetched_often_come_to_the_fast_tier() {
     let Some(program) = compile_text("hot", PROGRAM) else { return };
     for delivery in ["signal", "listener"] {
         let directory = scratch(&format!("chain-{delivery}"));

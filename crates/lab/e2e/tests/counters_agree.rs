@@ -119,7 +119,7 @@ fn counters_agree_at_every_moment() {
     let running = start(managed(&words(&file, "auto", "signal"), &program, &["fork"]));
     let pid = running.program().to_string();
     let mut looks = 0;
-    // After the program has ended, its counters cannot be read.
+    // After the program has exited, its counters cannot be read.
     while let Ok(output) = aquifer().args(["stat", &pid, "--json"]).stderr(Stdio::null()).output() {
         let Some(line) = String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned) else { break };
         let stats: Value = serde_json::from_str(&line).expect("a line of JSON");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Follows the pages on operating from top to bottom on separate machines: each with its own systemd, with the
-//! addresses, paths and ports of the pages, and with the installed unit. Only the sizes are smaller, and `make`
+//! Follows the documents in docs/operating from top to bottom on separate machines: each with its own systemd, with the
+//! addresses, paths and ports of the documents, and with the installed unit. Only the sizes are smaller, and `make`
 //! finds everything already built. In each drill, a program runs that checks its memory.
 //!
 //! Needs root, systemd-nspawn and `AQUIFER_E2E_MACHINES`: see `src/machines.rs`. `operating.rs` needs only one ordinary
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use aquifer_e2e::build::{binaries, compile_small, compile_text, scratch};
 use aquifer_e2e::machines::{Machine, Switch};
-use aquifer_e2e::pages::{Block, Kind, MACHINES, blocks, smaller};
+use aquifer_e2e::operating_docs::{MACHINES, Snippet, SnippetKind, smaller, snippets};
 use aquifer_e2e::run::{eventually, run};
 use aquifer_e2e::verifying;
 
@@ -28,8 +28,8 @@ const QUESTION: Duration = Duration::from_secs(60);
 /// Longer than the interval at which counters are published.
 const PUBLISHED_AFTER: Duration = Duration::from_millis(2500);
 
-/// The longest stall of the program that a drill may cause. The page says a second, but all of these machines share one
-/// host, which other tests may keep busy.
+/// The longest stall of the program that a drill may cause. The document says a second, but all of these machines share
+/// one host, which other tests may keep busy.
 const STALL_MS_MAX: u64 = 4000;
 
 /// A section of the drills during which the program checks its memory.
@@ -109,7 +109,7 @@ impl Site {
         Some(site)
     }
 
-    /// Prepares what the pages assume: programs on the borrower, and the authority's ability to log in.
+    /// Prepares what the documents assume: programs on the borrower, and the authority's ability to log in.
     fn prepare(&self) {
         let checking = format!("#!/bin/sh\nexec /root/target/checking /root/stop {CHECKING_SECONDS}\n");
         let borrower = self.on("borrower");
@@ -137,13 +137,13 @@ impl Site {
         &self.machines[name]
     }
 
-    /// Carries out a block on all of its machines.
-    fn follow(&self, block: &Block) {
-        let Block { place, kind, machines, text, .. } = block;
+    /// Carries out a snippet on all of its machines.
+    fn follow(&self, snippet: &Snippet) {
+        let Snippet { place, kind, machines, text, .. } = snippet;
         match kind {
-            Kind::Text => {}
-            Kind::Skipped(why) => aquifer_test_support::skip_part(place, format!("the page says: {why}")),
-            Kind::File(path) => {
+            SnippetKind::Text => {}
+            SnippetKind::Skipped(why) => aquifer_test_support::skip_part(place, format!("the document says: {why}")),
+            SnippetKind::File(path) => {
                 for name in machines {
                     println!("{place}: {path} on {name}");
                     let there = self.on(name).path(path);
@@ -151,14 +151,14 @@ impl Site {
                     std::fs::write(there, smaller(text)).expect("root may");
                 }
             }
-            Kind::Script { .. } if text.contains("scp ") && !self.switch.has_sshd() => {
+            SnippetKind::Script { .. } if text.contains("scp ") && !self.switch.has_sshd() => {
                 aquifer_test_support::skip_part(
                     place,
                     "there is no SSH server (.ci/machines DIR); the files are copied instead",
                 );
                 text.lines().for_each(|line| self.copy(line));
             }
-            Kind::Script { .. } => {
+            SnippetKind::Script { .. } => {
                 for name in machines {
                     println!("{place}: on {name}");
                     self.on(name).run(&smaller(text));
@@ -172,7 +172,7 @@ impl Site {
         let words: Vec<&str> = line.split_whitespace().collect();
         let machine = |address: &str| {
             let known = MACHINES.into_iter().find(|(_, known)| address.strip_prefix("root@") == Some(known));
-            self.on(known.unwrap_or_else(|| panic!("'{line}' has an address of the pages")).0)
+            self.on(known.unwrap_or_else(|| panic!("'{line}' has an address of the documents")).0)
         };
         match &words[..] {
             ["ssh", address, command @ ..] => drop(machine(address).run(&command.join(" "))),
@@ -224,28 +224,28 @@ impl Site {
 }
 
 #[test]
-fn the_pages_can_be_followed_from_top_to_bottom() {
+fn the_documents_can_be_followed_from_top_to_bottom() {
     let Some(mut site) = Site::new() else { return };
-    let blocks = blocks();
+    let snippets = snippets();
     let checking =
-        blocks.iter().find(|block| block.text.contains("checking.log")).expect("what the drills are tried on");
-    for (index, block) in blocks.iter().enumerate() {
-        let is_first = index == 0 || blocks[index - 1].section != block.section;
-        let is_last = blocks.get(index + 1).is_none_or(|next| next.section != block.section);
-        let drill = DRILLS.iter().find(|drill| drill.section == block.section);
+        snippets.iter().find(|snippet| snippet.text.contains("checking.log")).expect("what the drills are tried on");
+    for (index, snippet) in snippets.iter().enumerate() {
+        let is_first = index == 0 || snippets[index - 1].section != snippet.section;
+        let is_last = snippets.get(index + 1).is_none_or(|next| next.section != snippet.section);
+        let drill = DRILLS.iter().find(|drill| drill.section == snippet.section);
         if drill.is_some() && is_first {
             begin_checking(&site, checking);
         }
-        if block.text == "systemctl reboot\n" {
-            restart(&mut site, block);
-        } else if block.place != checking.place {
-            site.follow(block);
+        if snippet.text == "systemctl reboot\n" {
+            restart(&mut site, snippet);
+        } else if snippet.place != checking.place {
+            site.follow(snippet);
         }
         if is_last {
             if drill.is_some() {
                 site.wait_for_copies();
             }
-            expect(&site, &block.section);
+            expect(&site, &snippet.section);
         }
         if let Some(drill) = drill.filter(|_| is_last) {
             end_checking(&site, drill);
@@ -294,16 +294,16 @@ fn expect(site: &Site, section: &str) {
 }
 
 /// Restarts a machine, and waits until it has started.
-fn restart(site: &mut Site, block: &Block) {
-    let name = block.machines.first().expect("one of the pages").as_str();
-    println!("{}: on {name}", block.place);
-    site.machines.get_mut(name).expect("of the pages").restart(&block.text);
+fn restart(site: &mut Site, snippet: &Snippet) {
+    let name = snippet.machines.first().expect("one of the documents").as_str();
+    println!("{}: on {name}", snippet.place);
+    site.machines.get_mut(name).expect("of the documents").restart(&snippet.text);
 }
 
 /// Starts the program that checks its memory.
-fn begin_checking(site: &Site, block: &Block) {
+fn begin_checking(site: &Site, snippet: &Snippet) {
     site.on("borrower").run("rm -f stop stop.ready");
-    site.follow(block);
+    site.follow(snippet);
     eventually("the program has filled its memory", || site.on("borrower").path("/root/stop.ready").exists());
 }
 

@@ -151,7 +151,7 @@ fn every_byte_comes_back(name: &str, donor: &Donor) {
     }
     if donor.address.starts_with("unix:") {
         assert_eq!(donor.number("reads_total") + donor.number("writes_total"), 0, "bytes go past the donor");
-        // A program's borrowed memory is returned as soon as the program has ended.
+        // A program's borrowed memory is returned as soon as the program has exited.
         eventually("its memory comes back", || donor.number("lent_bytes") == 0);
     } else {
         assert!(donor.number("read_bytes_total") > 16 << 20);
@@ -253,12 +253,12 @@ fn a_donor_that_is_killed_is_a_sigbus_and_a_line_and_never_zeros() {
 }
 
 #[test]
-fn what_no_donor_has_room_for_goes_to_the_disk() {
+fn blocks_without_room_at_any_donor_go_to_the_disk() {
     goes_to_the_disk("donor-full", |size| Donor::start(&["--size", size]));
 }
 
 #[test]
-fn what_no_donor_has_room_to_share_for_goes_to_the_disk() {
+fn blocks_without_shared_room_at_any_donor_go_to_the_disk() {
     goes_to_the_disk("donor-sharing-full", |size| Donor::start_sharing("full", &["--size", size]));
 }
 
@@ -283,20 +283,20 @@ fn goes_to_the_disk(name: &str, start: impl Fn(&str) -> Donor) {
 }
 
 #[test]
-fn what_a_donor_shared_outlives_it() {
+fn memory_that_a_donor_shared_outlives_it() {
     outlives_its_donor("killed", 128, &[]);
 }
 
 /// The donor shares half of the memory; the other half is on disk, and is read as before.
 #[test]
-fn what_a_donor_shared_outlives_it_in_a_chain() {
+fn memory_that_a_donor_shared_outlives_it_in_a_chain() {
     let flash = format!("flash:{}", scratch("donor-sharing-chained").display());
     outlives_its_donor("chained", 32, &["--tier", &flash]);
 }
 
 /// Memory that has no slab yet can no longer get one. It stays in DRAM, and all other memory can still be evicted.
 #[test]
-fn what_no_donor_takes_any_more_is_kept_and_in_nobodys_way() {
+fn blocks_that_no_donor_accepts_are_kept_and_delay_no_others() {
     let donor = Donor::start_sharing("growing", &["--size", "256MiB"]);
     let tier = donor.tier(",size=128MiB");
     let act = || donor.signal("-KILL");

@@ -316,22 +316,22 @@ fn stop(pause: Duration, lenders: &[&mut Lender]) {
 }
 
 #[test]
-fn what_is_not_what_was_stored_is_repaired_from_the_other_copy() {
+fn damaged_pages_are_repaired_from_the_other_copy() {
     repairs("donor-damage", DONORS, ",mirror=2,size=96MiB");
 }
 
 #[test]
-fn what_is_sealed_and_was_changed_is_repaired_from_the_other_copy() {
+fn changed_sealed_pages_are_repaired_from_the_other_copy() {
     repairs("donor-damage-sealed", DONORS, ",mirror=2,size=96MiB,encrypt=ephemeral");
 }
 
 #[test]
-fn what_is_not_what_was_stored_is_repaired_from_other_shards() {
+fn damaged_pages_are_repaired_from_other_shards() {
     repairs("donor-damage-parity", PARITY_DONORS, ",parity=4+1,size=96MiB");
 }
 
 #[test]
-fn what_is_sealed_and_was_changed_is_repaired_from_other_shards() {
+fn changed_sealed_pages_are_repaired_from_other_shards() {
     repairs("donor-damage-parity-sealed", PARITY_DONORS, ",parity=4+1,size=96MiB,encrypt=ephemeral");
 }
 
@@ -348,7 +348,7 @@ fn repairs(name: &str, donors: usize, options: &str) {
     assert_eq!((wrong, lost), (0, 0), "{}", ended.stderr);
 }
 
-/// The good copy is on a donor that does not answer for a moment.
+/// The good copy is on a donor that temporarily does not answer.
 #[test]
 fn while_what_is_stored_at_one_donor_is_wrong_the_other_one_is_waited_for() {
     let _turn = TURN.lock();

@@ -51,7 +51,7 @@ fn kill(process: u32, signal: &str) {
 const MARK: &[u8] = b"aquifer-e2e: a borrower's secret!";
 
 /// Fills memory with pages that begin with a mark, creates `ARGUMENT.ready`, waits for ARGUMENT, and reads all of it.
-/// With a second argument, a child does the waiting and the reading, and the program ends before it.
+/// With a second argument, a child does the waiting and the reading, and the program exits before it.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>

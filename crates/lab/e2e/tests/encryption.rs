@@ -165,7 +165,7 @@ fn a_file_has_nothing_of_what_it_holds_in_a_chain() {
 
 /// One donor with the only copy: each changed page is an error, and none is wrong.
 #[test]
-fn what_was_changed_at_the_donor_is_an_error() {
+fn reading_a_page_changed_at_the_donor_is_an_error() {
     let donor = Donor::start(&["--size", "128MiB"]);
     let Some(waiting) = Waiting::start("encryption-changed", &donor.tier(",size=128MiB,encrypt=ephemeral")) else {
         return;

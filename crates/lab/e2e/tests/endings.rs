@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A process ends when its last thread ends, in whatever way, and with that thread's status.
+//! A process exits when its last thread ends, in whatever way, and with that thread's status.
 //!
 //! The pager's threads used to keep processes alive whose last thread had called exit(2) directly, or was killed by a
 //! seccomp filter: nothing notified the worker. A thread whose filter refuses even the signal that should end it

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Processes come and go while memory is evicted: each sees the memory of the moment at which it was forked, whatever
-//! it and its relatives change and evict afterwards.
+//! it and its related processes change and evict afterwards.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -199,7 +199,7 @@ static void busy(void) {
     for (size_t at = 0; at < 3; at++) pthread_join(threads[at], NULL);
     check("parent");
 }
-/* The parent ends, and its child lives on: daemon(3). */
+/* The parent exits, and its child lives on: daemon(3). */
 static void orphan(void) {
     int ends[2];
     char byte = 1;
@@ -410,7 +410,7 @@ int main(void) {
 /// such a page. Each such page used to be refused once, and a process with many of them found no room for its next
 /// fault.
 #[test]
-fn what_is_shared_with_a_child_leaves_at_once() {
+fn pages_shared_with_a_child_leave_at_once() {
     let Some(program) = compile_text("readers", READERS) else { return };
     let file = scratch("forks-shared").join("stats.json");
     let words = ["--dram", "24MiB", "--budget", "process", "--tier", "dram:", "--block", "4KiB", "--stats-json"];
@@ -424,7 +424,7 @@ fn what_is_shared_with_a_child_leaves_at_once() {
 
 /// Parent and child find slabs that the other has moved, and neither takes the other's slots.
 #[test]
-fn relatives_share_a_chain_of_tiers() {
+fn related_processes_share_a_chain_of_tiers() {
     let flash = format!("flash:{}", scratch("forks-chain").display());
     for delivery in ["signal", "listener"] {
         for kind in ["fork", "nest", "many", "busy", "orphan"] {
@@ -436,6 +436,6 @@ fn relatives_share_a_chain_of_tiers() {
 }
 
 #[test]
-fn what_killed_children_used_is_given_back() {
+fn slabs_of_killed_children_are_given_back() {
     forks(&["--dram", "16MiB", "--tier", "dram:size=400MiB"], "kill", "24");
 }

@@ -49,7 +49,7 @@ fn pipes_and_files_pass_on_what_was_there() {
         must(read(ends[0], near, len) == len, "what was given to the pipe");
         all(near, len, 5, "vmsplice");
         must(read(others[0], near, len) > 0 && *near == 5, "what was copied by tee");
-        /* A pipe that is full takes no more, and says so. */
+        /* A pipe that is full accepts no more, and says so. */
         struct iovec much = {away_filled(4 << 20, 6), 4 << 20};
         press();
         long taken = vmsplice(ends[1], &much, 1, SPLICE_F_NONBLOCK);

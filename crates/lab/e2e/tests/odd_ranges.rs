@@ -36,7 +36,7 @@ static void refused(long result, const char *what) { must(result < 0, what); }
 
 /// The pager used to forget the contents before it asked the kernel, and a thread that touched them faulted for ever.
 #[test]
-fn what_the_kernel_refuses_to_replace_or_unmap_keeps_its_contents() {
+fn ranges_that_the_kernel_refuses_to_replace_or_unmap_keep_their_contents() {
     works(
         "refused",
         r#"enum { LEN = 64 << 20, MSEAL = 462 };

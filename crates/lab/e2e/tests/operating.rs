@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Checks that a reader can type what the pages on operating show. Every block that an ordinary machine can run is run
-//! on this one, in the order of the pages, with a donor started as the pages say. The options in the other blocks are
-//! compared with the help. `deployment.rs` runs all blocks, on separate machines.
+//! Checks that a reader can type what the documents in docs/operating show. Every snippet that an ordinary machine can
+//! run is run on this one, in the order of the documents, with a donor started as the documents say. The options in the
+//! other snippets are compared with the help. `deployment.rs` runs all snippets, on separate machines.
 //!
-//! Differences from the pages: addresses, ports, paths and sizes.
+//! Differences from the documents: addresses, ports, paths and sizes.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -13,14 +13,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use aquifer_e2e::build::{binaries, compile_small, scratch};
-use aquifer_e2e::pages::{Block, Kind, blocks, smaller};
+use aquifer_e2e::operating_docs::{Snippet, SnippetKind, smaller, snippets};
 use aquifer_e2e::run::{LIMIT, aquifer, eventually, run, start};
 
 /// The donor's configuration file.
 const CONFIGURATION: &str = "/etc/aquifer/donor.conf";
 
-fn is_configuration(block: &Block) -> bool {
-    block.kind == Kind::File(CONFIGURATION.into())
+fn is_configuration(snippet: &Snippet) -> bool {
+    snippet.kind == SnippetKind::File(CONFIGURATION.into())
 }
 
 /// The help of `aquifer`, or of one of its commands.
@@ -31,10 +31,10 @@ fn help(words: &[&str]) -> String {
 }
 
 #[test]
-fn every_option_of_ours_is_one_and_every_block_is_a_script() {
+fn every_option_of_ours_is_one_and_every_snippet_is_a_script() {
     let mut commands = 0;
-    for Block { place, kind, text, .. } in blocks() {
-        if matches!(kind, Kind::Text | Kind::File(_)) {
+    for Snippet { place, kind, text, .. } in snippets() {
+        if matches!(kind, SnippetKind::Text | SnippetKind::File(_)) {
             continue;
         }
         let read = Command::new("sh").args(["-n", "-c", &text]).output().expect("sh can be started");
@@ -57,8 +57,8 @@ fn every_option_of_ours_is_one_and_every_block_is_a_script() {
             commands += 1;
         }
     }
-    assert!(commands > 10, "the pages have commands: {commands}");
-    let configuration = blocks().into_iter().find(is_configuration).expect("what the donor lends");
+    assert!(commands > 10, "the documents have commands: {commands}");
+    let configuration = snippets().into_iter().find(is_configuration).expect("what the donor lends");
     let known = help(&["donor"]);
     for flag in configuration.text.split([' ', '=']).filter(|word| word.starts_with("--")) {
         assert!(known.contains(&format!("{flag} <")), "{flag}");
@@ -82,7 +82,7 @@ fn free_ports() -> [u16; 2] {
 }
 
 #[test]
-fn the_pages_can_be_followed_on_one_machine() {
+fn the_documents_can_be_followed_on_one_machine() {
     for tool in ["openssl", "curl"] {
         if Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
             return aquifer_test_support::skip(format!("there is no {tool}"));
@@ -105,15 +105,15 @@ fn the_pages_can_be_followed_on_one_machine() {
             .replace("/run/aquifer-donor/control", control.to_str().expect("a path of ours"))
     };
     let mut donor = None;
-    for block in blocks() {
-        let Block { place, kind, text, .. } = &block;
-        if is_configuration(&block) {
+    for snippet in snippets() {
+        let Snippet { place, kind, text, .. } = &snippet;
+        if is_configuration(&snippet) {
             let text = here(text);
             let words = text.trim().strip_prefix("DONOR_ARGS=").expect("what the unit reads");
             donor = Some(lend(words, &control));
-        } else if let Kind::Skipped(why) = kind {
-            aquifer_test_support::skip_part(place, format!("the page says: {why}"));
-        } else if *kind == (Kind::Script { or_here: true }) {
+        } else if let SnippetKind::Skipped(why) = kind {
+            aquifer_test_support::skip_part(place, format!("the document says: {why}"));
+        } else if *kind == (SnippetKind::Script { or_here: true }) {
             println!("{place}");
             let mut shell = Command::new("sh");
             shell.args(["-e", "-c", &here(text)]).current_dir(&directory);
@@ -123,11 +123,11 @@ fn the_pages_can_be_followed_on_one_machine() {
             let ended = start(shell).wait(LIMIT);
             println!("{}{}", ended.stdout, ended.stderr);
             assert_eq!(ended.status, Some(0), "{place}: {}", ended.stderr);
-        } else if *kind != Kind::Text {
+        } else if *kind != SnippetKind::Text {
             println!("{place}: left to deployment.rs, which has machines for it");
         }
     }
-    assert!(donor.is_some(), "the pages have a donor");
+    assert!(donor.is_some(), "the documents have a donor");
     let stats = std::fs::read_to_string(directory.join("stats.json")).expect("the program's numbers");
     let stats: serde_json::Value = serde_json::from_str(&stats).expect("one object");
     assert!(stats["written_back_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "it had memory there: {stats}");

@@ -177,7 +177,7 @@ fn a_tier_that_fails_is_replayed() {
     }
 }
 
-/// A child that was forked below the budget shares the account of the slabs with its parent, and is not recorded.
+/// A child that was forked below the budget shares the table of slabs with its parent, and is not recorded.
 /// Which slabs the parent took depended on the child, so a replay chose others.
 #[test]
 fn slabs_that_an_earlier_child_takes_meanwhile_change_no_decision() {
@@ -189,7 +189,7 @@ fn slabs_that_an_earlier_child_takes_meanwhile_change_no_decision() {
 }
 
 #[test]
-fn what_a_recording_counts_is_what_the_pager_counted() {
+fn a_recordings_counts_equal_the_pagers() {
     let Some(program) = program() else { return };
     let directory = scratch("recording-counts");
     let (file, json) = (directory.join("run.rec"), directory.join("stats.json"));
@@ -287,7 +287,7 @@ fn a_program_that_is_killed_leaves_a_good_recording() {
     assert_eq!(line["closed"], false);
     let ended = replay(&file, &[]);
     assert!(ended.stdout.contains("not closed: the program was killed"), "{}", ended.stdout);
-    // Also if the kill came in the middle of a write.
+    // Even if the kill came in the middle of a write.
     let bytes = fs::read(&file).expect("it was written");
     fs::write(&file, &bytes[..bytes.len() - 7]).expect("the scratch directory can be written");
     same(&file);

@@ -108,7 +108,7 @@ int main(void) {
 "#;
 
 #[test]
-fn what_is_reserved_and_opened_later_is_managed() {
+fn memory_reserved_and_opened_later_is_managed() {
     let Some(program) = compile_text("reservations", RUNTIME) else { return };
     for (delivery, exchange) in [("signal", "auto"), ("auto", "auto"), ("listener", "copy")] {
         let file = scratch(&format!("reservations-{delivery}")).join("stats.json");
@@ -184,7 +184,7 @@ int main(int count, char **words) {
 "#;
 
 #[test]
-fn what_is_mapped_by_syscall_is_managed() {
+fn mappings_made_with_syscall_are_managed() {
     let Some(program) = compile_text("by-number", BY_NUMBER) else { return };
     for (delivery, exchange) in [("signal", "auto"), ("auto", "auto"), ("listener", "auto"), ("listener", "copy")] {
         let directory = scratch(&format!("by-number-{delivery}-{exchange}"));

@@ -155,7 +155,7 @@ fn refusal(words: &[&str]) -> Ended {
 }
 
 #[test]
-fn what_cannot_be_set_says_why() {
+fn a_setting_that_cannot_be_changed_says_why() {
     let Some(place) = begun("own", &["--dram", "48MiB", "--tier", "dram:", "--budget", "process"], &[]) else { return };
     place.go_on();
     let refused = place.set("64MiB");

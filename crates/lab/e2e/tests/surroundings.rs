@@ -80,7 +80,7 @@ fn ends_well(name: &str, body: &str) {
     both(name, body, |delivery, ended| assert_eq!(ended.status, Some(0), "{name}, {delivery}: {}", ended.stderr));
 }
 
-/// It ends well, or this line says why it does not.
+/// Checks that the program ends well, or that this line says why it does not.
 #[track_caller]
 fn well_or_told(name: &str, body: &str, line: &str) {
     both(name, body, |delivery, ended| {

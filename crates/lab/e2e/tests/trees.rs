@@ -141,7 +141,7 @@ fn executed_programs_share_one_budget() {
 }
 
 #[test]
-fn what_a_child_has_changed_counts_as_its_own() {
+fn pages_that_a_child_has_changed_count_as_its_own() {
     tree("copies", &[]);
 }
 

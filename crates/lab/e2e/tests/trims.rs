@@ -83,7 +83,7 @@ int main(void) {
 "#;
 
 #[test]
-fn what_is_given_back_page_by_page_goes_back_too() {
+fn memory_freed_page_by_page_is_trimmed_too() {
     let Some(program) = compile_text("balloon", BALLOON) else { return };
     for delivery in ["signal", "listener"] {
         let stats = scratch(&format!("balloon-{delivery}")).join("stats.json");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! When something goes wrong: what is printed, how the program ends, and what must never happen.
+//! When something goes wrong: what is printed, how the program exits, and what must never happen.
 //!
 //! Wrong bytes, including zeros, must never be read. Here a program with a handler for SIGBUS reads its memory while
 //! the tier fails in every way, and counts.
@@ -121,7 +121,7 @@ fn a_tier_that_is_full_says_so_and_everything_else_stays_right() {
 /// Memory for which there was no room is unchanged when there is room again: written pages have their bytes, others are
 /// empty.
 #[test]
-fn what_was_refused_for_want_of_room_works_when_there_is_room_again() {
+fn writes_refused_for_lack_of_room_succeed_once_there_is_room() {
     let program = compile_text("reader-room", &READER.replace("#define GIVES_BACK 0", "#define GIVES_BACK 1"));
     let Some(program) = program else { return };
     for delivery in ["signal", "listener"] {

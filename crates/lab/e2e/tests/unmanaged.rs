@@ -56,7 +56,7 @@ fn shared_memory_beyond_the_budget_is_shown_and_said_once() {
 }
 
 #[test]
-fn what_processes_share_counts_once() {
+fn pages_shared_by_processes_count_once() {
     let Some((ended, stats)) = run_with("shared-once", "60", "4", &[]) else { return };
     ended.expect(7);
     let peak = mib(&stats, "unmanaged_resident_bytes_peak");

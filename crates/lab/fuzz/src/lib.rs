@@ -23,7 +23,7 @@ pub struct Target {
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// Every decoder of bytes that somebody else has written.
+/// Every decoder of bytes that another program has written.
 pub const TARGETS: [Target; 13] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "certificate", body: targets::certificate, seeds: seeds::certificate },

@@ -21,7 +21,7 @@ use aquifer_sys::elf;
 use aquifer_sys::shared_segment::SharedSegment;
 use aquifer_tiers::TierSpec;
 use aquifer_tiers::profile::Profile;
-use aquifer_wire::{BODY_BYTES_MAX, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STANDING_BYTES, Standing, body_crc};
+use aquifer_wire::{BODY_BYTES_MAX, DonorStatus, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STATUS_BYTES, body_crc};
 
 /// Maximum size of a generated segment in words; the product's own is smaller.
 const SEGMENT_WORDS_MAX: usize = 8192;
@@ -252,7 +252,7 @@ fn read_frame(bytes: &[u8; FRAME_HEADER_BYTES], body: &[u8]) {
         }
         Err(refusal) => one_line(refusal.meaning()),
     }
-    if let Some(standing) = body.first_chunk::<STANDING_BYTES>() {
-        assert_eq!(Standing::decode(standing).encode(), *standing);
+    if let Some(status) = body.first_chunk::<STATUS_BYTES>() {
+        assert_eq!(DonorStatus::decode(status).encode(), *status);
     }
 }

@@ -21,7 +21,7 @@ use crate::outcome::Outcome;
 /// One action of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// It mapped memory, or had done so before the pager started.
+    /// The program mapped memory, or had done so before the pager started.
     Map {
         /// First page.
         start: PageIndex,
@@ -34,7 +34,7 @@ pub enum Act {
         /// The pages that were already populated.
         present: Vec<Pages>,
     },
-    /// It discarded memory.
+    /// The program discarded memory.
     Discard {
         /// First page.
         start: PageIndex,
@@ -43,7 +43,7 @@ pub enum Act {
         /// Whether the pages were unmapped as well.
         remove: bool,
     },
-    /// It touched a page.
+    /// The program touched a page.
     Touch {
         /// The page.
         page: PageIndex,
@@ -117,7 +117,7 @@ impl Accesses {
 
     /// Completes the extraction. Called at the end of the recording.
     pub fn finish(&mut self, engine: &Engine) {
-        self.recorded = self.recorded.with(engine.tally());
+        self.recorded = self.recorded.with(engine.counts());
         self.latest.clear();
     }
 
@@ -251,7 +251,7 @@ mod tests {
     const BLOCK: Pages = Pages { start: PageIndex(64), count: 32 };
 
     #[test]
-    fn what_is_found_changed_was_written_by_the_last_touch() {
+    fn changes_are_attributed_to_the_last_touch() {
         let mut accesses = Accesses::default();
         let bytes = runs(&[(Guarded::Same, 4), (Guarded::Other, 8), (Guarded::Zero, 20)]);
         accesses.touch(PageIndex(70), ThreadIndex(1), true, BLOCK);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_filled_was_written_until_it_is_looked_at() {
+    fn filled_pages_count_as_written_until_they_are_inspected() {
         let mut accesses = Accesses::default();
         accesses.touch(PageIndex(70), ThreadIndex(1), true, BLOCK);
         accesses.fill(BLOCK);

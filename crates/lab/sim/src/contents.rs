@@ -38,7 +38,7 @@ impl Versions {
     }
 }
 
-/// Versions of all pages; see the module.
+/// The version number of each page: as last written, in its frame, and in the tier.
 #[derive(Default)]
 pub struct Contents {
     /// The program's last writes.

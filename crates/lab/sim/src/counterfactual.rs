@@ -11,8 +11,8 @@ use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, PageIndex};
 
 use crate::accesses::{Accesses, Act};
-use crate::driver::Driver;
 use crate::instant::InstantMachine;
+use crate::instant_program::InstantProgram;
 use crate::outcome::Outcome;
 
 /// What a user must know before relying on a result.
@@ -38,18 +38,18 @@ pub struct Machine {
 /// Plays all of `accesses`.
 pub fn play(accesses: &Accesses, machine: Machine) -> Outcome {
     let instant = InstantMachine::new(machine.settings, machine.policy);
-    let mut driver = Driver::new(&instant);
+    let mut program = InstantProgram::new(&instant);
     for act in &accesses.acts {
         match act {
             Act::Map { start, end, order, delivery, present } => {
                 let order = machine.order.unwrap_or(*order);
-                driver.map(*start, *end, order, *delivery, |page| contain(present, page));
+                program.map(*start, *end, order, *delivery, |page| contain(present, page));
             }
-            Act::Discard { start, end, remove } => driver.discard(*start, *end, *remove),
+            Act::Discard { start, end, remove } => program.discard(*start, *end, *remove),
             Act::Touch { page, thread, write, writes } => {
-                driver.touch(*page, *thread, *write);
+                program.touch(*page, *thread, *write);
                 for pages in writes {
-                    driver.visit(*pages, *thread, true);
+                    program.visit(*pages, *thread, true);
                 }
             }
         }
@@ -95,8 +95,8 @@ mod tests {
         let header = Header { settings, policy, pid: 1, release: "0".into(), program: workload.to_string() };
         let end = End { events, lost: 0, closed: true }.payload();
         let mut file = header.bytes().to_vec();
-        for (number, (standing, payload)) in [(false, &payload[..]), (true, &end[..])].into_iter().enumerate() {
-            file.extend(batch_header(standing, number as u64, payload));
+        for (number, (is_state, payload)) in [(false, &payload[..]), (true, &end[..])].into_iter().enumerate() {
+            file.extend(batch_header(is_state, number as u64, payload));
             file.extend(payload);
         }
         (file, instant.outcome())

@@ -33,7 +33,7 @@ pub const QUEUE_DEPTH: u32 = 32;
 /// for room, which may last five seconds, ends after some 50,000 failures.
 const NS_PER_LOOK: u64 = 100_000;
 
-/// The machine; see the module.
+/// A machine on which everything completes at once: the kernel, the tier and the clock of one program.
 pub struct InstantMachine {
     engine: Mutex<Engine>,
     contents: Rc<RefCell<Contents>>,
@@ -121,7 +121,7 @@ impl InstantMachine {
 
     /// The cost so far.
     pub fn outcome(&self) -> Outcome {
-        self.outcome.get().with(self.lock().tally())
+        self.outcome.get().with(self.lock().counts())
     }
 
     /// Fetches that faults have waited for so far.

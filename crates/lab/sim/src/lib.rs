@@ -7,7 +7,7 @@
 //! Everything is a function of its arguments and a seed: the same command prints the same table.
 //!
 //! - `workload.rs`, `graph.rs`: a program's accesses. `opt.rs`: the optimum that knows the future.
-//! - `driver.rs`: a program on the shipped driver, on a machine without delays: `instant.rs`, `contents.rs`.
+//! - `instant_program.rs`: a program on the shipped driver, on a machine without delays: `instant.rs`, `contents.rs`.
 //!   `synthetic.rs`: runs workloads on it.
 //! - `model.rs`: the shipped driver on a modelled kernel and tier, interrupted anywhere.
 //! - `recording.rs`: gives an engine the inputs of a recorded one, and compares; `recorded_slabs.rs` gives it the
@@ -19,9 +19,9 @@
 pub mod accesses;
 pub mod contents;
 pub mod counterfactual;
-pub mod driver;
 pub mod graph;
 pub mod instant;
+pub mod instant_program;
 pub mod model;
 pub mod opt;
 pub mod outcome;

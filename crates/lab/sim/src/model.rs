@@ -12,13 +12,14 @@
 //! - `history.rs`: one history, from its seed to the last check. `program.rs`: what a thread of the program does.
 //! - `schedule.rs`: the coroutines, and whose turn it is. No thread may wait for something that never comes.
 //! - `world.rs`: the state that all share. `space.rs`: the driver's traits on it.
-//! - `memory.rs`: one number for each page, moved only as a kernel would move it. `relatives.rs`: forked processes.
+//! - `memory.rs`: one number for each page, moved only as a kernel would move it. `related_processes.rs`: forked
+//!   processes.
 //! - `trouble.rs`: what goes wrong, at random or from the n-th opportunity on, and what takes long.
 
 pub mod history;
 mod memory;
 mod program;
-mod relatives;
+mod related_processes;
 mod schedule;
 mod space;
 mod trouble;

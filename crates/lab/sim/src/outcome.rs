@@ -5,7 +5,7 @@
 
 use std::ops::Sub;
 
-use aquifer_core::engine::Tally;
+use aquifer_core::engine::EngineCounts;
 use serde::Serialize;
 
 /// Counts of one run, or of a part of it.
@@ -40,11 +40,11 @@ impl Outcome {
     }
 
     /// Adds the counts that the engine keeps itself.
-    pub fn with(self, tally: Tally) -> Outcome {
+    pub fn with(self, counts: EngineCounts) -> Outcome {
         Outcome {
-            prefetch_hits: tally.prefetch_hits,
-            prefetch_wasted: tally.prefetch_wasted,
-            evicted_pages: tally.evicted_pages,
+            prefetch_hits: counts.prefetch_hits,
+            prefetch_wasted: counts.prefetch_wasted,
+            evicted_pages: counts.evicted_pages,
             ..self
         }
     }

@@ -9,8 +9,8 @@ use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, PageIndex, REGION_PAGES, ThreadIndex};
 use serde::Serialize;
 
-use crate::driver::{Driver, Touched};
 use crate::instant::InstantMachine;
+use crate::instant_program::{InstantProgram, Touched};
 use crate::outcome::Outcome;
 use crate::workload::Trace;
 
@@ -81,16 +81,16 @@ pub fn play(trace: &Trace, policy: PolicyName, machine: Machine) -> Visits {
 
 /// Plays `trace` on a machine with nothing mapped, in blocks of the size `order`.
 pub fn play_on(machine: &InstantMachine, trace: &Trace, order: Order) -> Visits {
-    let mut driver = Driver::new(machine);
+    let mut program = InstantProgram::new(machine);
     let pages = u64::from(trace.blocks) * u64::from(BLOCK_PAGES);
-    driver.map(START, START + pages, order, Delivery::Signal, |_| false);
+    program.map(START, START + pages, order, Delivery::Signal, |_| false);
     let (mut visits, mut before) = (Visits::default(), Outcome::default());
     for (index, touch) in trace.touches.iter().enumerate() {
         if index == trace.warm {
             (visits, before) = (Visits::default(), machine.outcome());
         }
         let start = START + u64::from(touch.block()) * u64::from(BLOCK_PAGES);
-        let touched = driver.visit(Pages { start, count: BLOCK_PAGES }, ThreadIndex(0), touch.writes());
+        let touched = program.visit(Pages { start, count: BLOCK_PAGES }, ThreadIndex(0), touch.writes());
         visits.visits += 1;
         visits.hits += u64::from(touched == Touched::Hit);
         visits.waited += u64::from(touched == Touched::Waited);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_read_is_written_back_once() {
+    fn blocks_that_are_only_read_are_written_back_once() {
         let trace = Workload::Cyclic.trace(1000, 1);
         let outcome = play(&trace, PolicyName::Fifo, machine(&trace, 30, false)).outcome;
         assert!(outcome.fetched_pages > 10 * 32_000, "{outcome:?}");

@@ -9,8 +9,8 @@ use aquifer_core::map::Delivery;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, PageIndex, ThreadIndex};
 use aquifer_driver::Space;
-use aquifer_sim::driver::{Driver, Touched};
 use aquifer_sim::instant::{Fails, InstantMachine};
+use aquifer_sim::instant_program::{InstantProgram, Touched};
 use aquifer_sim::synthetic::SETTINGS;
 
 const BUDGET_PAGES: u64 = 1_536;
@@ -24,8 +24,8 @@ fn machine(policy: PolicyName, tier_slabs: u32, elastic: bool) -> InstantMachine
     InstantMachine::new(settings, policy)
 }
 
-fn store(driver: &mut Driver<'_>, page: PageIndex) -> Touched {
-    driver.touch(page, ThreadIndex(0), true)
+fn store(program: &mut InstantProgram<'_>, page: PageIndex) -> Touched {
+    program.touch(page, ThreadIndex(0), true)
 }
 
 fn state(machine: &InstantMachine, page: PageIndex) -> State {
@@ -40,29 +40,29 @@ fn state(machine: &InstantMachine, page: PageIndex) -> State {
 fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
     const PAGE: PageIndex = PageIndex(1_000);
     let machine = machine(PolicyName::Fifo, 64, false);
-    let mut driver = Driver::new(&machine);
-    driver.map(PAGE, PAGE + 8_000, Order::MIN, Delivery::Signal, |_| false);
+    let mut program = InstantProgram::new(&machine);
+    program.map(PAGE, PAGE + 8_000, Order::MIN, Delivery::Signal, |_| false);
     let mut others = (PAGE + 1).up_to(PAGE + 8_000);
-    let mut until = |driver: &mut Driver<'_>, reached: &dyn Fn() -> bool| {
+    let mut until = |program: &mut InstantProgram<'_>, reached: &dyn Fn() -> bool| {
         while !reached() {
-            store(driver, others.next().expect("it comes to pass before the mapping is full"));
-            driver.pause();
+            store(program, others.next().expect("it comes to pass before the mapping is full"));
+            program.pause();
         }
     };
-    store(&mut driver, PAGE);
+    store(&mut program, PAGE);
     let version = machine.version(PAGE);
-    until(&mut driver, &|| state(&machine, PAGE) == State::Stored);
+    until(&mut program, &|| state(&machine, PAGE) == State::Stored);
     let slot = {
         let engine = machine.engine();
         engine.map().slot(engine.map().find(PAGE).expect("managed")).expect("it was stored")
     };
-    store(&mut driver, PAGE);
+    store(&mut program, PAGE);
     machine.fail_writes(Fails { from: slot.0, to: slot.0 + 1, torn: true });
-    until(&mut driver, &|| machine.is_garbage(slot));
+    until(&mut program, &|| machine.is_garbage(slot));
     machine.fail_writes(NONE);
-    driver.restore(PAGE, ThreadIndex(0), version);
-    until(&mut driver, &|| state(&machine, PAGE) == State::Stored);
-    assert_eq!(driver.touch(PAGE, ThreadIndex(0), false), Touched::Waited);
+    program.restore(PAGE, ThreadIndex(0), version);
+    until(&mut program, &|| state(&machine, PAGE) == State::Stored);
+    assert_eq!(program.touch(PAGE, ThreadIndex(0), false), Touched::Waited);
 }
 
 /// Guards against a former bug: discarded memory kept its slabs for as long as its mapping lived, so a tier that had
@@ -70,17 +70,17 @@ fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
 #[test]
 fn memory_that_is_given_back_leaves_room_in_the_tier() {
     let machine = machine(PolicyName::Fifo, 4, false);
-    let mut driver = Driver::new(&machine);
+    let mut program = InstantProgram::new(&machine);
     for round in 0..3 {
         let start = PageIndex(1_024 + round * 10_000);
         let end = start + 4 * 512;
-        driver.map(start, end, Order::MIN, Delivery::Signal, |_| false);
+        program.map(start, end, Order::MIN, Delivery::Signal, |_| false);
         for page in start.up_to(end) {
-            store(&mut driver, page);
-            driver.pause();
+            store(&mut program, page);
+            program.pause();
         }
         assert!(machine.engine().map().slabs_in_use() > 0 && machine.outcome().no_room == 0, "round {round}");
-        driver.discard(start, end, false);
+        program.discard(start, end, false);
         assert_eq!(machine.engine().map().slabs_in_use(), 0);
     }
 }
@@ -89,22 +89,22 @@ fn memory_that_is_given_back_leaves_room_in_the_tier() {
 /// former bug: those blocks were retried again and again until faults gave up, while the rest of the tier had room for
 /// everything else.
 #[test]
-fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
+fn blocks_that_cannot_be_written_back_do_not_keep_others_from_leaving() {
     for elastic in [false, true] {
         let machine = machine(PolicyName::S3Fifo, 64, elastic);
         machine.fail_writes(FIRST_SLAB);
-        let mut driver = Driver::new(&machine);
+        let mut program = InstantProgram::new(&machine);
         let (start, end) = (PageIndex(1_024), PageIndex(1_024 + 8 * 512));
-        driver.map(start, end, Order::DEFAULT, Delivery::Signal, |_| false);
-        let round = |driver: &mut Driver<'_>| {
+        program.map(start, end, Order::DEFAULT, Delivery::Signal, |_| false);
+        let round = |program: &mut InstantProgram<'_>| {
             for page in start.up_to(end) {
-                store(driver, page);
+                store(program, page);
                 if page.0 % 64 == 0 {
-                    driver.pause();
+                    program.pause();
                 }
             }
         };
-        (0..3).for_each(|_| round(&mut driver));
+        (0..3).for_each(|_| round(&mut program));
         assert_eq!(machine.outcome().no_room, 0);
         let stored = || {
             let engine = machine.engine();
@@ -117,11 +117,11 @@ fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
         assert_eq!(stored(), 0, "it is kept");
         machine.fail_writes(NONE);
         machine.engine().set_budget(1_024);
-        (3..5).for_each(|_| round(&mut driver));
+        (3..5).for_each(|_| round(&mut program));
         assert!(stored() > 0, "once the tier takes it, it leaves like all else");
         assert!(!machine.engine().waits_for_tier());
         start.up_to(end).for_each(|page| {
-            assert_ne!(driver.touch(page, ThreadIndex(0), false), Touched::Refused, "page {page}");
+            assert_ne!(program.touch(page, ThreadIndex(0), false), Touched::Refused, "page {page}");
         });
     }
 }
@@ -129,16 +129,16 @@ fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
 #[test]
 fn once_the_tier_takes_one_block_again_the_others_may_try() {
     let machine = machine(PolicyName::Fifo, 64, false);
-    let mut driver = Driver::new(&machine);
+    let mut program = InstantProgram::new(&machine);
     let (start, end) = (PageIndex(1_024), PageIndex(1_024 + 2 * BUDGET_PAGES));
-    driver.map(start, end, Order::DEFAULT, Delivery::Signal, |_| false);
+    program.map(start, end, Order::DEFAULT, Delivery::Signal, |_| false);
     machine.fail_writes(ALL);
     for page in start.up_to(end) {
-        store(&mut driver, page);
+        store(&mut program, page);
     }
     assert!(machine.engine().waits_for_tier() && machine.outcome().no_room > 0);
     machine.fail_writes(NONE);
-    driver.pause();
+    program.pause();
     assert!(!machine.engine().waits_for_tier());
 }
 
@@ -146,13 +146,13 @@ fn once_the_tier_takes_one_block_again_the_others_may_try() {
 #[test]
 fn the_worker_rests_when_nothing_can_be_written_back() {
     let machine = machine(PolicyName::S3Fifo, 0, true);
-    let mut driver = Driver::new(&machine);
-    driver.map(PageIndex(1_000), PageIndex(5_000), Order::MIN, Delivery::Signal, |_| false);
+    let mut program = InstantProgram::new(&machine);
+    program.map(PageIndex(1_000), PageIndex(5_000), Order::MIN, Delivery::Signal, |_| false);
     for page in PageIndex(1_000).up_to(PageIndex(2_500)) {
-        store(&mut driver, page);
+        store(&mut program, page);
     }
-    driver.pause();
+    program.pause();
     assert!(machine.engine().waits_for_tier(), "nothing had to be written back");
-    let turns = driver.pause();
+    let turns = program.pause();
     assert!(turns <= 2, "one look at the tier, and rest again; {turns} turns");
 }

@@ -52,13 +52,13 @@ fn every_read_returns_the_last_write_or_is_an_error() {
 }
 
 #[test]
-fn what_was_found_once_stays_repaired() {
+fn bugs_that_were_found_once_stay_repaired() {
     for seed in FOUND {
         run(seed, None);
     }
 }
 
-/// Failures from the n-th opportunity on, for every n up to a bound; `AQUIFER_MODEL_HISTORIES=N` raises it.
+/// Failures from the n-th opportunity on, for every n up to a limit; `AQUIFER_MODEL_HISTORIES=N` raises it.
 #[test]
 fn failures_may_begin_at_any_time() {
     let max = number("AQUIFER_MODEL_HISTORIES").unwrap_or(FAIL_AFTER);

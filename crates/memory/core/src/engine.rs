@@ -80,7 +80,7 @@ pub struct Settings {
 
 /// What the engine has done so far. Monotonic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Tally {
+pub struct EngineCounts {
     /// Pages that left the resident set.
     pub evicted_pages: u64,
     /// Blocks that left the resident set.
@@ -95,7 +95,7 @@ pub struct Tally {
     pub prefetch_wasted: u64,
 }
 
-/// The engine; see the module.
+/// The engine of one space: receives events, and returns what the driver must do next.
 pub struct Engine {
     pub(crate) map: BlockMap,
     pub(crate) frames: FramePool,
@@ -119,7 +119,7 @@ pub struct Engine {
     pub(crate) debt_pages: u64,
     /// Pages of standby blocks that are being cleaned: they will soon be free.
     pub(crate) cleaning_pages: u64,
-    pub(crate) tally: Tally,
+    pub(crate) counts: EngineCounts,
     /// Refault distances of fetched blocks.
     refaults: Refaults,
     /// Consecutive failed write-backs.
@@ -155,7 +155,7 @@ impl Engine {
             resident_pages: 0,
             debt_pages: 0,
             cleaning_pages: 0,
-            tally: Tally::default(),
+            counts: EngineCounts::default(),
             refaults: Refaults::default(),
             failed_in_a_row: 0,
             tries_again: false,
@@ -169,8 +169,8 @@ impl Engine {
     }
 
     /// Counts of what the engine has done so far.
-    pub fn tally(&self) -> Tally {
-        self.tally
+    pub fn counts(&self) -> EngineCounts {
+        self.counts
     }
 
     /// An estimate of how many more pages of budget would halve the fetches. Never more than is missing to keep all
@@ -231,7 +231,7 @@ impl Engine {
         self.map.block(block).order.pages()
     }
 
-    /// Adds a block to the resident set, in the policy and in the accounts.
+    /// Adds a block to the resident set, in the policy and in the counts.
     fn enter(&mut self, block: BlockIndex, arrival: Arrival) {
         let weight = self.weight(block);
         self.policy.arrived(block, weight, arrival);
@@ -239,14 +239,14 @@ impl Engine {
         self.resident_pages += u64::from(weight);
     }
 
-    /// Removes a block from the accounts. The policy has already given it up.
+    /// Removes a block from the counts. The policy has already given it up.
     fn leave(&mut self, block: BlockIndex) {
         let weight = u64::from(self.weight(block));
         self.resident_pages -= weight;
-        self.tally.evicted_pages += weight;
-        self.tally.evicted_blocks += 1;
+        self.counts.evicted_pages += weight;
+        self.counts.evicted_blocks += 1;
         self.refaults.evicted(weight);
-        let stamp = self.tally.evicted_pages as u32;
+        let stamp = self.counts.evicted_pages as u32;
         self.map.block_mut(block).evicted_at = stamp;
         self.map.cool(block, self.budget_pages());
         if self.second_chance.evicted(weight) {
@@ -268,7 +268,7 @@ impl Engine {
 
     /// How long ago the block was evicted, in evicted pages.
     fn distance(&self, block: BlockIndex) -> u64 {
-        u64::from((self.tally.evicted_pages as u32).wrapping_sub(self.map.block(block).evicted_at))
+        u64::from((self.counts.evicted_pages as u32).wrapping_sub(self.map.block(block).evicted_at))
     }
 
     /// Ends a thread's work on a block. Returns true when other threads wait for it.
@@ -282,7 +282,7 @@ impl Engine {
         std::mem::take(&mut entry.wanted)
     }
 
-    /// Checks the account and the lists; for tests.
+    /// Checks the counts and the lists; for tests.
     pub fn check(&self) {
         let mut histogram = Histogram::default();
         let (mut framed, mut resident, mut leaving) = (0, 0, 0);
@@ -322,6 +322,6 @@ impl Engine {
         assert_eq!(waiting, self.standby_pages());
         assert_eq!(cleaning, self.cleaning_pages);
         let spent = framed + resident + leaving + self.free_pages();
-        assert!(spent <= self.budget_pages() + self.debt_pages, "{spent} pages are in somebody's account");
+        assert!(spent <= self.budget_pages() + self.debt_pages, "{spent} pages are counted in frames and mappings");
     }
 }

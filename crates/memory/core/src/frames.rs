@@ -37,7 +37,7 @@ impl FrameIndex {
         (self.0 >> CLASS_SHIFT) as usize <= Order::MAX.exponent()
     }
 
-    /// Its number within its class.
+    /// The number of the frame within its class.
     pub fn index(self) -> u32 {
         self.0 & ((1 << CLASS_SHIFT) - 1)
     }
@@ -52,7 +52,7 @@ pub struct Taken {
     pub fresh: bool,
 }
 
-/// All frames. See the module for the invariant.
+/// All frames of a space, backed and unbacked, and the credit: the part of the budget without pages.
 #[derive(Debug)]
 pub struct FramePool {
     backed: [FrameSet; CLASSES],

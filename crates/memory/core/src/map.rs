@@ -74,7 +74,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Its addresses.
+    /// The addresses of the mapping.
     pub fn addresses(&self) -> Range<usize> {
         self.start.address()..self.end.address()
     }
@@ -92,7 +92,7 @@ pub struct Region {
     pub order: Order,
     /// The smallest size that they can have.
     pub unit: Order,
-    /// Its units are `first..first + (512 >> unit)`.
+    /// The units of the region are `first..first + (512 >> unit)`.
     pub first: u32,
     /// The first page, on the mapping's grid; may lie before the mapping's own start.
     pub start: PageIndex,

@@ -109,7 +109,7 @@ struct Thread {
     trend: Trend,
 }
 
-/// The prefetcher; see the module.
+/// The prefetcher: decides what to read ahead of each thread's faults.
 pub struct Prefetcher {
     threads: Box<[Thread]>,
     /// Maximum number of pages that all streams together may be ahead.

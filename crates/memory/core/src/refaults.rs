@@ -20,7 +20,7 @@ const MEMORY_BUDGETS: u64 = 4;
 /// The estimate is recomputed after this many fetches: scanning the buckets costs about 0.2 us.
 const FETCHES_BETWEEN: u32 = 256;
 
-/// The estimator; see the module.
+/// Estimates the budget that would halve the fetches.
 #[derive(Clone, Debug)]
 pub struct Refaults {
     /// Fetched pages by distance.
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_left_dram_is_not_counted() {
+    fn blocks_that_never_left_dram_are_not_counted() {
         let mut refaults = Refaults::default();
         for _ in 0..FETCHES_BETWEEN {
             refaults.evicted(4);

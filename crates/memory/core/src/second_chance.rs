@@ -26,7 +26,7 @@ const EPOCH_PART: u64 = 8;
 const GROW_AT: u64 = 4;
 const SHRINK_BELOW: u64 = 1;
 
-/// The length of the standby list; see the module. All quantities are pages, except the cost.
+/// The length of the standby list, and what decides it. All quantities are pages, except the cost.
 #[derive(Clone, Copy, Debug)]
 pub struct SecondChance {
     budget: u64,

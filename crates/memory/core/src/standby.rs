@@ -12,7 +12,7 @@ use crate::block::{NONE, Waiting};
 use crate::map::BlockMap;
 use crate::units::BlockIndex;
 
-/// The standby lists; see the module.
+/// The standby lists: evicted blocks that are still in DRAM.
 #[derive(Debug, Default)]
 pub struct Standby {
     evicted: List,

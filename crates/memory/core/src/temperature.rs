@@ -132,11 +132,11 @@ impl Temperatures {
             }
             (Arrival::Rescued, before) => before.unwrap_or(0).saturating_add(RESCUED),
         };
-        *reading = self.put_resident(temperature, weight);
+        *reading = self.count_resident(temperature, weight);
     }
 
     /// Counts a resident block of `weight` pages with this `temperature`, and returns its reading.
-    pub(crate) fn put_resident(&mut self, temperature: Temperature, weight: u32) -> Reading {
+    pub(crate) fn count_resident(&mut self, temperature: Temperature, weight: u32) -> Reading {
         *self.histogram.count(RESIDENT, temperature) += u64::from(weight);
         Reading::new(temperature, RESIDENT)
     }
@@ -144,7 +144,7 @@ impl Temperatures {
     /// A resident block of `weight` pages was evicted.
     pub(crate) fn left(&mut self, reading: &mut Reading, weight: u32) {
         let temperature = self.take_out(reading, weight).unwrap_or(0);
-        *reading = self.put_away(temperature, weight);
+        *reading = self.count_evicted(temperature, weight);
     }
 
     /// Stops counting a block of `weight` pages. Returns its temperature, if it was counted.
@@ -159,7 +159,7 @@ impl Temperatures {
     }
 
     /// Counts an evicted block of `weight` pages with this `temperature`, and returns its reading.
-    pub(crate) fn put_away(&mut self, temperature: Temperature, weight: u32) -> Reading {
+    pub(crate) fn count_evicted(&mut self, temperature: Temperature, weight: u32) -> Reading {
         let stamp = self.away_now();
         *self.histogram.count(stamp, temperature) += u64::from(weight);
         Reading::new(temperature, stamp)
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_sooner_is_hotter() {
+    fn blocks_that_come_back_sooner_are_hotter() {
         let (mut temperatures, mut reading) = (Temperatures::default(), Reading::default());
         temperatures.arrived(&mut reading, 1, Arrival::Fresh, BUDGET);
         temperatures.arrived(&mut reading, 1, Arrival::Rescued, BUDGET);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_away_cools_and_stays_cold_and_what_is_resident_does_not() {
+    fn evicted_blocks_cool_and_resident_blocks_do_not() {
         let mut temperatures = Temperatures::default();
         let mut readings = [Reading::default(); 2];
         readings.iter_mut().for_each(|reading| temperatures.arrived(reading, 1, Arrival::Rescued, BUDGET));

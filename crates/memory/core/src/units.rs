@@ -92,7 +92,7 @@ impl fmt::Display for PageIndex {
 pub struct RegionIndex(pub u32);
 
 impl RegionIndex {
-    /// Its number, to index arrays.
+    /// The number, to index arrays.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -132,7 +132,7 @@ impl SlabIndex {
         Slot(self.offset() + page as u64 * PAGE_BYTES)
     }
 
-    /// Its number, to index arrays.
+    /// The number, to index arrays.
     pub const fn index(self) -> usize {
         self.0 as usize
     }

@@ -80,8 +80,8 @@ fn every_call<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
     ]
 }
 
-fn batch(file: &mut Vec<u8>, standing: bool, number: u64, payload: &[u8]) {
-    file.extend(batch_header(standing, number, payload));
+fn batch(file: &mut Vec<u8>, is_state: bool, number: u64, payload: &[u8]) {
+    file.extend(batch_header(is_state, number, payload));
     file.extend(payload);
 }
 
@@ -120,7 +120,7 @@ fn read(file: &[u8]) -> Result<(u64, End), Damage> {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn a_written_recording_is_read_back() {
     let (present, guards) = (runs(&[(0, 100), (1, 28)]), runs(&[(2, 30), (0, 1), (1, 1)]));
     let events = every_call(&present, &guards);
     let file = file();

@@ -162,7 +162,7 @@ fn a_slab_on_a_level_that_does_not_exist_is_ignored() {
 }
 
 #[test]
-fn what_is_fetched_often_ends_on_the_fast_level_and_then_moves_stop() {
+fn slabs_fetched_often_reach_the_fast_level_and_then_moves_stop() {
     let (without, _) = zipf_share(false);
     let (share, moves) = zipf_share(true);
     // The hundred warmest of two hundred slabs get 0.88 of Zipf's fetches, and the fast level keeps a few slabs free.

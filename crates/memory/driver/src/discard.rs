@@ -11,7 +11,7 @@ use std::time::Duration;
 use aquifer_core::engine::DiscardStep;
 use aquifer_core::units::{PageIndex, REGION_PAGES, SlabIndex, ThreadIndex};
 
-use crate::engine_guard::EngineGuard;
+use crate::engine_lock::LockedEngine;
 use crate::fatal::Fatal;
 use crate::fault::{Outcome, check_timeout, resolve};
 #[cfg(feature = "planted")]
@@ -45,7 +45,7 @@ pub fn discard<S: Space, T>(
     last: PageIndex,
     remove: bool,
     act: impl FnOnce() -> (T, bool),
-    after: impl FnOnce(&mut EngineGuard<'_, S::Tape>, &mut dyn FnMut(SlabIndex)),
+    after: impl FnOnce(&mut LockedEngine<'_, S::Tape>, &mut dyn FnMut(SlabIndex)),
 ) -> Result<Discard<T>, Fatal> {
     let mut started = space.now_ns();
     let mut fetches = 0;

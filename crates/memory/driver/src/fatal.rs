@@ -27,7 +27,7 @@ pub enum Fatal {
     UnreadFaults(i32),
     /// The tier's queue starts no transfers.
     QueueStarts,
-    /// The tier's queue takes no more transfers and completes none.
+    /// The tier's queue accepts no more transfers and completes none.
     QueueFull,
     /// A block that the program partly gives back cannot be fetched.
     PartlyDiscarded,
@@ -50,7 +50,7 @@ impl Fatal {
             Fatal::Divided => "a block could be taken away in part only; its contents would be lost",
             Fatal::UnreadFaults(_) => "the userfaultfd cannot be read",
             Fatal::QueueStarts => "the tier's queue does not start transfers; check the kernel log (dmesg)",
-            Fatal::QueueFull => "the tier's queue takes no more transfers and completes none",
+            Fatal::QueueFull => "the tier's queue accepts no more transfers and completes none",
             Fatal::PartlyDiscarded => {
                 "a block that the program partly gives back cannot be fetched; its other part would be lost"
             }

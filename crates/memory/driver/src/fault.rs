@@ -262,7 +262,7 @@ fn install<S: Space>(space: &S, what: Arriving, delivery: Delivery, exchange: Ex
 }
 
 /// Installs the zero page at the one page that a resident block lacks, if any. At the first store the kernel replaces
-/// it with a real page, which the account already counts, since it counts whole blocks.
+/// it with a real page, which is counted as resident already, since whole blocks are counted.
 fn fill_hole<S: Space>(space: &S, block: BlockIndex, page: Option<PageIndex>, delivery: Delivery) -> Result<(), Fatal> {
     if let Some(page) = page {
         space.install_zero_page(delivery, page)?;

@@ -12,7 +12,7 @@
 //! - `worker.rs`: the background work, with `batch.rs` for many small blocks at a time.
 //! - `bring.rs`: the memory of a system call becomes resident.
 //! - `discard.rs`: memory that the program gives back. `quiesce.rs`: brings the space to rest before a fork.
-//! - `engine_guard.rs`: the locked engine; every call that changes it is recorded there.
+//! - `engine_lock.rs`: the locked engine; every call that changes it is recorded there.
 //! - `fatal.rs`: errors that a space cannot recover from. The driver returns them; the caller that created the space
 //!   decides what happens next.
 //!
@@ -21,7 +21,7 @@
 mod batch;
 mod bring;
 mod discard;
-mod engine_guard;
+mod engine_lock;
 mod evict;
 mod fatal;
 mod fault;
@@ -36,7 +36,7 @@ mod worker;
 pub use batch::{BATCH_MAX, Sealed};
 pub use bring::{Brought, bring};
 pub use discard::{Discard, discard};
-pub use engine_guard::{EngineGuard, NoTape, Tape};
+pub use engine_lock::{LockedEngine, NoTape, Tape};
 pub use evict::{evict, stays};
 pub use fatal::Fatal;
 pub use fault::{Outcome, WAIT_MAX, check_timeout, resolve};

@@ -13,7 +13,7 @@ pub enum Bug {
     LostWakeup,
     /// A changed block counts as known to be clean.
     LateDirty,
-    /// A freed slab of the tier is freed again later, when somebody else may have it.
+    /// A freed slab of the tier is freed again later, when another process may have it.
     DoubleFree,
     /// Fetched bytes are not checked.
     SkippedGuard,

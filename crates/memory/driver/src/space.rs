@@ -15,7 +15,7 @@ use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{FrameIndex, PageIndex, SlabIndex, Slot};
 
 use crate::batch::Sealed;
-use crate::engine_guard::{EngineGuard, Tape};
+use crate::engine_lock::{LockedEngine, Tape};
 use crate::fatal::Fatal;
 use crate::inspect::{Finding, Mismatch};
 use crate::observer::Observer;
@@ -39,8 +39,8 @@ pub trait Space: Kernel + Store + Clock + Observer {
     fn is_pinned(&self, pages: Pages) -> bool;
 
     /// The locked engine. Hold it briefly: no call that may wait.
-    fn engine(&self) -> EngineGuard<'_, Self::Tape> {
-        EngineGuard::new(self.lock(), self.tape())
+    fn engine(&self) -> LockedEngine<'_, Self::Tape> {
+        LockedEngine::new(self.lock(), self.tape())
     }
 }
 
@@ -138,11 +138,11 @@ impl<K: Frames + Exchanger> Kernel for K {}
 /// What happened to the frame's own pages in an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
-    /// They are at the program's address now.
+    /// The pages are at the program's address now.
     Moved,
-    /// They were copied. If the exchange was to be a move, they were then given back to the kernel.
+    /// The pages were copied. If the exchange was to be a move, they were then given back to the kernel.
     Copied,
-    /// They were to be moved, and could only be copied.
+    /// The pages were to be moved, and could only be copied.
     CopiedInstead,
 }
 

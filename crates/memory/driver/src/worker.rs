@@ -84,7 +84,7 @@ impl Job {
     }
 }
 
-/// The worker of one space; see the module.
+/// The worker of one space: reads ahead, writes back and evicts.
 pub struct Worker<'a, S: Space> {
     space: &'a S,
     queue: S::Queue,

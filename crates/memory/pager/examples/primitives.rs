@@ -119,7 +119,7 @@ fn faults(delivery: Delivery, way: Way, size: usize, count: usize) -> Result<f64
         }
     }
     let touch = |index: usize| {
-        // SAFETY: within the reservation, which is never unmapped, and which nobody else reads or writes.
+        // SAFETY: within the reservation, which is never unmapped, and which no other thread reads or writes.
         unsafe { std::ptr::read_volatile((target.address() + index * size) as *const u8) };
     };
     let median = median_us(count, touch);

@@ -154,7 +154,7 @@ impl Number {
         }
     }
 
-    /// Its digits.
+    /// The digits of the number.
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.digits[self.start..]).expect("digits are ASCII")
     }

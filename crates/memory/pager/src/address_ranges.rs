@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cut_out_is_what_was_there() {
+    fn a_cut_returns_the_ranges_that_it_removed() {
         let mut alone = AddressRanges::default();
         alone.add(100, 200);
         alone.add(300, 400);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_not_counted() {
+    fn removed_parts_are_not_counted() {
         let mut alone = AddressRanges::default();
         alone.add(100, 200);
         alone.add(300, 400);

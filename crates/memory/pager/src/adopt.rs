@@ -44,15 +44,15 @@ pub(crate) struct Range {
     pub(crate) delivery: Delivery,
 }
 
-/// See the module.
+/// Takes the mappings of this process into management, and starts the pager when they outgrow the budget.
 pub struct Adopter {
     state: Mutex<State>,
     pager: AtomicPtr<Pager>,
     pub(crate) counters: Arc<Counters>,
     budget_bytes: u64,
-    /// The account of the budget, if other processes have parts of it.
+    /// The ledger of the budget, if other processes have parts of it.
     pub(crate) ledger: Option<&'static Ledger>,
-    /// Below the budget: when to look at the account next, in nanoseconds of the monotonic clock. 0: only when there is
+    /// Below the budget: when to look at the ledger next, in nanoseconds of the monotonic clock. 0: only when there is
     /// a reason.
     pub(crate) look_at_ns: AtomicU64,
     /// Bounds of all mappings that system calls must pin. The range only ever grows.
@@ -204,7 +204,7 @@ impl Adopter {
         self.ledger.map_or(self.budget_bytes, |ledger| ledger.budget_pages() * PAGE_BYTES)
     }
 
-    /// Enters this process's managed bytes in the account of the budget, if the process takes part in it.
+    /// Enters this process's managed bytes in the ledger of the budget, if the process takes part in it.
     pub(crate) fn announce_need(&self, state: &State) {
         let Some(ledger) = self.ledger else { return };
         let pages = state.managed_bytes / PAGE_BYTES;
@@ -368,7 +368,7 @@ impl Adopter {
 
     /// Records that `thread` has finished the calls that were in progress when the pager started, and registers the
     /// ranges that had to wait for them.
-    pub fn calls_are_over(&'static self, thread: u32) {
+    pub fn end_postponed_calls(&'static self, thread: u32) {
         if !self.has_postponed.load(Ordering::Relaxed) {
             return;
         }

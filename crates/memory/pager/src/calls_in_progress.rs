@@ -8,7 +8,7 @@
 //! eviction copies pages, bytes that a device writes would be lost. So memory that a call may touch stays unregistered
 //! until the call is over.
 //!
-//! Calls are found in two ways. Threads show their calls of wrapped functions (`sys/src/shown_calls.rs`), also while
+//! Calls are found in two ways. Threads show their calls of wrapped functions (`sys/src/shown_calls.rs`), even while
 //! the calls run in the kernel. For all other calls, the kernel tells which threads wait in one, and with which
 //! arguments; a call that is running in the kernel at this very moment is missed.
 //!
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_touches_waits_for_the_last_call_that_does() {
+    fn a_range_waits_for_the_last_call_that_touches_it() {
         let busy = vec![
             Busy::new(1, 10 * PAGE + 5, 3 * PAGE),
             Busy::new(2, 12 * PAGE, 4 * PAGE),

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::raw::{Errno, exit_process, now_ns, thread_id};
-use aquifer_sys::thread_end::ThreadEnd;
+use aquifer_sys::thread_pidfd::ThreadPidfd;
 use aquifer_sys::{signals, thread_state};
 
 use crate::pager::Pager;
@@ -46,7 +46,7 @@ static HAS_HEARD: AtomicBool = AtomicBool::new(false);
 /// A thread has reported its status since the main thread ended.
 static SAID_SINCE: AtomicBool = AtomicBool::new(false);
 /// The only other thread that existed when the main thread ended.
-static LAST: OnceLock<Option<ThreadEnd>> = OnceLock::new();
+static LAST: OnceLock<Option<ThreadPidfd>> = OnceLock::new();
 /// A thread is ending, and the worker has not checked yet.
 static LOOK: AtomicBool = AtomicBool::new(false);
 /// When the worker stops checking, or zero while it does not check; and the time of its next check. Both by the
@@ -168,7 +168,7 @@ fn remember_last() {
         }
     });
     if counted.is_ok() && others.0 == 1 {
-        let _ = LAST.set(ThreadEnd::of(others.1).ok());
+        let _ = LAST.set(ThreadPidfd::of(others.1).ok());
     }
 }
 

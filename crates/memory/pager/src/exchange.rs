@@ -65,9 +65,9 @@ pub enum Unable {
 /// What happened to the frame's own pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
-    /// They are at the program's address now.
+    /// The pages are at the program's address now.
     Moved,
-    /// They were copied, and then given back to the kernel unless the exchange was to be a copy.
+    /// The pages were copied, and then given back to the kernel unless the exchange was to be a copy.
     Copied,
 }
 
@@ -451,7 +451,7 @@ mod tests {
     /// Linux 6.18 reports less than it has moved (see `repeat.rs`), and mprotect(2) then makes a further move
     /// impossible. The copy that follows must not overwrite moved pages: it would copy zeros from missing pages.
     #[test]
-    fn what_has_moved_unsaid_is_not_copied_over() {
+    fn pages_moved_without_report_are_not_overwritten() {
         let Some(world) = World::new() else { return };
         let (target, len) = (world.area.address(world.frame), BLOCK_PAGES * PAGE);
         let (mut done, mut calls) = (0, 0);
@@ -522,14 +522,14 @@ mod tests {
     /// mprotect(2) between the partial move and the refusal: the move back fails with EINVAL, which used to end the
     /// program.
     #[test]
-    fn what_has_lost_a_right_meanwhile_is_put_back() {
+    fn pages_that_lost_a_protection_bit_meanwhile_are_put_back() {
         let Some(world) = World::new() else { return };
         let (target, len) = (world.area.address(world.frame), 2 * PAGE);
         // SAFETY: the test's own memory.
         unsafe { world.uffd.move_pages(target, world.start, len, true) }.expect("the pages are ours alone");
-        let mprotect = |rights: i32| {
+        let mprotect = |protection: i32| {
             // SAFETY: as above; nobody touches it meanwhile.
-            unsafe { syscall(libc::SYS_mprotect, [world.start, PAGE, rights as usize, 0, 0, 0]) }.expect("mapped")
+            unsafe { syscall(libc::SYS_mprotect, [world.start, PAGE, protection as usize, 0, 0, 0]) }.expect("mapped")
         };
         mprotect(libc::PROT_NONE);
         put_back(&world.uffd, world.start, target, len).expect("they can go back");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The state that a process shares with the processes that it forks, and they with theirs: the account of the tier's
+//! The state that a process shares with the processes that it forks, and they with theirs: the table of the tier's
 //! slabs.
 //!
 //! It is kept in memory that fork(2) does not copy. Each slab has a count of the processes that use it, and each
@@ -10,7 +10,7 @@
 //! bit is set, and lowered after the bit is cleared: a process that is killed in between leaves a slab unused for as
 //! long as the family lives, but never a slab that two processes use unknowingly.
 //!
-//! Threads: any, also in a signal handler. Takes no lock.
+//! Threads: any, including signal handlers. Takes no lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::process_table::{ChildSetup, PROCESSES_MAX, ProcessTable};
 /// Words for the states of the table of processes.
 const STATES: usize = PROCESSES_MAX / 2;
 
-/// See the module.
+/// The table of the tier's slabs that a process shares with the processes that it forks.
 #[derive(Debug)]
 pub struct Family {
     words: Words,
@@ -129,7 +129,7 @@ impl Family {
     pub(crate) fn join(&self) -> Result<(), TooMany> {
         if self.processes.own().is_none() {
             let setup = self.prepare().ok_or(TooMany)?;
-            // If nobody can find out whether this process has ended, its entry is never freed.
+            // If no process can find out whether this process has exited, its entry is never freed.
             let _ = self.processes.occupy_own(setup);
         }
         Ok(())
@@ -169,7 +169,7 @@ pub struct FamilySlabs {
 }
 
 impl FamilySlabs {
-    /// The account of `family`.
+    /// The slabs of `family`, as this process takes them.
     pub fn new(family: Arc<Family>) -> Self {
         let free = Vec::with_capacity(family.slabs as usize);
         Self { family, free, used: 0 }

@@ -97,7 +97,7 @@ impl Adopter {
                 thread_slot::set_trapping(Trapping::Ready);
             } else if result > 0 {
                 // Done under the lock: another thread that waits for it may start the pager and store data.
-                state.tier().into_iter().for_each(|tier| tier.after_fork(false));
+                state.tier().into_iter().for_each(|tier| tier.after_fork_in_parent(false));
             }
             return result;
         };
@@ -145,7 +145,7 @@ impl Adopter {
             return 0;
         }
         if result > 0 {
-            pager.tier.after_fork(true);
+            pager.tier.after_fork_in_parent(true);
         }
         drop((engine, huge_frames, trims, actions));
         if result > 0 {
@@ -193,7 +193,7 @@ impl Adopter {
             own_stack::call(move || {
                 if let Some(tier) = self.state().tier() {
                     // If this fails, the pager tries again when it starts, and reports the failure.
-                    let _ = tier.renew(false);
+                    let _ = tier.after_fork_in_child(false);
                 }
             });
         }
@@ -202,7 +202,7 @@ impl Adopter {
     /// Called in the parent of such a child: nothing that the parent stores later must be accessible to the child.
     pub fn has_forked(&'static self) {
         if !self.is_active() {
-            own_stack::call(move || self.state().tier().into_iter().for_each(|tier| tier.after_fork(false)));
+            own_stack::call(move || self.state().tier().into_iter().for_each(|tier| tier.after_fork_in_parent(false)));
         }
     }
 
@@ -220,11 +220,13 @@ impl Adopter {
                 return;
             }
             let failed = match self.pager() {
-                Some(pager) => pager.renew_uffd().and_then(|()| pager.tier.renew(false)).is_err(),
-                // The lock may be held by a thread of the parent, which does not exist here.
-                None => {
-                    self.try_state().is_some_and(|state| state.tier().is_some_and(|tier| tier.renew(false).is_err()))
+                Some(pager) => {
+                    pager.replace_uffd_in_child().and_then(|()| pager.tier.after_fork_in_child(false)).is_err()
                 }
+                // The lock may be held by a thread of the parent, which does not exist here.
+                None => self
+                    .try_state()
+                    .is_some_and(|state| state.tier().is_some_and(|tier| tier.after_fork_in_child(false).is_err())),
             };
             if failed {
                 abort(&["a forked process cannot give up what is its parent's; raise its limits (ulimit -a)"]);
@@ -300,22 +302,22 @@ impl Pager {
         self.forked_at_ns.store(now_ns(), Ordering::Relaxed);
         self.pins.keep_only(thread_slot::token());
         self.forking.store(0, Ordering::SeqCst);
-        if let Err(errno) = joined.and_then(|()| with_room(|| self.renew())) {
+        if let Err(errno) = joined.and_then(|()| with_room(|| self.replace_in_child())) {
             abort(&["a forked process cannot manage its memory (", errno.name(), "); raise its limits (ulimit -a)"]);
         }
         removed_bytes
     }
 
-    /// Renews the descriptors, the tier's connections, the frames and the registrations.
-    fn renew(&self) -> Result<(), Errno> {
-        self.renew_uffd()?;
-        self.tier.renew(true)?;
+    /// In the child: replaces the descriptors, the connections of the tier, the frames and the registrations.
+    fn replace_in_child(&self) -> Result<(), Errno> {
+        self.replace_uffd_in_child()?;
+        self.tier.after_fork_in_child(true)?;
         self.disown_levels();
-        self.worker_wakeup.renew()?;
-        self.lifeline.as_ref().map_or(Ok(()), Lifeline::renew)?;
-        self.trims.renew()?;
-        self.area.renew(self.uffd(Delivery::Signal))?;
-        self.renew_huge_frames()?;
+        self.worker_wakeup.replace_in_child()?;
+        self.lifeline.as_ref().map_or(Ok(()), Lifeline::replace_in_child)?;
+        self.trims.reset_in_child()?;
+        self.area.replace_in_child(self.uffd(Delivery::Signal))?;
+        self.replace_huge_frames_in_child()?;
         let engine = self.engine();
         for mapping in engine.map().mappings() {
             let addresses = mapping.addresses();

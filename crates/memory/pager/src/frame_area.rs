@@ -41,9 +41,9 @@ impl FrameArea {
 
     /// After fork(2), which does not copy frames: the same address space, empty, registered with the child's `uffd`.
     #[allow(unsafe_code, reason = "replaces a range that fork(2) has left out")]
-    pub fn renew(&self, uffd: &Uffd) -> Result<(), Errno> {
+    pub fn replace_in_child(&self, uffd: &Uffd) -> Result<(), Errno> {
         // SAFETY: in the child nothing is mapped at this range, and no frame is in use.
-        unsafe { self.range.renew() }?;
+        unsafe { self.range.reset() }?;
         advise(self.range.address(), self.range.len(), libc::MADV_NOHUGEPAGE)?;
         advise(self.range.address(), self.range.len(), libc::MADV_DONTDUMP)?;
         uffd.register(self.range.address(), self.range.len(), mode::WP)

@@ -45,7 +45,7 @@ struct Cut {
     populated: usize,
 }
 
-/// See the module.
+/// The supply of pages for new frames, cut from huge pages.
 #[derive(Debug)]
 pub(crate) struct HugeFrames {
     range: Reserved,
@@ -81,9 +81,9 @@ impl HugeFrames {
 
     /// After fork(2), which does not copy the supply. Inherited pages stay scattered, because they are shared with the
     /// parent.
-    pub(crate) fn renew(&self, uffd: &Uffd) -> Result<(), Errno> {
+    pub(crate) fn replace_in_child(&self, uffd: &Uffd) -> Result<(), Errno> {
         // SAFETY: in the child nothing is mapped at this range.
-        unsafe { self.range.renew() }?;
+        unsafe { self.range.reset() }?;
         *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = Cut::default();
         self.scattered_pages.store(0, Ordering::Relaxed);
         self.open(uffd)
@@ -132,7 +132,7 @@ impl HugeFrames {
         self.drop_rest(cut);
         if cut.used == self.range.len() {
             // SAFETY: no part of the range is in use: all pieces have been handed out or dropped.
-            if unsafe { self.range.renew() }.and_then(|()| self.open(uffd)).is_err() {
+            if unsafe { self.range.reset() }.and_then(|()| self.open(uffd)).is_err() {
                 return false;
             }
             *cut = Cut::default();
@@ -161,7 +161,7 @@ impl HugeFrames {
 /// Writes a word at the start of each page.
 ///
 /// # Safety
-/// `start..start + len` are populated pages that nobody else uses.
+/// `start..start + len` are populated pages that no other code uses.
 unsafe fn mark(start: usize, len: usize, word: u64) {
     for page in (start..start + len).step_by(PAGE_BYTES as usize) {
         // SAFETY: the caller's promise; a page is aligned for any word.

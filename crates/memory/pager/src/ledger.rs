@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The account of a budget that the processes of a tree share: how much each process has been given, and how much it
+//! The ledger of a budget: shared memory that records how much each process of a tree has been given, and how much it
 //! needs.
 //!
 //! It is kept in a segment that `aquifer run` makes, and that forked and executed programs inherit
@@ -63,10 +63,10 @@ const YOUTH: Duration = Duration::from_secs(10);
 const SHORT_LASTS: Duration = Duration::from_secs(2);
 /// A process announces a change of its need once the change reaches this fraction of the budget.
 const ANNOUNCED_PART: u64 = 64;
-/// The minimum for a process that cannot be in the account, in pages: the smallest `--dram`.
+/// The minimum for a process that cannot be in the ledger, in pages: the smallest `--dram`.
 const OUTSIDE_PAGES: u64 = 4096;
 
-/// See the module.
+/// The ledger of a tree's budget: how many pages each process has been given, and how many it needs.
 #[derive(Debug)]
 pub struct Ledger {
     words: &'static [AtomicU64],
@@ -81,7 +81,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Opens the account in an inherited descriptor, for a tree that begins with `budget_pages`.
+    /// Opens the ledger in an inherited descriptor, for a tree that begins with `budget_pages`.
     pub fn attach(descriptor: i32, budget_pages: u64) -> io::Result<Self> {
         let segment: &'static SharedSegment = Box::leak(Box::new(SharedSegment::attach_inherited(descriptor)?));
         if segment.words().len() < WORDS {
@@ -116,7 +116,7 @@ impl Ledger {
         self.processes.own().map(|entry| self.of(entry, what))
     }
 
-    /// Enters this process in the account, if it is not there. False if there are too many processes.
+    /// Enters this process in the ledger, if it is not there. False if there are too many processes.
     pub fn join(&self) -> bool {
         if self.processes.own().is_some() {
             return true;
@@ -124,20 +124,20 @@ impl Ledger {
         let Some(setup) = self.processes.prepare(|entry| self.clear(entry)) else { return false };
         let forked = self.joined.swap(true, Ordering::Relaxed);
         self.of(setup.entry, JOINED).store(now_ns() & !1 | u64::from(forked), Ordering::Relaxed);
-        // If nobody can find out whether this process has ended, its part is lost to the tree.
+        // If no process can find out whether this process has exited, its part is lost to the tree.
         let _ = self.processes.occupy_own(setup);
         self.notify();
         true
     }
 
-    /// Frees the part of a process that has ended.
+    /// Frees the part of a process that has exited.
     fn clear(&self, entry: usize) {
         self.of(entry, NEEDS).store(0, Ordering::Relaxed);
         let given = self.of(entry, GIVEN_TO).swap(0, Ordering::AcqRel);
         self.words[GIVEN].fetch_sub(given, Ordering::AcqRel);
     }
 
-    /// Frees the parts of all processes that have ended.
+    /// Frees the parts of all processes that have exited.
     pub fn clear_ended(&self) {
         self.processes.clear(|entry| self.clear(entry));
     }
@@ -290,7 +290,7 @@ mod tests {
 
     use super::*;
 
-    /// Two views of one account, as two processes have them: each attaches by itself.
+    /// Two views of one ledger, as two processes have them: each attaches by itself.
     fn two() -> [Ledger; 2] {
         let segment = Box::leak(Box::new(SharedSegment::create(c"ledger", WORDS).expect("a memfd")));
         let number = segment.descriptor().expect("made here").as_raw_fd();
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_more_than_its_share_hears_of_it_when_somebody_lacks_something() {
+    fn a_process_over_its_share_is_notified_when_another_lacks_pages() {
         let [one, other] = two();
         assert!(one.reserve(900) && one.reserve(900));
         let ticket = one.ticket();

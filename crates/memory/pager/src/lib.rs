@@ -11,13 +11,14 @@
 //! records the calls into the engine. `pins.rs` keeps the memory of system calls resident.
 //!
 //! A program and its children: `fork.rs` splits one pager into two, `family.rs` counts which processes read which slab
-//! of the tier, `ledger.rs` accounts for each process's part of the budget, in its entry of `process_table.rs`, and
+//! of the tier, `ledger.rs` records each process's part of the budget, in its entry of `process_table.rs`, and
 //! `share.rs` requests that part.
 
 pub mod abort;
 mod address_ranges;
 pub mod adopt;
 pub mod advice;
+mod byte_ring;
 pub mod calls_in_progress;
 pub mod ending;
 pub mod exchange;
@@ -37,7 +38,6 @@ pub mod process_table;
 pub mod recorder;
 mod release;
 mod reserved;
-mod ring;
 mod service;
 mod share;
 pub mod signal;

@@ -30,7 +30,7 @@ use crate::pager::{Owner, Pager, StartFailure, THREADS_MAX};
 /// Listener threads: a choice, so that some can wait for the medium while others resolve faults. Not measured.
 const LISTENERS: [&CStr; 4] = [c"aquifer-fault0", c"aquifer-fault1", c"aquifer-fault2", c"aquifer-fault3"];
 
-/// The longest wait for a fault. Nothing happens when it ends; this is only a bound.
+/// The longest wait for a fault. Nothing happens when it ends; this is only an upper limit.
 const WAIT_ONCE: Duration = Duration::from_secs(3600);
 
 /// How long a system call of the program waits for room at most: a tier may come back, and there is no way to fail the

@@ -73,7 +73,7 @@ pub enum OpenFailure {
     SmallBudget,
     /// There are [`SPACES_MAX`] spaces in this process; close one.
     TooManySpaces,
-    /// The space's counters or accounts could not be mapped.
+    /// The space's counters or tables could not be mapped.
     Memory(std::io::Error),
     /// The fault handler could not be installed.
     Handler(Errno),
@@ -87,7 +87,7 @@ impl fmt::Display for OpenFailure {
             Self::SmallBudget => write!(f, "the budget of DRAM is below {} MiB; give it more", DRAM_BYTES_MIN >> 20),
             Self::TooManySpaces => write!(f, "this process has {SPACES_MAX} spaces open; close one first"),
             Self::Memory(error) => {
-                write!(f, "no memory for the space's accounts ({error}); check the limits (ulimit -a)")
+                write!(f, "no memory for the space's counters and tables ({error}); check the limits (ulimit -a)")
             }
             Self::Handler(errno) => write!(f, "the fault handler cannot be installed ({errno})"),
             Self::Start(failure) => failure.fmt(f),
@@ -143,7 +143,7 @@ impl fmt::Display for StillInUse {
 
 impl std::error::Error for StillInUse {}
 
-/// See the module.
+/// A memory space of the caller's own: a budget of DRAM, a tier, and mappings whose cold blocks are in the tier.
 pub struct MemorySpace {
     /// Freed only by `end`.
     pager: &'static Pager,
@@ -401,7 +401,7 @@ impl Mapping<'_> {
         }
     }
 
-    /// Empties the mapping: it reads as zeros, also where bytes were lost.
+    /// Empties the mapping: it reads as zeros, even where bytes were lost.
     pub fn discard(&self) -> Result<(), SpaceFailure> {
         self.space.check()?;
         let (start, len) = (self.start.as_ptr() as usize, self.mapped);

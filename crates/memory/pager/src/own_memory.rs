@@ -6,7 +6,7 @@
 //! A load would fault where a page is missing, and where the program has removed the right to read (mprotect(2)). Both
 //! happen, and they must not be confused: a missing page holds zeros, while an unreadable page has contents. So
 //! /proc/self/pagemap tells which pages have contents, and only those are read, through /proc/self/mem, which ignores
-//! page rights. See proc_pid_mem(5).
+//! page protection. See proc_pid_mem(5).
 //!
 //! /proc/self refers to the main thread and has no memory once that thread has ended, so /proc/thread-self is used.
 //!
@@ -90,7 +90,7 @@ impl PageTable {
     }
 }
 
-/// See the module.
+/// Inspects this process's memory without touching it, through files in /proc.
 pub struct OwnMemory {
     pagemap: OwnFile,
     memory: OwnFile,

@@ -77,7 +77,7 @@ pub struct Settings {
     pub tier: Box<dyn Tier>,
     /// The state shared with the processes that this one forks and with those it was forked from.
     pub family: Arc<Family>,
-    /// The account of the budget, if this process shares one.
+    /// The ledger of the budget, if this process shares one.
     pub ledger: Option<&'static Ledger>,
     /// How pages are exchanged; `None` selects the best way that the kernel supports.
     pub way: Option<Way>,
@@ -137,7 +137,7 @@ impl fmt::Display for StartFailure {
 
 impl std::error::Error for StartFailure {}
 
-/// See the module.
+/// One memory space: its engine, frames, tier, userfaultfds and threads.
 pub struct Pager {
     pub(crate) engine: Mutex<Engine>,
     pub(crate) recorder: Option<&'static Recorder>,
@@ -189,7 +189,7 @@ pub struct Pager {
     pub(crate) forked_at_ns: AtomicU64,
     /// The features of the userfaultfds.
     features: u64,
-    /// How much of the engine's tally has been added to the counters.
+    /// How much of the engine's counts was added to the counters.
     published_hits: AtomicU64,
     published_wasted: AtomicU64,
     published_clean: AtomicU64,
@@ -273,7 +273,7 @@ impl Pager {
         let recorder = settings.record.and_then(|path| Recorder::start(&path, &header));
         settings.family.join().map_err(StartFailure::Family)?;
         // This process may have been forked since the tier was opened.
-        settings.tier.renew(false).map_err(StartFailure::Tier)?;
+        settings.tier.after_fork_in_child(false).map_err(StartFailure::Tier)?;
         let slabs = Box::new(FamilySlabs::new(Arc::clone(&settings.family)));
         let engine = Engine::with_slabs(engine_settings, settings.policy, slabs);
         let pins = Pins::new(Arc::clone(engine.map().changes()));
@@ -326,22 +326,22 @@ impl Pager {
 
     /// After fork(2): opens userfaultfds for this process. Through the inherited ones it could write to its parent's
     /// memory.
-    pub(crate) fn renew_uffd(&self) -> Result<(), Errno> {
-        self.signal.renew(self.features | feature::SIGBUS, false)?;
+    pub(crate) fn replace_uffd_in_child(&self) -> Result<(), Errno> {
+        self.signal.replace_in_child(self.features | feature::SIGBUS, false)?;
         self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))
     }
 
     /// After fork(2), in the child, which does not inherit the space: closes what is the parent's.
     pub(crate) fn give_up_in_child(&self) -> Result<(), Errno> {
         self.service.forget_threads();
-        self.signal.renew(self.features | feature::SIGBUS, false)?;
+        self.signal.replace_in_child(self.features | feature::SIGBUS, false)?;
         self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))?;
-        self.tier.renew(false)
+        self.tier.after_fork_in_child(false)
     }
 
     /// After fork(2): gives this process a supply of huge pages of its own.
-    pub(crate) fn renew_huge_frames(&self) -> Result<(), Errno> {
-        self.huge_frames.as_ref().map_or(Ok(()), |huge_frames| huge_frames.renew(&self.signal))
+    pub(crate) fn replace_huge_frames_in_child(&self) -> Result<(), Errno> {
+        self.huge_frames.as_ref().map_or(Ok(()), |huge_frames| huge_frames.replace_in_child(&self.signal))
     }
 
     /// Keeps other threads from cutting frames for as long as the returned value lives.
@@ -395,10 +395,10 @@ impl Pager {
         // it.
         let suggested = more.map_or(0, |more| suggestion(self.counters.gauge(Gauge::DramBudgetBytes) + more));
         self.counters.set(Gauge::SuggestedDramBytes, suggested);
-        let tally = engine.tally();
-        self.catch_up(Counter::PrefetchHits, &self.published_hits, tally.prefetch_hits);
-        self.catch_up(Counter::PrefetchWasted, &self.published_wasted, tally.prefetch_wasted);
-        self.catch_up(Counter::EvictedCleanBlocks, &self.published_clean, tally.dropped_clean_blocks);
+        let counts = engine.counts();
+        self.catch_up(Counter::PrefetchHits, &self.published_hits, counts.prefetch_hits);
+        self.catch_up(Counter::PrefetchWasted, &self.published_wasted, counts.prefetch_wasted);
+        self.catch_up(Counter::EvictedCleanBlocks, &self.published_clean, counts.dropped_clean_blocks);
     }
 
     /// Publishes how hot memory is. Separate from `publish`, and called less often, because it sets eighteen numbers.

@@ -4,9 +4,9 @@
 //! A table of processes, in memory that they share: which entries belong to processes, and which of these have ended.
 //!
 //! An entry is taken before fork(2) for the child that is about to be forked, or by a process for itself. Its
-//! [`Presence`] tells that a process has ended, however it ended; then the next process that needs an entry frees it.
+//! [`Presence`] tells that a process has exited, however it did so; then the next process that needs an entry frees it.
 //!
-//! Threads: any, also in a signal handler. Takes no lock.
+//! Threads: any, including signal handlers. Takes no lock.
 
 use std::fmt;
 use std::ops::Deref;
@@ -23,14 +23,14 @@ pub const PROCESSES_MAX: usize = 1024;
 const FREE: u32 = 0;
 /// A process is about to have it, or it is being freed.
 const IN_BETWEEN: u32 = 1;
-/// A process has it, and its presence shows whether that process has ended.
+/// A process has it, and its presence shows whether that process has exited.
 const TAKEN: u32 = 2;
-/// A process has it, and nobody can see whether that process has ended: the entry is never freed.
+/// A process has it, and no process can see whether that process has exited: the entry is never freed.
 const UNSEEN: u32 = 3;
 /// The mask of these states. The bits above count the changes of the entry's state.
 const STATE: u32 = 3;
 
-/// See the module.
+/// A table in shared memory, with one entry for each process that takes part, and which of these have ended.
 pub struct ProcessTable<S> {
     states: S,
     /// `None`: the only process. Nobody needs to see whether it has ended.
@@ -79,7 +79,7 @@ impl<S: Deref<Target = [AtomicU32]>> ProcessTable<S> {
         (0..self.states.len()).filter(|entry| matches!(self.seen(*entry) & STATE, TAKEN | UNSEEN))
     }
 
-    /// Takes a free entry. `None` if there is none. `clear` gives back the resources of a process that has ended.
+    /// Takes a free entry. `None` if there is none. `clear` gives back the resources of a process that has exited.
     pub fn prepare(&self, clear: impl Fn(usize)) -> Option<ChildSetup> {
         let lock = self.open_presence();
         lock.as_ref().inspect(|lock| self.free_ended(lock, &clear));
@@ -91,7 +91,7 @@ impl<S: Deref<Target = [AtomicU32]>> ProcessTable<S> {
         Some(ChildSetup { entry, lock })
     }
 
-    /// Frees the entries of processes that have ended. Does nothing if their end cannot be seen.
+    /// Frees the entries of processes that have exited. Does nothing if their end cannot be seen.
     pub fn clear(&self, clear: impl Fn(usize)) {
         if let Some(asking) = self.open_presence() {
             self.free_ended(&asking, &clear);

@@ -3,9 +3,9 @@
 
 //! Records the calls into the engine, and their results, in a file: `aquifer run --record`.
 //!
-//! Threads: events come from the thread that holds the engine's lock (`driver/src/engine_guard.rs`), through a ring
-//! (`ring.rs`); one pager thread takes them out and writes them. If it cannot keep up, or the file accepts no more, the
-//! recording ends at that point and says so; the program never waits for it.
+//! Threads: events come from the thread that holds the engine's lock (`driver/src/engine_lock.rs`), through a ring
+//! (`byte_ring.rs`); one pager thread takes them out and writes them. If it cannot keep up, or the file accepts no
+//! more, the recording ends at that point and says so; the program never waits for it.
 //!
 //! A recording is of one process. A forked child has no thread that writes, so its events are not recorded. A program
 //! that runs others leaves one file for each process that outgrows its budget: the first has the given name, each other
@@ -29,8 +29,8 @@ use aquifer_sys::thread_slot;
 use aquifer_sys::wakeup::Wakeup;
 
 use crate::abort::{Number, say};
+use crate::byte_ring::ByteRing;
 use crate::pager::Owner;
-use crate::ring::Ring;
 use crate::service::start_thread;
 
 /// The most bytes that may wait to be written. `docs/recording.md` has the rate of events.
@@ -39,7 +39,7 @@ const RING_BYTES: usize = 4 << 20;
 /// How long events gather before they are written together: the most that a kill can lose.
 const GATHER: Duration = Duration::from_millis(10);
 
-/// The longest sleep of the thread without events: only a bound.
+/// The longest sleep of the thread without events: only an upper limit.
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 
 /// How long the end of the process waits for the last events to be written: longer than a busy disk takes.
@@ -48,10 +48,10 @@ const FINISH_MAX: Duration = Duration::from_secs(5);
 /// The process's recorder, for [`finish`].
 static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
 
-/// See the module.
+/// Records the calls into the engine, and their results, in a file.
 #[derive(Debug)]
 pub struct Recorder {
-    ring: Ring,
+    ring: ByteRing,
     wakeup: Wakeup,
     /// The process that is recorded; its children have other ids.
     pid: u32,
@@ -79,7 +79,7 @@ impl Recorder {
         let mut output = Output::claim(path, header.pid)?;
         output.write(&header.bytes())?;
         let recorder: &'static Recorder = Box::leak(Box::new(Recorder {
-            ring: Ring::new(RING_BYTES),
+            ring: ByteRing::new(RING_BYTES),
             wakeup,
             pid: header.pid,
             thread: AtomicUsize::new(0),
@@ -214,8 +214,8 @@ impl Writer {
         self.write_batch(true)
     }
 
-    fn write_batch(&mut self, standing: bool) -> io::Result<()> {
-        let header = batch_header(standing, self.batches, &self.batch[BATCH_HEADER_BYTES..]);
+    fn write_batch(&mut self, is_state: bool) -> io::Result<()> {
+        let header = batch_header(is_state, self.batches, &self.batch[BATCH_HEADER_BYTES..]);
         self.batch[..BATCH_HEADER_BYTES].copy_from_slice(&header);
         self.batches += 1;
         self.output.write(&self.batch)

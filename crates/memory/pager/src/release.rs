@@ -13,7 +13,7 @@ use std::ops::Range as Addresses;
 use aquifer_core::block::State as BlockState;
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, PageIndex, SlabIndex};
-use aquifer_driver::{Discard, EngineGuard};
+use aquifer_driver::{Discard, LockedEngine};
 use aquifer_stats::Gauge;
 use aquifer_sys::own_stack;
 use aquifer_sys::raw::Errno;
@@ -58,11 +58,11 @@ impl<T> Answer for Result<T, Errno> {
 /// How memory is given back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It stays mapped. Locked memory is not emptied.
+    /// The range stays mapped. Locked memory is not emptied.
     Empty,
-    /// It stays mapped, and locked memory is emptied too.
+    /// The range stays mapped, and locked memory is emptied too.
     EmptyLocked,
-    /// It is unmapped.
+    /// The range is unmapped.
     Remove,
     /// New, empty memory is mapped in its place.
     Replace,
@@ -153,7 +153,7 @@ impl Adopter {
                 let is_done = !(matches!(way, Way::Remove | Way::Replace) && result.is_refused());
                 (result, is_done)
             };
-            let after = |engine: &mut EngineGuard<'_, Recorder>, freed: &mut dyn FnMut(SlabIndex)| {
+            let after = |engine: &mut LockedEngine<'_, Recorder>, freed: &mut dyn FnMut(SlabIndex)| {
                 if !remove {
                     forget_emptied(engine, first, last, freed);
                 }
@@ -200,7 +200,7 @@ impl Adopter {
 /// block of `first..last` if none of their pages is left: missing pages of a resident block read as zeros, and no page
 /// can be filled while the engine is locked.
 fn forget_emptied(
-    engine: &mut EngineGuard<'_, Recorder>,
+    engine: &mut LockedEngine<'_, Recorder>,
     first: PageIndex,
     last: PageIndex,
     freed: &mut dyn FnMut(SlabIndex),

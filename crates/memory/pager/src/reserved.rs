@@ -6,7 +6,7 @@
 //! V8, .NET and WebAssembly runtimes do so: they reserve gigabytes of addresses and use some of them. Opened memory is
 //! ordinary private memory. It becomes managed one granule of 2 MiB at a time, before it can be written to: many small
 //! pieces then cost one registration, and no more mappings than the program itself has made. Opened memory stays
-//! managed, whatever its rights become, until it is unmapped.
+//! managed, whatever its protection becomes, until it is unmapped.
 //!
 //! Threads: any thread of the program, outside the fault path.
 
@@ -122,7 +122,7 @@ impl Adopter {
 
     /// Performs the program's mmap(2) over `start..start + len`, all of which is managed and stays so: it is registered
     /// again before the program learns of the result.
-    pub fn renew(&'static self, start: usize, len: usize, map: impl FnOnce() -> isize + 'static) -> isize {
+    pub fn remap_fixed(&'static self, start: usize, len: usize, map: impl FnOnce() -> isize + 'static) -> isize {
         let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
         // Boxed, because a `Vec` is three words.
         let parts = own_stack::call(move || Box::new(self.parts(start, end)));
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_remembered_holds_until_more_is_reserved() {
+    fn a_remembered_range_is_valid_until_more_is_reserved() {
         let opened = Opened::new();
         assert!(!opened.may_be_reserved(0, usize::MAX));
         opened.note_reserved(10 * GRANULE, 20 * GRANULE);

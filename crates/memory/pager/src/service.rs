@@ -85,7 +85,7 @@ pub(crate) fn start_thread(
     }
 }
 
-/// See the module.
+/// The threads of one space, and how the space ends.
 pub(crate) struct Service {
     owner: Owner,
     /// Why the space cannot go on.
@@ -182,7 +182,7 @@ impl Pager {
         self.start_moving()
     }
 
-    /// Ends the space's threads. False if one of them does not end within the bound.
+    /// Ends the space's threads. False if one of them does not end within the time limit.
     pub(crate) fn end_threads(&self) -> bool {
         self.service.state.store(CLOSING, Ordering::Release);
         self.readiness.as_ref().inspect(|readiness| readiness.end());

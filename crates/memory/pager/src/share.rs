@@ -3,9 +3,9 @@
 
 //! Makes a pager's budget follow its process's share of the tree's budget (`ledger.rs`), including later changes.
 //!
-//! Pages that this process gives up return to the account only once eviction has freed them.
+//! Pages that this process gives up return to the ledger only once eviction has freed them.
 //!
-//! Threads: one of its own, which sleeps until the account changes; and once the thread that starts the pager.
+//! Threads: one of its own, which sleeps until the ledger changes; and once the thread that starts the pager.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::pager::{Pager, StartFailure};
 const DEBT_AGAIN: Duration = Duration::from_millis(5);
 /// The interval at which to check whether others have given back the pages that this process should have.
 const SHORT_AGAIN: Duration = Duration::from_millis(20);
-/// The interval at which to check whether other processes have ended, while they and this process need more than the
+/// The interval at which to check whether other processes have exited, while they and this process need more than the
 /// budget. Nothing signals their end.
 const CONTENDED_AGAIN: Duration = Duration::from_millis(500);
 /// Nothing happens when this ends; it only bounds the wait.
@@ -106,7 +106,7 @@ impl Pager {
     }
 }
 
-/// Starts the thread that follows the share, if there is an account.
+/// Starts the thread that follows the share, if there is a ledger.
 pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
     let Some(ledger) = pager.ledger else { return Ok(()) };
     pager.start_thread(c"aquifer-share", move || {

@@ -26,7 +26,7 @@ use aquifer_core::engine::Engine;
 use aquifer_core::map::Pages;
 use aquifer_core::record::{Call, Summary};
 use aquifer_core::units::{PageIndex, ThreadIndex};
-use aquifer_driver::{EngineGuard, Outcome, Space, Tape};
+use aquifer_driver::{LockedEngine, Outcome, Space, Tape};
 use aquifer_sys::thread_slot;
 
 use crate::pager::Pager;
@@ -38,7 +38,7 @@ pub(crate) const QUEUE_DEPTH: u32 = 32;
 
 impl Pager {
     /// Resolves the fault at `address` for the thread `thread`. `write` is false only if the access is known to be a
-    /// read. If the space cannot go on, all of its memory counts as lost; an unchanged program ends.
+    /// read. If the space cannot go on, all of its memory counts as lost; an unchanged program exits.
     pub fn resolve(&self, address: usize, thread: ThreadIndex, write: bool) -> Outcome {
         if self.failure().is_some() {
             return Outcome::Lost;
@@ -56,7 +56,7 @@ impl Pager {
 
 impl Pager {
     /// The locked engine. Hold it briefly: no kernel call that may wait.
-    pub(crate) fn engine(&self) -> EngineGuard<'_, Recorder> {
+    pub(crate) fn engine(&self) -> LockedEngine<'_, Recorder> {
         Space::engine(self)
     }
 }

@@ -10,7 +10,7 @@
 //! A thread that resolves a fault counts as the space's user from before its second look at the table until it has
 //! finished; a space that is closing leaves the table first, and then waits for its users.
 //!
-//! Threads: any, also in a signal handler. Takes no lock there, and allocates nothing.
+//! Threads: any, including signal handlers. Takes no lock there, and allocates nothing.
 
 #![allow(unsafe_code, reason = "a table of bytes that is mapped once; pointers to spaces that their users keep")]
 
@@ -111,7 +111,7 @@ impl Listed {
     }
 
     /// Called when no address of the space is in the table any more: waits until no thread resolves a fault in the
-    /// space. False if a thread does not finish within the bound.
+    /// space. False if a thread does not finish within the time limit.
     pub(crate) fn wait_for_users(&self) -> bool {
         let started = now_ns();
         while ENTRIES[self.index].users.load(Ordering::SeqCst) > 0 {

@@ -41,7 +41,7 @@ struct List {
     active: Option<SlabIndex>,
 }
 
-/// See the module.
+/// The freed slabs that wait for their space to be returned to the tier.
 pub(crate) struct Trims {
     list: Mutex<List>,
     /// False: no slab is waiting or being discarded, so a claim has nothing to check.
@@ -68,12 +68,12 @@ impl Trims {
     }
 
     /// After fork(2): the waiting slabs are left to the parent.
-    pub(crate) fn renew(&self) -> Result<(), Errno> {
+    pub(crate) fn reset_in_child(&self) -> Result<(), Errno> {
         let mut list = self.list();
         list.waiting.clear();
         list.active = None;
         self.any.store(false, Ordering::Release);
-        self.wakeup.renew()
+        self.wakeup.replace_in_child()
     }
 
     /// Adds a slab that is no longer in use.

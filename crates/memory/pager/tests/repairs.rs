@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! New copies of slabs are made of bytes that the pager's guards confirm, also where nothing is encrypted.
+//! New copies of slabs are made of bytes that the pager's guards confirm, even where nothing is encrypted.
 //!
 //! The bug that these tests guard against: two donors return bytes that were not stored. The slabs of the first donor
 //! were rebuilt from what the second returned, so that a third donor had wrong bytes, too. When two more donors were

@@ -220,7 +220,7 @@ fn read_own(address: usize) -> Option<u64> {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_requests_are_refused() {
     if !can_run() {
         return;
     }

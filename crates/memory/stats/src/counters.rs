@@ -3,7 +3,7 @@
 
 //! The writer's side: the calls that the pager makes on the fault path.
 //!
-//! Threads: any, also in a signal handler. Never allocates, locks or waits after `create` or `attach`. Orderings: a
+//! Threads: any, including signal handlers. Never allocates, locks or waits after `create` or `attach`. Orderings: a
 //! cause is counted before its effect, and a peak before its gauge, with Release, so that a reader that reads the
 //! effect first never finds more effects than causes. All other accesses are relaxed: each number is valid by itself.
 //! Several processes may write to one segment (a program that runs another one): counters add up, and a gauge has the
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_process_writes_another_reads() {
+    fn counters_written_by_one_process_are_read_by_another() {
         let mine = Counters::create().unwrap();
         let theirs = Counters::attach(mine.descriptor().unwrap().as_raw_fd()).unwrap();
         theirs.add(Counter::FetchedBytes, 4096);

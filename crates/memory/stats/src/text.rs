@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_command_a_terminal_is_not_read() {
+    fn control_characters_are_replaced_when_text_is_read() {
         let words = room(32);
         assert!(write(&words, "a\u{1b}[31mb\n\u{9b}1mc"));
         assert_eq!(read_all(&words).as_deref(), Some("a?[31mb??1mc"));

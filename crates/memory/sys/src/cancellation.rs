@@ -243,7 +243,7 @@ mod tests {
         for turn in 0..turns {
             let _outer = Counted::new(turn);
             (0..100).for_each(|inner| drop(black_box(Counted::new(inner))));
-            // SAFETY: getppid(2) takes nothing.
+            // SAFETY: getppid(2) has no arguments.
             unsafe { call(libc::SYS_getppid, [0; 6], turn % 2 == 0) };
         }
         0

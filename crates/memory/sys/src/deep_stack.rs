@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_into_the_thread_s_stack_fits_into_this_one() {
+    fn a_frame_too_large_for_the_threads_stack_fits_into_the_deep_stack() {
         let run = || assert_eq!(call(deep), Ok(3 << 18));
         std::thread::Builder::new().stack_size(64 << 10).spawn(run).unwrap().join().unwrap();
     }

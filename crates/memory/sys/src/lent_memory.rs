@@ -50,7 +50,7 @@ const MADV_DONTNEED_LOCKED: usize = 24;
 /// Number of nodes in the mask passed to mbind(2).
 const NODES_MAX: u32 = 64;
 
-/// Lent memory; see the module.
+/// One mapping of memory that a donor lends.
 #[derive(Debug)]
 pub struct LentMemory {
     start: NonNull<AtomicU64>,
@@ -375,7 +375,7 @@ mod tests {
 
     /// A memory file represents the device, which tests do not have: both are mapped in the same way.
     #[test]
-    fn what_was_on_a_device_is_wiped_before_it_is_lent() {
+    fn earlier_contents_of_a_device_are_wiped_before_it_is_lent() {
         let path = Path::new("/dev/shm").join(format!("aquifer-lent-{}", std::process::id()));
         if let Err(error) = fs::write(&path, vec![0xee; 4 << 20]) {
             return aquifer_test_support::skip(format!("there is no memory file: {error}"));
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_of_memory_is_refused() {
+    fn a_file_that_is_no_memory_device_is_refused() {
         for (path, errno) in [
             ("/nowhere/dax0.0", libc::ENOENT),
             ("/dev", libc::EISDIR),
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_the_machines_again() {
+    fn returned_memory_is_the_hosts_again() {
         for source in [Source::Anonymous, Source::Memfd] {
             let memory = LentMemory::new(&source, 4 << 20).unwrap();
             memory.copy_in(0, &vec![7; 4 << 20]);

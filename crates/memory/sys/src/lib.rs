@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code, reason = "the crate that holds the kernel boundary; each site states its contract")]
 
+pub mod any_readable;
 pub mod cancellation;
 pub mod deep_stack;
 pub mod descriptors;
@@ -25,9 +26,9 @@ pub mod pagemap_scan;
 pub mod presence;
 pub mod probe;
 pub mod program_file;
+pub mod protection;
 pub mod raw;
 pub mod readiness;
-pub mod rights;
 pub mod rings;
 pub mod safe_open;
 pub mod shared_segment;
@@ -36,7 +37,7 @@ pub mod signal_actions;
 pub mod signal_stack;
 pub mod signals;
 pub mod spare_frames;
-pub mod thread_end;
+pub mod thread_pidfd;
 pub mod thread_slot;
 pub mod thread_state;
 pub mod threads;
@@ -44,7 +45,6 @@ pub mod uffd;
 pub mod uring;
 pub mod verbs;
 pub mod wakeup;
-pub mod watch;
 pub mod words;
 
 pub use frame_buffer::FrameBuffer;

@@ -3,7 +3,7 @@
 
 //! Detects that all of the program's threads have ended, however they ended: pipe(7).
 //!
-//! These threads share one table of descriptors. The kernel closes it when the last of them ends, also after exit(2)
+//! These threads share one table of descriptors. The kernel closes it when the last of them ends, even after exit(2)
 //! without the C library, and after a kill by a system call filter. The pager's threads have left that table
 //! (`own_descriptors.rs`). So one end of a pipe is open only in the program's table, and a thread that waits at the
 //! other end is notified by the kernel and need not poll.
@@ -38,7 +38,7 @@ impl Lifeline {
     }
 
     /// Replaces the pipe after fork(2) by one of this process, under the same numbers.
-    pub fn renew(&self) -> Result<(), Errno> {
+    pub fn replace_in_child(&self) -> Result<(), Errno> {
         let [near, far] = pipe()?;
         replace_descriptor(near, self.near)?;
         replace_descriptor(far, self.far)

@@ -56,7 +56,7 @@ impl Reserved {
     ///
     /// # Safety
     /// The contents are lost. Nothing may rely on them, and no buffer of the range may exist.
-    pub unsafe fn renew(&self) -> Result<(), Errno> {
+    pub unsafe fn reset(&self) -> Result<(), Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let args = [self.address(), self.len, protection as usize, flags as usize, usize::MAX, 0];
@@ -247,7 +247,7 @@ pub unsafe fn drop_spans(spans: &[Span]) -> Result<usize, Errno> {
 /// The caller may write to the targets, and nothing writes to the sources during the call.
 pub unsafe fn read_spans(targets: &[Span], sources: &[Span]) -> Result<usize, Errno> {
     assert!(targets.len().max(sources.len()) <= SPANS_MAX, "a call takes {SPANS_MAX} ranges at most");
-    // SAFETY: getpid(2) takes nothing.
+    // SAFETY: getpid(2) has no arguments.
     let process = unsafe { syscall(libc::SYS_getpid, [0; 6]) }?;
     let (to, from) = (targets.as_ptr() as usize, sources.as_ptr() as usize);
     // SAFETY: the caller promises targets that may be written, and sources that do not change; a `Span` is laid out as

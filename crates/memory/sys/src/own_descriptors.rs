@@ -62,7 +62,7 @@ pub fn keep(descriptor: RawFd) -> RawFd {
 /// Moves a descriptor to a number that programs do not choose. Returns the number.
 pub(crate) fn out_of_the_way(descriptor: RawFd) -> RawFd {
     let args = [descriptor as usize, libc::F_DUPFD_CLOEXEC as usize, FIRST, 0, 0, 0];
-    // SAFETY: fcntl(2) takes numbers, and creates a second descriptor of the same file.
+    // SAFETY: fcntl(2) accesses no memory, and creates a second descriptor of the same file.
     let moved = unsafe { syscall(libc::SYS_fcntl, args) };
     if moved.is_ok() {
         // SAFETY: the descriptor is the caller's own, and the second one replaces it.
@@ -178,7 +178,7 @@ pub fn around_ours<E>(first: u32, last: u32, mut each: impl FnMut(u32, u32) -> R
 pub fn keep_spares() {
     for place in SPARES.iter().filter(|place| place.load(Ordering::Acquire) == NONE) {
         // An eventfd, which gives access to nothing: a directory would lead out of a later chroot(2) of the program.
-        // SAFETY: eventfd2(2) takes numbers.
+        // SAFETY: eventfd2(2) accesses no memory.
         let opened = unsafe { syscall(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
         let Ok(opened) = opened else { return };
         place.store(keep(opened as RawFd), Ordering::Release);
@@ -214,7 +214,7 @@ pub(crate) fn unprotect(number: RawFd) {
 pub fn own_table() -> bool {
     // The two highest numbers, which no descriptor has: the call serves only to copy the table.
     let args = [u32::MAX as usize - 1, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
-    // SAFETY: close_range(2) takes numbers; open descriptors stay open.
+    // SAFETY: close_range(2) accesses no memory; open descriptors stay open.
     unsafe { syscall(libc::SYS_close_range, args) }.is_ok()
 }
 
@@ -222,8 +222,8 @@ pub fn own_table() -> bool {
 /// refuses (before Linux 5.9, or in a sandbox), the thread keeps the program's table.
 pub fn leave_the_programs() {
     let closes = |first: u32, last: u32, flags: usize| {
-        // SAFETY: close_range(2) takes numbers. The table is this thread's own from the first call on, and nothing on
-        // this thread owns any of these descriptors.
+        // SAFETY: close_range(2) accesses no memory. The table is this thread's own from the first call on, and nothing
+        // on this thread owns any of these descriptors.
         unsafe { syscall(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }.map(|_| ())
     };
     // The two highest numbers, which no descriptor has: the call serves only to make the table the thread's own.
@@ -269,7 +269,7 @@ mod tests {
         let before = spares();
         assert!(before.iter().all(|spare| is_ours(*spare)));
         let closed = |number: i32| {
-            // SAFETY: fcntl(2) takes numbers.
+            // SAFETY: fcntl(2) accesses no memory.
             unsafe { syscall(libc::SYS_fcntl, [number as usize, libc::F_GETFD as usize, 0, 0, 0, 0]) }.is_err()
         };
         // Other tests in this process may take a number immediately.
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_is_left_out_of_every_range() {
+    fn our_descriptors_are_left_out_of_every_range() {
         let file = KeptFile::new(File::open("/proc/self/exe").unwrap());
         let other = KeptFile::new(File::open("/proc/self/exe").unwrap());
         let mut ours = [file.as_raw_fd() as u32, other.as_raw_fd() as u32];
@@ -306,7 +306,7 @@ mod tests {
         let numbers = [ours.as_raw_fd(), reader.as_raw_fd()];
         let seen = std::thread::spawn(move || {
             leave_the_programs();
-            // SAFETY: fcntl(2) takes numbers.
+            // SAFETY: fcntl(2) accesses no memory.
             numbers.map(|number| unsafe {
                 syscall(libc::SYS_fcntl, [number as usize, libc::F_GETFD as usize, 0, 0, 0, 0]).is_ok()
             })

@@ -28,7 +28,7 @@ pub fn populated(start: usize, pages: usize, each: &mut dyn FnMut(usize)) -> io:
     Ok(())
 }
 
-/// Whether pages of this machine can be in swap. True when in doubt.
+/// Whether pages on this machine can be in swap. True when in doubt.
 pub fn may_be_swapped() -> bool {
     std::fs::read_to_string("/proc/swaps").map_or(true, |swaps| swaps.lines().count() > 1)
 }

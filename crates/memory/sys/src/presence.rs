@@ -64,7 +64,7 @@ impl Presence {
     /// Wraps the file of a descriptor that stays open for as long as this process lives.
     pub fn of(file: RawFd) -> Result<Self, Errno> {
         // Only reserves the number.
-        // SAFETY: fcntl(2) takes numbers, and creates a second descriptor of the same file.
+        // SAFETY: fcntl(2) accesses no memory, and creates a second descriptor of the same file.
         let own = unsafe { syscall(libc::SYS_fcntl, [file as usize, libc::F_DUPFD_CLOEXEC as usize, 0, 0, 0, 0]) }?;
         Ok(Self { file, _created: None, own: keep(own as RawFd) })
     }
@@ -154,7 +154,7 @@ mod tests {
         assert!(asking.sees(1) && !asking.sees(0) && !asking.sees(2));
         assert_eq!(locked(1).map(|_| ()), Err(Errno(libc::EAGAIN)));
         // What fork(2) does with every descriptor.
-        // SAFETY: dup(2) takes a number.
+        // SAFETY: dup(2) accesses no memory.
         let copied = unsafe { syscall(libc::SYS_dup, [first.descriptor as usize, 0, 0, 0, 0, 0]) };
         let copy = PresenceLock { descriptor: copied.expect("a descriptor") as RawFd };
         drop(first);

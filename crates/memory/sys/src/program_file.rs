@@ -24,13 +24,13 @@ pub const START_BYTES: usize = 256;
 /// Why a library cannot be preloaded into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmanageable {
-    /// It is for another kind of machine.
+    /// The program is for another kind of machine.
     Foreign,
-    /// It gets rights that this process does not have, so its loader ignores preloaded libraries.
+    /// The program gets rights that this process does not have, so its loader ignores preloaded libraries.
     MoreRights,
-    /// It uses another C library.
+    /// The program uses another C library.
     OtherLibc,
-    /// It has no loader.
+    /// The program has no loader.
     Static,
 }
 

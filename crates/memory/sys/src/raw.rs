@@ -82,7 +82,7 @@ pub unsafe fn syscall(number: i64, args: [usize; 6]) -> Result<usize, Errno> {
 
 /// Makes the number `old` refer to the file of `new`, and closes `new`.
 pub(crate) fn replace_descriptor(new: i32, old: i32) -> Result<(), Errno> {
-    // SAFETY: dup3(2) takes numbers; `old` belongs to the caller, who wants it replaced.
+    // SAFETY: dup3(2) accesses no memory; `old` belongs to the caller, who wants it replaced.
     let replaced = unsafe { syscall(libc::SYS_dup3, [new as usize, old as usize, libc::O_CLOEXEC as usize, 0, 0, 0]) };
     // SAFETY: closes the caller's `new`, whose file now has the number `old`, or is not wanted.
     let _ = unsafe { syscall(libc::SYS_close, [new as usize, 0, 0, 0, 0, 0]) };
@@ -91,14 +91,15 @@ pub(crate) fn replace_descriptor(new: i32, old: i32) -> Result<(), Errno> {
 
 /// The kernel's number of the calling thread.
 pub fn thread_id() -> u32 {
-    // SAFETY: gettid(2) takes nothing and cannot fail.
+    // SAFETY: gettid(2) has no arguments and cannot fail.
     unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
 /// The number of the CPU that the calling thread runs on at this moment. Without a system call if the C library or the
 /// vDSO can provide it.
 pub fn current_cpu() -> usize {
-    // SAFETY: sched_getcpu(3) takes nothing, reads data that the kernel keeps for the thread, and may run in a handler.
+    // SAFETY: sched_getcpu(3) has no arguments, reads data that the kernel keeps for the thread, and may run in a
+    // handler.
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 
@@ -136,7 +137,7 @@ pub fn thread_cpu_ns() -> u64 {
 
 /// Sets the calling thread's nice value; greater values mean a lower priority. See setpriority(2).
 pub fn lower_priority(nice: i32) -> Result<(), Errno> {
-    // SAFETY: setpriority(2) takes numbers; 0 is the calling thread.
+    // SAFETY: setpriority(2) accesses no memory; 0 is the calling thread.
     unsafe { syscall(libc::SYS_setpriority, [libc::PRIO_PROCESS as usize, 0, nice as usize, 0, 0, 0]) }.map(|_| ())
 }
 

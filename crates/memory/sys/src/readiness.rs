@@ -4,7 +4,7 @@
 //! Several threads wait until one descriptor is readable, and each event wakes one of them: epoll(7), edge-triggered.
 //!
 //! With poll(2), all of them would wake for every event, and all but one would find nothing. When the wait is to end
-//! for good, all of them wake.
+//! for good, all of them wake. Its counterpart for one thread that waits for several descriptors is `any_readable.rs`.
 
 use std::time::Duration;
 
@@ -22,10 +22,10 @@ pub struct Readiness {
 impl Readiness {
     /// Watches `watched`, which must stay open. The program cannot close the new descriptor.
     pub fn of(watched: i32) -> Result<Self, Errno> {
-        // SAFETY: epoll_create1(2) takes a flag.
+        // SAFETY: epoll_create1(2) accesses no memory.
         let descriptor = unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) }?;
         let descriptor = keep(descriptor as i32);
-        // SAFETY: eventfd2(2) takes two numbers.
+        // SAFETY: eventfd2(2) accesses no memory.
         let end = unsafe { syscall(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
         let end = end.map(|end| keep(end as i32)).inspect_err(|_| close(descriptor))?;
         let this = Self { descriptor, end };
@@ -83,7 +83,7 @@ mod tests {
     const WAITERS: u32 = 4;
     const TIMEOUT: Duration = Duration::from_secs(20);
 
-    /// Waits until `so` holds, with a bound.
+    /// Waits until `so` holds, within a time limit.
     fn until(mut so: impl FnMut() -> bool, what: &str) {
         let started = Instant::now();
         while !so() {

@@ -34,13 +34,13 @@ pub use open::{check_owner, open};
 /// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// It is read, and controls what happens: a certificate, a recording for replay.
+    /// The file is read, and controls what happens: a certificate, a recording for replay.
     Input,
-    /// It holds a program's memory, or reveals much about it: a tier, a recording.
+    /// The file holds a program's memory, or reveals much about it: a tier, a recording.
     Memory,
-    /// It is written and may be read by anybody: statistics.
+    /// The file is written, and any user may read it: statistics.
     Output,
-    /// It holds a private key.
+    /// The file holds a private key.
     PrivateKey,
 }
 
@@ -71,13 +71,13 @@ pub struct User {
 /// Why a file is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objection {
-    /// It has other names, and others could have created this one.
+    /// The file has other names, and others could have created this one.
     HardLink,
     /// Others can read it, or read and write it. Contains its type and mode.
     OthersRead(u32),
     /// Others can write to it.
     OthersWrite,
-    /// It belongs to this user.
+    /// The file belongs to this user.
     Owner(u32),
     /// A symbolic link that others could have created.
     SymbolicLink,
@@ -165,7 +165,7 @@ impl std::error::Error for Objected {}
 pub enum OpenFailure {
     /// The kernel's error.
     Io(io::Error),
-    /// It exists, but must not be trusted.
+    /// The file exists, but must not be trusted.
     Objected(Objected),
 }
 

@@ -64,7 +64,7 @@ impl SharedSegment {
             // The kernel would send SIGXFSZ, which ends the process without a message.
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
-        // SAFETY: ftruncate only takes values.
+        // SAFETY: ftruncate accesses no memory.
         check(i64::from(unsafe { libc::ftruncate(raw, bytes) }))?;
         // The caller seals it before any other process has the descriptor.
         let mapping = Mapping::whole(raw, libc::PROT_READ | libc::PROT_WRITE, flags)?;
@@ -184,8 +184,8 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn of(descriptor: i32, protection: i32, words_max: usize) -> io::Result<Mapping> {
-        // SAFETY: F_GET_SEALS only takes values; a number that is not a descriptor gives EBADF, one that is not a memfd
-        // EINVAL.
+        // SAFETY: F_GET_SEALS accesses no memory; a number that is not a descriptor gives EBADF, one that is not a
+        // memfd EINVAL.
         let seals = check(i64::from(unsafe { libc::fcntl(descriptor, libc::F_GET_SEALS) }))?;
         if seals & i64::from(SEALS) != i64::from(SEALS) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment may still change its size"));
@@ -258,7 +258,7 @@ fn check_maker(number: i32) -> io::Result<()> {
 }
 
 fn seal(descriptor: &OwnedFd, seals: i32) -> io::Result<()> {
-    // SAFETY: F_ADD_SEALS only takes values.
+    // SAFETY: F_ADD_SEALS accesses no memory.
     check(i64::from(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_ADD_SEALS, seals) })).map(drop)
 }
 
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_written_by_its_maker_alone() {
+    fn a_published_segment_is_written_by_its_maker_alone() {
         let segment = SharedSegment::publish(c"aquifer-test", 1000).unwrap();
         let descriptor = segment.descriptor().unwrap();
         let view = SharedView::open(descriptor).unwrap();
@@ -309,12 +309,12 @@ mod tests {
     fn the_size_cannot_change() {
         let segment = SharedSegment::create(c"aquifer-test", 512).unwrap();
         let raw = segment.descriptor().unwrap().as_raw_fd();
-        // SAFETY: ftruncate only takes values.
+        // SAFETY: ftruncate accesses no memory.
         assert_eq!(unsafe { libc::ftruncate(raw, 0) }, -1);
     }
 
     #[test]
-    fn what_is_no_sealed_memfd_is_refused() {
+    fn a_descriptor_that_is_no_sealed_memfd_is_refused() {
         assert!(SharedSegment::attach_inherited(-1).is_err());
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         assert!(SharedSegment::attach_inherited(file.as_raw_fd()).is_err());

@@ -62,7 +62,7 @@ static EVER_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// The kernel's number of this thread.
 pub fn this_thread() -> u32 {
-    // SAFETY: gettid(2) takes nothing, and cannot fail.
+    // SAFETY: gettid(2) has no arguments, and cannot fail.
     unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_jump_has_left_is_no_call_any_more() {
+    fn a_call_left_by_a_jump_is_no_longer_shown() {
         join();
         std::mem::forget(deeper(1));
         let next = show(2, &[9; 6]);

@@ -106,7 +106,7 @@ fn kernels() -> libc::stack_t {
 }
 
 fn this_thread() -> u32 {
-    // SAFETY: gettid(2) takes nothing, and cannot fail.
+    // SAFETY: gettid(2) has no arguments, and cannot fail.
     unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_was_given_past_us_is_taken_over() {
+    fn a_signal_stack_set_past_the_library_is_adopted() {
         on_a_thread_with_a_stack(|ours| {
             let theirs = map_anonymous(LEN).unwrap();
             tell_kernel(&stack(theirs, LEN, 0)).unwrap();

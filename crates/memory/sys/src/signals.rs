@@ -248,10 +248,10 @@ pub fn sleep(limit: Duration) {
 pub fn end_by(signal: i32) {
     // SAFETY: SIG_DFL runs no handler.
     let is_default = unsafe { exchange_action(signal, Some(&KernelAction::default())) };
-    // SAFETY: getpid(2) and gettid(2) take nothing, and cannot fail.
+    // SAFETY: getpid(2) and gettid(2) have no arguments, and cannot fail.
     let (process, thread) = unsafe { (syscall(libc::SYS_getpid, [0; 6]), syscall(libc::SYS_gettid, [0; 6])) };
     if let (Ok(process), Ok(thread)) = (process, thread) {
-        // SAFETY: tgkill(2) takes numbers.
+        // SAFETY: tgkill(2) accesses no memory.
         let sent = unsafe { syscall(libc::SYS_tgkill, [process, thread, signal as usize, 0, 0, 0]) };
         if sent.is_ok() && (is_default.is_ok() || signal == libc::SIGKILL) {
             return;
@@ -289,7 +289,7 @@ pub fn fail_access(thread: u32, address: usize) -> Result<(), Errno> {
         value: address,
         rest: [0; 12],
     };
-    // SAFETY: getpid(2) takes nothing.
+    // SAFETY: getpid(2) has no arguments.
     let process = unsafe { syscall(libc::SYS_getpid, [0; 6]) }?;
     let args = [process, thread as usize, libc::SIGBUS as usize, &raw const signal as usize, 0, 0];
     // SAFETY: the kernel reads one `siginfo_t`, whose size has been checked above.

@@ -3,7 +3,7 @@
 
 //! Spare frames for temporary use, by code that needs a second copy of a block and may not allocate.
 //!
-//! Threads: any, also in a signal handler. If all are in use, the caller decides how long it waits. A forked child has
+//! Threads: any, including signal handlers. If all are in use, the caller decides how long it waits. A forked child has
 //! its own frames, none of them in use, whatever the parent's threads were doing: the word of usage bits is zero in the
 //! child. So no thread may fork while it holds a frame.
 
@@ -22,7 +22,7 @@ pub const SPARE_FRAMES_MAX: u32 = 32;
 /// The pause between two checks for a free frame.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// The spare frames; see the module.
+/// Spare frames, for code that needs a second copy of a block and may not allocate.
 #[derive(Debug)]
 pub struct SpareFrames {
     start: NonNull<u8>,

@@ -81,9 +81,10 @@ const BLOCK: u8 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Trapping {
-    /// They do not: the thread has no stack for the handler, the kernel refuses, or trapping has ended permanently.
+    /// The calls do not trap: the thread has no stack for the handler, the kernel refuses, or trapping has ended
+    /// permanently.
     Never,
-    /// They can, but the thread has not been armed yet.
+    /// The calls can trap, but the thread has not been armed yet.
     Ready,
     /// The thread has been armed with prctl(2).
     Armed,

@@ -19,7 +19,7 @@ pub enum Waits {
     },
     /// Outside any system call: in a page fault.
     InProgram,
-    /// It does not wait.
+    /// The thread does not wait.
     Not,
 }
 
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_is_understood() {
+    fn states_are_parsed_as_the_kernel_writes_them() {
         assert_eq!(parse(b"running\n"), Waits::Not);
         assert_eq!(parse(b"-1 0x7ffc 0x55d0\n"), Waits::InProgram);
         let read = Waits::InKernel { number: 0, args: [3, 0x7f00, 0x80, 0, 0, 0] };
@@ -203,7 +203,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            // SAFETY: gettid(2) takes nothing.
+            // SAFETY: gettid(2) has no arguments.
             sender.send(unsafe { syscall(libc::SYS_gettid, [0; 6]) }.expect("it cannot fail") as u32).expect("heard");
             let _ = ended.recv();
         });

@@ -132,7 +132,7 @@ pub struct FaultMessage {
     pub thread: u32,
 }
 
-/// An open userfaultfd. The pager keeps its own until the process ends: closing one turns every evicted page into
+/// An open userfaultfd. The pager keeps its own until the process exits: closing one turns every evicted page into
 /// zeros.
 #[derive(Debug)]
 pub struct Uffd {
@@ -146,7 +146,7 @@ fn open_descriptor(kernel_faults: bool) -> Result<i32, Errno> {
     if let Ok(descriptor) = open_device(flags) {
         return Ok(descriptor);
     }
-    // SAFETY: userfaultfd(2) takes only flags.
+    // SAFETY: userfaultfd(2) accesses no memory.
     let open = |flags| unsafe { syscall(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) };
     let opened = match open(flags) {
         // USER_MODE_ONLY needs no privilege (Linux 5.11).
@@ -212,7 +212,7 @@ impl fmt::Display for Refused {
 /// Whether a seccomp filter is active for this thread.
 fn is_filtered() -> bool {
     const FILTER: usize = 2;
-    // SAFETY: prctl(2) takes a number.
+    // SAFETY: prctl(2) accesses no memory.
     let mode = unsafe { syscall(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) };
     mode == Ok(FILTER)
 }
@@ -247,7 +247,7 @@ impl Uffd {
 
     /// After fork(2): replaces the inherited userfaultfd, which is the parent's, by one of this process, under the same
     /// number.
-    pub fn renew(&self, features: u64, kernel_faults: bool) -> Result<(), Errno> {
+    pub fn replace_in_child(&self, features: u64, kernel_faults: bool) -> Result<(), Errno> {
         let new = ManuallyDrop::new(Self::open(features, kernel_faults)?);
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)
     }
@@ -255,7 +255,7 @@ impl Uffd {
     /// After fork(2): makes this descriptor, which refers to the parent's userfaultfd, refer to `own`.
     pub fn give_up_for(&self, own: &Uffd) -> Result<(), Errno> {
         let args = [own.descriptor as usize, self.descriptor as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
-        // SAFETY: dup3(2) takes numbers; the replaced userfaultfd is the parent's, where it stays open.
+        // SAFETY: dup3(2) accesses no memory; the replaced userfaultfd is the parent's, where it stays open.
         unsafe { syscall(libc::SYS_dup3, args) }.map(|_| ())
     }
 

@@ -28,7 +28,7 @@ impl Wakeup {
     /// Creates one that has not been woken.
     pub fn new() -> Result<Self, Errno> {
         let flags = (libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as usize;
-        // SAFETY: eventfd2(2) takes two numbers.
+        // SAFETY: eventfd2(2) accesses no memory.
         let descriptor = unsafe { syscall(libc::SYS_eventfd2, [0, flags, 0, 0, 0, 0]) }? as i32;
         Ok(Self { descriptor, state: AtomicU32::new(AWAKE) })
     }
@@ -40,7 +40,7 @@ impl Wakeup {
     }
 
     /// Replaces it after fork(2) by one of this process, under the same number. No thread sleeps here yet.
-    pub fn renew(&self) -> Result<(), Errno> {
+    pub fn replace_in_child(&self) -> Result<(), Errno> {
         let new = ManuallyDrop::new(Self::new()?);
         self.state.store(AWAKE, Ordering::SeqCst);
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)

@@ -41,7 +41,8 @@ impl Drop for Mapping {
     }
 }
 
-/// A part of such a mapping; see the module. A clone is another handle to the same words.
+/// Zeroed words, or a part of them, in a mapping that forked children share or copy. A clone is another handle to the
+/// same words.
 pub struct Words<T = AtomicU64> {
     start: NonNull<T>,
     len: usize,

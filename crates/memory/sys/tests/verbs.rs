@@ -51,7 +51,7 @@ fn done(pair: &QueuePair) -> Completion {
 }
 
 #[test]
-fn what_is_written_is_read_until_the_window_is_closed() {
+fn written_bytes_are_read_until_the_window_is_closed() {
     let Some(device) = device() else { return };
     println!("{:?}, packets of {} bytes", device.port(), 128 << device.mtu());
     let domains = [(); 3].map(|()| Arc::new(Domain::new(&device).unwrap()));

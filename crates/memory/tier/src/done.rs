@@ -13,7 +13,7 @@ use aquifer_sys::FrameBuffer;
 use crate::failure::TierFailure;
 use crate::tier::Completion;
 
-/// See the module.
+/// Requests that a queue has carried out and not handed to its caller yet.
 #[derive(Debug)]
 pub struct Done(VecDeque<Completion>);
 

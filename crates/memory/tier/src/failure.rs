@@ -76,7 +76,7 @@ pub enum Disposition {
     Poison,
     /// The tier is full: keep the block, and refuse further memory to the program or use another tier.
     Refuse,
-    /// The kernel was short of something for a moment: ask again, a bounded number of times.
+    /// The kernel was temporarily short of something: ask again, a bounded number of times.
     Retry,
     /// The caller asked for something that no tier does. This is a bug of the caller.
     Stop,
@@ -153,7 +153,7 @@ impl TierFailure {
             (Disposition::Refuse, Some(libc::EFBIG)) => "raise the file size limit (ulimit -f), or add a tier",
             (Disposition::Refuse, _) => "free space where the tier lives, or add a tier",
             (Disposition::Poison | Disposition::Keep, _) => "check the medium and the kernel log (dmesg)",
-            (Disposition::Retry, _) => "the machine is short of memory for a moment; it is tried again",
+            (Disposition::Retry, _) => "the machine is temporarily short of memory; the operation is retried",
             (Disposition::Stop, _) => "this is a bug in Aquifer; please report it",
         }
     }

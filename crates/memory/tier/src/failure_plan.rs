@@ -81,7 +81,7 @@ impl Default for FailurePlan {
 pub(crate) enum Verdict {
     /// One bit of the bytes read has to be changed.
     Corrupt,
-    /// It fails with this errno, without touching the tier underneath.
+    /// The operation fails with this errno, without touching the tier underneath.
     Fail(i32),
     Pass,
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A tier's statistics: how many times each kind of event has happened since the last query.
+//! A tier's figures: how many times each kind of event has happened since the last query.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,13 +21,13 @@ macro_rules! figures {
             }
         }
 
-        /// The same figures, while they are counted. Threads: any, also in a signal handler.
+        /// The same figures, while they are counted. Threads: any, including signal handlers.
         #[derive(Debug, Default)]
-        pub struct Tallies {
+        pub struct TierCounters {
             $(#[doc = $meaning] pub $name: AtomicU64,)+
         }
 
-        impl Tallies {
+        impl TierCounters {
             /// Takes what was counted since the last call. Relaxed: each number is independent.
             pub fn take(&self) -> TierFigures {
                 TierFigures { $($name: self.$name.swap(0, Ordering::Relaxed),)+ }
@@ -47,6 +47,6 @@ figures! {
 }
 
 /// Adds one.
-pub fn count(tally: &AtomicU64) {
-    tally.fetch_add(1, Ordering::Relaxed);
+pub fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
 }

@@ -21,7 +21,7 @@ pub trait Forks {
     /// Called after fork(2) in the parent. The child has a copy of everything that this process knew and may drop
     /// privileges, so nothing that this process writes from now on may be readable for the child. `inherits`: the child
     /// keeps access to what is stored now.
-    fn after_fork(&self, inherits: bool) {
+    fn after_fork_in_parent(&self, inherits: bool) {
         let _ = inherits;
     }
 
@@ -29,30 +29,30 @@ pub trait Forks {
     /// gives up what belongs to the parent alone. `inherits`: the child reads what its parent has stored. Runs before
     /// the program continues, before the tier is used and before the pager has threads in the child; no request is in
     /// flight. Does nothing elsewhere.
-    fn renew(&self, inherits: bool) -> Result<(), Errno>;
+    fn after_fork_in_child(&self, inherits: bool) -> Result<(), Errno>;
 
     /// Whether a forked child can still read what this process writes later, using only what this process knew at the
     /// fork.
-    fn is_shared_by_relatives(&self) -> bool {
+    fn is_shared_by_family(&self) -> bool {
         true
     }
 }
 
-/// Any tier, also one that has nothing to do.
+/// Any tier, including one that has nothing to do.
 impl Forks for dyn Tier + '_ {
     fn before_fork(&self) -> Result<(), Errno> {
         self.forks().map_or(Ok(()), |forks| forks.before_fork())
     }
 
-    fn after_fork(&self, inherits: bool) {
-        self.forks().into_iter().for_each(|forks| forks.after_fork(inherits));
+    fn after_fork_in_parent(&self, inherits: bool) {
+        self.forks().into_iter().for_each(|forks| forks.after_fork_in_parent(inherits));
     }
 
-    fn renew(&self, inherits: bool) -> Result<(), Errno> {
-        self.forks().map_or(Ok(()), |forks| forks.renew(inherits))
+    fn after_fork_in_child(&self, inherits: bool) -> Result<(), Errno> {
+        self.forks().map_or(Ok(()), |forks| forks.after_fork_in_child(inherits))
     }
 
-    fn is_shared_by_relatives(&self) -> bool {
-        self.forks().is_none_or(|forks| forks.is_shared_by_relatives())
+    fn is_shared_by_family(&self) -> bool {
+        self.forks().is_none_or(|forks| forks.is_shared_by_family())
     }
 }

@@ -25,7 +25,7 @@
 //! slab until somebody has changed its place. If a process dies during a change, which takes a few instructions, the
 //! slab keeps its place for good.
 //!
-//! Threads: any, also in a signal handler.
+//! Threads: any, including signal handlers.
 //!
 //! Each slab has three words: its state, and two places. The lowest bit of the version says which of the two is
 //! current. Only the process that has set `CHANGING` writes the other one.
@@ -54,11 +54,11 @@ const TOUCHED: u64 = 0xff << TOUCHED_SHIFT;
 const TOUCHED_SHIFT: u32 = 24;
 const VERSION_SHIFT: u32 = 32;
 
-/// How many times a change is tried while somebody else changes the same place, which takes a few instructions. A
+/// How many times a change is tried while another thread changes the same place, which takes a few instructions. A
 /// caller that gets `Busy` may pause and try again.
 const CHANGES_TRIED_MAX: u32 = 100;
 
-/// See the module.
+/// A table with the place of each slab, in memory that related processes share.
 #[derive(Debug)]
 pub struct Places {
     words: Words,
@@ -110,7 +110,7 @@ pub enum Unready {
 pub enum Refused {
     /// The slab has another place by now.
     Changed(Seen),
-    /// Somebody else is changing the place: for a few instructions, or for good if that process was killed there.
+    /// Another thread is changing the place: for a few instructions, or for good if that process was killed there.
     Busy,
 }
 
@@ -203,7 +203,7 @@ impl Places {
     pub fn change(&self, slab: SlabIndex, seen: Seen, place: u64) -> Result<Seen, Refused> {
         self.begin_change(slab, seen, |_| true)?;
         let version = self.write_next(slab, seen, place);
-        // Nobody else ends this change; only the number of writers may vary meanwhile.
+        // No other thread ends this change; only the number of writers may vary meanwhile.
         let end = |state: u64| Some(at_version(state & !(CHANGING | MOVING | TOUCHED), version));
         let _ = self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, end);
         Ok(Seen { place, version })

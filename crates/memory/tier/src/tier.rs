@@ -207,7 +207,7 @@ pub enum Wait {
 ///
 /// Requests that are in flight at the same time are carried out in any order, even if they touch the same bytes: a
 /// caller that needs an order waits for the first completion before it submits the second request. A request that fails
-/// reports this in its own completion, also when it was unaligned or out of range.
+/// reports this in its own completion, even when it was unaligned or out of range.
 pub trait TierQueue: Send {
     /// Takes a request. Returns it to the caller when `depth` requests are in flight already.
     fn submit(&mut self, request: Request) -> Result<(), Request>;

@@ -52,10 +52,10 @@ pub type Verify<'a> = dyn Fn(u64, &[u8]) -> Verified + 'a;
 /// What is known about a page that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verified {
-    /// It is what was stored.
+    /// The page is what was stored.
     Right,
     /// Nobody can tell.
     Unknown,
-    /// It is not what was stored.
+    /// The page is not what was stored.
     Wrong,
 }

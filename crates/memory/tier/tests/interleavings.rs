@@ -98,8 +98,8 @@ impl World {
         }
     }
 
-    /// Moves the slab to the other site, if nobody writes. `is_alone`: nobody else moves the slab back, so the old site
-    /// is overwritten afterwards.
+    /// Moves the slab to the other site, if nobody writes. `is_alone`: no other thread moves the slab back, so the old
+    /// site is overwritten afterwards.
     fn move_over(&self, is_alone: bool) {
         let Some(going) = self.places.begin_move(SLAB) else { return };
         let from = going.from();
@@ -118,7 +118,7 @@ impl World {
         loop {
             let value = self.sites(from).last().expect("it is somewhere").load(SeqCst);
             self.sites(!from).for_each(|site| site.store(value, SeqCst));
-            // Nobody else uses the copy before the commit, and nobody waits for it.
+            // No other thread uses the copy before the commit, and none waits for it.
             match going.try_commit(FIRST | SECOND) {
                 Err(Unready::Touched(eighths)) => assert_eq!(eighths, HERE),
                 Ok(()) | Err(Unready::Busy | Unready::Over) => return,

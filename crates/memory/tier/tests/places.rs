@@ -44,7 +44,7 @@ fn a_slab_moves_when_nobody_writes() {
 }
 
 #[test]
-fn who_writes_keeps_a_slab_where_it_is() {
+fn a_writer_keeps_a_slab_where_it_is() {
     let places = table(1);
     let stay = places.enter(FIRST, Eighths::ALL).unwrap();
     assert!(places.begin_move(FIRST).is_none());

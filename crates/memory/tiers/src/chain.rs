@@ -4,13 +4,13 @@
 //! Several tiers as one, the fastest first: blocks that are fetched often are kept on the fast tiers.
 //!
 //! The unit is the 2 MiB slab, which stores one region of the program's memory. `levels.rs` finds and places a slab,
-//! using the table in `tier/src/places.rs` and the accounts of free slabs in `account.rs`; `queue.rs` is the background
-//! workers' interface; `mover.rs` moves slabs from one level to the next. `core/src/tiering.rs` decides what moves. The
-//! reasons: `docs/decisions/0018-a-chain-moves-slabs.md`.
+//! using the table in `tier/src/places.rs` and the bitmaps of free slabs in `free_slabs.rs`; `queue.rs` is the
+//! background workers' interface; `mover.rs` moves slabs from one level to the next. `core/src/tiering.rs` decides what
+//! moves. The reasons: `docs/decisions/0018-a-chain-moves-slabs.md`.
 //!
-//! After fork(2), parent and child share the table and the accounts, so each finds the slabs that the other has moved.
+//! After fork(2), parent and child share the table and the bitmaps, so each finds the slabs that the other has moved.
 
-mod account;
+mod free_slabs;
 mod level;
 mod levels;
 mod mover;
@@ -219,16 +219,16 @@ impl Forks for Chain {
         self.tiers().try_for_each(|tier| tier.before_fork())
     }
 
-    fn after_fork(&self, inherits: bool) {
-        self.tiers().for_each(|tier| tier.after_fork(inherits));
+    fn after_fork_in_parent(&self, inherits: bool) {
+        self.tiers().for_each(|tier| tier.after_fork_in_parent(inherits));
     }
 
-    fn renew(&self, inherits: bool) -> Result<(), Errno> {
-        self.tiers().try_for_each(|tier| tier.renew(inherits))
+    fn after_fork_in_child(&self, inherits: bool) -> Result<(), Errno> {
+        self.tiers().try_for_each(|tier| tier.after_fork_in_child(inherits))
     }
 
-    fn is_shared_by_relatives(&self) -> bool {
-        self.tiers().any(|tier| tier.is_shared_by_relatives())
+    fn is_shared_by_family(&self) -> bool {
+        self.tiers().any(|tier| tier.is_shared_by_family())
     }
 }
 

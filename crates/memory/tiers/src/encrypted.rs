@@ -12,10 +12,10 @@
 //! by another way and repairs the damaged copy, or poisons the block, as it does without encryption.
 //!
 //! The same code seals what a process stores after a fork ([`Private`], `encrypted/secrets.rs`), with keys that none of
-//! its relatives has. The reasons: `docs/decisions/0030-what-a-fork-does-not-share.md`.
+//! its related processes has. The reasons: `docs/decisions/0030-what-a-fork-does-not-share.md`.
 //!
-//! Threads: any, also in a signal handler. Pages are sealed into a spare frame, which the writer claims until the write
-//! has ended; nothing is allocated and nothing is locked.
+//! Threads: any, including signal handlers. Pages are sealed into a spare frame, which the writer claims until the
+//! write has ended; nothing is allocated and nothing is locked.
 
 mod queue;
 mod seals;
@@ -48,7 +48,7 @@ const QUEUE_FRAMES: Range<u32> = 0..16;
 /// Frames for threads that write without a queue: more than the number of threads that usually do so at the same time.
 const OTHER_FRAMES: Range<u32> = 16..24;
 /// How long to wait for a frame, and the pause between two attempts. The thread that holds a frame is in a request to
-/// the tier, which has a bound of its own: some seconds with a donor.
+/// the tier, which has a time limit of its own: some seconds with a donor.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 const FRAME_PAUSE: Duration = Duration::from_micros(200);
 
@@ -106,13 +106,13 @@ pub trait Sealing: Send + Sync + Sized + 'static {
         Ok(())
     }
 
-    /// As [`Forks::after_fork`].
-    fn after_fork(parts: &Parts<Self>, inherits: bool) {
+    /// As [`Forks::after_fork_in_parent`].
+    fn after_fork_in_parent(parts: &Parts<Self>, inherits: bool) {
         let _ = (parts, inherits);
     }
 
-    /// As [`Forks::renew`].
-    fn renew(parts: &Parts<Self>) -> Result<(), Errno> {
+    /// As [`Forks::after_fork_in_child`].
+    fn after_fork_in_child(parts: &Parts<Self>) -> Result<(), Errno> {
         let _ = parts;
         Ok(())
     }
@@ -136,10 +136,10 @@ pub struct SealedTier<S> {
     parts: Arc<Parts<S>>,
 }
 
-/// See the module.
+/// A tier whose contents are all sealed.
 pub type Encrypted = SealedTier<Seals>;
 
-/// Any tier in which nobody else can read what this process stores after fork(2).
+/// Any tier in which no other process can read what this process stores after fork(2).
 pub type Private = SealedTier<Secrets>;
 
 /// What the tier and its queues share.
@@ -443,17 +443,17 @@ impl<S: Sealing> Forks for SealedTier<S> {
         S::before_fork(&self.parts)
     }
 
-    fn after_fork(&self, inherits: bool) {
-        self.parts.inner.after_fork(inherits);
-        S::after_fork(&self.parts, inherits);
+    fn after_fork_in_parent(&self, inherits: bool) {
+        self.parts.inner.after_fork_in_parent(inherits);
+        S::after_fork_in_parent(&self.parts, inherits);
     }
 
-    fn renew(&self, inherits: bool) -> Result<(), Errno> {
-        self.parts.inner.renew(inherits)?;
-        S::renew(&self.parts)
+    fn after_fork_in_child(&self, inherits: bool) -> Result<(), Errno> {
+        self.parts.inner.after_fork_in_child(inherits)?;
+        S::after_fork_in_child(&self.parts)
     }
 
-    fn is_shared_by_relatives(&self) -> bool {
-        self.parts.inner.is_shared_by_relatives()
+    fn is_shared_by_family(&self) -> bool {
+        self.parts.inner.is_shared_by_family()
     }
 }

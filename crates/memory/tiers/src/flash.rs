@@ -70,7 +70,7 @@ impl Flash {
         if spec.path.metadata().map_or(true, |found| found.is_dir()) {
             return;
         }
-        // If somebody else has opened it in the meantime, the contents belong to them.
+        // If another process has opened it in the meantime, the contents belong to that process.
         let look = |tried: u32| {
             if tried > 0 {
                 std::thread::sleep(LEFT_PAUSE);

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_the_machine_can_be_sealed() {
+    fn tiers_that_leave_the_machine_can_be_sealed() {
         let sealed = |inner| TierSpec::Encrypted { inner: Box::new(inner) };
         let size = Some(ByteSize(1 << 30));
         let flash = TierSpec::Flash(FlashSpec { size, ..FlashSpec::at("/a") });

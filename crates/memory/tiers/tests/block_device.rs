@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A block device is a flash tier, too, unless somebody else needs it. The tests use a loop device of their own, and
+//! A block device is a flash tier, too, unless another program needs it. The tests use a loop device of their own, and
 //! are skipped, with the reason, where none can be made (not root, no losetup).
 
 mod scratch;
@@ -90,7 +90,7 @@ fn a_device_that_is_held_is_refused() {
 }
 
 #[test]
-fn what_a_program_leaves_on_a_device_is_discarded() {
+fn blocks_that_a_program_leaves_on_a_device_are_discarded() {
     let Some(device) = Loop::new() else { return };
     let tier = Flash::open(&device.spec()).unwrap();
     let frame = frames::frame(64, 7);

@@ -137,7 +137,7 @@ fn failures_underneath_surface_and_what_was_stored_before_stays() {
 }
 
 #[test]
-fn what_lies_underneath_says_nothing() {
+fn stored_bytes_reveal_nothing() {
     let watched = Watched::new();
     let tier = encrypted(Box::new(watched.clone()));
     // The same byte everywhere, written in both ways and more than once.
@@ -168,7 +168,7 @@ fn what_lies_underneath_says_nothing() {
 }
 
 #[test]
-fn what_was_changed_reads_as_zeros_alone_and_is_found_and_repaired_by_another_way() {
+fn a_changed_page_reads_as_zeros_and_is_repaired_by_another_way() {
     let watched = Watched::new();
     let tier = encrypted(Box::new(watched.clone()));
     let mut frame = frames::frame(8, 0);
@@ -193,7 +193,7 @@ fn what_was_changed_reads_as_zeros_alone_and_is_found_and_repaired_by_another_wa
     frames::check_stamp(frame.bytes(), 0, 1);
     tier.write(0, &frame).unwrap();
     assert!(found(&mut frame));
-    assert!(watched.pages(8) == sealed, "what relatives know of is what they find");
+    assert!(watched.pages(8) == sealed, "what related processes know of is what they find");
     assert!(!tier.read_other(0, &mut frame, 3).unwrap());
     frames::give_back(frame);
 }

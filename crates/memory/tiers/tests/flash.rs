@@ -98,7 +98,7 @@ fn a_file_made_by_the_operator_must_be_private_and_is_taken_again() {
 
 /// A file with a name used to keep all that the program had stored there, for the next reader of the disk.
 #[test]
-fn what_a_program_leaves_in_a_file_with_a_name_is_discarded() {
+fn blocks_that_a_program_leaves_in_a_named_file_are_discarded() {
     let scratch = Scratch::new();
     let path = scratch.path().join("blocks");
     std::fs::write(&path, "").unwrap();
@@ -176,7 +176,7 @@ proptest! {
 /// Files that other users own, can change or could have put there: in a file of its own, `nobody` could read root's
 /// memory, and could store pages with forged checksums.
 #[test]
-fn what_other_users_own_or_can_reach_is_refused() {
+fn paths_that_other_users_own_or_can_reach_are_refused() {
     let scratch = Scratch::new();
     let refused = |path: &Path| match refusal(&spec(path)) {
         OpenFailure::Objected { objected } => objected.to_string(),

@@ -49,7 +49,7 @@ impl Running {
     }
 }
 
-/// See the module.
+/// The background operation of a switch: one bind or unbind at a time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Background {
     running: Option<Running>,

@@ -30,7 +30,7 @@ use crate::extents::{Extents, Held, Hosts, NO_TAG, Tag};
 use crate::host::HostFailure;
 use crate::memory::Memory;
 
-/// The most offers that a host may leave unanswered. The size of QEMU's event log would be too small a bound, so this
+/// The most offers that a host may leave unanswered. The size of QEMU's event log would be too low a limit, so this
 /// is the default size of an event log.
 const OFFERS_MAX: usize = 64;
 /// Bytes in an answer: before its extents, of one extent; before its tags, of one tag; around its regions, of one
@@ -99,7 +99,7 @@ struct Offer {
     ranges: Vec<Range<u64>>,
 }
 
-/// See the module.
+/// The dynamic capacity of a device: its regions, and which host has which blocks.
 #[derive(Clone, Debug)]
 pub(crate) struct Capacity {
     device: usize,

@@ -19,7 +19,7 @@ const INTERRUPT_BY_MESSAGE: u8 = 1;
 /// The bit of the MCTP event policy for the end of a background operation.
 const BACKGROUND_ENDED: u16 = 1 << 15;
 
-/// See the module.
+/// What every component that answers commands has: an identity, a clock, event logs, a limit on the length of messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Component {
     /// Who it is.

@@ -21,7 +21,7 @@ pub struct Connection {
 /// The answer to a command. `ReturnCode::BACKGROUND_STARTED` is an error here, because it has no payload.
 pub(crate) type Answer = Result<Response, ReturnCode>;
 
-/// See the module.
+/// The context of one command: the time, the requester, the longest answer, and where results go.
 #[derive(Debug)]
 pub(crate) struct Context {
     /// Now.

@@ -31,7 +31,7 @@ pub(crate) struct Ld {
     pub head: u8,
 }
 
-/// See the module.
+/// A device behind a port: its logical devices, their memory and its dynamic capacity.
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
     /// Its place in the configuration.

@@ -31,15 +31,15 @@ struct Log {
 /// What happened to a new record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
-    /// It is the only one of its log: an interrupt or a notification may follow.
+    /// The record is the only one of its log: an interrupt or a notification may follow.
     First,
-    /// It was lost.
+    /// The record was lost.
     Lost,
-    /// It is one of several.
+    /// The record is one of several.
     Queued,
 }
 
-/// See the module.
+/// The event logs of a component. Each keeps its records until they are cleared.
 #[derive(Clone, Debug)]
 pub(crate) struct EventLogs {
     logs: [Log; LOGS],

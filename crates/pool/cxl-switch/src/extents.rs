@@ -72,7 +72,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Its addresses.
+    /// The addresses of the extent.
     pub fn range(&self) -> Range<u64> {
         self.start..self.start + self.length
     }

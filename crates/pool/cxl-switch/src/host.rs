@@ -25,24 +25,24 @@ pub enum HostAction {
         /// The accepted addresses; if empty, all of the offer is refused.
         accepted: Vec<Range<u64>>,
     },
-    /// It reads memory.
+    /// The host reads memory.
     Read {
         /// The first address.
         address: u64,
         /// The number of bytes, at most 1 MiB.
         bytes: usize,
     },
-    /// It gives capacity back. As Release Dynamic Capacity (4803h).
+    /// The host gives capacity back. As Release Dynamic Capacity (4803h).
     ReleaseCapacity {
         /// The addresses that are given back.
         ranges: Vec<Range<u64>>,
     },
-    /// It sets the secret value of its virtual CXL switch, once. As Set Domain Validation SV (5105h).
+    /// The host sets the secret value of its virtual CXL switch, once. As Set Domain Validation SV (5105h).
     SetDomainSv {
         /// The value.
         secret: [u8; 16],
     },
-    /// It writes memory.
+    /// The host writes memory.
     Write {
         /// The first address.
         address: u64,

@@ -22,23 +22,23 @@ const TAG_OFFSET: usize = 1;
 /// How an answer fails. Except with `Code`, the command was carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnswerFailure {
-    /// It is this return code, and nothing was carried out.
+    /// The answer is this return code, and nothing was carried out.
     Code(ReturnCode),
-    /// It comes late.
+    /// The answer comes late.
     Delay {
         /// By how much; at most an hour.
         by_ns: u64,
     },
-    /// It never comes.
+    /// The answer never comes.
     Drop,
-    /// It comes twice.
+    /// The answer comes twice.
     Duplicate,
-    /// It ends early.
+    /// The answer ends early.
     Truncate {
         /// What is left of it.
         bytes: usize,
     },
-    /// It has another tag than the request.
+    /// The answer has another tag than the request.
     WrongTag,
 }
 

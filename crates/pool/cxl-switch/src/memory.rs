@@ -15,13 +15,13 @@ pub(crate) const PAGES_MAX: usize = 4096;
 /// Why bytes cannot be read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryFailure {
-    /// They end beyond the memory.
+    /// The bytes end beyond the memory.
     Beyond,
-    /// It keeps [`PAGES_MAX`] pages already.
+    /// The memory keeps [`PAGES_MAX`] pages already.
     Full,
 }
 
-/// See the module.
+/// The bytes of a device's memory. Pages that were never written are zeros, and take no room.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
     bytes: u64,

@@ -15,7 +15,7 @@ pub(crate) const TELEMETRY: u8 = 3;
 /// The longest interval at which back pressure is sampled.
 const SAMPLE_INTERVAL_MAX: u8 = 15;
 
-/// See the module.
+/// The quality-of-service settings of an MLD.
 #[derive(Clone, Debug)]
 pub(crate) struct Qos {
     control: QosControl,

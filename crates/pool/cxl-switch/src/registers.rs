@@ -14,7 +14,8 @@ pub(crate) const CLASS_MEMORY: u32 = 0x0005_0210;
 const IDENTITY: u16 = 0;
 const CLASS: u16 = 2;
 
-/// See the module. It holds at most 4096 registers, because there are no more numbers.
+/// The configuration space of a function: double words by number. It holds at most 4096 registers, because there are no
+/// more numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
     values: BTreeMap<u16, u32>,

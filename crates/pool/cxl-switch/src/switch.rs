@@ -36,7 +36,7 @@ pub(crate) enum Cci {
     Switch,
 }
 
-/// See the module.
+/// A CXL switch: answers or refuses messages, and lets time pass.
 #[derive(Clone, Debug)]
 pub struct Switch {
     pub(crate) config: SwitchConfig,

@@ -137,7 +137,7 @@ fn the_manager_touches_logical_devices_without_a_host_alone() {
 }
 
 #[test]
-fn what_a_bound_logical_device_has_does_not_change_and_what_it_gets_is_zeros() {
+fn a_bound_logical_device_keeps_its_bytes_and_gets_zeros() {
     let mut client = Client::new(config());
     let set = |first_ld_id, units: &[u64]| {
         let allocations = units.iter().map(|units| LdAllocation { range_1: *units, range_2: 0 }).collect();

@@ -149,7 +149,7 @@ fn a_host_takes_a_part_and_refuses_the_rest() {
 }
 
 #[test]
-fn what_is_released_is_wiped_if_asked_and_kept_if_not() {
+fn released_capacity_is_wiped_if_asked_and_kept_if_not() {
     for (flags, is_wiped) in [(0x11, false), (0x31, true)] {
         let mut client = client();
         assert_eq!(code(&mut client, &add(0, add_policy::FREE, 0, 4, 0)), ReturnCode::SUCCESS);

@@ -259,7 +259,7 @@ fn capacity() -> Vec<Line> {
     ]
 }
 
-/// Sends the requests of each line of a table, and that of the line also with other lengths. Returns the opcodes.
+/// Sends the requests of each line of a table, and that of the line with other lengths. Returns the opcodes.
 fn ask(place: &str, path: &[client::Hop], lines: Vec<Line>) -> Vec<Opcode> {
     let mut opcodes = Vec::new();
     for line in lines {

@@ -182,7 +182,7 @@ fn an_error_of_a_device_is_recorded_by_its_severity() {
 }
 
 #[test]
-fn what_cannot_go_wrong_is_refused() {
+fn impossible_injections_are_refused() {
     let mut client = Client::new(config());
     let mut refused = |injection| client.switch.inject(0, injection).expect_err("refused");
     assert_eq!(refused(Injection::InsertDevice { device: 0 }), InjectionRefusal::NoDevice);

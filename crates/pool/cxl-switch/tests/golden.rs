@@ -156,7 +156,7 @@ fn the_captured_exchange_of_a_timestamp_is_answered_byte_by_byte() {
 }
 
 #[test]
-fn what_jack_was_answered_it_is_answered_still() {
+fn answers_to_jack_have_not_changed() {
     const JACKRABBIT: Dialect = Dialect::JACKRABBIT;
     let vectors: Vec<Value> = serde_json::from_str(include_str!("golden/jack.json")).expect("JSON");
     let mut switch = Switch::new(SwitchConfig::example()).expect("a good configuration");

@@ -33,17 +33,17 @@ const NS_PER_MS: u64 = 1_000_000;
 enum How {
     /// Busy (0006h), and nothing is carried out.
     Busy,
-    /// It comes this much later.
+    /// The answer comes this much later.
     DelayMs(u64),
-    /// It never comes.
+    /// The answer never comes.
     Drop,
-    /// It comes twice.
+    /// The answer comes twice.
     Duplicate,
     /// This return code, and nothing is carried out.
     ReturnCode(u16),
-    /// It is cut to this many bytes.
+    /// The answer is cut to this many bytes.
     Truncate(usize),
-    /// It has another tag.
+    /// The answer has another tag.
     WrongTag,
 }
 

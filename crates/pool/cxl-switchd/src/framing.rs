@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_order_too_long_or_of_another_kind_is_dropped() {
+    fn packets_out_of_order_too_long_or_of_another_kind_are_dropped() {
         let mut assembler = Assembler::new(&Dialect::STANDARD);
         let all = each(&packets(&message(300, &Dialect::STANDARD), &mut 0));
         let mut take = |order: &[usize]| order.iter().filter_map(|at| assembler.take(&all[*at])).count();

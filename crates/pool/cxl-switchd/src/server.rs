@@ -4,7 +4,7 @@
 //! Carries messages between managers and the switch, lets time pass, and acts for the hosts.
 //!
 //! Threads: one reads each connection, one lets time pass. The switch is behind one lock, `state`; it is never held
-//! while bytes are written. A connection's writer has a lock of its own, and a bound on how long it waits for its peer.
+//! while bytes are written. A connection's writer has a lock of its own, and a limit on how long it waits for its peer.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -105,7 +105,7 @@ struct State {
     last_id: u32,
 }
 
-/// See the module.
+/// The server: carries messages between managers and the switch, and acts for the hosts.
 pub struct Server {
     state: Mutex<State>,
     /// Notified when something may be due earlier than before.

@@ -14,7 +14,7 @@ use crate::bytes::Bytes;
 use crate::desired::{Edit, Leaving, Volume, Why};
 use crate::id::{HostId, LdId, MemberId, PoolId, SpanId, VolumeId, VolumeName, VppbAddress, ZoneId};
 use crate::observed::{HostReport, LdBinding, LeaseState, MemberState, Observed, VolumeReport};
-use crate::reconcile::standing::agent;
+use crate::reconcile::progress::agent;
 use crate::reconcile::{MemberLease, States};
 use crate::topology::{FaultDomain, LatencyClass};
 use crate::volume::{Member, Place, Source, Span, VolumeSpec};
@@ -173,7 +173,7 @@ impl Edit<'_> {
         draw: &mut impl FnMut() -> VolumeId,
         not_adopted: &mut BTreeSet<NotAdopted>,
     ) {
-        for (device, report) in observed.devices.iter().filter(|(_, report)| report.standing.answers()) {
+        for (device, report) in observed.devices.iter().filter(|(_, report)| report.availability.answers()) {
             let states = States { desired: self.desired, observed };
             let unknown = states.unknown_lds(device, report).into_iter();
             let bound = unknown.filter_map(|(ld_id, ld)| match &ld.binding {
@@ -286,7 +286,7 @@ struct Lent {
 
 /// All leases, and all dynamic capacity, of sources that answer.
 fn lent(observed: &Observed) -> impl Iterator<Item = Lent> {
-    let donors = observed.donors.iter().filter(|(_, report)| report.standing.answers());
+    let donors = observed.donors.iter().filter(|(_, report)| report.availability.answers());
     let leases = donors.flat_map(|(donor, report)| {
         let leases = report.leases.iter().flat_map(|(volume, leases)| leases.iter().map(move |one| (*volume, one)));
         leases.filter(|(_, (_, lease))| matches!(lease.state, LeaseState::Lent { .. })).map(
@@ -296,7 +296,7 @@ fn lent(observed: &Observed) -> impl Iterator<Item = Lent> {
             },
         )
     });
-    let devices = observed.devices.iter().filter(|(_, report)| report.standing.answers());
+    let devices = observed.devices.iter().filter(|(_, report)| report.availability.answers());
     let extents = devices.flat_map(|(device, report)| {
         let tags = report.extents.iter().flat_map(|(volume, tags)| tags.iter().map(move |one| (*volume, one)));
         tags.map(|(volume, (member, extent))| {

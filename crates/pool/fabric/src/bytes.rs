@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_as_the_same_amount() {
+    fn a_written_amount_is_read_as_the_same_amount() {
         for amount in [0, 1, 1023, 1024, 3 << 20, 5 << 30, (22 * 256) << 30, u64::MAX] {
             assert_eq!(Bytes(amount).to_string().parse(), Ok(Bytes(amount)));
         }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_is_refused_with_the_remedy() {
+    fn text_that_is_no_amount_is_refused_with_the_remedy() {
         for text in ["", "12", "GiB", "-1GiB", "1.5GiB", "1gib", "18446744073709551616B", "16384PiB", "١GiB"] {
             let failure = text.parse::<Bytes>().expect_err(text).to_string();
             assert!(failure.contains("write a whole number and a unit"), "{failure}");

@@ -18,18 +18,18 @@ pub const NAME_BYTES_MAX: usize = 63;
 /// Why a text is not a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotAName {
-    /// It contains a character that is not allowed in names.
+    /// The name contains a character that is not allowed in names.
     Character {
         /// The name, with escapes for what is not ASCII.
         name: String,
         /// The character.
         character: char,
     },
-    /// It has no characters.
+    /// The name has no characters.
     Empty,
-    /// It does not begin with a letter or a digit.
+    /// The name does not begin with a letter or a digit.
     Start(String),
-    /// It is longer than [`NAME_BYTES_MAX`].
+    /// The name is longer than [`NAME_BYTES_MAX`].
     TooLong(usize),
 }
 

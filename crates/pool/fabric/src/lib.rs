@@ -26,8 +26,8 @@
 //!         "zones": {"lab": {"quota": "32GiB", "hosts": ["h0"]}}}"#,
 //! )?;
 //! let observed: Observed = serde_json::from_str(
-//!     r#"{"donors": {"d0": {"incarnation": 1, "standing": "up", "term": 1, "capacity": "64GiB", "leases": {}}},
-//!         "hosts": {"h0": {"incarnation": 1, "standing": "up", "term": 1, "volumes": {}, "left": {}}}}"#,
+//!     r#"{"donors": {"d0": {"incarnation": 1, "availability": "up", "term": 1, "capacity": "64GiB", "leases": {}}},
+//!         "hosts": {"h0": {"incarnation": 1, "availability": "up", "term": 1, "volumes": {}, "left": {}}}}"#,
 //! )?;
 //!
 //! let mut capacity = Capacity::new(&topology, &desired, &observed);

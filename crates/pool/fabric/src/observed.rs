@@ -20,7 +20,7 @@ use crate::volume::{Place, Presentation, Redundancy};
 /// Whether a donor, an agent or a switch answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Standing {
+pub enum Availability {
     /// It answers, and wants its memory back.
     Draining,
     /// It does not answer any more. The rest of its report is what it reported last.
@@ -33,7 +33,7 @@ pub enum Standing {
     Up,
 }
 
-impl Standing {
+impl Availability {
     /// Whether it makes sense to send a step to this donor, agent or switch.
     pub const fn answers(self) -> bool {
         !matches!(self, Self::Gone { .. })
@@ -77,7 +77,7 @@ pub struct DonorReport {
     /// Which start of it this is.
     pub incarnation: Incarnation,
     /// Whether it answers.
-    pub standing: Standing,
+    pub availability: Availability,
     /// The greatest term that it has seen.
     pub term: Term,
     /// What it lends.
@@ -175,7 +175,7 @@ pub struct HostReport {
     /// has nothing.
     pub incarnation: Incarnation,
     /// Whether the agent answers.
-    pub standing: Standing,
+    pub availability: Availability,
     /// The greatest term that it has seen.
     pub term: Term,
     /// The volumes that programs of this host can use.
@@ -237,7 +237,7 @@ pub struct LdReport {
 #[serde(deny_unknown_fields)]
 pub struct DeviceReport {
     /// Whether its switch answers for it.
-    pub standing: Standing,
+    pub availability: Availability,
     /// Its LDs.
     pub lds: BTreeMap<LdId, LdReport>,
     /// Dynamic capacity that hosts have, by its tag: the volume and the member.

@@ -211,13 +211,13 @@ impl Capacity {
 
     /// Counts what a zone takes against its quota.
     pub(crate) fn charge(&mut self, zone: &ZoneId, raw: Bytes) -> Result<(), Refusal> {
-        let account = self.zone(zone)?;
-        let used = account.used.plus(raw);
-        if used > account.quota {
-            let (quota, used) = (account.quota, account.used);
+        let zone_use = self.zone(zone)?;
+        let used = zone_use.used.plus(raw);
+        if used > zone_use.quota {
+            let (quota, used) = (zone_use.quota, zone_use.used);
             return Err(Refusal::Quota { zone: zone.clone(), quota, used, wanted: raw });
         }
-        account.used = used;
+        zone_use.used = used;
         Ok(())
     }
 }

@@ -57,7 +57,7 @@ impl Change {
         matches!(self, Self::Unbind(..) | Self::Release(_) | Self::Shrink(..))
     }
 
-    /// Its place in the order of changes.
+    /// The place of the change in the order of changes.
     const fn rank(&self) -> u8 {
         match self {
             Self::SetPool(..) => 0,

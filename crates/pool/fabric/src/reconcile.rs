@@ -12,7 +12,7 @@
 
 mod establish;
 mod give_back;
-pub(crate) mod standing;
+pub(crate) mod progress;
 mod step;
 mod waiting;
 
@@ -75,7 +75,7 @@ impl States<'_> {
     /// Handles what agents list and the desired state does not.
     fn tidy_hosts(self, round: &mut Round) {
         for host in self.observed.hosts.keys() {
-            let Some(report) = standing::agent(self.desired, self.observed, host) else { continue };
+            let Some(report) = progress::agent(self.desired, self.observed, host) else { continue };
             for (volume, view) in &report.volumes {
                 if !self.desired.volumes.contains_key(volume) {
                     round.strays.push(Stray::Volume { host: host.clone(), volume: *volume });
@@ -99,7 +99,7 @@ impl States<'_> {
     /// Handles what donors list and the desired state does not.
     fn tidy_donors(self, round: &mut Round) {
         for (donor, report) in &self.observed.donors {
-            if !report.standing.answers() || self.desired.retired_donors.get(donor) == Some(&report.incarnation) {
+            if !report.availability.answers() || self.desired.retired_donors.get(donor) == Some(&report.incarnation) {
                 continue;
             }
             let leases = report.leases.iter().flat_map(|(volume, leases)| leases.iter().map(move |one| (*volume, one)));
@@ -125,7 +125,7 @@ impl States<'_> {
                 match (&ld.binding, ld.content) {
                     (LdBinding::Bound(_), _) => round.strays.push(Stray::Ld { device: device.clone(), ld_id }),
                     // No host has the LD, and the next one must not find old bytes in it.
-                    (LdBinding::Unbound, Content::Used) if report.standing.answers() => {
+                    (LdBinding::Unbound, Content::Used) if report.availability.answers() => {
                         round.steps.push(Step::WipeLd { device: device.clone(), ld_id });
                     }
                     _ => {}

@@ -9,9 +9,9 @@
 
 use crate::desired::{Edit, Volume, Why};
 use crate::id::{MemberId, Millis, VolumeId};
-use crate::observed::{MemberState, Observed, Standing, VolumeReport};
+use crate::observed::{Availability, MemberState, Observed, VolumeReport};
 use crate::placement::Refusal;
-use crate::reconcile::standing::{AtSource, agent, at_source, standing};
+use crate::reconcile::progress::{AtSource, agent, at_source, availability};
 use crate::volume::{Member, Source, Span};
 
 /// A member that a repair could not replace.
@@ -109,9 +109,9 @@ impl Edit<'_> {
             return Health::Lost;
         }
         let drained = matches!(&member.source, Source::Slabs { donor } if self.desired.draining.contains(donor));
-        match standing(observed, &member.source) {
-            Some(Standing::Gone { since }) if now.0.saturating_sub(since.0) >= timeout_ms => Health::Silent,
-            Some(Standing::Draining) => Health::Draining,
+        match availability(observed, &member.source) {
+            Some(Availability::Gone { since }) if now.0.saturating_sub(since.0) >= timeout_ms => Health::Silent,
+            Some(Availability::Draining) => Health::Draining,
             _ if drained => Health::Draining,
             _ => Health::Good,
         }

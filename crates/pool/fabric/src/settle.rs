@@ -11,7 +11,7 @@
 use crate::desired::Desired;
 use crate::id::{Millis, VolumeId};
 use crate::observed::Observed;
-use crate::reconcile::standing::{at_source, has_left};
+use crate::reconcile::progress::{at_source, has_left};
 
 /// Drops what has ended, and releases expired volumes. Returns whether anything changed, and so must be stored.
 pub fn settle(desired: &mut Desired, observed: &Observed, now: Millis) -> bool {

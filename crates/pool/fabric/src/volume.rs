@@ -76,7 +76,7 @@ impl Redundancy {
         member.times(self.members_needed() as u64)
     }
 
-    /// Whether it is within the bounds.
+    /// Whether the redundancy is within its limits.
     pub fn is_possible(self) -> bool {
         match self {
             Self::Mirror { copies } => (2..=COPIES_MAX).contains(&copies),
@@ -210,7 +210,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Its members with their places.
+    /// The members with their places.
     pub fn places(&self) -> impl Iterator<Item = (Place, &Member)> {
         let shards = 0..=u8::MAX;
         shards.zip(&self.members).map(|(shard, member)| (Place { span: self.id, shard }, member))

@@ -20,7 +20,7 @@ use crate::virtual_switch::*;
 
 /// A request, and what answers it.
 pub trait Command: Payload {
-    /// Its number.
+    /// The number of the command.
     const OPCODE: Opcode;
     /// The payload of a response that says success.
     type Response: Payload;
@@ -72,7 +72,7 @@ macro_rules! commands {
         }
 
         impl Request {
-            /// Its number.
+            /// The number of the command.
             pub fn opcode(&self) -> Opcode {
                 match self {
                     $(Self::$request(_) => Opcode($number),)*

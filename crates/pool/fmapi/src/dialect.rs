@@ -40,7 +40,7 @@ pub enum LengthBits {
     Reversed,
 }
 
-/// See the module.
+/// How a peer writes the fields on which implementations differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialect {
     /// The name of the peer, for traces.

@@ -226,7 +226,7 @@ mod tests {
     use crate::virtual_switch::BindingStatus;
 
     #[test]
-    fn what_a_record_says_is_read_as_it_was_written() {
+    fn records_are_read_as_they_were_written() {
         let port = PortStatus { port_id: 7, link_width: 8, link_flags: 0x0102, first_lane: 3, ..Default::default() };
         let vppb = Vppb { status: BindingStatus::Ld, port_id: 9, ld_id: 2 };
         let extent = Extent { start: 1 << 30, length: 1 << 28, tag: [5; 16], shared_sequence: 1 };

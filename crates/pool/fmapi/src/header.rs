@@ -35,7 +35,7 @@ pub enum Category {
     Response,
 }
 
-/// See the module.
+/// The header of a CCI message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Request or response.

@@ -12,7 +12,7 @@ use crate::header::{Category, Header};
 use crate::opcode::Opcode;
 use crate::return_code::ReturnCode;
 
-/// See the module.
+/// A whole CCI message: header and payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Its header; `payload_bytes` is the payload's length.
@@ -47,7 +47,7 @@ impl Message {
         Self { header, payload }
     }
 
-    /// Its bytes.
+    /// The bytes of the message.
     pub fn encode(&self, dialect: &Dialect) -> Vec<u8> {
         let mut out = Writer::new(dialect);
         out.put(&self.header);

@@ -27,7 +27,7 @@ macro_rules! codes {
         impl ReturnCode {
             $(#[doc = concat!($text, ".")] pub const $name: Self = Self($number);)*
 
-            /// Its name, as the specification has it; None where it has none.
+            /// The name of the code, as the specification has it; None where it has none.
             pub fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($number => Some($text),)*

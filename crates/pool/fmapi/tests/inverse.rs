@@ -29,7 +29,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_was_decoded_is_written_and_decoded_to_the_same(
+    fn decoded_messages_are_written_and_decoded_to_the_same(
         opcode in 0..Opcode::ALL.len(), asked in payload(), reported in payload(), dialect in 0usize..5,
     ) {
         let (opcode, dialect) = (Opcode::ALL[opcode], &Dialect::ALL[dialect]);

@@ -45,7 +45,7 @@ use aquifer_core::units::SlabIndex;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
-use aquifer_tier::figures::{Tallies, count};
+use aquifer_tier::figures::{TierCounters, count};
 use aquifer_tier::places::{PLACE_WORDS, Places, Seen};
 use aquifer_tier::plain_queue::Blocking;
 use aquifer_tier::transfer::{check_buffer, check_range};
@@ -63,6 +63,7 @@ use self::repair::Repair;
 pub use self::shape::DATA_SHARDS;
 pub(crate) use self::shape::Shape;
 use self::shards::{Cutter, ShardQueue};
+use crate::access_failure::AccessFailure;
 use crate::donor;
 
 /// The same name as that of a single donor, because both are requested with `donor:`.
@@ -92,7 +93,7 @@ pub(crate) struct Parts {
     slabs: u32,
     head: Words,
     places: Places,
-    tallies: Tallies,
+    counters: TierCounters,
     repair: Repair,
 }
 
@@ -111,7 +112,7 @@ impl Array {
             slabs,
             head,
             places: Places::over(table),
-            tallies: Tallies::default(),
+            counters: TierCounters::default(),
             repair: Repair::default(),
         };
         Ok(Array { parts: Arc::new(parts), notices })
@@ -185,9 +186,9 @@ impl Tier for Array {
         check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
         let read = self.parts.read_way(offset, buffer.bytes_mut(), way as usize);
         if read == Ok(true) {
-            count(&self.parts.tallies.reads_by_another_way);
+            count(&self.parts.counters.reads_by_another_way);
         }
-        read.map_err(|errno| failure(Activity::Read, offset, errno))
+        read.map_err(|failure| tier_failure(Activity::Read, offset, failure))
     }
 
     fn read_verified(
@@ -201,7 +202,7 @@ impl Tier for Array {
             Ok(true) => Ok(()),
             // There is only one way to read it.
             Ok(false) => self.read(offset, buffer),
-            Err(errno) => Err(failure(Activity::Read, offset, errno)),
+            Err(failure) => Err(tier_failure(Activity::Read, offset, failure)),
         }
     }
 
@@ -215,7 +216,7 @@ impl Tier for Array {
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
         check_range(NAME, Activity::Discard, offset, len, self.capacity_bytes())?;
-        self.parts.discard(offset, len).map_err(|errno| failure(Activity::Discard, offset, errno))
+        self.parts.discard(offset, len).map_err(|failure| tier_failure(Activity::Discard, offset, failure))
     }
 
     fn flush(&self) -> Result<(), TierFailure> {
@@ -230,7 +231,7 @@ impl Tier for Array {
     }
 
     fn take_figures(&self) -> TierFigures {
-        self.parts.tallies.take()
+        self.parts.counters.take()
     }
 
     fn upkeep(&self) -> Option<&dyn Upkeep> {
@@ -264,23 +265,23 @@ impl Upkeep for Array {
 }
 
 impl Forks for Array {
-    fn renew(&self, _: bool) -> Result<(), Errno> {
-        self.parts.renew()
+    fn after_fork_in_child(&self, _: bool) -> Result<(), Errno> {
+        self.parts.after_fork_in_child()
     }
 }
 
 impl Blocking for Parts {
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
-        self.read_bytes(offset, buffer.bytes_mut()).map_err(|errno| failure(Activity::Read, offset, errno))
+        self.read_bytes(offset, buffer.bytes_mut()).map_err(|failure| tier_failure(Activity::Read, offset, failure))
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
-        self.write_bytes(offset, buffer.bytes()).map_err(|errno| failure(Activity::Write, offset, errno))
+        self.write_bytes(offset, buffer.bytes()).map_err(|failure| tier_failure(Activity::Write, offset, failure))
     }
 }
 
-fn failure(activity: Activity, offset: u64, errno: i32) -> TierFailure {
-    TierFailure { tier: NAME, activity, offset, cause: Cause::Errno(errno) }
+fn tier_failure(activity: Activity, offset: u64, failure: AccessFailure) -> TierFailure {
+    TierFailure { tier: NAME, activity, offset, cause: Cause::Errno(failure.errno()) }
 }

@@ -67,6 +67,7 @@ use self::shared_memory::SharedMemory;
 use self::tcp::Tcp;
 use self::timeouts::Timeouts;
 use self::transport::{Loss, Transport};
+use crate::access_failure::AccessFailure;
 use crate::borrow_failure::BorrowFailure;
 use crate::spec::{DonorSecurity, DonorSpec};
 
@@ -159,7 +160,7 @@ fn greet(spec: &DonorSpec, timeouts: Timeouts) -> Result<(Links, Greeting), Borr
                 BorrowFailure::TlsOnly { address }
             }
             Err(Miss::Refused(refusal) | Miss::Unproven(refusal)) => failure(io::Error::other(refusal)),
-            Err(Miss::Failed(errno)) => failure(io::Error::from_raw_os_error(errno)),
+            Err(Miss::Failed(why)) => failure(io::Error::from_raw_os_error(why.errno())),
         };
     }
     Err(last)
@@ -180,8 +181,8 @@ fn network(spec: &DonorSpec, links: Links, answers: bool) -> Result<Box<dyn Tran
         RdmaFailure::Loss(Loss::Refused(refusal)) => {
             BorrowFailure::NoAnswer { address: address(), source: io::Error::other(refusal) }
         }
-        RdmaFailure::Loss(Loss::Connection(errno)) => {
-            BorrowFailure::NoAnswer { address: address(), source: io::Error::from_raw_os_error(errno) }
+        RdmaFailure::Loss(Loss::Connection(failure)) => {
+            BorrowFailure::NoAnswer { address: address(), source: io::Error::from_raw_os_error(failure.errno()) }
         }
     })
 }
@@ -254,7 +255,7 @@ impl Tier for Donor {
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
         check_range(NAME, Activity::Discard, offset, len, self.capacity_bytes())?;
-        self.remote.discard(offset, len).map_err(|errno| failure(Activity::Discard, offset, Cause::Errno(errno)))
+        self.remote.discard(offset, len).map_err(|why| access_failed(Activity::Discard, offset, why))
     }
 
     fn flush(&self) -> Result<(), TierFailure> {
@@ -293,8 +294,8 @@ impl Upkeep for Donor {
 }
 
 impl Forks for Donor {
-    fn renew(&self, _: bool) -> Result<(), Errno> {
-        self.remote.renew()
+    fn after_fork_in_child(&self, _: bool) -> Result<(), Errno> {
+        self.remote.after_fork_in_child()
     }
 }
 
@@ -302,18 +303,22 @@ impl Blocking for Remote {
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         self.check(Activity::Read, offset, buffer)?;
         let read = self.read_bytes(offset, buffer.bytes_mut());
-        read.map_err(|errno| failure(Activity::Read, offset, Cause::Errno(errno)))
+        read.map_err(|why| access_failed(Activity::Read, offset, why))
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         self.check(Activity::Write, offset, buffer)?;
         let written = self.write_bytes(offset, buffer.bytes());
-        written.map_err(|errno| failure(Activity::Write, offset, Cause::Errno(errno)))
+        written.map_err(|why| access_failed(Activity::Write, offset, why))
     }
 }
 
 fn failure(activity: Activity, offset: u64, cause: Cause) -> TierFailure {
     TierFailure { tier: NAME, activity, offset, cause }
+}
+
+fn access_failed(activity: Activity, offset: u64, why: AccessFailure) -> TierFailure {
+    failure(activity, offset, Cause::Errno(why.errno()))
 }
 
 fn error(errno: Errno) -> io::Error {

@@ -22,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access_failure;
 mod array;
 mod borrow_failure;
 mod donor;

@@ -14,7 +14,7 @@ use crate::array::Shape;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorSpec {
     /// `HOST:PORT`, where the host is a name, an IPv4 address, or an IPv6 address in brackets. Or `unix:PATH`, a socket
-    /// of this machine.
+    /// on this machine.
     pub address: String,
     /// Capacity; by default what the donor lends to one borrower.
     pub size: Option<ByteSize>,
@@ -47,7 +47,7 @@ impl DonorSpec {
 /// The description of RDMA to a donor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RdmaSpec {
-    /// The device of this machine; by default the one with the address from which the donor is reached.
+    /// The device on this machine; by default the one with the address from which the donor is reached.
     pub device: Option<String>,
 }
 
@@ -102,7 +102,7 @@ pub enum Redundancy {
         /// The number of donors that can be lost: at least one.
         parity: usize,
     },
-    /// It does not: each slab lies on one donor.
+    /// No redundancy: each slab lies on one donor.
     Striped,
 }
 

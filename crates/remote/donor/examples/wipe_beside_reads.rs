@@ -128,8 +128,8 @@ fn measure(cgroup: &Cgroup, source: &str, bytes: u64) -> Result<Measured, Failur
         }
         looked = Instant::now();
         let _ = reader.upkeep().map(|upkeep| upkeep.turn(None));
-        let standing = status(donor.address, "localhost", &Security::Plain, TIMEOUT)?;
-        Ok(standing.figure(Figure::WipingBytes) == 0 && standing.figure(Figure::WipesTotal) >= bytes / SLAB_BYTES)
+        let status = status(donor.address, "localhost", &Security::Plain, TIMEOUT)?;
+        Ok(status.figure(Figure::WipingBytes) == 0 && status.figure(Figure::WipesTotal) >= bytes / SLAB_BYTES)
     })?;
     let (wiped_in, started) = (started.elapsed(), Instant::now());
     read(&mut rest, &mut || Ok(started.elapsed() > wiped_in))?;

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Decides which connections a donor keeps: strangers, which have not finished their handshake and greeting, in a small
-//! pool of their own; and borrowers, up to the donor's and their tenant's bound.
+//! pool of their own; and borrowers, up to the donor's and their tenant's limit.
 //!
 //! Pure: time is an argument, in milliseconds of a clock that never goes back. A connection that has to be ended is
 //! returned to the caller, which shuts it.
@@ -13,7 +13,7 @@
 //! - A stranger has a deadline, however busy its connection looks.
 //! - An address whose strangers keep failing is admitted more slowly: beyond [`FAILURES_MAX`] its connections are
 //!   closed when they arrive, without a thread or a handshake.
-//! - When the number of borrowers' connections is at its bound, a newcomer replaces one that is idle. Its borrower
+//! - When the number of borrowers' connections is at its limit, a newcomer replaces one that is idle. Its borrower
 //!   reconnects when it needs the connection.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use aquifer_wire::Refusal;
 
-use crate::tallies::Peer;
+use crate::counters::Peer;
 use crate::tenants::TenantId;
 
 /// The maximum number of strangers at the same time. A choice: each is a thread that waits, and a handshake takes some
@@ -76,7 +76,7 @@ impl Failures {
     }
 }
 
-/// See the module.
+/// Decides which connections a donor keeps.
 pub(crate) struct Admission<C> {
     strangers: BTreeMap<Number, Stranger<C>>,
     members: BTreeMap<Number, Member<C>>,

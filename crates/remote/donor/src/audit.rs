@@ -23,7 +23,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The maximum number of lines per second about peers without a tenant. The next line says how many were omitted.
 const STRANGERS_PER_S_MAX: u64 = 100;
 
-/// See the module.
+/// The file with one line for each lease that was granted, renewed, released or refused.
 #[derive(Debug)]
 pub(crate) struct Audit {
     path: PathBuf,

@@ -7,7 +7,7 @@
 //! buffer. While less than half is in use, buffers stay with their connections until these are idle; beyond that, they
 //! are freed after each answer, so that the requests in progress share the other half.
 //!
-//! Threads: any connection's. A wait has a bound.
+//! Threads: any connection's. A wait has a time limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ pub const BODIES_BYTES_MAX: u64 = 256 << 20;
 /// How long a request waits for room. A borrower waits three seconds for an answer.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// Limits the memory of all buffers for the bodies of requests.
 #[derive(Debug)]
 pub(crate) struct BodyBudget {
     used: Mutex<u64>,
@@ -46,7 +46,7 @@ impl BodyBudget {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves `bytes` more, and waits for them, within a bound. Returns whether they were available.
+    /// Reserves `bytes` more, and waits for them, within a time limit. Returns whether they were available.
     pub(crate) fn reserve(&self, tenant: &Tenant, bytes: u64) -> bool {
         let deadline = Instant::now() + WAIT_MAX;
         let mut used = self.used();

@@ -22,7 +22,8 @@ use rustls::pki_types::CertificateDer;
 
 use crate::settings::{Protection, Timeouts};
 
-/// See the module. Calls that wait give up after `Timeouts::frame`, by the socket's own time limits.
+/// Carries the bytes of one connection, plain or sealed. Calls that wait give up after `Timeouts::frame`, by the
+/// socket's own time limits.
 pub(crate) trait Channel: Debug + Send + Sync {
     /// Opens the channel before anything is read. Until then, bytes are written unprotected: at most a refusal.
     fn open(&self, timeouts: Timeouts) -> Result<(), Refusal>;
@@ -49,7 +50,7 @@ pub(crate) trait Channel: Debug + Send + Sync {
         false
     }
 
-    /// Its socket, to wait on.
+    /// The socket of the channel, to wait on.
     fn socket(&self) -> RawFd;
 
     /// Ends the connection. Does not wait.

@@ -25,10 +25,10 @@ use rustls::pki_types::CertificateDer;
 use crate::admission::Occupant;
 use crate::body;
 use crate::channel::Channel;
+use crate::counters::Peer;
 use crate::listener::Permit;
 use crate::service::{NOTICES_AT_ONCE, NOTICES_AT_RENEWAL, Service, Visit};
 use crate::settings::Timeouts;
-use crate::tallies::Peer;
 use crate::tenants::Tenant;
 
 /// The sending side of a connection.
@@ -202,7 +202,7 @@ impl<'a> Connection<'a> {
             };
             let max = if header.message == Message::Renew { NOTICES_AT_RENEWAL } else { NOTICES_AT_ONCE };
             let notified = self.notify(who, max);
-            let body = if matches!(answer, Message::Found | Message::Standing) { &self.body[..] } else { &[] };
+            let body = if matches!(answer, Message::Found | Message::StatusReport) { &self.body[..] } else { &[] };
             let sent = notified.and_then(|()| self.sender.send(header.request, answer, body, self.timeouts.frame));
             if let Err(error) = sent {
                 let took_too_long = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
@@ -264,7 +264,7 @@ impl<'a> Connection<'a> {
             Some(certificates) => {
                 let own = certificates.first().ok_or(Refusal::NoCertificate)?;
                 let name = tenant_name(own).ok_or_else(|| {
-                    self.service.tallies.say(&format!(
+                    self.service.counters.say(&format!(
                         "the certificate that {} shows has no name for a tenant; give it a subject alternative name \
                          (URI, DNS or email), or a common name",
                         self.peer

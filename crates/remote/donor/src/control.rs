@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The control socket: an administrator of this machine reclaims memory, or asks for the donor's figures.
+//! The control socket: an administrator on this machine reclaims memory, or asks for the donor's figures.
 //!
 //! It is a Unix socket that its owner and root can reach: it has the right mode before it has a name, and the peer's
 //! identity is checked in addition. Nobody on the network can reach it. A connection carries one request, a frame of
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aquifer_sys::wakeup::Wakeup;
-use aquifer_wire::{HEADER_BYTES, Header, Message, Refusal, STANDING_BYTES, Standing};
+use aquifer_wire::{DonorStatus, HEADER_BYTES, Header, Message, Refusal, STATUS_BYTES};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
@@ -30,8 +30,8 @@ use crate::settings::StartFailure;
 
 /// How long the donor waits for a request: both ends are on one machine.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long to wait for an answer: reclaimed memory is wiped first, and somebody else's request may be served before
-/// this one. Enough for half a TiB in huge pages.
+/// How long to wait for an answer: reclaimed memory is wiped first, and another administrator's request may be served
+/// before this one. Enough for half a TiB in huge pages.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Nothing happens when this ends; it only bounds the wait for a connection.
 const SLEEP: Duration = Duration::from_secs(3600);
@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The maximum number of connections that wait to be served.
 const WAITING_MAX: i32 = 16;
 
-/// See the module.
+/// The control socket, at which an administrator reclaims memory or asks for the donor's status.
 #[derive(Debug)]
 pub(crate) struct Control {
     path: PathBuf,
@@ -109,10 +109,10 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
             let wants = if bytes == crate::EVERY_BYTE { "all".to_owned() } else { format!("{} MiB", bytes >> 20) };
             let left_mib = left >> 20;
             let line = format!("takes back {wants} as ordered; borrowers have {within:?} to give back {left_mib} MiB");
-            shared.service.tallies.say(&line);
+            shared.service.counters.say(&line);
             (Message::Reclaiming { bytes: left }, Vec::new())
         }
-        Ok(Message::Status) => (Message::Standing, shared.service.standing(shared.count()).encode().to_vec()),
+        Ok(Message::Status) => (Message::StatusReport, shared.service.status(shared.count()).encode().to_vec()),
         Ok(_) => (Message::Error { refusal: Refusal::UnknownKind }, Vec::new()),
         Err(refusal) => (Message::Error { refusal }, Vec::new()),
     };
@@ -121,11 +121,11 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
     stream.write_all(&body)
 }
 
-/// Why a request to a donor of this machine failed.
+/// Why a request to a donor on this machine failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ControlFailure {
-    /// There is no control socket, nobody listens, or it belongs to somebody else.
+    /// There is no control socket, no donor listens, or it belongs to another user.
     Io(io::Error),
     /// The donor refuses, or it is not a donor.
     Refused(Refusal),
@@ -158,10 +158,10 @@ pub fn reclaim(control: &Path, bytes: u64, within: Duration) -> Result<u64, Cont
 }
 
 /// The figures of the donor with this control socket.
-pub fn standing(control: &Path) -> Result<Standing, ControlFailure> {
-    let mut body = [0; STANDING_BYTES];
+pub fn control_status(control: &Path) -> Result<DonorStatus, ControlFailure> {
+    let mut body = [0; STATUS_BYTES];
     match ask(control, Message::Status, &mut body)? {
-        Message::Standing => Ok(Standing::decode(&body)),
+        Message::StatusReport => Ok(DonorStatus::decode(&body)),
         _ => Err(ControlFailure::Refused(Refusal::UnknownKind)),
     }
 }

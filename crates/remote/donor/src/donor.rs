@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_sys::verbs::Port;
 use aquifer_sys::wakeup::Wakeup;
-use aquifer_wire::{EVERY_BYTE, Standing};
+use aquifer_wire::{DonorStatus, EVERY_BYTE};
 
 use crate::control::Control;
 use crate::listen_socket::ListenSocket;
@@ -23,7 +23,7 @@ use crate::settings::{Address, Settings, StartFailure};
 /// The interval between checks whether everything was given back.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// A running donor. If it is dropped without [`Donor::stop`], it runs until the process ends.
+/// A running donor. If it is dropped without [`Donor::stop`], it runs until the process exits.
 pub struct Donor {
     shared: Arc<Shared>,
     address: Address,
@@ -37,8 +37,8 @@ pub struct Observer(Arc<Shared>);
 
 impl Observer {
     /// The donor's figures now, or at its end.
-    pub fn standing(&self) -> Standing {
-        self.0.service.standing(self.0.count())
+    pub fn status(&self) -> DonorStatus {
+        self.0.service.status(self.0.count())
     }
 }
 
@@ -76,10 +76,10 @@ impl Donor {
     /// The address and port at which it listens.
     ///
     /// # Panics
-    /// If it listens at a socket of this machine instead of a port.
+    /// If it listens at a socket on this machine instead of a port.
     pub fn address(&self) -> SocketAddr {
         match self.address {
-            Address::Local(_) => panic!("this donor listens at a socket of this machine"),
+            Address::Local(_) => panic!("this donor listens at a socket on this machine"),
             Address::Tcp(address) => address,
         }
     }
@@ -94,9 +94,9 @@ impl Donor {
         self.shared.service.capacity_bytes()
     }
 
-    /// Its figures.
-    pub fn standing(&self) -> Standing {
-        self.shared.service.standing(self.shared.count())
+    /// The status of the donor now.
+    pub fn status(&self) -> DonorStatus {
+        self.shared.service.status(self.shared.count())
     }
 
     /// An observer of these figures, for use on any thread.

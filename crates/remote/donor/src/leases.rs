@@ -75,11 +75,11 @@ impl Borrower {
     }
 }
 
-/// The account on which a slab is granted, and its limit.
+/// The tenant for which a slab is granted, and its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Account {
-    /// The borrower's tenant.
-    pub tenant: TenantId,
+pub struct TenantQuota {
+    /// The tenant of the borrower.
+    pub id: TenantId,
     /// How many slabs the tenant's borrowers may have together.
     pub quota_slabs: u32,
 }
@@ -127,7 +127,7 @@ pub struct Endings {
     pub revoked: u64,
 }
 
-/// See the module.
+/// The lease table: which borrower has which slab, and until when.
 #[derive(Debug)]
 pub struct LeaseTable {
     slabs: Vec<Slab>,
@@ -177,7 +177,7 @@ impl LeaseTable {
     pub fn grant(
         &mut self,
         now_ms: u64,
-        account: Account,
+        tenant: TenantQuota,
         who: BorrowerId,
         range: RangeIndex,
     ) -> Result<Granted, Refusal> {
@@ -187,8 +187,8 @@ impl LeaseTable {
             // An access with the old token is still in progress; it would take effect after the new token is known.
             Some(slab) if self.slabs[slab.index()].accesses > 0 => return Err(Refusal::Busy),
             Some(slab) => *slab,
-            None if self.held(account.tenant) >= account.quota_slabs => return Err(Refusal::Quota),
-            None => self.take_free(account.tenant, who, range)?,
+            None if self.held(tenant.id) >= tenant.quota_slabs => return Err(Refusal::Quota),
+            None => self.take_free(tenant.id, who, range)?,
         };
         self.last_token += 1;
         self.slabs[slab.index()].token = self.last_token;

@@ -12,10 +12,10 @@
 //!   status     0    17     0    23     0    tokens          the donor alone: a seal ensures it
 //! ```
 //!
-//! No other borrower ever has this file, so its contents are nobody else's. To provide a slab, the donor allocates its
-//! place, so that the memory is accounted to the donor, and puts its token on the status page. When the lease ends, the
-//! donor first removes the token, and then the memory (it punches a hole). A borrower reads the status page before and
-//! after each access: what it read while the token was present was its own.
+//! No other borrower ever has this file, so its contents are this borrower's alone. To provide a slab, the donor
+//! allocates its place, so that the memory is accounted to the donor, and puts its token on the status page. When the
+//! lease ends, the donor first removes the token, and then the memory (it punches a hole). A borrower reads the status
+//! page before and after each access: what it read while the token was present was its own.
 //!
 //! The donor never maps or reads the data, so nothing that a borrower does to the file can harm the donor; truncating
 //! it only makes the file shorter. A borrower that writes where it has no slab gets memory there, as it could by
@@ -44,7 +44,7 @@ use crate::wiper::PIECE_BYTES;
 /// The unit of `st_blocks`.
 const BLOCK_BYTES: u64 = 512;
 
-/// See the module.
+/// The memory file and the status page that one borrower on the same host shares with the donor.
 #[derive(Debug)]
 pub(crate) struct LentFile {
     data: File,
@@ -118,7 +118,7 @@ impl LentFile {
     }
 
     /// Makes a part of a slab read as zeros. Its memory stays allocated: what the borrower stores there next is on the
-    /// donor's account.
+    /// donor's cgroup.
     pub(crate) fn discard(&self, offset: u64, bytes: u64) {
         // Only a file system that is not in memory refuses this. If there is no memory to allocate, the borrower's next
         // write allocates it.
@@ -162,7 +162,7 @@ pub(crate) enum FileSystem {
     /// A tmpfs of the donor's own, mounted nowhere, with huge pages, one for each slab. Needs CAP_SYS_ADMIN.
     Own {
         mount: OwnedFd,
-        /// Its pages never go to swap.
+        /// The pages of the file never go to swap.
         is_locked: bool,
     },
     /// The kernel's own, whose pages are small unless the administrator has chosen otherwise.
@@ -273,7 +273,7 @@ mod tests {
 
     /// A borrower's mapping shows its own file forever, and never what is later lent to another borrower.
     #[test]
-    fn who_keeps_a_mapping_neither_reads_nor_changes_what_is_lent_on() {
+    fn a_kept_mapping_neither_reads_nor_changes_a_slab_lent_on() {
         // Only a sealed file can be mapped here. Holes in a tmpfs of our own are punched by the same code of the
         // kernel.
         let lent = || LentFile::new(&FileSystem::Kernels, SLABS, None).unwrap();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_beside_a_slab_is_taken_back() {
+    fn pages_stored_beside_a_slab_are_taken_back() {
         for_each(|lent| {
             let data = File::from(lent.descriptors()[0].try_clone_to_owned().unwrap());
             lent.provide(LentSlab(1), 1).unwrap();

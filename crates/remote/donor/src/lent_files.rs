@@ -20,7 +20,7 @@ use crate::lent_file::{FileSystem, LentFile};
 use crate::memory::Source;
 use crate::settings::StartFailure;
 
-/// See the module.
+/// The memory files of all borrowers on the same host.
 #[derive(Debug)]
 pub(crate) struct LentFiles {
     files: FileSystem,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where connections arrive: a port, or a socket of this machine.
+//! Where connections arrive: a port, or a socket on this machine.
 //!
-//! The kernel identifies the peer at a socket of this machine: it reports the user as which the peer's process ran when
+//! The kernel identifies the peer at a socket on this machine: it reports the user as which the peer's process ran when
 //! it connected, see unix(7) on SO_PEERCRED. Memory is shared with programs of the donor's own user and of root, who
-//! could read its memory in other ways as well. The socket's file has a mode that lets nobody else connect. It is
+//! could read its memory in other ways as well. The socket's file has a mode that lets no other user connect. It is
 //! removed when the donor ends; a file that a killed donor has left is replaced.
 
 use std::fs;
@@ -20,14 +20,14 @@ use std::sync::Arc;
 use aquifer_wire::Refusal;
 
 use crate::channel::{self, Channel};
+use crate::counters::Peer;
 use crate::local_socket;
 use crate::settings::{Address, Protection, Timeouts};
-use crate::tallies::Peer;
 
-/// How many connections of this machine wait to be accepted: as many as the standard library lets wait at a port.
+/// How many connections on this machine wait to be accepted: as many as the standard library lets wait at a port.
 const WAITING_MAX: i32 = 128;
 
-/// See the module.
+/// A socket at which connections arrive.
 pub(crate) enum ListenSocket {
     Local(UnixListener, SocketFile),
     Tcp(TcpListener),
@@ -71,7 +71,7 @@ impl ListenSocket {
         }
     }
 
-    /// Its address, with the actual port if port 0 was requested.
+    /// The address of the socket, with the actual port if port 0 was requested.
     pub(crate) fn address(&self) -> io::Result<Address> {
         Ok(match self {
             ListenSocket::Local(_, file) => Address::Local(file.path.clone()),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Admits connections, up to the bounds of `admission.rs`, and gives each a thread of its own.
+//! Admits connections, up to the limits of `admission.rs`, and gives each a thread of its own.
 //!
 //! Blocking sockets and one thread for each: the kernel does the waiting, and the thread that is woken is the one that
 //! answers. There is no queue of requests in between, in which a demand read would have to wait.
@@ -82,7 +82,7 @@ impl Shared {
 
     fn end_revoked(&self, tenant: &str) {
         self.service.note(format_args!("event=ended tenant={tenant} reason=certificate_not_good"));
-        self.service.tallies.say(&format!("ended a connection of {tenant}, whose certificate is not good any more"));
+        self.service.counters.say(&format!("ended a connection of {tenant}, whose certificate is not good any more"));
     }
 
     /// Whether a connection's certificate is no longer valid.
@@ -185,7 +185,7 @@ fn take_in(shared: &Arc<Shared>, accepted: Accepted) -> std::io::Result<()> {
     let timeouts = shared.settings.timeouts;
     let (peer, checked) = (accepted.peer(), accepted.check());
     let sender = Arc::new(FrameSender::new(accepted.channel(&shared.protection(), timeouts)?));
-    shared.service.tallies.add(Figure::ConnectionsTotal, 1);
+    shared.service.counters.add(Figure::ConnectionsTotal, 1);
     if let Err(refusal) = checked {
         shared.service.refuse(None, peer, refusal);
         // The frame fits into any socket's buffer, so this does not wait for the peer.

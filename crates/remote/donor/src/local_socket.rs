@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Sockets of this machine. Connects to one within a bounded time: connect(2) waits while the listener's queue is full,
+//! Sockets on this machine. Connects to one within a bounded time: connect(2) waits while the listener's queue is full,
 //! and a stopped donor accepts nobody. See unix(7), socket(7) on SO_SNDTIMEO.
 //!
 //! Threads: any.

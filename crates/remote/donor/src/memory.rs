@@ -18,7 +18,7 @@ use crate::lent_files::LentFiles;
 use crate::settings::{Address, Settings, StartFailure};
 use crate::wiper::PIECE_BYTES;
 
-/// See the module.
+/// The memory of all slabs: mapped by the donor, or shared with borrowers on the same host.
 #[derive(Debug)]
 pub(crate) enum Slabs {
     Mapped(Arc<LentMemory>),

@@ -30,7 +30,7 @@ use crate::settings::DeviceChoice;
 /// How many windows are opened to get a new key, each while the previous ones stay open.
 const OPENED_MAX: usize = 20;
 
-/// See the module.
+/// The RDMA device of a donor, with the memory windows and queue pairs of its borrowers.
 pub(crate) struct OneSided {
     device: Arc<Device>,
     memory: Arc<LentMemory>,
@@ -80,8 +80,9 @@ impl OneSided {
 
     /// Creates the other end of a borrower's queue pair, replacing the one with the same number.
     ///
-    /// It is connected without the lock: over Ethernet the kernel asks the network who has the address that the
-    /// borrower has given, and waits a second for the answer (`ib_resolve_eth_dmac`). Nobody else should wait for that.
+    /// Connects the pair without the lock: over Ethernet the kernel asks the network who has the address that the
+    /// borrower has given, and waits a second for the answer (`ib_resolve_eth_dmac`). No other borrower should wait for
+    /// that.
     pub(crate) fn pair(&self, who: BorrowerId, number: u32, end: PairEnd) -> Result<PairEnd, Failure> {
         let psn = random().map_err(|errno| VerbsFailure::Call { what: "getrandom", errno: errno.0 })? as u32;
         let mut sessions = self.sessions();

@@ -6,7 +6,7 @@
 //! There are two buckets, one for bytes and one for requests, each with room for a burst of [`BURST_MS`]. A request
 //! takes from both at the same time, even more than they contain, and waits until they are replenished. No request
 //! waits longer than [`WAIT_MS_MAX`], because its borrower would consider the donor lost. A tenant that has too many
-//! requests in progress for this bound is slowed down by the waits of its next requests.
+//! requests in progress for this limit is slowed down by the waits of its next requests.
 
 use crate::tenants::Limits;
 
@@ -15,7 +15,8 @@ const BURST_MS: u64 = 100;
 /// The longest wait. A borrower waits three seconds for an answer.
 const WAIT_MS_MAX: u64 = 1000;
 
-/// See the module. Each field is the time when its bucket is full again, in microseconds.
+/// The rates of one tenant, as two token buckets. Each field is the time when its bucket is full again, in
+/// microseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     bytes_full_us: u64,

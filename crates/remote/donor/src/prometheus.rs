@@ -8,10 +8,10 @@
 
 use std::fmt::Write;
 
-use aquifer_wire::{Figure, Refusal, Standing};
+use aquifer_wire::{DonorStatus, Figure, Refusal};
 
 /// The text for a scrape.
-pub fn to_prometheus(standing: &Standing) -> String {
+pub fn to_prometheus(status: &DonorStatus) -> String {
     const REFUSALS: &str = "aquifer_donor_refusals_total";
     let mut text = String::new();
     let mut line = |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("a String takes any text");
@@ -20,12 +20,12 @@ pub fn to_prometheus(standing: &Standing) -> String {
         let name = format!("aquifer_donor_{}", figure.word());
         line(format_args!("# HELP {name} {}.", figure.meaning()));
         line(format_args!("# TYPE {name} {kind}"));
-        line(format_args!("{name} {}", standing.figure(*figure)));
+        line(format_args!("{name} {}", status.figure(*figure)));
     }
     line(format_args!("# HELP {REFUSALS} What was refused, by the reason."));
     line(format_args!("# TYPE {REFUSALS} counter"));
     for refusal in Refusal::ALL {
-        line(format_args!("{REFUSALS}{{reason=\"{}\"}} {}", refusal.word(), standing.refused(*refusal)));
+        line(format_args!("{REFUSALS}{{reason=\"{}\"}} {}", refusal.word(), status.refused(*refusal)));
     }
     text
 }
@@ -37,9 +37,9 @@ mod tests {
     /// A change of a name breaks somebody's alerts: AQUIFER_GOLDEN=1 accepts it.
     #[test]
     fn the_names_and_kinds_are_pinned() {
-        let mut standing = Standing { figures: [3; Figure::ALL.len()], refusals: [0; Refusal::ALL.len()] };
-        standing.refusals[Refusal::Slow.index()] = 5;
-        let text = to_prometheus(&standing);
+        let mut status = DonorStatus { figures: [3; Figure::ALL.len()], refusals: [0; Refusal::ALL.len()] };
+        status.refusals[Refusal::Slow.index()] = 5;
+        let text = to_prometheus(&status);
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/prometheus.txt");
         if std::env::var_os("AQUIFER_GOLDEN").is_some() {
             std::fs::write(golden, &text).unwrap();

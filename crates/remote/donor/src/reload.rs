@@ -80,7 +80,7 @@ pub(crate) fn run(shared: &Shared) {
 
 fn reload(shared: &Shared) {
     let settings = &shared.settings;
-    let say = |line: &str| shared.service.tallies.say(line);
+    let say = |line: &str| shared.service.counters.say(line);
     match settings.security.protection(settings.revocations.as_deref()) {
         Ok(protection) => {
             shared.protect(protection);

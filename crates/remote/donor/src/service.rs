@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Carries out a borrower's request: the lease table decides, the memory is accessed, and the tallies count.
+//! Carries out a borrower's request: the lease table decides, the memory is accessed, and the counters count.
 //!
 //! The table's lock is never held while memory is accessed or a peer is waited for: an access is begun, carried out,
 //! and ended. A request gets here only when all of its body has arrived and was checked, so a slow or broken peer holds
@@ -18,18 +18,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::verbs::{Port, VerbsFailure};
-use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, PairEnd, RangeIndex, Refusal, SLAB_BYTES, Standing};
+use aquifer_wire::{BorrowerId, DonorStatus, EVERY_LEASE, Figure, Message, PairEnd, RangeIndex, Refusal, SLAB_BYTES};
 
 use crate::audit::Audit;
 use crate::bodies::BodyBudget;
 use crate::body;
-use crate::leases::{Access, Account, Claim, LeaseTable, Leaving};
+use crate::counters::{Counters, Log, Peer};
+use crate::leases::{Access, Claim, LeaseTable, Leaving, TenantQuota};
 use crate::lent_file::LentFile;
 use crate::lent_files::LentFiles;
 use crate::memory::Slabs;
 use crate::one_sided::{self, OneSided};
 use crate::settings::{Settings, StartFailure};
-use crate::tallies::{Log, Peer, Tallies};
 use crate::tenants::{Tenant, TenantLimits, Tenants};
 use crate::wiper::Demand;
 
@@ -59,7 +59,7 @@ pub(crate) struct Service {
     audit: Option<Audit>,
     /// The keys of `own_name`'s hash.
     names: RandomState,
-    pub(crate) tallies: Tallies,
+    pub(crate) counters: Counters,
     started: Instant,
     /// Random: identifies this run of the donor.
     pub(crate) instance: u64,
@@ -124,9 +124,9 @@ impl Service {
             }
             _ => None,
         };
-        let tallies = Tallies::new(log);
+        let counters = Counters::new(log);
         if let Err(why) = memory.lock() {
-            tallies
+            counters
                 .say(&format!("what is lent may go to this machine's swap, and stay there after it is wiped: {why}"));
         }
         Ok(Service {
@@ -140,7 +140,7 @@ impl Service {
             tenants: Tenants::new(settings.limits()?, bodies),
             audit,
             names: RandomState::new(),
-            tallies,
+            counters,
             started: Instant::now(),
             instance,
             lease_ms,
@@ -181,20 +181,20 @@ impl Service {
     /// Continues in a new file of audit lines.
     pub(crate) fn reopen_audit(&self) {
         if let Some(Err(error)) = self.audit.as_ref().map(Audit::reopen) {
-            self.tallies.say(&format!("the file of audit lines stays as it is: {error}"));
+            self.counters.say(&format!("the file of audit lines stays as it is: {error}"));
         }
     }
 
     /// Writes one audit line about a tenant.
     pub(crate) fn note(&self, words: Arguments<'_>) {
         if let Some(Err(failure)) = self.audit.as_ref().map(|audit| audit.note(words)) {
-            self.tallies.say(&failure);
+            self.counters.say(&failure);
         }
     }
 
     /// Counts a refusal, reports it, and notes it for the audit.
     pub(crate) fn refuse(&self, tenant: Option<&Tenant>, peer: Peer, refusal: Refusal) {
-        self.tallies.refuse(peer, refusal);
+        self.counters.refuse(peer, refusal);
         let reason = refusal.word();
         let noted = match (&self.audit, tenant) {
             (None, _) => Ok(()),
@@ -207,7 +207,7 @@ impl Service {
             }
         };
         if let Err(failure) = noted {
-            self.tallies.say(&failure);
+            self.counters.say(&failure);
         }
     }
 
@@ -236,7 +236,7 @@ impl Service {
     pub(crate) fn enter(&self, tenant: Arc<Tenant>, peer: Peer, called: BorrowerId) -> Result<Visit<'_>, Refusal> {
         let who = self.own_name(&tenant.name, called);
         let file = self.slabs.shared().map(|files| files.enter(who)).transpose().map_err(|error| {
-            self.tallies.say(&format!("no file in memory for a borrower: {error}; raise the limit of open files"));
+            self.counters.say(&format!("no file in memory for a borrower: {error}; raise the limit of open files"));
             Refusal::TooManyConnections
         })?;
         if let Some(one_sided) = &self.one_sided {
@@ -276,8 +276,8 @@ impl Service {
                 body.resize(bytes as usize, 0);
                 memory.read(&access, body);
                 self.end(access);
-                self.tallies.add(Figure::ReadsTotal, 1);
-                self.tallies.add(Figure::ReadBytesTotal, bytes);
+                self.counters.add(Figure::ReadsTotal, 1);
+                self.counters.add(Figure::ReadBytesTotal, bytes);
                 Ok(Message::Found)
             }
             Message::Write { lease, token, offset } => {
@@ -286,8 +286,8 @@ impl Service {
                 let access = self.begin(who, Claim { lease, token, offset, bytes })?;
                 memory.write(&access, body);
                 self.end(access);
-                self.tallies.add(Figure::WritesTotal, 1);
-                self.tallies.add(Figure::WrittenBytesTotal, bytes);
+                self.counters.add(Figure::WritesTotal, 1);
+                self.counters.add(Figure::WrittenBytesTotal, bytes);
                 Ok(Message::Written)
             }
             Message::Discard { lease, token, offset, bytes } => {
@@ -298,15 +298,15 @@ impl Service {
                     _ => self.slabs.discard(&access, bytes),
                 }
                 self.end(access);
-                self.tallies.add(Figure::DiscardsTotal, 1);
+                self.counters.add(Figure::DiscardsTotal, 1);
                 Ok(Message::Discarded)
             }
             Message::Pair { number, end } => self.pair(who, number, end),
             Message::Key { lease, token } => self.key(who, lease, token),
             Message::Status => {
                 body.clear();
-                body.extend_from_slice(&self.standing(connections).encode());
-                Ok(Message::Standing)
+                body.extend_from_slice(&self.status(connections).encode());
+                Ok(Message::StatusReport)
             }
             _ => Err(Refusal::UnknownKind),
         }
@@ -315,8 +315,8 @@ impl Service {
     fn grant(&self, visit: &Visit<'_>, range: RangeIndex) -> Result<Message, Refusal> {
         let offset = range.checked_offset().ok_or(Refusal::OutsideLease)?;
         let who = visit.who;
-        let account = Account { tenant: visit.tenant.id, quota_slabs: visit.tenant.limits().quota_slabs() };
-        let granted = self.grant_slab(account, who, range)?;
+        let tenant = TenantQuota { id: visit.tenant.id, quota_slabs: visit.tenant.limits().quota_slabs() };
+        let granted = self.grant_slab(tenant, who, range)?;
         self.keeper.notify_all();
         let (lease, token) = (granted.slab.lease(), granted.token);
         // Requests that were sent with the previous token are refused from the moment the new one is known.
@@ -325,7 +325,7 @@ impl Service {
             self.provide(files, visit, Claim { lease, token, offset, bytes: SLAB_BYTES })?;
         }
         self.note(format_args!("event=leased {visit} slab={lease} range={}", range.0));
-        self.tallies.add(Figure::GrantsTotal, 1);
+        self.counters.add(Figure::GrantsTotal, 1);
         Ok(Message::Granted { lease, token, bytes: SLAB_BYTES, expires_in_ms: granted.expires_in_ms })
     }
 
@@ -340,7 +340,7 @@ impl Service {
             Ok(end) => Ok(Message::Paired { end }),
             Err(one_sided::Failure::Refused(refusal)) => Err(refusal),
             Err(one_sided::Failure::Verbs(failure)) => {
-                self.tallies.say(&format!("no RDMA connection for a borrower: {failure}"));
+                self.counters.say(&format!("no RDMA connection for a borrower: {failure}"));
                 Err(Refusal::Full)
             }
         }
@@ -356,7 +356,7 @@ impl Service {
         match key {
             Ok(key) => Ok(Message::Keyed { key }),
             Err(failure) => {
-                self.tallies.say(&format!("no way by RDMA into a slab: {failure}"));
+                self.counters.say(&format!("no way by RDMA into a slab: {failure}"));
                 Err(Refusal::Full)
             }
         }
@@ -365,7 +365,7 @@ impl Service {
     /// Closes a window of the device.
     pub(crate) fn shut_out(&self, close: impl Fn(&OneSided) -> Result<(), VerbsFailure>) {
         if let Some(Err(failure)) = self.one_sided.as_ref().map(close) {
-            self.tallies.say(&format!("a borrower's RDMA connections were ended, because of {failure}"));
+            self.counters.say(&format!("a borrower's RDMA connections were ended, because of {failure}"));
         }
     }
 
@@ -383,7 +383,7 @@ impl Service {
         let provided = files.provide(visit.who, access.slab, claim.token);
         self.end(access);
         provided.map_err(|(had_it, error)| {
-            self.tallies.say(&format!("no memory for a slab: {error}; lend less, or free memory"));
+            self.counters.say(&format!("no memory for a slab: {error}; lend less, or free memory"));
             if !had_it {
                 let _ = self.release(visit, claim.lease, claim.token);
             }
@@ -402,7 +402,7 @@ impl Service {
                 1
             }
         };
-        self.tallies.add(Figure::ReleasesTotal, slabs);
+        self.counters.add(Figure::ReleasesTotal, slabs);
         match lease {
             EVERY_LEASE => self.note(format_args!("event=released {visit} slabs={slabs}")),
             lease => self.note(format_args!("event=released {visit} slab={lease} slabs=1")),
@@ -480,8 +480,8 @@ impl Service {
         self.keeper.notify_all();
     }
 
-    pub(crate) fn standing(&self, connections: usize) -> Standing {
-        let mut standing = self.tallies.standing();
+    pub(crate) fn status(&self, connections: usize) -> DonorStatus {
+        let mut status = self.counters.status();
         let table = self.table();
         let endings = table.endings();
         for (figure, value) in [
@@ -497,8 +497,8 @@ impl Service {
             (Figure::ExpiriesTotal, endings.expired),
             (Figure::RevocationsTotal, endings.revoked),
         ] {
-            standing.figures[figure as usize] = value;
+            status.figures[figure as usize] = value;
         }
-        standing
+        status
     }
 }

@@ -20,7 +20,8 @@ pub(crate) const PAIRS_MAX: usize = 128;
 /// last.
 const KEYS_KEPT: usize = 16;
 
-/// See the module. `D` is a protection domain, `P` a queue pair, `W` a window.
+/// The RDMA sessions of all borrowers, and the windows on their slabs. `D` is a protection domain, `P` a queue pair,
+/// `W` a window.
 pub(crate) struct Sessions<D, P, W> {
     sessions: BTreeMap<BorrowerId, Session<D, P>>,
     windows: BTreeMap<LentSlab, Opened<W>>,
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_window_cannot_be_closed_has_nothing_left_to_look_in_with() {
+    fn a_borrower_whose_window_cannot_be_closed_loses_its_queue_pairs() {
         let mut sessions = two_borrowers();
         let before = domain(&mut sessions, WHO);
         let opened = sessions.take_before(LentSlab(3), u64::MAX).unwrap();

@@ -30,7 +30,7 @@ pub const CONNECTIONS_MAX: usize = 4096;
 /// Where a donor listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A socket of this machine: programs of the same user and of root share its memory.
+    /// A socket on this machine: programs of the same user and of root share its memory.
     Local(PathBuf),
     /// An address and port.
     Tcp(SocketAddr),
@@ -65,7 +65,7 @@ impl FromStr for Address {
             Some("") => Err(format!("write {LOCAL} and a path for the socket, for example unix:/run/aquifer.sock")),
             Some(path) => Ok(Address::Local(path.into())),
             None => text.parse().map(Address::Tcp).map_err(|_| {
-                "write an address of this machine and a port, for example 10.0.0.2:7411 or [::]:7411, or unix:PATH"
+                "write an address on this machine and a port, for example 10.0.0.2:7411 or [::]:7411, or unix:PATH"
                     .into()
             }),
         }
@@ -294,7 +294,7 @@ impl fmt::Display for StartFailure {
                 path.display()
             ),
             StartFailure::Listen(address, error) => {
-                write!(f, "cannot listen at {address}: {error}; give an address of this machine and a free port")
+                write!(f, "cannot listen at {address}: {error}; give an address on this machine and a free port")
             }
             StartFailure::Memory(Source::Dax(path), error) => {
                 let path = path.display();

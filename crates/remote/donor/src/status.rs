@@ -14,7 +14,7 @@ use aquifer_tls::{
     ShakeFailure, Words,
 };
 use aquifer_wire::{
-    BorrowerId, HEADER_BYTES, Header, Message, Refusal, STANDING_BYTES, Standing, VERSION_NEWEST, VERSION_OLDEST,
+    BorrowerId, DonorStatus, HEADER_BYTES, Header, Message, Refusal, STATUS_BYTES, VERSION_NEWEST, VERSION_OLDEST,
     is_frame,
 };
 
@@ -65,7 +65,7 @@ pub fn status(
     name: &str,
     security: &Security,
     timeout: Duration,
-) -> Result<Standing, StatusFailure> {
+) -> Result<DonorStatus, StatusFailure> {
     let stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
@@ -76,26 +76,26 @@ pub fn status(
         let borrower = Borrower::new(credentials, server).map_err(StatusFailure::Credentials)?;
         line.protection = Some(line.shake_hands(&borrower)?);
     }
-    standing(&mut line)
+    read_status(&mut line)
 }
 
-/// Asks the donor at a socket of this machine, and waits at most `timeout` for each step.
-pub fn local_status(path: &Path, timeout: Duration) -> Result<Standing, StatusFailure> {
+/// Asks the donor at a socket on this machine, and waits at most `timeout` for each step.
+pub fn local_status(path: &Path, timeout: Duration) -> Result<DonorStatus, StatusFailure> {
     let stream = local_socket::connect(path, timeout)?;
-    standing(&mut Line { stream: Box::new(stream), protection: None, text: Vec::new() })
+    read_status(&mut Line { stream: Box::new(stream), protection: None, text: Vec::new() })
 }
 
-fn standing(line: &mut Line) -> Result<Standing, StatusFailure> {
+fn read_status(line: &mut Line) -> Result<DonorStatus, StatusFailure> {
     let bits = || aquifer_sys::raw::random().map_err(|errno| io::Error::from_raw_os_error(errno.0));
     let borrower = BorrowerId(u128::from(bits()?) << 64 | u128::from(bits()?));
     let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, borrower };
     let Message::Welcome { first_request, .. } = line.ask(0, hello)? else { return Err(unexpected()) };
-    if line.ask(first_request, Message::Status)? != Message::Standing {
+    if line.ask(first_request, Message::Status)? != Message::StatusReport {
         return Err(unexpected());
     }
-    let mut body = [0; STANDING_BYTES];
+    let mut body = [0; STATUS_BYTES];
     line.fill(&mut body)?;
-    Ok(Standing::decode(&body))
+    Ok(DonorStatus::decode(&body))
 }
 
 /// A stream of bytes each way.

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_one_line_with_a_remedy() {
+    fn an_invalid_file_is_reported_in_one_line_with_a_remedy() {
         for (text, expected) in [
             ("batch quota=4MiB", "uri:, dns:"),
             ("dns: quota=4MiB", "is no tenant"),

@@ -5,8 +5,8 @@
 //!
 //! One thread wipes, in pieces of at most [`PIECE_BYTES`]. After each piece it pauses, so that it takes a tenth of a
 //! CPU at most, and less where it is held up: otherwise a donor with a fraction of a CPU (`cpu.max`) would spend on
-//! wiping what it needs for answers. While requests are in progress the wiper waits for them, within a bound. It does
-//! not pause while a borrower waits for a slab that has to be wiped first, and it takes half a CPU while the donor
+//! wiping what it needs for answers. While requests are in progress the wiper waits for them, within a time limit. It
+//! does not pause while a borrower waits for a slab that has to be wiped first, and it takes half a CPU while the donor
 //! reclaims memory.
 //!
 //! Memory that is not wiped yet counts as `wiping_bytes`, and is not granted.
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use aquifer_sys::raw::{lower_priority, thread_cpu_ns};
 use aquifer_wire::{BorrowerId, Figure, LentSlab, RangeIndex, Refusal};
 
-use crate::leases::{Account, Granted, LeaseTable};
+use crate::leases::{Granted, LeaseTable, TenantQuota};
 use crate::service::Service;
 
 /// How much is wiped without a pause: a tenth of a millisecond of stores, or a third of one in the kernel for a memory
@@ -184,7 +184,7 @@ impl Service {
     fn wipe(&self, slab: LentSlab, between: &mut dyn FnMut()) {
         self.shut_out(|one_sided| one_sided.close(slab));
         self.slabs.wipe(slab, between);
-        self.tallies.add(Figure::WipesTotal, 1);
+        self.counters.add(Figure::WipesTotal, 1);
         let is_ours_again = self.table().wiped(slab);
         self.demand.wiped.notify_all();
         if is_ours_again {
@@ -205,11 +205,16 @@ impl Service {
 
     /// Grants a slab for a range, and waits for one to be wiped if there is no other. [`Refusal::Busy`] if that takes
     /// too long.
-    pub(crate) fn grant_slab(&self, account: Account, who: BorrowerId, range: RangeIndex) -> Result<Granted, Refusal> {
+    pub(crate) fn grant_slab(
+        &self,
+        tenant: TenantQuota,
+        who: BorrowerId,
+        range: RangeIndex,
+    ) -> Result<Granted, Refusal> {
         let deadline = Instant::now() + GRANT_TIMEOUT;
         let mut table = self.table();
         loop {
-            let granted = table.grant(self.now_ms(), account, who, range);
+            let granted = table.grant(self.now_ms(), tenant, who, range);
             let left = deadline.saturating_duration_since(Instant::now());
             if granted != Err(Refusal::Busy) || !table.lacks_wiped() || left.is_zero() {
                 return granted;

@@ -68,7 +68,7 @@ fn upkeep(tier: &dyn Tier, mut done: impl FnMut() -> bool) {
 }
 
 fn lent(donor: &Donor) -> u64 {
-    donor.standing().figure(Figure::LentBytes) / SLAB_BYTES
+    donor.status().figure(Figure::LentBytes) / SLAB_BYTES
 }
 
 #[test]
@@ -185,36 +185,36 @@ fn a_donor_that_reclaims_its_memory_is_done_without() {
 }
 
 /// A relay to a donor that passes this many bytes a second in each direction, or passes nothing on.
-struct Way {
+struct Relay {
     address: SocketAddr,
-    stands: Arc<AtomicBool>,
+    is_stalled: Arc<AtomicBool>,
 }
 
-impl Way {
-    fn to(donor: SocketAddr, bytes_per_second: u64) -> Way {
+impl Relay {
+    fn to(donor: SocketAddr, bytes_per_second: u64) -> Relay {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let way = Way { address: listener.local_addr().unwrap(), stands: Arc::new(AtomicBool::new(false)) };
-        let stands = Arc::clone(&way.stands);
+        let relay = Relay { address: listener.local_addr().unwrap(), is_stalled: Arc::new(AtomicBool::new(false)) };
+        let is_stalled = Arc::clone(&relay.is_stalled);
         std::thread::spawn(move || {
             for borrower in listener.incoming().map_while(Result::ok) {
                 let donor = TcpStream::connect(donor).unwrap();
                 for (from, to) in [(&borrower, &donor), (&donor, &borrower)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let stands = Arc::clone(&stands);
-                    std::thread::spawn(move || pass(from, to, bytes_per_second, &stands));
+                    let is_stalled = Arc::clone(&is_stalled);
+                    std::thread::spawn(move || pass(from, to, bytes_per_second, &is_stalled));
                 }
             }
         });
-        way
+        relay
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, bytes_per_second: u64, stands: &AtomicBool) {
+fn pass(mut from: TcpStream, mut to: TcpStream, bytes_per_second: u64, is_stalled: &AtomicBool) {
     let _ = (from.set_nodelay(true), to.set_nodelay(true));
     let mut bytes = vec![0; 64 << 10];
     let mut free_at = Instant::now();
     while let Ok(count @ 1..) = from.read(&mut bytes) {
-        while stands.load(Ordering::SeqCst) {
+        while is_stalled.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
         let now = Instant::now();
@@ -255,9 +255,9 @@ fn stream(tier: &dyn Tier, slabs: u64) -> Duration {
 fn two_slow_donors_together_are_faster_than_one() {
     const SLABS: u64 = 16;
     let donors = donors(2);
-    let ways: Vec<SocketAddr> = donors.iter().map(|donor| Way::to(donor.address(), 48 << 20).address).collect();
+    let relays: Vec<SocketAddr> = donors.iter().map(|donor| Relay::to(donor.address(), 48 << 20).address).collect();
     let fill = |tier: &dyn Tier| (0..SLABS).for_each(|slab| write(tier, slab * SLAB_BYTES, 1));
-    let (alone, together) = (array(&ways[..1], ",size=32MiB"), array(&ways, ",size=32MiB"));
+    let (alone, together) = (array(&relays[..1], ",size=32MiB"), array(&relays, ",size=32MiB"));
     fill(&*alone);
     fill(&*together);
     // The best of three rounds, because a busy machine spoils some.
@@ -268,24 +268,24 @@ fn two_slow_donors_together_are_faster_than_one() {
 }
 
 #[test]
-fn a_way_that_stands_still_costs_one_short_wait() {
-    stands_still(2, ",mirror=2,size=16MiB", 8);
+fn a_relay_that_stalls_costs_one_short_wait() {
+    read_past_a_stalled_relay(2, ",mirror=2,size=16MiB", 8);
 }
 
 #[test]
-fn a_way_that_stands_still_costs_hardly_a_wait_where_parity_makes_up_for_it() {
-    stands_still(5, ",parity=4+1,size=16MiB", 8);
+fn a_relay_that_stalls_costs_hardly_a_wait_where_parity_makes_up_for_it() {
+    read_past_a_stalled_relay(5, ",parity=4+1,size=16MiB", 8);
 }
 
 /// The relay to one of `count` donors passes nothing on, until `lacking` copies are missing.
-fn stands_still(count: usize, options: &str, lacking: u64) {
+fn read_past_a_stalled_relay(count: usize, options: &str, lacking: u64) {
     let donors = donors(count);
-    let ways: Vec<Way> = donors.iter().map(|donor| Way::to(donor.address(), 1 << 40)).collect();
-    let addresses: Vec<SocketAddr> = ways.iter().map(|way| way.address).collect();
+    let relays: Vec<Relay> = donors.iter().map(|donor| Relay::to(donor.address(), 1 << 40)).collect();
+    let addresses: Vec<SocketAddr> = relays.iter().map(|relay| relay.address).collect();
     let tier = array(&addresses, options);
     (0..8).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
     (0..8).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab));
-    ways[0].stands.store(true, Ordering::SeqCst);
+    relays[0].is_stalled.store(true, Ordering::SeqCst);
     let mut longest = Duration::ZERO;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(3) {
@@ -301,13 +301,13 @@ fn stands_still(count: usize, options: &str, lacking: u64) {
     assert!(figures.reads_hedged > 0, "{figures:?}");
     // Writes notice it, too, and the copies that they miss there are made later.
     (0..8).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab + 30));
-    ways[0].stands.store(false, Ordering::SeqCst);
+    relays[0].is_stalled.store(false, Ordering::SeqCst);
     let mut rebuilt = 0;
     upkeep(&*tier, || {
         rebuilt += tier.take_figures().slabs_rebuilt;
         rebuilt == lacking
     });
-    ways[1].stands.store(true, Ordering::SeqCst);
+    relays[1].is_stalled.store(true, Ordering::SeqCst);
     (0..8).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab + 30));
 }
 
@@ -318,9 +318,9 @@ fn silent_donors_do_not_make_leases_at_other_donors_expire() {
     const SILENT: usize = 10;
     let lease = Duration::from_secs(3);
     let donors: Vec<Donor> = (0..SILENT + 4).map(|_| start(Settings { lease, ..settings() })).collect();
-    let ways: Vec<Way> = donors[..SILENT].iter().map(|donor| Way::to(donor.address(), 1 << 40)).collect();
+    let relays: Vec<Relay> = donors[..SILENT].iter().map(|donor| Relay::to(donor.address(), 1 << 40)).collect();
     let direct = donors[SILENT..].iter().map(Donor::address);
-    let addresses: Vec<SocketAddr> = ways.iter().map(|way| way.address).chain(direct).collect();
+    let addresses: Vec<SocketAddr> = relays.iter().map(|relay| relay.address).chain(direct).collect();
     let tier: Arc<dyn Tier> = Arc::from(array(&addresses, ",mirror=2"));
     (0..40).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
     let held: Vec<u64> = donors[SILENT..].iter().map(lent).collect();
@@ -344,10 +344,9 @@ fn silent_donors_do_not_make_leases_at_other_donors_expire() {
         }
         longest
     });
-    ways.iter().for_each(|way| way.stands.store(true, Ordering::SeqCst));
+    relays.iter().for_each(|relay| relay.is_stalled.store(true, Ordering::SeqCst));
     std::thread::sleep(lease * 3);
-    let expired: Vec<u64> =
-        donors[SILENT..].iter().map(|donor| donor.standing().figure(Figure::ExpiriesTotal)).collect();
+    let expired: Vec<u64> = donors[SILENT..].iter().map(|donor| donor.status().figure(Figure::ExpiriesTotal)).collect();
     // The upkeep thread may be waiting for the silent donors for a long time.
     is_over.store(true, Ordering::SeqCst);
     let longest = renewal_thread.join().unwrap();

@@ -121,12 +121,12 @@ fn strangers_do_not_crowd_borrowers_out() {
         eight_threads(&*tier, 20);
         let mut newcomer = Peer::borrower_by(protection, donor.address(), 77);
         assert!(matches!(newcomer.ask(Message::Renew, &[]).0, Message::Renewed { .. }));
-        assert!(donor.standing().figure(Figure::Connections) <= 16 + 256 + 1, "{:?}", donor.standing());
+        assert!(donor.status().figure(Figure::Connections) <= 16 + 256 + 1, "{:?}", donor.status());
         drop(strangers);
     }
 }
 
-/// A stranger that stays silent, or sends a byte now and then, is dropped within a bound.
+/// A stranger that stays silent, or sends a byte now and then, is dropped within a time limit.
 #[test]
 fn strangers_have_a_deadline() {
     let moment = Duration::from_millis(300);
@@ -139,5 +139,5 @@ fn strangers_have_a_deadline() {
         while stream.read(&mut [0; 64]).is_ok_and(|count| count > 0) {}
     }
     assert!(begun.elapsed() < TIMEOUT);
-    wait_until(&donor, |standing| standing.figure(Figure::Connections) == 0);
+    wait_until(&donor, |status| status.figure(Figure::Connections) == 0);
 }

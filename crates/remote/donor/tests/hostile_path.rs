@@ -174,9 +174,9 @@ fn nothing_that_is_said_in_plain_text_costs_a_lease() {
         }
     }
     fetch(&*tier, 2 * SLAB_BYTES, 0).unwrap();
-    let standing = donor.standing();
-    assert_eq!(standing.figure(Figure::LentBytes), 4 * SLAB_BYTES, "no lease was dropped");
-    assert_eq!(standing.figure(Figure::ReleasesTotal), 0);
+    let status = donor.status();
+    assert_eq!(status.figure(Figure::LentBytes), 4 * SLAB_BYTES, "no lease was dropped");
+    assert_eq!(status.figure(Figure::ReleasesTotal), 0);
 }
 
 /// A member of a mirror whose path is not clear has not lost anything: its slabs are not given up at once, and it is
@@ -212,6 +212,6 @@ fn a_member_is_not_thrown_out_by_what_a_stranger_says() {
         });
     }
     for donor in [&one, &other] {
-        assert_eq!(donor.standing().figure(Figure::ReleasesTotal), 0);
+        assert_eq!(donor.status().figure(Figure::ReleasesTotal), 0);
     }
 }

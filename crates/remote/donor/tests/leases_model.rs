@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_donor::TenantId;
-use aquifer_donor::leases::{Access, Account, Claim, LeaseTable};
+use aquifer_donor::leases::{Access, Claim, LeaseTable, TenantQuota};
 use aquifer_wire::{BorrowerId, LentSlab, RangeIndex, Refusal, SLAB_BYTES};
 use proptest::prelude::*;
 
@@ -23,13 +23,13 @@ fn tenant(who: u128) -> TenantId {
     TenantId(who as u64 / 2)
 }
 
-fn account(who: u128) -> Account {
-    Account { tenant: tenant(who), quota_slabs: QUOTA }
+fn quota(who: u128) -> TenantQuota {
+    TenantQuota { id: tenant(who), quota_slabs: QUOTA }
 }
 
-/// The account of one tenant with this quota.
-fn full(quota_slabs: u32) -> Account {
-    Account { tenant: TenantId(0), quota_slabs }
+/// The quota of one tenant.
+fn full(quota_slabs: u32) -> TenantQuota {
+    TenantQuota { id: TenantId(0), quota_slabs }
 }
 
 #[derive(Clone, Debug)]
@@ -308,7 +308,7 @@ impl Model {
     }
 
     fn grant(&mut self, table: &mut LeaseTable, who: u128, range: RangeIndex) {
-        let granted = table.grant(self.now_ms, account(who), BorrowerId(who), range);
+        let granted = table.grant(self.now_ms, quota(who), BorrowerId(who), range);
         let before = self.held.get(&(who, range)).copied();
         let count = self.held.keys().filter(|(holder, _)| tenant(*holder) == tenant(who)).count();
         assert_eq!(table.held(tenant(who)) as usize, count + usize::from(granted.is_ok() && before.is_none()));
@@ -362,7 +362,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_revoked_at_once_is_wiped_and_not_lent_again() {
+fn slabs_revoked_at_once_are_wiped_and_not_lent_again() {
     let mut table = LeaseTable::new(4, LEASE_MS);
     let one = BorrowerId(1);
     let leases: Vec<_> = RangeIndex::all(3).map(|range| table.grant(0, full(8), one, range).unwrap()).collect();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The life of a slab at a real donor: granted, used, given back or taken, wiped, and granted to somebody else.
+//! The life of a slab at a real donor: granted, used, given back or taken, wiped, and granted to another borrower.
 
 mod certificates;
 mod peer;
@@ -9,11 +9,11 @@ mod peer;
 use std::time::{Duration, Instant};
 
 use aquifer_donor::{Donor, Settings, Source, StartFailure};
-use aquifer_wire::{EVERY_LEASE, Figure, Message, RangeIndex, Refusal, SLAB_BYTES, STANDING_BYTES, Standing};
+use aquifer_wire::{DonorStatus, EVERY_LEASE, Figure, Message, RangeIndex, Refusal, SLAB_BYTES, STATUS_BYTES};
 use peer::{Peer, figure, impatient, settings, start, wait_until};
 
 #[test]
-fn what_one_borrower_leaves_the_next_one_does_not_find() {
+fn bytes_of_one_borrower_are_not_found_by_the_next() {
     for source in [Source::Anonymous, Source::Memfd, Source::Huge] {
         let settings = Settings { source: source.clone(), ..settings(1) };
         if let Err(none) = Donor::start(settings.clone(), Box::new(|_| ())).map(|donor| donor.stop(Duration::ZERO)) {
@@ -63,8 +63,8 @@ fn no_answer_waits_for_a_wipe_but_that_of_the_slab_that_it_grants() {
             assert_eq!(other.read(kept, 0).unwrap(), [0xcd; 4096]);
             assert_eq!(other.write(kept, 0, 0xcd), Message::Written);
         }
-        let standing = donor.standing();
-        let (wiping, wipes) = (standing.figure(Figure::WipingBytes), standing.figure(Figure::WipesTotal));
+        let status = donor.status();
+        let (wiping, wipes) = (status.figure(Figure::WipingBytes), status.figure(Figure::WipesTotal));
         assert_eq!((wiping, wipes), ((SLABS - 1) * SLAB_BYTES, 0), "{source:?}: 65 answers, and no slab was wiped");
         for range in 1..SLABS {
             let lease = other.grant(range);
@@ -96,9 +96,9 @@ fn a_lease_ends_without_a_sign_of_life_and_not_with_one() {
         last_sign = Instant::now();
         assert!(matches!(renewed, Message::Renewed { leases: 1, .. }), "{renewed:?}");
     }
-    wait_until(&donor, |standing| standing.figure(Figure::ExpiriesTotal) == 1);
+    wait_until(&donor, |status| status.figure(Figure::ExpiriesTotal) == 1);
     // It is wiped although no request waits for that.
-    wait_until(&donor, |standing| standing.figure(Figure::WipesTotal) == 1);
+    wait_until(&donor, |status| status.figure(Figure::WipesTotal) == 1);
     assert_eq!(one.read(lease, 0), Err(Refusal::NoLease));
     let again = one.grant(0);
     assert_eq!(one.read(again, 0).unwrap(), [0; 4096]);
@@ -148,9 +148,9 @@ fn the_status_is_that_of_the_donor() {
     let lease = one.grant(0);
     one.write(lease, 0, 1);
     let (answer, body) = one.ask(Message::Status, &[]);
-    assert_eq!(answer, Message::Standing);
-    let bytes: &[u8; STANDING_BYTES] = body[..].try_into().unwrap();
-    let standing = Standing::decode(bytes);
+    assert_eq!(answer, Message::StatusReport);
+    let bytes: &[u8; STATUS_BYTES] = body[..].try_into().unwrap();
+    let status = DonorStatus::decode(bytes);
     for (figure, value) in [
         (Figure::CapacityBytes, 4 * SLAB_BYTES),
         (Figure::LentBytes, SLAB_BYTES),
@@ -160,12 +160,12 @@ fn the_status_is_that_of_the_donor() {
         (Figure::WritesTotal, 1),
         (Figure::WrittenBytesTotal, 4096),
     ] {
-        assert_eq!(standing.figure(figure), value, "{figure:?}");
+        assert_eq!(status.figure(figure), value, "{figure:?}");
     }
 }
 
 #[test]
-fn what_cannot_be_lent_is_refused_in_one_line_with_a_remedy() {
+fn settings_that_cannot_be_lent_are_refused_in_one_line_with_a_remedy() {
     let listening = start(settings(1)).0;
     let none = || Box::new(|_: &str| ());
     for (settings, remedy) in [
@@ -182,7 +182,7 @@ fn what_cannot_be_lent_is_refused_in_one_line_with_a_remedy() {
 }
 
 #[test]
-fn what_is_lent_stays_out_of_swap_or_the_donor_says_why_not() {
+fn lent_memory_stays_out_of_swap_or_the_donor_says_why_not() {
     for source in [Source::Anonymous, Source::Memfd] {
         let (donor, lines) = start(Settings { source, ..settings(2) });
         let locked = figure(&donor, Figure::LockedBytes);

@@ -38,11 +38,11 @@ fn a_thousand_borrowers_have_a_slab_each_and_all_at_the_same_time() {
         assert_eq!(peer.write(lease, 0, who as u8), Message::Written);
         all.push((peer, lease));
     }
-    let standing = donor.standing();
+    let status = donor.status();
     for (is, value) in
         [(Figure::Borrowers, BORROWERS), (Figure::Connections, BORROWERS), (Figure::LentBytes, BORROWERS * SLAB_BYTES)]
     {
-        assert_eq!(standing.figure(is), value, "{is:?}");
+        assert_eq!(status.figure(is), value, "{is:?}");
     }
     let begun = Instant::now();
     for (who, (peer, lease)) in all.iter_mut().enumerate() {
@@ -62,9 +62,9 @@ fn a_thousand_borrowers_have_a_slab_each_and_all_at_the_same_time() {
         }
     }
     assert_eq!(all.iter().filter(|(peer, _)| !peer.revoked.is_empty()).count() as u64, BORROWERS / 2);
-    wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == BORROWERS / 2 * SLAB_BYTES);
+    wait_until(&donor, |status| status.figure(Figure::ReclaimedBytes) == BORROWERS / 2 * SLAB_BYTES);
     drop(all);
-    wait_until(&donor, |standing| standing.figure(Figure::Connections) == 1);
+    wait_until(&donor, |status| status.figure(Figure::Connections) == 1);
     let reported = lines.lock().unwrap().iter().filter(|line| line.starts_with("refused")).count();
     assert_eq!(reported, 1, "one line, about the thief");
 }
@@ -81,9 +81,7 @@ fn a_thousand_borrowers_that_are_gone_leave_nothing() {
             assert_eq!(peer.read(lease, 511).unwrap(), [0; 4096], "nothing of an earlier borrower");
             peer.write(lease, 511, 0xff);
         }
-        wait_until(&donor, |standing| {
-            standing.figure(Figure::WipingBytes) == 0 && standing.figure(Figure::LentBytes) == 0
-        });
+        wait_until(&donor, |status| status.figure(Figure::WipingBytes) == 0 && status.figure(Figure::LentBytes) == 0);
     }
     assert_eq!(figure(&donor, Figure::ExpiriesTotal), BORROWERS);
     assert_eq!(figure(&donor, Figure::WipesTotal), BORROWERS);

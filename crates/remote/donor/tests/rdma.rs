@@ -5,7 +5,7 @@
 //! Also the messages where there is no RDMA.
 //!
 //! The bug it guards against: the donor's processor is not asked, so an access that the donor forgets to close stays
-//! open, and the previous holder of a slab reads or overwrites it when it belongs to somebody else.
+//! open, and the previous holder of a slab reads or overwrites it when it belongs to another borrower.
 //!
 //! Tests that need a device are skipped without one; the borrower of `crates/lab/e2e/tests/rdma.rs` has one.
 
@@ -110,8 +110,8 @@ fn lend(slabs: u64, lease: Duration) -> Option<(Donor, Arc<Device>)> {
 
 fn wait_until(donor: &Donor, figure: Figure, value: u64) {
     let begun = Instant::now();
-    while donor.standing().figure(figure) != value {
-        assert!(begun.elapsed() < TIMEOUT, "{:?}", donor.standing());
+    while donor.status().figure(figure) != value {
+        assert!(begun.elapsed() < TIMEOUT, "{:?}", donor.status());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -58,9 +58,9 @@ fn the_borrower_that_has_most_is_asked_for_most_on_each_connection(protection: P
     assert_eq!(notices(&rich), asked);
     assert_eq!(rich.read(leases[4], 0).unwrap(), [1; 4096]);
     assert_eq!(notices(&rich), asked, "it is notified once");
-    let mut relative = Peer::borrower_by(protection, donor.address(), 1);
-    assert!(matches!(relative.ask(Message::Renew, &[]).0, Message::Renewed { leases: 5, .. }));
-    assert_eq!(notices(&relative), asked);
+    let mut related = Peer::borrower_by(protection, donor.address(), 1);
+    assert!(matches!(related.ask(Message::Renew, &[]).0, Message::Renewed { leases: 5, .. }));
+    assert_eq!(notices(&related), asked);
     poor.ask(Message::Renew, &[]);
     assert_eq!(notices(&poor), []);
     assert_eq!(poor.ask(Message::Grant { range: RangeIndex(1) }, &[]).0, Message::Error { refusal: Refusal::Ending });
@@ -72,17 +72,17 @@ fn the_borrower_that_has_most_is_asked_for_most_on_each_connection(protection: P
     for (range, left) in [(0, 2), (3, 1), (2, 0)] {
         let Lease { lease, token, .. } = leases[range];
         assert_eq!(rich.ask(Message::Release { lease, token }, &[]).0, Message::Released { slabs: 1 });
-        wait_until(&donor, |standing| standing.figure(Figure::DrainingBytes) == left * SLAB_BYTES);
+        wait_until(&donor, |status| status.figure(Figure::DrainingBytes) == left * SLAB_BYTES);
     }
-    let standing = donor.standing();
-    assert_eq!(standing.figure(Figure::ReclaimedBytes), 5 * SLAB_BYTES);
-    assert_eq!((standing.figure(Figure::LentBytes), standing.figure(Figure::RevocationsTotal)), (3 * SLAB_BYTES, 0));
+    let status = donor.status();
+    assert_eq!(status.figure(Figure::ReclaimedBytes), 5 * SLAB_BYTES);
+    assert_eq!((status.figure(Figure::LentBytes), status.figure(Figure::RevocationsTotal)), (3 * SLAB_BYTES, 0));
     assert_eq!(poor.ask(Message::Grant { range: RangeIndex(1) }, &[]).0, Message::Error { refusal: Refusal::Full });
     assert_eq!(poor.read(kept, 0).unwrap(), [7; 4096]);
 }
 
 #[test]
-fn who_stays_is_revoked_when_the_time_has_come_and_not_before() {
+fn borrowers_that_stay_are_revoked_at_the_end_of_their_time() {
     let (donor, _) = start(settings(4));
     let mut one = Peer::borrower(donor.address(), 1);
     let leases: Vec<Lease> = (0..4).map(|range| one.grant(range)).collect();
@@ -97,9 +97,9 @@ fn who_stays_is_revoked_when_the_time_has_come_and_not_before() {
     // The donor counts whole milliseconds.
     assert!(begun.elapsed() + Duration::from_millis(1) >= within, "it had {within:?}");
     assert_eq!(one.read(leases[3], 0), Err(Refusal::NoLease));
-    let standing = wait_until(&donor, |standing| standing.figure(Figure::DrainingBytes) == 0);
-    assert_eq!((standing.figure(Figure::RevocationsTotal), standing.figure(Figure::WipesTotal)), (1, 1));
-    assert_eq!(standing.figure(Figure::ReclaimedBytes), SLAB_BYTES);
+    let status = wait_until(&donor, |status| status.figure(Figure::DrainingBytes) == 0);
+    assert_eq!((status.figure(Figure::RevocationsTotal), status.figure(Figure::WipesTotal)), (1, 1));
+    assert_eq!(status.figure(Figure::ReclaimedBytes), SLAB_BYTES);
     (0..3).for_each(|at| assert_eq!(one.read(leases[at], 0).unwrap(), [9; 4096]));
 }
 
@@ -130,7 +130,7 @@ fn one_notice_can_revoke_every_lease_and_a_shorter_time_is_notified_again() {
     };
     assert!((1..=100_000).contains(&within_ms), "{within_ms}");
     assert_eq!(one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }, &[]).0, Message::Released { slabs: 150 });
-    wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == 200 * SLAB_BYTES);
+    wait_until(&donor, |status| status.figure(Figure::ReclaimedBytes) == 200 * SLAB_BYTES);
     assert_eq!(one.ask(Message::Grant { range: RangeIndex(0) }, &[]).0, Message::Error { refusal: Refusal::Ending });
     let Message::Welcome { lendable_bytes, .. } = Peer::borrower(donor.address(), 2).welcome.unwrap() else {
         panic!("not a welcome")
@@ -192,7 +192,7 @@ fn a_tier_says_what_it_will_lose(protection: Protection) {
     assert_eq!(leaving(&*tier), [5]);
     tier.discard(5 * SLAB_BYTES, SLAB_BYTES).unwrap();
     assert_eq!(leaving(&*tier), [0; 0]);
-    wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == 4 * SLAB_BYTES);
+    wait_until(&donor, |status| status.figure(Figure::ReclaimedBytes) == 4 * SLAB_BYTES);
     // A queue's connection receives notices, too.
     let mut queue = tier.open_queue(4).unwrap();
     read_by(&mut *queue, 0);
@@ -200,7 +200,7 @@ fn a_tier_says_what_it_will_lose(protection: Protection) {
     read_by(&mut *queue, SLAB_BYTES);
     assert_eq!(leaving(&*tier), [0, 1, 2, 3]);
     // What was not moved away is lost, and nobody reads anything else in its place.
-    wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == 8 * SLAB_BYTES);
+    wait_until(&donor, |status| status.figure(Figure::ReclaimedBytes) == 8 * SLAB_BYTES);
     frame = frames::frame(16, 0xee);
     assert_eq!(tier.read(0, &mut frame).unwrap_err().disposition(), Disposition::Poison);
     frames::give_back(frame);
@@ -221,7 +221,7 @@ fn read_by(queue: &mut dyn aquifer_tiers::TierQueue, offset: u64) {
 }
 
 #[test]
-fn what_could_be_done_without_stays() {
+fn a_slab_stays_when_another_borrower_gives_back_enough() {
     let (donor, _) = start(settings(4));
     let tier = open(&format!("donor:{},security=plain", donor.address()).parse::<TierSpec>().unwrap()).unwrap();
     let mut other = Peer::borrower(donor.address(), 9);
@@ -259,18 +259,18 @@ fn an_administrator_orders_memory_back_by_the_control_socket() {
     (0..4).for_each(|range| assert_eq!(one.grant(range).range, range));
     // A part of a slab is rounded up to one more slab.
     assert_eq!(aquifer_donor::reclaim(&path, 5 * SLAB_BYTES + 1, LONG).unwrap(), 2 * SLAB_BYTES);
-    let standing = aquifer_donor::standing(&path).unwrap();
-    assert_eq!(standing.figure(Figure::ReclaimedBytes), 4 * SLAB_BYTES);
-    assert_eq!((standing.figure(Figure::DrainingBytes), standing.figure(Figure::Borrowers)), (2 * SLAB_BYTES, 1));
+    let status = aquifer_donor::control_status(&path).unwrap();
+    assert_eq!(status.figure(Figure::ReclaimedBytes), 4 * SLAB_BYTES);
+    assert_eq!((status.figure(Figure::DrainingBytes), status.figure(Figure::Borrowers)), (2 * SLAB_BYTES, 1));
     assert!(lines.lock().unwrap().iter().any(|line| line.starts_with("takes back")), "{lines:?}");
     assert_eq!(aquifer_donor::reclaim(&path, EVERY_BYTE, Duration::ZERO).unwrap(), 0);
-    assert_eq!(donor.standing().figure(Figure::ReclaimedBytes), 8 * SLAB_BYTES);
+    assert_eq!(donor.status().figure(Figure::ReclaimedBytes), 8 * SLAB_BYTES);
     donor.stop(Duration::ZERO);
     assert!(!path.exists(), "it goes with the donor");
 }
 
 #[test]
-fn what_is_no_order_is_refused_and_holds_nobody_up() {
+fn invalid_orders_are_refused_and_delay_no_others() {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
     let path = socket("strange");
@@ -287,7 +287,7 @@ fn what_is_no_order_is_refused_and_holds_nobody_up() {
     // A silent connection does not keep later ones from being served.
     let _silent = UnixStream::connect(&path).unwrap();
     drop(UnixStream::connect(&path));
-    assert!(aquifer_donor::standing(&path).is_ok());
+    assert!(aquifer_donor::control_status(&path).is_ok());
     assert_eq!(figure(&donor, Figure::LentBytes), 0);
 }
 
@@ -302,7 +302,7 @@ fn a_control_socket_takes_the_place_of_a_dead_one_and_of_nothing_else() {
     let (donor, _) = start(Settings { control: Some(path.clone()), ..settings(1) });
     let text = refused(&path).to_string();
     assert!(text.contains("in use") && !text.contains('\n'), "{text}");
-    assert!(aquifer_donor::standing(&path).is_ok(), "the first one's stays");
+    assert!(aquifer_donor::control_status(&path).is_ok(), "the first one's stays");
     drop(donor);
     let file = socket("file");
     std::fs::write(&file, "precious").unwrap();

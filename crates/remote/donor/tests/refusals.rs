@@ -21,7 +21,7 @@ for_each_protection! {
     a_stranger_is_refused,
     anothers_slab_is_out_of_reach,
     a_stale_token_never_passes,
-    what_lies_beyond_a_lease_is_out_of_reach,
+    bytes_beyond_a_lease_are_out_of_reach,
     a_replayed_frame_is_refused_on_its_connection_and_on_others,
     a_truncated_frame_changes_nothing,
     a_damaged_frame_changes_nothing,
@@ -60,7 +60,7 @@ fn a_stranger_is_refused(protection: Protection) {
     stranger.send(Message::Hello { oldest: 9, newest: 12, borrower: aquifer_wire::BorrowerId(5) }, &[]);
     stranger.expect_the_end(Refusal::Version);
     for refusal in [Refusal::NoHello, Refusal::Foreign, Refusal::Version] {
-        wait_until(&donor, |standing| standing.refused(refusal) == 1);
+        wait_until(&donor, |status| status.refused(refusal) == 1);
         reported_once(&lines, refusal);
     }
     assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
@@ -80,7 +80,7 @@ fn anothers_slab_is_out_of_reach(protection: Protection) {
     assert_eq!(thief.ask(release, &[]).0, Message::Error { refusal: Refusal::NotYours });
     assert_eq!(thief.read(Lease { lease: 3, ..lease }, 3), Err(Refusal::NoLease), "one that nobody has");
     assert_eq!(thief.read(Lease { lease: 1 << 40, ..lease }, 3), Err(Refusal::NoLease), "one that there is not");
-    // All of a tree's leases are its members' to give back, and nobody else's.
+    // All of a tree's leases are its members' to give back, and no other tree's.
     let member = Peer::borrower_by(protection, donor.address(), 5 << 64 | 1).grant(0);
     let mut other = Peer::borrower_by(protection, donor.address(), 6 << 64);
     let tree = |token| Message::Release { lease: aquifer_wire::EVERY_LEASE, token };
@@ -115,7 +115,7 @@ fn a_stale_token_never_passes(protection: Protection) {
     assert!(owner.read(new, 3).is_err());
 }
 
-fn what_lies_beyond_a_lease_is_out_of_reach(protection: Protection) {
+fn bytes_beyond_a_lease_are_out_of_reach(protection: Protection) {
     let (donor, lines, mut owner, lease) = with_a_secret(protection, settings(4));
     let next = owner.grant(1);
     let Lease { lease: number, token, .. } = lease;
@@ -147,7 +147,7 @@ fn a_replayed_frame_is_refused_on_its_connection_and_on_others(protection: Prote
     let mut other = Peer::borrower_by(protection, donor.address(), 1);
     other.send_bytes(&recorded);
     other.expect_the_end(Refusal::Replayed);
-    wait_until(&donor, |standing| standing.refused(Refusal::Replayed) == 2);
+    wait_until(&donor, |status| status.refused(Refusal::Replayed) == 2);
     reported_once(&lines, Refusal::Replayed);
     let mut owner = Peer::borrower_by(protection, donor.address(), 1);
     assert_eq!(owner.read(lease, 3).unwrap(), [6; 4096]);
@@ -162,7 +162,7 @@ fn a_truncated_frame_changes_nothing(protection: Protection) {
         other.send_bytes(&frame[..cut]);
         other.stream.shutdown(std::net::Shutdown::Write).unwrap();
         other.expect_the_end(Refusal::Truncated);
-        wait_until(&donor, |standing| standing.refused(Refusal::Truncated) == count);
+        wait_until(&donor, |status| status.refused(Refusal::Truncated) == count);
         assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
     }
     reported_once(&lines, Refusal::Truncated);
@@ -177,7 +177,7 @@ fn a_damaged_frame_changes_nothing(protection: Protection) {
         frame[at] ^= 0x10;
         other.send_bytes(&frame);
         other.expect_the_end(refusal);
-        wait_until(&donor, |standing| standing.refused(refusal) == 1);
+        wait_until(&donor, |status| status.refused(refusal) == 1);
         reported_once(&lines, refusal);
         assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
     }
@@ -193,7 +193,7 @@ fn a_length_beyond_all_bounds_is_refused_before_anything_is_read(protection: Pro
         other.send_bytes(&header.encode());
         other.expect_the_end(Refusal::Oversized);
     }
-    wait_until(&donor, |standing| standing.refused(Refusal::Oversized) == 2);
+    wait_until(&donor, |status| status.refused(Refusal::Oversized) == 2);
     reported_once(&lines, Refusal::Oversized);
 }
 
@@ -224,7 +224,7 @@ fn a_peer_that_draws_a_frame_out_is_dropped(protection: Protection) {
     });
     mute.expect_the_end(Refusal::Slow);
     halting.expect_the_end(Refusal::Slow);
-    wait_until(&donor, |standing| standing.refused(Refusal::Slow) == 4);
+    wait_until(&donor, |status| status.refused(Refusal::Slow) == 4);
     reported_once(&lines, Refusal::Slow);
     drips.into_iter().for_each(|thread| thread.join().unwrap());
     // A peer that is only quiet between frames stays connected.
@@ -237,13 +237,13 @@ fn there_are_only_so_many_connections(protection: Protection) {
     let (donor, _) = start(Settings { timeouts, ..of_two });
     let one = Peer::borrower_by(protection, donor.address(), 1);
     let _two = Peer::borrower_by(protection, donor.address(), 2);
-    // Under TLS it is reported when the handshake is done: nobody else could have said so.
+    // Under TLS it is reported when the handshake is done: only the borrower could have said so.
     let mut three = Peer::connect(protection, donor.address());
     three.send(Message::Hello { oldest: 1, newest: 1, borrower: aquifer_wire::BorrowerId(3) }, &[]);
     three.expect_the_end(Refusal::TooManyConnections);
     assert_eq!(refused(&donor, Refusal::TooManyConnections), 1);
     drop(one);
-    wait_until(&donor, |standing| standing.figure(Figure::Connections) == 1);
+    wait_until(&donor, |status| status.figure(Figure::Connections) == 1);
     Peer::borrower_by(protection, donor.address(), 3);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a borrower on this machine can do with the memory that it shares, and cannot do to anybody else.
+//! What a borrower on this machine can do with the memory that it shares, and cannot do to other borrowers.
 //!
 //! The bugs it guards against: a borrower reads what another one left, continues to write when its lease has ended,
 //! takes more than it was lent, or ends and leaves its memory behind.
@@ -125,7 +125,7 @@ fn a_slab_that_goes_round_takes_nothing_along() {
     assert_eq!(other.read(slab, 3), [0; 4096], "and its bytes are in another one's file");
     assert_eq!(other.ask(Message::Grant { range: RangeIndex(0) }), Message::Error { refusal: Refusal::Full });
     assert_eq!(one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }), Message::Released { slabs: 1 });
-    wait_until(&donor, |standing| standing.figure(Figure::WipesTotal) == 1);
+    wait_until(&donor, |status| status.figure(Figure::WipesTotal) == 1);
     assert_eq!(
         (one.status_page.load(slab as usize), one.read(slab, 3)),
         (0, vec![0; 4096]),
@@ -141,7 +141,7 @@ fn a_slab_that_goes_round_takes_nothing_along() {
 }
 
 #[test]
-fn what_is_written_without_a_lease_is_taken_back_and_counted() {
+fn pages_written_without_a_lease_are_taken_back_and_counted() {
     let (donor, lines) = start(Settings { lease: Duration::from_millis(300), ..settings(4) });
     let mut one = RawBorrower::new(&donor, 1);
     let (slab, _) = one.grant(0);
@@ -154,7 +154,7 @@ fn what_is_written_without_a_lease_is_taken_back_and_counted() {
     assert_eq!((one.read((slab + 1) % 4, 0), one.read(slab, 0)), (vec![0; 4096], vec![7; 4096]));
     assert_eq!(refused(&donor, Refusal::OutsideLease), 1);
     // In its slab, when the lease is over.
-    wait_until(&donor, |standing| standing.figure(Figure::WipesTotal) == 1);
+    wait_until(&donor, |status| status.figure(Figure::WipesTotal) == 1);
     assert_eq!(one.status_page.load(slab as usize), 0);
     one.write(slab, 0, 8);
     assert!(matches!(one.ask(Message::Renew), Message::Renewed { leases: 0, .. }));
@@ -177,7 +177,7 @@ fn the_status_page_is_the_donors_and_bytes_do_not_go_over_the_socket() {
     let answer = one.try_ask(write, &[9; 4096]);
     assert_eq!(answer, Some(Message::Error { refusal: Refusal::UnknownKind }));
     assert!(one.try_ask(Message::Renew, &[]).is_none(), "the connection has ended");
-    wait_until(&donor, |standing| standing.refused(Refusal::UnknownKind) == 2);
+    wait_until(&donor, |status| status.refused(Refusal::UnknownKind) == 2);
     let mut one = RawBorrower::new(&donor, 1);
     assert_eq!(
         one.ask(Message::Grant { range: RangeIndex(u64::MAX) }),
@@ -186,7 +186,7 @@ fn the_status_page_is_the_donors_and_bytes_do_not_go_over_the_socket() {
 }
 
 #[test]
-fn who_is_gone_has_given_everything_back() {
+fn a_borrower_that_has_exited_has_given_everything_back() {
     let (donor, _) = start(settings(4));
     let mut one = RawBorrower::new(&donor, 1);
     let second = RawBorrower::new(&donor, 1);
@@ -195,11 +195,11 @@ fn who_is_gone_has_given_everything_back() {
     assert_eq!(second.read(slab, 0), [7; 4096], "one borrower has one file, whatever connection it came by");
     let data = one.data.try_clone().unwrap();
     drop(one);
-    wait_until(&donor, |standing| standing.figure(Figure::Connections) == 1);
+    wait_until(&donor, |status| status.figure(Figure::Connections) == 1);
     assert_eq!(figure(&donor, Figure::LentBytes), SLAB_BYTES, "it is still there");
     // As a process that is killed. No lease has had the time to expire.
     drop(second);
-    wait_until(&donor, |standing| standing.figure(Figure::LentBytes) == 0 && standing.figure(Figure::WipesTotal) == 1);
+    wait_until(&donor, |status| status.figure(Figure::LentBytes) == 0 && status.figure(Figure::WipesTotal) == 1);
     let mut bytes = [0xee; 4096];
     data.read_exact_at(&mut bytes, slab * SLAB_BYTES).unwrap();
     assert_eq!((bytes, figure(&donor, Figure::ExpiriesTotal)), ([0; 4096], 0));
@@ -321,12 +321,12 @@ fn memory_that_is_taken_back_is_asked_for_first_and_lost_then() {
     read(3, 30).unwrap();
     tier.discard(3 * SLAB_BYTES, SLAB_BYTES).unwrap();
     assert_eq!(tier.leaving(0), None);
-    wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == 3 * SLAB_BYTES);
+    wait_until(&donor, |status| status.figure(Figure::ReclaimedBytes) == 3 * SLAB_BYTES);
     assert_eq!(write(3, 31), Err(Disposition::Refuse), "nothing new");
     // What stays is lost when the time has come, and nobody reads anything else in its place.
     donor.reclaim(EVERY_BYTE, Duration::from_millis(300));
     (0..3).for_each(|slab| read(slab, slab).unwrap());
-    let all = wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == 6 * SLAB_BYTES);
+    let all = wait_until(&donor, |status| status.figure(Figure::ReclaimedBytes) == 6 * SLAB_BYTES);
     assert_eq!((all.figure(Figure::RevocationsTotal), all.figure(Figure::LentBytes)), (3, 0));
     (0..3).for_each(|slab| assert_eq!(read(slab, slab), Err(Disposition::Poison)));
 }

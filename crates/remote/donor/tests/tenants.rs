@@ -5,7 +5,7 @@
 //! that it chooses itself. Revoking a certificate ends its connections, without a restart.
 //!
 //! The bugs it guards against: any certificate evaded every quota by using another number; and anybody who had a number
-//! and a token of somebody else had that borrower's memory.
+//! and a token of another borrower had that borrower's memory.
 
 mod certificates;
 mod peer;
@@ -80,8 +80,8 @@ fn a_number_and_a_token_of_another_tenant_are_worth_nothing() {
     // Another process of the owner's, with the same number, reaches what it should.
     let mut sibling = Peer::borrower_with(&good().borrower, donor.address(), who);
     assert_eq!(sibling.read(lease, 0).unwrap(), [0xab; 4096]);
-    let mut relative = Peer::borrower_with(&good().borrower, donor.address(), 7 << 64 | 10);
-    assert_eq!(release(&mut relative, EVERY_LEASE, 7), Message::Released { slabs: 1 });
+    let mut related = Peer::borrower_with(&good().borrower, donor.address(), 7 << 64 | 10);
+    assert_eq!(release(&mut related, EVERY_LEASE, 7), Message::Released { slabs: 1 });
     assert_eq!(thief.write(own, 0, 1), Message::Written);
 }
 
@@ -167,7 +167,7 @@ fn a_revoked_certificate_ends_its_connections_without_a_restart() {
     let mut again = Peer::connect_with(&pair.borrower, donor.address());
     again.send(Message::Hello { oldest: 1, newest: 1, borrower: aquifer_wire::BorrowerId(1) }, &[]);
     assert!(again.receive().is_none(), "it is not taken in any more");
-    wait_until(&donor, |standing| standing.refused(Refusal::CertificateUnusable) > 0);
+    wait_until(&donor, |status| status.refused(Refusal::CertificateUnusable) > 0);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn new_files_are_used_without_a_restart() {
 }
 
 #[test]
-fn what_tenants_do_is_in_the_audit() {
+fn actions_of_tenants_are_in_the_audit() {
     let path = write("audit", "");
     let (donor, _) = start(Settings { audit: Some(path.clone()), quota_bytes: Some(SLAB_BYTES), ..secure(good(), 8) });
     let mut peer = Peer::borrower_with(&good().borrower, donor.address(), 0x42);
@@ -202,7 +202,7 @@ fn what_tenants_do_is_in_the_audit() {
     assert_eq!(peer.ask(release, &[]).0, Message::Released { slabs: 1 });
     let mut stranger = Peer::stranger(donor.address());
     stranger.send_bytes(&[b'G'; 200]);
-    wait_until(&donor, |standing| standing.refused(Refusal::Foreign) == 1);
+    wait_until(&donor, |status| status.refused(Refusal::Foreign) == 1);
     let begun = Instant::now();
     let wanted = [
         "event=leased tenant=dns:borrower peer=127.0.0.1 borrower=00000000000000000000000000000042 slab=",
@@ -240,5 +240,5 @@ fn large_bodies_wait_for_room() {
             });
         }
     });
-    assert_eq!(donor.standing().figure(Figure::WritesTotal), 80);
+    assert_eq!(donor.status().figure(Figure::WritesTotal), 80);
 }

@@ -55,7 +55,7 @@ fn a_borrower_without_a_good_certificate_is_refused_with_the_reason() {
         assert!(message.contains("the donor says that the certificate") && message.contains(expected), "{message}");
         let before = peer::refused(&donor, refusal);
         refused(donor.address(), &options(&files));
-        wait_until(&donor, |standing| standing.refused(refusal) > before.max(1));
+        wait_until(&donor, |status| status.refused(refusal) > before.max(1));
         peer::reported_once(&lines, refusal);
     }
     assert_eq!(peer::figure(&donor, Figure::LentBytes), 0);
@@ -84,7 +84,7 @@ fn a_borrower_without_any_certificate_is_refused() {
         stream.write_all(&Header::new(0, hello, &[]).encode()).and_then(|()| stream.read_exact(&mut [0; HEADER_BYTES]));
     let message = answer.expect_err("it is not greeted").to_string();
     assert!(message.contains("CertificateRequired"), "{message}");
-    wait_until(&donor, |standing| standing.refused(Refusal::NoCertificate) == 1);
+    wait_until(&donor, |status| status.refused(Refusal::NoCertificate) == 1);
     is_lent_to_the_good(&donor);
 }
 
@@ -100,7 +100,7 @@ fn a_donor_without_a_good_certificate_is_not_borrowed_from() {
         let (donor, _) = start(secure(&files));
         let message = refused(donor.address(), &options(&pair.borrower));
         assert!(message.contains("the donor's certificate") && message.contains(expected), "{message}");
-        wait_until(&donor, |standing| standing.refused(Refusal::Distrusted) > 0);
+        wait_until(&donor, |status| status.refused(Refusal::Distrusted) > 0);
     }
 }
 
@@ -119,12 +119,12 @@ fn plain_text_and_tls_are_told_apart() {
     let (donor, lines) = start(secure(&good().donor));
     let message = refused(donor.address(), ",security=plain");
     assert!(message.contains("lends over TLS") && message.contains("cert=FILE"), "{message}");
-    wait_until(&donor, |standing| standing.refused(Refusal::TlsOnly) > 0);
+    wait_until(&donor, |status| status.refused(Refusal::TlsOnly) > 0);
     assert!(lines.lock().unwrap().iter().any(|line| line.contains("tls_only")));
     let (plain, _) = start(settings(4));
     let message = refused(plain.address(), &options(&good().borrower));
     assert!(message.contains("lends in plain text") && message.contains("security=plain"), "{message}");
-    wait_until(&plain, |standing| standing.refused(Refusal::PlainOnly) > 0);
+    wait_until(&plain, |status| status.refused(Refusal::PlainOnly) > 0);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_donor_that_serves_enough_connections_says_so_over_tls_too() {
 }
 
 #[test]
-fn what_is_no_handshake_ends_and_leaves_the_donor_alone() {
+fn connections_without_a_handshake_end_and_do_not_disturb_the_donor() {
     let (donor, _) = start(Settings { timeouts: impatient(4).timeouts, ..secure(&good().donor) });
     let begun = Instant::now();
     // The head of a record with which a handshake begins, and bytes that are no such head.
@@ -166,7 +166,7 @@ fn what_is_no_handshake_ends_and_leaves_the_donor_alone() {
     for refusal in [Refusal::Foreign, Refusal::Handshake, Refusal::Slow] {
         assert!(peer::refused(&donor, refusal) > 0, "{refusal}");
     }
-    wait_until(&donor, |standing| standing.figure(Figure::Connections) == 0);
+    wait_until(&donor, |status| status.figure(Figure::Connections) == 0);
     is_lent_to_the_good(&donor);
 }
 
@@ -222,8 +222,8 @@ fn the_status_is_asked_the_same_way() {
     let (donor, _) = start(secure(&pair.donor));
     let timeout = Duration::from_secs(3);
     let security = Security::Tls(pair.borrower.clone());
-    let standing = status(donor.address(), "127.0.0.1", &security, timeout).unwrap();
-    assert_eq!(standing.figure(Figure::CapacityBytes), donor.capacity_bytes());
+    let status = status(donor.address(), "127.0.0.1", &security, timeout).unwrap();
+    assert_eq!(status.figure(Figure::CapacityBytes), donor.capacity_bytes());
     assert!(status(donor.address(), "127.0.0.1", &Security::Plain, timeout).is_err());
     // The message names the flags of the command that asked.
     let reported = status(donor.address(), "elsewhere", &security, timeout).unwrap_err().to_string();

@@ -93,7 +93,7 @@ fn timed<T>(act: impl FnOnce() -> T) -> (T, Duration) {
 fn wait_until(donor: &Donor, what: impl Fn(&Donor) -> bool) {
     let start = Instant::now();
     while !what(donor) {
-        assert!(start.elapsed() < TIMEOUT, "{:?}", donor.standing());
+        assert!(start.elapsed() < TIMEOUT, "{:?}", donor.status());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -101,13 +101,13 @@ fn wait_until(donor: &Donor, what: impl Fn(&Donor) -> bool) {
 fn a_donor_passes_the_suite(kind: Kind) {
     let donor = start(settings(kind));
     check("donor", &|| tier(&donor, kind));
-    wait_until(&donor, |donor| donor.standing().figure(Figure::LentBytes) == 0);
+    wait_until(&donor, |donor| donor.status().figure(Figure::LentBytes) == 0);
     for figure in [Figure::ReadsTotal, Figure::WritesTotal] {
-        let served = donor.standing().figure(figure);
+        let served = donor.status().figure(figure);
         assert_eq!(served > 0, kind.asks_for_bytes(), "{served}: bytes go past the donor, or by it");
     }
     for refusal in Refusal::ALL {
-        assert_eq!(donor.standing().refused(*refusal), 0, "{refusal}");
+        assert_eq!(donor.status().refused(*refusal), 0, "{refusal}");
     }
 }
 
@@ -116,8 +116,8 @@ for_each_kind! {
     every_size_at_every_alignment_goes_there_and_back,
     many_threads_write_and_read_and_give_back,
     each_refusal_arrives_as_itself,
-    what_is_cut_on_its_way_is_done_once_more,
-    what_is_late_does_no_harm,
+    requests_cut_on_their_way_are_repeated,
+    late_requests_do_no_harm,
     a_donor_that_stands_still_is_given_up_and_found_again,
     a_donor_that_ends_amid_a_request_is_an_error,
     slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discarded,
@@ -126,7 +126,7 @@ for_each_kind! {
     a_donor_that_is_gone_is_an_error_within_a_bound,
     a_restarted_donor_has_nothing_that_was_stored_there,
     a_donor_with_nothing_left_is_a_full_tier,
-    what_cannot_be_opened_says_why,
+    a_tier_that_cannot_be_opened_says_why,
 }
 
 proptest! {
@@ -186,9 +186,9 @@ fn many_threads_write_and_read_and_give_back(kind: Kind) {
             });
         }
     });
-    assert_eq!(donor.standing().figure(Figure::LentBytes), THREADS / 2 * SLAB_BYTES);
+    assert_eq!(donor.status().figure(Figure::LentBytes), THREADS / 2 * SLAB_BYTES);
     drop(tier);
-    wait_until(&donor, |donor| donor.standing().figure(Figure::LentBytes) == 0);
+    wait_until(&donor, |donor| donor.status().figure(Figure::LentBytes) == 0);
 }
 
 fn each_refusal_arrives_as_itself(kind: Kind) {
@@ -197,7 +197,7 @@ fn each_refusal_arrives_as_itself(kind: Kind) {
     let (one, other) = (tier(&full, kind), tier(&full, kind));
     (0..8).for_each(|slab| write(&*one, slab * SLAB_BYTES, 1));
     assert_eq!(try_write(&*other, 0, 1).map_err(errno), Err(Some(libc::ENOSPC)));
-    assert_eq!(full.standing().refused(Refusal::Full), 1);
+    assert_eq!(full.status().refused(Refusal::Full), 1);
 
     let quota_bytes = Some(16 << 20);
     let frugal = start(Settings { quota_bytes, ..settings(kind) });
@@ -228,7 +228,7 @@ fn each_refusal_arrives_as_itself(kind: Kind) {
 }
 
 /// Cut on the way there; and on the way back, after the donor has carried the request out.
-fn what_is_cut_on_its_way_is_done_once_more(kind: Kind) {
+fn requests_cut_on_their_way_are_repeated(kind: Kind) {
     let donor = start(settings(kind));
     let detour = Detour::start(donor.place());
     let tier = kind.tier(&detour.address, "16MiB");
@@ -248,13 +248,13 @@ fn what_is_cut_on_its_way_is_done_once_more(kind: Kind) {
         detour.order(Order::Pass);
         read(&*tier, 0, version);
     }
-    assert_eq!(donor.standing().figure(Figure::LentBytes), SLAB_BYTES);
+    assert_eq!(donor.status().figure(Figure::LentBytes), SLAB_BYTES);
 }
 
 /// A write got no answer, was repeated and overwritten, and only then reached the donor: without a new token for the
 /// second write, every later read returned the first one's bytes. And a grant came late: its slab then had a token that
 /// the borrower did not know, and every read of it was refused.
-fn what_is_late_does_no_harm(kind: Kind) {
+fn late_requests_do_no_harm(kind: Kind) {
     let donor = start(settings(kind));
     let detour = Detour::start(donor.place());
     let tier = kind.tier(&detour.address, "16MiB");
@@ -266,7 +266,7 @@ fn what_is_late_does_no_harm(kind: Kind) {
     assert_eq!(detour.is_done(), kind.asks_for_bytes(), "others go past the connection");
     detour.let_go();
     if kind.asks_for_bytes() {
-        wait_until(&donor, |donor| donor.standing().refused(Refusal::StaleToken) == 1);
+        wait_until(&donor, |donor| donor.status().refused(Refusal::StaleToken) == 1);
     }
     read(&*tier, known, 3);
 
@@ -275,9 +275,9 @@ fn what_is_late_does_no_harm(kind: Kind) {
     let granted = try_write(&*tier, new, 1);
     assert!(detour.is_done());
     assert!(granted.is_ok() || !kind.is_network(), "{granted:?}");
-    let before = donor.standing().figure(Figure::GrantsTotal);
+    let before = donor.status().figure(Figure::GrantsTotal);
     detour.let_go();
-    wait_until(&donor, |donor| donor.standing().figure(Figure::GrantsTotal) > before);
+    wait_until(&donor, |donor| donor.status().figure(Figure::GrantsTotal) > before);
     if granted.is_ok() {
         read(&*tier, new, 1);
     }
@@ -338,7 +338,7 @@ fn a_donor_that_ends_amid_a_request_is_an_error(kind: Kind) {
 fn slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discarded(kind: Kind) {
     let donor = start(settings(kind));
     let tier = tier(&donor, kind);
-    let lent = || donor.standing().figure(Figure::LentBytes) / SLAB_BYTES;
+    let lent = || donor.status().figure(Figure::LentBytes) / SLAB_BYTES;
     assert_eq!(lent(), 0);
     write(&*tier, 0, 1);
     write(&*tier, 5 * SLAB_BYTES, 1);
@@ -349,7 +349,7 @@ fn slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discard
     assert_eq!(lent(), 1);
     read(&*tier, 5 * SLAB_BYTES, 1);
     drop(tier);
-    wait_until(&donor, |donor| donor.standing().figure(Figure::LentBytes) == 0);
+    wait_until(&donor, |donor| donor.status().figure(Figure::LentBytes) == 0);
 }
 
 fn leases_stay_while_they_are_tended(kind: Kind) {
@@ -364,13 +364,13 @@ fn leases_stay_while_they_are_tended(kind: Kind) {
         std::thread::sleep(pause / 2);
     }
     let found = try_read(&*tier, 0, 1);
-    if donor.standing().figure(Figure::ExpiriesTotal) > 0 {
+    if donor.status().figure(Figure::ExpiriesTotal) > 0 {
         aquifer_test_support::skip("this machine is too busy for leases so short");
         return;
     }
     found.unwrap_or_else(|failure| panic!("{failure}"));
     // Nobody renews the lease any more: the bytes are gone, and nobody reads zeros in their place.
-    wait_until(&donor, |donor| donor.standing().figure(Figure::ExpiriesTotal) == 1);
+    wait_until(&donor, |donor| donor.status().figure(Figure::ExpiriesTotal) == 1);
     let mut frame = frames::frame(16, 0xee);
     let failure = tier.read(0, &mut frame).unwrap_err();
     assert_eq!((failure.errno(), failure.disposition()), (Some(libc::ENODATA), Disposition::Poison));
@@ -399,7 +399,7 @@ fn connections_that_break_are_made_again(kind: Kind) {
             });
         }
         if kind.is_network() {
-            wait_until(&donor, |donor| donor.standing().figure(Figure::Connections) == 0);
+            wait_until(&donor, |donor| donor.status().figure(Figure::Connections) == 0);
         } else {
             std::thread::sleep(4 * (frame + idle));
         }
@@ -463,7 +463,7 @@ fn a_donor_with_nothing_left_is_a_full_tier(kind: Kind) {
     frames::give_back(frame);
 }
 
-fn what_cannot_be_opened_says_why(kind: Kind) {
+fn a_tier_that_cannot_be_opened_says_why(kind: Kind) {
     let donor = start(settings(kind));
     let nowhere = if kind.is_network() { ([127, 0, 0, 1], 1).into() } else { kinds::socket() };
     for (spec, remedy) in [

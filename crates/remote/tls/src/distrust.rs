@@ -7,7 +7,7 @@ use std::fmt;
 
 use rustls::{AlertDescription, CertificateError, Error};
 
-/// The reason; see the module. "Donor" and "Own" name certificates as the borrower sees them.
+/// The reason why two ends do not trust each other. "Donor" and "Own" name certificates as the borrower sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Distrust {

@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{Error, ServerConfig};
 
-/// A donor's end of TLS; see the module. It never changes: reloading the files creates a new `DonorSide`.
+/// A donor's end of TLS. It never changes: reloading the files creates a new `DonorSide`.
 pub struct DonorSide {
     config: Arc<ServerConfig>,
     verifier: Arc<dyn ClientCertVerifier>,

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_no_certificate() {
+    fn a_truncated_certificate_is_refused() {
         let whole = certificate(&[b"batch"], &[(0x82, b"batch.example")]);
         for length in 0..whole.len() {
             assert_eq!(tenant_name(&whole[..length]), None);

@@ -37,7 +37,7 @@ const RECORDS_MAX: u64 = 1 << 23;
 /// Why a record is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// It does not match its tag: damaged, forged, or sealed with other keys.
+    /// The record does not match its tag: damaged, forged, or sealed with other keys.
     Damaged,
     /// The donor's final alert.
     Ended(Distrust),
@@ -101,7 +101,7 @@ impl Sealing {
     pub fn seal(&mut self, first: &[u8], second: &[u8], out: &mut [u8]) -> Result<usize, Broken> {
         let text_bytes = first.len() + second.len();
         assert!(text_bytes <= TEXT_BYTES_MAX, "a record carries so much");
-        let length = u16::try_from(text_bytes + 1 + TAG_BYTES).expect("the text has a bound");
+        let length = u16::try_from(text_bytes + 1 + TAG_BYTES).expect("the text has a maximum length");
         let (head, rest) = out[..text_bytes + RECORD_EXTRA_BYTES].split_at_mut(RECORD_HEAD_BYTES);
         head[..3].copy_from_slice(&[APPLICATION_DATA, 3, 3]);
         head[3..].copy_from_slice(&length.to_be_bytes());
@@ -111,7 +111,7 @@ impl Sealing {
         text[text_bytes] = APPLICATION_DATA;
         let nonce = self.0.nonce()?;
         let sealed = self.0.key.seal_in_place_separate_tag(nonce, Aad::from(&*head), text);
-        // ring refuses only texts longer than AES-GCM's bound of 64 GiB.
+        // ring refuses only texts longer than AES-GCM's limit of 64 GiB.
         tag_place.copy_from_slice(sealed.map_err(|_| Broken::Spent)?.as_ref());
         Ok(text_bytes + RECORD_EXTRA_BYTES)
     }

@@ -54,7 +54,7 @@ impl Header {
     /// # Panics
     /// If the message cannot have such a body: that is a bug of the caller.
     pub fn new(request: u64, message: Message, body: &[u8]) -> Header {
-        let body_bytes = u32::try_from(body.len()).expect("a body has a bound");
+        let body_bytes = u32::try_from(body.len()).expect("a body has a maximum length");
         assert!(message.takes_body(body_bytes), "{message:?} has no body of {body_bytes} bytes");
         Header { request, message, body_bytes, body_crc: body_crc(body) }
     }
@@ -76,7 +76,7 @@ impl Header {
         bytes
     }
 
-    /// Decodes a header. The result has been checked completely, and the length of its body is within its bound.
+    /// Decodes a header. The result has been checked completely, and the length of its body is within its limit.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Refusal> {
         if bytes[..4] != *MAGIC {
             return Err(Refusal::Foreign);

@@ -9,7 +9,7 @@
 use crate::header::{VERSION_NEWEST, VERSION_OLDEST};
 use crate::pair_end::PairEnd;
 use crate::refusal::Refusal;
-use crate::standing::STANDING_BYTES;
+use crate::status::STATUS_BYTES;
 use crate::units::RangeIndex;
 
 /// The unit of discards.
@@ -163,8 +163,8 @@ pub enum Message {
     Written,
     /// Answers `Discard`.
     Discarded,
-    /// Answers `Status`; a [`Standing`](crate::Standing) is the body.
-    Standing,
+    /// Answers `Status`; a [`DonorStatus`](crate::DonorStatus) is the body.
+    StatusReport,
     /// Answers `Pair`.
     Paired {
         /// The donor's end, which is ready.
@@ -234,7 +234,7 @@ impl Message {
             Message::Found => ANSWER | READ,
             Message::Written => ANSWER | WRITE,
             Message::Discarded => ANSWER | DISCARD,
-            Message::Standing => ANSWER | STATUS,
+            Message::StatusReport => ANSWER | STATUS,
             Message::Paired { .. } => ANSWER | PAIR,
             Message::Keyed { .. } => ANSWER | KEY,
             Message::Reclaiming { .. } => ANSWER | RECLAIM,
@@ -243,7 +243,7 @@ impl Message {
         }
     }
 
-    /// Its four numbers.
+    /// The four numbers of the message.
     pub(crate) fn numbers(&self) -> [u64; 4] {
         match *self {
             Message::Hello { oldest, newest, borrower } => {
@@ -273,7 +273,7 @@ impl Message {
             | Message::Found
             | Message::Written
             | Message::Discarded
-            | Message::Standing => [0; 4],
+            | Message::StatusReport => [0; 4],
         }
     }
 
@@ -312,7 +312,7 @@ impl Message {
             0x8005 => Message::Found,
             0x8006 => Message::Written,
             0x8007 => Message::Discarded,
-            0x8008 => Message::Standing,
+            0x8008 => Message::StatusReport,
             0x8009 => Message::Paired { end: PairEnd::read(numbers).0 },
             0x800a => Message::Keyed { key: a as u32 },
             0x8010 => Message::Reclaiming { bytes: a },
@@ -351,7 +351,7 @@ impl Message {
             Message::Write { .. } | Message::Found => {
                 (1..=BODY_BYTES_MAX).contains(&bytes) && u64::from(bytes).is_multiple_of(UNIT_BYTES)
             }
-            Message::Standing => bytes as usize == STANDING_BYTES,
+            Message::StatusReport => bytes as usize == STATUS_BYTES,
             _ => bytes == 0,
         }
     }

@@ -18,7 +18,7 @@ const LAYOUT_VERSION: u8 = 1;
 /// Width of a queue pair's number and of a packet sequence number.
 const NUMBER_BITS: u32 = 24;
 
-/// One end of an RDMA connection; see the module.
+/// One end of an RDMA connection, as the other end needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairEnd {
     /// The queue pair's number, below 2 to the power of 24.

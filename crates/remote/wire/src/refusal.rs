@@ -44,7 +44,7 @@ refusals! {
     9 Slow "slow" "a frame that took too long to arrive",
     10 Replayed "replayed" "a request number that is not the next one",
     11 NoHello "no_hello" "a request before the greeting",
-    12 NotYours "not_yours" "a lease that somebody else has",
+    12 NotYours "not_yours" "a lease that another borrower has",
     13 StaleToken "stale_token" "a fencing token that is no longer the lease's",
     14 NoLease "no_lease" "a lease that does not exist, has expired or was revoked",
     15 OutsideLease "outside_lease" "bytes outside the lease",
@@ -75,12 +75,12 @@ pub enum RefusalKind {
 }
 
 impl Refusal {
-    /// Its number on the wire.
+    /// The number of the refusal on the wire.
     pub const fn code(self) -> u16 {
         self as u16
     }
 
-    /// Its place in [`Refusal::ALL`].
+    /// The place of the refusal in [`Refusal::ALL`].
     pub const fn index(self) -> usize {
         self as usize - 1
     }

@@ -33,7 +33,7 @@ impl LentSlab {
         u64::from(self.0) * SLAB_BYTES
     }
 
-    /// Its number, to index arrays.
+    /// The number, to index arrays.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -69,7 +69,7 @@ impl RangeIndex {
         self.0.checked_mul(SLAB_BYTES)
     }
 
-    /// Its number, to index arrays.
+    /// The number, to index arrays.
     pub fn index(self) -> usize {
         self.0 as usize
     }

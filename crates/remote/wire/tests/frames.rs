@@ -7,19 +7,19 @@
 //! the wrong place because a length or an offset changed in transit.
 
 use aquifer_wire::{
-    BODY_BYTES_MAX, BorrowerId, EVERY_LEASE, HEADER_BYTES, Header, Message, PairEnd, RangeIndex, Refusal,
-    STANDING_BYTES, Standing, VERSION_NEWEST, choose_version,
+    BODY_BYTES_MAX, BorrowerId, DonorStatus, EVERY_LEASE, HEADER_BYTES, Header, Message, PairEnd, RangeIndex, Refusal,
+    STATUS_BYTES, VERSION_NEWEST, choose_version,
 };
 
 const REQUEST: u64 = 0x1122_3344_5566_7788;
 
-fn standing() -> Standing {
+fn status() -> DonorStatus {
     let mut count = 0;
     let mut next = || {
         count += 1;
         count << 32 | count
     };
-    Standing { figures: std::array::from_fn(|_| next()), refusals: std::array::from_fn(|_| next()) }
+    DonorStatus { figures: std::array::from_fn(|_| next()), refusals: std::array::from_fn(|_| next()) }
 }
 
 fn end() -> PairEnd {
@@ -58,7 +58,7 @@ fn every_message() -> Vec<(Message, Vec<u8>)> {
         (Message::Found, page),
         bare(Message::Written),
         bare(Message::Discarded),
-        (Message::Standing, standing().encode().to_vec()),
+        (Message::StatusReport, status().encode().to_vec()),
         bare(Message::Paired { end: end() }),
         bare(Message::Keyed { key: 0x6162_6364 }),
         bare(Message::Reclaiming { bytes: 3 << 30 }),
@@ -95,8 +95,8 @@ fn every_message_is_read_as_it_was_written() {
         assert_eq!((read.request, read.message, read.body_bytes as usize), (REQUEST, message, body.len()));
         read.check_body(&body).unwrap();
     }
-    let bytes: [u8; STANDING_BYTES] = standing().encode();
-    assert_eq!(Standing::decode(&bytes), standing());
+    let bytes: [u8; STATUS_BYTES] = status().encode();
+    assert_eq!(DonorStatus::decode(&bytes), status());
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn forged(message: Message, body: &[u8], at: usize, new: &[u8]) -> Result<Header
 }
 
 #[test]
-fn what_does_not_fit_is_refused_although_its_checksum_is_right() {
+fn frames_that_do_not_fit_are_refused_although_their_checksum_is_right() {
     let read = Message::Read { lease: 1, token: 1, offset: 0, bytes: 4096 };
     let write = Message::Write { lease: 1, token: 1, offset: 0 };
     let page = [7; 4096];

@@ -44,7 +44,7 @@ pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
         donor.reload();
     }
     let observer = donor.observer();
-    let revocations = || observer.standing().figure(Figure::RevocationsTotal);
+    let revocations = || observer.status().figure(Figure::RevocationsTotal);
     let (lent, before) = (donor.lent_bytes(), revocations());
     if lent > 0 {
         let (lent, grace) = (ByteSize(lent), args.grace);

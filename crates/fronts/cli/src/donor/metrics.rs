@@ -13,11 +13,11 @@ use super::cannot;
 use crate::exit::{Failure, say};
 use crate::exporter::Exporter;
 
-/// Listens, and supplies the text from a separate thread until the process ends. Returns the bound address.
+/// Listens, and supplies the text from a separate thread until the process exits. Returns the bound address.
 pub fn serve(address: SocketAddr, observer: Observer) -> Result<SocketAddr, Failure> {
     let exporter = Exporter::start(address)?;
     let address = exporter.address();
-    let supply = move || say(&exporter.supply(|| to_prometheus(&observer.standing())));
+    let supply = move || say(&exporter.supply(|| to_prometheus(&observer.status())));
     let thread = thread::Builder::new().name("metrics".into()).spawn(supply);
     thread.map_err(|error| cannot(format!("metrics cannot be served at {address}: {error}")))?;
     Ok(address)

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_core::units::ByteSize;
 use aquifer_donor::{ControlFailure, EVERY_BYTE};
-use aquifer_wire::{Figure, Standing};
+use aquifer_wire::{DonorStatus, Figure};
 use serde_json::json;
 
 use crate::duration::duration;
@@ -59,12 +59,12 @@ pub struct ReclaimArgs {
 /// Sends the order, waits, and prints the result.
 pub fn reclaim(args: &ReclaimArgs) -> Result<process::ExitCode, Failure> {
     let path = &args.control;
-    let before = standing(path)?;
+    let before = control_status(path)?;
     let bytes = args.bytes.map_or(EVERY_BYTE, |bytes| bytes.0);
     aquifer_donor::reclaim(path, bytes, args.within).map_err(|why| failure(path, &why))?;
     let started = Instant::now();
     let after = loop {
-        let now = standing(path)?;
+        let now = control_status(path)?;
         if now.figure(Figure::DrainingBytes) == 0 || started.elapsed() > args.within.saturating_add(WIPE) {
             break now;
         }
@@ -98,8 +98,8 @@ pub fn reclaim(args: &ReclaimArgs) -> Result<process::ExitCode, Failure> {
 }
 
 /// The status of the donor that owns this control socket.
-pub fn standing(control: &Path) -> Result<Standing, Failure> {
-    aquifer_donor::standing(control).map_err(|why| failure(control, &why))
+pub fn control_status(control: &Path) -> Result<DonorStatus, Failure> {
+    aquifer_donor::control_status(control).map_err(|why| failure(control, &why))
 }
 
 fn failure(control: &Path, why: &ControlFailure) -> Failure {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
 use aquifer_donor::{Address, StatusFailure, to_prometheus};
-use aquifer_wire::{Figure, Refusal, Standing};
+use aquifer_wire::{DonorStatus, Figure, Refusal};
 use serde_json::{Map, Value};
 
 use crate::exit::{ExitCode, Failure};
@@ -56,21 +56,21 @@ pub struct StatusArgs {
 
 /// Asks the donor and prints its answer.
 pub fn status(args: &StatusArgs) -> Result<process::ExitCode, Failure> {
-    let standing = match (&args.control, &args.address) {
-        (Some(control), _) => super::reclaim::standing(control)?,
+    let status = match (&args.control, &args.address) {
+        (Some(control), _) => super::reclaim::control_status(control)?,
         (None, address) => ask(args, address.as_deref().expect("clap asks for one of the two"))?,
     };
     output::print(&if args.json {
-        json(&standing)
+        json(&status)
     } else if args.prometheus {
-        to_prometheus(&standing)
+        to_prometheus(&status)
     } else {
-        page(&standing)
+        page(&status)
     })?;
     Ok(ExitCode::Success.into())
 }
 
-fn ask(args: &StatusArgs, typed: &str) -> Result<Standing, Failure> {
+fn ask(args: &StatusArgs, typed: &str) -> Result<DonorStatus, Failure> {
     if let Ok(address @ Address::Local(path)) = &typed.parse() {
         args.tls.none(address)?;
         return aquifer_donor::local_status(path, TIMEOUT).map_err(|why| failure(typed, &why));
@@ -109,25 +109,25 @@ fn failure(address: &str, why: &StatusFailure) -> Failure {
     Failure::new(ExitCode::Failure, cause, remedy)
 }
 
-fn json(standing: &Standing) -> String {
-    let figures = Figure::ALL.iter().map(|figure| (figure.word().to_owned(), standing.figure(*figure).into()));
-    let refusals = Refusal::ALL.iter().map(|refusal| (refusal.word().to_owned(), standing.refused(*refusal).into()));
+fn json(status: &DonorStatus) -> String {
+    let figures = Figure::ALL.iter().map(|figure| (figure.word().to_owned(), status.figure(*figure).into()));
+    let refusals = Refusal::ALL.iter().map(|refusal| (refusal.word().to_owned(), status.refused(*refusal).into()));
     let mut object: Map<String, Value> = figures.collect();
     object.insert("refusals_total".into(), Value::Object(refusals.collect()));
     format!("{}\n", Value::Object(object))
 }
 
 /// All figures, and those refusals whose count is not zero.
-fn page(standing: &Standing) -> String {
+fn page(status: &DonorStatus) -> String {
     let figures = Figure::ALL.iter().map(|figure| {
-        let value = standing.figure(*figure);
+        let value = status.figure(*figure);
         let shown = if figure.word().contains("bytes") { ByteSize(value).to_string() } else { value.to_string() };
         vec![figure.word().to_owned(), shown]
     });
-    let refused = Refusal::ALL.iter().filter(|refusal| standing.refused(**refusal) > 0);
+    let refused = Refusal::ALL.iter().filter(|refusal| status.refused(**refusal) > 0);
     let refusals = refused.map(|refusal| {
         let (word, meaning) = (refusal.word(), refusal.meaning());
-        vec![format!("refused {word}"), format!("{} ({meaning})", standing.refused(*refusal))]
+        vec![format!("refused {word}"), format!("{} ({meaning})", status.refused(*refusal))]
     });
     columns(&figures.chain(refusals).collect::<Vec<_>>(), width())
 }
@@ -138,12 +138,12 @@ mod tests {
 
     #[test]
     fn everything_is_in_json_and_only_what_happened_on_the_page() {
-        let mut standing = Standing { figures: [7; Figure::ALL.len()], refusals: [0; Refusal::ALL.len()] };
-        standing.refusals[Refusal::Slow.index()] = 3;
-        let value: Value = serde_json::from_str(&json(&standing)).unwrap();
+        let mut status = DonorStatus { figures: [7; Figure::ALL.len()], refusals: [0; Refusal::ALL.len()] };
+        status.refusals[Refusal::Slow.index()] = 3;
+        let value: Value = serde_json::from_str(&json(&status)).unwrap();
         assert_eq!((&value["lent_bytes"], &value["refusals_total"]["slow"]), (&7.into(), &3.into()));
         assert_eq!(value["refusals_total"]["foreign"], 0);
-        let page = page(&standing);
+        let page = page(&status);
         assert!(page.contains("refused slow") && !page.contains("foreign"), "{page}");
     }
 }

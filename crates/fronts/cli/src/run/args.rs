@@ -81,7 +81,7 @@ pub struct HowArgs {
     #[arg(long)]
     pub strict: bool,
 
-    /// Write the statistics to this file when the program has ended, however it ended; what cannot be
+    /// Write the statistics to this file when the program has exited, however it did so; what cannot be
     /// written is reported, and the exit status is still the program's
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
@@ -114,8 +114,8 @@ Tiers:
                           created there and unlinked at once, but not in / or /dev
       size=SIZE           capacity [default: what fits, at most four times the machine's memory]
       overwrite           take a file or device that holds other data, which is lost
-      buffered            go through the page cache also where direct I/O works, to compare
-      plain-queue         do without io_uring also where it works, to compare
+      buffered            go through the page cache even where direct I/O works, to compare
+      plain-queue         do without io_uring even where it works, to compare
       encrypt=ephemeral   seal what is stored, with keys of this run alone that are kept nowhere
   dram:[size=SIZE]        local memory, to measure the software alone [default: half of what is
                           available]

@@ -82,7 +82,7 @@ pub fn empty_recording(path: Option<&str>) -> Result<(), Failure> {
 
 /// Starts the program, which inherits the launcher's standard streams, working directory, process group and terminal.
 ///
-/// Also returns the budget account, which the processes of a tree share.
+/// Also returns the budget ledger, which the processes of a tree share.
 pub fn start(
     settings: &RunSettings,
     counters: &Counters,
@@ -97,7 +97,7 @@ pub fn start(
     config.ledger_fd = ledger
         .as_ref()
         .and_then(SharedSegment::descriptor)
-        .map(|segment| inheritable(segment, "the account of the budget"))
+        .map(|segment| inheritable(segment, "the ledger of the budget"))
         .transpose()?;
     let program = &settings.program;
     let mut command = Command::new(&program.path);
@@ -124,11 +124,11 @@ pub fn start(
     Ok((Pid::from_raw(pid), ledger))
 }
 
-/// Creates the budget account for the processes of the tree.
+/// Creates the budget ledger for the processes of the tree.
 fn ledger(settings: &RunSettings) -> Result<SharedSegment, Failure> {
     let segment = SharedSegment::create(LEDGER_NAME, LEDGER_WORDS).map_err(|error| {
         let remedy = remedy(&error).unwrap_or("free memory, or raise the limit on it (ulimit -v)");
-        cannot_start(format!("the account of the budget cannot be made: {error}"), remedy)
+        cannot_start(format!("the ledger of the budget cannot be made: {error}"), remedy)
     })?;
     let (budget, max) = (settings.config.dram_bytes, settings.dram_bytes_max);
     for (word, bytes) in [(LEDGER_BUDGET_WORD, budget), (LEDGER_BUDGET_MAX_WORD, max)] {

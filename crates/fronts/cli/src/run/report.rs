@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What is reported when the program has ended: `--stats-json`, and a few messages.
+//! What is reported when the program has exited: `--stats-json`, and a few messages.
 
 use std::fs::File;
 use std::io::Write;

@@ -116,7 +116,7 @@ impl Signals {
     }
 }
 
-/// Forwards signals until the program has ended. Calls `each_second` about once a second while no signal arrives.
+/// Forwards signals until the program has exited. Calls `each_second` about once a second while no signal arrives.
 pub fn wait(child: Pid, signals: &Signals, mut each_second: impl FnMut()) -> Result<End, Failure> {
     loop {
         let signal = signals.next(&mut each_second).map_err(|errno| lost(child, errno))?;

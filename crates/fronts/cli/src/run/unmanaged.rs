@@ -50,7 +50,7 @@ pub struct Watched<'a> {
     pub child: Pid,
     /// The counters that receive the figures.
     pub counters: &'a Counters,
-    /// The shared budget account, if the processes of a tree share a budget.
+    /// The shared budget ledger, if the processes of a tree share a budget.
     pub ledger: Option<&'a SharedSegment>,
     /// Whether to end the program when it exceeds the budget.
     pub strict: bool,
@@ -82,7 +82,7 @@ impl<'scope> Watch<'scope> {
         Self { thread: scope.spawn(move || watched.look_on(state)) }
     }
 
-    /// Ends the watch, because the program has ended.
+    /// Ends the watch, because the program has exited.
     pub fn end(self, state: &State) {
         state.over.store(true, Ordering::Release);
         self.thread.thread().unpark();
@@ -143,7 +143,7 @@ impl Watched<'_> {
         true
     }
 
-    /// The part of the anonymous memory that the budget account covers.
+    /// The part of the anonymous memory that the budget ledger covers.
     fn managed_bytes(&self, found: &Resident, count: u64) -> u64 {
         let is_active = self.counters.gauge(Gauge::Active) != 0;
         let managed = match self.ledger {
@@ -228,7 +228,7 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
-/// A process and its descendants, except those whose parents have ended.
+/// A process and its descendants, except those whose parents have exited.
 fn tree(root: Pid) -> BTreeSet<i32> {
     let mut found = BTreeSet::from([root.as_raw()]);
     let mut new = vec![root.as_raw()];
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_neither_managed_nor_ours_is_unmanaged() {
+    fn memory_neither_managed_nor_ours_is_unmanaged() {
         let found = Resident { anonymous: 100, shared: 30 };
         assert_eq!(found.unmanaged_bytes(60, 10), 60);
         assert_eq!(found.unmanaged_bytes(95, 10), 30);

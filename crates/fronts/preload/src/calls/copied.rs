@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_or_consumes_is_in_the_table() {
+    fn calls_that_wait_or_consume_are_in_the_table() {
         let args = [0; 6];
         for number in [libc::SYS_accept, libc::SYS_poll, libc::SYS_msgrcv, libc::SYS_rt_sigtimedwait, libc::SYS_waitid]
         {

@@ -94,7 +94,7 @@ fn rows(names: &str) -> Result<Vec<Row>, String> {
 
 /// The results of one row.
 #[derive(Clone, Default)]
-struct Tally {
+struct RowCounts {
     right: u64,
     told: u64,
     killed: u64,
@@ -116,21 +116,21 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     match suite(&wanted) {
-        Some(tallies) => ExitCode::from(u8::from((wrong(&tallies) > 0) != wanted.planted)),
+        Some(all_counts) => ExitCode::from(u8::from((wrong(&all_counts) > 0) != wanted.planted)),
         None => ExitCode::from(2),
     }
 }
 
-fn wrong(tallies: &[Tally]) -> u64 {
-    tallies.iter().map(|tally| tally.wrong).sum()
+fn wrong(all_counts: &[RowCounts]) -> u64 {
+    all_counts.iter().map(|counts| counts.wrong).sum()
 }
 
 /// Runs rounds until the time is over. Returns `None` if the torture program cannot be compiled.
-fn suite(wanted: &Wanted) -> Option<Vec<Tally>> {
+fn suite(wanted: &Wanted) -> Option<Vec<RowCounts>> {
     let library = wanted.planted.then(planted_library);
     // The rows test the library that ships.
     let rows = if wanted.planted { &[][..] } else { &wanted.rows };
-    let mut tallies = vec![Tally::default(); rows.len() + 1];
+    let mut all_counts = vec![RowCounts::default(); rows.len() + 1];
     let (began, limit) = (Instant::now(), Duration::from_secs(wanted.minutes * 60));
     let (mut rounds, mut cut_off) = (0, false);
     while rounds < wanted.rounds && began.elapsed() < limit && !cut_off {
@@ -148,10 +148,10 @@ fn suite(wanted: &Wanted) -> Option<Vec<Tally>> {
         });
         let seconds = began.elapsed().as_secs_f64();
         cut_off = wanted.planted && matches!(verdict, Some(Verdict::Wrong(_)));
-        let failed = add(&mut tallies[0], verdict?, &format!("{seconds:6.0} s  {TORTURE}: {round}"));
+        let failed = add(&mut all_counts[0], verdict?, &format!("{seconds:6.0} s  {TORTURE}: {round}"));
         let failed_beside = chosen.zip(beside).is_some_and(|(at, ended)| {
             let name = rows[at].name;
-            add_row(&mut tallies[at + 1], ended, &format!("{seconds:6.0} s  {name} beside it"))
+            add_row(&mut all_counts[at + 1], ended, &format!("{seconds:6.0} s  {name} beside it"))
         });
         if failed || failed_beside {
             let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
@@ -161,20 +161,20 @@ fn suite(wanted: &Wanted) -> Option<Vec<Tally>> {
         }
         rounds += 1;
     }
-    report(wanted, rows, &tallies, rounds, began.elapsed());
-    Some(tallies)
+    report(wanted, rows, &all_counts, rounds, began.elapsed());
+    Some(all_counts)
 }
 
 /// Counts and prints a verdict. Returns whether the round was wrong.
-fn add(tally: &mut Tally, verdict: Verdict, line: &str) -> bool {
+fn add(counts: &mut RowCounts, verdict: Verdict, line: &str) -> bool {
     let (count, word) = match &verdict {
-        Verdict::Right => (&mut tally.right, "right"),
-        Verdict::Loud => (&mut tally.told, "told"),
-        Verdict::Killed => (&mut tally.killed, "killed"),
-        Verdict::Wrong(why) => (&mut tally.wrong, why.as_str()),
+        Verdict::Right => (&mut counts.right, "right"),
+        Verdict::Loud => (&mut counts.told, "told"),
+        Verdict::Killed => (&mut counts.killed, "killed"),
+        Verdict::Wrong(why) => (&mut counts.wrong, why.as_str()),
         Verdict::Skipped(why) => {
             eprintln!("{line}: skipped: {why}");
-            tally.skipped = Some(why.clone());
+            counts.skipped = Some(why.clone());
             return false;
         }
     };
@@ -185,23 +185,23 @@ fn add(tally: &mut Tally, verdict: Verdict, line: &str) -> bool {
 }
 
 fn add_row(
-    tally: &mut Tally,
+    counts: &mut RowCounts,
     ended: Result<(trial::Verdict, aquifer_e2e::stress_rows::Turn), String>,
     line: &str,
 ) -> bool {
     match ended {
         Ok((trial::Verdict::Works(how), turn)) => {
-            tally.right += 1;
+            counts.right += 1;
             eprintln!("{line}, over {}: right{}{how}", turn.kind.name(), if how.is_empty() { "" } else { ", " });
             false
         }
         Ok((trial::Verdict::Skipped(why), _)) => {
             eprintln!("{line}: skipped: {why}");
-            tally.skipped = Some(why);
+            counts.skipped = Some(why);
             false
         }
         Err(why) => {
-            tally.wrong += 1;
+            counts.wrong += 1;
             eprintln!("{line}: WRONG: {why}");
             true
         }
@@ -209,21 +209,21 @@ fn add_row(
 }
 
 /// Prints the results to standard output, as a table or as a JSON object.
-fn report(wanted: &Wanted, rows: &[Row], tallies: &[Tally], rounds: u64, took: Duration) {
+fn report(wanted: &Wanted, rows: &[Row], all_counts: &[RowCounts], rounds: u64, took: Duration) {
     let names = std::iter::once((TORTURE, TORTURE_TITLE)).chain(rows.iter().map(|row| (row.name, row.title)));
-    let lines: Vec<_> = names.zip(tallies).collect();
+    let lines: Vec<_> = names.zip(all_counts).collect();
     if wanted.json {
         let rows: Vec<_> = lines
             .iter()
-            .map(|((name, title), tally)| {
-                let Tally { right, told, killed, wrong, skipped } = tally;
+            .map(|((name, title), counts)| {
+                let RowCounts { right, told, killed, wrong, skipped } = counts;
                 json!({"name": name, "title": title, "right": right, "told": told, "killed": killed, "wrong": wrong,
                        "skipped": skipped})
             })
             .collect();
         let (seed, delivery) = (wanted.seed, wanted.delivery);
         let object = json!({"seed": seed, "delivery": delivery, "rounds": rounds, "seconds": took.as_secs(),
-                            "wrong": wrong(tallies), "rows": rows});
+                            "wrong": wrong(all_counts), "rows": rows});
         println!("{object}");
         return;
     }
@@ -231,8 +231,8 @@ fn report(wanted: &Wanted, rows: &[Row], tallies: &[Tally], rounds: u64, took: D
         println!();
     }
     println!("{:<12} {:>6} {:>6} {:>6} {:>6}  what", "row", "right", "told", "killed", "wrong");
-    for ((name, title), tally) in lines {
-        let Tally { right, told, killed, wrong, skipped } = tally;
+    for ((name, title), counts) in lines {
+        let RowCounts { right, told, killed, wrong, skipped } = counts;
         let what = match skipped {
             Some(why) if right + wrong == 0 => format!("skipped: {why}"),
             _ if right + told + killed + wrong == 0 => "not reached: more rounds, or --rows".to_owned(),
@@ -241,5 +241,5 @@ fn report(wanted: &Wanted, rows: &[Row], tallies: &[Tally], rounds: u64, took: D
         println!("{name:<12} {right:>6} {told:>6} {killed:>6} {wrong:>6}  {what}");
     }
     let minutes = took.as_secs_f64() / 60.0;
-    println!("{rounds} rounds in {minutes:.1} minutes from seed {}: {} wrong", wanted.seed, wrong(tallies));
+    println!("{rounds} rounds in {minutes:.1} minutes from seed {}: {} wrong", wanted.seed, wrong(all_counts));
 }

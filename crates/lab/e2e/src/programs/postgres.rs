@@ -143,7 +143,7 @@ pub fn judge(trial: &Trial) -> Result<Verdict, String> {
     reach.arg("-x").arg(binaries().join("aquifer"));
     if done(trial, &reach).is_err() {
         return Ok(Verdict::Skipped(
-            "PostgreSQL does not run as root, and nobody else reaches the binaries".to_owned(),
+            "PostgreSQL does not run as root, and no other user reaches the binaries".to_owned(),
         ));
     }
     let (native, managed) = (Place::new("native")?, Place::new("managed")?);

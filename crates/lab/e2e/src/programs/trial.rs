@@ -225,7 +225,7 @@ fn peak_of(process: u32) -> u64 {
     (own.unwrap_or(0) << 10).max(below.unwrap_or(0))
 }
 
-/// How many times, 10 ms apart, to check whether an unneeded server has ended by itself.
+/// How many times, 10 ms apart, to check whether an unneeded server has exited by itself.
 const ENDING_LOOKS: u32 = 100;
 
 /// A server. It is killed on drop unless it has ended by itself.
@@ -243,7 +243,7 @@ impl Server {
         self.0.as_ref().map_or(0, |running| running.child.id())
     }
 
-    /// Waits until the server has ended by itself.
+    /// Waits until the server has exited by itself.
     pub fn end(mut self, limit: Duration) -> Result<Ended, String> {
         let ended = self.0.take().expect("it is taken once").wait(limit);
         succeeded(&ended).map(|()| ended)
@@ -254,7 +254,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let Some(mut running) = self.0.take() else { return };
-        // A lost connection is noticed before the process has ended.
+        // A lost connection is noticed before the process has exited.
         let has_ended = (0..ENDING_LOOKS).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             !matches!(running.child.try_wait(), Ok(None))

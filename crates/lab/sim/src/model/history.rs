@@ -12,7 +12,7 @@ use aquifer_driver::{Outcome, Worker, resolve};
 
 use super::memory::Page;
 use super::program::{Program, Window};
-use super::relatives::RELATIVES_MAX;
+use super::related_processes::RELATED_MAX;
 use super::schedule::Schedule;
 use super::space::{QUEUE_DEPTH, Queue, View};
 use super::trouble::{Delays, KINDS, Kind};
@@ -114,9 +114,9 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
     end(&world)
 }
 
-/// The last check: the pages that the relatives can read have not changed.
+/// The last check: the pages that the related processes can read have not changed.
 fn end(world: &World) -> End {
-    (0..RELATIVES_MAX).for_each(|_| world.bury());
+    (0..RELATED_MAX).for_each(|_| world.bury());
     End { digest: world.digest.get(), steps: world.steps.get(), failures: world.trouble.happened() }
 }
 

@@ -12,7 +12,7 @@ use aquifer_core::frames::FramePool;
 use aquifer_core::map::Pages;
 use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, REGION_PAGES, SlabIndex, Slot};
 
-use super::relatives::Relative;
+use super::related_processes::RelatedProcess;
 
 /// The contents of a torn or freed slot.
 pub const GARBAGE: u32 = u32::MAX;
@@ -32,7 +32,7 @@ pub struct Page {
     pub discarded: bool,
 }
 
-/// All memory; see the module.
+/// All memory of a history: what the modelled kernel and tier hold, as one number for each page.
 #[derive(Debug, Default)]
 pub struct Memory {
     /// The program's pages, by number.
@@ -40,7 +40,7 @@ pub struct Memory {
     frames: HashMap<FrameIndex, Vec<Option<u32>>>,
     tier: HashMap<u64, u32>,
     /// Forked processes that read the same tier.
-    pub relatives: Vec<Relative>,
+    pub related_processes: Vec<RelatedProcess>,
     /// Pages of DRAM in use now, at the program's address or in frames.
     pub physical: u64,
 }
@@ -173,8 +173,8 @@ impl Memory {
     }
 
     fn is_free_to_change(&self, place: u64) {
-        let reader = self.relatives.iter().any(|relative| relative.reads.contains_key(&place));
-        assert!(!reader, "a relative still reads page {place} of the tier");
+        let reader = self.related_processes.iter().any(|related| related.reads.contains_key(&place));
+        assert!(!reader, "a related process still reads page {place} of the tier");
     }
 
     /// Writes one page of the tier.

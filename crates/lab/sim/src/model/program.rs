@@ -7,7 +7,7 @@ use aquifer_core::block::State;
 use aquifer_core::engine::Advice;
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{Order, PageIndex, SlabIndex, ThreadIndex};
-use aquifer_driver::{Brought, Clock, EngineGuard, NoTape, Outcome, Space, bring, discard, quiesce, resolve};
+use aquifer_driver::{Brought, Clock, LockedEngine, NoTape, Outcome, Space, bring, discard, quiesce, resolve};
 
 use super::memory::Page;
 use super::space::View;
@@ -233,7 +233,7 @@ impl Program<'_> {
             }
             ((), true)
         };
-        let after = |engine: &mut EngineGuard<'_, NoTape>, _: &mut dyn FnMut(SlabIndex)| {
+        let after = |engine: &mut LockedEngine<'_, NoTape>, _: &mut dyn FnMut(SlabIndex)| {
             // A lost block that is only partly discarded stays lost.
             for (page, entry) in world.memory.borrow_mut().pages.range_mut(start..end) {
                 let block = engine.map().find(*page).expect("managed");

@@ -50,7 +50,7 @@ struct Thread {
 /// Adds a thread to the schedule.
 pub type Start = Rc<dyn Fn(&mut Schedule)>;
 
-/// See the module.
+/// The coroutines of one history, and the choice of the one that runs next.
 pub struct Schedule {
     world: Rc<World>,
     threads: Vec<Thread>,

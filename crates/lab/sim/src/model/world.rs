@@ -15,22 +15,22 @@ use aquifer_core::units::PageIndex;
 use aquifer_driver::Transfer;
 
 use super::memory::{Memory, Page};
-use super::relatives::Account;
+use super::related_processes::SlabUsers;
 use super::trouble::{Delays, Trouble};
 
 /// Blocks of up to this many pages are copied to the program's address, larger ones are moved.
 const COPIED_PAGES_MAX: u32 = 8;
-/// Steps between two checks of all of the engine's accounts.
+/// Steps between two checks of all of the engine's counts.
 const STEPS_PER_CHECK: u64 = 997;
 /// Steps between two checks of what system calls have seen.
 const STEPS_PER_LOOK: u64 = 61;
 /// Maximum number of ranges that system calls remember.
 const SEEN_MAX: usize = 16;
 
-/// See the module.
+/// What all threads of one history share: engine, memory, tier, clock and failures.
 pub struct World {
     pub engine: Mutex<Engine>,
-    pub account: Account,
+    pub slab_users: SlabUsers,
     pub memory: RefCell<Memory>,
     pub trouble: Trouble,
     pub delays: Delays,
@@ -94,11 +94,11 @@ impl World {
             seals: true,
             fetch_cost: if start.overlaps { 5 } else { 1 },
         };
-        let account = Account::new(start.tier_slabs);
+        let slab_users = SlabUsers::new(start.tier_slabs);
         let policy = policy::build(start.policy);
         World {
-            engine: Mutex::new(Engine::with_slabs(settings, policy, Box::new(account.clone()))),
-            account,
+            engine: Mutex::new(Engine::with_slabs(settings, policy, Box::new(slab_users.clone()))),
+            slab_users,
             memory: RefCell::default(),
             trouble: Trouble::new(seed),
             delays,
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// Called between two steps: checks that DRAM in use is within the budget and, at intervals, that all accounts
+    /// Called between two steps: checks that DRAM in use is within the budget and, at intervals, that all counts
     /// agree.
     pub fn check(&self) {
         self.steps.set(self.steps.get() + 1);

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cold_waits_on_standby_and_what_is_paged_out_is_stored() {
+    fn cold_blocks_wait_on_standby_and_blocks_advised_out_are_stored() {
         let mut engine = engine();
         // The range covers only part of the first and of the last block: those two stay.
         engine.advise(PageIndex(10), PageIndex(170), Advice::Cold);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_will_be_needed_comes_and_what_is_empty_does_not() {
+    fn blocks_that_will_be_needed_come_and_empty_blocks_do_not() {
         let mut engine = engine();
         engine.advise(PageIndex(0), PageIndex(128), Advice::PageOut);
         work(&mut engine);

@@ -50,7 +50,7 @@ struct Visit {
     at: u32,
 }
 
-/// The evidence, and the conclusion drawn from it; see the module.
+/// Detects whether pages that are fetched one by one lie in clusters.
 #[derive(Clone, Debug)]
 pub(super) struct Clusters {
     visits: Box<[Visit; REMEMBERED]>,
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_by_chance_is_not_near() {
+    fn fetches_close_by_chance_are_no_cluster() {
         for count in [2048_u64, 128] {
             let mut clusters = Clusters::new(false, count * GRANULE_PAGES / 3);
             for fetch in 0..20_000 {

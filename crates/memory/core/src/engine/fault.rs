@@ -195,7 +195,7 @@ impl Engine {
             self.standby.remove(&mut self.map, block);
             self.map.block_mut(block).become_state(State::Installing);
             self.second_chance.rescued(u64::from(self.weight(block)));
-            self.tally.rescued_blocks += 1;
+            self.counts.rescued_blocks += 1;
             self.refaults.rescued(u64::from(self.weight(block)));
             let exchange = self.exchange(block, 1, write);
             return FaultStep::Rescue { block, count: 1, pages, frame, arrival: Arrival::Rescued, exchange };
@@ -212,7 +212,7 @@ impl Engine {
         }
         let stride = self.map.stride(block);
         let fetched = (0..count).filter(|place| self.was_fetched(BlockIndex(block.0 + place * stride))).count();
-        self.tally.prefetch_hits += fetched as u64;
+        self.counts.prefetch_hits += fetched as u64;
         let waits_before = first.start.previous().is_some_and(|page| self.is_read_ahead(page));
         let waits_behind = self.is_read_ahead(first.end());
         self.prefetcher.used(first.start.0, pages.count, waits_before, waits_behind);

@@ -210,7 +210,7 @@ impl Engine {
         self.map.blocks_in(end, region_end).collect()
     }
 
-    /// Checks that every block that loses all its pages to the cut is Empty, so that no account still counts it.
+    /// Checks that every block that loses all its pages to the cut is Empty, so that no count still includes it.
     fn release_cut(&mut self, start: PageIndex, end: PageIndex) {
         let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
         for block in blocks {

@@ -84,7 +84,7 @@ impl Engine {
         let entry = self.map.block_mut(block);
         (entry.sealed, entry.protected) = (false, false);
         self.repay(u64::from(self.weight(block)));
-        self.tally.dropped_clean_blocks += 1;
+        self.counts.dropped_clean_blocks += 1;
         let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
         self.finish(block, if zero { State::Empty } else { State::Stored })
     }

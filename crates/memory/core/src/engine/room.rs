@@ -87,7 +87,7 @@ impl Engine {
     pub(super) fn stop_waiting(&mut self, block: BlockIndex) {
         self.standby.remove(&mut self.map, block);
         if self.map.block(block).waiting == Waiting::ReadAhead {
-            self.tally.prefetch_wasted += u64::from(self.was_fetched(block));
+            self.counts.prefetch_wasted += u64::from(self.was_fetched(block));
             let pages = self.map.pages(block);
             self.prefetcher.wasted(pages.start.0, pages.count);
         }
@@ -98,7 +98,7 @@ impl Engine {
     pub(super) fn drop_clean(&mut self) -> Option<u32> {
         let block = self.next_to_leave().filter(|block| self.map.block(*block).known_clean)?;
         // A read-ahead block was never resident, so it was never evicted.
-        self.tally.dropped_clean_blocks += u64::from(self.map.block(block).waiting != Waiting::ReadAhead);
+        self.counts.dropped_clean_blocks += u64::from(self.map.block(block).waiting != Waiting::ReadAhead);
         self.stop_waiting(block);
         let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
         let entry = self.map.block_mut(block);

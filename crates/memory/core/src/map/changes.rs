@@ -24,7 +24,7 @@ const COUNTS: u64 = 8192;
 /// Maximum number of pages in one stamp: 256 KiB.
 pub const STAMPED_PAGES_MAX: u64 = 64;
 
-/// The counts; see the module.
+/// Counts the changes to resident blocks, for threads that do not hold the engine's lock.
 #[derive(Debug)]
 pub struct Changes {
     counts: [AtomicU32; COUNTS as usize],

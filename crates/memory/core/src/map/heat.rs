@@ -68,9 +68,9 @@ impl BlockMap {
                 let entry = &mut self.blocks[unit as usize];
                 let weight = entry.order.pages();
                 entry.reading = if resident {
-                    self.temperatures.put_resident(heat, weight)
+                    self.temperatures.count_resident(heat, weight)
                 } else {
-                    self.temperatures.put_away(heat, weight)
+                    self.temperatures.count_evicted(heat, weight)
                 };
             }
         }

@@ -151,7 +151,7 @@ mod tests {
     use crate::slabs::OwnSlabs;
 
     #[test]
-    fn what_comes_and_goes_is_counted() {
+    fn inserting_and_removing_pages_counts_as_a_change() {
         let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), 16, Order::UNIT);
         let before = map.changes().stamp(PageIndex(1500), PageIndex(1510));
         map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);

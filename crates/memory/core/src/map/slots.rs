@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_found_by_its_slot() {
+    fn stored_blocks_are_found_by_their_slots() {
         for state in State::ALL {
             let map = stored(state);
             let is_known = !matches!(state, State::Empty | State::Cleaning | State::Poisoned);

@@ -17,7 +17,7 @@ const HAND_STEPS_MAX: u32 = 64;
 /// Mark of a block that the hand passes over once.
 const REFERENCED: u8 = 1;
 
-/// The CLOCK policy; see the module. The hand points at the oldest block of the list; a block that it passes moves to
+/// The CLOCK policy. The hand points at the oldest block of the list; a block that it passes moves to
 /// the newest end.
 #[derive(Default)]
 pub struct Clock {

@@ -9,7 +9,7 @@
 use super::{Arrival, Policy, list::Lists};
 use crate::units::BlockIndex;
 
-/// The FIFO policy; see the module.
+/// The FIFO policy.
 #[derive(Default)]
 pub struct Fifo {
     queue: Lists<1>,

@@ -19,7 +19,7 @@ const OLD: usize = 1;
 /// The old part, in eighths of all pages.
 const OLD_EIGHTHS: u64 = 3;
 
-/// The LRU policy; see the module.
+/// The LRU policy.
 #[derive(Default)]
 pub struct Lru {
     lists: Lists<2>,

@@ -99,7 +99,7 @@ struct SmallWon {
     small_share: u32,
 }
 
-/// The S3-FIFO policy; see the module.
+/// The S3-FIFO policy.
 pub struct S3Fifo {
     lists: Lists<3>,
     /// The capacity of the resident set as the caller gave it.

@@ -19,7 +19,7 @@ use super::{Advice, NO_MARKER, Run, WINDOW_MAX, WINDOW_MIN};
 /// Number of faults before the marker after which the advice is repeated: the advised pages did not arrive.
 const MISSED_MAX: u8 = 2;
 
-/// One stream; see the module. Pages are start pages of blocks.
+/// One stream of faults that advance by equal steps. Pages are start pages of blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Stream {
     /// Page of its latest fault.

@@ -111,7 +111,7 @@ fn where_a_fetch_costs_little_a_stream_proves_itself_first() {
 /// A program that asks for read-ahead pages in order was predicted. Pages from the middle of the read-ahead would have
 /// been asked for anyway at some time: after that, a stream must prove itself.
 #[test]
-fn what_is_used_out_of_order_is_no_evidence_of_a_stream() {
+fn prefetched_blocks_used_out_of_order_are_no_evidence_of_a_stream() {
     let (up, down) = (1i64, -1i64);
     for (step, waits_before, waits_behind, reads) in [
         (up, false, false, true),

@@ -93,12 +93,12 @@ impl Summary {
         DISCARDS[usize::from(self.kind).min(DISCARDS.len() - 1)]
     }
 
-    /// Summarises a plan together with the engine's accounts: plans are frequent enough to reveal soon a difference
+    /// Summarises a plan together with the engine's counts: plans are frequent enough to reveal soon a difference
     /// that the answers alone would not show yet.
     pub fn of_plan(tasks: &[Task], engine: &Engine) -> Self {
         let mut digest = Digest::default();
         tasks.hash(&mut digest);
-        engine.tally().hash(&mut digest);
+        engine.counts().hash(&mut digest);
         for pages in [engine.resident_pages(), engine.standby_pages(), engine.free_pages(), engine.debt_pages()] {
             digest.write_u64(pages);
         }

@@ -4,7 +4,7 @@
 //! The engine's calls as values: one variant for each call that changes an engine.
 //!
 //! Pure. [`Call::apply`] makes the call on an engine. To add a call to the engine: add a variant here, an arm in
-//! `apply`, its bytes in `event.rs`, and a method of the driver's `EngineGuard`, without which nobody can make the
+//! `apply`, its bytes in `event.rs`, and a method of the driver's `LockedEngine`, without which nobody can make the
 //! call. Then raise [`super::VERSION`]; the golden recording fails until you do.
 
 use super::answer::{Digest, Summary};

@@ -51,8 +51,8 @@ pub const BATCH_PAYLOAD_MAX: usize = 16 << 20;
 
 const MAGIC: &[u8; 8] = b"AQUIFREC";
 const EVENTS: &[u8; 4] = b"EVTS";
-const STANDING: &[u8; 4] = b"STAT";
-const STANDING_BYTES: usize = 24;
+const STATE: &[u8; 4] = b"STAT";
+const STATE_BYTES: usize = 24;
 const PREFETCH: u32 = 1;
 const ELASTIC: u32 = 2;
 const SEALS: u32 = 4;
@@ -149,7 +149,7 @@ enum Batch<'a> {
     /// Whole events.
     Events(&'a [u8]),
     /// The state of the recording.
-    Standing(End),
+    State(End),
 }
 
 /// The state of a recording, and finally how it ended.
@@ -165,8 +165,8 @@ pub struct End {
 
 impl End {
     /// The payload that encodes this state.
-    pub fn payload(&self) -> [u8; STANDING_BYTES] {
-        let mut bytes = [0; STANDING_BYTES];
+    pub fn payload(&self) -> [u8; STATE_BYTES] {
+        let mut bytes = [0; STATE_BYTES];
         for (place, value) in bytes.chunks_exact_mut(8).zip([self.events, self.lost, self.closed.into()]) {
             place.copy_from_slice(&value.to_le_bytes());
         }
@@ -174,7 +174,7 @@ impl End {
     }
 
     fn read(payload: &[u8]) -> Option<End> {
-        if payload.len() != STANDING_BYTES {
+        if payload.len() != STATE_BYTES {
             return None;
         }
         let word = |index: usize| u64::from_le_bytes(number(payload, index * 8));
@@ -183,10 +183,10 @@ impl End {
 }
 
 /// The header of batch `number`, whose payload is `payload`.
-pub fn batch_header(standing: bool, number: u64, payload: &[u8]) -> [u8; BATCH_HEADER_BYTES] {
+pub fn batch_header(is_state: bool, number: u64, payload: &[u8]) -> [u8; BATCH_HEADER_BYTES] {
     let mut bytes = [0; BATCH_HEADER_BYTES];
     let len = u32::try_from(payload.len()).expect("a payload is at most BATCH_PAYLOAD_MAX bytes");
-    bytes[..4].copy_from_slice(if standing { STANDING } else { EVENTS });
+    bytes[..4].copy_from_slice(if is_state { STATE } else { EVENTS });
     bytes[4..8].copy_from_slice(&len.to_le_bytes());
     bytes[8..16].copy_from_slice(&number.to_le_bytes());
     bytes[16..24].copy_from_slice(&crc(payload).to_le_bytes());
@@ -285,7 +285,7 @@ impl<'a> Recording<'a> {
         self.number += 1;
         match &header[..4] {
             kind if kind == EVENTS => Ok(Some(Batch::Events(payload))),
-            kind if kind == STANDING => End::read(payload).map(|end| Some(Batch::Standing(end))).ok_or(damage),
+            kind if kind == STATE => End::read(payload).map(|end| Some(Batch::State(end))).ok_or(damage),
             _ => Err(damage),
         }
     }
@@ -297,8 +297,8 @@ impl<'a> Recording<'a> {
             let offset = self.offset as u64;
             match self.batch()? {
                 None => return Ok(End { events: self.events, ..self.end }),
-                Some(Batch::Standing(end)) if end.events == self.events => self.end = end,
-                Some(Batch::Standing(_)) => return Err(Damage::Batch { offset }),
+                Some(Batch::State(end)) if end.events == self.events => self.end = end,
+                Some(Batch::State(_)) => return Err(Damage::Batch { offset }),
                 Some(Batch::Events(payload)) => {
                     let mut reader = Reader::new(payload);
                     while !reader.is_empty() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Repeats the kernel's transfers of pages, which may end early, with a bound for each reason.
+//! Repeats the kernel's transfers of pages, which may end early, with a limit for each reason.
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!

@@ -19,7 +19,7 @@ use aquifer_core::units::PageIndex;
 /// Number of ranges remembered. A choice: a buffer for each of a thousand connections.
 const RANGES: usize = 1024;
 
-/// See the module.
+/// Buffers of earlier system calls that were found resident, each with a check that they still are.
 #[derive(Debug)]
 pub(super) struct Known {
     changes: Arc<Changes>,

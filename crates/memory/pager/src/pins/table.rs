@@ -79,9 +79,9 @@ impl Pins {
         &self.slots[..self.ever_used.load(Ordering::SeqCst)]
     }
 
-    /// The account of pins that outlive their call. Pins of calls are summed over their slots instead, see
+    /// The sum of the pins that outlive their call. Pins of calls are summed over their slots instead, see
     /// [`calls_pages`](Self::calls_pages).
-    fn account(&self, owner: usize) -> Option<&AtomicU64> {
+    fn lasting_pins(&self, owner: usize) -> Option<&AtomicU64> {
         outlives_its_call(owner).then_some(&self.locked_pages)
     }
 
@@ -121,7 +121,7 @@ impl Pins {
         }
         let slot = &self.slots[index];
         slot.frame.store(frame, Ordering::SeqCst);
-        self.account(owner).inspect(|account| _ = account.fetch_add(weight, Ordering::SeqCst));
+        self.lasting_pins(owner).inspect(|lasting| _ = lasting.fetch_add(weight, Ordering::SeqCst));
         slot.weight.store(weight, Ordering::SeqCst);
         slot.start.store(start.0, Ordering::SeqCst);
         slot.end.store(end.0, Ordering::SeqCst);
@@ -147,8 +147,8 @@ impl Pins {
         let slot = &self.slots[index];
         slot.end.store(0, Ordering::Release);
         let weight = slot.weight.swap(0, Ordering::SeqCst);
-        let account = self.account(slot.owner.load(Ordering::SeqCst));
-        account.inspect(|account| _ = account.fetch_sub(weight, Ordering::SeqCst));
+        let lasting = self.lasting_pins(slot.owner.load(Ordering::SeqCst));
+        lasting.inspect(|lasting| _ = lasting.fetch_sub(weight, Ordering::SeqCst));
         // Cleared first: the next claim must not count as abandoned before it has stored its own stack address.
         slot.frame.store(0, Ordering::Relaxed);
         slot.owner.store(0, Ordering::Release);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pinned_besides_is_counted() {
+    fn pins_outside_calls_are_counted() {
         let pins = Pins::new(Arc::default());
         let index = pins.claim(7, 0, PageIndex(128), PageIndex(160), 32).expect("a free slot");
         pins.cover_only(index, PageIndex(96), PageIndex(160));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_jump_has_left_is_released_by_the_next_call_in_its_place() {
+    fn pins_left_by_a_jump_are_released_by_the_next_call_in_the_slot() {
         let pins = Pins::new(Arc::default());
         pins.claim(7, 50_000, PageIndex(131), PageIndex(140), 32);
         pins.release_abandoned(8, 50_000);

@@ -79,7 +79,7 @@ const TASK: usize = 1 << 32;
 
 #[allow(unsafe_code, reason = "system calls with numbers")]
 fn this_thread() -> usize {
-    // SAFETY: gettid(2) takes nothing.
+    // SAFETY: gettid(2) has no arguments.
     unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0)
 }
 

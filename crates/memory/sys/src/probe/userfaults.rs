@@ -219,13 +219,13 @@ fn expect(effect: bool, seen: &'static str) -> Result<&'static str, Errno> {
 
 fn kernel_faults() -> Outcome {
     match Uffd::open(0, true) {
-        Ok(_) => Ok(format!("allowed by {}", who_allows())),
+        Ok(_) => Ok(format!("allowed by {}", allowed_by())),
         Err(errno) => Err(refused(errno)),
     }
 }
 
 /// Which of the three permissions lets this process resolve faults of the kernel's own accesses.
-fn who_allows() -> &'static str {
+fn allowed_by() -> &'static str {
     let setting = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
     if setting.trim() == "1" {
         return "vm.unprivileged_userfaultfd=1";

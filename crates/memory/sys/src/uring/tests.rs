@@ -42,7 +42,7 @@ fn drain(ring: &mut Ring) -> Vec<Finished> {
 }
 
 #[test]
-fn what_was_written_is_read_and_tags_come_back() {
+fn written_bytes_are_read_and_tags_come_back() {
     let file = file(16 * PAGE);
     let Some(mut ring) = ring(&file, 8) else { return };
     for tag in 0..8u8 {

@@ -19,7 +19,7 @@ use crate::memory::OwnWord;
 use crate::own_descriptors;
 use crate::raw::Errno;
 
-/// An open device; see the module. Closed when no object of it is left.
+/// An open RDMA device. Closed when no object of it is left.
 pub struct Device {
     pub(super) library: &'static Library,
     pub(super) context: NonNull<abi::Context>,
@@ -150,7 +150,7 @@ fn open(library: &'static Library, name: &str) -> Result<NonNull<abi::Context>, 
     opened
 }
 
-/// A protection domain; see the module.
+/// A protection domain of an open device.
 pub struct Domain {
     pub(super) device: Arc<Device>,
     pub(super) pd: NonNull<c_void>,

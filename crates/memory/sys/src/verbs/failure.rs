@@ -6,7 +6,7 @@
 use std::fmt;
 use std::io;
 
-/// The reason; see the module.
+/// The reason why RDMA is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VerbsFailure {

@@ -93,9 +93,9 @@ fn load() -> Result<Library, VerbsFailure> {
         return Err(VerbsFailure::NoLibrary(last_word()));
     }
     let library = Library::find(handle)?;
-    // SAFETY: the call takes nothing. Where the kernel copies pinned pages for a child at fork(2) (Linux 5.12) it does
-    // nothing; on older kernels it keeps a driver's own queues from being copied on write. If it fails, a child created
-    // by fork(2) endangers the parent's transfers, so loading fails as a whole.
+    // SAFETY: the call has no arguments. Where the kernel copies pinned pages for a child at fork(2) (Linux 5.12) it
+    // does nothing; on older kernels it keeps a driver's own queues from being copied on write. If it fails, a child
+    // created by fork(2) endangers the parent's transfers, so loading fails as a whole.
     match unsafe { (library.ibv_fork_init)() } {
         0 => Ok(library),
         errno => Err(VerbsFailure::Call { what: "ibv_fork_init", errno }),

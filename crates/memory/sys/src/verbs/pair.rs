@@ -12,7 +12,7 @@
 //! the work request completes with an error and the pair is unusable until it is reset. See ibv_modify_qp(3), and
 //! chapters 9.7 and 11.6 of the InfiniBand Architecture Specification, volume 1.
 //!
-//! Threads: any, one at a time; also in a signal handler, except for creating it.
+//! Threads: any, one at a time; including signal handlers, except for creating it.
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
@@ -85,7 +85,7 @@ pub enum Completion {
     Failed(i32),
 }
 
-/// A queue pair; see the module.
+/// A queue pair of a reliable connection, with a completion queue of its own.
 pub struct QueuePair {
     domain: Arc<Domain>,
     qp: NonNull<abi::Qp>,

@@ -33,7 +33,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Its IP address, for RoCE.
+    /// The IP address of the port, for RoCE.
     pub fn ip(&self) -> Option<IpAddr> {
         self.is_ethernet.then(|| Ipv6Addr::from(self.gid).to_canonical())
     }

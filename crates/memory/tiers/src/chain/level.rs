@@ -12,19 +12,19 @@ use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_tier::{Disposition, LevelFigures, Tier, TierFailure};
 
-use super::account::Account;
+use super::free_slabs::FreeSlabs;
 use super::place::LevelSlab;
 
 /// How long a level that has refused something gets no new slabs: long enough not to ask a full donor for each of many
 /// writes, short enough to notice when another borrower has given something back.
 const SHUN: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// One level of a chain: a tier, divided into slabs, and the counters of its use.
 pub(super) struct Level {
     pub(super) tier: Box<dyn Tier>,
-    pub(super) account: Account,
-    /// Until when the level gets no new slabs, by the monotonic clock. For this process only: a relative learns it when
-    /// the level refuses one of its own writes.
+    pub(super) free_slabs: FreeSlabs,
+    /// Until when the level gets no new slabs, by the monotonic clock. For this process only: a related process learns
+    /// it when the level refuses one of its own writes.
     shunned_until_ns: AtomicU64,
     reads: AtomicU64,
     read_bytes: AtomicU64,
@@ -38,7 +38,7 @@ impl Level {
         let zero = || AtomicU64::new(0);
         Ok(Level {
             tier,
-            account: Account::new(slabs)?,
+            free_slabs: FreeSlabs::new(slabs)?,
             shunned_until_ns: zero(),
             reads: zero(),
             read_bytes: zero(),
@@ -59,7 +59,7 @@ impl Level {
     /// Takes back a slab of which nobody needs anything.
     pub(super) fn take_back(&self, slab: LevelSlab) -> Result<(), TierFailure> {
         let discarded = self.tier.discard(slab.offset(), REGION_BYTES);
-        self.account.release(slab);
+        self.free_slabs.release(slab);
         discarded
     }
 
@@ -98,16 +98,16 @@ impl Level {
     /// The level's figures for deciding what moves.
     pub(super) fn room(&self) -> tiering::Level {
         let takes = !self.is_shunned();
-        let free = if takes { self.account.free() } else { 0 };
-        tiering::Level { slabs: self.account.slabs(), free, takes }
+        let free = if takes { self.free_slabs.free() } else { 0 };
+        tiering::Level { slabs: self.free_slabs.slabs(), free, takes }
     }
 
     pub(super) fn figures(&self) -> LevelFigures {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         LevelFigures {
             name: self.tier.name(),
-            capacity_bytes: u64::from(self.account.slabs()) * REGION_BYTES,
-            used_bytes: u64::from(self.account.used()) * REGION_BYTES,
+            capacity_bytes: u64::from(self.free_slabs.slabs()) * REGION_BYTES,
+            used_bytes: u64::from(self.free_slabs.used()) * REGION_BYTES,
             reads: count(&self.reads),
             read_bytes: count(&self.read_bytes),
             promoted_bytes: count(&self.promoted_bytes),

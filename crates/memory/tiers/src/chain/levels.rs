@@ -4,11 +4,11 @@
 //! The levels of a chain together: a slab is placed when it is first written to, on the fastest level that accepts it,
 //! and is found wherever it has moved since.
 //!
-//! Related processes share the table of places, the accounts and the words below, and any of them may overwrite them.
-//! So every place is checked before it is used ([`Levels::place`]): a transfer to or from one that does not exist
-//! fails, and everything else ignores it.
+//! Related processes share the table of places, the bitmaps of free slabs and the words below, and any of them may
+//! overwrite them. So every place is checked before it is used ([`Levels::place`]): a transfer to or from one that does
+//! not exist fails, and everything else ignores it.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+//! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -36,13 +36,13 @@ const PAUSES_MAX: u32 = 200;
 const CLAIMS_MAX: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// See the module.
+/// All levels of a chain, and the table of which level has each slab.
 pub(super) struct Levels {
     /// The fastest first.
     pub(super) all: Vec<Level>,
     pub(super) places: Places,
     slabs: u32,
-    /// The heat of each slab. Shared with relatives, as are the words below.
+    /// The heat of each slab. Shared with related processes, as are the words below.
     heat: Words<AtomicU32>,
     /// Three words: the number of the first slab of those that were never placed, the pages of traffic since the last
     /// epoch ended, and when slabs may move next.
@@ -55,7 +55,7 @@ pub(super) struct Levels {
 
 impl Levels {
     pub(super) fn new(all: Vec<Level>) -> Result<Levels, Errno> {
-        let slabs = all.iter().map(|level| level.account.slabs()).sum();
+        let slabs = all.iter().map(|level| level.free_slabs.slabs()).sum();
         let heat = Words::shared((slabs as usize).div_ceil(2))?.halves();
         Ok(Levels {
             all,
@@ -84,7 +84,7 @@ impl Levels {
 
     /// The number of slabs in use, on all levels.
     pub(super) fn used(&self) -> u64 {
-        self.all.iter().map(|level| u64::from(level.account.used())).sum()
+        self.all.iter().map(|level| u64::from(level.free_slabs.used())).sum()
     }
 
     /// Whether a level is about to lose something.
@@ -101,7 +101,7 @@ impl Levels {
     /// Another level with room: a slower one, if possible.
     pub(super) fn refuge(&self, from: usize) -> Option<usize> {
         let mut others = (from + 1..self.all.len()).chain((0..from).rev());
-        others.find(|at| self.all[*at].account.free() > 0 && !self.all[*at].is_shunned())
+        others.find(|at| self.all[*at].free_slabs.free() > 0 && !self.all[*at].is_shunned())
     }
 
     /// The slabs that may have a place.
@@ -111,7 +111,7 @@ impl Levels {
 
     /// The place that a number of the table stands for, if there is such a place.
     pub(super) fn place(&self, number: u64) -> Option<Place> {
-        let exists = |place: &Place| self.all.get(place.level).is_some_and(|it| it.account.has(place.slab));
+        let exists = |place: &Place| self.all.get(place.level).is_some_and(|it| it.free_slabs.has(place.slab));
         Place::of(number).filter(exists)
     }
 
@@ -214,7 +214,7 @@ impl Levels {
         if self.places.holds(slab, seen) { verified } else { Verified::Unknown }
     }
 
-    /// Accounts for a read that has ended and whose place was still valid.
+    /// Counts a read that has ended and whose place was still valid.
     pub(super) fn note_read(
         &self,
         slab: SlabIndex,
@@ -274,7 +274,7 @@ impl Levels {
                 return Ok(Target { place, seen });
             }
             let Some(place) = self.claim(refusals) else {
-                // Threads that place the same slab each take room for a moment, and one of them keeps it.
+                // Threads that place the same slab each take room temporarily, and one of them keeps it.
                 if claims_left == 0 {
                     return Err(refusals.failure(slab));
                 }
@@ -290,7 +290,7 @@ impl Levels {
                 }
                 Err(refused) => {
                     // Another thread was faster, or is about to be.
-                    self.all[place.level].account.release(place.slab);
+                    self.all[place.level].free_slabs.release(place.slab);
                     if refused == Refused::Busy {
                         break;
                     }
@@ -353,7 +353,7 @@ impl Levels {
             let mut levels = self.all.iter().enumerate();
             levels.find_map(|(level, it)| {
                 let asked = !refusals.has(level) && it.is_shunned() == shunned;
-                let slab = asked.then(|| it.account.claim()).flatten()?;
+                let slab = asked.then(|| it.free_slabs.claim()).flatten()?;
                 Some(Place { level, slab, is_stored: false })
             })
         })
@@ -430,7 +430,7 @@ impl Levels {
         let alone = self.words.iter();
         self.places.words().iter().chain(alone).for_each(|word| word.store(value(), Ordering::Relaxed));
         self.heat.iter().for_each(|heat| heat.store(value() as Heat, Ordering::Relaxed));
-        self.all.iter().for_each(|level| level.account.overwrite(value));
+        self.all.iter().for_each(|level| level.free_slabs.overwrite(value));
     }
 }
 

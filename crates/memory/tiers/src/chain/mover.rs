@@ -44,7 +44,7 @@ pub(super) enum Leaves {
     Yes,
 }
 
-/// See the module.
+/// Moves slabs between the levels of a chain: warm ones up, cold ones down.
 pub(super) struct ChainMover {
     levels: Arc<Levels>,
     survey: Survey,
@@ -148,7 +148,7 @@ impl ChainMover {
         let Some(going) = levels.places.begin_move(slab) else { return false };
         let source = levels.place(going.from()).filter(|place| place.is_stored && place.level == from);
         let Some(source) = source else { return false };
-        let Some(room) = levels.all[to].account.claim() else { return false };
+        let Some(room) = levels.all[to].free_slabs.claim() else { return false };
         let target = Place { level: to, slab: room, is_stored: true };
         let moved = self.copy(slab, &going, source, target, leaves) && going.commit(target.number());
         // The room that is not the slab's place afterwards is given back. If a level cannot discard, it keeps the

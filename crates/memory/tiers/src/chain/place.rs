@@ -29,7 +29,7 @@ impl LevelSlab {
 /// The slab has no place.
 pub(super) const NOWHERE: u64 = 0;
 
-/// See the module.
+/// A place in a chain: a level, and a slab of that level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) level: usize,

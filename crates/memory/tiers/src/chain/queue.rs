@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use aquifer_core::tiering::LEVELS_MAX;
 use aquifer_core::units::SlabIndex;
+use aquifer_sys::any_readable::AnyReadable;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::wakeup::readable;
-use aquifer_sys::watch::Watch;
 use aquifer_tier::done::Done;
 use aquifer_tier::transfer::check_buffer;
 use aquifer_tier::{Activity, Cause, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
@@ -27,7 +27,7 @@ use super::levels::{Levels, Target};
 use super::place::Place;
 use super::{NAME, Piece, pieces};
 
-/// One wait in the kernel. Only a bound.
+/// The longest single wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
 
 /// A request in a level's queue.
@@ -39,7 +39,7 @@ struct Flight {
     target: Target,
 }
 
-/// See the module.
+/// A queue to a chain: passes each request to the queue of the level that has the slab.
 pub(super) struct ChainQueue {
     levels: Arc<Levels>,
     queues: Vec<Box<dyn TierQueue>>,
@@ -51,7 +51,7 @@ pub(super) struct ChainQueue {
     landed: Vec<Completion>,
     finished: Done,
     /// Readable when any of the levels' queues has a completion; used when several have requests.
-    any: Watch,
+    any: AnyReadable,
     /// The descriptors in `any`, by level.
     awaited: [Cell<Option<i32>>; LEVELS_MAX],
 }
@@ -62,7 +62,7 @@ impl ChainQueue {
         let places = depth as usize;
         let failed =
             |Errno(errno)| TierFailure { tier: NAME, activity: Activity::Queue, offset: 0, cause: Cause::Errno(errno) };
-        let any = Watch::new().map_err(failed)?;
+        let any = AnyReadable::new().map_err(failed)?;
         let queues = levels.all.iter().map(|level| level.tier.open_queue(depth)).collect::<Result<_, _>>()?;
         Ok(ChainQueue {
             levels,

@@ -274,7 +274,7 @@ fn threads_agree_on_where_a_refused_slab_goes() {
 }
 
 #[test]
-fn what_is_read_again_and_again_comes_up_and_nothing_moves_afterwards() {
+fn slabs_read_repeatedly_are_promoted_and_nothing_moves_afterwards() {
     let chain = chain(vec![dram(8), dram(32)]);
     (0..10).for_each(|slab| write(&chain, slab, slab).unwrap());
     assert_eq!(used(&chain), [4, 6]);
@@ -425,7 +425,7 @@ fn a_read_that_was_overtaken_by_a_move_is_done_again() {
 }
 
 #[test]
-fn what_a_queue_has_on_its_way_is_read_again_or_keeps_its_slab() {
+fn a_request_in_flight_is_repeated_or_keeps_its_slab() {
     let (late, _) = Late::open(4);
     let chain = chain(vec![late, dram(4)]);
     write(&chain, 0, 3).unwrap();

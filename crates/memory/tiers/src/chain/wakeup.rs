@@ -3,17 +3,17 @@
 
 //! Lets the mover sleep while nobody reads or writes. While the mover is awake, waking it costs one load.
 //!
-//! Threads: [`MoverWakeup::wake`] any, also in a signal handler; [`MoverWakeup::sleep`] the mover.
+//! Threads: [`MoverWakeup::wake`] any, including signal handlers; [`MoverWakeup::sleep`] the mover.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aquifer_sys::futex::EventCount;
 
-/// Only bounds the sleep.
+/// The longest sleep.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
-/// See the module.
+/// Where the mover sleeps while the chain is idle, and how reads and writes wake it.
 #[derive(Debug, Default)]
 pub(super) struct MoverWakeup {
     is_asleep: AtomicBool,

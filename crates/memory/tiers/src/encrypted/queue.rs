@@ -28,7 +28,7 @@ struct Flight {
     is_write: bool,
 }
 
-/// See the module.
+/// A queue to a sealed tier: encrypts before writes, and decrypts after reads.
 pub(super) struct EncryptedQueue<S> {
     parts: Arc<Parts<S>>,
     inner: Box<dyn TierQueue>,

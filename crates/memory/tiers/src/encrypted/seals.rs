@@ -4,17 +4,17 @@
 //! Seals pages with AES-256-GCM, and keeps what is needed to open them: keys, nonces and tags stay in this machine.
 //!
 //! A nonce is a number that is drawn for one page of one write, and never again under its key. The number comes from a
-//! counter in memory that relatives share, and it determines the key. The record of a page is the nonce and the tag of
-//! what was stored there last; it is in shared memory, too, so that a forked child can open what its parent has sealed.
-//! A page that was changed, or that is an older version, does not match its record.
+//! counter in memory that related processes share, and it determines the key. The record of a page is the nonce and the
+//! tag of what was stored there last; it is in shared memory, too, so that a forked child can open what its parent has
+//! sealed. A page that was changed, or that is an older version, does not match its record.
 //!
 //! | word of a record | what                                   |
 //! |------------------|----------------------------------------|
 //! | 0                | the nonce; 0: nothing is stored there  |
 //! | 1, 2             | the tag                                |
 //!
-//! Threads: any, also in a signal handler. Allocates when it is made, and never afterwards; locks nothing. Nobody else
-//! uses a page while it is written, as with every tier (`tier.rs`).
+//! Threads: any, including signal handlers. Allocates when it is made, and never afterwards; locks nothing. No other
+//! thread uses a page while it is written, as with every tier (`tier.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,7 +41,7 @@ const PAGES_OF_SLAB: usize = SLAB_BYTES as usize / PAGE;
 /// The nonce and the tag of one page.
 type Record = [u64; RECORD_WORDS];
 
-/// See the module.
+/// Seals every page with AES-256-GCM, and keeps in DRAM what is needed to open it.
 pub struct Seals {
     keys: Box<[LessSafeKey]>,
     /// The last nonce that was drawn.
@@ -73,7 +73,7 @@ impl Seals {
     fn seal_page(&self, nonce: u64, plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
         let key = self.key(nonce)?;
         sealed.copy_from_slice(plain);
-        // ring refuses only messages beyond AES-GCM's bound of 64 GiB.
+        // ring refuses only messages beyond AES-GCM's limit of 64 GiB.
         let tag = key.seal_in_place_separate_tag(number(nonce), Aad::empty(), sealed).ok()?;
         let (low, high) = tag.as_ref().split_at(8);
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight of sixteen"));
@@ -81,8 +81,8 @@ impl Seals {
     }
 
     /// Seals the same bytes again, over a copy that was damaged, with the same nonce, which gives the same message. So
-    /// a relative that is reading there finds bytes that match its record. `None` for other bytes: their sealed form is
-    /// only in `sealed`, where the caller overwrites it.
+    /// a related process that is reading there finds bytes that match its record. `None` for other bytes: their sealed
+    /// form is only in `sealed`, where the caller overwrites it.
     fn seal_again(&self, page: usize, plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
         if self.repaired[page / PAGES_OF_SLAB].load(Ordering::Relaxed) == 0 {
             return None;

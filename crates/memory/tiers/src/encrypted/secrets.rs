@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Seals what a process stores after a fork(2), so that no relative can read it, or change it without being noticed.
+//! Seals what a process stores after a fork(2), so that no related process can read it, or change it without being
+//! noticed.
 //!
 //! A forked child has a copy of everything that its parent knew, and may drop privileges. So what either of them stores
 //! afterwards, where the other can reach it, is sealed with AES-128-GCM under a key that did not exist at the fork.
@@ -15,8 +16,8 @@
 //! | 0, 1              | the key; both 0: the page is stored as it is |
 //! | 2, 3              | the tag                                     |
 //!
-//! Threads: any, also in a signal handler. Allocates before a fork only; locks nothing. Nobody else uses a page while
-//! it is written, as with every tier (`tier.rs`).
+//! Threads: any, including signal handlers. Allocates before a fork only; locks nothing. No other thread uses a page
+//! while it is written, as with every tier (`tier.rs`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,7 +37,7 @@ const KEY_BYTES: usize = 16;
 /// Key and tag of one page.
 type Record = [u64; RECORD_WORDS];
 
-/// See the module.
+/// Seals only what a process stores after a fork(2), with keys of its own.
 pub struct Secrets {
     /// Whether pages that are written are sealed.
     is_on: AtomicBool,
@@ -69,7 +70,7 @@ impl Secrets {
 
 fn seal_page(key: &[u8], plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
     sealed.copy_from_slice(plain);
-    // ring refuses only messages beyond AES-GCM's bound of 64 GiB.
+    // ring refuses only messages beyond AES-GCM's limit of 64 GiB.
     let tag = cipher(key).seal_in_place_separate_tag(nonce(), Aad::empty(), sealed).ok()?;
     let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight of sixteen"));
     let (key, tag) = (key.split_at(8), tag.as_ref().split_at(8));
@@ -181,15 +182,15 @@ impl Sealing for Secrets {
         parts.make_room()
     }
 
-    fn after_fork(parts: &Parts<Self>, inherits: bool) {
-        if inherits || parts.inner.is_shared_by_relatives() {
+    fn after_fork_in_parent(parts: &Parts<Self>, inherits: bool) {
+        if inherits || parts.inner.is_shared_by_family() {
             parts.seals.is_on.store(true, Ordering::Relaxed);
         }
     }
 
-    fn renew(parts: &Parts<Self>) -> Result<(), Errno> {
+    fn after_fork_in_child(parts: &Parts<Self>) -> Result<(), Errno> {
         if parts.seals.is_own.word().swap(1, Ordering::Relaxed) == 0 {
-            parts.seals.is_on.store(parts.inner.is_shared_by_relatives(), Ordering::Relaxed);
+            parts.seals.is_on.store(parts.inner.is_shared_by_family(), Ordering::Relaxed);
         }
         if parts.seals.is_on() { Self::before_fork(parts) } else { Ok(()) }
     }

@@ -106,7 +106,7 @@ fn capacity_bytes(spec: &FlashSpec, room: Room) -> Result<u64, OpenFailure> {
     Ok(bytes - bytes % PAGE as u64)
 }
 
-/// Opens a file to which only we and root have access, and which nobody else can change.
+/// Opens a file to which only this user and root have access, and which no other user can change.
 fn open_own(path: &Path, flags: i32) -> Result<File, OpenFailure> {
     safe_open::open(path, Purpose::Memory, flags, 0o600).map_err(|failure| match failure {
         safe_open::OpenFailure::Io(source) => OpenFailure::Path { path: path.into(), source },
@@ -169,8 +169,8 @@ fn kept_file(path: &Path, overwrite: bool) -> Result<File, OpenFailure> {
     Ok(file)
 }
 
-/// What a program that has ended left at `path`, with its length: a file that is marked as ours, or a device. `None` if
-/// it is something else, or if anybody has it open.
+/// What a program that has exited left at `path`, with its length: a file that is marked as ours, or a device. `None`
+/// if it is something else, or if anybody has it open.
 pub(super) fn left(path: &Path) -> Option<(File, Kind, u64)> {
     let kind = path.metadata().ok()?.file_type();
     if kind.is_block_device() {

@@ -15,7 +15,7 @@ pub(super) struct Room {
     pub(super) available_bytes: u64,
     /// The longest file allowed (`ulimit -f`); `u64::MAX` when there is no limit.
     pub(super) file_bytes_max: u64,
-    /// The memory of this machine.
+    /// The memory on this machine.
     pub(super) memory_bytes: u64,
 }
 

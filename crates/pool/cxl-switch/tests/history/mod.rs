@@ -53,7 +53,7 @@ impl Random {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Below a bound.
+    /// Below a limit.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -66,7 +66,7 @@ impl Random {
     }
 }
 
-/// See the module.
+/// One history: what two managers and the hosts do, and which failures are injected, as a seed says.
 pub struct History {
     client: Client,
     model: Model,

@@ -100,7 +100,7 @@ struct Block {
     byte: u8,
 }
 
-/// See the module.
+/// The model of a switch that a history is compared with.
 pub struct Model {
     is_wiped: bool,
     always_sanitizes: bool,

@@ -14,7 +14,7 @@ use super::{Choice, Pick, Refusal};
 use crate::bytes::{Bytes, SLAB};
 use crate::desired::Desired;
 use crate::id::{DeviceId, DonorId, EnclosureId, HostId, PoolId, RackId, SwitchId, VppbAddress, ZoneId};
-use crate::observed::{LdBinding, LeaseState, Observed, Standing};
+use crate::observed::{Availability, LdBinding, LeaseState, Observed};
 use crate::topology::{DeviceKind, FaultDomain, LatencyClass, Topology};
 use crate::volume::Source;
 
@@ -110,9 +110,9 @@ impl Shelf {
     }
 }
 
-/// What a zone takes.
+/// What a zone uses, and may use.
 #[derive(Clone, Debug)]
-pub(super) struct Account {
+pub(super) struct ZoneUse {
     pub quota: Bytes,
     pub used: Bytes,
 }
@@ -131,7 +131,7 @@ type ShelfKey = (PoolId, Reach, LatencyClass, FaultDomain);
 pub struct Capacity {
     offers: BTreeMap<Source, Offer>,
     shelves: BTreeMap<ShelfKey, Shelf>,
-    zones: BTreeMap<ZoneId, Account>,
+    zones: BTreeMap<ZoneId, ZoneUse>,
     /// vPPBs that an LD is bound to, as reported.
     vppbs_bound: BTreeSet<VppbAddress>,
     /// Switches whose devices have all reported, so that every bound vPPB is known.
@@ -156,7 +156,7 @@ impl Capacity {
             }
         }
         for (name, zone) in &desired.zones {
-            capacity.zones.insert(name.clone(), Account { quota: zone.quota, used: desired.zone_bytes(name) });
+            capacity.zones.insert(name.clone(), ZoneUse { quota: zone.quota, used: desired.zone_bytes(name) });
         }
         for volume in desired.volumes.values() {
             volume.taken().iter().for_each(|taken| capacity.count(&taken.source, taken.bytes));
@@ -199,7 +199,7 @@ impl Capacity {
     ) {
         let (Some(donor), report) = (topology.parts().donors.get(name), observed.donors.get(name)) else { return };
         let retired = |incarnation| desired.retired_donors.get(name) == Some(incarnation);
-        let up = report.is_some_and(|report| report.standing == Standing::Up && !retired(&report.incarnation));
+        let up = report.is_some_and(|report| report.availability == Availability::Up && !retired(&report.incarnation));
         let said = report.map_or(Bytes::ZERO, |report| report.capacity).min(donor.capacity);
         let offer = Offer {
             pool: pool.clone(),
@@ -219,7 +219,7 @@ impl Capacity {
         let Some((device, slot)) = topology.parts().devices.get(name).zip(topology.slot(name)) else { return };
         let report = observed.devices.get(name);
         let is_known = self.switches_known.contains(&slot.switch);
-        let up = is_known && report.is_some_and(|report| report.standing == Standing::Up);
+        let up = is_known && report.is_some_and(|report| report.availability == Availability::Up);
         let offer = |total, unit, open| Offer {
             pool: pool.clone(),
             reach: Reach::Switch(slot.switch.clone()),
@@ -278,16 +278,16 @@ impl Capacity {
         self.offers.get(source).map(|offer| domain_of(source, offer, level))
     }
 
-    /// The account of a zone.
-    pub(super) fn zone(&mut self, zone: &ZoneId) -> Result<&mut Account, Refusal> {
+    /// The use and quota of a zone.
+    pub(super) fn zone(&mut self, zone: &ZoneId) -> Result<&mut ZoneUse, Refusal> {
         self.zones.get_mut(zone).ok_or_else(|| Refusal::UnknownZone { zone: zone.clone() })
     }
 
     /// Returns what a volume takes, to its sources and to the quota of its zone.
     pub(crate) fn refund(&mut self, zone: &ZoneId, choices: &[Choice]) {
         for choice in choices {
-            if let Some(account) = self.zones.get_mut(zone) {
-                account.used = account.used.minus(choice.bytes);
+            if let Some(zone_use) = self.zones.get_mut(zone) {
+                zone_use.used = zone_use.used.minus(choice.bytes);
             }
             self.give_back(choice);
         }
@@ -303,8 +303,8 @@ impl Capacity {
 
     /// Counts what a zone takes, within its quota or not.
     pub(crate) fn retake_zone(&mut self, zone: &ZoneId, bytes: Bytes) {
-        if let Some(account) = self.zones.get_mut(zone) {
-            account.used = account.used.plus(bytes);
+        if let Some(zone_use) = self.zones.get_mut(zone) {
+            zone_use.used = zone_use.used.plus(bytes);
         }
     }
 

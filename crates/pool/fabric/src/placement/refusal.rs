@@ -67,7 +67,7 @@ pub enum Refusal {
         /// What was asked for, redundancy counted.
         wanted: Bytes,
     },
-    /// A redundancy outside its bounds.
+    /// A redundancy outside its limits.
     Redundancy {
         /// What was asked for.
         redundancy: Redundancy,

@@ -9,7 +9,7 @@ use super::*;
 use crate::desired::Desired;
 use crate::example::{desired, id, memory_box, observed, racks};
 use crate::id::{DonorId, RackId};
-use crate::observed::{LeaseReport, LeaseState, Observed, Standing};
+use crate::observed::{Availability, LeaseReport, LeaseState, Observed};
 use crate::topology::Topology;
 use crate::volume::Presentation;
 
@@ -93,7 +93,7 @@ fn donors_that_drain_are_silent_or_unheard_get_nothing() {
     let topology = racks(4);
     let mut capacity = fresh(&topology, |desired, observed| {
         desired.draining.insert(id("d0000"));
-        observed.donors.get_mut(&id::<DonorId>("d0001")).expect("listed").standing = Standing::Draining;
+        observed.donors.get_mut(&id::<DonorId>("d0001")).expect("listed").availability = Availability::Draining;
         observed.donors.remove(&id::<DonorId>("d0002"));
     });
     let placement = place(&mut capacity, &spec(Bytes::gib(64), Redundancy::None, FaultDomain::Host, 1)).expect("one");

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::standing::{AtSource, agent, at_source, has_left, is_dead};
+use super::progress::{AtSource, agent, at_source, has_left, is_dead};
 use super::{MemberLease, Reason, Round, States, Step, Waiting};
 use crate::desired::{Volume, Why};
 use crate::id::{DeviceId, HostId, LdId, Token, VolumeId};

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::establish::wipe;
-use super::standing::{AtSource, agent, at_source, has_left};
+use super::progress::{AtSource, agent, at_source, has_left};
 use super::{Reason, Round, States, Step, Waiting};
 use crate::desired::{Leaving, Volume, Why};
 use crate::id::{HostId, MemberId, SpanId, VolumeId};
@@ -35,11 +35,11 @@ impl States<'_> {
     /// The next step for a member that no program uses any more.
     fn at_source(self, volume: VolumeId, leaving: &Leaving, round: &mut Round) {
         let member = &leaving.member;
-        let standing = at_source(self.desired, self.observed, volume, member);
-        if standing.is_given_back(&member.source) {
+        let progress = at_source(self.desired, self.observed, volume, member);
+        if progress.is_given_back(&member.source) {
             return;
         }
-        let step = match standing {
+        let step = match progress {
             // A member that is not lent is released, too: from then on, the donor refuses a grant that is still on its
             // way.
             AtSource::Absent | AtSource::Lent { .. } => release(volume, leaving),
@@ -48,7 +48,7 @@ impl States<'_> {
             AtSource::Soiled => wipe(&member.source),
             _ => None,
         };
-        match (step, standing) {
+        match (step, progress) {
             (Some(step), _) => round.steps.push(step),
             (None, AtSource::Silent) => {
                 let reason = Reason::SourceSilent { source: member.source.clone() };

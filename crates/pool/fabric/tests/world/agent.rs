@@ -56,7 +56,7 @@ impl SimAgent {
         }
         Some(HostReport {
             incarnation: self.incarnation,
-            standing: Standing::Up,
+            availability: Availability::Up,
             term: self.gate.term(),
             volumes: self.volumes.clone(),
             left: self.left.clone(),

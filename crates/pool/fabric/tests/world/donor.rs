@@ -86,7 +86,7 @@ impl SimDonor {
         }
         Some(DonorReport {
             incarnation: self.incarnation,
-            standing: if self.is_draining { Standing::Draining } else { Standing::Up },
+            availability: if self.is_draining { Availability::Draining } else { Availability::Up },
             term: self.gate.term(),
             capacity: Bytes::slabs(self.slabs.len() as u64),
             leases,

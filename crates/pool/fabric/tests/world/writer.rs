@@ -141,7 +141,7 @@ impl Writer {
             if !donor.is_on || donor.is_cut {
                 let since = Millis(*self.missed.entry(end).or_insert(now));
                 if let Some(report) = self.observed.donors.get_mut(name) {
-                    report.standing = Standing::Gone { since };
+                    report.availability = Availability::Gone { since };
                 }
             } else if !late(&mut world.random, world.trouble)
                 && let Some(report) = donor.report(self.term)
@@ -155,7 +155,7 @@ impl Writer {
             if !agent.is_on || agent.is_cut {
                 let since = Millis(*self.missed.entry(end).or_insert(now));
                 if let Some(report) = self.observed.hosts.get_mut(name) {
-                    report.standing = Standing::Gone { since };
+                    report.availability = Availability::Gone { since };
                 }
             } else if !late(&mut world.random, world.trouble)
                 && let Some(report) = agent.report(self.term)
@@ -245,7 +245,7 @@ fn silence_is_consent(desired: &Desired, observed: &mut Observed) {
     for (id, volume) in &desired.volumes {
         for leaving in volume.leaving.values() {
             let report = observed.hosts.entry(leaving.host.clone()).or_default();
-            if !report.standing.answers() || report.volumes.is_empty() {
+            if !report.availability.answers() || report.volumes.is_empty() {
                 report.left.entry(*id).or_default().insert(leaving.member.id);
             }
         }

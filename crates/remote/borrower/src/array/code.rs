@@ -11,7 +11,7 @@
 //! rows. With one parity shard all multiples are 1, and the only operation is exclusive or. Why this library:
 //! `docs/decisions/0020-parity-is-within-a-page.md`.
 //!
-//! Threads: any, also in a signal handler. Allocates only in `new`.
+//! Threads: any, including signal handlers. Allocates only in `new`.
 
 use aquifer_wire::PAGE_BYTES;
 use reed_solomon_simd::engine::{DefaultEngine, Engine, Naive, tables};
@@ -30,7 +30,7 @@ const PAGE: usize = PAGE_BYTES as usize;
 /// One shard as a sum of multiples of the data shards: the factor of each data shard.
 type Row = [u16; DATA_MAX];
 
-/// See the module.
+/// A parity code: cuts pages into shards, and computes missing shards from the others.
 pub(crate) struct Code {
     data: usize,
     total: usize,

@@ -7,7 +7,7 @@
 //! removed from the slab's place before the write succeeds. If no member accepts the write, it fails and the place
 //! stays as it is: then copies may differ in these bytes, which their owner does not count as stored.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+//! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,6 +24,7 @@ use super::Parts;
 use super::member::{Member, Trouble};
 use super::piece::{SlabPiece, pieces};
 use super::place::Place;
+use crate::access_failure::{AccessFailure, LinkFailure};
 
 /// How many times a read is tried when the slab's place changes in the meantime.
 const PLACES_SEEN_MAX: u32 = 16;
@@ -38,17 +39,17 @@ const NOBODY_PAUSE: Duration = Duration::from_millis(50);
 
 impl Parts {
     /// Fills `into` from `offset`.
-    pub(super) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+    pub(super) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), AccessFailure> {
         each_piece(offset, into, |piece, part| self.read_piece(piece, part))
     }
 
-    fn read_piece(&self, piece: SlabPiece, into: &mut [u8]) -> Result<(), i32> {
+    fn read_piece(&self, piece: SlabPiece, into: &mut [u8]) -> Result<(), AccessFailure> {
         let started = now_ns();
         loop {
             match self.try_read(piece, into) {
-                Err(errno) if may_come_back(errno) && self.is_worth_waiting(piece.slab) => {
+                Err(failure) if may_come_back(failure) && self.is_worth_waiting(piece.slab) => {
                     if now_ns().saturating_sub(started) > NOBODY_TIMEOUT.as_nanos() as u64 {
-                        return Err(errno);
+                        return Err(failure);
                     }
                     signals::sleep(NOBODY_PAUSE);
                 }
@@ -69,7 +70,7 @@ impl Parts {
         self.members[member].lost_for().is_none_or(|time| time <= NOBODY_TIMEOUT)
     }
 
-    pub(super) fn try_read(&self, piece: SlabPiece, into: &mut [u8]) -> Result<(), i32> {
+    pub(super) fn try_read(&self, piece: SlabPiece, into: &mut [u8]) -> Result<(), AccessFailure> {
         let slab = piece.slab;
         for _ in 0..PLACES_SEEN_MAX {
             let seen = self.places.see(slab);
@@ -79,7 +80,7 @@ impl Parts {
                     into.fill(0);
                     Ok(())
                 }
-                Place::LOST => Err(libc::ENODATA),
+                Place::LOST => Err(AccessFailure::Gone),
                 place if self.shape.is_cut() => self.read_shards(place, piece, into),
                 place => self.read_copies(place, piece, into),
             };
@@ -87,7 +88,7 @@ impl Parts {
                 return outcome;
             }
         }
-        Err(libc::EAGAIN)
+        Err(AccessFailure::NotNow)
     }
 
     /// The members that have the slab, in the order in which a read asks them: first those that are present, in an
@@ -105,7 +106,7 @@ impl Parts {
     }
 
     /// Reads from the first copy that can be read.
-    pub(super) fn read_copies(&self, place: Place, piece: SlabPiece, into: &mut [u8]) -> Result<(), i32> {
+    pub(super) fn read_copies(&self, place: Place, piece: SlabPiece, into: &mut [u8]) -> Result<(), AccessFailure> {
         if self.read_hedged(place, piece, into) {
             return Ok(());
         }
@@ -114,23 +115,23 @@ impl Parts {
             match self.members[member].store.read(piece.offset, into) {
                 Ok(()) => {
                     if failed.is_some() {
-                        count(&self.tallies.reads_by_another_way);
+                        count(&self.counters.reads_by_another_way);
                     }
                     return Ok(());
                 }
-                Err(errno) => {
-                    self.request_failed(member, piece.slab, errno);
+                Err(failure) => {
+                    self.request_failed(member, piece.slab, failure);
                     // If any member may come back, the read is retried.
-                    failed = failed.filter(|before| may_come_back(*before)).or(Some(errno));
+                    failed = failed.filter(|before| may_come_back(*before)).or(Some(failure));
                 }
             }
         }
-        Err(failed.unwrap_or(libc::ENODATA))
+        Err(failed.unwrap_or(AccessFailure::Gone))
     }
 
     /// A request to a member for bytes of a slab has failed.
-    pub(super) fn request_failed(&self, member: usize, slab: SlabIndex, errno: i32) {
-        let trouble = self.note(member, errno);
+    pub(super) fn request_failed(&self, member: usize, slab: SlabIndex, failure: AccessFailure) {
+        let trouble = self.note(member, failure);
         if trouble == Trouble::Gone {
             self.members[member].lacks_slabs.store(true, Ordering::Release);
             self.take_out(slab, member, true);
@@ -143,20 +144,20 @@ impl Parts {
     /// As [`request_failed`](Self::request_failed), for a queue, which retries the failed request: the retry decides
     /// whether a silent member is lost.
     pub(super) fn flight_failed(&self, member: usize, slab: SlabIndex, failure: &TierFailure) {
-        match failure.errno().unwrap_or(libc::EIO) {
-            libc::ETIMEDOUT => {
+        match AccessFailure::of_errno(failure.errno().unwrap_or(libc::EIO)) {
+            AccessFailure::Link(LinkFailure::TimedOut) => {
                 self.members[member].is_silent.store(true, Ordering::Relaxed);
                 self.members[member].suspect();
             }
-            errno => self.request_failed(member, slab, errno),
+            failure => self.request_failed(member, slab, failure),
         }
     }
 
     /// Records what a failure says about a member.
-    pub(super) fn note(&self, member: usize, errno: i32) -> Trouble {
-        let trouble = Trouble::of(errno);
+    pub(super) fn note(&self, member: usize, failure: AccessFailure) -> Trouble {
+        let trouble = Trouble::of(failure);
         if self.members[member].failed(trouble) {
-            count(&self.tallies.members_lost);
+            count(&self.counters.members_lost);
         }
         trouble
     }
@@ -183,15 +184,15 @@ impl Parts {
     /// Counts that a slab has lost, or lacks, `fewer` members.
     pub(super) fn count_loss(&self, left: Place, fewer: usize) {
         if left == Place::LOST {
-            return count(&self.tallies.slabs_lost);
+            return count(&self.counters.slabs_lost);
         }
-        (0..fewer).for_each(|_| count(&self.tallies.slabs_degraded));
+        (0..fewer).for_each(|_| count(&self.counters.slabs_degraded));
         self.degraded();
     }
 
     /// Fills `into` by way number `way`, counted from 1: from that copy, or that choice of shards. Returns false when
-    /// there are fewer ways; fails with EAGAIN when the way needs a member that is absent and may soon be back.
-    pub(super) fn read_way(&self, offset: u64, into: &mut [u8], way: usize) -> Result<bool, i32> {
+    /// there are fewer ways; fails with `NotNow` when the way needs a member that is absent and may soon be back.
+    pub(super) fn read_way(&self, offset: u64, into: &mut [u8], way: usize) -> Result<bool, AccessFailure> {
         let mut is_one = true;
         each_piece(offset, into, |piece, part| {
             let place = self.place(piece.slab);
@@ -204,20 +205,20 @@ impl Parts {
                 return Ok(());
             };
             if self.may_be_back(member) {
-                return Err(libc::EAGAIN);
+                return Err(AccessFailure::NotNow);
             }
             let read = self.members[member].store.read(piece.offset, part);
-            read.map_err(|errno| {
-                self.request_failed(member, piece.slab, errno);
-                if self.may_be_back(member) { libc::EAGAIN } else { errno }
+            read.map_err(|failure| {
+                self.request_failed(member, piece.slab, failure);
+                if self.may_be_back(member) { AccessFailure::NotNow } else { failure }
             })
         })?;
         Ok(is_one)
     }
 
     /// Fills `into` in two ways and compares the results. If two copies agree, or the needed shards and one more, they
-    /// are what was stored; if not, fails with EBADMSG. Returns false if there are not two ways.
-    pub(super) fn read_agreed(&self, offset: u64, into: &mut [u8]) -> Result<bool, i32> {
+    /// are what was stored; if not, fails with `Differ`. Returns false if there are not two ways.
+    pub(super) fn read_agreed(&self, offset: u64, into: &mut [u8]) -> Result<bool, AccessFailure> {
         if !self.shape.is_redundant() {
             return Ok(false);
         }
@@ -225,7 +226,7 @@ impl Parts {
         if !self.read_way(offset, into, 1)? || !self.read_way(offset, &mut other, 2)? {
             return Ok(false);
         }
-        if other == into { Ok(true) } else { Err(libc::EBADMSG) }
+        if other == into { Ok(true) } else { Err(AccessFailure::Differ) }
     }
 
     /// Whether the member is lost, but for so short a time that it is waited for.
@@ -234,11 +235,11 @@ impl Parts {
     }
 
     /// Stores `bytes` at `offset`.
-    pub(super) fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+    pub(super) fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessFailure> {
         let mut rest = bytes;
         for piece in pieces(offset, bytes.len() as u64) {
             let (part, behind) = rest.split_at(piece.bytes);
-            let _stay = self.places.enter(piece.slab, eighths(piece)).ok_or(libc::EAGAIN)?;
+            let _stay = self.places.enter(piece.slab, eighths(piece)).ok_or(AccessFailure::NotNow)?;
             if self.shape.is_cut() {
                 self.write_shards(piece, part)?;
             } else {
@@ -250,21 +251,21 @@ impl Parts {
     }
 
     /// The caller has entered the slab.
-    fn write_piece(&self, piece: SlabPiece, bytes: &[u8]) -> Result<(), i32> {
+    fn write_piece(&self, piece: SlabPiece, bytes: &[u8]) -> Result<(), AccessFailure> {
         let slab = piece.slab;
         let (_, place) = self.place_to_write(slab)?;
         let is_there = |member: usize| !self.members[member].is_lost() && !self.members[member].is_quarantined();
         let is_anybody_there = place.members().any(is_there);
-        let (mut written, mut failed) = (0, libc::EHOSTDOWN);
+        let (mut written, mut failed) = (0, AccessFailure::NoMember);
         for member in place.members() {
             if is_anybody_there && self.members[member].is_lost() {
                 continue;
             }
             match self.members[member].store.write(piece.offset, bytes) {
                 Ok(()) => written |= 1 << member,
-                Err(errno) => {
-                    self.request_failed(member, slab, errno);
-                    failed = errno;
+                Err(failure) => {
+                    self.request_failed(member, slab, failure);
+                    failed = failure;
                 }
             }
         }
@@ -272,7 +273,7 @@ impl Parts {
     }
 
     /// The place that a slab is written to. Chooses one if no member has the slab.
-    pub(super) fn place_to_write(&self, slab: SlabIndex) -> Result<(Seen, Place), i32> {
+    pub(super) fn place_to_write(&self, slab: SlabIndex) -> Result<(Seen, Place), AccessFailure> {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             let place = self.place_of(seen);
@@ -292,19 +293,19 @@ impl Parts {
                 Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
             }
         }
-        Err(libc::EBUSY)
+        Err(AccessFailure::Busy)
     }
 
     /// Takes room for a slab at as many members as the shape wants, or at fewer if these are enough to read it.
-    fn take_room(&self, slab: SlabIndex) -> Result<Place, i32> {
+    fn take_room(&self, slab: SlabIndex) -> Result<Place, AccessFailure> {
         let (mut place, mut failed) = (Place::NOWHERE, None);
         let range = self.shape.range_of(slab);
         for member in self.candidates(range, self.takers()) {
             match self.members[member].store.take(range) {
                 Ok(()) => place = place.with(member),
-                Err(errno) => {
-                    self.note(member, errno);
-                    failed = Some(errno);
+                Err(failure) => {
+                    self.note(member, failure);
+                    failed = Some(failure);
                 }
             }
             if place.count() == self.shape.total {
@@ -319,7 +320,7 @@ impl Parts {
             self.repair.has_strays.store(true, Ordering::Release);
         }
         let is_full = self.members.iter().any(|member| !member.is_lost());
-        Err(failed.unwrap_or(if is_full { libc::ENOSPC } else { libc::EHOSTDOWN }))
+        Err(failed.unwrap_or(if is_full { AccessFailure::Full } else { AccessFailure::NoMember }))
     }
 
     /// The members of `usable` (one bit each) in the order in which they are asked for room for a range. Members that
@@ -341,19 +342,19 @@ impl Parts {
     /// Removes from the place every member that is not in `written`, because a write has reached only those. A writer
     /// that has entered the slab calls this before the write succeeds. The write fails if the members that are left are
     /// too few, or if too few of them are healthy and a healthy one may soon be back.
-    pub(super) fn keep_only(&self, slab: SlabIndex, written: u64) -> Result<(), i32> {
+    pub(super) fn keep_only(&self, slab: SlabIndex, written: u64) -> Result<(), AccessFailure> {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             let place = self.place_of(seen);
             let left = self.shape.judge(place.only(written));
             if left == Place::LOST {
-                return Err(libc::EIO);
+                return Err(AccessFailure::TooFewMembers);
             }
             if left == place {
                 return Ok(());
             }
             if self.is_hasty(place, left) {
-                return Err(libc::EAGAIN);
+                return Err(AccessFailure::NotNow);
             }
             match self.places.change(slab, seen, left.0) {
                 Ok(_) => {
@@ -364,16 +365,16 @@ impl Parts {
                 Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
             }
         }
-        Err(libc::EBUSY)
+        Err(AccessFailure::Busy)
     }
 
     /// Gives the space back: of a whole slab at every member that ever had it, of a part of a slab at the members that
     /// have it now.
-    pub(super) fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+    pub(super) fn discard(&self, offset: u64, len: u64) -> Result<(), AccessFailure> {
         pieces(offset, len).try_for_each(|piece| self.discard_piece(piece))
     }
 
-    fn discard_piece(&self, piece: SlabPiece) -> Result<(), i32> {
+    fn discard_piece(&self, piece: SlabPiece) -> Result<(), AccessFailure> {
         let slab = piece.slab;
         let is_whole = piece.bytes as u64 == SLAB_BYTES;
         if is_whole {
@@ -389,9 +390,9 @@ impl Parts {
             } else {
                 Ok(())
             };
-            if let Err(errno) = discarded {
-                self.note(index, errno);
-                outcome = Err(errno);
+            if let Err(failure) = discarded {
+                self.note(index, failure);
+                outcome = Err(failure);
             }
         }
         // Nobody needs these bytes, so a failure does no harm. Room that could not be given back is freed when its
@@ -400,14 +401,14 @@ impl Parts {
     }
 
     /// Discards a member's bytes of a part of a slab, as far as they are whole pages at that member.
-    fn discard_part(&self, member: &Member, piece: SlabPiece) -> Result<(), i32> {
+    fn discard_part(&self, member: &Member, piece: SlabPiece) -> Result<(), AccessFailure> {
         let part = self.shape.part(piece);
         let (start, end) = (part.offset.next_multiple_of(PAGE_BYTES), part.offset + part.bytes as u64);
         let end = end - end % PAGE_BYTES;
         if start < end { member.store.discard(start, end - start) } else { Ok(()) }
     }
 
-    fn forget_place(&self, slab: SlabIndex) -> Result<(), i32> {
+    fn forget_place(&self, slab: SlabIndex) -> Result<(), AccessFailure> {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             if seen.place == Place::NOWHERE.0 {
@@ -419,7 +420,7 @@ impl Parts {
                 Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
             }
         }
-        Err(libc::EBUSY)
+        Err(AccessFailure::Busy)
     }
 }
 
@@ -429,16 +430,16 @@ pub(super) fn eighths(piece: SlabPiece) -> Eighths {
 }
 
 /// Whether the bytes may become readable later.
-pub(super) fn may_come_back(errno: i32) -> bool {
-    Trouble::of(errno) == Trouble::Absent && errno != libc::ESTALE
+pub(super) fn may_come_back(failure: AccessFailure) -> bool {
+    Trouble::of(failure) == Trouble::Absent && failure != AccessFailure::Link(LinkFailure::Restarted)
 }
 
 /// Calls `each` with every part of `into` that lies in one slab.
 fn each_piece(
     offset: u64,
     into: &mut [u8],
-    mut each: impl FnMut(SlabPiece, &mut [u8]) -> Result<(), i32>,
-) -> Result<(), i32> {
+    mut each: impl FnMut(SlabPiece, &mut [u8]) -> Result<(), AccessFailure>,
+) -> Result<(), AccessFailure> {
     let mut rest = into;
     for piece in pieces(offset, rest.len() as u64) {
         let (part, behind) = rest.split_at_mut(piece.bytes);

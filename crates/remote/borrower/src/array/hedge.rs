@@ -7,7 +7,7 @@
 //! that is no longer waited for loses its connection, which is rebuilt when it is needed. This costs less than letting
 //! the program wait, and the time is chosen so that it is rare. The ordinary read (`copies.rs`) deals with failures.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+//! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -46,7 +46,7 @@ impl Parts {
             return is_found;
         }
         first.answered_in(Duration::from_nanos(now_ns() - started));
-        count(&self.tallies.reads_hedged);
+        count(&self.counters.reads_hedged);
         let Some(other) = second.store.begin_read(piece.whole()) else {
             // The second member has to be connected first.
             return second.store.read(piece.offset, into).is_ok() || asked.finish(into).is_ok();

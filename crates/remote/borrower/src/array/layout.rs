@@ -11,7 +11,7 @@ use aquifer_wire::RangeIndex;
 /// The greatest weight of a member. A choice: machines do not differ so finely.
 pub const WEIGHT_MAX: u32 = 16;
 
-/// See the module.
+/// Decides which members get the next slab, in turn.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotation {
     /// The member of each turn; the sequence repeats.
@@ -118,7 +118,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_promised_fits(room in prop::collection::vec(0u64..40, 1..8), copies in 1usize..4) {
+        fn promised_slabs_fit(room in prop::collection::vec(0u64..40, 1..8), copies in 1usize..4) {
             prop_assume!(copies <= room.len());
             let promised = slabs(&room, copies);
             // Greedily, to the members with the most room.

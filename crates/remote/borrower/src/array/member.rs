@@ -14,7 +14,7 @@
 //! Each process of a family decides for itself. A lost member is asked last, and gets no bytes to store where other
 //! members are present.
 //!
-//! Threads: any, also in a signal handler. Locks nothing, and allocates only for queues.
+//! Threads: any, including signal handlers. Locks nothing, and allocates only for queues.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -24,6 +24,7 @@ use aquifer_tier::{KeepAlive, TierFailure, TierQueue};
 use aquifer_wire::RangeIndex;
 
 use super::notices::Notice;
+use crate::access_failure::{AccessFailure, LinkFailure};
 use crate::donor::{Asked, Piece};
 
 /// The pause before the first look for a lost member; each later pause is twice as long.
@@ -38,20 +39,20 @@ const FULL_LASTS: Duration = Duration::from_secs(1);
 
 /// In the running average, the time of one answer has a weight of one divided by this number.
 const ANSWERS_WEIGHED: u64 = 16;
-/// An answer is slow when it takes this many times longer than usual, within these bounds: the time that a thread waits
+/// An answer is slow when it takes this many times longer than usual, within these limits: the time that a thread waits
 /// for a CPU on a busy machine, and the delay that a person notices.
 const HEDGE_FACTOR: u32 = 8;
 const HEDGE_AFTER_MIN: Duration = Duration::from_millis(5);
 const HEDGE_AFTER_MAX: Duration = Duration::from_millis(50);
 
-/// What an array needs of each of its members, whatever the member is. Failures are errno values: ENODATA if the slab's
-/// bytes are gone, ENOSPC and EDQUOT if there is no room for it, ESTALE if nothing that was stored before is left.
+/// What an array needs of each of its members, whatever the member is. `LinkFailure::Restarted`
+/// means that nothing of what was stored before is left.
 pub(crate) trait Store: Send + Sync {
     /// The member's name in messages.
     fn name(&self) -> &str;
 
     /// Fills `into` from `offset`. Runs on the faulting thread.
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32>;
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), AccessFailure>;
 
     /// Asks for bytes of one slab without waiting for them. `None` if that cannot be done immediately.
     fn begin_read(&self, piece: Piece) -> Option<Asked<'_>> {
@@ -69,19 +70,19 @@ pub(crate) trait Store: Send + Sync {
     /// Sets room aside for a range, and renews the room if there is some already. Must be called before anything is
     /// written there and before others learn that the slab is here: from then on, room that is gone means bytes that
     /// are gone.
-    fn take(&self, range: RangeIndex) -> Result<(), i32>;
+    fn take(&self, range: RangeIndex) -> Result<(), AccessFailure>;
 
     /// Stores `bytes` at `offset`, where room is set aside. May run on the faulting thread.
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32>;
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessFailure>;
 
     /// Gives the space of a part of a slab back to the member's machine.
-    fn discard(&self, offset: u64, len: u64) -> Result<(), i32>;
+    fn discard(&self, offset: u64, len: u64) -> Result<(), AccessFailure>;
 
     /// The room that is set aside for a range.
     fn room(&self, range: RangeIndex) -> Option<Room>;
 
     /// Gives that room back, unless it was taken again since it was seen.
-    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), i32>;
+    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), AccessFailure>;
 
     /// The first range at or after `from` that the member will lose unless it is given back in time.
     fn leaving(&self, from: RangeIndex) -> Option<RangeIndex> {
@@ -92,11 +93,11 @@ pub(crate) trait Store: Send + Sync {
     /// As [`Tier::open_queue`](aquifer_tier::Tier::open_queue).
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
 
-    /// As [`Forks::renew`](aquifer_tier::Forks::renew).
-    fn renew(&self) -> Result<(), Errno>;
+    /// As [`Forks::after_fork_in_child`](aquifer_tier::Forks::after_fork_in_child).
+    fn after_fork_in_child(&self) -> Result<(), Errno>;
 
     /// Checks whether the member is present. If it is called often enough, this also keeps what is stored.
-    fn look(&self) -> Result<(), i32>;
+    fn look(&self) -> Result<(), AccessFailure>;
 
     /// Sends the request that keeps what is stored, without waiting for the answer. `None` if that cannot be done
     /// immediately.
@@ -107,7 +108,7 @@ pub(crate) trait Store: Send + Sync {
     /// The interval at which the member needs a look or that request.
     fn look_every(&self) -> Duration;
 
-    /// After ESTALE: forgets everything that the member had, and starts again.
+    /// After a restart of the member: forgets everything that the member had, and starts again.
     fn start_over(&self);
 }
 
@@ -130,17 +131,23 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    pub(crate) fn of(errno: i32) -> Trouble {
-        match errno {
-            libc::ENODATA => Trouble::Gone,
-            libc::ENOSPC | libc::EDQUOT => Trouble::Full,
-            libc::EBUSY | libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS => Trouble::Passing,
+    pub(crate) fn of(failure: AccessFailure) -> Trouble {
+        match failure {
+            AccessFailure::Gone => Trouble::Gone,
+            AccessFailure::Full | AccessFailure::OverQuota => Trouble::Full,
+            AccessFailure::Busy | AccessFailure::NotNow => Trouble::Passing,
+            AccessFailure::Link(LinkFailure::System(Errno(errno))) => match errno {
+                libc::ENODATA => Trouble::Gone,
+                libc::ENOSPC | libc::EDQUOT => Trouble::Full,
+                libc::EBUSY | libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS => Trouble::Passing,
+                _ => Trouble::Absent,
+            },
             _ => Trouble::Absent,
         }
     }
 }
 
-/// See the module.
+/// A member of an array: what it stores, and whether it is present.
 pub(crate) struct Member {
     pub(crate) store: Box<dyn Store>,
     /// When the member was lost; 0 while it is present.
@@ -152,15 +159,15 @@ pub(crate) struct Member {
     full_until_ns: AtomicU64,
     /// How long its answers take, as a running average.
     answers_in_ns: AtomicU64,
-    /// It was asked and has not answered, and nobody has looked for it since.
+    /// The member was asked and has not answered, and its presence has not been checked since.
     pub(crate) is_silent: AtomicBool,
-    /// It had nothing of a slab that it should have, and nobody has checked its other slabs since.
+    /// The member lacked a slab that it should have, and its other slabs have not been checked since.
     pub(crate) lacks_slabs: AtomicBool,
     /// How many of its pages were not what was stored.
     wrong_pages: AtomicU64,
     /// There were too many wrong pages.
     is_quarantined: AtomicBool,
-    /// It was restarted, and this has not been reported.
+    /// The member was restarted, and this has not been reported.
     pub(crate) was_restarted: AtomicBool,
     /// What was last reported about it (`notices.rs`).
     last_notice: AtomicU8,
@@ -243,12 +250,12 @@ impl Member {
         }
     }
 
-    /// It has not answered and is no longer waited for: schedules a look for it now.
+    /// Called when the member has not answered and is no longer waited for: schedules a check of its presence now.
     pub(crate) fn suspect(&self) {
         self.look_at_ns.fetch_min(now_ns(), Ordering::Relaxed);
     }
 
-    /// It has answered.
+    /// Records that the member has answered.
     pub(crate) fn found(&self) {
         self.lost_since_ns.store(0, Ordering::Relaxed);
         self.full_until_ns.store(0, Ordering::Relaxed);
@@ -306,32 +313,32 @@ mod tests {
         fn name(&self) -> &str {
             "nothing"
         }
-        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
-        fn take(&self, _: RangeIndex) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn take(&self, _: RangeIndex) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
-        fn write(&self, _: u64, _: &[u8]) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn write(&self, _: u64, _: &[u8]) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
-        fn discard(&self, _: u64, _: u64) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn discard(&self, _: u64, _: u64) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
         fn room(&self, _: RangeIndex) -> Option<Room> {
             None
         }
-        fn give_back(&self, _: RangeIndex, _: Room) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn give_back(&self, _: RangeIndex, _: Room) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
         fn open_queue(&self, _: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
             unreachable!("nobody asks for one")
         }
-        fn renew(&self) -> Result<(), Errno> {
+        fn after_fork_in_child(&self) -> Result<(), Errno> {
             Ok(())
         }
-        fn look(&self) -> Result<(), i32> {
-            Err(libc::EIO)
+        fn look(&self) -> Result<(), AccessFailure> {
+            Err(AccessFailure::Link(LinkFailure::Ended))
         }
         fn look_every(&self) -> Duration {
             Duration::from_secs(20)
@@ -343,7 +350,7 @@ mod tests {
     fn a_lost_member_is_looked_for_less_and_less() {
         let member = Member::new(Box::new(Nothing));
         assert!(member.takes_slabs() && member.look_in() == Duration::ZERO);
-        assert!(member.failed(Trouble::of(libc::ECONNRESET)) && !member.failed(Trouble::Absent));
+        assert!(member.failed(Trouble::of(AccessFailure::Link(LinkFailure::Ended))) && !member.failed(Trouble::Absent));
         assert!(member.is_lost() && member.lost_for().is_some() && !member.takes_slabs());
         assert!(member.look_in() <= LOOK_PAUSE_FIRST);
         let pauses: Vec<Duration> = (0..10)
@@ -364,7 +371,7 @@ mod tests {
     #[test]
     fn a_member_without_room_is_there() {
         let member = Member::new(Box::new(Nothing));
-        assert!(!member.failed(Trouble::of(libc::ENOSPC)) && !member.failed(Trouble::of(libc::ENODATA)));
+        assert!(!member.failed(Trouble::of(AccessFailure::Full)) && !member.failed(Trouble::of(AccessFailure::Gone)));
         assert!(!member.is_lost() && !member.takes_slabs());
     }
 }

@@ -8,12 +8,11 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use aquifer_sys::raw::Errno;
+use aquifer_sys::any_readable::AnyReadable;
 use aquifer_sys::wakeup::readable;
-use aquifer_sys::watch::Watch;
 use aquifer_tier::{Activity, Completion, Request, TierFailure, TierQueue, Wait};
 
-use super::{Parts, failure};
+use super::{Parts, tier_failure};
 
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
@@ -27,10 +26,10 @@ struct MemberQueue {
     watched: Cell<Option<i32>>,
 }
 
-/// See the module.
+/// One queue to each member of an array.
 pub(super) struct MemberQueues {
     queues: Box<[MemberQueue]>,
-    watch: Watch,
+    any: AnyReadable,
     /// Completions that came from members and have not been processed.
     landed: Vec<Completion>,
 }
@@ -39,13 +38,13 @@ impl MemberQueues {
     /// Opens queues to all members, with room for `depth` requests at each and for `landed` completions at the same
     /// time.
     pub(super) fn open(parts: &Parts, depth: u32, landed: usize) -> Result<MemberQueues, TierFailure> {
-        let watch = Watch::new().map_err(|Errno(errno)| failure(Activity::Queue, 0, errno))?;
+        let any = AnyReadable::new().map_err(|errno| tier_failure(Activity::Queue, 0, errno.into()))?;
         let entry = |member: &super::Member| {
             let queue = member.store.open_queue(depth)?;
             Ok(MemberQueue { queue, waits_for_kick: false, watched: Cell::new(None) })
         };
         let queues = parts.members.iter().map(entry).collect::<Result<_, TierFailure>>()?;
-        Ok(MemberQueues { queues, watch, landed: Vec::with_capacity(landed) })
+        Ok(MemberQueues { queues, any, landed: Vec::with_capacity(landed) })
     }
 
     pub(super) fn send(&mut self, member: usize, request: Request) {
@@ -84,8 +83,8 @@ impl MemberQueues {
         self.queues.iter().any(|entry| entry.waits_for_kick)
     }
 
-    /// Waits, with a bound, until there may be a completion. Returns the member to wait for in the next turn, if there
-    /// is no descriptor to wait on.
+    /// Waits, within a time limit, until there may be a completion. Returns the member to wait for in the next turn, if
+    /// there is no descriptor to wait on.
     pub(super) fn wait(&self) -> Option<usize> {
         match self.ready() {
             Ok(descriptor) => {
@@ -110,11 +109,11 @@ impl MemberQueues {
             let watched = entry.watched.get();
             if wanted != watched && (wanted.is_some() || !flies) {
                 if let Some(old) = watched {
-                    let _ = self.watch.leave_out(old);
+                    let _ = self.any.leave_out(old);
                 }
-                entry.watched.set(wanted.filter(|new| self.watch.add(*new).is_ok()));
+                entry.watched.set(wanted.filter(|new| self.any.add(*new).is_ok()));
             }
         }
-        ready.map_or(Ok(self.watch.descriptor()), Err)
+        ready.map_or(Ok(self.any.descriptor()), Err)
     }
 }

@@ -16,7 +16,8 @@ use aquifer_tier::plain_queue::{Blocking, PlainQueue};
 use aquifer_tier::{Activity, TierFailure, TierQueue};
 use aquifer_wire::{PAGE_BYTES, RangeIndex, SLAB_BYTES};
 
-use super::{Array, Room, Shape, Store, failure};
+use super::{Array, Room, Shape, Store, tier_failure};
+use crate::access_failure::{AccessFailure, LinkFailure};
 
 /// Slabs of such an array.
 pub(super) const SLABS: usize = (CAPACITY_BYTES_MIN / SLAB_BYTES) as usize;
@@ -28,10 +29,10 @@ pub struct Memory {
     pub(super) taken: AtomicU64,
     pub(super) room: AtomicUsize,
     pub(super) is_away: AtomicBool,
-    /// It was restarted, and nobody has noticed.
+    /// The member was restarted, and the array has not noticed.
     pub(super) is_new: AtomicBool,
     pub(super) lies: AtomicBool,
-    /// It reclaims what it has lent.
+    /// The member reclaims what it has lent.
     pub(super) is_leaving: AtomicBool,
     /// How long its contents stay without a look, in milliseconds.
     pub(super) look_every_ms: AtomicU64,
@@ -57,21 +58,21 @@ impl Memory {
         })
     }
 
-    fn answer(&self) -> Result<(), i32> {
+    fn answer(&self) -> Result<(), AccessFailure> {
         if self.is_away.load(Ordering::SeqCst) || self.fails_in.fetch_sub(1, Ordering::SeqCst) == 0 {
-            return Err(libc::ECONNRESET);
+            return Err(AccessFailure::Link(LinkFailure::Ended));
         }
-        if self.is_new.load(Ordering::SeqCst) { Err(libc::ESTALE) } else { Ok(()) }
+        if self.is_new.load(Ordering::SeqCst) { Err(AccessFailure::Link(LinkFailure::Restarted)) } else { Ok(()) }
     }
 
-    fn with<R>(&self, offset: u64, of: impl FnOnce(&mut Vec<u8>, usize) -> R) -> Result<R, i32> {
+    fn with<R>(&self, offset: u64, of: impl FnOnce(&mut Vec<u8>, usize) -> R) -> Result<R, AccessFailure> {
         self.answer()?;
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, slab) = slabs.get_mut(&RangeIndex::at(offset)).ok_or(libc::ENODATA)?;
+        let (_, slab) = slabs.get_mut(&RangeIndex::at(offset)).ok_or(AccessFailure::Gone)?;
         Ok(of(slab, (offset % SLAB_BYTES) as usize))
     }
 
-    /// It loses what it had, and is present again.
+    /// Restarts the member: it loses what it had, and is present again.
     pub fn restart(&self) {
         self.slabs.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.is_new.store(true, Ordering::SeqCst);
@@ -90,7 +91,7 @@ impl Memory {
         self.lies.store(lies, Ordering::SeqCst);
     }
 
-    fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+    fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), AccessFailure> {
         self.with(offset, |slab, at| into.copy_from_slice(&slab[at..][..into.len()]))?;
         if self.lies.load(Ordering::SeqCst) {
             into[0] ^= 1;
@@ -98,7 +99,7 @@ impl Memory {
         Ok(())
     }
 
-    fn put(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+    fn put(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessFailure> {
         if bytes.len() > 64 * PAGE_BYTES as usize {
             // Copying a slab takes a while, so that somebody writes in the meantime.
             std::thread::sleep(Duration::from_micros(50));
@@ -112,30 +113,30 @@ impl Store for Arc<Memory> {
         "memory"
     }
 
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), AccessFailure> {
         self.get(offset, into)
     }
 
-    fn take(&self, range: RangeIndex) -> Result<(), i32> {
+    fn take(&self, range: RangeIndex) -> Result<(), AccessFailure> {
         self.answer()?;
         self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|act| act());
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
         if slabs.len() >= self.room.load(Ordering::SeqCst) && !slabs.contains_key(&range) {
-            return Err(libc::ENOSPC);
+            return Err(AccessFailure::Full);
         }
         let taken = self.taken.fetch_add(1, Ordering::SeqCst);
         slabs.entry(range).or_insert_with(|| (0, vec![0xaa; SLAB_BYTES as usize])).0 = taken;
         Ok(())
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessFailure> {
         self.put(offset, bytes)
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+    fn discard(&self, offset: u64, len: u64) -> Result<(), AccessFailure> {
         assert!(offset.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES) && len > 0, "whole pages");
         let gone = self.with(offset, |slab, at| slab[at..][..len as usize].fill(0xdd));
-        gone.or_else(|errno| if errno == libc::ENODATA { Ok(()) } else { Err(errno) })
+        gone.or_else(|failure| if failure == AccessFailure::Gone { Ok(()) } else { Err(failure) })
     }
 
     fn leaving(&self, from: RangeIndex) -> Option<RangeIndex> {
@@ -149,7 +150,7 @@ impl Store for Arc<Memory> {
         slabs.get(&range).map(|(taken, _)| Room(*taken))
     }
 
-    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), i32> {
+    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), AccessFailure> {
         self.answer()?;
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
         if slabs.get(&range).is_some_and(|(taken, _)| *taken == room.0) {
@@ -162,11 +163,11 @@ impl Store for Arc<Memory> {
         Ok(Box::new(PlainQueue::new(Arc::clone(self), depth)))
     }
 
-    fn renew(&self) -> Result<(), Errno> {
+    fn after_fork_in_child(&self) -> Result<(), Errno> {
         Ok(())
     }
 
-    fn look(&self) -> Result<(), i32> {
+    fn look(&self) -> Result<(), AccessFailure> {
         self.answer()
     }
 
@@ -181,11 +182,11 @@ impl Store for Arc<Memory> {
 
 impl Blocking for Memory {
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
-        self.get(offset, buffer.bytes_mut()).map_err(|errno| failure(Activity::Read, offset, errno))
+        self.get(offset, buffer.bytes_mut()).map_err(|failure| tier_failure(Activity::Read, offset, failure))
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
-        self.put(offset, buffer.bytes()).map_err(|errno| failure(Activity::Write, offset, errno))
+        self.put(offset, buffer.bytes()).map_err(|failure| tier_failure(Activity::Write, offset, failure))
     }
 }
 

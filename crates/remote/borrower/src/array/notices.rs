@@ -33,7 +33,7 @@ impl Notice {
 }
 
 impl Parts {
-    /// See the module.
+    /// Reports through `say` which members were lost, have come back or were quarantined since the last call.
     pub(super) fn report_changes(&self, say: &mut dyn FnMut(&str)) {
         self.report_damage(say);
         for member in &self.members {

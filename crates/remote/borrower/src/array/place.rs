@@ -19,7 +19,7 @@ pub const POSITIONS: usize = 10;
 const BITS: usize = 6;
 const MASK: u64 = (1 << BITS) - 1;
 
-/// See the module.
+/// The members that have a slab, encoded in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place(pub(crate) u64);
 

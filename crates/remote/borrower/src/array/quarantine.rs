@@ -11,7 +11,7 @@
 //!
 //! The quarantine ends when the member is restarted.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+//! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
 
 use aquifer_tier::figures::count;
 use aquifer_wire::PAGE_BYTES;
@@ -50,7 +50,7 @@ impl Parts {
     pub(super) fn was_wrong(&self, index: usize, pages: u64) {
         let member = &self.members[index];
         if member.was_wrong(pages, WRONG_PAGES_MAX) {
-            count(&self.tallies.members_quarantined);
+            count(&self.counters.members_quarantined);
             // So that others soon get its slabs.
             member.suspect();
         }

@@ -24,7 +24,8 @@ use super::copies::eighths;
 use super::member_queues::MemberQueues;
 use super::piece::pieces;
 use super::place::Place;
-use super::{NAME, Parts, failure};
+use super::{NAME, Parts, tier_failure};
+use crate::access_failure::AccessFailure;
 
 /// A request that members are carrying out.
 #[derive(Clone, Copy)]
@@ -40,7 +41,7 @@ struct Flight {
     member: usize,
 }
 
-/// See the module.
+/// A queue to an array whose members have whole slabs.
 pub(super) struct ArrayQueue {
     parts: Arc<Parts>,
     queues: MemberQueues,
@@ -93,7 +94,7 @@ impl ArrayQueue {
             }
             Operation::Write => {
                 let entered = self.parts.places.count_in(slab, eighths(piece));
-                let place = if entered { self.parts.place_to_write(slab) } else { Err(libc::EAGAIN) };
+                let place = if entered { self.parts.place_to_write(slab) } else { Err(AccessFailure::NotNow) };
                 match place {
                     Ok((seen, place)) if place.members().all(|member| !self.parts.members[member].is_lost()) => {
                         let first = place.members().next().expect("a place to write to has members");
@@ -103,11 +104,11 @@ impl ArrayQueue {
                         self.do_now(operation, offset, buffer, tag);
                         self.parts.places.count_out(slab);
                     }
-                    Err(errno) => {
+                    Err(failure) => {
                         if entered {
                             self.parts.places.count_out(slab);
                         }
-                        let outcome = Err(failure(activity, offset, errno));
+                        let outcome = Err(tier_failure(activity, offset, failure));
                         self.finished.add(tag, buffer, outcome);
                     }
                 }
@@ -128,7 +129,7 @@ impl ArrayQueue {
             Operation::Read => self.parts.read_bytes(offset, buffer.bytes_mut()),
             Operation::Write => self.parts.write_bytes(offset, buffer.bytes()),
         };
-        let outcome = done.map_err(|errno| failure(activity(operation), offset, errno));
+        let outcome = done.map_err(|failure| tier_failure(activity(operation), offset, failure));
         self.finished.add(tag, buffer, outcome);
     }
 
@@ -166,7 +167,7 @@ impl ArrayQueue {
             None if place == Place::LOST => self.do_now(operation, offset, buffer, tag),
             None => {
                 let kept = self.parts.keep_only(slab, written);
-                let outcome = kept.map_err(|errno| failure(Activity::Write, offset, errno));
+                let outcome = kept.map_err(|failure| tier_failure(Activity::Write, offset, failure));
                 self.finished.add(tag, buffer, outcome);
             }
         }
@@ -189,7 +190,7 @@ impl ArrayQueue {
         self.depth - self.free.len()
     }
 
-    /// Waits, with a bound, until there may be a completion.
+    /// Waits, within a time limit, until there may be a completion.
     fn wait(&mut self) {
         let wait_for = self.queues.wait();
         self.pump(wait_for);

@@ -11,8 +11,8 @@
 //! made all the same, with the damaged page in it, and the damage is reported (`notices.rs`): this makes nothing worse,
 //! and the other pages have one copy more.
 //!
-//! This process may also copy a relative's slabs, whose bytes it cannot verify. New copies of those only add to the
-//! existing ones, and the relative's guards detect damage when the relative fetches the page.
+//! This process may also copy a related process's slabs, whose bytes it cannot verify. New copies of those only add to
+//! the existing ones, and the related process's guards detect damage when the related process fetches the page.
 //!
 //! A copy follows the rules of `places.rs`: a writer to the slab does not wait, and what it wrote is copied again, so
 //! that a slab gets its copy even if the program writes to it all the time. It does not matter which process of a
@@ -52,7 +52,7 @@ const SEARCH_PAUSE: Duration = Duration::from_millis(5);
 pub(super) enum Copied {
     /// The slab has one copy more.
     Yes,
-    /// It needs none, or none of its bytes exist.
+    /// The slab needs no copy, or none of its bytes exist.
     NotNeeded,
     /// Try again later.
     NotNow,
@@ -108,7 +108,7 @@ impl Parts {
         let range = self.shape.range_of(slab);
         let takes = |target: &usize| {
             let taken = self.members[*target].store.take(range);
-            taken.inspect_err(|errno| _ = self.note(*target, *errno)).is_ok()
+            taken.inspect_err(|failure| _ = self.note(*target, *failure)).is_ok()
         };
         let target = self.candidates(range, free).find(takes);
         if target.is_none() && !is_dispensable {
@@ -208,7 +208,7 @@ impl Parts {
         }
         let Some(target) = copying.target else { return Some(damaged) };
         let written = self.members[target].store.write(piece.offset, &copying.buffer);
-        written.inspect_err(|errno| _ = self.note(target, *errno)).ok().map(|()| damaged)
+        written.inspect_err(|failure| _ = self.note(target, *failure)).ok().map(|()| damaged)
     }
 
     /// Stores a piece at the target as `from` has it; the target takes the position of `from`.
@@ -220,11 +220,11 @@ impl Parts {
         let part = self.shape.part(piece);
         let bytes = &mut copying.buffer[..part.bytes];
         let read = self.members[from].store.read(part.offset, bytes);
-        if read.inspect_err(|errno| _ = self.note(from, *errno)).is_err() {
+        if read.inspect_err(|failure| _ = self.note(from, *failure)).is_err() {
             return false;
         }
         let written = self.members[target].store.write(part.offset, bytes);
-        written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
+        written.inspect_err(|failure| _ = self.note(target, *failure)).is_ok()
     }
 
     /// `bytes` is a piece as it was read. Replaces its wrong pages by the right ones of some member. Returns how many
@@ -254,7 +254,7 @@ impl Parts {
             wrong.retain(|page| match find(at(*page), sources).or_else(|| find(at(*page), everywhere)) {
                 Some(right) => {
                     bytes[range(*page)].copy_from_slice(&right);
-                    count(&self.tallies.reads_by_another_way);
+                    count(&self.counters.reads_by_another_way);
                     false
                 }
                 None => true,

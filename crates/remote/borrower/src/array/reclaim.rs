@@ -10,7 +10,7 @@
 //! room, and then names it in the place. So either the check finds that writer, or the room was taken after it was seen
 //! and is not given back. If somebody is working on one of those slabs, the room is checked again later.
 //!
-//! Threads: any, also in a signal handler; the sweep runs only on the pager's upkeep thread.
+//! Threads: any, including signal handlers; the sweep runs only on the pager's upkeep thread.
 
 use std::sync::atomic::Ordering;
 
@@ -18,18 +18,19 @@ use aquifer_core::units::SlabIndex;
 use aquifer_wire::RangeIndex;
 
 use super::Parts;
+use crate::access_failure::AccessFailure;
 
 impl Parts {
     /// Gives back the room for a slab at a member if nobody needs it. As far as the caller knows, the member is no
     /// longer in the slab's place.
-    pub(super) fn release(&self, slab: SlabIndex, member: usize) -> Result<(), i32> {
+    pub(super) fn release(&self, slab: SlabIndex, member: usize) -> Result<(), AccessFailure> {
         if self.members[member].is_lost() {
             return Ok(());
         }
         self.release_range(self.shape.range_of(slab), member)
     }
 
-    fn release_range(&self, range: RangeIndex, member: usize) -> Result<(), i32> {
+    fn release_range(&self, range: RangeIndex, member: usize) -> Result<(), AccessFailure> {
         let store = &self.members[member].store;
         let Some(room) = store.room(range) else { return Ok(()) };
         let mut is_busy = false;

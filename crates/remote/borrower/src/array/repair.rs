@@ -26,6 +26,7 @@ use super::Parts;
 use super::member::Trouble;
 use super::place::Place;
 use super::rebuild::{Copied, Reason};
+use crate::access_failure::{AccessFailure, LinkFailure};
 use crate::donor::RENEWALS;
 
 /// How often to run when there is nothing to do: the sender of a failing request detects a loss, and this code only
@@ -141,8 +142,8 @@ impl Parts {
                 continue;
             }
             let offset = self.shape.range_of(slab).offset();
-            let Err(errno) = member.store.read(offset, &mut page) else { continue };
-            let trouble = self.note(index, errno);
+            let Err(failure) = member.store.read(offset, &mut page) else { continue };
+            let trouble = self.note(index, failure);
             // Not certain: the program may have discarded the slab and written to it again since.
             if trouble == Trouble::Gone && self.places.holds(slab, seen) {
                 self.take_out(slab, index, false);
@@ -168,9 +169,9 @@ impl Parts {
                 }
                 member.looked(true);
             }
-            Err(errno) => {
-                self.note(index, errno);
-                if errno == libc::ESTALE {
+            Err(failure) => {
+                self.note(index, failure);
+                if failure == AccessFailure::Link(LinkFailure::Restarted) {
                     self.give_up(index, true);
                     member.store.start_over();
                     member.end_quarantine();
@@ -225,7 +226,7 @@ impl Parts {
             match copied {
                 Copied::NotNeeded => {}
                 Copied::NotNow => repair.lacks.store(true, Ordering::Relaxed),
-                Copied::Yes => count(&self.tallies.slabs_rebuilt),
+                Copied::Yes => count(&self.counters.slabs_rebuilt),
             }
             // A slab that has got a copy may lack another one still.
             repair.at.store(at + u32::from(copied != Copied::Yes), Ordering::Relaxed);
@@ -258,7 +259,7 @@ impl Parts {
         if let Some(silent) = place.members().find(|member| verify.is_some() && self.is_given_up(*member)) {
             let copied = self.copy_to_another(slab, place, Reason::GivesUp(silent), verify);
             if copied == Copied::Yes {
-                count(&self.tallies.slabs_degraded);
+                count(&self.counters.slabs_degraded);
             }
             if copied == Copied::Yes || place.count() == self.shape.total {
                 return copied;
@@ -272,9 +273,9 @@ impl Parts {
     }
 
     /// Called in a forked child.
-    pub(super) fn renew(&self) -> Result<(), Errno> {
+    pub(super) fn after_fork_in_child(&self) -> Result<(), Errno> {
         for member in &self.members {
-            member.store.renew()?;
+            member.store.after_fork_in_child()?;
             member.forget();
         }
         Ok(())

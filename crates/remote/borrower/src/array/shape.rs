@@ -28,7 +28,7 @@ pub const DATA_SHARDS: [usize; 4] = [1, 2, 4, 8];
 
 const _: () = assert!(DATA_SHARDS[3] as u64 * UNIT_BYTES == PAGE_BYTES && DATA_SHARDS[3] < POSITIONS);
 
-/// See the module.
+/// How a slab is divided among the members of its place: whole copies, or shards with parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// How many members it takes to read a slab, which is the number of data shards.

@@ -13,7 +13,7 @@
 //! members. If fewer members have accepted the write, it fails. These pages may then be neither the old nor the new
 //! ones; their owner does not count them as stored, and its guards detect the mixture.
 //!
-//! Threads: any, also in a signal handler. Shards are assembled in frames of the array, each of which is claimed for
+//! Threads: any, including signal handlers. Shards are assembled in frames of the array, each of which is claimed for
 //! that time only. Allocates nothing, and locks nothing.
 
 mod gather;
@@ -34,6 +34,7 @@ use super::piece::SlabPiece;
 use super::place::{POSITIONS, Place};
 use super::shape::Shape;
 use super::{Member, Parts};
+use crate::access_failure::{AccessFailure, LinkFailure};
 use crate::donor::{Asked, Missed, Piece};
 
 /// How much of each shard goes over the wire in one request. A choice: with four data shards this is a block of 128
@@ -45,7 +46,7 @@ const STRAGGLERS_TIMEOUT: u64 = 700_000_000;
 /// One frame for each thread that reads or writes at the same time: those of the program and of the pager. More than
 /// most machines have CPUs.
 const FRAMES: Range<u32> = 0..16;
-/// How long to wait for a frame: its holder waits for members, each of which has a bound of some seconds.
+/// How long to wait for a frame: its holder waits for members, each of which has a time limit of some seconds.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Queue requests that members carry out at the same time, each with one frame for each shard: enough to keep a link
@@ -70,9 +71,13 @@ impl Cutter {
     }
 
     /// Calls `act` with a frame for all shards of `len` bytes.
-    fn with_shards<R>(&self, len: usize, act: impl FnOnce(&mut [u8]) -> Result<R, i32>) -> Result<R, i32> {
+    fn with_shards<R>(
+        &self,
+        len: usize,
+        act: impl FnOnce(&mut [u8]) -> Result<R, AccessFailure>,
+    ) -> Result<R, AccessFailure> {
         let frame = self.frames.wait(FRAMES, self.shape.total * len, FRAME_TIMEOUT);
-        let mut frame: FrameBuffer = frame.ok_or(libc::EAGAIN)?;
+        let mut frame: FrameBuffer = frame.ok_or(AccessFailure::NotNow)?;
         let outcome = act(frame.bytes_mut());
         self.frames.give_back(frame);
         outcome
@@ -103,7 +108,7 @@ impl Parts {
     }
 
     /// Fills `into` from any shards that can be read.
-    pub(super) fn read_shards(&self, place: Place, piece: SlabPiece, into: &mut [u8]) -> Result<(), i32> {
+    pub(super) fn read_shards(&self, place: Place, piece: SlabPiece, into: &mut [u8]) -> Result<(), AccessFailure> {
         self.read_shards_of(place, place.positions(), piece, into)
     }
 
@@ -114,19 +119,19 @@ impl Parts {
         piece: SlabPiece,
         into: &mut [u8],
         way: usize,
-    ) -> Result<bool, i32> {
+    ) -> Result<bool, AccessFailure> {
         let Some(choice) = way.checked_sub(1).and_then(|index| choice(place.positions(), self.shape.needed, index))
         else {
             return Ok(false);
         };
         let is_waited_for = positions(choice).filter_map(|position| place.at(position)).any(|it| self.may_be_back(it));
         if is_waited_for {
-            return Err(libc::EAGAIN);
+            return Err(AccessFailure::NotNow);
         }
         self.read_shards_of(place, choice, piece, into).map(|()| true)
     }
 
-    fn read_shards_of(&self, place: Place, among: u16, piece: SlabPiece, into: &mut [u8]) -> Result<(), i32> {
+    fn read_shards_of(&self, place: Place, among: u16, piece: SlabPiece, into: &mut [u8]) -> Result<(), AccessFailure> {
         let Cutter { code, .. } = self.cutter();
         for (range, chunk) in self.cutter().chunks(piece) {
             let part = self.shape.part(chunk);
@@ -168,9 +173,9 @@ impl Parts {
         })
     }
 
-    fn store_one(&self, target: usize, part: Piece, shard: &[u8]) -> Result<(), i32> {
+    fn store_one(&self, target: usize, part: Piece, shard: &[u8]) -> Result<(), AccessFailure> {
         let written = self.members[target].store.write(part.offset, &shard[..part.bytes]);
-        written.inspect_err(|errno| _ = self.note(target, *errno))
+        written.inspect_err(|failure| _ = self.note(target, *failure))
     }
 
     /// The members of `place` whose shards of a page are not those of `bytes`.
@@ -190,7 +195,7 @@ impl Parts {
     }
 
     /// Stores `bytes`. The caller has entered the slab.
-    pub(super) fn write_shards(&self, piece: SlabPiece, bytes: &[u8]) -> Result<(), i32> {
+    pub(super) fn write_shards(&self, piece: SlabPiece, bytes: &[u8]) -> Result<(), AccessFailure> {
         let slab = piece.slab;
         let (_, place) = self.place_to_write(slab)?;
         let is_there = |position: &usize| {
@@ -214,7 +219,14 @@ impl Parts {
 
     /// Stores shards at the members at these positions, all at the same time. Returns the positions that have accepted
     /// theirs, if they are enough.
-    fn spread(&self, place: Place, among: u16, slab: SlabIndex, part: Piece, shards: &[u8]) -> Result<u16, i32> {
+    fn spread(
+        &self,
+        place: Place,
+        among: u16,
+        slab: SlabIndex,
+        part: Piece,
+        shards: &[u8],
+    ) -> Result<u16, AccessFailure> {
         let shard = |position: usize| &shards[position * part.bytes..][..part.bytes];
         let started = now_ns();
         let mut requests: Requests<'_> = Default::default();
@@ -230,7 +242,7 @@ impl Parts {
                 _ => {}
             }
         }
-        let mut failed = libc::EHOSTDOWN;
+        let mut failed = AccessFailure::NoMember;
         // Only after all connections that other threads may wait for were given back. Members that have used up their
         // time come last, after those that recently left other requests unanswered.
         let rest = among & !written;
@@ -242,14 +254,14 @@ impl Parts {
             if is_late && self.is_enough(written) {
                 // Continues without this member. Its shard is rebuilt, whereas a program that waits loses time for
                 // good.
-                self.request_failed(index, slab, libc::ETIMEDOUT);
+                self.request_failed(index, slab, AccessFailure::Link(LinkFailure::TimedOut));
                 continue;
             }
             match member.store.write(part.offset, shard(position)) {
                 Ok(()) => written |= 1 << position,
-                Err(errno) => {
-                    self.request_failed(index, slab, errno);
-                    failed = errno;
+                Err(failure) => {
+                    self.request_failed(index, slab, failure);
+                    failed = failure;
                 }
             }
         }

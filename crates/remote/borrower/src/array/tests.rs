@@ -223,7 +223,7 @@ fn a_member_that_wants_its_memory_back_gets_it_and_nothing_is_lost() {
 }
 
 #[test]
-fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
+fn writes_during_a_members_absence_are_never_read_from_it() {
     let members = members(2);
     let array = array_of(&members, 2);
     (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
@@ -235,7 +235,7 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
     members[1].go_away(true);
     array.parts.look(1, None);
-    // Nobody else has what was written last, and member 0 is present.
+    // No other member has what was written last, and member 0 is present.
     let place = array.parts.where_is(0);
     assert_eq!(place.members().collect::<Vec<_>>(), [1]);
     members[1].go_away(false);
@@ -461,12 +461,12 @@ impl Parts {
     }
 
     /// As the pager does it, without waiting for members that do not answer.
-    fn read_once(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+    fn read_once(&self, offset: u64, into: &mut [u8]) -> Result<(), AccessFailure> {
         let piece = piece::pieces(offset, into.len() as u64).next().unwrap();
         self.try_read(piece, into)
     }
 
-    fn write_once(&self, offset: u64, version: u64) -> Result<(), i32> {
+    fn write_once(&self, offset: u64, version: u64) -> Result<(), AccessFailure> {
         let mut bytes = vec![0; 4 * PAGE_BYTES as usize];
         stamp(&mut bytes, offset, version);
         self.write_bytes(offset, &bytes)

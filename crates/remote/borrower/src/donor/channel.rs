@@ -20,14 +20,15 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::plain::PlainChannel;
 use super::tls::TlsChannel;
 use super::transport::Loss;
+use crate::access_failure::LinkFailure;
 
 /// Why there is no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Miss {
     /// The two ends do not trust each other.
     Distrust(Distrust),
-    /// The connection has failed, with this errno.
-    Failed(i32),
+    /// The connection has failed.
+    Failed(LinkFailure),
     /// The donor refuses this connection. Received over the agreed protection, if there is any.
     Refused(Refusal),
     /// Received in plain text where TLS was expected, from the donor or from somebody on the path. Only for messages to
@@ -48,7 +49,7 @@ impl Miss {
 impl From<Loss> for Miss {
     fn from(loss: Loss) -> Miss {
         match loss {
-            Loss::Connection(errno) => Miss::Failed(errno),
+            Loss::Connection(failure) => Miss::Failed(failure),
             Loss::Refused(refusal) => Miss::Refused(refusal),
         }
     }
@@ -59,17 +60,17 @@ impl From<Miss> for Loss {
     /// connection and never about a lease, so it only means that the donor cannot be reached now.
     fn from(miss: Miss) -> Loss {
         match miss {
-            Miss::Distrust(distrust) => Loss::Connection(distrust.errno()),
-            Miss::Failed(errno) => Loss::Connection(errno),
+            Miss::Distrust(distrust) => Loss::Connection(LinkFailure::of_errno(distrust.errno())),
+            Miss::Failed(failure) => Loss::Connection(failure),
             Miss::Refused(Refusal::TooManyConnections) | Miss::Unproven(Refusal::TooManyConnections) => {
-                Loss::Connection(libc::EUSERS)
+                Loss::Connection(LinkFailure::TooManyConnections)
             }
-            Miss::Refused(_) | Miss::Unproven(_) => Loss::Connection(libc::ECONNREFUSED),
+            Miss::Refused(_) | Miss::Unproven(_) => Loss::Connection(LinkFailure::Refused),
         }
     }
 }
 
-/// See the module.
+/// Carries the bytes of one link on its socket, plain or sealed.
 pub(crate) trait Channel: Debug + Send + Sync {
     /// Opens the channel on a socket that has just been connected, before anything else is sent over it. Takes at most
     /// `timeout`.
@@ -103,7 +104,7 @@ pub(crate) trait Channel: Debug + Send + Sync {
     fn close(&self) {}
 
     /// Called in a forked child, which has no connection. Returns false when the channel cannot be used in the child.
-    fn renew(&self) -> bool {
+    fn reset_in_child(&self) -> bool {
         true
     }
 }

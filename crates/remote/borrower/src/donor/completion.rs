@@ -4,9 +4,9 @@
 //! Waits for the completion of an RDMA work request: polls first, and then lets the kernel wake the thread.
 //!
 //! A device reports every work request that it was given, at the latest when it gives the request up. A device that
-//! hangs does not, so each wait has a bound of its own.
+//! hangs does not, so each wait has a time limit of its own.
 //!
-//! Threads: any, also in a signal handler.
+//! Threads: any, including signal handlers.
 
 use std::time::Duration;
 
@@ -103,7 +103,7 @@ mod tests {
             let device = Device { armed: Cell::new(0), done_after: u32::MAX, is_restless };
             let begun = Instant::now();
             assert_eq!(completion(&device, timeout), Ok(None));
-            // On a busy machine, the delay can be longer than the bound itself.
+            // On a busy machine, the delay can be longer than the limit itself.
             assert!((timeout..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
         }
     }

@@ -10,8 +10,9 @@ use aquifer_sys::signals;
 use rustix::io::Errno;
 
 use super::transport::Loss;
+use crate::access_failure::LinkFailure;
 
-/// See the module.
+/// The time at which socket operations give up.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline(u64);
 
@@ -28,13 +29,13 @@ impl Deadline {
                 Ok(())
             }
             // INTR: interrupted after the deadline, for instance because the process was stopped for a while.
-            Errno::AGAIN | Errno::INPROGRESS | Errno::INTR => Err(Loss::Connection(libc::ETIMEDOUT)),
-            errno => Err(Loss::Connection(errno.raw_os_error())),
+            Errno::AGAIN | Errno::INPROGRESS | Errno::INTR => Err(Loss::Connection(LinkFailure::TimedOut)),
+            errno => Err(Loss::Connection(LinkFailure::of_errno(errno.raw_os_error()))),
         }
     }
 
     pub(crate) fn check(self) -> Result<(), Loss> {
-        if now_ns() < self.0 { Ok(()) } else { Err(Loss::Connection(libc::ETIMEDOUT)) }
+        if now_ns() < self.0 { Ok(()) } else { Err(Loss::Connection(LinkFailure::TimedOut)) }
     }
 }
 
@@ -43,11 +44,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_interrupted_is_repeated_until_it_is_late() {
+    fn interrupted_calls_are_repeated_until_the_deadline() {
         assert_eq!(Deadline::after(Duration::from_secs(60)).judge(Errno::INTR), Ok(()));
         for errno in [Errno::INTR, Errno::AGAIN] {
             let judged = Deadline::after(Duration::ZERO).judge(errno);
-            assert_eq!(judged, Err(Loss::Connection(libc::ETIMEDOUT)), "{errno:?}");
+            assert_eq!(judged, Err(Loss::Connection(LinkFailure::TimedOut)), "{errno:?}");
         }
     }
 }

@@ -15,10 +15,10 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = HEEDED_WITHIN;
 
-/// See the module.
+/// The network or socket address at which a donor listens.
 #[derive(Clone, Debug)]
 pub(crate) enum Endpoint {
-    /// A Unix socket of this machine.
+    /// A Unix socket on this machine.
     Local(SocketAddrUnix),
     /// An address and port.
     Tcp(SocketAddr),

@@ -3,12 +3,13 @@
 
 //! The lock that a thread holds while it asks for a grant: one thread of a process asks at a time, and others wait.
 //!
-//! Not a mutex: it can be reset in a forked child, whose other threads are gone, and a wait for it has a bound.
-//! Threads: any, also in a signal handler; a thread inside the pager is not interrupted by code that uses this.
+//! Not a mutex: it can be reset in a forked child, whose other threads are gone, and a wait for it has a time limit.
+//! Threads: any, including signal handlers; a thread inside the pager is not interrupted by code that uses this.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::access_failure::LinkFailure;
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
@@ -16,7 +17,7 @@ use aquifer_sys::signals::{self, HEEDED_WITHIN};
 /// How many times to check before waiting in the kernel: some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
-/// See the module.
+/// The lock of the one thread that may ask for a grant.
 #[derive(Debug, Default)]
 pub(crate) struct GrantLock {
     taken: AtomicBool,
@@ -35,8 +36,8 @@ impl Drop for GrantGuard<'_> {
 }
 
 impl GrantLock {
-    /// Waits for the lock; ETIMEDOUT when it is not free within `timeout`.
-    pub(crate) fn lock(&self, timeout: Duration) -> Result<GrantGuard<'_>, i32> {
+    /// Waits for the lock; fails when it is not free within `timeout`.
+    pub(crate) fn lock(&self, timeout: Duration) -> Result<GrantGuard<'_>, LinkFailure> {
         let started = now_ns();
         loop {
             let ticket = self.freed.ticket();
@@ -44,7 +45,7 @@ impl GrantLock {
                 return Ok(GrantGuard(self));
             }
             if now_ns().saturating_sub(started) > timeout.as_nanos() as u64 {
-                return Err(libc::ETIMEDOUT);
+                return Err(LinkFailure::TimedOut);
             }
             self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
             signals::end_if_asked();

@@ -35,6 +35,7 @@ use super::endpoint::Endpoint;
 use super::recalls::Recalls;
 use super::timeouts::Timeouts;
 use super::transport::Loss;
+use crate::access_failure::LinkFailure;
 
 /// The maximum number of requests without an answer on one connection: more than a donor that hangs for a day receives.
 const OWED_MAX: u64 = 1 << 20;
@@ -54,7 +55,7 @@ trait Socket: AsFd + Debug + Send + Sync {}
 
 impl<S: AsFd + Debug + Send + Sync> Socket for S {}
 
-/// See the module.
+/// One connection to a donor, which reconnects under the same descriptor where possible.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: Box<dyn Socket>,
@@ -91,12 +92,12 @@ impl Link {
 
     /// Called in a forked child: creates a socket of its own under the same number. Returns false when the link cannot
     /// be used in the child.
-    pub(crate) fn renew(&self, endpoint: &Endpoint) -> Result<bool, raw::Errno> {
+    pub(crate) fn replace_in_child(&self, endpoint: &Endpoint) -> Result<bool, raw::Errno> {
         let own = endpoint.socket().map_err(|errno| raw::Errno(errno.raw_os_error()))?;
         self.is_connected.store(false, Ordering::Relaxed);
         self.cookie.store(NO_COOKIE, Ordering::Relaxed);
         replace(own, (*self.socket).as_fd())?;
-        Ok(self.channel.renew())
+        Ok(self.channel.reset_in_child())
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
@@ -132,7 +133,7 @@ impl Link {
 
     fn try_connect(&self, endpoint: &Endpoint, who: BorrowerId, timeouts: &Timeouts) -> Result<Greeting, Miss> {
         if self.is_local {
-            self.renew_local(endpoint).map_err(|errno| Loss::Connection(errno.0))?;
+            self.make_connectable(endpoint).map_err(|errno| Loss::Connection(errno.into()))?;
         }
         let deadline = Deadline::after(timeouts.connect);
         // The next call continues a connection attempt that is in progress.
@@ -149,7 +150,7 @@ impl Link {
         let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, borrower: who };
         match self.send_frame(0, hello, &[], deadline) {
             // A borrower that is refused before the greeting finds the connection ended, but can still read the reason.
-            Ok(()) | Err(Loss::Connection(libc::EPIPE)) => {}
+            Ok(()) | Err(Loss::Connection(LinkFailure::System(raw::Errno(libc::EPIPE)))) => {}
             Err(loss) => return Err(loss.into()),
         }
         match self.receive_header(0, deadline)?.message {
@@ -158,12 +159,12 @@ impl Link {
                 Ok(Greeting { lease: Duration::from_millis(lease_ms.into()), instance, lendable_bytes })
             }
             Message::Error { refusal } => Err(Miss::Refused(refusal)),
-            _ => Err(Loss::Connection(libc::EPROTO).into()),
+            _ => Err(Loss::Connection(LinkFailure::Protocol).into()),
         }
     }
 
     /// Provides a socket that can be connected, and records its cookie.
-    fn renew_local(&self, endpoint: &Endpoint) -> Result<(), raw::Errno> {
+    fn make_connectable(&self, endpoint: &Endpoint) -> Result<(), raw::Errno> {
         let errno = |errno: Errno| raw::Errno(errno.raw_os_error());
         if self.cookie.load(Ordering::Relaxed) != NO_COOKIE {
             replace(endpoint.socket().map_err(errno)?, (*self.socket).as_fd())?;
@@ -216,7 +217,7 @@ impl Link {
         self.send_frame(request, message, payload, deadline).map_err(|loss| {
             self.disconnect(endpoint);
             match loss {
-                Loss::Connection(libc::ETIMEDOUT) if self.is_local => AMIDST,
+                Loss::Connection(LinkFailure::TimedOut) if self.is_local => AMIDST,
                 loss => loss,
             }
         })?;
@@ -235,7 +236,7 @@ impl Link {
         match &answer {
             Ok(_) => {}
             Err(Loss::Refused(refusal)) if !refusal.ends_connection() => {}
-            Err(Loss::Connection(libc::ETIMEDOUT)) if self.is_local => {}
+            Err(Loss::Connection(LinkFailure::TimedOut)) if self.is_local => {}
             Err(_) => self.disconnect(endpoint),
         }
         answer
@@ -247,10 +248,10 @@ impl Link {
             return Err(Loss::Refused(refusal));
         }
         if header.body_bytes as usize != into.len() {
-            return Err(Loss::Connection(libc::EPROTO));
+            return Err(Loss::Connection(LinkFailure::Protocol));
         }
         self.receive(into, deadline)?;
-        header.check_body(into).map_err(|_| Loss::Connection(libc::EBADMSG))?;
+        header.check_body(into).map_err(|_| Loss::Connection(LinkFailure::Damaged))?;
         Ok(header.message)
     }
 
@@ -274,7 +275,7 @@ impl Link {
         loop {
             let mut bytes = [0; HEADER_BYTES];
             self.receive(&mut bytes, deadline)?;
-            let header = Header::decode(&bytes).map_err(|refusal| Loss::Connection(errno_of_damage(refusal)))?;
+            let header = Header::decode(&bytes).map_err(|refusal| Loss::Connection(damage(refusal)))?;
             match header.message {
                 message if self.heeds(message) => {}
                 // An error that ends the connection may arrive before the donor knows a request's number.
@@ -282,7 +283,7 @@ impl Link {
                 _ if header.request == request => return Ok(header),
                 // The answer to a request that was given up.
                 _ if self.is_local && request.wrapping_sub(header.request) <= OWED_MAX && header.body_bytes == 0 => {}
-                _ => return Err(Loss::Connection(libc::EPROTO)),
+                _ => return Err(Loss::Connection(LinkFailure::Protocol)),
             }
         }
     }
@@ -299,7 +300,7 @@ impl Link {
         while filled < into.len() {
             let flags = if deadline.check().is_ok() { RecvFlags::WAITALL } else { RecvFlags::DONTWAIT };
             match self.receive_some(&mut into[filled..], flags) {
-                Ok(0) => return Err(Loss::Connection(libc::ECONNRESET)),
+                Ok(0) => return Err(Loss::Connection(LinkFailure::Ended)),
                 Ok(bytes) => filled += bytes,
                 // An incomplete answer cannot be skipped later.
                 Err(errno) => deadline.judge(errno).map_err(|loss| if filled == 0 { loss } else { AMIDST })?,
@@ -326,9 +327,9 @@ impl Link {
 }
 
 /// The connection ended in the middle of a request or an answer.
-const AMIDST: Loss = Loss::Connection(libc::ECONNRESET);
+const AMIDST: Loss = Loss::Connection(LinkFailure::Ended);
 
-/// The errno for a header that cannot be decoded.
-pub(crate) fn errno_of_damage(refusal: Refusal) -> i32 {
-    if refusal == Refusal::HeaderDamaged { libc::EBADMSG } else { libc::EPROTO }
+/// The failure of a link on which a header that cannot be decoded has arrived.
+pub(crate) fn damage(refusal: Refusal) -> LinkFailure {
+    if refusal == Refusal::HeaderDamaged { LinkFailure::Damaged } else { LinkFailure::Protocol }
 }

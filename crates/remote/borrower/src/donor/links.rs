@@ -4,7 +4,7 @@
 //! A few links to a donor, which threads take in turns, and the state that they share.
 //!
 //! The first free link is taken, so a program with one thread has one connection. A link is taken by a compare and
-//! exchange; a thread that finds none free waits on a futex for one, within a bound.
+//! exchange; a thread that finds none free waits on a futex for one, within a time limit.
 //!
 //! A donor may have no room for another connection, or be unreachable for new ones. While one link is connected, all
 //! threads continue over it: if a connection cannot be opened, the request does not fail but waits for a connected
@@ -35,6 +35,7 @@ use super::link::{Greeting, Link};
 use super::recalls::Recalls;
 use super::timeouts::Timeouts;
 use super::transport::Loss;
+use crate::access_failure::LinkFailure;
 
 /// How many times to check for a free link before waiting in the kernel: some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
@@ -52,7 +53,7 @@ struct Line {
     taken: AtomicU32,
 }
 
-/// See the module.
+/// The links of a process to one donor, which its threads share.
 pub(crate) struct Links {
     endpoint: Endpoint,
     who: BorrowerId,
@@ -62,8 +63,8 @@ pub(crate) struct Links {
     lines: Box<[Line]>,
     /// Signalled when a link becomes free.
     freed: EventCount,
-    /// One word that relatives share, as they share the leases: the run of the donor that the leases are from; 0 before
-    /// the first greeting.
+    /// One word that related processes share, as they share the leases: the run of the donor that the leases are from;
+    /// 0 before the first greeting.
     instance: Words,
     /// 1 in the process that owns these sockets.
     own: Arc<OwnWord>,
@@ -190,13 +191,13 @@ impl Links {
             Err(known) if known != greeting.instance => {
                 // The donor was restarted, and has nothing of what was stored in its previous run.
                 link.disconnect(&self.endpoint);
-                Err(Loss::Connection(libc::ESTALE).into())
+                Err(Loss::Connection(LinkFailure::Restarted).into())
             }
             _ => Ok(greeting),
         }
     }
 
-    /// The address of this machine from which the donor is reached, if a link is connected.
+    /// The address on this machine from which the donor is reached, if a link is connected.
     pub(crate) fn local_ip(&self) -> Option<IpAddr> {
         let connected = self.lines.iter().find(|line| line.link.may_be_connected())?;
         let address = rustix::net::getsockname(connected.link.socket()).ok()?;
@@ -262,7 +263,7 @@ impl Links {
 
     fn take(&self) -> Result<Taken<'_>, Loss> {
         if !self.is_own() {
-            return Err(Loss::Connection(libc::EOWNERDEAD));
+            return Err(Loss::Connection(LinkFailure::Inherited));
         }
         let started = now_ns();
         loop {
@@ -275,7 +276,7 @@ impl Links {
                 return Ok(Taken { links: self, line });
             }
             if now_ns().saturating_sub(started) > self.timeouts.other_request().as_nanos() as u64 {
-                return Err(Loss::Connection(libc::ETIMEDOUT));
+                return Err(Loss::Connection(LinkFailure::TimedOut));
             }
             self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
             signals::end_if_asked();
@@ -314,7 +315,7 @@ impl Links {
             match Loss::from(miss) {
                 // A different error from that of a late answer: a donor that does not even answer a greeting is not
                 // asked again.
-                Loss::Connection(libc::ETIMEDOUT) => return Err(Loss::Connection(libc::EHOSTDOWN)),
+                Loss::Connection(LinkFailure::TimedOut) => return Err(Loss::Connection(LinkFailure::NoGreeting)),
                 // Another link is connected: this thread waits for it to become free.
                 loss if loss.may_pass() && self.any_connected() => deadline.check()?,
                 loss => {
@@ -339,7 +340,7 @@ impl Links {
     }
 
     /// Called in a forked child: replaces the parent's sockets by new ones. Returns whether there was anything to do.
-    pub(crate) fn renew(&self) -> Result<bool, Errno> {
+    pub(crate) fn replace_in_child(&self) -> Result<bool, Errno> {
         if self.is_own() {
             return Ok(false);
         }
@@ -347,7 +348,7 @@ impl Links {
         for line in &self.lines {
             // A thread of the parent may have had the link. If that thread was using the channel, the link cannot be
             // used in the child.
-            let is_usable = line.link.renew(&self.endpoint)?;
+            let is_usable = line.link.replace_in_child(&self.endpoint)?;
             line.taken.store(if is_usable { FREE } else { TAKEN }, Ordering::Relaxed);
             usable += usize::from(is_usable);
         }

@@ -4,7 +4,7 @@
 //! A donor as a member of an array (`array.rs`). The array knows where slabs are, and keeps several copies where it
 //! can.
 //!
-//! Threads: any, also in a signal handler, except for opening.
+//! Threads: any, including signal handlers, except for opening.
 
 use std::net::ToSocketAddrs;
 use std::os::fd::BorrowedFd;
@@ -24,6 +24,7 @@ use super::tcp;
 use super::timeouts::Timeouts;
 use super::transport::Loss;
 use super::{failure, greet, network, remote, security, system, who};
+use crate::access_failure::{AccessFailure, LinkFailure};
 use crate::array::{Room, Store};
 use crate::borrow_failure::BorrowFailure;
 use crate::spec::DonorSpec;
@@ -79,7 +80,7 @@ impl Offer {
     }
 }
 
-/// See the module. Also has the donor's address as the user wrote it.
+/// One donor as a member of an array, with the donor's address as the user wrote it.
 pub(crate) struct Share(Arc<Remote>, String);
 
 /// Bytes that a donor was asked for, or was sent. Dropping this before the donor has answered costs the link its
@@ -108,7 +109,7 @@ impl Drop for Sent<'_> {
 pub(crate) enum Missed {
     /// The donor is present, and has refused the request.
     Refused,
-    /// It has not answered within its time limit.
+    /// The donor has not answered within its time limit.
     Silent,
     /// The connection has ended.
     Broken,
@@ -130,7 +131,7 @@ impl Asked<'_> {
         }
         outcome.map_err(|loss| match loss {
             Loss::Refused(_) => Missed::Refused,
-            Loss::Connection(libc::ETIMEDOUT) => Missed::Silent,
+            Loss::Connection(LinkFailure::TimedOut) => Missed::Silent,
             Loss::Connection(_) => Missed::Broken,
         })
     }
@@ -141,7 +142,7 @@ impl Store for Share {
         &self.1
     }
 
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), AccessFailure> {
         self.0.read_bytes(offset, into)
     }
 
@@ -156,15 +157,15 @@ impl Store for Share {
         Some(Asked { remote: &self.0, begun, sent: Some(sent) })
     }
 
-    fn take(&self, range: RangeIndex) -> Result<(), i32> {
+    fn take(&self, range: RangeIndex) -> Result<(), AccessFailure> {
         self.0.take(range)
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessFailure> {
         self.0.write_bytes(offset, bytes)
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+    fn discard(&self, offset: u64, len: u64) -> Result<(), AccessFailure> {
         self.0.discard(offset, len)
     }
 
@@ -176,7 +177,7 @@ impl Store for Share {
         self.0.ranges().lease(range).map(|lease| Room(lease.word()))
     }
 
-    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), i32> {
+    fn give_back(&self, range: RangeIndex, room: Room) -> Result<(), AccessFailure> {
         self.0.give_back(range, Lease::of_word(room.0))
     }
 
@@ -184,11 +185,11 @@ impl Store for Share {
         self.0.open_queue(depth).map_err(|Errno(errno)| failure(Activity::Queue, 0, Cause::Errno(errno)))
     }
 
-    fn renew(&self) -> Result<(), Errno> {
-        self.0.renew()
+    fn after_fork_in_child(&self) -> Result<(), Errno> {
+        self.0.after_fork_in_child()
     }
 
-    fn look(&self) -> Result<(), i32> {
+    fn look(&self) -> Result<(), AccessFailure> {
         self.0.look()
     }
 

@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::channel::{Channel, Miss};
 
-/// See the module.
+/// A channel that neither encrypts nor authenticates.
 #[derive(Debug)]
 pub(crate) struct PlainChannel;
 

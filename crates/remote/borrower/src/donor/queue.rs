@@ -19,19 +19,20 @@ use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{self, now_ns};
 use aquifer_sys::wakeup::readable;
 use aquifer_tier::done::Done;
-use aquifer_tier::{Activity, Cause, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
+use aquifer_tier::{Activity, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
 use aquifer_wire::{HEADER_BYTES, Header, Message};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::failure;
-use super::link::{Link, errno_of_damage};
+use super::access_failed;
+use super::link::{Link, damage};
 use super::links::Links;
 use super::ranges::Lease;
 use super::remote::{Piece, Remote, pieces};
 use super::tcp;
 use super::transport::Loss;
+use crate::access_failure::{AccessFailure, LinkFailure};
 
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
@@ -58,7 +59,7 @@ struct Arriving {
 
 const NOTHING: Arriving = Arriving { bytes: [0; HEADER_BYTES], filled: 0, header: None, body_filled: 0 };
 
-/// See the module.
+/// A queue to a donor over TCP: many requests in flight, on a connection of its own.
 pub(crate) struct TcpQueue {
     links: Arc<Links>,
     remote: Arc<Remote>,
@@ -160,19 +161,26 @@ impl TcpQueue {
         self.finish(operation, offset, buffer, tag, outcome);
     }
 
-    fn carry_out(&self, operation: Operation, offset: u64, buffer: &mut FrameBuffer) -> Result<(), i32> {
+    fn carry_out(&self, operation: Operation, offset: u64, buffer: &mut FrameBuffer) -> Result<(), AccessFailure> {
         match operation {
             Operation::Read => self.remote.read_bytes(offset, buffer.bytes_mut()),
             Operation::Write => self.remote.write_bytes(offset, buffer.bytes()),
         }
     }
 
-    fn finish(&mut self, operation: Operation, offset: u64, buffer: FrameBuffer, tag: u64, outcome: Result<(), i32>) {
+    fn finish(
+        &mut self,
+        operation: Operation,
+        offset: u64,
+        buffer: FrameBuffer,
+        tag: u64,
+        outcome: Result<(), AccessFailure>,
+    ) {
         let activity = match operation {
             Operation::Read => Activity::Read,
             Operation::Write => Activity::Write,
         };
-        let outcome = outcome.map_err(|errno| failure(activity, offset, Cause::Errno(errno)));
+        let outcome = outcome.map_err(|why| access_failed(activity, offset, why));
         self.finished.add(tag, buffer, outcome);
     }
 
@@ -207,7 +215,7 @@ impl TcpQueue {
                 Ok(bytes) => self.sent += bytes,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => return Ok(()),
-                Err(errno) => return Err(Loss::Connection(errno.raw_os_error())),
+                Err(errno) => return Err(Loss::Connection(LinkFailure::of_errno(errno.raw_os_error()))),
             }
             self.moved_ns = now_ns();
             if self.sent == HEADER_BYTES + payload.len() {
@@ -253,8 +261,7 @@ impl TcpQueue {
                 }
                 self.moved_ns = now_ns();
             }
-            let header =
-                Header::decode(&self.arriving.bytes).map_err(|refusal| Loss::Connection(errno_of_damage(refusal)))?;
+            let header = Header::decode(&self.arriving.bytes).map_err(|refusal| Loss::Connection(damage(refusal)))?;
             if !self.link.heeds(header.message) {
                 break header;
             }
@@ -264,7 +271,7 @@ impl TcpQueue {
         let flight = self.flying.front().expect("the caller looked");
         let body_bytes = if header.message == Message::Found { flight.buffer.len() } else { 0 };
         if header.request != flight.number || header.body_bytes as usize != body_bytes {
-            return Err(Loss::Connection(libc::EPROTO));
+            return Err(Loss::Connection(LinkFailure::Protocol));
         }
         self.arriving.header = Some(header);
         Ok(true)
@@ -303,7 +310,7 @@ impl TcpQueue {
             let Flight { operation, offset, mut buffer, tag, .. } = flight;
             // What the first request finds out is enough for all.
             let outcome = gone.map_or_else(|| self.carry_out(operation, offset, &mut buffer), Err);
-            gone = gone.or(outcome.err().filter(|errno| *errno == libc::EHOSTDOWN));
+            gone = gone.or(outcome.err().filter(|failure| *failure == AccessFailure::Link(LinkFailure::NoGreeting)));
             self.finish(operation, offset, buffer, tag, outcome);
         }
     }
@@ -314,7 +321,7 @@ impl TcpQueue {
         self.disconnect();
         while let Some(flight) = self.flying.pop_front().or_else(|| self.outgoing.pop_front()) {
             let Flight { operation, offset, buffer, tag, .. } = flight;
-            self.finish(operation, offset, buffer, tag, Err(libc::ETIMEDOUT));
+            self.finish(operation, offset, buffer, tag, Err(LinkFailure::TimedOut.into()));
         }
     }
 
@@ -407,11 +414,11 @@ impl Drop for TcpQueue {
 fn receive(link: &Link, into: &mut [u8]) -> Result<usize, Loss> {
     loop {
         return match link.receive_some(&mut *into, RecvFlags::DONTWAIT) {
-            Ok(0) => Err(Loss::Connection(libc::ECONNRESET)),
+            Ok(0) => Err(Loss::Connection(LinkFailure::Ended)),
             Ok(bytes) => Ok(bytes),
             Err(Errno::INTR) => continue,
             Err(Errno::AGAIN) => Ok(0),
-            Err(errno) => Err(Loss::Connection(errno.raw_os_error())),
+            Err(errno) => Err(Loss::Connection(LinkFailure::of_errno(errno.raw_os_error()))),
         };
     }
 }

@@ -3,20 +3,22 @@
 
 //! The lease of each range of the tier, and whether this process may write with it.
 //!
-//! The leases are one word for each slab, in memory that relatives share as they share the tier's slabs: when one of
-//! them moves a slab here, all can read it. Tokens grow with every grant, so the greater of two words is the newer one.
+//! The leases are one word for each slab, in memory that related processes share as they share the tier's slabs: when
+//! one of them moves a slab here, all can read it. Tokens grow with every grant, so the greater of two words is the
+//! newer one.
 //!
 //! Whether this process may write is a separate question: something that was sent with the same token may still be on
 //! its way, and arrive later. The donor refuses it once it has granted a newer token, to any process. So
 //! a process writes only with tokens that were granted to itself, and with which none of its own requests is in doubt.
-//! This shuts out whatever a relative has sent to a slab that it held before, even a relative that was killed.
+//! This shuts out whatever a related process has sent to a slab that it held before, even a related process that was
+//! killed.
 //!
-//! If relatives write to different parts of one slab (`array.rs`, with parity), they would take the token from each
-//! other forever. In that case all relatives share a token, and they share the doubt in it: each knows the newest token
-//! with which a request of any of them may be on its way. What a killed relative has just sent is not known, and may
-//! arrive after another's write to the same place: the pager's guard detects this.
+//! If related processes write to different parts of one slab (`array.rs`, with parity), they would take the token from
+//! each other forever. In that case all related processes share a token, and they share the doubt in it: each knows the
+//! newest token with which a request of any of them may be on its way. What a killed related process has just sent is
+//! not known, and may arrive after another's write to the same place: the pager's guard detects this.
 //!
-//! Threads: any, also in a signal handler. Locks nothing.
+//! Threads: any, including signal handlers. Locks nothing.
 //!
 //! | bits  | what                                                                       |
 //! |-------|----------------------------------------------------------------------------|
@@ -68,7 +70,7 @@ impl Lease {
     }
 }
 
-/// See the module.
+/// The leases of all ranges of a tier.
 #[derive(Debug)]
 pub(crate) struct Ranges {
     leases: Words,
@@ -91,12 +93,12 @@ pub(crate) enum Writers {
     Several,
 }
 
-/// For each range, what decides whether this process may write; see the module.
+/// For each range, what decides whether this process may write.
 #[derive(Debug)]
 enum Right {
     /// The lease that was granted to this process and is not in doubt; 0 if there is none.
     Granted(Box<[AtomicU64]>),
-    /// The newest lease with which a relative's request may be on its way; 0 if there is none.
+    /// The newest lease with which a related process's request may be on its way; 0 if there is none.
     Doubted(Words),
 }
 
@@ -321,13 +323,13 @@ mod tests {
         }
     }
 
-    /// Changes the shared words as a relative of this process would.
+    /// Changes the shared words as a related process of this process would.
     fn a_relative_learns(ranges: &Ranges, lease: Lease) {
         ranges.leases[0].store(lease.0 & !MAY_WRITE, Ordering::Relaxed);
     }
 
     #[test]
-    fn a_relatives_token_is_a_right_only_where_several_write() {
+    fn the_token_of_a_related_process_is_a_right_only_where_several_write() {
         let (first, second) = (Lease::granted(7, 3).unwrap(), Lease::granted(7, 4).unwrap());
         for (writers, may_write) in [(Writers::One, false), (Writers::Several, true)] {
             let ranges = Ranges::new(1, writers).unwrap();
@@ -335,7 +337,7 @@ mod tests {
             a_relative_learns(&ranges, second);
             assert_eq!(ranges.lease(RANGE).unwrap().may_write(), may_write, "{writers:?}");
             ranges.doubt(RANGE, second);
-            assert!(!ranges.lease(RANGE).unwrap().may_write(), "what a relative has in doubt is in doubt");
+            assert!(!ranges.lease(RANGE).unwrap().may_write(), "what a related process has in doubt is in doubt");
             a_relative_learns(&ranges, Lease(0));
             ranges.learn(RANGE, first);
             assert!(ranges.lease(RANGE).unwrap().may_write(), "a restarted donor begins with small numbers");
@@ -362,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_back_is_found_until_it_is_given_back() {
+    fn reclaimed_ranges_are_found_until_they_are_given_back() {
         let ranges = Ranges::new(200, Writers::One).unwrap();
         let lease = |slab| Lease::granted(slab, slab + 1).unwrap();
         [3, 64, 130, 199].into_iter().for_each(|range| ranges.learn(RangeIndex(range), lease(range + 1000)));

@@ -19,8 +19,8 @@
 //! In a forked child all of this belongs to the parent (`sys/src/verbs.rs`). The child's bytes go over its own links,
 //! as requests.
 //!
-//! Threads: any, also in a signal handler. Posting and polling allocate nothing; a queue pair is taken by a lock that
-//! is only tried, and a thread that finds none free waits within a bound.
+//! Threads: any, including signal handlers. Posting and polling allocate nothing; a queue pair is taken by a lock that
+//! is only tried, and a thread that finds none free waits within a time limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -40,6 +40,7 @@ use super::recalls::Recalls;
 use super::remote::{Piece, Remote};
 use super::tcp::Tcp;
 use super::transport::{Loss, Transport};
+use crate::access_failure::LinkFailure;
 use crate::spec::RdmaSpec;
 
 /// Queue pairs: this many threads can read and write at the same time. A choice, as for TCP; a worker uses one of them
@@ -93,7 +94,7 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// See the module.
+/// The transport over RDMA: bytes bypass the donor's processor, and requests go over TCP or TLS.
 pub(crate) struct Rdma {
     /// For requests; in a forked child for everything.
     tcp: Tcp,
@@ -135,7 +136,7 @@ impl Rdma {
         loop {
             match self.connect(connection) {
                 Ok(()) => return Ok(()),
-                Err(Loss::Connection(libc::EHOSTUNREACH)) => {
+                Err(Loss::Connection(LinkFailure::Unreachable)) => {
                     return Err(RdmaFailure::Path(self.device.port().device.clone()));
                 }
                 // The link may have been idle for too long while the device was opened.
@@ -163,7 +164,7 @@ impl Rdma {
                 return Ok(Taken { connection: Some(connection), freed: &self.freed });
             }
             if now_ns().saturating_sub(started) > self.links().timeouts().other_request().as_nanos() as u64 {
-                return Err(Loss::Connection(libc::ETIMEDOUT));
+                return Err(Loss::Connection(LinkFailure::TimedOut));
             }
             self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
             signals::end_if_asked();
@@ -173,25 +174,25 @@ impl Rdma {
     /// Reconnects a queue pair, and sends a packet each way. EHOSTUNREACH: the packet is not answered.
     fn connect(&self, connection: &mut Connection) -> Result<(), Loss> {
         connection.is_connected = false;
-        let errno = |errno: Errno| Loss::Connection(errno.0);
-        connection.pair.reset().map_err(errno)?;
-        let psn = random().map_err(errno)? as u32;
+        let failed = |errno: Errno| Loss::Connection(errno.into());
+        connection.pair.reset().map_err(failed)?;
+        let psn = random().map_err(failed)? as u32;
         let End { pair, psn, lid, mtu, gid } = connection.pair.end(psn);
         let end = PairEnd { pair, psn, lid, mtu, gid };
         let Message::Paired { end } =
             self.links().ask(Message::Pair { number: connection.number, end }, &[], &mut [])?
         else {
-            return Err(Loss::Connection(libc::EPROTO));
+            return Err(Loss::Connection(LinkFailure::Protocol));
         };
         let PairEnd { pair, psn: first, lid, mtu, gid } = end;
-        connection.pair.connect(psn, &End { pair, psn: first, lid, mtu, gid }, false).map_err(errno)?;
+        connection.pair.connect(psn, &End { pair, psn: first, lid, mtu, gid }, false).map_err(failed)?;
         connection.is_connected = true;
         // A write of no bytes needs no key, and is answered like any other.
         match self.carry_out(connection, Work::Write, 0, 0, 0) {
             Ok(Completion::Done) => Ok(()),
-            Ok(_) | Err(Loss::Connection(libc::ETIMEDOUT)) => {
+            Ok(_) | Err(Loss::Connection(LinkFailure::TimedOut)) => {
                 connection.is_connected = false;
-                Err(Loss::Connection(libc::EHOSTUNREACH))
+                Err(Loss::Connection(LinkFailure::Unreachable))
             }
             Err(loss) => Err(loss),
         }
@@ -215,10 +216,10 @@ impl Rdma {
             Ok(Some(completion)) => Ok(completion),
             Ok(None) => {
                 // The buffer belongs to the device until the connection has ended.
-                connection.pair.reset().map_err(|errno| Loss::Connection(errno.0))?;
-                Err(Loss::Connection(libc::ETIMEDOUT))
+                connection.pair.reset().map_err(|errno| Loss::Connection(errno.into()))?;
+                Err(Loss::Connection(LinkFailure::TimedOut))
             }
-            Err(Errno(errno)) => Err(Loss::Connection(errno)),
+            Err(errno) => Err(Loss::Connection(errno.into())),
         }
     }
 
@@ -232,15 +233,15 @@ impl Rdma {
         let token = lease.token();
         let message = Message::Key { lease: lease.slab().lease(), token };
         let Message::Keyed { key } = self.links().ask(message, &[], &mut [])? else {
-            return Err(Loss::Connection(libc::EPROTO));
+            return Err(Loss::Connection(LinkFailure::Protocol));
         };
         word.store(token << 32 | u64::from(key), Ordering::Release);
         Ok(key)
     }
 
     fn key_word(&self, range: RangeIndex) -> Result<&AtomicU64, Loss> {
-        let keys = self.keys.get().ok_or(Loss::Connection(libc::EPROTO))?;
-        keys.get(range.index()).ok_or(Loss::Connection(libc::EPROTO))
+        let keys = self.keys.get().ok_or(Loss::Connection(LinkFailure::Protocol))?;
+        keys.get(range.index()).ok_or(Loss::Connection(LinkFailure::Protocol))
     }
 
     fn move_bytes(&self, piece: Piece, lease: Lease, mut bytes: Bytes<'_>) -> Result<(), Loss> {
@@ -265,8 +266,8 @@ impl Rdma {
             match self.carry_out(connection, work, count, remote, key)? {
                 Completion::Done => {}
                 Completion::Refused => return Err(self.why_refused(piece.range, lease)),
-                Completion::Silent => return Err(Loss::Connection(libc::ETIMEDOUT)),
-                Completion::Failed(_) => return Err(Loss::Connection(libc::EIO)),
+                Completion::Silent => return Err(Loss::Connection(LinkFailure::TimedOut)),
+                Completion::Failed(_) => return Err(Loss::Connection(LinkFailure::System(Errno(libc::EIO)))),
             }
             if let Bytes::Read(into) = &mut bytes {
                 connection.buffer.copy_out(0, &mut into[at..at + count]);
@@ -281,7 +282,7 @@ impl Rdma {
         let forgotten = self.key_word(range).map(|word| word.store(0, Ordering::Release));
         match forgotten.and_then(|()| self.key(range, lease)) {
             // The lease is valid, and has another key now.
-            Ok(_) => Loss::Connection(libc::ECONNRESET),
+            Ok(_) => Loss::Connection(LinkFailure::Ended),
             Err(loss) => loss,
         }
     }
@@ -334,7 +335,7 @@ impl Transport for Rdma {
             return;
         }
         // Another run of the donor reuses the tokens, and may give the same keys to other slabs. A thread that has a
-        // connection gives it back within a bound.
+        // connection gives it back within a time limit.
         let mut connections: Vec<_> = self
             .connections
             .iter()
@@ -355,7 +356,7 @@ impl Transport for Rdma {
         true
     }
 
-    fn renew(&self) -> Result<bool, Errno> {
-        self.tcp.renew()
+    fn replace_in_child(&self) -> Result<bool, Errno> {
+        self.tcp.replace_in_child()
     }
 }

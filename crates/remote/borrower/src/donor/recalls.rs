@@ -15,7 +15,8 @@ use aquifer_wire::{EVERY_LEASE, LentSlab, Message};
 
 use super::ranges::Ranges;
 
-/// See the module. Empty before the first greeting: nothing is leased then, and the number of ranges is unknown.
+/// Receives the donor's notices that it reclaims memory. Empty before the first greeting: nothing is leased then, and
+/// the number of ranges is unknown.
 #[derive(Debug, Default)]
 pub(crate) struct Recalls(OnceLock<Arc<Ranges>>);
 

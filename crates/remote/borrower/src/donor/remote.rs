@@ -9,7 +9,7 @@
 //! that was sent with the old one. For the same reason a forked child gets a token of its own before it writes to a
 //! slab that it has from its parent.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+//! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -29,9 +29,10 @@ use super::links::Begun;
 use super::ranges::{Lease, Ranges, Writers};
 use super::timeouts::Timeouts;
 use super::transport::{Loss, Transport};
+use crate::access_failure::{AccessFailure, LinkFailure};
 
-/// How many times a request is tried when a relative changes the lease in the meantime, or when this process finds out
-/// only now that it has no lease.
+/// How many times a request is tried when a related process changes the lease in the meantime, or when this process
+/// finds out only now that it has no lease.
 const LEASES_TRIED_MAX: u32 = 4;
 /// How many times a grant is retried while an access with the old token is in progress, which copies at most 2 MiB.
 const BUSY_MAX: u32 = 200;
@@ -44,7 +45,7 @@ const RENEWAL_WHILE_LEAVING: Duration = Duration::from_secs(1);
 /// If a revoked slab is still leased after this time, the donor manages without it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// A tier in the slabs that one donor lends.
 pub(crate) struct Remote {
     transport: Box<dyn Transport>,
     ranges: Arc<Ranges>,
@@ -151,7 +152,7 @@ impl Remote {
     }
 
     /// Fills `into` from `offset`.
-    pub(crate) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+    pub(crate) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), AccessFailure> {
         let mut rest = into;
         for piece in pieces(offset, rest.len() as u64) {
             let (part, behind) = rest.split_at_mut(piece.bytes);
@@ -161,12 +162,12 @@ impl Remote {
         Ok(())
     }
 
-    fn read_piece(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+    fn read_piece(&self, piece: Piece, into: &mut [u8]) -> Result<(), AccessFailure> {
         let mut refusal = Refusal::NoLease;
         for _ in 0..LEASES_TRIED_MAX {
             let Some(lease) = self.ranges.lease(piece.range) else {
                 if self.unlent == Unlent::Gone {
-                    return Err(libc::ENODATA);
+                    return Err(AccessFailure::Gone);
                 }
                 into.fill(0);
                 return Ok(());
@@ -179,28 +180,28 @@ impl Remote {
             };
             refusal = match read {
                 Ok(()) => return Ok(()),
-                Err(Loss::Connection(errno)) => return Err(errno),
+                Err(Loss::Connection(failure)) => return Err(failure.into()),
                 // Either another thread has a newer token for it, or nobody has one and the bytes are gone.
                 Err(Loss::Refused(refusal)) if is_about_lease(refusal) => refusal,
-                Err(loss) => return Err(loss.errno()),
+                Err(loss) => return Err(loss.into()),
             };
             if self.ranges.lease(piece.range).map(|now| now.token()) != Some(lease.token()) {
                 continue;
             }
-            // A grant without an answer has reached the donor late, or a relative's answer is on its way: the slab is
-            // still ours, under a token that nobody here knows.
+            // A grant without an answer has reached the donor late, or a related process's answer is on its way: the
+            // slab is still ours, under a token that nobody here knows.
             if refusal != Refusal::StaleToken || !self.ask_token(piece.range, lease)? {
                 break;
             }
         }
-        Err(Loss::Refused(refusal).errno())
+        Err(Loss::Refused(refusal).into())
     }
 
     /// Asks for a token to replace an old one. Returns false if the range has another slab now: then its bytes are
     /// gone.
-    fn ask_token(&self, range: RangeIndex, old: Lease) -> Result<bool, i32> {
+    fn ask_token(&self, range: RangeIndex, old: Lease) -> Result<bool, AccessFailure> {
         self.ranges.doubt(range, old);
-        let lease = self.lease_to_write(range).map_err(Loss::errno)?;
+        let lease = self.lease_to_write(range).map_err(AccessFailure::from)?;
         self.ranges.correct(range, old, lease);
         Ok(lease.slab() == old.slab())
     }
@@ -224,11 +225,11 @@ impl Remote {
         if matches!(answer, Ok(_) | Err(Loss::Refused(_))) {
             self.contact.answered();
         }
-        if answer? == expected { Ok(()) } else { Err(Loss::Connection(libc::EPROTO)) }
+        if answer? == expected { Ok(()) } else { Err(Loss::Connection(LinkFailure::Protocol)) }
     }
 
     /// Stores `bytes` at `offset`.
-    pub(crate) fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+    pub(crate) fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessFailure> {
         let mut rest = bytes;
         for piece in pieces(offset, bytes.len() as u64) {
             let (part, behind) = rest.split_at(piece.bytes);
@@ -238,7 +239,7 @@ impl Remote {
         Ok(())
     }
 
-    fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
+    fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), AccessFailure> {
         let mut refusal = Refusal::NoLease;
         for _ in 0..LEASES_TRIED_MAX {
             let written = if self.transport.goes_past() {
@@ -253,13 +254,13 @@ impl Remote {
                 // The rest of the slab is gone, too: a new slab would have only these bytes.
                 Err(Loss::Refused(Refusal::NoLease | Refusal::NotYours)) if self.unlent == Unlent::Gone => {
                     self.ranges.forget_range(piece.range);
-                    return Err(libc::ENODATA);
+                    return Err(AccessFailure::Gone);
                 }
                 Err(Loss::Refused(about)) if is_about_lease(about) => refusal = about,
-                Err(loss) => return Err(loss.errno()),
+                Err(loss) => return Err(loss.into()),
             }
         }
-        Err(Loss::Refused(refusal).errno())
+        Err(Loss::Refused(refusal).into())
     }
 
     /// A write that bypasses the donor, except for the lease. Each attempt gets its lease separately.
@@ -269,7 +270,7 @@ impl Remote {
             let lease = self.lease_to_write(piece.range)?;
             match self.write_with(piece, lease, bytes) {
                 Err(loss) if loss.may_pass() => {
-                    if !tries.again(loss.errno()) {
+                    if !tries.again(loss) {
                         return Err(loss);
                     }
                 }
@@ -313,8 +314,8 @@ impl Remote {
     }
 
     /// Gets a new lease for a range, or a new token for the lease that it has. From then on, room is set aside.
-    pub(crate) fn take(&self, range: RangeIndex) -> Result<(), i32> {
-        self.persist(|| self.grant(range, false)).map(|_| ()).map_err(Loss::errno)
+    pub(crate) fn take(&self, range: RangeIndex) -> Result<(), AccessFailure> {
+        self.persist(|| self.grant(range, false)).map(|_| ()).map_err(AccessFailure::from)
     }
 
     /// Asks for a grant, unless another thread got a sufficient one in the meantime.
@@ -325,7 +326,7 @@ impl Remote {
         let _granting = self.grants.lock(self.timeouts.other_request()).map_err(Loss::Connection)?;
         if !was_lost && self.contact.is_lost() {
             // The thread before this one has waited long enough for all.
-            return Err(Loss::Connection(libc::EHOSTDOWN));
+            return Err(Loss::Connection(LinkFailure::NoGreeting));
         }
         if let Some(lease) = self.ranges.lease(range)
             && lease.may_write()
@@ -344,19 +345,19 @@ impl Remote {
             }
         };
         let Message::Granted { lease, token, bytes: SLAB_BYTES, .. } = granted else {
-            return Err(Loss::Connection(libc::EPROTO));
+            return Err(Loss::Connection(LinkFailure::Protocol));
         };
-        let lease = Lease::granted(lease, token).ok_or(Loss::Connection(libc::EPROTO))?;
+        let lease = Lease::granted(lease, token).ok_or(Loss::Connection(LinkFailure::Protocol))?;
         self.ranges.learn(range, lease);
         Ok(lease)
     }
 
     /// Gives the space back: a whole slab to the donor, a part of one to its machine.
-    pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+    pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<(), AccessFailure> {
         pieces(offset, len).try_for_each(|piece| self.discard_piece(piece))
     }
 
-    fn discard_piece(&self, piece: Piece) -> Result<(), i32> {
+    fn discard_piece(&self, piece: Piece) -> Result<(), AccessFailure> {
         let Some(known) = self.ranges.lease(piece.range) else { return Ok(()) };
         if piece.bytes as u64 == SLAB_BYTES {
             return self.give_back(piece.range, known);
@@ -367,13 +368,13 @@ impl Remote {
     }
 
     /// Gives a slab back, unless its range has a newer token than that of `known` by then.
-    pub(crate) fn give_back(&self, range: RangeIndex, known: Lease) -> Result<(), i32> {
+    pub(crate) fn give_back(&self, range: RangeIndex, known: Lease) -> Result<(), AccessFailure> {
         self.end_with(range, known, Message::Release { lease: known.slab().lease(), token: known.token() })?;
         self.ranges.forget(range, known);
         Ok(())
     }
 
-    fn end_with(&self, range: RangeIndex, known: Lease, message: Message) -> Result<(), i32> {
+    fn end_with(&self, range: RangeIndex, known: Lease, message: Message) -> Result<(), AccessFailure> {
         let done = self.persist(|| {
             let done = self.transport.ask(message);
             if done.is_err() {
@@ -384,9 +385,9 @@ impl Remote {
         });
         match done {
             Ok(_) => Ok(()),
-            // The previous attempt has done it, or a relative has a newer lease for the same range.
+            // The previous attempt has done it, or a related process has a newer lease for the same range.
             Err(Loss::Refused(refusal)) if is_about_lease(refusal) => Ok(()),
-            Err(loss) => Err(loss.errno()),
+            Err(loss) => Err(loss.into()),
         }
     }
 
@@ -428,8 +429,8 @@ impl Remote {
     }
 
     /// Whether the donor answers. This also renews the leases.
-    pub(crate) fn look(&self) -> Result<(), i32> {
-        self.persist(|| self.transport.ask(Message::Renew)).map(|_| ()).map_err(Loss::errno)
+    pub(crate) fn look(&self) -> Result<(), AccessFailure> {
+        self.persist(|| self.transport.ask(Message::Renew)).map(|_| ()).map_err(AccessFailure::from)
     }
 
     /// Forgets everything that was lent: the next run of the donor that answers starts without leases.
@@ -441,8 +442,8 @@ impl Remote {
     }
 
     /// Called in a forked child.
-    pub(crate) fn renew(&self) -> Result<(), Errno> {
-        if self.transport.renew()? {
+    pub(crate) fn after_fork_in_child(&self) -> Result<(), Errno> {
+        if self.transport.replace_in_child()? {
             self.ranges.doubt_all();
             self.contact.forget();
             self.past.forget();
@@ -464,8 +465,8 @@ fn persist<T>(contact: &Contact, unlent: Unlent, mut attempt: impl FnMut() -> Re
     loop {
         match attempt() {
             Err(loss) if loss.may_pass() => {
-                let is_gone = unlent == Unlent::Gone && loss == Loss::Connection(libc::EHOSTDOWN);
-                if is_gone || !tries.again(loss.errno()) {
+                let is_gone = unlent == Unlent::Gone && loss == Loss::Connection(LinkFailure::NoGreeting);
+                if is_gone || !tries.again(loss) {
                     return Err(loss);
                 }
             }
@@ -499,7 +500,7 @@ impl KeepAlive for Renewal<'_> {
 impl Drop for Remote {
     fn drop(&mut self) {
         // Only a courtesy, because leases that are not given back expire. A forked child gives nothing back, because
-        // its relatives may still use the leases.
+        // its related processes may still use the leases.
         if self.is_opener.load(Ordering::Relaxed) && self.ranges.any() {
             let _ = self.transport.ask(Message::Release { lease: EVERY_LEASE, token: 0 });
         }

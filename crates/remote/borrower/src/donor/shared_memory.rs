@@ -16,7 +16,7 @@
 //! The connection on which the tier was opened, the *anchor*, lasts as long as the process or any of its forked
 //! children lives, because they have its socket, too. When it ends, the donor knows that all of them are gone.
 //!
-//! Threads: any, also in a signal handler. Locks nothing, allocates nothing.
+//! Threads: any, including signal handlers. Locks nothing, allocates nothing.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -45,6 +45,7 @@ use super::recalls::Recalls;
 use super::remote::{Piece, Remote};
 use super::timeouts::Timeouts;
 use super::transport::{Loss, Transport};
+use crate::access_failure::{AccessFailure, LinkFailure};
 use crate::borrow_failure::BorrowFailure;
 use crate::spec::DonorSpec;
 
@@ -53,7 +54,7 @@ const LINKS: usize = 2;
 /// A file whose blocks are at least this large uses huge pages.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// See the module.
+/// The transport to a donor on the same host, through a memory file that both map.
 pub(crate) struct SharedMemory {
     links: Links,
     _anchor: Link,
@@ -114,7 +115,7 @@ impl SharedMemory {
     fn check(&self, lease: Lease) -> Result<(), Loss> {
         let slab = lease.slab().index();
         if slab >= self.status_page.len() {
-            return Err(Loss::Connection(libc::EPROTO));
+            return Err(Loss::Connection(LinkFailure::Protocol));
         }
         match self.status_page.load(slab) {
             token if token == lease.token() => Ok(()),
@@ -126,7 +127,7 @@ impl SharedMemory {
     /// Accesses the bytes of a slab, which must be ours before and afterwards.
     fn access(&self, lease: Lease, act: impl FnOnce() -> Result<(), Cause>) -> Result<(), Loss> {
         if !self.links.is_own() {
-            return Err(Loss::Connection(libc::EOWNERDEAD));
+            return Err(Loss::Connection(LinkFailure::Inherited));
         }
         self.check(lease)?;
         let acted = act();
@@ -134,9 +135,9 @@ impl SharedMemory {
         fence(Ordering::SeqCst);
         self.check(lease)?;
         acted.map_err(|cause| match cause {
-            Cause::Errno(errno) => Loss::Connection(errno),
+            Cause::Errno(errno) => Loss::Connection(LinkFailure::of_errno(errno)),
             // The file was truncated, which no donor of ours does.
-            _ => Loss::Connection(libc::EIO),
+            _ => Loss::Connection(LinkFailure::System(Errno(libc::EIO))),
         })
     }
 }
@@ -174,9 +175,9 @@ impl Transport for SharedMemory {
         false
     }
 
-    fn renew(&self) -> Result<bool, Errno> {
+    fn replace_in_child(&self) -> Result<bool, Errno> {
         // The anchor, the file and the status page are the same as the parent's.
-        self.links.renew()
+        self.links.replace_in_child()
     }
 }
 
@@ -196,7 +197,7 @@ fn refused(spec: &DonorSpec, miss: Miss) -> BorrowFailure {
         Miss::Refused(Refusal::OtherUser) => BorrowFailure::OtherUser { address },
         Miss::Refused(refusal) => BorrowFailure::NoAnswer { address, source: std::io::Error::other(refusal) },
         miss => {
-            let source = std::io::Error::from_raw_os_error(Loss::from(miss).errno());
+            let source = std::io::Error::from_raw_os_error(AccessFailure::from(Loss::from(miss)).errno());
             BorrowFailure::NoAnswer { address, source }
         }
     }

@@ -16,11 +16,12 @@ use super::ranges::Lease;
 use super::recalls::Recalls;
 use super::remote::{Piece, Remote};
 use super::transport::{Loss, Transport};
+use crate::access_failure::LinkFailure;
 
 /// Links for demand. A choice: threads that wait for one at the same time share the path to the donor anyway.
 pub(crate) const LINKS: usize = 8;
 
-/// See the module. Its queues share the links' state.
+/// The transport over TCP, plain or sealed. Its queues share the links' state.
 pub(crate) struct Tcp(pub(crate) Arc<Links>);
 
 impl Transport for Tcp {
@@ -35,7 +36,7 @@ impl Transport for Tcp {
     fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss> {
         match self.0.ask(read(piece, lease), &[], into)? {
             Message::Found => Ok(()),
-            _ => Err(Loss::Connection(libc::EPROTO)),
+            _ => Err(Loss::Connection(LinkFailure::Protocol)),
         }
     }
 
@@ -50,7 +51,7 @@ impl Transport for Tcp {
     fn write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss> {
         match self.0.ask(write(piece, lease), bytes, &mut [])? {
             Message::Written => Ok(()),
-            _ => Err(Loss::Connection(libc::EPROTO)),
+            _ => Err(Loss::Connection(LinkFailure::Protocol)),
         }
     }
 
@@ -70,8 +71,8 @@ impl Transport for Tcp {
         true
     }
 
-    fn renew(&self) -> Result<bool, Errno> {
-        self.0.renew()
+    fn replace_in_child(&self) -> Result<bool, Errno> {
+        self.0.replace_in_child()
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-/// See the module.
+/// How long to wait for a donor, for each kind of operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
     /// How long a socket may take to connect, and a donor to answer a greeting.
@@ -20,7 +20,7 @@ pub(crate) struct Timeouts {
 }
 
 impl Timeouts {
-    /// If nobody else has the bytes. To give up after five seconds is a choice: longer than a switch takes to find
+    /// If no other donor has the bytes. To give up after five seconds is a choice: longer than a switch takes to find
     /// another path, and much shorter than the pager's own timeout (120 s) and than the time after which people give
     /// up.
     pub(crate) const ALONE: Timeouts = Timeouts {

@@ -34,11 +34,12 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::channel::{Channel, Miss};
 use super::deadline::Deadline;
 use super::transport::Loss;
+use crate::access_failure::LinkFailure;
 
 /// How many records are sent or received by one system call. A choice: 64 KiB is what sockets accept at a time.
 const RECORDS_AT_ONCE: usize = 4;
 
-/// See the module.
+/// A channel sealed with TLS 1.3.
 pub(crate) struct TlsChannel {
     borrower: Arc<Borrower>,
     session: Mutex<Session>,
@@ -90,7 +91,7 @@ impl Channel for TlsChannel {
         session.forget();
         let mut pipe = Handshake { socket, deadline: Deadline::after(timeout) };
         let shaken = deep_stack::call(|| self.borrower.shake_hands(&mut pipe));
-        match shaken.map_err(|errno| Loss::Connection(errno.0))? {
+        match shaken.map_err(|errno| Loss::Connection(errno.into()))? {
             Ok(protection) => {
                 session.protection = Some(protection);
                 Ok(())
@@ -145,7 +146,7 @@ impl Channel for TlsChannel {
         }
     }
 
-    fn renew(&self) -> bool {
+    fn reset_in_child(&self) -> bool {
         // If the lock can be taken, what it protects is consistent.
         self.session().map(|mut session| session.forget()).is_ok()
     }
@@ -280,7 +281,7 @@ impl Pipe for Handshake<'_> {
         let mut filled = 0;
         while filled < into.len() {
             match rustix::net::recv(self.socket, &mut into[filled..], RecvFlags::empty()) {
-                Ok((_, 0)) => return Err(Loss::Connection(libc::ECONNRESET)),
+                Ok((_, 0)) => return Err(Loss::Connection(LinkFailure::Ended)),
                 Ok((_, bytes)) => filled += bytes,
                 Err(errno) => self.deadline.judge(errno)?,
             }
@@ -307,7 +308,7 @@ impl Handshake<'_> {
 }
 
 fn lost(errno: Errno) -> Loss {
-    Loss::Connection(errno.raw_os_error())
+    Loss::Connection(LinkFailure::of_errno(errno.raw_os_error()))
 }
 
 fn errno_of(broken: Broken) -> Errno {

@@ -23,14 +23,15 @@ use super::links::Begun;
 use super::ranges::Lease;
 use super::recalls::Recalls;
 use super::remote::{Piece, Remote};
+use crate::access_failure::{AccessFailure, LinkFailure};
 
 /// Why a request has no answer, or not a successful one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// The connection failed. It is unknown whether the donor has carried out the request.
-    Connection(i32),
-    /// The donor has answered that it has not carried out the request. With TLS, nobody else can have said so: whatever
-    /// is said before a connection is open is a `Connection` (`Miss`).
+    Connection(LinkFailure),
+    /// The donor has answered that it has not carried out the request. With TLS, only the donor can have said so:
+    /// whatever is said before a connection is open is a `Connection` (`Miss`).
     Refused(Refusal),
 }
 
@@ -39,28 +40,35 @@ impl Loss {
     /// another process stay unusable.
     pub(crate) fn may_pass(self) -> bool {
         match self {
-            Loss::Connection(errno) => !matches!(errno, libc::ESTALE | libc::EOWNERDEAD),
+            Loss::Connection(failure) => !matches!(failure, LinkFailure::Restarted | LinkFailure::Inherited),
             Loss::Refused(refusal) => refusal.kind() == RefusalKind::MayPass,
         }
     }
+}
 
-    /// The errno for the user of a tier.
-    pub(crate) fn errno(self) -> i32 {
-        match self {
-            Loss::Connection(errno) => errno,
+impl From<LinkFailure> for Loss {
+    fn from(failure: LinkFailure) -> Loss {
+        Loss::Connection(failure)
+    }
+}
+
+impl From<Loss> for AccessFailure {
+    fn from(loss: Loss) -> AccessFailure {
+        match loss {
+            Loss::Connection(failure) => AccessFailure::Link(failure),
             Loss::Refused(refusal) => match refusal {
-                Refusal::Full | Refusal::Ending => libc::ENOSPC,
-                Refusal::Quota => libc::EDQUOT,
-                Refusal::Busy => libc::EBUSY,
-                Refusal::NoLease | Refusal::NotYours | Refusal::StaleToken => libc::ENODATA,
-                Refusal::TooManyConnections => libc::EUSERS,
-                _ => libc::EPROTO,
+                Refusal::Full | Refusal::Ending => AccessFailure::Full,
+                Refusal::Quota => AccessFailure::OverQuota,
+                Refusal::Busy => AccessFailure::Busy,
+                Refusal::NoLease | Refusal::NotYours | Refusal::StaleToken => AccessFailure::Gone,
+                Refusal::TooManyConnections => AccessFailure::TooManyConnections,
+                _ => AccessFailure::Refused,
             },
         }
     }
 }
 
-/// See the module.
+/// Carries requests and bytes between this process and one donor.
 pub(crate) trait Transport: Send + Sync {
     /// Sets the number of slabs. Called once, before anything is read or written.
     fn prepare(&self, slabs: usize) {
@@ -116,5 +124,5 @@ pub(crate) trait Transport: Send + Sync {
 
     /// Called in a forked child: replaces the parent's connections by new ones. Returns whether there was anything to
     /// do.
-    fn renew(&self) -> Result<bool, Errno>;
+    fn replace_in_child(&self) -> Result<bool, Errno>;
 }

@@ -15,7 +15,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use super::Channel;
 use crate::settings::Timeouts;
 
-/// See the module.
+/// A channel over a Unix socket, which can pass descriptors.
 #[derive(Debug)]
 pub(super) struct LocalChannel(pub(super) UnixStream);
 

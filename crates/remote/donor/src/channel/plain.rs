@@ -12,7 +12,7 @@ use aquifer_wire::Refusal;
 use super::Channel;
 use crate::settings::Timeouts;
 
-/// See the module.
+/// A channel that neither encrypts nor authenticates.
 #[derive(Debug)]
 pub(super) struct PlainChannel(pub(super) TcpStream);
 

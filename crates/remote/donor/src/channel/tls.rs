@@ -30,13 +30,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How many bytes of a connection show its protocol.
 const BEGINNING_BYTES: usize = 4;
 
-/// See the module.
+/// A channel sealed by a rustls session.
 pub(super) struct TlsChannel {
     stream: TcpStream,
     config: Arc<ServerConfig>,
     /// How long sending sealed bytes may take.
     timeout: Duration,
-    /// Held by the connection's thread, also while it waits for bytes.
+    /// Held by the connection's thread, even while it waits for bytes.
     arrived: Mutex<Arrived>,
     /// Set from the beginning of the handshake.
     session: Mutex<Option<ServerConnection>>,

@@ -4,7 +4,7 @@
 //! How a donor reclaims memory: which leases are called back, and which of these are revoked when their time is over.
 //!
 //! Free slabs go first, then slabs that come back by themselves, and only then are borrowers asked: those that have
-//! most, so that all keep as much as possible. A lease that is called back stays valid until its time is over, also for
+//! most, so that all keep as much as possible. A lease that is called back stays valid until its time is over, even for
 //! writes and new tokens; then it is revoked, unless enough has come back in the meantime.
 //!
 //! Pure, as `leases.rs` is.

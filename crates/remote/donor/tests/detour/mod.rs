@@ -41,7 +41,7 @@ pub enum Order {
     Pass,
 }
 
-/// See the module.
+/// A relay between borrowers and a donor that can hold back, drop or stop what it passes on.
 pub struct Detour {
     pub address: Address,
     orders: Arc<Orders>,

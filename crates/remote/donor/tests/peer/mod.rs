@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use aquifer_donor::{Donor, Files, Security, Settings, Source, Timeouts};
-use aquifer_wire::{BorrowerId, Figure, HEADER_BYTES, Header, Message, RangeIndex, Refusal, SLAB_BYTES, Standing};
+use aquifer_wire::{BorrowerId, DonorStatus, Figure, HEADER_BYTES, Header, Message, RangeIndex, Refusal, SLAB_BYTES};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::TLS13;
@@ -44,25 +44,25 @@ pub fn start(settings: Settings) -> (Donor, Lines) {
     (donor, lines)
 }
 
-/// Waits, within a bound, until `what` is true of the donor's figures.
-pub fn wait_until(donor: &Donor, what: impl Fn(&Standing) -> bool) -> Standing {
+/// Waits, within a time limit, until `what` is true of the donor's figures.
+pub fn wait_until(donor: &Donor, what: impl Fn(&DonorStatus) -> bool) -> DonorStatus {
     let start = Instant::now();
     loop {
-        let standing = donor.standing();
-        if what(&standing) {
-            return standing;
+        let status = donor.status();
+        if what(&status) {
+            return status;
         }
-        assert!(start.elapsed() < TIMEOUT, "the donor does not come to stand so: {standing:?}");
+        assert!(start.elapsed() < TIMEOUT, "the donor does not come to stand so: {status:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 pub fn refused(donor: &Donor, refusal: Refusal) -> u64 {
-    donor.standing().refused(refusal)
+    donor.status().refused(refusal)
 }
 
 pub fn figure(donor: &Donor, figure: Figure) -> u64 {
-    donor.standing().figure(figure)
+    donor.status().figure(figure)
 }
 
 /// Asserts that a refusal was reported once, however often there was one.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A process overwrites the words that it shares with its relatives. A place of a level that does not exist used to end
-//! every relative that read the slab, by an index out of bounds. Operations now fail or ignore such words.
+//! A process overwrites the words that it shares with its related processes. A place of a level that does not exist
+//! used to end every related process that read the slab, by an index out of bounds. Operations now fail or ignore such
+//! words.
 
 use std::sync::atomic::Ordering;
 
@@ -92,7 +93,7 @@ fn words_that_change_at_any_time_end_nothing() {
     let mut queue = chain.open_queue(4).unwrap();
     let (levels, over) = (Arc::clone(&chain.levels), Arc::new(AtomicBool::new(false)));
     let is_over = Arc::clone(&over);
-    let relative = std::thread::spawn(move || {
+    let related = std::thread::spawn(move || {
         let mut words = Words(11);
         while !is_over.load(Ordering::Relaxed) {
             levels.overwrite(&mut || words.next());
@@ -100,7 +101,7 @@ fn words_that_change_at_any_time_end_nothing() {
     });
     (0..10).for_each(|_| use_all(&chain, &mut *queue, &mut mover));
     over.store(true, Ordering::Relaxed);
-    relative.join().unwrap();
+    related.join().unwrap();
 }
 
 #[test]
@@ -108,7 +109,7 @@ fn a_place_that_does_not_exist_fails_the_transfer_and_is_forgotten_with_its_slab
     let chain = chain(vec![dram(4), dram(4)]);
     for number in [3, 7, 2 << 4 | 1, u64::from(u32::MAX) << 4 | 2, 1 << 40 | 1, 8] {
         write(&chain, 0, 1).unwrap();
-        // A place that does not exist, as a relative could write it.
+        // A place that does not exist, as a related process could write it.
         let seen = chain.levels.places.see(SlabIndex(0));
         chain.levels.places.change(SlabIndex(0), seen, number).unwrap();
         let mut buffer = frame(1, 0);
@@ -120,6 +121,6 @@ fn a_place_that_does_not_exist_fails_the_transfer_and_is_forgotten_with_its_slab
         assert_eq!(chain.read(0, &mut buffer), Ok(()), "{number:#x}");
         give_back(buffer);
         // The slab of the level stays in use: nobody knows whose it is.
-        chain.levels.all.iter().for_each(|level| level.account.overwrite(&mut || 0));
+        chain.levels.all.iter().for_each(|level| level.free_slabs.overwrite(&mut || 0));
     }
 }

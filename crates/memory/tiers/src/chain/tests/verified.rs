@@ -44,7 +44,7 @@ fn a_move_takes_the_copy_that_the_seals_confirm() {
 }
 
 #[test]
-fn what_no_way_finds_stays_where_it_is_unless_it_is_lost_there() {
+fn a_page_that_no_way_reads_right_stays_unless_it_is_lost_there() {
     let (members, array) = arrays().into_iter().next().unwrap();
     let chain = chain(vec![Box::new(Encrypted::new(Box::new(array)).unwrap()), dram(64)]);
     (0..SLABS_MOVED).for_each(|slab| write(&chain, slab, 3).unwrap());

@@ -81,7 +81,7 @@ fn changes_are_idempotent() {
 type Try = fn(&mut Edit<'_>) -> Result<(), Refusal>;
 
 #[test]
-fn what_is_refused_changes_nothing() {
+fn a_refused_change_changes_nothing() {
     let topology = racks(8);
     let mut desired = desired(&topology);
     desired.zones.get_mut(&id("lab")).expect("listed").hosts.remove(&id("h1"));

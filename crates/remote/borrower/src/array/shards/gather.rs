@@ -12,6 +12,7 @@ use aquifer_sys::raw::now_ns;
 use aquifer_tier::figures::count;
 
 use super::{Requests, mask, positions};
+use crate::access_failure::AccessFailure;
 use crate::array::Parts;
 use crate::array::copies::may_come_back;
 use crate::array::hedge::{BOTH_TIMEOUT, wait_for};
@@ -19,7 +20,7 @@ use crate::array::piece::SlabPiece;
 use crate::array::place::Place;
 use crate::donor::{Missed, Piece};
 
-/// See the module.
+/// One read that is gathered from the shards of several members.
 struct Gathering<'a> {
     parts: &'a Parts,
     place: Place,
@@ -37,7 +38,13 @@ struct Gathering<'a> {
 
 impl Parts {
     /// Reads as many shards of `among` as are needed into their places in `shards`. Returns their positions.
-    pub(super) fn gather(&self, place: Place, among: u16, piece: SlabPiece, shards: &mut [u8]) -> Result<u16, i32> {
+    pub(super) fn gather(
+        &self,
+        place: Place,
+        among: u16,
+        piece: SlabPiece,
+        shards: &mut [u8],
+    ) -> Result<u16, AccessFailure> {
         let part = self.shape.part(piece);
         let mut gathering = Gathering { parts: self, place, part, there: 0, tried: 0, refused: 0, silent: 0 };
         gathering.at_once(among, shards);
@@ -78,7 +85,7 @@ impl<'a> Gathering<'a> {
                 }
                 None if may_hedge => {
                     may_hedge = false;
-                    count(&self.parts.tallies.reads_hedged);
+                    count(&self.parts.counters.reads_hedged);
                     positions(pending(&requests)).for_each(|position| self.took(position, elapsed()));
                     while self.ask_next(there, &mut requests) {}
                     timeout += BOTH_TIMEOUT;
@@ -140,7 +147,7 @@ impl<'a> Gathering<'a> {
     /// Reads the missing shards. Members that have refused are read from in any case, which shows whether there is a
     /// newer token or the slab is gone. Lost members come last, after members that did not answer this read or an
     /// earlier one. So a member that hangs is waited for only where nobody knew that it hangs, and only once.
-    fn one_by_one(&mut self, among: u16, slab: SlabIndex, shards: &mut [u8]) -> Result<(), i32> {
+    fn one_by_one(&mut self, among: u16, slab: SlabIndex, shards: &mut [u8]) -> Result<(), AccessFailure> {
         let mut failed = None;
         for position in positions(self.refused) {
             self.read_one(position, slab, shards, &mut failed);
@@ -155,21 +162,21 @@ impl<'a> Gathering<'a> {
             self.read_one(position, slab, shards, &mut failed);
         }
         if failed.is_some() && !self.lacks() {
-            count(&self.parts.tallies.reads_by_another_way);
+            count(&self.parts.counters.reads_by_another_way);
         }
-        if self.lacks() { Err(failed.unwrap_or(libc::ENODATA)) } else { Ok(()) }
+        if self.lacks() { Err(failed.unwrap_or(AccessFailure::Gone)) } else { Ok(()) }
     }
 
-    fn read_one(&mut self, position: usize, slab: SlabIndex, shards: &mut [u8], failed: &mut Option<i32>) {
+    fn read_one(&mut self, position: usize, slab: SlabIndex, shards: &mut [u8], failed: &mut Option<AccessFailure>) {
         let Some((index, member)) = self.parts.at(self.place, position) else { return };
         let shard = &mut shards[position * self.part.bytes..][..self.part.bytes];
         match member.store.read(self.part.offset, shard) {
             Ok(()) if self.lacks() => self.there |= 1 << position,
             Ok(()) => {}
-            Err(errno) => {
-                self.parts.request_failed(index, slab, errno);
+            Err(failure) => {
+                self.parts.request_failed(index, slab, failure);
                 // If any member may come back, the read is retried.
-                *failed = failed.filter(|before| may_come_back(*before)).or(Some(errno));
+                *failed = failed.filter(|before| may_come_back(*before)).or(Some(failure));
             }
         }
     }

@@ -22,12 +22,13 @@ use aquifer_tier::transfer::check_buffer;
 use aquifer_tier::{Activity, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
 
 use super::{QUEUE_FRAMES, mask, positions};
+use crate::access_failure::AccessFailure;
 use crate::array::copies::eighths;
 use crate::array::member_queues::MemberQueues;
 use crate::array::piece::{SlabPiece, pieces};
 use crate::array::place::{POSITIONS, Place};
 use crate::array::queue::activity;
-use crate::array::{NAME, Parts, failure};
+use crate::array::{NAME, Parts, tier_failure};
 
 /// The maximum number of blocks in flight: as many as there are frames for.
 const FLIGHTS_MAX: usize = QUEUE_FRAMES.end as usize;
@@ -48,7 +49,7 @@ struct Flight {
     frames: [Option<FrameBuffer>; POSITIONS],
 }
 
-/// See the module.
+/// A queue to an array whose members have shards.
 pub(crate) struct ShardQueue {
     parts: Arc<Parts>,
     queues: MemberQueues,
@@ -130,7 +131,7 @@ impl ShardQueue {
     fn start_write(&mut self, request: Request, piece: SlabPiece) -> Option<Request> {
         let slab = piece.slab;
         let entered = self.parts.places.count_in(slab, eighths(piece));
-        let place = if entered { self.parts.place_to_write(slab) } else { Err(libc::EAGAIN) };
+        let place = if entered { self.parts.place_to_write(slab) } else { Err(AccessFailure::NotNow) };
         let held_up = match place {
             Ok((seen, place)) if positions(place.positions()).all(|position| self.is_there(place, position)) => {
                 match self.claim(place.positions(), self.parts.shape.part(piece).bytes) {
@@ -149,8 +150,8 @@ impl ShardQueue {
                 self.do_now(request);
                 None
             }
-            Err(errno) => {
-                let outcome = Err(failure(Activity::Write, request.offset, errno));
+            Err(failure) => {
+                let outcome = Err(tier_failure(Activity::Write, request.offset, failure));
                 self.finished.add(request.tag, request.buffer, outcome);
                 None
             }
@@ -190,7 +191,7 @@ impl ShardQueue {
     }
 
     /// Fills the frames with the shards of a request.
-    fn cut(&self, request: &Request, frames: &mut [Option<FrameBuffer>; POSITIONS]) -> Result<(), i32> {
+    fn cut(&self, request: &Request, frames: &mut [Option<FrameBuffer>; POSITIONS]) -> Result<(), AccessFailure> {
         let cutter = self.parts.cutter();
         let len = request.buffer.len() / self.parts.shape.needed;
         cutter.with_shards(len, |shards| {
@@ -232,7 +233,7 @@ impl ShardQueue {
             Operation::Read => self.parts.read_bytes(offset, buffer.bytes_mut()),
             Operation::Write => self.parts.write_bytes(offset, buffer.bytes()),
         };
-        let outcome = done.map_err(|errno| failure(activity(operation), offset, errno));
+        let outcome = done.map_err(|failure| tier_failure(activity(operation), offset, failure));
         self.finished.add(tag, buffer, outcome);
     }
 
@@ -275,7 +276,7 @@ impl ShardQueue {
         let Flight { operation, offset, buffer, tag, slab, .. } = flight;
         match outcome {
             Some(outcome) => {
-                let outcome = outcome.map_err(|errno| failure(activity(operation), offset, errno));
+                let outcome = outcome.map_err(|failure| tier_failure(activity(operation), offset, failure));
                 self.finished.add(tag, buffer, outcome);
             }
             // Repeats the whole request: a write stores the same bytes again.

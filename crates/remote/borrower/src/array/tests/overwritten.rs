@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A process overwrites the words that it shares with its relatives. A place with a member that the array does not have
-//! used to end every relative that read the slab, by an index out of bounds. Operations now fail or ignore such words.
+//! A process overwrites the words that it shares with its related processes. A place with a member that the array does
+//! not have used to end every related process that read the slab, by an index out of bounds. Operations now fail or
+//! ignore such words.
 
 use super::*;
 

@@ -133,7 +133,7 @@ fn lost_shards_are_made_elsewhere_and_the_next_loss_costs_nothing_either() {
 }
 
 #[test]
-fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
+fn writes_during_a_members_absence_are_never_read_from_it() {
     let members = members(5);
     let array = parity_of(&members, 4, 1);
     (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A member whose memory corrupts what is stored, next to others that are silent for a moment: it is
+//! A member whose memory corrupts what is stored, next to others that are temporarily silent: it is
 //! quarantined, and its bytes are not copied and do not become the only copy.
 
 use super::repair::GIVEN_UP_AFTER;
@@ -169,7 +169,7 @@ fn a_quarantined_copy_becomes_neither_the_only_one_nor_the_source_of_one() {
 }
 
 #[test]
-fn who_is_silent_for_a_moment_is_waited_for_where_what_came_is_wrong() {
+fn a_briefly_silent_member_is_waited_for_when_other_answers_are_wrong() {
     for (members, array) in arrays().into_iter().take(2) {
         fill(&array, 1);
         let place = array.parts.where_is(0);
@@ -186,7 +186,7 @@ fn who_is_silent_for_a_moment_is_waited_for_where_what_came_is_wrong() {
 
 /// A member that gives its slabs back may have the only right copy. Its replacement used to be read from any member.
 #[test]
-fn what_a_member_gives_back_is_copied_from_itself() {
+fn slabs_that_a_member_gives_back_are_copied_from_it() {
     for (members, array) in arrays() {
         let last = members.len() - 1;
         members[last].room.store(0, Ordering::SeqCst);

@@ -222,7 +222,7 @@ fn a_member_whose_leases_ended_while_it_was_silent_is_asked_what_it_has() {
 
 /// Once a request failed, nobody asked for the other slabs.
 #[test]
-fn what_a_member_lacks_is_found_out_whichever_request_fails() {
+fn missing_slabs_are_noticed_whichever_request_fails() {
     for n in 0..2 * SLABS as i64 {
         let sealed = Sealed::over(MIRROR, 2);
         sealed.fill(3);

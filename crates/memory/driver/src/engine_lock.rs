@@ -3,8 +3,8 @@
 
 //! The engine and its lock. Every call that changes the engine goes through this file, and is recorded if requested.
 //!
-//! The guard exposes the engine for reading only: nobody can call an engine function that has no method here, so no
-//! call can go unrecorded by oversight. Without a recording, a call costs one additional branch.
+//! `LockedEngine` exposes the engine for reading only: no code can call an engine function that has no method here, so
+//! no call can go unrecorded by oversight. Without a recording, a call costs one additional branch.
 //!
 //! The calls of the fault path may run in a signal handler: they do not allocate.
 
@@ -32,12 +32,12 @@ impl Tape for NoTape {
 }
 
 /// The locked engine.
-pub struct EngineGuard<'a, T: Tape> {
+pub struct LockedEngine<'a, T: Tape> {
     engine: MutexGuard<'a, Engine>,
     recorder: Option<&'a T>,
 }
 
-impl<T: Tape> Deref for EngineGuard<'_, T> {
+impl<T: Tape> Deref for LockedEngine<'_, T> {
     type Target = Engine;
 
     fn deref(&self) -> &Engine {
@@ -45,7 +45,7 @@ impl<T: Tape> Deref for EngineGuard<'_, T> {
     }
 }
 
-impl<'a, T: Tape> EngineGuard<'a, T> {
+impl<'a, T: Tape> LockedEngine<'a, T> {
     /// Wraps a locked engine whose calls `recorder` records.
     pub fn new(engine: MutexGuard<'a, Engine>, recorder: Option<&'a T>) -> Self {
         Self { engine, recorder }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The access rights of this process to its memory: /proc/self/maps, see proc_pid_maps(5).
+//! The protection of the pages of this process: /proc/self/maps, see proc_pid_maps(5).
 //!
 //! Allocates; not for the fault path.
 
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 
 use crate::raw::Errno;
 
-/// A range of addresses, all of whose pages have the same rights.
+/// A range of addresses, all of whose pages have the same protection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Its first address.
@@ -18,11 +18,11 @@ pub struct Part {
     /// One past its last address.
     pub end: usize,
     /// In the form of mprotect(2).
-    pub rights: i32,
+    pub protection: i32,
 }
 
-/// The rights of `start..end`, in order and without gaps. EFAULT if part of the range is not mapped, EIO if the kernel
-/// does not provide the list.
+/// The protection of `start..end`, in order and without gaps. EFAULT if part of the range is not mapped, EIO if the
+/// kernel does not provide the list.
 pub fn of(start: usize, end: usize) -> Result<Vec<Part>, Errno> {
     // /proc/self is the main thread's, and is empty once that thread has ended.
     let maps = File::open("/proc/thread-self/maps").map_err(|_| Errno(libc::EIO))?;
@@ -52,9 +52,10 @@ fn part_of(line: &str) -> Option<Part> {
     let (start, end) = range.split_once('-')?;
     let letters = rest.as_bytes().get(..3)?;
     let right = |index: usize, letter: u8, right: i32| if letters[index] == letter { right } else { 0 };
-    let rights = right(0, b'r', libc::PROT_READ) | right(1, b'w', libc::PROT_WRITE) | right(2, b'x', libc::PROT_EXEC);
+    let protection =
+        right(0, b'r', libc::PROT_READ) | right(1, b'w', libc::PROT_WRITE) | right(2, b'x', libc::PROT_EXEC);
     let address = |text: &str| usize::from_str_radix(text, 16).ok();
-    Some(Part { start: address(start)?, end: address(end)?, rights })
+    Some(Part { start: address(start)?, end: address(end)?, protection })
 }
 
 #[cfg(test)]
@@ -70,7 +71,7 @@ mod tests {
     #[test]
     fn parts_are_cut_to_the_range_and_gaps_are_an_error() {
         let parts = |start, end| among(MAPS.as_bytes(), start, end);
-        let part = |start, end, rights| Part { start, end, rights };
+        let part = |start, end, protection| Part { start, end, protection };
         let (read, write) = (libc::PROT_READ, libc::PROT_WRITE);
         assert_eq!(
             parts(0x6000, 0x9000),
@@ -87,6 +88,8 @@ mod tests {
     fn a_thread_may_write_to_its_stack() {
         let word = 0u64;
         let place = (&raw const word).addr();
-        assert!(of(place & !4095, (place & !4095) + 4096).is_ok_and(|parts| parts[0].rights & libc::PROT_WRITE != 0));
+        assert!(
+            of(place & !4095, (place & !4095) + 4096).is_ok_and(|parts| parts[0].protection & libc::PROT_WRITE != 0)
+        );
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor's state: its figures, and the number of refusals of each kind. The body of the answer to `Status`.
+//! A donor's status: its figures, and the number of refusals of each kind. The body of the answer to `Status`.
 //!
 //! Each is a number of 8 bytes, little-endian: first the figures in the order of [`Figure::ALL`], then one count for
 //! each [`Refusal`] in the order of its code. An additional figure or refusal makes the body longer, which is another
@@ -60,19 +60,19 @@ figures! {
 
 /// Number of figures.
 pub const FIGURES: usize = Figure::ALL.len();
-/// Bytes of an encoded [`Standing`].
-pub const STANDING_BYTES: usize = (FIGURES + Refusal::ALL.len()) * 8;
+/// Bytes of an encoded [`DonorStatus`].
+pub const STATUS_BYTES: usize = (FIGURES + Refusal::ALL.len()) * 8;
 
-/// A donor's state; see the module.
+/// The status of a donor: its figures, and the number of refusals of each kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct DonorStatus {
     /// In the order of [`Figure::ALL`].
     pub figures: [u64; FIGURES],
     /// In the order of [`Refusal::ALL`].
     pub refusals: [u64; Refusal::ALL.len()],
 }
 
-impl Standing {
+impl DonorStatus {
     /// One figure.
     pub fn figure(&self, figure: Figure) -> u64 {
         self.figures[figure as usize]
@@ -84,8 +84,8 @@ impl Standing {
     }
 
     /// The encoded bytes.
-    pub fn encode(&self) -> [u8; STANDING_BYTES] {
-        let mut bytes = [0; STANDING_BYTES];
+    pub fn encode(&self) -> [u8; STATUS_BYTES] {
+        let mut bytes = [0; STATUS_BYTES];
         for (place, number) in bytes.chunks_exact_mut(8).zip(self.figures.iter().chain(&self.refusals)) {
             place.copy_from_slice(&number.to_le_bytes());
         }
@@ -93,9 +93,9 @@ impl Standing {
     }
 
     /// Decodes the bytes; every input is valid.
-    pub fn decode(bytes: &[u8; STANDING_BYTES]) -> Standing {
+    pub fn decode(bytes: &[u8; STATUS_BYTES]) -> DonorStatus {
         let (words, _) = bytes.as_chunks::<8>();
-        Standing {
+        DonorStatus {
             figures: std::array::from_fn(|index| u64::from_le_bytes(words[index])),
             refusals: std::array::from_fn(|index| u64::from_le_bytes(words[FIGURES + index])),
         }

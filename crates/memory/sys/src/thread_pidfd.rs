@@ -24,12 +24,12 @@ struct PidfdAnswer {
 /// A pidfd of one thread: gives the thread's exit status after it has ended. It is never closed, because it is opened
 /// only for the last thread of a process.
 #[derive(Debug)]
-pub struct ThreadEnd(i32);
+pub struct ThreadPidfd(i32);
 
-impl ThreadEnd {
+impl ThreadPidfd {
     /// Opens a pidfd for a thread that has not ended.
     pub fn of(thread: u32) -> Result<Self, Errno> {
-        // SAFETY: pidfd_open(2) takes integers, and accesses no memory.
+        // SAFETY: pidfd_open(2) accesses no memory.
         unsafe { syscall(libc::SYS_pidfd_open, [thread as usize, PIDFD_THREAD, 0, 0, 0, 0]) }.map(|it| Self(it as i32))
     }
 

@@ -3,23 +3,24 @@
 
 //! One descriptor that is readable while any of several others is: epoll(7), level-triggered.
 //!
-//! For a queue made of other queues, each with its own descriptor.
+//! For a queue made of other queues, each with its own descriptor. Its counterpart for several threads that wait for
+//! one descriptor is `readiness.rs`.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::raw::{Errno, syscall};
 
-/// The descriptor; see the module.
+/// One descriptor that stands for several others.
 #[derive(Debug)]
-pub struct Watch(OwnedFd);
+pub struct AnyReadable(OwnedFd);
 
-impl Watch {
-    /// Creates a watch of no descriptors.
-    pub fn new() -> Result<Watch, Errno> {
-        // SAFETY: epoll_create1(2) takes a flag.
+impl AnyReadable {
+    /// Creates one that watches no descriptors.
+    pub fn new() -> Result<AnyReadable, Errno> {
+        // SAFETY: epoll_create1(2) accesses no memory.
         let descriptor = unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) }?;
         // SAFETY: the descriptor is new and has no other owner.
-        Ok(Watch(unsafe { OwnedFd::from_raw_fd(descriptor as i32) }))
+        Ok(AnyReadable(unsafe { OwnedFd::from_raw_fd(descriptor as i32) }))
     }
 
     /// Watches another descriptor, which must stay open until it is removed. EEXIST if it is already watched.
@@ -55,12 +56,12 @@ mod tests {
     use crate::wakeup::readable;
 
     #[test]
-    fn it_is_readable_while_one_of_them_is() {
-        let watch = Watch::new().unwrap();
+    fn it_is_readable_while_any_watched_descriptor_is() {
+        let any = AnyReadable::new().unwrap();
         let pairs: Vec<_> = (0..2).map(|_| UnixStream::pair().unwrap()).collect();
-        pairs.iter().for_each(|(here, _)| watch.add(here.as_raw_fd()).unwrap());
-        assert_eq!(watch.add(pairs[0].0.as_raw_fd()), Err(Errno(libc::EEXIST)));
-        let is_readable = || readable(watch.descriptor(), Duration::ZERO);
+        pairs.iter().for_each(|(here, _)| any.add(here.as_raw_fd()).unwrap());
+        assert_eq!(any.add(pairs[0].0.as_raw_fd()), Err(Errno(libc::EEXIST)));
+        let is_readable = || readable(any.descriptor(), Duration::ZERO);
         assert!(!is_readable());
         for (here, there) in &pairs {
             { there }.write_all(&[1]).unwrap();
@@ -69,7 +70,7 @@ mod tests {
             assert!(!is_readable());
         }
         { &pairs[1].1 }.write_all(&[1]).unwrap();
-        watch.leave_out(pairs[1].0.as_raw_fd()).unwrap();
+        any.leave_out(pairs[1].0.as_raw_fd()).unwrap();
         assert!(!is_readable());
     }
 }

@@ -15,14 +15,14 @@ use aquifer_core::units::SlabIndex;
 use super::memory::Memory;
 use super::world::World;
 
-/// Maximum number of relatives alive at a time.
-pub const RELATIVES_MAX: usize = 3;
+/// Maximum number of related processes alive at a time.
+pub const RELATED_MAX: usize = 3;
 
 /// How many processes use each slab.
 #[derive(Clone, Debug)]
-pub struct Account(Arc<Mutex<Vec<u32>>>);
+pub struct SlabUsers(Arc<Mutex<Vec<u32>>>);
 
-impl Account {
+impl SlabUsers {
     pub fn new(slabs: u32) -> Self {
         Self(Arc::new(Mutex::new(vec![0; slabs as usize])))
     }
@@ -34,7 +34,7 @@ impl Account {
     }
 }
 
-impl Slabs for Account {
+impl Slabs for SlabUsers {
     fn take(&mut self) -> Option<SlabIndex> {
         let slab = SlabIndex(self.0.lock().unwrap().iter().position(|users| *users == 0)? as u32);
         self.change(slab, 1);
@@ -56,7 +56,7 @@ impl Slabs for Account {
 
 /// A forked process.
 #[derive(Debug)]
-pub struct Relative {
+pub struct RelatedProcess {
     slabs: Vec<SlabIndex>,
     /// What it can read, by page of the tier.
     pub reads: BTreeMap<u64, u32>,
@@ -64,19 +64,19 @@ pub struct Relative {
 
 impl World {
     /// fork(2), while nothing is under way: continues as the parent or as the child; the other process becomes a
-    /// relative.
+    /// related one.
     pub fn fork(&self, engine: &mut Engine, as_child: bool) {
-        if self.memory.borrow().relatives.len() == RELATIVES_MAX {
+        if self.memory.borrow().related_processes.len() == RELATED_MAX {
             self.bury();
         }
         let reads = self.readable(engine);
         let mut slabs = Vec::new();
         engine.inherit(&mut |slab| {
-            self.account.change(slab, 1);
+            self.slab_users.change(slab, 1);
             slabs.push(slab);
         });
         let mut memory = self.memory.borrow_mut();
-        memory.relatives.push(Relative { slabs, reads });
+        memory.related_processes.push(RelatedProcess { slabs, reads });
         if as_child {
             memory.lose_frames();
             engine.become_child();
@@ -106,18 +106,18 @@ impl World {
         reads
     }
 
-    /// Ends the oldest relative.
+    /// Ends the oldest related process.
     pub fn bury(&self) {
         let mut memory = self.memory.borrow_mut();
-        if memory.relatives.is_empty() {
+        if memory.related_processes.is_empty() {
             return;
         }
-        let relative = memory.relatives.remove(0);
-        for (place, value) in relative.reads {
-            assert_eq!(memory.stored_at(place), value, "a relative reads what it did not write");
+        let related = memory.related_processes.remove(0);
+        for (place, value) in related.reads {
+            assert_eq!(memory.stored_at(place), value, "a related process reads what it did not write");
         }
-        for slab in relative.slabs {
-            self.account.change(slab, -1);
+        for slab in related.slabs {
+            self.slab_users.change(slab, -1);
         }
     }
 }

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use aquifer_wire::{FIGURES, Figure, Refusal, Standing};
+use aquifer_wire::{DonorStatus, FIGURES, Figure, Refusal};
 
 /// The maximum number of lines about refusals: otherwise a peer with many addresses could fill a disk. A choice.
 const REPORTED_MAX: usize = 4096;
@@ -62,16 +62,16 @@ impl fmt::Display for Peer {
     }
 }
 
-pub(crate) struct Tallies {
+pub(crate) struct Counters {
     figures: [AtomicU64; FIGURES],
     refusals: [AtomicU64; Refusal::ALL.len()],
     reported: Mutex<BTreeSet<(Peer, Refusal)>>,
     log: Log,
 }
 
-impl Tallies {
-    pub(crate) fn new(log: Log) -> Tallies {
-        Tallies {
+impl Counters {
+    pub(crate) fn new(log: Log) -> Counters {
+        Counters {
             figures: [const { AtomicU64::new(0) }; FIGURES],
             refusals: [const { AtomicU64::new(0) }; Refusal::ALL.len()],
             reported: Mutex::default(),
@@ -98,9 +98,9 @@ impl Tallies {
     }
 
     /// The counters; the caller fills in the figures that describe the present state.
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn status(&self) -> DonorStatus {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Standing {
+        DonorStatus {
             figures: std::array::from_fn(|index| load(&self.figures[index])),
             refusals: std::array::from_fn(|index| load(&self.refusals[index])),
         }

@@ -11,7 +11,7 @@ const SLOWEST: usize = 10;
 
 /// The counts so far.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct TestCounts {
     /// Tests that passed according to the harness, including those that skipped themselves.
     pub passed: usize,
     /// Tests that failed.
@@ -22,7 +22,7 @@ pub struct Tally {
     seconds: Vec<(f64, String)>,
 }
 
-impl Tally {
+impl TestCounts {
     /// Parses one line of output.
     pub fn take(&mut self, line: &str) {
         let trimmed = line.trim_start();
@@ -84,13 +84,13 @@ test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
 
     #[test]
     fn results_of_all_binaries_are_added_and_the_slowest_named() {
-        let mut tally = Tally::default();
-        OUTPUT.lines().for_each(|line| tally.take(line));
-        assert_eq!((tally.passed, tally.failed), (8, 1));
-        let ignored = &tally.ignored[0];
+        let mut counts = TestCounts::default();
+        OUTPUT.lines().for_each(|line| counts.take(line));
+        assert_eq!((counts.passed, counts.failed), (8, 1));
+        let ignored = &counts.ignored[0];
         assert_eq!((ignored.binary.as_str(), ignored.test.as_str()), ("aquifer_core", "slow"));
         assert_eq!(ignored.reason, "ignored: takes an hour");
-        assert_eq!(tally.slowest()[0], "    12.5 s  pins");
-        assert_eq!(tally.slowest().len(), 3);
+        assert_eq!(counts.slowest()[0], "    12.5 s  pins");
+        assert_eq!(counts.slowest().len(), 3);
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::desired::{Desired, Leaving};
 use crate::id::{HostId, Token, VolumeId};
-use crate::observed::{Content, DeviceReport, HostReport, LdBinding, LdReport, LeaseState, Observed, Standing};
+use crate::observed::{Availability, Content, DeviceReport, HostReport, LdBinding, LdReport, LeaseState, Observed};
 use crate::volume::{Member, Source};
 
 /// The state of a member at its source.
@@ -55,7 +55,7 @@ pub(crate) fn at_source(desired: &Desired, observed: &Observed, volume: VolumeId
                 return AtSource::Retired;
             }
             let state = report.lease(volume, member.id).map(|lease| lease.state);
-            match (state, report.standing.answers()) {
+            match (state, report.availability.answers()) {
                 // That stays true, whether the donor answers or not.
                 (Some(LeaseState::Released), _) => AtSource::Released,
                 (_, false) => AtSource::Silent,
@@ -80,7 +80,7 @@ pub(crate) fn at_source(desired: &Desired, observed: &Observed, volume: VolumeId
 }
 
 fn answering<'a>(observed: &'a Observed, device: &crate::id::DeviceId) -> Option<&'a DeviceReport> {
-    observed.devices.get(device).filter(|report| report.standing.answers())
+    observed.devices.get(device).filter(|report| report.availability.answers())
 }
 
 fn at_ld(ld: &LdReport, member: &Member) -> AtSource {
@@ -102,7 +102,7 @@ pub(crate) fn is_dead(desired: &Desired, observed: &Observed, host: &HostId) -> 
 /// The report of a host whose agent answers and that is not declared dead.
 pub(crate) fn agent<'a>(desired: &Desired, observed: &'a Observed, host: &HostId) -> Option<&'a HostReport> {
     let report = observed.hosts.get(host)?;
-    (report.standing.answers() && !is_dead(desired, observed, host)).then_some(report)
+    (report.availability.answers() && !is_dead(desired, observed, host)).then_some(report)
 }
 
 /// Whether the host of a leaving member has confirmed that it has left, or is dead.
@@ -113,11 +113,11 @@ pub(crate) fn has_left(desired: &Desired, observed: &Observed, volume: VolumeId,
 }
 
 /// Whether a source answers, by its last report.
-pub(crate) fn standing(observed: &Observed, source: &Source) -> Option<Standing> {
+pub(crate) fn availability(observed: &Observed, source: &Source) -> Option<Availability> {
     match source {
-        Source::Slabs { donor } => observed.donors.get(donor).map(|report| report.standing),
+        Source::Slabs { donor } => observed.donors.get(donor).map(|report| report.availability),
         Source::DynamicCapacity { device } | Source::LogicalDevice { device, .. } => {
-            observed.devices.get(device).map(|report| report.standing)
+            observed.devices.get(device).map(|report| report.availability)
         }
     }
 }

@@ -81,7 +81,7 @@ const NOTHING: u64 = 1 << 20;
 
 #[test]
 fn the_room_on_a_disk_is_back_when_the_command_returns() {
-    let Some(program) = compile_text("room", PROGRAM) else { return };
+    let Some(program) = compile_text("tier_space", PROGRAM) else { return };
     let Some(disk) = Disk::new("room-disk") else { return };
     let before = disk.used();
     for tier in ["", "/named", "/kept"] {

@@ -30,8 +30,8 @@ pub enum Touched {
     Refused,
 }
 
-/// The program and the worker; see the module.
-pub struct Driver<'a> {
+/// A program on an [`InstantMachine`], and the worker of its memory.
+pub struct InstantProgram<'a> {
     machine: &'a InstantMachine,
     worker: Worker<'a, InstantMachine>,
 }
@@ -41,10 +41,10 @@ fn sound<T>(result: Result<T, Fatal>) -> T {
     result.unwrap_or_else(|fatal| panic!("{fatal}"))
 }
 
-impl<'a> Driver<'a> {
+impl<'a> InstantProgram<'a> {
     /// A program on this machine.
-    pub fn new(machine: &'a InstantMachine) -> Driver<'a> {
-        Driver { machine, worker: Worker::new(machine, machine.queue(), QUEUE_DEPTH) }
+    pub fn new(machine: &'a InstantMachine) -> InstantProgram<'a> {
+        InstantProgram { machine, worker: Worker::new(machine, machine.queue(), QUEUE_DEPTH) }
     }
 
     /// Adds the pages `start..end`. `present` says whether a page is already populated.

@@ -6,9 +6,9 @@
 //!
 //! If a process is killed between taking a slab and using it, the slab stays unused for as long as its family lives.
 //! A process that overwrites these words can make other processes share a slab, or find none free, but nothing worse:
-//! any contents are a valid account.
+//! any contents are a valid bitmap.
 //!
-//! Threads: any, also in a signal handler. Locks nothing.
+//! Threads: any, including signal handlers. Locks nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,9 +19,9 @@ use super::place::LevelSlab;
 
 const WORD_SLABS: u32 = u64::BITS;
 
-/// See the module.
+/// The bitmap of one level's slabs, in memory that related processes share: which are free, and which are in use.
 #[derive(Debug)]
-pub(super) struct Account {
+pub(super) struct FreeSlabs {
     /// A set bit: in use.
     bitmap: Words,
     /// How many are in use; and the first word that may have a free slab.
@@ -29,8 +29,8 @@ pub(super) struct Account {
     slabs: u32,
 }
 
-impl Account {
-    /// An account of `slabs` slabs, all free.
+impl FreeSlabs {
+    /// A bitmap of `slabs` slabs, all free.
     pub(super) fn new(slabs: u32) -> Result<Self, Errno> {
         let (counts, bitmap) = Words::shared(slabs.div_ceil(WORD_SLABS) as usize + 2)?.split_at(2);
         Ok(Self { bitmap, counts, slabs })
@@ -109,7 +109,7 @@ impl Account {
 }
 
 #[cfg(test)]
-impl Account {
+impl FreeSlabs {
     /// Sets every word that related processes share.
     pub(super) fn overwrite(&self, value: &mut dyn FnMut() -> u64) {
         let words = self.bitmap.iter().chain(self.counts.iter());
@@ -124,25 +124,25 @@ mod tests {
     #[test]
     fn every_slab_is_given_out_once_and_comes_back() {
         for slabs in [1, 63, 64, 65, 200] {
-            let account = Account::new(slabs).unwrap();
-            let mut all: Vec<LevelSlab> = std::iter::from_fn(|| account.claim()).collect();
+            let free_slabs = FreeSlabs::new(slabs).unwrap();
+            let mut all: Vec<LevelSlab> = std::iter::from_fn(|| free_slabs.claim()).collect();
             all.sort_unstable();
             assert_eq!(all, (0..slabs).map(LevelSlab).collect::<Vec<_>>());
-            assert_eq!((account.used(), account.free()), (slabs, 0));
-            account.release(LevelSlab(slabs / 2));
-            assert_eq!((account.claim(), account.claim()), (Some(LevelSlab(slabs / 2)), None));
+            assert_eq!((free_slabs.used(), free_slabs.free()), (slabs, 0));
+            free_slabs.release(LevelSlab(slabs / 2));
+            assert_eq!((free_slabs.claim(), free_slabs.claim()), (Some(LevelSlab(slabs / 2)), None));
         }
     }
 
     #[test]
     fn threads_never_get_the_same_slab() {
-        let account = Account::new(1000).unwrap();
+        let free_slabs = FreeSlabs::new(1000).unwrap();
         let mine = || {
             let mut mine = Vec::new();
             for round in 0..2000 {
-                mine.extend(account.claim());
+                mine.extend(free_slabs.claim());
                 if round % 3 == 0 {
-                    mine.pop().inspect(|slab| account.release(*slab));
+                    mine.pop().inspect(|slab| free_slabs.release(*slab));
                 }
             }
             mine
@@ -151,7 +151,7 @@ mod tests {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(mine)).collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
-        all.extend(std::iter::from_fn(|| account.claim()));
+        all.extend(std::iter::from_fn(|| free_slabs.claim()));
         all.sort_unstable();
         assert_eq!(all, (0..1000).map(LevelSlab).collect::<Vec<_>>());
     }

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use aquifer_core::record::{Call, Sink, Summary, put_call, put_summary};
 
-/// See the module.
+/// A ring of bytes between one producer of recorded events and the thread that writes them to a file.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct ByteRing {
     /// The length is a power of two.
     bytes: Box<[AtomicU8]>,
     /// Bytes put in so far, by whole events. Written by the producer.
@@ -26,7 +26,7 @@ pub(crate) struct Ring {
     open: AtomicBool,
 }
 
-impl Ring {
+impl ByteRing {
     /// An empty ring of `len` bytes, a power of two. All of it is touched now, so that no event has to wait for the
     /// kernel to allocate pages.
     pub(crate) fn new(len: usize) -> Self {
@@ -83,7 +83,7 @@ impl Ring {
 
 /// Puts the bytes of one event after the others, where the consumer does not see them yet.
 struct Writer<'a> {
-    ring: &'a Ring,
+    ring: &'a ByteRing,
     at: u64,
     limit: u64,
     full: bool,
@@ -109,13 +109,13 @@ mod tests {
 
     const EVENT: Call<'_> = Call::Evicted { block: BlockIndex(7) };
 
-    fn push(ring: &Ring) -> bool {
+    fn push(ring: &ByteRing) -> bool {
         ring.push(&EVENT, Summary::of_flag(true))
     }
 
     #[test]
-    fn what_is_put_in_comes_out_in_order_and_around_the_end() {
-        let ring = Ring::new(16);
+    fn events_come_out_in_order_and_around_the_end() {
+        let ring = ByteRing::new(16);
         let mut all = Vec::new();
         for block in 0..100 {
             assert!(ring.push(&Call::Evicted { block: BlockIndex(block) }, Summary::of_flag(false)));
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_full_ring_keeps_what_it_has_and_takes_nothing_more() {
-        let ring = Ring::new(16);
+        let ring = ByteRing::new(16);
         (0..7).for_each(|_| {
             push(&ring);
         });
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_consumer_sees_whole_events_only() {
-        let ring = Ring::new(1 << 10);
+        let ring = ByteRing::new(1 << 10);
         std::thread::scope(|scope| {
             let producer = scope.spawn(|| (0..200_000).filter(|_| push(&ring)).count());
             let (mut bytes, mut taken) = (Vec::new(), 0);
