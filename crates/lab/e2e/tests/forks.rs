@@ -287,11 +287,30 @@ static void leave(void) {
     must(!pthread_create(&thread, NULL, live_on, NULL), "pthread_create");
     pthread_exit(NULL);
 }
+/* A thread that has made no call yet which the library saw when the memory is evicted. Its child of vfork(2) shares its
+ * thread-local memory, and executes a program; then it forks. */
+static volatile int is_filled;
+static void *fork_after_vfork(void *unused) {
+    while (!is_filled) {}
+    pid_t child = vfork();
+    if (child == 0) {
+        char *words[] = {"true", NULL}, *none[] = {NULL};
+        execve("/bin/true", words, none);
+        _exit(9);
+    }
+    expect_end(child, 0);
+    child = prepared_fork();
+    if (child == 0) { part(), change(1), check("child of a thread that had a child of vfork"); _exit(0); }
+    change(2), expect_end(child, 0), check("parent");
+    return unused;
+}
 int main(int count, char **words) {
     if (count != 3) return 2;
+    pthread_t early;
     kind = words[1], pages = strtoul(words[2], NULL, 10) << 8;
     alarm(280);
     generation = own(pages * 4), small_generation = own(SMALL * 4);
+    if (is("vfork")) must(!pthread_create(&early, NULL, fork_after_vfork, NULL), "pthread_create");
     large = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (size_t at = 0; at < SMALL; at++) small[at] = malloc(SMALL_BYTES), write_small(at, 1);
     for (size_t at = 0; at < pages; at++) write_page(at, 1);
@@ -305,6 +324,7 @@ int main(int count, char **words) {
     else if (is("fail")) fail();
     else if (is("kill")) kill_them();
     else if (is("leave")) leave();
+    else if (is("vfork")) is_filled = 1, pthread_join(early, NULL);
     else one(kind);
     return 0;
 }
@@ -367,6 +387,16 @@ fn below_the_budget_a_fork_leads_to_two_pagers_that_do_not_meet() {
 fn programs_are_started_and_a_fork_that_fails_changes_nothing() {
     forks(&["--dram", "16MiB", "--tier", "dram:"], "others", "24");
     forks(&["--dram", "16MiB", "--tier", "dram:"], "fail", "24");
+}
+
+/// The child of vfork(2) used to note in its parent's thread-local memory that its calls trap. The kernel traps only the
+/// child's. So the library did not see the parent's next fork(2), and its child ended with SIGSEGV.
+#[test]
+fn a_child_of_vfork_does_not_speak_for_its_parent() {
+    for (delivery, exchange) in [("listener", "copy"), ("listener", "move"), ("signal", "copy")] {
+        let settings = ["--dram", "16MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
+        forks(&settings, "vfork", "24");
+    }
 }
 
 /// Eight threads load at random, next to a child that waits.

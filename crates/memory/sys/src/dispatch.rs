@@ -14,10 +14,12 @@
 use std::arch::global_asm;
 use std::mem::offset_of;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::cancellation::{self, ASYNCHRONOUS};
-use crate::raw::{Errno, syscall};
+use crate::memory::OwnWord;
+use crate::raw::{Errno, process_id, syscall};
 use crate::signal_stack;
 use crate::signals::{self, KernelAction};
 use crate::thread_slot::{self, Trapping};
@@ -151,12 +153,19 @@ static LIBCS_LEN: AtomicUsize = AtomicUsize::new(0);
 static LIBCS_POINT: AtomicUsize = AtomicUsize::new(0);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static ENABLED: AtomicBool = AtomicBool::new(false);
+/// The number of the process whose threads this memory describes. A child of vfork(2) sees its parent's number; a child
+/// with a copy of the memory sees 0.
+static OWNER: OnceLock<OwnWord> = OnceLock::new();
 
 /// Sets the ranges of Aquifer's own text and of the C library's, and the handler of trapped calls. Traps nothing yet.
 ///
 /// # Safety
 /// Both texts stay mapped. The handler must be sound to run at any system call of the program.
 pub unsafe fn prepare(text: Range<usize>, libcs: Range<usize>, handler: TrapHandler) {
+    if let Ok(word) = OwnWord::new() {
+        word.word().store(process_id(), Ordering::Relaxed);
+        let _ = OWNER.set(word);
+    }
     HANDLER.store(handler as usize, Ordering::Relaxed);
     LIBCS_START.store(libcs.start, Ordering::Relaxed);
     LIBCS_LEN.store(libcs.len(), Ordering::Relaxed);
@@ -193,11 +202,23 @@ pub fn is_installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
 }
 
+/// Whether this thread is the one that its thread-local memory describes. False in a child of vfork(2), which shares it
+/// with a thread of its parent: what it noted there about its own calls would later be taken for its parent's.
+fn is_owner() -> bool {
+    let Some(word) = OWNER.get() else { return true };
+    let own = process_id();
+    match word.word().compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => true,
+        Err(found) => found == own,
+    }
+}
+
 /// Makes this thread's calls trap until [`disarm_after_fork`], whether or not other threads' calls do. Returns false if
 /// the kernel cannot. The handler must have been [installed](install).
 pub fn arm_for_fork() -> bool {
     if thread_slot::trapping() == Trapping::Ready
         && INSTALLED.load(Ordering::Acquire)
+        && is_owner()
         && switch(PR_SYS_DISPATCH_ON).is_ok()
     {
         thread_slot::set_trapping(Trapping::Armed);
@@ -221,6 +242,7 @@ pub fn arm_if_due() {
     match thread_slot::trapping() {
         Trapping::Never => {}
         Trapping::Armed => thread_slot::resume(),
+        Trapping::Ready if !is_owner() => {}
         Trapping::Ready => {
             signal_stack::reclaim_now();
             // An old kernel refuses: then only calls of the functions that the library wraps are handled.

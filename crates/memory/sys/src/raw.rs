@@ -95,6 +95,12 @@ pub fn thread_id() -> u32 {
     unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
+/// The process's number. Not the C library's function, so that it may be called anywhere.
+pub fn process_id() -> u32 {
+    // SAFETY: getpid(2) has no arguments and cannot fail.
+    unsafe { syscall(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u32
+}
+
 /// The number of the CPU that the calling thread runs on at this moment. Without a system call if the C library or the
 /// vDSO can provide it.
 pub fn current_cpu() -> usize {
