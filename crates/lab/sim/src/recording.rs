@@ -151,14 +151,10 @@ fn describe(call: &Call<'_>) -> String {
     }
 }
 
-/// How a block may be installed, by the answer's kind.
-const EXCHANGES: [&str; 4] = ["move", "copy", "copy and seal", "another way"];
-
 fn recorded(call: &Call<'_>, summary: Summary) -> String {
     match call {
         Call::Fault { .. } => format!("{} (digest {:08x})", summary.step_name(), summary.digest),
         Call::Discard { .. } => format!("{} (digest {:08x})", summary.discard_name(), summary.digest),
-        Call::Fetched { .. } => EXCHANGES[usize::from(summary.kind).min(EXCHANGES.len() - 1)].into(),
         Call::Plan { .. } => format!("a plan of {} tasks (digest {:08x})", summary.kind, summary.digest),
         Call::SlotFor { .. } => summary.slab().map_or("no slot".into(), |slab| format!("a slot in slab {}", slab.0)),
         _ => format!("{}", summary.kind != 0),
@@ -169,7 +165,6 @@ fn now(answer: &Answer, plan: &Plan) -> String {
     let digest = answer.summary().digest;
     match answer {
         Answer::Step(step) => format!("{} (digest {digest:08x}): {step:?}", answer.summary().step_name()),
-        Answer::Exchange(_) => EXCHANGES[usize::from(answer.summary().kind).min(EXCHANGES.len() - 1)].into(),
         Answer::Plan(_) => format!("a plan of {} tasks (digest {digest:08x})", plan.tasks.len()),
         Answer::Discard(step, _) => format!("{step:?} (digest {digest:08x})"),
         Answer::Slot(slot) => format!("{:?}", slot.map(|slot| slot.0)),

@@ -23,7 +23,7 @@
 //!   Cleaning   -> Empty                 all zero: needs no bytes at all
 //!   Stored     -> Fetching              fault or read-ahead
 //!   Empty      -> Fetching              read-ahead: a zeroed frame is being prepared
-//!   Fetching   -> Installing            arrived and checked
+//!   Fetching   -> Resident              arrived, checked, and visible at the program's address
 //!   Fetching   -> Standby               read ahead: arrived and checked, waits for its touch
 //!   Fetching   -> Stored                could not be fetched now; may be tried again
 //!   Fetching   -> Poisoned              lost: a touch is an error
@@ -88,7 +88,7 @@ impl State {
             Standby => matches!(next, Installing | Cleaning | Empty),
             Cleaning => matches!(next, Standby | Stored | Empty),
             Stored => matches!(next, Fetching | Empty),
-            Fetching => matches!(next, Installing | Standby | Stored | Poisoned),
+            Fetching => matches!(next, Resident | Standby | Stored | Poisoned),
             Poisoned => matches!(next, Empty),
         }
     }

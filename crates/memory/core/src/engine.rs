@@ -307,7 +307,7 @@ impl Engine {
                     State::Installing => {}
                     _ => assert_eq!(entry.frame, NONE, "{:?}", entry.state),
                 }
-                let moving = matches!(entry.state, State::Installing | State::Leaving);
+                let moving = matches!(entry.state, State::Fetching | State::Installing | State::Leaving);
                 assert!(moving || !entry.copied, "reserved twice for ever: {:?}", entry.state);
                 waiting += if entry.state == State::Standby { weight } else { 0 };
                 cleaning += if entry.state == State::Cleaning { weight } else { 0 };

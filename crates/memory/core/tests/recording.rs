@@ -68,7 +68,6 @@ fn every_call<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
         digest(Call::Fault { page: PageIndex(1 << 35), thread, write: false, first: true }, 4),
         digest(Call::Fault { page: PageIndex(1 << 35), thread, write: true, first: false }, 0),
         flag(Call::FetchFailed { block, lost: true }, true),
-        Event { call: Call::Fetched { block, write: true }, summary: Summary { kind: 2, digest: 0 } },
         flag(Call::Installed { first: block, count: 1, arrival: Arrival::Fresh }, false),
         flag(Call::Installed { first: block, count: 16, arrival: Arrival::Prefetched }, true),
         flag(Call::Installed { first: block, count: 1, arrival: Arrival::Refault { distance: 70_000 } }, false),

@@ -11,9 +11,7 @@
 use std::ops::Deref;
 use std::sync::MutexGuard;
 
-use aquifer_core::engine::{
-    Advice, CleanVerdict, DiscardStep, Engine, Exchange, FaultStep, ForkObstacle, Plan, Transfers,
-};
+use aquifer_core::engine::{Advice, CleanVerdict, DiscardStep, Engine, FaultStep, ForkObstacle, Plan, Transfers};
 use aquifer_core::map::{Delivery, OwnSlot};
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{Call, Digest, GUARD_RUNS_BYTES, Runs, Summary, guard_runs, push_run};
@@ -186,13 +184,6 @@ impl<'a, T: Tape> LockedEngine<'a, T> {
     pub fn fetch_failed(&mut self, block: BlockIndex, lost: bool) -> bool {
         let wanted = self.engine.fetch_failed(block, lost);
         self.record_flag(Call::FetchFailed { block, lost }, wanted)
-    }
-
-    /// [`Engine::fetched`].
-    pub fn fetched(&mut self, block: BlockIndex, write: bool) -> Exchange {
-        let exchange = self.engine.fetched(block, write);
-        self.record(Call::Fetched { block, write }, |_| Summary::of_exchange(exchange));
-        exchange
     }
 
     /// [`Engine::installed_run`]; a single block is a run too.

@@ -157,16 +157,12 @@ pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write:
                 install(space, Arriving { block, count, pages, frame, arrival }, delivery, exchange)?;
                 break;
             }
-            FaultStep::Fetch { block, pages, frame, slot, fresh } => {
+            FaultStep::Fetch { block, pages, frame, slot, fresh, exchange, arrival } => {
                 space.prepare(frame, pages.bytes() as usize, fresh)?;
                 if let Err(loss) = fetch(space, pages, frame, slot, &guards[..pages.count as usize]) {
                     lose(space, block, pages, loss);
                     return Ok(Outcome::Lost);
                 }
-                let (exchange, arrival) = {
-                    let mut engine = space.engine();
-                    (engine.fetched(block, write), engine.refault(block))
-                };
                 install(space, Arriving { block, count: 1, pages, frame, arrival }, delivery, exchange)?;
                 break;
             }

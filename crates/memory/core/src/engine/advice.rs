@@ -303,7 +303,6 @@ mod tests {
         let FaultStep::Fetch { block, .. } = engine.fault(PageIndex(1024), ThreadIndex(0), false, true) else {
             panic!("no fetch")
         };
-        engine.fetched(block, false);
         engine.installed(block, Arrival::Fresh);
         assert!(engine.wants_worker(), "the first touch is the beginning of a stream");
         assert!(work(&mut engine).iter().any(|(page, what)| *page > 1024 && *what == "fetch"));

@@ -188,11 +188,7 @@ mod tests {
     fn touch(engine: &mut Engine, page: PageIndex) {
         match engine.fault(page, ThreadIndex(0), true, true) {
             FaultStep::Fill { block, .. } => drop(engine.installed(block, crate::policy::Arrival::Fresh)),
-            FaultStep::Fetch { block, .. } => {
-                engine.fetched(block, true);
-                let arrival = engine.refault(block);
-                engine.installed(block, arrival);
-            }
+            FaultStep::Fetch { block, arrival, .. } => drop(engine.installed(block, arrival)),
             step => panic!("unforeseen: {step:?}"),
         }
     }

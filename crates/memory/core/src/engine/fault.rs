@@ -18,6 +18,9 @@ use crate::map::Pages;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, PageIndex, Slot, ThreadIndex};
 
+/// A dropped block counts as hot if it is fetched again before `1 / HOT_PART` of the budget has been evicted.
+const HOT_PART: u64 = 16;
+
 /// What the faulting thread must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultStep {
@@ -33,6 +36,10 @@ pub enum FaultStep {
         slot: Slot,
         /// True when the frame has no pages: the driver supplies them before it reads.
         fresh: bool,
+        /// How to install it.
+        exchange: Exchange,
+        /// The kind of arrival to record for it.
+        arrival: Arrival,
     },
     /// Install zeros: the block has no contents yet. Then report `installed`.
     Fill {
@@ -161,10 +168,14 @@ impl Engine {
                     let distance = self.distance(block);
                     self.second_chance.refaulted(u64::from(order.pages()), distance);
                     self.count_refault(block);
+                    let arrival = self.refault(block);
                     let entry = self.map.block_mut(block);
                     entry.become_state(State::Fetching);
                     entry.frame = taken.frame.0;
-                    FaultStep::Fetch { block, pages, frame: taken.frame, slot, fresh: taken.fresh }
+                    // What arrives is checked.
+                    entry.known_clean = true;
+                    let exchange = self.exchange(block, 1, write);
+                    FaultStep::Fetch { block, pages, frame: taken.frame, slot, fresh: taken.fresh, exchange, arrival }
                 }
             },
             State::Installing | State::Leaving | State::Cleaning | State::Fetching => {
@@ -209,9 +220,19 @@ impl Engine {
         FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched, exchange }
     }
 
-    /// How the `count` blocks from `first` on, which are being installed, move to the program's address. Small blocks
-    /// are copied while there is credit for the second set of pages; they are sealed if the access is not a write and
-    /// the tier has the same bytes.
+    /// The kind of arrival of a block that a fault fetches. A block that was dropped without a wait on standby counts
+    /// as rescued if it is fetched again soon.
+    fn refault(&self, block: BlockIndex) -> Arrival {
+        let distance = self.distance(block);
+        if self.settings.fetch_cost <= 1 && distance <= self.budget_pages() / HOT_PART {
+            return Arrival::Rescued;
+        }
+        Arrival::Refault { distance }
+    }
+
+    /// How the `count` blocks from `first` on, which are being fetched or installed, move to the program's address.
+    /// Small blocks are copied while there is credit for the second set of pages; they are sealed if the access is not
+    /// a write and the tier has the same bytes.
     pub(super) fn exchange(&mut self, first: BlockIndex, count: u32, write: bool) -> Exchange {
         let weight = self.weight(first);
         let small = weight * count <= self.settings.copied_pages_max;

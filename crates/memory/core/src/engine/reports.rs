@@ -7,15 +7,11 @@
 //! wait for the block.
 
 use super::Engine;
-use super::fault::Exchange;
 use crate::block::{NONE, State, Waiting};
 use crate::guard;
 use crate::map::OwnSlot;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex};
-
-/// A dropped block counts as hot if it is fetched again before `1 / HOT_PART` of the budget has been evicted.
-const HOT_PART: u64 = 16;
 
 /// The outcome of comparing a standby block with the tier's copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +25,6 @@ pub enum CleanVerdict {
 }
 
 impl Engine {
-    /// The bytes arrived and were checked. The driver installs them next, in the returned way.
-    pub fn fetched(&mut self, block: BlockIndex, write: bool) -> Exchange {
-        let entry = self.map.block_mut(block);
-        entry.become_state(State::Installing);
-        entry.known_clean = true;
-        self.exchange(block, 1, write)
-    }
-
     /// The block is at the program's address. Returns whether other threads wait for it.
     pub fn installed(&mut self, block: BlockIndex, arrival: Arrival) -> bool {
         let entry = self.map.block_mut(block);
@@ -58,19 +46,15 @@ impl Engine {
         (0..count).fold(false, |wanted, place| self.installed(BlockIndex(first.0 + place * stride), arrival) | wanted)
     }
 
-    /// The kind of arrival of a block that a fault has fetched. A block that was dropped without a wait on standby
-    /// counts as rescued if it is fetched again soon.
-    pub fn refault(&self, block: BlockIndex) -> Arrival {
-        let distance = self.distance(block);
-        if self.settings.fetch_cost <= 1 && distance <= self.budget_pages() / HOT_PART {
-            return Arrival::Rescued;
-        }
-        Arrival::Refault { distance }
-    }
-
     /// The bytes could not be fetched. `lost` says that a retry is pointless. Returns whether other threads wait.
     pub fn fetch_failed(&mut self, block: BlockIndex, lost: bool) -> bool {
-        let frame = self.map.block_mut(block).take_frame();
+        let weight = u64::from(self.weight(block));
+        let entry = self.map.block_mut(block);
+        let frame = entry.take_frame();
+        (entry.sealed, entry.protected) = (false, false);
+        if std::mem::take(&mut entry.copied) {
+            self.repay(weight);
+        }
         self.release(frame);
         self.finish(block, if lost { State::Poisoned } else { State::Stored })
     }

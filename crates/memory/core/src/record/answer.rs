@@ -8,7 +8,7 @@
 
 use std::hash::{Hash, Hasher};
 
-use crate::engine::{DiscardStep, Engine, Exchange, FaultStep, Task};
+use crate::engine::{DiscardStep, Engine, FaultStep, Task};
 use crate::units::{REGION_BYTES, SlabIndex, Slot};
 
 /// The recorded form of one answer.
@@ -41,16 +41,6 @@ impl Summary {
     /// Summarises a yes-or-no answer.
     pub fn of_flag(flag: bool) -> Self {
         Self { kind: u8::from(flag), digest: 0 }
-    }
-
-    /// Summarises the way in which a block is to be installed.
-    pub fn of_exchange(exchange: Exchange) -> Self {
-        let kind = match exchange {
-            Exchange::Move => 0,
-            Exchange::Copy { seal: false } => 1,
-            Exchange::Copy { seal: true } => 2,
-        };
-        Self { kind, digest: 0 }
     }
 
     /// Summarises a fault's next step.
@@ -182,14 +172,24 @@ impl Hasher for Digest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Exchange;
     use crate::map::Pages;
+    use crate::policy::Arrival;
     use crate::units::{BlockIndex, FrameIndex, PageIndex};
 
     /// Golden: recordings outlive compilers, and no compiler promises how it derives a hash.
     #[test]
     fn digests_are_pinned() {
         let (block, pages, frame) = (BlockIndex(7), Pages { start: PageIndex(1000), count: 32 }, FrameIndex(3));
-        let fetch = FaultStep::Fetch { block, pages, frame, slot: Slot(1 << 40), fresh: false };
+        let fetch = FaultStep::Fetch {
+            block,
+            pages,
+            frame,
+            slot: Slot(1 << 40),
+            fresh: false,
+            exchange: Exchange::Move,
+            arrival: Arrival::Rescued,
+        };
         let discard = DiscardStep::MakeResident { page: PageIndex(5) };
         let found = [
             Summary::of_step(&fetch),
@@ -197,7 +197,7 @@ mod tests {
             Summary::of_slot(Some(Slot(3 << 21 | 4096))),
             Summary::of_discard(discard, Digest::default()),
         ];
-        let pinned = [(0, 3_187_906_230), (7, 4_138_299_526), (1, 3), (1, 338_825_315)]
+        let pinned = [(0, 2_923_014_635), (7, 4_138_299_526), (1, 3), (1, 338_825_315)]
             .map(|(kind, digest)| Summary { kind, digest });
         assert_eq!(found, pinned);
     }

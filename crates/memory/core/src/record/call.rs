@@ -9,7 +9,7 @@
 
 use super::answer::{Digest, Summary};
 use super::runs::{Guarded, Runs};
-use crate::engine::{Advice, CleanVerdict, DiscardStep, Engine, Exchange, FaultStep, Plan, Transfers};
+use crate::engine::{Advice, CleanVerdict, DiscardStep, Engine, FaultStep, Plan, Transfers};
 use crate::guard;
 use crate::map::Delivery;
 use crate::policy::Arrival;
@@ -96,13 +96,6 @@ pub enum Call<'a> {
         /// Whether a retry is pointless.
         lost: bool,
     },
-    /// [`Engine::fetched`].
-    Fetched {
-        /// The block.
-        block: BlockIndex,
-        /// Whether the access may be a store.
-        write: bool,
-    },
     /// [`Engine::installed_run`]; [`Engine::installed`] is a run of one.
     Installed {
         /// The first block.
@@ -140,8 +133,6 @@ pub enum Answer {
     Nothing,
     /// Whether other threads wait for the block.
     Wanted(bool),
-    /// How to install a fetched block.
-    Exchange(Exchange),
     /// The next step of a fault.
     Step(FaultStep),
     /// The slot, unless the tier is full.
@@ -158,7 +149,6 @@ impl Answer {
         match self {
             Answer::Nothing => Summary::default(),
             Answer::Wanted(wanted) => Summary::of_flag(*wanted),
-            Answer::Exchange(exchange) => Summary::of_exchange(*exchange),
             Answer::Step(step) => Summary::of_step(step),
             Answer::Slot(slot) => Summary::of_slot(*slot),
             Answer::Discard(_, summary) | Answer::Plan(summary) => *summary,
@@ -213,7 +203,6 @@ impl Call<'_> {
             Call::EvictionRefused { block } => Answer::Wanted(engine.eviction_refused(block)),
             Call::Fault { page, thread, write, first } => Answer::Step(engine.fault(page, thread, write, first)),
             Call::FetchFailed { block, lost } => Answer::Wanted(engine.fetch_failed(block, lost)),
-            Call::Fetched { block, write } => Answer::Exchange(engine.fetched(block, write)),
             Call::Installed { first, count, arrival } => Answer::Wanted(engine.installed_run(first, count, arrival)),
             Call::Plan { blocks, pages } => {
                 engine.plan(plan, Transfers { blocks: blocks as usize, pages });

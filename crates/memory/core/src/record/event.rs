@@ -53,7 +53,7 @@ const EMPTIED: u8 = 5;
 const EVICTED: u8 = 6;
 const EVICTION_REFUSED: u8 = 7;
 const FETCH_FAILED: u8 = 8;
-const FETCHED: u8 = 9;
+// 9 was the arrival of a fetched block, in recordings before the first release.
 const INSTALLED: u8 = 10;
 const PLAN: u8 = 11;
 const READ_AHEAD_ARRIVED: u8 = 12;
@@ -101,7 +101,6 @@ pub struct Event<'a> {
 enum Form {
     Nothing,
     Flag,
-    Kind,
     Digest,
 }
 
@@ -109,7 +108,6 @@ impl Call<'_> {
     fn form(&self) -> Form {
         match self {
             Call::Add { .. } | Call::Advise { .. } | Call::Emptied { .. } | Call::TryAgain => Form::Nothing,
-            Call::Fetched { .. } => Form::Kind,
             Call::Cleaned { .. }
             | Call::Dropped { .. }
             | Call::Evicted { .. }
@@ -156,7 +154,6 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
             put(FAULT + bits, &[page.0, thread.0.into()]);
         }
         Call::FetchFailed { block: index, lost } => put(FETCH_FAILED, &[block(index), (*lost).into()]),
-        Call::Fetched { block: index, write } => put(FETCHED, &[block(index), (*write).into()]),
         Call::Installed { first, count, arrival } => {
             let fields = [block(first), (*count).into()];
             match arrival {
@@ -177,7 +174,7 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
 pub fn put_summary(sink: &mut impl Sink, call: &Call<'_>, summary: Summary) {
     match call.form() {
         Form::Nothing => {}
-        Form::Flag | Form::Kind => sink.put(summary.kind),
+        Form::Flag => sink.put(summary.kind),
         Form::Digest => {
             sink.put(summary.kind);
             summary.digest.to_le_bytes().into_iter().for_each(|byte| sink.put(byte));
@@ -306,7 +303,6 @@ impl<'a> Reader<'a> {
                 Call::Fault { page: PageIndex(page), thread: ThreadIndex(thread), write, first }
             }
             FETCH_FAILED => Call::FetchFailed { block: self.block()?, lost: self.flag()? },
-            FETCHED => Call::Fetched { block: self.block()?, write: self.flag()? },
             INSTALLED => {
                 let (first, count) = (self.block()?, self.word()?);
                 (1..=REGION_PAGES).contains(&count).then_some(())?;
@@ -326,7 +322,6 @@ impl<'a> Reader<'a> {
         let summary = match call.form() {
             Form::Nothing => Summary::default(),
             Form::Flag => Summary::of_flag(self.flag()?),
-            Form::Kind => Summary { kind: self.byte()?, digest: 0 },
             Form::Digest => {
                 let kind = self.byte()?;
                 let digest = self.take(4)?.try_into().expect("four bytes were taken");
