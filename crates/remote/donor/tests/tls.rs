@@ -222,8 +222,8 @@ fn the_status_is_asked_the_same_way() {
     let (donor, _) = start(secure(&pair.donor));
     let timeout = Duration::from_secs(3);
     let security = Security::Tls(pair.borrower.clone());
-    let status = status(donor.address(), "127.0.0.1", &security, timeout).unwrap();
-    assert_eq!(status.figure(Figure::CapacityBytes), donor.capacity_bytes());
+    let found = status(donor.address(), "127.0.0.1", &security, timeout).unwrap();
+    assert_eq!(found.figure(Figure::CapacityBytes), donor.capacity_bytes());
     assert!(status(donor.address(), "127.0.0.1", &Security::Plain, timeout).is_err());
     // The message names the flags of the command that asked.
     let reported = status(donor.address(), "elsewhere", &security, timeout).unwrap_err().to_string();
