@@ -389,8 +389,8 @@ fn programs_are_started_and_a_fork_that_fails_changes_nothing() {
     forks(&["--dram", "16MiB", "--tier", "dram:"], "fail", "24");
 }
 
-/// The child of vfork(2) used to note in its parent's thread-local memory that its calls trap. The kernel traps only the
-/// child's. So the library did not see the parent's next fork(2), and its child ended with SIGSEGV.
+/// The child of vfork(2) used to note in its parent's thread-local memory that its calls trap. The kernel traps only
+/// the child's. So the library did not see the parent's next fork(2), and its child ended with SIGSEGV.
 #[test]
 fn a_child_of_vfork_does_not_speak_for_its_parent() {
     for (delivery, exchange) in [("listener", "copy"), ("listener", "move"), ("signal", "copy")] {
