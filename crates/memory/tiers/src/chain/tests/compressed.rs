@@ -89,8 +89,8 @@ fn a_slab_that_no_longer_fits_moves_on_with_its_write() {
     assert_eq!(chain.compression().unwrap().stored_pages, 0);
 }
 
-/// With several writes to one slab in flight: those that had landed were counted as in flight until they were handed out,
-/// so the slab did not move, and the write failed.
+/// With several writes to one slab in flight: those that had landed were counted as in flight until they were handed
+/// out, so the slab did not move, and the write failed.
 #[test]
 fn writes_of_a_queue_move_their_slab_on_too() {
     let chain = chain(vec![compressed(8), flash(64, false)]);
