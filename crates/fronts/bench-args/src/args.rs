@@ -51,8 +51,8 @@ pub struct BenchArgs {
     pub overhead: Vec<String>,
     /// Contenders to compare [default: all of them]
     ///
-    /// Only when they are named: aquifer-flash-encrypted, aquifer-emulated:PROFILE, and aquifer-donors:N, 1 to 8
-    /// donors together, each on a host of its own, which is a network namespace
+    /// Only when they are named: aquifer-compressed, aquifer-flash-encrypted, aquifer-emulated:PROFILE, and
+    /// aquifer-donors:N, 1 to 8 donors together, each on a host of its own, which is a network namespace
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,
     /// Local memory in per cent of the workload's footprint [default: 30,50,70]

@@ -134,7 +134,11 @@ fn a_budget_larger_than_the_machine() {
 fn a_tier_that_is_none() {
     let Some(preload) = stand_in() else { return };
     for (spec, why) in [
-        ("tape:", "'tape' is not a kind of tier; write flash:PATH, dram:, donor:HOST:PORT or emulated:PROFILE"),
+        (
+            "tape:",
+            "'tape' is not a kind of tier; write flash:PATH, dram:, compressed:, donor:HOST:PORT or \
+             emulated:PROFILE",
+        ),
         (
             "donor:10.0.0.2:7411",
             "memory goes to a donor over TLS unless plain text is asked for, and that takes certificates; write \
@@ -153,7 +157,7 @@ fn a_tier_that_is_none() {
     }
     // The wording is the same when clap reports the error.
     let line = "invalid value 'tape:' for '--tier <SPEC>': 'tape' is not a kind of tier; write flash:PATH, dram:, \
-                donor:HOST:PORT or emulated:PROFILE";
+                compressed:, donor:HOST:PORT or emulated:PROFILE";
     refuses(preload, &["doctor", "--tier", "tape:"], 2, line);
 }
 

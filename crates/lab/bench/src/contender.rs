@@ -31,6 +31,8 @@ pub enum Contender {
     /// `aquifer run` over `--tier dram:`; the limit would charge the tier's memory too, so the budget is checked, not
     /// enforced.
     AquiferDram,
+    /// `aquifer run` over `--tier compressed:`, inside the limit, in which the tier's memory counts.
+    AquiferCompressed,
     /// `aquifer run` over a donor that the bench starts outside the limit, by TCP in plain text within this machine.
     AquiferDonor,
     /// As `AquiferDonor`, by TLS 1.3 with certificates on both sides.
@@ -60,6 +62,7 @@ pub const STANDARD: &str = "dram,aquifer-flash,aquifer-dram,aquifer-donor,aquife
 /// Prefixes of the names of contenders that run only when they are named.
 const EMULATED: &str = "aquifer-emulated:";
 const DONORS: &str = "aquifer-donors:";
+const COMPRESSED: &str = "aquifer-compressed";
 const FLASH_ENCRYPTED: &str = "aquifer-flash-encrypted";
 /// Suffix of the names of contenders that another build runs.
 pub const OTHER_BUILD: &str = "@against";
@@ -81,7 +84,11 @@ impl Contender {
     pub fn is_ours(&self) -> bool {
         let is_local = matches!(
             self.kind(),
-            Self::AquiferFlash | Self::AquiferFlashEncrypted | Self::AquiferDram | Self::AquiferEmulated(_)
+            Self::AquiferCompressed
+                | Self::AquiferFlash
+                | Self::AquiferFlashEncrypted
+                | Self::AquiferDram
+                | Self::AquiferEmulated(_)
         );
         is_local || self.borrows()
     }
@@ -95,7 +102,12 @@ impl Contender {
     pub fn is_limited(&self) -> bool {
         let is_elsewhere = matches!(
             self.kind(),
-            Self::AquiferFlash | Self::AquiferFlashEncrypted | Self::Swap(_) | Self::MmapFile | Self::Umap
+            Self::AquiferCompressed
+                | Self::AquiferFlash
+                | Self::AquiferFlashEncrypted
+                | Self::Swap(_)
+                | Self::MmapFile
+                | Self::Umap
         );
         is_elsewhere || self.borrows()
     }
@@ -107,6 +119,7 @@ impl Contender {
             Self::AquiferFlash => Some(format!("flash:{place},size={bytes}")),
             Self::AquiferFlashEncrypted => Some(format!("flash:{place},size={bytes},encrypt=ephemeral")),
             _ if self.borrows() => Some(format!("donor:{place},size={bytes}")),
+            Self::AquiferCompressed => Some(format!("compressed:size={bytes}")),
             Self::AquiferDram => Some(format!("dram:size={bytes}")),
             Self::AquiferEmulated(profile) => Some(format!("emulated:{profile}")),
             _ => None,
@@ -120,6 +133,7 @@ impl fmt::Display for Contender {
             Self::Dram => "dram",
             Self::AquiferFlash => "aquifer-flash",
             Self::AquiferFlashEncrypted => FLASH_ENCRYPTED,
+            Self::AquiferCompressed => COMPRESSED,
             Self::AquiferDonor => "aquifer-donor",
             Self::AquiferDonorTls => "aquifer-donor-tls",
             Self::AquiferDonors(count) => return f.pad(&format!("{DONORS}{count}")),
@@ -145,6 +159,7 @@ impl FromStr for Contender {
         Ok(match text {
             "dram" => Self::Dram,
             "aquifer-flash" => Self::AquiferFlash,
+            COMPRESSED => Self::AquiferCompressed,
             FLASH_ENCRYPTED => Self::AquiferFlashEncrypted,
             "aquifer-donor" => Self::AquiferDonor,
             "aquifer-donor-tls" => Self::AquiferDonorTls,
@@ -158,7 +173,8 @@ impl FromStr for Contender {
             "fio" => Self::Fio,
             _ => return parameterised(text).ok_or_else(|| {
                 format!(
-                    "'{text}' is not a contender; choose from {STANDARD},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to {HOSTS_MAX})"
+                    "'{text}' is not a contender; choose from {STANDARD},{COMPRESSED},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to \
+                     {HOSTS_MAX})"
                 )
             }),
         })
@@ -181,6 +197,7 @@ mod tests {
     #[test]
     fn names_go_there_and_back() {
         for name in STANDARD.split(',').chain([
+            COMPRESSED,
             FLASH_ENCRYPTED,
             "aquifer-emulated:cmm-h",
             "aquifer-donors:1",

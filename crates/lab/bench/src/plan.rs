@@ -92,7 +92,8 @@ impl Obstacles {
         match contender.kind() {
             // Another build is never nested in another build.
             Contender::Dram | Contender::OtherBuild(_) => None,
-            Contender::AquiferDonor
+            Contender::AquiferCompressed
+            | Contender::AquiferDonor
             | Contender::AquiferDram
             | Contender::AquiferEmulated(_)
             | Contender::AquiferFlash

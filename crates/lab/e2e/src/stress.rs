@@ -25,7 +25,8 @@ const FAILURES: [&str; 10] =
     ["", "", "", "", "", "", "every=50,on=write", "after=2000,on=read,times=5", "corrupt=700", "after=3000,on=write"];
 /// Where a round's memory goes: a kind of tier by its name, or a device with a read latency of 30 us, the highest in
 /// the stress tests of the vendors' reports that the rows follow.
-const PLACES: [&str; 10] = ["dram", "flash", "flash", "chain", "donor", "tls", "mirror", "parity", SLOW_PLACE, "dram"];
+const PLACES: [&str; 11] =
+    ["dram", "flash", "flash", "chain", "donor", "tls", "mirror", "parity", SLOW_PLACE, "dram", "compressed"];
 const SLOW_PLACE: &str = "30us";
 /// The profile of that device, as in `crates/memory/tiers/profiles`.
 const SLOW_PROFILE: &str = "description = \"a device that takes 30 us\"\n[media]\npage_bytes = 4096\nplanes = 64\n\

@@ -13,6 +13,8 @@ use crate::donor::Donor;
 pub enum TierKind {
     /// A small tier in memory, and a tier on disk for the rest.
     Chain,
+    /// A small tier in compressed memory, which counts in the budget, and a tier on disk for the rest.
+    Compressed,
     /// A donor over TCP, in plain text.
     Donor,
     /// In memory.
@@ -44,8 +46,9 @@ impl Drop for Tiers {
 
 impl TierKind {
     /// All kinds.
-    pub const ALL: [TierKind; 7] = [
+    pub const ALL: [TierKind; 8] = [
         TierKind::Chain,
+        TierKind::Compressed,
         TierKind::Donor,
         TierKind::Dram,
         TierKind::Flash,
@@ -59,6 +62,7 @@ impl TierKind {
     pub fn name(self) -> &'static str {
         match self {
             TierKind::Chain => "chain",
+            TierKind::Compressed => "compressed",
             TierKind::Donor => "donor",
             TierKind::Dram => "dram",
             TierKind::Flash => "flash",
@@ -90,6 +94,10 @@ impl TierKind {
             TierKind::Chain => {
                 let (flash, directory) = flash();
                 (vec!["dram:size=24MiB".to_owned(), flash], Vec::new(), directory)
+            }
+            TierKind::Compressed => {
+                let (flash, directory) = flash();
+                (vec!["compressed:size=16MiB".to_owned(), flash], Vec::new(), directory)
             }
             TierKind::Donor => {
                 let donor = lends(mib);

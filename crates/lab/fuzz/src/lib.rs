@@ -24,9 +24,10 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that another program has written.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "certificate", body: targets::certificate, seeds: seeds::certificate },
+    Target { name: "compressed_page", body: targets::compressed_page, seeds: seeds::compressed_page },
     Target { name: "config", body: targets::config, seeds: seeds::config },
     Target { name: "cxl_switch", body: targets::cxl_switch, seeds: seeds::cxl_switch },
     Target { name: "elf", body: targets::elf_file, seeds: seeds::elf },

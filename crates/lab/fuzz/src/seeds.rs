@@ -8,6 +8,7 @@ use aquifer_core::record::{BATCH_HEADER_BYTES, HEADER_BYTES};
 use aquifer_fmapi::{Category, Dialect, Message, Opcode, ReturnCode};
 use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
 use aquifer_sys::shared_segment::SharedView;
+use aquifer_tiers::{Codec, PAGE, encode_for_fuzzing};
 use aquifer_wire::{HEADER_BYTES as FRAME_HEADER_BYTES, Header};
 
 fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
@@ -31,6 +32,17 @@ pub fn config() -> Vec<Vec<u8>> {
     // Every field has a value other than its default.
     let full = include_str!("../../../fronts/config/tests/golden/config_v4.json");
     texts(&[full, &Config::default().to_json(), "{\"version\":3}", "{}", "null"])
+}
+
+/// Records of pages, by each codec.
+pub fn compressed_page() -> Vec<Vec<u8>> {
+    let pages: [[u8; PAGE]; 3] = [
+        std::array::from_fn(|index| b"some words that come again, and others"[index * index / 64 % 38]),
+        std::array::from_fn(|index| (index / 300) as u8),
+        std::array::from_fn(|index| if index % 8 == 7 { 0x80 } else { (index % 8) as u8 }),
+    ];
+    let codecs = [Codec::Lz4, Codec::Zstd];
+    codecs.iter().flat_map(|codec| pages.iter().filter_map(|page| encode_for_fuzzing(*codec, page))).collect()
 }
 
 /// Programs (dynamic, static, for another machine), reduced to the headers.
@@ -115,6 +127,7 @@ pub fn tier_spec() -> Vec<Vec<u8>> {
     texts(&[
         "flash:/mnt/nvme,size=8GiB,overwrite,buffered,plain-queue",
         "dram:size=1GiB",
+        "compressed:size=1GiB,codec=zstd",
         "emulated:cmm-h,size=1GiB",
         "failing:after=100,on=write+discard,times=3,errno=ENOSPC,offsets=0-1MiB,delay=1.5ms:flash:/x,overwrite",
         "failing:every=7,corrupt=3,full-after=8KiB:failing:after=1:dram:",

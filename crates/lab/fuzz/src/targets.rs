@@ -49,6 +49,11 @@ pub fn certificate(bytes: &[u8]) {
     }
 }
 
+/// The record of a page in a compressed tier. It may decode to any bytes, as the guards would notice.
+pub fn compressed_page(bytes: &[u8]) {
+    let _ = aquifer_tiers::decode_anything(bytes);
+}
+
 /// A donor's file with the limits of its tenants.
 pub fn tenants(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);

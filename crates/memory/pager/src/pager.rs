@@ -157,8 +157,12 @@ pub struct Pager {
     pub(crate) budget_pages: u64,
     /// The largest budget for which frame addresses are reserved. See `share.rs`.
     pub(crate) budget_pages_max: u64,
-    /// The current budget.
+    /// The current budget of the engine.
     pub(crate) budget_now: AtomicU64,
+    /// What the engine and a tier in local memory share: this process's share of the tree's budget.
+    pub(crate) share_now: AtomicU64,
+    /// Pages that a tier takes of that share now.
+    pub(crate) tier_pages: AtomicU64,
     pub(crate) ledger: Option<&'static Ledger>,
     pub(crate) reported_many: AtomicBool,
     pub(crate) pins: Pins,
@@ -294,6 +298,8 @@ impl Pager {
             budget_pages,
             budget_pages_max,
             budget_now: AtomicU64::new(budget_pages),
+            share_now: AtomicU64::new(budget_pages),
+            tier_pages: AtomicU64::new(0),
             ledger: settings.ledger,
             reported_many: AtomicBool::new(false),
             pins,
@@ -438,10 +444,22 @@ impl Pager {
         }
     }
 
-    /// Publishes what the levels of a chain hold, and counts what they have done. If several processes of a tree
-    /// publish, the last one's gauges are seen.
+    /// Publishes what a compressed tier and the levels of a chain hold, and counts what they have done. If several
+    /// processes of a tree publish, the last one's gauges are seen.
     pub(crate) fn publish_levels(&self) {
         self.count_levels();
+        if let Some(figures) = self.tier.compression() {
+            for (gauge, amount) in [
+                (Gauge::CompressedPages, figures.stored_pages),
+                (Gauge::SameValuePages, figures.same_value_pages),
+                (Gauge::IncompressiblePages, figures.incompressible_pages),
+                (Gauge::CompressedBytes, figures.live_bytes),
+                (Gauge::CompressedWasteBytes, figures.waste_bytes),
+                (Gauge::CompressedTableBytes, figures.table_bytes),
+            ] {
+                self.counters.set(gauge, amount);
+            }
+        }
         for index in 0..LEVELS {
             let Some(figures) = self.level(index) else { return };
             self.counters.set_level(index, LevelGauge::CapacityBytes, figures.capacity_bytes);

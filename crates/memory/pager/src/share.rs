@@ -3,7 +3,8 @@
 
 //! Makes a pager's budget follow its process's share of the tree's budget (`ledger.rs`), including later changes.
 //!
-//! Pages that this process gives up return to the ledger only once eviction has freed them.
+//! Pages that this process gives up return to the ledger only once eviction has freed them. What a tier takes in local
+//! memory is part of the share, too: the engine gets the rest.
 //!
 //! Threads: one of its own, which sleeps until the ledger changes; and once the thread that starts the pager.
 
@@ -28,6 +29,9 @@ const CONTENDED_AGAIN: Duration = Duration::from_millis(500);
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 /// Changes of less than this part of a share are not worth making.
 const CHANGE_PART: u64 = 64;
+/// The same for what a tier takes of a share. The tier and the engine together exceed the share by at most this part
+/// and the other one.
+const TIER_PART: u64 = 128;
 
 impl Pager {
     /// Moves the budget towards the share. Returns for how long no further check is needed if nothing changes.
@@ -66,9 +70,11 @@ impl Pager {
         }
     }
 
-    /// Makes `pages` the engine's budget. Returns the pages that are or may be in use, debt included, and whether there
-    /// is debt.
-    fn spend(&self, pages: u64) -> (u64, bool) {
+    /// Divides `share` between the engine and the tier. Returns the pages that are or may be in use, debt included, and
+    /// whether there is debt.
+    fn spend(&self, share: u64) -> (u64, bool) {
+        self.share_now.store(share, Ordering::Relaxed);
+        let (pages, in_tier) = self.divided(share);
         let mut engine = self.engine();
         let before = engine.budget_pages();
         if before.abs_diff(pages) > before / CHANGE_PART {
@@ -77,12 +83,36 @@ impl Pager {
             self.budget_now.store(pages, Ordering::Relaxed);
         }
         let debt = engine.debt_pages();
-        let spent = engine.budget_pages() + debt;
+        let spent = engine.budget_pages() + debt + in_tier;
         drop(engine);
         if debt > 0 {
             self.worker_wakeup.wake();
         }
         (spent, debt > 0)
+    }
+
+    /// The parts of `share` for the engine and for a tier that compresses into local memory: the engine gets what the
+    /// tier does not take, but never less than it needs; the tier refuses writes before that.
+    fn divided(&self, share: u64) -> (u64, u64) {
+        let Some(figures) = self.tier.compression().filter(|_| !self.is_recorded()) else { return (share, 0) };
+        let most = share.saturating_sub(self.pages_min());
+        self.tier.limit_local_bytes(most * PAGE_BYTES);
+        let in_tier = figures.local_bytes().div_ceil(PAGE_BYTES);
+        self.tier_pages.store(in_tier, Ordering::Relaxed);
+        (share - in_tier.min(most), in_tier)
+    }
+
+    /// Makes the engine's budget follow what a tier in local memory takes. Called by the worker before each turn:
+    /// between two turns the tier takes no more than one plan of write-backs, and what threads write that find no free
+    /// frame.
+    pub(crate) fn follow_tier(&self) {
+        let Some(figures) = self.tier.compression() else { return };
+        let in_tier = figures.local_bytes().div_ceil(PAGE_BYTES);
+        let before = self.tier_pages.load(Ordering::Relaxed);
+        let share = self.share_now.load(Ordering::Relaxed);
+        if before.abs_diff(in_tier) > share / TIER_PART {
+            self.spend(share);
+        }
     }
 
     /// The budget of the whole tree, as far as this process can use it.

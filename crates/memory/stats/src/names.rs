@@ -98,6 +98,12 @@ table! {
         OverheadBytes "overhead_bytes" "The pager's own bookkeeping in local DRAM, beside the budget."
         UnmanagedResidentBytes "unmanaged_resident_bytes" "Memory in local DRAM that is not managed: shared memory, stacks, small mappings."
         UnmanagedResidentBytesPeak "unmanaged_resident_bytes_peak" "The most of unmanaged memory that was in local DRAM."
+        CompressedPages "compressed_pages" "Pages that a compressed tier stores."
+        SameValuePages "same_value_pages" "Pages of a compressed tier that repeat one value, and take no room."
+        IncompressiblePages "incompressible_pages" "Pages of a compressed tier that do not compress, stored as they are."
+        CompressedBytes "compressed_bytes" "Local DRAM that the pages of a compressed tier take; part of the budget."
+        CompressedWasteBytes "compressed_waste_bytes" "Local DRAM that a compressed tier takes beyond its pages and its tables."
+        CompressedTableBytes "compressed_table_bytes" "Local DRAM for the tables of a compressed tier."
     }
 }
 

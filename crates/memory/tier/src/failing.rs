@@ -13,7 +13,7 @@ use aquifer_sys::{FrameBuffer, signals};
 
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::failure_plan::{FailurePlan, Verdict, Verdicts};
-use crate::figures::TierFigures;
+use crate::figures::{CompressionFigures, TierFigures};
 use crate::forks::Forks;
 use crate::leveled::Leveled;
 use crate::tier::{Completion, Leaving, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
@@ -130,6 +130,22 @@ impl Tier for Failing {
 
     fn take_figures(&self) -> TierFigures {
         self.inner.take_figures()
+    }
+
+    fn room_bytes(&self) -> Option<u64> {
+        self.inner.room_bytes()
+    }
+
+    fn is_worthwhile(&self, buffer: &FrameBuffer) -> bool {
+        self.inner.is_worthwhile(buffer)
+    }
+
+    fn limit_local_bytes(&self, bytes: u64) {
+        self.inner.limit_local_bytes(bytes);
+    }
+
+    fn compression(&self) -> Option<CompressionFigures> {
+        self.inner.compression()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {

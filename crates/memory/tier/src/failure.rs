@@ -145,6 +145,9 @@ impl TierFailure {
         }
         match (self.disposition(), self.errno()) {
             (_, Some(libc::EMFILE | libc::ENFILE)) => "raise the limit of open files (ulimit -n)",
+            (Disposition::Refuse, _) if self.tier == "compressed" => {
+                "give it a larger size=, or a tier after it; its memory is part of --dram"
+            }
             (Disposition::Refuse, _) if self.tier == "donor" => "let the donor lend more (its --size, its --quota)",
             (Disposition::Poison | Disposition::Keep, _) if self.tier == "donor" => {
                 "check the donor and the network to it"

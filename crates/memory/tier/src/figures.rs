@@ -46,6 +46,42 @@ figures! {
     slabs_lost "Slabs whose bytes are gone.",
 }
 
+/// What a tier that compresses has stored now, by all processes of a family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompressionFigures {
+    /// Pages of which something is stored.
+    pub stored_pages: u64,
+    /// Those of them that repeat one value, and take no room.
+    pub same_value_pages: u64,
+    /// Those of them that do not compress, and are stored as they are.
+    pub incompressible_pages: u64,
+    /// The bytes of their records.
+    pub live_bytes: u64,
+    /// Further bytes of local memory that are taken for records: dead ones, and ends of spans.
+    pub waste_bytes: u64,
+    /// The bytes of the tables.
+    pub table_bytes: u64,
+}
+
+impl CompressionFigures {
+    /// The sum of two tiers' figures.
+    pub fn and(self, other: CompressionFigures) -> CompressionFigures {
+        CompressionFigures {
+            stored_pages: self.stored_pages + other.stored_pages,
+            same_value_pages: self.same_value_pages + other.same_value_pages,
+            incompressible_pages: self.incompressible_pages + other.incompressible_pages,
+            live_bytes: self.live_bytes + other.live_bytes,
+            waste_bytes: self.waste_bytes + other.waste_bytes,
+            table_bytes: self.table_bytes + other.table_bytes,
+        }
+    }
+
+    /// The bytes of local memory that all of it takes.
+    pub fn local_bytes(&self) -> u64 {
+        self.live_bytes + self.waste_bytes + self.table_bytes
+    }
+}
+
 /// Adds one.
 pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);

@@ -43,7 +43,7 @@ mod ways;
 pub use failing::Failing;
 pub use failure::{Activity, Cause, Disposition, TierFailure};
 pub use failure_plan::FailurePlan;
-pub use figures::TierFigures;
+pub use figures::{CompressionFigures, TierFigures};
 pub use forks::Forks;
 pub use leveled::{LevelFigures, Leveled, Mover, Waker};
 pub use open_failure::OpenFailure;

@@ -18,6 +18,7 @@
 //! Not used: `MFD_HUGETLB`. Such a file can be mapped and read, but write(2) on it is EINVAL, and a mapping would count
 //! in the program's resident set.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 
@@ -38,8 +39,17 @@ pub enum Folios {
 
 /// A sparse file in memory that disappears with its last descriptor. Its length extends to the last byte written.
 pub fn create() -> io::Result<(File, Folios)> {
-    if let Ok(file) = on_own_tmpfs() {
+    if let Ok(file) = on_own_tmpfs(c"within_size") {
         return Ok((file, Folios::Large));
+    }
+    Ok((in_memfd()?, if memfd_is_large() { Folios::Large } else { Folios::Small }))
+}
+
+/// As [`create`], but with folios of 4 KiB wherever that can be chosen, so that a hole of any length frees its memory
+/// and refilling it takes no more than was freed.
+pub fn create_with_small_folios() -> io::Result<(File, Folios)> {
+    if let Ok(file) = on_own_tmpfs(c"never") {
+        return Ok((file, Folios::Small));
     }
     Ok((in_memfd()?, if memfd_is_large() { Folios::Large } else { Folios::Small }))
 }
@@ -53,9 +63,9 @@ fn in_memfd() -> Result<File, rustix::io::Errno> {
     rustix::fs::memfd_create(c"aquifer-dram", MemfdFlags::CLOEXEC).map(File::from)
 }
 
-fn on_own_tmpfs() -> Result<File, rustix::io::Errno> {
+fn on_own_tmpfs(huge: &CStr) -> Result<File, rustix::io::Errno> {
     let context = rustix::mount::fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    rustix::mount::fsconfig_set_string(&context, c"huge", c"within_size")?;
+    rustix::mount::fsconfig_set_string(&context, c"huge", huge)?;
     // No limit of its own, because the tier's capacity is the limit. Without this option, tmpfs stops at half of the
     // RAM.
     rustix::mount::fsconfig_set_string(&context, c"size", c"0")?;
@@ -85,7 +95,7 @@ mod tests {
 
     #[test]
     fn both_kinds_of_file_hold_bytes_and_give_space_back() {
-        let own = on_own_tmpfs().map_err(|errno| {
+        let own = on_own_tmpfs(c"within_size").map_err(|errno| {
             aquifer_test_support::skip_part("one case", format!("a tmpfs of our own is refused: {errno}"))
         });
         for file in own.into_iter().chain(in_memfd()) {

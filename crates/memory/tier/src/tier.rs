@@ -17,7 +17,7 @@
 use aquifer_sys::FrameBuffer;
 
 use crate::failure::TierFailure;
-use crate::figures::TierFigures;
+use crate::figures::{CompressionFigures, TierFigures};
 use crate::forks::Forks;
 use crate::leveled::Leveled;
 use crate::upkeep::Upkeep;
@@ -123,6 +123,30 @@ pub trait Tier: Send + Sync {
     /// What has happened since the last call.
     fn take_figures(&self) -> TierFigures {
         TierFigures::default()
+    }
+
+    /// The bytes of memory or medium that are still free, where they can run out before all offsets are in use. `None`
+    /// for a tier that has room for every offset, or does not know.
+    fn room_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// Whether this tier gains anything from storing such bytes. A chain places what gains nothing on another level, if
+    /// it can. Runs on the faulting thread.
+    fn is_worthwhile(&self, buffer: &FrameBuffer) -> bool {
+        let _ = buffer;
+        true
+    }
+
+    /// What a tier that compresses into local memory has stored. `None` for any other tier.
+    fn compression(&self) -> Option<CompressionFigures> {
+        None
+    }
+
+    /// Limits the local memory of a tier that compresses, in addition to its size, for this process: from now on it
+    /// refuses writes for which it would take more, beyond what it is taking for writes in progress.
+    fn limit_local_bytes(&self, bytes: u64) {
+        let _ = bytes;
     }
 
     /// The first range at or after `from` whose bytes the medium will lose unless they are moved elsewhere and the

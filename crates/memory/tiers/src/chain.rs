@@ -5,8 +5,8 @@
 //!
 //! The unit is the 2 MiB slab, which stores one region of the program's memory. `levels.rs` finds and places a slab,
 //! using the table in `tier/src/places.rs` and the bitmaps of free slabs in `free_slabs.rs`; `queue.rs` is the
-//! background workers' interface; `mover.rs` moves slabs from one level to the next. `core/src/tiering.rs` decides what
-//! moves. The reasons: `docs/decisions/0018-a-chain-moves-slabs.md`.
+//! background workers' interface; `mover.rs` and `relocate.rs` move slabs from one level to another.
+//! `core/src/tiering.rs` decides what moves. The reasons: `docs/decisions/0018-a-chain-moves-slabs.md`.
 //!
 //! After fork(2), parent and child share the table and the bitmaps, so each finds the slabs that the other has moved.
 
@@ -16,6 +16,7 @@ mod levels;
 mod mover;
 mod place;
 mod queue;
+mod relocate;
 mod wakeup;
 
 use std::cell::Cell;
@@ -28,8 +29,8 @@ use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
 use aquifer_tier::transfer::{check_buffer, check_range};
 use aquifer_tier::{
-    Activity, Forks, KeepAlive, LevelFigures, Leveled, Mover, OpenFailure, PAGE, Tier, TierFailure, TierFigures,
-    TierQueue, Upkeep, Verify,
+    Activity, CompressionFigures, Forks, KeepAlive, LevelFigures, Leveled, Mover, OpenFailure, PAGE, Tier, TierFailure,
+    TierFigures, TierQueue, Upkeep, Verify,
 };
 
 use self::level::Level;
@@ -167,6 +168,14 @@ impl Tier for Chain {
 
     fn take_figures(&self) -> TierFigures {
         self.tiers().fold(TierFigures::default(), |sum, tier| sum.and(tier.take_figures()))
+    }
+
+    fn limit_local_bytes(&self, bytes: u64) {
+        self.tiers().for_each(|tier| tier.limit_local_bytes(bytes));
+    }
+
+    fn compression(&self) -> Option<CompressionFigures> {
+        self.tiers().filter_map(|tier| tier.compression()).reduce(CompressionFigures::and)
     }
 
     fn upkeep(&self) -> Option<&dyn Upkeep> {

@@ -42,22 +42,7 @@ impl Dram {
     }
 
     pub(crate) fn open_as(name: &'static str, size: Option<ByteSize>) -> Result<Dram, OpenFailure> {
-        let available_bytes = available_bytes()?;
-        let limit_bytes = file_bytes_max();
-        let wanted_bytes = size.map_or((available_bytes / 2).min(limit_bytes), |size| size.0);
-        let capacity_bytes = wanted_bytes - wanted_bytes % PAGE as u64;
-        // The memory is in a file. A write beyond the limit would raise SIGXFSZ, which ends the program without a
-        // message.
-        if limit_bytes < size.map_or(DEFAULT_BYTES_MIN, |size| size.0.min(available_bytes)) {
-            let wanted_bytes = size.map(|size| size.0);
-            return Err(OpenFailure::FileLimit { tier: name, wanted_bytes, limit_bytes });
-        }
-        if capacity_bytes < CAPACITY_BYTES_MIN {
-            return Err(OpenFailure::TooSmall { tier: name, wanted_bytes, minimum_bytes: CAPACITY_BYTES_MIN });
-        }
-        if capacity_bytes > available_bytes {
-            return Err(OpenFailure::NoMemory { tier: name, wanted_bytes: capacity_bytes, available_bytes });
-        }
+        let capacity_bytes = usable_bytes(name, size, CAPACITY_BYTES_MIN)?;
         let (file, folios) = memory_file::create().map_err(|source| OpenFailure::System {
             tier: name,
             what: "creating a file in memory",
@@ -158,6 +143,27 @@ impl Blocking for Memory {
             cause,
         })
     }
+}
+
+/// The bytes that a tier in local memory may use: `size`, or by default half of the memory that is available now.
+/// Refuses less than `minimum_bytes`, and more than there is.
+pub(crate) fn usable_bytes(name: &'static str, size: Option<ByteSize>, minimum_bytes: u64) -> Result<u64, OpenFailure> {
+    let available_bytes = available_bytes()?;
+    let limit_bytes = file_bytes_max();
+    let wanted_bytes = size.map_or((available_bytes / 2).min(limit_bytes), |size| size.0);
+    let usable_bytes = wanted_bytes - wanted_bytes % PAGE as u64;
+    // The memory is in a file. A write beyond the limit would raise SIGXFSZ, which ends the program without a message.
+    if limit_bytes < size.map_or(DEFAULT_BYTES_MIN, |size| size.0.min(available_bytes)) {
+        let wanted_bytes = size.map(|size| size.0);
+        return Err(OpenFailure::FileLimit { tier: name, wanted_bytes, limit_bytes });
+    }
+    if usable_bytes < minimum_bytes {
+        return Err(OpenFailure::TooSmall { tier: name, wanted_bytes, minimum_bytes });
+    }
+    if usable_bytes > available_bytes {
+        return Err(OpenFailure::NoMemory { tier: name, wanted_bytes: usable_bytes, available_bytes });
+    }
+    Ok(usable_bytes)
 }
 
 /// `MemAvailable` of /proc/meminfo: the memory available without swapping.

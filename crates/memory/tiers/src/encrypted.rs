@@ -32,8 +32,8 @@ use aquifer_sys::spare_frames::SpareFrames;
 use aquifer_sys::words::Words;
 use aquifer_tier::transfer::check_buffer;
 use aquifer_tier::{
-    Activity, Cause, Forks, KeepAlive, Leaving, Leveled, OpenFailure, PAGE, Tier, TierFailure, TierFigures, TierQueue,
-    Upkeep, Verified, Verify, find_way,
+    Activity, Cause, CompressionFigures, Forks, KeepAlive, Leaving, Leveled, OpenFailure, PAGE, Tier, TierFailure,
+    TierFigures, TierQueue, Upkeep, Verified, Verify, find_way,
 };
 
 use self::queue::EncryptedQueue;
@@ -386,6 +386,22 @@ impl<S: Sealing> Tier for SealedTier<S> {
 
     fn take_figures(&self) -> TierFigures {
         self.parts.inner.take_figures()
+    }
+
+    fn room_bytes(&self) -> Option<u64> {
+        self.parts.inner.room_bytes()
+    }
+
+    fn is_worthwhile(&self, buffer: &FrameBuffer) -> bool {
+        self.parts.inner.is_worthwhile(buffer)
+    }
+
+    fn limit_local_bytes(&self, bytes: u64) {
+        self.parts.inner.limit_local_bytes(bytes);
+    }
+
+    fn compression(&self) -> Option<CompressionFigures> {
+        self.parts.inner.compression()
     }
 
     fn leaving(&self, from: u64) -> Option<Leaving> {

@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod compressed;
 mod dram;
 mod emulated;
 mod encrypted;
@@ -46,11 +47,14 @@ pub use aquifer_borrower::{
     Array, ArraySpec, Donor, DonorSecurity, DonorSpec, MemberSpec, RdmaSpec, Redundancy, keep_alive,
 };
 pub use aquifer_tier::{
-    Activity, Cause, Completion, Disposition, Failing, FailurePlan, Forks, KeepAlive, Leaving, LevelFigures, Leveled,
-    Mover, OpenFailure, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierFailure, TierFigures, TierQueue, Upkeep,
-    Verified, Verify, Wait, Waker, conformance, find_way,
+    Activity, Cause, Completion, CompressionFigures, Disposition, Failing, FailurePlan, Forks, KeepAlive, Leaving,
+    LevelFigures, Leveled, Mover, OpenFailure, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierFailure,
+    TierFigures, TierQueue, Upkeep, Verified, Verify, Wait, Waker, conformance, find_way,
 };
 pub use chain::Chain;
+pub use compressed::{Codec, Compressed};
+#[doc(hidden)]
+pub use compressed::{decode_anything, encode_for_fuzzing};
 pub use dram::Dram;
 pub use emulated::Emulated;
 pub use encrypted::Encrypted;

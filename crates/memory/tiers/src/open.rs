@@ -8,6 +8,7 @@ use aquifer_core::tiering::LEVELS_MAX;
 use aquifer_tier::{Failing, OpenFailure, Tier};
 
 use crate::chain::Chain;
+use crate::compressed::Compressed;
 use crate::dram::Dram;
 use crate::emulated::Emulated;
 use crate::encrypted::{Encrypted, Private};
@@ -23,7 +24,7 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
         TierSpec::Emulated { profile, .. } => Profile::load(profile).map(|_| ()),
         TierSpec::Array(spec) => Array::check_place(spec).map_err(OpenFailure::from),
         TierSpec::Donor(spec) => Donor::check_place(spec).map_err(OpenFailure::from),
-        TierSpec::Dram { .. } => Ok(()),
+        TierSpec::Compressed { .. } | TierSpec::Dram { .. } => Ok(()),
     }
 }
 
@@ -36,7 +37,7 @@ pub fn report_exit(spec: &TierSpec) {
         TierSpec::Donor(spec) => Donor::report_exit(spec),
         TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => report_exit(inner),
         TierSpec::Flash(spec) => Flash::report_exit(spec),
-        TierSpec::Dram { .. } | TierSpec::Emulated { .. } => {}
+        TierSpec::Compressed { .. } | TierSpec::Dram { .. } | TierSpec::Emulated { .. } => {}
     }
 }
 
@@ -44,6 +45,7 @@ pub fn report_exit(spec: &TierSpec) {
 pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
     Ok(match spec {
         TierSpec::Array(spec) => Box::new(Array::open(spec)?),
+        TierSpec::Compressed { size, codec } => Box::new(Compressed::open(*size, *codec)?),
         TierSpec::Donor(spec) => Box::new(Donor::open(spec)?),
         TierSpec::Dram { size } => Box::new(Dram::open(*size)?),
         TierSpec::Emulated { profile, size } => Box::new(Emulated::open(Profile::load(profile)?, *size)?),

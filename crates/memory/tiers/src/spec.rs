@@ -9,6 +9,7 @@
 //! ```text
 //! flash:PATH[,size=SIZE][,overwrite][,buffered][,plain-queue]
 //! dram:[size=SIZE]
+//! compressed:[size=SIZE][,codec=lz4|zstd]
 //! donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE[,name=SERVERNAME][,size=SIZE]
 //! donor:HOST:PORT,security=plain[,size=SIZE]
 //! donor:unix:PATH[,size=SIZE]
@@ -34,6 +35,8 @@ use aquifer_borrower::{ArraySpec, DonorSpec};
 use aquifer_core::units::ByteSize;
 use aquifer_tier::FailurePlan;
 
+use crate::compressed::Codec;
+
 /// How deep `failing:` may be nested in `failing:`.
 const NESTING_MAX: u32 = 8;
 
@@ -43,6 +46,13 @@ const NESTING_MAX: u32 = 8;
 pub enum TierSpec {
     /// The memory of several other machines.
     Array(ArraySpec),
+    /// Compressed local memory.
+    Compressed {
+        /// The memory that it takes; by default half of the memory available.
+        size: Option<ByteSize>,
+        /// How pages are compressed.
+        codec: Codec,
+    },
     /// A donor's memory.
     Donor(DonorSpec),
     /// Local memory.
@@ -80,7 +90,7 @@ impl TierSpec {
             TierSpec::Array(array) => array.members.iter_mut().for_each(|member| member.donor.tree = Some(tree)),
             TierSpec::Donor(donor) => donor.tree = Some(tree),
             TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => inner.belong_to(tree),
-            TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
+            TierSpec::Compressed { .. } | TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
         }
     }
 
@@ -97,7 +107,8 @@ impl TierSpec {
                 other.members.iter().any(|member| member.donor.address == *address)
             }),
             (TierSpec::Donor(one), TierSpec::Donor(other)) => one.address == other.address,
-            (TierSpec::Dram { .. }, TierSpec::Dram { .. }) => true,
+            (TierSpec::Compressed { .. }, TierSpec::Compressed { .. })
+            | (TierSpec::Dram { .. }, TierSpec::Dram { .. }) => true,
             (TierSpec::Emulated { profile: one, .. }, TierSpec::Emulated { profile: other, .. }) => one == other,
             (TierSpec::Flash(one), TierSpec::Flash(other)) => one.path == other.path,
             _ => false,
@@ -166,11 +177,12 @@ const OPTION_NAMES: &[&str] = &[
     "device",
     "mirror",
     "parity",
+    "codec",
 ];
 /// The kinds of tier, for the same purpose.
-const KIND_NAMES: &[&str] = &["flash", "dram", "donor", "emulated"];
+const KIND_NAMES: &[&str] = &["flash", "dram", "compressed", "donor", "emulated"];
 
-const KINDS: &str = "flash:PATH, dram:, donor:HOST:PORT or emulated:PROFILE";
+const KINDS: &str = "flash:PATH, dram:, compressed:, donor:HOST:PORT or emulated:PROFILE";
 
 impl FromStr for TierSpec {
     type Err = SpecFailure;
@@ -188,6 +200,7 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
         "flash" => sealed(rest, |rest| flash(rest).map(TierSpec::Flash)),
         "donor" => sealed(rest, donors::parse),
         "dram" => Ok(TierSpec::Dram { size: only_size(rest)? }),
+        "compressed" => compressed(rest),
         "emulated" => emulated(rest),
         "failing" if nesting < NESTING_MAX => failing(rest, nesting),
         "failing" => Err(format!("failing: is nested more than {NESTING_MAX} times; once is enough")),
@@ -236,6 +249,27 @@ fn flash(rest: &str) -> Result<FlashSpec, String> {
         }
     }
     Ok(spec)
+}
+
+fn compressed(rest: &str) -> Result<TierSpec, String> {
+    let (mut size, mut codec) = (None, None);
+    for option in options(rest) {
+        match option {
+            ("size", Some(value)) => set_size(&mut size, value)?,
+            ("codec", Some(_)) if codec.is_some() => return Err("codec= is given twice; give it once".into()),
+            ("codec", Some(value)) => codec = Some(codec_of(value)?),
+            (name, _) => return Err(unknown(name, "size=SIZE, codec=lz4 or codec=zstd")),
+        }
+    }
+    Ok(TierSpec::Compressed { size, codec: codec.unwrap_or_default() })
+}
+
+fn codec_of(name: &str) -> Result<Codec, String> {
+    let found = Codec::ALL.iter().find(|(known, _)| *known == name);
+    found.map(|(_, codec)| *codec).ok_or_else(|| match similar::among(name, &Codec::ALL.map(|(known, _)| known)) {
+        Some(meant) => format!("'{name}' is not a codec; did you mean {meant}?"),
+        None => format!("'{name}' is not a codec; write codec=lz4, which is fast, or codec=zstd, which is smaller"),
+    })
 }
 
 fn emulated(rest: &str) -> Result<TierSpec, String> {
@@ -326,6 +360,16 @@ mod tests {
     }
 
     #[test]
+    fn compressed_memory_takes_a_size_and_a_codec() {
+        let compressed = |size, codec| TierSpec::Compressed { size, codec };
+        assert_eq!(spec("compressed:"), compressed(None, Codec::Lz4));
+        assert_eq!(spec("compressed:codec=zstd"), compressed(None, Codec::Zstd));
+        let sized = compressed(Some(ByteSize(4 << 30)), Codec::Lz4);
+        assert_eq!(spec("compressed:size=4GiB,codec=lz4"), sized);
+        assert!(sized.is_same_place(&spec("failing::compressed:codec=zstd")));
+    }
+
+    #[test]
     fn donors_take_an_address_and_options() {
         let security = DonorSecurity::Plain;
         let donor = |address: &str, size| {
@@ -376,7 +420,7 @@ mod tests {
             assert!(message.contains("takes no key") && message.ends_with("write encrypt=ephemeral"), "{message}");
         }
         // These tiers do not leave the machine, so the option is unknown for them.
-        for text in ["dram:encrypt=ephemeral", "emulated:cmm-h,encrypt=ephemeral"] {
+        for text in ["dram:encrypt=ephemeral", "compressed:encrypt=ephemeral", "emulated:cmm-h,encrypt=ephemeral"] {
             let message = text.parse::<TierSpec>().unwrap_err().to_string();
             assert!(message.contains("'encrypt' is not an option of this tier"), "{message}");
         }
@@ -423,6 +467,12 @@ mod tests {
             ("flash:/tmp,size=1GiB,size=2GiB", "twice", "once"),
             ("dram:4GiB", "'4GiB'", "size=SIZE"),
             ("dram:size=1e9", "'1e9'", "4GiB"),
+            ("compressed:codec=zstdd", "'zstdd' is not a codec", "did you mean zstd?"),
+            ("compressed:codec=gzip", "'gzip' is not a codec", "codec=lz4"),
+            ("compressed:codec=lz4,codec=zstd", "given twice", "once"),
+            ("compressed:codecs=lz4", "'codecs'", "did you mean codec?"),
+            ("compresed:", "'compresed'", "did you mean compressed:?"),
+            ("compressed:4GiB", "'4GiB'", "codec=zstd"),
             ("emulated:", "needs a profile", "xl-flash-slc"),
             ("emulated:cmm-h,4GiB", "'4GiB'", "size=SIZE"),
             ("donor:", "no donor's address", "donor:HOST:PORT"),

@@ -119,6 +119,13 @@ Tiers:
       encrypt=ephemeral   seal what is stored, with keys of this run alone that are kept nowhere
   dram:[size=SIZE]        local memory, to measure the software alone [default: half of what is
                           available]
+  compressed:[size=SIZE][,codec=lz4|zstd]
+                          local memory, compressed 4KiB at a time; a disk or a donor after it gets
+                          what does not compress or is cold
+      size=SIZE           memory that it may take, which counts in --dram [default: half of what is
+                          available]
+      codec=lz4           fast [default]
+      codec=zstd          smaller and slower
   donor:HOST:PORT,OPTION[,OPTION]...
                           memory of another machine, where 'aquifer donor' lends it: over TLS with
                           cert, key and ca, or in plain text
@@ -151,6 +158,7 @@ Examples:
   aquifer run --dram 4GiB -- ./program --its-own-flags
   aquifer run --dram 300MiB --tier flash:/mnt/nvme,size=8GiB --stats-json stats.json -- ./stream
   aquifer run --dram 1GiB --tier emulated:cmm-h,size=4GiB -- ./program
+  aquifer run --dram 4GiB --tier compressed:size=2GiB --tier flash:/nvme -- ./program
   aquifer run --dram 1GiB --tier donor:10.0.0.2:7411,security=plain --tier flash:/nvme -- ./program
   aquifer run --dram 1GiB --policy lru --block 128KiB --prefetch off -- python3 script.py
 

@@ -19,6 +19,9 @@ use super::place::LevelSlab;
 /// writes, short enough to notice when another borrower has given something back.
 const SHUN: Duration = Duration::from_secs(2);
 
+/// The least that a slab is expected to take on a level that compresses: 1/16.
+const SLAB_BYTES_MIN: u64 = REGION_BYTES / 16;
+
 /// One level of a chain: a tier, divided into slabs, and the counters of its use.
 pub(super) struct Level {
     pub(super) tier: Box<dyn Tier>,
@@ -98,8 +101,21 @@ impl Level {
     /// The level's figures for deciding what moves.
     pub(super) fn room(&self) -> tiering::Level {
         let takes = !self.is_shunned();
-        let free = if takes { self.free_slabs.free() } else { 0 };
-        tiering::Level { slabs: self.free_slabs.slabs(), free, takes }
+        let free = if takes { self.room_slabs().unwrap_or(u32::MAX).min(self.free_slabs.free()) } else { 0 };
+        let slabs = self.room_slabs().map_or(self.free_slabs.slabs(), |_| self.free_slabs.used() + free);
+        tiering::Level { slabs, free, takes }
+    }
+
+    /// How many further slabs there is room for, if the room can end before the offsets and the next slabs take as much
+    /// as those that are stored.
+    fn room_slabs(&self) -> Option<u32> {
+        let room_bytes = self.tier.room_bytes()?;
+        let stored = self.tier.compression().map_or(0, |figures| figures.live_bytes + figures.waste_bytes);
+        let each = match self.free_slabs.used() {
+            0 => REGION_BYTES,
+            used => (stored / u64::from(used)).clamp(SLAB_BYTES_MIN, REGION_BYTES),
+        };
+        Some(u32::try_from(room_bytes / each).unwrap_or(u32::MAX))
     }
 
     pub(super) fn figures(&self) -> LevelFigures {

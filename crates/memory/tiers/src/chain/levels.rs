@@ -17,13 +17,15 @@ use std::time::Duration;
 use aquifer_core::tiering::{HEAT_PLACED, Heat};
 use aquifer_core::units::{PAGE_BYTES, REGION_BYTES, SlabIndex};
 use aquifer_sys::raw::Errno;
+use aquifer_sys::spare_frames::SpareFrames;
 use aquifer_sys::words::Words;
 use aquifer_sys::{FrameBuffer, signals};
 use aquifer_tier::places::{Eighths, PLACE_WORDS, Places, Refused, Seen};
-use aquifer_tier::{Activity, Cause, Disposition, TierFailure, Verified, Verify};
+use aquifer_tier::{Activity, Cause, Disposition, PAGE, TierFailure, Verified, Verify};
 
 use super::level::Level;
 use super::place::{NOWHERE, Place};
+use super::relocate::COPY_PAGES;
 use super::wakeup::MoverWakeup;
 use super::{NAME, Piece, pieces};
 
@@ -34,7 +36,7 @@ const LOOKS_MAX: u32 = 16;
 const PAUSES_MAX: u32 = 200;
 /// How many times a chain that has no free slab is asked again before it counts as full.
 const CLAIMS_MAX: u32 = 3;
-const PAUSE: Duration = Duration::from_millis(1);
+pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
 /// All levels of a chain, and the table of which level has each slab.
 pub(super) struct Levels {
@@ -51,6 +53,8 @@ pub(super) struct Levels {
     pub(super) wakeup: MoverWakeup,
     /// The level whose read failed last.
     failed: AtomicUsize,
+    /// One frame, for a slab that a writer moves on.
+    pub(super) frames: SpareFrames,
 }
 
 impl Levels {
@@ -65,6 +69,7 @@ impl Levels {
             words: Words::shared(3)?,
             wakeup: MoverWakeup::default(),
             failed: AtomicUsize::new(0),
+            frames: SpareFrames::new(1, COPY_PAGES * PAGE)?,
         })
     }
 
@@ -241,11 +246,11 @@ impl Levels {
     fn write_piece(&self, piece: Piece, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         let mut refusals = Refusals::default();
         for _ in 0..LOOKS_MAX {
-            let target = self.begin_write(piece.slab, &refusals)?;
+            let target = self.begin_write(piece.slab, &refusals, buffer)?;
             let Target { place, .. } = target;
             let outcome = self.all[place.level].write(place.slab, piece.within, buffer);
             let Err(failure) = self.end_write(piece.slab, target, buffer.len(), outcome) else { return Ok(()) };
-            if !self.leave(piece.slab, place, &failure) {
+            if !self.leave(piece.slab, place, &failure) && !self.move_on(piece.slab, place, &failure) {
                 return Err(failure);
             }
             refusals.note(place.level, failure);
@@ -255,25 +260,25 @@ impl Levels {
 
     /// The place to write the slab to, which does not move until [`end_write`](Self::end_write). Places the slab if
     /// necessary.
-    fn begin_write(&self, slab: SlabIndex, refusals: &Refusals) -> Result<Target, TierFailure> {
+    fn begin_write(&self, slab: SlabIndex, refusals: &Refusals, buffer: &FrameBuffer) -> Result<Target, TierFailure> {
         if !self.places.count_in(slab, Eighths::ALL) {
             return Err(busy(Activity::Write, slab));
         }
-        let found = self.find_or_place(slab, refusals);
+        let found = self.find_or_place(slab, refusals, buffer);
         if found.is_err() {
             self.places.count_out(slab);
         }
         found
     }
 
-    fn find_or_place(&self, slab: SlabIndex, refusals: &Refusals) -> Result<Target, TierFailure> {
+    fn find_or_place(&self, slab: SlabIndex, refusals: &Refusals, buffer: &FrameBuffer) -> Result<Target, TierFailure> {
         let mut claims_left = CLAIMS_MAX;
         for _ in 0..LOOKS_MAX {
             let seen = self.places.see(slab);
             if let Some(place) = self.place_for(Activity::Write, slab, seen)? {
                 return Ok(Target { place, seen });
             }
-            let Some(place) = self.claim(refusals) else {
+            let Some(place) = self.claim(refusals, buffer) else {
                 // Threads that place the same slab each take room temporarily, and one of them keeps it.
                 if claims_left == 0 {
                     return Err(refusals.failure(slab));
@@ -347,12 +352,13 @@ impl Levels {
         Err(busy(Activity::Write, slab))
     }
 
-    /// A free slab on the fastest level that accepts new ones. Levels that have recently refused something come last.
-    fn claim(&self, refusals: &Refusals) -> Option<Place> {
-        [false, true].into_iter().find_map(|shunned| {
+    /// A free slab on the fastest level that accepts new ones. Levels that have recently refused something come last,
+    /// and so do levels that gain nothing from bytes such as these, the first of the slab.
+    fn claim(&self, refusals: &Refusals, buffer: &FrameBuffer) -> Option<Place> {
+        [false, true].into_iter().find_map(|last| {
             let mut levels = self.all.iter().enumerate();
             levels.find_map(|(level, it)| {
-                let asked = !refusals.has(level) && it.is_shunned() == shunned;
+                let asked = !refusals.has(level) && (it.is_shunned() || !it.tier.is_worthwhile(buffer)) == last;
                 let slab = asked.then(|| it.free_slabs.claim()).flatten()?;
                 Some(Place { level, slab, is_stored: false })
             })

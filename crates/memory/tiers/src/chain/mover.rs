@@ -4,8 +4,7 @@
 //! Moves slabs between the levels of a chain, in parallel with the program: warm slabs up, cold slabs down.
 //!
 //! Slabs that a level is about to lose (`Tier::leaving`) come first. `core/src/tiering.rs` decides which other slabs
-//! move, and how many. A slab is copied while the program continues to read and write it (`places.rs`); a slab that is
-//! written to during the copy stays where it is. After each move the mover rests as long as it has worked, so that
+//! move, and how many. `relocate.rs` makes one move. After each move the mover rests as long as it has worked, so that
 //! demand finds its levels idle at least half of the time.
 //!
 //! Threads: one of the pager's, in each process of a family. One process moves slabs at a time.
@@ -15,34 +14,23 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use aquifer_core::tiering::{Credit, Level as Room, Move, Survey, epoch_pages};
-use aquifer_core::units::{PAGE_BYTES, REGION_BYTES, SlabIndex};
-use aquifer_sys::FrameBuffer;
+use aquifer_core::units::PAGE_BYTES;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::spare_frames::SpareFrames;
-use aquifer_tier::places;
 use aquifer_tier::{Mover, PAGE, Waker};
 
 use super::level::Level;
 use super::levels::Levels;
-use super::place::Place;
+use super::relocate::{COPY_PAGES, Leaves};
 
 /// How often the mover checks while there is traffic.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// The size of one copy: what fits into a processor's cache, and what a disk transfers in a millisecond.
-const COPY_PAGES: usize = 64;
 /// The mover waits until it may make this many moves: two slabs that exchange places.
 const MOVES_MIN: usize = 2;
 /// How many slabs are saved from a level that loses them before the mover checks the rest of its work.
 const SAVED_AT_ONCE: usize = 64;
 /// If no slab was worth moving, the traffic before the next survey of all slabs, as a divisor of an epoch.
 const QUIET_PART: u64 = 32;
-
-/// Whether a slab is lost if it stays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leaves {
-    No,
-    Yes,
-}
 
 /// Moves slabs between the levels of a chain: warm ones up, cold ones down.
 pub(super) struct ChainMover {
@@ -141,73 +129,9 @@ impl ChainMover {
         }
     }
 
-    /// Copies one slab and makes the copy its place. Returns false if the slab stays where it is.
+    /// Moves one slab. Returns false if the slab stays where it is.
     pub(super) fn make(&mut self, planned: &Move, leaves: Leaves) -> bool {
-        let Move { slab, from, to } = *planned;
-        let levels = Arc::clone(&self.levels);
-        let Some(going) = levels.places.begin_move(slab) else { return false };
-        let source = levels.place(going.from()).filter(|place| place.is_stored && place.level == from);
-        let Some(source) = source else { return false };
-        let Some(room) = levels.all[to].free_slabs.claim() else { return false };
-        let target = Place { level: to, slab: room, is_stored: true };
-        let moved = self.copy(slab, &going, source, target, leaves) && going.commit(target.number());
-        // The room that is not the slab's place afterwards is given back. If a level cannot discard, it keeps the
-        // bytes, which does no other harm.
-        let lost = if moved { source } else { target };
-        let _ = levels.all[lost.level].take_back(lost.slab);
-        if moved {
-            levels.all[to].count_arrival(to < from);
-        }
-        moved
-    }
-
-    /// Copies a slab's bytes, and verifies them, because the source is given up afterwards with all its copies. If
-    /// every way returns wrong bytes, the slab stays, for its reader to detect and repair, unless `leaves` is `Yes`.
-    fn copy(&self, slab: SlabIndex, going: &places::Move, source: Place, target: Place, leaves: Leaves) -> bool {
-        let Some(mut buffer) = self.frame.claim(0..1, COPY_PAGES * PAGE) else { return false };
-        let copied = self.copy_by(&mut buffer, slab, going, (source, target), leaves);
-        self.frame.give_back(buffer);
-        copied
-    }
-
-    fn copy_by(
-        &self,
-        buffer: &mut FrameBuffer,
-        slab: SlabIndex,
-        going: &places::Move,
-        (source, target): (Place, Place),
-        leaves: Leaves,
-    ) -> bool {
-        let levels = &self.levels;
-        let from = &levels.all[source.level];
-        for within in (0..REGION_BYTES).step_by(COPY_PAGES * PAGE) {
-            let offset = source.slab.offset() + within;
-            let mut repaired = Vec::new();
-            let note = &mut |at, len, way| repaired.push((at, len, way));
-            let mut read = from.tier.read_verified(offset, buffer, note);
-            if read.is_err() && leaves == Leaves::Yes {
-                // Without a copy all of the slab is lost. A reader detects a wrong page in the copy as it would here.
-                read = from.tier.read(offset, buffer);
-            }
-            if read.is_err() {
-                // A reader of the slab will get the error itself. Until it is read, the slab has no heat, so that it is
-                // not the first one to be tried again.
-                levels.heat(slab).store(0, Ordering::Relaxed);
-                return false;
-            }
-            if !going.is_undisturbed() {
-                return false;
-            }
-            // Reported only now that it is certain that nobody has written: a page that was being written was not
-            // damaged.
-            repaired.into_iter().for_each(|(at, len, way)| from.tier.report_corruption(at, len, way));
-            let written = levels.all[target.level].write(target.slab, within, buffer);
-            if let Err(failure) = written {
-                levels.all[target.level].note_refusal(&failure);
-                return false;
-            }
-        }
-        true
+        self.levels.relocate(planned, leaves, &self.frame)
     }
 }
 

@@ -5,7 +5,8 @@
 //! queue of the slab's level.
 //!
 //! Exceptional cases are carried out immediately, one request at a time: the first write to a slab, which a level may
-//! refuse; a request that crosses the end of a slab; and a read whose slab has moved while the read was in flight.
+//! refuse; a write for which the level has no more room; a request that crosses the end of a slab; and a read whose
+//! slab has moved while the read was in flight.
 //!
 //! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
 
@@ -21,7 +22,9 @@ use aquifer_sys::raw::Errno;
 use aquifer_sys::wakeup::readable;
 use aquifer_tier::done::Done;
 use aquifer_tier::transfer::check_buffer;
-use aquifer_tier::{Activity, Cause, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
+use aquifer_tier::{
+    Activity, Cause, Completion, Disposition, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait,
+};
 
 use super::levels::{Levels, Target};
 use super::place::Place;
@@ -49,6 +52,8 @@ pub(super) struct ChainQueue {
     free: Vec<usize>,
     /// Completions that the levels' queues have just handed out.
     landed: Vec<Completion>,
+    /// Writes for which their level has no more room.
+    refused: Vec<Request>,
     finished: Done,
     /// Readable when any of the levels' queues has a completion; used when several have requests.
     any: AnyReadable,
@@ -71,6 +76,7 @@ impl ChainQueue {
             flights: (0..places).map(|_| None).collect(),
             free: (0..places).collect(),
             landed: Vec::with_capacity(places),
+            refused: Vec::with_capacity(places),
             finished: Done::with_room(places),
             any,
             awaited: [const { Cell::new(None) }; LEVELS_MAX],
@@ -127,7 +133,13 @@ impl ChainQueue {
         self.free.push(tag as usize);
         let Flight { operation, offset, tag, slab, target } = flight;
         let outcome = match operation {
-            Operation::Write => self.levels.end_write(slab, target, buffer.len(), outcome),
+            Operation::Write => match self.levels.end_write(slab, target, buffer.len(), outcome) {
+                // The slab may be moved on to a level with room.
+                Err(failure) if failure.disposition() == Disposition::Refuse => {
+                    return self.refused.push(Request { operation, offset, buffer, tag });
+                }
+                outcome => outcome,
+            },
             Operation::Read if self.levels.places.holds(slab, target.seen) => {
                 self.levels.note_read(slab, target.place, buffer.len(), outcome)
             }
@@ -144,6 +156,10 @@ impl ChainQueue {
         }
         while let Some(completion) = self.landed.pop() {
             self.land(completion);
+        }
+        // Once all have landed: a slab does not move on while other writes to it count as in flight.
+        while let Some(request) = self.refused.pop() {
+            self.do_now(request);
         }
     }
 

@@ -3,6 +3,7 @@
 
 //! A chain whose slabs move much faster than any program would make them.
 
+mod compressed;
 mod overwritten;
 mod verified;
 
@@ -19,7 +20,7 @@ use aquifer_tier::{Completion, Disposition, Failing, FailurePlan, Operation, Req
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use super::mover::Leaves;
+use super::relocate::Leaves;
 use super::*;
 use crate::dram::Dram;
 use crate::flash::Flash;

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Programs whose memory is in a compressed tier: every byte is right, and what the tier takes is part of the budget.
+
+use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::matrix::{PARTS_ALL, Setting};
+use aquifer_e2e::run::{LIMIT, managed, run, start, stats};
+
+/// Fills 192 MiB of which three quarters of each page are one value, rests where it is asked to, and checks everything.
+const PROGRAM: &str = r#"
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+enum { LEN = 192 << 20, RANDOM = 1024 };
+static uint64_t mixed(uint64_t place) { return (place + 1) * 0x9e3779b97f4a7c15ull; }
+int main(int argc, char **argv) {
+    (void)argv;
+    unsigned char *start = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) { perror("mmap"); return 3; }
+    for (int round = 0; round < 3; round++) {
+        for (size_t place = 0; place < LEN; place += 8)
+            *(volatile uint64_t *)(start + place) = place % 4096 < RANDOM ? mixed(place) + round : 7;
+        for (size_t place = 0; place < LEN; place += 8) {
+            uint64_t wanted = place % 4096 < RANDOM ? mixed(place) + round : 7;
+            if (*(volatile uint64_t *)(start + place) != wanted) { fprintf(stderr, "byte %zu\n", place); return 1; }
+        }
+    }
+    if (argc > 1) { if (write(1, "rests\n", 6) != 6) return 3; sleep(5); }
+    return 0;
+}
+"#;
+
+/// The sum of the figures of these names.
+fn sum(stats: &serde_json::Value, names: &[&str]) -> u64 {
+    names.iter().map(|name| stats[name].as_u64().unwrap_or_else(|| panic!("no {name} in {stats}"))).sum()
+}
+
+#[test]
+fn what_the_tier_takes_is_part_of_the_budget() {
+    const BUDGET: u64 = 96 << 20;
+    let Some(program) = compile_text("compressible", PROGRAM) else { return };
+    for codec in ["lz4", "zstd"] {
+        let file = scratch(&format!("compressed-{codec}")).join("stats.json");
+        let tier = format!("compressed:size=80MiB,codec={codec}");
+        let words = ["--dram", "96MiB", "--tier", &tier, "--stats-json", file.to_str().expect("a path of ours")];
+        let running = start(managed(&words, &program, &["rests"]));
+        let (process, mut most) = (running.program(), 0);
+        // What the program has in memory while it runs. The tier's file is not mapped, so its bytes come on top.
+        while let Ok(text) = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")) {
+            let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap_or("0");
+            let kib = line.split_whitespace().next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
+            most = most.max(kib * 1024);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        running.wait(LIMIT).expect(0);
+        let stats = stats(&file);
+        let tier = sum(&stats, &["compressed_bytes", "compressed_waste_bytes", "compressed_table_bytes"]);
+        let both = tier + sum(&stats, &["resident_bytes"]);
+        println!("{codec}: at most {most} anonymous, in the end {both} of {BUDGET}, {tier} of it in the tier");
+        assert!(tier > 24 << 20, "{codec}: {stats}");
+        // The named bound: `TIER_PART` and `CHANGE_PART` in `pager/src/share.rs`, and one span.
+        assert!(both <= BUDGET + BUDGET / 40 + (1 << 20), "{codec}: {both} of {BUDGET}: {stats}");
+        assert!(sum(&stats, &["compressed_waste_bytes"]) <= tier / 10 + (256 << 10), "{codec}: {stats}");
+        assert_eq!(stats["errors"], 0, "{codec}: {stats}");
+    }
+}
+
+#[test]
+fn every_byte_is_right_in_compressed_memory() {
+    for (seed, delivery) in ["auto", "signal", "listener"].into_iter().enumerate() {
+        let setting = Setting { delivery, ..Setting::PLAIN };
+        let flash = format!("flash:{}", scratch(&format!("compressed-torture-{delivery}")).display());
+        for codec in ["lz4", "zstd"] {
+            // Most of the memory is random, and more than fits into the budget: it goes on to the disk.
+            let tier = format!("compressed:size=16MiB,codec={codec}");
+            let more = ["--tier", &tier, "--tier", &flash];
+            if let Some(ended) = setting.torture_with(&more, 80 + seed as u64, 2, PARTS_ALL) {
+                assert_eq!(ended.status, Some(0), "{delivery} {codec}:\n{}", ended.stderr);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tier_that_is_too_small_is_refused() {
+    let words = ["--dram", "16MiB", "--tier", "compressed:size=64KiB"];
+    run(managed(&words, std::path::Path::new("/bin/true"), &[]), LIMIT).expect(125).expect_line(
+        "aquifer: cannot start: a compressed tier of 64KiB is too small; give it at least 4MiB, with a unit, for example \
+         size=4GiB",
+    );
+}
