@@ -17,7 +17,7 @@ impl Words {
             1 => u64::MAX,
             2 => chance % 4096,
             // A record in the file.
-            3 => chance & 0x3ff_ffff | 2 + self.0.next() % 4,
+            3 => chance & 0x3ff_ffff | (2 + self.0.next() % 4),
             4 => 2 << 46 | chance & 0x3_ffff_ffff,
             _ => chance,
         }
