@@ -120,7 +120,7 @@ fn a_port_that_is_taken_is_named_with_the_remedy() {
     let output = aquifer().args(["metrics", "--listen", &taken]).output().unwrap();
     drop(holder);
     let line = format!(
-        "aquifer: metrics cannot be served at {taken}: Address already in use (os error 98); give an address of this \
+        "aquifer: metrics cannot be served at {taken}: Address already in use (os error 98); give an address on this \
          machine and a free port\n"
     );
     assert_eq!((output.status.code(), support::stderr(&output)), (Some(1), line));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A process overwrites the tables and the file that it shares with related processes. Operations fail, or give other bytes
-//! than were stored, which the pager's guards detect; they neither end the process nor go on for ever.
+//! A process overwrites the tables and the file that it shares with related processes. Operations fail, or give other
+//! bytes than were stored, which the pager's guards detect; they neither end the process nor go on for ever.
 
 use super::*;
 
