@@ -117,7 +117,7 @@ pub struct DonorArgs {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 
-    /// How long borrowers have to give everything back when the donor is told to stop
+    /// How long a stopping donor waits for borrowers to return its memory
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     grace: Duration,
 

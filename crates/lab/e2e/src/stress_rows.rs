@@ -266,7 +266,8 @@ mod tests {
     #[test]
     fn every_row_meets_every_kind_of_tier_it_can_have() {
         for row in ALL {
-            let met: Vec<_> = (0..(ALL.len() * TierKind::ALL.len()) as u64).map(|number| row.turn(number, "auto", 1).kind).collect();
+            let met: Vec<_> =
+                (0..(ALL.len() * TierKind::ALL.len()) as u64).map(|number| row.turn(number, "auto", 1).kind).collect();
             let kinds = programs::find(row.name).map_or(&TierKind::ALL[..], |program| program.kinds());
             assert!(kinds.iter().all(|kind| met.contains(kind)), "{}", row.name);
         }
