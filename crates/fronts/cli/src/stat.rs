@@ -44,7 +44,7 @@ pub struct StatArgs {
     #[arg(long, conflicts_with = "json")]
     prometheus: bool,
 
-    /// Print again every so many seconds, until interrupted or the program has exited
+    /// Print again at this interval until interrupted or until the program exits
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     watch: Option<Duration>,
 }

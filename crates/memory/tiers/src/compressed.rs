@@ -13,7 +13,7 @@
 //! the processes of a family, and any of these may move any record. The reasons:
 //! `docs/decisions/0035-a-compressed-tier-is-a-log-in-memory.md`.
 //!
-//! Threads: any, also in a signal handler. Allocates only when it is opened, and locks nothing.
+//! Threads: any, including in a signal handler. Allocates only when it is opened, and locks nothing.
 
 mod cleaner;
 mod codec;
@@ -77,7 +77,7 @@ struct Memory {
     writers: Contexts<Writer>,
     cleaner: Contexts<Buffers>,
     /// Bytes written and discarded since the cleaner last looked.
-    stirred_bytes: AtomicU64,
+    changed_bytes: AtomicU64,
 }
 
 /// How much of `size_bytes` is for what.
@@ -126,7 +126,7 @@ impl Memory {
             capacity_bytes: pages * PAGE as u64,
             writers: Contexts::new(writers.collect::<Result<_, _>>()?)?,
             cleaner: Contexts::new(vec![Buffers::new()])?,
-            stirred_bytes: AtomicU64::new(0),
+            changed_bytes: AtomicU64::new(0),
         })
     }
 
@@ -157,15 +157,15 @@ impl Memory {
     }
 
     /// Notes that so many bytes were written or discarded, and cleans when it is time.
-    fn stir(&self, bytes: u64) {
-        let so_far = self.stirred_bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+    fn note_change(&self, bytes: u64) {
+        let so_far = self.changed_bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         let is_large = self.store.spans.touched() > LARGE_SPANS;
         if so_far < if is_large { SPAN_BYTES as u64 } else { CLEAN_AFTER_BYTES } {
             return;
         }
         // If another thread is cleaning, it is left to the next write.
         self.cleaner.try_with(|buffers| {
-            self.stirred_bytes.store(0, Ordering::Relaxed);
+            self.changed_bytes.store(0, Ordering::Relaxed);
             self.store.clean(buffers);
         });
     }
@@ -185,7 +185,7 @@ impl Blocking for Memory {
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes)?;
         let stored = self.store_pages(page_at(offset), buffer.bytes());
-        self.stir(buffer.len() as u64);
+        self.note_change(buffer.len() as u64);
         stored.map_err(|cause| TierFailure { tier: NAME, activity: Activity::Write, offset, cause })
     }
 }
@@ -226,7 +226,7 @@ impl Tier for Compressed {
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
         check_range(NAME, Activity::Discard, offset, len, self.capacity_bytes())?;
         self.memory.store.discard(page_at(offset), page_at(len));
-        self.memory.stir(len);
+        self.memory.note_change(len);
         Ok(())
     }
 

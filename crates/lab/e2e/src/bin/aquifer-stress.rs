@@ -96,7 +96,7 @@ fn rows(names: &str) -> Result<Vec<Row>, String> {
 #[derive(Clone, Default)]
 struct RowCounts {
     right: u64,
-    told: u64,
+    reported: u64,
     killed: u64,
     wrong: u64,
     skipped: Option<String>,
@@ -169,7 +169,7 @@ fn suite(wanted: &Wanted) -> Option<Vec<RowCounts>> {
 fn add(counts: &mut RowCounts, verdict: Verdict, line: &str) -> bool {
     let (count, word) = match &verdict {
         Verdict::Right => (&mut counts.right, "right"),
-        Verdict::Loud => (&mut counts.told, "told"),
+        Verdict::Loud => (&mut counts.reported, "reported"),
         Verdict::Killed => (&mut counts.killed, "killed"),
         Verdict::Wrong(why) => (&mut counts.wrong, why.as_str()),
         Verdict::Skipped(why) => {
@@ -216,8 +216,8 @@ fn report(wanted: &Wanted, rows: &[Row], all_counts: &[RowCounts], rounds: u64, 
         let rows: Vec<_> = lines
             .iter()
             .map(|((name, title), counts)| {
-                let RowCounts { right, told, killed, wrong, skipped } = counts;
-                json!({"name": name, "title": title, "right": right, "told": told, "killed": killed, "wrong": wrong,
+                let RowCounts { right, reported, killed, wrong, skipped } = counts;
+                json!({"name": name, "title": title, "right": right, "reported": reported, "killed": killed, "wrong": wrong,
                        "skipped": skipped})
             })
             .collect();
@@ -230,15 +230,15 @@ fn report(wanted: &Wanted, rows: &[Row], all_counts: &[RowCounts], rounds: u64, 
     if std::io::stdout().is_terminal() {
         println!();
     }
-    println!("{:<12} {:>6} {:>6} {:>6} {:>6}  what", "row", "right", "told", "killed", "wrong");
+    println!("{:<12} {:>6} {:>8} {:>6} {:>6}  what", "row", "right", "reported", "killed", "wrong");
     for ((name, title), counts) in lines {
-        let RowCounts { right, told, killed, wrong, skipped } = counts;
+        let RowCounts { right, reported, killed, wrong, skipped } = counts;
         let what = match skipped {
             Some(why) if right + wrong == 0 => format!("skipped: {why}"),
-            _ if right + told + killed + wrong == 0 => "not reached: more rounds, or --rows".to_owned(),
+            _ if right + reported + killed + wrong == 0 => "not reached: more rounds, or --rows".to_owned(),
             _ => title.to_owned(),
         };
-        println!("{name:<12} {right:>6} {told:>6} {killed:>6} {wrong:>6}  {what}");
+        println!("{name:<12} {right:>6} {reported:>8} {killed:>6} {wrong:>6}  {what}");
     }
     let minutes = took.as_secs_f64() / 60.0;
     println!("{rounds} rounds in {minutes:.1} minutes from seed {}: {} wrong", wanted.seed, wrong(all_counts));

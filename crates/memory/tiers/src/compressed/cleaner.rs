@@ -4,8 +4,9 @@
 //! Keeps the waste of a compressed tier small: moves the live records out of the spans with the most dead bytes.
 //!
 //! The cleaner reads a span, and looks at each of its units for the header of a record. A record is live if the entry
-//! of the page that its header names points to it; anything else, also what a killed process has left, is dead. Live
-//! records are appended behind the cleaner's own head, and an entry changes only if it is still the one that was seen.
+//! of the page that its header names points to it; anything else, including what a killed process has left, is dead.
+//! Live records are appended behind the cleaner's own head, and an entry changes only if it is still the one that was
+//! seen.
 //!
 //! Threads: the one that has just written or discarded, in the background as a rule; one of a process at a time.
 
@@ -39,7 +40,7 @@ impl Buffers {
     }
 }
 
-/// Whether there is so much dead that cleaning is worth its copies.
+/// Whether so many bytes are dead that cleaning is worth its copies.
 fn is_worth(census: &Census) -> bool {
     let dead_bytes = census.bytes.saturating_sub(census.live_bytes);
     dead_bytes > (census.bytes / DEAD_PART).max(DEAD_BYTES_MIN)

@@ -7,7 +7,7 @@
 //! the tier is opened, and used once then, so that nothing is allocated afterwards. Both decode bytes that somebody may
 //! have damaged: they fail, or return other bytes, which the pager's guards detect.
 //!
-//! Threads: any, also in a signal handler.
+//! Threads: any, including in a signal handler.
 
 use std::sync::OnceLock;
 

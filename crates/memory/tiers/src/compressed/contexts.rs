@@ -4,8 +4,8 @@
 //! What compressing and decompressing need besides the page: made when the tier is opened, and lent to one thread at a
 //! time.
 //!
-//! Threads: any, also in a signal handler. A thread that finds all in use waits for a bounded time. A forked child has
-//! its own, none of them in use. As with spare frames, no thread may fork while it uses one.
+//! Threads: any, including in a signal handler. A thread that finds all in use waits for a bounded time. A forked child
+//! has its own, none of them in use. As with spare frames, no thread may fork while it uses one.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, TryLockError};
@@ -22,14 +22,14 @@ const COUNT_MAX: usize = 32;
 const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// A fixed number of contexts of a codec, each used by one thread at a time.
+/// A fixed number of values, each used by one thread at a time.
 pub(super) struct Contexts<T> {
     all: Box<[Mutex<T>]>,
     /// One bit for each: 1 if it is in use.
     used: OwnWord,
 }
 
-/// Marks a context as free again, also when its use panics.
+/// Marks a context as free again, even if its use panics.
 struct InUse<'a>(&'a OwnWord, u32);
 
 impl Drop for InUse<'_> {

@@ -13,7 +13,7 @@
 //! it, for as long as its family lives: at most one span for each thread. Contents that make no sense are never
 //! followed out of the file, and every loop is bounded.
 //!
-//! Threads: any, also in a signal handler. Locks nothing.
+//! Threads: any, including in a signal handler. Locks nothing.
 //!
 //! | bits of a span's word | what                                                              |
 //! |-----------------------|-------------------------------------------------------------------|
@@ -52,7 +52,7 @@ const HEADS: usize = 2;
 const USED: usize = HEADS;
 const FIRST: usize = HEADS + 1;
 const TOUCHED: usize = HEADS + 2;
-const ALONE: usize = HEADS + 3;
+const HEAD_WORDS: usize = HEADS + 3;
 
 /// What happens in a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub(super) enum State {
     Free = 0,
     Open = 1,
     Closed = 2,
-    /// Somebody gives its memory back.
+    /// A thread is giving its memory back.
     Emptied = 3,
 }
 
@@ -148,13 +148,13 @@ pub(super) struct Census {
 /// Gives the memory of a range of the file back: offset and length.
 pub(super) type Punch<'a> = &'a dyn Fn(u64, u64);
 
-/// The spans of a file: which are free, which slab each belongs to, and how many of its bytes are live.
+/// The spans of a file: which are free, and how much of each is filled and live.
 #[derive(Debug)]
 pub(super) struct Spans {
     words: Words,
     /// The open spans, each plus one; the number of spans that are not free; the first that may be free; and the number
     /// of spans from the start that were ever used.
-    alone: Words,
+    heads: Words,
     /// How many spans this process's writers may bring into use.
     limit: AtomicU64,
 }
@@ -162,13 +162,13 @@ pub(super) struct Spans {
 impl Spans {
     /// The words that `count` spans need.
     pub(super) const fn words(count: u32) -> usize {
-        ALONE + count as usize
+        HEAD_WORDS + count as usize
     }
 
     /// Spans that are all free, in words that are zero.
     pub(super) fn new(count: u32) -> Result<Spans, Errno> {
-        let (alone, words) = Words::shared(Self::words(count))?.split_at(ALONE);
-        Ok(Spans { words, alone, limit: AtomicU64::new(u64::MAX) })
+        let (heads, words) = Words::shared(Self::words(count))?.split_at(HEAD_WORDS);
+        Ok(Spans { words, heads, limit: AtomicU64::new(u64::MAX) })
     }
 
     /// The number of spans.
@@ -198,7 +198,7 @@ impl Spans {
     /// Takes room behind a head. `fit` gets the units that an open span has left, and returns how many of them to take;
     /// 0 closes the span. `None`: there is no free span.
     pub(super) fn reserve(&self, head: Head, fit: &dyn Fn(u32) -> u32, punch: Punch<'_>) -> Option<Room> {
-        let open = &self.alone[head as usize];
+        let open = &self.heads[head as usize];
         for _ in 0..TRIES_MAX {
             let seen = open.load(Ordering::Acquire);
             let span = seen.checked_sub(1).filter(|span| *span < self.words.len() as u64);
@@ -250,35 +250,35 @@ impl Spans {
     fn claim(&self, head: Head) -> Option<u32> {
         let count = self.words.len() as u64;
         let most = if head == Head::Writers { self.most() } else { count };
-        if self.alone[USED].load(Ordering::Relaxed) >= most {
+        if self.heads[USED].load(Ordering::Relaxed) >= most {
             return None;
         }
-        let first = self.alone[FIRST].load(Ordering::Relaxed).min(count);
+        let first = self.heads[FIRST].load(Ordering::Relaxed).min(count);
         let found = (first as u32..self.count()).find(|span| {
             let open = |now: Span| (now.state == State::Free).then_some(Span { state: State::Open, ..Span::FREE });
             self.change(*span, open).is_some()
         });
         let next = found.map_or(count, |span| u64::from(span) + 1);
         // Only a hint: `give_back` lowers it again.
-        let _ = self.alone[FIRST].compare_exchange(first, next, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.heads[FIRST].compare_exchange(first, next, Ordering::Relaxed, Ordering::Relaxed);
         if let Some(span) = found {
-            self.alone[USED].fetch_add(1, Ordering::Relaxed);
-            self.alone[TOUCHED].fetch_max(u64::from(span) + 1, Ordering::Relaxed);
+            self.heads[USED].fetch_add(1, Ordering::Relaxed);
+            self.heads[TOUCHED].fetch_max(u64::from(span) + 1, Ordering::Relaxed);
         }
         found
     }
 
     /// This many units of a span are no longer live.
     pub(super) fn release(&self, span: u32, units: u32, punch: Punch<'_>) {
-        self.settle(span, units, 0, punch);
+        self.end_use(span, units, 0, punch);
     }
 
     /// Ends the work in this room, of which so many units hold no live record.
     pub(super) fn done(&self, room: Room, dead: u32, punch: Punch<'_>) {
-        self.settle(room.span, dead, 1, punch);
+        self.end_use(room.span, dead, 1, punch);
     }
 
-    fn settle(&self, span: u32, dead: u32, workers: u32, punch: Punch<'_>) {
+    fn end_use(&self, span: u32, dead: u32, workers: u32, punch: Punch<'_>) {
         let changed = self.change(span, |now| {
             let live = now.live.saturating_sub(dead);
             let next = Span { live, busy: now.busy.saturating_sub(workers), ..now };
@@ -300,8 +300,8 @@ impl Spans {
         }
         self.words[span as usize].store(Span::FREE.word(), Ordering::Release);
         let used = |used: u64| Some(used.saturating_sub(1));
-        let _ = self.alone[USED].fetch_update(Ordering::Relaxed, Ordering::Relaxed, used);
-        self.alone[FIRST].fetch_min(span.into(), Ordering::Relaxed);
+        let _ = self.heads[USED].fetch_update(Ordering::Relaxed, Ordering::Relaxed, used);
+        self.heads[FIRST].fetch_min(span.into(), Ordering::Relaxed);
     }
 
     /// Begins to clean a span: it cannot become free, and nothing is added to it, until the returned room is done.
@@ -317,8 +317,8 @@ impl Spans {
 
     /// Looks at all spans. Corrects the number of used ones, which a killed process may have left wrong.
     pub(super) fn census(&self) -> Census {
-        let touched = self.alone[TOUCHED].load(Ordering::Relaxed).min(self.words.len() as u64) as usize;
-        let counted = self.alone[USED].load(Ordering::Relaxed);
+        let touched = self.heads[TOUCHED].load(Ordering::Relaxed).min(self.words.len() as u64) as usize;
+        let counted = self.heads[USED].load(Ordering::Relaxed);
         let mut census = Census::default();
         for (index, word) in self.words[..touched].iter().enumerate() {
             let span = Span::of(word.load(Ordering::Relaxed));
@@ -335,24 +335,24 @@ impl Spans {
                 census.victim = Some((index as u32, span));
             }
         }
-        let _ = self.alone[USED].compare_exchange(counted, census.used, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.heads[USED].compare_exchange(counted, census.used, Ordering::Relaxed, Ordering::Relaxed);
         census
     }
 
     /// The bytes of spans that writers can still open.
     pub(super) fn free_bytes(&self) -> u64 {
-        self.most().saturating_sub(self.alone[USED].load(Ordering::Relaxed)) * SPAN_BYTES as u64
+        self.most().saturating_sub(self.heads[USED].load(Ordering::Relaxed)) * SPAN_BYTES as u64
     }
 
     /// The number of spans from the start that were ever used.
     pub(super) fn touched(&self) -> u64 {
-        self.alone[TOUCHED].load(Ordering::Relaxed).min(self.words.len() as u64)
+        self.heads[TOUCHED].load(Ordering::Relaxed).min(self.words.len() as u64)
     }
 
     /// Every word, as related processes can change them.
     #[cfg(test)]
     pub(super) fn all_words(&self) -> impl Iterator<Item = &AtomicU64> {
-        self.words.iter().chain(self.alone.iter())
+        self.words.iter().chain(self.heads.iter())
     }
 }
 

@@ -11,7 +11,7 @@
 //! Related processes share file and tables (`spans.rs`). Whatever they contain, nothing here panics or reads outside
 //! the file: bytes that are not the page are found by the pager's guards.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing and locks nothing.
+//! Threads: any, including in a signal handler. Allocates nothing and locks nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
