@@ -25,6 +25,8 @@ int main(int argc, char **argv) {
                            {"seconds", "5", "how long to measure"},
                            {"ops", "0", "accesses per thread instead of a time; 0: use --seconds"},
                            {"seed", "1", "seed of the access sequence"},
+                           {"threads", "0", "threads; 0: as OpenMP chooses"},
+                           {"disjoint", nullptr, "each thread uses a part of the array of its own"},
                            {"file", "", "put the array into a shared mapping of this new file"},
                            {"footprint", nullptr, "print the bytes of the array and exit"}});
     const uint64_t record = options.size("record");
@@ -36,6 +38,9 @@ int main(int argc, char **argv) {
     const uint64_t updates_percent = options.count("updates", 0, 100);
     const uint64_t ops_fixed = options.count("ops", 0, 1ull << 40), seed = options.count("seed", 0, UINT64_MAX);
     const double seconds = options.real("seconds", 0.01, 86400);
+    if (const uint64_t threads = options.count("threads", 0, 1024)) omp_set_num_threads(static_cast<int>(threads));
+    const bool disjoint = options.has("disjoint");
+    if (disjoint && zipf) usage_error("--disjoint is for the uniform distribution");
     if (options.has("footprint")) return std::printf("%" PRIu64 "\n", count * record), 0;
 
     Memory memory(options.text("file"));
@@ -50,14 +55,17 @@ int main(int argc, char **argv) {
 
     const Permutation scatter(count, 7);
     uint64_t ops = 0, updates = 0, wrong = 0;
-    const double start = seconds_now();
+    const double start = seconds_now(), cpu_start = cpu_seconds();
 #pragma omp parallel reduction(+ : ops, updates, wrong)
     {
-        Random random{mix64(seed * 1000003 + static_cast<uint64_t>(omp_get_thread_num()))};
+        const uint64_t thread = static_cast<uint64_t>(omp_get_thread_num());
+        Random random{mix64(seed * 1000003 + thread)};
+        const uint64_t parts = disjoint ? static_cast<uint64_t>(omp_get_num_threads()) : 1;
+        const uint64_t part = count / parts, first = disjoint ? thread * part : 0;
         for (;;) {
             if (ops_fixed != 0 ? ops >= ops_fixed : (ops % 16 == 0 && seconds_now() - start >= seconds)) break;
             const uint64_t index = zipf ? scatter.forward(ranks.draw([&] { return random.uniform(); }) - 1)
-                                        : static_cast<uint64_t>((static_cast<unsigned __int128>(random.next()) * count) >> 64);
+                                        : first + static_cast<uint64_t>((static_cast<unsigned __int128>(random.next()) * part) >> 64);
             uint64_t *const word = words + index * stride;
             uint64_t seen;
             if (random.next() % 100 < updates_percent) {
@@ -70,7 +78,7 @@ int main(int argc, char **argv) {
             ++ops;
         }
     }
-    const double elapsed = seconds_now() - start;
+    const double elapsed = seconds_now() - start, cpu = cpu_seconds() - cpu_start;
 
     // More than 2^32 updates of a record would carry into the mark and be reported as wrong, not pass.
     uint64_t counted = 0, checksum = 0;
@@ -88,7 +96,8 @@ int main(int argc, char **argv) {
     Result result("random_access");
     result.number("footprint_bytes", count * record).text("distribution", zipf ? "zipf" : "uniform");
     result.number("updates_percent", updates_percent).real("setup_seconds", setup_seconds);
-    result.number("ops", ops).number("updates", updates).real("seconds", elapsed).checksum(checksum);
+    result.number("ops", ops).number("updates", updates).real("seconds", elapsed);
+    result.real("cpu_seconds", cpu).checksum(checksum);
     result.figure("ops", static_cast<double>(ops) / elapsed, "ops/s", true);
     return result.print(wrong == 0 && counted == updates);
 }

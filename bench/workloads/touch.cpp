@@ -28,12 +28,6 @@ static uint64_t cpu_ticks() {
     return user + system;
 }
 
-static double cpu_seconds() {
-    timespec time{};
-    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
-
 static void rest(double seconds) {
     const auto whole = static_cast<time_t>(seconds);
     timespec left{whole, static_cast<long>((seconds - static_cast<double>(whole)) * 1e9)};

@@ -45,8 +45,9 @@ pub struct BenchArgs {
     /// Workloads to run, or `all` [default: stream]
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
-    /// What Aquifer itself costs: fault, listener, below-budget, idle, donor, or `all`; without --workload, nothing
-    /// else
+    /// What Aquifer itself costs: fault, listener, scattered, below-budget, idle, donor, or `all`
+    ///
+    /// Without --workload, nothing else is measured.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub overhead: Vec<String>,
     /// Contenders to compare [default: all of them]

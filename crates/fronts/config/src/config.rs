@@ -14,7 +14,7 @@ use crate::choice::{BlockSize, Delivery, Exchange, PolicyName};
 pub const VARIABLE: &str = "AQUIFER_CONFIG";
 
 /// The version of the object. A change of any field's name or meaning is a new version.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The number of eight-byte words in the ledger of a tree's budget. `aquifer-pager` defines their
 /// contents.
@@ -63,6 +63,8 @@ pub struct Config {
     /// The file to which the pager records its engine's inputs, for replay. `None`: no recording.
     #[serde(deserialize_with = "Option::deserialize")]
     pub record: Option<String>,
+    /// Whether to time the use of the engine's lock, which costs two readings of the clock for each.
+    pub time_lock: bool,
     /// The number by which donors identify the processes of this tree; it cannot be guessed. Only processes that share
     /// the statistics segment use it, because the launcher can find out when the last of those has ended. `None`:
     /// donors do not identify the tree.
@@ -91,6 +93,7 @@ impl Default for Config {
             stats_fd: None,
             ledger_fd: None,
             record: None,
+            time_lock: false,
             tree: None,
             state_dir: String::new(),
             strict: false,
@@ -186,6 +189,7 @@ mod tests {
             stats_fd: Some(100),
             ledger_fd: Some(101),
             record: Some("/tmp/record".into()),
+            time_lock: true,
             tree: Some(0x1122_3344_5566_7788),
             state_dir: "/var/lib/aquifer".into(),
             strict: true,
@@ -203,7 +207,7 @@ mod tests {
     /// Golden: a change of this file is a change of [`VERSION`].
     #[test]
     fn the_bytes_are_pinned() {
-        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v4.json").trim_end());
+        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v5.json").trim_end());
     }
 
     #[test]
@@ -215,8 +219,8 @@ mod tests {
         let broken_line = text.replacen('{', "{\"a\\r\\nb\":1,", 1);
         assert!(Config::from_json(&broken_line).unwrap_err().to_string().contains("`a??b`"));
 
-        let later = text.replacen("\"version\":4", "\"version\":5,\"colour\":0", 1);
-        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 5 }));
+        let later = text.replacen("\"version\":5", "\"version\":6,\"colour\":0", 1);
+        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 6 }));
 
         let missing = text.replacen("\"verbose\":2", "\"prefetch\":true", 1);
         assert!(Config::from_json(&missing).is_err());

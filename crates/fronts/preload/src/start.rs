@@ -121,8 +121,22 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     }
     crate::descendants::prepare(&text, config.strict, ledger);
     let owner = Owner::Program;
-    let settings =
-        Settings { owner, dram_bytes, order, elastic, policy, tier, family, ledger, way, prefetch, record, program };
+    let time_lock = config.time_lock;
+    let settings = Settings {
+        owner,
+        dram_bytes,
+        order,
+        elastic,
+        policy,
+        tier,
+        family,
+        ledger,
+        way,
+        prefetch,
+        record,
+        time_lock,
+        program,
+    };
     let adopter = match Adopter::new(settings, counters, crate::reach::of) {
         Ok(adopter) => adopter,
         Err(errno) => {

@@ -3,9 +3,10 @@
 
 //! The costs of the pager itself: the programs that show them, the reading of their numbers, and the bars. Pure.
 //!
-//! Five costs, each against a bar: a fault beyond the time of its medium, the additional cost under listener delivery,
-//! a run below the budget, a program at rest, and a read from a donor beyond the network's own time. `overhead_run.rs`
-//! makes the runs, `overhead_donor.rs` those with a donor.
+//! Six costs, each against a bar: a fault beyond the time of its medium, the additional cost under listener delivery,
+//! the CPU time of a fault where accesses are scattered, a run below the budget, a program at rest, and a read from a
+//! donor beyond the network's own time. `overhead_run.rs` makes the runs, `overhead_donor.rs` those with a donor,
+//! `overhead_scattered.rs` those with scattered accesses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -32,12 +33,20 @@ pub enum Overhead {
     Idle,
     /// The cost of a fault beyond the tier's time, on one CPU: through a listener, divided by the same by signal.
     Listener,
+    /// The CPU time of a fault on a page chosen at random, by one thread and by two at the same time.
+    Scattered,
 }
 
 impl Overhead {
     /// Each of them, in the order in which they run.
-    pub const ALL: [Overhead; 5] =
-        [Overhead::Fault, Overhead::Listener, Overhead::Donor, Overhead::BelowBudget, Overhead::Idle];
+    pub const ALL: [Overhead; 6] = [
+        Overhead::Fault,
+        Overhead::Listener,
+        Overhead::Scattered,
+        Overhead::Donor,
+        Overhead::BelowBudget,
+        Overhead::Idle,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -46,6 +55,7 @@ impl Overhead {
             Self::Fault => "fault",
             Self::Idle => "idle",
             Self::Listener => "listener",
+            Self::Scattered => "scattered",
         }
     }
 }
@@ -82,8 +92,8 @@ pub struct Case {
     /// The value of `--block`, in bytes; 0 to omit it, so that the size is learnt.
     pub block_bytes: u64,
     /// Fault: the maximum in microseconds. Listener: the maximum multiple of the cost by signal. Below the budget: the
-    /// minimum of native time over Aquifer's. Idle: the maximum in ticks. Donor: the maximum in microseconds, and for
-    /// TLS the minimum relative to plain text. [`NO_BAR`]: only reported.
+    /// minimum of native time over Aquifer's. Idle: the maximum in ticks. Scattered: the maximum in microseconds.
+    /// Donor: the same, and for TLS the minimum relative to plain text. [`NO_BAR`]: only reported.
     pub bar: f64,
 }
 
@@ -109,9 +119,14 @@ const fn of_donor(name: &'static str, block_bytes: u64, bar: f64) -> Case {
     Case { overhead, name, program, arguments, budget_bytes: 0, tier_bytes: 256 * MIB, block_bytes, bar }
 }
 
+const fn of_scattered(name: &'static str, arguments: &'static [&'static str], bar: f64) -> Case {
+    let (overhead, program, budget_bytes) = (Overhead::Scattered, "random_access", 77 * MIB);
+    Case { overhead, name, program, arguments, budget_bytes, tier_bytes: 512 * MIB, block_bytes: 0, bar }
+}
+
 /// Each fault case has eight times as much memory as budget, so that seven touches in eight miss. A program below its
 /// budget runs for more than a second, so that starting two more processes does not affect the result.
-pub const CASES: [Case; 13] = [
+pub const CASES: [Case; 16] = [
     Case {
         overhead: Overhead::Fault,
         name: "4KiB",
@@ -152,6 +167,9 @@ pub const CASES: [Case; 13] = [
         block_bytes: 128 << 10,
         bar: 1.5,
     },
+    of_scattered("1-thread", &["--updates", "0", "--bytes", "256MiB", "--threads", "1"], NO_BAR),
+    of_scattered("2-disjoint", &["--updates", "0", "--bytes", "256MiB", "--threads", "2", "--disjoint"], 6.0),
+    of_scattered("2-shared", &["--updates", "0", "--bytes", "256MiB", "--threads", "2"], 6.0),
     of_donor("tcp-4KiB", 4 << 10, 5.0),
     of_donor("tls-4KiB", 4 << 10, NO_BAR),
     of_donor("shm-4KiB", 4 << 10, NO_BAR),
@@ -220,7 +238,7 @@ impl OverheadRun {
 }
 
 /// A number from a program's result, or from the statistics.
-fn number(from: &Value, name: &str) -> Result<f64, String> {
+pub(crate) fn number(from: &Value, name: &str) -> Result<f64, String> {
     from.get(name).and_then(Value::as_f64).ok_or_else(|| format!("it did not report its {name}"))
 }
 
@@ -293,6 +311,7 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
             (format!("a fault beyond the tier's read, {} blocks, {budget} of DRAM", case.name), " us")
         }
         Overhead::Listener => (format!("the same by a listener over by signal, {} blocks, one CPU", case.name), "x"),
+        Overhead::Scattered => (format!("CPU time of a scattered fault with its program, {}, dram", case.name), " us"),
         Overhead::Idle => ("CPU time of a program at rest for 5 s, the worst".into(), " ticks"),
     };
     let (at_least, is_judged) = (case.is_minimum(), case.bar.is_finite());

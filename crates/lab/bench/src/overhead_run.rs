@@ -126,6 +126,7 @@ impl OverheadBench<'_> {
                     order::both(round, || cost(&mut by_signal, "signal"), || cost(run, "listener"))?;
                 overhead::listener_cost(&signal, &listener).map_err(nonsense)
             }
+            Overhead::Scattered => self.scattered(case, run),
             Overhead::Idle => {
                 let (printed, stats, _) = self.managed(case, run, &[])?;
                 overhead::idle(&printed, &stats).map_err(nonsense)
@@ -148,19 +149,37 @@ impl OverheadBench<'_> {
 
     /// Runs the program under the pager. Returns its result, the statistics, and its run time in seconds.
     fn managed(&self, case: &Case, run: &mut OverheadRun, words: &[&str]) -> Result<(Value, Value, f64), BenchFailure> {
+        self.managed_by(case, run, &[], &[], words)
+    }
+
+    /// As `managed`: `starter`, if any, is the command that starts `aquifer`; the program gets `more` arguments.
+    pub(crate) fn managed_by(
+        &self,
+        case: &Case,
+        run: &mut OverheadRun,
+        starter: &[&str],
+        more: &[&str],
+        words: &[&str],
+    ) -> Result<(Value, Value, f64), BenchFailure> {
         let path = self.settings.dir.join(undo::name(self.token, "stats"));
         let mut files = UndoList::default();
         files.push(Undo::RemoveFile(path.clone()));
-        let mut command = match case.overhead {
-            Overhead::Listener => on_cpu(first_cpu_of_ours()?, self.aquifer),
-            _ => Command::new(self.aquifer),
+        let mut command = match (case.overhead, starter) {
+            (Overhead::Listener, _) => on_cpu(first_cpu_of_ours()?, self.aquifer),
+            (_, []) => Command::new(self.aquifer),
+            (_, [program, arguments @ ..]) => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(self.aquifer);
+                command
+            }
         };
         command.args(["run", "--dram", &case.budget_bytes.to_string(), "--tier"]);
         command.arg(format!("dram:size={}", case.tier_bytes)).arg("--stats-json").arg(&path);
         if case.block_bytes > 0 {
             command.args(["--block", &case.block_bytes.to_string()]);
         }
-        command.args(words).args(&self.settings.aquifer_args).arg("--").arg(self.program(case)?).args(case.arguments);
+        command.args(words).args(&self.settings.aquifer_args).arg("--").arg(self.program(case)?);
+        command.args(case.arguments).args(more);
         let (printed, seconds) = self.run(command)?;
         run.program = Some(printed.clone());
         let text = fs::read_to_string(&path)

@@ -30,7 +30,7 @@ pub fn bench_result() -> Vec<Vec<u8>> {
 /// The configuration that `aquifer run` passes to its preload library.
 pub fn config() -> Vec<Vec<u8>> {
     // Every field has a value other than its default.
-    let full = include_str!("../../../fronts/config/tests/golden/config_v4.json");
+    let full = include_str!("../../../fronts/config/tests/golden/config_v5.json");
     texts(&[full, &Config::default().to_json(), "{\"version\":3}", "{}", "null"])
 }
 

@@ -31,10 +31,35 @@ impl Tape for NoTape {
     fn event(&self, _: &Call<'_>, _: Summary) {}
 }
 
+/// Measures how long threads wait for the engine's lock and hold it. Called in signal handlers, too.
+pub trait LockTimer {
+    /// The monotonic clock, in nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// A thread asked for the lock at `asked_ns`, got it at `taken_ns`, and gives it back now.
+    fn released(&self, asked_ns: u64, taken_ns: u64);
+}
+
+/// One use of the lock that is being timed.
+struct Timed<'a> {
+    timer: &'a dyn LockTimer,
+    asked_ns: u64,
+    taken_ns: u64,
+}
+
 /// The locked engine.
 pub struct LockedEngine<'a, T: Tape> {
     engine: MutexGuard<'a, Engine>,
     recorder: Option<&'a T>,
+    timed: Option<Timed<'a>>,
+}
+
+impl<T: Tape> Drop for LockedEngine<'_, T> {
+    fn drop(&mut self) {
+        if let Some(Timed { timer, asked_ns, taken_ns }) = self.timed.take() {
+            timer.released(asked_ns, taken_ns);
+        }
+    }
 }
 
 impl<T: Tape> Deref for LockedEngine<'_, T> {
@@ -46,9 +71,16 @@ impl<T: Tape> Deref for LockedEngine<'_, T> {
 }
 
 impl<'a, T: Tape> LockedEngine<'a, T> {
-    /// Wraps a locked engine whose calls `recorder` records.
-    pub fn new(engine: MutexGuard<'a, Engine>, recorder: Option<&'a T>) -> Self {
-        Self { engine, recorder }
+    /// Locks an engine whose calls `recorder` records. `timer`, if any, measures the lock's use.
+    pub fn new(
+        lock: impl FnOnce() -> MutexGuard<'a, Engine>,
+        recorder: Option<&'a T>,
+        timer: Option<&'a dyn LockTimer>,
+    ) -> Self {
+        let Some(timer) = timer else { return Self { engine: lock(), recorder, timed: None } };
+        let asked_ns = timer.now_ns();
+        let engine = lock();
+        Self { engine, recorder, timed: Some(Timed { timer, asked_ns, taken_ns: timer.now_ns() }) }
     }
 
     fn record(&self, told: Call<'_>, summary: impl FnOnce(&Engine) -> Summary) {

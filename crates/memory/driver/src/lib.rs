@@ -36,7 +36,7 @@ mod worker;
 pub use batch::{BATCH_MAX, Sealed};
 pub use bring::{Brought, bring};
 pub use discard::{Discard, discard};
-pub use engine_lock::{LockedEngine, NoTape, Tape};
+pub use engine_lock::{LockTimer, LockedEngine, NoTape, Tape};
 pub use evict::{evict, stays};
 pub use fatal::Fatal;
 pub use fault::{Outcome, WAIT_MAX, check_timeout, resolve};

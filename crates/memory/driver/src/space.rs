@@ -15,7 +15,7 @@ use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{FrameIndex, PageIndex, SlabIndex, Slot};
 
 use crate::batch::Sealed;
-use crate::engine_lock::{LockedEngine, Tape};
+use crate::engine_lock::{LockTimer, LockedEngine, Tape};
 use crate::fatal::Fatal;
 use crate::inspect::{Finding, Mismatch};
 use crate::observer::Observer;
@@ -31,6 +31,11 @@ pub trait Space: Kernel + Store + Clock + Observer {
     /// The recording, if there is one.
     fn tape(&self) -> Option<&Self::Tape>;
 
+    /// What measures the use of the engine's lock, if it is measured.
+    fn lock_timer(&self) -> Option<&dyn LockTimer> {
+        None
+    }
+
     /// Whether the calling thread must not start new work now, because another thread is about to fork. Read under the
     /// engine's lock.
     fn is_paused(&self) -> bool;
@@ -40,7 +45,7 @@ pub trait Space: Kernel + Store + Clock + Observer {
 
     /// The locked engine. Hold it briefly: no call that may wait.
     fn engine(&self) -> LockedEngine<'_, Self::Tape> {
-        LockedEngine::new(self.lock(), self.tape())
+        LockedEngine::new(|| self.lock(), self.tape(), self.lock_timer())
     }
 }
 

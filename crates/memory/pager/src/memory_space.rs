@@ -175,6 +175,7 @@ impl MemorySpace {
             way: settings.way,
             prefetch: settings.prefetch,
             record: None,
+            time_lock: false,
             program: String::new(),
         };
         counters.set(aquifer_stats::Gauge::DramBudgetBytes, settings.dram_bytes);

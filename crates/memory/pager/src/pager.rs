@@ -85,6 +85,8 @@ pub struct Settings {
     pub prefetch: bool,
     /// The path at which to record the calls into the engine, if any.
     pub record: Option<String>,
+    /// Whether to time the use of the engine's lock.
+    pub time_lock: bool,
     /// The program's name, written to the recording.
     pub program: String,
 }
@@ -141,6 +143,8 @@ impl std::error::Error for StartFailure {}
 pub struct Pager {
     pub(crate) engine: Mutex<Engine>,
     pub(crate) recorder: Option<&'static Recorder>,
+    /// Whether the use of the engine's lock is timed.
+    pub(crate) times_lock: bool,
     pub(crate) area: FrameArea,
     /// Only with `Way::Move`: the memory from which fresh frames are cut.
     pub(crate) huge_frames: Option<HugeFrames>,
@@ -295,6 +299,7 @@ impl Pager {
             largest: engine.largest(settings.order),
             engine: Mutex::new(engine),
             recorder,
+            times_lock: settings.time_lock,
             budget_pages,
             budget_pages_max,
             budget_now: AtomicU64::new(budget_pages),

@@ -26,7 +26,9 @@ use aquifer_core::engine::Engine;
 use aquifer_core::map::Pages;
 use aquifer_core::record::{Call, Summary};
 use aquifer_core::units::{PageIndex, ThreadIndex};
-use aquifer_driver::{LockedEngine, Outcome, Space, Tape};
+use aquifer_driver::{LockTimer, LockedEngine, Outcome, Space, Tape};
+use aquifer_stats::Counter;
+use aquifer_sys::raw::now_ns;
 use aquifer_sys::thread_slot;
 
 use crate::pager::Pager;
@@ -73,6 +75,10 @@ impl Space for Pager {
         self.recorder
     }
 
+    fn lock_timer(&self) -> Option<&dyn LockTimer> {
+        self.times_lock.then_some(self)
+    }
+
     fn is_paused(&self) -> bool {
         let forking = self.forking.load(Ordering::SeqCst);
         forking != 0 && forking != thread_slot::token()
@@ -80,6 +86,18 @@ impl Space for Pager {
 
     fn is_pinned(&self, pages: Pages) -> bool {
         self.pins.cover(pages)
+    }
+}
+
+impl LockTimer for Pager {
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+
+    fn released(&self, asked_ns: u64, taken_ns: u64) {
+        self.counters.add(Counter::EngineLocks, 1);
+        self.counters.add(Counter::EngineLockWaitedNs, taken_ns.saturating_sub(asked_ns));
+        self.counters.add(Counter::EngineLockHeldNs, now_ns().saturating_sub(taken_ns));
     }
 }
 

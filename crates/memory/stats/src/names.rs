@@ -70,6 +70,10 @@ table! {
         SlabsLost "slabs_lost" "Slabs of the tier that lost their last copy."
         MembersQuarantined "members_quarantined" "Donors quarantined because they repeatedly returned corrupt data."
         PrefetchedBlocks "prefetched_blocks" "Blocks read from the tier ahead of demand."
+        CopiedBytes "copied_bytes" "Bytes copied between the program, frames and a tier in memory."
+        EngineLocks "engine_locks" "Uses of the engine's lock, where they are timed."
+        EngineLockHeldNs "engine_lock_held_ns" "Nanoseconds for which threads held the engine's lock, where that is timed."
+        EngineLockWaitedNs "engine_lock_waited_ns" "Nanoseconds for which threads waited for the engine's lock, where that is timed."
     }
 }
 

@@ -90,6 +90,10 @@ pub struct HowArgs {
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
+    /// Time how long threads hold the lock of the pager's engine and wait for it, for the statistics
+    #[arg(long, hide_short_help = true)]
+    pub time_lock: bool,
+
     /// Directory on disk for the default tier; it must exist
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,

@@ -61,6 +61,7 @@ impl RunSettings {
             exchange: how.exchange,
             prefetch: how.prefetch,
             record: how.record.as_deref().map(|path| absolute_text("--record", path)).transpose()?,
+            time_lock: how.time_lock,
             // Without a tree number, borrowed memory returns when its leases expire.
             tree: aquifer_sys::raw::random().ok().filter(|tree| *tree != 0),
             state_dir,

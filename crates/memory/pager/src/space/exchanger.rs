@@ -9,6 +9,7 @@ use aquifer_core::engine::Exchange;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex};
 use aquifer_driver::{BATCH_MAX, Exchanger, Fatal, Gone, Installed, Populated, Sealed, TakeAway};
+use aquifer_stats::Counter;
 use aquifer_sys::memory::{MADV_POPULATE_READ, SPANS_MAX, Span, advise, drop_pages, drop_spans, read_spans};
 use aquifer_sys::raw::Errno;
 
@@ -26,7 +27,11 @@ impl Exchanger for Pager {
         pages: Pages,
         frame: FrameIndex,
     ) -> Result<Installed, Fatal> {
-        match exchange::install(self.uffd(delivery), &self.area, self.way, exchange, pages, frame) {
+        let installed = exchange::install(self.uffd(delivery), &self.area, self.way, exchange, pages, frame);
+        if installed == Ok(exchange::Installed::Copied) {
+            self.counters.add(Counter::CopiedBytes, pages.bytes());
+        }
+        match installed {
             Ok(exchange::Installed::Moved) => Ok(Installed::Moved),
             Ok(exchange::Installed::Copied) if self.way == Way::Move && exchange == Exchange::Move => {
                 Ok(Installed::CopiedInstead)
@@ -116,6 +121,7 @@ impl Pager {
         // SAFETY: the frames are this thread's, as the engine's answer says, and the blocks are Leaving and
         // write-protected: nobody writes to either.
         let copied = whole(&sources, unsafe { read_spans(&targets, &sources) }.unwrap_or(0));
+        self.counters.add(Counter::CopiedBytes, sources[..copied].iter().map(|span| span.len as u64).sum());
         let missing = |(_, victim): &(usize, &Sealed)| victim.frame.is_some();
         victims.iter().enumerate().filter(missing).nth(copied).map_or(victims.len(), |(index, _)| index)
     }

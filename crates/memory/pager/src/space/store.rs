@@ -43,7 +43,10 @@ impl Store for Pager {
         let mut buffer = self.area.buffer(frame, start, len);
         let mut tries = 0;
         loop {
-            let Err(failure) = self.tier.read(slot.offset_of(start), &mut buffer) else { return Ok(()) };
+            let Err(failure) = self.tier.read(slot.offset_of(start), &mut buffer) else {
+                self.count_copy(len);
+                return Ok(());
+            };
             tries += 1;
             if failure.disposition() != Disposition::Retry || tries > READ_TRIES {
                 return Err(failure);
@@ -63,7 +66,9 @@ impl Store for Pager {
     }
 
     fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
-        self.tier.write(slot.offset_of(start), &self.area.buffer(frame, start, len))
+        self.tier.write(slot.offset_of(start), &self.area.buffer(frame, start, len))?;
+        self.count_copy(len);
+        Ok(())
     }
 
     fn before_write(&self, slot: Slot) -> Result<(), Fatal> {
@@ -100,6 +105,13 @@ impl Store for Pager {
 }
 
 impl Pager {
+    /// Counts a transfer that was a copy in local memory.
+    fn count_copy(&self, len: usize) {
+        if !self.tier.waits_for_medium() {
+            self.counters.add(Counter::CopiedBytes, len as u64);
+        }
+    }
+
     /// Tries each way of the tier once.
     fn try_ways(&self, slot: Slot, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<Found, ReadFailure> {
         let (offset, len) = (slot.offset_of(start), expected.len() * PAGE_BYTES as usize);
