@@ -62,6 +62,11 @@ pub struct Run {
 }
 
 impl Run {
+    /// Whether the kernel counts the tier's bytes in the program's resident memory, since the program maps them.
+    pub fn maps_its_tier(&self) -> bool {
+        self.stats.as_ref().and_then(|stats| stats.get("tier_mapped_bytes")?.as_u64()).is_some_and(|bytes| bytes > 0)
+    }
+
     /// `resident_bytes_peak` of the pager's own statistics.
     pub fn pager_peak_bytes(&self) -> Option<u64> {
         self.stats.as_ref()?.get("resident_bytes_peak")?.as_u64()

@@ -178,8 +178,9 @@ fn judge_budget(runs: &[Run]) -> Option<Verdict> {
     let ours = |run: &&Run| run.contender.starts_with("aquifer-") && !run.contender.ends_with(OTHER_BUILD);
     for run in runs.iter().filter(ours).filter(|run| run.figure.is_some()) {
         // With several processes, only one has reported its memory; the kernel enforces the limit on all of them. If
-        // the program has not reported the kernel's figure, only the pager's own count is available.
-        let (peak, allowed) = match run.peak_resident_bytes {
+        // the program has not reported the kernel's figure, or it includes the tier's memory, only the pager's own
+        // count is available.
+        let (peak, allowed) = match run.peak_resident_bytes.filter(|_| !run.maps_its_tier()) {
             Some(peak) => (peak, limit_bytes(run.footprint_bytes, run.local_bytes, 1)),
             None => (run.pager_peak_bytes().unwrap_or(0), run.local_bytes),
         };

@@ -20,8 +20,8 @@ use aquifer_core::record::{Call, Summary, put_call, put_summary};
 use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, REGION_PAGES, SlabIndex, Slot};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
-    Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, Installed, Loss, Observer, Populated, ReadFailure, Ready,
-    Resolved, Sealed, Space, Store, StoreQueue, TakeAway, Tape, Transfer,
+    Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, InPlace, Installed, Loss, Observer, Populated,
+    ReadFailure, Ready, Resolved, Sealed, Space, Store, StoreQueue, TakeAway, Tape, Transfer,
 };
 
 use crate::contents::Contents;
@@ -312,6 +312,13 @@ fn transfer(contents: &RefCell<Contents>, fails: Fails, transfer: Transfer) -> R
     Ok(())
 }
 
+impl InPlace for InstantMachine {
+    /// Its tier is not mapped. The decisions would be the same.
+    fn install_stored(&self, _: Delivery, _: Pages, _: Slot, _: &[u64], _: bool) -> Result<bool, Fatal> {
+        Ok(false)
+    }
+}
+
 impl Store for InstantMachine {
     type Failure = WriteFailed;
     type Queue = Queue;
@@ -422,6 +429,8 @@ impl Observer for InstantMachine {
     fn fetched(&self) {}
 
     fn publish(&self, _: &Engine) {}
+
+    fn publish_if_due(&self, _: &Engine) {}
 
     fn publish_more(&self, _: &Engine) {}
 

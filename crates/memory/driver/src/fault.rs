@@ -5,7 +5,8 @@
 //!
 //! May run in a signal handler: does not allocate or log, takes no lock but the engine's. Every wait is bounded.
 //!
-//! Next on the path: `transfer.rs`, which fetches, and the kernel's `install`.
+//! Next on the path: `transfer.rs`, which fetches into a frame or, from a tier in memory, installs without one; and the
+//! kernel's `install`.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::inspect::{Guards, PAGES_MAX};
 use crate::observer::{Count, FaultKind, Loss, Resolved};
 use crate::planted::{self, Bug};
 use crate::space::{Installed, Space};
-use crate::transfer::{clean, fetch};
+use crate::transfer::{clean, fetch, install_stored};
 
 /// How long a fault may wait for other threads in total. Longer than the time-outs of disks and networks, so that those
 /// report first.
@@ -158,12 +159,21 @@ pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write:
                 break;
             }
             FaultStep::Fetch { block, pages, frame, slot, fresh, exchange, arrival } => {
+                let stored = &guards[..pages.count as usize];
+                // A frame without pages gets them below: the engine counts it as one that has them.
+                let arrived = Arriving { block, count: 1, pages, frame, arrival };
+                if let (Exchange::Copy { seal }, false) = (exchange, fresh)
+                    && install_stored(space, delivery, pages, slot, stored, seal)?
+                {
+                    installed(space, &arrived);
+                    break;
+                }
                 space.prepare(frame, pages.bytes() as usize, fresh)?;
-                if let Err(loss) = fetch(space, pages, frame, slot, &guards[..pages.count as usize]) {
+                if let Err(loss) = fetch(space, pages, frame, slot, stored) {
                     lose(space, block, pages, loss);
                     return Ok(Outcome::Lost);
                 }
-                install(space, Arriving { block, count: 1, pages, frame, arrival }, delivery, exchange)?;
+                install(space, arrived, delivery, exchange)?;
                 break;
             }
         }
@@ -249,16 +259,21 @@ struct Arriving {
 
 /// Installs the bytes of the blocks, and reports.
 fn install<S: Space>(space: &S, what: Arriving, delivery: Delivery, exchange: Exchange) -> Result<(), Fatal> {
-    let Arriving { block, count, pages, frame, arrival } = what;
+    let Arriving { pages, frame, .. } = what;
     if space.install(delivery, exchange, pages, frame)? == Installed::CopiedInstead {
         space.count(Count::ExchangeFallbacks, 1);
     }
+    installed(space, &what);
+    Ok(())
+}
+
+/// Reports that the blocks are at the program's address.
+fn installed<S: Space>(space: &S, what: &Arriving) {
     let mut engine = space.engine();
-    let wanted = engine.installed(block, count, arrival);
-    space.publish(&engine);
+    let wanted = engine.installed(what.block, what.count, what.arrival);
+    space.publish_if_due(&engine);
     drop(engine);
     report(space, wanted);
-    Ok(())
 }
 
 /// Installs the zero page at the one page that a resident block lacks, if any. At the first store the kernel replaces

@@ -39,6 +39,11 @@ pub fn arrive(bytes: &mut [u8], expected: &[u64]) -> Result<(), Mismatch> {
     Ok(())
 }
 
+/// Whether the bytes are those written back, none of whose pages is zero.
+pub fn matches(bytes: &[u8], expected: &[u64]) -> bool {
+    bytes.chunks_exact(PAGE_BYTES as usize).zip(expected).all(|(bytes, expected)| guard::of_page(bytes) == *expected)
+}
+
 /// What must be done before a frame may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {

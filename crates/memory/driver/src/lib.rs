@@ -43,7 +43,7 @@ pub use fault::{Outcome, WAIT_MAX, check_timeout, resolve};
 pub use observer::{Count, FaultKind, Loss, Observer, Resolved};
 pub use quiesce::quiesce;
 pub use space::{
-    Clock, Direction, Exchanger, Frames, Gone, Installed, Kernel, Populated, ReadFailure, Ready, Refused, Space, Store,
-    StoreQueue, TakeAway, Transfer,
+    Clock, Direction, Exchanger, Frames, Gone, InPlace, Installed, Kernel, Populated, ReadFailure, Ready, Refused,
+    Space, Store, StoreQueue, TakeAway, Transfer,
 };
 pub use worker::{Turn, Worker, WorkerClock};

@@ -83,6 +83,10 @@ pub trait Observer {
     /// Publishes the engine's state.
     fn publish(&self, engine: &Engine);
 
+    /// Publishes the engine's state if enough has changed since the last time. Called on the fault path, where
+    /// publishing everything each time would hold the lock too long.
+    fn publish_if_due(&self, engine: &Engine);
+
     /// Publishes the engine's state in more detail. The worker calls it, and discards do.
     fn publish_more(&self, engine: &Engine);
 

@@ -21,7 +21,7 @@ use crate::inspect::{Finding, Mismatch};
 use crate::observer::Observer;
 
 /// One memory space: an engine with its lock, and everything around it.
-pub trait Space: Kernel + Store + Clock + Observer {
+pub trait Space: Kernel + Store + InPlace + Clock + Observer {
     /// Records the calls into the engine.
     type Tape: Tape;
 
@@ -223,6 +223,21 @@ pub trait Store {
 
     /// A slab of the tier is free: its room can go back to the tier. Called with the engine's lock held.
     fn freed(&self, slab: SlabIndex);
+}
+
+/// Installation from where the tier's bytes lie: for tiers in this process's memory. It spares the frame a copy.
+pub trait InPlace {
+    /// Copies a slot's bytes to `pages`, which are all missing, if they lie in this process's memory and are those
+    /// whose guards are `expected`, none of which is zero. Wakes the threads that wait there. `seal`: write-protects
+    /// the pages. Returns false if nothing was installed. Does not wait.
+    fn install_stored(
+        &self,
+        delivery: Delivery,
+        pages: Pages,
+        slot: Slot,
+        expected: &[u64],
+        seal: bool,
+    ) -> Result<bool, Fatal>;
 }
 
 /// Why a block's bytes could not be read.

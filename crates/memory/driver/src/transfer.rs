@@ -11,7 +11,7 @@
 use aquifer_core::block::Waiting;
 use aquifer_core::engine::CleanVerdict;
 use aquifer_core::guard;
-use aquifer_core::map::{OwnSlot, Pages};
+use aquifer_core::map::{Delivery, OwnSlot, Pages};
 use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES, Slot};
 
 use crate::fatal::Fatal;
@@ -40,10 +40,32 @@ pub(crate) fn fetch<S: Space>(
             })?;
         }
     }
+    count_fetched(space, pages);
+    Ok(())
+}
+
+fn count_fetched<S: Space>(space: &S, pages: Pages) {
     space.count(Count::FetchedBytes, pages.bytes());
     space.count(Count::FetchedBlocks, 1);
     space.fetched();
-    Ok(())
+}
+
+/// Installs a block's bytes at the program's address from where they lie in the tier, without a frame. False if nothing
+/// was installed: the tier's bytes are not in this process's memory, or are not those that were written back.
+pub(crate) fn install_stored<S: Space>(
+    space: &S,
+    delivery: Delivery,
+    pages: Pages,
+    slot: Slot,
+    stored: &[u64],
+    seal: bool,
+) -> Result<bool, Fatal> {
+    // A page of zeros has no bytes in the tier.
+    if stored.contains(&guard::ZERO) || !space.install_stored(delivery, pages, slot, stored, seal)? {
+        return Ok(false);
+    }
+    count_fetched(space, pages);
+    Ok(true)
 }
 
 /// Cleans one standby block, and reports. False if its bytes could not be written.
@@ -140,7 +162,7 @@ pub(crate) fn cleaned<S: Space>(space: &S, block: BlockIndex, verdict: CleanVerd
     }
     let mut engine = space.engine();
     engine.cleaned(block, verdict, found);
-    space.publish(&engine);
+    space.publish_if_due(&engine);
     drop(engine);
     // A frame became free: all threads that wait for a frame look again.
     space.signal();

@@ -116,14 +116,20 @@ pub fn install(
     Ok(Installed::Copied)
 }
 
-/// Copies the bytes after the first `done` bytes of a frame, which this thread owns, to missing pages of the block that
-/// it installs.
+/// Installs the bytes at `source`, where a mapped tier has them, at `pages`, which are all missing, and wakes the
+/// threads waiting there. The bytes must not change meanwhile.
+pub fn copy_stored(uffd: &Uffd, pages: Pages, source: usize, seal: bool) -> Result<(), Partial> {
+    copy_in(uffd, pages.address(), source, pages.bytes() as usize, 0, seal)
+}
+
+/// Copies the bytes after the first `done` bytes at `source`, which nobody else changes, to missing pages of the block
+/// that this thread installs.
 fn copy_in(uffd: &Uffd, target: usize, source: usize, len: usize, done: usize, seal: bool) -> Result<(), Partial> {
     let mut done = done;
     let copy = |done: &mut usize, end: usize| {
         retry(end, done, EBUSY_MAX, |done| {
-            // SAFETY: the frame is this thread's, so its bytes do not change, and the block is Installing, so no other
-            // thread works on its pages.
+            // SAFETY: the source's bytes do not change, since it is this thread's frame, or the slot of a block that
+            // this thread fetches; and the block is busy, so no other thread works on its pages.
             unsafe { uffd.copy(target + done, source + done, end - done, seal) }
         })
     };

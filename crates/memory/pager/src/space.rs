@@ -7,7 +7,7 @@
 //!
 //! - `space/frames.rs`: the frames' pages and bytes. `space/exchanger.rs`: pages go to the program's address and leave
 //!   it.
-//! - `space/store.rs`: transfers between frames and the tier.
+//! - `space/store.rs`: transfers between frames and the tier. `space/in_place.rs`: from a mapped tier without a frame.
 //! - `space/clock.rs`: time, and who wakes whom.
 //! - `space/observer.rs`: counters and messages.
 //!
@@ -16,6 +16,7 @@
 mod clock;
 mod exchanger;
 mod frames;
+mod in_place;
 mod observer;
 mod store;
 

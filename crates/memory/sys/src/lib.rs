@@ -18,6 +18,7 @@ pub mod frame_buffer;
 pub mod futex;
 pub mod lent_memory;
 pub mod lifeline;
+pub mod mapped_file;
 pub mod memory;
 pub mod own_descriptors;
 pub mod own_stack;

@@ -15,6 +15,7 @@
 //! anything: the pager records which blocks are stored and checks their bytes against guards.
 
 use aquifer_sys::FrameBuffer;
+use aquifer_sys::mapped_file::FileRange;
 
 use crate::failure::TierFailure;
 use crate::figures::{CompressionFigures, TierFigures};
@@ -69,6 +70,14 @@ pub trait Tier: Send + Sync {
 
     /// Fills `buffer` from `offset`. Runs on the faulting thread.
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure>;
+
+    /// Where the bytes at `offset` lie in this process's memory, as they were stored; `None` when they are elsewhere,
+    /// or in another form. The caller uses them only while nobody stores to this range or discards it. Runs on the
+    /// faulting thread. A tier that injects failures, counts requests or moves its contents returns `None`.
+    fn mapped(&self, offset: u64, len: usize) -> Option<FileRange<'_>> {
+        let _ = (offset, len);
+        None
+    }
 
     /// Fills `buffer` from `offset` as [`read`](Self::read) does, but by another way, for a caller whose bytes do not
     /// match what was stored. `way` numbers the ways from 1; one of them is the way that `read` took. Returns false

@@ -3,12 +3,14 @@
 
 //! Local memory as a tier: for measuring the software alone, and underneath the emulated tier.
 //!
-//! The bytes are in a memory file that nobody maps, accessed by `pread` and `pwrite`, so they do not count in the
-//! program's resident set. They do count in its memory cgroup. The costs: `memory_file.rs`.
+//! The bytes are in a memory file. They are written by `pwrite`, and read by `pread` or, where the pager can install
+//! them from where they lie, through a mapping; these pages count in the program's resident set, as shared memory. All
+//! of the file counts in its memory cgroup. The costs: `memory_file.rs`.
 
 use std::sync::Arc;
 
 use aquifer_core::units::ByteSize;
+use aquifer_sys::mapped_file::{FileRange, MappedFile};
 use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::{FrameBuffer, direct_io};
 use aquifer_tier::memory_file::{self, Folios, file_bytes_max};
@@ -25,6 +27,8 @@ pub(crate) const DEFAULT_BYTES_MIN: u64 = 64 << 20;
 /// A tier in local memory.
 pub struct Dram {
     memory: Arc<Memory>,
+    /// `None` where this process's addresses are limited.
+    mapped: Option<MappedFile>,
     notices: Vec<String>,
 }
 
@@ -55,7 +59,9 @@ impl Dram {
                  CAP_SYS_ADMIN, or write `within_size` to /sys/kernel/mm/transparent_hugepage/shmem_enabled"
             )],
         };
-        Ok(Dram { memory: Arc::new(Memory { name, file: KeptFile::new(file), capacity_bytes }), notices })
+        let memory = Memory { name, file: KeptFile::new(file), capacity_bytes };
+        let mapped = usize::try_from(capacity_bytes).ok().and_then(|len| MappedFile::new(&*memory.file, len).ok());
+        Ok(Dram { memory: Arc::new(memory), mapped, notices })
     }
 
     /// The synchronous part, for queues of tiers that are built on memory.
@@ -87,6 +93,10 @@ impl Tier for Dram {
 
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         self.memory.read(offset, buffer)
+    }
+
+    fn mapped(&self, offset: u64, len: usize) -> Option<FileRange<'_>> {
+        self.mapped.as_ref()?.range(offset, len)
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {

@@ -27,6 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use aquifer_sys::FrameBuffer;
+use aquifer_sys::mapped_file::FileRange;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::spare_frames::SpareFrames;
 use aquifer_sys::words::Words;
@@ -326,6 +327,12 @@ impl<S: Sealing> Tier for SealedTier<S> {
         self.parts.inner.read(offset, buffer)?;
         self.parts.open(offset, buffer);
         Ok(())
+    }
+
+    fn mapped(&self, offset: u64, len: usize) -> Option<FileRange<'_>> {
+        // Once pages are sealed, any page may be.
+        let is_plain = S::STORES_PLAIN && !self.parts.seals.is_on();
+        if is_plain { self.parts.inner.mapped(offset, len) } else { None }
     }
 
     fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {

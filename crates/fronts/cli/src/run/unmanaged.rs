@@ -116,7 +116,8 @@ impl Watched<'_> {
     fn judge(&self, found: &Resident, processes: &BTreeSet<i32>, has_said: bool, state: &State) -> bool {
         let count = processes.len().max(1) as u64;
         let managed = self.managed_bytes(found, count);
-        let unmanaged = found.unmanaged_bytes(managed, self.counters.gauge(Gauge::OverheadBytes) * count);
+        let mapped = self.counters.gauge(Gauge::TierMappedBytes);
+        let unmanaged = found.unmanaged_bytes(managed, self.counters.gauge(Gauge::OverheadBytes) * count, mapped);
         self.counters.set(Gauge::UnmanagedResidentBytes, unmanaged);
         self.counters.raise(Gauge::UnmanagedResidentBytesPeak, unmanaged);
         let budget = match self.ledger {
@@ -219,8 +220,10 @@ impl Resident {
         Self { anonymous: self.anonymous.min(other.anonymous), shared: self.shared.min(other.shared) }
     }
 
-    fn unmanaged_bytes(&self, managed: u64, overhead: u64) -> u64 {
-        self.shared + self.anonymous.saturating_sub(managed + overhead)
+    /// `mapped`: the bytes that a mapped tier stores, which the kernel counts as shared memory once they have been
+    /// read. Which of them have been read is not known, so as much shared memory of the program's own may go unnoticed.
+    fn unmanaged_bytes(&self, managed: u64, overhead: u64, mapped: u64) -> u64 {
+        self.shared.saturating_sub(mapped) + self.anonymous.saturating_sub(managed + overhead)
     }
 }
 
@@ -253,8 +256,9 @@ mod tests {
     #[test]
     fn memory_neither_managed_nor_ours_is_unmanaged() {
         let found = Resident { anonymous: 100, shared: 30 };
-        assert_eq!(found.unmanaged_bytes(60, 10), 60);
-        assert_eq!(found.unmanaged_bytes(95, 10), 30);
+        assert_eq!(found.unmanaged_bytes(60, 10, 0), 60);
+        assert_eq!(found.unmanaged_bytes(95, 10, 0), 30);
+        assert_eq!((found.unmanaged_bytes(60, 10, 20), found.unmanaged_bytes(60, 10, 50)), (40, 30));
         let before = Resident { anonymous: 70, shared: 90 };
         assert_eq!(found.min(&before), Resident { anonymous: 70, shared: 30 });
         assert_eq!((allowed(16 << 20), allowed(64 << 30)), (16 << 20, 1 << 30));

@@ -216,10 +216,11 @@ impl Watch {
     }
 }
 
-/// The largest peak among a process and its descendants.
+/// The largest peak among a process and its descendants, without shared memory, which includes a mapped tier's.
 fn peak_of(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let own = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
+    let kib = |name| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
+    let own = kib("VmHWM:").map(|peak: u64| peak.saturating_sub(kib("RssShmem:").unwrap_or(0)));
     let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
     let below = children.split_whitespace().filter_map(|word| word.parse().ok()).map(peak_of).max();
     (own.unwrap_or(0) << 10).max(below.unwrap_or(0))

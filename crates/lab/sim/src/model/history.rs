@@ -28,6 +28,8 @@ const KILLED_AFTER_MAX: u64 = 40_000;
 /// Derives a second source of randomness from the seed of a history, for choices that were added to histories later. So
 /// the seeds that once found a bug still lead to the same histories.
 const LATER: u64 = 0x51ed_270b_9f65_2295;
+/// The same, for whether the tier is mapped.
+const MAPPED: u64 = 0x7f4a_7c15_9e37_79b9;
 /// The smallest budget in pages. It must hold several regions: a hole cut into one makes the rest of it resident.
 const BUDGET_PAGES: u64 = 1_536;
 
@@ -65,6 +67,7 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
         prefetch: luck.below(2) == 0,
         elastic: luck.below(2) == 0,
         overlaps: luck.below(3) > 0,
+        is_mapped: Random::new(seed ^ MAPPED).below(2) == 0,
         request_pages: if luck.below(2) == 0 { 512 } else { 3 },
         queue_max: pick(&mut luck, &[2, QUEUE_DEPTH as usize]),
     };

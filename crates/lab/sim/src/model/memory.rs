@@ -104,6 +104,16 @@ impl Memory {
         }
     }
 
+    /// Copies values from the tier to the program's address.
+    pub fn copy_stored(&mut self, pages: Pages, values: &[u32], protected: bool) {
+        for (at, value) in values.iter().enumerate() {
+            let number = pages.start + at as u64;
+            assert_eq!(self.pages[&number].there, None, "EEXIST: page {number} is there already");
+            self.put(number, *value);
+            self.pages.get_mut(&number).expect("managed").protected = protected;
+        }
+    }
+
     /// Lets stores succeed again.
     pub fn lift_protection(&mut self, pages: Pages) {
         for (_, page) in self.pages.range_mut(pages.start..pages.end()) {

@@ -13,8 +13,8 @@ use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, SlabIndex, Slot};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
-    Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, Installed, Loss, NoTape, Observer, Populated, ReadFailure,
-    Ready, Refused, Resolved, Sealed, Space, Store, StoreQueue, TakeAway, Transfer, WorkerClock,
+    Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, InPlace, Installed, Loss, NoTape, Observer, Populated,
+    ReadFailure, Ready, Refused, Resolved, Sealed, Space, Store, StoreQueue, TakeAway, Transfer, WorkerClock,
 };
 
 use super::memory::{GARBAGE, guard as guard_of};
@@ -344,6 +344,31 @@ impl World {
     }
 }
 
+impl InPlace for View<'_> {
+    fn install_stored(
+        &self,
+        _: Delivery,
+        pages: Pages,
+        slot: Slot,
+        expected: &[u64],
+        seal: bool,
+    ) -> Result<bool, Fatal> {
+        self.step();
+        if !self.world.is_mapped || self.world.trouble.strikes(Kind::Corruption) {
+            return Ok(false);
+        }
+        let stored = |at| self.world.memory.borrow().stored(slot, at);
+        if (0..expected.len()).any(|at| guard_of(stored(at)) != expected[at]) {
+            return Ok(false);
+        }
+        // Between the check and the copy, other threads go on.
+        self.step();
+        let values: Vec<u32> = (0..expected.len()).map(stored).collect();
+        self.world.memory.borrow_mut().copy_stored(pages, &values, seal);
+        Ok(true)
+    }
+}
+
 impl Store for View<'_> {
     type Failure = TierFailed;
     type Queue = Queue;
@@ -456,6 +481,8 @@ impl Observer for View<'_> {
     fn fetched(&self) {}
 
     fn publish(&self, _: &Engine) {}
+
+    fn publish_if_due(&self, _: &Engine) {}
 
     fn publish_more(&self, _: &Engine) {}
 

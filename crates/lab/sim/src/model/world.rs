@@ -38,6 +38,8 @@ pub struct World {
     pub in_flight: RefCell<Vec<(u64, Transfer)>>,
     /// Whether the tier's requests overlap.
     pub overlaps: bool,
+    /// Whether blocks can be installed from where the tier has them.
+    pub is_mapped: bool,
     /// Maximum number of transfers in the worker's queue.
     pub queue_max: usize,
     /// Maximum number of pages in one request to the tier.
@@ -78,6 +80,7 @@ pub struct Start {
     pub prefetch: bool,
     pub elastic: bool,
     pub overlaps: bool,
+    pub is_mapped: bool,
     pub request_pages: usize,
     pub queue_max: usize,
 }
@@ -104,6 +107,7 @@ impl World {
             delays,
             in_flight: RefCell::default(),
             overlaps: start.overlaps,
+            is_mapped: start.is_mapped,
             queue_max: start.queue_max,
             request_pages: start.request_pages,
             clock_ns: Cell::new(1),

@@ -54,6 +54,10 @@ impl Observer for Pager {
         Pager::publish(self, engine);
     }
 
+    fn publish_if_due(&self, engine: &Engine) {
+        self.publish_soon(engine);
+    }
+
     fn publish_more(&self, engine: &Engine) {
         self.publish_heat(engine);
     }
