@@ -12,7 +12,8 @@
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - The program's advice, by madvise(2), is in `advice.rs`.
 //! - Changes of the budget are in `budget.rs`.
-//! - The choice of a block size is in `elastic.rs`, with the evidence of `clusters.rs`.
+//! - The choice of a block size is in `elastic.rs`, with the evidence of `clusters.rs`, kept for each range in
+//!   `ranges.rs`.
 //! - fork(2) is in `fork.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`.
 //!
@@ -27,6 +28,7 @@ mod elastic;
 mod fault;
 mod fork;
 mod mappings;
+mod ranges;
 mod reports;
 mod room;
 
@@ -39,6 +41,7 @@ pub use mappings::DiscardStep;
 pub use reports::CleanVerdict;
 
 use self::clusters::Clusters;
+use self::ranges::Ranges;
 use crate::block::{NONE, State, Waiting};
 use crate::frames::FramePool;
 use crate::map::BlockMap;
@@ -106,9 +109,9 @@ pub struct Engine {
     pub(crate) second_chance: SecondChance,
     ahead: background::Ahead,
     departures: advice::Departures,
-    /// How scattered the latest demand fetches were.
-    scatter: elastic::Scatter,
-    /// Whether those fetches lie in clusters.
+    /// How each range is used.
+    ranges: Ranges,
+    /// Whether the latest demand fetches lie in clusters.
     clusters: Clusters,
     /// The block size for memory that a stream passes through.
     large: Order,
@@ -148,9 +151,9 @@ impl Engine {
             second_chance: SecondChance::new(settings.budget_pages, settings.fetch_cost),
             ahead: background::Ahead::default(),
             departures: advice::Departures::default(),
-            scatter: elastic::Scatter::default(),
+            ranges: Ranges::default(),
             clusters: Clusters::new(settings.fetch_cost <= 1, settings.budget_pages),
-            large: elastic::large(settings.budget_pages),
+            large: elastic::large(settings.budget_pages, settings.fetch_cost),
             settings,
             resident_pages: 0,
             debt_pages: 0,
@@ -316,6 +319,7 @@ impl Engine {
                 assert!(entry.state.is_busy() || !entry.wanted, "wanted for ever: {:?}", entry.state);
             }
         }
+        self.ranges.check(&self.map);
         assert_eq!(histogram, *self.map.temperatures().histogram());
         assert_eq!(resident + leaving, self.resident_pages);
         assert_eq!(resident, self.policy.resident_pages());
