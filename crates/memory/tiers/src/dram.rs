@@ -7,7 +7,7 @@
 //! them from where they lie, through a mapping; these pages count in the program's resident set, as shared memory. All
 //! of the file counts in its memory cgroup. The costs: `memory_file.rs`.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use aquifer_core::units::ByteSize;
 use aquifer_sys::mapped_file::{FileRange, MappedFile};
@@ -27,8 +27,9 @@ pub(crate) const DEFAULT_BYTES_MIN: u64 = 64 << 20;
 /// A tier in local memory.
 pub struct Dram {
     memory: Arc<Memory>,
-    /// `None` where this process's addresses are limited.
-    mapped: Option<MappedFile>,
+    /// Mapped when the first queue is opened: until the pager starts, a program may still limit its addresses. `None`
+    /// where they are limited.
+    mapped: OnceLock<Option<MappedFile>>,
     notices: Vec<String>,
 }
 
@@ -60,8 +61,7 @@ impl Dram {
             )],
         };
         let memory = Memory { name, file: KeptFile::new(file), capacity_bytes };
-        let mapped = usize::try_from(capacity_bytes).ok().and_then(|len| MappedFile::new(&*memory.file, len).ok());
-        Ok(Dram { memory: Arc::new(memory), mapped, notices })
+        Ok(Dram { memory: Arc::new(memory), mapped: OnceLock::new(), notices })
     }
 
     /// The synchronous part, for queues of tiers that are built on memory.
@@ -96,7 +96,7 @@ impl Tier for Dram {
     }
 
     fn mapped(&self, offset: u64, len: usize) -> Option<FileRange<'_>> {
-        self.mapped.as_ref()?.range(offset, len)
+        self.mapped.get()?.as_ref()?.range(offset, len)
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
@@ -119,6 +119,9 @@ impl Tier for Dram {
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        let Memory { file, capacity_bytes, .. } = &*self.memory;
+        let map = || MappedFile::new(&**file, usize::try_from(*capacity_bytes).ok()?).ok();
+        self.mapped.get_or_init(map);
         Ok(Box::new(PlainQueue::new(Arc::clone(&self.memory), depth)))
     }
 }

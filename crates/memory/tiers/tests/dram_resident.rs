@@ -14,6 +14,7 @@ const BLOCKS: u64 = 64;
 #[test]
 fn only_memory_that_is_used_where_it_lies_is_resident() {
     let tier = open(&"dram:size=256MiB".parse::<TierSpec>().unwrap()).unwrap();
+    assert!(tier.mapped(0, 4096).is_none(), "a program may still limit its addresses before the pager starts");
     let before = resident_bytes();
     let mut buffer = aquifer_tiers::conformance::frames::frame(256, 1);
     for block in 0..BLOCKS {
@@ -22,6 +23,7 @@ fn only_memory_that_is_used_where_it_lies_is_resident() {
     }
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < 32 << 20, "64 MiB that were stored and read made {grown} bytes resident");
+    let _queue = tier.open_queue(1).unwrap();
     for block in 0..BLOCKS {
         let stored = tier.mapped(block << 20, 1 << 20).expect("it is mapped");
         // SAFETY: written above, and nobody else uses the tier.
