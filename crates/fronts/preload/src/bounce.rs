@@ -11,8 +11,9 @@
 #![allow(unsafe_code, reason = "copies between the program's memory and ours")]
 
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 
-use aquifer_sys::memory::map_anonymous;
+use aquifer_sys::memory::{OWN_BUFFER_BYTES, map_anonymous};
 use aquifer_sys::raw::{Errno, syscall};
 
 use crate::calls::{TRANSFER_BYTES_MAX, quietly};
@@ -144,7 +145,10 @@ pub struct Bounce {
 impl Bounce {
     /// `None`: the kernel has no memory.
     pub fn new(len: usize) -> Option<Self> {
-        map_anonymous(len.max(1)).ok().map(|start| Self { start, len: len.max(1) })
+        let len = len.max(1);
+        let start = map_anonymous(len).ok()?;
+        OWN_BUFFER_BYTES.fetch_add(len as u64, Ordering::Relaxed);
+        Some(Self { start, len })
     }
 
     /// `len` bytes at `offset`, for the kernel.
@@ -180,6 +184,7 @@ impl Bounce {
 
 impl Drop for Bounce {
     fn drop(&mut self) {
+        OWN_BUFFER_BYTES.fetch_sub(self.len as u64, Ordering::Relaxed);
         // SAFETY: mapped by `new`, and no other code knows of it.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.start, self.len, 0, 0, 0, 0]) };
     }

@@ -11,8 +11,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
 
-use aquifer_sys::memory::map_apart;
+use aquifer_sys::memory::{OWN_STACKS, map_apart};
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::signals::{self, Blocked};
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
@@ -146,6 +147,7 @@ pub fn give_stacks() -> Option<usize> {
         signal_stack::give(start + GUARD_BYTES, SIGNAL_STACK_BYTES - GUARD_BYTES);
         own_stack::give(start + SIGNAL_STACK_BYTES);
     }
+    OWN_STACKS.fetch_add(1, Ordering::Relaxed);
     thread_slot::set_trapping(Trapping::Ready);
     shown_calls::join();
     Some(start)
@@ -163,6 +165,7 @@ impl Drop for StacksOfThread {
         crate::calls::thread_ends();
         signal_stack::take_away();
         own_stack::take_away();
+        OWN_STACKS.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: they were mapped by `give_stacks` and are no longer in use.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.0, STACKS_BYTES, 0, 0, 0, 0]) };
     }

@@ -60,7 +60,7 @@ fn what_the_tier_takes_is_part_of_the_budget() {
         let both = tier + sum(&stats, &["resident_bytes"]);
         println!("{codec}: at most {most} anonymous, in the end {both} of {BUDGET}, {tier} of it in the tier");
         assert!(tier > 24 << 20, "{codec}: {stats}");
-        // The named bound: `TIER_PART` and `CHANGE_PART` in `pager/src/share.rs`, and one span.
+        // The named bound: `TIER_PART` and `OWN_PART` in `pager/src/share.rs`, and one span.
         assert!(both <= BUDGET + BUDGET / 40 + (1 << 20), "{codec}: {both} of {BUDGET}: {stats}");
         assert!(sum(&stats, &["compressed_waste_bytes"]) <= tier / 10 + (256 << 10), "{codec}: {stats}");
         assert_eq!(stats["errors"], 0, "{codec}: {stats}");

@@ -128,7 +128,7 @@ impl<'a> InstantProgram<'a> {
     fn reach(&mut self, page: PageIndex, thread: ThreadIndex, write: bool) -> Touched {
         let block = {
             let engine = self.machine.lock();
-            engine.map().find(page).map(|block| *engine.map().block(block))
+            engine.map().find(page).map(|block| engine.map().block(block))
         };
         match block {
             Some(block) if block.state == State::Resident && !(write && block.sealed) => Touched::Hit,

@@ -16,6 +16,7 @@
 //!   `ranges.rs`.
 //! - fork(2) is in `fork.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`.
+//! - What all tables take in memory is in `tables.rs`.
 //!
 //! Invariants, restored by every call: a block's frame is known if and only if its state has one; the frame pool's sum
 //! is the budget; a block is with the policy exactly while it is Resident.
@@ -31,6 +32,7 @@ mod mappings;
 mod ranges;
 mod reports;
 mod room;
+mod tables;
 
 pub use advice::Advice;
 pub use background::{PLAN_MAX, Plan, Task, Transfers};
@@ -39,6 +41,7 @@ pub use fault::{Exchange, FaultStep};
 pub use fork::ForkObstacle;
 pub use mappings::DiscardStep;
 pub use reports::CleanVerdict;
+pub use tables::Tables;
 
 use self::clusters::Clusters;
 use self::ranges::Ranges;
@@ -141,12 +144,14 @@ impl Engine {
 
     /// As [`new`](Self::new), with the caller's own allocator of the tier's slabs.
     pub fn with_slabs(settings: Settings, policy: Box<dyn Policy>, slabs: Box<dyn Slabs>) -> Self {
+        let mut standby = Standby::default();
+        standby.grow(settings.budget_pages);
         Self {
             map: BlockMap::new(slabs, settings.tier_slabs, if settings.elastic { Order::MIN } else { Order::UNIT }),
             frames: FramePool::new(settings.budget_pages),
             policy,
             prefetcher: Prefetcher::new(settings.budget_pages / AHEAD_PART, settings.fetch_cost <= 1),
-            standby: Standby::default(),
+            standby,
             watermarks: Watermarks::for_budget(settings.budget_pages),
             second_chance: SecondChance::new(settings.budget_pages, settings.fetch_cost),
             ahead: background::Ahead::default(),
@@ -231,7 +236,7 @@ impl Engine {
     }
 
     fn weight(&self, block: BlockIndex) -> u32 {
-        self.map.block(block).order.pages()
+        self.map.order(block).pages()
     }
 
     /// Adds a block to the resident set, in the policy and in the counts.
@@ -280,7 +285,7 @@ impl Engine {
             self.map.forget_temperature(block);
             self.map.leave_inherited(block);
         }
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         entry.become_state(state);
         std::mem::take(&mut entry.wanted)
     }

@@ -76,6 +76,11 @@ impl FrameSet {
         self.len
     }
 
+    /// Bytes of the bits.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.levels.iter().map(|words| size_of_val(&**words) as u64).sum()
+    }
+
     pub(crate) fn insert(&mut self, index: u32) {
         assert!(!self.contains(index), "a frame is in a set once");
         let mut at = index as usize;

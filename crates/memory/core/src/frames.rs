@@ -62,6 +62,8 @@ pub struct FramePool {
     budget_pages: u64,
     /// The budget for which frames exist: the largest so far.
     room_pages: u64,
+    /// For each class, one past the highest frame that was ever in use.
+    reached: [u32; CLASSES],
 }
 
 impl FramePool {
@@ -75,6 +77,7 @@ impl FramePool {
             credit_pages: budget_pages,
             budget_pages,
             room_pages: budget_pages,
+            reached: [0; CLASSES],
         }
     }
 
@@ -104,9 +107,9 @@ impl FramePool {
         if self.credit_pages < pages {
             return None;
         }
-        let index = self.unbacked[order.exponent()].take()?;
+        let frame = self.take_unbacked(order)?;
         self.credit_pages -= pages;
-        Some(Taken { frame: FrameIndex::in_class(order, index), fresh: true })
+        Some(Taken { frame, fresh: true })
     }
 
     /// Gives a frame with its pages back.
@@ -117,7 +120,10 @@ impl FramePool {
 
     /// Takes an address range without pages, to move a resident block's pages into.
     pub fn take_unbacked(&mut self, order: Order) -> Option<FrameIndex> {
-        self.unbacked[order.exponent()].take().map(|index| FrameIndex::in_class(order, index))
+        let index = self.unbacked[order.exponent()].take()?;
+        let reached = &mut self.reached[order.exponent()];
+        *reached = (*reached).max(index + 1);
+        Some(FrameIndex::in_class(order, index))
     }
 
     /// Gives `frame` back without its pages, which are at the program's address now.
@@ -197,6 +203,22 @@ impl FramePool {
     /// Pages available without evicting anything.
     pub fn free_pages(&self) -> u64 {
         self.backed_pages + self.credit_pages
+    }
+
+    /// Frames that were ever in use, and the pages of addresses that they cover: the kernel has page tables for these,
+    /// with or without pages.
+    pub fn reached(&self) -> (u64, u64) {
+        let each = || self.reached.iter().enumerate();
+        (
+            each().map(|(_, frames)| u64::from(*frames)).sum(),
+            each().map(|(class, frames)| u64::from(*frames) << class).sum(),
+        )
+    }
+
+    /// Bytes of the sets of frames: two bits for each frame, and one word in 64 above them.
+    pub fn set_bytes(&self) -> u64 {
+        let sets = self.backed.iter().chain(&self.unbacked);
+        sets.map(FrameSet::bytes).sum()
     }
 
     /// The whole budget.

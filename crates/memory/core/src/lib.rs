@@ -28,6 +28,7 @@ pub mod second_chance;
 pub mod shares;
 pub mod slabs;
 pub mod standby;
+mod table;
 pub mod temperature;
 pub mod tiering;
 pub mod units;

@@ -12,20 +12,24 @@
 //! So a change of the block size renames nothing and allocates nothing, and can happen during a fault.
 //!
 //! Only [`BlockMap::insert`] and [`BlockMap::remove`] (`map/ranges.rs`) and `inherit` (`map/slots.rs`) allocate; none
-//! of them runs on the fault path. Splits and merges: `map/sizes.rs`. Temperatures: `map/heat.rs`. Detecting changes:
-//! `map/changes.rs`.
+//! of them runs on the fault path. How blocks are stored: `map/entries.rs`. Splits and merges: `map/sizes.rs`.
+//! Temperatures: `map/heat.rs`. Detecting changes: `map/changes.rs`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use self::changes::Changes;
-use crate::block::{Block, State};
+use self::entries::Opened;
+use crate::block::{Entry, State};
+use crate::guard;
 use crate::slabs::Slabs;
+use crate::table::Table;
 use crate::temperature::Temperatures;
 use crate::units::{BlockIndex, Order, PAGE_BYTES, PageIndex, REGION_PAGES, RegionIndex, SlabIndex};
 
 pub mod changes;
+mod entries;
 mod heat;
 mod ranges;
 mod sizes;
@@ -114,13 +118,22 @@ pub struct BlockMap {
     mappings: BTreeMap<PageIndex, Mapping>,
     regions: Vec<Region>,
     free_regions: Vec<RegionIndex>,
-    blocks: Vec<Block>,
+    /// The blocks, by their index: `map/entries.rs`.
+    blocks: Table<Entry>,
+    /// The size that all-zero entries have.
+    usual: Order,
+    /// The region that has each run of units, or had it last.
+    runs: Vec<RegionIndex>,
+    opened: Opened,
     /// Free runs of indices, by the exponent of the unit that uses such runs.
     free_runs: [Vec<u32>; Order::MAX.exponent() + 1],
-    guards: Vec<u64>,
+    guards: Table<u64>,
+    /// For each region, whether its guards were ever written to; and for how many.
+    has_guards: Vec<bool>,
+    guarded_regions: u64,
     slabs: Box<dyn Slabs>,
     /// For each slab of the tier, the region that last used it.
-    used_by: Vec<u32>,
+    used_by: Table<u32>,
     /// Slabs that became free as a side effect, until the driver collects them.
     freed: Vec<SlabIndex>,
     /// The unit of the first regions.
@@ -164,15 +177,22 @@ impl BlockMap {
     /// A map that takes its slabs from `slabs`, which has `tier_slabs` of them. Its first regions can have blocks as
     /// small as `smallest`.
     pub fn new(slabs: Box<dyn Slabs>, tier_slabs: u32, smallest: Order) -> Self {
+        let mut used_by = Table::default();
+        used_by.grow(tier_slabs as usize);
         Self {
             mappings: BTreeMap::new(),
             regions: Vec::new(),
             free_regions: Vec::new(),
-            blocks: Vec::new(),
+            blocks: Table::default(),
+            usual: Order::DEFAULT,
+            runs: Vec::new(),
+            opened: Opened::default(),
             free_runs: Default::default(),
-            guards: Vec::new(),
+            guards: Table::default(),
+            has_guards: Vec::new(),
+            guarded_regions: 0,
             slabs,
-            used_by: vec![0; tier_slabs as usize],
+            used_by,
             freed: Vec::with_capacity(FREED_MAX),
             smallest,
             temperatures: Temperatures::default(),
@@ -196,7 +216,7 @@ impl BlockMap {
         let region = &self.regions[mapping.regions[(offset / u64::from(REGION_PAGES)) as usize].index()];
         let within = (offset % u64::from(REGION_PAGES)) as u32;
         let unit = within >> region.unit.exponent();
-        let exponent = self.blocks[(region.first + unit) as usize].order.exponent();
+        let exponent = self.order(BlockIndex(region.first + unit)).exponent();
         let start = within >> exponent << exponent;
         Some(BlockIndex(region.first + (start >> region.unit.exponent())))
     }
@@ -223,7 +243,7 @@ impl BlockMap {
 
     /// The distance between the index of this block and that of the next block.
     pub fn stride(&self, block: BlockIndex) -> u32 {
-        1 << (self.block(block).order.exponent() - self.region_of(block).unit.exponent())
+        1 << (self.order(block).exponent() - self.region_of(block).unit.exponent())
     }
 
     /// The block after this one in the same region.
@@ -233,21 +253,6 @@ impl BlockMap {
         (next < region.first + (REGION_PAGES >> region.unit.exponent())).then_some(BlockIndex(next))
     }
 
-    /// The block.
-    pub fn block(&self, index: BlockIndex) -> &Block {
-        &self.blocks[index.0 as usize]
-    }
-
-    /// Gives mutable access to a block. Every change of a resident block passes through here, eviction included, so
-    /// this is where changes are counted.
-    pub(crate) fn block_mut(&mut self, index: BlockIndex) -> &mut Block {
-        if self.block(index).state == State::Resident {
-            let pages = self.pages(index);
-            self.changes.count(pages.start, pages.end());
-        }
-        &mut self.blocks[index.0 as usize]
-    }
-
     /// The counts of changes to resident blocks.
     pub fn changes(&self) -> &Arc<Changes> {
         &self.changes
@@ -255,14 +260,14 @@ impl BlockMap {
 
     /// The region a block belongs to.
     pub fn region_of(&self, index: BlockIndex) -> &Region {
-        &self.regions[self.block(index).region.index()]
+        &self.regions[self.region_index(index).index()]
     }
 
     /// The pages of a block.
     pub fn pages(&self, index: BlockIndex) -> Pages {
         let region = self.region_of(index);
         let start = region.start + u64::from((index.0 - region.first) << region.unit.exponent());
-        let end = (start + u64::from(self.block(index).order.pages())).min(region.clip.1);
+        let end = (start + u64::from(self.order(index).pages())).min(region.clip.1);
         let start = start.max(region.clip.0);
         Pages { start, count: u32::try_from(start.count_to(end)).expect("a block is at most 2 MiB") }
     }
@@ -270,16 +275,31 @@ impl BlockMap {
     /// The guards of the block's pages: what the tier's copy must hash to.
     pub fn guards(&self, index: BlockIndex) -> &[u64] {
         let range = self.guard_range(index);
-        &self.guards[range]
+        self.guards.slice(range)
     }
 
     pub(crate) fn guards_mut(&mut self, index: BlockIndex) -> &mut [u64] {
+        self.open_guards(self.region_index(index));
         let range = self.guard_range(index);
-        &mut self.guards[range]
+        self.guards.slice_mut(range)
+    }
+
+    /// Sets the guards of the block's pages. Those of pages of zeros take no memory in a region that has no others.
+    pub(crate) fn set_guards(&mut self, index: BlockIndex, guards: &[u64]) {
+        if self.has_guards[self.region_index(index).index()] || guards.iter().any(|guard| *guard != guard::ZERO) {
+            self.guards_mut(index).copy_from_slice(guards);
+        }
+    }
+
+    /// Records that the block's pages are zeros.
+    pub(crate) fn forget_guards(&mut self, index: BlockIndex) {
+        if self.has_guards[self.region_index(index).index()] {
+            self.guards_mut(index).fill(guard::ZERO);
+        }
     }
 
     fn guard_range(&self, index: BlockIndex) -> Range<usize> {
-        let (region, pages) = (self.block(index).region.index(), self.pages_in_region(index));
+        let (region, pages) = (self.region_index(index).index(), self.pages_in_region(index));
         let first = region * REGION_PAGES as usize;
         first + pages.start as usize..first + pages.end as usize
     }

@@ -67,6 +67,9 @@ pub trait Policy: Send {
 
     /// Pages of all blocks held now.
     fn resident_pages(&self) -> u64;
+
+    /// Bytes of addresses that its tables have. Each block that has arrived takes 12 bytes of memory there.
+    fn reserved_bytes(&self) -> u64;
 }
 
 /// Every policy. To add one: its file, a line here, a line in each `match` below, and the docs.

@@ -3,10 +3,10 @@
 
 //! How hot each block is, judged by what user space can see: arrivals, and absence.
 //!
-//! Pure, allocates nothing, and uses three bytes per block that would otherwise be padding. An arrival makes a block
-//! hotter, the more so the sooner after its eviction. The temperature of an evicted block that is not asked for halves
-//! with each epoch. An epoch is one turnover of the budget, in evicted pages, so there is no clock. A resident block
-//! keeps its temperature: nothing shows whether it is used.
+//! Pure, allocates nothing, and uses three bytes per block. An arrival makes a block hotter, the more so the sooner
+//! after its eviction. The temperature of an evicted block that is not asked for halves with each epoch. An epoch is
+//! one turnover of the budget, in evicted pages, so there is no clock. A resident block keeps its temperature: nothing
+//! shows whether it is used.
 //!
 //! Halving is computed on demand. The histogram follows it exactly, since its classes are powers of two: the end of an
 //! epoch moves every class of evicted pages down by one, and touches no block. Each end of an epoch also refreshes a
@@ -51,20 +51,29 @@ const RESIDENT: u16 = 1;
 const AWAY: u16 = 2;
 
 /// The record of one block.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reading {
     temperature: u8,
-    /// A `u16` without its alignment.
-    stamp: [u8; 2],
+    stamp: u16,
 }
 
 impl Reading {
     fn new(temperature: u8, stamp: u16) -> Self {
-        Self { temperature, stamp: stamp.to_ne_bytes() }
+        Self { temperature, stamp }
     }
 
     fn stamp(self) -> u16 {
-        u16::from_ne_bytes(self.stamp)
+        self.stamp
+    }
+
+    /// Its temperature and its stamp, to be stored.
+    pub(crate) fn parts(self) -> (u8, u16) {
+        (self.temperature, self.stamp)
+    }
+
+    /// The reading with these parts.
+    pub(crate) fn of_parts(temperature: u8, stamp: u16) -> Self {
+        Self { temperature, stamp }
     }
 }
 
@@ -197,11 +206,14 @@ impl Temperatures {
         }
     }
 
-    /// Rewrites a reading with the present epoch. This changes no temperature.
-    pub(crate) fn up_to_date(&self, reading: &mut Reading) {
-        if reading.stamp() >= AWAY {
+    /// Rewrites a reading with the present epoch, if it depends on that. This changes no temperature. Returns whether
+    /// it rewrote the reading.
+    pub(crate) fn up_to_date(&self, reading: &mut Reading) -> bool {
+        let is_away = reading.stamp() >= AWAY;
+        if is_away {
             *reading = Reading::new(self.of(*reading), self.away_now());
         }
+        is_away
     }
 }
 

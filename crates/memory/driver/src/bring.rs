@@ -37,7 +37,7 @@ pub fn bring<S: Space>(space: &S, start: PageIndex, end: PageIndex, thread: Thre
         let found = {
             let engine = space.engine();
             let block = engine.map().blocks_in(page, end).next();
-            block.map(|block| (*engine.map().block(block), engine.map().pages(block)))
+            block.map(|block| (engine.map().block(block), engine.map().pages(block)))
         };
         let Some((block, pages)) = found else { break };
         all &= page >= pages.start;

@@ -20,7 +20,7 @@ use aquifer_core::engine::{DiscardStep, Engine};
 use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::units::{PAGE_BYTES, PageIndex, ThreadIndex};
 use aquifer_sys::lifeline::Lifeline;
-use aquifer_sys::memory::advise;
+use aquifer_sys::memory::{OWN_STACKS, advise};
 use aquifer_sys::own_descriptors::{own_table, with_room};
 use aquifer_sys::own_stack;
 use aquifer_sys::raw::{Errno, now_ns};
@@ -295,6 +295,8 @@ impl Pager {
     fn become_child(&self, joined: Result<(), Errno>, cuts: &Cuts) -> u64 {
         ending::forget_all();
         self.service.forget_threads();
+        // The other threads do not exist here, nor does anything write to their stacks.
+        OWN_STACKS.store(1, Ordering::Relaxed);
         let removed_bytes = cuts.make(self);
         self.is_forked_child.store(true, Ordering::Relaxed);
         self.lacks_threads.store(true, Ordering::Relaxed);

@@ -9,8 +9,8 @@
 //! Since pages circulate in whole blocks, pages that are contiguous once stay contiguous. See docs/decisions/0011.
 //!
 //! The supply is address space with huge pages allowed. One piece of 2 MiB is populated at a time; frames get their
-//! pages from it by UFFDIO_MOVE until it is used up. Up to one piece is outside the budget, like code and stacks. If
-//! anything fails (no huge page is free, the move is refused), the frame is filled page by page as usual.
+//! pages from it by UFFDIO_MOVE until it is used up. One piece counts as the pager's own (`own_use.rs`). If anything
+//! fails (no huge page is free, the move is refused), the frame is filled page by page as usual.
 //!
 //! A page of the supply has a mark until it is in its frame: when the kernel splits a huge page, it frees those of
 //! its pages that are all zeros (since Linux 6.12).
@@ -30,7 +30,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Uffd, mode};
 
 /// One huge page.
-const PIECE_BYTES: usize = 2 << 20;
+pub(crate) const PIECE_BYTES: usize = 2 << 20;
 /// Number of pieces after which the address space is mapped again: a range that once had small pages gets no huge page
 /// any more.
 const PIECES: usize = 64;

@@ -30,6 +30,7 @@ pub mod ledger;
 pub mod listener;
 pub mod memory_space;
 mod own_memory;
+mod own_use;
 pub mod pager;
 pub mod pins;
 #[cfg(feature = "planted-bug")]

@@ -20,7 +20,6 @@ use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_stats::{Counter, Counters, Gauge, LEVELS, LevelCounter, LevelGauge, Place};
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::lifeline::Lifeline;
-use aquifer_sys::memory::OWN_HEAP_BYTES;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::readiness::Readiness;
 use aquifer_sys::uffd::{Refused, Uffd, feature, probe_features};
@@ -172,8 +171,12 @@ pub struct Pager {
     pub(crate) share_now: AtomicU64,
     /// Pages that a tier takes of that share now.
     pub(crate) tier_pages: AtomicU64,
+    /// Pages that the pager itself takes, and how many of them have been taken off that share.
+    pub(crate) own_pages: AtomicU64,
+    pub(crate) own_pages_taken: AtomicU64,
     pub(crate) ledger: Option<&'static Ledger>,
     pub(crate) reported_many: AtomicBool,
+    pub(crate) reported_small: AtomicBool,
     pub(crate) pins: Pins,
     /// Signalled after every report that somebody waits for.
     pub(crate) progress: EventCount,
@@ -229,6 +232,7 @@ impl Pager {
     pub fn start(settings: Settings, counters: Arc<Counters>) -> Result<&'static Pager, StartFailure> {
         let pager: &'static Pager = Box::leak(Pager::open(settings, counters)?);
         // Before any mapping is registered, because its pages count against the share.
+        pager.publish_own_use(&pager.engine());
         pager.follow_share();
         pager.start_listeners()?;
         pager.start_threads()?;
@@ -313,8 +317,11 @@ impl Pager {
             budget_now: AtomicU64::new(budget_pages),
             share_now: AtomicU64::new(budget_pages),
             tier_pages: AtomicU64::new(0),
+            own_pages: AtomicU64::new(0),
+            own_pages_taken: AtomicU64::new(0),
             ledger: settings.ledger,
             reported_many: AtomicBool::new(false),
+            reported_small: AtomicBool::new(false),
             pins,
             progress: EventCount::new(),
             worker_wakeup: Wakeup::new().map_err(StartFailure::Frames)?.kept(),
@@ -408,7 +415,6 @@ impl Pager {
         let standby = bytes(engine.standby_pages());
         self.counters.set_resident_bytes(bytes(engine.resident_pages()) + standby);
         self.counters.set_with_peak(Gauge::StandbyBytes, Gauge::StandbyBytesPeak, standby);
-        self.counters.set(Gauge::OverheadBytes, OWN_HEAP_BYTES.load(Ordering::Relaxed));
         self.counters.set(Gauge::UnwritableBytes, bytes(engine.unwritable_pages()));
         self.counters.set(Gauge::FramesFreeBytes, bytes(engine.free_pages()));
         let stored = u64::from(engine.map().slabs_in_use()) * REGION_BYTES;
@@ -439,8 +445,10 @@ impl Pager {
         self.unpublished_reports.store(reports, Ordering::Relaxed);
     }
 
-    /// Publishes how hot memory is. Separate from `publish`, and called less often, because it sets eighteen numbers.
+    /// Publishes how hot memory is, and what the pager itself takes. Separate from `publish`, and called less often,
+    /// because it sets 26 numbers.
     pub(crate) fn publish_heat(&self, engine: &Engine) {
+        self.publish_own_use(engine);
         let Histogram { resident, away } = engine.map().temperatures().histogram();
         for (place, pages) in [(Place::Resident, resident), (Place::Away, away)] {
             self.counters.set_heat(place, pages.map(|pages| pages * PAGE_BYTES));

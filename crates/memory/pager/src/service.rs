@@ -114,6 +114,11 @@ impl Service {
         self.owner
     }
 
+    /// Threads that the space has started, and that have not ended.
+    pub(crate) fn threads(&self) -> u64 {
+        self.threads.load(Ordering::Relaxed).into()
+    }
+
     /// Whether the space's threads are to go on.
     pub(crate) fn goes_on(&self) -> bool {
         self.state.load(Ordering::Acquire) == OPEN

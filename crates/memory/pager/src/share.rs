@@ -3,18 +3,19 @@
 
 //! Makes a pager's budget follow its process's share of the tree's budget (`ledger.rs`), including later changes.
 //!
-//! Pages that this process gives up return to the ledger only once eviction has freed them. What a tier takes in local
-//! memory is part of the share, too: the engine gets the rest.
+//! Pages that this process gives up return to the ledger only once eviction has freed them. What the pager itself and a
+//! tier take in local memory is part of the share, too: the engine gets the rest.
 //!
-//! Threads: one of its own, which sleeps until the ledger changes; and once the thread that starts the pager.
+//! Threads: one of its own, which sleeps until the ledger changes; the worker; and once the thread that starts the
+//! pager.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use aquifer_core::units::PAGE_BYTES;
 use aquifer_stats::Gauge;
 
-use crate::abort::say;
+use crate::abort::{Number, say};
 use crate::ledger::Ledger;
 use crate::pager::{Pager, StartFailure};
 
@@ -27,11 +28,14 @@ const SHORT_AGAIN: Duration = Duration::from_millis(20);
 const CONTENDED_AGAIN: Duration = Duration::from_millis(500);
 /// Nothing happens when this ends; it only bounds the wait.
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
-/// Changes of less than this part of a share are not worth making.
+/// Growing by less than this part of a share is not worth it. The engine always shrinks to its part, so that a budget
+/// that follows figures which vary shrinks to the lowest and stays there.
 const CHANGE_PART: u64 = 64;
-/// The same for what a tier takes of a share. The tier and the engine together exceed the share by at most this part
-/// and the other one.
+/// A change of what a tier takes of a share is followed from this part on: the share is exceeded by at most this part
+/// and `1 / OWN_PART`.
 const TIER_PART: u64 = 128;
+/// The same for what the pager itself takes, which varies less.
+const OWN_PART: u64 = 512;
 
 impl Pager {
     /// Moves the budget towards the share. Returns for how long no further check is needed if nothing changes.
@@ -70,20 +74,20 @@ impl Pager {
         }
     }
 
-    /// Divides `share` between the engine and the tier. Returns the pages that are or may be in use, debt included, and
-    /// whether there is debt.
+    /// Divides `share` between the engine, the pager itself and the tier. Returns the pages that are or may be in use,
+    /// debt included, and whether there is debt.
     fn spend(&self, share: u64) -> (u64, bool) {
         self.share_now.store(share, Ordering::Relaxed);
-        let (pages, in_tier) = self.divided(share);
+        let (pages, beside) = self.divided(share);
         let mut engine = self.engine();
         let before = engine.budget_pages();
-        if before.abs_diff(pages) > before / CHANGE_PART {
+        if changes(before, pages) {
             // Never more than the reserved frame addresses: a frame past the last one would be in other memory.
             engine.set_budget(pages.min(self.budget_pages_max));
             self.budget_now.store(pages, Ordering::Relaxed);
         }
         let debt = engine.debt_pages();
-        let spent = engine.budget_pages() + debt + in_tier;
+        let spent = engine.budget_pages() + debt + beside;
         drop(engine);
         if debt > 0 {
             self.worker_wakeup.wake();
@@ -91,26 +95,41 @@ impl Pager {
         (spent, debt > 0)
     }
 
-    /// The parts of `share` for the engine and for a tier that compresses into local memory: the engine gets what the
-    /// tier does not take, but never less than it needs; the tier refuses writes before that.
+    /// The parts of `share` for the engine, and for all else: the pager itself, and a tier that compresses into local
+    /// memory. The engine gets what they do not take, but never less than it needs; the tier refuses writes before
+    /// that.
     fn divided(&self, share: u64) -> (u64, u64) {
-        let Some(figures) = self.tier.compression().filter(|_| !self.is_recorded()) else { return (share, 0) };
+        if self.is_recorded() {
+            return (share, 0);
+        }
+        let own = self.own_pages.load(Ordering::Relaxed);
+        self.own_pages_taken.store(own, Ordering::Relaxed);
         let most = share.saturating_sub(self.pages_min());
-        self.tier.limit_local_bytes(most * PAGE_BYTES);
-        let in_tier = figures.local_bytes().div_ceil(PAGE_BYTES);
+        // With too many processes, each gets less than it needs, and that has been said.
+        let is_alone = || self.ledger.is_none_or(|ledger| ledger.has_room_for(self.pages_min()));
+        if own > most && is_alone() {
+            self.say_once_that_it_is_small(share, own);
+        }
+        let most = most.saturating_sub(own);
+        let in_tier = self.tier.compression().map_or(0, |figures| {
+            self.tier.limit_local_bytes(most * PAGE_BYTES);
+            figures.local_bytes().div_ceil(PAGE_BYTES)
+        });
         self.tier_pages.store(in_tier, Ordering::Relaxed);
-        (share - in_tier.min(most), in_tier)
+        let engine = share.saturating_sub(own + in_tier).max(self.pages_min().min(share));
+        (engine, own + in_tier)
     }
 
-    /// Makes the engine's budget follow what a tier in local memory takes. Called by the worker before each turn:
-    /// between two turns the tier takes no more than one plan of write-backs, and what threads write that find no free
-    /// frame.
-    pub(crate) fn follow_tier(&self) {
-        let Some(figures) = self.tier.compression() else { return };
-        let in_tier = figures.local_bytes().div_ceil(PAGE_BYTES);
-        let before = self.tier_pages.load(Ordering::Relaxed);
+    /// Makes the engine's budget follow what the pager itself and a tier in local memory take. Called by the worker
+    /// before each turn: between two turns the tables grow by no more than what threads touch for the first time, and
+    /// the tier takes no more than one plan of write-backs, and what threads write that find no free frame.
+    pub(crate) fn follow_local_use(&self) {
         let share = self.share_now.load(Ordering::Relaxed);
-        if before.abs_diff(in_tier) > share / TIER_PART {
+        let differs =
+            |now: u64, before: &AtomicU64, part: u64| now.abs_diff(before.load(Ordering::Relaxed)) > share / part;
+        let in_tier = self.tier.compression().map_or(0, |figures| figures.local_bytes().div_ceil(PAGE_BYTES));
+        let own = self.own_pages.load(Ordering::Relaxed);
+        if differs(in_tier, &self.tier_pages, TIER_PART) || differs(own, &self.own_pages_taken, OWN_PART) {
             self.spend(share);
         }
     }
@@ -134,6 +153,27 @@ impl Pager {
             ]);
         }
     }
+
+    fn say_once_that_it_is_small(&self, share: u64, own: u64) {
+        if !self.reported_small.swap(true, Ordering::Relaxed) {
+            let mebibytes = |pages: u64| Number::new((pages * PAGE_BYTES).div_ceil(1 << 20));
+            let (share, own, min) = (mebibytes(share), mebibytes(own), mebibytes(self.pages_min()));
+            say(&[
+                "the budget of ",
+                share.text(),
+                " MiB is too small for the tables of what is managed: they and the pager take ",
+                own.text(),
+                " MiB, and the program's memory keeps ",
+                min.text(),
+                " MiB, so the budget is exceeded; give a larger --dram",
+            ]);
+        }
+    }
+}
+
+/// Whether an engine with `before` pages is to get `pages`. Shrinks soon and grows late, so that it does not flutter.
+fn changes(before: u64, pages: u64) -> bool {
+    pages < before || pages - before > before / CHANGE_PART
 }
 
 /// Starts the thread that follows the share, if there is a ledger.
@@ -146,4 +186,24 @@ pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
             ledger.wait(ticket, again);
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_shrinks_soon_and_grows_late() {
+        let mut budget = 64 << 10;
+        let mut sets = 0;
+        // What the pager takes goes up and down by 1 %.
+        for turn in 0..1000 {
+            let wanted = (64 << 10) - 1000 - if turn % 2 == 0 { 655 } else { 0 };
+            if changes(budget, wanted) {
+                (budget, sets) = (wanted, sets + 1);
+            }
+        }
+        assert_eq!((budget, sets), ((64 << 10) - 1655, 1), "the lowest, and no flutter");
+        assert!(changes(budget, budget + budget / 32));
+    }
 }

@@ -99,7 +99,7 @@ table! {
         StoredBytesPeak "stored_bytes_peak" "The most that was set aside for us in the tier."
         ManagedBytesPeak "managed_bytes_peak" "The most that was under our care."
         SuggestedDramBytes "suggested_dram_bytes" "Budget that would halve the fetches, by an estimate; 0 while unknown."
-        OverheadBytes "overhead_bytes" "The pager's own bookkeeping in local DRAM, beside the budget."
+        OverheadBytes "overhead_bytes" "What the pager itself takes in local DRAM; part of the budget, except with --record."
         UnmanagedResidentBytes "unmanaged_resident_bytes" "Memory in local DRAM that is not managed: shared memory, stacks, small mappings."
         UnmanagedResidentBytesPeak "unmanaged_resident_bytes_peak" "The most of unmanaged memory that was in local DRAM."
         CompressedPages "compressed_pages" "Pages that a compressed tier stores."
@@ -109,6 +109,13 @@ table! {
         CompressedWasteBytes "compressed_waste_bytes" "Local DRAM that a compressed tier takes beyond its pages and its tables."
         CompressedTableBytes "compressed_table_bytes" "Local DRAM for the tables of a compressed tier."
         TierMappedBytes "tier_mapped_bytes" "Bytes of the tier that lie in this machine's memory and that the program maps, as shared memory."
+        OverheadBlockMapBytes "overhead_block_map_bytes" "Local DRAM for the description of mappings, regions and blocks."
+        OverheadGuardsBytes "overhead_guards_bytes" "Local DRAM for the guards of stored pages."
+        OverheadPolicyBytes "overhead_policy_bytes" "Local DRAM for the policy's lists of blocks."
+        OverheadFramesBytes "overhead_frames_bytes" "Local DRAM for the sets and lists of frames, and the kernel's page tables of their addresses."
+        OverheadBuffersBytes "overhead_buffers_bytes" "Local DRAM for queues, bounce buffers, and a huge page from which frames are cut."
+        OverheadStacksBytes "overhead_stacks_bytes" "Local DRAM for the stacks on which the pager works, by an estimate for each thread."
+        OverheadHeapBytes "overhead_heap_bytes" "Local DRAM for all else on the pager's own heap."
     }
 }
 

@@ -18,6 +18,12 @@ pub const MADV_POPULATE_READ: i32 = 22;
 /// Bytes that this library's own heap has from the kernel. Updated where the heap allocates and frees its ranges.
 pub static OWN_HEAP_BYTES: AtomicU64 = AtomicU64::new(0);
 
+/// Threads of the program that have stacks from this library.
+pub static OWN_STACKS: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of buffers that this library has from the kernel beside its heap.
+pub static OWN_BUFFER_BYTES: AtomicU64 = AtomicU64::new(0);
+
 /// A reserved range of private anonymous memory. Pages are allocated on touch.
 #[derive(Debug)]
 pub struct Reserved {
@@ -100,6 +106,16 @@ pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
     unsafe { syscall(libc::SYS_mmap, [0, len, protection as usize, flags as usize, usize::MAX, 0]) }
+}
+
+/// Moves private anonymous memory of `len` bytes at `start` to a place with room for `new_len` bytes, or resizes it
+/// where it is: mremap(2). Copies nothing. On failure nothing has changed.
+///
+/// # Safety
+/// The range is a whole mapping of the caller's, and nothing uses the old addresses any more if this succeeds.
+pub unsafe fn remap(start: usize, len: usize, new_len: usize) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { syscall(libc::SYS_mremap, [start, len, new_len, libc::MREMAP_MAYMOVE as usize, 0, 0]) }
 }
 
 /// munmap(2).

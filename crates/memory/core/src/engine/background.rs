@@ -336,9 +336,10 @@ impl Engine {
             return None;
         };
         let slot = self.map.slot(block);
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         entry.frame = taken.frame.0;
         entry.become_state(State::Fetching);
+        drop(entry);
         let frame = taken.frame;
         if state == State::Stored {
             self.count_refault(block);

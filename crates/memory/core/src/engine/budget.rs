@@ -35,6 +35,7 @@ impl Engine {
             let paid = self.debt_pages.min(pages - before);
             self.debt_pages -= paid;
             self.frames.grow(pages - before);
+            self.standby.grow(pages);
             let spent = self.frames.reserve(paid);
             assert!(spent, "what has just come can be spent");
         } else {

@@ -46,7 +46,7 @@ impl Engine {
         if !self.settings.elastic {
             return block;
         }
-        let Block { state, order, waiting, .. } = *self.map.block(block);
+        let Block { state, order, waiting, .. } = self.map.block(block);
         let is_rescued = state == State::Standby && waiting == Waiting::Evicted;
         let is_stored = state == State::Stored;
         if self.map.region_of(block).pattern == Pattern::Random {
@@ -215,7 +215,7 @@ mod tests {
             engine.map.blocks_in(PageIndex(0), PageIndex(PAGES)).filter(|block| *block != but).collect();
         for block in blocks {
             engine.slot_for(block).expect("the tier has room");
-            let entry = engine.map.block_mut(block);
+            let mut entry = engine.map.block_mut(block);
             entry.become_state(State::Fetching);
             entry.become_state(State::Stored);
         }

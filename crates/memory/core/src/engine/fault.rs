@@ -148,7 +148,7 @@ impl Engine {
             State::Resident => {
                 self.policy.removed(block);
                 self.resident_pages -= u64::from(order.pages());
-                let entry = self.map.block_mut(block);
+                let mut entry = self.map.block_mut(block);
                 entry.become_state(State::Installing);
                 FaultStep::FillHole { block, pages, page, sealed: entry.sealed }
             }
@@ -156,10 +156,11 @@ impl Engine {
             State::Empty => match self.take_frame(order) {
                 None => self.make_room(order),
                 Some(taken) => {
-                    let entry = self.map.block_mut(block);
+                    let mut entry = self.map.block_mut(block);
                     entry.become_state(State::Installing);
                     entry.frame = taken.frame.0;
                     entry.known_clean = true;
+                    drop(entry);
                     let exchange = self.exchange(block, 1, write);
                     FaultStep::Fill { block, pages, frame: taken.frame, fresh: taken.fresh, exchange }
                 }
@@ -172,11 +173,12 @@ impl Engine {
                     self.second_chance.refaulted(u64::from(order.pages()), distance);
                     self.count_refault(block);
                     let arrival = self.refault(block);
-                    let entry = self.map.block_mut(block);
+                    let mut entry = self.map.block_mut(block);
                     entry.become_state(State::Fetching);
                     entry.frame = taken.frame.0;
                     // What arrives is checked.
                     entry.known_clean = true;
+                    drop(entry);
                     let exchange = self.exchange(block, 1, write);
                     FaultStep::Fetch { block, pages, frame: taken.frame, slot, fresh: taken.fresh, exchange, arrival }
                 }
@@ -248,7 +250,7 @@ impl Engine {
         let clean = blocks.clone().all(|block| self.map.block(block).known_clean);
         let seal = self.settings.seals && clean && !write;
         for block in blocks {
-            let entry = self.map.block_mut(block);
+            let mut entry = self.map.block_mut(block);
             (entry.copied, entry.sealed, entry.protected) = (true, seal, seal);
         }
         Exchange::Copy { seal }

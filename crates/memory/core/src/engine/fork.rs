@@ -11,7 +11,7 @@
 //! registered its memory, so none of its blocks is sealed.
 
 use super::Engine;
-use crate::block::State;
+use crate::block::{Block, State};
 use crate::frames::FramePool;
 use crate::guard;
 use crate::map::Delivery;
@@ -70,9 +70,12 @@ impl Engine {
     pub fn become_child(&mut self) {
         let blocks: Vec<BlockIndex> = self.all_blocks().collect();
         for block in blocks {
-            let entry = self.map.block_mut(block);
-            (entry.sealed, entry.protected) = (false, false);
-            match entry.state {
+            let Block { state, sealed, protected, .. } = self.map.block(block);
+            if sealed || protected {
+                let mut entry = self.map.block_mut(block);
+                (entry.sealed, entry.protected) = (false, false);
+            }
+            match state {
                 State::Standby => self.forget_frame(block),
                 state => assert!(!state.is_busy(), "a block is {state:?} at fork"),
             }
@@ -89,9 +92,10 @@ impl Engine {
         // Not a wasted prefetch: the parent still has the block and counts its outcome.
         self.standby.remove(&mut self.map, block);
         let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         entry.become_state(State::Cleaning);
         entry.take_frame();
+        drop(entry);
         self.finish(block, if zero { State::Empty } else { State::Stored });
     }
 

@@ -52,9 +52,10 @@ impl Engine {
     }
 
     fn admit(&mut self, block: BlockIndex) {
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         entry.become_state(State::Installing);
         entry.become_state(State::Resident);
+        drop(entry);
         self.enter(block, Arrival::Fresh);
     }
 
@@ -70,7 +71,7 @@ impl Engine {
         for block in blocks {
             if self.map.pages(block).are_within(start, end) {
                 self.forget(block);
-                regions.push(self.map.block(block).region);
+                regions.push(self.map.region_index(block));
             } else {
                 // Some of its pages read as zeros from now on, so it differs from the tier's copy. Its other pages stay
                 // protected.
@@ -126,7 +127,7 @@ impl Engine {
                 self.policy.removed(block);
                 self.resident_pages -= weight;
                 self.repay(weight);
-                let entry = self.map.block_mut(block);
+                let mut entry = self.map.block_mut(block);
                 (entry.sealed, entry.protected) = (false, false);
             }
             State::Standby => {
@@ -136,7 +137,7 @@ impl Engine {
             }
             _ => {}
         }
-        self.map.guards_mut(block).fill(0);
+        self.map.forget_guards(block);
         self.map.leave_inherited(block);
         self.map.forget_temperature(block);
         self.map.block_mut(block).become_state(State::Empty);
@@ -156,7 +157,7 @@ impl Engine {
             .iter()
             .map(|block| {
                 let pages = self.map.pages(*block);
-                let Block { state, protected, .. } = *self.map.block(*block);
+                let Block { state, protected, .. } = self.map.block(*block);
                 (pages.start.max(end), pages.end(), state, protected)
             })
             .collect();

@@ -27,7 +27,7 @@ pub enum CleanVerdict {
 impl Engine {
     /// The block is at the program's address. Returns whether other threads wait for it.
     pub fn installed(&mut self, block: BlockIndex, arrival: Arrival) -> bool {
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         if entry.frame == NONE {
             (entry.sealed, entry.protected) = (false, false);
         } else {
@@ -35,6 +35,7 @@ impl Engine {
             let copied = std::mem::take(&mut entry.copied);
             if copied { self.frames.put_backed(frame) } else { self.frames.put_unbacked(frame) }
         }
+        drop(entry);
         self.enter(block, arrival);
         self.finish(block, State::Resident)
     }
@@ -49,10 +50,12 @@ impl Engine {
     /// The bytes could not be fetched. `lost` says that a retry is pointless. Returns whether other threads wait.
     pub fn fetch_failed(&mut self, block: BlockIndex, lost: bool) -> bool {
         let weight = u64::from(self.weight(block));
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         let frame = entry.take_frame();
         (entry.sealed, entry.protected) = (false, false);
-        if std::mem::take(&mut entry.copied) {
+        let copied = std::mem::take(&mut entry.copied);
+        drop(entry);
+        if copied {
             self.repay(weight);
         }
         self.release(frame);
@@ -63,11 +66,13 @@ impl Engine {
     pub fn evicted(&mut self, block: BlockIndex) -> bool {
         self.leave(block);
         let weight = u64::from(self.weight(block));
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         // A sealed block has not been written to since its bytes came from the tier.
         entry.known_clean = std::mem::take(&mut entry.sealed);
         entry.protected = false;
-        if std::mem::take(&mut entry.copied) {
+        let copied = std::mem::take(&mut entry.copied);
+        drop(entry);
+        if copied {
             self.repay(weight);
         }
         let wanted = self.finish(block, State::Standby);
@@ -81,8 +86,9 @@ impl Engine {
         assert!(self.map.block(block).sealed, "only what the tier has may be dropped");
         self.leave(block);
         self.give_back_frame(block);
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         (entry.sealed, entry.protected) = (false, false);
+        drop(entry);
         self.repay(u64::from(self.weight(block)));
         self.counts.dropped_clean_blocks += 1;
         let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
@@ -91,9 +97,8 @@ impl Engine {
 
     /// The kernel refused to release the victim's pages. Returns whether other threads wait for it.
     pub fn eviction_refused(&mut self, block: BlockIndex) -> bool {
-        let entry = self.map.block_mut(block);
         // The driver may have lifted the protection when it put everything back, but need not have (`protected`).
-        entry.sealed = false;
+        self.map.block_mut(block).sealed = false;
         self.give_back_frame(block);
         let weight = self.weight(block);
         self.policy.arrived(block, weight, Arrival::Rescued);
@@ -102,7 +107,7 @@ impl Engine {
 
     /// Returns the frame of a victim that does not move into it, if it has one.
     fn give_back_frame(&mut self, block: BlockIndex) {
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         let copied = std::mem::take(&mut entry.copied);
         if entry.frame != NONE {
             let frame = entry.take_frame();
@@ -130,7 +135,7 @@ impl Engine {
         let verdict = if zero { CleanVerdict::Zero } else { verdict };
         match verdict {
             CleanVerdict::Stored | CleanVerdict::Zero => {
-                self.map.guards_mut(block).copy_from_slice(guards);
+                self.map.set_guards(block, guards);
                 self.failed_in_a_row = 0;
                 if self.has_failed(block) {
                     self.recovered();

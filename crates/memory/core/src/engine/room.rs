@@ -70,7 +70,7 @@ impl Engine {
     pub(super) fn start_cleaning_of(&mut self, block: BlockIndex) -> FrameIndex {
         self.stop_waiting(block);
         self.cleaning_pages += u64::from(self.weight(block));
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         entry.become_state(State::Cleaning);
         FrameIndex(entry.frame)
     }
@@ -101,9 +101,10 @@ impl Engine {
         self.counts.dropped_clean_blocks += u64::from(self.map.block(block).waiting != Waiting::ReadAhead);
         self.stop_waiting(block);
         let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         entry.become_state(State::Cleaning);
         let frame = entry.take_frame();
+        drop(entry);
         self.release(frame);
         self.finish(block, if zero { State::Empty } else { State::Stored });
         Some(frame.order().pages())
@@ -112,7 +113,7 @@ impl Engine {
     /// Takes a frame for a victim of the policy: an unbacked frame to move the victim's pages into or, where `copies`
     /// allows it and the block is sealed, a frame with pages to copy them to.
     pub(super) fn start_leaving(&mut self, block: BlockIndex, copies: bool) -> Option<FrameIndex> {
-        let Block { order, sealed, .. } = *self.map.block(block);
+        let Block { order, sealed, .. } = self.map.block(block);
         let full = if copies && sealed { self.frames.take_backed(order) } else { None };
         let copied = full.is_some();
         let Some(frame) = full.map(|taken| taken.frame).or_else(|| self.frames.take_unbacked(order)) else {
@@ -120,7 +121,7 @@ impl Engine {
             self.policy.arrived(block, order.pages(), Arrival::Rescued);
             return None;
         };
-        let entry = self.map.block_mut(block);
+        let mut entry = self.map.block_mut(block);
         entry.become_state(State::Leaving);
         entry.frame = frame.0;
         entry.copied = copied;

@@ -7,7 +7,7 @@
 //! does anyway. `temperature.rs` defines the numbers.
 
 use super::BlockMap;
-use crate::block::State;
+use crate::block::{Block, State};
 use crate::policy::Arrival;
 use crate::temperature::{Temperature, Temperatures};
 use crate::units::BlockIndex;
@@ -25,24 +25,35 @@ impl BlockMap {
 
     /// Records that a block becomes resident; `near` is the distance up to which a refault counts as soon.
     pub(crate) fn heat(&mut self, block: BlockIndex, arrival: Arrival, near: u64) {
-        let entry = &mut self.blocks[block.0 as usize];
-        self.temperatures.arrived(&mut entry.reading, entry.order.pages(), arrival, near);
+        let Block { mut reading, order, .. } = self.block(block);
+        self.temperatures.arrived(&mut reading, order.pages(), arrival, near);
+        self.uncounted(block.0).reading = reading;
     }
 
     /// Records that a block was evicted under a budget of `budget_pages`: it cools from now on.
     pub(crate) fn cool(&mut self, block: BlockIndex, budget_pages: u64) {
-        let entry = &mut self.blocks[block.0 as usize];
-        self.temperatures.left(&mut entry.reading, entry.order.pages());
-        let pages = u64::from(entry.order.pages());
-        for index in self.temperatures.evicted(pages, budget_pages, self.blocks.len()) {
-            self.temperatures.up_to_date(&mut self.blocks[index].reading);
+        let Block { mut reading, order, .. } = self.block(block);
+        self.temperatures.left(&mut reading, order.pages());
+        self.uncounted(block.0).reading = reading;
+        for index in self.temperatures.evicted(u64::from(order.pages()), budget_pages, self.blocks.len()) {
+            let mut reading = self.block(BlockIndex(index as u32)).reading;
+            if self.temperatures.up_to_date(&mut reading) {
+                self.uncounted(index as u32).reading = reading;
+            }
         }
     }
 
     /// Forgets a block that no longer has contents.
     pub(crate) fn forget_temperature(&mut self, block: BlockIndex) {
-        let entry = &mut self.blocks[block.0 as usize];
-        self.temperatures.take_out(&mut entry.reading, entry.order.pages());
+        self.take_temperature(block);
+    }
+
+    /// Stops counting a block. Returns its temperature, if it was counted.
+    fn take_temperature(&mut self, block: BlockIndex) -> Option<Temperature> {
+        let Block { mut reading, order, .. } = self.block(block);
+        let temperature = self.temperatures.take_out(&mut reading, order.pages())?;
+        self.uncounted(block.0).reading = reading;
+        Some(temperature)
     }
 
     /// Called before blocks change their size: stops counting the blocks in the `units` units that begin with `first`.
@@ -50,8 +61,8 @@ impl BlockMap {
     pub(super) fn take_heat(&mut self, first: BlockIndex, units: u32) -> Option<Temperature> {
         let (mut at, mut hottest) = (first, None);
         while at.0 < first.0 + units {
-            let (stride, weight) = (self.stride(at), self.block(at).order.pages());
-            hottest = self.temperatures.take_out(&mut self.blocks[at.0 as usize].reading, weight).max(hottest);
+            let stride = self.stride(at);
+            hottest = self.take_temperature(at).max(hottest);
             at = BlockIndex(at.0 + stride);
         }
         hottest
@@ -65,13 +76,13 @@ impl BlockMap {
         for unit in (first.0..first.0 + units).step_by(stride as usize) {
             // Parts outside the mapping have no pages, and would never be forgotten.
             if self.pages(BlockIndex(unit)).count > 0 {
-                let entry = &mut self.blocks[unit as usize];
-                let weight = entry.order.pages();
-                entry.reading = if resident {
+                let weight = self.order(BlockIndex(unit)).pages();
+                let reading = if resident {
                     self.temperatures.count_resident(heat, weight)
                 } else {
                     self.temperatures.count_evicted(heat, weight)
                 };
+                self.uncounted(unit).reading = reading;
             }
         }
     }
@@ -96,7 +107,7 @@ mod tests {
                 map.heat(block, Arrival::Rescued, 0);
             }
             map.cool(block, 1 << 20);
-            let entry = map.block_mut(block);
+            let mut entry = map.block_mut(block);
             entry.become_state(State::Fetching);
             entry.become_state(State::Stored);
         }

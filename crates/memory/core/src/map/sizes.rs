@@ -14,10 +14,7 @@ use crate::units::{BlockIndex, Order, PageIndex};
 impl BlockMap {
     /// Splits an evicted or resident block into blocks of `order`. Returns the block with `page`.
     pub(crate) fn split(&mut self, block: BlockIndex, order: Order, page: PageIndex) -> BlockIndex {
-        assert!(
-            order <= self.block(block).order && order >= self.region_of(block).unit,
-            "a split makes blocks smaller"
-        );
+        assert!(order <= self.order(block) && order >= self.region_of(block).unit, "a split makes blocks smaller");
         let units = self.stride(block);
         let state = self.block(block).state;
         assert!(state == State::Resident || self.block(block).is_away(), "a block in {state:?} is not cut");
@@ -53,11 +50,9 @@ impl BlockMap {
     /// Divides the `units` units that begin with `first` into blocks of `order` in `state`. No thread is working on the
     /// blocks there.
     fn resize(&mut self, first: BlockIndex, state: State, order: Order, units: u32) {
-        let Block { region, sealed, protected, evicted_at, .. } = *self.block(first);
-        for unit in first.0..first.0 + units {
-            let new = Block::new(region, order);
-            self.blocks[unit as usize] = Block { state, sealed, protected, evicted_at, ..new };
-        }
+        let Block { sealed, protected, evicted_at, .. } = self.block(first);
+        let new = Block { state, sealed, protected, evicted_at, ..Block::new(order) };
+        self.fill(first.0, units, new);
     }
 }
 
@@ -91,10 +86,11 @@ mod tests {
         map.insert(PageIndex(1000), PageIndex(2100), Order::DEFAULT, Delivery::Signal);
         let block = map.find(PageIndex(1000)).expect("managed");
         map.heat(block, Arrival::Rescued, 0);
-        let entry = map.block_mut(block);
+        let mut entry = map.block_mut(block);
         entry.become_state(State::Installing);
         entry.become_state(State::Resident);
         (entry.sealed, entry.protected) = (true, true);
+        drop(entry);
         let before = *map.temperatures().histogram();
         let part = map.split(block, Order::UNIT, PageIndex(1004));
         assert_eq!(map.pages(part), Pages { start: PageIndex(1004), count: 4 });

@@ -88,7 +88,7 @@ impl BlockMap {
         if region.holder(page) != Some(slab) {
             return None;
         }
-        let block = self.find(region.start + u64::from(page)).filter(|block| self.block(*block).region == index)?;
+        let block = self.find(region.start + u64::from(page)).filter(|block| self.region_index(*block) == index)?;
         if matches!(self.block(block).state, State::Empty | State::Cleaning | State::Poisoned) {
             return None;
         }
@@ -98,7 +98,8 @@ impl BlockMap {
 
     /// The slot to write the block to, reserved now if there was none. `None` when the tier is full.
     pub fn own_slot(&mut self, index: BlockIndex) -> Option<OwnSlot> {
-        let region = &mut self.regions[self.blocks[index.0 as usize].region.index()];
+        let at = self.region_index(index);
+        let region = &mut self.regions[at.index()];
         let slab = match region.slab {
             Some(slab) => slab,
             None => {
@@ -110,8 +111,8 @@ impl BlockMap {
                     None => slabs.take()?,
                 };
                 region.slab = Some(slab);
-                if let Some(user) = self.used_by.get_mut(slab.index()) {
-                    *user = self.blocks[index.0 as usize].region.0;
+                if slab.index() < self.used_by.len() {
+                    self.used_by[slab.index()] = at.0;
                 }
                 slab
             }
@@ -125,8 +126,8 @@ impl BlockMap {
         if self.region_of(index).inherited.is_empty() {
             return false;
         }
-        let pages = self.pages_in_region(index);
-        let region = &mut self.regions[self.blocks[index.0 as usize].region.index()];
+        let (at, pages) = (self.region_index(index), self.pages_in_region(index));
+        let region = &mut self.regions[at.index()];
         let Some(place) = region.inherited.iter().position(|it| it.has(pages.start)) else { return false };
         region.inherited[place].set(pages, false);
         if region.inherited[place].is_empty() {
@@ -232,7 +233,7 @@ mod tests {
             map.own_slot(block).expect("there is room");
             let first = map.pages(block).start.0;
             map.guards_mut(block).iter_mut().zip(first..).for_each(|(guard, page)| *guard = page);
-            map.blocks[block.0 as usize].state = state;
+            map.uncounted(block.0).state = state;
         }
         map
     }
@@ -285,13 +286,13 @@ mod tests {
     fn a_slab_that_another_region_uses_now_is_known_by_that_one() {
         let mut map = stored(State::Stored);
         let block = map.find(PageIndex(1000)).expect("managed");
-        assert!(map.free_slab(map.block(block).region).is_some());
+        assert!(map.free_slab(map.region_index(block)).is_some());
         assert_eq!(guards(&map, 0..1), [None]);
         map.insert(PageIndex(5000), PageIndex(5004), Order::UNIT, Delivery::Signal);
         let block = map.find(PageIndex(5000)).expect("managed");
         assert_eq!(map.own_slot(block).map(|own| own.slot), Some(Slot(0)));
         map.guards_mut(block).fill(77);
-        map.blocks[block.0 as usize].state = State::Stored;
+        map.uncounted(block.0).state = State::Stored;
         assert_eq!(guards(&map, 3..5), [Some(77), None]);
     }
 

@@ -63,6 +63,10 @@ impl Policy for Clock {
     fn resident_pages(&self) -> u64 {
         self.ring.pages_all()
     }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.ring.reserved_bytes()
+    }
 }
 
 #[cfg(test)]

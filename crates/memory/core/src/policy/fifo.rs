@@ -43,4 +43,8 @@ impl Policy for Fifo {
     fn resident_pages(&self) -> u64 {
         self.queue.pages_all()
     }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.queue.reserved_bytes()
+    }
 }

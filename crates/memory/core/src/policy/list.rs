@@ -8,31 +8,40 @@
 //! Invariant: a block is on at most one of the `N` lists. While it is on none, the two words of its links are free, and
 //! hold a [`Note`] that the policy may leave about an evicted block.
 
+use crate::table::Table;
 use crate::units::BlockIndex;
 
 /// Ends a chain of links.
 const NIL: u32 = u32::MAX;
-/// In `Node::list`: the block is on no list.
-const ON_NO_LIST: u8 = u8::MAX;
+/// Maximum number of lists: as many as the word of a node can name.
+const LISTS_MAX: usize = u8::MAX as usize;
 
 /// Two words about a block that is on no list. All zero until the policy writes one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Note(pub u32, pub u32);
 
-/// 12 bytes per block, for every policy.
-#[derive(Clone, Copy)]
-struct Node {
-    /// Towards the newest end; the first word of the note while on no list.
-    newer: u32,
-    /// Towards the oldest end; the second word of the note while on no list.
-    older: u32,
-    weight: u16,
-    list: u8,
-    /// Belongs to the policy; survives moves between lists.
-    mark: u8,
-}
+/// A block's links and marks: 12 bytes per block, for every policy. All zeros for a block that never arrived, so that
+/// such blocks take no memory.
+///
+/// | word    | bits  | what                                                       |
+/// |---------|-------|------------------------------------------------------------|
+/// | `NEWER` | 0-31  | towards the newest end; on no list: first word of the note |
+/// | `OLDER` | 0-31  | towards the oldest end; on no list: second word            |
+/// | `REST`  | 0-7   | mark: the policy's; survives moves between lists           |
+/// |         | 8-15  | number of the list plus one; zero on no list               |
+/// |         | 16-31 | weight                                                     |
+type Node = [u32; 3];
 
-const ABSENT: Node = Node { newer: 0, older: 0, weight: 0, list: ON_NO_LIST, mark: 0 };
+const NEWER: usize = 0;
+const OLDER: usize = 1;
+const REST: usize = 2;
+
+/// Bytes that a block takes in a policy.
+pub(crate) const NODE_BYTES: u64 = size_of::<Node>() as u64;
+
+fn list_in(node: &Node) -> Option<usize> {
+    (node[REST] >> 8 & 0xff).checked_sub(1).map(|list| list as usize)
+}
 
 #[derive(Clone, Copy)]
 struct Ends {
@@ -44,24 +53,21 @@ struct Ends {
 
 /// `N` lists over one set of blocks.
 pub struct Lists<const N: usize> {
-    nodes: Vec<Node>,
+    nodes: Table<Node>,
     ends: [Ends; N],
 }
 
 impl<const N: usize> Default for Lists<N> {
     fn default() -> Self {
-        assert!(N < ON_NO_LIST as usize);
-        Lists { nodes: Vec::new(), ends: [Ends { newest: NIL, oldest: NIL, pages: 0, blocks: 0 }; N] }
+        const { assert!(N < LISTS_MAX) };
+        Lists { nodes: Table::default(), ends: [Ends { newest: NIL, oldest: NIL, pages: 0, blocks: 0 }; N] }
     }
 }
 
 impl<const N: usize> Lists<N> {
     /// Makes room for block indices below `blocks`. Never gives room back.
     pub fn grow(&mut self, blocks: u32) {
-        let blocks = blocks as usize;
-        if blocks > self.nodes.len() {
-            self.nodes.resize(blocks, ABSENT);
-        }
+        self.nodes.grow(blocks as usize);
     }
 
     /// Adds `block` at the newest end of `list`. It must be on no list.
@@ -69,10 +75,10 @@ impl<const N: usize> Lists<N> {
         self.join(list, block, weight);
         let ends = &mut self.ends[list];
         let node = &mut self.nodes[block.0 as usize];
-        (node.newer, node.older) = (NIL, ends.newest);
+        (node[NEWER], node[OLDER]) = (NIL, ends.newest);
         match std::mem::replace(&mut ends.newest, block.0) {
             NIL => ends.oldest = block.0,
-            newest => self.nodes[newest as usize].newer = block.0,
+            newest => self.nodes[newest as usize][NEWER] = block.0,
         }
     }
 
@@ -81,19 +87,19 @@ impl<const N: usize> Lists<N> {
         self.join(list, block, weight);
         let ends = &mut self.ends[list];
         let node = &mut self.nodes[block.0 as usize];
-        (node.newer, node.older) = (ends.oldest, NIL);
+        (node[NEWER], node[OLDER]) = (ends.oldest, NIL);
         match std::mem::replace(&mut ends.oldest, block.0) {
             NIL => ends.newest = block.0,
-            oldest => self.nodes[oldest as usize].older = block.0,
+            oldest => self.nodes[oldest as usize][OLDER] = block.0,
         }
     }
 
     /// Counts `block` among those of `list`.
     fn join(&mut self, list: usize, block: BlockIndex, weight: u32) {
         let node = &mut self.nodes[block.0 as usize];
-        assert!(node.list == ON_NO_LIST, "{block:?} arrived twice");
-        node.weight = u16::try_from(weight).expect("a block is at most 512 pages");
-        node.list = list as u8;
+        assert!(list_in(node).is_none(), "{block:?} arrived twice");
+        let weight = u16::try_from(weight).expect("a block is at most 512 pages");
+        node[REST] = node[REST] & 0xff | (list as u32 + 1) << 8 | u32::from(weight) << 16;
         self.ends[list].pages += u64::from(weight);
         self.ends[list].blocks += 1;
     }
@@ -114,56 +120,55 @@ impl<const N: usize> Lists<N> {
     /// Removes `block` from its list and clears its note; returns which list that was.
     pub fn remove(&mut self, block: BlockIndex) -> Option<usize> {
         let list = self.list_of(block)?;
-        let Node { newer, older, weight, .. } = self.nodes[block.0 as usize];
+        let [newer, older, rest] = self.nodes[block.0 as usize];
         let ends = &mut self.ends[list];
-        ends.pages -= u64::from(weight);
+        ends.pages -= u64::from(rest >> 16);
         ends.blocks -= 1;
         match newer {
             NIL => ends.newest = older,
-            newer => self.nodes[newer as usize].older = older,
+            newer => self.nodes[newer as usize][OLDER] = older,
         }
         match older {
             NIL => ends.oldest = newer,
-            older => self.nodes[older as usize].newer = newer,
+            older => self.nodes[older as usize][NEWER] = newer,
         }
-        let node = &mut self.nodes[block.0 as usize];
-        (node.newer, node.older, node.list) = (0, 0, ON_NO_LIST);
+        self.nodes[block.0 as usize] = [0, 0, rest & !0xff00];
         Some(list)
     }
 
     /// The list that `block` is on. Also `None` for blocks beyond the range given to `grow`.
     pub fn list_of(&self, block: BlockIndex) -> Option<usize> {
-        let list = self.nodes.get(block.0 as usize)?.list;
-        (list != ON_NO_LIST).then_some(list as usize)
+        list_in(self.nodes.get(block.0 as usize)?)
     }
 
     /// Pages of the block, as of its latest `push`.
     pub fn weight(&self, block: BlockIndex) -> u32 {
-        u32::from(self.nodes[block.0 as usize].weight)
+        self.nodes[block.0 as usize][REST] >> 16
     }
 
     /// The policy's mark on `block`; 0 at first.
     pub fn mark(&self, block: BlockIndex) -> u8 {
-        self.nodes[block.0 as usize].mark
+        self.nodes[block.0 as usize][REST] as u8
     }
 
     /// Marks `block`, present or not.
     pub fn set_mark(&mut self, block: BlockIndex, mark: u8) {
-        self.nodes[block.0 as usize].mark = mark;
+        let rest = &mut self.nodes[block.0 as usize][REST];
+        *rest = *rest & !0xff | u32::from(mark);
     }
 
     /// The note on an absent block.
     pub fn note(&self, block: BlockIndex) -> Note {
         let node = &self.nodes[block.0 as usize];
-        assert!(node.list == ON_NO_LIST, "{block:?} has no note while it is on a list");
-        Note(node.newer, node.older)
+        assert!(list_in(node).is_none(), "{block:?} has no note while it is on a list");
+        Note(node[NEWER], node[OLDER])
     }
 
     /// Leaves a note on an absent block, which lasts until the block is pushed again.
     pub fn set_note(&mut self, block: BlockIndex, note: Note) {
         let node = &mut self.nodes[block.0 as usize];
-        assert!(node.list == ON_NO_LIST, "{block:?} cannot carry a note while it is on a list");
-        (node.newer, node.older) = (note.0, note.1);
+        assert!(list_in(node).is_none(), "{block:?} cannot carry a note while it is on a list");
+        (node[NEWER], node[OLDER]) = (note.0, note.1);
     }
 
     /// Pages on one list.
@@ -174,6 +179,11 @@ impl<const N: usize> Lists<N> {
     /// Pages on all lists.
     pub fn pages_all(&self) -> u64 {
         self.ends.iter().map(|ends| ends.pages).sum()
+    }
+
+    /// Bytes of addresses that the lists have, most of which may be without memory.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.nodes.reserved_bytes()
     }
 
     /// Blocks on all lists.

@@ -65,6 +65,10 @@ impl Policy for Lru {
     fn resident_pages(&self) -> u64 {
         self.lists.pages_all()
     }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.lists.reserved_bytes()
+    }
 }
 
 #[cfg(test)]

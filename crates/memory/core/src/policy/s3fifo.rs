@@ -368,6 +368,10 @@ impl Policy for S3Fifo {
     fn resident_pages(&self) -> u64 {
         self.lists.pages_all()
     }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.lists.reserved_bytes()
+    }
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ impl Clock for Pager {
 impl WorkerClock for Pager {
     fn worker_goes_on(&self) -> bool {
         self.lifeline.as_ref().inspect(|_| ending::look());
-        self.follow_tier();
+        self.follow_local_use();
         self.service.goes_on()
     }
 
