@@ -71,8 +71,8 @@ mod tests {
 
     use super::*;
     use crate::recording::{self, Replayed};
-    use crate::synthetic;
-    use crate::workload::{BLOCK_PAGES, Workload};
+    use crate::synthetic::{self, BLOCK_PAGES};
+    use crate::workload::Workload;
 
     /// A recording of a synthetic workload, as a pager would have written it.
     fn recorded(workload: Workload, policy: PolicyName, machine: synthetic::Machine) -> (Vec<u8>, Outcome) {

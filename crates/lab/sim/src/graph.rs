@@ -4,18 +4,16 @@
 //! Traces of graph kernels: BFS and PageRank as the GAP benchmark suite runs them, over a Kronecker graph in
 //! compressed rows.
 //!
-//! The graph is far smaller than real ones, and so are the blocks (4 KiB): each stands for a block of 128 KiB. The
-//! ratio between the arrays, the sequential walk over edges and the random walk over vertices are preserved. One trace
-//! has a larger graph, and its blocks are pages.
+//! The graph is far smaller than real ones, and so are the blocks (4 KiB). The ratio between the arrays, the sequential
+//! walk over edges and the random walk over vertices are preserved.
 
 use crate::{
     random::Random,
-    workload::{BLOCK_PAGES, Touch, Trace},
+    workload::{Touch, Trace},
 };
 
-/// Vertices as a power of two, and of the graph whose blocks are pages: 145 MiB.
+/// Vertices as a power of two.
 const SCALE: u32 = 16;
-const SCALE_OF_PAGES: u32 = 20;
 /// Undirected edges per vertex, as in Graph500.
 const DEGREE: u32 = 16;
 /// Probability of the first three quadrants in 1/100, as in Graph500.
@@ -24,10 +22,6 @@ const QUADRANTS: [u64; 3] = [57, 19, 19];
 const BLOCK_BYTES: u32 = 4096;
 /// Searches per trace.
 const SEARCHES: u32 = 8;
-/// When a direction-optimizing search turns from the frontier's edges to the other vertices, and back: GAP's alpha and
-/// beta.
-const ALPHA: u64 = 15;
-const BETA: usize = 18;
 /// Iterations of PageRank.
 const ITERATIONS: u32 = 8;
 
@@ -38,14 +32,14 @@ struct Graph {
 }
 
 impl Graph {
-    fn kronecker(scale: u32, random: &mut Random) -> Graph {
-        let vertices = 1u32 << scale;
+    fn kronecker(random: &mut Random) -> Graph {
+        let vertices = 1u32 << SCALE;
         let mut labels: Vec<u32> = (0..vertices).collect();
         random.shuffle(&mut labels);
         let mut edges = Vec::with_capacity((vertices * DEGREE * 2) as usize);
         for _ in 0..vertices * DEGREE {
             let (mut from, mut to) = (0, 0);
-            for _ in 0..scale {
+            for _ in 0..SCALE {
                 let draw = random.below(100);
                 let quadrant = u32::from(draw >= QUADRANTS[0])
                     + u32::from(draw >= QUADRANTS[0] + QUADRANTS[1])
@@ -64,10 +58,6 @@ impl Graph {
 
     fn vertices(&self) -> u32 {
         self.first_edge.len() as u32 - 1
-    }
-
-    fn row(&self, vertex: u32) -> std::ops::Range<u32> {
-        self.first_edge[vertex as usize]..self.first_edge[vertex as usize + 1]
     }
 }
 
@@ -119,15 +109,15 @@ impl Recorder {
         }
     }
 
-    fn finish(self, block_pages: u32) -> Trace {
-        Trace { touches: self.touches, blocks: self.blocks, block_pages, warm: self.blocks as usize }
+    fn finish(self) -> Trace {
+        Trace { touches: self.touches, blocks: self.blocks, warm: self.blocks as usize }
     }
 }
 
 /// Breadth-first searches, top-down.
 pub fn bfs(seed: u64) -> Trace {
     let mut random = Random::new(seed);
-    let graph = Graph::kronecker(SCALE, &mut random);
+    let graph = Graph::kronecker(&mut random);
     let (mut recorder, [rows, edges, parents, queue]) = Recorder::new(&graph);
     for _ in 0..SEARCHES {
         let root = random.below(u64::from(graph.vertices())) as u32;
@@ -140,7 +130,7 @@ pub fn bfs(seed: u64) -> Trace {
             let vertex = order[next];
             next += 1;
             recorder.read(rows, vertex);
-            for edge in graph.row(vertex) {
+            for edge in graph.first_edge[vertex as usize]..graph.first_edge[vertex as usize + 1] {
                 recorder.read(edges, edge);
                 let neighbour = graph.neighbours[edge as usize];
                 recorder.read(parents, neighbour);
@@ -151,97 +141,12 @@ pub fn bfs(seed: u64) -> Trace {
             }
         }
     }
-    recorder.finish(BLOCK_PAGES)
-}
-
-/// Breadth-first searches that turn to the unreached vertices while the frontier is large, as GAP's do: these read the
-/// first edges of most rows, in address order, and skip the rest.
-pub fn bfs_pages(seed: u64) -> Trace {
-    let mut random = Random::new(seed);
-    let graph = Graph::kronecker(SCALE_OF_PAGES, &mut random);
-    let (mut recorder, arrays) = Recorder::new(&graph);
-    let parents = arrays[2];
-    for _ in 0..SEARCHES {
-        let root = random.below(u64::from(graph.vertices())) as u32;
-        (0..graph.vertices()).for_each(|vertex| recorder.write(parents, vertex));
-        let mut search =
-            Search { graph: &graph, recorder: &mut recorder, arrays, depth: vec![u32::MAX; 1 << SCALE_OF_PAGES] };
-        search.depth[root as usize] = 0;
-        let (mut frontier, mut level, mut unexplored) = (vec![root], 0, graph.neighbours.len() as u64);
-        let mut is_upward = false;
-        while !frontier.is_empty() {
-            let edges: u64 = frontier.iter().map(|vertex| graph.row(*vertex).len() as u64).sum();
-            is_upward =
-                if is_upward { frontier.len() * BETA > 1 << SCALE_OF_PAGES } else { edges * ALPHA > unexplored };
-            unexplored = unexplored.saturating_sub(edges);
-            level += 1;
-            frontier = if is_upward { search.upward(level) } else { search.downward(&frontier, level) };
-        }
-    }
-    recorder.finish(1)
-}
-
-/// A direction-optimizing search in progress.
-struct Search<'a> {
-    graph: &'a Graph,
-    recorder: &'a mut Recorder,
-    arrays: [usize; 4],
-    /// The level of each vertex that has been reached.
-    depth: Vec<u32>,
-}
-
-impl Search<'_> {
-    /// From each vertex of the frontier to its neighbours.
-    fn downward(&mut self, frontier: &[u32], level: u32) -> Vec<u32> {
-        let [rows, edges, parents, queue] = self.arrays;
-        let mut next = Vec::new();
-        for (place, vertex) in frontier.iter().enumerate() {
-            self.recorder.read(queue, place as u32);
-            self.recorder.read(rows, *vertex);
-            for edge in self.graph.row(*vertex) {
-                let neighbour = self.graph.neighbours[edge as usize];
-                self.recorder.read(edges, edge);
-                self.recorder.read(parents, neighbour);
-                if self.depth[neighbour as usize] == u32::MAX {
-                    self.recorder.write(parents, neighbour);
-                    self.depth[neighbour as usize] = level;
-                    next.push(neighbour);
-                }
-            }
-        }
-        next
-    }
-
-    /// From each vertex that has not been reached to the first neighbour in the frontier. The frontier is a bitmap, at
-    /// the start of the queue's memory.
-    fn upward(&mut self, level: u32) -> Vec<u32> {
-        let [rows, edges, parents, queue] = self.arrays;
-        let mut next = Vec::new();
-        for vertex in 0..self.graph.vertices() {
-            self.recorder.read(parents, vertex);
-            if self.depth[vertex as usize] != u32::MAX {
-                continue;
-            }
-            self.recorder.read(rows, vertex);
-            for edge in self.graph.row(vertex) {
-                let neighbour = self.graph.neighbours[edge as usize];
-                self.recorder.read(edges, edge);
-                self.recorder.read(queue, neighbour / 32);
-                if self.depth[neighbour as usize] == level - 1 {
-                    self.recorder.write(parents, vertex);
-                    self.depth[vertex as usize] = level;
-                    next.push(vertex);
-                    break;
-                }
-            }
-        }
-        next
-    }
+    recorder.finish()
 }
 
 /// PageRank in pull direction: every vertex reads the contribution of its neighbours.
 pub fn page_rank(seed: u64) -> Trace {
-    let graph = Graph::kronecker(SCALE, &mut Random::new(seed));
+    let graph = Graph::kronecker(&mut Random::new(seed));
     let (mut recorder, [rows, edges, scores, contributions]) = Recorder::new(&graph);
     for _ in 0..ITERATIONS {
         for vertex in 0..graph.vertices() {
@@ -250,14 +155,14 @@ pub fn page_rank(seed: u64) -> Trace {
         }
         for vertex in 0..graph.vertices() {
             recorder.read(rows, vertex);
-            for edge in graph.row(vertex) {
+            for edge in graph.first_edge[vertex as usize]..graph.first_edge[vertex as usize + 1] {
                 recorder.read(edges, edge);
                 recorder.read(contributions, graph.neighbours[edge as usize]);
             }
             recorder.write(scores, vertex);
         }
     }
-    recorder.finish(BLOCK_PAGES)
+    recorder.finish()
 }
 
 #[cfg(test)]
@@ -266,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_graph_is_undirected_sorted_and_without_repeats() {
-        let graph = Graph::kronecker(SCALE, &mut Random::new(1));
+        let graph = Graph::kronecker(&mut Random::new(1));
         assert_eq!(graph.vertices(), 1 << SCALE);
         assert_eq!(graph.first_edge[graph.vertices() as usize] as usize, graph.neighbours.len());
         assert!(graph.first_edge.is_sorted());
@@ -285,7 +190,7 @@ mod tests {
     /// In Kronecker graphs a few vertices have most of the edges; that is why these graphs are used.
     #[test]
     fn degrees_are_skewed() {
-        let graph = Graph::kronecker(SCALE, &mut Random::new(1));
+        let graph = Graph::kronecker(&mut Random::new(1));
         let mut degrees: Vec<u32> = graph.first_edge.windows(2).map(|pair| pair[1] - pair[0]).collect();
         degrees.sort_unstable_by(|one, other| other.cmp(one));
         let first_tenth: u32 = degrees[..degrees.len() / 10].iter().sum();
@@ -311,7 +216,7 @@ mod tests {
 
     #[test]
     fn page_rank_reads_the_edges_in_order_in_each_iteration() {
-        let graph = Graph::kronecker(SCALE, &mut Random::new(1));
+        let graph = Graph::kronecker(&mut Random::new(1));
         let (recorder, [_, edges, scores, _]) = Recorder::new(&graph);
         let range = |array: usize| recorder.arrays[array].first_block..recorder.arrays[array + 1].first_block;
         let (edges, scores) = (range(edges), range(scores));

@@ -6,7 +6,7 @@
 //!
 //! Everything is a function of its arguments and a seed: the same command prints the same table.
 //!
-//! - `workload.rs`, `structures.rs`, `graph.rs`: a program's accesses. `opt.rs`: the optimum that knows the future.
+//! - `workload.rs`, `graph.rs`: a program's accesses. `opt.rs`: the optimum that knows the future.
 //! - `instant_program.rs`: a program on the shipped driver, on a machine without delays: `instant.rs`, `contents.rs`.
 //!   `synthetic.rs`: runs workloads on it.
 //! - `model.rs`: the shipped driver on a modelled kernel and tier, interrupted anywhere.
@@ -28,6 +28,5 @@ pub mod outcome;
 pub mod random;
 pub mod recorded_slabs;
 pub mod recording;
-pub mod structures;
 pub mod synthetic;
 pub mod workload;

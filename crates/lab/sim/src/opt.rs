@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn a_cycle_of_three_over_two_frames_hits_every_other_visit() {
         let touches = (0..300).map(|visit| Touch::read(visit % 3)).collect();
-        let trace = Trace { touches, blocks: 3, block_pages: 1, warm: 0 };
+        let trace = Trace { touches, blocks: 3, warm: 0 };
         let ratio = hit_ratio(&trace, 2);
         assert!((ratio - 0.5).abs() < 0.02, "{ratio}");
     }

@@ -14,6 +14,8 @@ use crate::instant_program::{InstantProgram, Touched};
 use crate::outcome::Outcome;
 use crate::workload::Trace;
 
+/// Pages of one block of a workload: 128 KiB.
+pub const BLOCK_PAGES: u32 = 32;
 /// Where the workload's memory begins: page 0 is never mapped.
 const START: PageIndex = PageIndex(1 << 20);
 /// The smallest budget that the pager accepts, in pages: 16 MiB.
@@ -52,8 +54,6 @@ pub struct Visits {
     pub hits: u64,
     /// Visits that had to wait for the tier.
     pub waited: u64,
-    /// Pages visited.
-    pub visited_pages: u64,
     /// The cost of the visits.
     #[serde(flatten)]
     pub outcome: Outcome,
@@ -62,7 +62,7 @@ pub struct Visits {
 impl Visits {
     /// The part of the visited pages that used none of the tier's bandwidth: the measure of a policy.
     pub fn hit_ratio(&self) -> f64 {
-        1.0 - self.outcome.tier_pages() as f64 / self.visited_pages as f64
+        1.0 - self.outcome.tier_pages() as f64 / (self.visits * u64::from(BLOCK_PAGES)) as f64
     }
 
     /// The part of the visits that did not wait for the tier: the measure of read-ahead.
@@ -74,7 +74,7 @@ impl Visits {
 /// Plays `trace`.
 pub fn play(trace: &Trace, policy: PolicyName, machine: Machine) -> Visits {
     let Machine { budget_pages, order, elastic, prefetch } = machine;
-    let slabs = trace.blocks.div_ceil(REGION_PAGES / trace.block_pages);
+    let slabs = trace.blocks.div_ceil(REGION_PAGES / BLOCK_PAGES);
     let settings = Settings { budget_pages, tier_slabs: slabs, prefetch, elastic, ..SETTINGS };
     play_on(&InstantMachine::new(settings, policy), trace, order)
 }
@@ -82,18 +82,16 @@ pub fn play(trace: &Trace, policy: PolicyName, machine: Machine) -> Visits {
 /// Plays `trace` on a machine with nothing mapped, in blocks of the size `order`.
 pub fn play_on(machine: &InstantMachine, trace: &Trace, order: Order) -> Visits {
     let mut program = InstantProgram::new(machine);
-    let count = trace.block_pages;
-    let pages = u64::from(trace.blocks) * u64::from(count);
+    let pages = u64::from(trace.blocks) * u64::from(BLOCK_PAGES);
     program.map(START, START + pages, order, Delivery::Signal, |_| false);
     let (mut visits, mut before) = (Visits::default(), Outcome::default());
     for (index, touch) in trace.touches.iter().enumerate() {
         if index == trace.warm {
             (visits, before) = (Visits::default(), machine.outcome());
         }
-        let start = START + u64::from(touch.block()) * u64::from(count);
-        let touched = program.visit(Pages { start, count }, ThreadIndex(0), touch.writes());
+        let start = START + u64::from(touch.block()) * u64::from(BLOCK_PAGES);
+        let touched = program.visit(Pages { start, count: BLOCK_PAGES }, ThreadIndex(0), touch.writes());
         visits.visits += 1;
-        visits.visited_pages += u64::from(count);
         visits.hits += u64::from(touched == Touched::Hit);
         visits.waited += u64::from(touched == Touched::Waited);
     }
@@ -104,8 +102,7 @@ pub fn play_on(machine: &InstantMachine, trace: &Trace, order: Order) -> Visits 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::opt;
-    use crate::workload::{BLOCK_PAGES, Workload};
+    use crate::{opt, workload::Workload};
 
     fn machine(trace: &Trace, percent: u32, prefetch: bool) -> Machine {
         let budget_pages = u64::from(trace.blocks * percent / 100) * u64::from(BLOCK_PAGES);

@@ -4,19 +4,14 @@
 //! Makes traces: which blocks a program touches, in which order.
 //!
 //! A trace has one entry per visit to a block, not per load: a scan over a block is one entry, because only that is
-//! visible to a pager. Every workload first writes its memory once in address order, as programs do. The blocks of
-//! `structures.rs` and of one graph are pages; those of the others are the blocks with which an engine begins.
+//! visible to a pager. Every workload first writes its memory once in address order, as programs do.
 
 use std::{fmt, str::FromStr};
 
 use crate::{
     graph,
     random::{Random, Zipf},
-    structures,
 };
-
-/// Pages of one block of most workloads: 128 KiB.
-pub const BLOCK_PAGES: u32 = 32;
 
 /// One visit to one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +45,6 @@ pub struct Trace {
     pub touches: Vec<Touch>,
     /// The program's number of blocks; every visited block is below it.
     pub blocks: u32,
-    /// Pages of one block.
-    pub block_pages: u32,
     /// Number of visits in the warm-up, which are not counted.
     pub warm: usize,
 }
@@ -61,12 +54,8 @@ pub struct Trace {
 pub enum Workload {
     /// Breadth-first searches over a Kronecker graph, from random roots.
     Bfs,
-    /// Direction-optimizing breadth-first searches over a larger graph, page by page.
-    BfsPages,
     /// One array, from start to end, again and again.
     Cyclic,
-    /// Pages at random, by Zipf's law, in memory that was written in address order.
-    LoadRandom,
     /// A cyclic scan of half the memory, while one visit in two goes to a hot tenth.
     Mixed,
     /// PageRank over a Kronecker graph.
@@ -77,10 +66,6 @@ pub enum Workload {
     Phase,
     /// The same, visited in random order.
     PhaseRandom,
-    /// Pages at random, and then scans of the same memory.
-    RandomScan,
-    /// A log that is scanned, a table of pages that are read at random, and an index that is read in small clusters.
-    Structures,
     /// STREAM triad: read `b` and `c`, write `a`, in step.
     Triad,
     /// Uniformly random.
@@ -93,7 +78,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 15] = [
+    pub const ALL: [Workload; 11] = [
         Workload::Cyclic,
         Workload::Triad,
         Workload::Phase,
@@ -105,26 +90,18 @@ impl Workload {
         Workload::Server,
         Workload::Bfs,
         Workload::PageRank,
-        Workload::Structures,
-        Workload::LoadRandom,
-        Workload::RandomScan,
-        Workload::BfsPages,
     ];
 
     /// The name on the command line and in the table.
     pub fn as_str(self) -> &'static str {
         match self {
             Workload::Bfs => "bfs",
-            Workload::BfsPages => "bfs-pages",
             Workload::Cyclic => "cyclic",
-            Workload::LoadRandom => "load-random",
             Workload::Mixed => "mixed",
             Workload::PageRank => "pagerank",
             Workload::Server => "server",
             Workload::Phase => "phase",
             Workload::PhaseRandom => "phase-random",
-            Workload::RandomScan => "random-scan",
-            Workload::Structures => "structures",
             Workload::Triad => "triad",
             Workload::Uniform => "uniform",
             Workload::Zipf => "zipf",
@@ -132,7 +109,7 @@ impl Workload {
         }
     }
 
-    /// A trace over about `blocks` blocks of 128 KiB (the graphs have their own size).
+    /// A trace over about `blocks` blocks (the graphs have their own size).
     pub fn trace(self, blocks: u32, seed: u64) -> Trace {
         let mut random = Random::new(seed);
         let mut touches: Vec<Touch> = (0..blocks).map(Touch::write).collect();
@@ -140,11 +117,7 @@ impl Workload {
         let visits = u64::from(blocks) * 12;
         match self {
             Workload::Bfs => return graph::bfs(seed),
-            Workload::BfsPages => return graph::bfs_pages(seed),
             Workload::PageRank => return graph::page_rank(seed),
-            Workload::LoadRandom => return structures::load_then_random(blocks * BLOCK_PAGES, seed),
-            Workload::RandomScan => return structures::random_then_scans(blocks * BLOCK_PAGES, seed),
-            Workload::Structures => return structures::log_table_and_index(blocks * BLOCK_PAGES, seed),
             Workload::Cyclic => touches.extend((0..12).flat_map(|_| 0..blocks).map(Touch::read)),
             Workload::Triad => {
                 let third = blocks / 3;
@@ -182,7 +155,7 @@ impl Workload {
                     let block = order[zipf.draw(&mut random) as usize] / 3;
                     touches.push(if random.below(10) == 0 { Touch::write(block) } else { Touch::read(block) });
                 }
-                return Trace { touches, blocks, block_pages: BLOCK_PAGES, warm: (blocks + visits as u32) as usize };
+                return Trace { touches, blocks, warm: (blocks + visits as u32) as usize };
             }
             Workload::Zipf | Workload::ZipfDrift => {
                 let mut order: Vec<u32> = (0..blocks).collect();
@@ -196,7 +169,7 @@ impl Workload {
                 }
             }
         }
-        Trace { touches, blocks, block_pages: BLOCK_PAGES, warm: blocks as usize }
+        Trace { touches, blocks, warm: blocks as usize }
     }
 }
 

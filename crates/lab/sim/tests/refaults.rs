@@ -11,8 +11,8 @@ use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, REGION_PAGES};
 use aquifer_driver::Space;
 use aquifer_sim::instant::InstantMachine;
-use aquifer_sim::synthetic::{self, SETTINGS, Visits};
-use aquifer_sim::workload::{BLOCK_PAGES, Trace, Workload};
+use aquifer_sim::synthetic::{self, BLOCK_PAGES, SETTINGS, Visits};
+use aquifer_sim::workload::{Trace, Workload};
 
 /// 2,000 blocks of 128 KiB: 250 MiB.
 const BLOCKS: u32 = 2000;

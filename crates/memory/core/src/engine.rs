@@ -12,8 +12,7 @@
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - The program's advice, by madvise(2), is in `advice.rs`.
 //! - Changes of the budget are in `budget.rs`.
-//! - The choice of a block size is in `elastic.rs`, with the evidence of `clusters.rs`, kept for each range in
-//!   `ranges.rs`.
+//! - The choice of a block size is in `elastic.rs`, with the evidence of `clusters.rs`.
 //! - fork(2) is in `fork.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`.
 //! - What all tables take in memory is in `tables.rs`.
@@ -29,7 +28,6 @@ mod elastic;
 mod fault;
 mod fork;
 mod mappings;
-mod ranges;
 mod reports;
 mod room;
 mod tables;
@@ -44,7 +42,6 @@ pub use reports::CleanVerdict;
 pub use tables::Tables;
 
 use self::clusters::Clusters;
-use self::ranges::Ranges;
 use crate::block::{NONE, State, Waiting};
 use crate::frames::FramePool;
 use crate::map::BlockMap;
@@ -112,9 +109,9 @@ pub struct Engine {
     pub(crate) second_chance: SecondChance,
     ahead: background::Ahead,
     departures: advice::Departures,
-    /// How each range is used.
-    ranges: Ranges,
-    /// Whether the latest demand fetches lie in clusters.
+    /// How scattered the latest demand fetches were.
+    scatter: elastic::Scatter,
+    /// Whether those fetches lie in clusters.
     clusters: Clusters,
     /// The block size for memory that a stream passes through.
     large: Order,
@@ -156,9 +153,9 @@ impl Engine {
             second_chance: SecondChance::new(settings.budget_pages, settings.fetch_cost),
             ahead: background::Ahead::default(),
             departures: advice::Departures::default(),
-            ranges: Ranges::default(),
+            scatter: elastic::Scatter::default(),
             clusters: Clusters::new(settings.fetch_cost <= 1, settings.budget_pages),
-            large: elastic::large(settings.budget_pages, settings.fetch_cost),
+            large: elastic::large(settings.budget_pages),
             settings,
             resident_pages: 0,
             debt_pages: 0,
@@ -324,7 +321,6 @@ impl Engine {
                 assert!(entry.state.is_busy() || !entry.wanted, "wanted for ever: {:?}", entry.state);
             }
         }
-        self.ranges.check(&self.map);
         assert_eq!(histogram, *self.map.temperatures().histogram());
         assert_eq!(resident + leaving, self.resident_pages);
         assert_eq!(resident, self.policy.resident_pages());

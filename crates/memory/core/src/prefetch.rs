@@ -14,17 +14,14 @@
 //! half of the latest faults took the same step (`trend.rs`). Its window doubles each time the program reaches the
 //! marker, and halves on waste (`stream.rs`). While much of the read-ahead is wasted, or where a fetch costs little, a
 //! stream must prove itself first: among random accesses, many are to adjacent pages by chance. And where a graph's
-//! neighbours are visited in ascending order, only half of the next pages are wanted, which is not enough. In a range
-//! whose faults are scattered, a stream is read ahead by no more than it has passed.
-
-use std::ops::Range;
+//! neighbours are visited in ascending order, only half of the next pages are wanted, which is not enough.
 
 use crate::units::{PAGE_BYTES, ThreadIndex};
 
 mod stream;
 mod trend;
 
-use stream::{Bounds, Stream};
+use stream::Stream;
 use trend::Trend;
 
 /// Number of threads with their own table; threads with higher numbers share these.
@@ -60,21 +57,6 @@ const PROOF_PAGES: u32 = (256 << 10) / PAGE_BYTES as u32;
 /// Faults between two counts of the live streams.
 const COUNT_INTERVAL: u64 = 64;
 
-/// One fault, as the prefetcher sees it.
-#[derive(Clone, Copy, Debug)]
-pub struct Fault {
-    /// The thread.
-    pub thread: ThreadIndex,
-    /// The page.
-    pub page: u64,
-    /// Pages of its block.
-    pub block_pages: u32,
-    /// True when the program has announced sequential access from here, so that nothing need be proved.
-    pub announced: bool,
-    /// True when most faults near it are scattered, so that little is risked on a stream.
-    pub is_careful: bool,
-}
-
 /// Pages that should be in memory before the program reaches them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
@@ -97,8 +79,6 @@ pub struct Advice {
     pub confidence: u8,
     /// True when the fault belongs to a stream, even if there is nothing to read now.
     pub streams: bool,
-    /// Pages that the stream has passed in a row.
-    pub passed: u32,
 }
 
 impl Advice {
@@ -158,28 +138,28 @@ impl Prefetcher {
         self.ahead_pages_max = ahead_pages_max;
     }
 
-    /// Decides what to read ahead after a fault. Also call it for faults on blocks that wait on standby: blocks that
-    /// were read ahead wait there.
-    pub fn fault(&mut self, fault: Fault) -> Advice {
-        let Fault { thread, page, block_pages, announced, is_careful } = fault;
+    /// Decides what to read ahead after `thread` faulted at `page`, in a block of `block_pages` pages. Also call it for
+    /// faults on blocks that wait on standby: blocks that were read ahead wait there. `announced` means that the
+    /// program has announced sequential access from here, so that nothing need be proved.
+    pub fn fault(&mut self, thread: ThreadIndex, page: u64, block_pages: u32, announced: bool) -> Advice {
         let mut advice = Advice::default();
         self.faults += 1;
         if self.faults.is_multiple_of(COUNT_INTERVAL) {
             self.count_alive();
         }
+        let limit = self.limit();
         let proof = if !announced && (self.wary || self.confidence < CONFIDENCE_MIN) { PROOF_PAGES } else { 0 };
-        let bounds = Bounds { limit: self.limit(), proof, is_careful };
         let (block, heard) = (block_pages.max(1), self.faults);
         let page = page - page % u64::from(block);
         let Thread { streams, trend } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
         if let Some(stream) = streams.iter_mut().find(|stream| stream.continues_at(page)) {
-            advice.streams = stream.advance(page, block, bounds, heard, &mut advice);
+            advice.streams = stream.advance(page, block, (limit, proof), heard, &mut advice);
             return advice;
         }
         if announced {
             let oldest = streams.iter_mut().min_by_key(|stream| stream.heard).expect("a thread has streams");
             *oldest = Stream::with_step(page, block.into(), block, heard);
-            advice.streams = oldest.advance(page, block, bounds, heard, &mut advice);
+            advice.streams = oldest.advance(page, block, (limit, proof), heard, &mut advice);
             return advice;
         }
         trend.record(page);
@@ -190,12 +170,12 @@ impl Prefetcher {
         let unsettled = streams.iter_mut().filter(|stream| !stream.has_step()).filter(near);
         if let Some(stream) = unsettled.min_by_key(|stream| stream.distance(page)) {
             if stream.learn(page, block, heard) {
-                advice.streams = stream.advance(page, block, bounds, heard, &mut advice);
+                advice.streams = stream.advance(page, block, (limit, proof), heard, &mut advice);
                 return advice;
             }
             if let Some(step) = Self::trend_step(trend, block) {
                 *stream = Stream::with_step(page, step, block, heard);
-                stream.advance(page, block, bounds, heard, &mut advice);
+                stream.advance(page, block, (limit, proof), heard, &mut advice);
             }
             return advice;
         }
@@ -205,18 +185,9 @@ impl Prefetcher {
             None => Stream::begin(page, heard),
         };
         if oldest.has_step() {
-            oldest.advance(page, block, bounds, heard, &mut advice);
+            oldest.advance(page, block, (limit, proof), heard, &mut advice);
         }
         advice
-    }
-
-    /// Reports that the block at which a stream of `thread` has arrived has the pages `block`, after its size may have
-    /// changed.
-    pub fn reached(&mut self, thread: ThreadIndex, block: Range<u64>) {
-        let streams = &mut self.threads[usize::from(thread.0) % THREADS_MAX].streams;
-        if let Some(stream) = streams.iter_mut().find(|stream| stream.is_at(&block)) {
-            stream.reached(block);
-        }
     }
 
     /// Reports that `pages` read-ahead pages, the first of them at `page`, were asked for. `waits_before` and

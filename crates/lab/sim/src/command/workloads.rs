@@ -8,7 +8,7 @@ use std::io::Write;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{ByteSize, PAGE_BYTES};
 use aquifer_sim::opt;
-use aquifer_sim::synthetic::{BUDGET_PAGES_MIN, Machine, Visits, play};
+use aquifer_sim::synthetic::{BLOCK_PAGES, BUDGET_PAGES_MIN, Machine, Visits, play};
 use aquifer_sim::workload::{Trace, Workload};
 use serde::Serialize;
 
@@ -81,7 +81,7 @@ pub fn run(arguments: &Workloads, out: &mut impl Write) -> Result<u8, Failure> {
 /// The machine, and the number of the workload's blocks that fit into its memory.
 fn machine(arguments: &Workloads, trace: &Trace, local_percent: u32) -> Result<(Machine, u32), Failure> {
     let frames = (u64::from(trace.blocks) * u64::from(local_percent)).div_ceil(100) as u32;
-    let budget_pages = u64::from(frames) * u64::from(trace.block_pages);
+    let budget_pages = u64::from(frames) * u64::from(BLOCK_PAGES);
     if budget_pages < BUDGET_PAGES_MIN {
         let [found, min] = [budget_pages, BUDGET_PAGES_MIN].map(|pages| ByteSize(pages * PAGE_BYTES));
         return Err(Failure::Usage(format!(

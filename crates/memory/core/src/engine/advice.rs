@@ -16,13 +16,10 @@ use super::background::{Plan, Task, Transfers};
 use super::room::READ_AHEAD_PART;
 use crate::block::State;
 use crate::map::Pattern;
-use crate::units::{BlockIndex, Order, PageIndex};
+use crate::units::{BlockIndex, PageIndex};
 
 /// Maximum number of ranges queued for eviction. When the queue is full, the oldest range is dropped.
 const DEPARTURES_MAX: usize = 32;
-
-/// Maximum length of the queue at which a range of fragments is added. A choice: the program's advice has priority.
-const FRAGMENTED_MAX: usize = DEPARTURES_MAX / 4;
 
 /// Maximum number of blocks that one plan examines for departures. The engine's lock is held during the scan, and most
 /// of a range may already be evicted.
@@ -62,8 +59,6 @@ struct Departure {
     /// Where the scan continues.
     next: PageIndex,
     stage: Stage,
-    /// True when only blocks below the default size are meant.
-    fragments: bool,
     /// How many times this stage has been started.
     passes: u8,
     /// True when this pass met a block that has not been evicted yet.
@@ -113,7 +108,7 @@ impl Departures {
 impl Engine {
     /// Applies the program's advice about the pages `start..end`.
     pub fn advise(&mut self, start: PageIndex, end: PageIndex, advice: Advice) {
-        let depart = |stage| Departure { start, end, next: start, stage, fragments: false, passes: 1, found: false };
+        let depart = |stage| Departure { start, end, next: start, stage, passes: 1, found: false };
         match advice {
             Advice::Cold => self.departures.push(depart(Stage::Evict)),
             Advice::PageOut => self.departures.push(depart(Stage::EvictThenClean)),
@@ -122,14 +117,6 @@ impl Engine {
             Advice::Sequential => self.map.set_pattern(start, end, Pattern::Sequential),
             // Beyond this limit, blocks that arrive would push out blocks that have just arrived.
             Advice::WillNeed => self.want(start, end.min(start + self.budget_pages() / READ_AHEAD_PART)),
-        }
-    }
-
-    /// Moves the blocks below the default size in `start..end` to standby, once, unless the program's own advice waits.
-    pub(super) fn give_up_fragments(&mut self, start: PageIndex, end: PageIndex) {
-        if self.departures.0.len() < FRAGMENTED_MAX {
-            let (stage, passes) = (Stage::Evict, PASSES_MAX);
-            self.departures.push(Departure { start, end, next: start, stage, fragments: true, passes, found: false });
         }
     }
 
@@ -156,8 +143,7 @@ impl Engine {
             };
             let pages = self.map.pages(block);
             self.departures.0[0].next = pages.end();
-            let is_meant = !departure.fragments || self.map.block(block).order < Order::DEFAULT;
-            let inside = is_meant && pages.are_within(departure.start, departure.end);
+            let inside = pages.are_within(departure.start, departure.end);
             let state = self.map.block(block).state;
             self.departures.0[0].found |= inside && (state.is_busy() || (state == State::Resident && !cleans));
             if inside && !self.plan_departure(block, cleans, plan) {
@@ -191,7 +177,7 @@ mod tests {
     use crate::engine::{FaultStep, Settings};
     use crate::map::Delivery;
     use crate::policy::{self, Arrival, PolicyName};
-    use crate::units::ThreadIndex;
+    use crate::units::{Order, ThreadIndex};
 
     const PAGES: u64 = 4 * 512;
     const TRANSFERS_MAX: Transfers = Transfers { blocks: 32, pages: u32::MAX };

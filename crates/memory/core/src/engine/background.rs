@@ -13,8 +13,7 @@
 use super::Engine;
 use crate::block::{State, Waiting};
 use crate::map::{Pages, Pattern};
-use crate::prefetch;
-use crate::units::{BlockIndex, FrameIndex, Order, PageIndex, REGION_PAGES, Slot, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Order, PageIndex, Slot, ThreadIndex};
 
 /// Maximum number of tasks in one plan. Enough that neighbours can be moved with one kernel call.
 pub const PLAN_MAX: usize = 64;
@@ -133,8 +132,6 @@ struct Run {
     descending: bool,
     /// True when only blocks with contents are wanted.
     stored: bool,
-    /// Pages that blocks may have: those of the run, or those that its stream has passed.
-    pages: u64,
 }
 
 impl Run {
@@ -151,15 +148,6 @@ impl Run {
             self.start = pages.end();
         }
     }
-}
-
-/// What the prefetcher says of one fault.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Passing {
-    /// Whether the fault belongs to a stream.
-    pub(super) streams: bool,
-    /// Pages that the stream has passed in a row, or all if the program has announced it.
-    pub(super) pages: u64,
 }
 
 /// Runs of pages that the prefetcher advised and that have not been started yet.
@@ -195,44 +183,26 @@ impl Ahead {
 }
 
 impl Engine {
-    /// Shows a fault to the prefetcher and queues what it advises. Returns what it says of the fault.
-    pub(super) fn look_ahead(&mut self, page: PageIndex, block: BlockIndex, thread: ThreadIndex) -> Passing {
+    /// Shows a fault to the prefetcher and queues what it advises. Returns whether the fault belongs to a stream.
+    pub(super) fn look_ahead(&mut self, page: PageIndex, block: BlockIndex, thread: ThreadIndex) -> bool {
         let pattern = self.map.region_of(block).pattern;
         if !self.settings.prefetch || self.map.block(block).state == State::Resident || pattern == Pattern::Random {
-            return Passing::default();
+            return false;
         }
         let block_pages = self.map.block(block).order.pages();
-        let Some(mapping) = self.map.mapping_of(page) else { return Passing::default() };
-        let (start, end) = (mapping.start, mapping.end);
-        let shift = page.0 - self.on_grid(page);
-        let announced = pattern == Pattern::Sequential;
-        let is_careful = self.settings.elastic && !announced && self.ranges.are_scattered(page);
-        let asked = prefetch::Fault { thread, page: page.0 - shift, block_pages, announced, is_careful };
-        let advice = self.prefetcher.fault(asked);
-        let passed = if announced { u64::MAX } else { advice.passed.into() };
+        let Some(mapping) = self.map.mapping_of(page) else { return false };
+        // The prefetcher counts in whole blocks, the map from the mapping's origin.
+        let shift = mapping.origin.0 % u64::from(block_pages);
+        let advice = self.prefetcher.fault(thread, (page - shift).0, block_pages, pattern == Pattern::Sequential);
         for run in advice.runs() {
-            let first = PageIndex(run.start + shift);
-            let (first, last) = (first.max(start), (first + run.pages).min(end));
-            if first < last {
-                let (descending, pages) = (run.descending, passed.max(run.pages));
-                self.ahead.push(Run { start: first, end: last, descending, stored: false, pages });
+            let start = PageIndex(run.start + shift);
+            let end = start + run.pages;
+            let (start, end) = (start.max(mapping.start), end.min(mapping.end));
+            if start < end {
+                self.ahead.push(Run { start, end, descending: run.descending, stored: false });
             }
         }
-        Passing { streams: advice.streams, pages: passed }
-    }
-
-    /// Tells the prefetcher how far the block that a stream has reached extends: its next fault comes from beyond.
-    pub(super) fn note_reach(&mut self, thread: ThreadIndex, block: BlockIndex) {
-        let pages = self.map.pages(block);
-        let start = self.on_grid(pages.start);
-        self.prefetcher.reached(thread, start..start + u64::from(pages.count));
-    }
-
-    /// The page as the prefetcher counts it, so that blocks of every size begin at multiples of their size. The map
-    /// counts from the mapping's origin.
-    pub(super) fn on_grid(&self, page: PageIndex) -> u64 {
-        let shift = self.map.mapping_of(page).map_or(0, |mapping| mapping.origin.0 % u64::from(REGION_PAGES));
-        page.0 - shift
+        advice.streams
     }
 
     /// Queues the pages of `start..end` that have contents.
@@ -242,7 +212,7 @@ impl Engine {
         }
         for mapping in self.map.overlapping(start, end) {
             let (start, end) = (start.max(mapping.start), end.min(mapping.end));
-            self.ahead.push(Run { start, end, descending: false, stored: true, pages: end - start });
+            self.ahead.push(Run { start, end, descending: false, stored: true });
         }
     }
 
@@ -304,8 +274,7 @@ impl Engine {
                 continue;
             };
             let skip = run.stored && self.map.block(block).state == State::Empty;
-            let first = self.map.pages(block).start;
-            let block = if skip { block } else { self.suit_stream(block, self.stream_order(first, run.pages)) };
+            let block = if skip { block } else { self.suit_stream(block) };
             let pages = self.map.pages(block);
             if skip {
                 self.ahead.front().expect("it was there").passed(pages);

@@ -44,7 +44,7 @@ impl Engine {
         self.prefetcher.set_ahead_pages_max(pages / AHEAD_PART);
         self.watermarks = Watermarks::for_budget(pages);
         self.second_chance.set_budget(pages);
-        self.large = elastic::large(pages, self.settings.fetch_cost);
+        self.large = elastic::large(pages);
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
     }
 }

@@ -9,10 +9,8 @@
 //! fault on an evicted block, because it can then change without moving a byte (`map.rs`).
 //!
 //! The program's advice about a region (`advice.rs`) has priority. Other evidence is the prefetcher's verdict on each
-//! fault, kept for each range (`ranges.rs`). A fault of a stream merges its block with the neighbours, into a block of
-//! at most as many pages as the stream has passed or will read ahead: where it ends, no more than that is fetched in
-//! vain. A fault of no stream is *scattered*. When most recent fetches of a range were scattered, its blocks have at
-//! most the default size, and `clusters.rs` decides: where visits want few pages of a block, the fault splits the
+//! fault. A fault of a stream merges its block with the neighbours. A fault of no stream is *scattered*. When most
+//! recent fetches were scattered, `clusters.rs` decides: where visits want few pages of a block, the fault splits the
 //! block; where they want many, it makes the block whole again.
 //!
 //! A large block that was fetched by a stream and is used page by page afterwards is never evicted for good: some page
@@ -20,123 +18,93 @@
 //! fault would split it, and its parts are evicted one by one; those that nobody touches stay out. This is not done
 //! where the tier is memory, because an exchange for each part costs more than it saves.
 //!
-//! The other way round, a resident page keeps the block around it from being merged. Where a range is scanned again and
-//! again and not used otherwise, its small blocks therefore leave once the stream has passed (`ranges.rs`), and the
-//! next scan finds all of the range evicted.
-//!
-//! The large sizes were chosen by comparing sizes with STREAM (docs/decisions/0008); the other numbers are choices.
+//! The large size was chosen by comparing sizes with STREAM (docs/decisions/0008); the other numbers are choices.
 
 use super::Engine;
-use super::background::Passing;
-use crate::block::{Block, State, Waiting};
+use crate::block::State;
 use crate::map::Pattern;
 use crate::units::{BlockIndex, Order, PageIndex};
 
 /// The block size for streams: 1 MiB, or less where the budget has no room for `LARGE_BLOCKS_MIN` such blocks.
 const LARGE: u8 = 8;
 const LARGE_BLOCKS_MIN: u64 = 256;
-/// Or 2 MiB, where the tier is a medium and the budget has room for this many. Where the tier is memory, 2 MiB was
-/// slower than 1 MiB, and in a smaller budget each block is a larger part. The number is a choice.
-const LARGEST_BLOCKS_MIN: u64 = 1024;
+
+/// [`Scatter`]'s maximum, the level from which blocks are split, and how much a fault of a stream subtracts.
+const SCATTER_MAX: u8 = 64;
+const SCATTERED: u8 = 32;
+const STREAM_WEIGHT: u8 = 4;
+
+/// How scattered the latest demand fetches were: rises with each fetch that belongs to no stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Scatter(u8);
+
+impl Scatter {
+    fn saw(&mut self, streams: bool) {
+        self.0 = if streams { self.0.saturating_sub(STREAM_WEIGHT) } else { (self.0 + 1).min(SCATTER_MAX) };
+    }
+
+    fn is_high(self) -> bool {
+        self.0 >= SCATTERED
+    }
+}
 
 impl Engine {
     /// Changes the size of the block with `page` when another size suits better and is possible now. Returns the block
     /// that holds the page afterwards.
-    pub(super) fn suit_fault(&mut self, page: PageIndex, block: BlockIndex, passing: Passing) -> BlockIndex {
-        if !self.settings.elastic {
+    pub(super) fn suit_fault(&mut self, page: PageIndex, block: BlockIndex, streams: bool) -> BlockIndex {
+        if !self.settings.elastic || !self.map.block(block).is_away() {
             return block;
         }
-        let Block { state, order, waiting, .. } = self.map.block(block);
-        let is_rescued = state == State::Standby && waiting == Waiting::Evicted;
-        let is_stored = state == State::Stored;
+        let stored = self.map.block(block).state == State::Stored;
         if self.map.region_of(block).pattern == Pattern::Random {
-            return if is_stored { self.split(page, block, Order::MIN) } else { block };
+            return if stored && self.map.stride(block) > 1 { self.split(page, block) } else { block };
         }
-        if is_rescued && !passing.streams {
-            self.ranges.saw_rescue(page, order);
-        } else if is_stored || passing.streams {
-            let evicted = self.counts.evicted_pages;
-            if let Some((start, end)) = self.ranges.saw(page, order, passing.streams, evicted) {
-                self.give_up_fragments(start, end);
-            }
+        if stored || streams {
+            self.scatter.saw(streams);
         }
-        if passing.streams {
-            let largest = self.stream_order(page, passing.pages);
-            return self.suit_stream(block, largest);
+        if streams {
+            return self.suit_stream(block);
         }
-        if !is_stored || !self.ranges.are_scattered(page) {
+        if !stored || !self.scatter.is_high() {
             return block;
         }
-        // Other granules of a larger block are decided when they are touched.
-        let granule = self.split(page, block, Order::DEFAULT);
-        let suited = if self.wants_large(page) {
-            self.grow(granule, Order::DEFAULT)
-        } else {
-            self.split(page, granule, Order::MIN)
+        let suited = match self.map.stride(block) > 1 {
+            _ if self.clusters.want_large(page.0) => self.grow(block, Order::DEFAULT),
+            true => self.split(page, block),
+            false => block,
         };
-        if let Some(is_near) = self.clusters.saw(page.0, self.map.stride(suited) == 1) {
-            self.ranges.saw_alone(page, is_near, self.clusters.limit);
-        }
+        self.clusters.saw(page.0, self.map.stride(suited) == 1);
         suited
-    }
-
-    /// Whether scattered faults near `page` want the default block size there, rather than the smallest.
-    fn wants_large(&self, page: PageIndex) -> bool {
-        self.clusters.want_large(page.0, self.ranges.density(page))
-    }
-
-    /// The block size for a stream at `page` that has passed or will read `pages` pages.
-    pub(super) fn stream_order(&self, page: PageIndex, pages: u64) -> Order {
-        let exponent = pages.max(1).ilog2().min(self.large.exponent() as u32) as u8;
-        let order = Order::new(exponent).expect("not above the large size");
-        if self.ranges.are_scattered(page) { order } else { order.max(Order::DEFAULT) }
     }
 
     /// Takes the next victim from the policy, split to the size that suits the faults there.
     pub(super) fn next_victim(&mut self) -> Option<BlockIndex> {
         let victim = self.policy.victim()?;
-        while let Some(order) = self.leaves_in_parts_of(victim) {
-            self.cut(victim, order);
-        }
-        Some(victim)
+        Some(if self.leaves_in_parts(victim) { self.cut(victim) } else { victim })
     }
 
-    /// The size of the parts in which this block is evicted, unless it is evicted whole.
-    fn leaves_in_parts_of(&self, block: BlockIndex) -> Option<Order> {
-        let (region, pages, order) = (self.map.region_of(block), self.map.pages(block), self.map.block(block).order);
+    fn leaves_in_parts(&self, block: BlockIndex) -> bool {
+        let (region, pages) = (self.map.region_of(block), self.map.pages(block));
         // Parts outside the mapping would be blocks without a page.
-        let whole = pages.count == order.pages();
+        let whole = pages.count == self.map.block(block).order.pages();
+        let scattered = self.scatter.is_high() && !self.clusters.want_large(pages.start.0);
         // Where a fetch costs no more than a rescue, an exchange for each part costs more than it saves.
         let pays = self.settings.elastic && self.settings.fetch_cost > 1;
-        if !pays || !whole {
-            return None;
-        }
-        let suited = if region.pattern == Pattern::Random {
-            region.unit
-        } else if !self.ranges.are_scattered(pages.start) {
-            order
-        } else if order > Order::DEFAULT || self.wants_large(pages.start) {
-            Order::DEFAULT
-        } else {
-            region.unit
-        };
-        (suited < order).then_some(suited)
+        pays && whole && self.map.stride(block) > 1 && (scattered || region.pattern == Pattern::Random)
     }
 
-    /// Splits a resident block that the policy has given up into parts of `order`. All parts but the first, which has
-    /// the index of the whole, go back to the policy, which will give them up next.
-    fn cut(&mut self, block: BlockIndex, order: Order) {
-        let end = block.0 + self.map.stride(block);
-        let first = self.map.split(block, order, self.map.pages(block).start);
+    /// Splits a resident block that the policy has given up. All parts but the first go back to the policy, which will
+    /// give them up next.
+    fn cut(&mut self, block: BlockIndex) -> BlockIndex {
+        let (unit, end) = (self.map.region_of(block).unit, block.0 + self.map.stride(block));
+        let first = self.map.split(block, unit, self.map.pages(block).start);
         debug_assert_eq!(first, block, "the first part has the index of the whole");
-        let parts = (first.0..end).step_by(self.map.stride(first) as usize).skip(1);
-        parts.rev().for_each(|part| self.policy.put_back(BlockIndex(part), order.pages()));
+        (first.0 + 1..end).rev().for_each(|part| self.policy.put_back(BlockIndex(part), unit.pages()));
+        first
     }
 
-    /// Splits `block` into blocks of `order`, or of the region's unit if that is larger, unless it is as small already.
-    fn split(&mut self, page: PageIndex, block: BlockIndex, order: Order) -> BlockIndex {
-        let order = order.max(self.map.region_of(block).unit);
-        if self.map.block(block).order > order { self.map.split(block, order, page) } else { block }
+    fn split(&mut self, page: PageIndex, block: BlockIndex) -> BlockIndex {
+        self.map.split(block, self.map.region_of(block).unit, page)
     }
 
     /// The largest block that a mapping of blocks of `order` can have.
@@ -144,15 +112,14 @@ impl Engine {
         if self.settings.elastic { order.max(self.large) } else { order }
     }
 
-    /// A stream that wants blocks of up to the size `largest` reaches `block`. Returns the block that holds its first
-    /// page after merging, which may begin earlier.
-    pub(super) fn suit_stream(&mut self, block: BlockIndex, largest: Order) -> BlockIndex {
+    /// A stream reaches `block`. Returns the block that holds its first page after merging, which may begin earlier.
+    pub(super) fn suit_stream(&mut self, block: BlockIndex) -> BlockIndex {
         let entry = self.map.block(block);
         let random = self.map.region_of(block).pattern == Pattern::Random;
         if !self.settings.elastic || !entry.is_away() || random {
             return block;
         }
-        self.grow(block, largest)
+        self.grow(block, self.large)
     }
 
     /// Merges `block` with the blocks around it, up to the size `max`. Where a part of that range is in DRAM, merges
@@ -169,11 +136,8 @@ impl Engine {
     }
 }
 
-/// The block size for streams under a budget of `budget_pages`, with a tier whose fetches cost this many rescues.
-pub(super) fn large(budget_pages: u64, fetch_cost: u64) -> Order {
-    if fetch_cost > 1 && u64::from(Order::MAX.pages()) * LARGEST_BLOCKS_MIN <= budget_pages {
-        return Order::MAX;
-    }
+/// The block size for streams under a budget of `budget_pages`.
+pub(super) fn large(budget_pages: u64) -> Order {
     let fits = |order: &Order| u64::from(order.pages()) * LARGE_BLOCKS_MIN <= budget_pages;
     (0..=LARGE).rev().filter_map(Order::new).find(fits).unwrap_or(Order::MIN).max(Order::DEFAULT)
 }

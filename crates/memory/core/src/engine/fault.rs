@@ -136,11 +136,8 @@ impl Engine {
     pub fn fault(&mut self, page: PageIndex, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
         let Some(mut block) = self.map.find(page) else { return FaultStep::Foreign };
         if first {
-            let passing = self.look_ahead(page, block, thread);
-            block = self.suit_fault(page, block, passing);
-            if passing.streams {
-                self.note_reach(thread, block);
-            }
+            let streams = self.look_ahead(page, block, thread);
+            block = self.suit_fault(page, block, streams);
         }
         let pages = self.map.pages(block);
         let order = self.map.block(block).order;
@@ -220,7 +217,7 @@ impl Engine {
         self.counts.prefetch_hits += fetched as u64;
         let waits_before = first.start.previous().is_some_and(|page| self.is_read_ahead(page));
         let waits_behind = self.is_read_ahead(first.end());
-        self.prefetcher.used(self.on_grid(first.start), pages.count, waits_before, waits_behind);
+        self.prefetcher.used(first.start.0, pages.count, waits_before, waits_behind);
         let exchange = self.exchange(block, count, write);
         FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched, exchange }
     }

@@ -38,7 +38,6 @@ impl Engine {
         present: &mut dyn FnMut(PageIndex, u32) -> bool,
     ) {
         self.map.insert(start, end, order, delivery);
-        self.ranges.add(start, end);
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
         let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
         for block in blocks {
@@ -169,7 +168,6 @@ impl Engine {
         }
         self.release_cut(start, end);
         self.map.remove(start, end, freed);
-        self.ranges.remove(start, end, &self.map);
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
         for (first, last, state, protected) in carried {
             let blocks: Vec<BlockIndex> = self.map.blocks_in(first, last).collect();

@@ -89,7 +89,7 @@ impl Engine {
         if self.map.block(block).waiting == Waiting::ReadAhead {
             self.counts.prefetch_wasted += u64::from(self.was_fetched(block));
             let pages = self.map.pages(block);
-            self.prefetcher.wasted(self.on_grid(pages.start), pages.count);
+            self.prefetcher.wasted(pages.start.0, pages.count);
         }
     }
 

@@ -14,23 +14,10 @@
 //!     '------------------- window -----------------'
 //! ```
 
-use std::ops::Range;
-
 use super::{Advice, NO_MARKER, Run, WINDOW_MAX, WINDOW_MIN};
 
 /// Number of faults before the marker after which the advice is repeated: the advised pages did not arrive.
 const MISSED_MAX: u8 = 2;
-
-/// What limits the read-ahead of a stream.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
-    /// Maximum number of pages to be ahead.
-    pub(super) limit: u32,
-    /// Pages that the stream must have passed before anything is read ahead of it.
-    pub(super) proof: u32,
-    /// True when it is read ahead by no more than it has passed.
-    pub(super) is_careful: bool,
-}
 
 /// One stream of faults that advance by equal steps. Pages are start pages of blocks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,8 +36,6 @@ pub(super) struct Stream {
     window: u32,
     /// Pages per block when `step` was learnt.
     block: u32,
-    /// Pages passed in a row, if the stream visits every block; saturates.
-    passed: u32,
     /// Consecutive continuations.
     successes: u8,
     missed: u8,
@@ -68,8 +53,7 @@ impl Stream {
     pub(super) fn with_step(page: u64, step: i64, block: u32, heard: u64) -> Stream {
         let frontier = page.wrapping_add_signed(step);
         let window = (block * 2).max(WINDOW_MIN);
-        let passed = if step.unsigned_abs() == u64::from(block) { block } else { 0 };
-        Stream { latest: page, step, frontier, marker: page, window, block, passed, heard, ..Stream::default() }
+        Stream { latest: page, step, frontier, marker: page, window, block, heard, ..Stream::default() }
     }
 
     pub(super) fn has_step(&self) -> bool {
@@ -101,27 +85,6 @@ impl Stream {
         self.step > 0
     }
 
-    /// Whether it visits every block, rather than skip some.
-    pub(super) fn is_contiguous(&self) -> bool {
-        self.step.unsigned_abs() == u64::from(self.block)
-    }
-
-    /// Whether its latest fault was in these pages.
-    pub(super) fn is_at(&self, pages: &Range<u64>) -> bool {
-        self.step != 0 && pages.contains(&self.latest)
-    }
-
-    /// The block of its latest fault has these pages now. The next fault comes from the block beyond, even if nothing
-    /// was read ahead of it.
-    pub(super) fn reached(&mut self, block: Range<u64>) {
-        if self.is_contiguous() {
-            self.frontier = match self.step > 0 {
-                true => self.frontier.max(block.end),
-                false => self.frontier.min(block.start.wrapping_add_signed(self.step)),
-            };
-        }
-    }
-
     /// Records a fault of a stream without a step; returns whether it has one now. `block` is in pages.
     pub(super) fn learn(&mut self, page: u64, block: u32, heard: u64) -> bool {
         let delta = page.wrapping_sub(self.latest) as i64;
@@ -138,13 +101,13 @@ impl Stream {
         self.latest.abs_diff(page)
     }
 
-    /// Records a continuation at `page` and appends what to read ahead now, within `bounds`. Returns whether the stream
-    /// has proved itself.
+    /// Records a continuation at `page` and appends what to read ahead now, at most `limit` pages ahead, once the
+    /// stream has passed `proof` pages. Returns whether it has.
     pub(super) fn advance(
         &mut self,
         page: u64,
         block: u32,
-        Bounds { limit, proof, is_careful }: Bounds,
+        (limit, proof): (u32, u32),
         heard: u64,
         advice: &mut Advice,
     ) -> bool {
@@ -153,12 +116,7 @@ impl Stream {
             return false;
         }
         let at_marker = self.beyond(page, self.marker);
-        if self.is_contiguous() {
-            let pages = u32::try_from(self.latest.abs_diff(page)).unwrap_or(u32::MAX);
-            self.passed = self.passed.saturating_add(pages);
-        }
-        (self.latest, self.heard, advice.passed) = (page, heard, self.passed);
-        let limit = if is_careful { limit.min(self.passed) } else { limit };
+        (self.latest, self.heard) = (page, heard);
         if !at_marker {
             self.missed += 1;
             if self.missed < MISSED_MAX {

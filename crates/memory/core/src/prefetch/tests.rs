@@ -24,10 +24,6 @@ struct Outcome {
     unused: usize,
 }
 
-fn at(thread: u16, page: u64, block_pages: u32) -> Fault {
-    Fault { thread: ThreadIndex(thread), page, block_pages, announced: false, is_careful: false }
-}
-
 /// Plays visits, each a pair of thread and block number.
 fn play(visits: impl IntoIterator<Item = (u16, u64)>) -> Outcome {
     let mut prefetcher = Prefetcher::new(CAP, false);
@@ -44,7 +40,7 @@ fn play(visits: impl IntoIterator<Item = (u16, u64)>) -> Outcome {
             None => outcome.misses += 1,
             Some(_) => outcome.markers += 1,
         }
-        let advice = prefetcher.fault(at(thread, number * u64::from(BLOCK) + 7, BLOCK));
+        let advice = prefetcher.fault(ThreadIndex(thread), number * u64::from(BLOCK) + 7, BLOCK, false);
         for run in advice.runs() {
             assert_eq!((run.start % u64::from(BLOCK), run.pages % u64::from(BLOCK)), (0, 0), "{run:?}");
             for page in (run.start..run.start + run.pages).step_by(BLOCK as usize) {
@@ -91,36 +87,6 @@ fn the_window_grows_so_that_faults_become_rare() {
     assert!(outcome.markers <= 10_000 / per_window + 20, "{outcome:?}");
 }
 
-/// A stream in a range of scattered faults risks as much as it has gained.
-#[test]
-fn where_faults_are_scattered_a_stream_is_read_ahead_by_no_more_than_it_has_passed() {
-    let mut prefetcher = Prefetcher::new(CAP, false);
-    let mut end = 0;
-    for page in 0..4096 {
-        let advice = prefetcher.fault(Fault { is_careful: true, ..at(0, page, 1) });
-        end = advice.runs().iter().map(|run| run.start + run.pages).max().unwrap_or(end);
-        assert!(end <= 2 * page + 2, "at page {page}, {end} pages are advised");
-    }
-    assert!(end > 4096 + 64, "a stream that goes on is read ahead by more: {end}");
-}
-
-/// The engine merges the block that a stream reaches, so that its next fault is several blocks away.
-#[test]
-fn a_stream_continues_beyond_a_block_that_grew() {
-    let mut prefetcher = Prefetcher::new(0, false);
-    let (mut page, mut passed) = (0, 0);
-    for turn in 0..20 {
-        let advice = prefetcher.fault(at(0, page, 1));
-        assert_eq!(advice.streams, turn > 0, "turn {turn}");
-        assert!(advice.passed >= passed);
-        passed = advice.passed;
-        let pages = 1 << turn.min(8);
-        prefetcher.reached(ThreadIndex(0), page..page + pages);
-        page += pages;
-    }
-    assert!(passed > 2000, "{passed}");
-}
-
 #[test]
 fn random_visits_yield_almost_nothing() {
     let mut state = 1u64;
@@ -136,7 +102,7 @@ fn random_visits_yield_almost_nothing() {
 fn where_a_fetch_costs_little_a_stream_proves_itself_first() {
     for (wary, block, silent) in [(true, 1, 64), (true, BLOCK, 2), (false, 1, 1)] {
         let mut prefetcher = Prefetcher::new(CAP, wary);
-        let mut fault = |turn: u64| prefetcher.fault(at(0, turn * u64::from(block), block));
+        let mut fault = |turn: u64| prefetcher.fault(ThreadIndex(0), turn * u64::from(block), block, false);
         let first = (0..200).find(|turn| fault(*turn).pages() > 0);
         assert_eq!(first, Some(silent), "wary: {wary}, {block} pages a block");
     }
@@ -157,7 +123,7 @@ fn prefetched_blocks_used_out_of_order_are_no_evidence_of_a_stream() {
     ] {
         let mut prefetcher = Prefetcher::new(CAP, false);
         let fault = |prefetcher: &mut Prefetcher, turn: i64, start: u64| {
-            prefetcher.fault(at(0, start.wrapping_add_signed(turn * step), 1))
+            prefetcher.fault(ThreadIndex(0), start.wrapping_add_signed(turn * step), 1, false)
         };
         fault(&mut prefetcher, 0, 1 << 20);
         let advice = fault(&mut prefetcher, 1, 1 << 20);
@@ -177,7 +143,7 @@ fn all_streams_together_respect_the_cap() {
         for (thread, frontier) in frontier.iter_mut().enumerate() {
             let base = thread as u64 * 1_000_000;
             let page = base + turn * u64::from(BLOCK);
-            let advice = prefetcher.fault(at(thread as u16, page, BLOCK));
+            let advice = prefetcher.fault(ThreadIndex(thread as u16), page, BLOCK, false);
             advice.runs().iter().for_each(|run| *frontier = (run.start + run.pages - base).max(*frontier));
         }
         let ahead: u64 = frontier.iter().map(|end| end.saturating_sub((turn + 1) * u64::from(BLOCK))).sum();
@@ -191,11 +157,11 @@ fn waste_shrinks_the_window_until_the_stream_is_forgotten() {
     let mut prefetcher = Prefetcher::new(CAP, false);
     let mut end = 0;
     for number in 0..100u64 {
-        let advice = prefetcher.fault(at(0, number * 32, BLOCK));
+        let advice = prefetcher.fault(ThreadIndex(0), number * 32, BLOCK, false);
         end = advice.runs().iter().map(|run| run.start + run.pages).max().unwrap_or(end);
     }
     (0..12).for_each(|_| prefetcher.wasted(end - 32, BLOCK));
-    assert_eq!(prefetcher.fault(at(0, 100 * 32 + 64 * 32 * 3, BLOCK)).pages(), 0);
+    assert_eq!(prefetcher.fault(ThreadIndex(0), 100 * 32 + 64 * 32 * 3, BLOCK, false).pages(), 0);
     assert!(prefetcher.threads[0].streams.iter().all(|stream| !stream.has_step()));
 }
 
@@ -208,7 +174,7 @@ proptest! {
         let mut prefetcher = Prefetcher::new(cap, false);
         for (thread, page, order) in faults {
             let page = page >> 12;
-            let advice = prefetcher.fault(at(thread, page, 1 << order));
+            let advice = prefetcher.fault(ThreadIndex(thread), page, 1 << order, false);
             prop_assert!(advice.pages() <= u64::from(WINDOW_MAX).min(cap));
             for run in advice.runs() {
                 prop_assert!(run.pages > 0 && run.start.checked_add(run.pages).is_some());
