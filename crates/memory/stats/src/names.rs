@@ -72,8 +72,8 @@ table! {
         PrefetchedBlocks "prefetched_blocks" "Blocks read from the tier ahead of demand."
         CopiedBytes "copied_bytes" "Bytes copied between the program, frames and a tier in memory."
         EngineLocks "engine_locks" "Uses of the engine's lock, where they are timed."
-        EngineLockHeldNs "engine_lock_held_ns" "Nanoseconds for which threads held the engine's lock, where that is timed."
-        EngineLockWaitedNs "engine_lock_waited_ns" "Nanoseconds for which threads waited for the engine's lock, where that is timed."
+        EngineLockHeldNs "engine_lock_held_ns" "How long threads held the engine's lock, where that is timed."
+        EngineLockWaitedNs "engine_lock_waited_ns" "How long threads waited for the engine's lock, where that is timed."
     }
 }
 

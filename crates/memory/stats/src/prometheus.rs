@@ -7,7 +7,7 @@
 //! wants them: seconds and bytes, last in the name. Every sample is labelled with the instance's `pid` and `program`,
 //! and with its systemd `unit` if the caller knows it. `instance` is a scraper's own label, so it is not used.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use crate::names::{Counter, FaultKind, Gauge, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
 use crate::snapshot::{LevelSnapshot, Snapshot};
@@ -56,13 +56,25 @@ fn gauge_name(gauge: Gauge) -> String {
     }
 }
 
+/// A counter's name, and what its value has to be divided by for the unit of that name.
+fn counter_name(counter: Counter) -> (String, Option<f64>) {
+    match counter.name().strip_suffix("_ns") {
+        Some(what) => (format!("aquifer_{what}_seconds_total"), Some(1e9)),
+        None => (format!("aquifer_{}_total", counter.name()), None),
+    }
+}
+
 fn page(instances: &[Labelled<'_>]) -> String {
     let mut page = Page { text: String::new() };
     for counter in Counter::ALL {
-        let name = format!("aquifer_{}_total", counter.name());
+        let (name, divisor) = counter_name(*counter);
         page.describe(&name, "counter", counter.help());
         for Labelled { snapshot, labels } in instances {
-            page.sample(&name, labels, snapshot.counter(*counter));
+            let count = snapshot.counter(*counter);
+            match divisor {
+                Some(divisor) => page.sample(&name, labels, count as f64 / divisor),
+                None => page.sample(&name, labels, count),
+            }
         }
     }
     for gauge in Gauge::ALL.iter().filter(|gauge| **gauge != Gauge::Pid) {
@@ -97,7 +109,7 @@ impl Page {
         self.line(format_args!("# TYPE {name} {kind}"));
     }
 
-    fn sample(&mut self, name: &str, labels: &str, value: u64) {
+    fn sample(&mut self, name: &str, labels: &str, value: impl Display) {
         self.line(format_args!("{name}{{{labels}}} {value}"));
     }
 
@@ -176,6 +188,15 @@ mod tests {
 
     use super::*;
     use crate::Counters;
+
+    #[test]
+    fn times_are_in_seconds() {
+        let counters = Counters::create().unwrap();
+        counters.add(Counter::EngineLockHeldNs, 2_500_000_000);
+        let text = to_prometheus(&[counters.snapshot()]);
+        let held = text.lines().find(|line| line.starts_with("aquifer_engine_lock_held_seconds_total{"));
+        assert!(held.is_some_and(|line| line.ends_with("} 2.5")), "{held:?}");
+    }
 
     /// A parser of the format, as strict as scrapers are: a family is described before its first sample, once; names
     /// and label names contain only allowed characters; values are numbers.
