@@ -23,8 +23,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(3);
 const SMALL_LIMIT: Duration = Duration::from_secs(300);
 const LARGE_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Capacity of each donor.
-const SMALL_TIER_MIB: u64 = 768;
+/// Capacity of each donor. More than the programs map: each mapping that is evicted in part takes slabs of 2 MiB, and
+/// the heap of Node.js consists of mappings of 256 KiB.
+const SMALL_TIER_MIB: u64 = 1024;
 const LARGE_TIER_MIB: u64 = 8192;
 
 /// How a trial ended, unless something went wrong.
