@@ -51,6 +51,9 @@ const COPIED_PART: u64 = 64;
 const PUBLISHED_PART: u64 = 256;
 const REPORTS_UNPUBLISHED_MAX: u64 = 32;
 
+/// How many pages of a mapped tier the kernel maps at the most when one is read: its `fault_around_bytes`, 64 KiB.
+const MAPPED_AROUND: u64 = 16;
+
 /// The cost of a fetch in units of one rescue, from a medium and from memory. Guesses: a rescue is a fault and two
 /// exchanges, about 15 us; a read from a fast disk takes 80 us, a copy from memory 1 us, plus the exchanges.
 const FETCH_COST_MEDIUM: u64 = 5;
@@ -205,6 +208,8 @@ pub struct Pager {
     pub(crate) forked_at_ns: AtomicU64,
     /// The features of the userfaultfds.
     features: u64,
+    /// Bytes that were installed from where a mapped tier has them.
+    pub(crate) in_place_bytes: AtomicU64,
     /// The pages in DRAM that were last published, and how many reports on the fault path published nothing since.
     published_pages: AtomicU64,
     unpublished_reports: AtomicU64,
@@ -337,6 +342,7 @@ impl Pager {
             faults_as_child: AtomicU64::new(0),
             forked_at_ns: AtomicU64::new(0),
             features: wanted,
+            in_place_bytes: AtomicU64::new(0),
             published_pages: AtomicU64::new(0),
             unpublished_reports: AtomicU64::new(0),
             published_hits: AtomicU64::new(0),
@@ -419,8 +425,8 @@ impl Pager {
         self.counters.set(Gauge::FramesFreeBytes, bytes(engine.free_pages()));
         let stored = u64::from(engine.map().slabs_in_use()) * REGION_BYTES;
         self.counters.set_with_peak(Gauge::StoredBytes, Gauge::StoredBytesPeak, stored);
-        let is_mapped = self.tier.mapped(0, PAGE_BYTES as usize).is_some();
-        self.counters.set(Gauge::TierMappedBytes, if is_mapped { stored } else { 0 });
+        let used = self.in_place_bytes.load(Ordering::Relaxed).saturating_mul(MAPPED_AROUND);
+        self.counters.set(Gauge::TierMappedBytes, used.min(stored));
         let more = engine.pages_to_halve_fetches().map(bytes);
         // In a process tree the budget is shared by all processes, and this process is the one that would use more of
         // it.

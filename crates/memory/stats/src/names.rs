@@ -108,7 +108,7 @@ table! {
         CompressedBytes "compressed_bytes" "Local DRAM that the pages of a compressed tier take; part of the budget."
         CompressedWasteBytes "compressed_waste_bytes" "Local DRAM that a compressed tier takes beyond its pages and its tables."
         CompressedTableBytes "compressed_table_bytes" "Local DRAM for the tables of a compressed tier."
-        TierMappedBytes "tier_mapped_bytes" "Bytes of the tier that lie in this machine's memory and that the program maps, as shared memory."
+        TierMappedBytes "tier_mapped_bytes" "The most that a tier in this machine's memory adds to the program's shared memory."
         OverheadBlockMapBytes "overhead_block_map_bytes" "Local DRAM for the description of mappings, regions and blocks."
         OverheadGuardsBytes "overhead_guards_bytes" "Local DRAM for the guards of stored pages."
         OverheadPolicyBytes "overhead_policy_bytes" "Local DRAM for the policy's lists of blocks."

@@ -49,6 +49,8 @@ impl MappedFile {
         // What the tier stores does not belong in a core dump, where it would be without addresses. If the kernel
         // refuses, dumps are larger.
         let _ = advise(start, len, libc::MADV_DONTDUMP);
+        // So that reading one page does not make 2 MiB count.
+        let _ = advise(start, len, libc::MADV_NOHUGEPAGE);
         let start = NonNull::new(std::ptr::with_exposed_provenance_mut(start)).ok_or(Errno(libc::ENOMEM))?;
         Ok(MappedFile { start, len })
     }

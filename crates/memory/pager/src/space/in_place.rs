@@ -7,6 +7,8 @@
 
 #![allow(unsafe_code, reason = "bytes of the tier are used where they lie; the site says why they do not change")]
 
+use std::sync::atomic::Ordering;
+
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::Slot;
 use aquifer_driver::{Fatal, InPlace, inspect};
@@ -38,6 +40,7 @@ impl InPlace for Pager {
         exchange::copy_stored(self.uffd(delivery), pages, stored.address(), seal)
             .map_err(|partial| Fatal::Install(partial.errno.0))?;
         self.counters.add(Counter::CopiedBytes, pages.bytes());
+        self.in_place_bytes.fetch_add(pages.bytes(), Ordering::Relaxed);
         Ok(true)
     }
 }
