@@ -10,7 +10,7 @@
 //! - [`fault`](Engine::fault) is in `fault.rs`: the path of one fault. It makes room in `room.rs`, and each step ends
 //!   with a report, in `reports.rs`.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
-//! - The program's advice, by madvise(2), is in `advice.rs`.
+//! - The program's advice, by madvise(2), is in `advice.rs`; callers that wait for what they asked for in `arrivals.rs`.
 //! - Changes of the budget are in `budget.rs`.
 //! - The choice of a block size is in `elastic.rs`, with the evidence of `clusters.rs`.
 //! - fork(2) is in `fork.rs`.
@@ -21,6 +21,7 @@
 //! is the budget; a block is with the policy exactly while it is Resident.
 
 mod advice;
+mod arrivals;
 mod background;
 mod budget;
 mod clusters;
@@ -33,6 +34,7 @@ mod room;
 mod tables;
 
 pub use advice::Advice;
+pub use arrivals::Arrived;
 pub use background::{PLAN_MAX, Plan, Task, Transfers};
 pub use budget::budget_pages_min;
 pub use fault::{Exchange, FaultStep};

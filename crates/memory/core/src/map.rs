@@ -13,7 +13,8 @@
 //!
 //! Only [`BlockMap::insert`] and [`BlockMap::remove`] (`map/ranges.rs`) and `inherit` (`map/slots.rs`) allocate; none
 //! of them runs on the fault path. How blocks are stored: `map/entries.rs`. Splits and merges: `map/sizes.rs`.
-//! Temperatures: `map/heat.rs`. Detecting changes: `map/changes.rs`.
+//! Temperatures: `map/heat.rs`. Detecting changes: `map/changes.rs`,
+//! `map/presence.rs`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 use self::changes::Changes;
 use self::entries::Opened;
+use self::presence::{Presence, Presences};
 use crate::block::{Entry, State};
 use crate::guard;
 use crate::slabs::Slabs;
@@ -31,6 +33,7 @@ use crate::units::{BlockIndex, Order, PAGE_BYTES, PageIndex, REGION_PAGES, Regio
 pub mod changes;
 mod entries;
 mod heat;
+pub mod presence;
 mod ranges;
 mod sizes;
 mod slots;
@@ -140,6 +143,7 @@ pub struct BlockMap {
     smallest: Order,
     temperatures: Temperatures,
     changes: Arc<Changes>,
+    presences: Presences,
 }
 
 /// A block's pages: the first, and how many. Shorter than the block size at the ends of a mapping.
@@ -197,6 +201,7 @@ impl BlockMap {
             smallest,
             temperatures: Temperatures::default(),
             changes: Arc::default(),
+            presences: Presences::default(),
         }
     }
 
@@ -256,6 +261,11 @@ impl BlockMap {
     /// The counts of changes to resident blocks.
     pub fn changes(&self) -> &Arc<Changes> {
         &self.changes
+    }
+
+    /// Publishes which of the pages `start..end`, a mapping without contents, are at their addresses.
+    pub(crate) fn publish_presence(&mut self, start: PageIndex, end: PageIndex) -> Arc<Presence> {
+        self.presences.add(start, end)
     }
 
     /// The region a block belongs to.

@@ -9,9 +9,12 @@
 //! The calls of the fault path may run in a signal handler: they do not allocate.
 
 use std::ops::Deref;
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 
-use aquifer_core::engine::{Advice, CleanVerdict, DiscardStep, Engine, FaultStep, ForkObstacle, Plan, Transfers};
+use aquifer_core::engine::{
+    Advice, Arrived, CleanVerdict, DiscardStep, Engine, FaultStep, ForkObstacle, Plan, Transfers,
+};
+use aquifer_core::map::presence::Presence;
 use aquifer_core::map::{Delivery, OwnSlot};
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{Call, Digest, GUARD_RUNS_BYTES, Runs, Summary, guard_runs, push_run};
@@ -164,6 +167,16 @@ impl<'a, T: Tape> LockedEngine<'a, T> {
         };
         self.record(Call::Discard { start, end, remove }, |_| Summary::of_discard(step, digest));
         step
+    }
+
+    /// [`Engine::has_arrived`]. Not recorded: callers' spaces have no recording.
+    pub fn has_arrived(&mut self, page: PageIndex) -> Arrived {
+        self.engine.has_arrived(page)
+    }
+
+    /// [`Engine::publish_presence`]. Not recorded: callers' spaces have no recording.
+    pub fn publish_presence(&mut self, start: PageIndex, end: PageIndex) -> Arc<Presence> {
+        self.engine.publish_presence(start, end)
     }
 
     /// [`Engine::inherit`]. Not recorded: a fork ends the recording first.

@@ -11,6 +11,9 @@ pub trait Leveled: Sync {
     /// The figures of one level; the fastest is level 0. `None` after the last level.
     fn level(&self, index: usize) -> Option<LevelFigures>;
 
+    /// The level that has the bytes at `offset` now. `None`: nothing was stored there.
+    fn level_of(&self, offset: u64) -> Option<usize>;
+
     /// Moves the tier's contents to where they are fetched faster. For a thread of the pager that does nothing else:
     /// the thread creates the mover, and each process has its own. `None` without room for it.
     fn mover(&self) -> Option<Box<dyn Mover>>;

@@ -246,6 +246,10 @@ impl Leveled for Chain {
         self.levels.all.get(index).map(Level::figures)
     }
 
+    fn level_of(&self, offset: u64) -> Option<usize> {
+        self.levels.level_of(offset)
+    }
+
     fn mover(&self) -> Option<Box<dyn Mover>> {
         // Without memory for the mover's buffer, slabs stay where they are.
         Some(Box::new(ChainMover::new(Arc::clone(&self.levels)).ok()?))

@@ -43,12 +43,21 @@ pub enum Advice {
     Sequential,
     /// Will be needed soon.
     WillNeed,
+    /// Will be written to soon: as `WillNeed`, and memory without contents gets its zeros ahead of the first touch.
+    WillWrite,
 }
 
 impl Advice {
     /// Every kind, in the order of its number in recordings.
-    pub const ALL: [Advice; 6] =
-        [Advice::Cold, Advice::Normal, Advice::PageOut, Advice::Random, Advice::Sequential, Advice::WillNeed];
+    pub const ALL: [Advice; 7] = [
+        Advice::Cold,
+        Advice::Normal,
+        Advice::PageOut,
+        Advice::Random,
+        Advice::Sequential,
+        Advice::WillNeed,
+        Advice::WillWrite,
+    ];
 }
 
 /// A range whose blocks are to be evicted.
@@ -115,9 +124,15 @@ impl Engine {
             Advice::Normal => self.map.set_pattern(start, end, Pattern::Normal),
             Advice::Random => self.map.set_pattern(start, end, Pattern::Random),
             Advice::Sequential => self.map.set_pattern(start, end, Pattern::Sequential),
-            // Beyond this limit, blocks that arrive would push out blocks that have just arrived.
-            Advice::WillNeed => self.want(start, end.min(start + self.budget_pages() / READ_AHEAD_PART)),
+            Advice::WillNeed => self.want(start, end.min(start + self.wanted_pages_max()), true),
+            Advice::WillWrite => self.want(start, end.min(start + self.wanted_pages_max()), false),
         }
+    }
+
+    /// How many pages the program can ask for at a time. Beyond this limit, blocks that arrive would push out blocks
+    /// that have just arrived.
+    pub fn wanted_pages_max(&self) -> u64 {
+        self.budget_pages() / READ_AHEAD_PART
     }
 
     /// Whether ranges are queued for eviction.
@@ -261,6 +276,37 @@ mod tests {
         // Pages that are fetched together form one block from now on.
         assert_eq!(came, [0, 64]);
         assert_eq!((state_at(&engine, 0), state_at(&engine, 32)), (State::Standby, State::Empty));
+    }
+
+    #[test]
+    fn memory_that_will_be_written_to_gets_its_zeros_ahead() {
+        let mut engine = engine();
+        engine.advise(PageIndex(0), PageIndex(64), Advice::PageOut);
+        work(&mut engine);
+        assert_eq!(engine.discard(PageIndex(32), PageIndex(64), &mut |_| {}), crate::engine::DiscardStep::Done);
+        engine.advise(PageIndex(0), PageIndex(64), Advice::WillWrite);
+        let (mut plan, mut tasks) = (Plan::new(), Vec::new());
+        engine.plan(&mut plan, TRANSFERS_MAX);
+        for task in std::mem::take(&mut plan.tasks) {
+            let (Task::Fetch { block, .. } | Task::Fill { block, .. }) = task else { panic!("unforeseen: {task:?}") };
+            tasks.push(matches!(task, Task::Fill { .. }));
+            engine.read_ahead_arrived(block);
+        }
+        assert_eq!(tasks, [false, true], "one block is fetched, and the other is prepared");
+        assert_eq!((state_at(&engine, 0), state_at(&engine, 32)), (State::Standby, State::Standby));
+    }
+
+    #[test]
+    fn one_page_is_fetched_where_touches_are_scattered_and_no_large_block_for_a_short_range() {
+        let mut engine = engine();
+        engine.advise(PageIndex(0), PageIndex(PAGES), Advice::PageOut);
+        work(&mut engine);
+        engine.advise(PageIndex(70), PageIndex(71), Advice::WillNeed);
+        assert_eq!(work(&mut engine), [(64, "fetch")]);
+        assert_eq!(engine.map.pages(engine.map.find(PageIndex(70)).expect("managed")).count, 32);
+        engine.advise(PageIndex(512), PageIndex(1024), Advice::Random);
+        engine.advise(PageIndex(600), PageIndex(602), Advice::WillNeed);
+        assert_eq!(work(&mut engine), [(600, "fetch"), (601, "fetch")]);
     }
 
     #[test]

@@ -132,6 +132,8 @@ struct Run {
     descending: bool,
     /// True when only blocks with contents are wanted.
     stored: bool,
+    /// True when the program has asked for these pages, so that no others are worth fetching.
+    asked: bool,
 }
 
 impl Run {
@@ -199,20 +201,20 @@ impl Engine {
             let end = start + run.pages;
             let (start, end) = (start.max(mapping.start), end.min(mapping.end));
             if start < end {
-                self.ahead.push(Run { start, end, descending: run.descending, stored: false });
+                self.ahead.push(Run { start, end, descending: run.descending, stored: false, asked: false });
             }
         }
         advice.streams
     }
 
-    /// Queues the pages of `start..end` that have contents.
-    pub(super) fn want(&mut self, start: PageIndex, end: PageIndex) {
+    /// Queues the pages of `start..end` for which the program asks; if `stored`, only those with contents.
+    pub(super) fn want(&mut self, start: PageIndex, end: PageIndex, stored: bool) {
         if !self.settings.prefetch {
             return;
         }
         for mapping in self.map.overlapping(start, end) {
             let (start, end) = (start.max(mapping.start), end.min(mapping.end));
-            self.ahead.push(Run { start, end, descending: false, stored: true });
+            self.ahead.push(Run { start, end, descending: false, stored, asked: true });
         }
     }
 
@@ -269,12 +271,18 @@ impl Engine {
         while !plan.is_full() && !plan.has_transfers(transfers) {
             let reserve = self.watermarks.free_low / 2;
             let Some(run) = self.ahead.front().copied() else { return };
-            let Some(block) = run.next().and_then(|page| self.map.find(page)) else {
+            let found = run.next().and_then(|page| Some((page, self.map.find(page)?)));
+            let Some((page, block)) = found else {
                 self.ahead.pop();
                 continue;
             };
             let skip = run.stored && self.map.block(block).state == State::Empty;
-            let block = if skip { block } else { self.suit_stream(block) };
+            let is_short = run.asked && run.end - run.start < u64::from(self.large.pages());
+            let block = match skip {
+                true => block,
+                false if is_short => self.suit_request(page, block),
+                false => self.suit_stream(block),
+            };
             let pages = self.map.pages(block);
             if skip {
                 self.ahead.front().expect("it was there").passed(pages);

@@ -122,6 +122,15 @@ impl Engine {
         self.grow(block, self.large)
     }
 
+    /// The program asks for a few pages, of which `page` is one. Returns the block that holds it, after splitting where
+    /// the program's touches are scattered.
+    pub(super) fn suit_request(&mut self, page: PageIndex, block: BlockIndex) -> BlockIndex {
+        let random = self.map.region_of(block).pattern == Pattern::Random;
+        let stored = self.map.block(block).state == State::Stored;
+        let splits = self.settings.elastic && random && stored && self.map.stride(block) > 1;
+        if splits { self.split(page, block) } else { block }
+    }
+
     /// Merges `block` with the blocks around it, up to the size `max`. Where a part of that range is in DRAM, merges
     /// the largest smaller range of which no part is in DRAM.
     fn grow(&mut self, block: BlockIndex, max: Order) -> BlockIndex {

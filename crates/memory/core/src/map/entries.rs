@@ -10,7 +10,8 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::{BlockMap, Mapping, Region};
+use super::presence::Presence;
+use super::{BlockMap, Mapping, Pages, Region};
 use crate::block::{Block, Entry, State};
 use crate::policy::list::NODE_BYTES;
 use crate::units::{BlockIndex, Order, PAGE_BYTES, REGION_PAGES, RegionIndex};
@@ -59,6 +60,9 @@ pub(crate) struct BlockMut<'m> {
     entry: &'m mut Entry,
     usual: Order,
     block: Block,
+    /// Where the block's presence is published, if it is, and whether it was resident before the change.
+    presence: Option<(&'m Presence, Pages)>,
+    was_resident: bool,
 }
 
 impl Deref for BlockMut<'_> {
@@ -78,6 +82,12 @@ impl DerefMut for BlockMut<'_> {
 impl Drop for BlockMut<'_> {
     fn drop(&mut self) {
         *self.entry = self.block.to_entry(self.usual);
+        let is_resident = self.block.state == State::Resident;
+        if let Some((presence, pages)) = self.presence
+            && is_resident != self.was_resident
+        {
+            presence.set(pages, is_resident);
+        }
     }
 }
 
@@ -101,16 +111,24 @@ impl BlockMap {
             let pages = self.pages(index);
             self.changes.count(pages.start, pages.end());
         }
-        self.uncounted(index.0)
+        let published = (!self.presences.is_empty()).then(|| self.pages(index)).filter(|pages| pages.count > 0);
+        self.open(index.0, published)
     }
 
     /// As [`block_mut`](Self::block_mut), for changes that concern no page: of the temperature, or of blocks that are
     /// not resident.
     pub(super) fn uncounted(&mut self, unit: u32) -> BlockMut<'_> {
+        self.open(unit, None)
+    }
+
+    /// The block to change, with the pages whose presence is to be published.
+    fn open(&mut self, unit: u32, published: Option<Pages>) -> BlockMut<'_> {
         self.opened.open(unit);
         let usual = self.usual;
         let entry = &mut self.blocks[unit as usize];
-        BlockMut { block: Block::of_entry(*entry, usual), entry, usual }
+        let block = Block::of_entry(*entry, usual);
+        let presence = published.and_then(|pages| Some((self.presences.of(pages.start)?, pages)));
+        BlockMut { block, entry, usual, presence, was_resident: block.state == State::Resident }
     }
 
     /// The region a block belongs to, as a number.

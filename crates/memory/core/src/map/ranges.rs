@@ -87,6 +87,7 @@ impl BlockMap {
     /// partly inside loses those pages and keeps its state. `freed` receives each slab that no region needs any more.
     pub fn remove(&mut self, start: PageIndex, end: PageIndex, freed: &mut dyn FnMut(SlabIndex)) {
         self.changes.count(start, end);
+        self.presences.remove(start, end);
         let touched: Vec<PageIndex> = self.overlapping(start, end).map(|mapping| mapping.start).collect();
         for key in touched {
             let mapping = self.mappings.remove(&key).expect("found just now");

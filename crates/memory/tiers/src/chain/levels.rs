@@ -120,6 +120,13 @@ impl Levels {
         Place::of(number).filter(exists)
     }
 
+    /// The level that has the slab with this offset now.
+    pub(super) fn level_of(&self, offset: u64) -> Option<usize> {
+        let piece = pieces(offset, 1).next()?;
+        let place = self.place(self.places.see(piece.slab).place)?;
+        place.is_stored.then_some(place.level)
+    }
+
     /// As [`place`](Self::place), for a transfer, which fails if the slab's place does not exist.
     fn place_for(&self, activity: Activity, slab: SlabIndex, seen: Seen) -> Result<Option<Place>, TierFailure> {
         let place = self.place(seen.place);
