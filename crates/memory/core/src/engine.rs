@@ -133,6 +133,8 @@ pub struct Engine {
     pub(crate) tries_again: bool,
     /// Whether a small block has been installed since credit was last made for small blocks.
     pub(crate) copies_lately: bool,
+    /// Whether every arrival of a read-ahead is to be reported, since callers wait for some.
+    arrivals_are_awaited: bool,
 }
 
 impl Engine {
@@ -167,6 +169,7 @@ impl Engine {
             failed_in_a_row: 0,
             tries_again: false,
             copies_lately: false,
+            arrivals_are_awaited: false,
         }
     }
 

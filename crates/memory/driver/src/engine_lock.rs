@@ -174,6 +174,11 @@ impl<'a, T: Tape> LockedEngine<'a, T> {
         self.engine.has_arrived(page)
     }
 
+    /// [`Engine::await_arrivals`]. Not recorded: callers' spaces have no recording.
+    pub fn await_arrivals(&mut self, are_awaited: bool) {
+        self.engine.await_arrivals(are_awaited);
+    }
+
     /// [`Engine::publish_presence`]. Not recorded: callers' spaces have no recording.
     pub fn publish_presence(&mut self, start: PageIndex, end: PageIndex) -> Arc<Presence> {
         self.engine.publish_presence(start, end)

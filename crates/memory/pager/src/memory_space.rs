@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use aquifer_core::block::State;
 use aquifer_core::map::Delivery;
+use aquifer_core::map::presence::Presence;
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::units::{Order, PAGE_BYTES, PageIndex, REGION_BYTES, ThreadIndex};
 use aquifer_driver::{Brought, Discard, Fatal, bring, discard};
@@ -39,6 +40,12 @@ use crate::family::Family;
 use crate::pager::{Owner, Pager, Settings, StartFailure, THREADS_MAX, slabs_of};
 use crate::signal;
 use crate::spaces::{self, Listed, SPACES_MAX, Unlisted};
+
+mod hints;
+mod in_place;
+
+pub use self::hints::{BlockReport, LastingPin};
+use self::in_place::InPlaceReads;
 
 /// The most bytes that one step of a read or write keeps resident.
 const STEP_BYTES: usize = 64 << 10;
@@ -102,20 +109,29 @@ impl std::error::Error for OpenFailure {}
 pub enum SpaceFailure {
     /// The space cannot go on. Close it; what it held is lost.
     Ended(Fatal),
+    /// This process was forked, and the space is its parent's.
+    Forked,
     /// The tier has lost bytes of the range.
     Lost,
     /// There is no room: nothing more can be written back. Give the tier more room, or unmap something.
     NoRoom,
     /// The range is not within the mapping; or a mapping of no bytes was asked for, or of more than 1 TiB.
     OutOfRange,
+    /// The range is pinned, or part of it is.
+    Pinned,
     /// The kernel refuses, with this error.
     System(Errno),
+    /// As much as the budget allows is pinned already.
+    TooMuchPinned,
+    /// The range does not begin and end at multiples of the page size.
+    Unaligned,
 }
 
 impl fmt::Display for SpaceFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ended(fatal) => write!(f, "the space cannot go on: {fatal}; close it"),
+            Self::Forked => f.write_str("the space belongs to the process that forked this one; open one here"),
             Self::Lost => f.write_str("the tier has lost bytes of this range; discard it, then write it again"),
             Self::NoRoom => {
                 f.write_str("nothing more can be written back; give the tier more room, or unmap something")
@@ -123,7 +139,12 @@ impl fmt::Display for SpaceFailure {
             Self::OutOfRange => {
                 f.write_str("the range is not within the mapping; a mapping has at least one byte, and at most 1 TiB")
             }
+            Self::Pinned => f.write_str("the range is pinned, in whole or in part; release the pin first"),
             Self::System(errno) => write!(f, "the kernel refuses ({errno}); check the limits (ulimit -a)"),
+            Self::TooMuchPinned => {
+                f.write_str("half of the budget may be pinned, in whole blocks; release a pin, or raise the budget")
+            }
+            Self::Unaligned => f.write_str("the range must begin and end at multiples of 4096 bytes"),
         }
     }
 }
@@ -151,6 +172,9 @@ pub struct MemorySpace {
     listed: Option<Listed>,
     /// The process that has opened the space.
     process: u32,
+    /// What [`spaces::forks`] was then.
+    forks: u32,
+    in_place: InPlaceReads,
 }
 
 impl MemorySpace {
@@ -190,7 +214,13 @@ impl MemorySpace {
             })
         });
         match listed {
-            Ok(listed) => Ok(MemorySpace { pager, listed: Some(listed), process: std::process::id() }),
+            Ok(listed) => Ok(MemorySpace {
+                pager,
+                listed: Some(listed),
+                process: std::process::id(),
+                forks: spaces::forks(),
+                in_place: InPlaceReads::default(),
+            }),
             Err(failure) => {
                 if pager.end_threads() {
                     // SAFETY: leaked above; its threads have ended, and nothing else has seen it.
@@ -208,8 +238,9 @@ impl MemorySpace {
         let len = len.filter(|len| *len <= MAPPING_BYTES_MAX).ok_or(SpaceFailure::OutOfRange)?;
         let _blocked = Blocked::all();
         let start = map_regions(len).map_err(SpaceFailure::System)?;
-        let mapping =
-            Mapping { space: self, start: NonNull::new(start as *mut u8).expect("mapped"), len: bytes, mapped: len };
+        let start_pointer = NonNull::new(start as *mut u8).expect("mapped");
+        let mut mapping =
+            Mapping { space: self, start: start_pointer, len: bytes, mapped: len, presence: Arc::default() };
         let delivery = self.delivery();
         // A child must not read zeros, nor a core dump show them.
         let registered = advise(start, len, libc::MADV_DONTFORK)
@@ -219,6 +250,7 @@ impl MemorySpace {
         self.listed().add(start..start + len);
         let pages = mapping.pages();
         let mut engine = self.pager.engine();
+        mapping.presence = engine.publish_presence(pages.start, pages.end);
         engine.add(pages.start, pages.end, self.pager.order, delivery, &mut |_, _| false);
         self.pager.publish(&engine);
         Ok(mapping)
@@ -262,6 +294,9 @@ impl MemorySpace {
     }
 
     fn check(&self) -> Result<(), SpaceFailure> {
+        if self.forks != spaces::forks() {
+            return Err(SpaceFailure::Forked);
+        }
         self.pager.failure().map_or(Ok(()), |fatal| Err(SpaceFailure::Ended(fatal)))
     }
 
@@ -311,6 +346,7 @@ pub struct Mapping<'s> {
     len: usize,
     /// The length that is mapped: whole regions.
     mapped: usize,
+    presence: Arc<Presence>,
 }
 
 // SAFETY: the value is a range of addresses, like a pointer and a length; code that dereferences it
@@ -388,14 +424,19 @@ impl Mapping<'_> {
         let _blocked = Blocked::all();
         let (first, last) = (PageIndex::at(start), PageIndex::end_at(start + len));
         let pinned = Pinned { pager, slot: claim_pin(pager, first, last)? };
-        let thread = ThreadIndex(thread_slot::index(THREADS_MAX));
+        self.bring(first, last).map(|()| pinned)
+    }
+
+    /// Makes pages resident and writable. Called with signals blocked.
+    fn bring(&self, first: PageIndex, last: PageIndex) -> Result<(), SpaceFailure> {
+        let (pager, thread) = (self.space.pager, ThreadIndex(thread_slot::index(THREADS_MAX)));
         match bring(pager, first, last, thread) {
-            Ok(Brought::Present) => Ok(pinned),
+            Ok(Brought::Present) => Ok(()),
             Ok(Brought::AsFarAsManaged) => {
                 let engine = pager.engine();
                 let mut blocks = engine.map().blocks_in(first, last);
                 let is_lost = blocks.any(|block| engine.map().block(block).state == State::Poisoned);
-                if is_lost { Err(SpaceFailure::Lost) } else { Ok(pinned) }
+                if is_lost { Err(SpaceFailure::Lost) } else { Ok(()) }
             }
             Ok(Brought::NoRoom) => Err(SpaceFailure::NoRoom),
             Err(fatal) => Err(self.space.ended(fatal)),
@@ -404,10 +445,28 @@ impl Mapping<'_> {
 
     /// Empties the mapping: it reads as zeros, even where bytes were lost.
     pub fn discard(&self) -> Result<(), SpaceFailure> {
+        self.discard_pages(0, self.mapped)
+    }
+
+    /// Empties a part that begins and ends at multiples of the page size; the end may also be that of the mapping.
+    pub fn discard_part(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {
+        let end = at.checked_add(len).filter(|end| *end <= self.len).ok_or(SpaceFailure::OutOfRange)?;
+        let page = PAGE_BYTES as usize;
+        if at % page != 0 || (end % page != 0 && end != self.len) {
+            return Err(SpaceFailure::Unaligned);
+        }
+        if self.is_pinned(at, len) {
+            return Err(SpaceFailure::Pinned);
+        }
+        if len == 0 { Ok(()) } else { self.discard_pages(at, end.next_multiple_of(page) - at) }
+    }
+
+    fn discard_pages(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {
         self.space.check()?;
-        let (start, len) = (self.start.as_ptr() as usize, self.mapped);
+        let start = self.start.as_ptr() as usize + at;
+        let pages = PageIndex::at(start)..PageIndex::end_at(start + len);
         // SAFETY: the caller gives up the contents, and the engine has no frame with them at this moment.
-        self.give_up(false, || unsafe { aquifer_sys::memory::drop_pages(start, len) })
+        self.give_up(pages, false, || unsafe { aquifer_sys::memory::drop_pages(start, len) })
     }
 
     /// Unmaps the memory, and returns what went wrong; the memory is gone in any case.
@@ -426,15 +485,19 @@ impl Mapping<'_> {
         // SAFETY: the mapping's own memory, to which no pointer may be used any more.
         let unmap = || unsafe { unmap(start, len) };
         if self.space.check().is_ok() {
-            return self.give_up(true, unmap);
+            return self.give_up(self.pages(), true, unmap);
         }
         unmap().map_err(SpaceFailure::System)
     }
 
     /// Makes the engine forget the contents while `act` takes them away.
-    fn give_up(&self, remove: bool, act: impl FnOnce() -> Result<(), Errno>) -> Result<(), SpaceFailure> {
+    fn give_up(
+        &self,
+        pages: Range<PageIndex>,
+        remove: bool,
+        act: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), SpaceFailure> {
         let _blocked = Blocked::all();
-        let pages = self.pages();
         let act = || {
             let result = act();
             (result, result.is_ok())

@@ -323,6 +323,23 @@ impl Pager {
         Some(index)
     }
 
+    /// As [`claim_pin`](Self::claim_pin), for a pin that lasts: it counts as locked memory does, and so takes nothing
+    /// from the system calls' part. `None` if no slot is free, or more than [`locked_pages_max`](Self::locked_pages_max)
+    /// pages would be locked.
+    pub(crate) fn claim_lasting_pin(&self, start: PageIndex, end: PageIndex) -> Option<usize> {
+        let index = self.pins.claim(LOCKED, 0, start, end, self.weight(start, end))?;
+        if self.locked_pages() > self.locked_pages_max() {
+            self.pins.release(index);
+            return None;
+        }
+        Some(index)
+    }
+
+    /// The most pages that may be locked. A locked range counts with all the blocks that it keeps resident.
+    pub(crate) fn locked_pages_max(&self) -> u64 {
+        self.whole_budget_pages() / LOCKED_PART
+    }
+
     /// Unlocks every page of `start..start + len` that [`lock`](Self::lock) has locked.
     pub(crate) fn unlock(&self, start: usize, len: usize) {
         let _blocked = Blocked::all();

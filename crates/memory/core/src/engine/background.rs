@@ -397,6 +397,6 @@ impl Engine {
         self.map.block_mut(block).known_clean = true;
         let wanted = self.finish(block, State::Standby);
         self.standby.push(&mut self.map, block, Waiting::ReadAhead);
-        wanted
+        wanted || self.arrivals_are_awaited
     }
 }

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Pages;
 use crate::units::PageIndex;
 
-/// The bits of one mapping.
-#[derive(Debug)]
+/// The bits of one mapping. By default there are none.
+#[derive(Debug, Default)]
 pub struct Presence {
     start: PageIndex,
     end: PageIndex,

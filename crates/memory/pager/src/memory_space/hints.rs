@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a caller tells its space about memory, and asks about it: advice, lasting pins, the state of each block, and
+//! whether what was asked for has arrived.
+//!
+//! Threads: any of the caller's. The engine's lock is held for a bounded number of blocks at a time.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_core::block::State;
+use aquifer_core::engine::{Advice, Arrived};
+use aquifer_core::map::Pages;
+use aquifer_core::map::presence::Presence;
+use aquifer_core::temperature::{Histogram, Temperature};
+use aquifer_core::units::{PAGE_BYTES, PageIndex, REGION_PAGES};
+use aquifer_sys::signals::Blocked;
+
+use super::{Mapping, MemorySpace, SpaceFailure};
+use crate::pager::Pager;
+
+/// Pages whose blocks are looked at under one lock: at most this many blocks, some tens of microseconds.
+const LOOK_PAGES: u64 = REGION_PAGES as u64;
+
+/// The state of one block, or of the part of it that was asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockReport {
+    /// Its bytes, counted from the start of the mapping.
+    pub bytes: Range<usize>,
+    /// Where it is.
+    pub state: State,
+    /// Whether its bytes are known to equal the tier's. Where pages are exchanged by moving them, that is found out only
+    /// once the block has been evicted.
+    pub is_known_clean: bool,
+    /// How hot it is.
+    pub temperature: Temperature,
+    /// In a chain of tiers, the level that has its bytes, if the block is `Stored`.
+    pub level: Option<usize>,
+}
+
+impl MemorySpace {
+    /// Pages with contents, by temperature.
+    pub fn histogram(&self) -> Result<Histogram, SpaceFailure> {
+        self.check()?;
+        let _blocked = Blocked::all();
+        Ok(*self.pager.engine().map().temperatures().histogram())
+    }
+
+    /// The most bytes that one advice can ask for.
+    pub fn wanted_bytes_max(&self) -> usize {
+        let _blocked = Blocked::all();
+        (self.pager.engine().wanted_pages_max() * PAGE_BYTES) as usize
+    }
+
+    /// The most bytes that may be pinned, with all the blocks that pins keep resident.
+    pub fn pinned_bytes_max(&self) -> usize {
+        (self.pager.locked_pages_max() * PAGE_BYTES) as usize
+    }
+
+    /// Whether callers wait for pages that they have asked for.
+    pub fn await_arrivals(&self, are_awaited: bool) {
+        let _blocked = Blocked::all();
+        self.pager.engine().await_arrivals(are_awaited);
+    }
+
+    /// The number of reports so far: take it before the questions whose answers may be to wait.
+    pub fn ticket(&self) -> u32 {
+        self.pager.progress.ticket()
+    }
+
+    /// Waits for a report after `ticket`, for at most `limit`.
+    pub fn wait(&self, ticket: u32, limit: Duration) {
+        self.pager.progress.sleep(ticket, limit);
+    }
+
+    /// Ends the present waits.
+    pub fn wake(&self) {
+        self.pager.progress.signal();
+    }
+}
+
+impl Mapping<'_> {
+    /// Which pages are at their addresses, as a hint.
+    pub fn presence(&self) -> &Arc<Presence> {
+        &self.presence
+    }
+
+    /// Why nothing can be done with the mapping any more, if so. Costs two loads.
+    pub fn check(&self) -> Result<(), SpaceFailure> {
+        self.space.check()
+    }
+
+    /// Whether any block of the range is pinned.
+    pub fn is_pinned(&self, at: usize, len: usize) -> bool {
+        let (first, last) = self.page_range(at, len);
+        let count = u32::try_from(last - first).unwrap_or(u32::MAX);
+        self.space.pager.pins.cover(Pages { start: first, count })
+    }
+
+    /// Advises the space about a range. Returns at once; what follows is done in the background.
+    pub fn advise(&self, at: usize, len: usize, advice: Advice) -> Result<(), SpaceFailure> {
+        self.check_range(at, len)?;
+        if matches!(advice, Advice::Cold | Advice::PageOut) && self.is_pinned(at, len) {
+            return Err(SpaceFailure::Pinned);
+        }
+        let _blocked = Blocked::all();
+        let (first, last) = self.page_range(at, len);
+        self.space.pager.engine().advise(first, last, advice);
+        self.space.pager.worker_wakeup.wake();
+        Ok(())
+    }
+
+    /// Makes a range resident and writable, and keeps it resident until the value is dropped.
+    pub fn pin_for_long(&self, at: usize, len: usize) -> Result<LastingPin<'_>, SpaceFailure> {
+        self.check_range(at, len)?;
+        let _blocked = Blocked::all();
+        let (pager, (first, last)) = (self.space.pager, self.page_range(at, len));
+        let slot = pager.claim_lasting_pin(first, last).ok_or(SpaceFailure::TooMuchPinned)?;
+        let pin = LastingPin { pager, slot };
+        self.bring(first, last).map(|()| pin)
+    }
+
+    /// Makes a range resident and writable. It may leave again at any time.
+    pub fn install(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {
+        self.check_range(at, len)?;
+        let _blocked = Blocked::all();
+        let (first, last) = self.page_range(at, len);
+        self.bring(first, last)
+    }
+
+    /// Where the pages of a range are: lost, if one of them is; otherwise away, busy or here, in this order.
+    pub fn has_arrived(&self, at: usize, len: usize) -> Result<Arrived, SpaceFailure> {
+        self.check_range(at, len)?;
+        let _blocked = Blocked::all();
+        let (mut page, last) = self.page_range(at, len);
+        let (mut is_away, mut is_busy) = (false, false);
+        let mut engine = self.space.pager.engine();
+        while page < last {
+            match engine.has_arrived(page) {
+                Arrived::Lost => return Ok(Arrived::Lost),
+                Arrived::Away => is_away = true,
+                Arrived::Busy => is_busy = true,
+                Arrived::Foreign | Arrived::Here => {}
+            }
+            let block = engine.map().find(page);
+            page = block.map_or(page + 1, |block| engine.map().pages(block).end());
+        }
+        Ok(match (is_away, is_busy) {
+            (true, _) => Arrived::Away,
+            (false, true) => Arrived::Busy,
+            (false, false) => Arrived::Here,
+        })
+    }
+
+    /// Calls `each` with every block of a range, in address order. Blocks change while this runs: each report was true
+    /// at one moment of the call.
+    pub fn reports(&self, at: usize, len: usize, mut each: impl FnMut(BlockReport)) -> Result<(), SpaceFailure> {
+        self.check_range(at, len)?;
+        let (mut page, last) = self.page_range(at, len);
+        // Never larger than one look's blocks, which are at least one page each.
+        let mut found = Vec::with_capacity(LOOK_PAGES as usize);
+        while page < last {
+            let end = last.min(page + LOOK_PAGES);
+            page = self.look(page, end, &mut found);
+            for (block, slot) in found.drain(..) {
+                let level = slot.and_then(|slot| self.space.pager.tier.leveled()?.level_of(slot));
+                let bytes = block.bytes.start.max(at)..block.bytes.end.min(at + len);
+                each(BlockReport { bytes, level, ..block });
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at the blocks of `page..end`. Returns the page after the last of them.
+    fn look(&self, page: PageIndex, end: PageIndex, found: &mut Vec<(BlockReport, Option<u64>)>) -> PageIndex {
+        let (_blocked, origin) = (Blocked::all(), self.start.as_ptr() as usize);
+        let engine = self.space.pager.engine();
+        let map = engine.map();
+        let mut next = end;
+        for index in map.blocks_in(page, end) {
+            let (block, pages) = (map.block(index), map.pages(index));
+            let start = pages.address() - origin;
+            let is_stored = block.state == State::Stored;
+            let report = BlockReport {
+                bytes: start..start + pages.bytes() as usize,
+                state: block.state,
+                is_known_clean: if block.state == State::Resident { block.sealed } else { block.known_clean },
+                temperature: map.temperature(index),
+                level: None,
+            };
+            found.push((report, map.slot(index).filter(|_| is_stored).map(|slot| slot.offset_of(0))));
+            next = pages.end();
+        }
+        next
+    }
+
+    pub(super) fn check_range(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {
+        self.space.check()?;
+        if at.checked_add(len).is_none_or(|end| end > self.len) { Err(SpaceFailure::OutOfRange) } else { Ok(()) }
+    }
+
+    /// The pages that a range touches.
+    pub(super) fn page_range(&self, at: usize, len: usize) -> (PageIndex, PageIndex) {
+        let start = self.start.as_ptr() as usize + at;
+        (PageIndex::at(start), PageIndex::end_at(start.saturating_add(len)))
+    }
+}
+
+/// A range that stays resident.
+pub struct LastingPin<'m> {
+    pager: &'m Pager,
+    slot: usize,
+}
+
+impl Drop for LastingPin<'_> {
+    fn drop(&mut self) {
+        self.pager.release_pin(self.slot);
+    }
+}
