@@ -60,6 +60,7 @@ const RINGS: &[Ring] = &[
     Ring {
         name: "fronts",
         crates: &[
+            ("aquifer", &["core", "pager", "stats", "sys", "test-support", "tiers"]),
             ("bench-args", &[]),
             // It starts the bench and the exporter, and is linked with neither.
             ("cli", &["bench-args", "config", "core", "donor", "stats", "sys", "test-support", "tiers", "wire"]),

@@ -458,7 +458,29 @@ impl Mapping<'_> {
         if self.is_pinned(at, len) {
             return Err(SpaceFailure::Pinned);
         }
-        if len == 0 { Ok(()) } else { self.discard_pages(at, end.next_multiple_of(page) - at) }
+        if len == 0 {
+            return Ok(());
+        }
+        let end = end.next_multiple_of(page);
+        // The rest of a block that is cut must be in DRAM, which can fail: better now than half way.
+        let _first = self.pin_if_cut(at, at..end)?;
+        let _last = self.pin_if_cut(end - page, at..end)?;
+        self.discard_pages(at, end - at)
+    }
+
+    /// Pins the block of the page at `at`, if it has contents and only a part of it is in the range.
+    fn pin_if_cut(&self, at: usize, range: Range<usize>) -> Result<Option<Pinned<'_>>, SpaceFailure> {
+        let start = self.start.as_ptr() as usize;
+        let is_cut = {
+            let _blocked = Blocked::all();
+            let engine = self.space.pager.engine();
+            engine.map().find(PageIndex::at(start + at)).is_some_and(|block| {
+                let within = (PageIndex::at(start + range.start), PageIndex::end_at(start + range.end));
+                let is_whole = engine.map().pages(block).are_within(within.0, within.1);
+                !is_whole && engine.map().block(block).state != State::Empty
+            })
+        };
+        if is_cut { self.pin(start + at, 1).map(Some) } else { Ok(None) }
     }
 
     fn discard_pages(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {

@@ -131,7 +131,7 @@ impl Engine {
 
     /// How many pages the program can ask for at a time. Beyond this limit, blocks that arrive would push out blocks
     /// that have just arrived.
-    pub fn wanted_pages_max(&self) -> u64 {
+    fn wanted_pages_max(&self) -> u64 {
         self.budget_pages() / READ_AHEAD_PART
     }
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use aquifer_core::block::State;
 use aquifer_core::engine::{Advice, Arrived};
-use aquifer_core::map::Pages;
 use aquifer_core::map::presence::Presence;
+use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::temperature::{Histogram, Temperature};
 use aquifer_core::units::{PAGE_BYTES, PageIndex, REGION_PAGES};
 use aquifer_sys::signals::Blocked;
@@ -23,6 +23,9 @@ use crate::pager::Pager;
 
 /// Pages whose blocks are looked at under one lock: at most this many blocks, some tens of microseconds.
 const LOOK_PAGES: u64 = REGION_PAGES as u64;
+
+/// The part of the budget that one advice can ask for.
+const WANTED_PART: u64 = 16;
 
 /// The state of one block, or of the part of it that was asked about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,15 +51,20 @@ impl MemorySpace {
         Ok(*self.pager.engine().map().temperatures().histogram())
     }
 
-    /// The most bytes that one advice can ask for.
+    /// The most bytes that a caller should ask for with one advice. Fixed for the life of the space, and half of what the
+    /// engine accepts under the whole budget, part of which the space's own tables take.
     pub fn wanted_bytes_max(&self) -> usize {
-        let _blocked = Blocked::all();
-        (self.pager.engine().wanted_pages_max() * PAGE_BYTES) as usize
+        (self.pager.budget_pages / WANTED_PART * PAGE_BYTES) as usize
     }
 
     /// The most bytes that may be pinned, with all the blocks that pins keep resident.
     pub fn pinned_bytes_max(&self) -> usize {
         (self.pager.locked_pages_max() * PAGE_BYTES) as usize
+    }
+
+    /// Whether system calls may use memory that is not resident.
+    pub fn serves_system_calls(&self) -> bool {
+        self.delivery() == Delivery::Listener
     }
 
     /// Whether callers wait for pages that they have asked for.

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The settings of a space, as a program writes them: the words of `aquifer run`.
+
+use aquifer_core::policy::PolicyName;
+use aquifer_core::units::{ByteSize, Order, PAGE_BYTES, REGION_BYTES};
+use aquifer_pager::memory_space::{MemorySpace, SpaceSettings};
+use aquifer_tiers::{TierSpec, check_levels, open_levels};
+
+use crate::{OpenError, Space};
+
+/// Settings of a [`Space`]. They are checked when it is opened.
+///
+/// ```
+/// # if aquifer::probe().is_err() { return Ok(()) }
+/// use aquifer::Space;
+///
+/// // A chain: compressed memory first, and what does not fit there in a slower tier.
+/// let space = Space::builder()
+///     .dram("64MiB")
+///     .tier("compressed:size=16MiB")
+///     .tier("dram:size=256MiB")
+///     .policy("s3fifo")
+///     .block_size("auto")
+///     .open()?;
+/// space.close()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "settings alone open nothing"]
+pub struct Builder {
+    dram: Option<String>,
+    tiers: Vec<String>,
+    policy: Option<String>,
+    block_size: Option<String>,
+}
+
+impl Builder {
+    /// The budget: DRAM for the space's memory, as `aquifer run --dram` takes it in bytes (`"4GiB"`, `"307MiB"`). At
+    /// least 16 MiB. Must be given.
+    pub fn dram(mut self, size: impl Into<String>) -> Self {
+        self.dram = Some(size.into());
+        self
+    }
+
+    /// Where cold blocks go, as `aquifer run --tier` takes it: `"flash:/nvme/cold"`, `"dram:size=1GiB"`,
+    /// `"compressed:"`, `"donor:10.0.0.7:7411"` and others. Up to four times, for a chain of tiers: the fastest first. At
+    /// least once.
+    pub fn tier(mut self, spec: impl Into<String>) -> Self {
+        self.tiers.push(spec.into());
+        self
+    }
+
+    /// Which policy chooses the blocks to evict, as `aquifer run --policy` takes it. By default `"s3fifo"`.
+    pub fn policy(mut self, name: impl Into<String>) -> Self {
+        self.policy = Some(name.into());
+        self
+    }
+
+    /// How many bytes move as one: a power of two from `"4KiB"` to `"2MiB"`, or `"auto"`, the default, to learn it for
+    /// each range from its accesses.
+    pub fn block_size(mut self, size: impl Into<String>) -> Self {
+        self.block_size = Some(size.into());
+        self
+    }
+
+    /// Opens the space, with nothing mapped yet.
+    pub fn open(self) -> Result<Space, OpenError> {
+        let dram = self.dram.ok_or(OpenError::NoDram)?;
+        let ByteSize(dram_bytes) = dram.parse().map_err(OpenError::Dram)?;
+        let policy = self.policy.as_deref().map(str::parse).transpose().map_err(OpenError::Policy)?;
+        let order = order(self.block_size.as_deref().unwrap_or("auto"))?;
+        let specs = self.tiers.iter().map(|spec| spec.parse());
+        let specs = specs.collect::<Result<Vec<TierSpec>, _>>().map_err(OpenError::of_spec)?;
+        if specs.is_empty() {
+            return Err(OpenError::NoTier);
+        }
+        check_levels(&specs).map_err(OpenError::of_spec)?;
+        let settings = SpaceSettings {
+            dram_bytes,
+            order,
+            policy: policy.unwrap_or(PolicyName::ALL[0]),
+            tier: open_levels(&specs).map_err(OpenError::of_tier)?,
+            way: None,
+            prefetch: true,
+        };
+        MemorySpace::open(settings).map(Space::of).map_err(OpenError::of_space)
+    }
+}
+
+/// A block size; `None` to learn it.
+fn order(text: &str) -> Result<Option<Order>, OpenError> {
+    if text == "auto" {
+        return Ok(None);
+    }
+    let ByteSize(bytes) = text.parse().map_err(OpenError::BlockSize)?;
+    if !bytes.is_power_of_two() || !(PAGE_BYTES..=REGION_BYTES).contains(&bytes) {
+        let why = format!("'{text}' is not a power of two from 4KiB to 2MiB; choose one, or auto");
+        return Err(OpenError::BlockSize(why));
+    }
+    Ok(Order::new((bytes / PAGE_BYTES).trailing_zeros() as u8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(builder: Builder) -> String {
+        builder.open().map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn settings_that_cannot_be_are_refused_with_the_remedy() {
+        let builder = || Space::builder().dram("16MiB").tier("dram:size=16MiB");
+        for (bad, why) in [
+            (Space::builder().tier("dram:size=16MiB"), "no budget of DRAM; call"),
+            (Space::builder().dram("16MiB"), "no tier; call"),
+            (builder().dram("much"), "budget of DRAM: 'much' is not a size"),
+            (builder().dram("1MiB"), "below 16 MiB"),
+            (builder().policy("mru"), "policy: 'mru' is not a policy; choose one of s3fifo"),
+            (builder().block_size("3KiB"), "block size: '3KiB' is not a power of two"),
+            (builder().block_size("4MiB"), "block size: '4MiB' is not a power of two"),
+            (builder().block_size("small"), "block size: 'small' is not a size"),
+            (builder().tier("tape:/dev/st0"), "tier: "),
+            (builder().tier("flash:/nowhere/at/all"), "/nowhere/at does not exist"),
+            (builder().tier("dram:size=16MiB"), "to the same place"),
+        ] {
+            let message = refusal(bad);
+            assert!(message.contains(why), "{message}");
+        }
+    }
+
+    #[test]
+    fn block_sizes_are_powers_of_two() {
+        assert_eq!(order("auto").unwrap(), None);
+        assert_eq!(order("4KiB").unwrap(), Order::new(0));
+        assert_eq!(order("2MiB").unwrap(), Some(Order::MAX));
+    }
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! An executor for thousands of *contexts* on one thread: futures that wait for far memory, and for little else.
+//!
+//! A context that awaits a [fetch](crate::Mapping::fetch) gives way to the next one. A new context begins only when none
+//! can run and the tier could carry out more transfers than are under way. So the number of contexts in flight follows
+//! the latency and the parallelism of the tier: few where memory is near, up to the depth of the tier's queue where it
+//! is far.
+//!
+//! The thread looks for arrivals by itself, so no other thread has to be woken for them.
+//!
+//! ```
+//! # if aquifer::probe().is_err() { return Ok(()) }
+//! use std::cell::Cell;
+//!
+//! use aquifer::{Space, contexts};
+//!
+//! let space = Space::builder().dram("16MiB").tier("dram:size=64MiB").block_size("4KiB").open()?;
+//! let mut table = space.map(48 << 20)?;
+//! table.view_mut::<u64>(..)?.iter_mut().enumerate().for_each(|(index, word)| *word = index as u64);
+//!
+//! // Each context looks up one key, at a scattered place.
+//! let (sum, words) = (Cell::new(0), table.view::<u64>(..)?);
+//! let (table, sum) = (&table, &sum);
+//! let lookups = (0..1000).map(|key| async move {
+//!     let index = key * 7919 % words.len();
+//!     if !table.ready(index * 8..index * 8 + 8) {
+//!         table.fetch(index * 8..index * 8 + 8).await.expect("the tier has it");
+//!     }
+//!     sum.set(sum.get() + words[index]);
+//! });
+//! let report = contexts::run(&space, lookups);
+//! assert_eq!(report.contexts, 1000);
+//! assert_eq!(sum.get(), (0..1000).map(|key| key * 7919 % words.len() as u64).sum::<u64>());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Wake, Waker};
+
+use crate::Space;
+use crate::fetches::{DEPTH, Fetches, WAIT_ONCE};
+use crate::space::Shared;
+
+/// The most contexts that have begun and not ended. A bound on memory, for contexts that wait for other things than
+/// fetches.
+const CONTEXTS_MAX: usize = 1 << 16;
+/// New contexts begin while fewer fetches than this are under way or wait: twice what the tier's queue takes, so that it
+/// does not run empty.
+const FETCHES_WANTED: usize = 2 * DEPTH;
+/// How many times contexts run before the executor looks for arrivals again.
+const RUNS_BETWEEN_TURNS: usize = 64;
+
+/// What [`run`] has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Contexts that have ended.
+    pub contexts: u64,
+    /// The most that were in flight at a time.
+    pub in_flight_max: usize,
+    /// How often a context was run.
+    pub runs: u64,
+}
+
+/// Runs contexts on this thread until all have ended. They are taken from `contexts` one by one, when there is work for
+/// them, and may wait for anything: fetches of this or another space, and futures that other threads wake.
+///
+/// A context that panics ends the run; the panic goes on.
+pub fn run<I>(space: &Space, contexts: I) -> Report
+where
+    I: IntoIterator,
+    I::Item: Future<Output = ()>,
+{
+    let enlisted = Enlisted::new(&space.shared);
+    let mut executor = Executor::<I::Item>::new(&space.shared);
+    let mut contexts = contexts.into_iter().fuse();
+    loop {
+        executor.run_ready();
+        let has_room = executor.live < CONTEXTS_MAX && space.shared.fetches.len() < FETCHES_WANTED;
+        // Somebody else's fetches may take all the room: one context runs in any case.
+        let next = if has_room || executor.live == 0 { contexts.next() } else { None };
+        match next {
+            Some(context) => executor.begin(context),
+            None if executor.live == 0 => {
+                drop(enlisted);
+                return executor.report;
+            }
+            None => executor.wait(),
+        }
+    }
+}
+
+/// An executor on the list of those that take turns.
+struct Enlisted<'s>(&'s Arc<Shared>);
+
+impl<'s> Enlisted<'s> {
+    fn new(space: &'s Arc<Shared>) -> Self {
+        space.fetches.enlist_executor();
+        Self(space)
+    }
+}
+
+impl Drop for Enlisted<'_> {
+    fn drop(&mut self) {
+        Fetches::delist_executor(self.0);
+    }
+}
+
+struct Executor<'s, F> {
+    space: &'s Arc<Shared>,
+    ready: Arc<Ready>,
+    slots: Vec<Slot<F>>,
+    free: Vec<usize>,
+    live: usize,
+    runs_since_turn: usize,
+    report: Report,
+}
+
+struct Slot<F> {
+    context: Option<Pin<Box<F>>>,
+    task: Arc<Task>,
+    waker: Waker,
+}
+
+impl<'s, F: Future<Output = ()>> Executor<'s, F> {
+    fn new(space: &'s Arc<Shared>) -> Self {
+        let ready = Ready { queue: Mutex::default(), is_waiting: AtomicBool::new(false), space: Arc::downgrade(space) };
+        let (ready, report) = (Arc::new(ready), Report::default());
+        Self { space, ready, slots: Vec::new(), free: Vec::new(), live: 0, runs_since_turn: 0, report }
+    }
+
+    fn begin(&mut self, context: F) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            let index = self.slots.len();
+            let task = Arc::new(Task { index, is_queued: AtomicBool::new(false), ready: Arc::clone(&self.ready) });
+            self.slots.push(Slot { context: None, waker: Waker::from(Arc::clone(&task)), task });
+            index
+        });
+        self.slots[index].context = Some(Box::pin(context));
+        self.live += 1;
+        self.report.in_flight_max = self.report.in_flight_max.max(self.live);
+        self.run_one(index);
+    }
+
+    fn run_ready(&mut self) {
+        while let Some(index) = self.ready.pop() {
+            self.run_one(index);
+        }
+    }
+
+    fn run_one(&mut self, index: usize) {
+        if self.runs_since_turn == RUNS_BETWEEN_TURNS {
+            self.turn();
+        }
+        self.runs_since_turn += 1;
+        let slot = &mut self.slots[index];
+        // Before the context runs: whoever wakes it while it runs wants it to run again.
+        slot.task.is_queued.store(false, Ordering::Release);
+        // A waker of a context that has ended may be late.
+        let Some(context) = &mut slot.context else { return };
+        self.report.runs += 1;
+        if context.as_mut().poll(&mut Context::from_waker(&slot.waker)).is_ready() {
+            slot.context = None;
+            self.free.push(index);
+            self.live -= 1;
+            self.report.contexts += 1;
+        }
+    }
+
+    fn turn(&mut self) {
+        self.runs_since_turn = 0;
+        self.space.fetches.turn(self.space);
+    }
+
+    /// Waits until a context can run, or for a bounded time.
+    fn wait(&mut self) {
+        let ticket = self.space.memory.ticket();
+        self.turn();
+        self.ready.is_waiting.store(true, Ordering::SeqCst);
+        if self.ready.is_empty() {
+            self.space.memory.wait(ticket, WAIT_ONCE);
+        }
+        self.ready.is_waiting.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Which contexts can run, in the order in which they were woken.
+struct Ready {
+    queue: Mutex<VecDeque<usize>>,
+    /// Whether the executor waits: then a waker must end the wait.
+    is_waiting: AtomicBool,
+    space: Weak<Shared>,
+}
+
+impl Ready {
+    fn pop(&self) -> Option<usize> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+struct Task {
+    index: usize,
+    is_queued: AtomicBool,
+    ready: Arc<Ready>,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.is_queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.ready.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.index);
+        // SeqCst pairs with `Executor::wait`: either it sees the context, or this sees that it waits.
+        if self.ready.is_waiting.load(Ordering::SeqCst)
+            && let Some(space) = self.ready.space.upgrade()
+        {
+            space.memory.wake();
+        }
+    }
+}

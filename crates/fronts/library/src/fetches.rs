@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The fetches that futures of one space wait for.
+//!
+//! At most [`DEPTH`] of them are with the space's worker at a time, which starts them through the tier's queue; the
+//! others wait here, in order. Whoever waits for arrivals calls [`Fetches::turn`]: the executor of `contexts.rs`, on its
+//! own thread, or a thread that lives while there are fetches and no such executor.
+//!
+//! A request is only advice to the space, which may drop it. One that has not begun after a while is made again, and
+//! after [`TRIES_MAX`] times its future fetches the range itself, on the thread that polls it.
+//!
+//! Locks: the list's, and then the engine's. Wakers are called without either.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use aquifer_core::engine::{Advice, Arrived};
+
+use crate::Error;
+use crate::mapping::Inner;
+use crate::space::Shared;
+
+/// Fetches that the worker has at a time: as many as its queue takes (`QUEUE_DEPTH` of the pager), and as many ranges as
+/// the engine remembers.
+pub(crate) const DEPTH: usize = 32;
+/// How long a request may take to begin before it is made again, and how often it is made.
+const BEGIN_WAIT: Duration = Duration::from_millis(5);
+const TRIES_MAX: u32 = 4;
+/// The longest wait for an arrival: one that was missed is found after it.
+pub(crate) const WAIT_ONCE: Duration = Duration::from_millis(5);
+/// How many waits without any fetch the thread makes before it ends.
+const IDLE_WAITS_MAX: u32 = 10;
+
+/// One fetch that a future waits for.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    mapping: Weak<Inner>,
+    range: Range<usize>,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+enum Progress {
+    /// Wake this when there is an outcome.
+    Pending(Waker),
+    /// `Ok`: the range is in DRAM, or the future should fetch it itself.
+    Done(Result<(), Error>),
+}
+
+impl Asked {
+    pub(crate) fn new(mapping: Weak<Inner>, range: Range<usize>, waker: &Waker) -> Self {
+        Self { mapping, range, progress: Mutex::new(Progress::Pending(waker.clone())) }
+    }
+
+    /// The outcome, if there is one; otherwise `waker` is woken when there is.
+    pub(crate) fn outcome(&self, waker: &Waker) -> Poll<Result<(), Error>> {
+        match &mut *self.progress.lock().unwrap_or_else(PoisonError::into_inner) {
+            Progress::Done(outcome) => Poll::Ready(outcome.clone()),
+            Progress::Pending(before) => {
+                before.clone_from(waker);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Stores the outcome. Returns whom to wake.
+    fn finish(&self, outcome: Result<(), Error>) -> Option<Waker> {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *progress, Progress::Done(outcome)) {
+            Progress::Pending(waker) => Some(waker),
+            Progress::Done(_) => None,
+        }
+    }
+}
+
+/// A fetch that the worker has been asked for.
+#[derive(Debug)]
+struct Started {
+    asked: Arc<Asked>,
+    last_try: Instant,
+    tries: u32,
+}
+
+/// The fetches of one space.
+#[derive(Debug, Default)]
+pub(crate) struct Fetches {
+    list: Mutex<List>,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    waiting: VecDeque<Arc<Asked>>,
+    started: Vec<Started>,
+    /// Executors that take turns.
+    executors: usize,
+    has_thread: bool,
+}
+
+impl Fetches {
+    fn list(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a fetch on the space's list, and sees to it that somebody takes turns.
+    pub(crate) fn ask(space: &Arc<Shared>, asked: Arc<Asked>) {
+        let mut list = space.fetches.list();
+        if list.waiting.is_empty() && list.started.is_empty() {
+            space.memory.await_arrivals(true);
+        }
+        list.waiting.push_back(asked);
+        let needs_thread = list.executors == 0 && !list.has_thread;
+        list.has_thread |= needs_thread;
+        drop(list);
+        if needs_thread && !start_thread(space) {
+            // Without a thread, the futures fetch by themselves.
+            let mut list = space.fetches.list();
+            list.has_thread = false;
+            let all: Vec<Arc<Asked>> = list.waiting.drain(..).collect();
+            drop(list);
+            all.iter().filter_map(|asked| asked.finish(Ok(()))).for_each(Waker::wake);
+        } else {
+            space.memory.wake();
+        }
+    }
+
+    /// Fetches that are neither finished nor abandoned.
+    pub(crate) fn len(&self) -> usize {
+        let list = self.list();
+        list.waiting.len() + list.started.len()
+    }
+
+    /// Whether a thread takes turns.
+    pub(crate) fn has_thread(&self) -> bool {
+        self.list().has_thread
+    }
+
+    /// An executor takes turns from now on, or does so no more.
+    pub(crate) fn enlist_executor(&self) {
+        self.list().executors += 1;
+    }
+
+    pub(crate) fn delist_executor(space: &Arc<Shared>) {
+        let mut list = space.fetches.list();
+        list.executors -= 1;
+        let is_left = !list.waiting.is_empty() || !list.started.is_empty();
+        let needs_thread = is_left && list.executors == 0 && !list.has_thread;
+        list.has_thread |= needs_thread;
+        drop(list);
+        if needs_thread && !start_thread(space) {
+            space.fetches.list().has_thread = false;
+        }
+    }
+
+    /// Starts fetches and finishes those that have arrived. Does not wait.
+    pub(crate) fn turn(&self, space: &Shared) {
+        let mut wakers = Vec::new();
+        let mut list = self.list();
+        list.started.retain_mut(|started| match look(started) {
+            None => true,
+            Some(outcome) => {
+                wakers.extend(started.asked.finish(outcome));
+                false
+            }
+        });
+        while list.started.len() < DEPTH
+            && let Some(asked) = list.waiting.pop_front()
+        {
+            let mut started = Started { asked, last_try: Instant::now(), tries: 0 };
+            match start(&mut started) {
+                None => list.started.push(started),
+                Some(outcome) => wakers.extend(started.asked.finish(outcome)),
+            }
+        }
+        if !wakers.is_empty() && list.waiting.is_empty() && list.started.is_empty() {
+            space.memory.await_arrivals(false);
+        }
+        drop(list);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether the thread that takes turns may end: nothing is left to do, or an executor does it.
+    fn ends_thread(&self, idle_waits: u32) -> bool {
+        let mut list = self.list();
+        let is_idle = list.waiting.is_empty() && list.started.is_empty();
+        let ends = list.executors > 0 || (is_idle && idle_waits > IDLE_WAITS_MAX);
+        list.has_thread &= !ends;
+        ends
+    }
+}
+
+/// Asks the space for a range. `None`: it is on its way.
+fn start(started: &mut Started) -> Option<Result<(), Error>> {
+    let Some(inner) = started.asked.mapping.upgrade() else { return Some(Err(Error::Closed)) };
+    if started.tries == TRIES_MAX {
+        return Some(Ok(()));
+    }
+    (started.tries, started.last_try) = (started.tries + 1, Instant::now());
+    let range = &started.asked.range;
+    inner.memory.advise(range.start, range.len(), Advice::WillNeed).err().map(|failure| Err(failure.into()))
+}
+
+/// What became of a fetch. `None`: it is on its way.
+fn look(started: &mut Started) -> Option<Result<(), Error>> {
+    if Arc::strong_count(&started.asked) == 1 {
+        // The future was dropped. What arrives waits in the space for somebody else.
+        return Some(Ok(()));
+    }
+    let Some(inner) = started.asked.mapping.upgrade() else { return Some(Err(Error::Closed)) };
+    let range = &started.asked.range;
+    match inner.memory.has_arrived(range.start, range.len()) {
+        Ok(Arrived::Here) => Some(Ok(())),
+        Ok(Arrived::Lost) => Some(Err(Error::Lost)),
+        Ok(Arrived::Busy) => None,
+        Ok(Arrived::Away | Arrived::Foreign) if started.last_try.elapsed() < BEGIN_WAIT => None,
+        Ok(Arrived::Away | Arrived::Foreign) => start(started),
+        Err(failure) => Some(Err(failure.into())),
+    }
+}
+
+/// Starts the thread that takes turns for futures in executors that know nothing of spaces. It keeps no share of the
+/// space while it waits for the list's lock.
+fn start_thread(space: &Arc<Shared>) -> bool {
+    let space = Arc::downgrade(space);
+    let run = move || {
+        let mut idle_waits = 0;
+        while let Some(space) = space.upgrade() {
+            let ticket = space.memory.ticket();
+            space.fetches.turn(&space);
+            idle_waits = if space.fetches.len() == 0 { idle_waits + 1 } else { 0 };
+            if space.fetches.ends_thread(idle_waits) {
+                return;
+            }
+            space.memory.wait(ticket, WAIT_ONCE);
+        }
+    };
+    std::thread::Builder::new().name("aquifer-fetches".to_owned()).spawn(run).is_ok()
+}

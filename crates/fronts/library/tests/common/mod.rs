@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Spaces over small tiers, for tests.
+
+#![allow(dead_code, reason = "each test file that includes this uses its part of it")]
+
+use std::time::{Duration, Instant};
+
+use aquifer::{Mapping, Space, Status};
+use aquifer_test_support::skip;
+
+pub const MIB: usize = 1 << 20;
+pub const PAGE: usize = 4096;
+
+/// How long a test waits for what happens in the background.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+pub fn can_run() -> bool {
+    match aquifer::probe() {
+        Ok(()) => true,
+        Err(why) => {
+            skip(why.to_string());
+            false
+        }
+    }
+}
+
+/// The smallest budget over a tier, with blocks of one size or `auto`.
+pub fn space(tier: &str, block_size: &str) -> Space {
+    Space::builder().dram("16MiB").tier(tier).block_size(block_size).open().expect("it can be opened")
+}
+
+/// A mapping of which every word is its index times `salt`.
+pub fn filled(space: &Space, bytes: usize, salt: u64) -> Mapping {
+    let mut mapping = space.map(bytes).expect("it can be mapped");
+    let words = mapping.view_mut::<u64>(..).expect("aligned");
+    words.iter_mut().enumerate().for_each(|(index, word)| *word = index as u64 * salt);
+    mapping
+}
+
+/// Waits until `is_so`.
+#[track_caller]
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < WAIT_MAX, "{what}: not within {WAIT_MAX:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Bytes of the mapping for which `is_so` says so of their status.
+pub fn bytes_with(mapping: &Mapping, is_so: impl Fn(Status) -> bool) -> usize {
+    let runs = mapping.status(..).expect("it is open");
+    runs.iter().filter(|run| is_so(run.status)).map(|run| run.range.len()).sum()
+}
+
+pub fn is_stored(status: Status) -> bool {
+    matches!(status, Status::Stored { .. })
+}
+
+/// Evicts all of a mapping to the tier.
+pub fn evict_all(mapping: &Mapping) {
+    let (started, mut asked) = (Instant::now(), 0);
+    while bytes_with(mapping, is_stored) < mapping.len() {
+        assert!(started.elapsed() < WAIT_MAX, "not evicted: {:?}", mapping.status(..));
+        // A hint may be dropped.
+        if started.elapsed().as_secs() >= asked {
+            asked += 2;
+            mapping.evict(..).expect("it is open");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

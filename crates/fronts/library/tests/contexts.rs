@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Fetches resolve in any executor, overlap on one thread, and can be given up at any time.
+
+mod common;
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use aquifer::{Error, Pattern, contexts};
+use common::{MIB, PAGE, bytes_with, can_run, evict_all, filled, is_stored, space, wait_until};
+
+struct Unpark(std::thread::Thread, AtomicUsize);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.unpark();
+    }
+}
+
+/// The smallest executor that knows nothing of spaces.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0))));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
+        }
+    }
+}
+
+#[test]
+fn a_fetch_makes_memory_ready_in_any_executor() {
+    if !can_run() {
+        return;
+    }
+    let space = space("emulated:cmm-h,size=64MiB", "64KiB");
+    let mapping = filled(&space, 4 * MIB, 3);
+    evict_all(&mapping);
+    for at in (0..2 * MIB).step_by(3 * PAGE) {
+        let fetch = mapping.fetch(at..at + PAGE);
+        block_on(fetch).unwrap();
+        assert!(mapping.ready(at..at + PAGE), "at {at:#x}");
+        assert_eq!(mapping.view::<u64>(at..at + 8).unwrap(), [at as u64 / 8 * 3]);
+    }
+    // From several threads at the same time, over the same pages.
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for at in (2 * MIB..4 * MIB).step_by(PAGE * 5) {
+                    block_on(mapping.fetch(at..at + 8)).unwrap();
+                    assert_eq!(mapping.view::<u64>(at..at + 8).unwrap(), [at as u64 / 8 * 3]);
+                }
+            });
+        }
+    });
+    drop(mapping);
+    space.close().unwrap();
+}
+
+/// Each read of the tier takes a while; on one thread many of them overlap.
+#[test]
+fn contexts_overlap_their_fetches_and_each_finds_its_bytes() {
+    if !can_run() {
+        return;
+    }
+    let space = space("emulated:cmm-h,size=64MiB", "4KiB");
+    let mapping = filled(&space, 24 * MIB, 3);
+    mapping.pattern(.., Pattern::Random).unwrap();
+    mapping.evict(..).unwrap();
+    wait_until("eviction", || bytes_with(&mapping, is_stored) > 20 * MIB);
+    let (words, good) = (mapping.view::<u64>(..).unwrap(), Cell::new(0));
+    let (mapping, good) = (&mapping, &good);
+    let lookups = (0..5000_usize).map(|key| async move {
+        let index = key.wrapping_mul(2_654_435_761) % words.len();
+        if !mapping.ready(index * 8..index * 8 + 8) {
+            mapping.fetch(index * 8..index * 8 + 8).await.unwrap();
+        }
+        good.set(good.get() + usize::from(words[index] == index as u64 * 3));
+    });
+    let report = contexts::run(&space, lookups);
+    assert_eq!((report.contexts, good.get()), (5000, 5000));
+    assert!(report.in_flight_max > 8, "{report:?}");
+}
+
+#[test]
+fn an_abandoned_fetch_harms_nothing() {
+    if !can_run() {
+        return;
+    }
+    let space = space("failing:every=1,on=read,times=0,delay=3ms:dram:size=64MiB", "64KiB");
+    let mapping = filled(&space, 8 * MIB, 3);
+    evict_all(&mapping);
+    for at in (0..4 * MIB).step_by(64 << 10) {
+        let mut fetch = mapping.fetch(at..at + PAGE);
+        assert!(Pin::new(&mut fetch).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    // Contexts that end while their fetches are under way.
+    let report = contexts::run(&space, (0..64).map(|index| {
+        let mut fetch = mapping.fetch(4 * MIB + index * PAGE..4 * MIB + (index + 1) * PAGE);
+        std::future::poll_fn(move |context| {
+            let _ = Pin::new(&mut fetch).poll(context);
+            Poll::Ready(())
+        })
+    }));
+    assert_eq!(report.contexts, 64);
+    let words = mapping.view::<u64>(..).unwrap();
+    assert!(words.iter().enumerate().step_by(512).all(|(index, word)| *word == index as u64 * 3));
+    let mut fetch = mapping.fetch(0..PAGE);
+    let _ = Pin::new(&mut fetch).poll(&mut Context::from_waker(Waker::noop()));
+    drop(mapping);
+    space.close().unwrap();
+    assert!(matches!(block_on(fetch), Ok(()) | Err(Error::Closed)));
+}
+
+#[test]
+fn a_context_may_wait_for_another_thread() {
+    if !can_run() {
+        return;
+    }
+    let space = space("dram:size=16MiB", "64KiB");
+    let started = Instant::now();
+    let report = contexts::run(&space, (0..3).map(|_| {
+        let mut thread = None;
+        std::future::poll_fn(move |context| {
+            if thread.is_some() {
+                return Poll::Ready(());
+            }
+            let waker = context.waker().clone();
+            thread = Some(std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                waker.wake();
+            }));
+            Poll::Pending
+        })
+    }));
+    assert_eq!((report.contexts, report.in_flight_max), (3, 3));
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
