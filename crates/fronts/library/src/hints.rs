@@ -155,7 +155,8 @@ impl Mapping {
 
     /// The range will not be used for a long time: moves it to the tier, in the background. Returns at once.
     ///
-    /// Blocks that lie only partly in the range stay. A touch brings a block back, and ends its eviction.
+    /// Blocks that lie only partly in the range stay. A hint: blocks that cannot leave now stay, and when more than 32
+    /// evictions wait, the oldest is dropped. An eviction that is under way may take back what is touched meanwhile.
     ///
     /// ```
     /// # if aquifer::probe().is_err() { return Ok(()) }

@@ -126,8 +126,9 @@ impl Mapping {
     ///
     /// ```
     /// # if aquifer::probe().is_err() { return Ok(()) }
-    /// use aquifer::zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
     /// use aquifer::{Error, Space};
+    /// // With the feature `derive` of zerocopy.
+    /// use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
     ///
     /// #[derive(FromBytes, Immutable, IntoBytes, KnownLayout)]
     /// #[repr(C)]
