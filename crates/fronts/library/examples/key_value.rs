@@ -3,8 +3,9 @@
 
 //! A key-value store whose values are far more than its budget of DRAM, asked for batches of keys.
 //!
-//! A batch knows its keys before it needs their values. The store answers the same batches in five ways: by plain loads;
-//! with the pattern announced; with prefetches a few keys ahead; with a context for each key; and by reads in place.
+//! A batch knows its keys before it needs their values. The store answers the same batches in five ways: by plain
+//! loads; with the pattern announced; with prefetches a few keys ahead; with a context for each key; and by reads in
+//! place.
 //!
 //! ```sh
 //! cargo run --release -p aquifer --example key_value                      # an emulated tier
@@ -79,13 +80,16 @@ impl Store {
 
     fn by_contexts(&self, batch: &[u64]) -> u64 {
         let sum = Cell::new(0);
-        contexts::run(&self.space, batch.iter().map(|key| async {
-            let place = self.place(*key);
-            if !self.values.ready(place.clone()) {
-                self.values.fetch(place).await.expect("the tier has it");
-            }
-            sum.set(sum.get() ^ self.digest(*key));
-        }));
+        contexts::run(
+            &self.space,
+            batch.iter().map(|key| async {
+                let place = self.place(*key);
+                if !self.values.ready(place.clone()) {
+                    self.values.fetch(place).await.expect("the tier has it");
+                }
+                sum.set(sum.get() ^ self.digest(*key));
+            }),
+        );
         sum.get()
     }
 
@@ -93,7 +97,10 @@ impl Store {
         let mut value = [0; VALUE_BYTES];
         let digests = batch.iter().map(|key| {
             self.values.read_in_place(self.place(*key).start, &mut value).expect("the tier has it");
-            value.chunks(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes"))).fold(0, |sum, word| sum ^ word)
+            value
+                .chunks(8)
+                .map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")))
+                .fold(0, |sum, word| sum ^ word)
         });
         digests.fold(0, |sum, digest| sum ^ digest)
     }

@@ -3,10 +3,10 @@
 
 //! An executor for thousands of *contexts* on one thread: futures that wait for far memory, and for little else.
 //!
-//! A context that awaits a [fetch](crate::Mapping::fetch) gives way to the next one. A new context begins only when none
-//! can run and the tier could carry out more transfers than are under way. So the number of contexts in flight follows
-//! the latency and the parallelism of the tier: few where memory is near, up to the depth of the tier's queue where it
-//! is far.
+//! A context that awaits a [fetch](crate::Mapping::fetch) gives way to the next one. A new context begins only when
+//! none can run and the tier could carry out more transfers than are under way. So the number of contexts in flight
+//! follows the latency and the parallelism of the tier: few where memory is near, up to the depth of the tier's queue
+//! where it is far.
 //!
 //! The thread looks for arrivals by itself, so no other thread has to be woken for them.
 //!
@@ -50,8 +50,8 @@ use crate::space::Shared;
 /// The most contexts that have begun and not ended. A bound on memory, for contexts that wait for other things than
 /// fetches.
 const CONTEXTS_MAX: usize = 1 << 16;
-/// New contexts begin while fewer fetches than this are under way or wait: twice what the tier's queue takes, so that it
-/// does not run empty.
+/// New contexts begin while fewer fetches than this are under way or wait: twice what the tier's queue takes, so that
+/// it does not run empty.
 const FETCHES_WANTED: usize = 2 * DEPTH;
 /// How many times contexts run before the executor looks for arrivals again.
 const RUNS_BETWEEN_TURNS: usize = 64;
@@ -160,7 +160,7 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
         }
         self.runs_since_turn += 1;
         let slot = &mut self.slots[index];
-        // Before the context runs: whoever wakes it while it runs wants it to run again.
+        // Before the context runs: what wakes it while it runs wants it to run again.
         slot.task.is_queued.store(false, Ordering::Release);
         // A waker of a context that has ended may be late.
         let Some(context) = &mut slot.context else { return };

@@ -4,7 +4,7 @@
 //! The fetches that futures of one space wait for.
 //!
 //! At most [`DEPTH`] of them are with the space's worker at a time, which starts them through the tier's queue; the
-//! others wait here, in order. Whoever waits for arrivals calls [`Fetches::turn`]: the executor of `contexts.rs`, on its
+//! others wait here, in order. What waits for arrivals calls [`Fetches::turn`]: the executor of `contexts.rs`, on its
 //! own thread, or a thread that lives while there are fetches and no such executor.
 //!
 //! A request is only advice to the space, which may drop it. One that has not begun after a while is made again, and
@@ -24,8 +24,8 @@ use crate::Error;
 use crate::mapping::Inner;
 use crate::space::Shared;
 
-/// Fetches that the worker has at a time: as many as its queue takes (`QUEUE_DEPTH` of the pager), and as many ranges as
-/// the engine remembers.
+/// Fetches that the worker has at a time: as many as its queue takes (`QUEUE_DEPTH` of the pager), and as many ranges
+/// as the engine remembers.
 pub(crate) const DEPTH: usize = 32;
 /// How long a request may take to begin before it is made again, and how often it is made.
 const BEGIN_WAIT: Duration = Duration::from_millis(5);

@@ -35,8 +35,8 @@ pub enum Pattern {
     Sequential,
 }
 
-/// Gives hints about a [`Mapping`] while its memory is borrowed, from any thread. It does not keep the mapping: after the
-/// mapping has been dropped, each call returns [`Error::Closed`].
+/// Gives hints about a [`Mapping`] while its memory is borrowed, from any thread. It does not keep the mapping: after
+/// the mapping has been dropped, each call returns [`Error::Closed`].
 ///
 /// ```
 /// # if aquifer::probe().is_err() { return Ok(()) }
@@ -128,8 +128,8 @@ impl Mapping {
     /// The range will be used soon: fetches what is evicted, in the background. Returns at once.
     ///
     /// Whole blocks are fetched. They wait in DRAM until a touch puts them at their addresses, which takes some
-    /// microseconds and no transfer. Where [`Pattern::Random`] was announced and blocks may change their size, a request
-    /// for few pages fetches only these.
+    /// microseconds and no transfer. Where [`Pattern::Random`] was announced and blocks may change their size, a
+    /// request for few pages fetches only these.
     ///
     /// A request is a hint: when more than 32 of them wait, the oldest is dropped. To know when memory has arrived, use
     /// [`fetch`](Self::fetch).
@@ -181,8 +181,9 @@ impl Mapping {
 
     /// The range will not be used again: it is the first to leave when room is needed. Returns at once.
     ///
-    /// Unlike [`evict`](Self::evict), this transfers nothing by itself: until its DRAM is needed, a touch brings a block
-    /// back within microseconds. Blocks that lie only partly in the range stay. For data that is read once, in passing.
+    /// Unlike [`evict`](Self::evict), this transfers nothing by itself: until its DRAM is needed, a touch brings a
+    /// block back within microseconds. Blocks that lie only partly in the range stay. For data that is read once, in
+    /// passing.
     ///
     /// # Errors
     /// As for [`evict`](Self::evict).
@@ -198,8 +199,8 @@ impl Mapping {
         self.inner.pattern(range, pattern)
     }
 
-    /// Whether a touch of the range would not wait: all of it was resident a moment ago. Takes a few nanoseconds, no lock
-    /// and no system call. False for a range that is not within the mapping.
+    /// Whether a touch of the range would not wait: all of it was resident a moment ago. Takes a few nanoseconds, no
+    /// lock and no system call. False for a range that is not within the mapping.
     ///
     /// The answer is a hint. A page that has left meanwhile, or the first touch of a page of a block, still costs a
     /// fault; nothing goes wrong.
@@ -222,8 +223,8 @@ impl Mapping {
 
     /// A future that makes the range resident. The fetch starts when the future is first polled.
     ///
-    /// It works in any executor; see [`contexts`](crate::contexts) for one that runs thousands of them on one thread. It
-    /// does not keep the mapping. Dropping it abandons nothing that is in use: what is being fetched arrives in the
+    /// It works in any executor; see [`contexts`](crate::contexts) for one that runs thousands of them on one thread.
+    /// It does not keep the mapping. Dropping it abandons nothing that is in use: what is being fetched arrives in the
     /// space's own memory.
     ///
     /// The memory may leave again at any time; a [pin](Self::pin) keeps it.

@@ -29,9 +29,9 @@
 //!
 //! # What can go wrong
 //!
-//! Every call returns a typed [`Error`] that names the cause and the remedy. A load or store cannot return anything: one
-//! of memory that a tier has lost gets SIGBUS, which by default ends the process. It never reads other bytes than were
-//! written. [`Mapping::read`] and [`Mapping::write`] return [`Error::Lost`] instead.
+//! Every call returns a typed [`Error`] that names the cause and the remedy. A load or store cannot return anything:
+//! one of memory that a tier has lost gets SIGBUS, which by default ends the process. It never reads other bytes than
+//! were written. [`Mapping::read`] and [`Mapping::write`] return [`Error::Lost`] instead.
 //!
 //! A space fails alone: other spaces of the process go on.
 //!

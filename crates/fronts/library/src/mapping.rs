@@ -68,7 +68,7 @@ impl Mapping {
 
     /// The first byte.
     ///
-    /// Whoever uses the pointer keeps Rust's rules for references: no write while another thread reads or writes the
+    /// Code that uses the pointer keeps Rust's rules for references: no write while another thread reads or writes the
     /// same bytes, no write through it while a [`view`](Self::view) lives, no use of it after the mapping has been
     /// dropped or in a forked child. A load or store of lost memory gets SIGBUS.
     pub fn as_ptr(&self) -> *mut u8 {
@@ -94,8 +94,8 @@ impl Mapping {
         Ok(self.inner.memory.write(at, bytes)?)
     }
 
-    /// Copies the bytes from `at` on, without making a page resident for it: for few bytes of a large set, of which most
-    /// are not used again soon. Returns how many pages were read in place.
+    /// Copies the bytes from `at` on, without making a page resident for it: for few bytes of a large set, of which
+    /// most are not used again soon. Returns how many pages were read in place.
     ///
     /// An evicted page is read from the tier and checked, and only the bytes that were asked for are kept. The second
     /// read of a page within a while makes it resident, as [`read`](Self::read) does: the page is being used.
@@ -215,8 +215,8 @@ impl Mapping {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unaligned`]; [`Error::Pinned`] if any block of the range is pinned; [`Error::Lost`] if only a part of a lost
-    /// block is in the range ([`status`](Self::status) shows whole ones); also [`Error::OutOfRange`],
+    /// [`Error::Unaligned`]; [`Error::Pinned`] if any block of the range is pinned; [`Error::Lost`] if only a part of a
+    /// lost block is in the range ([`status`](Self::status) shows whole ones); also [`Error::OutOfRange`],
     /// [`Error::EmptyRange`], [`Error::NoRoom`], [`Error::Ended`], [`Error::Forked`].
     pub fn discard(&mut self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         let range = crate::range::some_of(range, self.len())?;
@@ -229,7 +229,8 @@ impl Mapping {
     /// Unmaps the memory, and says what went wrong, as dropping the mapping cannot.
     ///
     /// # Errors
-    /// [`Error::Pinned`] if there are pins: the memory is then given back when the last of them is dropped.
+    /// [`Error::Pinned`] if there are pins, or another thread is in a call on its hints: the memory is then given back when
+    /// the last of them ends.
     pub fn unmap(self) -> Result<(), Error> {
         let Inner { memory, space } = Arc::into_inner(self.inner).ok_or(Error::Pinned)?;
         let unmapped = memory.unmap();

@@ -30,9 +30,7 @@ impl Pin {
         // SAFETY: the mapping is in an `Arc`, which this value has a share of, and drops after the pin.
         let memory: &'static Mapping<'static> = unsafe { &*std::ptr::from_ref(&mapping.memory) };
         let pin = memory.pin_for_long(range.start, range.len()).map_err(|failure| match failure {
-            SpaceFailure::TooMuchPinned => {
-                Error::PinnedTooMuch { bytes_max: mapping.space.memory.pinned_bytes_max() }
-            }
+            SpaceFailure::TooMuchPinned => Error::PinnedTooMuch { bytes_max: mapping.space.memory.pinned_bytes_max() },
             other => other.into(),
         })?;
         Ok(Self { _pin: pin, _mapping: Arc::clone(mapping), range })

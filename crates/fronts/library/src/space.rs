@@ -58,8 +58,8 @@ impl Space {
         Self { shared: Arc::new(Shared { memory, fetches: Fetches::default() }) }
     }
 
-    /// Maps `bytes` bytes of zeros, 1 byte to 1 TiB. They take address space in steps of 2 MiB, and DRAM and room in the
-    /// tier only when they are written to.
+    /// Maps `bytes` bytes of zeros, 1 byte to 1 TiB. They take address space in steps of 2 MiB, and DRAM and room in
+    /// the tier only when they are written to.
     pub fn map(&self, bytes: usize) -> Result<Mapping, Error> {
         Mapping::of(&self.shared, bytes).map_err(|failure| match failure {
             SpaceFailure::OutOfRange => Error::MappingSize { bytes },
@@ -77,20 +77,20 @@ impl Space {
         Ok(Histogram::of_pages(&self.shared.memory.histogram()?))
     }
 
-    /// The most bytes that one [`prefetch`](Mapping::prefetch) or [`fetch`](Mapping::fetch) can ask for: a fixed part of
-    /// the budget, so that what arrives does not push out what has just arrived.
+    /// The most bytes that one [`prefetch`](Mapping::prefetch) or [`fetch`](Mapping::fetch) can ask for: a fixed part
+    /// of the budget, so that what arrives does not push out what has just arrived.
     pub fn prefetch_bytes_max(&self) -> usize {
         self.shared.memory.wanted_bytes_max()
     }
 
-    /// The most bytes that may be [pinned](Mapping::pin) at a time: half of the budget. A pin counts with all the blocks
-    /// that it keeps resident, each with the largest size that a block can have.
+    /// The most bytes that may be [pinned](Mapping::pin) at a time: half of the budget. A pin counts with all the
+    /// blocks that it keeps resident, each with the largest size that a block can have.
     pub fn pin_bytes_max(&self) -> usize {
         self.shared.memory.pinned_bytes_max()
     }
 
-    /// Whether system calls may use memory of the space that is not resident. It depends on what this process may do: see
-    /// userfaultfd(2), `/dev/userfaultfd` and `vm.unprivileged_userfaultfd`.
+    /// Whether system calls may use memory of the space that is not resident. It depends on what this process may do:
+    /// see userfaultfd(2), `/dev/userfaultfd` and `vm.unprivileged_userfaultfd`.
     pub fn serves_system_calls(&self) -> bool {
         self.shared.memory.serves_system_calls()
     }

@@ -104,13 +104,16 @@ fn an_abandoned_fetch_harms_nothing() {
         assert!(Pin::new(&mut fetch).poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
     // Contexts that end while their fetches are under way.
-    let report = contexts::run(&space, (0..64).map(|index| {
-        let mut fetch = mapping.fetch(4 * MIB + index * PAGE..4 * MIB + (index + 1) * PAGE);
-        std::future::poll_fn(move |context| {
-            let _ = Pin::new(&mut fetch).poll(context);
-            Poll::Ready(())
-        })
-    }));
+    let report = contexts::run(
+        &space,
+        (0..64).map(|index| {
+            let mut fetch = mapping.fetch(4 * MIB + index * PAGE..4 * MIB + (index + 1) * PAGE);
+            std::future::poll_fn(move |context| {
+                let _ = Pin::new(&mut fetch).poll(context);
+                Poll::Ready(())
+            })
+        }),
+    );
     assert_eq!(report.contexts, 64);
     let words = mapping.view::<u64>(..).unwrap();
     assert!(words.iter().enumerate().step_by(512).all(|(index, word)| *word == index as u64 * 3));
@@ -128,20 +131,23 @@ fn a_context_may_wait_for_another_thread() {
     }
     let space = space("dram:size=16MiB", "64KiB");
     let started = Instant::now();
-    let report = contexts::run(&space, (0..3).map(|_| {
-        let mut thread = None;
-        std::future::poll_fn(move |context| {
-            if thread.is_some() {
-                return Poll::Ready(());
-            }
-            let waker = context.waker().clone();
-            thread = Some(std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(20));
-                waker.wake();
-            }));
-            Poll::Pending
-        })
-    }));
+    let report = contexts::run(
+        &space,
+        (0..3).map(|_| {
+            let mut thread = None;
+            std::future::poll_fn(move |context| {
+                if thread.is_some() {
+                    return Poll::Ready(());
+                }
+                let waker = context.waker().clone();
+                thread = Some(std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(20));
+                    waker.wake();
+                }));
+                Poll::Pending
+            })
+        }),
+    );
     assert_eq!((report.contexts, report.in_flight_max), (3, 3));
     assert!(started.elapsed() < Duration::from_secs(10));
 }

@@ -147,9 +147,8 @@ fn temperatures_rise_with_returns_and_histograms_add_up() {
     let covered: usize = mapping.temperature(..).unwrap().iter().map(|run| run.range.len()).sum();
     assert_eq!(covered, 4 * MIB);
     let histogram = mapping.histogram(..).unwrap();
-    let sum = |histogram: aquifer::Histogram| -> u64 {
-        histogram.resident_bytes.iter().chain(&histogram.away_bytes).sum()
-    };
+    let sum =
+        |histogram: aquifer::Histogram| -> u64 { histogram.resident_bytes.iter().chain(&histogram.away_bytes).sum() };
     assert_eq!((sum(histogram), sum(space.histogram().unwrap())), (4 << 20, 4 << 20));
     assert_eq!(sum(mapping.histogram(MIB..MIB + 100).unwrap()), 100);
     assert_eq!(mapping.temperature(PAGE..PAGE + 1).unwrap()[0].range, PAGE..PAGE + 1);

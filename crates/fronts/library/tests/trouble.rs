@@ -177,24 +177,27 @@ fn fetches_of_a_failing_tier_end_with_bytes_or_an_error() {
     let (good, lost) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     {
         let (mapping, good, lost) = (&mapping, &good, &lost);
-        contexts::run(&space, (0..128).map(|index| async move {
-            let at = index * (64 << 10);
-            let mut word = [0; 8];
-            match mapping.fetch(at..at + PAGE).await {
-                Ok(()) => {
-                    if mapping.read(at, &mut word).is_ok() {
-                        assert_eq!(u64::from_ne_bytes(word), at as u64 / 8 * 3);
-                        good.set(good.get() + 1);
+        contexts::run(
+            &space,
+            (0..128).map(|index| async move {
+                let at = index * (64 << 10);
+                let mut word = [0; 8];
+                match mapping.fetch(at..at + PAGE).await {
+                    Ok(()) => {
+                        if mapping.read(at, &mut word).is_ok() {
+                            assert_eq!(u64::from_ne_bytes(word), at as u64 / 8 * 3);
+                            good.set(good.get() + 1);
+                        }
                     }
+                    Err(Error::Lost) => {
+                        assert_eq!(mapping.read(at, &mut word), Err(Error::Lost));
+                        assert_eq!(mapping.status(at..at + 1).unwrap()[0].status, Status::Lost);
+                        lost.set(lost.get() + 1);
+                    }
+                    Err(other) => panic!("{other}"),
                 }
-                Err(Error::Lost) => {
-                    assert_eq!(mapping.read(at, &mut word), Err(Error::Lost));
-                    assert_eq!(mapping.status(at..at + 1).unwrap()[0].status, Status::Lost);
-                    lost.set(lost.get() + 1);
-                }
-                Err(other) => panic!("{other}"),
-            }
-        }));
+            }),
+        );
     }
     assert!(good.get() > 0 && lost.get() > 0, "{} good, {} lost", good.get(), lost.get());
     // What is lost can be discarded, and written again.
@@ -230,7 +233,7 @@ fn a_lying_tier_is_an_error_and_never_wrong_bytes() {
     assert_eq!(space.statistics().errors > 0, lost > 0);
 }
 
-/// A tier that is slow holds up whoever needs its memory, and no other context.
+/// A tier that is slow holds up those that need its memory, and no other context.
 #[test]
 fn a_slow_tier_holds_up_nobody_who_does_not_need_it() {
     if !can_run() {
@@ -241,12 +244,15 @@ fn a_slow_tier_holds_up_nobody_who_does_not_need_it() {
     evict_all(&mapping);
     let order = std::cell::RefCell::new(Vec::new());
     let (mapping, order) = (&mapping, &order);
-    contexts::run(&space, (0..4).map(|index| async move {
-        if index % 2 == 0 {
-            mapping.fetch(index * MIB..index * MIB + PAGE).await.unwrap();
-            assert!(mapping.ready(index * MIB..index * MIB + PAGE));
-        }
-        order.borrow_mut().push(index);
-    }));
+    contexts::run(
+        &space,
+        (0..4).map(|index| async move {
+            if index % 2 == 0 {
+                mapping.fetch(index * MIB..index * MIB + PAGE).await.unwrap();
+                assert!(mapping.ready(index * MIB..index * MIB + PAGE));
+            }
+            order.borrow_mut().push(index);
+        }),
+    );
     assert_eq!(order.borrow()[..2], [1, 3]);
 }

@@ -10,7 +10,7 @@
 //! - [`fault`](Engine::fault) is in `fault.rs`: the path of one fault. It makes room in `room.rs`, and each step ends
 //!   with a report, in `reports.rs`.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
-//! - The program's advice, by madvise(2), is in `advice.rs`; callers that wait for what they asked for in `arrivals.rs`.
+//! - The program's advice, by madvise(2), is in `advice.rs`. Callers that wait for what they asked for: `arrivals.rs`.
 //! - Changes of the budget are in `budget.rs`.
 //! - The choice of a block size is in `elastic.rs`, with the evidence of `clusters.rs`.
 //! - fork(2) is in `fork.rs`.

@@ -23,6 +23,7 @@ pub mod calls_in_progress;
 pub mod ending;
 pub mod exchange;
 pub mod family;
+mod fault_stacks;
 mod fork;
 pub mod frame_area;
 mod huge_frames;

@@ -37,6 +37,7 @@ use aquifer_tiers::Tier;
 use crate::abort::abort;
 use crate::exchange::Way;
 use crate::family::Family;
+use crate::fault_stacks;
 use crate::pager::{Owner, Pager, Settings, StartFailure, THREADS_MAX, slabs_of};
 use crate::signal;
 use crate::spaces::{self, Listed, SPACES_MAX, Unlisted};
@@ -203,6 +204,7 @@ impl MemorySpace {
             program: String::new(),
         };
         counters.set(aquifer_stats::Gauge::DramBudgetBytes, settings.dram_bytes);
+        fault_stacks::prepare().map_err(|errno| OpenFailure::Memory(std::io::Error::from_raw_os_error(errno.0)))?;
         signal::install_handler().map_err(OpenFailure::Handler)?;
         forget_in_children();
         let pager: &'static Pager = Box::leak(Pager::open(settings, counters).map_err(OpenFailure::Start)?);
@@ -568,6 +570,7 @@ impl Drop for Pinned<'_> {
 fn forget_in_children() {
     static REGISTERED: Once = Once::new();
     extern "C" fn in_child() {
+        fault_stacks::reset_in_child();
         spaces::forget_all(|pager| {
             if pager.give_up_in_child().is_err() {
                 abort(&["a forked process cannot give up what is its parent's; raise its limits (ulimit -a)"]);

@@ -324,8 +324,8 @@ impl Pager {
     }
 
     /// As [`claim_pin`](Self::claim_pin), for a pin that lasts: it counts as locked memory does, and so takes nothing
-    /// from the system calls' part. `None` if no slot is free, or more than [`locked_pages_max`](Self::locked_pages_max)
-    /// pages would be locked.
+    /// from the system calls' part. `None` if no slot is free, or more than
+    /// [`locked_pages_max`](Self::locked_pages_max) pages would be locked.
     pub(crate) fn claim_lasting_pin(&self, start: PageIndex, end: PageIndex) -> Option<usize> {
         let index = self.pins.claim(LOCKED, 0, start, end, self.weight(start, end))?;
         if self.locked_pages() > self.locked_pages_max() {

@@ -23,6 +23,7 @@ use aquifer_sys::thread_slot::{self, Inside};
 use aquifer_sys::{signal_actions, signal_stack};
 
 use crate::abort::say;
+use crate::fault_stacks;
 use crate::pager::{Pager, THREADS_MAX};
 use crate::spaces;
 
@@ -136,7 +137,12 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
             // SAFETY: the context of a SIGBUS raised by a page fault, unless a listener has sent the signal.
             let write = sent || unsafe { signals::was_write(context) };
             let interrupted = Interrupted::new(interrupted_mask(context));
-            let outcome = pager.resolve(address, ThreadIndex(thread_slot::index(THREADS_MAX)), write);
+            let thread = ThreadIndex(thread_slot::index(THREADS_MAX));
+            let outcome = if is_callers {
+                resolve_elsewhere(pager, address, thread, write)
+            } else {
+                pager.resolve(address, thread, write)
+            };
             interrupted.end();
             pager.counters.add(Counter::FaultsWrite, u64::from(write && outcome == Outcome::Resolved));
             outcome
@@ -157,6 +163,13 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         unsafe { leave_for_programs(signal, info, context) };
         signals::set_errno(errno);
     }
+}
+
+/// Resolves a fault in a caller's space, on a stack that is large enough for that.
+fn resolve_elsewhere(pager: &Pager, address: usize, thread: ThreadIndex, write: bool) -> Outcome {
+    let pager = std::ptr::from_ref(pager) as usize;
+    // SAFETY: the reference that this function was given lives until the call returns.
+    fault_stacks::call(move || unsafe { &*(pager as *const Pager) }.resolve(address, thread, write))
 }
 
 /// As [`pass_on`], from the handler of SIGBUS. The program's own handler starts on the stack that the kernel would have

@@ -48,6 +48,11 @@ pub unsafe fn give(start: usize) {
     thread_slot::set_own_stack((start + STACK_BYTES - size_of::<Head>()) & !63);
 }
 
+/// Whether the calling thread has a stack.
+pub fn is_given() -> bool {
+    thread_slot::own_stack() != 0
+}
+
 /// Call it before the stack is unmapped.
 pub fn take_away() {
     thread_slot::set_own_stack(0);

@@ -34,8 +34,8 @@ pub struct BlockReport {
     pub bytes: Range<usize>,
     /// Where it is.
     pub state: State,
-    /// Whether its bytes are known to equal the tier's. Where pages are exchanged by moving them, that is found out only
-    /// once the block has been evicted.
+    /// Whether its bytes are known to equal the tier's. Where pages are exchanged by moving them, that is found out
+    /// only once the block has been evicted.
     pub is_known_clean: bool,
     /// How hot it is.
     pub temperature: Temperature,
@@ -51,8 +51,8 @@ impl MemorySpace {
         Ok(*self.pager.engine().map().temperatures().histogram())
     }
 
-    /// The most bytes that a caller should ask for with one advice. Fixed for the life of the space, and half of what the
-    /// engine accepts under the whole budget, part of which the space's own tables take.
+    /// The most bytes that a caller should ask for with one advice. Fixed for the life of the space, and half of what
+    /// the engine accepts under the whole budget, part of which the space's own tables take.
     pub fn wanted_bytes_max(&self) -> usize {
         (self.pager.budget_pages / WANTED_PART * PAGE_BYTES) as usize
     }

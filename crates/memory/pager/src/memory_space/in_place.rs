@@ -85,8 +85,8 @@ impl Mapping<'_> {
         Ok(in_place)
     }
 
-    /// Copies a part of the page that holds `at`, from its byte `within` on. False if the page must be read in the usual
-    /// way.
+    /// Copies a part of the page that holds `at`, from its byte `within` on. False if the page must be read in the
+    /// usual way.
     fn read_page(&self, at: usize, within: usize, part: &mut [u8]) -> bool {
         let (page, pager) = (PageIndex::at(self.start.as_ptr() as usize + at), self.space.pager);
         let _blocked = Blocked::all();
