@@ -121,7 +121,7 @@ fn batch(number: usize) -> Vec<u64> {
 fn main() -> Result<(), Box<dyn Error>> {
     let tier = std::env::args().nth(1).unwrap_or_else(|| "emulated:cmm-h,size=512MiB".to_owned());
     let store = Store::filled(&tier)?;
-    println!("{} MiB of values over {tier}, 32 MiB of DRAM", KEYS * VALUE_BYTES >> 20);
+    println!("{} MiB of values over {tier}, 32 MiB of DRAM", (KEYS * VALUE_BYTES) >> 20);
     type Answer = fn(&Store, &[u64]) -> u64;
     let ways: [(&str, Option<Pattern>, Answer); 5] = [
         ("loads", None, Store::by_loads),

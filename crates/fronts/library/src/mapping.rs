@@ -229,8 +229,8 @@ impl Mapping {
     /// Unmaps the memory, and says what went wrong, as dropping the mapping cannot.
     ///
     /// # Errors
-    /// [`Error::Pinned`] if there are pins, or another thread is in a call on its hints: the memory is then given back when
-    /// the last of them ends.
+    /// [`Error::Pinned`] if there are pins, or another thread is in a call on its hints: the memory is then given back
+    /// when the last of them ends.
     pub fn unmap(self) -> Result<(), Error> {
         let Inner { memory, space } = Arc::into_inner(self.inner).ok_or(Error::Pinned)?;
         let unmapped = memory.unmap();

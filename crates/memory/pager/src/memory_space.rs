@@ -454,7 +454,7 @@ impl Mapping<'_> {
     pub fn discard_part(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {
         let end = at.checked_add(len).filter(|end| *end <= self.len).ok_or(SpaceFailure::OutOfRange)?;
         let page = PAGE_BYTES as usize;
-        if at % page != 0 || (end % page != 0 && end != self.len) {
+        if !at.is_multiple_of(page) || (!end.is_multiple_of(page) && end != self.len) {
             return Err(SpaceFailure::Unaligned);
         }
         if self.is_pinned(at, len) {

@@ -108,13 +108,15 @@ impl Mapping<'_> {
             return true;
         }
         let Some(scratch) = self.space.in_place.take() else { return false };
-        // SAFETY: the scratch page is this thread's until it is put back, which is after the buffer is gone.
-        let mut buffer = unsafe { scratch.buffer(0, PAGE) };
-        let is_right = pager.tier.read(offset, &mut buffer).is_ok() && guard::of_page(buffer.bytes()) == stored;
-        if is_right {
-            part.copy_from_slice(&buffer.bytes()[within..within + part.len()]);
-        }
-        drop(buffer);
+        let is_right = {
+            // SAFETY: the scratch page is this thread's until it is put back, which is after the buffer is gone.
+            let mut buffer = unsafe { scratch.buffer(0, PAGE) };
+            let is_right = pager.tier.read(offset, &mut buffer).is_ok() && guard::of_page(buffer.bytes()) == stored;
+            if is_right {
+                part.copy_from_slice(&buffer.bytes()[within..within + part.len()]);
+            }
+            is_right
+        };
         self.space.in_place.put(scratch);
         is_right
     }
