@@ -165,7 +165,7 @@ impl OverheadBench<'_> {
         files.push(Undo::RemoveFile(stacks.clone()));
         // Too long for a pipe that keeps only its end.
         let mut command = Command::new("sh");
-        command.args(["-c", "exec perf script --no-inline -F comm,ip,sym -i \"$1\" > \"$2\"", "sh"]);
+        command.args(["-c", "exec perf script --no-inline -F comm,ip,sym,dso -i \"$1\" > \"$2\"", "sh"]);
         command.arg(&samples).arg(&stacks);
         let finished = process::run(command, self.settings.timeout, self.interrupt)?;
         if !finished.status.success() {

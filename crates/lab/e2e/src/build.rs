@@ -79,16 +79,21 @@ pub fn binaries() -> &'static Path {
     })
 }
 
-/// Builds a test binary of another crate in release mode.
+/// A test binary of another crate, as `cargo test --workspace` builds it: there, nothing is left to build.
 pub fn test_program(package: &str, test: &str) -> PathBuf {
-    let words = ["test", "--release", "--no-run", "--message-format", "json", "-p", package, "--test", test];
+    let words = ["test", "--workspace", "--no-run", "--message-format", "json", "--test", test];
     let output = cargo().args(words).arg("--target-dir").arg(target_directory()).output();
     let output = output.expect("cargo can be started");
     assert!(output.status.success(), "{test} does not build: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
     let objects = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let is_it = |object: &serde_json::Value| object["target"]["name"] == test && object["executable"].is_string();
-    let object = objects.into_iter().find(is_it).expect("cargo says where it is");
+    let is_of_it = |object: &serde_json::Value| {
+        let manifest = object["manifest_path"].as_str().unwrap_or_default();
+        let directory = package.strip_prefix("aquifer-").expect("a package of ours");
+        object["target"]["name"] == test && manifest.ends_with(&format!("/{directory}/Cargo.toml"))
+    };
+    let object = objects.into_iter().find(|object| is_of_it(object) && object["executable"].is_string());
+    let object = object.expect("cargo says where it is");
     object["executable"].as_str().expect("it was just looked at").into()
 }
 
