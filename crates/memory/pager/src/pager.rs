@@ -247,6 +247,8 @@ impl Pager {
 
     /// Makes a space that has no threads yet. `counters` are for this space alone.
     pub(crate) fn open(settings: Settings, counters: Arc<Counters>) -> Result<Box<Pager>, StartFailure> {
+        #[cfg(debug_assertions)]
+        crate::planted::prepare();
         let found = probe_features(true).or_else(|_| probe_features(false)).map_err(StartFailure::Uffd)?;
         if found & feature::SIGBUS == 0 {
             return Err(StartFailure::Feature("SIGBUS feature (Linux 4.14)"));
