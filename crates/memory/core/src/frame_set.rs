@@ -4,14 +4,19 @@
 //! A set of frame numbers, as a tree of bits: each level records which words of the level below are not empty.
 //!
 //! Pure, and allocation-free except in `new`, `full`, `make_room` and `extend`. Every other call takes a few steps,
-//! regardless of the number of frames.
+//! regardless of the number of frames, but for a `take` that widens the window.
 
 const WORD: usize = u64::BITS as usize;
 /// How many of the latest insertions are remembered.
 const RECENT_MAX: usize = 8;
+/// The window's size at first, in frames.
+const WINDOW_MIN: usize = 1024;
+/// The window is widened while less than `1 / FREE_PART` of its frames are members: then runs of neighbours are short.
+const FREE_PART: usize = 4;
 
 /// Each take continues from the previous one, so that frames taken one after the other are neighbours wherever possible
-/// and one kernel call can move them all.
+/// and one kernel call can move them all. It does so within a *window* of the lowest numbers, since each frame that was
+/// ever used takes an entry of the kernel's page tables, and one of ours.
 #[derive(Debug)]
 pub(crate) struct FrameSet {
     /// The members' bits first; the last level is a single word.
@@ -19,6 +24,10 @@ pub(crate) struct FrameSet {
     /// Where the search starts: one past the frame that was taken last.
     next: usize,
     len: usize,
+    /// Numbers below this are taken while there are enough of them.
+    window: usize,
+    /// Members below the window's end.
+    within: usize,
     /// The latest insertions, the newest at `newest`. They may no longer be members.
     recent: [Option<u32>; RECENT_MAX],
     newest: usize,
@@ -27,7 +36,8 @@ pub(crate) struct FrameSet {
 impl FrameSet {
     /// An empty set with room for the numbers below `frames`.
     pub(crate) fn new(frames: u32) -> Self {
-        Self { levels: levels(frames), next: 0, len: 0, recent: [None; RECENT_MAX], newest: 0 }
+        let levels = levels(frames);
+        Self { levels, next: 0, len: 0, window: WINDOW_MIN, within: 0, recent: [None; RECENT_MAX], newest: 0 }
     }
 
     /// A set with all numbers below `frames`.
@@ -59,6 +69,7 @@ impl FrameSet {
             self.len += end - at;
             at = end;
         }
+        self.within = self.count_within();
         self.summarise();
     }
 
@@ -93,16 +104,34 @@ impl FrameSet {
             at /= WORD;
         }
         self.len += 1;
+        self.within += usize::from((index as usize) < self.window);
         self.newest = (self.newest + 1) % RECENT_MAX;
         self.recent[self.newest] = Some(index);
     }
 
-    /// Removes and returns the next member after the one that was taken last.
+    /// Removes and returns the next member after the one that was taken last or, at the end of the window, the first
+    /// one.
     pub(crate) fn take(&mut self) -> Option<u32> {
-        let index = self.at_least(self.next).or_else(|| self.at_least(0))?;
+        let index = self.next_within().or_else(|| self.at_least(0))?;
         self.remove(index);
         self.next = index + 1;
         Some(index as u32)
+    }
+
+    /// The next member in the window, which is widened at its end if few of its numbers are members.
+    fn next_within(&mut self) -> Option<usize> {
+        loop {
+            let next = self.at_least(self.next).filter(|index| *index < self.window);
+            if next.is_some() || self.within * FREE_PART >= self.window || self.window >= self.levels[0].len() * WORD {
+                return next;
+            }
+            self.window *= 2;
+            self.within = self.count_within();
+        }
+    }
+
+    fn count_within(&self) -> usize {
+        self.levels[0].iter().take(self.window / WORD).map(|word| word.count_ones() as usize).sum()
     }
 
     /// The most recently inserted member, if it is remembered; otherwise any member.
@@ -132,6 +161,7 @@ impl FrameSet {
             at /= WORD;
         }
         self.len -= 1;
+        self.within -= usize::from(index < self.window);
     }
 
     /// The lowest member from `from` on.
@@ -178,10 +208,11 @@ mod tests {
                 if kind < 2 && model.insert(index) {
                     set.insert(index);
                 } else if kind == 2 {
-                    let expected = model.range(next..).next().or(model.first()).copied();
-                    prop_assert_eq!(set.take(), expected);
-                    next = expected.map_or(next, |index| index + 1);
-                    expected.map(|index| model.remove(&index));
+                    let (following, first) = (model.range(next..).next().copied(), model.first().copied());
+                    let taken = set.take();
+                    prop_assert!(taken == following.or(first) || taken == first, "{taken:?} after {next}");
+                    next = taken.map_or(next, |index| index + 1);
+                    taken.map(|index| model.remove(&index));
                 } else if kind == 3 {
                     let taken = set.take_newest();
                     prop_assert_eq!(taken.is_some(), !model.is_empty());
@@ -192,6 +223,27 @@ mod tests {
                 prop_assert_eq!(set.len(), model.len());
             }
         }
+    }
+
+    #[test]
+    fn few_numbers_are_used_by_those_who_give_them_back() {
+        let mut set = FrameSet::full(100_000);
+        let mut held = std::collections::VecDeque::new();
+        let mut reached = 0;
+        for turn in 0..300_000 {
+            let taken = set.take().expect("most are members");
+            reached = reached.max(taken);
+            held.push_back(taken);
+            if held.len() > 5000 {
+                set.insert(held.pop_front().expect("it is not empty"));
+            }
+            let follows = held.len() < 2 || held[held.len() - 2] + 1 == taken;
+            assert!(follows || taken == 0 || turn < 10_000, "{taken}: returned in order, they are taken in order");
+        }
+        assert!(reached < 8192, "{reached}");
+        // All of them can be in use at once.
+        let rest = std::iter::from_fn(|| set.take()).count();
+        assert_eq!(rest + held.len(), 100_000);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::resp::{Client, Reply};
 use super::shell::mix;
@@ -106,7 +106,13 @@ impl Drop for Place {
 }
 
 /// Writes until the background operation is finished, and at least three times.
-fn write_while(client: &mut Client, written: &mut Written, seed: u64, what: &str) -> Result<(), String> {
+fn write_while(
+    client: &mut Client,
+    written: &mut Written,
+    seed: u64,
+    what: &str,
+    limit: Duration,
+) -> Result<(), String> {
     let keys = written.len() as u64;
     let started = Instant::now();
     for turn in 0u64.. {
@@ -115,8 +121,8 @@ fn write_while(client: &mut Client, written: &mut Written, seed: u64, what: &str
         if turn >= 2 && client.info(what)? == "0" {
             return Ok(());
         }
-        if started.elapsed() > crate::run::LIMIT {
-            return Err(format!("{what} does not become 0"));
+        if started.elapsed() > limit {
+            return Err(format!("{what} does not become 0 within {limit:?}"));
         }
     }
     Ok(())
@@ -167,9 +173,9 @@ pub fn judge(trial: &Trial) -> Result<Verdict, String> {
         snapshot_holds(trial, &place, &mut client, &mut written, snapshot, &benchmark)?;
     }
     client.ask("CONFIG SET appendonly yes")?;
-    write_while(&mut client, &mut written, 100, "aof_rewrite_in_progress")?;
+    write_while(&mut client, &mut written, 100, "aof_rewrite_in_progress", trial.limit())?;
     client.ask("BGREWRITEAOF")?;
-    write_while(&mut client, &mut written, 101, "aof_rewrite_in_progress")?;
+    write_while(&mut client, &mut written, 101, "aof_rewrite_in_progress", trial.limit())?;
     let status = client.info("aof_last_bgrewrite_status")?;
     if status != "ok" {
         return Err(format!("the rewrite of the AOF is {status}"));
@@ -197,7 +203,7 @@ fn snapshot_holds(
     let load = std::thread::spawn(move || run(load, limit));
     let then = written.clone();
     client.ask("BGSAVE")?;
-    write_while(client, written, snapshot, "rdb_bgsave_in_progress")?;
+    write_while(client, written, snapshot, "rdb_bgsave_in_progress", limit)?;
     let status = client.info("rdb_last_bgsave_status")?;
     if status != "ok" {
         return Err(format!("BGSAVE is {status}"));
