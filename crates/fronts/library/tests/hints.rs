@@ -31,7 +31,8 @@ fn evicted_memory_is_stored_and_prefetched_memory_is_in_dram() {
     let words = mapping.view::<u64>(..).unwrap();
     assert!((MIB / 8..2 * MIB / 8).all(|index| words[index] == index as u64 * 3));
     assert_eq!(space.statistics().fetched_bytes, before.fetched_bytes);
-    assert!(mapping.ready(MIB..2 * MIB) && !mapping.ready(MIB - 1..MIB + 1));
+    wait_until("readiness", || words[MIB / 8..MIB / 4].iter().sum::<u64>() > 0 && mapping.ready(MIB..2 * MIB));
+    assert!(!mapping.ready(MIB - 1..MIB + 1));
 }
 
 /// With the intent to write, zeros are prepared; with the intent to read, memory without contents is left alone.

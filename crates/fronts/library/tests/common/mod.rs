@@ -66,11 +66,11 @@ pub fn evict_all(mapping: &Mapping) {
         assert!(started.elapsed() < WAIT_MAX, "not evicted: {:?}", mapping.status(..));
         // A hint may be dropped.
         if started.elapsed().as_secs() >= asked {
-            asked += 2;
+            asked += 8;
             mapping.evict(..).expect("it is open");
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     // The eviction looks at the range once more, and would take back what arrives meanwhile.
-    std::thread::sleep(Duration::from_millis(30));
+    std::thread::sleep(Duration::from_millis(200));
 }
