@@ -61,12 +61,14 @@ fn streamed_memory_waits_on_standby_and_is_the_first_to_leave() {
     mapping.stream(0..2 * MIB).unwrap();
     wait_until("standby", || bytes_with(&mapping, |status| matches!(status, Status::Standby { .. })) == 2 * MIB);
     assert_eq!(space.statistics().fetched_bytes, 0);
-    // More memory is needed: what was streamed leaves, and the rest stays.
-    let more = filled(&space, 11 * MIB, 5);
-    wait_until("departure", || bytes_with(&mapping, is_stored) > MIB);
+    // More memory is needed, in small steps: what was streamed leaves first.
+    let mut more = space.map(16 * MIB).unwrap();
+    let mut parts = more.view_mut::<u8>(..).unwrap().chunks_mut(MIB / 4);
+    while bytes_with(&mapping, is_stored) == 0 {
+        parts.next().expect("more than the budget").fill(1);
+    }
     let kept = mapping.status(2 * MIB..).unwrap();
     assert!(!kept.iter().any(|run| is_stored(run.status)), "{kept:?}");
-    drop(more);
 }
 
 #[test]
