@@ -41,6 +41,8 @@ const RINGS: &[Ring] = &[
         crates: &[
             // The edge to tiers is for its tests only: they seal an array.
             ("borrower", &["core", "sys", "tier", "tiers", "tls", "wire"]),
+            // The edge to cxl-switch is for its tests only: they need a peer.
+            ("fmapi-client", &["cxl-switch", "fmapi", "sys", "test-support"]),
             ("stats", &["sys"]),
             ("sys", &["test-support"]),
             ("tier", &["core", "sys", "test-support"]),
