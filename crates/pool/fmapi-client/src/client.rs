@@ -5,6 +5,7 @@
 //!
 //! Threads: the caller's. A client is used by one thread at a time; it keeps no connection of its own alive.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use aquifer_fmapi::{
 use crate::clock::Clock;
 use crate::failure::{Cause, Effect, Failure};
 use crate::limits::Limits;
+use crate::trace::{Direction, Trace, Traced};
 use crate::transport::Transport;
 use crate::tunnel::Hop;
 
@@ -37,6 +39,7 @@ pub struct Client {
     pub(crate) unfinished: Option<Opcode>,
     /// No command before this time.
     free_at: Duration,
+    traces: Vec<Box<dyn Trace>>,
 }
 
 impl Client {
@@ -51,6 +54,7 @@ impl Client {
             last_tag: 0,
             unfinished: None,
             free_at: Duration::ZERO,
+            traces: Vec::new(),
         }
     }
 
@@ -214,9 +218,26 @@ impl Client {
         result
     }
 
-    pub(crate) fn traced_sent(&mut self, _bytes: &[u8]) {}
+    /// Records every message from now on.
+    pub fn add_trace(&mut self, trace: Box<dyn Trace>) {
+        self.traces.push(trace);
+    }
 
-    pub(crate) fn traced_received(&mut self, _bytes: &[u8], _is_stray: bool) {}
+    /// Ends the traces. The first error of each is lost but for that of the first that had one.
+    pub fn finish_traces(&mut self) -> io::Result<()> {
+        let ended: Vec<io::Result<()>> = self.traces.drain(..).map(|mut trace| trace.finish()).collect();
+        ended.into_iter().collect()
+    }
+
+    pub(crate) fn traced(&mut self, direction: Direction, opcode: Opcode, bytes: &[u8]) {
+        if self.traces.is_empty() {
+            return;
+        }
+        let peer = self.transport.name();
+        let (unix, kind) = (self.clock.unix(), self.transport.message_type(opcode));
+        let message = Traced { unix, peer: &peer, direction, kind, dialect: self.dialect, bytes };
+        self.traces.iter_mut().for_each(|trace| trace.record(&message));
+    }
 }
 
 /// The effect of a command whose answer was lost: none if it only reads.

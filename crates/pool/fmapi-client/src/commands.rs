@@ -111,12 +111,12 @@ impl Client {
         ended: Result<(), Failure>,
         is_done: impl Fn(&Vppb) -> bool,
     ) -> Result<(), Failure> {
-        let failed = match ended {
+        let (failed, settled) = match ended {
             Err(failure) if failure.effect == Effect::NotCarriedOut || failure.is_fatal() => return Err(failure),
-            Err(failure) => Some(failure),
-            Ok(()) => None,
+            Err(failure) => (Some(failure), self.settled(opcode)),
+            Ok(()) => (None, Ok(())),
         };
-        let state = self.settled(opcode).and_then(|()| self.virtual_switch(vcs_id));
+        let state = settled.and_then(|()| self.virtual_switch(vcs_id));
         let vppb = match (state, failed) {
             (Ok(switch), None) => switch.vppbs.get(usize::from(vppb_id)).copied(),
             (Ok(switch), Some(failed)) => {

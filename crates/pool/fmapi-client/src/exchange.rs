@@ -13,6 +13,7 @@ use aquifer_fmapi::{Category, DecodeFailure, Dialect, HEADER_BYTES, Header, Mess
 
 use crate::client::Client;
 use crate::failure::{Cause, Effect, Failure};
+use crate::trace::Direction;
 use crate::transport::TransportFailure;
 
 /// What a message that has arrived is to the request that waits.
@@ -68,7 +69,7 @@ impl Client {
             return Err(self.failure(opcode, cause, Effect::NotCarriedOut));
         }
         self.keep_gap();
-        self.traced_sent(&bytes);
+        self.traced(Direction::Sent, opcode, &bytes);
         let sent = self.transport.send(&bytes, self.dialect, self.limits.answer);
         sent.map_err(|failure| self.failure(opcode, Cause::Transport(failure), effect))?;
         let begun = self.clock.now();
@@ -83,7 +84,8 @@ impl Client {
             match received {
                 Ok(raw) => {
                     let arrived = classify(&raw, &message.header, self.dialect);
-                    self.traced_received(&raw, matches!(arrived, Arrived::Stray));
+                    let is_stray = matches!(arrived, Arrived::Stray);
+                    self.traced(if is_stray { Direction::Dropped } else { Direction::Received }, opcode, &raw);
                     match arrived {
                         Arrived::Answer(answer) => return Ok(Ok(self.ended(opcode, answer))),
                         Arrived::Damaged(failure) => return Ok(Err(self.ended(opcode, failure))),

@@ -42,6 +42,7 @@ mod packet_stream;
 mod peer_address;
 mod resource_file;
 mod tcp;
+mod trace;
 mod transport;
 mod tunnel;
 mod unix;
@@ -56,6 +57,9 @@ pub use packet_stream::{PacketStream, Stream};
 pub use peer_address::{OpenFailure, PeerAddress};
 pub use resource_file::ResourceFile;
 pub use tcp::Tcp;
+pub use trace::{
+    Describer, Direction, LINKTYPE_MCTP, PcapFailure, PcapMessage, PcapReader, PcapTrace, TextTrace, Trace, Traced,
+};
 pub use transport::{Transport, TransportFailure};
 pub use tunnel::Hop;
 pub use unix::Unix;
