@@ -66,7 +66,7 @@ fn describe(
     if header.category == Category::Request {
         let _ = writeln!(text, "tag {:<3} {}, {length} bytes", header.tag, header.opcode);
         let request = Request::decode(header.opcode, &message.payload, dialect);
-        let Some(request) = shown(text, &indent, request, &message.payload) else { return None };
+        let request = shown(text, &indent, request, &message.payload)?;
         if let (Request::Tunnel(tunnel), true) = (&request, depth < TUNNELS_MAX) {
             text.push_str(&indent);
             describe(text, depth + 1, &tunnel.message, None, dialect);
