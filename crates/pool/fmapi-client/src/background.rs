@@ -44,9 +44,15 @@ impl Client {
         self.unfinished = None;
         match ReturnCode(status.return_code) {
             ReturnCode::SUCCESS => Ok(()),
-            // An operation that ends with an error has changed nothing: CXL 3.1, section 7.6.7.2.
+            // It ended without an effect: what a bind or an unbind has begun, the peer takes back.
             code => Err(self.failure(opcode, Cause::BackgroundFailed(code), Effect::NotCarriedOut)),
         }
+    }
+
+    /// Waits until no background operation runs, this client's or another's, and returns the last status; that of one
+    /// that runs if the time is over.
+    pub fn wait_for_background(&mut self) -> Result<BackgroundStatus, Failure> {
+        self.wait_until_idle(&[], Opcode::BACKGROUND_STATUS).map(|(status, _)| status)
     }
 
     /// Asks for the status until no operation runs, or the time is over.

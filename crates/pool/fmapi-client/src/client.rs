@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_fmapi::{
-    Category, Command, Dialect, Disposition, Header, Identify, IdentifyAnswer, Identity, Message, Opcode, Payload,
-    Reader, ReturnCode, Writer,
+    Category, Command, Dialect, Disposition, Header, IdentifyAnswer, Identity, Message, Opcode, Payload, Reader,
+    ReturnCode, Writer,
 };
 
 use crate::clock::Clock;
@@ -98,8 +98,10 @@ impl Client {
         let answer =
             answer.map_err(|failure| self.failure(Opcode::IDENTIFY, Cause::Damaged(failure), Effect::NotCarriedOut))?;
         if answer.return_code == ReturnCode::SUCCESS {
-            let identity = self.decode::<Identify>(&Identify {}, payload)?;
-            self.note_identity(&identity);
+            // Whatever follows the fields is not for this command to judge.
+            if let Ok(identity) = Reader::new(payload, self.dialect).read::<Identity>() {
+                self.note_identity(&identity);
+            }
         }
         Ok(self.dialect)
     }
@@ -126,12 +128,11 @@ impl Client {
         self.carry_out(path, C::OPCODE, &self.encode(command)).map(drop)
     }
 
-    /// Sends a command once, as these bytes, and returns the return code and the payload of its answer: no retries, no
-    /// wait for a background operation. For a suite that sends what is wrong on purpose.
-    pub fn probe(&mut self, path: &[Hop], opcode: Opcode, payload: &[u8]) -> Result<(ReturnCode, Vec<u8>), Failure> {
+    /// Sends a command once, as these bytes, and returns its answer: no retries, no wait for a background operation. For
+    /// a suite that sends what is wrong on purpose.
+    pub fn probe(&mut self, path: &[Hop], opcode: Opcode, payload: &[u8]) -> Result<Message, Failure> {
         self.check_survives(path, opcode)?;
-        let answer = self.send_along(path, opcode, payload, effect_of(opcode))?;
-        Ok((answer.header.return_code, answer.payload))
+        self.send_along(path, opcode, payload, effect_of(opcode))
     }
 
     /// The payload of a command in the dialect of the peer.
