@@ -63,9 +63,26 @@ const RINGS: &[Ring] = &[
         name: "fronts",
         crates: &[
             ("bench-args", &[]),
-            // It starts the bench and the exporter, and is linked with neither.
-            ("cli", &["bench-args", "config", "core", "donor", "stats", "sys", "test-support", "tiers", "wire"]),
+            // It starts the bench, the exporter and what speaks to switches, and is linked with none of them.
+            (
+                "cli",
+                &[
+                    "bench-args",
+                    "config",
+                    "core",
+                    "donor",
+                    "fmapi-args",
+                    "stats",
+                    "sys",
+                    "test-support",
+                    "tiers",
+                    "wire",
+                ],
+            ),
             ("cxl-switchd", &["cxl-switch", "fmapi"]),
+            ("fmapi-args", &[]),
+            // The edges to cxl-switch and cxl-switchd are for its tests only: they need peers.
+            ("fmapi-cli", &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "test-support"]),
             ("metrics", &["config"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
         ],

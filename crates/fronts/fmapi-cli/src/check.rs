@@ -3,8 +3,9 @@
 
 //! The suite for peers that speak the FM API: asks what only reads, then what is wrong on purpose, and binds if it may.
 //!
-//! A finding is a case's verdict. A command that a peer says it does not answer is no departure: the specification makes
-//! most of them optional. A peer that ends in the middle of the suite is one, and the rest of the suite is skipped.
+//! A finding is a case's verdict. A command that a peer says it does not answer is no departure: the specification
+//! makes most of them optional. A peer that ends in the middle of the suite is one, and the rest of the suite is
+//! skipped.
 
 mod binding;
 mod cases;
@@ -92,7 +93,8 @@ struct Suite<'a> {
     dialect: &'static Dialect,
     may_change: bool,
     findings: Vec<Finding>,
-    /// Commands of the peer itself: those that were answered with another code than Unsupported, and those that were not.
+    /// Commands of the peer itself: those that were answered with another code than Unsupported, and those that were
+    /// not.
     answered: Vec<Opcode>,
     unanswered: Vec<Opcode>,
     /// Those that it lists.

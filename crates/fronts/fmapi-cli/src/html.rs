@@ -10,7 +10,8 @@ use crate::report::{detail, summary, word};
 
 const STYLE: &str = "\
 body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#1b1b1b;background:#fff}
-table{border-collapse:collapse;width:100%}th,td{text-align:left;vertical-align:top;padding:.3em .6em;border-bottom:1px solid #ddd}
+table{border-collapse:collapse;width:100%}
+th,td{text-align:left;vertical-align:top;padding:.3em .6em;border-bottom:1px solid #ddd}
 td:first-child{font-weight:600;white-space:nowrap}code{white-space:nowrap}
 .conforms td:first-child{color:#14662b}.departs td:first-child{color:#a40e1e}
 .known td:first-child{color:#7a4b00}.skipped td{color:#666}";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The suite against peers: ours departs nowhere, each known peer departs as it is known to, and each way of being wrong
-//! is found by its case.
+//! The suite against peers: ours departs nowhere, each known peer departs as it is known to, and each way of being
+//! wrong is found by its case.
 
 use std::collections::BTreeSet;
 

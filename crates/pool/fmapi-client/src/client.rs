@@ -128,8 +128,8 @@ impl Client {
         self.carry_out(path, C::OPCODE, &self.encode(command)).map(drop)
     }
 
-    /// Sends a command once, as these bytes, and returns its answer: no retries, no wait for a background operation. For
-    /// a suite that sends what is wrong on purpose.
+    /// Sends a command once, as these bytes, and returns its answer: no retries, no wait for a background operation.
+    /// For a suite that sends what is wrong on purpose.
     pub fn probe(&mut self, path: &[Hop], opcode: Opcode, payload: &[u8]) -> Result<Message, Failure> {
         self.check_survives(path, opcode)?;
         self.send_along(path, opcode, payload, effect_of(opcode))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Peers for the suite: the software switch in any dialect, with an answer changed here and there; and QEMU 10.0.2, as it
-//! was recorded.
+//! Peers for the suite: the software switch in any dialect, with an answer changed here and there; and QEMU 10.0.2, as
+//! it was recorded.
 
 #![allow(dead_code, reason = "each test uses less than all of it")]
 
