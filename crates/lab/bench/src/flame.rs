@@ -19,18 +19,27 @@ const NARROWEST: f64 = 0.4;
 /// About the width of a character at the font's size.
 const CHARACTER: f64 = 6.6;
 
+/// Whose code a function is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Origin {
+    Kernel,
+    /// The preloaded library.
+    Pager,
+    Program,
+}
+
 /// A function and what it called, by name, so that equal stacks lie together.
 #[derive(Debug, Default, PartialEq)]
 struct Node {
     samples: u64,
-    called: BTreeMap<String, Node>,
+    called: BTreeMap<(String, Origin), Node>,
 }
 
 impl Node {
-    fn add(&mut self, stack: &[&str]) {
+    fn add(&mut self, stack: &[(&str, Origin)]) {
         self.samples += 1;
-        if let Some((first, rest)) = stack.split_first() {
-            self.called.entry((*first).to_owned()).or_default().add(rest);
+        if let Some(((name, origin), rest)) = stack.split_first() {
+            self.called.entry(((*name).to_owned(), *origin)).or_default().add(rest);
         }
     }
 
@@ -39,29 +48,35 @@ impl Node {
     }
 }
 
-/// The stacks of `perf script -F comm,ip,sym`: a line with the thread's name, a line for each function, the innermost
-/// first, and an empty line.
+/// The stacks of `perf script -F comm,ip,sym,dso`: a line with the thread's name, a line for each function, the
+/// innermost first, and an empty line.
 fn tree(text: &str) -> Node {
     let mut root = Node::default();
     for sample in text.split("\n\n") {
         let mut lines = sample.lines().skip_while(|line| line.trim().is_empty());
         let Some(thread) = lines.next().map(str::trim) else { continue };
-        let mut stack: Vec<&str> = lines.filter_map(function).collect();
+        let mut stack: Vec<(&str, Origin)> = lines.filter_map(function).collect();
         if stack.is_empty() {
             continue;
         }
-        stack.push(thread);
+        stack.push((thread, Origin::Program));
         stack.reverse();
         root.add(&stack);
     }
     root
 }
 
-/// The function in a line such as `ffffffff81 do_user_addr_fault+0x1`.
-fn function(line: &str) -> Option<&str> {
-    let (_, name) = line.trim().split_once(' ')?;
+/// The function in a line such as `ffffffff81 do_user_addr_fault+0x1 ([kernel.kallsyms])`.
+fn function(line: &str) -> Option<(&str, Origin)> {
+    let (_, rest) = line.trim().split_once(' ')?;
+    let (name, file) = rest.rsplit_once(" (").unwrap_or((rest, ""));
     let name = name.split("+0x").next().unwrap_or(name);
-    Some(if name == "[unknown]" { "?" } else { name })
+    let origin = match file {
+        _ if file.starts_with("[kernel") => Origin::Kernel,
+        _ if file.contains("libaquifer_preload") => Origin::Pager,
+        _ => Origin::Program,
+    };
+    Some((if name == "[unknown]" { "?" } else { name }, origin))
 }
 
 /// Draws the samples of `perf script`.
@@ -81,7 +96,7 @@ pub fn draw(title: &str, text: &str) -> String {
 }
 
 fn draw_called(svg: &mut String, node: &Node, mut left: f64, top: f64, scale: f64, all: u64) {
-    for (name, called) in &node.called {
+    for ((name, origin), called) in &node.called {
         let width = called.samples as f64 * scale;
         if width >= NARROWEST {
             let percent = called.samples as f64 * 100.0 / all.max(1) as f64;
@@ -92,7 +107,7 @@ fn draw_called(svg: &mut String, node: &Node, mut left: f64, top: f64, scale: f6
                 escaped(name),
                 called.samples,
                 ROW - 1.0,
-                colour(name)
+                colour(name, *origin)
             );
             let room = ((width - 4.0) / CHARACTER) as usize;
             if room >= 3 {
@@ -106,13 +121,13 @@ fn draw_called(svg: &mut String, node: &Node, mut left: f64, top: f64, scale: f6
     }
 }
 
-/// Ours blue, the rest of the program green, the kernel orange; shades by name, so that neighbours differ.
-fn colour(name: &str) -> String {
+/// The pager blue, the program green, the kernel orange; shades by name, so that neighbours differ.
+fn colour(name: &str, origin: Origin) -> String {
     let shade = name.bytes().fold(7u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte))) % 24;
-    let hue = match name {
-        _ if name.contains("aquifer") => 205,
-        _ if name.contains("::") || name.starts_with('_') && name.contains("omp") => 130,
-        _ => 32,
+    let hue = match origin {
+        Origin::Pager => 205,
+        Origin::Program => 130,
+        Origin::Kernel => 32,
     };
     format!("hsl({hue},70%,{}%)", 60 + shade)
 }
@@ -125,15 +140,22 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const SAMPLES: &str = "random_access \n\tffff81 clear_page+0x4\n\tffff82 do_fault+0x1\n\t5555 main+0x2\n\n\
-                           random_access \n\t7f01 aquifer_driver::fault::resolve<P>+0x9\n\t5555 main+0x2\n\n";
+    const SAMPLES: &str = "random_access \n\tffff81 clear_page+0x4 ([kernel.kallsyms])\n\
+                           \tffff82 do_fault+0x1 ([kernel.kallsyms])\n\t5555 main+0x2 (/bin/random_access)\n\n\
+                           random_access \n\t7f01 fault::resolve<P>+0x9 (/usr/lib/libaquifer_preload.so)\n\
+                           \t5555 main+0x2 (/bin/random_access)\n\n";
 
     #[test]
     fn equal_callers_share_a_box() {
         let root = tree(SAMPLES);
-        let thread = &root.called["random_access"];
-        assert_eq!((root.samples, thread.called["main"].samples), (2, 2));
-        assert_eq!(thread.called["main"].called["do_fault"].called["clear_page"].samples, 1);
+        let called = |node: &'_ Node, name: &str, origin| node.called[&(name.to_owned(), origin)].samples;
+        let thread = &root.called[&("random_access".to_owned(), Origin::Program)];
+        let main = &thread.called[&("main".to_owned(), Origin::Program)];
+        assert_eq!((root.samples, main.samples), (2, 2));
+        assert_eq!(
+            (called(main, "do_fault", Origin::Kernel), called(main, "fault::resolve<P>", Origin::Pager)),
+            (1, 1)
+        );
         assert_eq!(root.depth(), 4);
     }
 

@@ -126,7 +126,7 @@ const fn of_scattered(name: &'static str, arguments: &'static [&'static str], ba
 
 /// Each fault case has eight times as much memory as budget, so that seven touches in eight miss. A program below its
 /// budget runs for more than a second, so that starting two more processes does not affect the result.
-pub const CASES: [Case; 16] = [
+pub const CASES: [Case; 17] = [
     Case {
         overhead: Overhead::Fault,
         name: "4KiB",
@@ -170,6 +170,7 @@ pub const CASES: [Case; 16] = [
     of_scattered("1-thread", &["--updates", "0", "--bytes", "256MiB", "--threads", "1"], NO_BAR),
     of_scattered("2-disjoint", &["--updates", "0", "--bytes", "256MiB", "--threads", "2", "--disjoint"], 6.0),
     of_scattered("2-shared", &["--updates", "0", "--bytes", "256MiB", "--threads", "2"], 6.0),
+    of_scattered("2-updates", &["--updates", "50", "--bytes", "256MiB", "--threads", "2"], NO_BAR),
     of_donor("tcp-4KiB", 4 << 10, 5.0),
     of_donor("tls-4KiB", 4 << 10, NO_BAR),
     of_donor("shm-4KiB", 4 << 10, NO_BAR),

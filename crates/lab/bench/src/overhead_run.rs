@@ -190,7 +190,7 @@ impl OverheadBench<'_> {
         Ok((printed, stats, seconds))
     }
 
-    fn run(&self, mut command: Command) -> Result<(Value, f64), BenchFailure> {
+    pub(crate) fn run(&self, mut command: Command) -> Result<(Value, f64), BenchFailure> {
         if let Some(threads) = self.settings.threads {
             command.env("OMP_NUM_THREADS", threads.to_string());
         }

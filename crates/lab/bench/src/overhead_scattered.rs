@@ -7,6 +7,9 @@
 //! Each number is a difference between two runs: one with many random accesses, and one with hardly any, which has the
 //! same set-up and the same check at the end. CPU time is taken from runs that nothing else observes; the rest from
 //! runs under perf(1) with the lock timed. With `--plots`, one more run becomes a flame graph (`flame.rs`).
+//!
+//! The bound beside it is what the kernel alone takes for such a fault and for taking the page away again, measured in
+//! the same round by `bench/workloads/kernel_fault.cpp`.
 
 use std::fs;
 use std::path::Path;
@@ -97,11 +100,12 @@ impl OverheadBench<'_> {
     /// The CPU time of one fault in microseconds, the program's own included, and a note about the rest.
     pub(crate) fn scattered(&self, case: &Case, run: &mut OverheadRun) -> Result<(f64, String), BenchFailure> {
         let nonsense = |cause: String| BenchFailure::trouble(cause, "");
+        let bound = self.kernel_part(case)?;
         let plain = ACCESSES.map(|accesses| self.totals(case, run, accesses, None));
         let [plain, base] = plain;
         let cost = plain?.per_fault(&base?).map_err(nonsense)?;
         if self.is_other_build {
-            return Ok((cost.cpu_us, format!("{:.0} faults", cost.faults)));
+            return Ok((cost.cpu_us, format!("{bound}; {:.0} faults", cost.faults)));
         }
         let mut files = UndoList::default();
         let counts = self.settings.dir.join(undo::name(self.token, "counts"));
@@ -113,7 +117,20 @@ impl OverheadBench<'_> {
         {
             self.draw_flames(case, run, directory)?;
         }
-        Ok((cost.cpu_us, traced.note()))
+        Ok((cost.cpu_us, format!("{bound}; {}", traced.note())))
+    }
+
+    /// What the kernel alone takes for a fault with as many threads, in words.
+    fn kernel_part(&self, case: &Case) -> Result<String, BenchFailure> {
+        let nonsense = |cause: String| BenchFailure::trouble(cause, "");
+        let path = self.settings.programs.join("kernel_fault");
+        let mut command = Command::new(&path);
+        let threads = case.arguments.iter().skip_while(|word| **word != "--threads").nth(1).unwrap_or(&"1");
+        command.args(["--threads", threads]);
+        let (printed, _) = self.run(command)?;
+        let fault = printed.get("figure").and_then(|figure| figure.get("value")).and_then(Value::as_f64);
+        let fault = fault.ok_or_else(|| nonsense("kernel_fault did not report its figure".into()))?;
+        Ok(kernel_note(fault, number(&printed, "drop_us").map_err(nonsense)?))
     }
 
     /// One run with so many accesses. `counts`: under perf(1), which writes its counts there, with the lock timed.
@@ -165,7 +182,7 @@ impl OverheadBench<'_> {
         files.push(Undo::RemoveFile(stacks.clone()));
         // Too long for a pipe that keeps only its end.
         let mut command = Command::new("sh");
-        command.args(["-c", "exec perf script --no-inline -F comm,ip,sym -i \"$1\" > \"$2\"", "sh"]);
+        command.args(["-c", "exec perf script --no-inline -F comm,ip,sym,dso -i \"$1\" > \"$2\"", "sh"]);
         command.arg(&samples).arg(&stacks);
         let finished = process::run(command, self.settings.timeout, self.interrupt)?;
         if !finished.status.success() {
@@ -182,6 +199,11 @@ impl OverheadBench<'_> {
         eprintln!("plot: {}", svg.display());
         Ok(())
     }
+}
+
+fn kernel_note(fault_us: f64, drop_us: f64) -> String {
+    let all = fault_us + drop_us;
+    format!("the kernel alone takes {all:.1} us: {fault_us:.1} for the fault, {drop_us:.1} to take the page away again")
 }
 
 /// The counts of [`EVENTS`] in the output of `perf stat -x ,`; `None` if one is missing.
@@ -209,6 +231,12 @@ mod tests {
         assert_eq!(read_counts(text), Some([12.0, 3.0, 0.0, 5.0]));
         assert_eq!(read_counts(&text.replace("12,,", "<not supported>,,")), None);
         assert_eq!(read_counts(""), None);
+    }
+
+    #[test]
+    fn the_kernels_part_is_a_sum() {
+        let note = kernel_note(7.04, 1.02);
+        assert_eq!(note, "the kernel alone takes 8.1 us: 7.0 for the fault, 1.0 to take the page away again");
     }
 
     #[test]

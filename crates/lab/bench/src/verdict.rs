@@ -172,7 +172,7 @@ fn judge_ceiling(runs: &[Run], points: &[FioPoint]) -> Verdict {
     verdict
 }
 
-/// The kernel's measurement of the program against budget + slack + code and stacks.
+/// The kernel's measurement of the program against the budget, code and stacks.
 fn judge_budget(runs: &[Run]) -> Option<Verdict> {
     let mut worst: Option<PeakCheck> = None;
     let ours = |run: &&Run| run.contender.starts_with("aquifer-") && !run.contender.ends_with(OTHER_BUILD);

@@ -4,8 +4,8 @@
 //! Builds the binaries under test, and programs to run under them.
 //!
 //! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, the programs that it starts, `libaquifer_preload.so` and
-//! `aquifer-sim`, to test binaries that were built elsewhere. Otherwise they are built here in release mode, because
-//! that is what ships.
+//! `aquifer-sim`, to test binaries that were built elsewhere. Otherwise they are built here: the command and the
+//! library in release mode, because that is what ships.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -42,73 +42,72 @@ fn cargo() -> Command {
     cargo
 }
 
+/// `cargo build` with these arguments.
+fn built(arguments: &[&str]) {
+    let mut cargo = cargo();
+    cargo.args(["build", "--quiet"]).args(arguments).arg("--target-dir").arg(target_directory());
+    let status = cargo.status();
+    assert!(status.is_ok_and(|status| status.success()), "cargo build {} fails", arguments.join(" "));
+}
+
 /// The directory with `aquifer`, the programs that it starts, `libaquifer_preload.so` and `aquifer-sim`, built once per
-/// process.
+/// process: the command and the library as they ship, the others as `cargo test` has built them already.
 pub fn binaries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         if let Some(directory) = std::env::var_os(BIN_VARIABLE) {
             return directory.into();
         }
-        let target = target_directory();
-        let status = cargo()
-            .args([
-                "build",
-                "--quiet",
-                "--release",
-                "-p",
-                "aquifer-cli",
-                "-p",
-                "aquifer-bench",
-                "-p",
-                "aquifer-metrics",
-                "-p",
-                "aquifer-preload",
-                "-p",
-                "aquifer-sim",
-                "--target-dir",
-            ])
-            .arg(&target)
-            .status();
-        assert!(status.is_ok_and(|status| status.success()), "the binaries under test do not build");
-        let directory = target.join("release");
+        built(&["--release", "-p", "aquifer-cli", "-p", "aquifer-preload"]);
+        built(&["--workspace"]);
+        let directory = target_directory().join("e2e");
+        std::fs::create_dir_all(&directory).expect("the target directory can be written");
+        let link = |from: &str, name: &str| {
+            let (from, to) = (target_directory().join(from).join(name), directory.join(name));
+            let _ = std::fs::remove_file(&to);
+            std::fs::hard_link(&from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+        };
+        ["aquifer", "libaquifer_preload.so"].into_iter().for_each(|name| link("release", name));
+        ["aquifer-bench", "aquifer-metrics", "aquifer-sim"].into_iter().for_each(|name| link("debug", name));
         // The pager refuses a library that the group may write to, and the umask of many users makes such a file.
-        let library = directory.join("libaquifer_preload.so");
-        std::fs::set_permissions(library, std::fs::Permissions::from_mode(0o755)).expect("it was just built");
+        for library in ["e2e", "debug"].map(|of| target_directory().join(of).join("libaquifer_preload.so")) {
+            std::fs::set_permissions(library, std::fs::Permissions::from_mode(0o755)).expect("it was just built");
+        }
         directory
     })
 }
 
-/// Builds a test binary of another crate in release mode.
+/// A test binary of another crate, as `cargo test --workspace` builds it: there, nothing is left to build.
 pub fn test_program(package: &str, test: &str) -> PathBuf {
-    let words = ["test", "--release", "--no-run", "--message-format", "json", "-p", package, "--test", test];
+    let words = ["test", "--workspace", "--no-run", "--message-format", "json", "--test", test];
     let output = cargo().args(words).arg("--target-dir").arg(target_directory()).output();
     let output = output.expect("cargo can be started");
     assert!(output.status.success(), "{test} does not build: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
     let objects = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let is_it = |object: &serde_json::Value| object["target"]["name"] == test && object["executable"].is_string();
-    let object = objects.into_iter().find(is_it).expect("cargo says where it is");
+    let is_of_it = |object: &serde_json::Value| {
+        let manifest = object["manifest_path"].as_str().unwrap_or_default();
+        let directory = package.strip_prefix("aquifer-").expect("a package of ours");
+        object["target"]["name"] == test && manifest.ends_with(&format!("/{directory}/Cargo.toml"))
+    };
+    let object = objects.into_iter().find(|object| is_of_it(object) && object["executable"].is_string());
+    let object = object.expect("cargo says where it is");
     object["executable"].as_str().expect("it was just looked at").into()
 }
 
-/// Builds the preload library with a planted bug (it skips a fetch now and then), separately from the other binaries.
+/// Sets the bug of the library that [`planted_library`] returns (`pager/src/planted.rs`).
+pub const PLANTED_VARIABLE: &str = "AQUIFER_PLANTED_BUG";
+
+/// The preload library with debug assertions, which can have a planted bug: it skips a fetch now and then.
 pub fn planted_library() -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        let target = target_directory();
-        let words = "build --quiet --profile planted -p aquifer-preload --features planted-bug --target-dir";
-        let status = cargo().args(words.split(' ')).arg(&target).status();
-        assert!(status.is_ok_and(|status| status.success()), "the library with the planted bug does not build");
-        target.join("planted/libaquifer_preload.so")
-    };
-    BUILT.get_or_init(build).clone()
+    built(&["--workspace"]);
+    target_directory().join("debug/libaquifer_preload.so")
 }
 
 /// A new, empty directory for one test, on the disk of the target directory.
 pub fn scratch(test: &str) -> PathBuf {
     let name = format!("aquifer-e2e-{test}-{}", std::process::id());
-    let directory = std::env::var_os(SCRATCH_VARIABLE).map_or_else(|| binaries().join("e2e"), PathBuf::from);
+    let directory = std::env::var_os(SCRATCH_VARIABLE).map_or_else(|| binaries().join("scratch"), PathBuf::from);
     let path = directory.join(name);
     let _ = std::fs::remove_dir_all(&path);
     std::fs::create_dir_all(&path).expect("the target directory can be written");

@@ -96,6 +96,15 @@ impl Shown {
         self.stats[name].as_u64().unwrap_or_else(|| panic!("no {name} in {}", self.stats))
     }
 
+    /// Prints the peak, what is managed and what the pager takes of it, by part.
+    pub fn print(&self) {
+        let (managed, own) = (self.figure("managed_bytes_peak"), self.figure("overhead_bytes"));
+        println!("peak {}, {own} of it the pager's, for {managed} managed", self.peak);
+        for part in PARTS {
+            println!("{part} {}", self.figure(part));
+        }
+    }
+
     /// Pages with contents that are not in local memory, or on standby.
     pub fn evicted_pages(&self) -> u64 {
         let away = self.stats["temperature_bytes"]["away"].as_object().expect("bytes by temperature");

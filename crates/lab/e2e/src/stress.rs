@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::build::{scratch, torture};
+use crate::build::{PLANTED_VARIABLE, scratch, torture};
 use crate::matrix::Setting;
 use crate::run::{Ended, LIMIT, eventually, has_ended, managed, start};
 use crate::tier_kinds::{TierKind, Tiers};
@@ -141,8 +141,8 @@ impl Round {
         Ok((tiers.words.clone(), Some(tiers)))
     }
 
-    /// Runs the round with this preload library, or with the one that ships. Returns `None` if the program cannot be
-    /// compiled.
+    /// Runs the round with this preload library and its planted bug, or with the library that ships. Returns `None` if
+    /// the program cannot be compiled.
     pub fn run(&self, library: Option<&Path>) -> Option<Verdict> {
         let program = torture()?;
         let directory = scratch(&format!("stress-{}", self.number));
@@ -152,7 +152,7 @@ impl Round {
         };
         let mut command = self.command(program, &directory, &words);
         if let Some(library) = library {
-            command.env("AQUIFER_PRELOAD", library);
+            command.env("AQUIFER_PRELOAD", library).env(PLANTED_VARIABLE, "1");
         }
         let mut running = start(command);
         let verdict = if let Some(after) = self.killed_after {

@@ -18,10 +18,7 @@ fn all_that_the_pager_adds_is_within_the_budget() {
     let tier = format!("flash:{}", scratch("own-use-tier").display());
     let shown = shape.show(&program, "own-use", "256MiB", &tier);
     let (managed, own) = (shown.figure("managed_bytes_peak"), shown.figure("overhead_bytes"));
-    println!("peak {} of {BUDGET}, {own} of it the pager's, for {managed} managed", shown.peak);
-    for part in PARTS {
-        println!("{part} {}", shown.figure(part));
-    }
+    shown.print();
     assert_eq!(PARTS.map(|part| shown.figure(part)).iter().sum::<u64>(), own, "{}", shown.stats);
     assert!(managed >= shape.len, "{}", shown.stats);
     assert!(shown.peak <= BUDGET + BUDGET / LAG_PART, "{} of {BUDGET}: {}", shown.peak, shown.stats);
@@ -37,10 +34,7 @@ fn memory_that_is_mapped_and_never_touched_takes_next_to_nothing() {
     let tier = format!("flash:{}", scratch("own-use-sparse-tier").display());
     let shown = shape.show(&program, "own-use-sparse", "64MiB", &tier);
     let (managed, own) = (shown.figure("managed_bytes_peak"), shown.figure("overhead_bytes"));
-    println!("peak {}, {own} of it the pager's, for {managed} managed", shown.peak);
-    for part in PARTS {
-        println!("{part} {}", shown.figure(part));
-    }
+    shown.print();
     // A region that nothing is in takes about a hundred bytes.
     assert!(own <= managed / 10_000 + (4 << 20), "{own} for {managed}: {}", shown.stats);
     assert_eq!(shown.figure("errors"), 0, "{}", shown.stats);

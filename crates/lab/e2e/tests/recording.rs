@@ -55,6 +55,8 @@ int main(int count, char **words) {
         if (luck >> 62 == 0) start[page * 512] += LEN / PAGE + 1;
     }
     if (count == 3) close(open(words[2], O_WRONLY | O_CREAT, 0600));
+    /* Until the worker has written back what it wants to: what it does after exit(3) is counted and not recorded. */
+    usleep(300000);
     return 0;
 }
 "#;

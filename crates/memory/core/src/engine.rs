@@ -122,6 +122,8 @@ pub struct Engine {
     pub(crate) debt_pages: u64,
     /// Pages of standby blocks that are being cleaned: they will soon be free.
     pub(crate) cleaning_pages: u64,
+    /// Pages that the evictions in progress will make free or put on standby.
+    pub(crate) leaving_pages: u64,
     pub(crate) counts: EngineCounts,
     /// Refault distances of fetched blocks.
     refaults: Refaults,
@@ -160,6 +162,7 @@ impl Engine {
             resident_pages: 0,
             debt_pages: 0,
             cleaning_pages: 0,
+            leaving_pages: 0,
             counts: EngineCounts::default(),
             refaults: Refaults::default(),
             failed_in_a_row: 0,
@@ -290,7 +293,7 @@ impl Engine {
     /// Checks the counts and the lists; for tests.
     pub fn check(&self) {
         let mut histogram = Histogram::default();
-        let (mut framed, mut resident, mut leaving) = (0, 0, 0);
+        let (mut framed, mut resident, mut leaving, mut room) = (0, 0, 0, 0);
         let (mut waiting, mut cleaning) = (0, 0);
         for mapping in self.map.mappings() {
             for block in self.map.blocks_in(mapping.start, mapping.end) {
@@ -300,7 +303,10 @@ impl Engine {
                 framed += if entry.copied { weight } else { 0 };
                 match entry.state {
                     State::Resident => resident += weight,
-                    State::Leaving => leaving += weight,
+                    State::Leaving => {
+                        leaving += weight;
+                        room += self.leaving_room(block);
+                    }
                     State::Standby | State::Cleaning | State::Fetching => framed += weight,
                     // A hole being filled has no frame: the block's pages are where they were.
                     State::Installing => framed += weight,
@@ -326,6 +332,7 @@ impl Engine {
         assert_eq!(resident, self.policy.resident_pages());
         assert_eq!(waiting, self.standby_pages());
         assert_eq!(cleaning, self.cleaning_pages);
+        assert_eq!(room, self.leaving_pages);
         let spent = framed + resident + leaving + self.free_pages();
         assert!(spent <= self.budget_pages() + self.debt_pages, "{spent} pages are counted in frames and mappings");
     }

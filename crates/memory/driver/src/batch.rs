@@ -9,10 +9,11 @@
 //! Nothing is lost in between: a store faults on the protection and waits, since the block is Leaving; and no device
 //! can be about to write to a page, since a pin for writing would have lifted the protection first.
 
-use aquifer_core::engine::{Plan, Task};
+use aquifer_core::engine::Task;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{BlockIndex, FrameIndex};
 
+use crate::engine_lock::LockedEngine;
 use crate::evict::{evict, stays, take_away};
 use crate::fatal::Fatal;
 use crate::fault::report;
@@ -25,6 +26,9 @@ pub const BATCH_MAX: usize = 1024;
 
 /// The most bytes of neighbours that one call moves: at 2 MiB a call's fixed cost is a tenth of the total.
 const NEIGHBOURS_BYTES_MAX: u64 = 2 << 20;
+
+/// The most reports with the engine locked once: faults wait for them.
+const REPORTS_AT_ONCE: usize = 8;
 
 /// A sealed block to be taken away.
 #[derive(Clone, Copy, Debug)]
@@ -58,12 +62,12 @@ impl Victim {
     }
 }
 
-/// Carries out the plan's evictions: all sealed blocks together, and neighbours together. False if the plan holds
-/// nothing but evictions and the kernel refused every victim.
-pub(crate) fn evict_all<S: Space>(space: &S, plan: &Plan) -> Result<bool, Fatal> {
-    let mut moved: Vec<Victim> = Vec::with_capacity(plan.tasks.len());
-    let mut sealed: Vec<Sealed> = Vec::with_capacity(plan.tasks.len());
-    for task in &plan.tasks {
+/// Carries out the evictions among `tasks`: all sealed blocks together, and neighbours together. False if there are
+/// only evictions and the kernel refused every victim.
+pub(crate) fn evict_all<S: Space>(space: &S, tasks: &[Task]) -> Result<bool, Fatal> {
+    let mut moved: Vec<Victim> = Vec::with_capacity(tasks.len());
+    let mut sealed: Vec<Sealed> = Vec::with_capacity(tasks.len());
+    for task in tasks {
         match *task {
             Task::Evict { block, pages, frame, copied: true } => {
                 sealed.push(Sealed { block, pages, frame: Some(frame) });
@@ -77,7 +81,7 @@ pub(crate) fn evict_all<S: Space>(space: &S, plan: &Plan) -> Result<bool, Fatal>
         }
     }
     let evictions = moved.len() + sealed.len();
-    let mut progress = evictions < plan.tasks.len() || evictions == 0;
+    let mut progress = evictions < tasks.len() || evictions == 0;
     progress |= evict_sealed(space, &sealed)?;
     let mut start = 0;
     while start < moved.len() {
@@ -121,10 +125,7 @@ fn evict_at_once<S: Space>(space: &S, pages: Pages, members: &[Victim]) -> Resul
     let taken = take_away(space, first.delivery, pages, first.frame, true)?;
     if taken == TakeAway::Taken {
         space.count(Count::EvictedBlocks, members.len() as u64);
-        let mut engine = space.engine();
-        let wanted = members.iter().fold(false, |wanted, member| engine.evicted(member.block) | wanted);
-        drop(engine);
-        report(space, wanted);
+        report_each(space, members, |engine, member| engine.evicted(member.block));
     }
     Ok(taken)
 }
@@ -158,26 +159,32 @@ fn evict_first<S: Space>(space: &S, victims: &[Sealed]) -> (usize, bool) {
     let gone = space.take_away_sealed(&victims[..free]);
     // Counted before the consequences of the evictions can be counted.
     space.count(Count::EvictedBlocks, gone.count as u64);
-    let mut engine = space.engine();
-    let wanted = victims[..gone.count].iter().fold(false, |wanted, victim| {
-        let waited = if victim.frame.is_some() { engine.evicted(victim.block) } else { engine.dropped(victim.block) };
-        waited | wanted
+    report_each(space, &victims[..gone.count], |engine, victim| {
+        if victim.frame.is_some() { engine.evicted(victim.block) } else { engine.dropped(victim.block) }
     });
-    drop(engine);
-    report(space, wanted);
     (gone.count, gone.next_stayed)
 }
 
-/// Gives all of the plan's frames back to the kernel together, and reports.
-pub(crate) fn empty_all<S: Space>(space: &S, plan: &Plan) -> Result<(), Fatal> {
+/// Gives the frames of all such tasks back to the kernel together, and reports.
+pub(crate) fn empty_all<S: Space>(space: &S, tasks: &[Task]) -> Result<(), Fatal> {
     let frame_of = |task: &Task| if let Task::Empty { frame } = *task { Some(frame) } else { None };
-    let frames: Vec<FrameIndex> = plan.tasks.iter().filter_map(frame_of).collect();
+    let frames: Vec<FrameIndex> = tasks.iter().filter_map(frame_of).collect();
     for frames in frames.chunks(BATCH_MAX) {
         space.give_back(frames)?;
-        let mut engine = space.engine();
-        frames.iter().for_each(|frame| engine.emptied(*frame));
-        drop(engine);
-        space.signal();
+        report_each(space, frames, |engine, frame| {
+            engine.emptied(*frame);
+            true
+        });
     }
     Ok(())
+}
+
+/// Reports the end of several steps, a few each time that the engine is locked. `one` returns whether threads wait.
+fn report_each<S: Space, T>(space: &S, done: &[T], one: impl Fn(&mut LockedEngine<'_, S::Tape>, &T) -> bool) {
+    for done in done.chunks(REPORTS_AT_ONCE) {
+        let mut engine = space.engine();
+        let wanted = done.iter().fold(false, |wanted, done| one(&mut engine, done) | wanted);
+        drop(engine);
+        report(space, wanted);
+    }
 }

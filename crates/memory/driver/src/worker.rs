@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use aquifer_core::engine::{CleanVerdict, Plan, Task, Transfers};
+use aquifer_core::engine::{CleanVerdict, PLAN_MAX, Plan, Task, Transfers};
 use aquifer_core::map::{OwnSlot, Pages};
 use aquifer_core::units::{BlockIndex, FrameIndex, Order, PAGE_BYTES, PageIndex, Slot};
 
@@ -33,6 +33,10 @@ const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 /// How long the worker pauses when every write-back to the tier fails: short enough for a disk that comes back, too
 /// rare to show up in CPU use.
 const SLEEP_FAILING: Duration = Duration::from_millis(500);
+
+/// The most plans that are carried out together: enough that neighbours move, and copied blocks are dropped, with one
+/// kernel call. The lock is released between two plans, so that a fault waits for one plan at the most.
+const PLANS_AT_ONCE: usize = 8;
 
 /// When and how the worker sleeps.
 pub trait WorkerClock {
@@ -89,6 +93,8 @@ pub struct Worker<'a, S: Space> {
     space: &'a S,
     queue: S::Queue,
     plan: Plan,
+    /// The tasks of several plans, which are carried out together.
+    tasks: Vec<Task>,
     jobs: Vec<Job>,
     free_jobs: Vec<usize>,
 }
@@ -127,16 +133,17 @@ impl<'a, S: Space> Worker<'a, S> {
     /// A worker whose `queue` takes `depth` transfers.
     pub fn new(space: &'a S, queue: S::Queue, depth: u32) -> Self {
         let jobs = (0..depth).map(|_| Job::new()).collect();
-        Self { space, queue, plan: Plan::new(), jobs, free_jobs: (0..depth as usize).collect() }
+        let tasks = Vec::with_capacity(PLANS_AT_ONCE * PLAN_MAX);
+        Self { space, queue, plan: Plan::new(), tasks, jobs, free_jobs: (0..depth as usize).collect() }
     }
 
-    /// Asks for one plan, carries it out, and takes the completions that are ready.
+    /// Asks for plans, carries them out, and takes the completions that are ready.
     pub fn turn(&mut self) -> Result<Turn, Fatal> {
-        let mut plan = std::mem::take(&mut self.plan);
-        self.ask(&mut plan);
-        let progress = self.carry_out(&plan);
-        let is_empty = plan.tasks.is_empty();
-        self.plan = plan;
+        let mut tasks = std::mem::take(&mut self.tasks);
+        self.ask(&mut tasks);
+        let progress = self.carry_out(&tasks);
+        let is_empty = tasks.is_empty();
+        self.tasks = tasks;
         let progress = progress?;
         self.kick()?;
         let reaped = self.complete(Ready::Now);
@@ -153,38 +160,46 @@ impl<'a, S: Space> Worker<'a, S> {
         self.queue.in_flight()
     }
 
-    /// Asks the engine for a plan, unless no job is free to carry it out.
-    fn ask(&mut self, plan: &mut Plan) {
-        plan.tasks.clear();
+    /// Asks the engine for plans, unless no job is free to carry them out.
+    fn ask(&mut self, tasks: &mut Vec<Task>) {
+        tasks.clear();
         let in_flight = Transfers { blocks: self.free_jobs.len(), pages: u32::MAX };
-        let room = if self.space.overlaps() { in_flight } else { TRANSFERS_AT_ONCE };
+        let mut room = if self.space.overlaps() { in_flight } else { TRANSFERS_AT_ONCE };
         if room.blocks == 0 {
             return;
         }
-        let mut engine = self.space.engine();
-        if self.space.is_paused() {
-            return;
+        for _ in 0..PLANS_AT_ONCE {
+            let mut engine = self.space.engine();
+            if self.space.is_paused() {
+                return;
+            }
+            engine.plan(&mut self.plan, room);
+            drop(engine);
+            room = room.without(&self.plan);
+            tasks.extend_from_slice(&self.plan.tasks);
+            if !self.plan.is_full() {
+                break;
+            }
         }
-        engine.plan(plan, room);
+        let engine = self.space.engine();
         self.space.publish(&engine);
         self.space.publish_more(&engine);
         drop(engine);
         self.space.publish_tier();
     }
 
-    /// Returns whether any part of the plan could be carried out. Reads start first and proceed in parallel with the
-    /// rest.
-    fn carry_out(&mut self, plan: &Plan) -> Result<bool, Fatal> {
-        for task in &plan.tasks {
+    /// Returns whether any of the tasks could be carried out. Reads start first and proceed in parallel with the rest.
+    fn carry_out(&mut self, tasks: &[Task]) -> Result<bool, Fatal> {
+        for task in tasks {
             if let Task::Fetch { block, pages, frame, slot, fresh } = *task {
                 self.space.prepare(frame, pages.bytes() as usize, fresh)?;
                 self.fetch(block, pages, frame, slot)?;
             }
         }
         self.kick()?;
-        let progress = batch::evict_all(self.space, plan)?;
-        batch::empty_all(self.space, plan)?;
-        for task in &plan.tasks {
+        let progress = batch::evict_all(self.space, tasks)?;
+        batch::empty_all(self.space, tasks)?;
+        for task in tasks {
             match *task {
                 Task::Empty { .. } | Task::Evict { .. } | Task::Drop { .. } | Task::Fetch { .. } => {}
                 Task::Fill { block, pages, frame, fresh } => {

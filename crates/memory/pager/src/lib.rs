@@ -33,7 +33,7 @@ mod own_memory;
 mod own_use;
 pub mod pager;
 pub mod pins;
-#[cfg(feature = "planted-bug")]
+#[cfg(debug_assertions)]
 mod planted;
 pub mod process_table;
 pub mod recorder;

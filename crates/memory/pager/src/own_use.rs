@@ -18,7 +18,7 @@ use crate::huge_frames::PIECE_BYTES;
 use crate::pager::{Owner, Pager};
 
 /// What a thread of the program has written to on the two stacks that it got from this library, and a thread of the
-/// pager on its own: the deepest use that was seen in the end-to-end tests, in whole pages.
+/// pager on its own. Estimates, not measured.
 const THREAD_STACK_BYTES: u64 = 32 << 10;
 const PAGER_STACK_BYTES: u64 = 16 << 10;
 

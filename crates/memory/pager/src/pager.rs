@@ -47,11 +47,12 @@ pub const THREADS_MAX: u16 = 256;
 const COPIED_PART: u64 = 64;
 
 /// How far the published pages in DRAM may be from the true number, as a part of it, and how many reports on the fault
-/// path may go unpublished. Choices: publishing takes about a quarter of the time for which a fault holds the lock.
+/// path may go unpublished. Choices.
 const PUBLISHED_PART: u64 = 256;
 const REPORTS_UNPUBLISHED_MAX: u64 = 32;
 
-/// How many pages of a mapped tier the kernel maps at the most when one is read: its `fault_around_bytes`, 64 KiB.
+/// How many pages of a mapped tier the kernel maps at the most when one is read: its `fault_around_bytes`, by default
+/// 64 KiB.
 const MAPPED_AROUND: u64 = 16;
 
 /// The cost of a fetch in units of one rescue, from a medium and from memory. Guesses: a rescue is a fault and two
@@ -246,6 +247,8 @@ impl Pager {
 
     /// Makes a space that has no threads yet. `counters` are for this space alone.
     pub(crate) fn open(settings: Settings, counters: Arc<Counters>) -> Result<Box<Pager>, StartFailure> {
+        #[cfg(debug_assertions)]
+        crate::planted::prepare();
         let found = probe_features(true).or_else(|_| probe_features(false)).map_err(StartFailure::Uffd)?;
         if found & feature::SIGBUS == 0 {
             return Err(StartFailure::Feature("SIGBUS feature (Linux 4.14)"));

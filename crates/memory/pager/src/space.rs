@@ -39,6 +39,12 @@ use crate::recorder::Recorder;
 /// gaps between plans.
 pub(crate) const QUEUE_DEPTH: u32 = 32;
 
+/// How often a thread tries to get the engine's lock before it sleeps, and how long it pauses between two tries: some
+/// ten microseconds in all. The lock is held for one or two, and putting a thread to sleep and waking it interrupts
+/// another CPU, which costs more.
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSES: u32 = 8;
+
 impl Pager {
     /// Resolves the fault at `address` for the thread `thread`. `write` is false only if the access is known to be a
     /// read. If the space cannot go on, all of its memory counts as lost; an unchanged program exits.
@@ -68,6 +74,12 @@ impl Space for Pager {
     type Tape = Recorder;
 
     fn lock(&self) -> MutexGuard<'_, Engine> {
+        for _ in 0..LOCK_TRIES {
+            if let Ok(engine) = self.engine.try_lock() {
+                return engine;
+            }
+            (0..LOCK_PAUSES).for_each(|_| std::hint::spin_loop());
+        }
         // A panic inside the engine ends the process (`abort::on_panic`), so no thread ever sees a poisoned lock.
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -220,8 +220,8 @@ impl Resident {
         Self { anonymous: self.anonymous.min(other.anonymous), shared: self.shared.min(other.shared) }
     }
 
-    /// `mapped`: the bytes that a mapped tier stores, which the kernel counts as shared memory once they have been
-    /// read. Which of them have been read is not known, so as much shared memory of the program's own may go unnoticed.
+    /// `mapped`: the most that a tier adds to the program's shared memory (`tier_mapped_bytes`). As much shared memory
+    /// of the program's own may go unnoticed.
     fn unmanaged_bytes(&self, managed: u64, overhead: u64, mapped: u64) -> u64 {
         self.shared.saturating_sub(mapped) + self.anonymous.saturating_sub(managed + overhead)
     }

@@ -157,7 +157,7 @@ impl Engine {
         match (self.map.block(block).state, cleans) {
             (State::Resident, false) => {
                 self.policy.removed(block);
-                self.plan_leaving(block, plan).is_some()
+                self.plan_leaving(block, plan)
             }
             (State::Standby, true) if self.holds_back() => false,
             (State::Standby, true) => {

@@ -15,8 +15,8 @@ use crate::block::{State, Waiting};
 use crate::map::{Pages, Pattern};
 use crate::units::{BlockIndex, FrameIndex, Order, PageIndex, Slot, ThreadIndex};
 
-/// Maximum number of tasks in one plan. Enough that neighbours can be moved with one kernel call.
-pub const PLAN_MAX: usize = 64;
+/// Maximum number of tasks in one plan, which is made with the engine's lock held: faults wait for it.
+pub const PLAN_MAX: usize = 8;
 
 /// Maximum number of read-ahead runs that wait. When the queue is full, the oldest is dropped: its stream has moved on.
 const RUNS_MAX: usize = 32;
@@ -100,16 +100,23 @@ impl Plan {
         Self { tasks: Vec::with_capacity(PLAN_MAX) }
     }
 
-    pub(super) fn is_full(&self) -> bool {
+    /// Whether there may be more to do than the plan has.
+    pub fn is_full(&self) -> bool {
         self.tasks.len() >= PLAN_MAX
     }
 
     pub(super) fn has_transfers(&self, max: Transfers) -> bool {
-        let (blocks, pages) = self.tasks.iter().fold((0, 0), |(blocks, sum), task| match task {
-            Task::Clean { pages, .. } | Task::Fetch { pages, .. } => (blocks + 1, sum + pages.count),
-            _ => (blocks, sum),
-        });
-        blocks >= max.blocks || pages >= max.pages
+        let planned = self.transfers();
+        planned.blocks >= max.blocks || planned.pages >= max.pages
+    }
+
+    fn transfers(&self) -> Transfers {
+        self.tasks.iter().fold(Transfers { blocks: 0, pages: 0 }, |sum, task| match task {
+            Task::Clean { pages, .. } | Task::Fetch { pages, .. } => {
+                Transfers { blocks: sum.blocks + 1, pages: sum.pages + pages.count }
+            }
+            _ => sum,
+        })
     }
 }
 
@@ -120,6 +127,14 @@ pub struct Transfers {
     pub blocks: usize,
     /// Once the plan covers this many pages, no further block is added.
     pub pages: u32,
+}
+
+impl Transfers {
+    /// What is left for the next plan.
+    pub fn without(self, plan: &Plan) -> Self {
+        let planned = plan.transfers();
+        Self { blocks: self.blocks.saturating_sub(planned.blocks), pages: self.pages.saturating_sub(planned.pages) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -360,28 +375,27 @@ impl Engine {
         let target = self.watermarks.free_high + self.second_chance.target();
         // Blocks whose write-back failed count too: ahead of demand, no other block is evicted in their place.
         let victims = self.standby.pages(Waiting::Evicted) + self.standby.pages(Waiting::Unwritable);
-        let mut leaving = 0;
-        while !plan.is_full() && self.frames.free_pages() + self.cleaning_pages + victims + leaving < target {
+        let soon = |engine: &Self| engine.frames.free_pages() + engine.cleaning_pages + engine.leaving_pages;
+        while !plan.is_full() && soon(self) + victims < target {
             let Some(block) = self.next_victim() else { return };
-            let Some(pages) = self.plan_leaving(block, plan) else { return };
-            leaving += pages;
+            if !self.plan_leaving(block, plan) {
+                return;
+            }
         }
     }
 
-    /// Evicts a block that the policy has given up. Returns how many pages of room this will make, or `None` when the
-    /// block cannot be evicted now and stays.
-    pub(super) fn plan_leaving(&mut self, block: BlockIndex, plan: &mut Plan) -> Option<u64> {
-        let (weight, pages) = (u64::from(self.weight(block)), self.map.pages(block));
+    /// Evicts a block that the policy has given up. False when the block cannot be evicted now and stays.
+    pub(super) fn plan_leaving(&mut self, block: BlockIndex, plan: &mut Plan) -> bool {
+        let pages = self.map.pages(block);
         if self.map.block(block).sealed && self.settings.fetch_cost <= 1 {
             self.map.block_mut(block).become_state(State::Leaving);
+            self.leaving_pages += self.leaving_room(block);
             plan.tasks.push(Task::Drop { block, pages });
-            return Some(weight);
+            return true;
         }
-        let frame = self.start_leaving(block, true)?;
-        let copied = self.map.block(block).copied;
-        plan.tasks.push(Task::Evict { block, pages, frame, copied });
-        // A frame with pages was counted as free until it was taken; the block's own pages will be free in its place.
-        Some(weight * if copied { 2 } else { 1 })
+        let Some(frame) = self.start_leaving(block, true) else { return false };
+        plan.tasks.push(Task::Evict { block, pages, frame, copied: self.map.block(block).copied });
+        true
     }
 
     /// A read-ahead arrived and was checked: it waits for its first touch. Returns whether a thread waits for it.

@@ -64,6 +64,7 @@ impl Engine {
 
     /// The victim's pages are in its frame. Returns whether other threads wait for it.
     pub fn evicted(&mut self, block: BlockIndex) -> bool {
+        self.leaving_pages -= self.leaving_room(block);
         self.leave(block);
         let weight = u64::from(self.weight(block));
         let mut entry = self.map.block_mut(block);
@@ -84,6 +85,7 @@ impl Engine {
     /// must be sealed. Returns whether other threads wait for it.
     pub fn dropped(&mut self, block: BlockIndex) -> bool {
         assert!(self.map.block(block).sealed, "only what the tier has may be dropped");
+        self.leaving_pages -= self.leaving_room(block);
         self.leave(block);
         self.give_back_frame(block);
         let mut entry = self.map.block_mut(block);
@@ -99,6 +101,7 @@ impl Engine {
     pub fn eviction_refused(&mut self, block: BlockIndex) -> bool {
         // The driver may have lifted the protection when it put everything back, but need not have (`protected`).
         self.map.block_mut(block).sealed = false;
+        self.leaving_pages -= self.leaving_room(block);
         self.give_back_frame(block);
         let weight = self.weight(block);
         self.policy.arrived(block, weight, Arrival::Rescued);

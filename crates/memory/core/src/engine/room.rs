@@ -125,7 +125,16 @@ impl Engine {
         entry.become_state(State::Leaving);
         entry.frame = frame.0;
         entry.copied = copied;
+        drop(entry);
+        self.leaving_pages += self.leaving_room(block);
         Some(frame)
+    }
+
+    /// The pages that the eviction of this block, which is Leaving, makes free or puts on standby.
+    pub(super) fn leaving_room(&self, block: BlockIndex) -> u64 {
+        // A frame with pages was counted as free until it was taken; the block's own pages will be free in its place.
+        let times = if self.map.block(block).copied { 2 } else { 1 };
+        u64::from(self.weight(block)) * times
     }
 
     /// Whether so many write-backs fail that nothing is cleaned ahead of demand until `try_again`.
