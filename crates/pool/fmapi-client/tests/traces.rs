@@ -12,7 +12,11 @@ use aquifer_fmapi_client::*;
 
 mod world;
 
+use world::random::Random;
 use world::{Fault, VirtualClock, Wire, World};
+
+/// Files with changed bytes; a second of them.
+const CHANGED_FILES: usize = 4000;
 
 /// A file that a test can read while a trace writes it. It has room for so many bytes.
 #[derive(Clone)]
@@ -147,6 +151,30 @@ fn a_file_that_is_cut_or_changed_is_refused() {
         }
         let failure = read(&changed).unwrap_err();
         assert!(failure.to_string().contains(what), "{at}: {failure}");
+    }
+}
+
+/// Files and messages of any bytes end in an error or in text, in every dialect.
+#[test]
+fn no_bytes_of_a_file_are_taken_for_granted() {
+    let (_, pcap, _) = traced(usize::MAX);
+    let mut random = Random(7);
+    for _ in 0..CHANGED_FILES {
+        let mut changed = pcap.clone();
+        for _ in 0..=random.below(4) {
+            // Mostly beyond the file's header, whose every change is refused.
+            let at = if random.chance(95) { 24 + random.below(pcap.len() as u64 - 24) } else { random.below(24) };
+            changed[at as usize] = random.next() as u8;
+        }
+        changed.truncate(random.below(pcap.len() as u64 * 2) as usize);
+        let Ok(mut reader) = PcapReader::new(&changed[..]) else { continue };
+        let dialect = Dialect::named(random.one_of(&Dialect::ALL).name).unwrap();
+        let mut describer = Describer::default();
+        while let Ok(Some(message)) = reader.read() {
+            let direction = if message.is_sent { Direction::Sent } else { Direction::Received };
+            let text = describer.describe(message.unix, direction, &message.bytes, dialect);
+            assert!(text.ends_with('\n'), "{text}");
+        }
     }
 }
 

@@ -227,6 +227,56 @@ fn registers_that_are_no_mailbox_are_refused() {
     assert!(refused.to_string().contains("beyond the window"), "{refused}");
 }
 
+/// Registers that read as anything: a mailbox is refused, or its answer is, and neither takes longer than its limit.
+#[test]
+fn no_value_of_a_register_is_taken_for_granted() {
+    struct Anything(u64, Vec<u32>);
+
+    impl Anything {
+        fn next(&mut self, offset: usize) -> u32 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let value = (self.0 >> 33) as u32;
+            // Mostly as it should be, so that all of it is reached.
+            let is_changed = value.is_multiple_of(16);
+            if is_changed { value } else { self.1.get(offset / 4).copied().unwrap_or(value & 0xfff) }
+        }
+    }
+
+    impl Registers for Anything {
+        fn read_u32(&mut self, offset: usize) -> Result<u32, RegisterFailure> {
+            Ok(self.next(offset))
+        }
+
+        fn write_u32(&mut self, _: usize, _: u32) -> Result<(), RegisterFailure> {
+            Ok(())
+        }
+
+        fn read_u64(&mut self, offset: usize) -> Result<u64, RegisterFailure> {
+            Ok(u64::from(self.next(offset)) | u64::from(self.next(offset + 4)) << 32)
+        }
+
+        fn write_u64(&mut self, _: usize, _: u64) -> Result<(), RegisterFailure> {
+            Ok(())
+        }
+    }
+
+    let mut image = RegisterFile::new(&Peer::new(&Dialect::STANDARD));
+    let words: Vec<u32> = (0..0xa8 / 4).map(|index| image.read_u32(4 * index).unwrap()).collect();
+    let begun = Instant::now();
+    let mut opened = 0;
+    for seed in 0..2000 {
+        let registers = Box::new(Anything(seed, words.clone()));
+        let Ok(mailbox) = Mailbox::new("mailbox:any".into(), registers, SystemClock::shared()) else { continue };
+        opened += 1;
+        let limits =
+            Limits { answer: Duration::from_micros(300), lost_retries: 0, busy_retries: 0, ..Limits::default() };
+        let mut client = Client::new(Box::new(mailbox), SystemClock::shared(), limits);
+        let _ = client.identify_switch();
+        let _ = client.port_states(&[0, 1]);
+    }
+    assert!(opened > 500 && begun.elapsed() < Duration::from_secs(60), "{opened} {:?}", begun.elapsed());
+}
+
 #[test]
 fn a_mailbox_has_no_dialect_with_another_header() {
     let peer = Peer::new(&Dialect::STANDARD);
