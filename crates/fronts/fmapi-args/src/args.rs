@@ -40,24 +40,60 @@ pub struct FmapiArgs {
 #[derive(Clone, Debug, Subcommand)]
 pub enum FmapiCommand {
     /// Find out what a peer answers, and where it departs from the specification's tables
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi check tcp:10.0.0.7
+  aquifer fmapi check tcp:10.0.0.7 --change --html report.html --trace report.pcap
+  aquifer fmapi check unix:/run/switch.sock --json")]
     Check(Check),
     /// Show who answers: the switch, the device at a port, or one of its logical devices
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi identify tcp:10.0.0.7
+  aquifer fmapi identify tcp:10.0.0.7 --port 1 --ld 2 --json")]
     Identify(At),
     /// Show the state of the physical ports
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi ports tcp:10.0.0.7
+  aquifer fmapi ports mailbox:/sys/bus/pci/devices/0000:0d:00.1/resource0 --verbose")]
     Ports(Peer),
     /// Show the virtual switches and what their vPPBs are bound to
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi vcs tcp:10.0.0.7 --json")]
     Vcs(Peer),
     /// Show how the memory of a multi-logical device is divided
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi lds tcp:10.0.0.7 --port 1")]
     Lds(At),
     /// Show the regions and extents of a device with dynamic capacity
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi capacity tcp:10.0.0.7 --port 2 --host 0")]
     Capacity(At),
     /// Show the event records
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi events tcp:10.0.0.7
+  aquifer fmapi events tcp:10.0.0.7 --port 1 --clear")]
     Events(Log),
     /// Bind a vPPB to a port or to a logical device behind it
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi bind tcp:10.0.0.7 --vcs 0 --vppb 3 --port 0
+  aquifer fmapi bind tcp:10.0.0.7 --vcs 0 --vppb 4 --port 1 --ld 2")]
     Bind(Bind),
     /// Unbind a vPPB
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi unbind tcp:10.0.0.7 --vcs 0 --vppb 3 --removal managed")]
     Unbind(Unbind),
     /// Print a recorded trace as text
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi decode report.pcap")]
     Decode {
         /// A file of --trace
         #[arg(value_name = "FILE")]
