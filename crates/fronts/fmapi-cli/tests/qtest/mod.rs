@@ -39,9 +39,9 @@ pub struct Qemu {
 /// The program, if it has a switch mailbox: that of the variable AQUIFER_QEMU, or the one in PATH.
 pub fn find() -> Result<String, String> {
     let program = std::env::var("AQUIFER_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".into());
-    let listed = Command::new(&program).args(["-device", "help"]).output();
+    let listed = Command::new(&program).args(["-device", "cxl-switch-mailbox-cci,help"]).output();
     let listed = listed.map_err(|error| format!("there is no QEMU with a CXL switch mailbox: {program}: {error}"))?;
-    match String::from_utf8_lossy(&listed.stdout).contains("cxl-switch-mailbox-cci") {
+    match String::from_utf8_lossy(&listed.stdout).contains("options") {
         true => Ok(program),
         false => Err(format!("there is no QEMU with a CXL switch mailbox: {program} is older than 8.2")),
     }
