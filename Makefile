@@ -5,6 +5,7 @@
 #   make test      every check and every test
 #   make build     the product: aquifer and its preload library
 #   make bench     what `aquifer bench` starts: the bench and its workloads
+#   make fmapi     what `aquifer fmapi` starts
 #   make metrics   what `aquifer metrics` and `aquifer donor --metrics` start: the HTTP server
 #   make stress    what `aquifer stress` starts
 #   make install   all of these: PREFIX=/usr/local DESTDIR=
@@ -37,6 +38,9 @@ bench:
 	$(CARGO) build --release --package aquifer-bench
 	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
 
+fmapi:
+	$(CARGO) build --release --package aquifer-fmapi-cli
+
 metrics:
 	$(CARGO) build --release --package aquifer-metrics
 
@@ -54,10 +58,11 @@ test:
 
 # The command looks for the library beside itself, and then in ../lib/aquifer; for the programs that it starts beside
 # itself, and then in ../libexec/aquifer.
-install: build bench metrics stress
+install: build bench fmapi metrics stress
 	install -D -m 0755 $(RELEASE)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
 	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
 	install -D -m 0755 $(RELEASE)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
+	install -D -m 0755 $(RELEASE)/aquifer-fmapi $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fmapi
 	install -D -m 0755 $(RELEASE)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics
 	install -D -m 0755 $(RELEASE)/aquifer-stress $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-stress
 	install -D -m 0755 $(RELEASE)/aquifer-torture $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-torture
@@ -76,5 +81,5 @@ install: build bench metrics stress
 clean:
 	$(CARGO) clean
 
-.PHONY: build bench metrics stress demo test install clean
+.PHONY: build bench fmapi metrics stress demo test install clean
 .DEFAULT_GOAL := build

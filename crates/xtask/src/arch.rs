@@ -41,6 +41,8 @@ const RINGS: &[Ring] = &[
         crates: &[
             // The edge to tiers is for its tests only: they seal an array.
             ("borrower", &["core", "sys", "tier", "tiers", "tls", "wire"]),
+            // The edge to cxl-switch is for its tests only: they need a peer.
+            ("fmapi-client", &["cxl-switch", "fmapi", "sys", "test-support"]),
             ("stats", &["sys"]),
             ("sys", &["test-support"]),
             ("tier", &["core", "sys", "test-support"]),
@@ -62,9 +64,26 @@ const RINGS: &[Ring] = &[
         crates: &[
             ("aquifer", &["core", "pager", "stats", "sys", "test-support", "tiers"]),
             ("bench-args", &[]),
-            // It starts the bench and the exporter, and is linked with neither.
-            ("cli", &["bench-args", "config", "core", "donor", "stats", "sys", "test-support", "tiers", "wire"]),
+            // It starts the bench, the exporter and what speaks to switches, and is linked with none of them.
+            (
+                "cli",
+                &[
+                    "bench-args",
+                    "config",
+                    "core",
+                    "donor",
+                    "fmapi-args",
+                    "stats",
+                    "sys",
+                    "test-support",
+                    "tiers",
+                    "wire",
+                ],
+            ),
             ("cxl-switchd", &["cxl-switch", "fmapi"]),
+            ("fmapi-args", &[]),
+            // The edges to cxl-switch and cxl-switchd are for its tests only: they need peers.
+            ("fmapi-cli", &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "test-support"]),
             ("metrics", &["config"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
         ],

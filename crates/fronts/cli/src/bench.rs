@@ -7,7 +7,6 @@
 //! judges and plots.
 
 use std::env;
-use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process;
 
@@ -27,27 +26,19 @@ pub fn bench(args: &BenchArgs) -> Result<process::ExitCode, Failure> {
         // An installed bench does not lie beside the command that it is to measure.
         command.arg("--aquifer").arg(companion::executable()?);
     }
-    let error = command.args(words_for_bench(env::args_os().skip(1))).exec();
+    let error = command.args(companion::words_without(NAME, env::args_os().skip(1))).exec();
     Err(BENCH.failure(format!("at {} cannot be started: {error}", program.display())))
-}
-
-/// The words of the command line without the subcommand. The first word `bench` is the subcommand: it cannot be the
-/// value of `--log-format`, the only option that may precede it.
-fn words_for_bench(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut words: Vec<OsString> = words.collect();
-    if let Some(place) = words.iter().position(|word| word == NAME) {
-        words.remove(place);
-    }
-    words
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
 
     #[test]
     fn every_word_but_the_subcommand_is_passed_on() {
-        let passed_on = |words: &[&str]| words_for_bench(words.iter().map(OsString::from));
+        let passed_on = |words: &[&str]| companion::words_without(NAME, words.iter().map(OsString::from));
         assert_eq!(passed_on(&["bench", "--", "bench", "bench"]), ["--", "bench", "bench"]);
         assert_eq!(passed_on(&["--log-format", "json", "bench", "--quick"]), ["--log-format", "json", "--quick"]);
     }

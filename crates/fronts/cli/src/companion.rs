@@ -8,6 +8,7 @@
 //! are trusted as much as the command is, so neither a variable nor PATH names another place.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::exit::{ExitCode, Failure};
@@ -26,6 +27,8 @@ pub struct Companion {
 
 /// Measures programs; see `bench.rs`.
 pub const BENCH: Companion = Companion { name: "aquifer-bench", target: "bench", code: ExitCode::CannotStart };
+/// Speaks to CXL switches; see `fmapi.rs`.
+pub const FMAPI: Companion = Companion { name: "aquifer-fmapi", target: "fmapi", code: ExitCode::CannotStart };
 /// Speaks HTTP with scrapers; see `exporter.rs`.
 pub const METRICS: Companion = Companion { name: "aquifer-metrics", target: "metrics", code: ExitCode::Failure };
 /// Verifies memory for hours; see `stress.rs`.
@@ -57,6 +60,16 @@ impl Companion {
         let remedy = format!("install aquifer again, or run 'make {}' in the source tree", self.target);
         Failure::new(self.code, format!("the program {} {what}", self.name), remedy)
     }
+}
+
+/// The words of the command line without the subcommand, for a companion that parses them itself. The first word `name`
+/// is the subcommand: it cannot be the value of `--log-format`, the only option that may precede it.
+pub fn words_without(name: &str, words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    if let Some(place) = words.iter().position(|word| word == name) {
+        words.remove(place);
+    }
+    words
 }
 
 /// The path of this command.

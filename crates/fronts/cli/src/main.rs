@@ -21,6 +21,7 @@ mod donor;
 mod duration;
 mod exit;
 mod exporter;
+mod fmapi;
 mod instances;
 mod log;
 mod metrics;

@@ -112,7 +112,7 @@ fn arguments_that_make_no_sense() {
             "'aquifer top' draws on a terminal, and standard output is not one; for scripts use 'aquifer stat --json --watch 1'",
         ),
         (&["rum"], "unrecognized subcommand 'rum'; a similar subcommand exists: 'run'"),
-        (&["fabric"], "unrecognized subcommand 'fabric'; see 'aquifer --help'"),
+        (&["nonsense"], "unrecognized subcommand 'nonsense'; see 'aquifer --help'"),
     ] {
         refuses(preload, words, 2, line);
     }

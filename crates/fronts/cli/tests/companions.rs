@@ -47,6 +47,19 @@ fn the_bench_gets_the_words_and_its_status_is_the_commands() {
 }
 
 #[test]
+fn the_fmapi_program_gets_the_words_and_its_status_is_the_commands() {
+    let command = alone("fmapi-words");
+    place(&command, ".", "aquifer-fmapi", SAYS_WORDS);
+    let words = ["--log-format", "json", "fmapi", "check", "tcp:10.0.0.7", "--json", "--html", "fmapi"];
+    let output = aquifer_at(&command).args(words).output().unwrap();
+    assert_eq!(stdout(&output), "check\ntcp:10.0.0.7\n--json\n--html\nfmapi\n");
+    assert_eq!((output.status.code(), stderr(&output)), (Some(4), String::new()));
+    let output = aquifer_at(&command).args(["fmapi", "prots", "tcp:10.0.0.7"]).output().unwrap();
+    let line = "aquifer: unrecognized subcommand 'prots'; a similar subcommand exists: 'ports'\n";
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(2), line));
+}
+
+#[test]
 fn arguments_unknown_to_the_bench_are_refused_without_it() {
     let command = alone("bench-refused");
     for (words, line) in [
@@ -95,6 +108,7 @@ fn a_missing_program_is_named_with_what_installs_it() {
         |name: &str| format!("is not at {}/{name} or {}/libexec/aquifer/{name}", bin.display(), prefix.display());
     fails(&command, &["bench", "--plan"], "aquifer-bench", &nowhere("aquifer-bench"));
     fails(&command, &["stress", "--list"], "aquifer-stress", &nowhere("aquifer-stress"));
+    fails(&command, &["fmapi", "ports", "tcp:127.0.0.1"], "aquifer-fmapi", &nowhere("aquifer-fmapi"));
     for words in EXPORTS {
         fails(&command, words, "aquifer-metrics", &nowhere("aquifer-metrics"));
     }

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 26] = [
     "",
     "run",
     "vm",
@@ -24,6 +24,17 @@ const COMMANDS: [&str; 15] = [
     "doctor",
     "bench",
     "set",
+    "fmapi",
+    "fmapi check",
+    "fmapi identify",
+    "fmapi ports",
+    "fmapi vcs",
+    "fmapi lds",
+    "fmapi capacity",
+    "fmapi events",
+    "fmapi bind",
+    "fmapi unbind",
+    "fmapi decode",
     "stress",
     "completions",
     "man",

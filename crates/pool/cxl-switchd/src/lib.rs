@@ -5,16 +5,14 @@
 //! failures.
 //!
 //! The switch itself is pure (`aquifer-cxl-switch`). Here are its clock, its sockets and its threads: one for each
-//! connection, and one that advances the switch's time. `framing.rs` has the packet format, `server.rs` the threads,
-//! `control.rs` the commands of the control socket, `args.rs` the command line.
+//! connection, and one that advances the switch's time. `server.rs` has the threads, `control.rs` the commands of the
+//! control socket, `args.rs` the command line.
 
 #![forbid(unsafe_code)]
 
 mod args;
 mod control;
-mod framing;
 mod listen;
 mod server;
 
 pub use args::{Args, Failure, run};
-pub use framing::{Assembler, MESSAGE_BYTES_MAX, MessageType, PACKET_BYTES, Received, packets};

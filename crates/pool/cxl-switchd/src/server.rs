@@ -14,11 +14,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_cxl_switch::{Connection, Effect, HostAction, Injection, Outcome, Switch};
-use aquifer_fmapi::{Category, Dialect, Header, Payload, Reader};
+use aquifer_fmapi::{
+    Assembler, Category, Dialect, Header, MessageType, PACKET_BYTES, Payload, Reader, Received, packets,
+};
 use clap::ValueEnum;
 
 use crate::args::Failure;
-use crate::framing::{Assembler, MessageType, PACKET_BYTES, Received, packets};
 use crate::listen::spawn;
 
 /// How long a peer may take to read what is written to it; then its connection ends.

@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use aquifer_cxl_switchd::{Assembler, MessageType, PACKET_BYTES, Received, packets};
 use aquifer_fmapi::*;
 
 /// How long a test waits for an answer that must come.

@@ -7,7 +7,8 @@
 //! |---|---|---|
 //! | 1 | which half of the first byte is the category | `category` |
 //! | 2, 3 | where the background flag and the high bits of the length are; 20 or 21 bits of length | `length` |
-//! | 4 | the request of Send LD CXL.io Memory Request has 15 or 16 bytes before its data | `ld_memory_request_is_short` |
+//! | 4 | the request of Send LD CXL.io Memory Request has 15 or 16 bytes before its data | `ld_memory_request_is_short`
+//! |
 //! | 5 | a tunnelled message begins with its MCTP message type | `tunnel_has_message_type` |
 //! | 6 | Identify's answer ends before the component type | both lengths are read |
 //! | 7 | Identify Switch Device's answer is longer than its fields | `switch_identity_is_padded` |
@@ -65,6 +66,8 @@ pub struct Dialect {
     pub binds_one_ld_of_a_port: bool,
     /// See the table.
     pub host_regions_are_padded: bool,
+    /// How long the peer needs after Physical Port Control (5102h) before it takes another command, in milliseconds.
+    pub port_control_gap_ms: u16,
     /// Opcodes that must not be sent, because they crash the peer.
     pub never_sent: &'static [Opcode],
 }
@@ -98,12 +101,18 @@ impl Dialect {
         interrupt_policy_is_short: false,
         binds_one_ld_of_a_port: false,
         host_regions_are_padded: false,
+        port_control_gap_ms: 0,
         never_sent: &[],
     };
 
-    /// QEMU's switch. Its command effects log lists the timestamp commands, and both abort QEMU 10.0.
-    pub const QEMU: Self =
-        Self { name: "QEMU", never_sent: &[Opcode::GET_TIMESTAMP, Opcode::SET_TIMESTAMP], ..Self::STANDARD };
+    /// QEMU's switch. Its command effects log lists the timestamp commands, and both abort QEMU 10.0. It holds PERST#
+    /// for 100 ms, and meanwhile answers other operations with Internal Error.
+    pub const QEMU: Self = Self {
+        name: "QEMU",
+        port_control_gap_ms: 100,
+        never_sent: &[Opcode::GET_TIMESTAMP, Opcode::SET_TIMESTAMP],
+        ..Self::STANDARD
+    };
 
     /// libcxlmi, which asks rather than answers.
     pub const LIBCXLMI: Self =
@@ -124,6 +133,12 @@ impl Dialect {
         binds_one_ld_of_a_port: true,
         ..Self::STANDARD
     };
+
+    /// The dialect with this name, in any case.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        static ALL: [Dialect; 5] = Dialect::ALL;
+        ALL.iter().find(|dialect| dialect.name.eq_ignore_ascii_case(name))
+    }
 
     /// All dialects.
     pub const ALL: [Self; 5] = [Self::STANDARD, Self::QEMU, Self::LIBCXLMI, Self::OPENCIS, Self::JACKRABBIT];
@@ -159,5 +174,7 @@ mod tests {
         assert_eq!(of(Opcode(0), 1, &[0; 18]), "OpenCIS");
         assert_eq!(of(Opcode(1), 0x10, &[0; 17]), "Jackrabbit");
         assert_eq!(of(Opcode(1), 1, &[]), "standard");
+        assert_eq!(Dialect::named("qemu"), Some(&Dialect::QEMU));
+        assert_eq!(Dialect::named("esperanto"), None);
     }
 }

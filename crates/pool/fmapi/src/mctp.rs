@@ -12,7 +12,10 @@
 //! | 3 | 1 | 2:0 tag, 3 the sender owns the tag (a request), 5:4 sequence, 6 end of message, 7 start of message |
 //! | 4 | 64 | body; the first byte of a message is its type: 7 the FM API, 8 the component command interface |
 
-use aquifer_fmapi::{Dialect, HEADER_BYTES, Header, Payload, Reader};
+use crate::codec::{Payload, Reader};
+use crate::dialect::Dialect;
+use crate::header::{HEADER_BYTES, Header};
+use crate::opcode::Opcode;
 
 /// Bytes of a packet, and of its header.
 pub const PACKET_BYTES: usize = 68;
@@ -38,14 +41,21 @@ pub enum MessageType {
 }
 
 impl MessageType {
-    fn bits(self) -> u8 {
+    /// The type as which a command is sent: the sets of the FM API as type 7, all others as type 8.
+    pub fn of(opcode: Opcode) -> Self {
+        if opcode.is_fabric_manager() { Self::FabricManager } else { Self::ComponentCommand }
+    }
+
+    /// The number of the type.
+    pub fn bits(self) -> u8 {
         match self {
             Self::FabricManager => 7,
             Self::ComponentCommand => 8,
         }
     }
 
-    fn of_bits(bits: u8) -> Option<Self> {
+    /// The type with this number.
+    pub fn of_bits(bits: u8) -> Option<Self> {
         [Self::FabricManager, Self::ComponentCommand].into_iter().find(|kind| kind.bits() == bits)
     }
 }
@@ -78,7 +88,8 @@ struct Partial {
 /// message that it was to continue, as MCTP specifies.
 #[derive(Debug)]
 pub struct Assembler {
-    dialect: &'static Dialect,
+    /// The dialect of the peer, whose headers say where messages end.
+    pub dialect: &'static Dialect,
     partial: [Option<Partial>; TAGS],
 }
 
@@ -138,7 +149,9 @@ pub fn packets(message: &Received, sequence: &mut u8) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aquifer_fmapi::{Category, Message, Opcode, ReturnCode};
+    use crate::header::Category;
+    use crate::message::Message;
+    use crate::return_code::ReturnCode;
 
     fn message(length: usize, dialect: &Dialect) -> Received {
         let payload = (0..length).map(|at| at as u8).collect();

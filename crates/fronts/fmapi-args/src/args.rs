@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The table of flags.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+const PEERS: &str = "\
+A PEER is a CXL switch, by one of its ways in:
+  tcp:HOST[:PORT]     MCTP over TCP, port 2508 unless another one is given
+  unix:PATH           the same over a Unix socket
+  mailbox:PATH        the mailbox of a PCI function of class 0c0bh, by its file in sysfs; as root
+  mctp:[NETWORK,]EID  an endpoint of the kernel's MCTP
+
+Examples:
+  aquifer fmapi check tcp:10.0.0.7 --html report.html --trace report.pcap
+  aquifer fmapi ports mailbox:/sys/bus/pci/devices/0000:0d:00.1/resource0
+  aquifer fmapi identify unix:/run/switch.sock --port 1 --json
+  aquifer fmapi bind tcp:10.0.0.7 --vcs 0 --vppb 3 --port 1 --ld 2
+  aquifer fmapi decode report.pcap
+
+Exit status: 0 done, and a check found no departure that is not known; 1 it could not be done;
+2 bad arguments; 3 a check found departures; 125 the program cannot be started.";
+
+/// Speak the CXL fabric-manager API to a switch: check it, look at it, bind and unbind
+///
+/// Every wait has a limit. A command that changes something is never sent twice, and a bind and an unbind are judged by
+/// the state that the switch reports afterwards. Commands that are known to end a peer are not sent to it.
+#[derive(Clone, Debug, Args)]
+#[command(after_long_help = PEERS, arg_required_else_help = true)]
+pub struct FmapiArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: FmapiCommand,
+}
+
+/// One variant for each command.
+#[derive(Clone, Debug, Subcommand)]
+pub enum FmapiCommand {
+    /// Find out what a peer answers, and where it departs from the specification's tables
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi check tcp:10.0.0.7
+  aquifer fmapi check tcp:10.0.0.7 --change --html report.html --trace report.pcap
+  aquifer fmapi check unix:/run/switch.sock --json")]
+    Check(Check),
+    /// Show who answers: the switch, the device at a port, or one of its logical devices
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi identify tcp:10.0.0.7
+  aquifer fmapi identify tcp:10.0.0.7 --port 1 --ld 2 --json")]
+    Identify(At),
+    /// Show the state of the physical ports
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi ports tcp:10.0.0.7
+  aquifer fmapi ports mailbox:/sys/bus/pci/devices/0000:0d:00.1/resource0 --verbose")]
+    Ports(Peer),
+    /// Show the virtual switches and what their vPPBs are bound to
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi vcs tcp:10.0.0.7 --json")]
+    Vcs(Peer),
+    /// Show how the memory of a multi-logical device is divided
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi lds tcp:10.0.0.7 --port 1")]
+    Lds(At),
+    /// Show the regions and extents of a device with dynamic capacity
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi capacity tcp:10.0.0.7 --port 2 --host 0")]
+    Capacity(At),
+    /// Show the event records
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi events tcp:10.0.0.7
+  aquifer fmapi events tcp:10.0.0.7 --port 1 --clear")]
+    Events(Log),
+    /// Bind a vPPB to a port or to a logical device behind it
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi bind tcp:10.0.0.7 --vcs 0 --vppb 3 --port 0
+  aquifer fmapi bind tcp:10.0.0.7 --vcs 0 --vppb 4 --port 1 --ld 2")]
+    Bind(Bind),
+    /// Unbind a vPPB
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi unbind tcp:10.0.0.7 --vcs 0 --vppb 3 --removal managed")]
+    Unbind(Unbind),
+    /// Print a recorded trace as text
+    #[command(after_long_help = "\
+Examples:
+  aquifer fmapi decode report.pcap")]
+    Decode {
+        /// A file of --trace
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// The dialect in which it was recorded
+        #[arg(long, value_name = "NAME", default_value = "standard")]
+        dialect: String,
+    },
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct Format {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A peer, and how to speak with it.
+#[derive(Clone, Debug, Args)]
+pub struct Peer {
+    /// The switch: tcp:HOST[:PORT], unix:PATH, mailbox:PATH or mctp:[NETWORK,]EID
+    #[arg(value_name = "PEER")]
+    pub peer: String,
+    /// What it writes differently: standard, QEMU, OpenCIS or Jackrabbit [default: what it answers shows it]
+    #[arg(long, value_name = "NAME")]
+    pub dialect: Option<String>,
+    /// How long to wait for an answer, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub wait: u64,
+    /// The least time between two commands, in milliseconds, for devices that want it
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=60_000))]
+    pub gap: u64,
+    /// Record every message in a pcap file (link type MCTP)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Print every message, decoded, to standard error
+    #[arg(long, short)]
+    pub verbose: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// A component at a peer.
+#[derive(Clone, Debug, Args)]
+pub struct At {
+    /// The peer.
+    #[command(flatten)]
+    pub peer: Peer,
+    /// The device at this port, instead of the switch
+    #[arg(long, value_name = "N")]
+    pub port: Option<u8>,
+    /// This logical device of it
+    #[arg(long, value_name = "N", requires = "port")]
+    pub ld: Option<u8>,
+    /// For dynamic capacity: this host's
+    #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
+    pub host: u16,
+}
+
+/// A check.
+#[derive(Clone, Debug, Args)]
+pub struct Check {
+    /// The peer.
+    #[command(flatten)]
+    pub peer: Peer,
+    /// Bind and unbind, too: a vPPB that is unbound, and a device that is bound nowhere. Its memory may be wiped
+    #[arg(long)]
+    pub change: bool,
+    /// Write the report as a page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// Event records.
+#[derive(Clone, Debug, Args)]
+pub struct Log {
+    /// Where.
+    #[command(flatten)]
+    pub at: At,
+    /// Clear what is shown
+    #[arg(long)]
+    pub clear: bool,
+}
+
+/// A bind.
+#[derive(Clone, Debug, Args)]
+pub struct Bind {
+    /// The peer.
+    #[command(flatten)]
+    pub peer: Peer,
+    /// The virtual switch
+    #[arg(long, value_name = "N")]
+    pub vcs: u8,
+    /// Its vPPB
+    #[arg(long, value_name = "N")]
+    pub vppb: u8,
+    /// The port
+    #[arg(long, value_name = "N")]
+    pub port: u8,
+    /// The logical device behind the port, if its device is an MLD
+    #[arg(long, value_name = "N")]
+    pub ld: Option<u16>,
+}
+
+/// How a device leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Removal {
+    /// The host is asked first
+    Managed,
+    /// Surprise hot removal
+    Surprise,
+    /// Wait until the link is down
+    Wait,
+}
+
+/// An unbind.
+#[derive(Clone, Debug, Args)]
+pub struct Unbind {
+    /// The peer.
+    #[command(flatten)]
+    pub peer: Peer,
+    /// The virtual switch
+    #[arg(long, value_name = "N")]
+    pub vcs: u8,
+    /// Its vPPB
+    #[arg(long, value_name = "N")]
+    pub vppb: u8,
+    /// How the device leaves
+    #[arg(long, value_enum, default_value = "managed")]
+    pub removal: Removal,
+}

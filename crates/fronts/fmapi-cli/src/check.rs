@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The suite for peers that speak the FM API: asks what only reads, then what is wrong on purpose, and binds if it may.
+//!
+//! A finding is a case's verdict. A command that a peer says it does not answer is no departure: the specification
+//! makes most of them optional. A peer that ends in the middle of the suite is one, and the rest of the suite is
+//! skipped.
+
+mod binding;
+mod cases;
+mod departures;
+mod devices;
+mod generic;
+mod switch;
+mod wrong;
+
+use aquifer_fmapi::{Dialect, Opcode, ReturnCode, SwitchIdentity};
+use aquifer_fmapi_client::{Cause, Client, Failure, Hop};
+
+pub use cases::{CASES, Case, case};
+pub use departures::{DEPARTURES, Departure, known};
+
+/// What a case came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The peer does what the specification says.
+    Conforms,
+    /// It does something else.
+    Departs {
+        /// What.
+        what: String,
+        /// What is known of it, for peers of its kind.
+        known: Option<&'static str>,
+    },
+    /// It was not tried, or could not be judged.
+    Skipped {
+        /// Why.
+        why: String,
+    },
+}
+
+/// One case, and what it came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The case.
+    pub case: &'static Case,
+    /// Its verdict.
+    pub verdict: Verdict,
+}
+
+/// What the suite found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The peer's address.
+    pub peer: String,
+    /// Its dialect.
+    pub dialect: &'static str,
+    /// The commands that the peer itself answers, as far as they were tried.
+    pub answered: Vec<Opcode>,
+    /// One for each case, in the order of [`CASES`].
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// How many cases conform, depart in a known way, depart otherwise, and were skipped.
+    pub fn counts(&self) -> [usize; 4] {
+        let mut counts = [0; 4];
+        for finding in &self.findings {
+            let at = match &finding.verdict {
+                Verdict::Conforms => 0,
+                Verdict::Departs { known: Some(_), .. } => 1,
+                Verdict::Departs { known: None, .. } => 2,
+                Verdict::Skipped { .. } => 3,
+            };
+            counts[at] += 1;
+        }
+        counts
+    }
+}
+
+/// Why the suite stops.
+enum Stop {
+    /// The peer is gone, or the transport failed.
+    Ended(Failure),
+}
+
+type Step = Result<(), Stop>;
+
+/// The suite at work.
+struct Suite<'a> {
+    client: &'a mut Client,
+    dialect: &'static Dialect,
+    may_change: bool,
+    findings: Vec<Finding>,
+    /// Commands of the peer itself: those that were answered with another code than Unsupported, and those that were
+    /// not.
+    answered: Vec<Opcode>,
+    unanswered: Vec<Opcode>,
+    /// Those that it lists.
+    listed: Option<Vec<Opcode>>,
+    switch: Option<SwitchIdentity>,
+    /// Ports with a device, and whether it is reported as an MLD.
+    devices: Vec<(u8, bool)>,
+}
+
+/// Checks a peer. `may_change`: bind and unbind, too. Fails only if the peer does not even answer Identify.
+pub fn check(client: &mut Client, may_change: bool, dialect: Option<&'static Dialect>) -> Result<Report, Failure> {
+    let found = client.recognise()?;
+    let dialect = dialect.unwrap_or(found);
+    client.speak(dialect);
+    let mut suite = Suite {
+        client,
+        dialect,
+        may_change,
+        findings: Vec::new(),
+        answered: Vec::new(),
+        unanswered: Vec::new(),
+        listed: None,
+        switch: None,
+        devices: Vec::new(),
+    };
+    suite.judge_header(found);
+    let ended = suite.run();
+    if let Err(Stop::Ended(failure)) = &ended {
+        suite.skip_rest(&format!("the peer ended before: {failure}"));
+    }
+    let peer = suite.client.peer();
+    let mut answered = suite.answered;
+    answered.sort_unstable();
+    let place = |finding: &Finding| CASES.iter().position(|case| case == finding.case);
+    let mut findings = suite.findings;
+    findings.sort_by_key(place);
+    Ok(Report { peer, dialect: dialect.name, answered, findings })
+}
+
+impl Suite<'_> {
+    fn run(&mut self) -> Step {
+        self.generic()?;
+        self.switch()?;
+        self.virtual_switches()?;
+        self.devices()?;
+        self.wrong()?;
+        self.bind_and_unbind()?;
+        self.effects_agree();
+        Ok(())
+    }
+
+    fn conclude(&mut self, id: &'static str, verdict: Verdict) {
+        let case = case(id).expect("a case of the table");
+        assert!(!self.findings.iter().any(|finding| finding.case == case), "{id} is judged once");
+        self.findings.push(Finding { case, verdict });
+    }
+
+    fn conforms(&mut self, id: &'static str) {
+        self.conclude(id, Verdict::Conforms);
+    }
+
+    fn departs(&mut self, id: &'static str, what: impl Into<String>) {
+        let known = known(self.dialect.name, id);
+        self.conclude(id, Verdict::Departs { what: what.into(), known });
+    }
+
+    fn skip(&mut self, id: &'static str, why: impl Into<String>) {
+        self.conclude(id, Verdict::Skipped { why: why.into() });
+    }
+
+    /// Conforms, or departs for the first of these reasons.
+    fn judge(&mut self, id: &'static str, wrong: Option<String>) {
+        match wrong {
+            Some(what) => self.departs(id, what),
+            None => self.conforms(id),
+        }
+    }
+
+    fn is_judged(&self, id: &str) -> bool {
+        self.findings.iter().any(|finding| finding.case.id == id)
+    }
+
+    /// Skips the cases that were not judged.
+    fn skip_rest(&mut self, why: &str) {
+        for case in CASES {
+            if !self.is_judged(case.id) {
+                self.skip(case.id, why);
+            }
+        }
+    }
+
+    /// Skips these cases, unless they were judged.
+    fn skip_all(&mut self, ids: &[&'static str], why: &str) {
+        for id in ids {
+            if !self.is_judged(id) {
+                self.skip(id, why);
+            }
+        }
+    }
+
+    /// Sends a payload once, and notes whether the peer itself answers the command. `None`: no answer, which is a
+    /// departure of this case.
+    fn probe(
+        &mut self,
+        id: &'static str,
+        path: &[Hop],
+        opcode: Opcode,
+        payload: &[u8],
+    ) -> Result<Option<(ReturnCode, Vec<u8>)>, Stop> {
+        // A lost answer is no departure yet.
+        let mut answer = self.client.probe(path, opcode, payload);
+        if answer.as_ref().is_err_and(|failure| matches!(failure.cause, Cause::NoAnswer { .. })) {
+            answer = self.client.probe(path, opcode, payload);
+        }
+        match answer {
+            Ok(answer) => {
+                let code = answer.header.return_code;
+                if path.is_empty() && opcode.name().is_some() {
+                    let list = if code == ReturnCode::UNSUPPORTED { &mut self.unanswered } else { &mut self.answered };
+                    if !list.contains(&opcode) {
+                        list.push(opcode);
+                    }
+                }
+                Ok(Some((code, answer.payload)))
+            }
+            Err(failure) if failure.is_fatal() => {
+                self.departs(id, format!("the peer ended: {failure}"));
+                Err(Stop::Ended(failure))
+            }
+            Err(failure) => {
+                self.departs(id, failure.cause.to_string());
+                Ok(None)
+            }
+        }
+    }
+
+    /// The payload of a successful answer. Otherwise the case is concluded: skipped if the command is not supported.
+    fn ask(&mut self, id: &'static str, path: &[Hop], opcode: Opcode, payload: &[u8]) -> Result<Option<Vec<u8>>, Stop> {
+        match self.probe(id, path, opcode, payload)? {
+            Some((ReturnCode::SUCCESS, payload)) => return Ok(Some(payload)),
+            Some((ReturnCode::UNSUPPORTED, _)) => self.skip(id, format!("{opcode} is not supported")),
+            Some((code, _)) => self.departs(id, format!("{opcode} is answered by {code}")),
+            None => {}
+        }
+        Ok(None)
+    }
+
+    /// Asks, and expects this return code.
+    fn expect(&mut self, id: &'static str, opcode: Opcode, payload: &[u8], expected: ReturnCode) -> Step {
+        match self.probe(id, &[], opcode, payload)? {
+            Some((code, _)) if code == expected => self.conforms(id),
+            Some((ReturnCode::UNSUPPORTED, _)) => self.skip(id, format!("{opcode} is not supported")),
+            Some((code, _)) => self.departs(id, format!("{opcode} is answered by {code}, not by {expected}")),
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with the length of an answer, if anything is.
+fn length(payload: &[u8], expected: usize) -> Option<String> {
+    (payload.len() != expected).then(|| format!("{} bytes, not {expected}", payload.len()))
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Carries out the command line: opens the peer and its traces, asks, prints.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter};
+use std::path::Path;
+use std::time::Duration;
+
+use aquifer_fmapi::{BindVppb, Dialect, UnbindOption, UnbindVppb};
+use aquifer_fmapi_args::{At, Bind, Check, FmapiArgs, FmapiCommand, Log, Peer, Removal, Unbind};
+use aquifer_fmapi_client::{
+    Client, Describer, Direction, Hop, Limits, PcapReader, PcapTrace, PeerAddress, SystemClock, TextTrace,
+};
+use serde_json::json;
+
+use crate::check::check;
+use crate::report;
+use crate::show::{self, Shown};
+
+/// What was done, and with which exit code.
+#[derive(Debug)]
+pub struct Outcome {
+    /// For standard output.
+    pub output: String,
+    /// 0, or 3 if a check found departures.
+    pub code: u8,
+}
+
+/// Why it was not done, in one line: cause, then remedy.
+#[derive(Debug)]
+pub struct Failure {
+    /// The line.
+    pub line: String,
+    /// 1, or 2 if the arguments are wrong.
+    pub code: u8,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+/// The code of a check that found departures.
+const DEPARTS: u8 = 3;
+
+fn usage(line: impl fmt::Display) -> Failure {
+    Failure { line: line.to_string(), code: 2 }
+}
+
+fn failed(line: impl fmt::Display) -> Failure {
+    Failure { line: line.to_string(), code: 1 }
+}
+
+/// Carries out a command line.
+pub fn run(args: &FmapiArgs) -> Result<Outcome, Failure> {
+    match &args.command {
+        FmapiCommand::Check(check) => run_check(check),
+        FmapiCommand::Identify(at) => shown(&at.peer, |client| show::identify(client, &path(at))),
+        FmapiCommand::Ports(peer) => shown(peer, show::ports),
+        FmapiCommand::Vcs(peer) => shown(peer, show::virtual_switches),
+        FmapiCommand::Lds(at) => shown(&at.peer, |client| show::logical_devices(client, &path(at))),
+        FmapiCommand::Capacity(at) => shown(&at.peer, |client| show::capacity(client, &path(at), at.host)),
+        FmapiCommand::Events(Log { at, clear }) => shown(&at.peer, |client| show::events(client, &path(at), *clear)),
+        FmapiCommand::Bind(args) => bind(args),
+        FmapiCommand::Unbind(args) => unbind(args),
+        FmapiCommand::Decode { file, dialect } => decode(file, dialect).map(|output| Outcome { output, code: 0 }),
+    }
+}
+
+fn path(at: &At) -> Vec<Hop> {
+    at.port.map(Hop::Port).into_iter().chain(at.ld.map(Hop::Ld)).collect()
+}
+
+fn named(name: &str) -> Result<&'static Dialect, Failure> {
+    let names = Dialect::ALL.map(|dialect| dialect.name).join(", ");
+    Dialect::named(name).ok_or_else(|| usage(format!("'{name}' is no dialect; name one of {names}")))
+}
+
+/// A client of the peer, with its traces.
+fn connect(args: &Peer) -> Result<(Client, Option<&'static Dialect>), Failure> {
+    let address: PeerAddress = args.peer.parse().map_err(usage)?;
+    let dialect = args.dialect.as_deref().map(named).transpose()?;
+    let limits =
+        Limits { answer: Duration::from_millis(args.wait), gap: Duration::from_millis(args.gap), ..Limits::default() };
+    let transport = address.open(limits.connect).map_err(failed)?;
+    let mut client = Client::new(transport, SystemClock::shared(), limits);
+    if let Some(file) = &args.trace {
+        let trace = File::create(file).and_then(|file| PcapTrace::new(BufWriter::new(file)));
+        client.add_trace(Box::new(trace.map_err(|error| cannot_write(file, &error))?));
+    }
+    if args.verbose {
+        client.add_trace(Box::new(TextTrace::new(io::stderr())));
+    }
+    Ok((client, dialect))
+}
+
+fn cannot_write(file: &Path, error: &io::Error) -> Failure {
+    failed(format!("{}: {error}; name a file that can be written", file.display()))
+}
+
+/// Connects, does something, and ends the traces; a trace that is not whole is a failure of its own.
+fn with_client<T>(
+    args: &Peer,
+    act: impl FnOnce(&mut Client, Option<&'static Dialect>) -> Result<T, aquifer_fmapi_client::Failure>,
+) -> Result<T, Failure> {
+    let (mut client, dialect) = connect(args)?;
+    let acted = act(&mut client, dialect);
+    let traced = client.finish_traces();
+    let value = acted.map_err(failed)?;
+    match (traced, &args.trace) {
+        (Err(error), Some(file)) => Err(cannot_write(file, &error)),
+        _ => Ok(value),
+    }
+}
+
+/// Connects in the peer's dialect, or in the one that was named.
+fn recognised<T>(
+    args: &Peer,
+    act: impl FnOnce(&mut Client) -> Result<T, aquifer_fmapi_client::Failure>,
+) -> Result<T, Failure> {
+    with_client(args, |client, dialect| {
+        client.recognise()?;
+        if let Some(dialect) = dialect {
+            client.speak(dialect);
+        }
+        act(client)
+    })
+}
+
+fn shown(
+    args: &Peer,
+    act: impl FnOnce(&mut Client) -> Result<Shown, aquifer_fmapi_client::Failure>,
+) -> Result<Outcome, Failure> {
+    let shown = recognised(args, act)?;
+    let output = if args.format.json { format!("{}\n", shown.json) } else { shown.text };
+    Ok(Outcome { output, code: 0 })
+}
+
+fn run_check(args: &Check) -> Result<Outcome, Failure> {
+    let report = with_client(&args.peer, |client, dialect| check(client, args.change, dialect))?;
+    if let Some(file) = &args.html {
+        std::fs::write(file, crate::page(&report)).map_err(|error| cannot_write(file, &error))?;
+    }
+    let output = match args.peer.format.json {
+        true => format!("{}\n", report::json(&report)),
+        false => report::text(&report),
+    };
+    let [_, _, departs, _] = report.counts();
+    Ok(Outcome { output, code: if departs > 0 { DEPARTS } else { 0 } })
+}
+
+fn bind(args: &Bind) -> Result<Outcome, Failure> {
+    let Bind { vcs, vppb, port, .. } = *args;
+    let bind = BindVppb { vcs_id: vcs, vppb_id: vppb, port_id: port, ld_id: args.ld.unwrap_or(BindVppb::NO_LD) };
+    recognised(&args.peer, |client| client.bind(&bind))?;
+    let text = format!("vPPB {vppb} of virtual switch {vcs} is bound to port {port}\n");
+    let json = json!({ "bound": { "vcs_id": vcs, "vppb_id": vppb, "port_id": port, "ld_id": args.ld } });
+    Ok(Outcome { output: if args.peer.format.json { format!("{json}\n") } else { text }, code: 0 })
+}
+
+fn unbind(args: &Unbind) -> Result<Outcome, Failure> {
+    let option = match args.removal {
+        Removal::Managed => UnbindOption::ManagedRemoval,
+        Removal::Surprise => UnbindOption::SurpriseRemoval,
+        Removal::Wait => UnbindOption::WaitForLinkDown,
+    };
+    let unbind = UnbindVppb { vcs_id: args.vcs, vppb_id: args.vppb, option };
+    recognised(&args.peer, |client| client.unbind(&unbind))?;
+    let text = format!("vPPB {} of virtual switch {} is unbound\n", args.vppb, args.vcs);
+    let json = json!({ "unbound": { "vcs_id": args.vcs, "vppb_id": args.vppb } });
+    Ok(Outcome { output: if args.peer.format.json { format!("{json}\n") } else { text }, code: 0 })
+}
+
+/// A trace as text.
+fn decode(file: &Path, dialect: &str) -> Result<String, Failure> {
+    let dialect = named(dialect)?;
+    let cannot = |error: &dyn fmt::Display| failed(format!("{}: {error}", file.display()));
+    let opened = File::open(file).map_err(|error| cannot(&format!("{error}; name a file of --trace")))?;
+    let mut reader = PcapReader::new(BufReader::new(opened)).map_err(|failure| cannot(&failure))?;
+    let (mut describer, mut text) = (Describer::default(), String::new());
+    while let Some(message) = reader.read().map_err(|failure| cannot(&failure))? {
+        let direction = if message.is_sent { Direction::Sent } else { Direction::Received };
+        text += &describer.describe(message.unix, direction, &message.bytes, dialect);
+    }
+    Ok(text)
+}

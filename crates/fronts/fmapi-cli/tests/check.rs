@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The suite against peers: ours departs nowhere, each known peer departs as it is known to, and each way of being
+//! wrong is found by its case.
+
+use std::collections::BTreeSet;
+
+use aquifer_fmapi::*;
+use aquifer_fmapi_cli::check::{CASES, DEPARTURES, Report, Verdict, check};
+use aquifer_fmapi_client::Client;
+
+mod peers;
+
+/// The cases that depart.
+fn departing(report: &Report) -> BTreeSet<&'static str> {
+    let departs = report.findings.iter().filter(|finding| matches!(finding.verdict, Verdict::Departs { .. }));
+    departs.map(|finding| finding.case.id).collect()
+}
+
+/// Checks a peer with everything allowed: every case is judged once, in order.
+fn checked(mut client: Client) -> Report {
+    let report = check(&mut client, true, None).unwrap();
+    let judged: Vec<&str> = report.findings.iter().map(|finding| finding.case.id).collect();
+    let listed: Vec<&str> = CASES.iter().map(|case| case.id).collect();
+    assert_eq!(judged, listed);
+    report
+}
+
+fn known(dialect: &str) -> BTreeSet<&'static str> {
+    DEPARTURES.iter().filter(|it| it.dialect == dialect).map(|it| it.case).collect()
+}
+
+#[test]
+fn our_switch_departs_nowhere_and_every_case_is_tried() {
+    let report = checked(peers::switch(&Dialect::STANDARD, |_, _| {}));
+    assert_eq!(departing(&report), BTreeSet::new(), "{}", aquifer_fmapi_cli::text(&report));
+    assert_eq!(report.counts(), [CASES.len(), 0, 0, 0], "{}", aquifer_fmapi_cli::text(&report));
+    assert!(report.answered.len() > 12, "{:?}", report.answered);
+}
+
+#[test]
+fn without_permission_nothing_is_changed() {
+    let mut client = peers::switch(&Dialect::STANDARD, |asked, _| {
+        let changes = [Opcode::PHYSICAL_PORT_CONTROL, Opcode::BIND_VPPB, Opcode::UNBIND_VPPB];
+        let is_nowhere = asked.payload.first().is_some_and(|first| [0x77, 0xee].contains(first));
+        assert!(!changes.contains(&asked.header.opcode) || is_nowhere, "{asked:?}");
+        let is_set = asked.header.opcode.name().is_some_and(|name| name.starts_with("Set "));
+        assert!(!is_set, "{asked:?}");
+    });
+    let report = check(&mut client, false, None).unwrap();
+    let [_, _, departs, skipped] = report.counts();
+    assert_eq!((departs, skipped), (0, 3), "{}", aquifer_fmapi_cli::text(&report));
+}
+
+#[test]
+fn qemu_departs_as_it_is_known_to() {
+    let report = checked(peers::qemu());
+    assert_eq!(report.dialect, "QEMU");
+    assert_eq!(departing(&report), known("QEMU"), "{}", aquifer_fmapi_cli::text(&report));
+    assert_eq!(report.counts()[2], 0);
+}
+
+/// Opencis's switch answers the commands of an MLD itself.
+#[test]
+fn opencis_departs_as_it_is_known_to() {
+    let dialect = Dialect::named("OpenCIS").unwrap();
+    let report = checked(peers::switch(dialect, |asked, answer| {
+        if asked.header.opcode == Opcode::GET_LD_INFO {
+            answer.header.return_code = ReturnCode::SUCCESS;
+            answer.payload = vec![0; 11];
+        }
+    }));
+    let mut found = departing(&report);
+    // The commands that it answers directly are in no command effects log of ours.
+    assert!(found.remove("effects.complete"), "{}", aquifer_fmapi_cli::text(&report));
+    assert_eq!(found, known("OpenCIS"), "{}", aquifer_fmapi_cli::text(&report));
+}
+
+#[test]
+fn jackrabbit_departs_as_it_is_known_to() {
+    let dialect = Dialect::named("Jackrabbit").unwrap();
+    let mut is_bound = false;
+    let report = checked(peers::switch(dialect, move |asked, answer| match asked.header.opcode {
+        Opcode::IDENTIFY => answer.payload.truncate(17),
+        Opcode::IDENTIFY_SWITCH_DEVICE if !answer.payload.is_empty() => answer.payload.resize(93, 0),
+        Opcode::UNBIND_VPPB => is_bound = false,
+        Opcode::BIND_VPPB if is_bound => answer.header.return_code = ReturnCode::INVALID_INPUT,
+        Opcode::BIND_VPPB => is_bound = answer.header.return_code == ReturnCode::BACKGROUND_STARTED,
+        _ => {}
+    }));
+    assert_eq!(report.dialect, "Jackrabbit");
+    assert_eq!(departing(&report), known("Jackrabbit"), "{}", aquifer_fmapi_cli::text(&report));
+}
+
+/// One way of being wrong.
+type Wrong = fn(&Message, &mut Message);
+
+/// Each way of being wrong, and the case that finds it.
+const WRONG: &[(&str, Wrong)] = &[
+    ("identify", |asked, answer| at(asked, answer, Opcode::IDENTIFY, |payload| payload.push(0))),
+    ("identify.switch", |asked, answer| at(asked, answer, Opcode::IDENTIFY, |payload| payload[17] = 3)),
+    ("background-status", |asked, answer| {
+        at(asked, answer, Opcode::BACKGROUND_STATUS, |payload| payload[0] = 101 << 1)
+    }),
+    ("message-limit", |asked, answer| at(asked, answer, Opcode::GET_MESSAGE_LIMIT, |payload| payload[0] = 21)),
+    ("events", |asked, answer| at(asked, answer, Opcode::GET_EVENT_RECORDS, |payload| payload[20] += 1)),
+    ("interrupt-policy", |asked, answer| at(asked, answer, Opcode::GET_EVENT_INTERRUPT_POLICY, |it| it.truncate(4))),
+    ("mctp-policy", |asked, answer| at(asked, answer, Opcode::GET_MCTP_EVENT_POLICY, |payload| payload.push(0))),
+    ("timestamp", |asked, answer| at(asked, answer, Opcode::GET_TIMESTAMP, |payload| payload.truncate(4))),
+    ("logs", |asked, answer| at(asked, answer, Opcode::GET_SUPPORTED_LOGS, |payload| payload[8] ^= 1)),
+    ("effects", |asked, answer| at(asked, answer, Opcode::GET_LOG, |payload| payload.copy_within(0..4, 4))),
+    ("effects.complete", |asked, answer| at(asked, answer, Opcode::GET_LOG, |payload| payload[0] = 0xff)),
+    ("effects.true", |asked, answer| {
+        at(asked, answer, Opcode::GET_LOG, |payload| payload[..2].copy_from_slice(&[0, 0x54]))
+    }),
+    ("unsupported", |asked, answer| code(asked, answer, Opcode(0x56ff), ReturnCode::INVALID_INPUT)),
+    ("length.long", |asked, answer| lax(asked, answer, Opcode::IDENTIFY, 1)),
+    ("length.short", |asked, answer| lax(asked, answer, Opcode::GET_PHYSICAL_PORT_STATE, 0)),
+    ("switch", |asked, answer| at(asked, answer, Opcode::IDENTIFY_SWITCH_DEVICE, |payload| payload.push(0))),
+    ("switch.counts", |asked, answer| at(asked, answer, Opcode::IDENTIFY_SWITCH_DEVICE, |payload| payload[35] = 0x80)),
+    ("ports", |asked, answer| at(asked, answer, Opcode::GET_PHYSICAL_PORT_STATE, |payload| payload[4] ^= 1)),
+    ("ports.values", |asked, answer| at(asked, answer, Opcode::GET_PHYSICAL_PORT_STATE, |payload| payload[4 + 7] = 64)),
+    ("ports.state", |asked, answer| at(asked, answer, Opcode::GET_PHYSICAL_PORT_STATE, |payload| payload[4 + 11] = 1)),
+    ("ports.type", |asked, answer| at(asked, answer, Opcode::GET_PHYSICAL_PORT_STATE, |payload| payload[4 + 4] = 5)),
+    ("ports.unknown", |asked, answer| {
+        if asked.payload == [1, 0x77] {
+            answer.header.return_code = ReturnCode::INVALID_INPUT;
+        }
+    }),
+    ("ports.control", |asked, answer| code(asked, answer, Opcode::PHYSICAL_PORT_CONTROL, ReturnCode::SUCCESS)),
+    ("vcs.counts", |asked, answer| at(asked, answer, Opcode::IDENTIFY_SWITCH_DEVICE, |payload| payload[0x44] += 9)),
+    ("vcs.pieces", |asked, answer| {
+        if asked.payload == [1, 1, 1, 0] {
+            answer.payload[8] = 2;
+        }
+    }),
+    ("vcs.unknown", |asked, answer| {
+        if asked.payload == [0, 255, 1, 0x77] {
+            answer.payload[5] = 1;
+        }
+    }),
+    ("bind.unknown", |asked, answer| {
+        if asked.header.opcode == Opcode::BIND_VPPB && asked.payload[0] == 0xee {
+            answer.header.return_code = ReturnCode::INTERNAL_ERROR;
+        }
+    }),
+    ("unbind.unknown", |asked, answer| {
+        if asked.header.opcode == Opcode::UNBIND_VPPB && asked.payload[0] == 0xee {
+            answer.header.return_code = ReturnCode::SUCCESS;
+        }
+    }),
+    ("bind", |asked, answer| {
+        if asked.header.opcode == Opcode::BIND_VPPB {
+            answer.header.is_background = false;
+        }
+    }),
+    ("unbind", |asked, answer| {
+        if asked.header.opcode == Opcode::UNBIND_VPPB && asked.payload[0] == 0 && asked.payload[1] == 0 {
+            answer.header.return_code = ReturnCode::INTERNAL_ERROR;
+        }
+    }),
+    ("tunnel", |asked, answer| inner(asked, answer, Opcode::IDENTIFY, |payload| payload[17] = 0)),
+    ("tunnel.unknown", |asked, answer| {
+        if asked.header.opcode == Opcode::TUNNEL && asked.payload.first() == Some(&0xee) {
+            answer.header.return_code = ReturnCode::INTERNAL_ERROR;
+        }
+    }),
+    ("tunnel.short", |asked, answer| {
+        if asked.header.opcode == Opcode::TUNNEL && asked.payload.len() == 8 {
+            answer.header.return_code = ReturnCode::SUCCESS;
+        }
+    }),
+    ("lds", |asked, answer| inner(asked, answer, Opcode::GET_LD_INFO, |payload| payload.push(0))),
+    ("lds.direct", |asked, answer| code(asked, answer, Opcode::GET_LD_INFO, ReturnCode::SUCCESS)),
+    ("lds.allocations", |asked, answer| inner(asked, answer, Opcode::GET_LD_ALLOCATIONS, |payload| payload[10] = 0xff)),
+    ("qos", |asked, answer| inner(asked, answer, Opcode::GET_QOS_CONTROL, |payload| payload[1] = 0)),
+    ("capacity", |asked, answer| inner(asked, answer, Opcode::GET_DCD_INFO, |payload| payload.push(0))),
+    ("capacity.regions", |asked, answer| inner(asked, answer, Opcode::GET_HOST_DC_REGIONS, |payload| payload[4] = 1)),
+    ("capacity.extents", |asked, answer| {
+        inner(asked, answer, Opcode::GET_DC_EXTENT_LISTS, |payload| {
+            payload[8] = 1;
+            payload[12] = 1;
+            payload.extend([0; 40]);
+        });
+    }),
+];
+
+fn at(asked: &Message, answer: &mut Message, opcode: Opcode, change: impl FnOnce(&mut Vec<u8>)) {
+    let is_meant = asked.header.opcode == opcode && answer.header.return_code == ReturnCode::SUCCESS;
+    // The port and the virtual switch that do not exist have cases of their own.
+    if is_meant && !asked.payload.ends_with(&[0x77]) {
+        change(&mut answer.payload);
+    }
+}
+
+fn code(asked: &Message, answer: &mut Message, opcode: Opcode, code: ReturnCode) {
+    if asked.header.opcode == opcode {
+        answer.header.return_code = code;
+    }
+}
+
+fn lax(asked: &Message, answer: &mut Message, opcode: Opcode, length: usize) {
+    if asked.header.opcode == opcode && asked.payload.len() == length {
+        answer.header.return_code = ReturnCode::SUCCESS;
+    }
+}
+
+/// Changes the answer in a tunnel.
+fn inner(asked: &Message, answer: &mut Message, opcode: Opcode, change: impl FnOnce(&mut Vec<u8>)) {
+    let is_tunnel = asked.header.opcode == Opcode::TUNNEL && answer.payload.len() >= 16;
+    let Some(Ok(mut message)) = is_tunnel.then(|| Message::decode(&answer.payload[4..], &Dialect::STANDARD)) else {
+        return;
+    };
+    if message.header.opcode != opcode || message.header.return_code != ReturnCode::SUCCESS {
+        return;
+    }
+    change(&mut message.payload);
+    message.header.payload_bytes = message.payload.len() as u32;
+    let bytes = message.encode(&Dialect::STANDARD);
+    answer.payload = [&(bytes.len() as u16).to_le_bytes()[..], &[0, 0], &bytes].concat();
+}
+
+#[test]
+fn every_way_of_being_wrong_is_found_by_its_case() {
+    for (case, wrong) in WRONG {
+        let report = checked(peers::switch(&Dialect::STANDARD, wrong));
+        assert!(departing(&report).contains(case), "{case}\n{}", aquifer_fmapi_cli::text(&report));
+    }
+    // The rest are judged by the tests of dialects, and by the next one.
+    let wrong: BTreeSet<&str> = WRONG.iter().map(|(case, _)| *case).collect();
+    let left: Vec<&str> = CASES.iter().map(|case| case.id).filter(|case| !wrong.contains(case)).collect();
+    let of_dialects = ["header.category", "header.length", "header.opcode", "vcs", "bind.second", "tunnel.format"];
+    assert_eq!(left, of_dialects);
+}
+
+/// A peer that ends in the middle, or does not answer a command at all.
+#[test]
+fn a_peer_that_does_not_answer_is_reported_and_the_rest_is_judged() {
+    let mut switch = peers::switch(&Dialect::STANDARD, |asked, answer| {
+        // No answer of its own: the tag is that of nobody.
+        if asked.header.opcode == Opcode::GET_VIRTUAL_SWITCH_INFO {
+            answer.header.tag = answer.header.tag.wrapping_add(7);
+        }
+    });
+    let report = check(&mut switch, true, None).unwrap();
+    assert!(departing(&report).contains("vcs"), "{}", aquifer_fmapi_cli::text(&report));
+    assert!(aquifer_fmapi_cli::text(&report).contains("no answer within 2000 ms"));
+    let conforms = report.counts()[0];
+    assert!(conforms > 30, "{conforms}");
+}
+
+#[test]
+fn reports_say_the_same_in_every_form() {
+    let report = checked(peers::qemu());
+    let (text, json, page) =
+        (aquifer_fmapi_cli::text(&report), aquifer_fmapi_cli::json(&report), aquifer_fmapi_cli::page(&report));
+    let counts = report.counts();
+    let names = ["conforms", "known", "departs", "skipped"];
+    for (count, name) in counts.iter().zip(names) {
+        assert_eq!(json[name], *count, "{name}");
+        assert_eq!(page.matches(&format!("<tr class=\"{name}\">")).count(), *count, "{name}");
+        assert_eq!(text.lines().filter(|line| line.split_whitespace().next() == Some(name)).count(), *count, "{name}");
+    }
+    assert_eq!(json["cases"].as_array().unwrap().len(), CASES.len());
+    assert_eq!(json["dialect"], "QEMU");
+    assert!(text.contains("every link is reported in L2 (7)") && page.contains("every link is reported in L2 (7)"));
+    assert!(text.contains("  Identify Switch Device (5100h)\n"), "{text}");
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The program as a user meets it, with the software switch at the other end: what it prints, its files, its exit
+//! codes.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use serde_json::Value;
+
+/// How long the switch may take to listen.
+const START: Duration = Duration::from_secs(30);
+
+/// A switch that listens in a directory of its own until the test's process ends.
+struct Switch {
+    directory: PathBuf,
+}
+
+impl Switch {
+    fn new(name: &str) -> Self {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        let (socket, control) = (directory.join("s"), directory.join("c"));
+        let words =
+            ["switch", "--no-tcp", "--socket", socket.to_str().unwrap(), "--control", control.to_str().unwrap()];
+        let args = aquifer_cxl_switchd::Args::parse_from(words);
+        std::thread::spawn(move || aquifer_cxl_switchd::run(&args));
+        let begun = Instant::now();
+        while UnixStream::connect(&control).is_err() {
+            assert!(begun.elapsed() < START, "the switch does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Self { directory }
+    }
+
+    fn peer(&self) -> String {
+        format!("unix:{}", self.directory.join("s").display())
+    }
+
+    fn inject(&self, line: &str) {
+        let mut stream = UnixStream::connect(self.directory.join("c")).unwrap();
+        writeln!(stream, "{line}").unwrap();
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).unwrap();
+        assert!(answer.contains("true"), "{answer}");
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn program(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_aquifer-fmapi")).args(words).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// What a command that succeeds prints.
+fn prints(words: &[&str]) -> String {
+    let output = program(words);
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{words:?}");
+    stdout(&output)
+}
+
+fn json(words: &[&str]) -> Value {
+    serde_json::from_str(&prints(&[words, &["--json"]].concat())).unwrap()
+}
+
+#[test]
+fn a_switch_is_shown_and_changed() {
+    let switch = Switch::new("shown");
+    let peer = switch.peer();
+    assert!(prints(&["identify", &peer]).contains("8 ports, of which active"));
+    assert_eq!(json(&["identify", &peer])["switch"]["virtual_switches"], 2);
+    assert_eq!(json(&["identify", &peer, "--port", "1", "--ld", "2"])["component"], "type3");
+    assert!(prints(&["ports", &peer]).lines().nth(2).unwrap().contains("type3-mld"));
+    assert_eq!(json(&["ports", &peer])["ports"][1]["supported_lds"], 16);
+    let bind = ["bind", &peer, "--vcs", "0", "--vppb", "2", "--port", "1", "--ld", "3"];
+    assert_eq!(prints(&bind), "vPPB 2 of virtual switch 0 is bound to port 1\n");
+    assert!(prints(&["vcs", &peer]).contains("  vPPB 2: ld, port 1, logical device 3\n"));
+    assert_eq!(json(&["vcs", &peer])["virtual_switches"][0]["vppbs"][2]["ld_id"], 3);
+    let output = program(&bind);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("refused with Invalid Input (0002h); compare the numbers"), "{}", stderr(&output));
+    let unbind = ["unbind", &peer, "--vcs", "0", "--vppb", "2", "--removal", "surprise"];
+    assert_eq!(json(&unbind)["unbound"]["vppb_id"], 2);
+    assert!(prints(&["lds", &peer, "--port", "1"]).contains("logical device 3: 268435456 bytes"));
+    assert_eq!(json(&["capacity", &peer, "--port", "2"])["regions"].as_array().unwrap().len(), 2);
+    let events = prints(&["events", &peer, "--clear"]);
+    assert!(events.contains("BindingChange"), "{events}");
+    assert_eq!(prints(&["events", &peer]), "no records\n");
+}
+
+#[test]
+fn a_check_writes_its_report_and_its_trace() {
+    let switch = Switch::new("check");
+    let (peer, page, trace) = (switch.peer(), switch.directory.join("r.html"), switch.directory.join("t.pcap"));
+    let files = ["--html", page.to_str().unwrap(), "--trace", trace.to_str().unwrap()];
+    let text = prints(&[&["check", &peer, "--change"][..], &files].concat());
+    assert!(text.contains("0 depart, 0 depart as known of standard, 0 skipped"), "{text}");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("7.6.7.2.2"), "{page}");
+    let decoded = prints(&["decode", trace.to_str().unwrap()]);
+    assert!(decoded.contains("Identify Switch Device (5100h), 73 bytes: Success (0000h)"), "{decoded}");
+    assert!(decoded.contains("BindVppb { vcs_id: 0"), "{decoded}");
+    let report = json(&["check", &peer]);
+    assert_eq!((&report["departs"], &report["skipped"]), (&Value::from(0), &Value::from(3)));
+    // Internal Error in answer to one command is a departure, and the exit code says so.
+    switch.inject(r#"{"answer": {"how": {"return_code": 4}, "opcode": 2, "times": 1}}"#);
+    let output = program(&["check", &peer]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    let line = "Background Operation Status (0002h) is answered by Internal Error (0004h)";
+    assert!(stdout(&output).contains(line), "{}", stdout(&output));
+}
+
+#[test]
+fn verbose_prints_what_goes_over_the_wire() {
+    let switch = Switch::new("verbose");
+    let output = program(&["ports", &switch.peer(), "-v"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(
+        stderr(&output).contains("    GetPortStates { port_ids: [0, 1, 2, 3, 4, 5, 6, 7] }"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn bad_input_names_its_cause_and_its_remedy() {
+    let switch = Switch::new("bad");
+    let (peer, trace) = (switch.peer(), switch.directory.join("no.pcap"));
+    std::fs::write(&trace, "no trace at all, and longer than a header").unwrap();
+    let missing = switch.directory.join("missing/t.pcap");
+    for (words, code, line) in [
+        (&["ports", "switch"][..], 2, "'switch' is no peer; write tcp:HOST[:PORT]"),
+        (&["ports", "mctp:3"], 2, "'3' is no MCTP endpoint"),
+        (&["ports", &peer, "--dialect", "latin"], 2, "'latin' is no dialect; name one of standard, QEMU"),
+        (&["ports", "unix:/nowhere/s"], 1, "cannot open unix:/nowhere/s: No such file"),
+        (&["ports", "mailbox:/dev/null"], 1, "cannot open mailbox:/dev/null: Invalid argument"),
+        (&["identify", &peer, "--port", "99"], 1, "Identify (0001h) at unix:"),
+        (&["lds", &peer], 1, "refused with Unsupported (0003h); leave the command out"),
+        (&["decode", "/nowhere/t.pcap"], 1, "name a file of --trace"),
+        (&["decode", trace.to_str().unwrap()], 1, "this is no trace of the FM API: magic"),
+        (&["ports", &peer, "--trace", missing.to_str().unwrap()], 1, "name a file that can be written"),
+        (&["ports", &peer, "--wait", "0"], 2, "0 is not in 1..=600000"),
+        (&["bind", &peer], 2, "--vcs <N>"),
+    ] {
+        let output = program(words);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(line) && stdout(&output).is_empty(), "{words:?}: {}", stderr(&output));
+    }
+}
+
+/// A trace on a full disk: the answer is lost neither to the user nor silently to the file.
+#[test]
+fn a_trace_that_is_not_whole_is_a_failure() {
+    let switch = Switch::new("full");
+    let output = program(&["ports", &switch.peer(), "--trace", "/dev/full"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("/dev/full: No space left on device"), "{}", stderr(&output));
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The time by which the client waits, as an argument, so that tests have a clock of their own.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A clock that never runs back, and a way to wait.
+pub trait Clock: Send + Sync {
+    /// The time since the clock's start.
+    fn now(&self) -> Duration;
+
+    /// The time since 1970 in UTC, for traces.
+    fn unix(&self) -> Duration;
+
+    /// Returns after this time.
+    fn sleep(&self, time: Duration);
+}
+
+/// The kernel's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemClock {
+    start: Instant,
+}
+
+impl SystemClock {
+    /// A clock that starts now, as a client takes it.
+    pub fn shared() -> Arc<dyn Clock> {
+        Arc::new(Self { start: Instant::now() })
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn unix(&self) -> Duration {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    }
+
+    fn sleep(&self, time: Duration) {
+        thread::sleep(time);
+    }
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Typed calls to the devices behind a switch: logical devices and their quality of service (54h), dynamic capacity
+//! (56h). Some peers answer 54h themselves, without a tunnel: then the path is empty.
+
+use aquifer_fmapi::*;
+
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::tunnel::Hop;
+
+/// Bytes of an allocation, of an extent and of a tag.
+const ALLOCATION_BYTES: usize = 16;
+const EXTENT_BYTES: usize = 40;
+const TAG_BYTES: usize = 84;
+/// Bytes of a list's own fields.
+const LIST_BYTES: usize = 24;
+/// How often a list is read again because it has changed meanwhile.
+const READS_MAX: u32 = 8;
+
+impl Client {
+    /// Get LD Info (5400h).
+    pub fn ld_capabilities(&mut self, path: &[Hop]) -> Result<LdCapabilities, Failure> {
+        self.call(path, &GetLdCapabilities {})
+    }
+
+    /// Get LD Allocations (5401h) of all logical devices.
+    pub fn ld_allocations(&mut self, path: &[Hop]) -> Result<LdAllocations, Failure> {
+        let count_max = self.entries(ALLOCATION_BYTES).min(u8::MAX.into()) as u8;
+        let mut whole = self.call(path, &GetLdAllocations { first_ld_id: 0, count_max })?;
+        for _ in 0..self.limits.pieces {
+            let first_ld_id = whole.allocations.len() as u8;
+            if usize::from(whole.ld_count) <= whole.allocations.len() {
+                return Ok(whole);
+            }
+            let piece = self.call(path, &GetLdAllocations { first_ld_id, count_max })?;
+            if piece.first_ld_id != first_ld_id || piece.allocations.is_empty() {
+                break;
+            }
+            whole.allocations.extend(piece.allocations);
+        }
+        Err(self.inconsistent(GetLdAllocations::OPCODE, "the list of logical devices does not end".into()))
+    }
+
+    /// Set LD Allocations (5402h).
+    pub fn set_ld_allocations(&mut self, path: &[Hop], set: &SetLdAllocations) -> Result<(), Failure> {
+        self.run(path, set)
+    }
+
+    /// Get QoS Control (5403h).
+    pub fn qos_control(&mut self, path: &[Hop]) -> Result<QosControl, Failure> {
+        self.call(path, &GetQosControl {})
+    }
+
+    /// Set QoS Control (5404h).
+    pub fn set_qos_control(&mut self, path: &[Hop], set: &SetQosControl) -> Result<QosControl, Failure> {
+        self.call(path, set)
+    }
+
+    /// Get QoS Status (5405h).
+    pub fn qos_status(&mut self, path: &[Hop]) -> Result<QosStatus, Failure> {
+        self.call(path, &GetQosStatus {})
+    }
+
+    /// Get QoS Allocated BW (5406h) of these logical devices.
+    pub fn qos_allocated(&mut self, path: &[Hop], first_ld_id: u8, count: u8) -> Result<QosFractions, Failure> {
+        self.call(path, &GetQosAllocatedBw { count, first_ld_id })
+    }
+
+    /// Get QoS BW Limit (5408h) of these logical devices.
+    pub fn qos_limits(&mut self, path: &[Hop], first_ld_id: u8, count: u8) -> Result<QosFractions, Failure> {
+        self.call(path, &GetQosBwLimit { count, first_ld_id })
+    }
+
+    /// Get DCD Info (5600h).
+    pub fn dcd(&mut self, path: &[Hop]) -> Result<DcdCapabilities, Failure> {
+        self.call(path, &GetDcd {})
+    }
+
+    /// Get Host DC Region Configuration (5601h): all regions.
+    pub fn dc_regions(&mut self, path: &[Hop], host_id: u16) -> Result<HostDcRegions, Failure> {
+        self.call(path, &GetHostDcRegions { host_id, count: REGIONS_MAX as u8, first_region: 0 })
+    }
+
+    /// Set DC Region Configuration (5602h).
+    pub fn set_dc_region(&mut self, path: &[Hop], set: &SetDcRegion) -> Result<(), Failure> {
+        self.run(path, set)
+    }
+
+    /// Get DC Region Extent Lists (5603h): all extents of one generation.
+    pub fn dc_extents(&mut self, path: &[Hop], host_id: u16) -> Result<DcExtentLists, Failure> {
+        let count = (self.entries(EXTENT_BYTES).saturating_sub(LIST_BYTES / EXTENT_BYTES + 1)).max(1) as u32;
+        'list: for _ in 0..READS_MAX {
+            let mut whole: Option<DcExtentLists> = None;
+            for _ in 0..self.limits.pieces {
+                let first_extent = whole.as_ref().map_or(0, |whole| whole.extents.len() as u32);
+                let piece = self.call(path, &GetDcExtentLists { host_id, count, first_extent })?;
+                let (listed, generation) = (piece.extents.len(), piece.generation);
+                let whole = match &mut whole {
+                    None => whole.insert(piece),
+                    Some(whole) if whole.generation != generation => continue 'list,
+                    Some(whole) => {
+                        whole.extents.extend(piece.extents);
+                        whole
+                    }
+                };
+                if whole.extents.len() >= whole.total as usize {
+                    return Ok(whole.clone());
+                }
+                if listed == 0 {
+                    continue 'list;
+                }
+            }
+        }
+        Err(self.inconsistent(GetDcExtentLists::OPCODE, "the list of extents changes, or does not end".into()))
+    }
+
+    /// Initiate Dynamic Capacity Add (5604h): offers capacity to a host, which answers later.
+    pub fn initiate_dc_add(&mut self, path: &[Hop], add: &InitiateDcAdd) -> Result<(), Failure> {
+        self.run(path, add)
+    }
+
+    /// Initiate Dynamic Capacity Release (5605h): asks a host for capacity, or takes it.
+    pub fn initiate_dc_release(&mut self, path: &[Hop], release: &InitiateDcRelease) -> Result<(), Failure> {
+        self.run(path, release)
+    }
+
+    /// Dynamic Capacity List Tags (5608h): the first that fit into one answer.
+    pub fn dc_tags(&mut self, path: &[Hop]) -> Result<DcTags, Failure> {
+        let count = self.entries(TAG_BYTES) as u32;
+        self.call(path, &DcListTags { first: 0, count })
+    }
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Why a command failed, whether it was carried out, and what to do.
+
+use std::fmt;
+use std::time::Duration;
+
+use aquifer_fmapi::{DecodeFailure, Opcode, ReturnCode};
+
+use crate::transport::TransportFailure;
+
+/// A command that failed.
+#[derive(Debug)]
+pub struct Failure {
+    /// The peer.
+    pub peer: String,
+    /// The command.
+    pub opcode: Opcode,
+    /// Why.
+    pub cause: Cause,
+    /// Whether it was carried out.
+    pub effect: Effect,
+}
+
+/// Whether a command that failed was carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It changed nothing.
+    NotCarriedOut,
+    /// It may have been carried out, or may still be.
+    Unknown,
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The background operation was aborted, because it had not ended in time.
+    BackgroundAborted {
+        /// How long the client had waited.
+        waited: Duration,
+    },
+    /// The background operation ended with this return code.
+    BackgroundFailed(ReturnCode),
+    /// The status is that of another command's background operation: another manager uses the peer.
+    BackgroundForeign {
+        /// The other command.
+        found: Opcode,
+    },
+    /// The background operation has not ended in time.
+    BackgroundUnfinished {
+        /// How far it is.
+        percent: u8,
+        /// How long the client has waited.
+        waited: Duration,
+    },
+    /// Every attempt was answered so.
+    Busy {
+        /// The last return code.
+        code: ReturnCode,
+        /// How many attempts.
+        attempts: u32,
+    },
+    /// The answer cannot be decoded.
+    Damaged(DecodeFailure),
+    /// The answer can be decoded, and contradicts itself or the request.
+    Inconsistent {
+        /// How.
+        what: String,
+    },
+    /// The peer would not survive the command.
+    NeverSent {
+        /// The name of its dialect.
+        dialect: &'static str,
+    },
+    /// No answer arrived in time.
+    NoAnswer {
+        /// How long the client waited.
+        waited: Duration,
+        /// How many messages arrived that were not the answer.
+        strays: u32,
+    },
+    /// The command said success, and the state is another one.
+    NotConfirmed {
+        /// The state that was read.
+        found: String,
+    },
+    /// The peer refused the command.
+    Refused(ReturnCode),
+    /// The request is longer than the peer or the transport takes.
+    TooLong {
+        /// Its bytes.
+        bytes: usize,
+        /// The most bytes.
+        bytes_max: usize,
+    },
+    /// The transport failed.
+    Transport(TransportFailure),
+}
+
+impl Failure {
+    /// The return code with which the peer refused, if it did.
+    pub fn return_code(&self) -> Option<ReturnCode> {
+        match self.cause {
+            Cause::Refused(code) | Cause::Busy { code, .. } | Cause::BackgroundFailed(code) => Some(code),
+            _ => None,
+        }
+    }
+
+    /// True if nothing further can be sent by the same client.
+    pub fn is_fatal(&self) -> bool {
+        matches!(&self.cause, Cause::Transport(failure) if !matches!(failure, TransportFailure::TimedOut))
+    }
+
+    /// True if the answer was lost, so that a command that only reads is resent.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self.cause, Cause::NoAnswer { .. } | Cause::Damaged(_) | Cause::Transport(TransportFailure::TimedOut))
+    }
+
+    /// What to do.
+    pub fn remedy(&self) -> String {
+        let action = match &self.cause {
+            Cause::BackgroundAborted { .. } => "look at the hosts, then send the command again".into(),
+            Cause::BackgroundFailed(code) | Cause::Refused(code) => of_code(*code).into(),
+            Cause::BackgroundForeign { .. } => {
+                "let one manager at a time change this switch, then read its state".into()
+            }
+            Cause::BackgroundUnfinished { .. } => "wait for it, or abort it (0005h), then read the state".into(),
+            Cause::Busy { .. } => "find out what keeps the peer busy (0002h), or allow more retries".into(),
+            Cause::Damaged(_) | Cause::Inconsistent { .. } => {
+                "record it with --trace, and run 'aquifer fmapi check' on the peer".into()
+            }
+            Cause::NeverSent { .. } => {
+                "leave the command out, or name another --dialect if the peer is another one".into()
+            }
+            Cause::NoAnswer { .. } => "check that the peer runs, or allow more time with --wait".into(),
+            Cause::NotConfirmed { .. } => "let one manager at a time change this switch, then send it again".into(),
+            Cause::TooLong { bytes_max, .. } => format!("ask for less at a time; {bytes_max} bytes fit"),
+            Cause::Transport(failure) => failure.remedy().to_owned(),
+        };
+        match self.effect {
+            Effect::Unknown => {
+                format!("it may have been carried out: {action}; read the state before sending it again")
+            }
+            Effect::NotCarriedOut => action,
+        }
+    }
+}
+
+/// What to do when a peer refuses with this code.
+fn of_code(code: ReturnCode) -> &'static str {
+    match code {
+        ReturnCode::INVALID_INPUT => "compare the numbers with what 'aquifer fmapi ports' and 'vcs' list",
+        ReturnCode::UNSUPPORTED | ReturnCode::UNSUPPORTED_MAILBOX => "leave the command out: this component has none",
+        ReturnCode::INTERNAL_ERROR => "look at the peer's event logs ('aquifer fmapi events')",
+        ReturnCode::INVALID_PAYLOAD_LENGTH => "name the peer's --dialect, or report what --trace records",
+        ReturnCode::INVALID_HANDLE => "read the records again; another manager has cleared them",
+        ReturnCode::INVALID_PHYSICAL_ADDRESS | ReturnCode::INVALID_EXTENT_LIST => {
+            "read the regions and extents again, and name whole free blocks"
+        }
+        ReturnCode::RESOURCES_EXHAUSTED => "release capacity, or ask for less",
+        ReturnCode::ABORTED => "send it again, if nobody aborted it on purpose",
+        ReturnCode::ABORT_NOT_SUPPORTED => "wait for the operation to end",
+        _ => "look the return code up in CXL 3.1, table 8-34",
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}: {}; {}", self.opcode, self.peer, self.cause, self.remedy())
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BackgroundAborted { waited } => {
+                write!(f, "the background operation had not ended after {} ms, and was aborted", waited.as_millis())
+            }
+            Self::BackgroundFailed(code) => write!(f, "the background operation ended with {code}"),
+            Self::BackgroundForeign { found } => write!(f, "the background operation is that of {found}, not of ours"),
+            Self::BackgroundUnfinished { percent, waited } => {
+                write!(f, "the background operation is at {percent} % after {} ms", waited.as_millis())
+            }
+            Self::Busy { code, attempts } => write!(f, "{code} in answer to each of {attempts} attempts"),
+            Self::Damaged(failure) => write!(f, "the answer cannot be decoded: {failure}"),
+            Self::Inconsistent { what } => write!(f, "the answer is inconsistent: {what}"),
+            Self::NeverSent { dialect } => write!(f, "the command ends {dialect}, so it is not sent"),
+            Self::NoAnswer { waited, strays: 0 } => write!(f, "no answer within {} ms", waited.as_millis()),
+            Self::NoAnswer { waited, strays } => {
+                write!(f, "no answer within {} ms, only {strays} messages that are none", waited.as_millis())
+            }
+            Self::NotConfirmed { found } => write!(f, "the peer reports success, but {found}"),
+            Self::Refused(code) => write!(f, "refused with {code}"),
+            Self::TooLong { bytes, bytes_max } => write!(f, "the request has {bytes} bytes, more than {bytes_max}"),
+            Self::Transport(failure) => write!(f, "{failure}"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How a peer is written, and how its transport is opened: `tcp:HOST[:PORT]`, `unix:PATH`, `mailbox:PATH`,
+//! `mctp:[NETWORK,]EID`.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use aquifer_sys::mctp_socket::MctpEndpoint;
+
+use crate::af_mctp::AfMctp;
+use crate::clock::SystemClock;
+use crate::mailbox::Mailbox;
+use crate::resource_file::ResourceFile;
+use crate::tcp::{self, Tcp};
+use crate::transport::Transport;
+use crate::unix::Unix;
+
+/// The errno where the kernel has no address family.
+const EAFNOSUPPORT: i32 = 97;
+/// Endpoint IDs: 0 is null, 1 to 7 are reserved, 255 is broadcast.
+const EIDS: std::ops::RangeInclusive<u8> = 8..=254;
+
+/// Where a peer is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerAddress {
+    /// The file of a PCI function's window: `mailbox:/sys/bus/pci/devices/0000:0d:00.1/resource0`.
+    Mailbox(PathBuf),
+    /// An endpoint of the kernel's MCTP: `mctp:8`, `mctp:1,8`.
+    Mctp(MctpEndpoint),
+    /// A host and port: `tcp:10.0.0.7`, `tcp:switch:2508`.
+    Tcp(String),
+    /// A socket: `unix:/run/switch.sock`.
+    Unix(PathBuf),
+}
+
+/// Why a peer cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenFailure {
+    /// What is wrong.
+    pub cause: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl fmt::Display for OpenFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.cause, self.remedy)
+    }
+}
+
+impl std::error::Error for OpenFailure {}
+
+impl fmt::Display for PeerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mailbox(path) => write!(f, "mailbox:{}", path.display()),
+            Self::Mctp(endpoint) => write!(f, "mctp:{},{}", endpoint.network, endpoint.id),
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for PeerAddress {
+    type Err = OpenFailure;
+
+    fn from_str(text: &str) -> Result<Self, OpenFailure> {
+        let refuse = |cause: String| {
+            let remedy = "write tcp:HOST[:PORT], unix:PATH, mailbox:PATH or mctp:[NETWORK,]EID".into();
+            Err(OpenFailure { cause, remedy })
+        };
+        let Some((kind, place)) = text.split_once(':').filter(|(_, place)| !place.is_empty()) else {
+            return refuse(format!("'{text}' is no peer"));
+        };
+        match kind {
+            "mailbox" => Ok(Self::Mailbox(place.into())),
+            "mctp" => {
+                let (network, id) = place.split_once(',').unwrap_or(("0", place));
+                match (network.parse(), id.parse()) {
+                    (Ok(network), Ok(id)) if EIDS.contains(&id) => Ok(Self::Mctp(MctpEndpoint { network, id })),
+                    _ => refuse(format!("'{place}' is no MCTP endpoint: their IDs are 8 to 254")),
+                }
+            }
+            "tcp" => Ok(Self::Tcp(with_port(place))),
+            "unix" => Ok(Self::Unix(place.into())),
+            _ => refuse(format!("'{kind}' is no kind of peer")),
+        }
+    }
+}
+
+/// Adds the port where there is none. An IPv6 address has brackets if a port follows it.
+fn with_port(place: &str) -> String {
+    let after_brackets = place.rsplit_once(']').map_or(place, |(_, rest)| rest);
+    let has_port = after_brackets.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':'));
+    match (has_port, place.contains(':') && !place.contains('[')) {
+        (true, _) => place.into(),
+        (false, true) => format!("[{place}]:{}", tcp::PORT),
+        (false, false) => format!("{place}:{}", tcp::PORT),
+    }
+}
+
+impl PeerAddress {
+    /// Opens the transport to it.
+    pub fn open(&self, wait: Duration) -> Result<Box<dyn Transport>, OpenFailure> {
+        let cannot = |error: io::Error, remedy: &str| OpenFailure {
+            cause: format!("cannot open {self}: {error}"),
+            remedy: remedy.into(),
+        };
+        match self {
+            Self::Mailbox(path) => {
+                let remedy = "name the resource0 of a function of class 0c0bh, as root, without a driver that uses it";
+                let registers = ResourceFile::open(path).map_err(|error| cannot(error, remedy))?;
+                let mailbox = Mailbox::new(self.to_string(), Box::new(registers), SystemClock::shared());
+                let mailbox = mailbox.map_err(|failure| OpenFailure {
+                    cause: format!("cannot use {self}: {failure}"),
+                    remedy: failure.remedy().into(),
+                })?;
+                Ok(Box::new(mailbox))
+            }
+            Self::Mctp(endpoint) => {
+                let transport = AfMctp::open(*endpoint).map_err(|error| match error.raw_os_error() {
+                    Some(EAFNOSUPPORT) => OpenFailure {
+                        cause: format!("cannot open {self}: this kernel has no MCTP"),
+                        remedy: "load the module mctp, or use a kernel of 5.15 or newer with CONFIG_MCTP=y".into(),
+                    },
+                    _ => cannot(error, "see 'mctp link' and 'mctp route', and run as root or with CAP_NET_RAW"),
+                })?;
+                Ok(Box::new(transport))
+            }
+            Self::Tcp(address) => {
+                let connected = Tcp::connect(address, wait);
+                Ok(Box::new(connected.map_err(|error| cannot(error, "check that the switch listens there"))?))
+            }
+            Self::Unix(path) => {
+                let connected = Unix::connect(path);
+                Ok(Box::new(connected.map_err(|error| cannot(error, "check that the switch listens there"))?))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_are_read_and_written_alike() {
+        for (text, whole) in [
+            ("tcp:10.0.0.7", "tcp:10.0.0.7:2508"),
+            ("tcp:switch:99", "tcp:switch:99"),
+            ("tcp:::1", "tcp:[::1]:2508"),
+            ("tcp:[::1]", "tcp:[::1]:2508"),
+            ("tcp:[::1]:99", "tcp:[::1]:99"),
+            ("unix:/run/a:b", "unix:/run/a:b"),
+            ("mailbox:/sys/r", "mailbox:/sys/r"),
+            ("mctp:8", "mctp:0,8"),
+            ("mctp:3,254", "mctp:3,254"),
+        ] {
+            assert_eq!(text.parse::<PeerAddress>().unwrap().to_string(), whole);
+        }
+        for (text, cause) in [
+            ("switch", "'switch' is no peer"),
+            ("tcp:", "'tcp:' is no peer"),
+            ("usb:1", "'usb' is no kind of peer"),
+            ("mctp:7", "'7' is no MCTP endpoint: their IDs are 8 to 254"),
+            ("mctp:x,8", "'x,8' is no MCTP endpoint: their IDs are 8 to 254"),
+        ] {
+            let failure = text.parse::<PeerAddress>().unwrap_err();
+            assert_eq!(failure.cause, cause);
+            assert!(failure.remedy.starts_with("write tcp:"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_opened_says_why_and_what_to_do() {
+        for (peer, cause, remedy) in [
+            ("unix:/nowhere/at/all", "No such file", "check that the switch listens"),
+            ("mailbox:/nowhere/at/all", "No such file", "resource0"),
+            ("tcp:127.0.0.1:1", "refused", "check that the switch listens"),
+        ] {
+            let failure = peer.parse::<PeerAddress>().unwrap().open(Duration::from_secs(5)).err().unwrap();
+            assert!(failure.cause.contains(cause) && failure.remedy.contains(remedy), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_mctp_is_named() {
+        match "mctp:8".parse::<PeerAddress>().unwrap().open(Duration::from_secs(5)) {
+            Ok(transport) => assert_eq!(transport.name(), "mctp:0,8"),
+            Err(failure) => {
+                assert_eq!(failure.cause, "cannot open mctp:0,8: this kernel has no MCTP");
+                assert!(failure.remedy.contains("CONFIG_MCTP"), "{failure}");
+            }
+        }
+    }
+}
