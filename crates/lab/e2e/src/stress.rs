@@ -131,13 +131,13 @@ impl Round {
     }
 
     /// The tier as arguments for `aquifer run`, and what it needs. `Err` says why it is not available.
-    fn tiers(&self, directory: &Path) -> Result<(Vec<String>, Option<Tiers>), String> {
+    fn tiers(&self, name: &str, directory: &Path) -> Result<(Vec<String>, Option<Tiers>), String> {
         if self.place == SLOW_PLACE {
             let profile = directory.join("30us.toml");
             std::fs::write(&profile, SLOW_PROFILE).map_err(|error| error.to_string())?;
             return Ok((vec!["--tier".to_owned(), format!("emulated:{}", profile.display())], None));
         }
-        let tiers = TierKind::parse(self.place)?.make(&format!("stress-{}", self.number), DONOR_MIB)?;
+        let tiers = TierKind::parse(self.place)?.make(name, DONOR_MIB)?;
         Ok((tiers.words.clone(), Some(tiers)))
     }
 
@@ -145,8 +145,10 @@ impl Round {
     /// the program cannot be compiled.
     pub fn run(&self, library: Option<&Path>) -> Option<Verdict> {
         let program = torture()?;
-        let directory = scratch(&format!("stress-{}", self.number));
-        let (words, _tiers) = match self.tiers(&directory) {
+        // The same round can run with both libraries at the same time.
+        let name = format!("{}-{}", if library.is_some() { "planted" } else { "stress" }, self.number);
+        let directory = scratch(&name);
+        let (words, _tiers) = match self.tiers(&name, &directory) {
             Ok(tiers) => tiers,
             Err(why) => return Some(Verdict::Skipped(why)),
         };
