@@ -2,8 +2,8 @@
 // Copyright the Aquifer authors
 //
 // What the kernel alone takes for a fault that a program resolves by itself: exception, SIGBUS, UFFDIO_COPY of 4 KiB,
-// and the return; and for taking a page away again, 64 pages with one call. No pager can be cheaper that resolves each
-// fault on the thread that had it.
+// and the return; and for taking a page away again, 64 pages with one call. A pager that resolves each
+// fault on the faulting thread cannot be cheaper.
 //
 // Threads touch pages of their own in random order. Every page is checked.
 
@@ -22,14 +22,14 @@
 #include "result.hpp"
 
 static constexpr uint64_t PAGE = 4096;
-// Pages that one call takes away, as many as the pager's worker plans at once.
+// Pages that one call takes away, as many as the pager's worker takes away together.
 static constexpr uint64_t BATCH = 64;
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
 #endif
 
 static int uffd = -1;
-// What every page gets.
+// The contents of every page.
 static unsigned char *source = nullptr;
 
 [[noreturn]] static void refused(const char *call) {

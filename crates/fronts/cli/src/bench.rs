@@ -26,7 +26,7 @@ pub fn bench(args: &BenchArgs) -> Result<process::ExitCode, Failure> {
         // An installed bench does not lie beside the command that it is to measure.
         command.arg("--aquifer").arg(companion::executable()?);
     }
-    let error = command.args(companion::words_without(NAME, env::args_os().skip(1))).exec();
+    let error = command.args(companion::arguments_without(NAME, env::args_os().skip(1))).exec();
     Err(BENCH.failure(format!("at {} cannot be started: {error}", program.display())))
 }
 
@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn every_word_but_the_subcommand_is_passed_on() {
-        let passed_on = |words: &[&str]| companion::words_without(NAME, words.iter().map(OsString::from));
+        let passed_on = |words: &[&str]| companion::arguments_without(NAME, words.iter().map(OsString::from));
         assert_eq!(passed_on(&["bench", "--", "bench", "bench"]), ["--", "bench", "bench"]);
         assert_eq!(passed_on(&["--log-format", "json", "bench", "--quick"]), ["--log-format", "json", "--quick"]);
     }

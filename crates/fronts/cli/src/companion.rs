@@ -62,14 +62,14 @@ impl Companion {
     }
 }
 
-/// The words of the command line without the subcommand, for a companion that parses them itself. The first word `name`
+/// The command's arguments without the subcommand, for a companion that parses them itself. The first argument `name`
 /// is the subcommand: it cannot be the value of `--log-format`, the only option that may precede it.
-pub fn words_without(name: &str, words: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut words: Vec<OsString> = words.collect();
-    if let Some(place) = words.iter().position(|word| word == name) {
-        words.remove(place);
+pub fn arguments_without(name: &str, arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = arguments.collect();
+    if let Some(index) = arguments.iter().position(|argument| argument == name) {
+        arguments.remove(index);
     }
-    words
+    arguments
 }
 
 /// The path of this command.

@@ -19,13 +19,13 @@ const NAME: &str = "fmapi";
 /// Replaces this process with the program, whose exit status is that of `aquifer fmapi`.
 pub fn fmapi() -> Result<process::ExitCode, Failure> {
     let program = FMAPI.find()?;
-    let words = companion::words_without(NAME, env::args_os().skip(1));
+    let words = companion::arguments_without(NAME, env::args_os().skip(1));
     // The only option that is this command's own; the program writes one line for a person.
     let error = process::Command::new(&program).args(without_log_format(words)).exec();
     Err(FMAPI.failure(format!("at {} cannot be started: {error}", program.display())))
 }
 
-/// The words without `--log-format FORMAT`, which the program does not have.
+/// The arguments without `--log-format FORMAT`, which the program does not have.
 fn without_log_format(words: Vec<std::ffi::OsString>) -> Vec<std::ffi::OsString> {
     let mut kept = Vec::with_capacity(words.len());
     let mut words = words.into_iter();

@@ -27,11 +27,11 @@ Exit status: 0 done, and a check found no departure that is not known; 1 it coul
 /// Speak the CXL fabric-manager API to a switch: check it, look at it, bind and unbind
 ///
 /// Every wait has a limit. A command that changes something is never sent twice, and a bind and an unbind are judged by
-/// the state that the switch reports afterwards. Commands that are known to end a peer are not sent to it.
+/// the state that the switch reports afterwards. Commands that are known to crash a peer are not sent to it.
 #[derive(Clone, Debug, Args)]
 #[command(after_long_help = PEERS, arg_required_else_help = true)]
 pub struct FmapiArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: FmapiCommand,
 }
@@ -46,7 +46,7 @@ Examples:
   aquifer fmapi check tcp:10.0.0.7 --change --html report.html --trace report.pcap
   aquifer fmapi check unix:/run/switch.sock --json")]
     Check(Check),
-    /// Show who answers: the switch, the device at a port, or one of its logical devices
+    /// Identify a component: the switch, the device at a port, or one of its logical devices
     #[command(after_long_help = "\
 Examples:
   aquifer fmapi identify tcp:10.0.0.7
@@ -118,7 +118,7 @@ pub struct Peer {
     /// The switch: tcp:HOST[:PORT], unix:PATH, mailbox:PATH or mctp:[NETWORK,]EID
     #[arg(value_name = "PEER")]
     pub peer: String,
-    /// What it writes differently: standard, QEMU, OpenCIS or Jackrabbit [default: what it answers shows it]
+    /// Its dialect: standard, QEMU, OpenCIS or Jackrabbit [default: detected from its first answer]
     #[arg(long, value_name = "NAME")]
     pub dialect: Option<String>,
     /// How long to wait for an answer, in milliseconds
@@ -133,7 +133,7 @@ pub struct Peer {
     /// Print every message, decoded, to standard error
     #[arg(long, short)]
     pub verbose: bool,
-    /// How to print.
+    /// The output format.
     #[command(flatten)]
     pub format: Format,
 }
@@ -172,7 +172,7 @@ pub struct Check {
 /// Event records.
 #[derive(Clone, Debug, Args)]
 pub struct Log {
-    /// Where.
+    /// The component.
     #[command(flatten)]
     pub at: At,
     /// Clear what is shown

@@ -3,9 +3,8 @@
 
 //! The suite for peers that speak the FM API: asks what only reads, then what is wrong on purpose, and binds if it may.
 //!
-//! A finding is a case's verdict. A command that a peer says it does not answer is no departure: the specification
-//! makes most of them optional. A peer that ends in the middle of the suite is one, and the rest of the suite is
-//! skipped.
+//! A finding is a case's verdict. A command that a peer reports as unsupported is no departure: most are optional.
+//! A peer that stops in the middle of the suite departs, and the remaining cases are skipped.
 
 mod binding;
 mod cases;
@@ -21,26 +20,26 @@ use aquifer_fmapi_client::{Cause, Client, Failure, Hop};
 pub use cases::{CASES, Case, case};
 pub use departures::{DEPARTURES, Departure, known};
 
-/// What a case came to.
+/// The verdict on a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The peer does what the specification says.
     Conforms,
-    /// It does something else.
+    /// The peer departs from the specification.
     Departs {
-        /// What.
+        /// How it departs.
         what: String,
-        /// What is known of it, for peers of its kind.
+        /// The departure that is known of its dialect, if it is one.
         known: Option<&'static str>,
     },
     /// It was not tried, or could not be judged.
     Skipped {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
-/// One case, and what it came to.
+/// A case and its verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The case.
@@ -87,7 +86,7 @@ enum Stop {
 
 type Step = Result<(), Stop>;
 
-/// The suite at work.
+/// A run of the suite.
 struct Suite<'a> {
     client: &'a mut Client,
     dialect: &'static Dialect,
@@ -242,7 +241,7 @@ impl Suite<'_> {
         Ok(None)
     }
 
-    /// Asks, and expects this return code.
+    /// Sends a request and expects this return code.
     fn expect(&mut self, id: &'static str, opcode: Opcode, payload: &[u8], expected: ReturnCode) -> Step {
         match self.probe(id, &[], opcode, payload)? {
             Some((code, _)) if code == expected => self.conforms(id),

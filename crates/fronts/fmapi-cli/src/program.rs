@@ -20,7 +20,7 @@ use crate::check::check;
 use crate::report;
 use crate::show::{self, Shown};
 
-/// What was done, and with which exit code.
+/// The outcome of a command.
 #[derive(Debug)]
 pub struct Outcome {
     /// For standard output.
@@ -29,7 +29,7 @@ pub struct Outcome {
     pub code: u8,
 }
 
-/// Why it was not done, in one line: cause, then remedy.
+/// A failed command, as one line: cause, then remedy.
 #[derive(Debug)]
 pub struct Failure {
     /// The line.
@@ -102,7 +102,7 @@ fn cannot_write(file: &Path, error: &io::Error) -> Failure {
     failed(format!("{}: {error}; name a file that can be written", file.display()))
 }
 
-/// Connects, does something, and ends the traces; a trace that is not whole is a failure of its own.
+/// Connects, acts, and ends the traces. An incomplete trace is a failure of its own.
 fn with_client<T>(
     args: &Peer,
     act: impl FnOnce(&mut Client, Option<&'static Dialect>) -> Result<T, aquifer_fmapi_client::Failure>,

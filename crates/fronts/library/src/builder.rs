@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The settings of a space, as a program writes them: the words of `aquifer run`.
+//! The settings of a space, in the syntax of `aquifer run`.
 
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{ByteSize, Order, PAGE_BYTES, REGION_BYTES};

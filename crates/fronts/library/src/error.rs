@@ -12,9 +12,9 @@ use aquifer_tiers::{OpenFailure as TierOpenFailure, SpecFailure};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The block size is none. The text says why.
+    /// Not a valid block size. The text says why.
     BlockSize(String),
-    /// The budget of DRAM is not a size. The text says why.
+    /// The budget of DRAM is not a valid size. The text says why.
     Dram(String),
     /// No budget of DRAM was given: call [`Builder::dram`](crate::Builder::dram).
     NoDram,

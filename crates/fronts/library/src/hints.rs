@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a program tells its space about memory, and asks about it.
+//! Hints that a program gives about memory, and queries of its state.
 
 use std::ops::{Range, RangeBounds};
 use std::sync::{Arc, Weak};
@@ -14,7 +14,7 @@ use crate::range::{PAGE, some_of};
 use crate::status::extend;
 use crate::{Error, Histogram, Mapping, Pin, Status, StatusRun, TemperatureRun};
 
-/// What will be done with memory that is asked for.
+/// The intended use of requested memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Intent {
     /// It will be read. Memory without contents is left alone.

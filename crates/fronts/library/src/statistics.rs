@@ -35,7 +35,7 @@ pub struct Statistics {
     pub evicted_blocks: u64,
     /// Bytes of mappings in DRAM now.
     pub resident_bytes: u64,
-    /// The most that this ever was.
+    /// The maximum of `resident_bytes` so far.
     pub resident_bytes_peak: u64,
     /// Bytes of the tiers in use now.
     pub stored_bytes: u64,

@@ -120,7 +120,7 @@ impl OverheadBench<'_> {
         Ok((cost.cpu_us, format!("{bound}; {}", traced.note())))
     }
 
-    /// What the kernel alone takes for a fault with as many threads, in words.
+    /// The kernel's own cost of a fault, with the case's number of threads, as text.
     fn kernel_part(&self, case: &Case) -> Result<String, BenchFailure> {
         let nonsense = |cause: String| BenchFailure::trouble(cause, "");
         let path = self.settings.programs.join("kernel_fault");

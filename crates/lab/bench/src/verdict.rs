@@ -221,7 +221,7 @@ impl PeakCheck<'_> {
     fn story(&self) -> String {
         let Run { workload, contender, local_percent, local_bytes, .. } = self.run;
         format!(
-            "budget {:.1} MiB, allowed with code and tables {:.1}, peak {:.1}: {workload} {contender} at {local_percent} %",
+            "budget {:.1} MiB, allowed with code {:.1}, peak {:.1}: {workload} {contender} at {local_percent} %",
             mib(*local_bytes),
             mib(self.allowed),
             mib(self.peak)

@@ -13,8 +13,7 @@
 //!
 //! Only [`BlockMap::insert`] and [`BlockMap::remove`] (`map/ranges.rs`) and `inherit` (`map/slots.rs`) allocate; none
 //! of them runs on the fault path. How blocks are stored: `map/entries.rs`. Splits and merges: `map/sizes.rs`.
-//! Temperatures: `map/heat.rs`. Detecting changes: `map/changes.rs`,
-//! `map/presence.rs`.
+//! Temperatures: `map/heat.rs`. Detecting changes: `map/changes.rs`. Published residency: `map/presence.rs`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -46,7 +46,7 @@ static ENTRIES: [Entry; SPACES_MAX] =
 
 /// The table's first byte; null until the first space is opened. Never unmapped.
 static TABLE: AtomicPtr<AtomicU8> = AtomicPtr::new(null_mut());
-/// How many forks this process is away from the one that first opened a space. Only fork(3) is counted.
+/// The number of calls to fork(3) between the process that first opened a space and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// Held while the table is mapped or an entry is taken.
 static CHANGING: Mutex<()> = Mutex::new(());

@@ -7,7 +7,7 @@
 //! decodes its window, and whether a driver of the kernel uses it too, is for the caller to know. See sysfs-pci in the
 //! kernel's documentation.
 //!
-//! Threads: any; the registers say what the device makes of several.
+//! Threads: any; the device defines the effect of concurrent accesses.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -33,7 +33,7 @@ pub struct DeviceMemory {
 unsafe impl Send for DeviceMemory {}
 
 impl DeviceMemory {
-    /// Maps a whole window. EINVAL for a file that is empty, or larger than 1 GiB, and so is no such window.
+    /// Maps a whole window. EINVAL if the file is empty or larger than 1 GiB: then it is not a register window.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_SYNC | libc::O_CLOEXEC).open(path)?;
         let len = file.metadata()?.len();

@@ -44,13 +44,13 @@ impl Client {
         self.unfinished = None;
         match ReturnCode(status.return_code) {
             ReturnCode::SUCCESS => Ok(()),
-            // It ended without an effect: what a bind or an unbind has begun, the peer takes back.
+            // It ended without an effect: the peer undoes an unfinished bind or unbind.
             code => Err(self.failure(opcode, Cause::BackgroundFailed(code), Effect::NotCarriedOut)),
         }
     }
 
-    /// Waits until no background operation runs, this client's or another's, and returns the last status; that of one
-    /// that runs if the time is over.
+    /// Waits until no background operation runs, of this client or another, and returns the last status. When the
+    /// limit has passed, that is the status of an operation that still runs.
     pub fn wait_for_background(&mut self) -> Result<BackgroundStatus, Failure> {
         self.wait_until_idle(&[], Opcode::BACKGROUND_STATUS).map(|(status, _)| status)
     }

@@ -21,9 +21,10 @@ use crate::trace::{Direction, Trace, Traced};
 use crate::transport::Transport;
 use crate::tunnel::Hop;
 
-/// A peer that reports a shorter limit than this, 2 to the power of it, is not believed: every command has to fit.
+/// The base-2 logarithm of the smallest message limit in use. A smaller value that a peer reports is raised to it,
+/// because requests would not fit otherwise.
 const MESSAGE_LIMIT_LOG2_MIN: u8 = 8;
-/// The longest limit that fits the 21 bits of a length.
+/// The base-2 logarithm of the largest message limit: a length field has 21 bits.
 const MESSAGE_LIMIT_LOG2_MAX: u8 = 20;
 
 /// A client of one peer; see the crate.
@@ -191,7 +192,7 @@ impl Client {
         }
     }
 
-    /// Refuses a command that ends the peer. Behind a tunnel, another component answers it.
+    /// Refuses a command that crashes the peer. Behind a tunnel, another component answers it.
     fn check_survives(&self, path: &[Hop], opcode: Opcode) -> Result<(), Failure> {
         if path.is_empty() && self.dialect.never_sent.contains(&opcode) {
             let cause = Cause::NeverSent { dialect: self.dialect.name };
@@ -224,7 +225,7 @@ impl Client {
         self.traces.push(trace);
     }
 
-    /// Ends the traces. The first error of each is lost but for that of the first that had one.
+    /// Ends the traces. Returns the error of the first trace that failed.
     pub fn finish_traces(&mut self) -> io::Result<()> {
         let ended: Vec<io::Result<()>> = self.traces.drain(..).map(|mut trace| trace.finish()).collect();
         ended.into_iter().collect()

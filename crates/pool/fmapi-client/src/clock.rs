@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The time by which the client waits, as an argument, so that tests have a clock of their own.
+//! The client's clock, an argument so that tests can supply their own.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A clock that never runs back, and a way to wait.
+/// A monotonic clock that can also sleep.
 pub trait Clock: Send + Sync {
     /// The time since the clock's start.
     fn now(&self) -> Duration;
@@ -26,7 +26,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// A clock that starts now, as a client takes it.
+    /// A clock that starts now, in the form that `Client::new` takes.
     pub fn shared() -> Arc<dyn Clock> {
         Arc::new(Self { start: Instant::now() })
     }

@@ -19,7 +19,7 @@ const FIXED_BYTES: usize = HEADER_BYTES + 8;
 /// Bytes of an event record; the records of one message are at most 255, because a byte counts them when they are
 /// cleared.
 const RECORDS_MAX: usize = 255;
-/// Bytes of the command effects log that are read at most: a line of four bytes for each opcode.
+/// The most bytes of the command effects log that are read: four for each opcode.
 const EFFECTS_BYTES_MAX: u32 = 4 << 16;
 
 impl Client {
@@ -84,7 +84,7 @@ impl Client {
         Err(self.inconsistent(GetVirtualSwitches::OPCODE, "the list of vPPBs does not end".into()))
     }
 
-    /// Bind vPPB (5201h): waits until it is bound, and reads that it is.
+    /// Bind vPPB (5201h): waits for the operation to end, then checks that the vPPB is bound.
     pub fn bind(&mut self, bind: &BindVppb) -> Result<(), Failure> {
         let ended = self.run(&[], bind);
         self.confirm(BindVppb::OPCODE, (bind.vcs_id, bind.vppb_id), ended, |vppb| {
@@ -95,7 +95,7 @@ impl Client {
         })
     }
 
-    /// Unbind vPPB (5202h): waits until it is unbound, and reads that it is.
+    /// Unbind vPPB (5202h): waits for the operation to end, then checks that the vPPB is unbound.
     pub fn unbind(&mut self, unbind: &UnbindVppb) -> Result<(), Failure> {
         let ended = self.run(&[], unbind);
         self.confirm(UnbindVppb::OPCODE, (unbind.vcs_id, unbind.vppb_id), ended, |vppb| {
@@ -103,7 +103,7 @@ impl Client {
         })
     }
 
-    /// Judges a command by the vPPB that it was to change, where how it ended leaves that open.
+    /// Reads the state of the vPPB where the end of a command does not show its effect.
     fn confirm(
         &mut self,
         opcode: Opcode,
@@ -169,7 +169,7 @@ impl Client {
         Err(self.inconsistent(GetEventRecords::OPCODE, "the log does not become empty".into()))
     }
 
-    /// The commands that a component says it answers: its command effects log (0400h, 0401h).
+    /// The commands that a component reports as supported: its command effects log (0400h, 0401h).
     pub fn command_effects(&mut self, path: &[Hop]) -> Result<Vec<CommandEffect>, Failure> {
         let logs = self.call(path, &GetSupportedLogs {})?;
         let Some(log) = logs.logs.iter().find(|log| log.uuid == GetLog::COMMAND_EFFECTS) else {
@@ -185,7 +185,7 @@ impl Client {
         Ok(whole.command_effects())
     }
 
-    /// How many entries of a list fit into one message, through two tunnels if need be.
+    /// The number of list entries that fit into one message, with room for two tunnels.
     pub(crate) fn entries(&self, entry_bytes: usize) -> usize {
         const TUNNELS_BYTES: usize = 2 * (HEADER_BYTES + 4);
         (self.message_bytes_max.saturating_sub(FIXED_BYTES + TUNNELS_BYTES) / entry_bytes).clamp(1, u16::MAX.into())

@@ -16,10 +16,10 @@ use crate::failure::{Cause, Effect, Failure};
 use crate::trace::Direction;
 use crate::transport::TransportFailure;
 
-/// What a message that has arrived is to the request that waits.
+/// How a received message relates to the pending request.
 enum Arrived {
     Answer(Message),
-    /// The answer, with a length that is not that of its header.
+    /// The answer, with a length that differs from the one in its header.
     Damaged(DecodeFailure),
     Stray,
 }

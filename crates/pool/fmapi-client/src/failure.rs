@@ -55,7 +55,7 @@ pub enum Cause {
         /// How long the client has waited.
         waited: Duration,
     },
-    /// Every attempt was answered so.
+    /// Every attempt was refused with a return code that allows a retry.
     Busy {
         /// The last return code.
         code: ReturnCode,
@@ -69,7 +69,7 @@ pub enum Cause {
         /// How.
         what: String,
     },
-    /// The peer would not survive the command.
+    /// The command is known to crash the peer, and was not sent.
     NeverSent {
         /// The name of its dialect.
         dialect: &'static str,
@@ -81,7 +81,7 @@ pub enum Cause {
         /// How many messages arrived that were not the answer.
         strays: u32,
     },
-    /// The command said success, and the state is another one.
+    /// The peer reported success, but its state is not the requested one.
     NotConfirmed {
         /// The state that was read.
         found: String,

@@ -6,7 +6,7 @@
 //! A [`Client`] sends a command over a [`Transport`] and waits for the answer that belongs to it. Every wait has a
 //! limit in [`Limits`]. It resends a command by its return code, or when the answer to a command that only reads was
 //! lost; it runs one background operation at a time, and waits for it; it keeps the gaps that a peer needs, and refuses
-//! commands that end a peer, as its [`Dialect`](aquifer_fmapi::Dialect) says. A [`Failure`] says what failed, whether
+//! commands that crash a peer, as its [`Dialect`](aquifer_fmapi::Dialect) says. A [`Failure`] says what failed, whether
 //! the command was carried out, and what to do. A [`Trace`] gets every message.
 //!
 //! The path of a command: `commands.rs` (typed calls), `client.rs` (retries), `tunnel.rs` (devices behind the switch),

@@ -32,7 +32,7 @@ use crate::transport::{Transport, TransportFailure};
 
 /// Id of the mailbox in the array of capabilities.
 const MAILBOX_ID: u32 = 2;
-/// Capabilities that an array may have; the specification defines fewer than ten for a device.
+/// The most capabilities that are read; the specification defines fewer than ten for a device.
 const CAPABILITIES_MAX: u32 = 64;
 /// The sizes that a mailbox may have, as powers of two: 256 bytes to 1 MiB.
 const PAYLOAD_LOG2: std::ops::RangeInclusive<u32> = 8..=20;
@@ -43,9 +43,9 @@ const STATUS: usize = 0x10;
 const PAYLOAD: usize = 0x20;
 const DOORBELL: u32 = 1;
 const LENGTH_MAX: u64 = (1 << 20) - 1;
-/// Between two looks at the doorbell. QEMU answers in 0.4 ms, through a socket.
+/// The interval between two reads of the doorbell. QEMU answers in 0.4 ms, through a socket.
 const LOOK_PAUSE: Duration = Duration::from_micros(100);
-/// What reads as all ones: a function that is gone, asleep, or does not decode its window.
+/// Registers read as all ones if the function is gone, is asleep, or does not decode its window.
 const GONE: u32 = u32::MAX;
 
 /// The registers of a device, from offset 0 of its window on. All accesses are aligned.

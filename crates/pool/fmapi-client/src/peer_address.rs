@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How a peer is written, and how its transport is opened: `tcp:HOST[:PORT]`, `unix:PATH`, `mailbox:PATH`,
+//! Parses a peer's address and opens its transport: `tcp:HOST[:PORT]`, `unix:PATH`, `mailbox:PATH`,
 //! `mctp:[NETWORK,]EID`.
 
 use std::fmt;

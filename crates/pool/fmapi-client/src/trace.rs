@@ -15,7 +15,7 @@ use aquifer_fmapi::{Dialect, MessageType};
 pub use pcap::{LINKTYPE_MCTP, PcapFailure, PcapMessage, PcapReader, PcapTrace};
 pub use text::{Describer, TextTrace};
 
-/// Which way a message went.
+/// The direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the peer.
@@ -29,11 +29,11 @@ pub enum Direction {
 /// One message.
 #[derive(Clone, Copy, Debug)]
 pub struct Traced<'a> {
-    /// When, since 1970 in UTC.
+    /// The time since 1970 in UTC.
     pub unix: Duration,
     /// The peer's address.
     pub peer: &'a str,
-    /// Which way.
+    /// Its direction.
     pub direction: Direction,
     /// Its MCTP message type; None over a mailbox, which has none.
     pub kind: Option<MessageType>,
@@ -43,7 +43,7 @@ pub struct Traced<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Gets every message.
+/// Receives every message.
 pub trait Trace: Send {
     /// Records a message. A trace that cannot be written does not keep commands from being carried out.
     fn record(&mut self, message: &Traced<'_>);

@@ -2,8 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Histories of a client and a switch, each of which follows from its seed: commands whose requests and answers are
-//! lost, late, doubled, damaged or mistaken; a peer that is busy for ever, stalls or ends; and another manager at the
-//! same time.
+//! lost, late, duplicated, damaged or mismatched; a peer that is busy for ever, stalls or ends; and another manager at
+//! the same time.
 //!
 //! After each command: it has ended within its bounds; a failure has a cause and a remedy; and once the switch has come
 //! to rest, its state is that before the command or that after it, as the client says.

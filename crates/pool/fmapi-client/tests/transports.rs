@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! The suite that every transport passes, each with the software switch at its other end: short and long messages,
-//! tunnels, background operations, late, lost, doubled and damaged answers, and a peer that ends.
+//! tunnels, background operations, late, lost, duplicated and damaged answers, and a peer that ends.
 //!
 //! AF_MCTP needs an endpoint of a real bus: `AQUIFER_MCTP_PEER=mctp:1,8 cargo test -p aquifer-fmapi-client --test
 //! transports` runs the part of the suite that needs no injected failures on one.
@@ -30,7 +30,7 @@ const LATE_NS: u64 = 600_000_000;
 struct Kind {
     name: &'static str,
     open: fn(&Peer, usize) -> Box<dyn Transport>,
-    /// False for a mailbox: it has no messages, so none is lost, doubled or mistaken.
+    /// False for a mailbox: it has no messages, so none is lost, duplicated or mismatched.
     has_messages: bool,
     dialects: &'static [&'static str],
 }
@@ -127,7 +127,7 @@ fn every_transport_goes_on_after_an_answer_that_was_late_or_busy() {
 }
 
 #[test]
-fn every_transport_with_messages_goes_on_after_one_that_is_lost_doubled_or_damaged() {
+fn every_transport_with_messages_goes_on_after_one_that_is_lost_duplicated_or_damaged() {
     for kind in KINDS.iter().filter(|kind| kind.has_messages) {
         let peer = Peer::new(&Dialect::STANDARD);
         let mut client = client((kind.open)(&peer, ALL));

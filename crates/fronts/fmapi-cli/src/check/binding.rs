@@ -55,7 +55,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Binds, and looks at each step. True if it is bound in the end.
+    /// Binds, and checks each step. Returns whether the vPPB is bound at the end.
     fn bind_first(&mut self, bind: &BindVppb) -> Result<bool, super::Stop> {
         let payload = self.client.encode(bind);
         let answer = self.client.probe(&[], Opcode::BIND_VPPB, &payload);
@@ -95,7 +95,7 @@ impl Suite<'_> {
         Ok(is_bound)
     }
 
-    /// What is bound nowhere: logical devices of one port first, because two of them can be tried.
+    /// Unbound targets: logical devices of one port first, because two of them can be tried.
     fn free(&mut self) -> Free {
         let mut free = Free { vppbs: Vec::new(), targets: Vec::new() };
         let mut bound = Vec::new();

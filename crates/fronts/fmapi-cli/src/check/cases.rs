@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The table of cases: what a peer is held to, and by which part of the specification. `../check.rs` has the order in
+//! The table of cases: the requirements on a peer, each with its section of CXL 3.1. `../check.rs` has the order in
 //! which they are tried.
 //!
 //! Sections and tables are those of CXL 3.1.
@@ -11,9 +11,9 @@
 pub struct Case {
     /// Its name in reports.
     pub id: &'static str,
-    /// Where the specification says it.
+    /// The section of the specification.
     pub section: &'static str,
-    /// What must hold.
+    /// The requirement.
     pub title: &'static str,
 }
 

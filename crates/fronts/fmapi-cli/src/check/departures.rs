@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Departures that are known of some peers: they are reported, and do not fail a check. Sources: QEMU's
+//! Known departures of some peers: they are reported, and do not fail a check. Sources: QEMU's
 //! hw/cxl/cxl-mailbox-utils.c and recordings of version 10.0.2; OpenCIS's opencis-core of June 2025; Jackrabbit's fmapi
 //! and cse of April 2024.
 
@@ -20,7 +20,7 @@ const fn departure(dialect: &'static str, case: &'static str, what: &'static str
     Departure { dialect, case, what }
 }
 
-/// All that are known.
+/// All known departures.
 pub const DEPARTURES: &[Departure] = &[
     departure("QEMU", "timestamp", "Get Timestamp and Set Timestamp abort the process, so they are never sent"),
     departure("QEMU", "effects.true", "the log lists Get Timestamp and Set Timestamp, which abort the process"),
@@ -43,7 +43,7 @@ pub const DEPARTURES: &[Departure] = &[
     departure("Jackrabbit", "bind.second", "a port is bound once, whatever its device is"),
 ];
 
-/// What is known of a peer in a case.
+/// The known departure of a dialect in a case.
 pub fn known(dialect: &str, case: &str) -> Option<&'static str> {
     DEPARTURES.iter().find(|it| it.dialect == dialect && it.case == case).map(|it| it.what)
 }

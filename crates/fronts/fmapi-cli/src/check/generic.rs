@@ -117,7 +117,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Compares the command effects log with what was answered meanwhile.
+    /// Compares the command effects log with the commands that were answered.
     pub(super) fn effects_agree(&mut self) {
         let Some(listed) = self.listed.clone() else {
             return self.skip_all(&["effects.complete", "effects.true"], "there is no command effects log");

@@ -5,7 +5,7 @@
 //!
 //! One bit for each page, written with the lock held, in `map/entries.rs`: set once the page is at its address, cleared
 //! before it is taken away. A reader uses one load and no lock, so its answer may be out of date when it arrives. It is
-//! a hint, and nothing is safe because of it: a page that has left meanwhile faults as usual
+//! a hint, and no safety depends on it: a page that has left meanwhile faults as usual
 //! (docs/decisions/0039-presence-is-published-as-a-hint.md).
 
 use std::sync::Arc;

@@ -95,7 +95,7 @@ impl Mapping<'_> {
         &self.presence
     }
 
-    /// Why nothing can be done with the mapping any more, if so. Costs two loads.
+    /// The failure that every call on the mapping returns from now on, if there is one. Costs two loads.
     pub fn check(&self) -> Result<(), SpaceFailure> {
         self.space.check()
     }

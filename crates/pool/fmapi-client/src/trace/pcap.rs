@@ -86,7 +86,7 @@ impl<W: Write + Send> Trace for PcapTrace<W> {
 /// A message of a pcap file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcapMessage {
-    /// When, since 1970 in UTC.
+    /// The time since 1970 in UTC.
     pub unix: Duration,
     /// True if the client sent it.
     pub is_sent: bool,
@@ -103,7 +103,7 @@ pub enum PcapFailure {
     Io(io::Error),
     /// A value is not as it should be.
     Format {
-        /// Which.
+        /// The field.
         what: String,
     },
 }
