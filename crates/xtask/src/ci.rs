@@ -80,9 +80,8 @@ fn tests(root: &Path, summary: &RefCell<Option<Summary>>) -> Outcome {
     let file = target_directory(root).join("skipped-tests");
     let is_ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
     let allowed = is_ci.then(|| std::fs::read_to_string(root.join(".ci/skips")).unwrap_or_default());
-    let arguments = ["test", "--workspace", "--no-fail-fast"];
-    let command = prepared(root, &cargo_path(), &arguments);
-    let (found, complaints) = test_run::run(command, &file, allowed.as_deref());
+    let cargo = |arguments: &[&str]| prepared(root, &cargo_path(), arguments);
+    let (found, complaints) = test_run::run(&cargo, &file, allowed.as_deref());
     *summary.borrow_mut() = Some(found);
     listed(complaints)
 }

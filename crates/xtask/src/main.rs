@@ -13,7 +13,9 @@ mod crate_graph;
 mod licences;
 mod skips;
 mod test_counts;
+mod test_programs;
 mod test_run;
+mod test_schedule;
 mod tidy;
 mod walks;
 

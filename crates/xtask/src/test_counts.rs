@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Parses the output of `cargo test`: counts tests that passed, failed and were ignored, and how long each binary took.
-//! Pure.
+//! Parses the output of test programs: counts tests that passed, failed and were ignored, names those that failed, and
+//! adds up how long each program took. Pure.
 
 use crate::skips::Skip;
 
@@ -20,6 +20,19 @@ pub struct TestCounts {
     pub ignored: Vec<Skip>,
     binary: String,
     seconds: Vec<(f64, String)>,
+}
+
+/// The tests that failed, from the list at the end of a test program's output.
+pub fn failed_tests(output: &str) -> Vec<String> {
+    let list = output.rsplit_once("\nfailures:\n").map_or("", |(_, list)| list);
+    list.lines().map_while(|line| line.strip_prefix("    ")).map(str::to_owned).collect()
+}
+
+/// What a failed test printed.
+pub fn printed_by<'a>(output: &'a str, test: &str) -> &'a str {
+    let head = format!("\n---- {test} stdout ----\n");
+    let text = output.split_once(&head).map_or("", |(_, text)| text);
+    text.split("\n---- ").next().unwrap_or(text)
 }
 
 impl TestCounts {
@@ -81,6 +94,16 @@ test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
    Doc-tests aquifer_core
 test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 ";
+
+    #[test]
+    fn failed_tests_are_named_with_what_they_printed() {
+        let output = "failures:\n\n---- a stdout ----\nno a\n\n---- b::c stdout ----\nno c\n\nfailures:\n    a\n    b::c\n\n\
+                      test result: FAILED. 0 passed; 2 failed";
+        assert_eq!(failed_tests(output), ["a", "b::c"]);
+        assert_eq!(printed_by(output, "a").trim(), "no a");
+        assert!(printed_by(output, "b::c").starts_with("no c"));
+        assert!(failed_tests("test result: ok. 1 passed; 0 failed").is_empty());
+    }
 
     #[test]
     fn results_of_all_binaries_are_added_and_the_slowest_named() {
