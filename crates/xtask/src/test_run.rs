@@ -23,7 +23,7 @@ const SKIPS_VARIABLE: &str = "AQUIFER_TEST_SKIPS";
 const POLL: Duration = Duration::from_millis(20);
 /// One that runs for longer hangs; it is ended, and fails.
 const PROGRAM_MAX: Duration = Duration::from_secs(30 * 60);
-/// Failed tests that get a second run, alone. With more of them the machine is not to blame.
+/// Failed tests that get a second run, alone. With more of them, load is not the cause.
 const SECOND_RUNS_MAX: usize = 3;
 /// A test that printed this found wrong bytes. That is never a matter of load, so there is no second run.
 const FOUND_WRONG: &str = "wrong";
@@ -243,7 +243,7 @@ impl Summary {
         }
         lines.extend(self.skips.iter().filter(|skip| skip.is_partial).map(name));
         if !self.unsteady.is_empty() {
-            lines.push("failed beside others, passed alone, and counted as passed; mend them:".to_owned());
+            lines.push("failed beside others, passed alone, and counted as passed; repair them:".to_owned());
         }
         lines.extend(self.unsteady.iter().map(|name| format!("  {name}")));
         let TestCounts { passed, failed, .. } = self.counts;
