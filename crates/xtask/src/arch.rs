@@ -92,7 +92,7 @@ const RINGS: &[Ring] = &[
         name: "lab",
         crates: &[
             ("bench", &["bench-args", "test-support"]),
-            ("e2e", &["test-support"]),
+            ("e2e", &["aquifer", "test-support"]),
             // Every decoder of foreign bytes, wherever it is.
             (
                 "fuzz",

@@ -34,6 +34,7 @@ pub struct Builder {
     tiers: Vec<String>,
     policy: Option<String>,
     block_size: Option<String>,
+    recording: Option<String>,
 }
 
 impl Builder {
@@ -65,6 +66,15 @@ impl Builder {
         self
     }
 
+    /// Records every decision of the space to this file, as `aquifer run --record` does for a program, to be repeated
+    /// by `aquifer-sim replay`. The file is made, or must be empty. A recorded space has its whole budget for blocks: its
+    /// tables and buffers come on top, and two buffers of 4 MiB. If the file cannot take what is recorded, the recording
+    /// ends with a message and the space goes on.
+    pub fn record(mut self, file: impl Into<String>) -> Self {
+        self.recording = Some(file.into());
+        self
+    }
+
     /// Opens the space, with nothing mapped yet.
     pub fn open(self) -> Result<Space, OpenError> {
         let dram = self.dram.ok_or(OpenError::NoDram)?;
@@ -84,6 +94,7 @@ impl Builder {
             tier: open_levels(&specs).map_err(OpenError::of_tier)?,
             way: None,
             prefetch: true,
+            record: self.recording,
         };
         MemorySpace::open(settings).map(Space::of).map_err(OpenError::of_space)
     }
@@ -125,6 +136,7 @@ mod tests {
             (builder().tier("tape:/dev/st0"), "tier: "),
             (builder().tier("flash:/nowhere/at/all"), "/nowhere/at does not exist"),
             (builder().tier("dram:size=16MiB"), "to the same place"),
+            (builder().record("/nowhere/run.rec"), "cannot be recorded to /nowhere/run.rec: No such file"),
         ] {
             let message = refusal(bad);
             assert!(message.contains(why), "{message}");

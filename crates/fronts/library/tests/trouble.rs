@@ -11,7 +11,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use aquifer::{CloseError, Error, Intent, Status, contexts};
+use aquifer::{CloseError, Error, Intent, Space, Status, contexts};
 use common::{MIB, PAGE, bytes_with, can_run, evict_all, filled, space, wait_until};
 
 /// The output of a future that needs no waiting.
@@ -131,7 +131,9 @@ fn a_forked_child_is_told_so() {
     if !can_run() {
         return;
     }
-    let space = space("dram:size=64MiB", "64KiB");
+    let file = std::env::temp_dir().join(format!("aquifer-forked-{}.rec", std::process::id()));
+    let builder = Space::builder().dram("16MiB").tier("dram:size=64MiB").record(file.to_str().expect("UTF-8"));
+    let space = builder.open().expect("it can be opened");
     let mut mapping = filled(&space, MIB, 3);
     // SAFETY: the child calls nothing but this library, and ends by _exit(2); glibc lets a child allocate.
     let child = unsafe { libc::fork() };
@@ -154,6 +156,8 @@ fn a_forked_child_is_told_so() {
             ];
             drop(mapping);
             drop(space);
+            let mut open = std::fs::read_dir("/proc/self/fd").expect("there is /proc").flatten();
+            assert!(!open.any(|entry| std::fs::read_link(entry.path()).is_ok_and(|link| link == file)));
             refused.iter().position(|refused| *refused != Err(Error::Forked))
         }));
         let status = failed.map_or(99, |failed| failed.map_or(0, |index| index as i32 + 1));
@@ -166,6 +170,7 @@ fn a_forked_child_is_told_so() {
     assert!(libc::WIFEXITED(status), "{status:#x}");
     assert_eq!(libc::WEXITSTATUS(status), 0, "the number of the call that was not refused, or 99 for a panic");
     assert_eq!(mapping.view::<u64>(8..16).unwrap(), [3]);
+    std::fs::remove_file(file).expect("the space is recorded");
 }
 
 /// The tier fails in the middle of a batch of fetches: each of them says whether its memory is there or lost.

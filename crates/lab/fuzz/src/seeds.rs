@@ -83,7 +83,7 @@ pub fn profile() -> Vec<Vec<u8>> {
 
 /// A recording, its events alone, and truncated recordings.
 pub fn recording() -> Vec<Vec<u8>> {
-    let golden = include_bytes!("../../../memory/core/tests/golden/recording_v1.bin");
+    let golden = include_bytes!("../../../memory/core/tests/golden/recording_v2.bin");
     let events = &golden[HEADER_BYTES + BATCH_HEADER_BYTES..];
     vec![golden.to_vec(), events.to_vec(), golden[..golden.len() - 30].to_vec(), golden[..HEADER_BYTES].to_vec()]
 }

@@ -152,7 +152,7 @@ pub fn profile(bytes: &[u8]) {
 /// wrong checksums would make the decoder reject most inputs.
 pub fn recording(bytes: &[u8]) {
     read_recording(bytes);
-    let header = include_bytes!("../../../memory/core/tests/golden/recording_v1.bin")[..HEADER_BYTES].to_vec();
+    let header = include_bytes!("../../../memory/core/tests/golden/recording_v2.bin")[..HEADER_BYTES].to_vec();
     read_recording(&[&header[..], &batch_header(false, 0, bytes), bytes].concat());
 }
 

@@ -156,6 +156,7 @@ fn recorded(call: &Call<'_>, summary: Summary) -> String {
         Call::Fault { .. } => format!("{} (digest {:08x})", summary.step_name(), summary.digest),
         Call::Discard { .. } => format!("{} (digest {:08x})", summary.discard_name(), summary.digest),
         Call::Plan { .. } => format!("a plan of {} tasks (digest {:08x})", summary.kind, summary.digest),
+        Call::HasArrived { .. } => summary.arrived_name().into(),
         Call::SlotFor { .. } => summary.slab().map_or("no slot".into(), |slab| format!("a slot in slab {}", slab.0)),
         _ => format!("{}", summary.kind != 0),
     }
@@ -168,6 +169,7 @@ fn now(answer: &Answer, plan: &Plan) -> String {
         Answer::Plan(_) => format!("a plan of {} tasks (digest {digest:08x})", plan.tasks.len()),
         Answer::Discard(step, _) => format!("{step:?} (digest {digest:08x})"),
         Answer::Slot(slot) => format!("{:?}", slot.map(|slot| slot.0)),
+        Answer::Arrived(_) => answer.summary().arrived_name().into(),
         Answer::Wanted(wanted) => format!("{wanted}"),
         Answer::Nothing => "nothing".into(),
     }

@@ -228,6 +228,12 @@ impl Block {
         matches!(self.state, State::Stored | State::Empty)
     }
 
+    /// Whether its bytes are at the program's address: it is resident, or resident except that a hole in it is being
+    /// filled. Whatever is being installed from elsewhere has a frame.
+    pub fn is_in_place(&self) -> bool {
+        self.state == State::Resident || (self.state == State::Installing && self.frame == NONE)
+    }
+
     /// Follows one arrow of the diagram. A missing arrow is a bug and ends the process.
     pub(crate) fn become_state(&mut self, next: State) {
         assert!(self.state.may_become(next), "block went from {:?} to {next:?}", self.state);

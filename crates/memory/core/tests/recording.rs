@@ -8,7 +8,7 @@
 //! writer and reader do not agree on a byte. Also, a file that was cut short by a kill must be read up to the cut,
 //! while a damaged file must not be read as if it had been cut.
 
-use aquifer_core::engine::{Advice, CleanVerdict, Settings};
+use aquifer_core::engine::{Advice, Arrived, CleanVerdict, Settings};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{
@@ -77,6 +77,8 @@ fn every_call<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
         digest(Call::SlotFor { block }, 1),
         nothing(Call::TryAgain),
         nothing(Call::Advise { start: PageIndex(1000), end: PageIndex(9000), advice: Advice::PageOut }),
+        Event { call: Call::HasArrived { page: PageIndex(1 << 35) }, summary: Summary::of_arrived(Arrived::Busy) },
+        nothing(Call::AwaitArrivals { are_awaited: true }),
     ]
 }
 
@@ -140,10 +142,10 @@ fn a_written_recording_is_read_back() {
 /// Golden: a change here is a change of [`VERSION`].
 #[test]
 fn the_bytes_are_pinned() {
-    let golden = include_bytes!("golden/recording_v1.bin");
-    assert_eq!(VERSION, 1, "a golden file for each version");
+    let golden = include_bytes!("golden/recording_v2.bin");
+    assert_eq!(VERSION, 2, "a golden file for each version");
     if file() != golden {
-        let path = std::env::temp_dir().join("recording_v1.bin");
+        let path = std::env::temp_dir().join("recording_v2.bin");
         std::fs::write(&path, file()).unwrap();
         panic!("the bytes are not the golden ones any more; they are now in {}", path.display());
     }
@@ -208,7 +210,17 @@ fn batches_that_are_swapped_missing_or_repeated_are_damage() {
 #[test]
 fn an_event_that_is_none_is_damage_also_under_a_good_checksum() {
     let evicted = [6, 7, 1];
-    for payload in [&[0][..], &[99], &[6], &[6, 7], &[6, 7, 2], &[1, 0, 0, 5, 0, 0], &[5, 0xff, 0xff, 0xff, 0xff, 15]] {
+    for payload in [
+        &[0][..],
+        &[99],
+        &[6],
+        &[6, 7],
+        &[6, 7, 2],
+        &[1, 0, 0, 5, 0, 0],
+        &[5, 0xff, 0xff, 0xff, 0xff, 15],
+        &[21, 7, 5],
+        &[22, 2],
+    ] {
         let mut file = header().bytes().to_vec();
         batch(&mut file, false, 0, &[&evicted, payload].concat());
         assert!(matches!(read(&file), Err(Damage::Batch { .. })), "{payload:?}");

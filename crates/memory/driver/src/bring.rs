@@ -6,7 +6,6 @@
 //! The order makes it safe. A pin is published before its blocks are looked at under the engine's lock. A victim chosen
 //! earlier is then seen as Leaving, and waited for; a victim chosen later is refused because of the pin.
 
-use aquifer_core::block::State;
 use aquifer_core::units::{PageIndex, ThreadIndex};
 
 use crate::fatal::Fatal;
@@ -41,8 +40,9 @@ pub fn bring<S: Space>(space: &S, start: PageIndex, end: PageIndex, thread: Thre
         };
         let Some((block, pages)) = found else { break };
         all &= page >= pages.start;
-        // The kernel may be about to write, and cannot signal a fault on a write-protected page either.
-        if block.state != State::Resident || block.protected {
+        // A hole that another thread fills is not ours to wait for: with many such threads there would be one at every
+        // look. The kernel may be about to write, and cannot signal a fault on a write-protected page either.
+        if !block.is_in_place() || block.protected {
             match resolve(space, pages.start.max(page), thread, true)? {
                 Outcome::Resolved if tries < BRINGS_MAX => {
                     tries += 1;

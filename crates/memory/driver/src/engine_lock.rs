@@ -169,17 +169,20 @@ impl<'a, T: Tape> LockedEngine<'a, T> {
         step
     }
 
-    /// [`Engine::has_arrived`]. Not recorded: callers' spaces have no recording.
+    /// [`Engine::has_arrived`]. Recorded although it is a question: who asks about a busy block waits for it.
     pub fn has_arrived(&mut self, page: PageIndex) -> Arrived {
-        self.engine.has_arrived(page)
+        let arrived = self.engine.has_arrived(page);
+        self.record(Call::HasArrived { page }, |_| Summary::of_arrived(arrived));
+        arrived
     }
 
-    /// [`Engine::await_arrivals`]. Not recorded: callers' spaces have no recording.
+    /// [`Engine::await_arrivals`].
     pub fn await_arrivals(&mut self, are_awaited: bool) {
         self.engine.await_arrivals(are_awaited);
+        self.record(Call::AwaitArrivals { are_awaited }, |_| Summary::default());
     }
 
-    /// [`Engine::publish_presence`]. Not recorded: callers' spaces have no recording.
+    /// [`Engine::publish_presence`]. Not recorded: it decides nothing.
     pub fn publish_presence(&mut self, start: PageIndex, end: PageIndex) -> Arc<Presence> {
         self.engine.publish_presence(start, end)
     }

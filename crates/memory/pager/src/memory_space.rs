@@ -72,6 +72,9 @@ pub struct SpaceSettings {
     pub way: Option<Way>,
     /// Whether to read ahead.
     pub prefetch: bool,
+    /// Where to record the engine's calls: a file that is made, or is empty. While it is recorded, the space has all of
+    /// its budget for blocks, and the pager's own tables come on top.
+    pub record: Option<String>,
 }
 
 /// Why a space could not be opened.
@@ -199,7 +202,7 @@ impl MemorySpace {
             ledger: None,
             way: settings.way,
             prefetch: settings.prefetch,
-            record: None,
+            record: settings.record,
             time_lock: false,
             program: String::new(),
         };
@@ -225,6 +228,7 @@ impl MemorySpace {
             }),
             Err(failure) => {
                 if pager.end_threads() {
+                    pager.recorder.as_ref().inspect(|recorder| recorder.finish());
                     // SAFETY: leaked above; its threads have ended, and nothing else has seen it.
                     drop(unsafe { Box::from_raw(std::ptr::from_ref(pager).cast_mut()) });
                 }
@@ -282,6 +286,7 @@ impl MemorySpace {
         if !self.pager.end_threads() || !listed.wait_for_users() {
             return Err(StillInUse);
         }
+        self.pager.recorder.as_ref().inspect(|recorder| recorder.finish());
         // Before the tier is gone, so that a device learns what it no longer has to keep.
         self.pager.trim_all();
         listed.unlist();

@@ -116,6 +116,8 @@ pub enum StartFailure {
     Tier(Errno),
     /// The tier's queue could not be opened.
     Queue(aquifer_tiers::TierFailure),
+    /// The file for the recording could not be made, or is not empty.
+    Recording(String, io::Error),
 }
 
 impl fmt::Display for StartFailure {
@@ -141,6 +143,9 @@ impl fmt::Display for StartFailure {
                 write!(f, "a forked process has no way of its own to the tier ({errno}); raise its limits (ulimit -a)")
             }
             Self::Queue(failure) => write!(f, "{failure}"),
+            Self::Recording(path, error) => {
+                write!(f, "the space cannot be recorded to {path}: {error}; name a new file, or an empty one")
+            }
         }
     }
 }
@@ -150,7 +155,7 @@ impl std::error::Error for StartFailure {}
 /// One memory space: its engine, frames, tier, userfaultfds and threads.
 pub struct Pager {
     pub(crate) engine: Mutex<Engine>,
-    pub(crate) recorder: Option<&'static Recorder>,
+    pub(crate) recorder: Option<Arc<Recorder>>,
     /// Whether the use of the engine's lock is timed.
     pub(crate) times_lock: bool,
     pub(crate) area: FrameArea,
@@ -298,7 +303,14 @@ impl Pager {
             release: env!("CARGO_PKG_VERSION").to_owned(),
             program: settings.program,
         };
-        let recorder = settings.record.and_then(|path| Recorder::start(&path, &header));
+        let recorder = match (settings.record, settings.owner) {
+            (None, _) => None,
+            (Some(path), Owner::Program) => Recorder::start_for_program(&path, &header),
+            (Some(path), Owner::Caller) => {
+                let started = Recorder::start_for_caller(&path, &header);
+                Some(started.map_err(|error| StartFailure::Recording(path, error))?)
+            }
+        };
         settings.family.join().map_err(StartFailure::Family)?;
         // This process may have been forked since the tier was opened.
         settings.tier.after_fork_in_child(false).map_err(StartFailure::Tier)?;
@@ -371,6 +383,7 @@ impl Pager {
     /// After fork(2), in the child, which does not inherit the space: closes what is the parent's.
     pub(crate) fn give_up_in_child(&self) -> Result<(), Errno> {
         self.service.forget_threads();
+        self.recorder.as_ref().inspect(|recorder| recorder.close_in_child());
         self.signal.replace_in_child(self.features | feature::SIGBUS, false)?;
         self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))?;
         self.tier.after_fork_in_child(false)
@@ -388,7 +401,7 @@ impl Pager {
 
     /// Whether the calls into the engine are being recorded.
     pub(crate) fn is_recorded(&self) -> bool {
-        self.recorder.is_some_and(Recorder::is_open)
+        self.recorder.as_ref().is_some_and(|recorder| recorder.is_open())
     }
 
     /// The userfaultfd for a delivery.

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Records the calls into the engine, and their results, in a file: `aquifer run --record`.
+//! Records the calls into the engine, and their results, in a file: `aquifer run --record`, and a caller's space that
+//! asks for it.
 //!
 //! Threads: events come from the thread that holds the engine's lock (`driver/src/engine_lock.rs`), through a ring
 //! (`byte_ring.rs`); one pager thread takes them out and writes them. If it cannot keep up, or the file accepts no
 //! more, the recording ends at that point and says so; the program never waits for it.
 //!
-//! A recording is of one process. A forked child has no thread that writes, so its events are not recorded. A program
+//! A recording is of one space of one process. A forked child has no thread that writes, so its events are not recorded. A program
 //! that runs others leaves one file for each process that outgrows its budget: the first has the given name, each other
 //! one that name followed by its process id.
 //!
@@ -15,14 +16,16 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use aquifer_core::record::{BATCH_HEADER_BYTES, Call, End, Header, Summary, batch_header, count_events};
 use aquifer_sys::futex;
-use aquifer_sys::own_descriptors::KeptFile;
+use aquifer_sys::own_descriptors::{self, KeptFile};
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::safe_open::{self, Purpose};
 use aquifer_sys::thread_slot;
@@ -45,7 +48,7 @@ const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 /// How long the end of the process waits for the last events to be written: longer than a busy disk takes.
 const FINISH_MAX: Duration = Duration::from_secs(5);
 
-/// The process's recorder, for [`finish`].
+/// The recorder of the unchanged program's space, for [`finish`].
 static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Records the calls into the engine, and their results, in a file.
@@ -61,47 +64,55 @@ pub struct Recorder {
     closing: AtomicU32,
     /// 1 when nothing more will be written. A futex word: [`finish`] sleeps on it.
     done: AtomicU32,
+    /// The file of a caller's space, which a forked child must not keep open; -1 once it is closed.
+    descriptor: AtomicI32,
 }
 
 impl Recorder {
-    /// Starts recording to `path`, or to that name followed by the process id. Reports a failure.
-    pub(crate) fn start(path: &str, header: &Header) -> Option<&'static Recorder> {
-        Self::try_start(path, header)
-            .map_err(|error| {
+    /// Starts to record the space of an unchanged program to `path`, or to that name followed by the process id.
+    /// Reports a failure, and the program goes on.
+    pub(crate) fn start_for_program(path: &str, header: &Header) -> Option<Arc<Recorder>> {
+        let started = Output::claim(path, header.pid).and_then(|output| Self::start(Owner::Program, output, header));
+        match started {
+            Ok(recorder) => {
+                // Never freed: it is needed until the process has ended.
+                RECORDER.store(Arc::into_raw(Arc::clone(&recorder)).cast_mut(), Ordering::Release);
+                Some(recorder)
+            }
+            Err(error) => {
                 let error = error.to_string();
                 say(&["this process is not recorded: ", path, ": ", &error, "; name a file that it can write"]);
-            })
-            .ok()
+                None
+            }
+        }
     }
 
-    fn try_start(path: &str, header: &Header) -> io::Result<&'static Recorder> {
-        let wakeup = Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-        let mut output = Output::claim(path, header.pid)?;
+    /// Starts to record a caller's space to `path`, which is made, or must be empty.
+    pub(crate) fn start_for_caller(path: &str, header: &Header) -> io::Result<Arc<Recorder>> {
+        Self::start(Owner::Caller, Output::empty(path)?, header)
+    }
+
+    fn start(owner: Owner, mut output: Output, header: &Header) -> io::Result<Arc<Recorder>> {
         output.write(&header.bytes())?;
-        let recorder: &'static Recorder = Box::leak(Box::new(Recorder {
+        let recorder = Arc::new(Recorder {
             ring: ByteRing::new(RING_BYTES),
-            wakeup,
+            wakeup: Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?,
             pid: header.pid,
             thread: AtomicUsize::new(0),
             closing: AtomicU32::new(0),
             done: AtomicU32::new(0),
-        }));
-        let mut writer = Writer {
-            recorder,
+            descriptor: AtomicI32::new(output.file.as_raw_fd()),
+        });
+        let writer = Writer {
+            recorder: Arc::clone(&recorder),
             output,
             batch: Vec::with_capacity(BATCH_HEADER_BYTES + RING_BYTES),
             batches: 0,
             events: 0,
             lost: 0,
         };
-        start_thread(Owner::Program, c"aquifer-record", move || {
-            recorder.thread.store(thread_slot::token(), Ordering::Relaxed);
-            writer.run();
-            // Not closed: the program may have reused the descriptor's number for another file by now.
-            std::mem::forget(writer);
-        })
-        .map_err(|failure| io::Error::other(failure.to_string()))?;
-        RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
+        let started = start_thread(owner, c"aquifer-record", move || writer.run_for(owner));
+        started.map_err(|failure| io::Error::other(failure.to_string()))?;
         Ok(recorder)
     }
 
@@ -117,7 +128,16 @@ impl Recorder {
         }
     }
 
-    fn finish(&self) {
+    /// After fork(2), in the child of a process with a recorded space: closes the parent's file.
+    pub(crate) fn close_in_child(&self) {
+        let descriptor = self.descriptor.swap(-1, Ordering::AcqRel);
+        if descriptor >= 0 {
+            own_descriptors::close(descriptor);
+        }
+    }
+
+    /// Closes the recording: writes the events recorded so far, and waits for that up to a bound.
+    pub(crate) fn finish(&self) {
         if std::process::id() != self.pid || self.thread.load(Ordering::Relaxed) == thread_slot::token() {
             return;
         }
@@ -140,7 +160,7 @@ impl Recorder {
 /// bound. For the end of the process, also by an abort. Nothing is recorded afterwards.
 #[allow(unsafe_code, reason = "a static reference that is published once")]
 pub fn finish() {
-    // SAFETY: the pointer is null or was made from a `&'static Recorder`.
+    // SAFETY: the pointer is null, or of an `Arc` that is never freed.
     if let Some(recorder) = unsafe { RECORDER.load(Ordering::Acquire).as_ref() } {
         recorder.finish();
     }
@@ -148,7 +168,7 @@ pub fn finish() {
 
 /// The state of the writing thread.
 struct Writer {
-    recorder: &'static Recorder,
+    recorder: Arc<Recorder>,
     output: Output,
     /// One batch, its header first.
     batch: Vec<u8>,
@@ -159,7 +179,23 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(&mut self) {
+    fn run_for(mut self, owner: Owner) {
+        self.recorder.thread.store(thread_slot::token(), Ordering::Relaxed);
+        self.write();
+        let recorder = Arc::clone(&self.recorder);
+        match owner {
+            // Not closed: the program may have reused the descriptor's number for another file by now.
+            Owner::Program => std::mem::forget(self),
+            Owner::Caller => {
+                recorder.descriptor.store(-1, Ordering::Release);
+                drop(self);
+            }
+        }
+        recorder.done.store(1, Ordering::Release);
+        futex::wake_all(&recorder.done);
+    }
+
+    fn write(&mut self) {
         if let Err(error) = self.write_until_closed() {
             self.recorder.ring.close();
             let errno = Number::new(error.raw_os_error().unwrap_or(0).unsigned_abs().into());
@@ -169,8 +205,6 @@ impl Writer {
                 "); free space where it lies, or record to another place",
             ]);
         }
-        self.recorder.done.store(1, Ordering::Release);
-        futex::wake_all(&self.recorder.done);
     }
 
     fn write_until_closed(&mut self) -> io::Result<()> {
@@ -248,6 +282,16 @@ impl Output {
         };
         let identity = identity(&file)?;
         Ok(Self { path, file: KeptFile::new(file), identity })
+    }
+
+    /// Makes `path`, or takes it if it is empty and nobody else records to it.
+    fn empty(path: &str) -> io::Result<Self> {
+        let file = open(Path::new(path), libc::O_CREAT)?;
+        if file.try_lock().is_err() || file.metadata()?.len() > 0 {
+            return Err(io::Error::from_raw_os_error(libc::EEXIST));
+        }
+        let identity = identity(&file)?;
+        Ok(Self { path: path.into(), file: KeptFile::new(file), identity })
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {

@@ -39,10 +39,11 @@ use crate::recorder::Recorder;
 /// gaps between plans.
 pub(crate) const QUEUE_DEPTH: u32 = 32;
 
-/// How often a thread tries to get the engine's lock before it sleeps, and how long it pauses between two tries: some
-/// ten microseconds in all. The lock is held for one or two, and putting a thread to sleep and waking it interrupts
-/// another CPU, which costs more.
-const LOCK_TRIES: u32 = 50;
+/// How long a thread tries to get the engine's lock before it sleeps. The lock is held for one or two microseconds, and
+/// putting a thread to sleep and waking it interrupts another CPU, which costs more. A time and not a number of pauses:
+/// one pause takes some 50 cycles on some processors and 140 on others.
+const LOCK_SPIN_NS: u64 = 10_000;
+/// Pauses between two tries.
 const LOCK_PAUSES: u32 = 8;
 
 impl Pager {
@@ -74,18 +75,22 @@ impl Space for Pager {
     type Tape = Recorder;
 
     fn lock(&self) -> MutexGuard<'_, Engine> {
-        for _ in 0..LOCK_TRIES {
+        if let Ok(engine) = self.engine.try_lock() {
+            return engine;
+        }
+        let started = now_ns();
+        while now_ns() - started < LOCK_SPIN_NS {
+            (0..LOCK_PAUSES).for_each(|_| std::hint::spin_loop());
             if let Ok(engine) = self.engine.try_lock() {
                 return engine;
             }
-            (0..LOCK_PAUSES).for_each(|_| std::hint::spin_loop());
         }
         // A panic inside the engine ends the process (`abort::on_panic`), so no thread ever sees a poisoned lock.
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tape(&self) -> Option<&Recorder> {
-        self.recorder
+        self.recorder.as_deref()
     }
 
     fn lock_timer(&self) -> Option<&dyn LockTimer> {

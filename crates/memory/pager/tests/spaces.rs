@@ -12,6 +12,7 @@ mod common;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use aquifer_core::units::Order;
 use aquifer_pager::memory_space::{DRAM_BYTES_MIN, MemorySpace, OpenFailure, SpaceFailure, SpaceSettings};
 use aquifer_stats::{Counter, Gauge};
 use common::{MIB, PAGE, can_run, check, fill, settings, space, word};
@@ -50,6 +51,34 @@ fn two_spaces_keep_to_their_budgets_and_one_is_closed_while_the_other_works() {
     check(&two, 9);
     drop(two);
     second.close().unwrap();
+}
+
+/// Each thread fills holes of the same large block. One that found the block in another's hands at every look gave up:
+/// "nothing more can be written back".
+#[test]
+fn threads_that_fill_the_holes_of_one_block_all_find_room() {
+    if !can_run() {
+        return;
+    }
+    let space = MemorySpace::open(SpaceSettings { order: Some(Order::MAX), ..settings("dram:size=64MiB") }).unwrap();
+    let mapping = space.map(8 * MIB).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..16 {
+            let mapping = &mapping;
+            scope.spawn(move || {
+                for at in (thread * PAGE..mapping.len()).step_by(16 * PAGE) {
+                    mapping.write(at, &[thread as u8 + 1; 8]).unwrap();
+                }
+            });
+        }
+    });
+    let mut found = [0; 8];
+    for at in (0..mapping.len()).step_by(PAGE) {
+        mapping.read(at, &mut found).unwrap();
+        assert_eq!(found, [(at / PAGE % 16) as u8 + 1; 8], "at {at:#x}");
+    }
+    drop(mapping);
+    space.close().unwrap();
 }
 
 /// The tier loses what it holds: reads say so, the other space goes on, and so does the process.

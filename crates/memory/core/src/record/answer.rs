@@ -8,13 +8,13 @@
 
 use std::hash::{Hash, Hasher};
 
-use crate::engine::{DiscardStep, Engine, FaultStep, Task};
+use crate::engine::{Arrived, DiscardStep, Engine, FaultStep, Task};
 use crate::units::{REGION_BYTES, SlabIndex, Slot};
 
 /// The recorded form of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// A flag's value, the kind of the step, or the number of tasks in a plan.
+    /// A flag's value, the kind of the step or of the place, or the number of tasks in a plan.
     pub kind: u8,
     /// A digest over all fields. 0 for flags; for a slot, its slab.
     pub digest: u32,
@@ -34,6 +34,8 @@ const STEPS: [&str; 11] = [
     "foreign",
     "another step",
 ];
+/// Names of the places of a page, by their kind.
+const ARRIVALS: [&str; 6] = ["away", "busy", "foreign", "here", "lost", "another place"];
 /// Names of the outcomes of a discard, by their kind.
 const DISCARDS: [&str; 3] = ["done", "make resident", "wait"];
 
@@ -41,6 +43,23 @@ impl Summary {
     /// Summarises a yes-or-no answer.
     pub fn of_flag(flag: bool) -> Self {
         Self { kind: u8::from(flag), digest: 0 }
+    }
+
+    /// Summarises where a page is.
+    pub fn of_arrived(arrived: Arrived) -> Self {
+        let kind = match arrived {
+            Arrived::Away => 0,
+            Arrived::Busy => 1,
+            Arrived::Foreign => 2,
+            Arrived::Here => 3,
+            Arrived::Lost => 4,
+        };
+        Self { kind, digest: 0 }
+    }
+
+    /// The word for where a page is.
+    pub fn arrived_name(self) -> &'static str {
+        ARRIVALS[usize::from(self.kind).min(ARRIVALS.len() - 1)]
     }
 
     /// Summarises a fault's next step.

@@ -9,7 +9,7 @@
 
 use super::answer::{Digest, Summary};
 use super::runs::{Guarded, Runs};
-use crate::engine::{Advice, CleanVerdict, DiscardStep, Engine, FaultStep, Plan, Transfers};
+use crate::engine::{Advice, Arrived, CleanVerdict, DiscardStep, Engine, FaultStep, Plan, Transfers};
 use crate::guard;
 use crate::map::Delivery;
 use crate::policy::Arrival;
@@ -39,6 +39,11 @@ pub enum Call<'a> {
         end: PageIndex,
         /// The advice.
         advice: Advice,
+    },
+    /// [`Engine::await_arrivals`].
+    AwaitArrivals {
+        /// Whether callers wait for arrivals.
+        are_awaited: bool,
     },
     /// [`Engine::cleaned`].
     Cleaned {
@@ -96,6 +101,11 @@ pub enum Call<'a> {
         /// Whether a retry is pointless.
         lost: bool,
     },
+    /// [`Engine::has_arrived`].
+    HasArrived {
+        /// The page.
+        page: PageIndex,
+    },
     /// [`Engine::installed_run`]; [`Engine::installed`] is a run of one.
     Installed {
         /// The first block.
@@ -131,6 +141,8 @@ pub enum Call<'a> {
 pub enum Answer {
     /// The answer to a report that needs none.
     Nothing,
+    /// Where a page that was asked for is.
+    Arrived(Arrived),
     /// Whether other threads wait for the block.
     Wanted(bool),
     /// The next step of a fault.
@@ -148,6 +160,7 @@ impl Answer {
     pub fn summary(&self) -> Summary {
         match self {
             Answer::Nothing => Summary::default(),
+            Answer::Arrived(arrived) => Summary::of_arrived(*arrived),
             Answer::Wanted(wanted) => Summary::of_flag(*wanted),
             Answer::Step(step) => Summary::of_step(step),
             Answer::Slot(slot) => Summary::of_slot(*slot),
@@ -170,6 +183,10 @@ impl Call<'_> {
             }
             Call::Advise { start, end, advice } => {
                 engine.advise(start, end, advice);
+                Answer::Nothing
+            }
+            Call::AwaitArrivals { are_awaited } => {
+                engine.await_arrivals(are_awaited);
                 Answer::Nothing
             }
             Call::Cleaned { block, verdict, guards } => {
@@ -203,6 +220,7 @@ impl Call<'_> {
             Call::EvictionRefused { block } => Answer::Wanted(engine.eviction_refused(block)),
             Call::Fault { page, thread, write, first } => Answer::Step(engine.fault(page, thread, write, first)),
             Call::FetchFailed { block, lost } => Answer::Wanted(engine.fetch_failed(block, lost)),
+            Call::HasArrived { page } => Answer::Arrived(engine.has_arrived(page)),
             Call::Installed { first, count, arrival } => Answer::Wanted(engine.installed_run(first, count, arrival)),
             Call::Plan { blocks, pages } => {
                 engine.plan(plan, Transfers { blocks: blocks as usize, pages });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bytes of one event: a tag, the input, the answer. Golden file: `tests/golden/recording_v1.bin`.
+//! The bytes of one event: a tag, the input, the answer. Golden file: `tests/golden/recording_v2.bin`.
 //!
 //! Pure. Numbers are varints: seven bits to a byte, the lowest first, the high bit set in all but the last.
 //!
@@ -27,6 +27,8 @@
 //! | 18  | write, asked again | page, thread                                               | digest |
 //! | 19  | write, first       | page, thread                                               | digest |
 //! | 20  | advise             | start, pages, advice                                       | –      |
+//! | 21  | has arrived        | page                                                       | kind   |
+//! | 22  | await arrivals     | whether they are awaited                                   | –      |
 //!
 //! A flag and a kind are one byte. A digest is one byte for the kind of the answer and four, little-endian, for the
 //! digest. A slab is one byte, 0 if the tier was full, and four, little-endian, for its number.
@@ -66,6 +68,11 @@ const FAULT_FIRST: u8 = 1;
 const FAULT_WRITE: u8 = 2;
 const FAULT_MAX: u8 = FAULT + FAULT_FIRST + FAULT_WRITE;
 const ADVISE: u8 = 20;
+const HAS_ARRIVED: u8 = 21;
+const AWAIT_ARRIVALS: u8 = 22;
+
+/// The kinds of places of a page; see [`Summary::of_arrived`].
+const ARRIVED_KINDS: u64 = 5;
 
 /// Receives bytes, one after the other.
 pub trait Sink {
@@ -101,13 +108,19 @@ pub struct Event<'a> {
 enum Form {
     Nothing,
     Flag,
+    Kind,
     Digest,
 }
 
 impl Call<'_> {
     fn form(&self) -> Form {
         match self {
-            Call::Add { .. } | Call::Advise { .. } | Call::Emptied { .. } | Call::TryAgain => Form::Nothing,
+            Call::Add { .. }
+            | Call::Advise { .. }
+            | Call::AwaitArrivals { .. }
+            | Call::Emptied { .. }
+            | Call::TryAgain => Form::Nothing,
+            Call::HasArrived { .. } => Form::Kind,
             Call::Cleaned { .. }
             | Call::Dropped { .. }
             | Call::Evicted { .. }
@@ -144,6 +157,7 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
             guards.bytes().iter().for_each(|byte| sink.put(*byte));
         }
         Call::Advise { start, end, advice } => put(ADVISE, &[start.0, *end - *start, *advice as u64]),
+        Call::AwaitArrivals { are_awaited } => put(AWAIT_ARRIVALS, &[(*are_awaited).into()]),
         Call::Discard { start, end, remove } => put(if *remove { REMOVE } else { DISCARD }, &[start.0, *end - *start]),
         Call::Dropped { block: index } => put(DROPPED, &[block(index)]),
         Call::Emptied { frame } => put(EMPTIED, &[frame.0.into()]),
@@ -154,6 +168,7 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
             put(FAULT + bits, &[page.0, thread.0.into()]);
         }
         Call::FetchFailed { block: index, lost } => put(FETCH_FAILED, &[block(index), (*lost).into()]),
+        Call::HasArrived { page } => put(HAS_ARRIVED, &[page.0]),
         Call::Installed { first, count, arrival } => {
             let fields = [block(first), (*count).into()];
             match arrival {
@@ -174,7 +189,7 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
 pub fn put_summary(sink: &mut impl Sink, call: &Call<'_>, summary: Summary) {
     match call.form() {
         Form::Nothing => {}
-        Form::Flag => sink.put(summary.kind),
+        Form::Flag | Form::Kind => sink.put(summary.kind),
         Form::Digest => {
             sink.put(summary.kind);
             summary.digest.to_le_bytes().into_iter().for_each(|byte| sink.put(byte));
@@ -282,6 +297,7 @@ impl<'a> Reader<'a> {
                 let kind = self.below(Advice::ALL.len() as u64)?;
                 Call::Advise { start, end, advice: Advice::ALL[kind as usize] }
             }
+            AWAIT_ARRIVALS => Call::AwaitArrivals { are_awaited: self.flag()? },
             CLEANED => {
                 let (block, verdict) = (self.block()?, self.verdict()?);
                 Call::Cleaned { block, verdict, guards: self.runs(REGION_PAGES.into())? }
@@ -303,6 +319,7 @@ impl<'a> Reader<'a> {
                 Call::Fault { page: PageIndex(page), thread: ThreadIndex(thread), write, first }
             }
             FETCH_FAILED => Call::FetchFailed { block: self.block()?, lost: self.flag()? },
+            HAS_ARRIVED => Call::HasArrived { page: PageIndex(self.below(PAGE_MAX)?) },
             INSTALLED => {
                 let (first, count) = (self.block()?, self.word()?);
                 (1..=REGION_PAGES).contains(&count).then_some(())?;
@@ -322,6 +339,7 @@ impl<'a> Reader<'a> {
         let summary = match call.form() {
             Form::Nothing => Summary::default(),
             Form::Flag => Summary::of_flag(self.flag()?),
+            Form::Kind => Summary { kind: self.below(ARRIVED_KINDS)? as u8, digest: 0 },
             Form::Digest => {
                 let kind = self.byte()?;
                 let digest = self.take(4)?.try_into().expect("four bytes were taken");

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! The bytes of a recording: a header, then batches of whole events, little-endian. Golden file:
-//! `tests/golden/recording_v1.bin`.
+//! `tests/golden/recording_v2.bin`.
 //!
 //! | offset | bytes | the header's field                                                        |
 //! |--------|-------|---------------------------------------------------------------------------|
@@ -41,7 +41,7 @@ use super::event::{Event, Reader};
 use crate::engine::Settings;
 
 /// The version of the format, events included. A change of any byte's meaning is a new version.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 192;
 /// Bytes of a batch before its payload.

@@ -26,6 +26,7 @@ pub fn settings(tier: &str) -> SpaceSettings {
         tier: open_levels(&levels).expect("it can be opened"),
         way: None,
         prefetch: true,
+        record: None,
     }
 }
 
