@@ -88,6 +88,13 @@ pub enum Error {
         /// What can be asked for at a time.
         bytes_max: usize,
     },
+    /// The destination is longer or shorter than what is to be copied.
+    BufferSize {
+        /// Its length.
+        bytes: usize,
+        /// The length of what is to be copied.
+        needed_bytes: usize,
+    },
     /// The mapping is gone.
     Closed,
     /// The range has no bytes. Reads and writes of no bytes succeed.
@@ -145,6 +152,9 @@ impl fmt::Display for Error {
                 "{asked_bytes} bytes are more than can be fetched ahead under this budget; ask for at most {bytes_max} \
                  at a time"
             ),
+            Self::BufferSize { bytes, needed_bytes } => {
+                write!(f, "the destination has {bytes} bytes; give it {needed_bytes}, as many as the items have")
+            }
             Self::Closed => f.write_str("the mapping is gone; keep it for as long as its hints are used"),
             Self::EmptyRange => f.write_str("the range has no bytes; give it at least one"),
             Self::Ended(why) => write!(f, "the space cannot go on: {why}; close it"),

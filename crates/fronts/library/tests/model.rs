@@ -12,7 +12,7 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use aquifer::{Error, Hints, Intent, Mapping, Pattern, Pin, Space, Status, contexts};
+use aquifer::{Error, Hints, Intent, Mapping, Pattern, Piece, Pin, Space, Status, contexts};
 use common::{MIB, PAGE, can_run};
 
 const BYTES: usize = 24 * MIB;
@@ -61,7 +61,13 @@ impl World<'_> {
         match random.below(100) {
             0..=34 => self.write(random),
             35..=54 => self.read(random, |mapping, at, into| mapping.read(at, into)),
-            55..=74 => self.read(random, |mapping, at, into| mapping.read_in_place(at, into).map(|_| ())),
+            55..=64 => self.read(random, |mapping, at, into| mapping.read_in_place(at, into).map(|_| ())),
+            65..=74 => self.read(random, |mapping, at, into| {
+                // In pieces, the last one first.
+                let pieces = into.chunks_mut(500).enumerate().rev();
+                let mut pieces: Vec<_> = pieces.map(|(index, into)| Piece { offset: at + index * 500, into }).collect();
+                mapping.gather_pieces(&mut pieces)
+            }),
             75..=84 => {
                 let range = random.range(2 * PAGE);
                 let (mapping, mut fetched) = (&self.mapping, Ok(()));
@@ -211,6 +217,7 @@ fn every_read_is_the_last_write_or_an_error_over_tiers_that_fail_and_lie() {
         "failing:corrupt=30:dram:size=64MiB",
         "failing:every=5,on=write+queue,times=200:dram:size=64MiB",
         "failing:after=300,times=50:dram:size=64MiB",
+        "failing:corrupt=25:emulated:cmm-h,size=64MiB",
     ]
     .iter()
     .enumerate()

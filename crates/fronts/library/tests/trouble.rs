@@ -146,6 +146,7 @@ fn a_forked_child_is_told_so() {
                 mapping.read(0, &mut [0; 8]),
                 mapping.write(0, &[0; 8]),
                 mapping.read_in_place(0, &mut [0; 8]).map(|_| ()),
+                mapping.gather(8, &[0], &mut [0; 8]),
                 mapping.view::<u8>(..).map(|_| ()),
                 mapping.view_mut::<u8>(..).map(|_| ()),
                 mapping.evict(..),

@@ -42,9 +42,12 @@ use crate::pager::{Owner, Pager, Settings, StartFailure, THREADS_MAX, slabs_of};
 use crate::signal;
 use crate::spaces::{self, Listed, SPACES_MAX, Unlisted};
 
+mod gather;
 mod hints;
 mod in_place;
 
+use self::gather::GatherQueues;
+pub use self::gather::{Gathering, Piece};
 pub use self::hints::{BlockReport, LastingPin};
 use self::in_place::InPlaceReads;
 
@@ -179,6 +182,7 @@ pub struct MemorySpace {
     /// What [`spaces::forks`] was then.
     forks: u32,
     in_place: InPlaceReads,
+    gather_queues: GatherQueues,
 }
 
 impl MemorySpace {
@@ -225,6 +229,7 @@ impl MemorySpace {
                 process: std::process::id(),
                 forks: spaces::forks(),
                 in_place: InPlaceReads::default(),
+                gather_queues: GatherQueues::default(),
             }),
             Err(failure) => {
                 if pager.end_threads() {
@@ -283,6 +288,7 @@ impl MemorySpace {
             // In a forked child this value is only a copy, and there is nothing to end.
             return Ok(());
         }
+        self.gather_queues.close();
         if !self.pager.end_threads() || !listed.wait_for_users() {
             return Err(StillInUse);
         }

@@ -8,9 +8,9 @@
 //! (`byte_ring.rs`); one pager thread takes them out and writes them. If it cannot keep up, or the file accepts no
 //! more, the recording ends at that point and says so; the program never waits for it.
 //!
-//! A recording is of one space of one process. A forked child has no thread that writes, so its events are not recorded. A program
-//! that runs others leaves one file for each process that outgrows its budget: the first has the given name, each other
-//! one that name followed by its process id.
+//! A recording is of one space of one process. A forked child has no thread that writes, so its events are not
+//! recorded. A program that runs others leaves one file for each process that outgrows its budget: the first has the
+//! given name, each other one that name followed by its process id.
 //!
 //! The format is `aquifer_core::record`'s.
 

@@ -48,7 +48,7 @@ impl Default for InPlaceReads {
 
 impl InPlaceReads {
     /// Whether this is the second read of a page within a while. The next one is the first again.
-    fn is_second(&self, page: PageIndex) -> bool {
+    pub(super) fn is_second(&self, page: PageIndex) -> bool {
         let place = &self.lately[(page.0 % REMEMBERED as u64) as usize];
         let is_second = place.load(Ordering::Relaxed) == page.0;
         place.store(if is_second { 0 } else { page.0 }, Ordering::Relaxed);
