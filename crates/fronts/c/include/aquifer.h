@@ -346,7 +346,7 @@ int aquifer_prefetch(aquifer_mapping_t mapping, size_t start, size_t len, int in
  * Says that a range will not be used for a long time: it is moved to the tier in the background. Returns at once.
  * Blocks that lie only partly in the range stay. A hint, as aquifer_prefetch() is.
  *
- * AQUIFER_ERR_PINNED: a block of it is pinned.
+ * AQUIFER_ERR_PINNED: a block of it is pinned, or another thread copies from it now.
  * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as usual.
  */
 int aquifer_evict(aquifer_mapping_t mapping, size_t start, size_t len);
