@@ -7,6 +7,7 @@
 #   make bench     what `aquifer bench` starts: the bench and its workloads
 #   make fmapi     what `aquifer fmapi` starts
 #   make metrics   what `aquifer metrics` and `aquifer donor --metrics` start: the HTTP server
+#   make c         the library for programs in C and C++: libaquifer.so and libaquifer.a
 #   make stress    what `aquifer stress` starts
 #   make install   all of these: PREFIX=/usr/local DESTDIR=
 #
@@ -17,6 +18,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 RELEASE := $(TARGET)/release
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 # The program that `aquifer stress` runs, as crates/lab/e2e/src/build.rs compiles it.
 TORTURE_FLAGS := -O1 -g -std=gnu11 -pthread
 # What `make demo` passes on, such as DEMO_ARGS="--workload bfs".
@@ -44,6 +46,10 @@ fmapi:
 metrics:
 	$(CARGO) build --release --package aquifer-metrics
 
+c:
+	$(CARGO) build --release --package aquifer-c
+	$(MAKE) --no-print-directory -C crates/fronts/c ARCHIVE=$(RELEASE)/libaquifer_c.a OUT=$(RELEASE)
+
 stress:
 	$(CARGO) build --release --package aquifer-e2e --bin aquifer-stress
 	$(CC) $(TORTURE_FLAGS) -o $(RELEASE)/aquifer-torture crates/lab/e2e/torture/*.c
@@ -58,7 +64,7 @@ test:
 
 # The command looks for the library beside itself, and then in ../lib/aquifer; for the programs that it starts beside
 # itself, and then in ../libexec/aquifer.
-install: build bench fmapi metrics stress
+install: build bench c fmapi metrics stress
 	install -D -m 0755 $(RELEASE)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
 	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
 	install -D -m 0755 $(RELEASE)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
@@ -66,6 +72,14 @@ install: build bench fmapi metrics stress
 	install -D -m 0755 $(RELEASE)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics
 	install -D -m 0755 $(RELEASE)/aquifer-stress $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-stress
 	install -D -m 0755 $(RELEASE)/aquifer-torture $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-torture
+	install -D -m 0755 $(RELEASE)/libaquifer.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libaquifer.so.$(VERSION)
+	ln -sf libaquifer.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libaquifer.so.0
+	ln -sf libaquifer.so.0 $(DESTDIR)$(PREFIX)/lib/libaquifer.so
+	install -D -m 0644 $(RELEASE)/libaquifer.a $(DESTDIR)$(PREFIX)/lib/libaquifer.a
+	install -D -m 0644 crates/fronts/c/include/aquifer.h $(DESTDIR)$(PREFIX)/include/aquifer.h
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man3
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' crates/fronts/c/aquifer.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/aquifer.pc
+	$(CARGO) xtask man3 --dir $(DESTDIR)$(PREFIX)/share/man/man3
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(RELEASE)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
@@ -81,5 +95,5 @@ install: build bench fmapi metrics stress
 clean:
 	$(CARGO) clean
 
-.PHONY: build bench fmapi metrics stress demo test install clean
+.PHONY: build bench c fmapi metrics stress demo test install clean
 .DEFAULT_GOAL := build

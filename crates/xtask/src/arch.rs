@@ -64,6 +64,7 @@ const RINGS: &[Ring] = &[
         crates: &[
             ("aquifer", &["core", "pager", "stats", "sys", "test-support", "tiers"]),
             ("bench-args", &[]),
+            ("c", &["aquifer", "test-support"]),
             // It starts the bench, the exporter and what speaks to switches, and is linked with none of them.
             (
                 "cli",
@@ -96,7 +97,20 @@ const RINGS: &[Ring] = &[
             // Every decoder of foreign bytes, wherever it is.
             (
                 "fuzz",
-                &["bench", "config", "core", "cxl-switch", "donor", "fmapi", "stats", "sys", "tiers", "tls", "wire"],
+                &[
+                    "bench",
+                    "c",
+                    "config",
+                    "core",
+                    "cxl-switch",
+                    "donor",
+                    "fmapi",
+                    "stats",
+                    "sys",
+                    "tiers",
+                    "tls",
+                    "wire",
+                ],
             ),
             ("sim", &["core", "driver", "sys"]),
             ("xtask", &[]),

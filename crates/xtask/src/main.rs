@@ -11,6 +11,7 @@ mod arch;
 mod ci;
 mod crate_graph;
 mod licences;
+mod man3;
 mod skips;
 mod test_counts;
 mod test_programs;
@@ -33,6 +34,12 @@ enum Task {
     Ci,
     /// Compare the licences of all dependencies with the list in deny.toml
     Licences,
+    /// Make the manual pages of the C library from its header
+    Man3 {
+        /// Where to put them
+        #[arg(long)]
+        dir: PathBuf,
+    },
     /// Licence lines, file names, lengths, unfinished work, words that we do not say
     Tidy,
 }
@@ -43,6 +50,7 @@ fn main() -> ExitCode {
         Task::Arch => arch::check(&root),
         Task::Ci => ci::run(&root),
         Task::Licences => licences::check(&root),
+        Task::Man3 { dir } => man3::write(&root, &dir),
         Task::Tidy => tidy::check(&root),
     };
     for complaint in &complaints {

@@ -148,9 +148,12 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
         self.run_one(index);
     }
 
+    /// Runs each context that is ready now once: one that wakes itself does not keep others from beginning.
     fn run_ready(&mut self) {
-        while let Some(index) = self.ready.pop() {
-            self.run_one(index);
+        for _ in 0..self.ready.len() {
+            if let Some(index) = self.ready.pop() {
+                self.run_one(index);
+            }
         }
     }
 
@@ -183,7 +186,7 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
         let ticket = self.space.memory.ticket();
         self.turn();
         self.ready.is_waiting.store(true, Ordering::SeqCst);
-        if self.ready.is_empty() {
+        if self.ready.len() == 0 {
             self.space.memory.wait(ticket, WAIT_ONCE);
         }
         self.ready.is_waiting.store(false, Ordering::SeqCst);
@@ -203,8 +206,8 @@ impl Ready {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    fn is_empty(&self) -> bool {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    fn len(&self) -> usize {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 }
 

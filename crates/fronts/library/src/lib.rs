@@ -64,6 +64,7 @@ mod hints;
 mod mapping;
 mod pin;
 mod range;
+mod shared;
 mod space;
 mod statistics;
 mod status;

@@ -90,8 +90,7 @@ impl Mapping {
     /// # Errors
     /// As for [`read`](Self::read).
     pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), Error> {
-        self.check_range(at, bytes.len())?;
-        Ok(self.inner.memory.write(at, bytes)?)
+        self.write_bytes(at, bytes)
     }
 
     /// Copies the bytes from `at` on, without making a page resident for it: for few bytes of a large set, of which
@@ -219,6 +218,11 @@ impl Mapping {
     /// lost block is in the range ([`status`](Self::status) shows whole ones); also [`Error::OutOfRange`],
     /// [`Error::EmptyRange`], [`Error::NoRoom`], [`Error::Ended`], [`Error::Forked`].
     pub fn discard(&mut self, range: impl RangeBounds<usize>) -> Result<(), Error> {
+        self.discard_bytes(range)
+    }
+
+    /// As `discard`, for callers that have made sure that nobody else uses the range.
+    pub(crate) fn discard_bytes(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         let range = crate::range::some_of(range, self.len())?;
         self.inner.memory.discard_part(range.start, range.len()).map_err(|failure| match failure {
             SpaceFailure::Unaligned => Error::Unaligned { start: range.start, end: range.end, unit: PAGE },
@@ -241,6 +245,12 @@ impl Mapping {
     /// A handle to give hints with while the memory is borrowed, from any thread.
     pub fn hints(&self) -> Hints {
         Hints::of(&self.inner)
+    }
+
+    /// As `write`, for callers that have made sure that nobody else uses the bytes.
+    pub(crate) fn write_bytes(&self, at: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.check_range(at, bytes.len())?;
+        Ok(self.inner.memory.write(at, bytes)?)
     }
 
     fn check_range(&self, at: usize, len: usize) -> Result<(), Error> {

@@ -7,8 +7,7 @@
 //! initial inputs, `mutate.rs` changes them. `tests/decoders.rs` runs all of it in the ordinary test run, with the same
 //! inputs each time; the workspace in `fuzz/` runs the same functions under a coverage-guided fuzzer.
 
-#![forbid(unsafe_code)]
-
+mod c_abi;
 pub mod mutate;
 pub mod seeds;
 pub mod targets;
@@ -23,9 +22,10 @@ pub struct Target {
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// Every decoder of bytes that another program has written.
-pub const TARGETS: [Target; 14] = [
+/// Every decoder of bytes that another program has written, and the C library's arguments.
+pub const TARGETS: [Target; 15] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
+    Target { name: "c_abi", body: targets::c_abi, seeds: seeds::c_abi },
     Target { name: "certificate", body: targets::certificate, seeds: seeds::certificate },
     Target { name: "compressed_page", body: targets::compressed_page, seeds: seeds::compressed_page },
     Target { name: "config", body: targets::config, seeds: seeds::config },

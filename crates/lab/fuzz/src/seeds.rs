@@ -27,6 +27,14 @@ pub fn bench_result() -> Vec<Vec<u8>> {
     ])
 }
 
+/// Arguments of calls of the C library: good handles and pointers, and each kind of call.
+pub fn c_abi() -> Vec<Vec<u8>> {
+    let calls = |kind: u8| (0..12).flat_map(move |call| [[0, 0, kind], [8, 16, call], [99; 3], [call; 3], [99; 3]]);
+    let mut seeds: Vec<Vec<u8>> = (0..4).map(|kind| calls(kind).flatten().collect()).collect();
+    seeds.push((0..=255).collect());
+    seeds
+}
+
 /// The configuration that `aquifer run` passes to its preload library.
 pub fn config() -> Vec<Vec<u8>> {
     // Every field has a value other than its default.

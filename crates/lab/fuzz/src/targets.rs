@@ -40,6 +40,11 @@ pub fn bench_result(bytes: &[u8]) {
     }
 }
 
+/// The arguments of the C library's calls.
+pub fn c_abi(bytes: &[u8]) {
+    crate::c_abi::run(bytes);
+}
+
 /// The certificate of a borrower: the tenant that it names.
 pub fn certificate(bytes: &[u8]) {
     if let Some(name) = aquifer_tls::tenant_name(bytes) {

@@ -54,7 +54,7 @@ macro_rules! targets {
 }
 
 targets!(
-    bench_result certificate compressed_page config cxl_switch elf fmapi profile recording size
+    bench_result c_abi certificate compressed_page config cxl_switch elf fmapi profile recording size
     stats_segment tenants tier_spec wire
 );
 

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Fetches: ranges that are made resident, while the program does something else or waits.
+
+#![allow(unsafe_code, reason = "exports symbols, and uses the program's pointers")]
+
+use std::ffi::c_int;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crate::arguments::{Place, array, range};
+use crate::code::{Failure, PENDING};
+use crate::contexts::wait_for;
+use crate::guard::{call, done};
+use crate::handles;
+use crate::mapping::{self, Mapping};
+
+/// The most ranges of one fetch. A bound on memory; the tier has far fewer of them at a time.
+const RANGES_MAX: usize = 1 << 16;
+
+/// `aquifer_fetch_t`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Fetch {
+    /// See `handles.rs`.
+    pub handle: u64,
+}
+
+/// `struct aquifer_range`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "aquifer.h says what they mean")]
+pub struct Range {
+    pub start: usize,
+    pub len: usize,
+}
+
+/// What a handle of a fetch stands for. The lock is held while it is polled, which does not wait for a tier.
+struct Fetching(Mutex<State>);
+
+struct State {
+    pending: Vec<aquifer::Fetch>,
+    /// The first failure.
+    failure: Option<Failure>,
+}
+
+impl Fetching {
+    /// `Ready` when none is pending, or one of them has failed.
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { pending, failure } = &mut *state;
+        if failure.is_none() {
+            pending.retain_mut(|fetch| match Pin::new(fetch).poll(context) {
+                Poll::Pending => true,
+                Poll::Ready(outcome) => {
+                    if let Err(error) = outcome {
+                        failure.get_or_insert(error.into());
+                    }
+                    false
+                }
+            });
+        }
+        match failure {
+            Some(failure) => {
+                // What is not awaited any more arrives all the same.
+                pending.clear();
+                Poll::Ready(Err(failure.clone()))
+            }
+            None if pending.is_empty() => Poll::Ready(Ok(())),
+            None => Poll::Pending,
+        }
+    }
+}
+
+fn get(fetch: Fetch) -> Result<Arc<Fetching>, Failure> {
+    handles::get(fetch.handle)
+}
+
+/// See `aquifer.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_fetch(mapping: Mapping, start: usize, len: usize) -> c_int {
+    done(|| {
+        let mut fetch = pin!(mapping::get(mapping)?.fetch(range(start, len)));
+        wait_for(None, |context| fetch.as_mut().poll(context).map_err(Failure::from))
+    })
+}
+
+/// See `aquifer.h`.
+///
+/// # Safety
+/// Pointers are as `aquifer.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_fetch_start(
+    mapping: Mapping,
+    ranges: *const Range,
+    count: usize,
+    fetch: *mut Fetch,
+) -> c_int {
+    done(|| {
+        let mapping = mapping::get(mapping)?;
+        if count > RANGES_MAX {
+            return Err(Failure::argument(format!("{count} ranges are too many; give at most {RANGES_MAX} at a time")));
+        }
+        // SAFETY: the caller's promise.
+        let (ranges, place) = unsafe { (array(ranges, count, "ranges")?, Place::new(fetch, "fetch")?) };
+        let pending = ranges.iter().map(|one| mapping.fetch(range(one.start, one.len))).collect();
+        let fetching = Fetching(Mutex::new(State { pending, failure: None }));
+        // A fetch starts when it is first polled. Nobody waits yet.
+        if let Poll::Ready(Err(failure)) = fetching.poll(&mut Context::from_waker(Waker::noop())) {
+            return Err(failure);
+        }
+        place.put(Fetch { handle: handles::insert(fetching)? });
+        Ok(())
+    })
+}
+
+/// See `aquifer.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_fetch_poll(fetch: Fetch) -> c_int {
+    call(|| match get(fetch)?.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Pending => Ok(PENDING),
+        Poll::Ready(outcome) => outcome.map(|()| 0),
+    })
+}
+
+/// See `aquifer.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_fetch_wait(fetch: Fetch, timeout_ms: i64) -> c_int {
+    done(|| {
+        let fetching = get(fetch)?;
+        let limit = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        // A time beyond what a clock can show is no limit.
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        wait_for(until, |context| fetching.poll(context))
+    })
+}
+
+/// See `aquifer.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_fetch_close(fetch: Fetch) -> c_int {
+    done(|| handles::remove::<Fetching>(fetch.handle).map(|_| ()))
+}

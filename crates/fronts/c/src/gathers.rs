@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Gathers: scattered pieces of a mapping, copied at once, or while the program does something else.
+
+#![allow(unsafe_code, reason = "exports symbols, uses the program's pointers, and keeps a mapping with its gather")]
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+
+use aquifer::Error;
+
+use crate::arguments::{Place, array, bytes_mut, check_apart};
+use crate::code::{Failure, PENDING};
+use crate::contexts::{is_in_context, wait_for};
+use crate::guard::{call, done};
+use crate::handles;
+use crate::mapping::{self, Mapping, addresses, of_buffer};
+
+/// `aquifer_gather_t`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Gather {
+    /// See `handles.rs`.
+    pub handle: u64,
+}
+
+/// `struct aquifer_piece`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "aquifer.h says what they mean")]
+pub struct Piece {
+    pub offset: usize,
+    pub into: *mut c_void,
+    pub len: usize,
+}
+
+/// What a handle of a gather stands for. The lock is held while it is polled.
+struct Gathering(Mutex<State>);
+
+struct State {
+    /// `None` once it has ended. Declared first, so dropped before its mapping.
+    gather: Option<aquifer::Gather<'static, 'static>>,
+    outcome: Result<(), Failure>,
+    _mapping: Arc<aquifer::Mapping>,
+}
+
+// SAFETY: the destinations belong to the gather by the caller's promise, and any thread may write to them; the rest is
+// a mapping, pieces, and a queue of a tier, which is `Send` by its trait. The lock lets one thread in at a time.
+unsafe impl Send for State {}
+
+impl Gathering {
+    fn poll(&self) -> Poll<Result<(), Failure>> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gather) = &mut state.gather {
+            let Poll::Ready(outcome) = gather.poll() else { return Poll::Pending };
+            (state.gather, state.outcome) = (None, outcome.map_err(Failure::from));
+        }
+        Poll::Ready(state.outcome.clone())
+    }
+
+    /// Waits for the tier, and for other threads that poll it.
+    fn wait(&self) -> Result<(), Failure> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gather) = state.gather.take() {
+            state.outcome = gather.wait().map_err(Failure::from);
+        }
+        state.outcome.clone()
+    }
+}
+
+/// The program's pieces as the crate `aquifer` takes them.
+///
+/// # Safety
+/// The pointers are as `aquifer.h` says, and stay so for `'p`.
+unsafe fn pieces<'p>(
+    mapping: &aquifer::Mapping,
+    pieces: *const Piece,
+    count: usize,
+) -> Result<Vec<aquifer::Piece<'p>>, Failure> {
+    // SAFETY: the caller's promise, here and below.
+    let pieces = unsafe { array(pieces, count, "pieces") }?;
+    let checked = pieces.iter().map(|piece| {
+        // SAFETY: as above.
+        let into = unsafe { bytes_mut(piece.into, piece.len, "into") }?;
+        check_apart(of_buffer(into), addresses(mapping, piece.offset, piece.len), "into")?;
+        Ok(aquifer::Piece { offset: piece.offset, into })
+    });
+    checked.collect()
+}
+
+/// See `aquifer.h`.
+///
+/// # Safety
+/// Pointers are as `aquifer.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_gather(
+    mapping: Mapping,
+    size: usize,
+    indices: *const usize,
+    count: usize,
+    into: *mut c_void,
+    into_len: usize,
+) -> c_int {
+    done(|| {
+        let mapping = mapping::get(mapping)?;
+        // SAFETY: the caller's promise.
+        let (indices, into) = unsafe { (array(indices, count, "indices")?, bytes_mut(into, into_len, "into")?) };
+        check_apart(of_buffer(into), addresses(&mapping, 0, mapping.len()), "into")?;
+        Ok(mapping.gather(size, indices, into)?)
+    })
+}
+
+/// See `aquifer.h`.
+///
+/// # Safety
+/// Pointers are as `aquifer.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_gather_pieces(mapping: Mapping, pieces: *const Piece, count: usize) -> c_int {
+    done(|| {
+        let mapping = mapping::get(mapping)?;
+        // SAFETY: the caller's promise.
+        let pieces = unsafe { self::pieces(&mapping, pieces, count) }?;
+        Ok(mapping.start_gather(pieces)?.wait()?)
+    })
+}
+
+/// See `aquifer.h`.
+///
+/// # Safety
+/// Pointers are as `aquifer.h` says, and the destinations are the gather's until it has ended or is closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_gather_start(
+    mapping: Mapping,
+    pieces: *const Piece,
+    count: usize,
+    gather: *mut Gather,
+) -> c_int {
+    done(|| {
+        let mapping = mapping::get(mapping)?;
+        // SAFETY: the caller's promise.
+        let (pieces, place) = unsafe { (self::pieces(&mapping, pieces, count)?, Place::new(gather, "gather")?) };
+        // SAFETY: `State` has a share of the mapping, which it drops after the gather.
+        let lasting: &'static aquifer::Mapping = unsafe { &*Arc::as_ptr(&mapping) };
+        let gather = lasting.start_gather(pieces)?;
+        let state = State { gather: Some(gather), outcome: Ok(()), _mapping: mapping };
+        place.put(Gather { handle: handles::insert(Gathering(Mutex::new(state)))? });
+        Ok(())
+    })
+}
+
+fn get(gather: Gather) -> Result<Arc<Gathering>, Failure> {
+    handles::get(gather.handle)
+}
+
+/// See `aquifer.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_gather_poll(gather: Gather) -> c_int {
+    call(|| match get(gather)?.poll() {
+        Poll::Pending => Ok(PENDING),
+        Poll::Ready(outcome) => outcome.map(|()| 0),
+    })
+}
+
+/// See `aquifer.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_gather_wait(gather: Gather) -> c_int {
+    done(|| {
+        let gathering = get(gather)?;
+        if !is_in_context() {
+            return gathering.wait();
+        }
+        wait_for(None, |context| {
+            let polled = gathering.poll();
+            if polled.is_pending() {
+                // A gather makes progress when it is polled, so there is nothing to wait for.
+                context.waker().wake_by_ref();
+            }
+            polled
+        })
+    })
+}
+
+/// See `aquifer.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_gather_close(gather: Gather) -> c_int {
+    done(|| {
+        let gathering = handles::remove::<Gathering>(gather.handle)?;
+        // Another thread may be polling it: it finds that it has ended.
+        let mut state = gathering.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.gather.take().is_some() {
+            state.outcome = Err(Error::Closed.into());
+        }
+        Ok(())
+    })
+}
