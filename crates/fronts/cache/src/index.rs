@@ -164,10 +164,10 @@ impl Index {
         Some(removed)
     }
 
-    /// The hashes of the keys whose records are in a part of the log. Looks at every entry.
-    pub fn within(&self, part: std::ops::Range<u64>) -> Vec<u64> {
+    /// The hashes of the keys whose records begin in a part of the log. Looks at every entry.
+    pub fn within(&self, part: std::ops::Range<u64>) -> Vec<(u64, Found)> {
         let used = self.entries.iter().filter(|entry| !entry.is_free());
-        used.filter(|entry| part.contains(&entry.found().place.at)).map(|entry| entry.hash).collect()
+        used.map(|entry| (entry.hash, entry.found())).filter(|(_, found)| part.contains(&found.place.at)).collect()
     }
 
     /// Removes all keys.
@@ -254,7 +254,7 @@ mod tests {
         assert!(index.set_expiry(7, NEVER_MS) && !index.set_expiry(8, 1));
         assert_eq!(index.find(7), Some(Found { place: last, expires_ms: NEVER_MS, is_used: true }));
         assert!(index.within(0..1 << 30).is_empty());
-        assert_eq!(index.within(last.at..last.at + 1), [7]);
+        assert_eq!(index.within(last.at..last.at + 1)[0].0, 7);
         index.clear();
         assert_eq!((index.find(7), index.len()), (None, 0));
     }

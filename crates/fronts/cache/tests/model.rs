@@ -38,7 +38,7 @@ fn key(number: u64) -> Vec<u8> {
 fn value(number: u64) -> Vec<u8> {
     let len = match number % 500 {
         0 => aquifer_cache::request::WORD_BYTES_MAX as u64,
-        1..=60 => number % 200_000,
+        1..=100 => number % 200_000,
         _ => number % 3000,
     };
     Random::bytes(number, len as usize)
@@ -125,7 +125,7 @@ fn a_cache_that_is_large_enough_forgets_nothing() {
         for _ in 0..STEPS {
             let number = random.below(500);
             if random.below(2) == 0 {
-                let new = random.next() / 500 * 500 + 61 + random.below(400);
+                let new = random.next() / 500 * 500 + 101 + random.below(399);
                 world.store.set(&key(number), &value(new), 0).unwrap();
                 world.model.insert(number, (vec![new], 0));
             } else {
@@ -145,7 +145,7 @@ fn values_are_the_last_ones_while_the_log_is_cleaned_and_evicted() {
         return;
     }
     for (seed, tier, keys) in
-        [(11, "dram:size=96MiB", 3000), (12, "dram:size=96MiB", 60), (13, "compressed:size=10MiB", 900)]
+        [(11, "dram:size=96MiB", 6000), (12, "dram:size=96MiB", 60), (13, "compressed:size=10MiB", 900)]
     {
         let world = World::open(tier, seed, 2000).play(seed, keys);
         if !tier.starts_with("compressed") {

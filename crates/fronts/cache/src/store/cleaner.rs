@@ -9,6 +9,7 @@
 use aquifer::{Error, Intent};
 
 use super::{Store, StoreFailure};
+use crate::index::Found;
 use crate::record::{HEADER_BYTES, Header, UNIT_BYTES};
 use crate::spans::{Purpose, SpanIndex, Victim};
 
@@ -113,36 +114,48 @@ impl Store {
             Err(other) => return Err(other.into()),
         };
         let Some(header) = header else {
-            // Where the next record begins is not known.
-            return self.give_up(span).map(|()| UNIT_BYTES);
+            // Where the next record begins is not known, but the index knows those that matter.
+            cleaning.at = victim.filled_bytes;
+            for (hash, found) in self.index.within(at..span.bytes().end) {
+                self.clean_found(hash, &found)?;
+            }
+            return Ok(victim.filled_bytes);
         };
         let len = header.record_bytes() as u64;
         cleaning.at += len;
-        let Some(found) = self.index.find(header.hash).filter(|found| found.place.at == at) else { return Ok(len) };
-        let is_kept = (!victim.is_evicted || found.is_used) && cleaning.kept_bytes + len <= victim.kept_bytes_max;
-        if is_kept {
-            cleaning.kept_bytes += len;
-            self.move_record(at, len as usize, header.hash, found.expires_ms)?;
-        } else {
-            self.forget(header.hash);
-            self.counts.evicted_keys += 1;
+        match self.index.find(header.hash).filter(|found| found.place.at == at) {
+            Some(found) => self.clean_found(header.hash, &found)?,
+            None => {}
         }
         Ok(len)
     }
 
+    /// Moves the record of a key, or drops the key.
+    fn clean_found(&mut self, hash: u64, found: &Found) -> Result<(), StoreFailure> {
+        let Some(cleaning) = &mut self.cleaner.now else { return Ok(()) };
+        let (victim, kept_bytes) = (cleaning.victim, cleaning.kept_bytes + u64::from(found.place.bytes));
+        if (!victim.is_evicted || found.is_used) && kept_bytes <= victim.kept_bytes_max {
+            cleaning.kept_bytes = kept_bytes;
+            return self.move_record(hash, found);
+        }
+        self.forget(hash);
+        self.counts.evicted_keys += 1;
+        Ok(())
+    }
+
     /// Appends a record that is kept. If that is not possible, the key is dropped.
-    fn move_record(&mut self, at: u64, len: usize, hash: u64, expires_ms: u64) -> Result<(), StoreFailure> {
+    fn move_record(&mut self, hash: u64, found: &Found) -> Result<(), StoreFailure> {
         let mut record = std::mem::take(&mut self.cleaner.moved);
-        record.resize(len, 0);
-        let read = self.mapping.read(at as usize, &mut record).map_err(StoreFailure::from);
+        record.resize(found.place.bytes as usize, 0);
+        let read = self.mapping.read(found.place.at as usize, &mut record).map_err(StoreFailure::from);
         let moved = read.and_then(|()| self.write(&record, Purpose::Move));
         self.cleaner.moved = record;
         match moved {
             Ok(Some(place)) => {
-                if let Some(before) = self.index.put(hash, place, expires_ms) {
+                if let Some(before) = self.index.put(hash, place, found.expires_ms) {
                     self.spans.release(before.place);
                 }
-                self.counts.moved_bytes += len as u64;
+                self.counts.moved_bytes += u64::from(place.bytes);
             }
             Ok(None) | Err(StoreFailure::NoRoom) => {
                 self.forget(hash);
@@ -155,16 +168,6 @@ impl Store {
             Err(failure) => return Err(failure),
         }
         Ok(())
-    }
-
-    /// Drops every key of a span of which a header is lost.
-    fn give_up(&mut self, span: SpanIndex) -> Result<(), StoreFailure> {
-        for hash in self.index.within(span.bytes()) {
-            self.forget(hash);
-            self.counts.lost_keys += 1;
-        }
-        self.cleaner.now = None;
-        self.give_back(span)
     }
 
     /// Gives an empty span's memory back, after which it is free.
