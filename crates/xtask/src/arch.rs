@@ -64,11 +64,14 @@ const RINGS: &[Ring] = &[
         crates: &[
             ("aquifer", &["core", "pager", "stats", "sys", "test-support", "tiers"]),
             ("bench-args", &[]),
-            // It starts the bench, the exporter and what speaks to switches, and is linked with none of them.
+            ("cache", &["aquifer", "cache-args", "test-support"]),
+            ("cache-args", &["core"]),
+            // It starts the bench, the cache, the exporter and what speaks to switches, and is linked with none of them.
             (
                 "cli",
                 &[
                     "bench-args",
+                    "cache-args",
                     "config",
                     "core",
                     "donor",
@@ -96,7 +99,20 @@ const RINGS: &[Ring] = &[
             // Every decoder of foreign bytes, wherever it is.
             (
                 "fuzz",
-                &["bench", "config", "core", "cxl-switch", "donor", "fmapi", "stats", "sys", "tiers", "tls", "wire"],
+                &[
+                    "bench",
+                    "cache",
+                    "config",
+                    "core",
+                    "cxl-switch",
+                    "donor",
+                    "fmapi",
+                    "stats",
+                    "sys",
+                    "tiers",
+                    "tls",
+                    "wire",
+                ],
             ),
             ("sim", &["core", "driver", "sys"]),
             ("xtask", &[]),

@@ -138,7 +138,8 @@ fn a_tier_that_fails_or_lies_makes_requests_fail_and_nothing_else() {
             let reply = client.ask(&[b"SET", index.to_string().as_bytes(), &value(index)]);
             assert!(is_error(&reply) || reply == Reply::ok(), "{tier}: {reply:?}");
         }
-        for index in 0..keys {
+        // A read of a tier that fails is retried for a while, so not all of them.
+        for index in (0..keys).step_by(20) {
             let reply = client.ask(&[b"GET", index.to_string().as_bytes()]);
             let is_right = reply == Reply::nothing() || reply == Reply::bytes(&value(index));
             assert!(is_error(&reply) || is_right, "{tier}: key {index}");

@@ -24,8 +24,9 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that another program has written.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
+    Target { name: "cache_requests", body: targets::cache_requests, seeds: seeds::cache_requests },
     Target { name: "certificate", body: targets::certificate, seeds: seeds::certificate },
     Target { name: "compressed_page", body: targets::compressed_page, seeds: seeds::compressed_page },
     Target { name: "config", body: targets::config, seeds: seeds::config },
