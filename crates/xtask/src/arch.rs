@@ -66,7 +66,7 @@ const RINGS: &[Ring] = &[
             ("bench-args", &[]),
             ("cache", &["aquifer", "cache-args", "test-support"]),
             ("cache-args", &["core"]),
-            // It starts the bench, the cache, the exporter and what speaks to switches, and is linked with none of them.
+            // It starts the bench, the cache, the exporter and what speaks to switches; it is linked with none of them.
             (
                 "cli",
                 &[
@@ -115,6 +115,8 @@ const RINGS: &[Ring] = &[
                 ],
             ),
             ("sim", &["core", "driver", "sys"]),
+            // Its distributions are the simulator's, and its index is the cache's.
+            ("workloads", &["aquifer", "cache", "core", "sim", "test-support"]),
             ("xtask", &[]),
         ],
     },

@@ -26,7 +26,7 @@ Examples:
 Commands: GET SET MGET MSET DEL EXISTS INCR INCRBY DECR DECRBY EXPIRE PEXPIRE TTL PTTL PERSIST PING
 ECHO INFO DBSIZE FLUSHALL FLUSHDB SELECT COMMAND CONFIG CLIENT QUIT, over RESP2, pipelined or not.
 
-There is no authentication: whoever reaches the address can read and change the cache.
+There is no authentication: anyone who reaches the address can read and change the cache.
 
 Exit status: 0 ended by SIGTERM or SIGINT; 1 it cannot be started or cannot go on; 2 bad arguments;
 125 the program cannot be started."
@@ -37,8 +37,8 @@ pub struct CacheArgs {
     pub listen: SocketAddr,
     /// DRAM for the index of the keys and for the values that are hot, such as 1GiB
     ///
-    /// The index takes 30 bytes for each key that --keys allows. The rest, at least 16 MiB, is the budget of the values.
-    /// The buffers of connections come on top.
+    /// The index takes 30 bytes for each key that --keys allows. The rest, at least 16 MiB, is the values' budget. The
+    /// buffers of connections come on top.
     #[arg(long, value_name = "SIZE")]
     pub dram: ByteSize,
     /// Where cold values go, as for `aquifer run`; several are a chain, the fastest first

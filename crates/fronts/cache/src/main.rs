@@ -51,7 +51,7 @@ fn serve(settings: &Settings) -> Result<(), Box<dyn std::error::Error>> {
     }
     if !settings.listen.ip().is_loopback() {
         eprintln!(
-            "aquifer cache: whoever reaches {} can read and change the cache; let a firewall say who does",
+            "aquifer cache: anyone who reaches {} can read and change the cache; let a firewall say who does",
             server.address()
         );
     }

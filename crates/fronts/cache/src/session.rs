@@ -196,7 +196,7 @@ async fn with_values(shared: &Shared, command: &Command<'_>, out: &mut Vec<u8>) 
             for part in keys.chunks(FETCHES_MAX) {
                 fetch_all(shared, part.iter()).await;
             }
-            get_all(shared, keys, out)
+            reply_all(shared, keys, out)
         }
         Command::Add { key, by } => {
             bring(shared, key).await?;
@@ -228,7 +228,7 @@ fn get(shared: &Shared, key: &[u8], out: &mut Vec<u8>) -> Result<(), StoreFailur
     Ok(())
 }
 
-fn get_all(shared: &Shared, keys: &[&[u8]], out: &mut Vec<u8>) -> Result<(), StoreFailure> {
+fn reply_all(shared: &Shared, keys: &[&[u8]], out: &mut Vec<u8>) -> Result<(), StoreFailure> {
     let now_ms = shared.now_ms();
     let found = |key: &&[u8]| shared.store.borrow_mut().find(key, now_ms).map_or(0, |found| found.place.bytes as usize);
     let bytes: usize = keys.iter().map(|key| found(key) + reply::BULK_FRAME_BYTES_MAX).sum();

@@ -59,8 +59,8 @@ impl Companion {
         Err(self.failure(format!("is not at {}", looked.join(" or "))))
     }
 
-    /// Replaces this process with the program, whose exit status is then that of the subcommand `name`. The program gets
-    /// the arguments of the subcommand, without the option that is this command's own: it writes lines for a person.
+    /// Replaces this process with the program, whose exit status is then that of the subcommand `name`. The program
+    /// gets the subcommand's arguments, without the option that is this command's own: it writes lines for a person.
     pub fn replace_command(self, name: &str) -> Result<process::ExitCode, Failure> {
         let program = self.find()?;
         let words = arguments_without(name, env::args_os().skip(1));

@@ -170,7 +170,7 @@ impl Connection {
         (!is_empty).then_some(batch)
     }
 
-    /// Adds replies, and sends what the socket takes. `undone` are the bytes of requests that were taken and not carried
+    /// Adds replies, and sends what the socket takes. `undone` are the bytes of requests that were taken, but not carried
     /// out. `is_last`: no request is read after this one.
     pub fn reply(&mut self, replies: &[u8], undone: &[u8], is_last: bool) {
         if self.unsent() == 0 {
