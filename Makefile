@@ -36,7 +36,7 @@ build:
 
 # The programs that the command starts. `aquifer run` needs none of them, so `make build` builds none of their libraries.
 bench:
-	$(CARGO) build --release --package aquifer-bench
+	$(CARGO) build --release --package aquifer-bench --package aquifer-workloads
 	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
 
 cache:
@@ -66,6 +66,7 @@ install: build bench cache fmapi metrics stress
 	install -D -m 0755 $(RELEASE)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
 	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
 	install -D -m 0755 $(RELEASE)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
+	install -D -m 0755 $(RELEASE)/aquifer-workloads $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-workloads
 	install -D -m 0755 $(RELEASE)/aquifer-cache $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-cache
 	install -D -m 0755 $(RELEASE)/aquifer-fmapi $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fmapi
 	install -D -m 0755 $(RELEASE)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics

@@ -6,6 +6,7 @@
 use std::fmt::Write;
 
 use crate::latency::Latency;
+use crate::library::FarAccess;
 use crate::record::{Record, Run, Summary};
 use crate::size::format_size;
 use crate::verdict::Verdict;
@@ -88,7 +89,7 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
     let references: Vec<&str> = rows
         .iter()
         .map(|row| row.contender.as_str())
-        .filter(|name| *name == "dram" || name.starts_with("aquifer-"))
+        .filter(|name| *name == "dram" || name.starts_with("aquifer-") || name.starts_with("contexts"))
         .collect();
     let _ = write!(text, "  {:<18} {:>10} {:>21}", "", "median", "least..greatest");
     for reference in &references {
@@ -126,7 +127,26 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
         .filter(|reported| reported.workload == workload && reported.local_percent == local)
         .collect();
     latency_lines(&mut text, &reported);
+    let here = |far: &&FarAccess| far.workload == workload && far.local_percent == local;
+    far_access_lines(&mut text, record.far_accesses.iter().filter(here));
     text
+}
+
+/// What accesses of far memory have cost, beside the share of a large machine that a published system took for as many.
+fn far_access_lines<'r>(text: &mut String, far_accesses: impl Iterator<Item = &'r FarAccess>) {
+    for (index, far) in far_accesses.enumerate() {
+        if index == 0 {
+            let _ = writeln!(text, "  {:<30} {:>14} {:>14}", "CPU in us", "per far access", "per access");
+        }
+        let _ = writeln!(
+            text,
+            "  {:<30} {:>14} {:>14}  10 million far accesses a second: {} % of 128 cores (published: 5 %)",
+            far.contender,
+            short(far.cpu_us),
+            short(far.cpu_us_per_read),
+            short(far.cores_percent)
+        );
+    }
 }
 
 /// The kernel's measurement of memory for programs that report none of their own: page cache included.
