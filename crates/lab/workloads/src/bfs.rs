@@ -10,7 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use aquifer::{Intent, contexts};
+use aquifer::{Intent, Piece, contexts};
 use aquifer_sim::random::Random;
 use serde_json::json;
 
@@ -23,6 +23,8 @@ use crate::meter::{Measured, Spent};
 const AHEAD: usize = 24;
 /// Contexts of a level: more than the fetches that the executor keeps under way (64).
 const CONTEXTS: usize = 96;
+/// Vertices whose rows are gathered at a time: twice what a tier's queue takes.
+const GATHERED: usize = 64;
 /// How often a vertex with neighbours is looked for.
 const SOURCES_TRIED_MAX: usize = 10_000;
 const UNREACHED: u32 = u32::MAX;
@@ -215,16 +217,21 @@ fn by_contexts(graph: &Graph, vertices: &[u32], visit: impl FnMut(u32, &[u32])) 
     failed.take().map_or(Ok(far_reads.get()), |error| Err(error.into()))
 }
 
+/// By gathers, each of the rows of some vertices.
 fn in_place(graph: &Graph, vertices: &[u32], mut visit: impl FnMut(u32, &[u32])) -> Result<u64, Failure> {
     let (_, mapping) = graph.memory.far()?;
-    let (mut bytes, mut row, mut far_reads) = (Vec::new(), Vec::new(), 0);
-    for vertex in vertices {
-        let range = bytes_of(&graph.row(*vertex));
-        bytes.resize(range.len(), 0);
-        far_reads += u64::from(mapping.read_in_place(range.start, &mut bytes)? > 0);
-        row.clear();
-        row.extend(bytes.as_chunks().0.iter().map(|neighbour| u32::from_le_bytes(*neighbour)));
-        visit(*vertex, &row);
+    let (mut row, mut far_reads) = (Vec::new(), 0);
+    for part in vertices.chunks(GATHERED) {
+        let ranges: Vec<Range<usize>> = part.iter().map(|vertex| bytes_of(&graph.row(*vertex))).collect();
+        far_reads += ranges.iter().filter(|range| !mapping.ready((*range).clone())).count() as u64;
+        let mut rows: Vec<Vec<u8>> = ranges.iter().map(|range| vec![0; range.len()]).collect();
+        let pieces = ranges.iter().zip(&mut rows).map(|(range, into)| Piece { offset: range.start, into });
+        mapping.gather_pieces(&mut pieces.collect::<Vec<_>>())?;
+        for (vertex, bytes) in part.iter().zip(&rows) {
+            row.clear();
+            row.extend(bytes.as_chunks().0.iter().map(|neighbour| u32::from_le_bytes(*neighbour)));
+            visit(*vertex, &row);
+        }
     }
     Ok(far_reads)
 }

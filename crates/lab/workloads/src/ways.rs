@@ -19,6 +19,9 @@ const AHEAD: usize = 24;
 /// to run.
 const CONTEXTS: usize = 96;
 
+/// Items that are gathered at a time: twice what a tier's queue takes.
+const GATHERED: usize = 64;
+
 /// An item to read.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
@@ -119,15 +122,23 @@ fn by_contexts(
     }
 }
 
+/// By gathers, each of some items.
 fn in_place(mapping: &Mapping, item_words: usize, batch: &[Wanted]) -> Result<Outcome, Failure> {
     let mut outcome = Outcome { reads: batch.len() as u64, ..Outcome::default() };
-    let (mut bytes, mut words) = (vec![0; item_words * 8], vec![0; item_words]);
-    for wanted in batch {
-        outcome.far_reads += u64::from(mapping.read_in_place(wanted.at * 8, &mut bytes)? > 0);
-        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
-            *word = u64::from_ne_bytes(*bytes);
+    let item_bytes = item_words * 8;
+    let (mut bytes, mut words) = (vec![0; item_bytes * GATHERED], vec![0; item_words]);
+    for part in batch.chunks(GATHERED) {
+        let is_far = |wanted: &&Wanted| !mapping.ready(bytes_of(wanted, item_words));
+        outcome.far_reads += part.iter().filter(is_far).count() as u64;
+        let indices: Vec<usize> = part.iter().map(|wanted| wanted.at / item_words).collect();
+        let bytes = &mut bytes[..item_bytes * part.len()];
+        mapping.gather(item_bytes, &indices, bytes)?;
+        for (wanted, item) in part.iter().zip(bytes.chunks_exact(item_bytes)) {
+            for (word, bytes) in words.iter_mut().zip(item.as_chunks().0) {
+                *word = u64::from_ne_bytes(*bytes);
+            }
+            outcome.wrong += u64::from(!items::is_right(wanted.key, &words));
         }
-        outcome.wrong += u64::from(!items::is_right(wanted.key, &words));
     }
     Ok(outcome)
 }
