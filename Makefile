@@ -5,6 +5,7 @@
 #   make test      every check and every test
 #   make build     the product: aquifer and its preload library
 #   make bench     what `aquifer bench` starts: the bench and its workloads
+#   make cache     what `aquifer cache` starts
 #   make fmapi     what `aquifer fmapi` starts
 #   make metrics   what `aquifer metrics` and `aquifer donor --metrics` start: the HTTP server
 #   make c         the library for programs in C and C++: libaquifer.so and libaquifer.a
@@ -37,8 +38,11 @@ build:
 
 # The programs that the command starts. `aquifer run` needs none of them, so `make build` builds none of their libraries.
 bench:
-	$(CARGO) build --release --package aquifer-bench
+	$(CARGO) build --release --package aquifer-bench --package aquifer-workloads
 	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
+
+cache:
+	$(CARGO) build --release --package aquifer-cache
 
 fmapi:
 	$(CARGO) build --release --package aquifer-fmapi-cli
@@ -64,10 +68,12 @@ test:
 
 # The command looks for the library beside itself, and then in ../lib/aquifer; for the programs that it starts beside
 # itself, and then in ../libexec/aquifer.
-install: build bench c fmapi metrics stress
+install: build bench c cache fmapi metrics stress
 	install -D -m 0755 $(RELEASE)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
 	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
 	install -D -m 0755 $(RELEASE)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
+	install -D -m 0755 $(RELEASE)/aquifer-workloads $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-workloads
+	install -D -m 0755 $(RELEASE)/aquifer-cache $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-cache
 	install -D -m 0755 $(RELEASE)/aquifer-fmapi $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fmapi
 	install -D -m 0755 $(RELEASE)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics
 	install -D -m 0755 $(RELEASE)/aquifer-stress $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-stress
@@ -95,5 +101,5 @@ install: build bench c fmapi metrics stress
 clean:
 	$(CARGO) clean
 
-.PHONY: build bench c fmapi metrics stress demo test install clean
+.PHONY: build bench c cache fmapi metrics stress demo test install clean
 .DEFAULT_GOAL := build

@@ -65,11 +65,14 @@ const RINGS: &[Ring] = &[
             ("aquifer", &["core", "pager", "stats", "sys", "test-support", "tiers"]),
             ("bench-args", &[]),
             ("c", &["aquifer", "test-support"]),
-            // It starts the bench, the exporter and what speaks to switches, and is linked with none of them.
+            ("cache", &["aquifer", "cache-args", "test-support"]),
+            ("cache-args", &["core"]),
+            // It starts the bench, the cache, the exporter and what speaks to switches; it is linked with none of them.
             (
                 "cli",
                 &[
                     "bench-args",
+                    "cache-args",
                     "config",
                     "core",
                     "donor",
@@ -100,6 +103,7 @@ const RINGS: &[Ring] = &[
                 &[
                     "bench",
                     "c",
+                    "cache",
                     "config",
                     "core",
                     "cxl-switch",
@@ -113,6 +117,8 @@ const RINGS: &[Ring] = &[
                 ],
             ),
             ("sim", &["core", "driver", "sys"]),
+            // Its distributions are the simulator's, and its index is the cache's.
+            ("workloads", &["aquifer", "cache", "core", "sim", "test-support"]),
             ("xtask", &[]),
         ],
     },

@@ -20,6 +20,8 @@ Examples:
   aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours)
   aquifer bench --overhead all                            what a fault, a run below budget, rest cost
   aquifer bench --workload redis,redis-save --local 75,50 a server: throughput, p99, its dump
+  aquifer bench --workload kv --contender dram,contexts:emulated:xl-flash-slc
+                                                          a program that uses the library
   aquifer bench --against old/aquifer --workload stream   this build beside another one, in turn
   aquifer bench --plan --workload all                     what would run, and what cannot and why
   aquifer bench -- ./program its arguments                your own program: would it help?
@@ -34,6 +36,8 @@ Bars stand at the end, each met, missed or not measured, and with --check a miss
   a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 16
   fault, below budget, rest   --overhead all
   a read from a donor, TLS    --overhead donor
+  contexts left of dram       --workload kv --contender dram,contexts:emulated:xl-flash-slc
+  contexts, hints over loads  --workload lookup,bfs-hints
 
 Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;
 4 a measured bar was missed (with --check); 129, 130, 143 ended by a signal, with everything cleaned
@@ -53,10 +57,12 @@ pub struct BenchArgs {
     /// Contenders to compare [default: all of them]
     ///
     /// Only when they are named: aquifer-compressed, aquifer-flash-encrypted, aquifer-emulated:PROFILE, and
-    /// aquifer-donors:N, 1 to 8 donors together, each on a host of its own, which is a network namespace
+    /// aquifer-donors:N, 1 to 8 donors together, each on a host of its own, which is a network namespace. The workloads
+    /// kv, lookup, bfs-hints and gather use the library, and have the contenders blocking, hints, contexts and in-place:
+    /// over flash, or over another tier by contexts:dram, contexts:compressed, contexts:emulated:PROFILE
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,
-    /// Local memory in per cent of the workload's footprint [default: 30,50,70]
+    /// Local memory in per cent of the workload's footprint [default: 30,50,70; kv 25, lookup 10, bfs-hints and gather 30]
     #[arg(short, long, value_delimiter = ',', value_name = "PERCENT")]
     pub local: Vec<u32>,
     /// How many times each contender has its turn [default: 3; with --against 4]
@@ -80,7 +86,7 @@ pub struct BenchArgs {
     /// Graph workloads and matmul: trials in one run
     #[arg(long)]
     pub trials: Option<u32>,
-    /// Random access, pointer chase: how long one run measures [default: 5s]; Redis, after three times as long [10s]
+    /// Random access, pointer chase, kv, lookup, gather: how long one run measures [default: 5s]; Redis, after three times as long [10s]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
     pub seconds: Option<Duration>,
     /// Threads of every program [default: one per CPU]

@@ -9,7 +9,9 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process;
 
 use crate::exit::{ExitCode, Failure};
 
@@ -27,6 +29,8 @@ pub struct Companion {
 
 /// Measures programs; see `bench.rs`.
 pub const BENCH: Companion = Companion { name: "aquifer-bench", target: "bench", code: ExitCode::CannotStart };
+/// Serves Redis clients; see `cache.rs`.
+pub const CACHE: Companion = Companion { name: "aquifer-cache", target: "cache", code: ExitCode::CannotStart };
 /// Speaks to CXL switches; see `fmapi.rs`.
 pub const FMAPI: Companion = Companion { name: "aquifer-fmapi", target: "fmapi", code: ExitCode::CannotStart };
 /// Speaks HTTP with scrapers; see `exporter.rs`.
@@ -55,6 +59,15 @@ impl Companion {
         Err(self.failure(format!("is not at {}", looked.join(" or "))))
     }
 
+    /// Replaces this process with the program, whose exit status is then that of the subcommand `name`. The program
+    /// gets the subcommand's arguments, without the option that is this command's own: it writes lines for a person.
+    pub fn replace_command(self, name: &str) -> Result<process::ExitCode, Failure> {
+        let program = self.find()?;
+        let words = arguments_without(name, env::args_os().skip(1));
+        let error = process::Command::new(&program).args(without_log_format(words)).exec();
+        Err(self.failure(format!("at {} cannot be started: {error}", program.display())))
+    }
+
     /// A failure of this program, and how to install it.
     pub fn failure(self, what: impl std::fmt::Display) -> Failure {
         let remedy = format!("install aquifer again, or run 'make {}' in the source tree", self.target);
@@ -70,6 +83,21 @@ pub fn arguments_without(name: &str, arguments: impl Iterator<Item = OsString>) 
         arguments.remove(index);
     }
     arguments
+}
+
+/// The arguments without `--log-format FORMAT`, which the program does not have.
+fn without_log_format(words: Vec<OsString>) -> Vec<OsString> {
+    let mut kept = Vec::with_capacity(words.len());
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let text = word.to_string_lossy();
+        if text == "--log-format" {
+            words.next();
+        } else if !text.starts_with("--log-format=") {
+            kept.push(word);
+        }
+    }
+    kept
 }
 
 /// The path of this command.
@@ -91,5 +119,12 @@ mod tests {
              /opt/aquifer/libexec/aquifer/aquifer-bench; install aquifer again, or run 'make bench' in the source tree"
         );
         assert_eq!(failure.code, ExitCode::CannotStart);
+    }
+
+    #[test]
+    fn the_option_of_the_command_itself_is_not_passed_on() {
+        let words = |words: &[&str]| without_log_format(words.iter().map(OsString::from).collect());
+        assert_eq!(words(&["--log-format", "json", "ports", "tcp:a"]), ["ports", "tcp:a"]);
+        assert_eq!(words(&["ports", "--log-format=json", "tcp:a", "--json"]), ["ports", "tcp:a", "--json"]);
     }
 }

@@ -13,6 +13,7 @@
 
 mod args;
 mod bench;
+mod cache;
 mod companion;
 mod doctor;
 #[cfg(test)]

@@ -60,6 +60,19 @@ fn the_fmapi_program_gets_the_words_and_its_status_is_the_commands() {
 }
 
 #[test]
+fn the_cache_gets_the_words_and_its_status_is_the_commands() {
+    let command = alone("cache-words");
+    place(&command, ".", "aquifer-cache", SAYS_WORDS);
+    let words = ["cache", "--dram", "64MiB", "--tier", "dram:"];
+    let output = aquifer_at(&command).args(words).output().unwrap();
+    assert_eq!(stdout(&output), "--dram\n64MiB\n--tier\ndram:\n");
+    assert_eq!((output.status.code(), stderr(&output)), (Some(4), String::new()));
+    let output = aquifer_at(&command).args(["cache", "--dram", "much", "--tier", "dram:"]).output().unwrap();
+    assert!(stderr(&output).contains("'much' is not a size"), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
 fn arguments_unknown_to_the_bench_are_refused_without_it() {
     let command = alone("bench-refused");
     for (words, line) in [
@@ -108,6 +121,8 @@ fn a_missing_program_is_named_with_what_installs_it() {
         |name: &str| format!("is not at {}/{name} or {}/libexec/aquifer/{name}", bin.display(), prefix.display());
     fails(&command, &["bench", "--plan"], "aquifer-bench", &nowhere("aquifer-bench"));
     fails(&command, &["stress", "--list"], "aquifer-stress", &nowhere("aquifer-stress"));
+    let cache = ["cache", "--dram", "64MiB", "--tier", "dram:"];
+    fails(&command, &cache, "aquifer-cache", &nowhere("aquifer-cache"));
     fails(&command, &["fmapi", "ports", "tcp:127.0.0.1"], "aquifer-fmapi", &nowhere("aquifer-fmapi"));
     for words in EXPORTS {
         fails(&command, words, "aquifer-metrics", &nowhere("aquifer-metrics"));

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 26] = [
+const COMMANDS: [&str; 27] = [
     "",
     "run",
     "vm",
@@ -23,6 +23,7 @@ const COMMANDS: [&str; 26] = [
     "donor status",
     "doctor",
     "bench",
+    "cache",
     "set",
     "fmapi",
     "fmapi check",

@@ -11,6 +11,7 @@ use aquifer_bench_args::BenchArgs;
 
 use crate::contender::{Contender, STANDARD, SwapKind};
 use crate::failure::BenchFailure;
+use crate::library;
 use crate::overhead::Overhead;
 use crate::own;
 use crate::workload::{self, Sizing, WORKLOADS, Workload};
@@ -32,6 +33,8 @@ pub struct Settings {
     pub overheads: Vec<Overhead>,
     pub contenders: Vec<Contender>,
     pub locals: Vec<u32>,
+    /// True when the user did not choose `locals`.
+    pub locals_by_default: bool,
     pub rounds: u32,
     /// True when the user did not choose `rounds`.
     pub rounds_by_default: bool,
@@ -61,6 +64,8 @@ impl Settings {
         let is_own = !args.program.is_empty();
         let contenders = if args.contender.is_empty() && is_own {
             contenders_named(&own::STANDARD.map(str::to_owned))?
+        } else if args.contender.is_empty() && use_library(&args.workload) {
+            contenders_named(&library::STANDARD.split(',').map(str::to_owned).collect::<Vec<_>>())?
         } else if args.contender.is_empty() && args.quick {
             vec![Contender::Dram, Contender::AquiferFlash, Contender::Swap(SwapKind::Disk)]
         } else {
@@ -114,6 +119,7 @@ impl Settings {
             overheads: overheads_named(&args.overhead)?,
             contenders,
             locals,
+            locals_by_default: args.local.is_empty(),
             rounds,
             rounds_by_default: args.rounds.is_none(),
             sizing: Sizing {
@@ -152,6 +158,12 @@ impl Settings {
     pub fn json_on_stdout(&self) -> bool {
         self.json.as_deref() == Some(Path::new("-"))
     }
+}
+
+/// Whether all these workloads use the library.
+fn use_library(names: &[String]) -> bool {
+    let uses = |name: &String| workload::find(name).is_some_and(|workload| workload.uses_library());
+    !names.is_empty() && names.iter().all(uses)
 }
 
 fn in_range(flag: &str, value: u32, low: u32, high: u32) -> Result<(), BenchFailure> {
@@ -240,6 +252,14 @@ mod tests {
         assert_eq!(settings.locals, [30, 50, 70]);
         assert_eq!(settings.rounds, 3);
         assert_eq!(settings.contenders.len(), 12);
+    }
+
+    #[test]
+    fn workloads_of_the_library_have_its_contenders_by_default() {
+        let settings = settings(&["--workload", "kv,bfs-hints"]).unwrap();
+        let names: Vec<_> = settings.contenders.iter().map(ToString::to_string).collect();
+        assert_eq!(names.join(","), library::STANDARD);
+        assert!(settings.locals_by_default);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::hosts::HOSTS_MAX;
+use crate::library::{self, InLibrary};
 
 /// The medium of a swap area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,6 +44,8 @@ pub enum Contender {
     AquiferEmulated(String),
     /// As `AquiferDonor`, over shared memory.
     AquiferShm,
+    /// A workload that uses the library, in one of its ways. Its space's budget is the local memory.
+    Library(InLibrary),
     /// Kernel swap.
     Swap(SwapKind),
     /// The arrays in a shared mapping of a file.
@@ -109,7 +112,7 @@ impl Contender {
                 | Self::MmapFile
                 | Self::Umap
         );
-        is_elsewhere || self.borrows()
+        is_elsewhere || self.borrows() || matches!(self, Self::Library(library) if library.is_limited())
     }
 
     /// The tier in the form of `aquifer run --tier`. `place` is the file of a flash tier, or the addresses and security
@@ -140,6 +143,7 @@ impl fmt::Display for Contender {
             Self::AquiferDram => "aquifer-dram",
             Self::AquiferShm => "aquifer-shm",
             Self::AquiferEmulated(profile) => return f.pad(&format!("{EMULATED}{profile}")),
+            Self::Library(library) => return library.fmt(f),
             Self::Swap(SwapKind::Disk) => "swap-disk",
             Self::Swap(SwapKind::Ram) => "swap-ram",
             Self::Swap(SwapKind::Zram) => "swap-zram",
@@ -174,7 +178,8 @@ impl FromStr for Contender {
             _ => return parameterised(text).ok_or_else(|| {
                 format!(
                     "'{text}' is not a contender; choose from {STANDARD},{COMPRESSED},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to \
-                     {HOSTS_MAX})"
+                     {HOSTS_MAX}); workloads that use the library also have {}",
+                    library::NAMES
                 )
             }),
         })
@@ -183,6 +188,9 @@ impl FromStr for Contender {
 
 /// A contender whose name has a parameter.
 fn parameterised(text: &str) -> Option<Contender> {
+    if let Ok(library) = text.parse() {
+        return Some(Contender::Library(library));
+    }
     if let Some(number) = text.strip_prefix(DONORS) {
         return (1..=HOSTS_MAX).find(|count| count.to_string() == number).map(Contender::AquiferDonors);
     }
@@ -207,7 +215,7 @@ mod tests {
         }
         for wrong in ["aquifer-emulated:", "swap", "aquifer-donors", "aquifer-donors:0", "aquifer-donors:9"] {
             let refused = wrong.parse::<Contender>().unwrap_err();
-            assert!(refused.ends_with("aquifer-emulated:PROFILE,aquifer-donors:N (1 to 8)"), "{refused}");
+            assert!(refused.contains("aquifer-emulated:PROFILE,aquifer-donors:N (1 to 8); "), "{refused}");
         }
         for odd in ["aquifer-donors:01", "aquifer-donors:+1", "aquifer-donors:"] {
             assert!(odd.parse::<Contender>().is_err(), "{odd}");

@@ -32,6 +32,7 @@ mod interrupt;
 mod latency;
 mod leftovers;
 mod lender;
+mod library;
 mod machine;
 mod measure;
 mod order;

@@ -15,6 +15,7 @@ use crate::contender::Contender;
 use crate::failure::BenchFailure;
 use crate::idle_disk::wait_for_idle;
 use crate::interrupt::Interrupt;
+use crate::library::program_path;
 use crate::own;
 use crate::plan::Step;
 use crate::process::{self, Finished, find_program};
@@ -170,13 +171,16 @@ impl Bench<'_> {
         let program = match workload.is_own() {
             // Some programs behave differently under another name.
             true => PathBuf::from(name),
-            false => fs::canonicalize(self.settings.programs.join(&name))
+            false => fs::canonicalize(program_path(&self.settings.programs, &name))
                 .map_err(|error| BenchFailure::io(format!("cannot find {name}"), &error))?,
         };
         let mut around = cgroup.map_or_else(Vec::new, Cgroup::words);
         around.append(&mut self.pager_words(step, place, stats)?);
         let mut words = vec![program.display().to_string()];
         words.extend(workload.command_line(&self.settings.sizing, self.graph));
+        if let Contender::Library(library) = &step.contender {
+            words.append(&mut library.words(step.local_bytes, place, tier_bytes(step)));
+        }
         if matches!(step.contender, Contender::MmapFile | Contender::Umap) {
             words.extend(["--file".into(), arrays.display().to_string()]);
         }

@@ -27,6 +27,8 @@ const PAGE_TABLE_SHARE: u64 = 512;
 pub struct Measured {
     pub workload: &'static Workload,
     pub footprint_bytes: u64,
+    /// The local memory at which it is measured alone, in per cent.
+    pub own_local: Option<u32>,
 }
 
 /// Why something cannot be done here; None if it can.
@@ -110,6 +112,10 @@ impl Obstacles {
                 };
                 self.limit.clone().or_else(|| self.swap.clone()).or(own)
             }
+            Contender::Library(_) if !workload.uses_library() => {
+                Some("it does not use the library; kv, lookup, bfs-hints and gather do".to_owned())
+            }
+            Contender::Library(_) => None,
             Contender::MmapFile => self.limit.clone().or(no_file),
             Contender::Umap => self.limit.clone().or_else(|| self.umap.clone()).or(no_file),
             Contender::Fio => self.fio.clone(),
@@ -126,7 +132,7 @@ pub fn plan(
     obstacles: &Obstacles,
 ) -> Plan {
     let mut plan = Plan::default();
-    for Measured { workload, footprint_bytes } in workloads {
+    for Measured { workload, footprint_bytes, own_local } in workloads {
         let mut able = Vec::new();
         for contender in contenders {
             match (obstacles.to(contender, workload), contender, workload.device_mix) {
@@ -140,7 +146,7 @@ pub fn plan(
                 (None, ..) => able.push(contender),
             }
         }
-        for percent in locals {
+        for percent in own_local.as_ref().map_or(locals, std::slice::from_ref) {
             let local = local_bytes(*footprint_bytes, *percent);
             for round in 0..rounds {
                 let in_order = (0..).zip(order::of_round(round, able.clone()));
@@ -169,7 +175,7 @@ mod tests {
     use crate::workload;
 
     fn measured(name: &str) -> Measured {
-        Measured { workload: workload::find(name).unwrap(), footprint_bytes: 1 << 30 }
+        Measured { workload: workload::find(name).unwrap(), footprint_bytes: 1 << 30, own_local: None }
     }
 
     fn contenders(names: &str) -> Vec<Contender> {
@@ -215,6 +221,25 @@ mod tests {
         let local = plan.steps[0].local_bytes;
         assert_eq!(local, 322_121_728);
         assert!(limits[1].unwrap() > local + CODE_AND_STACKS_BYTES && limits[1].unwrap() < local + 24 * MIB);
+    }
+
+    #[test]
+    fn a_workload_of_the_library_has_its_contenders_and_the_others_have_not() {
+        let names = contenders("dram,contexts,contexts:emulated:xl-flash-slc,aquifer-flash");
+        let kv = Measured { own_local: Some(25), ..measured("kv") };
+        let plan = plan(&[kv, measured("stream")], &[30], &names, 1, &Obstacles::default());
+        let steps: Vec<_> =
+            plan.steps.iter().map(|s| format!("{} {} {}", s.workload.name, s.local_percent, s.contender)).collect();
+        let of_kv = ["dram", "contexts", "contexts:emulated:xl-flash-slc", "aquifer-flash"];
+        let of_kv = of_kv.map(|contender| format!("kv 25 {contender}"));
+        let of_stream = ["dram", "aquifer-flash"].map(|contender| format!("stream 30 {contender}"));
+        assert_eq!(steps, [&of_kv[..], &of_stream].concat());
+        let limits: Vec<_> = plan.steps.iter().map(|step| step.limit_bytes.is_some()).collect();
+        assert_eq!(limits[..4], [false, true, false, true], "the memory of an emulated device is elsewhere");
+        assert_eq!(plan.steps[1].limit_bytes, plan.steps[3].limit_bytes);
+        assert!(
+            plan.skipped.iter().all(|it| it.workload == "stream" && it.reason.contains("does not use the library"))
+        );
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::failure::BenchFailure;
 use crate::fio;
 use crate::hosts;
 use crate::interrupt::Interrupt;
+use crate::library::program_path;
 use crate::own;
 use crate::plan::{Measured, Obstacles, Plan, Step};
 use crate::process::{self, find_program};
@@ -146,7 +147,7 @@ pub fn footprints(
             // Roughly 32 neighbours of 4 bytes and an offset of 8 per vertex. Nothing runs with this value.
             return Ok((32 * 4 + 8) << settings.scale);
         }
-        let mut command = Command::new(settings.programs.join(workload.program));
+        let mut command = Command::new(program_path(&settings.programs, workload.program));
         command.args(workload.command_line(&settings.sizing, graph)).arg("--footprint");
         let mut undo = UndoList::default();
         if let Some((_, Some(program))) = &server {
@@ -164,7 +165,10 @@ pub fn footprints(
         }
         Ok(bytes)
     };
-    let known = |workload: &&'static Workload| Ok(Measured { workload, footprint_bytes: footprint(workload)? });
+    let known = |workload: &&'static Workload| {
+        let own_local = workload.own_local().filter(|_| settings.locals_by_default);
+        Ok(Measured { workload, footprint_bytes: footprint(workload)?, own_local })
+    };
     settings.workloads.iter().map(known).collect()
 }
 

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::fio::FioPoint;
 use crate::latency::Latency;
+use crate::library::FarAccess;
 use crate::machine::Machine;
 use crate::overhead::OverheadRun;
 use crate::ratios::{Better, Ratio, Spread};
@@ -121,6 +122,7 @@ pub struct Record {
     pub summaries: Vec<Summary>,
     pub comparisons: Vec<Comparison>,
     pub latencies: Vec<Latency>,
+    pub far_accesses: Vec<FarAccess>,
     pub fio: Vec<FioPoint>,
     pub overheads: Vec<OverheadRun>,
     pub verdicts: Vec<Verdict>,

@@ -16,6 +16,7 @@ use crate::contender::Contender;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
 use crate::latency::latencies;
+use crate::library::{far_accesses, program_path};
 use crate::machine::Machine;
 use crate::measure::Bench;
 use crate::overhead::{self, CASES, OverheadRun};
@@ -53,11 +54,11 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     let cases = CASES.iter().filter(|case| settings.overheads.contains(&case.overhead));
     let of_cases = cases.map(|case| case.program).filter(|program| !program.is_empty());
     for name in settings.workloads.iter().map(|workload| workload.program).chain(of_cases) {
-        let program = settings.programs.join(name);
+        let program = program_path(&settings.programs, name);
         if !program.is_file() {
             return Err(BenchFailure::usage(
                 format!("the workload {} is not built", program.display()),
-                "run: make -C bench/workloads, or say --programs DIR",
+                "run: make bench, or say --programs DIR",
             ));
         }
     }
@@ -128,6 +129,7 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
         skipped: plan.skipped,
         comparisons: compare_all(&runs, &summaries),
         latencies: latencies(&runs, &summaries),
+        far_accesses: far_accesses(&runs, &summaries),
         summaries,
         verdicts: [
             verdict::judge(&runs, &points),

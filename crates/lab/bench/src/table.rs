@@ -6,12 +6,17 @@
 use std::fmt::Write;
 
 use crate::latency::Latency;
+use crate::library::FarAccess;
 use crate::record::{Record, Run, Summary};
 use crate::size::format_size;
 use crate::verdict::Verdict;
 
 /// Width of the bars drawn next to the figures.
 const BAR_WIDTH: usize = 24;
+
+/// Width of the names of contenders, and of ratios, unless a name is longer.
+const NAME_WIDTH: usize = 18;
+const RATIO_WIDTH: usize = 22;
 
 /// The whole report.
 pub fn render(record: &Record) -> String {
@@ -88,23 +93,25 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
     let references: Vec<&str> = rows
         .iter()
         .map(|row| row.contender.as_str())
-        .filter(|name| *name == "dram" || name.starts_with("aquifer-"))
+        .filter(|name| *name == "dram" || name.starts_with("aquifer-") || name.starts_with("contexts"))
         .collect();
-    let _ = write!(text, "  {:<18} {:>10} {:>21}", "", "median", "least..greatest");
-    for reference in &references {
-        let _ = write!(text, " {:>22}", format!("{reference} is"));
+    let width = rows.iter().map(|row| row.contender.len()).max().unwrap_or(0).max(NAME_WIDTH);
+    let _ = write!(text, "  {:<width$} {:>10} {:>21}", "", "median", "least..greatest");
+    let widths: Vec<usize> = references.iter().map(|name| (name.len() + " is".len()).max(RATIO_WIDTH)).collect();
+    for (reference, width) in references.iter().zip(&widths) {
+        let _ = write!(text, " {:>width$}", format!("{reference} is"));
     }
     text.push('\n');
     let speeds: Vec<f64> = rows.iter().map(|row| speed(row)).collect();
     for (row, speed) in rows.iter().zip(&speeds) {
         let _ = write!(
             text,
-            "  {:<18} {:>10} {:>21}",
+            "  {:<width$} {:>10} {:>21}",
             row.contender,
             short(row.spread.median),
             format!("{}..{}", short(row.spread.min), short(row.spread.max))
         );
-        for reference in &references {
+        for (reference, width) in references.iter().zip(&widths) {
             let cell = record.comparisons.iter().find(|c| {
                 c.workload == workload
                     && c.local_percent == local
@@ -114,7 +121,7 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
             let cell = cell.map_or_else(String::new, |c| {
                 format!("{}x ({}..{})", short(c.ratio.ratio), short(c.ratio.min), short(c.ratio.max))
             });
-            let _ = write!(text, " {cell:>22}");
+            let _ = write!(text, " {cell:>width$}");
         }
         let _ = writeln!(text, "  {}", bar(*speed, &speeds));
     }
@@ -126,7 +133,26 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
         .filter(|reported| reported.workload == workload && reported.local_percent == local)
         .collect();
     latency_lines(&mut text, &reported);
+    let here = |far: &&FarAccess| far.workload == workload && far.local_percent == local;
+    far_access_lines(&mut text, record.far_accesses.iter().filter(here));
     text
+}
+
+/// What accesses of far memory have cost, beside the share of a large machine that a published system took for as many.
+fn far_access_lines<'r>(text: &mut String, far_accesses: impl Iterator<Item = &'r FarAccess>) {
+    for (index, far) in far_accesses.enumerate() {
+        if index == 0 {
+            let _ = writeln!(text, "  {:<30} {:>14} {:>14}", "CPU in us", "per far access", "per access");
+        }
+        let _ = writeln!(
+            text,
+            "  {:<30} {:>14} {:>14}  10 million far accesses a second: {} % of 128 cores (published: 5 %)",
+            far.contender,
+            short(far.cpu_us),
+            short(far.cpu_us_per_read),
+            short(far.cores_percent)
+        );
+    }
 }
 
 /// The kernel's measurement of memory for programs that report none of their own: page cache included.

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::contender::OTHER_BUILD;
 use crate::fio::{self, FioPoint};
+use crate::library;
 use crate::plan::limit_bytes;
 use crate::ratios::{Better, Ratio, Spread, compare};
 use crate::record::{Run, figures};
@@ -32,13 +33,13 @@ pub struct Verdict {
 }
 
 /// `workload` at `local_percent`: `ours` must be `at_least` times as fast as `theirs`.
-struct Bar {
-    workload: &'static str,
-    local_percent: u32,
-    ours: &'static str,
-    theirs: &'static str,
-    at_least: f64,
-    aim: Option<f64>,
+pub(crate) struct Bar {
+    pub(crate) workload: &'static str,
+    pub(crate) local_percent: u32,
+    pub(crate) ours: &'static str,
+    pub(crate) theirs: &'static str,
+    pub(crate) at_least: f64,
+    pub(crate) aim: Option<f64>,
 }
 
 const fn bar(workload: &'static str, ours: &'static str, theirs: &'static str, at_least: f64, aim: Option<f64>) -> Bar {
@@ -94,7 +95,7 @@ const BELOW_BUDGET_PERCENT: u32 = 110;
 pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
     let ran = |workload: &str| runs.iter().any(|run| run.workload == workload);
     let mut verdicts: Vec<Verdict> =
-        BARS.iter().filter(|bar| ran(bar.workload)).map(|bar| judge_bar(runs, bar)).collect();
+        BARS.iter().chain(&library::BARS).filter(|bar| ran(bar.workload)).map(|bar| judge_bar(runs, bar)).collect();
     if ran("stream") {
         verdicts.push(judge_ceiling(runs, fio));
     }

@@ -8,6 +8,8 @@
 
 use std::path::Path;
 
+use crate::library::PROGRAM;
+
 /// The data of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
@@ -41,10 +43,12 @@ pub struct Workload {
 }
 
 const GIB: u64 = 1 << 30;
+const HALF_GIB: u64 = 512 << 20;
+const IN_LIBRARY: Option<&str> = Some("the program maps its own memory, and cannot be put into a file");
 const REDIS: Input = Input::Server { bytes: 512 << 20, program: "redis-server" };
 
 /// The workloads, in the order in which they run.
-pub const WORKLOADS: [Workload; 14] = [
+pub const WORKLOADS: [Workload; 18] = [
     // Triad reads two arrays, fetches the third because it is written to, and writes that one back: 3 to 1.
     Workload {
         name: "stream",
@@ -187,6 +191,46 @@ pub const WORKLOADS: [Workload; 14] = [
         device_mix: None,
         about: "the same requests while Redis saves, and every value in the dump",
     },
+    Workload {
+        name: "kv",
+        program: PROGRAM,
+        arguments: &["kv"],
+        input: Input::Arrays { bytes: HALF_GIB },
+        no_file: IN_LIBRARY,
+        processes: 1,
+        device_mix: None,
+        about: "values of 1 KiB by key, Zipf-distributed, with the library",
+    },
+    Workload {
+        name: "lookup",
+        program: PROGRAM,
+        arguments: &["lookup"],
+        input: Input::Arrays { bytes: GIB },
+        no_file: IN_LIBRARY,
+        processes: 1,
+        device_mix: None,
+        about: "uniformly random pages of 4 KiB, with the library",
+    },
+    Workload {
+        name: "bfs-hints",
+        program: PROGRAM,
+        arguments: &["bfs-hints"],
+        input: Input::Graph { trials: 3 },
+        no_file: IN_LIBRARY,
+        processes: 1,
+        device_mix: None,
+        about: "breadth-first search that announces the next vertices, with the library",
+    },
+    Workload {
+        name: "gather",
+        program: PROGRAM,
+        arguments: &["gather"],
+        input: Input::Arrays { bytes: HALF_GIB },
+        no_file: IN_LIBRARY,
+        processes: 1,
+        device_mix: None,
+        about: "items of 64 bytes from a large array, with the library",
+    },
 ];
 
 /// Finds a workload by name.
@@ -211,6 +255,21 @@ impl Workload {
     /// Whether it is the user's own program.
     pub fn is_own(&self) -> bool {
         self.input == Input::Own
+    }
+
+    /// Whether it uses the library, and has the contenders of `library.rs`.
+    pub fn uses_library(&self) -> bool {
+        self.program == PROGRAM
+    }
+
+    /// Local memory in per cent at which it is measured unless the user names another one.
+    pub fn own_local(&self) -> Option<u32> {
+        match self.name {
+            "kv" => Some(25),
+            "lookup" => Some(10),
+            "bfs-hints" | "gather" => Some(30),
+            _ => None,
+        }
     }
 
     /// The server that the program starts.
@@ -252,6 +311,12 @@ impl Workload {
             "stream" | "stream_static" => add("--iterations", sizing.iterations.unwrap_or(3).to_string()),
             "matmul" => add("--trials", sizing.trials.unwrap_or(1).to_string()),
             "random_access" | "pointer_chase" => add("--seconds", sizing.seconds.unwrap_or(5.0).to_string()),
+            PROGRAM if !self.is_graph() => {
+                // The same reads first fetch what is read often.
+                let seconds = sizing.seconds.unwrap_or(5.0);
+                add("--seconds", seconds.to_string());
+                add("--warmup", seconds.to_string());
+            }
             "redis_load" => {
                 // The same requests must first fetch the hot data. With three quarters of the memory in DRAM, most of
                 // the hot data is resident after half a minute.
@@ -276,6 +341,13 @@ mod tests {
             assert_eq!(WORKLOADS.iter().filter(|other| other.name == workload.name).count(), 1);
         }
         assert_eq!(find("quake"), None);
+    }
+
+    #[test]
+    fn workloads_of_the_library_have_a_local_memory_of_their_own() {
+        for workload in &WORKLOADS {
+            assert_eq!(workload.own_local().is_some(), workload.uses_library(), "{}", workload.name);
+        }
     }
 
     #[test]

@@ -35,6 +35,18 @@ pub fn c_abi() -> Vec<Vec<u8>> {
     seeds
 }
 
+/// Requests of each kind, and requests that are refused.
+pub fn cache_requests() -> Vec<Vec<u8>> {
+    texts(&[
+        "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$5\r\nvalue\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+        "*7\r\n$3\r\nset\r\n$1\r\nk\r\n$0\r\n\r\n$2\r\nPX\r\n$3\r\n100\r\n$2\r\nNX\r\n$3\r\nGET\r\n",
+        "PING\r\nEXPIRE k 10\r\nincrby k -5\r\nMSET a 1 b 2\r\n*0\r\nCONFIG GET save\n",
+        "*1\r\n$-1\r\n",
+        "*9999\r\n",
+        "$5\r\nhello\r\n",
+    ])
+}
+
 /// The configuration that `aquifer run` passes to its preload library.
 pub fn config() -> Vec<Vec<u8>> {
     // Every field has a value other than its default.

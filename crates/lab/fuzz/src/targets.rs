@@ -9,6 +9,9 @@
 
 use std::io::{Cursor, ErrorKind};
 
+use aquifer_cache::command::parse;
+use aquifer_cache::reply::error;
+use aquifer_cache::request::Decoder;
 use aquifer_config::Config;
 use aquifer_core::record::{Call, HEADER_BYTES, Recording, batch_header, count_events, put_call, put_summary};
 use aquifer_core::units::{ByteSize, REGION_PAGES};
@@ -43,6 +46,38 @@ pub fn bench_result(bytes: &[u8]) {
 /// The arguments of the C library's calls.
 pub fn c_abi(bytes: &[u8]) {
     crate::c_abi::run(bytes);
+}
+
+/// What the clients of a cache send: requests, one after the other. They are the same requests when they arrive in
+/// parts.
+pub fn cache_requests(bytes: &[u8]) {
+    let (mut decoder, mut in_parts, mut start) = (Decoder::default(), Decoder::default(), 0);
+    loop {
+        let rest = &bytes[start..];
+        let whole = decoder.decode(rest);
+        let part_len = rest.len() / 2;
+        let part = in_parts.decode(&rest[..part_len]);
+        match &part {
+            Ok(Some(_)) | Err(_) => assert_eq!(part, whole),
+            Ok(None) => assert_eq!(in_parts.decode(rest), whole),
+        }
+        let request = match whole {
+            Ok(Some(request)) => request,
+            Ok(None) => return,
+            Err(failure) => return one_line(&failure.to_string()),
+        };
+        assert!(request.bytes > 0 && request.bytes <= rest.len());
+        let words: Vec<&[u8]> = request.words.iter().map(|word| &rest[word.clone()]).collect();
+        assert!(request.words.is_sorted_by(|one, next| one.end <= next.start));
+        if !words.is_empty()
+            && let Err(failure) = parse(&words, 1 << 40)
+        {
+            let mut reply = Vec::new();
+            error(&mut reply, failure);
+            assert!(reply.ends_with(b"\r\n") && !reply[..reply.len() - 2].contains(&b'\n'));
+        }
+        start += request.bytes;
+    }
 }
 
 /// The certificate of a borrower: the tenant that it names.

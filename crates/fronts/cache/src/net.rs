@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The sockets of a server: accepts clients, and says which of them have sent something.
+//!
+//! epoll(7), level-triggered. Nothing here waits while contexts have work: [`Net::look`] with no time to wait looks
+//! whether something has arrived, between two contexts.
+//!
+//! Threads: the server's.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+use self::connection::Connection;
+pub use self::connection::{Batch, OUTPUT_BYTES_HIGH};
+
+mod connection;
+
+/// Events that are taken at a time.
+const EVENTS_MAX: usize = 64;
+/// Clients that are accepted at a time.
+const ACCEPTS_MAX: usize = 64;
+/// How often clients are looked at that leave their replies unread, and how long accepting pauses when the process has
+/// no descriptor for another client.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+const LISTENER: u64 = u64::MAX;
+const END: u64 = u64::MAX - 1;
+
+/// Which connection; numbers of closed ones are used again.
+pub type ConnectionIndex = usize;
+
+/// The sockets.
+#[derive(Debug)]
+pub struct Net {
+    epoll: OwnedFd,
+    listener: TcpListener,
+    /// Readable when the server is to end; kept open for that.
+    _end: UnixStream,
+    connections: Vec<Option<Connection>>,
+    free: Vec<ConnectionIndex>,
+    connections_max: usize,
+    /// Connections with something to decode.
+    queue: VecDeque<ConnectionIndex>,
+    checked_at: Instant,
+    /// True while the process has no descriptor for another client.
+    is_paused: bool,
+    /// Accepted so far, and refused.
+    pub accepted: u64,
+    /// Refused so far.
+    pub refused: u64,
+    /// Whether the process was asked to end.
+    pub has_ended: bool,
+}
+
+impl Net {
+    /// Serves the listener. `end` becomes readable when the
+    /// server is to end.
+    pub fn new(listener: TcpListener, end: UnixStream, connections_max: usize) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, &end, EventData::new_u64(END), EventFlags::IN)?;
+        Ok(Self {
+            epoll,
+            listener,
+            _end: end,
+            connections: Vec::new(),
+            free: Vec::new(),
+            connections_max,
+            queue: VecDeque::new(),
+            checked_at: Instant::now(),
+            is_paused: false,
+            accepted: 0,
+            refused: 0,
+            has_ended: false,
+        })
+    }
+
+    /// Number of clients.
+    pub fn connected(&self) -> usize {
+        self.connections.len() - self.free.len()
+    }
+
+    /// Takes the next batch of requests.
+    pub fn next_batch(&mut self) -> Option<(ConnectionIndex, Batch)> {
+        while let Some(index) = self.queue.pop_front() {
+            let Some(connection) = &mut self.connections[index] else { continue };
+            connection.is_queued = false;
+            let batch = if connection.may_begin() { connection.take_batch() } else { None };
+            connection.is_busy |= batch.is_some();
+            self.settle(index);
+            if let Some(batch) = batch {
+                return Some((index, batch));
+            }
+        }
+        None
+    }
+
+    /// The replies to a batch, of whose bytes `undone` were not carried out.
+    pub fn reply(&mut self, index: ConnectionIndex, replies: &[u8], undone: &[u8], is_last: bool) {
+        let connection = self.connections[index].as_mut().expect("a busy connection stays");
+        connection.is_busy = false;
+        connection.reply(replies, undone, is_last);
+        self.enqueue(index);
+        self.settle(index);
+    }
+
+    /// Looks what has happened to the sockets; waits for it if `waits`.
+    pub fn look(&mut self, waits: bool) -> io::Result<()> {
+        let needs_check = || self.is_paused || self.connections.iter().flatten().any(Connection::has_unsent);
+        let limit = match waits {
+            false => Some(Duration::ZERO),
+            true => needs_check().then_some(CHECK_EVERY),
+        };
+        let limit = limit.map(|limit| Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: 0 });
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in events {
+            match event.data.u64() {
+                LISTENER => self.accept()?,
+                END => self.has_ended = true,
+                index => self.serve(index as ConnectionIndex, event.flags),
+            }
+        }
+        self.check()
+    }
+
+    fn serve(&mut self, index: ConnectionIndex, flags: EventFlags) {
+        let Some(connection) = &mut self.connections[index] else { return };
+        if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
+            connection.is_broken = true;
+        }
+        if flags.contains(EventFlags::OUT) {
+            connection.send();
+        }
+        if flags.contains(EventFlags::IN) {
+            connection.receive();
+        }
+        self.enqueue(index);
+        self.settle(index);
+    }
+
+    fn enqueue(&mut self, index: ConnectionIndex) {
+        let Some(connection) = &mut self.connections[index] else { return };
+        if !connection.is_queued && connection.may_begin() {
+            connection.is_queued = true;
+            self.queue.push_back(index);
+        }
+    }
+
+    /// Closes a connection that is over, and watches the others for what they need.
+    fn settle(&mut self, index: ConnectionIndex) {
+        let Some(connection) = &mut self.connections[index] else { return };
+        // A broken socket would be reported again and again.
+        let wanted = if connection.is_broken { None } else { Some(connection.wanted()) };
+        if connection.is_over() {
+            self.connections[index] = None;
+            self.free.push(index);
+        } else if wanted != Some(connection.watched) {
+            let data = EventData::new_u64(index as u64);
+            let watched = match wanted {
+                None => epoll::delete(&self.epoll, connection.stream()),
+                Some(wanted) => epoll::modify(&self.epoll, connection.stream(), data, wanted),
+            };
+            connection.watched = wanted.unwrap_or(EventFlags::empty());
+            connection.is_broken |= watched.is_err();
+        }
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        for _ in 0..ACCEPTS_MAX {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                // No descriptor or no memory: the listener would be reported again and again.
+                Err(_) => return self.pause(true),
+            };
+            if self.connected() >= self.connections_max {
+                self.refused += 1;
+                // Redis's words. A client that does not read them sees the end of the connection.
+                let _ = stream.set_nonblocking(true);
+                let _ = io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
+                continue;
+            }
+            let Ok(mut connection) = Connection::new(stream) else { continue };
+            connection.watched = connection.wanted();
+            let index = self.free.pop().unwrap_or(self.connections.len());
+            let data = EventData::new_u64(index as u64);
+            let watched = epoll::add(&self.epoll, connection.stream(), data, connection.watched);
+            if index == self.connections.len() {
+                self.connections.push(None);
+            }
+            match watched {
+                Ok(()) => {
+                    self.connections[index] = Some(connection);
+                    self.accepted += 1;
+                }
+                Err(_) => {
+                    self.free.push(index);
+                    self.refused += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops or continues to accept clients.
+    fn pause(&mut self, is_paused: bool) -> io::Result<()> {
+        self.is_paused = is_paused;
+        let flags = if is_paused { EventFlags::empty() } else { EventFlags::IN };
+        Ok(epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags)?)
+    }
+
+    /// Disconnects clients that leave their replies unread, and tries again to accept.
+    fn check(&mut self) -> io::Result<()> {
+        let now = Instant::now();
+        if now.saturating_duration_since(self.checked_at) < CHECK_EVERY {
+            return Ok(());
+        }
+        self.checked_at = now;
+        if self.is_paused {
+            self.pause(false)?;
+        }
+        for index in 0..self.connections.len() {
+            if let Some(connection) = self.connections[index].as_mut().filter(|connection| connection.is_stuck(now)) {
+                connection.is_broken = true;
+                self.settle(index);
+            }
+        }
+        Ok(())
+    }
+}

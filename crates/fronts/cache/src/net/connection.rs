@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One client: what it has sent and has not been decoded, and what it has not yet read of its replies.
+//!
+//! Both have limits. A client whose replies pile up gets no further request carried out and nothing more read from its
+//! socket, so it slows down itself and nobody else. One that reads nothing for a while is disconnected.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::EventFlags;
+
+use crate::request::{Decoder, ProtocolFailure, REQUEST_BYTES_MAX};
+
+/// Bytes that are read at a time.
+const READ_BYTES: usize = 64 << 10;
+/// Requests of a batch. Enough for the pipelines of common clients; a longer one takes several batches.
+const BATCH_REQUESTS_MAX: usize = 128;
+/// Bytes of replies that wait for a client before its requests wait, too.
+pub const OUTPUT_BYTES_HIGH: usize = 1 << 20;
+/// Most bytes that wait to be decoded: a whole request, and what is read together with its end.
+const INPUT_BYTES_MAX: usize = REQUEST_BYTES_MAX + READ_BYTES;
+/// How long a client may leave its replies unread.
+pub const UNREAD_MAX: Duration = Duration::from_secs(60);
+/// Memory of a buffer that is kept while it is empty.
+const KEPT_BYTES_MAX: usize = 64 << 10;
+
+/// Requests that have arrived, with their bytes.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// The bytes of all of them.
+    pub bytes: Vec<u8>,
+    /// The words of each, as ranges of the bytes.
+    pub requests: Vec<Vec<Range<usize>>>,
+    /// Where each begins.
+    pub starts: Vec<usize>,
+    /// Why what follows cannot be decoded, after which the connection ends.
+    pub failure: Option<ProtocolFailure>,
+}
+
+/// A client's connection.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    decoder: Decoder,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// How much of `output` was sent.
+    sent: usize,
+    /// When something was last sent while there was something to send.
+    sent_at: Instant,
+    /// True while a context works on a batch.
+    pub is_busy: bool,
+    /// True while it is in the queue of connections with input.
+    pub is_queued: bool,
+    /// True when the client will send nothing more.
+    has_ended: bool,
+    /// True when nothing more is read, and the connection ends when the replies are sent.
+    is_closing: bool,
+    /// True when the socket has failed.
+    pub is_broken: bool,
+    /// What epoll(7) watches it for.
+    pub watched: EventFlags,
+}
+
+impl Connection {
+    /// A connection that was accepted.
+    pub fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            stream,
+            decoder: Decoder::default(),
+            input: Vec::new(),
+            output: Vec::new(),
+            sent: 0,
+            sent_at: Instant::now(),
+            is_busy: false,
+            is_queued: false,
+            has_ended: false,
+            is_closing: false,
+            is_broken: false,
+            watched: EventFlags::empty(),
+        })
+    }
+
+    /// The socket.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    fn unsent(&self) -> usize {
+        self.output.len() - self.sent
+    }
+
+    /// Whether a batch may begin.
+    pub fn may_begin(&self) -> bool {
+        !self.is_busy && !self.is_broken && !self.is_closing && self.unsent() < OUTPUT_BYTES_HIGH
+    }
+
+    /// What to watch the socket for.
+    pub fn wanted(&self) -> EventFlags {
+        let has_room = self.input.len() < INPUT_BYTES_MAX && self.unsent() < OUTPUT_BYTES_HIGH;
+        let mut wanted = EventFlags::empty();
+        wanted.set(EventFlags::IN, has_room && !self.has_ended && !self.is_closing);
+        wanted.set(EventFlags::OUT, self.unsent() > 0);
+        wanted
+    }
+
+    /// Whether the connection is over.
+    pub fn is_over(&self) -> bool {
+        !self.is_busy
+            && (self.is_broken || self.unsent() == 0 && !self.is_queued && (self.has_ended || self.is_closing))
+    }
+
+    /// Whether the client has left its replies unread for too long.
+    pub fn is_stuck(&self, now: Instant) -> bool {
+        self.unsent() > 0 && now.saturating_duration_since(self.sent_at) > UNREAD_MAX
+    }
+
+    /// Whether there are replies to send.
+    pub fn has_unsent(&self) -> bool {
+        self.unsent() > 0
+    }
+
+    /// Reads once.
+    pub fn receive(&mut self) {
+        let len = self.input.len();
+        if self.has_ended || self.is_closing || len >= INPUT_BYTES_MAX {
+            return;
+        }
+        self.input.resize(len + READ_BYTES, 0);
+        let outcome = (&self.stream).read(&mut self.input[len..]);
+        self.input.truncate(len + outcome.as_ref().map_or(0, |read| *read));
+        match outcome {
+            Ok(0) => self.has_ended = true,
+            Ok(_) => {}
+            Err(error) if is_transient(&error) => {}
+            Err(_) => self.is_broken = true,
+        }
+    }
+
+    /// Takes the requests that have arrived whole. `None` if there are none.
+    pub fn take_batch(&mut self) -> Option<Batch> {
+        let (mut batch, mut end) = (Batch::default(), 0);
+        while batch.requests.len() < BATCH_REQUESTS_MAX {
+            match self.decoder.decode(&self.input[end..]) {
+                Ok(None) => break,
+                Ok(Some(request)) => {
+                    let words = request.words.into_iter().map(|word| word.start + end..word.end + end);
+                    // An empty line has no reply.
+                    if words.len() > 0 {
+                        batch.requests.push(words.collect());
+                        batch.starts.push(end);
+                    }
+                    end += request.bytes;
+                }
+                Err(failure) => {
+                    batch.failure = Some(failure);
+                    break;
+                }
+            }
+        }
+        batch.bytes = self.input.drain(..end).collect();
+        shrink(&mut self.input);
+        let is_empty = batch.requests.is_empty() && batch.failure.is_none();
+        (!is_empty).then_some(batch)
+    }
+
+    /// Adds replies, and sends what the socket takes. `undone` are the bytes of requests that were taken, but not carried
+    /// out. `is_last`: no request is read after this one.
+    pub fn reply(&mut self, replies: &[u8], undone: &[u8], is_last: bool) {
+        if self.unsent() == 0 {
+            self.sent_at = Instant::now();
+        }
+        if !undone.is_empty() {
+            self.decoder = Decoder::default();
+            self.input.splice(0..0, undone.iter().copied());
+        }
+        self.is_closing |= is_last;
+        self.output.extend_from_slice(replies);
+        self.send();
+    }
+
+    /// Sends what the socket takes.
+    pub fn send(&mut self) {
+        while self.unsent() > 0 && !self.is_broken {
+            match (&self.stream).write(&self.output[self.sent..]) {
+                Ok(0) => self.is_broken = true,
+                Ok(sent) => {
+                    self.sent += sent;
+                    self.sent_at = Instant::now();
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.is_broken = true,
+            }
+        }
+        self.output.clear();
+        self.sent = 0;
+        shrink(&mut self.output);
+    }
+}
+
+fn shrink(buffer: &mut Vec<u8>) {
+    if buffer.is_empty() && buffer.capacity() > KEPT_BYTES_MAX {
+        *buffer = Vec::new();
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

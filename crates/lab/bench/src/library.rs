@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The workloads that use the library: their ways, their tiers, where their program is, and their bars. Pure, but for the
+//! look for the program.
+//!
+//! A program that uses the library has a space of its own, so no pager is put around it: the contender is an argument of
+//! the program. Its budget is the local memory that every other contender gets, and its index and other ordinary memory
+//! are taken off it. The other contenders run the same program with everything in ordinary memory.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::ratios::Spread;
+use crate::record::{Run, Summary};
+use crate::verdict::Bar;
+
+/// The file name of the program.
+pub const PROGRAM: &str = "aquifer-workloads";
+/// The contenders that run when none is named and every workload uses the library.
+pub const STANDARD: &str = "dram,blocking,hints,contexts,in-place";
+/// How the names of the contenders are written after the standard ones.
+pub const NAMES: &str = "blocking, hints, contexts or in-place, each alone or with :TIER (flash, dram, compressed, \
+                         emulated:PROFILE)";
+/// Accesses a second, and cores, of the published system that took 5 % of its cores for them.
+const PUBLISHED_ACCESSES: f64 = 10e6;
+const PUBLISHED_CORES: f64 = 128.0;
+
+/// How a program reads its far memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Way {
+    /// By loads.
+    Blocking,
+    /// By contexts.
+    Contexts,
+    /// By loads, with hints before them.
+    Hints,
+    /// Without making pages resident.
+    InPlace,
+}
+
+const WAYS: [(Way, &str); 4] =
+    [(Way::Blocking, "blocking"), (Way::Contexts, "contexts"), (Way::Hints, "hints"), (Way::InPlace, "in-place")];
+
+/// The tier of the program's space.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Tier {
+    Compressed,
+    Dram,
+    Emulated(String),
+    Flash,
+}
+
+/// One way over one tier, as a contender.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InLibrary {
+    way: Way,
+    tier: Tier,
+}
+
+impl InLibrary {
+    /// Whether all its memory is within the limit, or on a disk.
+    pub fn is_limited(&self) -> bool {
+        matches!(self.tier, Tier::Compressed | Tier::Flash)
+    }
+
+    /// The arguments of the program. `place` is the file of a flash tier.
+    pub fn words(&self, local_bytes: u64, place: &str, tier_bytes: u64) -> Vec<String> {
+        let tier = match &self.tier {
+            Tier::Compressed => format!("compressed:size={tier_bytes}"),
+            Tier::Dram => format!("dram:size={tier_bytes}"),
+            Tier::Emulated(profile) => format!("emulated:{profile},size={tier_bytes}"),
+            Tier::Flash => format!("flash:{place},size={tier_bytes}"),
+        };
+        ["--way", name_of(self.way), "--dram", &local_bytes.to_string(), "--tier", &tier].map(str::to_owned).to_vec()
+    }
+}
+
+fn name_of(way: Way) -> &'static str {
+    WAYS.iter().find(|(one, _)| *one == way).map_or("", |(_, name)| name)
+}
+
+impl fmt::Display for InLibrary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = name_of(self.way);
+        match &self.tier {
+            Tier::Compressed => f.pad(&format!("{way}:compressed")),
+            Tier::Dram => f.pad(&format!("{way}:dram")),
+            Tier::Emulated(profile) => f.pad(&format!("{way}:emulated:{profile}")),
+            Tier::Flash => f.pad(way),
+        }
+    }
+}
+
+impl FromStr for InLibrary {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (name, tier) = text.split_once(':').unwrap_or((text, "flash"));
+        let (way, _) = WAYS.iter().find(|(_, known)| *known == name).ok_or(())?;
+        let tier = match tier.split_once(':') {
+            None if tier == "compressed" => Tier::Compressed,
+            None if tier == "dram" => Tier::Dram,
+            None if tier == "flash" => Tier::Flash,
+            Some(("emulated", profile)) if !profile.is_empty() => Tier::Emulated(profile.to_owned()),
+            _ => return Err(()),
+        };
+        Ok(Self { way: *way, tier })
+    }
+}
+
+/// Where a workload's program is: with the others, or beside the bench, where the project's own programs are built and
+/// installed.
+pub fn program_path(programs: &Path, name: &str) -> PathBuf {
+    let built = programs.join(name);
+    let beside = std::env::current_exe().ok().map(|bench| bench.with_file_name(name));
+    match beside.filter(|beside| !built.is_file() && beside.is_file()) {
+        Some(beside) => beside,
+        None => built,
+    }
+}
+
+/// CPU time that one contender took for its accesses of far memory: medians of the rounds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FarAccess {
+    pub workload: String,
+    pub local_percent: u32,
+    pub contender: String,
+    /// Of all threads, for each read of memory that was not resident. All that the workload does is in it.
+    pub cpu_us: f64,
+    /// For each read, resident or not.
+    pub cpu_us_per_read: f64,
+    /// What ten million such accesses a second would take of 128 cores, in per cent. A published system took 5.
+    pub cores_percent: f64,
+}
+
+/// The CPU time of every summary whose runs have reported it.
+pub fn far_accesses(runs: &[Run], summaries: &[Summary]) -> Vec<FarAccess> {
+    summaries.iter().filter_map(|summary| far_access(runs, summary)).collect()
+}
+
+fn far_access(runs: &[Run], summary: &Summary) -> Option<FarAccess> {
+    let same = |run: &&Run| {
+        let place = (&run.workload, run.local_percent, &run.contender);
+        place == (&summary.workload, summary.local_percent, &summary.contender) && run.figure.is_some()
+    };
+    let median = |name: &str| {
+        let reported = |run: &Run| run.program.as_ref()?.get(name).and_then(Value::as_f64);
+        Spread::of(&runs.iter().filter(same).filter_map(reported).collect::<Vec<f64>>()).map(|spread| spread.median)
+    };
+    let cpu_us = median("cpu_us_per_far_read")?;
+    Some(FarAccess {
+        workload: summary.workload.clone(),
+        local_percent: summary.local_percent,
+        contender: summary.contender.clone(),
+        cpu_us,
+        cpu_us_per_read: median("cpu_us_per_read")?,
+        cores_percent: PUBLISHED_ACCESSES * cpu_us / 1e6 / PUBLISHED_CORES * 100.0,
+    })
+}
+
+const fn bar(workload: &'static str, percent: u32, ours: &'static str, theirs: &'static str, at_least: f64) -> Bar {
+    Bar { workload, local_percent: percent, ours, theirs, at_least, aim: None }
+}
+
+/// The bars of these workloads. Those of `kv` are what its device's document promises of DRAM's throughput.
+pub const BARS: [Bar; 4] = [
+    Bar { aim: Some(0.95), ..bar("kv", 25, "contexts:emulated:xl-flash-slc", "dram", 0.9) },
+    bar("kv", 25, "contexts:emulated:xl-flash-mlc", "dram", 0.8),
+    bar("lookup", 10, "contexts", "blocking", 5.0),
+    bar("bfs-hints", 30, "hints", "blocking", 2.0),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contender::Contender;
+    use crate::ratios::Better;
+    use crate::record::summarise;
+    use crate::record::tests::run;
+
+    #[test]
+    fn names_go_there_and_back() {
+        let names = ["blocking", "hints", "contexts", "in-place", "contexts:dram", "hints:compressed"];
+        for name in names.into_iter().chain(["in-place:emulated:xl-flash-slc", "contexts:emulated:./mine.toml"]) {
+            assert_eq!(name.parse::<Contender>().unwrap().to_string(), name);
+        }
+        for wrong in ["contexts:", "contexts:tape", "contexts:emulated:", "contexts:dram:", "context"] {
+            assert!(wrong.parse::<InLibrary>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_contender_is_arguments_of_the_program() {
+        let contender: InLibrary = "contexts:emulated:xl-flash-slc".parse().unwrap();
+        let words = contender.words(1 << 20, "/d/f", 5);
+        assert_eq!(words.join(" "), "--way contexts --dram 1048576 --tier emulated:xl-flash-slc,size=5");
+        assert!(!contender.is_limited());
+        let flash: InLibrary = "in-place".parse().unwrap();
+        assert_eq!(flash.words(9, "/d/f", 5).join(" "), "--way in-place --dram 9 --tier flash:/d/f,size=5");
+        assert!(flash.is_limited());
+    }
+
+    #[test]
+    fn cpu_time_is_the_median_of_what_was_reported() {
+        let reported = |contender: &str, round, cpu: Option<f64>| Run {
+            program: Some(serde_json::json!({"cpu_us_per_far_read": cpu, "cpu_us_per_read": 0.1})),
+            ..run("kv", 25, contender, round, 1.0, Better::Higher)
+        };
+        let runs = [
+            reported("contexts", 0, Some(0.6)),
+            reported("contexts", 1, Some(0.64)),
+            reported("dram", 0, None),
+            run("stream", 30, "dram", 0, 1.0, Better::Higher),
+        ];
+        let found = far_accesses(&runs, &summarise(&runs));
+        assert_eq!(found.len(), 1);
+        assert!((found[0].cpu_us - 0.62).abs() < 1e-9 && (found[0].cores_percent - 4.84375).abs() < 1e-9, "{found:?}");
+    }
+}
