@@ -91,7 +91,7 @@ fn overview(header: &str, calls: &[Call<'_>]) -> String {
     let mut page = head("aquifer", "far memory for C and C++ programs");
     page += ".SH SYNOPSIS\n.nf\n.B #include <aquifer.h>\n.fi\n.PP\nLink with \\fI\\-laquifer\\fR, or ask pkg\\-config(1).\n";
     page += ".SH DESCRIPTION\n";
-    let about = header.split("/*").nth(3).and_then(|after| after.split_once("*/")).map_or("", |(about, _)| about);
+    let about = header.split("/*").nth(1).and_then(|after| after.split_once("*/")).map_or("", |(about, _)| about);
     let about = paragraphs(about).into_iter().filter(|paragraph| !paragraph.contains("cargo xtask"));
     page += &about.map(|paragraph| format!(".PP\n{}\n", text(&paragraph))).collect::<String>();
     page += ".SH CALLS\n";

@@ -1,5 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Copyright the Aquifer authors */
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
 
 /*
  * Far memory for C and C++ programs: more memory than a budget of DRAM allows, over flash, the memory of other

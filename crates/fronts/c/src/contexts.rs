@@ -172,23 +172,23 @@ impl Drop for Stackful {
 
 /// Wakes a thread that waits for one thing.
 #[derive(Default)]
-struct Bell {
-    has_rung: Mutex<bool>,
-    rings: Condvar,
+struct Wakeup {
+    is_set: Mutex<bool>,
+    changed: Condvar,
 }
 
-impl Wake for Bell {
+impl Wake for Wakeup {
     fn wake(self: Arc<Self>) {
-        *self.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.rings.notify_one();
+        *self.is_set.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_one();
     }
 }
 
-impl Bell {
-    /// Waits until it rings, or until `limit` has passed.
+impl Wakeup {
+    /// Waits until it is set, or until `limit` has passed.
     fn wait(&self, limit: Duration) {
-        let has_rung = self.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.rings.wait_timeout_while(has_rung, limit, |has_rung| !*has_rung);
+        let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(is_set, limit, |is_set| !*is_set);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
     }
 }
@@ -201,9 +201,9 @@ pub(crate) fn wait_for<T>(
     until: Option<Instant>,
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let bell = Arc::new(Bell::default());
+    let wakeup = Arc::new(Wakeup::default());
     loop {
-        let waker = with_running(|running| running.map(Running::waker)).unwrap_or_else(|| Arc::clone(&bell).into());
+        let waker = with_running(|running| running.map(Running::waker)).unwrap_or_else(|| Arc::clone(&wakeup).into());
         if let Poll::Ready(outcome) = poll(&mut Context::from_waker(&waker)) {
             return outcome;
         }
@@ -217,7 +217,7 @@ pub(crate) fn wait_for<T>(
         }
         with_running(|running| match running {
             Some(running) => running.give_way(),
-            None => bell.wait(left.map_or(WAIT_ONCE, |left| left.min(WAIT_ONCE))),
+            None => wakeup.wait(left.map_or(WAIT_ONCE, |left| left.min(WAIT_ONCE))),
         });
     }
 }

@@ -64,10 +64,10 @@ mod hints;
 mod mapping;
 mod pin;
 mod range;
-mod shared;
 mod space;
 mod statistics;
 mod status;
+mod unborrowed;
 
 pub use builder::Builder;
 pub use error::{CloseError, EndReason, Error, OpenError};

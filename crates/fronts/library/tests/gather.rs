@@ -166,7 +166,8 @@ fn a_lying_tier_is_an_error_and_never_wrong_bytes() {
     let mapping = evicted(&space, 2 * MIB);
     let (mut good, mut found) = (0, [0; 64]);
     for start in 0..64 {
-        let indices: [usize; 8] = std::array::from_fn(|number| ((start + 64 * number) * PAGE) / 8);
+        // The tier changes a bit in the middle of what it reads.
+        let indices: [usize; 8] = std::array::from_fn(|number| ((start + 64 * number) * PAGE + PAGE / 2) / 8);
         match mapping.gather(8, &indices, &mut found) {
             Ok(()) => {
                 assert!(indices.iter().zip(found.chunks(8)).all(|(index, item)| is_right(index * 8, item)));

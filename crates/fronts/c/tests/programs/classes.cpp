@@ -1,5 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Copyright the Aquifer authors */
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
 
 /* The header works from C++, with handles in classes. */
 

@@ -1,5 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Copyright the Aquifer authors */
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
 
 /* Memory that a tier loses is an error of every call that copies it, and can be discarded and used again. */
 

@@ -1,5 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Copyright the Aquifer authors */
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
 
 /* Memory keeps its bytes beyond the budget, whatever hints are given, and says where it is. */
 

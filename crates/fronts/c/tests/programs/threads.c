@@ -1,5 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Copyright the Aquifer authors */
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
 
 /* Threads use the same handles while others close them: each call works, or says that the handle is gone. */
 
