@@ -3,9 +3,9 @@
 
 //! A sort of numbers that take four times the budget of DRAM: runs that fit are sorted one by one, and then merged.
 //!
-//! The merge reads each run in order and writes the result in order. With hints, it prefetches the next part of each run
-//! and of the result, and says of what it has passed that it will not be used again. The example sorts the same numbers
-//! without hints and with them, checks the order and the sum, and prints both figures.
+//! The merge reads each run in order and writes the result in order. With hints, it prefetches the next part of each
+//! run and of the result, and says of what it has passed that it will not be used again. The example sorts the same
+//! numbers without hints and with them, checks the order and the sum, and prints both figures.
 //!
 //! ```sh
 //! cargo run --release -p aquifer --example external_sort                  # an emulated tier
