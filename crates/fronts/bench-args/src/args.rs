@@ -58,11 +58,11 @@ pub struct BenchArgs {
     ///
     /// Only when they are named: aquifer-compressed, aquifer-flash-encrypted, aquifer-emulated:PROFILE, and
     /// aquifer-donors:N, 1 to 8 donors together, each on a host of its own, which is a network namespace. The workloads
-    /// kv, lookup, bfs-hints and gather use the library, and have the contenders blocking, hints, contexts and in-place:
+    /// kv, lookup, bfs-hints and gather use the library and have the contenders blocking, hints, contexts and in-place:
     /// over flash, or over another tier by contexts:dram, contexts:compressed, contexts:emulated:PROFILE
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,
-    /// Local memory in per cent of the workload's footprint [default: 30,50,70; kv 25, lookup 10, bfs-hints and gather 30]
+    /// Local memory in per cent of the workload's footprint [default: 30,50,70; docs/library.md has others]
     #[arg(short, long, value_delimiter = ',', value_name = "PERCENT")]
     pub local: Vec<u32>,
     /// How many times each contender has its turn [default: 3; with --against 4]
@@ -86,7 +86,7 @@ pub struct BenchArgs {
     /// Graph workloads and matmul: trials in one run
     #[arg(long)]
     pub trials: Option<u32>,
-    /// Random access, pointer chase, kv, lookup, gather: how long one run measures [default: 5s]; Redis, after three times as long [10s]
+    /// Random access, pointer chase, kv, lookup, gather: how long one run measures [default: 5s]; Redis [10s]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
     pub seconds: Option<Duration>,
     /// Threads of every program [default: one per CPU]

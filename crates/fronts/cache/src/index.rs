@@ -99,6 +99,11 @@ impl Index {
         self.len
     }
 
+    /// Whether there are no keys.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Most keys.
     pub fn keys_max(&self) -> u64 {
         self.keys_max

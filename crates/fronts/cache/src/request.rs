@@ -156,8 +156,8 @@ fn inline(bytes: &[u8]) -> Result<Option<Request>, ProtocolFailure> {
         return if line.len() == INLINE_BYTES_MAX { Err(ProtocolFailure::InlineTooLong) } else { Ok(None) };
     };
     let (mut words, mut start) = (Vec::new(), 0);
-    for at in 0..=end {
-        if matches!(bytes[at], b' ' | b'\t' | b'\r' | b'\n') {
+    for (at, byte) in bytes[..=end].iter().enumerate() {
+        if matches!(byte, b' ' | b'\t' | b'\r' | b'\n') {
             if start < at {
                 words.push(start..at);
             }

@@ -140,15 +140,18 @@ fn fail(shared: &Shared, failure: &StoreFailure, out: &mut Vec<u8>) {
 /// Carries out one command. Nothing is added to `out` before a failure.
 async fn carry_out(shared: &Shared, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), StoreFailure> {
     let now_ms = shared.now_ms();
-    let mut count = |keys: &[&[u8]], mut counts: Box<dyn FnMut(&[u8]) -> bool + '_>| {
-        reply::integer(out, keys.iter().filter(|key| counts(key)).count() as i64);
-    };
     match command {
         Command::Get(_) | Command::MGet(_) | Command::Set { .. } | Command::Add { .. } => {
             return with_values(shared, command, out).await;
         }
-        Command::Del(keys) => count(keys, Box::new(|key| shared.store.borrow_mut().remove(key, now_ms))),
-        Command::Exists(keys) => count(keys, Box::new(|key| shared.store.borrow_mut().find(key, now_ms).is_some())),
+        Command::Del(keys) => {
+            let mut store = shared.store.borrow_mut();
+            reply::integer(out, keys.iter().filter(|key| store.remove(key, now_ms)).count() as i64);
+        }
+        Command::Exists(keys) => {
+            let mut store = shared.store.borrow_mut();
+            reply::integer(out, keys.iter().filter(|key| store.find(key, now_ms).is_some()).count() as i64);
+        }
         Command::MSet(pairs) => {
             let mut store = shared.store.borrow_mut();
             pairs.iter().try_for_each(|(key, value)| store.set(key, value, NEVER_MS))?;

@@ -6,9 +6,9 @@
 //! The log consists of spans. Records are appended to the *active* span until it is full. When few spans are free, the
 //! cleaner takes the span with the fewest live bytes and moves its live records to the active span. If even that span
 //! is mostly live, the log is full: the oldest span is evicted, and only records that were used since they were stored
-//! are moved, up to half of the span. Each span that is cleaned frees a quarter of a span, less what is left over at its
-//! end where the next record did not fit: at least an eighth. So the cleaner keeps pace if it looks at eight bytes for
-//! each byte that is appended.
+//! are moved, up to half of the span. Each span that is cleaned frees a quarter of a span, less what is left over at
+//! its end where the next record did not fit: at least an eighth. So the cleaner keeps pace if it looks at eight bytes
+//! for each byte that is appended.
 //!
 //! The second chance of used records is that of CLOCK (Corbato 1968), on spans instead of records.
 

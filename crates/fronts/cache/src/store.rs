@@ -272,7 +272,7 @@ impl Store {
     fn announce(&self, place: Place) {
         let end = place.at + u64::from(place.bytes);
         let next = end.next_multiple_of(AHEAD_BYTES);
-        if place.at % SPAN_BYTES == 0 || place.at / AHEAD_BYTES != end / AHEAD_BYTES {
+        if place.at.is_multiple_of(SPAN_BYTES) || place.at / AHEAD_BYTES != end / AHEAD_BYTES {
             let end = (next + AHEAD_BYTES).min(self.size_bytes());
             // A hint: where it is refused, the write faults.
             let _ = self.mapping.prefetch(next.min(end - 1) as usize..end as usize, Intent::Write);

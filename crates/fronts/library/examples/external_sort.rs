@@ -3,9 +3,9 @@
 
 //! A sort of numbers that take four times the budget of DRAM: runs that fit are sorted one by one, and then merged.
 //!
-//! The merge reads each run in order and writes the result in order. With hints, it prefetches the next part of each run
-//! and of the result, and says of what it has passed that it will not be used again. The example sorts the same numbers
-//! without hints and with them, checks the order and the sum, and prints both figures.
+//! The merge reads each run in order and writes the result in order. With hints, it prefetches the next part of each
+//! run and of the result, and says of what it has passed that it will not be used again. The example sorts the same
+//! numbers without hints and with them, checks the order and the sum, and prints both figures.
 //!
 //! ```sh
 //! cargo run --release -p aquifer --example external_sort                  # an emulated tier
@@ -49,14 +49,14 @@ fn merge(from: (&[u64], &Hints), to: (&mut [u64], &Hints), with_hints: bool) -> 
     let mut heads: BinaryHeap<_> = next.iter().enumerate().map(|(run, at)| Reverse((numbers[*at], run))).collect();
     for (index, place) in merged.iter_mut().enumerate() {
         let Some(Reverse((smallest, run))) = heads.pop() else { break };
-        if with_hints && index * NUMBER % PART_BYTES == 0 {
+        if with_hints && (index * NUMBER).is_multiple_of(PART_BYTES) {
             pass(merged_hints, index * NUMBER, 0, NUMBERS * NUMBER, Intent::Write)?;
         }
         *place = smallest;
         next[run] += 1;
         let (at, end) = (next[run], (run + 1) * RUN);
         if at < end {
-            if with_hints && at * NUMBER % PART_BYTES == 0 {
+            if with_hints && (at * NUMBER).is_multiple_of(PART_BYTES) {
                 pass(hints, at * NUMBER, run * RUN * NUMBER, end * NUMBER, Intent::Read)?;
             }
             heads.push(Reverse((numbers[at], run)));

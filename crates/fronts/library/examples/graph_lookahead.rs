@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A breadth-first search over a graph whose edges are four times the budget of DRAM. The queue says which rows are read
-//! next: the search looks some vertices ahead in it, and prefetches their rows.
+//! A breadth-first search over a graph whose edges are four times the budget of DRAM. The queue says which rows are
+//! read next: the search looks some vertices ahead in it, and prefetches their rows.
 //!
 //! The example searches the graph without hints and with them, checks that both reach the same vertices at the same
 //! distances, and prints both figures.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The workloads that use the library: their ways, their tiers, where their program is, and their bars. Pure, but for the
-//! look for the program.
+//! The workloads that use the library: their ways, their tiers, where their program is, and their bars. Pure, but for
+//! the look for the program.
 //!
-//! A program that uses the library has a space of its own, so no pager is put around it: the contender is an argument of
-//! the program. Its budget is the local memory that every other contender gets, and its index and other ordinary memory
-//! are taken off it. The other contenders run the same program with everything in ordinary memory.
+//! A program that uses the library has a space of its own, so no pager is put around it: the contender is an argument
+//! of the program. Its budget is the local memory that every other contender gets, and its index and other ordinary
+//! memory are taken off it. The other contenders run the same program with everything in ordinary memory.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

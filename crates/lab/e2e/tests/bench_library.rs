@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer bench` with a workload that uses the library, at a small size: every way runs, in the same local memory, and
+//! `aquifer bench` with a workload that uses the library, at a small size: every way runs in the same local memory and
 //! verifies what it reads. Figures are not checked.
 
 use std::path::PathBuf;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `bfs-hints`: breadth-first search, level by level. The vertices of a level are known before their rows are read, which
-//! is what hints and contexts live on.
+//! `bfs-hints`: breadth-first search, level by level. The vertices of a level are known before their rows are read:
+//! this is what hints and contexts live on.
 //!
-//! Each search is verified by Graph500's rules: every tree edge is an edge of the graph, and no edge spans more than one
-//! level or leaves the part that was reached.
+//! Each search is verified by Graph500's rules: every tree edge is an edge of the graph, and no edge spans more than
+//! one level or leaves the part that was reached.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

@@ -8,7 +8,7 @@
 //! - `keys.rs`: which item is read next; `items.rs`: what an item contains. Both are pure. The distributions are those
 //!   of the simulator, the index of `kv` is the cache's.
 //! - `memory.rs`: the same bytes in DRAM or in a space; `ways.rs`: the ways of reading items.
-//! - `reads.rs`: `kv`, `lookup` and `gather`. `graph.rs`, `bfs.rs`: `bfs-hints`, over a graph file of `bench/workloads`.
+//! - `reads.rs`: `kv`, `lookup` and `gather`. `graph.rs`, `bfs.rs`: `bfs-hints`, over a graph of `bench/workloads`.
 //! - `meter.rs`: time, CPU time and the line that is printed.
 //!
 //! Everything that is read is checked.

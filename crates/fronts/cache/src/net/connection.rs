@@ -170,8 +170,8 @@ impl Connection {
         (!is_empty).then_some(batch)
     }
 
-    /// Adds replies, and sends what the socket takes. `undone` are the bytes of requests that were taken, but not carried
-    /// out. `is_last`: no request is read after this one.
+    /// Adds replies, and sends what the socket takes. `undone` are the bytes of requests that were taken, but not
+    /// carried out. `is_last`: no request is read after this one.
     pub fn reply(&mut self, replies: &[u8], undone: &[u8], is_last: bool) {
         if self.unsent() == 0 {
             self.sent_at = Instant::now();

@@ -123,9 +123,8 @@ impl Store {
         };
         let len = header.record_bytes() as u64;
         cleaning.at += len;
-        match self.index.find(header.hash).filter(|found| found.place.at == at) {
-            Some(found) => self.clean_found(header.hash, &found)?,
-            None => {}
+        if let Some(found) = self.index.find(header.hash).filter(|found| found.place.at == at) {
+            self.clean_found(header.hash, &found)?;
         }
         Ok(len)
     }
