@@ -33,6 +33,7 @@ const RINGS: &[Ring] = &[
             ("driver", &["core"]),
             ("fabric", &[]),
             ("fmapi", &[]),
+            ("named", &["core"]),
             ("wire", &[]),
         ],
     },
@@ -62,7 +63,7 @@ const RINGS: &[Ring] = &[
     Ring {
         name: "fronts",
         crates: &[
-            ("aquifer", &["core", "pager", "stats", "sys", "test-support", "tiers"]),
+            ("aquifer", &["core", "named", "pager", "stats", "sys", "test-support", "tier", "tiers"]),
             ("bench-args", &[]),
             ("c", &["aquifer", "test-support"]),
             ("cache", &["aquifer", "cache-args", "test-support"]),
@@ -109,6 +110,7 @@ const RINGS: &[Ring] = &[
                     "cxl-switch",
                     "donor",
                     "fmapi",
+                    "named",
                     "stats",
                     "sys",
                     "tiers",
@@ -133,7 +135,7 @@ const IMPURE: &[&str] =
     &["std::fs", "std::net", "std::process", "std::thread", "Instant::now", "SystemTime", "HashMap", "unsafe {"];
 
 /// The crates with decisions and formats.
-const PURE: &[&str] = &["config", "core", "cxl-switch", "driver", "fabric", "fmapi", "wire"];
+const PURE: &[&str] = &["config", "core", "cxl-switch", "driver", "fabric", "fmapi", "named", "wire"];
 
 /// Prints the table, and returns where the workspace differs from it.
 pub fn check(root: &Path) -> Vec<String> {

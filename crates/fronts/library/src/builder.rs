@@ -3,10 +3,12 @@
 
 //! The settings of a space, in the syntax of `aquifer run`.
 
+use std::path::PathBuf;
+
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{ByteSize, Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_pager::memory_space::{MemorySpace, SpaceSettings};
-use aquifer_tiers::{TierSpec, check_levels, open_levels};
+use aquifer_tiers::{TierSpec, WithFiles, check_levels, open_levels};
 
 use crate::{OpenError, Space};
 
@@ -35,6 +37,7 @@ pub struct Builder {
     policy: Option<String>,
     block_size: Option<String>,
     recording: Option<String>,
+    directory: Option<PathBuf>,
 }
 
 impl Builder {
@@ -75,6 +78,13 @@ impl Builder {
         self
     }
 
+    /// The directory of the space's [named mappings](crate::named). It must exist, on a file system that is durable and
+    /// fast: their contents are read from there. By default there are none.
+    pub fn named_in(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = Some(directory.into());
+        self
+    }
+
     /// Opens the space, with nothing mapped yet.
     pub fn open(self) -> Result<Space, OpenError> {
         let dram = self.dram.ok_or(OpenError::NoDram)?;
@@ -87,16 +97,18 @@ impl Builder {
             return Err(OpenError::NoTier);
         }
         check_levels(&specs).map_err(OpenError::of_spec)?;
+        let (tier, files) = WithFiles::over(open_levels(&specs).map_err(OpenError::of_tier)?);
         let settings = SpaceSettings {
             dram_bytes,
             order,
             policy: policy.unwrap_or(PolicyName::ALL[0]),
-            tier: open_levels(&specs).map_err(OpenError::of_tier)?,
+            tier: Box::new(tier),
             way: None,
             prefetch: true,
             record: self.recording,
         };
-        MemorySpace::open(settings).map(Space::of).map_err(OpenError::of_space)
+        let memory = MemorySpace::open(settings).map_err(OpenError::of_space)?;
+        Ok(Space::of(memory, files, self.directory))
     }
 }
 

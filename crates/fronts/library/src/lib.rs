@@ -48,6 +48,10 @@
 //! A forked child has none of its parent's spaces. Their memory is not mapped there, and calls on them return
 //! [`Error::Forked`].
 //!
+//! # Named mappings
+//!
+//! A mapping with a name keeps its contents in a file, from which the next process goes on. See [`named`].
+//!
 //! # Contexts
 //!
 //! A touch of evicted memory stops its thread for as long as the tier takes. A program that has other work
@@ -62,6 +66,7 @@ mod fetches;
 mod gather;
 mod hints;
 mod mapping;
+pub mod named;
 mod pin;
 mod range;
 mod space;
@@ -75,6 +80,7 @@ pub use fetch::Fetch;
 pub use gather::{Gather, Piece};
 pub use hints::{Hints, Intent, Pattern};
 pub use mapping::Mapping;
+pub use named::NamedError;
 pub use pin::Pin;
 pub use space::{Space, Unsupported, probe};
 pub use statistics::Statistics;

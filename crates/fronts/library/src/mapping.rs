@@ -11,10 +11,11 @@ use std::sync::Arc;
 use aquifer_pager::memory_space::{self, MemorySpace, SpaceFailure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::Error;
 use crate::hints::Hints;
+use crate::named::NamedFile;
 use crate::range::{PAGE, within};
 use crate::space::Shared;
+use crate::{Error, NamedError};
 
 /// Memory of a [`Space`](crate::Space): zeros at first, as much as was asked for, whatever the budget is.
 ///
@@ -40,20 +41,37 @@ pub struct Mapping {
     pub(crate) inner: Arc<Inner>,
 }
 
+/// A mapping of a space in an `Arc`.
+type Lasting = memory_space::Mapping<'static>;
+
 /// A mapping and a share of its space.
 #[derive(Debug)]
 pub(crate) struct Inner {
     // Declared first, so dropped first.
-    pub(crate) memory: memory_space::Mapping<'static>,
+    pub(crate) memory: Lasting,
+    /// Of a named mapping; dropped before the space, too.
+    pub(crate) named: Option<NamedFile>,
     pub(crate) space: Arc<Shared>,
 }
 
 impl Mapping {
     pub(crate) fn of(space: &Arc<Shared>, bytes: usize) -> Result<Self, SpaceFailure> {
+        Self::with(space, None, |memory, _| memory.map(bytes))
+    }
+
+    pub(crate) fn of_named(space: &Arc<Shared>, named: NamedFile) -> Result<Self, SpaceFailure> {
+        Self::with(space, Some(named), |memory, named| named.expect("given above").map(memory))
+    }
+
+    fn with(
+        space: &Arc<Shared>,
+        named: Option<NamedFile>,
+        map: impl FnOnce(&'static MemorySpace, Option<&NamedFile>) -> Result<Lasting, SpaceFailure>,
+    ) -> Result<Self, SpaceFailure> {
         // SAFETY: the space is in an `Arc`, of which `Inner` has a share that it drops after the mapping.
         let lasting: &'static MemorySpace = unsafe { &*std::ptr::from_ref(&space.memory) };
-        let memory = lasting.map(bytes)?;
-        Ok(Self { inner: Arc::new(Inner { memory, space: Arc::clone(space) }) })
+        let memory = map(lasting, named.as_ref())?;
+        Ok(Self { inner: Arc::new(Inner { memory, named, space: Arc::clone(space) }) })
     }
 
     /// Number of bytes.
@@ -117,6 +135,36 @@ impl Mapping {
     pub fn read_in_place(&self, at: usize, into: &mut [u8]) -> Result<usize, Error> {
         self.check_range(at, into.len())?;
         Ok(self.inner.memory.read_in_place(at, into)?)
+    }
+
+    /// Overwrites the bytes from `at` on, without making a page resident for it: for few bytes of a large set, of which
+    /// most are not used again soon. Returns how many pages were written in place.
+    ///
+    /// An evicted page is read from the tier and checked, changed, and written back. The second touch of a page in
+    /// place within a while, by [`read_in_place`](Self::read_in_place) or this, makes it resident, as
+    /// [`write`](Self::write) does. A resident page is simply written to.
+    ///
+    /// If the tier fails, a page has its old or its new bytes, or is lost: never a part of each.
+    ///
+    /// ```
+    /// # if aquifer::probe().is_err() { return Ok(()) }
+    /// use aquifer::Space;
+    ///
+    /// let space = Space::builder().dram("16MiB").tier("dram:size=64MiB").open()?;
+    /// let mut mapping = space.map(48 << 20)?;
+    /// mapping.view_mut::<u8>(..)?.fill(7);
+    /// mapping.write_in_place(1000, b"counter: 8")?;
+    /// let mut found = [0; 11];
+    /// mapping.read_in_place(1000, &mut found)?;
+    /// assert_eq!(&found, b"counter: 8\x07");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn write_in_place(&mut self, at: usize, bytes: &[u8]) -> Result<usize, Error> {
+        self.check_range(at, bytes.len())?;
+        Ok(self.inner.memory.write_in_place(at, bytes)?)
     }
 
     /// A part of the memory as a slice of `T`. The range is in bytes.
@@ -236,10 +284,38 @@ impl Mapping {
     /// [`Error::Pinned`] if there are pins, or another thread is in a call on its hints: the memory is then given back
     /// when the last of them ends.
     pub fn unmap(self) -> Result<(), Error> {
-        let Inner { memory, space } = Arc::into_inner(self.inner).ok_or(Error::Pinned)?;
+        let Inner { memory, named, space } = Arc::into_inner(self.inner).ok_or(Error::Pinned)?;
         let unmapped = memory.unmap();
+        drop(named);
         drop(space);
         Ok(unmapped?)
+    }
+
+    /// The name of a [named mapping](crate::named).
+    pub fn name(&self) -> Option<&str> {
+        self.inner.named.as_ref().map(NamedFile::name)
+    }
+
+    /// Makes a range of a [named mapping](crate::named) durable: after a crash, its file has all of the range as it is
+    /// now. The range is extended to whole pages of 4096 bytes. What has not changed is not written.
+    ///
+    /// # Errors
+    /// [`NamedError::NotNamed`]; [`NamedError::FullDisk`], after which the file is as before, and the sync can be
+    /// repeated; [`NamedError::Memory`] with [`Error::Lost`] if a changed page of the range is lost, or with another
+    /// error of [`read`](Self::read); [`NamedError::System`], [`NamedError::Unfinished`].
+    pub fn sync(&mut self, range: impl RangeBounds<usize>) -> Result<(), NamedError> {
+        let range = within(range, self.len())?;
+        self.inner.memory.check().map_err(Error::from)?;
+        let named = self.inner.named.as_ref().ok_or(NamedError::NotNamed)?;
+        named.sync(&self.inner.memory, range)
+    }
+
+    /// Makes all of a [named mapping](crate::named) durable, at one moment: [`sync`](Self::sync) of the whole.
+    ///
+    /// # Errors
+    /// As for [`sync`](Self::sync).
+    pub fn snapshot(&mut self) -> Result<(), NamedError> {
+        self.sync(..)
     }
 
     /// A handle to give hints with while the memory is borrowed, from any thread.

@@ -4,14 +4,17 @@
 //! A space: opened by its builder, divided into mappings, closed when nothing of it is in use.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aquifer_pager::memory_space::{MemorySpace, SpaceFailure};
 use aquifer_sys::uffd;
+use aquifer_tiers::Files;
 
 use crate::fetches::Fetches;
-use crate::{Builder, CloseError, Error, Histogram, Mapping, Statistics};
+use crate::named::NamedFile;
+use crate::{Builder, CloseError, Error, Histogram, Mapping, NamedError, Statistics};
 
 /// How long `close` waits for a thread that looks at a dropped mapping for the last time. A look takes some
 /// milliseconds.
@@ -46,6 +49,9 @@ pub struct Space {
 pub(crate) struct Shared {
     pub(crate) memory: MemorySpace,
     pub(crate) fetches: Fetches,
+    /// Where the files of named mappings are added, and the directory that they are in.
+    pub(crate) files: Arc<Files>,
+    pub(crate) directory: Option<PathBuf>,
 }
 
 impl Space {
@@ -54,8 +60,8 @@ impl Space {
         Builder::default()
     }
 
-    pub(crate) fn of(memory: MemorySpace) -> Self {
-        Self { shared: Arc::new(Shared { memory, fetches: Fetches::default() }) }
+    pub(crate) fn of(memory: MemorySpace, files: Arc<Files>, directory: Option<PathBuf>) -> Self {
+        Self { shared: Arc::new(Shared { memory, fetches: Fetches::default(), files, directory }) }
     }
 
     /// Maps `bytes` bytes of zeros, 1 byte to 1 TiB. They take address space in steps of 2 MiB, and DRAM and room in
@@ -65,6 +71,30 @@ impl Space {
             SpaceFailure::OutOfRange => Error::MappingSize { bytes },
             other => other.into(),
         })
+    }
+
+    /// Opens the [named mapping](crate::named) `name` of `bytes` bytes. If there is none, creates one of zeros.
+    ///
+    /// # Errors
+    /// [`NamedError::OtherSize`] if it exists with another size; [`NamedError::AlreadyOpen`], [`NamedError::BadName`],
+    /// [`NamedError::FullDisk`], and everything else that can be wrong with its file.
+    pub fn map_named(&self, name: &str, bytes: usize) -> Result<Mapping, NamedError> {
+        self.named(name, Some(bytes))
+    }
+
+    /// Opens the [named mapping](crate::named) `name`, with the size that it has.
+    ///
+    /// # Errors
+    /// [`NamedError::NotFound`]; otherwise as for [`map_named`](Self::map_named).
+    pub fn open_named(&self, name: &str) -> Result<Mapping, NamedError> {
+        self.named(name, None)
+    }
+
+    fn named(&self, name: &str, bytes: Option<usize>) -> Result<Mapping, NamedError> {
+        let Shared { memory, files, directory, .. } = &*self.shared;
+        memory.check().map_err(Error::from)?;
+        let file = NamedFile::open(directory.as_deref(), files, name, bytes)?;
+        Ok(Mapping::of_named(&self.shared, file).map_err(Error::from)?)
     }
 
     /// What the space has counted so far.

@@ -53,7 +53,7 @@ impl Status {
             State::Empty => Self::Empty,
             State::Fetching => Self::Fetching,
             State::Poisoned => Self::Lost,
-            State::Cleaning | State::Installing | State::Leaving => Self::Moving,
+            State::Changing | State::Cleaning | State::Installing | State::Leaving => Self::Moving,
             State::Resident => Self::Resident { is_clean },
             State::Standby => Self::Standby { is_clean },
             State::Stored => Self::Stored { level: block.level.unwrap_or(0) },

@@ -4,7 +4,7 @@
 //! Seeded histories of everything that can be done with a mapping, against a plain array of bytes: every read is the
 //! last write, or an error.
 //!
-//! One thread reads, writes, reads in place, fetches, pins and discards; another one gives hints about the same memory
+//! One thread reads and writes, in place too, fetches, pins and discards; another one gives hints about the same memory
 //! at the same time. Tiers fail, lie and fill up. A failure prints the tier and the seed; with the same seed, the first
 //! thread does the same again (the kernel's and the other thread's timing differs).
 
@@ -59,7 +59,8 @@ struct World<'w> {
 impl World<'_> {
     fn step(&mut self, random: &mut Random) {
         match random.below(100) {
-            0..=34 => self.write(random),
+            0..=19 => self.write(random, Mapping::write),
+            20..=34 => self.write(random, |mapping, at, bytes| mapping.write_in_place(at, bytes).map(|_| ())),
             35..=54 => self.read(random, |mapping, at, into| mapping.read(at, into)),
             55..=64 => self.read(random, |mapping, at, into| mapping.read_in_place(at, into).map(|_| ())),
             65..=74 => self.read(random, |mapping, at, into| {
@@ -96,10 +97,10 @@ impl World<'_> {
         }
     }
 
-    fn write(&mut self, random: &mut Random) {
+    fn write(&mut self, random: &mut Random, how: impl Fn(&mut Mapping, usize, &[u8]) -> Result<(), Error>) {
         let (range, byte) = (random.range(3 * PAGE), random.next() as u8);
         let new: Vec<u8> = range.clone().map(|at| byte ^ at as u8).collect();
-        match self.mapping.write(range.start, &new) {
+        match how(&mut self.mapping, range.start, &new) {
             Ok(()) => {
                 self.bytes[range.clone()].copy_from_slice(&new);
                 self.torn[range].fill(false);

@@ -106,3 +106,33 @@ fn two_spaces_have_a_recording_each_and_a_failing_tier_is_in_it() {
     same(&first);
     same(&second);
 }
+
+/// Writes in place, and a named mapping: fetched from its file, changed, synced and evicted.
+#[test]
+fn writes_in_place_and_named_mappings_are_replayed_with_the_same_decisions() {
+    let Some(file) = recorded_to("recording-named") else { return };
+    let directory = file.with_file_name("named");
+    std::fs::create_dir_all(&directory).expect("a directory can be made");
+    for recording in [&file.with_file_name("first.rec"), &file] {
+        let builder = Space::builder().dram("16MiB").tier("dram:size=64MiB").named_in(&directory);
+        let space = builder.record(recording.to_str().expect("UTF-8")).open().expect("it can be opened");
+        let mut named = space.map_named("words", 20 * MIB).expect("it can be opened");
+        let mut plain = space.map(20 * MIB).expect("it can be mapped");
+        for mapping in [&mut named, &mut plain] {
+            let words = mapping.view_mut::<u64>(..18 * MIB).expect("aligned");
+            words.iter_mut().step_by(300).enumerate().for_each(|(index, word)| *word += index as u64 + 1);
+            for at in (0..20 * MIB).step_by(11 * PAGE) {
+                let bytes = [0; 40];
+                mapping.write_in_place(at, if at % 2 == 0 { &bytes } else { &[7; 40] }).expect("the tier is good");
+            }
+            mapping.discard(2 * MIB..3 * MIB).expect("it is open");
+        }
+        named.sync(..10 * MIB).expect("there is room");
+        named.evict(..).expect("it is open");
+        assert!(named.view::<u64>(..).expect("aligned").iter().step_by(512).count() > 0);
+        named.snapshot().expect("there is room");
+        drop((named, plain));
+        space.close().expect("its threads end");
+        same(recording);
+    }
+}

@@ -23,7 +23,7 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that another program has written, and the C library's arguments.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "c_abi", body: targets::c_abi, seeds: seeds::c_abi },
     Target { name: "cache_requests", body: targets::cache_requests, seeds: seeds::cache_requests },
@@ -33,6 +33,7 @@ pub const TARGETS: [Target; 16] = [
     Target { name: "cxl_switch", body: targets::cxl_switch, seeds: seeds::cxl_switch },
     Target { name: "elf", body: targets::elf_file, seeds: seeds::elf },
     Target { name: "fmapi", body: targets::fmapi, seeds: seeds::fmapi },
+    Target { name: "named", body: targets::named, seeds: seeds::named },
     Target { name: "profile", body: targets::profile, seeds: seeds::profile },
     Target { name: "recording", body: targets::recording, seeds: seeds::recording },
     Target { name: "size", body: targets::size, seeds: seeds::size },

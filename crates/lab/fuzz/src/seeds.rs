@@ -91,6 +91,17 @@ pub fn elf() -> Vec<Vec<u8>> {
     ]
 }
 
+/// A file of a named mapping, and its nodes after a size: of pages of the mapping, the second of them at the end.
+pub fn named() -> Vec<Vec<u8>> {
+    let golden = include_bytes!("../../../memory/named/tests/golden/named_v1.bin");
+    let entry = |place: u64| [place.to_le_bytes(), (place * 77).to_le_bytes()].concat();
+    let node = |first: u64| (first..first + 20).flat_map(entry).collect::<Vec<u8>>();
+    let mut two = [&300_u16.to_le_bytes()[..], &node(6)].concat();
+    two.resize(2 + PAGE, 0);
+    two.extend(node(30));
+    vec![golden.to_vec(), [&19_u16.to_le_bytes()[..], &node(4)].concat(), two, golden[..2 * PAGE].to_vec()]
+}
+
 /// Device profiles that together use every section.
 pub fn profile() -> Vec<Vec<u8>> {
     texts(&[

@@ -7,6 +7,8 @@
 //! A panic is a finding. In addition to the decoder's own panics, each function checks the guarantees for the result:
 //! an accepted input can be encoded and decoded again, and a rejected one gives a one-line message.
 
+mod named;
+
 use std::io::{Cursor, ErrorKind};
 
 use aquifer_cache::command::parse;
@@ -25,6 +27,8 @@ use aquifer_sys::shared_segment::SharedSegment;
 use aquifer_tiers::TierSpec;
 use aquifer_tiers::profile::Profile;
 use aquifer_wire::{BODY_BYTES_MAX, DonorStatus, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STATUS_BYTES, body_crc};
+
+pub use self::named::named;
 
 /// Maximum size of a generated segment in words; the product's own is smaller.
 const SEGMENT_WORDS_MAX: usize = 8192;

@@ -144,9 +144,12 @@ fn describe(call: &Call<'_>) -> String {
             let again = if *first { "" } else { ", asked again" };
             format!("{access} at {:#x}, thread {}{again}", page.address(), thread.0)
         }
-        // The lists in these two calls mean nothing to a reader.
+        // The lists in these calls mean nothing to a reader.
         Call::Add { start, end, .. } => format!("Add {{ start: {start}, end: {end} }}"),
         Call::Cleaned { block, verdict, .. } => format!("Cleaned {{ block: {block:?}, verdict: {verdict:?} }}"),
+        Call::SetFile { start, end, first, .. } => {
+            format!("SetFile {{ start: {start}, end: {end}, first: {first:?} }}")
+        }
         other => format!("{other:?}"),
     }
 }

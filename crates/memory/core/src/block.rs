@@ -22,11 +22,14 @@
 //!   Cleaning   -> Stored                the tier holds the same bytes, the frame is free
 //!   Cleaning   -> Empty                 all zero: needs no bytes at all
 //!   Stored     -> Fetching              fault or read-ahead
+//!   Stored     -> Changing              a write in place: one page's bytes in the tier are being replaced
 //!   Empty      -> Fetching              read-ahead: a zeroed frame is being prepared
 //!   Fetching   -> Resident              arrived, checked, and visible at the program's address
 //!   Fetching   -> Standby               read ahead: arrived and checked, waits for its touch
 //!   Fetching   -> Stored                could not be fetched now; may be tried again
 //!   Fetching   -> Poisoned              lost: a touch is an error
+//!   Changing   -> Stored                the page's guard is that of the tier's bytes again
+//!   Changing   -> Poisoned              the write failed halfway: a touch is an error
 //!   Stored     -> Empty                 discarded by the program
 //!   Standby    -> Empty                 discarded by the program
 //!   Resident   -> Empty                 discarded by the program
@@ -61,11 +64,13 @@ pub enum State {
     Fetching,
     /// Lost. A touch is an error.
     Poisoned,
+    /// In the tier only, where a page of it is being changed.
+    Changing,
 }
 
 impl State {
     /// Every state, for tables and tests.
-    pub const ALL: [State; 9] = [
+    pub const ALL: [State; 10] = [
         State::Empty,
         State::Installing,
         State::Resident,
@@ -75,6 +80,7 @@ impl State {
         State::Stored,
         State::Fetching,
         State::Poisoned,
+        State::Changing,
     ];
 
     /// Whether the diagram above has an arrow from this state to `next`.
@@ -87,15 +93,16 @@ impl State {
             Leaving => matches!(next, Standby | Stored | Empty | Resident),
             Standby => matches!(next, Installing | Cleaning | Empty),
             Cleaning => matches!(next, Standby | Stored | Empty),
-            Stored => matches!(next, Fetching | Empty),
+            Stored => matches!(next, Fetching | Changing | Empty),
             Fetching => matches!(next, Resident | Standby | Stored | Poisoned),
             Poisoned => matches!(next, Empty),
+            Changing => matches!(next, Stored | Poisoned),
         }
     }
 
     /// Whether a thread is working on the block, so that every other thread must wait.
     pub fn is_busy(self) -> bool {
-        matches!(self, State::Installing | State::Leaving | State::Cleaning | State::Fetching)
+        matches!(self, State::Installing | State::Leaving | State::Cleaning | State::Fetching | State::Changing)
     }
 }
 

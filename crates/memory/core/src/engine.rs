@@ -11,10 +11,10 @@
 //!   with a report, in `reports.rs`.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - The program's advice, by madvise(2), is in `advice.rs`. Callers that wait for what they asked for: `arrivals.rs`.
-//! - Changes of the budget are in `budget.rs`.
+//! - Writes in place are in `in_place.rs`. Changes of the budget are in `budget.rs`.
 //! - The choice of a block size is in `elastic.rs`, with the evidence of `clusters.rs`.
 //! - fork(2) is in `fork.rs`.
-//! - Adding, discarding and removing mappings is in `mappings.rs`.
+//! - Adding, discarding and removing mappings is in `mappings.rs`; those with contents in a file: `named.rs`.
 //! - What all tables take in memory is in `tables.rs`.
 //!
 //! Invariants, restored by every call: a block's frame is known if and only if its state has one; the frame pool's sum
@@ -28,7 +28,9 @@ mod clusters;
 mod elastic;
 mod fault;
 mod fork;
+mod in_place;
 mod mappings;
+mod named;
 mod reports;
 mod room;
 mod tables;
@@ -39,7 +41,9 @@ pub use background::{PLAN_MAX, Plan, Task, Transfers};
 pub use budget::budget_pages_min;
 pub use fault::{Exchange, FaultStep};
 pub use fork::ForkObstacle;
+pub use in_place::{Change, Changed};
 pub use mappings::DiscardStep;
+pub use named::{Contents, Renewed};
 pub use reports::CleanVerdict;
 pub use tables::Tables;
 
@@ -315,7 +319,7 @@ impl Engine {
                     State::Standby | State::Cleaning | State::Fetching => framed += weight,
                     // A hole being filled has no frame: the block's pages are where they were.
                     State::Installing => framed += weight,
-                    State::Empty | State::Stored | State::Poisoned => {}
+                    State::Empty | State::Stored | State::Changing | State::Poisoned => {}
                 }
                 match entry.state {
                     State::Standby | State::Cleaning | State::Fetching => assert_ne!(entry.frame, NONE),
@@ -328,7 +332,8 @@ impl Engine {
                 waiting += if entry.state == State::Standby { weight } else { 0 };
                 cleaning += if entry.state == State::Cleaning { weight } else { 0 };
                 self.map.temperatures().recount(entry.reading, entry.state, weight, &mut histogram);
-                assert!(entry.state != State::Stored || self.map.slot(block).is_some(), "stored, and nowhere");
+                let is_stored = matches!(entry.state, State::Stored | State::Changing);
+                assert!(!is_stored || self.map.slot(block).is_some(), "stored, and nowhere");
                 assert!(entry.state.is_busy() || !entry.wanted, "wanted for ever: {:?}", entry.state);
             }
         }

@@ -111,6 +111,15 @@ pub struct FrameIndex(pub u32);
 pub struct SlabIndex(pub u32);
 
 impl SlabIndex {
+    /// The first slab that is not a tier's: from here on they are in files of named mappings. A tier's slabs are in the
+    /// first 4 PiB.
+    pub const FILES: SlabIndex = SlabIndex(1 << 31);
+
+    /// Whether the slab is in a file of a named mapping: it is read, and never written to.
+    pub const fn is_of_file(self) -> bool {
+        self.0 >= Self::FILES.0
+    }
+
     /// The slab that has the byte at `offset` of its tier.
     pub const fn at(offset: u64) -> SlabIndex {
         debug_assert!(offset / REGION_BYTES <= u32::MAX as u64);

@@ -12,9 +12,10 @@ use aquifer_core::engine::{Advice, Arrived, CleanVerdict, Settings};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{
-    Call, Damage, End, Event, Header, Recording, Runs, Summary, VERSION, batch_header, push_run, put_call, put_summary,
+    Call, Damage, End, Event, Guarded, Header, Recording, Runs, Summary, VERSION, batch_header, push_run, put_call,
+    put_summary,
 };
-use aquifer_core::units::{BlockIndex, FrameIndex, Order, PageIndex, ThreadIndex};
+use aquifer_core::units::{BlockIndex, FrameIndex, Order, PageIndex, SlabIndex, ThreadIndex};
 use proptest::prelude::*;
 
 fn header() -> Header {
@@ -79,6 +80,16 @@ fn every_call<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
         nothing(Call::Advise { start: PageIndex(1000), end: PageIndex(9000), advice: Advice::PageOut }),
         Event { call: Call::HasArrived { page: PageIndex(1 << 35) }, summary: Summary::of_arrived(Arrived::Busy) },
         nothing(Call::AwaitArrivals { are_awaited: true }),
+        flag(Call::BeginChange { page: PageIndex(1 << 35) }, true),
+        flag(Call::EndChange { page: PageIndex(1 << 35), guarded: Some(Guarded::Other) }, false),
+        flag(Call::EndChange { page: PageIndex(7), guarded: None }, true),
+        nothing(Call::SetFile {
+            start: PageIndex(1 << 35),
+            end: PageIndex((1 << 35) + 4096),
+            first: SlabIndex(SlabIndex::FILES.0 + 9),
+            contents: present,
+        }),
+        flag(Call::Renew { page: PageIndex(1 << 35), guarded: Guarded::Zero }, true),
     ]
 }
 
@@ -220,6 +231,9 @@ fn an_event_that_is_none_is_damage_also_under_a_good_checksum() {
         &[5, 0xff, 0xff, 0xff, 0xff, 15],
         &[21, 7, 5],
         &[22, 2],
+        &[24, 7, 4, 0],
+        &[25, 0, 1, 5, 0],
+        &[26, 7, 3, 0],
     ] {
         let mut file = header().bytes().to_vec();
         batch(&mut file, false, 0, &[&evicted, payload].concat());

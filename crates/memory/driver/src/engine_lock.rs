@@ -12,12 +12,14 @@ use std::ops::Deref;
 use std::sync::{Arc, MutexGuard};
 
 use aquifer_core::engine::{
-    Advice, Arrived, CleanVerdict, DiscardStep, Engine, FaultStep, ForkObstacle, Plan, Transfers,
+    Advice, Arrived, Change, Changed, CleanVerdict, DiscardStep, Engine, FaultStep, ForkObstacle, Plan, Renewed,
+    Transfers,
 };
+use aquifer_core::guard;
 use aquifer_core::map::presence::Presence;
 use aquifer_core::map::{Delivery, OwnSlot};
 use aquifer_core::policy::Arrival;
-use aquifer_core::record::{Call, Digest, GUARD_RUNS_BYTES, Runs, Summary, guard_runs, push_run};
+use aquifer_core::record::{Call, Digest, GUARD_RUNS_BYTES, Guarded, Runs, Summary, guard_runs, push_run};
 use aquifer_core::units::{BlockIndex, FrameIndex, Order, PageIndex, SlabIndex, ThreadIndex};
 
 /// Records the calls into an engine. Called with the engine's lock held, possibly in a signal handler.
@@ -180,6 +182,51 @@ impl<'a, T: Tape> LockedEngine<'a, T> {
     pub fn await_arrivals(&mut self, are_awaited: bool) {
         self.engine.await_arrivals(are_awaited);
         self.record(Call::AwaitArrivals { are_awaited }, |_| Summary::default());
+    }
+
+    /// [`Engine::begin_change`].
+    pub fn begin_change(&mut self, page: PageIndex) -> Option<Change> {
+        let change = self.engine.begin_change(page);
+        self.record_flag(Call::BeginChange { page }, change.is_some());
+        change
+    }
+
+    /// [`Engine::end_change`].
+    pub fn end_change(&mut self, page: PageIndex, how: Changed) -> bool {
+        let guarded = match how {
+            Changed::To(guard) => Some(Guarded::of(self.engine.guard_of(page), guard)),
+            Changed::Lost => None,
+        };
+        let wanted = self.engine.end_change(page, how);
+        self.record_flag(Call::EndChange { page, guarded }, wanted)
+    }
+
+    /// [`Engine::set_file`].
+    pub fn set_file(&mut self, start: PageIndex, end: PageIndex, first: SlabIndex, guard: &mut dyn FnMut(u64) -> u64) {
+        if self.recorder.is_none() {
+            return self.engine.set_file(start, end, first, guard);
+        }
+        let (mut runs, mut kind, mut len) = (Vec::new(), false, 0);
+        for page in 0..end - start {
+            let has_bytes = guard(page) != guard::ZERO;
+            if has_bytes != kind && len > 0 {
+                push_run(&mut runs, kind.into(), len);
+                len = 0;
+            }
+            (kind, len) = (has_bytes, len + 1);
+        }
+        push_run(&mut runs, kind.into(), len);
+        self.engine.set_file(start, end, first, guard);
+        let contents = Runs::new(&runs);
+        self.record(Call::SetFile { start, end, first, contents }, |_| Summary::default());
+    }
+
+    /// [`Engine::renew`].
+    pub fn renew(&mut self, page: PageIndex, guard: u64) -> Renewed {
+        let guarded = Guarded::of(self.engine.guard_of(page), guard);
+        let renewed = self.engine.renew(page, guard);
+        self.record_flag(Call::Renew { page, guarded }, renewed == Renewed::Busy);
+        renewed
     }
 
     /// [`Engine::publish_presence`]. Not recorded: it decides nothing.

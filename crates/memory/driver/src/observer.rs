@@ -66,6 +66,8 @@ pub enum Loss {
     FetchFailed,
     /// The tier returned other bytes.
     GuardMismatch,
+    /// A write in place failed, and left neither the old nor the new bytes.
+    WriteFailed,
 }
 
 /// Counts and reports. May be called in a signal handler. Methods that receive the engine are called with its lock

@@ -45,11 +45,13 @@ use crate::spaces::{self, Listed, SPACES_MAX, Unlisted};
 mod gather;
 mod hints;
 mod in_place;
+mod named;
+mod write_in_place;
 
 use self::gather::GatherQueues;
 pub use self::gather::{Gathering, Piece};
 pub use self::hints::{BlockReport, LastingPin};
-use self::in_place::InPlaceReads;
+use self::in_place::InPlace;
 
 /// The most bytes that one step of a read or write keeps resident.
 const STEP_BYTES: usize = 64 << 10;
@@ -181,7 +183,7 @@ pub struct MemorySpace {
     process: u32,
     /// What [`spaces::forks`] was then.
     forks: u32,
-    in_place: InPlaceReads,
+    in_place: InPlace,
     gather_queues: GatherQueues,
 }
 
@@ -228,7 +230,7 @@ impl MemorySpace {
                 listed: Some(listed),
                 process: std::process::id(),
                 forks: spaces::forks(),
-                in_place: InPlaceReads::default(),
+                in_place: InPlace::default(),
                 gather_queues: GatherQueues::default(),
             }),
             Err(failure) => {
@@ -306,7 +308,8 @@ impl MemorySpace {
         self.listed.as_ref().expect("only `end` takes it")
     }
 
-    fn check(&self) -> Result<(), SpaceFailure> {
+    /// The failure that every call on the space returns from now on, if there is one.
+    pub fn check(&self) -> Result<(), SpaceFailure> {
         if self.forks != spaces::forks() {
             return Err(SpaceFailure::Forked);
         }

@@ -70,6 +70,26 @@ pub fn enable(file: &File, may_write: bool) -> Result<(), Refusal> {
     outcome
 }
 
+/// Makes a file at least `len` bytes long, and takes the space for all of them now. Where the file system cannot do
+/// that, only the length changes.
+pub fn allocate(file: &File, len: u64) -> io::Result<()> {
+    let bytes = signed(len)?;
+    let allocated = retry_interrupted(|| {
+        // SAFETY: fallocate takes no pointers, and the descriptor is open while `file` is borrowed.
+        unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, bytes) }
+    });
+    match allocated {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            if file.metadata()?.len() < len {
+                file.set_len(len)
+            } else {
+                Ok(())
+            }
+        }
+        allocated => allocated,
+    }
+}
+
 /// Gives the space of this range back to the file system; the range then reads as zeros. EOPNOTSUPP if the file system
 /// cannot do that.
 pub fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<()> {

@@ -42,6 +42,7 @@ mod open;
 pub mod profile;
 mod spec;
 pub mod timing;
+mod with_files;
 
 pub use aquifer_borrower::{
     Array, ArraySpec, Donor, DonorSecurity, DonorSpec, MemberSpec, RdmaSpec, Redundancy, keep_alive,
@@ -61,3 +62,4 @@ pub use encrypted::Encrypted;
 pub use flash::Flash;
 pub use open::{as_one, check_levels, check_place, open, open_levels, report_exit};
 pub use spec::{FlashSpec, SpecFailure, TierSpec};
+pub use with_files::{FILES_MAX, FilePages, Files, WithFiles};

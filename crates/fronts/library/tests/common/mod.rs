@@ -74,3 +74,33 @@ pub fn evict_all(mapping: &Mapping) {
     // The eviction looks at the range once more, and would take back what arrives meanwhile.
     std::thread::sleep(Duration::from_millis(200));
 }
+
+/// A directory of a test, removed at its end.
+pub struct Scratch(pub std::path::PathBuf);
+
+impl Scratch {
+    pub fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("aquifer-{test}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).expect("a directory can be made");
+        Self(path)
+    }
+
+    /// The file of a named mapping.
+    pub fn file(&self, name: &str) -> std::path::PathBuf {
+        self.0.join(format!("{name}.aquifer"))
+    }
+
+    /// The smallest budget over tiers, which are separated by `>`, with this directory for named mappings.
+    pub fn space(&self, tiers: &str, block_size: &str) -> Space {
+        let builder = Space::builder().dram("16MiB").block_size(block_size);
+        let builder = tiers.split('>').fold(builder, |builder, tier| builder.tier(tier));
+        builder.named_in(&self.0).open().expect("it can be opened")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

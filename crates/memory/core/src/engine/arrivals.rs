@@ -33,7 +33,7 @@ impl Engine {
             State::Empty | State::Resident | State::Standby => Arrived::Here,
             State::Poisoned => Arrived::Lost,
             State::Stored => Arrived::Away,
-            State::Cleaning | State::Fetching | State::Installing | State::Leaving => {
+            State::Changing | State::Cleaning | State::Fetching | State::Installing | State::Leaving => {
                 self.map.block_mut(block).wanted = true;
                 Arrived::Busy
             }

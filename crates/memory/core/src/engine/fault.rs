@@ -180,7 +180,7 @@ impl Engine {
                     FaultStep::Fetch { block, pages, frame: taken.frame, slot, fresh: taken.fresh, exchange, arrival }
                 }
             },
-            State::Installing | State::Leaving | State::Cleaning | State::Fetching => {
+            State::Installing | State::Leaving | State::Cleaning | State::Fetching | State::Changing => {
                 self.map.block_mut(block).wanted = true;
                 FaultStep::Wait
             }

@@ -72,14 +72,20 @@ impl BlockMap {
         self.region_of(index).holder(page).map(|slab| slab.slot_of_page(page))
     }
 
+    /// Whether the block's copy is in a slab that only this process uses.
+    pub(crate) fn is_own(&self, index: BlockIndex) -> bool {
+        let own = self.region_of(index).slab;
+        own.is_some() && self.holder(index) == own
+    }
+
     /// The slab that holds the block's copy, if its region has a slab.
     pub(super) fn holder(&self, index: BlockIndex) -> Option<SlabIndex> {
         self.region_of(index).holder(self.pages_in_region(index).start)
     }
 
     /// The guard of the page that is stored at `slot`, if this process has stored a page there and knows its contents.
-    /// The contents are unknown while the block is being written back, and after a failed write-back. Pages of zeros
-    /// are not stored.
+    /// The contents are unknown while the block is being written back or changed in place, and after a failed
+    /// write-back. Pages of zeros are not stored.
     pub fn stored_guard(&self, slot: Slot) -> Option<u64> {
         let slab = slot.slab();
         let index = RegionIndex(*self.used_by.get(slab.index())?);
@@ -89,7 +95,7 @@ impl BlockMap {
             return None;
         }
         let block = self.find(region.start + u64::from(page)).filter(|block| self.region_index(*block) == index)?;
-        if matches!(self.block(block).state, State::Empty | State::Cleaning | State::Poisoned) {
+        if matches!(self.block(block).state, State::Empty | State::Cleaning | State::Changing | State::Poisoned) {
             return None;
         }
         let guard = self.guards[index.index() * REGION_PAGES as usize + page as usize];
@@ -105,7 +111,7 @@ impl BlockMap {
             None => {
                 let slabs = &mut self.slabs;
                 // The other processes that shared a slab may have ended; then it can be used alone.
-                let alone = region.inherited.iter().position(|it| !slabs.is_shared(it.slab));
+                let alone = region.inherited.iter().position(|it| !it.slab.is_of_file() && !slabs.is_shared(it.slab));
                 let slab = match alone {
                     Some(place) => region.inherited.swap_remove(place).slab,
                     None => slabs.take()?,
@@ -137,12 +143,32 @@ impl BlockMap {
         true
     }
 
+    /// Makes the stored pages of `block`, whose guards are set, those of a file. The region's slabs in the file are in
+    /// address order, and this one is `slab`.
+    pub(crate) fn set_file(&mut self, block: BlockIndex, slab: SlabIndex) {
+        let (at, pages) = (self.region_index(block), self.pages_in_region(block));
+        let inherited = &mut self.regions[at.index()].inherited;
+        let place = inherited.iter().position(|it| it.slab == slab).unwrap_or_else(|| {
+            inherited.push(Inherited { slab, pages: [0; REGION_PAGES as usize / 64] });
+            inherited.len() - 1
+        });
+        inherited[place].set(pages, true);
+    }
+
+    /// Whether the block's copy is in a file.
+    pub(crate) fn is_in_file(&self, index: BlockIndex) -> bool {
+        self.holder(index).is_some_and(SlabIndex::is_of_file)
+    }
+
     /// Takes the next of the slabs that became free since the previous call.
     pub fn next_freed(&mut self) -> Option<SlabIndex> {
         self.freed.pop()
     }
 
     fn give_back(&mut self, slab: SlabIndex) {
+        if slab.is_of_file() {
+            return;
+        }
         // When the list is full, the medium keeps the bytes until the slab is used again.
         if self.slabs.release(slab) && self.freed.len() < self.freed.capacity() {
             self.freed.push(slab);
@@ -246,7 +272,7 @@ mod tests {
     fn stored_blocks_are_found_by_their_slots() {
         for state in State::ALL {
             let map = stored(state);
-            let is_known = !matches!(state, State::Empty | State::Cleaning | State::Poisoned);
+            let is_known = !matches!(state, State::Empty | State::Cleaning | State::Changing | State::Poisoned);
             // Pages 1000 to 1511 are in the first slab, the others in the second one.
             for (slot, page) in [(0, 1000), (7, 1007), (511, 1511), (512, 1512), (512 + 87, 1599)] {
                 assert_eq!(map.stored_guard(Slot(slot * PAGE)), is_known.then_some(page), "{state:?}");

@@ -9,7 +9,7 @@
 
 use super::answer::{Digest, Summary};
 use super::runs::{Guarded, Runs};
-use crate::engine::{Advice, Arrived, CleanVerdict, DiscardStep, Engine, FaultStep, Plan, Transfers};
+use crate::engine::{Advice, Arrived, Changed, CleanVerdict, DiscardStep, Engine, FaultStep, Plan, Renewed, Transfers};
 use crate::guard;
 use crate::map::Delivery;
 use crate::policy::Arrival;
@@ -45,6 +45,11 @@ pub enum Call<'a> {
         /// Whether callers wait for arrivals.
         are_awaited: bool,
     },
+    /// [`Engine::begin_change`].
+    BeginChange {
+        /// The page.
+        page: PageIndex,
+    },
     /// [`Engine::cleaned`].
     Cleaned {
         /// The block.
@@ -72,6 +77,13 @@ pub enum Call<'a> {
     Emptied {
         /// The frame.
         frame: FrameIndex,
+    },
+    /// [`Engine::end_change`].
+    EndChange {
+        /// The page.
+        page: PageIndex,
+        /// Its new guard, compared with that before; `None` if the page is lost.
+        guarded: Option<Guarded>,
     },
     /// [`Engine::evicted`].
     Evicted {
@@ -127,6 +139,24 @@ pub enum Call<'a> {
         /// The block.
         block: BlockIndex,
     },
+    /// [`Engine::renew`].
+    Renew {
+        /// The page.
+        page: PageIndex,
+        /// Its guard in the file, compared with that before.
+        guarded: Guarded,
+    },
+    /// [`Engine::set_file`].
+    SetFile {
+        /// First page of the mapping.
+        start: PageIndex,
+        /// One past its last page.
+        end: PageIndex,
+        /// First slab of the file.
+        first: SlabIndex,
+        /// For each page, whether it has other bytes than zeros.
+        contents: Runs<'a>,
+    },
     /// [`Engine::slot_for`].
     SlotFor {
         /// The block.
@@ -143,7 +173,7 @@ pub enum Answer {
     Nothing,
     /// Where a page that was asked for is.
     Arrived(Arrived),
-    /// Whether other threads wait for the block.
+    /// Whether other threads wait for the block; for a change, whether it begins.
     Wanted(bool),
     /// The next step of a fault.
     Step(FaultStep),
@@ -189,16 +219,13 @@ impl Call<'_> {
                 engine.await_arrivals(are_awaited);
                 Answer::Nothing
             }
+            Call::BeginChange { page } => Answer::Wanted(engine.begin_change(page).is_some()),
             Call::Cleaned { block, verdict, guards } => {
                 let mut found = [guard::ZERO; REGION_PAGES as usize];
                 let stored = engine.map().guards(block);
                 let found = &mut found[..stored.len()];
                 for ((found, stored), guarded) in found.iter_mut().zip(stored).zip(guards.guarded()) {
-                    *found = match guarded {
-                        Guarded::Zero => guard::ZERO,
-                        Guarded::Same => *stored,
-                        Guarded::Other => number + 1,
-                    };
+                    *found = guarded.guard(*stored, number);
                 }
                 Answer::Wanted(engine.cleaned(block, verdict, found))
             }
@@ -216,6 +243,11 @@ impl Call<'_> {
                 engine.emptied(frame);
                 Answer::Nothing
             }
+            Call::EndChange { page, guarded } => {
+                let stored = engine.guard_of(page);
+                let guard = guarded.map(|guarded| guarded.guard(stored, number));
+                Answer::Wanted(engine.end_change(page, guard.map_or(Changed::Lost, Changed::To)))
+            }
             Call::Evicted { block } => Answer::Wanted(engine.evicted(block)),
             Call::EvictionRefused { block } => Answer::Wanted(engine.eviction_refused(block)),
             Call::Fault { page, thread, write, first } => Answer::Step(engine.fault(page, thread, write, first)),
@@ -227,6 +259,16 @@ impl Call<'_> {
                 Answer::Plan(Summary::of_plan(&plan.tasks, engine))
             }
             Call::ReadAheadArrived { block } => Answer::Wanted(engine.read_ahead_arrived(block)),
+            Call::Renew { page, guarded } => {
+                let guard = guarded.guard(engine.guard_of(page), number);
+                Answer::Wanted(engine.renew(page, guard) == Renewed::Busy)
+            }
+            Call::SetFile { start, end, first, contents } => {
+                let mut flags = contents.flags();
+                let mut guard = |_| if flags.next().unwrap_or(false) { number + 1 } else { guard::ZERO };
+                engine.set_file(start, end, first, &mut guard);
+                Answer::Nothing
+            }
             Call::SlotFor { block } => Answer::Slot(engine.slot_for(block).map(|own| own.slot)),
             Call::TryAgain => {
                 engine.try_again();

@@ -29,17 +29,21 @@
 //! | 20  | advise             | start, pages, advice                                       | –      |
 //! | 21  | has arrived        | page                                                       | kind   |
 //! | 22  | await arrivals     | whether they are awaited                                   | –      |
+//! | 23  | begin change       | page                                                       | flag   |
+//! | 24  | end change         | page, guard (0 zero, 1 same, 2 other, 3 lost)              | flag   |
+//! | 25  | set file           | start, pages, first slab, bytes of runs, runs              | –      |
+//! | 26  | renew              | page, guard (0 zero, 1 same, 2 other)                      | flag   |
 //!
 //! A flag and a kind are one byte. A digest is one byte for the kind of the answer and four, little-endian, for the
 //! digest. A slab is one byte, 0 if the tier was full, and four, little-endian, for its number.
 
 use super::answer::Summary;
 use super::call::Call;
-use super::runs::Runs;
+use super::runs::{Guarded, Runs};
 use crate::engine::{Advice, CleanVerdict};
 use crate::map::Delivery;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, FrameIndex, Order, PageIndex, REGION_PAGES, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Order, PageIndex, REGION_PAGES, SlabIndex, ThreadIndex};
 
 /// Maximum number of pages in one mapping: a quarter of the address space that x86-64 programs have with five levels of
 /// page tables. A larger number does not come from a valid recording.
@@ -70,6 +74,13 @@ const FAULT_MAX: u8 = FAULT + FAULT_FIRST + FAULT_WRITE;
 const ADVISE: u8 = 20;
 const HAS_ARRIVED: u8 = 21;
 const AWAIT_ARRIVALS: u8 = 22;
+const BEGIN_CHANGE: u8 = 23;
+const END_CHANGE: u8 = 24;
+const SET_FILE: u8 = 25;
+const RENEW: u8 = 26;
+
+/// The guard of a page that is lost, after the kinds of [`Guarded`].
+const LOST: u64 = 3;
 
 /// The kinds of places of a page; see [`Summary::of_arrived`].
 const ARRIVED_KINDS: u64 = 5;
@@ -119,15 +130,19 @@ impl Call<'_> {
             | Call::Advise { .. }
             | Call::AwaitArrivals { .. }
             | Call::Emptied { .. }
+            | Call::SetFile { .. }
             | Call::TryAgain => Form::Nothing,
             Call::HasArrived { .. } => Form::Kind,
-            Call::Cleaned { .. }
+            Call::BeginChange { .. }
+            | Call::Cleaned { .. }
             | Call::Dropped { .. }
+            | Call::EndChange { .. }
             | Call::Evicted { .. }
             | Call::EvictionRefused { .. }
             | Call::FetchFailed { .. }
             | Call::Installed { .. }
-            | Call::ReadAheadArrived { .. } => Form::Flag,
+            | Call::ReadAheadArrived { .. }
+            | Call::Renew { .. } => Form::Flag,
             Call::Discard { .. } | Call::Fault { .. } | Call::Plan { .. } | Call::SlotFor { .. } => Form::Digest,
         }
     }
@@ -158,9 +173,11 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
         }
         Call::Advise { start, end, advice } => put(ADVISE, &[start.0, *end - *start, *advice as u64]),
         Call::AwaitArrivals { are_awaited } => put(AWAIT_ARRIVALS, &[(*are_awaited).into()]),
+        Call::BeginChange { page } => put(BEGIN_CHANGE, &[page.0]),
         Call::Discard { start, end, remove } => put(if *remove { REMOVE } else { DISCARD }, &[start.0, *end - *start]),
         Call::Dropped { block: index } => put(DROPPED, &[block(index)]),
         Call::Emptied { frame } => put(EMPTIED, &[frame.0.into()]),
+        Call::EndChange { page, guarded } => put(END_CHANGE, &[page.0, guarded.map_or(LOST, |guarded| guarded as u64)]),
         Call::Evicted { block: index } => put(EVICTED, &[block(index)]),
         Call::EvictionRefused { block: index } => put(EVICTION_REFUSED, &[block(index)]),
         Call::Fault { page, thread, write, first } => {
@@ -180,6 +197,11 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
         }
         Call::Plan { blocks, pages } => put(PLAN, &[(*blocks).into(), (*pages).into()]),
         Call::ReadAheadArrived { block: index } => put(READ_AHEAD_ARRIVED, &[block(index)]),
+        Call::Renew { page, guarded } => put(RENEW, &[page.0, *guarded as u64]),
+        Call::SetFile { start, end, first, contents } => {
+            put(SET_FILE, &[start.0, *end - *start, first.0.into(), contents.bytes().len() as u64]);
+            contents.bytes().iter().for_each(|byte| sink.put(*byte));
+        }
         Call::SlotFor { block: index } => put(SLOT_FOR, &[block(index)]),
         Call::TryAgain => put(TRY_AGAIN, &[]),
     }
@@ -251,6 +273,10 @@ impl<'a> Reader<'a> {
         self.word().map(BlockIndex)
     }
 
+    fn page(&mut self) -> Option<PageIndex> {
+        self.below(PAGE_MAX).map(PageIndex)
+    }
+
     fn flag(&mut self) -> Option<bool> {
         self.below(2).map(|value| value == 1)
     }
@@ -298,6 +324,7 @@ impl<'a> Reader<'a> {
                 Call::Advise { start, end, advice: Advice::ALL[kind as usize] }
             }
             AWAIT_ARRIVALS => Call::AwaitArrivals { are_awaited: self.flag()? },
+            BEGIN_CHANGE => Call::BeginChange { page: self.page()? },
             CLEANED => {
                 let (block, verdict) = (self.block()?, self.verdict()?);
                 Call::Cleaned { block, verdict, guards: self.runs(REGION_PAGES.into())? }
@@ -311,6 +338,10 @@ impl<'a> Reader<'a> {
                 frame.has_order().then_some(Call::Emptied { frame })?
             }
             DROPPED => Call::Dropped { block: self.block()? },
+            END_CHANGE => {
+                let (page, kind) = (self.page()?, self.below(LOST + 1)?);
+                Call::EndChange { page, guarded: Guarded::ALL.get(kind as usize).copied() }
+            }
             EVICTED => Call::Evicted { block: self.block()? },
             EVICTION_REFUSED => Call::EvictionRefused { block: self.block()? },
             tag @ FAULT..=FAULT_MAX => {
@@ -319,7 +350,7 @@ impl<'a> Reader<'a> {
                 Call::Fault { page: PageIndex(page), thread: ThreadIndex(thread), write, first }
             }
             FETCH_FAILED => Call::FetchFailed { block: self.block()?, lost: self.flag()? },
-            HAS_ARRIVED => Call::HasArrived { page: PageIndex(self.below(PAGE_MAX)?) },
+            HAS_ARRIVED => Call::HasArrived { page: self.page()? },
             INSTALLED => {
                 let (first, count) = (self.block()?, self.word()?);
                 (1..=REGION_PAGES).contains(&count).then_some(())?;
@@ -327,6 +358,13 @@ impl<'a> Reader<'a> {
             }
             PLAN => Call::Plan { blocks: self.word()?, pages: self.word()? },
             READ_AHEAD_ARRIVED => Call::ReadAheadArrived { block: self.block()? },
+            RENEW => Call::Renew { page: self.page()?, guarded: Guarded::ALL[self.below(LOST)? as usize] },
+            SET_FILE => {
+                let ((start, end), first) = (self.pages()?, SlabIndex(self.word()?));
+                let has_room = u64::from(first.0) + (end - start).div_ceil(REGION_PAGES.into()) <= u32::MAX.into();
+                (first.is_of_file() && has_room).then_some(())?;
+                Call::SetFile { start, end, first, contents: self.runs(end - start)? }
+            }
             SLOT_FOR => Call::SlotFor { block: self.block()? },
             TRY_AGAIN => Call::TryAgain,
             _ => return None,

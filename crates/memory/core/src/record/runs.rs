@@ -26,7 +26,7 @@ pub enum Guarded {
 }
 
 impl Guarded {
-    const ALL: [Guarded; 3] = [Guarded::Zero, Guarded::Same, Guarded::Other];
+    pub(super) const ALL: [Guarded; 3] = [Guarded::Zero, Guarded::Same, Guarded::Other];
 
     /// Compares one page's guards.
     pub fn of(stored: u64, found: u64) -> Guarded {
@@ -34,6 +34,15 @@ impl Guarded {
             guard::ZERO => Guarded::Zero,
             _ if found == stored => Guarded::Same,
             _ => Guarded::Other,
+        }
+    }
+
+    /// A guard that compares in this way with `stored`. `number` is the event's.
+    pub(super) fn guard(self, stored: u64, number: u64) -> u64 {
+        match self {
+            Guarded::Zero => guard::ZERO,
+            Guarded::Same => stored,
+            Guarded::Other => number + 1,
         }
     }
 }

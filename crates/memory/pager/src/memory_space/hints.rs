@@ -198,7 +198,10 @@ impl Mapping<'_> {
                 temperature: map.temperature(index),
                 level: None,
             };
-            found.push((report, map.slot(index).filter(|_| is_stored).map(|slot| slot.offset_of(0))));
+            found.push((
+                report,
+                map.slot(index).filter(|slot| is_stored && !slot.slab().is_of_file()).map(|slot| slot.offset_of(0)),
+            ));
             next = pages.end();
         }
         next

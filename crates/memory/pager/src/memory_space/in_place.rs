@@ -9,7 +9,8 @@
 //! happens to the block meanwhile. Anything else (the block is in DRAM, another thread works on it, the tier fails, the
 //! bytes do not match because the slot was written again) goes the usual way, by making the page resident.
 //!
-//! The second read of a page within a while is the usual read, which makes the page resident: it is being used.
+//! The second read or write of a page within a while is the usual one, which makes the page resident: it is being used.
+//! Writes are in `write_in_place.rs`.
 //!
 //! Threads: any of the caller's.
 
@@ -26,28 +27,28 @@ use aquifer_sys::signals::Blocked;
 
 use super::{Mapping, SpaceFailure};
 
-const PAGE: usize = PAGE_BYTES as usize;
-/// Pages that are remembered as read in place. A choice: when more pages than this are read in between, a page counts
-/// as read for the first time again.
+pub(super) const PAGE: usize = PAGE_BYTES as usize;
+/// Pages that are remembered as touched in place. A choice: when more pages than this are touched in between, a page
+/// counts as touched for the first time again.
 const REMEMBERED: usize = 4096;
 
-/// What the reads in place of one space need.
+/// What the reads and writes in place of one space need.
 #[derive(Debug)]
-pub(super) struct InPlaceReads {
-    /// Scratch pages that no thread uses now: at most one for each thread that reads at the same time.
+pub(super) struct InPlace {
+    /// Scratch pages that no thread uses now: at most two for each thread that reads or writes at the same time.
     scratch: Mutex<Vec<Reserved>>,
-    /// Pages that were read in place lately, each in the place that its number selects.
+    /// Pages that were read or written in place lately, each in the place that its number selects.
     lately: Box<[AtomicU64]>,
 }
 
-impl Default for InPlaceReads {
+impl Default for InPlace {
     fn default() -> Self {
         Self { scratch: Mutex::default(), lately: (0..REMEMBERED).map(|_| AtomicU64::new(0)).collect() }
     }
 }
 
-impl InPlaceReads {
-    /// Whether this is the second read of a page within a while. The next one is the first again.
+impl InPlace {
+    /// Whether this is the second read or write of a page within a while. The next one is the first again.
     pub(super) fn is_second(&self, page: PageIndex) -> bool {
         let place = &self.lately[(page.0 % REMEMBERED as u64) as usize];
         let is_second = place.load(Ordering::Relaxed) == page.0;
@@ -55,19 +56,19 @@ impl InPlaceReads {
         is_second
     }
 
-    fn take(&self) -> Option<Reserved> {
+    pub(super) fn take(&self) -> Option<Reserved> {
         let taken = self.scratch.lock().unwrap_or_else(PoisonError::into_inner).pop();
         taken.or_else(|| Reserved::new(PAGE).ok())
     }
 
-    fn put(&self, scratch: Reserved) {
+    pub(super) fn put(&self, scratch: Reserved) {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
     }
 }
 
 impl Mapping<'_> {
-    /// Copies the bytes from `at` on, like [`read`](Self::read), but makes no page resident that is read for the first
-    /// time within a while. Returns how many pages were read in place.
+    /// Copies the bytes from `at` on, like [`read`](Self::read), but makes no page resident that is read or written in
+    /// place for the first time within a while. Returns how many pages were read in place.
     pub fn read_in_place(&self, at: usize, into: &mut [u8]) -> Result<usize, SpaceFailure> {
         self.check_range(at, into.len())?;
         let (mut done, mut in_place) = (0, 0);

@@ -85,6 +85,7 @@ impl Observer for Pager {
                 (Counter::GuardMismatches, "fetched bytes are not what was written back (guard mismatch)")
             }
             Loss::FetchFailed => (Counter::FetchFailures, "a fetch from the tier failed"),
+            Loss::WriteFailed => (Counter::WriteBackFailures, "a write in place to the tier failed halfway"),
         };
         self.count_failure(counter);
         self.counters.add(Counter::PoisonedBlocks, 1);
