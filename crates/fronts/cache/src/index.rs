@@ -231,7 +231,7 @@ mod tests {
             for step in 0..4000_u64 {
                 let random = mix(seed << 32 | step);
                 let key = random % (3 * (1 + seed * 7));
-                let hash = if key % 3 == 0 { u64::MAX - key } else { mix(key) };
+                let hash = if key.is_multiple_of(3) { u64::MAX - key } else { mix(key) };
                 match random >> 60 {
                     0..=6 if !index.is_full() || model.contains_key(&hash) => {
                         let before = index.put(hash, place(step), random >> 32);

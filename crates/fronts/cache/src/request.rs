@@ -175,7 +175,9 @@ fn inline(bytes: &[u8]) -> Result<Option<Request>, ProtocolFailure> {
 mod tests {
     use super::*;
 
-    fn words(bytes: &[u8]) -> Result<Option<(Vec<&[u8]>, usize)>, ProtocolFailure> {
+    type Decoded<'b> = Result<Option<(Vec<&'b [u8]>, usize)>, ProtocolFailure>;
+
+    fn words(bytes: &[u8]) -> Decoded<'_> {
         let request = Decoder::default().decode(bytes)?;
         Ok(request.map(|request| (request.words.into_iter().map(|word| &bytes[word]).collect(), request.bytes)))
     }
