@@ -25,7 +25,7 @@ const SLOW: &[&str] = &[
 ];
 
 /// Test programs of which only one runs at a time, since they take a lock of the whole machine.
-const ONE_AT_A_TIME: &[&str] = &["bench_program", "bench_server"];
+const ONE_AT_A_TIME: &[&str] = &["bench_library", "bench_program", "bench_server"];
 
 /// Test programs beside which nothing runs, and why.
 const ALONE: &[(&str, &str)] = &[
