@@ -10,7 +10,8 @@
 #   make metrics   what `aquifer metrics` and `aquifer donor --metrics` start: the HTTP server
 #   make c         the library for programs in C and C++: libaquifer.so and libaquifer.a
 #   make stress    what `aquifer stress` starts
-#   make install   all of these: PREFIX=/usr/local DESTDIR=
+#   make python    the wheel of the Python package, into target/wheels; needs maturin
+#   make install   all of these but the wheel: PREFIX=/usr/local DESTDIR=
 #
 # Everything that is more than one command is in crates/xtask.
 
@@ -53,6 +54,9 @@ metrics:
 c:
 	$(CARGO) build --release --package aquifer-c
 	$(MAKE) --no-print-directory -C crates/fronts/c ARCHIVE=$(RELEASE)/libaquifer_c.a OUT=$(RELEASE)
+
+python:
+	maturin build --release --auditwheel skip --manifest-path crates/fronts/python/Cargo.toml --out $(TARGET)/wheels
 
 stress:
 	$(CARGO) build --release --package aquifer-e2e --bin aquifer-stress
@@ -101,5 +105,5 @@ install: build bench c cache fmapi metrics stress
 clean:
 	$(CARGO) clean
 
-.PHONY: build bench c cache fmapi metrics stress demo test install clean
+.PHONY: build bench c cache fmapi metrics python stress demo test install clean
 .DEFAULT_GOAL := build

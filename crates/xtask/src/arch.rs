@@ -91,6 +91,7 @@ const RINGS: &[Ring] = &[
             ("fmapi-cli", &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "test-support"]),
             ("metrics", &["config"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
+            ("python", &["aquifer", "test-support"]),
         ],
     },
     Ring {

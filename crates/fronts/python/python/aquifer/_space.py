@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the Aquifer authors
+
+"""A budget of DRAM over tiers."""
+
+import json
+from typing import Any, Dict, Iterable, Optional, Union
+
+from . import _native
+from ._mapping import Mapping
+from ._status import Histogram, histogram
+
+
+class Space(_native.Space):
+    """A budget of DRAM, the tiers that store what does not fit, and the mappings of both.
+
+    Settings are written as for ``aquifer run``. ``dram``: at least 16 MiB, as ``"4GiB"`` or a number of bytes.
+    ``tiers``: one to four, the fastest first. ``policy``: which policy chooses the blocks to evict. ``block_size``:
+    a power of two from ``"4KiB"`` to ``"2MiB"``, or ``"auto"``.
+    """
+
+    def __new__(
+        cls,
+        dram: Union[int, str],
+        tiers: Union[str, Iterable[str]],
+        *,
+        policy: Optional[str] = None,
+        block_size: Union[int, str, None] = None,
+    ) -> "Space":
+        tiers = [tiers] if isinstance(tiers, str) else list(tiers)
+        return super().__new__(cls, _size(dram), tiers, policy, None if block_size is None else _size(block_size))
+
+    def map(self, size: int) -> Mapping:
+        """Maps ``size`` bytes of zeros, 1 byte to 1 TiB."""
+        return Mapping(self, size)
+
+    def statistics(self) -> Dict[str, Any]:
+        """Everything that the space has counted, with the names of ``aquifer run --stats-json``."""
+        counted: Dict[str, Any] = json.loads(self.statistics_json())
+        return counted
+
+    def histogram(self) -> Histogram:
+        """How much memory is how hot. Costs the same for any size."""
+        return histogram(self.classes())
+
+    def __enter__(self) -> "Space":
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        _native_close(self, kind is not None)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a space cannot be pickled or copied: it belongs to its process; open one in each process")
+
+    def __repr__(self) -> str:
+        return "<aquifer.Space, closed>" if self.closed else "<aquifer.Space>"
+
+
+def _native_close(space: Space, is_failing: bool) -> None:
+    try:
+        space.close()
+    except BufferError:
+        # The traceback of the exception that ends the block still refers to what is in use.
+        if not is_failing:
+            raise
+
+
+def _size(size: Union[int, str]) -> str:
+    if isinstance(size, (int, str)) and not isinstance(size, bool):
+        return str(size)
+    raise TypeError(f"a size is a number of bytes or text such as '1GiB', not {type(size).__name__}")

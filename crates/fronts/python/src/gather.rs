@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Copies of many scattered items, with the tier's reads of them overlapped. `python/aquifer/_arrays.py` makes arrays
+//! of them.
+
+use aquifer::{Error, Mapping, Piece};
+
+/// Where the items are: number `n` is the `size` bytes from `offset + n * stride` on.
+#[derive(Clone, Copy)]
+pub struct Items {
+    pub offset: usize,
+    pub stride: usize,
+    pub size: usize,
+}
+
+impl Items {
+    /// Bytes that `count` items take; `None` if that is more than there can be.
+    pub fn bytes(&self, count: usize) -> Option<usize> {
+        self.size.checked_mul(count).filter(|bytes| isize::try_from(*bytes).is_ok())
+    }
+
+    /// Copies items one after the other. `into` has [`bytes`](Self::bytes) bytes.
+    pub fn gather(&self, mapping: &Mapping, indices: &[u64], into: &mut [u8]) -> Result<(), Error> {
+        let items = indices.iter().zip(into.chunks_exact_mut(self.size.max(1)));
+        let mut pieces: Vec<Piece<'_>> = items
+            .map(|(index, into)| {
+                let index = usize::try_from(*index).unwrap_or(usize::MAX);
+                Piece { offset: index.saturating_mul(self.stride).saturating_add(self.offset), into }
+            })
+            .collect();
+        mapping.gather_pieces(&mut pieces)
+    }
+}
+
+/// Indices as the bytes of an array of 64-bit numbers; the rest of a number is left out.
+pub fn indices(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks().0.iter().map(|index| u64::from_ne_bytes(*index)).collect()
+}

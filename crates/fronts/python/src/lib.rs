@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The part of the Python package `aquifer` that is not Python: spaces and mappings of the crate `aquifer`, as classes.
+//!
+//! Python sees it as `aquifer._native`, and does not use it directly: `python/aquifer` has the classes that a program
+//! uses, which inherit from those here, and everything that NumPy and asyncio are needed for.
+//!
+//! Each call that may wait gives up the interpreter's lock (the GIL) first, so other threads of the program run
+//! meanwhile. No lock of this crate is held while it waits for the interpreter's.
+//!
+//! | module | what |
+//! |---|---|
+//! | `space` | a budget of DRAM over tiers |
+//! | `mapping` | memory of a space; `lifetime` counts who uses it, `queries` says where it is and how hot |
+//! | `exporter` | the buffer protocol |
+//! | `ahead` | fetches that nobody waits for |
+//! | `fetch` | fetches that a coroutine waits for |
+//! | `gather` | copies of many scattered items |
+//! | `pin` | a range that stays resident |
+//! | `touches` | says why a forked child ends that touches its parent's memory |
+//! | `errors` | which exception stands for which error |
+
+mod ahead;
+mod errors;
+mod exporter;
+mod fetch;
+mod gather;
+mod lifetime;
+mod mapping;
+mod offset;
+mod pin;
+mod queries;
+mod space;
+mod touches;
+
+#[pyo3::pymodule]
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::fetch::Fetch;
+    #[pymodule_export]
+    use crate::mapping::Mapping;
+    #[pymodule_export]
+    use crate::pin::Pin;
+    #[pymodule_export]
+    use crate::space::{Space, probe};
+    #[pymodule_export]
+    use crate::touches::explain_touches;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("CLASS_NAMES", aquifer::CLASS_NAMES)?;
+        module.add("Exporter", crate::exporter::class(module.py())?)
+    }
+}

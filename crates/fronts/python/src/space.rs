@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A budget of DRAM over tiers.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use pyo3::prelude::*;
+
+use crate::errors::{self, OrRaise};
+use crate::queries::{self, Classes};
+
+/// Opens a space.
+#[pyclass(frozen, subclass, module = "aquifer._native")]
+pub struct Space {
+    /// `None` once closed. Held for reading during calls, so that closing waits for them.
+    space: RwLock<Option<aquifer::Space>>,
+    /// One share for the space, and one for each open mapping.
+    shares: Arc<()>,
+    process: u32,
+}
+
+#[pymethods]
+impl Space {
+    #[new]
+    #[pyo3(signature = (dram, tiers, policy, block_size))]
+    fn new(
+        py: Python<'_>,
+        dram: Option<String>,
+        tiers: Vec<String>,
+        policy: Option<String>,
+        block_size: Option<String>,
+    ) -> PyResult<Self> {
+        let mut builder = aquifer::Space::builder();
+        if let Some(dram) = dram {
+            builder = builder.dram(dram);
+        }
+        if let Some(policy) = policy {
+            builder = builder.policy(policy);
+        }
+        if let Some(block_size) = block_size {
+            builder = builder.block_size(block_size);
+        }
+        let builder = tiers.into_iter().fold(builder, aquifer::Builder::tier);
+        let space = py.detach(|| builder.open()).map_err(|error| errors::of_open(py, &error))?;
+        Ok(Self { space: RwLock::new(Some(space)), shares: Arc::default(), process: std::process::id() })
+    }
+
+    /// The statistics of the space as JSON.
+    fn statistics_json(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |space| Ok(space.statistics().to_json()))
+    }
+
+    fn classes(&self, py: Python<'_>) -> PyResult<(Classes, Classes)> {
+        self.with(py, aquifer::Space::histogram).map(queries::classes)
+    }
+
+    /// The most bytes that one prefetch or fetch can ask for.
+    #[getter]
+    pub fn prefetch_bytes_max(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |space| Ok(space.prefetch_bytes_max()))
+    }
+
+    /// The most bytes that may be pinned at a time: half of the budget.
+    #[getter]
+    fn pin_bytes_max(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |space| Ok(space.pin_bytes_max()))
+    }
+
+    /// Whether system calls may use memory of the space that is not resident.
+    #[getter]
+    fn serves_system_calls(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |space| Ok(space.serves_system_calls()))
+    }
+
+    /// Whether the space is closed.
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        // In a forked child the lock may be that of a thread which the child does not have.
+        self.is_foreign() || py.detach(|| self.space.read().unwrap_or_else(PoisonError::into_inner).is_none())
+    }
+
+    /// Gives everything back. Raises InUseError, and stays open, while mappings of it are open.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_foreign() {
+            return Ok(());
+        }
+        let closed = py.detach(|| {
+            let mut space = self.space.write().unwrap_or_else(PoisonError::into_inner);
+            if space.is_some() && Arc::strong_count(&self.shares) > 1 {
+                return Err(aquifer::CloseError::InUse);
+            }
+            space.take().map_or(Ok(()), aquifer::Space::close)
+        });
+        closed.map_err(|error| errors::of_close(py, error))
+    }
+}
+
+impl Space {
+    /// Whether the space belongs to the process that forked this one.
+    fn is_foreign(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Makes a call on the space without the interpreter's lock.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&aquifer::Space) -> Result<T, aquifer::Error> + Send,
+    ) -> PyResult<T> {
+        if self.is_foreign() {
+            return Err(errors::of(py, &aquifer::Error::Forked));
+        }
+        let made = py.detach(|| {
+            let space = self.space.read().unwrap_or_else(PoisonError::into_inner);
+            space.as_ref().map(call)
+        });
+        made.ok_or_else(|| errors::closed(py, "space"))?.or_raise(py)
+    }
+
+    /// Maps memory. It keeps a share of the space until it is closed.
+    pub fn map(&self, py: Python<'_>, bytes: usize) -> PyResult<(aquifer::Mapping, Arc<()>)> {
+        let share = Arc::clone(&self.shares);
+        self.with(py, |space| space.map(bytes)).map(|mapping| (mapping, share))
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        let space = self.space.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        without_lock(space);
+    }
+}
+
+/// Drops something whose end may wait for a tier, without the interpreter's lock if the interpreter still runs.
+pub fn without_lock<T: Send>(ending: Option<T>) {
+    let Some(ending) = ending else { return };
+    let mut ending = Some(ending);
+    Python::try_attach(|py| py.detach(|| drop(ending.take())));
+    drop(ending);
+}
+
+/// Why this process cannot have spaces; `None` if it can.
+#[pyfunction]
+pub fn probe() -> Option<String> {
+    aquifer::probe().err().map(|why| why.to_string())
+}
