@@ -43,6 +43,7 @@ const RINGS: &[Ring] = &[
             ("borrower", &["core", "sys", "tier", "tiers", "tls", "wire"]),
             // The edge to cxl-switch is for its tests only: they need a peer.
             ("fmapi-client", &["cxl-switch", "fmapi", "sys", "test-support"]),
+            ("state-store", &[]),
             ("stats", &["sys"]),
             ("sys", &["test-support"]),
             ("tier", &["core", "sys", "test-support"]),
