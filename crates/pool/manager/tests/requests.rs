@@ -103,7 +103,7 @@ fn every_link_leads_somewhere() {
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
         links(&answer.body, &mut waiting);
     }
-    assert!(seen.len() > 40, "only {} resources were found", seen.len());
+    assert!(seen.len() > 30, "only {} resources were found", seen.len());
     finish(daemon);
 }
 
@@ -193,7 +193,7 @@ fn bad_requests_get_an_error_with_a_remedy_and_change_nothing() {
         (CHUNKS, r#"{"Name": "v", "MemoryChunkSizeMiB": 2, "Oem": {"Aquifer": {"zone": "lab", "clas": 1}}}"#, 400),
         (CONNECTIONS, &bind_body("nothing", "h000"), 404),
         (CONNECTIONS, &bind_body("cache", "h999"), 404),
-        (CONNECTIONS, &bind_body("cache", "../h000"), 404),
+        (CONNECTIONS, &bind_body("cache", "../h000"), 400),
         (CONNECTIONS, r#"{"MemoryChunkInfo": [], "Links": {}}"#, 400),
         (APPLY, r#"{"Declaration": {"volums": {}}}"#, 400),
         (APPLY, r#"{"Declaration": {"pools": {"main": {"donors": ["d9999"]}}}}"#, 409),

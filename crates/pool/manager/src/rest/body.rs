@@ -71,11 +71,10 @@ pub(super) fn mebibytes(map: &Map<String, Value>, name: &str) -> Result<Bytes, P
     mib.checked_mul(1 << 20).map(Bytes).ok_or_else(|| Problem::value(name, "the size is too large; ask for less"))
 }
 
-/// The last segment of the `@odata.id` of a link, if the link has this prefix.
+/// The rest of the `@odata.id` of a link after a prefix.
 pub(super) fn linked<'a>(link: &'a Value, prefix: &str) -> Result<&'a str, Problem> {
-    let id = link.get("@odata.id").and_then(Value::as_str).and_then(|id| id.strip_prefix(prefix));
-    let last = id.and_then(|rest| rest.rsplit('/').next()).filter(|last| !last.is_empty());
-    last.ok_or_else(|| Problem::value("@odata.id", format!("a link is not to {prefix}...; copy it from a resource")))
+    let rest = link.get("@odata.id").and_then(Value::as_str).and_then(|id| id.strip_prefix(prefix));
+    rest.ok_or_else(|| Problem::value("@odata.id", format!("a link is not to {prefix}...; copy it from a resource")))
 }
 
 /// What every body must stand: for fuzzing. Decodes bytes as the body of each route, and never panics.

@@ -192,14 +192,13 @@ pub(super) fn bind(call: &Call<'_>) -> Result<Answer, Problem> {
     };
     let chunk = one(call.body.get("MemoryChunkInfo"), "MemoryChunkInfo")?;
     let chunk = chunk.get("MemoryChunk").cloned().unwrap_or_default();
-    let volume: VolumeName =
-        linked(&chunk, &format!("{POOLS}/"))?.parse().map_err(|error| Problem::value("MemoryChunk", error))?;
+    let rest = linked(&chunk, &format!("{POOLS}/"))?;
+    let name = rest.split_once("/MemoryChunks/").map_or(rest, |(_, name)| name);
+    let volume: VolumeName = name.parse().map_err(|error| Problem::value("MemoryChunk", error))?;
     let endpoints = call.body.get("Links").and_then(|links| links.get("InitiatorEndpoints"));
     let endpoint = one(endpoints, "Links.InitiatorEndpoints")?;
-    let host: HostId = linked(&endpoint, &format!("{ENDPOINTS}/Host."))
-        .map(|host| host.trim_start_matches("Host."))?
-        .parse()
-        .map_err(|error| Problem::value("InitiatorEndpoints", error))?;
+    let host = linked(&endpoint, &format!("{ENDPOINTS}/Host."))?;
+    let host: HostId = host.parse().map_err(|error| Problem::value("InitiatorEndpoints", error))?;
     let done = call.order(Act::Bind(volume.clone(), host), call.is_dry_run())?;
     Ok(answered(call, 201, &done, Some(format!("{CONNECTIONS}/{volume}"))))
 }

@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use aquifer_manager::SimulatedConfig;
@@ -48,6 +49,13 @@ pub fn rack(kill_at_effect: Option<u64>) -> SimulatedConfig {
     SimulatedConfig { donors, donor_capacity: capacity, hosts, devices, device_capacity: capacity, kill_at_effect }
 }
 
+/// A loopback address that no other daemon of the tests has: a killed daemon's port may be given to the next one.
+fn address() -> String {
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    let (pid, number) = (std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
+    format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 1 + number % 250)
+}
+
 pub struct Daemon {
     child: Child,
     pub address: String,
@@ -58,9 +66,10 @@ impl Daemon {
     /// Starts a daemon on a directory, which may hold the state of an earlier one.
     pub fn start(directory: &Path, peers: &SimulatedConfig, more: &str) -> Daemon {
         let mut config = format!(
-            "state = {:?}\nlisten = \"127.0.0.1:0\"\n[peers]\nkind = \"simulated\"\ndonors = {}\nhosts = {}\ndevices = {}\n\
+            "state = {:?}\nlisten = \"{}:0\"\n[peers]\nkind = \"simulated\"\ndonors = {}\nhosts = {}\ndevices = {}\n\
              donor-capacity = \"{}\"\ndevice-capacity = \"{}\"\n",
             directory.join("state"),
+            address(),
             peers.donors,
             peers.hosts,
             peers.devices,
