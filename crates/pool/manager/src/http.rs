@@ -3,7 +3,8 @@
 
 //! HTTP/1.1: connections, limits, and the event stream. `rest.rs` answers requests on threads for blocking work.
 //!
-//! A request with Transfer-Encoding is refused and its connection ended: bodies have a length, so that no proxy and this
+//! A request with Transfer-Encoding is refused and its connection ended: bodies have a length, so that no proxy and
+//! this
 //! server can disagree on where a request ends.
 
 use std::convert::Infallible;

@@ -3,8 +3,10 @@
 
 //! Who a request comes from: sessions with expiry, and the accounts behind them.
 //!
-//! A token is `ID.SECRET`; only its hash is stored, under `session/ID`, so that neither the store nor a backup of it has
-//! a token. A session ends when it is deleted, was idle too long, or is too old; when its account changes, it ends, too.
+//! A token is `ID.SECRET`; only its hash is stored, under `session/ID`, so that neither the store nor a backup of it
+//! has
+//! a token. A session ends when it is deleted, was idle too long, or is too old; when its account changes, it ends,
+//! too.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -138,11 +138,7 @@ impl Writer {
     }
 
     /// One round. Answers each order, and returns whether anything is still under way.
-    pub(crate) fn round(
-        &mut self,
-        orders: Vec<(Order, Box<dyn FnOnce(Result<Done, NotDone>) + Send>)>,
-        now: Millis,
-    ) -> Result<bool, Stop> {
+    pub(crate) fn round(&mut self, orders: Vec<crate::rest::Posted>, now: Millis) -> Result<bool, Stop> {
         let topology = self.peers.topology();
         let merged = merge(&mut self.observed, self.peers.reports(self.term), now);
         if let Some(seen) = merged.deposed_by {

@@ -3,7 +3,8 @@
 
 //! What every store must do. A test calls [`check`] with a [`Rig`] for its store.
 //!
-//! The last part plays one history again and again, and lets operation n fail, for each n; then it opens the store again
+//! The last part plays one history again and again, and lets operation n fail, for each n; then it opens the store
+//! again
 //! and compares it with a plain map: every transaction is there as a whole or not at all, in order, and one that was
 //! reported as committed is there.
 

@@ -43,7 +43,8 @@ pub struct EmbeddedStore {
 }
 
 impl EmbeddedStore {
-    /// Opens the file, or makes an empty one that only its owner can read. A new file gets its name when it is complete:
+    /// Opens the file, or makes an empty one that only its owner can read. A new file gets its name when it is
+    /// complete:
     /// what a crash leaves of an unfinished one is made again.
     pub fn open(path: &Path) -> Result<EmbeddedStore, StoreFailure> {
         if !path.try_exists().map_err(|error| io_failure("opened", error))? {

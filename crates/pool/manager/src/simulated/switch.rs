@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A simulated switch with its memory devices, each a single logical device. It carries a step out at once or refuses it.
+//! A simulated switch with its memory devices, each a single logical device. It carries a step out at once or refuses
+//! it.
 
 use std::collections::BTreeMap;
 
