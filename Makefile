@@ -6,6 +6,7 @@
 #   make build     the product: aquifer and its preload library
 #   make bench     what `aquifer bench` starts: the bench and its workloads
 #   make cache     what `aquifer cache` starts
+#   make fabric    the fabric manager: aquifer-fabricd
 #   make fmapi     what `aquifer fmapi` starts
 #   make metrics   what `aquifer metrics` and `aquifer donor --metrics` start: the HTTP server
 #   make c         the library for programs in C and C++: libaquifer.so and libaquifer.a
@@ -45,6 +46,9 @@ bench:
 cache:
 	$(CARGO) build --release --package aquifer-cache
 
+fabric:
+	$(CARGO) build --release --package aquifer-manager
+
 fmapi:
 	$(CARGO) build --release --package aquifer-fmapi-cli
 
@@ -72,12 +76,13 @@ test:
 
 # The command looks for the library beside itself, and then in ../lib/aquifer; for the programs that it starts beside
 # itself, and then in ../libexec/aquifer.
-install: build bench c cache fmapi metrics stress
+install: build bench c cache fabric fmapi metrics stress
 	install -D -m 0755 $(RELEASE)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
 	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
 	install -D -m 0755 $(RELEASE)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
 	install -D -m 0755 $(RELEASE)/aquifer-workloads $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-workloads
 	install -D -m 0755 $(RELEASE)/aquifer-cache $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-cache
+	install -D -m 0755 $(RELEASE)/aquifer-fabricd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabricd
 	install -D -m 0755 $(RELEASE)/aquifer-fmapi $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fmapi
 	install -D -m 0755 $(RELEASE)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics
 	install -D -m 0755 $(RELEASE)/aquifer-stress $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-stress
@@ -93,8 +98,8 @@ install: build bench c cache fmapi metrics stress
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(RELEASE)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	for unit in aquifer-donor aquifer-metrics aquifer@; do \
-	  sed "s|/usr/local/bin|$(PREFIX)/bin|" packaging/$$unit.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; \
+	for unit in aquifer-donor aquifer-fabricd aquifer-metrics aquifer@; do \
+	  sed "s|/usr/local/|$(PREFIX)/|" packaging/$$unit.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; \
 	done
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 	install -d $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
@@ -105,5 +110,5 @@ install: build bench c cache fmapi metrics stress
 clean:
 	$(CARGO) clean
 
-.PHONY: build bench c cache fmapi metrics python stress demo test install clean
+.PHONY: build bench c cache fabric fmapi metrics python stress demo test install clean
 .DEFAULT_GOAL := build

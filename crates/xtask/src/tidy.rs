@@ -16,8 +16,8 @@ const LINE_MAX: usize = 120;
 const FILE_LINES_MAX: usize = 800;
 /// File names that do not say what the file holds.
 const BANNED_STEMS: &[&str] = &["common", "helper", "helpers", "lib2", "manager", "misc", "shared", "util", "utils"];
-/// Names from other projects that contain a banned word: QEMU's objects, a type of `plotters`.
-const FOREIGN_NAMES: &[&str] = &["SVGBackend", "memory-backend"];
+/// Names from other projects that contain a banned word: QEMU's objects, a type of `plotters`, redb's storage.
+const FOREIGN_NAMES: &[&str] = &["SVGBackend", "StorageBackend", "create_with_backend", "memory-backend"];
 /// Meaningless endings of type names.
 const BANNED_ENDINGS: &[&str] = &["Helper", "Info", "Manager", "Misc", "Util", "Utils"];
 /// Banned words, each with the project's term; see docs/glossary.md. Only words that have no other meaning here. They

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The configuration file: TOML, checked as a whole before anything is started. Unknown keys are refused.
+//!
+//! [`reference`] is a file with every setting, its default and its meaning; `docs/fabric.md` and
+//! `aquifer-fabricd --print-config` print it, and a test reads it back.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use aquifer_fabric::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::simulated::{DEVICES_MAX, SWITCH_HOSTS_MAX};
+
+/// Largest configuration file.
+pub const CONFIG_BYTES_MAX: usize = 1 << 20;
+/// Simulated donors at most, so that a mistyped number does not fill the disk.
+const DONORS_MAX: u32 = 10_000;
+/// Simulated hosts at most.
+const HOSTS_MAX: u32 = 1000;
+
+/// The whole configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Config {
+    /// Where the state is kept; one manager at a time.
+    pub state: PathBuf,
+    /// Where clients connect.
+    #[serde(default = "default_listen")]
+    pub listen: SocketAddr,
+    /// The server's certificate. Without it, only loopback addresses are allowed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsConfig>,
+    /// Donors, hosts and switches.
+    pub peers: PeersConfig,
+    /// Sessions and passwords.
+    #[serde(default)]
+    pub sessions: SessionsConfig,
+    /// The rounds of the reconciler.
+    #[serde(default)]
+    pub rounds: RoundsConfig,
+}
+
+/// The server's certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The certificate and those that signed it, as PEM.
+    pub certificate: PathBuf,
+    /// Its private key, as PEM.
+    pub key: PathBuf,
+}
+
+/// Donors, hosts and switches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum PeersConfig {
+    /// They are simulated.
+    Simulated(SimulatedConfig),
+}
+
+/// A simulated rack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct SimulatedConfig {
+    /// How many donors.
+    #[serde(default = "default_donors")]
+    pub donors: u32,
+    /// What each of them lends.
+    #[serde(default = "default_capacity")]
+    pub donor_capacity: Bytes,
+    /// How many hosts.
+    #[serde(default = "default_hosts")]
+    pub hosts: u32,
+    /// How many memory devices there are behind one switch.
+    #[serde(default)]
+    pub devices: u32,
+    /// What each of them holds.
+    #[serde(default = "default_capacity")]
+    pub device_capacity: Bytes,
+    /// The effect before or after which the daemon kills itself; see `crash.rs`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kill_at_effect: Option<u64>,
+}
+
+/// Sessions and passwords.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct SessionsConfig {
+    /// A session that is not used for so long ends.
+    pub idle_seconds: u64,
+    /// A session ends after so long even if it is used.
+    pub life_seconds: u64,
+    /// Wrong passwords in a row that lock an account.
+    pub failures: u32,
+    /// How long it is locked.
+    pub locked_seconds: u64,
+    /// Logins that one address may try in a minute.
+    pub logins_per_minute: u32,
+}
+
+impl Default for SessionsConfig {
+    fn default() -> SessionsConfig {
+        SessionsConfig {
+            idle_seconds: 1800,
+            life_seconds: 43_200,
+            failures: 5,
+            locked_seconds: 300,
+            logins_per_minute: 30,
+        }
+    }
+}
+
+/// The rounds of the reconciler.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RoundsConfig {
+    /// The time between two rounds while nothing is under way.
+    pub idle_ms: u64,
+    /// The time between two rounds while something is.
+    pub busy_ms: u64,
+    /// How long a donor may be silent until its members are replaced.
+    pub silent_seconds: u64,
+}
+
+impl Default for RoundsConfig {
+    fn default() -> RoundsConfig {
+        RoundsConfig { idle_ms: 1000, busy_ms: 20, silent_seconds: 60 }
+    }
+}
+
+fn default_listen() -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7443)
+}
+
+fn default_donors() -> u32 {
+    22
+}
+
+fn default_hosts() -> u32 {
+    3
+}
+
+fn default_capacity() -> Bytes {
+    Bytes::gib(256)
+}
+
+/// Why a configuration is refused: one line with the setting and the remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotAConfig(String);
+
+impl fmt::Display for NotAConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotAConfig {}
+
+fn refuse<T>(line: impl Into<String>) -> Result<T, NotAConfig> {
+    Err(NotAConfig(line.into()))
+}
+
+impl Config {
+    /// Parses and checks the text of a configuration file.
+    pub fn parse(text: &str) -> Result<Config, NotAConfig> {
+        if text.len() > CONFIG_BYTES_MAX {
+            return refuse(format!("the configuration has {} bytes; write {CONFIG_BYTES_MAX} at most", text.len()));
+        }
+        let config: Config = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+            let what = error.message().replace('\n', " ");
+            NotAConfig(format!("line {line}: {what}; `aquifer-fabricd --print-config` prints every setting"))
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Reads a configuration file.
+    pub fn read(path: &Path) -> Result<Config, NotAConfig> {
+        let name = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| NotAConfig(format!("{name}: {error}; name a file that can be read")))?;
+        Config::parse(&text).map_err(|not| NotAConfig(format!("{name}: {not}")))
+    }
+
+    fn check(&self) -> Result<(), NotAConfig> {
+        if self.tls.is_none() && !self.listen.ip().is_loopback() {
+            return refuse(format!(
+                "listen = \"{}\" is reachable from other machines without TLS; add [tls], or listen on 127.0.0.1",
+                self.listen
+            ));
+        }
+        if self.state.as_os_str().is_empty() {
+            return refuse("state is empty; name a directory");
+        }
+        let PeersConfig::Simulated(peers) = &self.peers;
+        peers.check()?;
+        let limits = [
+            ("sessions.idle-seconds", self.sessions.idle_seconds, 1, 86_400),
+            ("sessions.life-seconds", self.sessions.life_seconds, 1, 30 * 86_400),
+            ("sessions.failures", u64::from(self.sessions.failures), 1, 100),
+            ("sessions.locked-seconds", self.sessions.locked_seconds, 1, 86_400),
+            ("sessions.logins-per-minute", u64::from(self.sessions.logins_per_minute), 1, 10_000),
+            ("rounds.idle-ms", self.rounds.idle_ms, 10, 60_000),
+            ("rounds.busy-ms", self.rounds.busy_ms, 1, 60_000),
+            ("rounds.silent-seconds", self.rounds.silent_seconds, 1, 86_400),
+        ];
+        limits.into_iter().try_for_each(|(name, value, min, max)| within(name, value, min, max))
+    }
+}
+
+fn within(name: &str, value: u64, min: u64, max: u64) -> Result<(), NotAConfig> {
+    match value {
+        value if (min..=max).contains(&value) => Ok(()),
+        _ => refuse(format!("{name} = {value} is outside {min} to {max}; write a number within")),
+    }
+}
+
+impl SimulatedConfig {
+    fn check(&self) -> Result<(), NotAConfig> {
+        within("peers.donors", u64::from(self.donors), 0, u64::from(DONORS_MAX))?;
+        within("peers.hosts", u64::from(self.hosts), 0, u64::from(HOSTS_MAX))?;
+        within("peers.devices", u64::from(self.devices), 0, u64::from(DEVICES_MAX))?;
+        if self.devices > 0 && self.hosts == 0 {
+            return refuse(format!("peers.devices need a host; write peers.hosts = 1 to {SWITCH_HOSTS_MAX}"));
+        }
+        for (name, capacity) in [("donor", self.donor_capacity), ("device", self.device_capacity)] {
+            let is_sane = capacity.is_whole_slabs() && capacity > Bytes::ZERO && capacity <= Bytes::gib(1 << 16);
+            if !is_sane {
+                return refuse(format!("peers.{name}-capacity = \"{capacity}\"; write whole 2MiB, 64TiB at most"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A configuration with every setting, its default and its meaning.
+pub fn reference() -> &'static str {
+    include_str!("reference.toml")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = "state = \"s\"\n[peers]\nkind = \"simulated\"\n";
+
+    #[test]
+    fn the_reference_lists_every_setting_with_its_default() {
+        let config = Config::parse(reference()).expect("it can be used as it is");
+        let mut small = Config::parse(SMALL).expect("the two settings without a default");
+        small.state.clone_from(&config.state);
+        assert_eq!(config, small, "the values of the reference are the defaults");
+        let written: toml::Table = toml::from_str(&toml::to_string(&config).expect("TOML")).expect("TOML");
+        for (name, value) in &written {
+            assert!(reference().contains(name.as_str()), "{name}");
+            for key in value.as_table().into_iter().flat_map(|table| table.keys()) {
+                assert!(reference().contains(&format!("{key} = ")), "{name}.{key}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_with_the_remedy() {
+        for (text, line) in [
+            ("", "missing field `state`"),
+            ("state = \"s\"\n[peers]\nkind = \"real\"\n", "unknown variant `real`"),
+            (&format!("{SMALL}donrs = 3\n"), "unknown field `donrs`"),
+            (&format!("{SMALL}devices = 129\n"), "peers.devices = 129 is outside 0 to 128"),
+            (&format!("{SMALL}donor-capacity = \"3MiB\"\n"), "write whole 2MiB"),
+            (&format!("{SMALL}[rounds]\nidle-ms = 0\n"), "rounds.idle-ms = 0 is outside 10 to 60000"),
+            (&format!("listen = \"0.0.0.0:1\"\n{SMALL}"), "add [tls], or listen on 127.0.0.1"),
+            ("state = \"\u{202e}", "line 1"),
+        ] {
+            let refusal = Config::parse(text).expect_err(text).to_string();
+            assert!(refusal.contains(line) && !refusal.contains('\n') && refusal.contains("; "), "{refusal}");
+        }
+    }
+}

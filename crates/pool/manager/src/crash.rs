@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Kills the daemon at a chosen effect, to try out what a restart makes of it.
+//!
+//! `[peers] kill_at_effect = N` counts each transaction of the store and each command to a peer twice: before it and
+//! after it. At number N the process sends itself SIGKILL. It is a setting of the simulated peers only, because nobody
+//! wants it with real ones.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Effects until the kill. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CrashPoint(Option<Arc<AtomicU64>>);
+
+impl CrashPoint {
+    /// A kill at effect `number`, counted from 1, or none.
+    pub(crate) fn at(number: Option<u64>) -> CrashPoint {
+        CrashPoint(number.map(|number| Arc::new(AtomicU64::new(number))))
+    }
+
+    /// Counts one effect. Returns unless it is the chosen one.
+    pub(crate) fn pass(&self) {
+        let Some(left) = &self.0 else { return };
+        // Relaxed: only the count matters, and the chosen thread ends the process.
+        if left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // SIGKILL cannot be refused or delayed, so that the process is gone when this returns.
+            let _ = kill(Pid::this(), Signal::SIGKILL);
+        }
+    }
+}

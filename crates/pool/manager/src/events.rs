@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The newest events, in a ring of fixed size, and the streams of clients that follow them.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use aquifer_fabric::Millis;
+use tokio::sync::broadcast;
+
+/// Events that are kept: a client that reconnects within that many misses none.
+pub(crate) const EVENTS_MAX: usize = 1024;
+/// Events that a slow stream may be behind; then it is ended, and its client reconnects with the last id that it has.
+const BEHIND_MAX: usize = 256;
+
+/// An event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Event {
+    /// Counts events since the daemon started, from 1 on.
+    pub(crate) id: u64,
+    pub(crate) at: Millis,
+    /// Its name in our message registry.
+    pub(crate) kind: &'static str,
+    pub(crate) severity: &'static str,
+    pub(crate) message: String,
+}
+
+/// The events.
+pub(crate) struct Events {
+    ring: Mutex<(u64, VecDeque<Event>)>,
+    followers: broadcast::Sender<Event>,
+}
+
+impl Events {
+    pub(crate) fn new() -> Events {
+        Events { ring: Mutex::default(), followers: broadcast::channel(BEHIND_MAX).0 }
+    }
+
+    /// Adds an event and sends it to all followers.
+    pub(crate) fn add(&self, at: Millis, kind: &'static str, severity: &'static str, message: String) {
+        let mut ring = self.ring.lock().expect("no holder of this lock panics");
+        ring.0 += 1;
+        let event = Event { id: ring.0, at, kind, severity, message };
+        if ring.1.len() == EVENTS_MAX {
+            ring.1.pop_front();
+        }
+        ring.1.push_back(event.clone());
+        // An error says that nobody follows.
+        let _ = self.followers.send(event);
+    }
+
+    /// The kept events after number `after`, and everything that follows.
+    pub(crate) fn follow(&self, after: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
+        let ring = self.ring.lock().expect("no holder of this lock panics");
+        let kept = ring.1.iter().filter(|event| event.id > after).cloned().collect();
+        // Subscribed under the lock, so that no event is missed or doubled.
+        (kept, self.followers.subscribe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_keeps_the_newest_and_followers_miss_none() {
+        let events = Events::new();
+        for number in 0..EVENTS_MAX as u64 + 3 {
+            events.add(Millis(number), "Test", "OK", format!("{number}"));
+        }
+        let (kept, mut following) = events.follow(EVENTS_MAX as u64);
+        assert_eq!(kept.iter().map(|event| event.id).collect::<Vec<_>>(), [1025, 1026, 1027]);
+        assert_eq!(events.follow(0).0.len(), EVENTS_MAX);
+        events.add(Millis(9), "Test", "OK", "next".into());
+        assert_eq!(following.try_recv().expect("an event").id, 1028);
+    }
+}

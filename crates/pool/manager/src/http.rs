@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! HTTP/1.1: connections, limits, and the event stream. `rest.rs` answers requests on threads for blocking work.
+//!
+//! A request with Transfer-Encoding is refused and its connection ended: bodies have a length, so that no proxy and
+//! this
+//! server can disagree on where a request ends.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited, channel::Channel, combinators::UnsyncBoxBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+
+use crate::events::Event;
+use crate::rest::{Answer, BODY_BYTES_MAX, Problem, Request, Service, date};
+
+/// Connections at a time. Further ones wait in the kernel's queue.
+const CONNECTIONS_MAX: usize = 256;
+/// How long a client may take to send the head of a request, and to shake hands.
+const HEAD_WAIT_MAX: Duration = Duration::from_secs(30);
+/// How long a client may take to send a body.
+const BODY_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Longest head of a request.
+const HEAD_BYTES_MAX: usize = 32 << 10;
+/// How often an idle event stream says that it lives, which also notices clients that are gone.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Accepts connections until the process ends.
+pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, service: Arc<Service>) {
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                eprintln!("aquifer-fabricd: a connection cannot be accepted: {error}; raise the limit on open files");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (tls, service) = (tls.clone(), Arc::clone(&service));
+        tokio::spawn(async move {
+            match tls {
+                None => connection(stream, from, service).await,
+                Some(tls) => {
+                    if let Ok(Ok(stream)) = tokio::time::timeout(HEAD_WAIT_MAX, tls.accept(stream)).await {
+                        connection(stream, from, service).await;
+                    }
+                }
+            }
+            drop(permit);
+        });
+    }
+}
+
+async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    from: SocketAddr,
+    service: Arc<Service>,
+) {
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT_MAX).max_buf_size(HEAD_BYTES_MAX);
+    let answer = service_fn(move |request| {
+        let service = Arc::clone(&service);
+        async move { Ok::<_, Infallible>(one(request, from, service).await) }
+    });
+    // Whatever a client does to its connection concerns nobody else.
+    let _ = builder.serve_connection(TokioIo::new(stream), answer).await;
+}
+
+async fn one(request: hyper::Request<Incoming>, from: SocketAddr, service: Arc<Service>) -> Response<Body> {
+    let is_head = request.method() == hyper::Method::HEAD;
+    let answer = match arrived(request, from).await {
+        Ok(request) => {
+            let asked = Arc::clone(&service);
+            let answered = tokio::task::spawn_blocking(move || asked.answer(&request)).await;
+            answered.unwrap_or_else(|_| {
+                Problem::new(500, "Base.1.18.InternalError", "the request ended in a bug", "report it").answer()
+            })
+        }
+        Err(problem) => problem.answer(),
+    };
+    match answer.follows {
+        Some(after) if !is_head => stream(after, &service),
+        _ => response(answer, is_head),
+    }
+}
+
+/// Waits until a request has arrived as a whole.
+async fn arrived(request: hyper::Request<Incoming>, from: SocketAddr) -> Result<Request, Problem> {
+    let ends = |mut problem: Problem| {
+        problem.headers.push(("connection", "close".to_owned()));
+        problem
+    };
+    if request.headers().contains_key(TRANSFER_ENCODING) {
+        let what = "bodies with Transfer-Encoding are not accepted";
+        return Err(ends(Problem::new(411, "Base.1.18.GeneralError", what, "send Content-Length")));
+    }
+    let (parts, body) = request.into_parts();
+    let headers = parts.headers.iter();
+    let headers = headers.filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())));
+    let headers: Vec<(String, String)> = headers.collect();
+    let body = tokio::time::timeout(BODY_WAIT_MAX, Limited::new(body, BODY_BYTES_MAX).collect()).await;
+    let body = match body {
+        Ok(Ok(body)) => body.to_bytes().to_vec(),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            let what = format!("the body is larger than {BODY_BYTES_MAX} bytes");
+            return Err(ends(Problem::new(413, "Base.1.18.GeneralError", what, "send less at a time")));
+        }
+        _ => return Err(ends(Problem::new(400, "Base.1.18.GeneralError", "the body did not arrive", "send it again"))),
+    };
+    Ok(Request {
+        method: parts.method.as_str().to_owned(),
+        path: parts.uri.path().to_owned(),
+        query: parts.uri.query().unwrap_or_default().to_owned(),
+        headers,
+        body,
+        from: from.ip(),
+    })
+}
+
+fn response(answer: Answer, is_head: bool) -> Response<Body> {
+    let bytes = answer.body.map(|body| format!("{body}\n")).unwrap_or_default();
+    let mut response =
+        Response::new(Full::new(Bytes::from(if is_head { String::new() } else { bytes })).boxed_unsync());
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    for (name, value) in [
+        ("odata-version", "4.0"),
+        ("cache-control", "no-store"),
+        ("x-content-type-options", "nosniff"),
+        ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
+    ] {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    for (name, value) in answer.headers {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+    if answer.status == 411 || answer.status == 413 {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// The stream of events: those that are kept, then those that happen.
+fn stream(after: u64, service: &Arc<Service>) -> Response<Body> {
+    let (mut sender, body) = Channel::<Bytes, Infallible>::new(16);
+    let (kept, mut following) = service.shared.events.follow(after);
+    tokio::spawn(async move {
+        for event in kept {
+            if sender.send(Frame::data(text(&event))).await.is_err() {
+                return;
+            }
+        }
+        loop {
+            let next = match tokio::time::timeout(HEARTBEAT, following.recv()).await {
+                Ok(Ok(event)) => text(&event),
+                // Too far behind, or the daemon ends: the client reconnects with the last id that it has.
+                Ok(Err(_)) => return,
+                Err(_) => Bytes::from_static(b": alive\n\n"),
+            };
+            if sender.send(Frame::data(next)).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut response = Response::new(body.boxed_unsync());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    response.headers_mut().insert("cache-control", HeaderValue::from_static("no-store"));
+    response
+}
+
+fn text(event: &Event) -> Bytes {
+    let body = json!({
+        "@odata.type": "#Event.v1_11_0.Event", "Id": event.id.to_string(), "Name": "Event",
+        "Events": [{ "EventId": event.id.to_string(), "EventTimestamp": date(event.at), "EventType": "Other",
+                     "MemberId": "0", "MessageId": format!("AquiferFabric.1.0.{}", event.kind),
+                     "MessageSeverity": event.severity, "Message": event.message }],
+    });
+    Bytes::from(format!("id: {}\ndata: {body}\n\n", event.id))
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The first account. A manager without accounts makes `admin` with a random password, and writes the password to the
+//! file `initial-password` in its state directory, which only its owner can read. The file is removed when the password
+//! was changed.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use aquifer_fabric::Millis;
+
+use crate::accounts::{Role, hex, random};
+use crate::ledger::Ledger;
+use crate::sessions::{NotAllowed, Sessions};
+
+/// The first account's name.
+pub(crate) const ADMIN: &str = "admin";
+const FILE: &str = "initial-password";
+
+/// Makes the first account if there is none. Returns whether it did.
+pub(crate) fn make_first(
+    sessions: &mut Sessions,
+    ledger: &mut Ledger,
+    directory: &Path,
+    now: Millis,
+) -> Result<bool, String> {
+    if !sessions.accounts.is_empty() {
+        return Ok(false);
+    }
+    let password = hex(&random::<12>());
+    let path = directory.join(FILE);
+    let unwritable = |error: io::Error| format!("{}: {error}; make the state directory writable", path.display());
+    // The file comes first: an account whose password nobody knows would be of no use.
+    let _ = fs::remove_file(&path);
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    file.and_then(|mut file| writeln!(file, "{password}").and_then(|()| file.sync_all())).map_err(unwritable)?;
+    match sessions.add_account(ledger, ADMIN, Role::Administrator, &password, "aquifer-fabricd", now) {
+        Ok(()) => Ok(true),
+        Err(NotAllowed::Ledger(failure)) => Err(failure.to_string()),
+        Err(other) => Err(format!("the first account cannot be made: {other:?}; report this bug")),
+    }
+}
+
+/// Removes the file once its password is no longer the account's.
+pub(crate) fn forget(sessions: &Sessions, directory: &Path) {
+    let path = directory.join(FILE);
+    let Ok(password) = fs::read_to_string(&path) else { return };
+    if !sessions.is_password(ADMIN, password.trim()) {
+        let _ = fs::remove_file(path);
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Keeps the newest report of each donor, host and device, and notes since when a silent one is missed. Pure.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use aquifer_fabric::{Availability, DeviceReport, DonorReport, HostReport, Millis, Observed, Term};
+
+use crate::peers::{Reports, Silent};
+
+/// What a round of reports said beside the reports.
+#[derive(Debug, Default)]
+pub(crate) struct Merged {
+    /// The greatest term that deposes this manager.
+    pub(crate) deposed_by: Option<Term>,
+    /// Who became silent or answers again, for people.
+    pub(crate) notices: Vec<(bool, String)>,
+}
+
+trait Report {
+    fn availability(&mut self) -> &mut Availability;
+}
+
+impl Report for DonorReport {
+    fn availability(&mut self) -> &mut Availability {
+        &mut self.availability
+    }
+}
+
+impl Report for HostReport {
+    fn availability(&mut self) -> &mut Availability {
+        &mut self.availability
+    }
+}
+
+impl Report for DeviceReport {
+    fn availability(&mut self) -> &mut Availability {
+        &mut self.availability
+    }
+}
+
+/// Takes over what was reported.
+pub(crate) fn merge(observed: &mut Observed, reports: Reports, now: Millis) -> Merged {
+    let mut merged = Merged::default();
+    one_kind("donor", &mut observed.donors, reports.donors, now, &mut merged);
+    one_kind("host", &mut observed.hosts, reports.hosts, now, &mut merged);
+    one_kind("device", &mut observed.devices, reports.devices, now, &mut merged);
+    merged
+}
+
+fn one_kind<K: Ord + Display, R: Report + Default>(
+    kind: &str,
+    known: &mut BTreeMap<K, R>,
+    reports: BTreeMap<K, Result<R, Silent>>,
+    now: Millis,
+    merged: &mut Merged,
+) {
+    for (name, report) in reports {
+        match report {
+            Ok(report) => {
+                let was_silent = known.get_mut(&name).is_some_and(|known| !known.availability().answers());
+                if was_silent {
+                    merged.notices.push((true, format!("{kind} {name} answers again")));
+                }
+                known.insert(name, report);
+            }
+            Err(Silent::Deposed { seen }) => merged.deposed_by = merged.deposed_by.max(Some(seen)),
+            Err(Silent::NoAnswer) => {
+                // One that has never reported stays unknown: nothing is guessed about it.
+                let Some(known) = known.get_mut(&name) else { continue };
+                if known.availability().answers() {
+                    *known.availability() = Availability::Gone { since: now };
+                    merged.notices.push((false, format!("{kind} {name} does not answer")));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reports(report: Result<DonorReport, Silent>) -> Reports {
+        Reports { donors: [("d0".parse().expect("a name"), report)].into(), ..Reports::default() }
+    }
+
+    #[test]
+    fn silence_is_dated_from_its_beginning() {
+        let mut observed = Observed::default();
+        merge(&mut observed, reports(Err(Silent::NoAnswer)), Millis(1));
+        assert!(observed.donors.is_empty(), "one that never reported stays unknown");
+        merge(&mut observed, reports(Ok(DonorReport::default())), Millis(2));
+        for now in [3, 4, 5] {
+            merge(&mut observed, reports(Err(Silent::NoAnswer)), Millis(now));
+        }
+        let donor = observed.donors.values().next().expect("it reported once");
+        assert_eq!(donor.availability, Availability::Gone { since: Millis(3) });
+        let merged = merge(&mut observed, reports(Ok(DonorReport::default())), Millis(6));
+        assert_eq!(merged.notices, [(true, "donor d0 answers again".to_owned())]);
+        let merged = merge(&mut observed, reports(Err(Silent::Deposed { seen: Term(9) })), Millis(7));
+        assert_eq!(merged.deposed_by, Some(Term(9)));
+    }
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What clients ask the writer for, and how an order changes the desired state. Pure.
+//!
+//! An order is carried out as a whole or refused; a refusal changes nothing. A dry run carries it out on a copy.
+
+use std::fmt;
+
+use aquifer_fabric::{
+    Bytes, Capacity, Declaration, Desired, DonorId, Edit, HostId, MemberId, NotAdopted, NotApplied, Observed, Refusal,
+    Source, Topology, Volume, VolumeId, VolumeName, VolumeSpec, Why, apply,
+};
+use ring::digest::{SHA256, digest};
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    Adopt,
+    Apply(Box<Declaration>),
+    Bind(VolumeName, HostId),
+    Create(VolumeName, Box<VolumeSpec>),
+    DeclareDead(HostId),
+    Drain(DonorId, bool),
+    Move(VolumeName, Option<DonorId>),
+    Release(VolumeName),
+    Resize(VolumeName, Bytes),
+    Retire(DonorId),
+    Unbind(VolumeName),
+}
+
+impl Act {
+    /// The volume that it is about.
+    pub(crate) fn volume(&self) -> Option<&VolumeName> {
+        match self {
+            Self::Bind(name, _)
+            | Self::Create(name, _)
+            | Self::Move(name, _)
+            | Self::Release(name)
+            | Self::Resize(name, _)
+            | Self::Unbind(name) => Some(name),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Adopt => f.write_str("adopt what is in use"),
+            Self::Apply(_) => f.write_str("apply a declaration"),
+            Self::Bind(name, host) => write!(f, "bind volume {name} to host {host}"),
+            Self::Create(name, spec) => write!(f, "create volume {name} of {}", spec.size),
+            Self::DeclareDead(host) => write!(f, "declare host {host} dead"),
+            Self::Drain(donor, true) => write!(f, "drain donor {donor}"),
+            Self::Drain(donor, false) => write!(f, "use donor {donor} again"),
+            Self::Move(name, Some(donor)) => write!(f, "move volume {name} off donor {donor}"),
+            Self::Move(name, None) => write!(f, "move volume {name} to other donors"),
+            Self::Release(name) => write!(f, "release volume {name}"),
+            Self::Resize(name, size) => write!(f, "resize volume {name} to {size}"),
+            Self::Retire(donor) => write!(f, "retire donor {donor}"),
+            Self::Unbind(name) => write!(f, "unbind volume {name}"),
+        }
+    }
+}
+
+/// One order.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    pub(crate) act: Act,
+    pub(crate) who: String,
+    /// The ETag that the volume must have.
+    pub(crate) if_match: Option<String>,
+    /// `true` to say what would happen.
+    pub(crate) is_dry_run: bool,
+}
+
+/// Why an order is not carried out.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum NotDone {
+    NotApplied(NotApplied),
+    Refused(Refusal),
+    /// The ETag is another one.
+    Stale,
+    /// A donor or a host is not in the topology.
+    Unknown(String),
+    UnknownVolume(VolumeName),
+}
+
+impl fmt::Display for NotDone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotApplied(not) => not.fmt(f),
+            Self::Refused(refusal) => refusal.fmt(f),
+            Self::Stale => f.write_str("the resource was changed since its ETag was read; read it again"),
+            Self::Unknown(what) => write!(f, "{what} is not in the topology; list its endpoints"),
+            Self::UnknownVolume(name) => {
+                write!(f, "there is no volume {name}; list those that exist")
+            }
+        }
+    }
+}
+
+impl From<Refusal> for NotDone {
+    fn from(refusal: Refusal) -> NotDone {
+        NotDone::Refused(refusal)
+    }
+}
+
+/// The ETag of a volume: a hash of everything that is desired of it.
+pub(crate) fn etag(volume: &Volume) -> String {
+    let text = serde_json::to_vec(volume).expect("a volume is JSON");
+    etag_of(&text)
+}
+
+/// An ETag of bytes.
+pub(crate) fn etag_of(bytes: &[u8]) -> String {
+    let hash = digest(&SHA256, bytes);
+    let hex: String = hash.as_ref().iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+    format!("\"{hex}\"")
+}
+
+/// Whether an If-Match header admits an ETag.
+pub(crate) fn matches(if_match: &str, etag: &str) -> bool {
+    let bare = |tag: &str| tag.trim().trim_start_matches("W/").to_owned();
+    if_match.trim() == "*" || if_match.split(',').any(|tag| bare(tag) == etag)
+}
+
+/// Changes the desired state as an order asks. Returns what could not be adopted. On failure `desired` may be half
+/// changed: the caller works on a copy.
+pub(crate) fn change(
+    topology: &Topology,
+    desired: &mut Desired,
+    observed: &Observed,
+    order: &Order,
+    mut draw: impl FnMut() -> VolumeId,
+) -> Result<Vec<NotAdopted>, NotDone> {
+    check(topology, desired, order)?;
+    if let Act::Apply(declaration) = &order.act {
+        return apply(topology, desired, observed, declaration, draw).map(|_| Vec::new()).map_err(NotDone::NotApplied);
+    }
+    let id = order.act.volume().and_then(|name| desired.volume_named(name)).map(|(id, _)| id);
+    let unknown = || NotDone::UnknownVolume(order.act.volume().expect("only acts on volumes ask").clone());
+    let id = || id.ok_or_else(unknown);
+    let mut capacity = Capacity::new(topology, desired, observed);
+    let mut edit = Edit { topology, desired, capacity: &mut capacity };
+    match &order.act {
+        Act::Adopt => return Ok(edit.adopt(observed, draw)),
+        Act::Apply(_) => {}
+        Act::Bind(_, host) => edit.bind(id()?, host)?,
+        Act::Create(name, spec) => edit.create(draw(), name.clone(), (**spec).clone())?,
+        Act::DeclareDead(host) => edit.declare_dead(host, observed),
+        Act::Drain(donor, draining) => edit.drain(donor, *draining),
+        Act::Move(_, donor) => {
+            for member in to_move(&edit.desired.volumes[&id()?], donor.as_ref()) {
+                edit.replace(id()?, member, Why::Replaced)?;
+            }
+        }
+        Act::Release(_) => edit.release(id()?)?,
+        Act::Resize(_, size) => {
+            let id = id()?;
+            match *size > edit.desired.volumes[&id].spec.size {
+                true => edit.grow(id, *size)?,
+                false => edit.shrink(id, *size)?,
+            }
+        }
+        Act::Retire(donor) => edit.retire(donor, observed),
+        Act::Unbind(_) => edit.unbind(id()?)?,
+    }
+    Ok(Vec::new())
+}
+
+/// The members of a volume on a donor, or all on donors.
+fn to_move(volume: &Volume, from: Option<&DonorId>) -> Vec<MemberId> {
+    let is_there = |source: &Source| match (source, from) {
+        (Source::Slabs { donor }, Some(from)) => donor == from,
+        (_, Some(_)) => false,
+        (_, None) => true,
+    };
+    volume.places().filter(|(_, member)| is_there(&member.source)).map(|(_, member)| member.id).collect()
+}
+
+/// Checks names and the ETag.
+fn check(topology: &Topology, desired: &Desired, order: &Order) -> Result<(), NotDone> {
+    let parts = topology.parts();
+    match &order.act {
+        Act::Drain(donor, _) | Act::Retire(donor) | Act::Move(_, Some(donor)) if !parts.donors.contains_key(donor) => {
+            return Err(NotDone::Unknown(format!("donor {donor}")));
+        }
+        Act::Bind(_, host) | Act::DeclareDead(host) if !parts.hosts.contains_key(host) => {
+            return Err(NotDone::Unknown(format!("host {host}")));
+        }
+        _ => {}
+    }
+    let (Some(name), Some(if_match)) = (order.act.volume(), &order.if_match) else { return Ok(()) };
+    let (_, volume) = desired.volume_named(name).ok_or_else(|| NotDone::UnknownVolume(name.clone()))?;
+    if matches(if_match, &etag(volume)) { Ok(()) } else { Err(NotDone::Stale) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn if_match_takes_lists_and_weak_tags() {
+        assert!(matches("*", "\"a\"") && matches("\"b\", W/\"a\"", "\"a\""));
+        assert!(!matches("\"b\"", "\"a\"") && !matches("a", "\"a\""));
+    }
+}

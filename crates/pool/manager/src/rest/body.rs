@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Request bodies: one JSON object, with the properties that the route's table lists and no others.
+
+use aquifer_fabric::{Bytes, VolumeSpec};
+use serde_json::{Map, Value};
+
+use super::answer::Problem;
+use super::routes::{Kind, Property};
+
+/// Largest body: a declaration of some thousand volumes.
+pub(crate) const BODY_BYTES_MAX: usize = 4 << 20;
+
+/// Parses a body and checks it against a route's properties.
+pub(super) fn parse(bytes: &[u8], properties: &[Property]) -> Result<Map<String, Value>, Problem> {
+    if bytes.is_empty() && properties.iter().all(|property| !property.is_required) {
+        return Ok(Map::new());
+    }
+    let malformed = |what: String| {
+        Problem::new(
+            400,
+            "Base.1.18.MalformedJSON",
+            what,
+            "send one JSON object with the properties of the OpenAPI document",
+        )
+    };
+    // serde_json refuses depths over 128, so that parsing cannot exhaust the stack.
+    let value: Value =
+        serde_json::from_slice(bytes).map_err(|error| malformed(format!("the body is not JSON: {error}")))?;
+    let Value::Object(map) = value else { return Err(malformed("the body is not an object".into())) };
+    for (name, value) in &map {
+        let Some(property) = properties.iter().find(|property| property.name == name) else {
+            let known: Vec<&str> = properties.iter().map(|property| property.name).collect();
+            let message = format!("property {:?} is not known here", name.chars().take(80).collect::<String>());
+            let remedy =
+                if known.is_empty() { "send no body".to_owned() } else { format!("use only {}", known.join(", ")) };
+            return Err(Problem::new(400, "Base.1.18.PropertyUnknown", message, remedy));
+        };
+        let is_right = match property.kind {
+            Kind::Boolean => value.is_boolean(),
+            Kind::Integer => value.is_u64(),
+            Kind::List => value.is_array(),
+            Kind::Object => value.is_object(),
+            Kind::Text => value.is_string(),
+        };
+        if !is_right {
+            let message = format!("property {name} is not of type {}", property.kind.name());
+            return Err(Problem::new(400, "Base.1.18.PropertyValueTypeError", message, "send a value of this type"));
+        }
+    }
+    if let Some(missing) = properties.iter().find(|property| property.is_required && !map.contains_key(property.name)) {
+        let message = format!("property {} is missing", missing.name);
+        return Err(Problem::new(400, "Base.1.18.PropertyMissing", message, "send it"));
+    }
+    Ok(map)
+}
+
+/// A text property, parsed.
+pub(super) fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
+    map: &Map<String, Value>,
+    name: &str,
+) -> Result<Option<T>, Problem> {
+    let Some(text) = map.get(name).and_then(Value::as_str) else { return Ok(None) };
+    text.parse().map(Some).map_err(|error| Problem::value(name, error))
+}
+
+/// A size in MiB.
+pub(super) fn mebibytes(map: &Map<String, Value>, name: &str) -> Result<Bytes, Problem> {
+    let mib = map.get(name).and_then(Value::as_u64).unwrap_or_default();
+    mib.checked_mul(1 << 20).map(Bytes).ok_or_else(|| Problem::value(name, "the size is too large; ask for less"))
+}
+
+/// The rest of the `@odata.id` of a link after a prefix.
+pub(super) fn linked<'a>(link: &'a Value, prefix: &str) -> Result<&'a str, Problem> {
+    let rest = link.get("@odata.id").and_then(Value::as_str).and_then(|id| id.strip_prefix(prefix));
+    rest.ok_or_else(|| Problem::value("@odata.id", format!("a link is not to {prefix}...; copy it from a resource")))
+}
+
+/// What every body must stand: for fuzzing. Decodes bytes as the body of each route, and never panics.
+pub fn take_body(bytes: &[u8]) {
+    for route in super::routes::ROUTES {
+        if let Ok(map) = parse(bytes, route.body)
+            && let Some(oem) = map.get("Oem")
+        {
+            let _ = serde_json::from_value::<VolumeSpec>(oem.clone());
+        }
+    }
+    if let Ok(declaration) = serde_json::from_slice::<aquifer_fabric::Declaration>(bytes) {
+        let text = serde_json::to_vec(&declaration).expect("what was read can be written");
+        assert_eq!(serde_json::from_slice::<aquifer_fabric::Declaration>(&text).ok(), Some(declaration));
+    }
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Collections: `$filter`, `$skip`, `$top`, `$expand` and pages.
+//!
+//! `$filter` is a bounded subset: up to [`TERMS_MAX`] terms `PATH OP VALUE` joined by `and`; `PATH` is a property or a
+//! path of properties with `/`, `OP` is eq, ne, lt, le, gt or ge, and `VALUE` is a number, true, false or 'a text'.
+
+use serde_json::{Value, json};
+
+use super::answer::Problem;
+
+/// Members of one page at most.
+pub(super) const PAGE_MAX: usize = 1000;
+/// Terms of a filter at most.
+const TERMS_MAX: usize = 8;
+/// Longest query.
+pub(super) const QUERY_BYTES_MAX: usize = 2048;
+
+/// The parameters of a query, decoded.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Query {
+    skip: usize,
+    top: Option<usize>,
+    expands: bool,
+    filter: Vec<Term>,
+    /// The filter as it was sent, for the link to the next page.
+    filter_text: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Term {
+    path: Vec<String>,
+    operator: String,
+    value: Value,
+}
+
+fn refuse<T>(what: impl Into<String>, remedy: &str) -> Result<T, Problem> {
+    Err(Problem::new(400, "Base.1.18.QueryParameterValueError", what, remedy))
+}
+
+/// Decodes percent signs. `None` if that is no UTF-8.
+pub(super) fn decoded(text: &str) -> Option<String> {
+    let bytes = text.as_bytes();
+    let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
+    while let Some(byte) = bytes.get(at) {
+        let digits = bytes.get(at + 1..at + 3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match (byte, digits.filter(|digits| digits.bytes().all(|one| one.is_ascii_hexdigit()))) {
+            (b'%', Some(digits)) => {
+                out.push(u8::from_str_radix(digits, 16).ok()?);
+                at += 2;
+            }
+            (b'%', None) => return None,
+            (b'+', _) => out.push(b' '),
+            (byte, _) => out.push(*byte),
+        }
+        at += 1;
+    }
+    String::from_utf8(out).ok()
+}
+
+impl Query {
+    /// Parses the part of a URL after the question mark. Parameters without a dollar sign are ignored, as Redfish says.
+    pub(super) fn parse(text: &str) -> Result<Query, Problem> {
+        if text.len() > QUERY_BYTES_MAX {
+            return refuse("the query is too long", "ask for less at a time");
+        }
+        let mut query = Query::default();
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let Some((name, value)) = decoded(name).zip(decoded(value)) else {
+                return refuse("the query is not UTF-8", "encode it with percent signs");
+            };
+            let number = || value.parse::<usize>().ok();
+            match name.as_str() {
+                "$skip" => match number() {
+                    Some(skip) => query.skip = skip,
+                    None => return refuse("$skip is not a number", "send a number"),
+                },
+                "$top" => match number() {
+                    Some(top) => query.top = Some(top),
+                    None => return refuse("$top is not a number", "send a number"),
+                },
+                // One level, of links or of everything: members have nothing but links.
+                "$expand" if [".", "*", "~", ".($levels=1)", "*($levels=1)"].contains(&value.as_str()) => {
+                    query.expands = true
+                }
+                "$expand" => return refuse("this $expand is not supported", "send $expand=. or $expand=.($levels=1)"),
+                "$filter" => {
+                    query.filter = filter(&value)?;
+                    query.filter_text = Some(pair.to_owned());
+                }
+                name if name.starts_with('$') => {
+                    let mut problem = Problem::new(
+                        501,
+                        "Base.1.18.QueryNotSupported",
+                        "this parameter is not supported",
+                        "leave it out",
+                    );
+                    problem.message = format!("query parameter {} is not supported", name.escape_default());
+                    return Err(problem);
+                }
+                _ => {}
+            }
+        }
+        Ok(query)
+    }
+}
+
+impl Query {
+    /// How many to leave out, and how many to answer at most.
+    pub(super) fn window(&self) -> (usize, usize) {
+        (self.skip, self.top.unwrap_or(PAGE_MAX))
+    }
+}
+
+/// Splits a filter into terms.
+fn filter(text: &str) -> Result<Vec<Term>, Problem> {
+    const REMEDY: &str = "write PATH eq|ne|lt|le|gt|ge VALUE, joined by `and`";
+    let (mut words, mut word, mut is_quoted) = (Vec::new(), String::new(), false);
+    for character in text.chars() {
+        match character {
+            '\'' => {
+                is_quoted = !is_quoted;
+                word.push(character);
+            }
+            ' ' if !is_quoted => words.extend((!word.is_empty()).then(|| std::mem::take(&mut word))),
+            _ => word.push(character),
+        }
+    }
+    words.extend((!word.is_empty()).then_some(word));
+    if is_quoted {
+        return refuse("a quote of $filter does not end", REMEDY);
+    }
+    let mut terms = Vec::new();
+    for (index, chunk) in words.chunks(4).enumerate() {
+        let is_last = (index + 1) * 4 >= words.len();
+        let [path, operator, value] = match chunk {
+            [path, operator, value] if is_last => [path, operator, value],
+            [path, operator, value, and] if and == "and" && !is_last => [path, operator, value],
+            _ => return refuse("$filter cannot be parsed", REMEDY),
+        };
+        let is_known = ["eq", "ne", "lt", "le", "gt", "ge"].contains(&operator.as_str());
+        let value = match value.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\'')) {
+            Some(text) => Some(Value::from(text)),
+            None => serde_json::from_str::<Value>(value).ok().filter(|value| value.is_number() || value.is_boolean()),
+        };
+        let Some(value) = value.filter(|_| is_known) else { return refuse("$filter cannot be parsed", REMEDY) };
+        if terms.len() == TERMS_MAX {
+            return refuse(format!("$filter has more than {TERMS_MAX} terms"), "ask with fewer");
+        }
+        terms.push(Term { path: path.split('/').map(str::to_owned).collect(), operator: operator.clone(), value });
+    }
+    if terms.is_empty() { refuse("$filter is empty", REMEDY) } else { Ok(terms) }
+}
+
+impl Term {
+    fn holds(&self, body: &Value) -> bool {
+        let found = self.path.iter().try_fold(body, |value, name| value.get(name));
+        let order = match (found, &self.value) {
+            (Some(Value::Number(found)), Value::Number(value)) => found.as_f64().partial_cmp(&value.as_f64()),
+            (Some(Value::String(found)), Value::String(value)) => Some(found.as_str().cmp(value.as_str())),
+            (Some(Value::Bool(found)), Value::Bool(value)) => Some(found.cmp(value)),
+            _ => None,
+        };
+        match (self.operator.as_str(), order) {
+            ("ne", order) => order.is_none_or(std::cmp::Ordering::is_ne),
+            (_, None) => false,
+            ("eq", Some(order)) => order.is_eq(),
+            ("lt", Some(order)) => order.is_lt(),
+            ("le", Some(order)) => order.is_le(),
+            ("gt", Some(order)) => order.is_gt(),
+            (_, Some(order)) => order.is_ge(),
+        }
+    }
+}
+
+/// The body of a collection.
+pub(super) fn collection(
+    path: &str,
+    kind: &str,
+    name: &str,
+    query: &Query,
+    ids: &[String],
+    body: impl Fn(&str) -> Option<Value>,
+) -> Value {
+    let is_kept = |id: &&String| {
+        query.filter.is_empty() || body(id).is_some_and(|body| query.filter.iter().all(|term| term.holds(&body)))
+    };
+    let kept: Vec<&String> = ids.iter().filter(is_kept).collect();
+    let count = query.top.unwrap_or(PAGE_MAX).min(PAGE_MAX);
+    let link = |id: &str| json!({ "@odata.id": format!("{path}/{id}") });
+    let member = |id: &&String| match query.expands {
+        true => body(id).unwrap_or_else(|| link(id)),
+        false => link(id),
+    };
+    let members: Vec<Value> = kept.iter().copied().skip(query.skip).take(count).map(|id| member(&id)).collect();
+    let next = query.skip.saturating_add(members.len());
+    let mut value = json!({
+        "@odata.id": path, "@odata.type": format!("#{kind}.{kind}"), "Name": name,
+        "Members@odata.count": kept.len(), "Members": members,
+    });
+    if next < kept.len() && count == PAGE_MAX {
+        let mut link = format!("{path}?$skip={next}");
+        if query.expands {
+            link += "&$expand=.";
+        }
+        if let Some(filter) = &query.filter_text {
+            link += &format!("&{filter}");
+        }
+        value["Members@odata.nextLink"] = link.into();
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(query: &str) -> Value {
+        let ids: Vec<String> = (0..2500).map(|number| format!("m{number}")).collect();
+        let body = |id: &str| {
+            Some(json!({ "Id": id, "Status": { "State": "Enabled" }, "Size": id[1..].parse::<u64>().ok()? }))
+        };
+        collection("/c", "ACollection", "All", &Query::parse(query).expect(query), &ids, body)
+    }
+
+    #[test]
+    fn pages_follow_each_other() {
+        let first = ask("");
+        assert_eq!(first["Members"].as_array().map(Vec::len), Some(PAGE_MAX));
+        assert_eq!(first["Members@odata.nextLink"], "/c?$skip=1000");
+        let last = ask("$skip=2000");
+        assert_eq!((last["Members"].as_array().map(Vec::len), last.get("Members@odata.nextLink")), (Some(500), None));
+        assert_eq!(ask("$top=2&$skip=3")["Members"], json!([{ "@odata.id": "/c/m3" }, { "@odata.id": "/c/m4" }]));
+    }
+
+    #[test]
+    fn filters_compare_properties() {
+        let count = |query: &str| ask(query)["Members@odata.count"].as_u64();
+        assert_eq!(count("$filter=Size%20lt%2010%20and%20Status/State%20eq%20'Enabled'"), Some(10));
+        assert_eq!(count("$filter=Id+eq+'m7'"), Some(1));
+        assert_eq!(count("$filter=Nothing+eq+1"), Some(0));
+        assert_eq!(ask("$expand=.&$filter=Size+ge+2499")["Members"][0]["Id"], "m2499");
+    }
+
+    #[test]
+    fn queries_that_cannot_be_answered_are_refused() {
+        for query in [
+            "$top=x",
+            "$skip=-1",
+            "$filter=",
+            "$filter=a+eq",
+            "$filter=a+eq+'b",
+            "$filter=a+is+1",
+            "$filter=a+eq+1+or+b+eq+1",
+            "$filter=%ff+eq+1",
+            "$filter=%zz",
+            "$select=a",
+            "$expand=Members",
+            "$top=99999999999999999999999",
+            &format!("$filter={}", ["a+eq+1"; 9].join("+and+")),
+            &"x".repeat(QUERY_BYTES_MAX + 1),
+        ] {
+            let problem = Query::parse(query).expect_err(query);
+            assert!(problem.status == 400 || problem.status == 501, "{query}: {problem:?}");
+        }
+    }
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The fabric: switches with their ports, zones, and endpoints, which are hosts, donors and devices.
+
+use aquifer_fabric::{Availability, DeviceId, DonorId, HostId, Port, PortId, SwitchId, ZoneId};
+use serde_json::{Value, json};
+
+use super::answer::{Answer, Problem};
+use super::collection::collection;
+use super::oem::plan_body;
+use super::service::Call;
+use crate::order::Act;
+
+const FABRICS: &str = "/redfish/v1/Fabrics";
+const FABRIC: &str = "/redfish/v1/Fabrics/Aquifer";
+
+fn link(path: String) -> Value {
+    json!({ "@odata.id": path })
+}
+
+fn or_missing(call: &Call<'_>, body: Option<Value>) -> Result<Answer, Problem> {
+    body.map(|body| Answer::of(200, body)).ok_or_else(|| Problem::not_found(call.path))
+}
+
+fn fabric_body(_: &str) -> Option<Value> {
+    let part = |name: &str| link(format!("{FABRIC}/{name}"));
+    Some(json!({
+        "@odata.id": FABRIC, "@odata.type": "#Fabric.v1_3_2.Fabric", "Id": "Aquifer", "Name": "Far memory",
+        "FabricType": "CXL", "Status": { "State": "Enabled", "Health": "OK" }, "Switches": part("Switches"),
+        "Zones": part("Zones"), "Endpoints": part("Endpoints"), "Connections": part("Connections"),
+    }))
+}
+
+pub(super) fn fabrics(call: &Call<'_>) -> Result<Answer, Problem> {
+    let ids = ["Aquifer".to_owned()];
+    Ok(Answer::of(200, collection(FABRICS, "FabricCollection", "Fabrics", &call.query, &ids, fabric_body)))
+}
+
+pub(super) fn fabric(call: &Call<'_>) -> Result<Answer, Problem> {
+    or_missing(call, fabric_body(""))
+}
+
+fn switch_body(call: &Call<'_>, name: &str) -> Option<Value> {
+    let switch = call.snapshot.topology.parts().switches.get(&name.parse::<SwitchId>().ok()?)?;
+    let path = format!("{FABRIC}/Switches/{name}");
+    let vppbs: usize = switch.vcss.values().map(|vcs| vcs.vppbs.len()).sum();
+    let taken = call.snapshot.desired.vppbs_taken();
+    let bound = taken.iter().filter(|vppb| vppb.switch.as_str() == name).count();
+    Some(json!({
+        "@odata.id": path, "@odata.type": "#Switch.v1_10_0.Switch", "Id": name, "Name": "Switch", "SwitchType": "CXL",
+        "Status": { "State": "Enabled", "Health": "OK" }, "Ports": link(format!("{path}/Ports")),
+        "CXL": { "MaxVCSsSupported": switch.vcss.len(), "TotalNumbervPPBs": vppbs, "NumberOfBoundvPPBs": bound },
+        "Links": { "Chassis": link(format!("/redfish/v1/Chassis/{}", switch.enclosure)) },
+    }))
+}
+
+pub(super) fn switches(call: &Call<'_>) -> Result<Answer, Problem> {
+    let ids: Vec<String> = call.snapshot.topology.parts().switches.keys().map(ToString::to_string).collect();
+    let path = format!("{FABRIC}/Switches");
+    let body = |id: &str| switch_body(call, id);
+    Ok(Answer::of(200, collection(&path, "SwitchCollection", "Switches", &call.query, &ids, body)))
+}
+
+pub(super) fn switch(call: &Call<'_>) -> Result<Answer, Problem> {
+    or_missing(call, switch_body(call, call.name()))
+}
+
+fn port_body(call: &Call<'_>, switch: &str, name: &str) -> Option<Value> {
+    let found = call.snapshot.topology.parts().switches.get(&switch.parse::<SwitchId>().ok()?)?;
+    let port = found.ports.get(&PortId(name.parse().ok()?))?;
+    let (kind, endpoint) = match port {
+        Port::Upstream { host } => ("UpstreamPort", Some(format!("Host.{host}"))),
+        Port::Downstream { device } => ("DownstreamPort", device.as_ref().map(|device| format!("Device.{device}"))),
+    };
+    let endpoints: Vec<Value> = endpoint.into_iter().map(|id| link(format!("{FABRIC}/Endpoints/{id}"))).collect();
+    let state = if endpoints.is_empty() { "Absent" } else { "Enabled" };
+    Some(json!({
+        "@odata.id": format!("{FABRIC}/Switches/{switch}/Ports/{name}"), "@odata.type": "#Port.v1_14_0.Port",
+        "Id": name, "Name": "Port", "PortId": name, "PortProtocol": "CXL", "PortType": kind,
+        "Status": { "State": state, "Health": "OK" }, "Links": { "AssociatedEndpoints": endpoints },
+    }))
+}
+
+pub(super) fn ports(call: &Call<'_>) -> Result<Answer, Problem> {
+    let switch = call.name();
+    let found = switch.parse::<SwitchId>().ok();
+    let found = found.and_then(|switch| call.snapshot.topology.parts().switches.get(&switch));
+    let found = found.ok_or_else(|| Problem::not_found(call.path))?;
+    let ids: Vec<String> = found.ports.keys().map(ToString::to_string).collect();
+    let path = format!("{FABRIC}/Switches/{switch}/Ports");
+    let body = |id: &str| port_body(call, switch, id);
+    Ok(Answer::of(200, collection(&path, "PortCollection", "Ports", &call.query, &ids, body)))
+}
+
+pub(super) fn port(call: &Call<'_>) -> Result<Answer, Problem> {
+    or_missing(call, port_body(call, &call.names[0], call.name()))
+}
+
+fn zone_body(call: &Call<'_>, name: &str) -> Option<Value> {
+    let id: ZoneId = name.parse().ok()?;
+    let zone = call.snapshot.desired.zones.get(&id)?;
+    let endpoints: Vec<Value> = zone.hosts.iter().map(|host| link(format!("{FABRIC}/Endpoints/Host.{host}"))).collect();
+    let used = call.snapshot.desired.zone_bytes(&id);
+    Some(json!({
+        "@odata.id": format!("{FABRIC}/Zones/{name}"), "@odata.type": "#Zone.v1_6_3.Zone", "Id": name, "Name": "Zone",
+        "ZoneType": "ZoneOfEndpoints", "Status": { "State": "Enabled", "Health": "OK" },
+        "Links": { "Endpoints": endpoints }, "Oem": { "Aquifer": { "Quota": zone.quota, "Used": used } },
+    }))
+}
+
+pub(super) fn zones(call: &Call<'_>) -> Result<Answer, Problem> {
+    let ids: Vec<String> = call.snapshot.desired.zones.keys().map(ToString::to_string).collect();
+    let path = format!("{FABRIC}/Zones");
+    let body = |id: &str| zone_body(call, id);
+    Ok(Answer::of(200, collection(&path, "ZoneCollection", "Zones", &call.query, &ids, body)))
+}
+
+pub(super) fn zone(call: &Call<'_>) -> Result<Answer, Problem> {
+    or_missing(call, zone_body(call, call.name()))
+}
+
+fn status(availability: Option<Availability>) -> Value {
+    match availability {
+        None => json!({ "State": "Absent", "Health": "Critical" }),
+        Some(Availability::Draining) => json!({ "State": "Quiesced", "Health": "OK" }),
+        Some(Availability::Gone { .. }) => json!({ "State": "UnavailableOffline", "Health": "Critical" }),
+        Some(Availability::Up) => json!({ "State": "Enabled", "Health": "OK" }),
+    }
+}
+
+fn endpoint_body(call: &Call<'_>, id: &str) -> Option<Value> {
+    let (kind, name) = id.split_once('.')?;
+    let (parts, observed, desired) = (call.snapshot.topology.parts(), &call.snapshot.observed, &call.snapshot.desired);
+    let (role, availability, enclosure, ours) = match kind {
+        "Host" => {
+            let host: HostId = name.parse().ok()?;
+            let report = observed.hosts.get(&host);
+            let volumes = desired.volumes.values().filter(|volume| volume.host.as_ref() == Some(&host)).count();
+            let ours =
+                json!({ "Kind": "Host", "Volumes": volumes, "IsDeclaredGone": desired.dead_hosts.contains_key(&host) });
+            ("Initiator", report.map(|report| report.availability), &parts.hosts.get(&host)?.enclosure, ours)
+        }
+        "Donor" => {
+            let donor: DonorId = name.parse().ok()?;
+            let report = observed.donors.get(&donor);
+            let ours = json!({
+                "Kind": "Donor", "Capacity": report.map(|report| report.capacity), "Lent": call.snapshot.lent(&donor),
+                "Promised": call.snapshot.promised().remove(&donor).unwrap_or_default(),
+                "IsDraining": desired.draining.contains(&donor),
+                "IsDeclaredGone": desired.retired_donors.contains_key(&donor),
+            });
+            ("Target", report.map(|report| report.availability), &parts.donors.get(&donor)?.enclosure, ours)
+        }
+        "Device" => {
+            let device: DeviceId = name.parse().ok()?;
+            let report = observed.devices.get(&device);
+            let found = parts.devices.get(&device)?;
+            let size: aquifer_fabric::Bytes = found.lds().into_iter().map(|(_, bytes)| bytes).sum();
+            let ours = json!({ "Kind": "Device", "Capacity": size, "Lds": report.map(|report| &report.lds) });
+            ("Target", report.map(|report| report.availability), &found.enclosure, ours)
+        }
+        _ => return None,
+    };
+    let path = format!("{FABRIC}/Endpoints/{id}");
+    let action = |name: &str| json!({ "target": format!("{path}/Actions/Oem/AquiferEndpoint.{name}") });
+    Some(json!({
+        "@odata.id": path, "@odata.type": "#Endpoint.v1_8_2.Endpoint", "Id": id, "Name": name,
+        "ConnectedEntities": [{ "EntityRole": role }], "Status": status(availability),
+        "Links": { "Oem": { "Aquifer": { "Chassis": link(format!("/redfish/v1/Chassis/{enclosure}")) } } },
+        "Actions": { "Oem": { "#AquiferEndpoint.Drain": action("Drain"),
+                              "#AquiferEndpoint.DeclareGone": action("DeclareGone") } },
+        "Oem": { "Aquifer": ours },
+    }))
+}
+
+pub(super) fn endpoints(call: &Call<'_>) -> Result<Answer, Problem> {
+    let parts = call.snapshot.topology.parts();
+    let devices = parts.devices.keys().map(|name| format!("Device.{name}"));
+    let donors = parts.donors.keys().map(|name| format!("Donor.{name}"));
+    let hosts = parts.hosts.keys().map(|name| format!("Host.{name}"));
+    let ids: Vec<String> = devices.chain(donors).chain(hosts).collect();
+    let path = format!("{FABRIC}/Endpoints");
+    let body = |id: &str| endpoint_body(call, id);
+    Ok(Answer::of(200, collection(&path, "EndpointCollection", "Endpoints", &call.query, &ids, body)))
+}
+
+pub(super) fn endpoint(call: &Call<'_>) -> Result<Answer, Problem> {
+    or_missing(call, endpoint_body(call, call.name()))
+}
+
+pub(super) fn drain(call: &Call<'_>) -> Result<Answer, Problem> {
+    let donor = call.name().strip_prefix("Donor.").and_then(|name| name.parse().ok());
+    let donor = donor.ok_or_else(|| Problem::not_found(call.path))?;
+    let draining = call.body.get("Draining").and_then(Value::as_bool).unwrap_or(true);
+    let done = call.order(Act::Drain(donor, draining), call.is_dry_run())?;
+    Ok(Answer::of(200, plan_body(&done)))
+}
+
+pub(super) fn declare_gone(call: &Call<'_>) -> Result<Answer, Problem> {
+    let missing = || Problem::not_found(call.path);
+    let act = match call.name().split_once('.') {
+        Some(("Host", name)) => Act::DeclareDead(name.parse().map_err(|_| missing())?),
+        Some(("Donor", name)) => Act::Retire(name.parse().map_err(|_| missing())?),
+        _ => return Err(missing()),
+    };
+    let done = call.order(act, call.is_dry_run())?;
+    Ok(Answer::of(200, plan_body(&done)))
+}

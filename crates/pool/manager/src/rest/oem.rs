@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What Redfish has no resource for: the state in short, declarations, plans, adoption, and the audit log.
+
+use aquifer_fabric::Declaration;
+use serde_json::{Value, json};
+
+use super::answer::{Answer, Problem};
+use super::collection::PAGE_MAX;
+use super::service::Call;
+use crate::order::Act;
+use crate::writer::Done;
+
+const PATH: &str = "/redfish/v1/Oem/Aquifer";
+
+/// An order's outcome as a body.
+pub(super) fn plan_body(done: &Done) -> Value {
+    json!({
+        "@odata.type": "#AquiferPlan.v1_0_0.AquiferPlan", "Id": "Plan", "Name": "Plan",
+        "Changes": done.changes, "Steps": done.steps, "Remarks": done.remarks, "Version": done.version,
+        "Task": done.task.map(|task| format!("/redfish/v1/TaskService/Tasks/{task}")),
+    })
+}
+
+pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
+    let snapshot = &call.snapshot;
+    let count = |answers: usize, all: usize| json!({ "Answering": answers, "All": all });
+    let (observed, parts) = (&snapshot.observed, snapshot.topology.parts());
+    let donors = observed.donors.values().filter(|one| one.availability.answers()).count();
+    let hosts = observed.hosts.values().filter(|one| one.availability.answers()).count();
+    let devices = observed.devices.values().filter(|one| one.availability.answers()).count();
+    let desired = &snapshot.desired;
+    let wanted = desired.volumes.values().filter(|volume| !volume.released);
+    let capacity: aquifer_fabric::Bytes = observed.donors.values().map(|one| one.capacity).sum();
+    let lent: aquifer_fabric::Bytes = parts.donors.keys().map(|donor| snapshot.lent(donor)).sum();
+    let waiting: Vec<String> =
+        snapshot.round.waiting.iter().map(|one| format!("volume {}: {}", one.volume, one.reason)).collect();
+    let strays: Vec<String> = snapshot.round.strays.iter().map(ToString::to_string).collect();
+    let unsettled = desired.volumes.keys().filter(|id| !snapshot.is_settled(**id)).count();
+    Ok(Answer::of(
+        200,
+        json!({
+            "@odata.id": PATH, "@odata.type": "#AquiferFabric.v1_0_0.AquiferFabric", "Id": "Aquifer", "Name": "Pool",
+            "Term": snapshot.term, "Rounds": snapshot.rounds, "Version": desired.version,
+            "Donors": count(donors, parts.donors.len()), "Hosts": count(hosts, parts.hosts.len()),
+            "Devices": count(devices, parts.devices.len()),
+            "Volumes": { "All": wanted.clone().count(), "Bound": wanted.filter(|one| one.host.is_some()).count(),
+                         "Unsettled": unsettled },
+            "Capacity": capacity, "Lent": lent,
+            "Waiting": waiting, "Strays": strays, "Unrepaired": snapshot.unrepaired,
+            "IsSettled": snapshot.rounds > 0 && unsettled == 0 && snapshot.round.is_settled(),
+            "Declaration": { "@odata.id": format!("{PATH}/Declaration") },
+            "Audit": { "@odata.id": format!("{PATH}/Audit") },
+        }),
+    ))
+}
+
+pub(super) fn export(call: &Call<'_>) -> Result<Answer, Problem> {
+    let declaration = Declaration::of(&call.snapshot.desired);
+    Ok(Answer::of(
+        200,
+        json!({
+            "@odata.id": format!("{PATH}/Declaration"), "@odata.type": "#AquiferDeclaration.v1_0_0.AquiferDeclaration",
+            "Id": "Declaration", "Name": "Declaration", "Declaration": declaration,
+        }),
+    ))
+}
+
+fn declaration(call: &Call<'_>) -> Result<Box<Declaration>, Problem> {
+    let value = call.body.get("Declaration").cloned().unwrap_or_default();
+    serde_json::from_value(value).map(Box::new).map_err(|error| {
+        Problem::value("Declaration", format!("{error}; begin with what GET {PATH}/Declaration answers"))
+    })
+}
+
+pub(super) fn plan(call: &Call<'_>) -> Result<Answer, Problem> {
+    let done = call.order(Act::Apply(declaration(call)?), true)?;
+    Ok(Answer::of(200, plan_body(&done)))
+}
+
+pub(super) fn apply(call: &Call<'_>) -> Result<Answer, Problem> {
+    let done = call.order(Act::Apply(declaration(call)?), call.is_dry_run())?;
+    Ok(Answer::of(200, plan_body(&done)))
+}
+
+pub(super) fn adopt(call: &Call<'_>) -> Result<Answer, Problem> {
+    let done = call.order(Act::Adopt, call.is_dry_run())?;
+    Ok(Answer::of(200, plan_body(&done)))
+}
+
+pub(super) fn audit(call: &Call<'_>) -> Result<Answer, Problem> {
+    let (after, count) = call.query.window();
+    let ledger = call.service.shared.ledger();
+    let failed = |error: crate::ledger::LedgerFailure| {
+        Problem::new(503, "Base.1.18.ServiceTemporarilyUnavailable", error.to_string(), "look at the daemon's log")
+    };
+    let records = ledger.records(after as u64, count.min(PAGE_MAX)).map_err(failed)?;
+    Ok(Answer::of(
+        200,
+        json!({
+            "@odata.id": format!("{PATH}/Audit"), "@odata.type": "#AquiferAudit.v1_0_0.AquiferAudit", "Id": "Audit",
+            "Name": "Audit log", "Records": records, "Tail": ledger.tail(),
+        }),
+    ))
+}

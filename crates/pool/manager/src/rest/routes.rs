@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The table of routes: what can be asked, who may ask it, and what a body may hold.
+
+use super::answer::{Answer, Problem};
+use super::service::Call;
+use super::{access, fabrics, memory, oem, roots};
+use crate::accounts::Role;
+
+/// A method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    Delete,
+    Get,
+    Patch,
+    Post,
+}
+
+impl Method {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Delete => "DELETE",
+            Self::Get => "GET",
+            Self::Patch => "PATCH",
+            Self::Post => "POST",
+        }
+    }
+
+    /// HEAD is answered as GET; `http.rs` leaves the body out.
+    pub(super) fn named(name: &str) -> Option<Method> {
+        let name = if name == "HEAD" { "GET" } else { name };
+        [Self::Delete, Self::Get, Self::Patch, Self::Post].into_iter().find(|method| method.name() == name)
+    }
+}
+
+/// The type of a property.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Boolean,
+    Integer,
+    List,
+    Object,
+    Text,
+}
+
+impl Kind {
+    /// Its name in OpenAPI.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Boolean => "boolean",
+            Self::Integer => "integer",
+            Self::List => "array",
+            Self::Object => "object",
+            Self::Text => "string",
+        }
+    }
+}
+
+/// A property of a body.
+pub(super) struct Property {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) is_required: bool,
+}
+
+const fn must(name: &'static str, kind: Kind) -> Property {
+    Property { name, kind, is_required: true }
+}
+
+const fn may(name: &'static str, kind: Kind) -> Property {
+    Property { name, kind, is_required: false }
+}
+
+/// A route.
+pub(super) struct Route {
+    pub(super) method: Method,
+    pub(super) path: &'static str,
+    pub(super) summary: &'static str,
+    /// The least role; `None` is open to everybody.
+    pub(super) needs: Option<Role>,
+    pub(super) body: &'static [Property],
+    pub(super) answer: fn(&Call<'_>) -> Result<Answer, Problem>,
+}
+
+const fn open(path: &'static str, summary: &'static str, answer: fn(&Call<'_>) -> Result<Answer, Problem>) -> Route {
+    Route { method: Method::Get, path, summary, needs: None, body: &[], answer }
+}
+
+const fn get(path: &'static str, summary: &'static str, answer: fn(&Call<'_>) -> Result<Answer, Problem>) -> Route {
+    Route { method: Method::Get, path, summary, needs: Some(Role::ReadOnly), body: &[], answer }
+}
+
+const fn change(
+    method: Method,
+    path: &'static str,
+    summary: &'static str,
+    body: &'static [Property],
+    answer: fn(&Call<'_>) -> Result<Answer, Problem>,
+) -> Route {
+    Route { method, path, summary, needs: Some(Role::Operator), body, answer }
+}
+
+impl Route {
+    const fn by(self, role: Role) -> Route {
+        let Route { method, path, summary, body, answer, .. } = self;
+        Route { method, path, summary, needs: Some(role), body, answer }
+    }
+}
+
+use Kind::{Boolean, Integer, List, Object, Text};
+use Method::{Delete, Patch, Post};
+use Role::{Administrator, ReadOnly};
+
+const CHUNK: &str = "/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks/{VolumeId}";
+
+/// Every route.
+pub(super) const ROUTES: &[Route] = &[
+    open("/redfish", "The versions of the interface", roots::versions),
+    open("/redfish/v1", "The service root", roots::root),
+    open("/redfish/v1/odata", "The OData service document", roots::odata),
+    open("/redfish/v1/openapi.json", "This document", roots::document),
+    get("/redfish/v1/SessionService", "The session service", roots::session_service),
+    get("/redfish/v1/SessionService/Sessions", "Sessions", access::sessions),
+    Route {
+        method: Post,
+        path: "/redfish/v1/SessionService/Sessions",
+        summary: "Log in; the answer's header X-Auth-Token is the token",
+        needs: None,
+        body: &[must("UserName", Text), must("Password", Text)],
+        answer: access::login,
+    },
+    get("/redfish/v1/SessionService/Sessions/{SessionId}", "A session", access::session),
+    change(Delete, "/redfish/v1/SessionService/Sessions/{SessionId}", "Log out", &[], access::logout).by(ReadOnly),
+    get("/redfish/v1/AccountService", "The account service", roots::account_service),
+    get("/redfish/v1/AccountService/Accounts", "Accounts", access::accounts).by(Administrator),
+    change(
+        Post,
+        "/redfish/v1/AccountService/Accounts",
+        "Create an account",
+        &[must("UserName", Text), must("Password", Text), must("RoleId", Text)],
+        access::add_account,
+    )
+    .by(Administrator),
+    get("/redfish/v1/AccountService/Accounts/{AccountId}", "An account", access::account),
+    change(
+        Patch,
+        "/redfish/v1/AccountService/Accounts/{AccountId}",
+        "Change an account; its sessions end",
+        &[may("Password", Text), may("RoleId", Text), may("Enabled", Boolean)],
+        access::change_account,
+    )
+    .by(ReadOnly),
+    change(Delete, "/redfish/v1/AccountService/Accounts/{AccountId}", "Delete an account", &[], access::delete_account)
+        .by(Administrator),
+    get("/redfish/v1/AccountService/Roles", "Roles", access::roles),
+    get("/redfish/v1/AccountService/Roles/{RoleId}", "A role", access::role),
+    get("/redfish/v1/Fabrics", "Fabrics", fabrics::fabrics),
+    get("/redfish/v1/Fabrics/Aquifer", "The fabric", fabrics::fabric),
+    get("/redfish/v1/Fabrics/Aquifer/Switches", "Switches", fabrics::switches),
+    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}", "A switch", fabrics::switch),
+    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports", "Ports of a switch", fabrics::ports),
+    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports/{PortId}", "A port", fabrics::port),
+    get("/redfish/v1/Fabrics/Aquifer/Zones", "Zones: the hosts and the quota of a tenant", fabrics::zones),
+    get("/redfish/v1/Fabrics/Aquifer/Zones/{ZoneId}", "A zone", fabrics::zone),
+    get("/redfish/v1/Fabrics/Aquifer/Endpoints", "Hosts, donors and devices", fabrics::endpoints),
+    get("/redfish/v1/Fabrics/Aquifer/Endpoints/{EndpointId}", "A host, a donor or a device", fabrics::endpoint),
+    change(
+        Post,
+        "/redfish/v1/Fabrics/Aquifer/Endpoints/{EndpointId}/Actions/Oem/AquiferEndpoint.Drain",
+        "Move everything off a donor, or use it again",
+        &[may("Draining", Boolean)],
+        fabrics::drain,
+    ),
+    change(
+        Post,
+        "/redfish/v1/Fabrics/Aquifer/Endpoints/{EndpointId}/Actions/Oem/AquiferEndpoint.DeclareGone",
+        "State that a host is powered off, or that a donor is gone for good",
+        &[],
+        fabrics::declare_gone,
+    )
+    .by(Administrator),
+    get("/redfish/v1/Fabrics/Aquifer/Connections", "Bindings of volumes to hosts", memory::connections),
+    change(
+        Post,
+        "/redfish/v1/Fabrics/Aquifer/Connections",
+        "Bind a volume to a host",
+        &[may("ConnectionType", Text), may("Name", Text), must("MemoryChunkInfo", List), must("Links", Object)],
+        memory::bind,
+    ),
+    get("/redfish/v1/Fabrics/Aquifer/Connections/{VolumeId}", "A binding", memory::connection),
+    change(Delete, "/redfish/v1/Fabrics/Aquifer/Connections/{VolumeId}", "Unbind a volume", &[], memory::unbind),
+    get("/redfish/v1/Chassis", "Enclosures, and the chassis that stands for the pools", roots::chassis_all),
+    get("/redfish/v1/Chassis/{ChassisId}", "An enclosure", roots::chassis),
+    get("/redfish/v1/Chassis/Pools/MemoryDomains", "Pools", memory::pools),
+    get("/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}", "A pool", memory::pool),
+    get("/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks", "Volumes of a pool", memory::volumes),
+    change(
+        Post,
+        "/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks",
+        "Create a volume; Oem.Aquifer has the rest of its specification",
+        &[must("Name", Text), must("MemoryChunkSizeMiB", Integer), may("AddressRangeType", Text), must("Oem", Object)],
+        memory::create,
+    ),
+    get(CHUNK, "A volume", memory::volume),
+    change(Patch, CHUNK, "Grow or shrink a volume", &[must("MemoryChunkSizeMiB", Integer)], memory::resize),
+    change(Delete, CHUNK, "Release a volume", &[], memory::release),
+    change(
+        Post,
+        "/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks/{VolumeId}/Actions/Oem/AquiferMemoryChunk.Move",
+        "Move a volume to other donors while it is in use",
+        &[may("Donor", Text)],
+        memory::move_volume,
+    ),
+    get("/redfish/v1/TaskService", "The task service", roots::task_service),
+    get("/redfish/v1/TaskService/Tasks", "Tasks", roots::tasks),
+    get("/redfish/v1/TaskService/Tasks/{TaskId}", "A task", roots::task),
+    get("/redfish/v1/EventService", "The event service", roots::event_service),
+    get("/redfish/v1/EventService/SSE", "Events, as server-sent events", roots::event_stream),
+    get("/redfish/v1/Oem/Aquifer", "The state of the pool in short", oem::status),
+    get("/redfish/v1/Oem/Aquifer/Declaration", "The declaration that the desired state fulfils", oem::export),
+    change(
+        Post,
+        "/redfish/v1/Oem/Aquifer/Plans",
+        "Say what applying a declaration would change",
+        &[must("Declaration", Object)],
+        oem::plan,
+    )
+    .by(ReadOnly),
+    change(
+        Post,
+        "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Apply",
+        "Make the desired state fulfil a declaration, as a whole or not at all",
+        &[must("Declaration", Object)],
+        oem::apply,
+    )
+    .by(Administrator),
+    change(Post, "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt", "Adopt what is in use", &[], oem::adopt)
+        .by(Administrator),
+    get("/redfish/v1/Oem/Aquifer/Audit", "The audit log, after record $skip", oem::audit).by(Administrator),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_are_unique_and_changes_need_a_role() {
+        for (index, route) in ROUTES.iter().enumerate() {
+            let is_same = |other: &Route| other.path == route.path && other.method == route.method;
+            assert!(!ROUTES[..index].iter().any(is_same), "{}", route.path);
+            let is_login = route.path.ends_with("/Sessions");
+            assert!(route.method == Method::Get || is_login || route.needs.is_some(), "{}", route.path);
+        }
+    }
+}

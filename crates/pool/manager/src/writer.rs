@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The writer: the only thread that changes the desired state and sends steps.
+//!
+//! One round: read reports; drop what has ended; carry out orders; replace failing members; store the result as one
+//! transaction; answer the orders; send the steps of the reconciler. A crash anywhere costs a round: what was stored is
+//! acted on after the restart, what was not stored never happened.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+
+use aquifer_fabric::{
+    Capacity, Command, Declaration, Desired, Edit, End, Incarnation, Millis, Observed, Step, Term, VolumeId, diff,
+    reconcile, settle,
+};
+
+use crate::accounts::random;
+use crate::events::Events;
+use crate::ledger::{Entry, Ledger, LedgerFailure};
+use crate::merge::merge;
+use crate::order::{NotDone, Order, change};
+use crate::peers::Peers;
+use crate::snapshot::Snapshot;
+use crate::tasks::Tasks;
+
+/// Elections that a start tries, each with a term greater than what the peers have seen.
+const ELECTIONS_MAX: usize = 16;
+
+/// Why the writer ends, and the daemon with it.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Another manager has a greater term.
+    Deposed { seen: Term },
+    /// The store failed.
+    Ledger(LedgerFailure),
+}
+
+impl From<LedgerFailure> for Stop {
+    fn from(failure: LedgerFailure) -> Stop {
+        Stop::Ledger(failure)
+    }
+}
+
+impl std::fmt::Display for Stop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Deposed { seen } => {
+                write!(f, "another fabric manager has term {seen}; stop one of the two, then start again")
+            }
+            Self::Ledger(failure) => failure.fmt(f),
+        }
+    }
+}
+
+/// What became of an order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Done {
+    /// What changes of what people declare.
+    pub(crate) changes: Vec<String>,
+    /// Steps that become due.
+    pub(crate) steps: Vec<String>,
+    /// What could not be adopted.
+    pub(crate) remarks: Vec<String>,
+    /// The version of the desired state after it.
+    pub(crate) version: u64,
+    pub(crate) task: Option<u64>,
+}
+
+/// What the writer shares with requests.
+pub(crate) struct Shared {
+    pub(crate) ledger: Arc<Mutex<Ledger>>,
+    pub(crate) snapshot: RwLock<Arc<Snapshot>>,
+    pub(crate) events: Events,
+}
+
+impl Shared {
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().expect("a panic ends the daemon")
+    }
+
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshot.read().expect("a panic ends the daemon"))
+    }
+}
+
+/// The writer.
+pub(crate) struct Writer {
+    shared: Arc<Shared>,
+    peers: Box<dyn Peers>,
+    term: Term,
+    desired: Desired,
+    observed: Observed,
+    sequences: BTreeMap<End, u64>,
+    tasks: Tasks,
+    unrepaired: Vec<String>,
+    rounds: u64,
+    silent_ms: u64,
+}
+
+impl Writer {
+    /// Takes a term that all peers accept, waits until no command of an earlier manager can arrive at a switch, and
+    /// reads the first reports.
+    pub(crate) fn start(
+        shared: Arc<Shared>,
+        mut peers: Box<dyn Peers>,
+        desired: Desired,
+        silent_ms: u64,
+        now: Millis,
+    ) -> Result<Writer, Stop> {
+        let mut observed = Observed::default();
+        let mut seen = Term(0);
+        let mut term = Term(0);
+        for _ in 0..ELECTIONS_MAX {
+            term = shared.ledger().take_term(seen)?;
+            match merge(&mut observed, peers.reports(term), now).deposed_by {
+                None => {
+                    std::thread::sleep(peers.command_time_max());
+                    let (sequences, tasks) = (BTreeMap::new(), Tasks::default());
+                    let (unrepaired, rounds) = (Vec::new(), 0);
+                    return Ok(Writer {
+                        shared,
+                        peers,
+                        term,
+                        desired,
+                        observed,
+                        sequences,
+                        tasks,
+                        unrepaired,
+                        rounds,
+                        silent_ms,
+                    });
+                }
+                Some(greater) => seen = greater,
+            }
+        }
+        Err(Stop::Deposed { seen: seen.max(term) })
+    }
+
+    /// One round. Answers each order, and returns whether anything is still under way.
+    pub(crate) fn round(&mut self, orders: Vec<crate::rest::Posted>, now: Millis) -> Result<bool, Stop> {
+        let topology = self.peers.topology();
+        let merged = merge(&mut self.observed, self.peers.reports(self.term), now);
+        if let Some(seen) = merged.deposed_by {
+            return Err(Stop::Deposed { seen });
+        }
+        for (answers, what) in merged.notices {
+            let (kind, severity) = if answers { ("PeerAnswers", "OK") } else { ("PeerSilent", "Warning") };
+            self.shared.events.add(now, kind, severity, what);
+        }
+        let mut desired = self.desired.clone();
+        let mut entries = Vec::new();
+        let before: Vec<VolumeId> = desired.volumes.keys().copied().collect();
+        settle(&mut desired, &self.observed, now);
+        for id in before.iter().filter(|id| !desired.volumes.contains_key(*id)) {
+            entries.push(Entry::new("aquifer-fabricd", format!("volume {id} is released and wiped")));
+        }
+        let mut answers = Vec::new();
+        for (order, answer) in orders {
+            let outcome = self.carry_out(&topology, &mut desired, &order, &mut entries);
+            answers.push((order, answer, outcome));
+        }
+        let mut capacity = Capacity::new(&topology, &desired, &self.observed);
+        let version = desired.version;
+        let mut edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
+        let unrepaired = edit.repair(&self.observed, now, self.silent_ms);
+        if desired.version != version {
+            entries.push(Entry::new("aquifer-fabricd", "replace members that are drained, lost or silent"));
+        }
+        self.unrepaired = unrepaired
+            .iter()
+            .map(|one| format!("member {} of volume {} cannot be replaced: {}", one.member, one.volume, one.refusal))
+            .collect();
+        if desired != self.desired {
+            self.shared.ledger().change(&self.desired, &desired, &entries, now)?;
+            self.desired = desired;
+        }
+        for entry in entries {
+            self.shared.events.add(now, "Changed", "OK", format!("{}: {}", entry.who, entry.what));
+        }
+        self.answer(answers, now);
+        self.act(&topology, now)
+    }
+
+    /// Carries an order out on the copy of this round.
+    fn carry_out(
+        &self,
+        topology: &aquifer_fabric::Topology,
+        desired: &mut Desired,
+        order: &Order,
+        entries: &mut Vec<Entry>,
+    ) -> Result<Done, NotDone> {
+        let mut new = desired.clone();
+        let draw = || VolumeId(u64::from_le_bytes(random()));
+        let outcome = change(topology, &mut new, &self.observed, order, draw);
+        let not_adopted = match outcome {
+            Ok(not_adopted) => not_adopted,
+            Err(not) => {
+                return Err(not);
+            }
+        };
+        let changes = diff(&Declaration::of(desired), &Declaration::of(&new));
+        let mut changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
+        if changes.is_empty() && new != *desired {
+            changes.push(format!("~ {}", order.act));
+        }
+        let mut done = Done {
+            changes,
+            remarks: not_adopted.iter().map(ToString::to_string).collect(),
+            version: new.version,
+            ..Done::default()
+        };
+        if order.is_dry_run {
+            let due = reconcile(desired, &self.observed).steps;
+            let steps = reconcile(&new, &self.observed).steps;
+            done.steps = steps.iter().filter(|step| !due.contains(step)).map(ToString::to_string).collect();
+        } else if new != *desired {
+            entries.push(Entry::new(&order.who, order.act.to_string()));
+            *desired = new;
+        }
+        Ok(done)
+    }
+
+    /// Answers orders, after what they changed was stored.
+    #[expect(clippy::type_complexity, reason = "an order with its answer and its outcome, used once")]
+    fn answer(
+        &mut self,
+        answers: Vec<(Order, Box<dyn FnOnce(Result<Done, NotDone>) + Send>, Result<Done, NotDone>)>,
+        now: Millis,
+    ) {
+        for (order, answer, outcome) in answers {
+            let outcome = outcome.map(|mut done| {
+                if !order.is_dry_run && !done.changes.is_empty() {
+                    let volume = order.act.volume().and_then(|name| self.desired.volume_named(name));
+                    let volume = volume.map(|(id, _)| id);
+                    done.task = Some(self.tasks.add(order.act.to_string(), order.who.clone(), volume, now));
+                }
+                done
+            });
+            // What an order changed can be read as soon as it is answered.
+            self.publish(&self.peers.topology(), None);
+            answer(outcome);
+        }
+    }
+
+    /// Sends what is due. Returns whether anything is under way.
+    fn act(&mut self, topology: &Arc<aquifer_fabric::Topology>, now: Millis) -> Result<bool, Stop> {
+        let round = reconcile(&self.desired, &self.observed);
+        let commands: Vec<Command> = round.steps.iter().map(|step| self.command(step.clone())).collect();
+        let outcomes = self.peers.send(&commands);
+        for (command, outcome) in commands.iter().zip(outcomes) {
+            if let Err(failure) = outcome {
+                let what = format!("{}: {failure}", command.step);
+                self.shared.events.add(now, "StepFailed", "Warning", what);
+            }
+            if let End::Device(device) = command.step.end() {
+                // Its report is out of date now.
+                self.observed.devices.remove(&device);
+            }
+        }
+        self.rounds += 1;
+        for what in self.tasks.end_settled(&self.desired, &round, now) {
+            self.shared.events.add(now, "TaskDone", "OK", what);
+        }
+        let leaving = self.desired.volumes.values().any(|volume| volume.released || !volume.leaving.is_empty());
+        let is_busy = !round.steps.is_empty() || !round.waiting.is_empty() || leaving || self.tasks.is_any_running();
+        self.publish(topology, Some(round));
+        Ok(is_busy)
+    }
+
+    fn command(&mut self, step: Step) -> Command {
+        let end = step.end();
+        let incarnation = match &end {
+            End::Donor(name) => self.observed.donors.get(name).map(|report| report.incarnation),
+            End::Host(name) => self.observed.hosts.get(name).map(|report| report.incarnation),
+            End::Device(_) => None,
+        };
+        let sequence = self.sequences.entry(end).or_default();
+        *sequence += 1;
+        Command { term: self.term, sequence: *sequence, incarnation: incarnation.unwrap_or(Incarnation(0)), step }
+    }
+
+    /// Publishes the states; parts that have not changed are shared with the last snapshot.
+    fn publish(&self, topology: &Arc<aquifer_fabric::Topology>, round: Option<aquifer_fabric::Round>) {
+        let last = self.shared.snapshot();
+        let desired = match *last.desired == self.desired {
+            true => Arc::clone(&last.desired),
+            false => Arc::new(self.desired.clone()),
+        };
+        let observed = match *last.observed == self.observed {
+            true => Arc::clone(&last.observed),
+            false => Arc::new(self.observed.clone()),
+        };
+        let next = Snapshot {
+            topology: Arc::clone(topology),
+            desired,
+            observed,
+            round: round.map_or_else(|| Arc::clone(&last.round), Arc::new),
+            unrepaired: self.unrepaired.clone(),
+            tasks: self.tasks.clone(),
+            term: self.term,
+            rounds: self.rounds,
+        };
+        *self.shared.snapshot.write().expect("a panic ends the daemon") = Arc::new(next);
+    }
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The interface as clients and strangers meet it, over real sockets: a volume's life, roles, stale ETags, replayed
+//! tokens, malformed and oversized requests, smuggling; and the golden OpenAPI document.
+
+mod daemon;
+
+use std::path::Path;
+
+use daemon::{APPLY, CHUNKS, CONNECTIONS, Daemon, apply_body, bind_body, declaration, directory, rack};
+use serde_json::{Value, json};
+
+#[test]
+fn the_openapi_document_is_the_golden_one() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/openapi.json");
+    let text = format!("{:#}\n", aquifer_manager::openapi());
+    if std::env::var_os("AQUIFER_BLESS").is_some() {
+        std::fs::write(&file, &text).expect("written");
+    }
+    let golden = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(text == golden, "accept with AQUIFER_BLESS=1 cargo test -p aquifer-manager --test requests:\n{text}");
+}
+
+/// A daemon with the declaration applied, and its administrator's token.
+fn ready(name: &str, more: &str) -> (Daemon, String) {
+    let daemon = Daemon::start(&directory(name), &rack(None), more);
+    let token = daemon.login("admin", &daemon.password());
+    let applied = daemon.ask("POST", APPLY, &token, &apply_body(&declaration())).expect("an answer");
+    assert_eq!(applied.status, 200, "{applied:?}");
+    assert!(daemon.settle(&token));
+    (daemon, token)
+}
+
+fn finish(daemon: Daemon) {
+    let directory = daemon.directory.clone();
+    drop(daemon);
+    std::fs::remove_dir_all(directory).expect("removed");
+}
+
+#[test]
+fn a_volume_is_created_bound_grown_moved_and_released() {
+    let (daemon, token) = ready("life", "");
+    let ask = |method: &str, path: &str, headers: &str, body: &str| {
+        daemon.ask(method, path, &format!("{token}{headers}"), body).expect("an answer")
+    };
+    let body = json!({ "Name": "scratch", "MemoryChunkSizeMiB": 2048,
+                       "Oem": { "Aquifer": { "zone": "lab", "class": "tcp" } } });
+    let dry = ask("POST", CHUNKS, "aquifer-dry-run: true\r\n", &body.to_string());
+    assert_eq!((dry.status, dry.body["Changes"].as_array().map(Vec::len)), (200, Some(1)), "{dry:?}");
+    assert_eq!(ask("GET", &format!("{CHUNKS}/scratch"), "", "").status, 404, "a dry run changes nothing");
+    let created = ask("POST", CHUNKS, "", &body.to_string());
+    assert_eq!(created.status, 201, "{created:?}");
+    let path = created.header("location").expect("a location").to_owned();
+    let old = ask("GET", &path, "", "");
+    let tag = old.header("etag").expect("an ETag").to_owned();
+    let bound = ask("POST", CONNECTIONS, "", &bind_body("scratch", "h001"));
+    assert_eq!(bound.status, 201, "{bound:?}");
+    let taken = ask("POST", CONNECTIONS, "", &bind_body("scratch", "h000"));
+    assert_eq!(taken.status, 409, "{taken:?}");
+    assert!(daemon.settle(&token));
+    assert_eq!(ask("GET", &path, "", "").body["Status"]["State"], "Enabled");
+    let size = json!({ "MemoryChunkSizeMiB": 4096 }).to_string();
+    let stale = ask("PATCH", &path, &format!("if-match: {tag}\r\n"), &size);
+    assert_eq!(stale.status, 412, "the volume was bound since: {stale:?}");
+    let fresh = ask("GET", &path, "", "").header("etag").expect("an ETag").to_owned();
+    assert_eq!(ask("PATCH", &path, &format!("if-match: {fresh}\r\n"), &size).status, 200);
+    assert_eq!(ask("POST", &format!("{path}/Actions/Oem/AquiferMemoryChunk.Move"), "", "{}").status, 200);
+    assert!(daemon.settle(&token));
+    assert_eq!(ask("DELETE", &format!("{CONNECTIONS}/scratch"), "", "").status, 200);
+    assert_eq!(ask("DELETE", &path, "", "").status, 200);
+    assert!(daemon.settle(&token));
+    assert_eq!(ask("GET", &path, "", "").status, 404);
+    let audit = ask("GET", "/redfish/v1/Oem/Aquifer/Audit", "", "").body;
+    let records: Vec<aquifer_fabric::Record> = serde_json::from_value(audit["Records"].clone()).expect("records");
+    let tail: aquifer_fabric::Tail = serde_json::from_value(audit["Tail"].clone()).expect("a tail");
+    assert_eq!(aquifer_fabric::verify(&records, tail), Ok(tail));
+    for what in ["bind volume scratch to host h001", "release volume scratch"] {
+        assert!(records.iter().any(|record| record.who == "admin" && record.what == what), "{what}");
+    }
+    let again = ask("POST", APPLY, "", &apply_body(&declaration()));
+    assert_eq!(again.body["Changes"], json!([]), "what is fulfilled changes nothing");
+    let exported = ask("GET", "/redfish/v1/Oem/Aquifer/Declaration", "", "").body["Declaration"].clone();
+    assert_eq!(exported["volumes"]["db"]["host"], "h000");
+    let filter = "/redfish/v1/Fabrics/Aquifer/Endpoints?$expand=.&$filter=Oem/Aquifer/Kind%20eq%20'Donor'&$top=3";
+    let donors = ask("GET", filter, "", "").body;
+    assert_eq!(
+        (donors["Members@odata.count"].as_u64(), donors["Members"].as_array().map(Vec::len)),
+        (Some(4), Some(3))
+    );
+    finish(daemon);
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let (daemon, token) = ready("links", "");
+    let (mut waiting, mut seen) = (vec!["/redfish/v1".to_owned()], std::collections::BTreeSet::new());
+    while let Some(path) = waiting.pop() {
+        if path.ends_with("/SSE") || !seen.insert(path.clone()) {
+            continue;
+        }
+        let answer = daemon.ask("GET", &path, &token, "").expect("an answer");
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        links(&answer.body, &mut waiting);
+    }
+    assert!(seen.len() > 30, "only {} resources were found", seen.len());
+    finish(daemon);
+}
+
+fn links(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Array(all) => all.iter().for_each(|one| links(one, found)),
+        Value::Object(map) => {
+            found.extend(map.get("@odata.id").and_then(Value::as_str).map(str::to_owned));
+            map.values().for_each(|one| links(one, found));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn roles_tokens_and_passwords_are_checked() {
+    let (daemon, admin) = ready("roles", "[sessions]\nfailures = 3\n");
+    let accounts = "/redfish/v1/AccountService/Accounts";
+    for (name, role) in [("rita", "ReadOnly"), ("oscar", "Operator")] {
+        let body = json!({ "UserName": name, "Password": "a long password", "RoleId": role }).to_string();
+        assert_eq!(daemon.ask("POST", accounts, &admin, &body).expect("an answer").status, 201);
+    }
+    let (rita, oscar) = (daemon.login("rita", "a long password"), daemon.login("oscar", "a long password"));
+    let status = |method: &str, path: &str, token: &str, body: &str| {
+        daemon.ask(method, path, token, body).expect("an answer").status
+    };
+    assert_eq!(status("GET", CHUNKS, &rita, ""), 200);
+    assert_eq!(status("POST", CONNECTIONS, &rita, &bind_body("cache", "h001")), 403);
+    assert_eq!(status("POST", CONNECTIONS, &oscar, &bind_body("cache", "h001")), 201);
+    assert_eq!(status("POST", APPLY, &oscar, &apply_body(&declaration())), 403);
+    assert_eq!(status("GET", accounts, &oscar, ""), 403);
+    assert_eq!(status("PATCH", &format!("{accounts}/rita"), &rita, r#"{"RoleId": "Administrator"}"#), 403);
+    assert_eq!(status("PATCH", &format!("{accounts}/admin"), &admin, r#"{"RoleId": "ReadOnly"}"#), 409);
+    assert_eq!(status("GET", CHUNKS, "", ""), 401);
+    assert_eq!(status("GET", CHUNKS, "x-auth-token: 00.11\r\n", ""), 401);
+    assert_eq!(status("GET", CHUNKS, "authorization: Basic !!!\r\n", ""), 401);
+    // "rita:a long password"
+    assert_eq!(status("GET", CHUNKS, "authorization: Basic cml0YTphIGxvbmcgcGFzc3dvcmQ=\r\n", ""), 200);
+    let session =
+        rita.trim().split_once(": ").and_then(|(_, token)| token.split_once('.')).expect("a token").0.to_owned();
+    assert_eq!(status("DELETE", &format!("/redfish/v1/SessionService/Sessions/{session}"), &rita, ""), 204);
+    assert_eq!(status("GET", CHUNKS, &rita, ""), 401, "a replayed token");
+    let wrong = json!({ "UserName": "rita", "Password": "a wrong password" }).to_string();
+    let login = "/redfish/v1/SessionService/Sessions";
+    let tried: Vec<u16> = (0..4).map(|_| status("POST", login, "", &wrong)).collect();
+    assert_eq!(tried, [401, 401, 401, 429], "the account is locked");
+    assert_eq!(status("PATCH", &format!("{accounts}/admin"), &admin, r#"{"Password": "another long one"}"#), 200);
+    assert!(!daemon.directory.join("state/initial-password").exists());
+    assert_eq!(status("GET", CHUNKS, &admin, ""), 401, "a changed account has no sessions");
+    finish(daemon);
+}
+
+#[test]
+fn an_idle_session_ends() {
+    let (daemon, token) = {
+        let daemon = Daemon::start(&directory("idle"), &rack(None), "[sessions]\nidle-seconds = 1\n");
+        let token = daemon.login("admin", &daemon.password());
+        (daemon, token)
+    };
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    assert_eq!(daemon.ask("GET", CHUNKS, &token, "").expect("an answer").status, 401);
+    finish(daemon);
+}
+
+#[test]
+fn bad_requests_get_an_error_with_a_remedy_and_change_nothing() {
+    let (daemon, token) = ready("bad", "");
+    let version =
+        || daemon.ask("GET", "/redfish/v1/Oem/Aquifer", &token, "").expect("an answer").body["Version"].clone();
+    let before = version();
+    let deep = "[".repeat(100_000);
+    let large = format!("{{\"Name\": \"{}\"}}", "x".repeat(5 << 20));
+    let oem = r#""Oem": {"Aquifer": {"zone": "lab", "class": "tcp"}}"#;
+    for (path, body, status) in [
+        (CHUNKS, "{", 400),
+        (CHUNKS, "[]", 400),
+        (CHUNKS, deep.as_str(), 400),
+        (CHUNKS, large.as_str(), 413),
+        (CHUNKS, r#"{"Name": "v"}"#, 400),
+        (CHUNKS, &format!(r#"{{"Name": "v", "MemoryChunkSizeMiB": 2, "Nmae": 1, {oem}}}"#), 400),
+        (CHUNKS, &format!(r#"{{"Name": "v", "MemoryChunkSizeMiB": -2, {oem}}}"#), 400),
+        (CHUNKS, &format!(r#"{{"Name": "v", "MemoryChunkSizeMiB": 0, {oem}}}"#), 409),
+        (CHUNKS, &format!(r#"{{"Name": "v", "MemoryChunkSizeMiB": 18446744073709551615, {oem}}}"#), 400),
+        (CHUNKS, &format!(r#"{{"Name": "v", "MemoryChunkSizeMiB": 1048576, {oem}}}"#), 507),
+        (CHUNKS, &format!(r#"{{"Name": "db", "MemoryChunkSizeMiB": 2, {oem}}}"#), 409),
+        (CHUNKS, &format!("{{\"Name\": \"\u{430}\u{202e}\", \"MemoryChunkSizeMiB\": 2, {oem}}}"), 400),
+        (CHUNKS, r#"{"Name": "v", "MemoryChunkSizeMiB": 2, "Oem": {"Aquifer": {"zone": "lab", "clas": 1}}}"#, 400),
+        (CONNECTIONS, &bind_body("nothing", "h000"), 404),
+        (CONNECTIONS, &bind_body("cache", "h999"), 404),
+        (CONNECTIONS, &bind_body("cache", "../h000"), 400),
+        (CONNECTIONS, r#"{"MemoryChunkInfo": [], "Links": {}}"#, 400),
+        (APPLY, r#"{"Declaration": {"volums": {}}}"#, 400),
+        (APPLY, r#"{"Declaration": {"pools": {"main": {"donors": ["d9999"]}}}}"#, 409),
+        ("/redfish/v1/Fabrics/Aquifer", "{}", 405),
+        ("/redfish/v1/%2e%2e/etc/passwd", "{}", 404),
+        ("/redfish/v1/Nothing", "{}", 404),
+    ] {
+        let answer = daemon.ask("POST", path, &token, body).expect("an answer");
+        let short: String = body.chars().take(100).collect();
+        assert_eq!(answer.status, status, "{path} {short}: {answer:?}");
+        let said = &answer.body["error"]["@Message.ExtendedInfo"][0];
+        assert!(said["Resolution"].as_str().is_some_and(|remedy| !remedy.is_empty()), "{path} {short}: {answer:?}");
+    }
+    assert_eq!(version(), before, "something was half done");
+    finish(daemon);
+}
+
+#[test]
+fn requests_cannot_be_smuggled() {
+    let (daemon, token) = ready("smuggle", "");
+    let inner = format!("GET /redfish/v1/Oem/Aquifer HTTP/1.1\r\nhost: a\r\n{token}connection: close\r\n\r\n");
+    for head in [
+        "transfer-encoding: chunked\r\ncontent-length: 4\r\n",
+        "transfer-encoding: chunked\r\n",
+        "transfer-encoding: identity\r\n",
+        "content-length: 0\r\ncontent-length: 5\r\n",
+        "content-length: +3\r\n",
+        "content-length: 0x3\r\n",
+        "content-length : 3\r\n",
+        "bad header\r\n",
+        "x: a\0b\r\n",
+    ] {
+        let outer = format!("POST {CHUNKS} HTTP/1.1\r\nhost: a\r\n{token}{head}\r\n0\r\n\r\n{inner}");
+        let answer = daemon.raw(outer.as_bytes()).unwrap_or_default();
+        assert!(!answer.contains("\"Term\""), "{head:?} lets a second request through: {answer}");
+    }
+    assert!(daemon.raw(&[b'A'; 100_000]).is_none_or(|answer| answer.contains(" 4")), "a head without an end");
+    assert!(daemon.settle(&token), "and it goes on serving");
+    finish(daemon);
+}
+
+#[test]
+fn of_two_binds_at_once_one_is_done() {
+    let (daemon, token) = ready("two", "");
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let bind = |host: &'static str| {
+            let (daemon, token) = (&daemon, &token);
+            scope.spawn(move || {
+                daemon.ask("POST", CONNECTIONS, token, &bind_body("cache", host)).expect("an answer").status
+            })
+        };
+        let both = [bind("h000"), bind("h001")];
+        both.map(|thread| thread.join().expect("a status")).to_vec()
+    });
+    assert!(statuses == [201, 409] || statuses == [409, 201], "{statuses:?}");
+    finish(daemon);
+}
+
+#[test]
+fn a_large_rack_is_served() {
+    let mut large = rack(None);
+    (large.donors, large.hosts) = (1000, 200);
+    let daemon = Daemon::start(&directory("large"), &large, "");
+    let token = daemon.login("admin", &daemon.password());
+    let donors: Vec<String> = (0..1000).map(|number| format!("d{number:04}")).collect();
+    let hosts: Vec<String> = (0..200).map(|number| format!("h{number:03}")).collect();
+    let volume = |number: usize| json!({ "spec": { "size": "1GiB", "pool": "main", "zone": "lab", "class": "tcp" }, "host": hosts[number % 200] });
+    let volumes: serde_json::Map<String, Value> =
+        (0..1000).map(|number| (format!("v{number}"), volume(number))).collect();
+    let declaration = json!({ "pools": { "main": { "donors": donors } },
+                              "zones": { "lab": { "quota": "2TiB", "hosts": hosts } }, "volumes": volumes });
+    let applied = daemon.ask("POST", APPLY, &token, &apply_body(&declaration)).expect("an answer");
+    assert_eq!(applied.status, 200, "{:?}", applied.body["error"]);
+    assert!(daemon.settle(&token));
+    let page = daemon
+        .ask("GET", &format!("{CHUNKS}?$top=5&$filter=Status/State%20eq%20'Enabled'"), &token, "")
+        .expect("an answer");
+    assert_eq!(page.body["Members@odata.count"], 1000);
+    finish(daemon);
+}

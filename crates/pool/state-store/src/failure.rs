@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Why a store cannot be opened or read, and why a transaction is not committed.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::key::Key;
+
+/// Why a store cannot be opened or read.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StoreFailure {
+    /// The file is damaged or no store.
+    Damaged {
+        /// What was found.
+        what: String,
+    },
+    /// The file was written with another format.
+    Format {
+        /// The format of the file.
+        found: u32,
+        /// The format of this program.
+        known: u32,
+    },
+    /// Another process has the file open.
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The operating system refused an operation.
+    Io {
+        /// The operation.
+        what: &'static str,
+        /// The error of the system or of the store.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// An earlier operation failed, so that what is stored is not known. Open the store again.
+    Latched,
+}
+
+impl fmt::Display for StoreFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Damaged { what } => write!(f, "the state file is damaged ({what}); restore a backup of it"),
+            Self::Format { found, known } => write!(
+                f,
+                "the state file has format {found}, this program reads format {known}; start the version that wrote it"
+            ),
+            Self::InUse { path } => write!(
+                f,
+                "{} is open in another process; stop that fabric manager, or name another directory",
+                path.display()
+            ),
+            Self::Io { what, source } => {
+                write!(f, "the state file cannot be {what}: {source}; free space or check the disk, then start again")
+            }
+            Self::Latched => f.write_str("an earlier write of the state file failed; check the disk, then start again"),
+        }
+    }
+}
+
+impl std::error::Error for StoreFailure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(&**source),
+            _ => None,
+        }
+    }
+}
+
+/// Why a transaction is not committed.
+#[derive(Debug)]
+pub enum NotCommitted {
+    /// An expectation does not hold. Nothing was written.
+    Conflict {
+        /// The key whose version is another one.
+        key: Key,
+    },
+    /// The store failed before anything was written.
+    Failed(StoreFailure),
+    /// The transaction is larger than a store takes. Nothing was written.
+    TooLarge {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much.
+        found: usize,
+        /// How much a store takes.
+        max: usize,
+    },
+    /// The store failed while it committed: the transaction is stored or it is not, as a whole. Open the store again
+    /// to find out.
+    Unknown(StoreFailure),
+}
+
+impl fmt::Display for NotCommitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Conflict { key } => write!(f, "{key} was changed by another writer; read it again"),
+            Self::Failed(failure) | Self::Unknown(failure) => failure.fmt(f),
+            Self::TooLarge { what, found, max } => {
+                write!(f, "a change of the state has {found} {what}, at most {max} are stored; make smaller changes")
+            }
+        }
+    }
+}
+
+impl std::error::Error for NotCommitted {}
