@@ -123,7 +123,8 @@ def test_coroutines_fetch_and_gather(evict):
 
 
 def test_a_fetch_that_is_given_up_harms_nobody(evict):
-    space = aquifer.Space(dram="16MiB", tiers="failing:every=1,on=read,times=0,delay=50ms:dram:size=64MiB")
+    slow = "failing:every=1,on=read,times=0,delay=50ms:dram:size=64MiB"
+    space = aquifer.Space(dram="16MiB", tiers=slow, block_size="64KiB")
     mapping = filled(space, 65536)
     evict(mapping)
 
@@ -139,8 +140,9 @@ def test_a_fetch_that_is_given_up_harms_nobody(evict):
 
 
 def test_other_threads_run_while_a_call_waits(evict):
-    """The tier takes a second for each read. A thread that does not need it counts on meanwhile."""
-    space = aquifer.Space(dram="16MiB", tiers="failing:every=1,on=read,times=0,delay=1s:dram:size=64MiB")
+    """The tier takes half a second for each read. A thread that does not need it counts on meanwhile."""
+    slow = "failing:every=1,on=read,times=0,delay=500ms:dram:size=64MiB"
+    space = aquifer.Space(dram="16MiB", tiers=slow, block_size="64KiB")
     mapping = filled(space, 65536)
     evict(mapping)
     counts, is_done = [0], threading.Event()
