@@ -187,6 +187,11 @@ impl Config {
         Config::parse(&text).map_err(|not| NotAConfig(format!("{name}: {not}")))
     }
 
+    /// The text of a configuration file with these settings.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("settings are TOML")
+    }
+
     fn check(&self) -> Result<(), NotAConfig> {
         if self.tls.is_none() && !self.listen.ip().is_loopback() {
             return refuse(format!(
@@ -255,7 +260,7 @@ mod tests {
         let mut small = Config::parse(SMALL).expect("the two settings without a default");
         small.state.clone_from(&config.state);
         assert_eq!(config, small, "the values of the reference are the defaults");
-        let written: toml::Table = toml::from_str(&toml::to_string(&config).expect("TOML")).expect("TOML");
+        let written: toml::Table = toml::from_str(&config.to_toml()).expect("TOML");
         for (name, value) in &written {
             assert!(reference().contains(name.as_str()), "{name}");
             for key in value.as_table().into_iter().flat_map(|table| table.keys()) {
