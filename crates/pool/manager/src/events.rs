@@ -50,8 +50,8 @@ impl Events {
         let _ = self.followers.send(event);
     }
 
-    /// The kept events after number `after`, and everything that follows. A number that was not given yet is from before
-    /// a restart: its client gets everything.
+    /// The kept events after number `after`, and everything that follows. A number that was not given yet is from
+    /// before a restart: its client gets everything.
     pub(crate) fn follow(&self, after: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
         let ring = self.ring.lock().expect("no holder of this lock panics");
         let after = if after > ring.0 { 0 } else { after };

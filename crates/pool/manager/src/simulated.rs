@@ -6,8 +6,8 @@
 //!
 //! They keep the contract that `aquifer_fabric` states for real ones: a gate against stale commands, tokens, wiping
 //! before memory is lent again, copies before a member leaves. No bytes are kept. Each peer is one file in a directory,
-//! replaced by rename before what changed is reported or confirmed (`kept.rs`), so that peers survive when the daemon is
-//! killed, as real ones would. (They are not synchronised: they do not survive a power failure.)
+//! replaced by rename before what changed is reported or confirmed (`kept.rs`), so that peers survive when the daemon
+//! is killed, as real ones would. (They are not synchronised: they do not survive a power failure.)
 
 mod agent;
 mod donor;

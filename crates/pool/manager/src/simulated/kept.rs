@@ -40,8 +40,8 @@ impl<T: Serialize + DeserializeOwned + Default> Kept<T> {
         self.is_saved &= !tick(&mut self.peer);
     }
 
-    /// Asks the peer for a report to the manager with a term. `see` says whether the term is new to it, or which greater
-    /// one it has seen.
+    /// Asks the peer for a report to the manager with a term. `see` says whether the term is new to it, or which
+    /// greater one it has seen.
     pub(super) fn report<R>(
         &mut self,
         see: impl FnOnce(&mut T) -> Result<bool, Term>,
