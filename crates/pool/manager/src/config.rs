@@ -172,7 +172,7 @@ impl Config {
         }
         let config: Config = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-            let what = error.message().replace('\n', " ");
+            let what = error.message().replace(['\n', '\r'], " ");
             NotAConfig(format!("line {line}: {what}; `aquifer-fabricd --print-config` prints every setting"))
         })?;
         config.check()?;
