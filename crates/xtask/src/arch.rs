@@ -113,6 +113,7 @@ const RINGS: &[Ring] = &[
                     "cxl-switch",
                     "donor",
                     "fmapi",
+                    "manager",
                     "named",
                     "stats",
                     "sys",

@@ -10,7 +10,10 @@ use std::process::Command;
 
 use support::{aquifer, scratch, stdout};
 
-const UNITS: [&str; 3] = ["aquifer-donor.service", "aquifer-metrics.service", "aquifer@.service"];
+const UNITS: [&str; 4] =
+    ["aquifer-donor.service", "aquifer-fabricd.service", "aquifer-metrics.service", "aquifer@.service"];
+/// Where the units have their programs. The command line stands for each, since systemd asks that they exist.
+const PROGRAMS: [&str; 2] = ["/usr/local/libexec/aquifer/aquifer-fabricd", "/usr/local/bin/aquifer"];
 
 fn unit(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../packaging").join(name);
@@ -29,6 +32,15 @@ fn every_flag_of_the_unit_is_one_of_the_donors() {
 }
 
 #[test]
+fn every_packaged_unit_is_tested_here() {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../packaging");
+    let names = std::fs::read_dir(packaging).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".service")).collect();
+    names.sort();
+    assert_eq!(names, UNITS);
+}
+
+#[test]
 fn systemd_takes_the_units() {
     UNITS.iter().for_each(|name| systemd_takes(name));
 }
@@ -36,7 +48,8 @@ fn systemd_takes_the_units() {
 fn systemd_takes(name: &str) {
     let directory = scratch("unit");
     let file = directory.join(name.replace('@', "@web"));
-    std::fs::write(&file, unit(name).replace("/usr/local/bin/aquifer", env!("CARGO_BIN_EXE_aquifer"))).unwrap();
+    let here = |unit: String, program: &&str| unit.replace(program, env!("CARGO_BIN_EXE_aquifer"));
+    std::fs::write(&file, PROGRAMS.iter().fold(unit(name), here)).unwrap();
     let verified = match Command::new("systemd-analyze").arg("verify").arg("--man=no").arg(&file).output() {
         Ok(output) => output,
         Err(error) => return aquifer_test_support::skip(format!("there is no systemd-analyze: {error}")),

@@ -23,7 +23,7 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that another program has written, and the C library's arguments.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 19] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "c_abi", body: targets::c_abi, seeds: seeds::c_abi },
     Target { name: "cache_requests", body: targets::cache_requests, seeds: seeds::cache_requests },
@@ -32,6 +32,8 @@ pub const TARGETS: [Target; 17] = [
     Target { name: "config", body: targets::config, seeds: seeds::config },
     Target { name: "cxl_switch", body: targets::cxl_switch, seeds: seeds::cxl_switch },
     Target { name: "elf", body: targets::elf_file, seeds: seeds::elf },
+    Target { name: "fabric_body", body: targets::fabric_body, seeds: seeds::fabric_body },
+    Target { name: "fabric_config", body: targets::fabric_config, seeds: seeds::fabric_config },
     Target { name: "fmapi", body: targets::fmapi, seeds: seeds::fmapi },
     Target { name: "named", body: targets::named, seeds: seeds::named },
     Target { name: "profile", body: targets::profile, seeds: seeds::profile },

@@ -91,6 +91,32 @@ pub fn elf() -> Vec<Vec<u8>> {
     ]
 }
 
+/// Bodies of requests to the fabric manager.
+pub fn fabric_body() -> Vec<Vec<u8>> {
+    texts(&[
+        r#"{"Name": "v", "MemoryChunkSizeMiB": 2, "Oem": {"Aquifer": {"zone": "lab", "class": "tcp"}}}"#,
+        r#"{"Declaration": {"pools": {"main": {"donors": ["d0"]}}, "zones": {"lab": {"quota": "1GiB"}}}}"#,
+        r#"{"pools": {"main": {"overcommit_percent": 20, "donors": ["d1"], "devices": ["m1"]}}, "draining": ["d1"],
+            "zones": {"lab": {"quota": "2TiB", "hosts": ["h1"]}}, "volumes": {"v": {"host": "h1", "spec": {"size":
+            "1GiB", "pool": "main", "zone": "lab", "class": "tcp", "redundancy": {"mirror": {"copies": 2}}}}}}"#,
+        r#"{"MemoryChunkInfo": [{"MemoryChunk": {"@odata.id": "/redfish/v1/Chassis"}}], "Links": {}}"#,
+        r#"{"UserName": "a", "Password": "b", "RoleId": "Operator", "Enabled": true}"#,
+        "[[[[]]]]",
+        "",
+    ])
+}
+
+/// The fabric manager's reference configuration, and short ones.
+pub fn fabric_config() -> Vec<Vec<u8>> {
+    texts(&[
+        aquifer_manager::reference(),
+        "state = \"s\"\nlisten = \"[::1]:0\"\n[tls]\ncertificate = \"c\"\nkey = \"k\"\n[peers]\nkind = \"simulated\"\n",
+        "state = \"s\"\n[peers]\nkind = \"simulated\"\ndonor-capacity = \"1TiB\"\ndevices = 128\nkill-at-effect = 7\n",
+        "state = \"s\"\npeers = { kind = \"simulated\" }\n[rounds]\nidle-ms = 1\n[sessions]\nfailures = 100\n",
+        "state = 1",
+    ])
+}
+
 /// A file of a named mapping, and its nodes after a size: of pages of the mapping, the second of them at the end.
 pub fn named() -> Vec<Vec<u8>> {
     let golden = include_bytes!("../../../memory/named/tests/golden/named_v1.bin");

@@ -172,7 +172,7 @@ impl Config {
         }
         let config: Config = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-            let what = error.message().replace('\n', " ");
+            let what = error.message().replace(['\n', '\r'], " ");
             NotAConfig(format!("line {line}: {what}; `aquifer-fabricd --print-config` prints every setting"))
         })?;
         config.check()?;
@@ -185,6 +185,11 @@ impl Config {
         let text = std::fs::read_to_string(path)
             .map_err(|error| NotAConfig(format!("{name}: {error}; name a file that can be read")))?;
         Config::parse(&text).map_err(|not| NotAConfig(format!("{name}: {not}")))
+    }
+
+    /// The text of a configuration file with these settings.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("settings are TOML")
     }
 
     fn check(&self) -> Result<(), NotAConfig> {
@@ -255,7 +260,7 @@ mod tests {
         let mut small = Config::parse(SMALL).expect("the two settings without a default");
         small.state.clone_from(&config.state);
         assert_eq!(config, small, "the values of the reference are the defaults");
-        let written: toml::Table = toml::from_str(&toml::to_string(&config).expect("TOML")).expect("TOML");
+        let written: toml::Table = toml::from_str(&config.to_toml()).expect("TOML");
         for (name, value) in &written {
             assert!(reference().contains(name.as_str()), "{name}");
             for key in value.as_table().into_iter().flat_map(|table| table.keys()) {

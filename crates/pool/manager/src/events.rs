@@ -50,9 +50,11 @@ impl Events {
         let _ = self.followers.send(event);
     }
 
-    /// The kept events after number `after`, and everything that follows.
+    /// The kept events after number `after`, and everything that follows. A number that was not given yet is from
+    /// before a restart: its client gets everything.
     pub(crate) fn follow(&self, after: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
         let ring = self.ring.lock().expect("no holder of this lock panics");
+        let after = if after > ring.0 { 0 } else { after };
         let kept = ring.1.iter().filter(|event| event.id > after).cloned().collect();
         // Subscribed under the lock, so that no event is missed or doubled.
         (kept, self.followers.subscribe())
@@ -72,6 +74,8 @@ mod tests {
         let (kept, mut following) = events.follow(EVENTS_MAX as u64);
         assert_eq!(kept.iter().map(|event| event.id).collect::<Vec<_>>(), [1025, 1026, 1027]);
         assert_eq!(events.follow(0).0.len(), EVENTS_MAX);
+        assert_eq!(events.follow(1027).0, []);
+        assert_eq!(events.follow(9999).0.len(), EVENTS_MAX, "a number of an earlier start");
         events.add(Millis(9), "Test", "OK", "next".into());
         assert_eq!(following.try_recv().expect("an event").id, 1028);
     }

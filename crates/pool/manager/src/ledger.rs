@@ -248,7 +248,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use aquifer_fabric::verify;
+    use aquifer_fabric::{Broken, verify};
     use aquifer_state_store::MemoryStore;
 
     use super::*;
@@ -280,6 +280,27 @@ mod tests {
         assert!(records[1].what.ends_with("(cut)") && records[1].what.len() < 2100);
         assert_eq!(verify(&records, ledger.tail()), Ok(again.tail()));
         assert_eq!(again.records(1, 10).expect("read").len(), 1);
+    }
+
+    #[test]
+    fn the_audit_log_is_one_chain_over_restarts() {
+        let store = MemoryStore::default();
+        for start in 1..=3_u64 {
+            let (mut ledger, old) = open(&store);
+            ledger.take_term(Term(0)).expect("taken");
+            ledger.set("account/amy", Some(&start), &[Entry::new("amy", "one")], Millis(start)).expect("stored");
+            let new = with_zone(&old, &format!("z{start}"));
+            ledger.change(&old, &new, &[Entry::new("amy", "two")], Millis(start)).expect("stored");
+            let records = ledger.records(0, 100).expect("read");
+            assert_eq!(records.len() as u64, 2 * start);
+            assert_eq!(verify(&records, ledger.tail()), Ok(ledger.tail()), "start {start}");
+        }
+        let (ledger, _) = open(&store);
+        let mut records = ledger.records(0, 100).expect("read");
+        records[3].what.push('!');
+        assert_eq!(verify(&records, ledger.tail()), Err(Broken::Changed { at: 4 }));
+        records.remove(3);
+        assert_eq!(verify(&records, ledger.tail()), Err(Broken::Unlinked { at: 4 }));
     }
 
     #[test]

@@ -170,12 +170,12 @@ pub(crate) fn change(
     Ok(Vec::new())
 }
 
-/// The members of a volume on a donor, or all on donors.
+/// The members of a volume on a donor, or all on donors. Members on devices stay: a move is to other donors, and an LD
+/// that is replaced by another one costs a copy and a wipe for nothing.
 fn to_move(volume: &Volume, from: Option<&DonorId>) -> Vec<MemberId> {
-    let is_there = |source: &Source| match (source, from) {
-        (Source::Slabs { donor }, Some(from)) => donor == from,
-        (_, Some(_)) => false,
-        (_, None) => true,
+    let is_there = |source: &Source| match source {
+        Source::Slabs { donor } => from.is_none_or(|from| donor == from),
+        Source::DynamicCapacity { .. } | Source::LogicalDevice { .. } => false,
     };
     volume.places().filter(|(_, member)| is_there(&member.source)).map(|(_, member)| member.id).collect()
 }
@@ -199,7 +199,40 @@ fn check(topology: &Topology, desired: &Desired, order: &Order) -> Result<(), No
 
 #[cfg(test)]
 mod tests {
+    use aquifer_fabric::{Member, NO_LD, Span, SpanId};
+
     use super::*;
+
+    fn member(id: u64, source: Source) -> Member {
+        Member { id: MemberId(id), source, bytes: Bytes::gib(1), vppb: None }
+    }
+
+    #[test]
+    fn a_move_takes_what_is_on_donors_and_leaves_devices_alone() {
+        let slabs = |donor: &str| Source::Slabs { donor: donor.parse().expect("a name") };
+        let device = || "m0".parse().expect("a name");
+        let ld = Source::LogicalDevice { device: device(), ld_id: NO_LD };
+        let members = vec![
+            member(1, slabs("d0")),
+            member(2, ld),
+            member(3, slabs("d1")),
+            member(4, Source::DynamicCapacity { device: device() }),
+        ];
+        let spec = r#"{"size": "1GiB", "pool": "main", "zone": "lab", "class": "tcp"}"#;
+        let volume = Volume {
+            name: "v".parse().expect("a name"),
+            spec: serde_json::from_str(spec).expect("a specification"),
+            spans: vec![Span { id: SpanId(1), members }],
+            leaving: Default::default(),
+            host: None,
+            released: false,
+            next_member: MemberId(5),
+            next_span: SpanId(2),
+        };
+        assert_eq!(to_move(&volume, None), [MemberId(1), MemberId(3)]);
+        assert_eq!(to_move(&volume, Some(&"d1".parse().expect("a name"))), [MemberId(3)]);
+        assert_eq!(to_move(&volume, Some(&"m0".parse().expect("a name"))), []);
+    }
 
     #[test]
     fn if_match_takes_lists_and_weak_tags() {

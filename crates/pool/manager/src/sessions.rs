@@ -347,6 +347,22 @@ mod tests {
     }
 
     #[test]
+    fn a_password_that_was_changed_while_it_was_checked_is_wrong() {
+        let (mut ledger, mut sessions, _) = site();
+        let from = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+        let mut try_right = |change: Option<&AccountChange>| {
+            let account = sessions.begin(from, "amy", Millis(1)).expect("not too many");
+            if let Some(change) = change {
+                sessions.change_account(&mut ledger, "amy", change, "amy", Millis(1)).expect("changed");
+            }
+            sessions.end(&mut ledger, account, "amy", true, Millis(1))
+        };
+        assert_eq!(try_right(None).expect("it is right").name, "amy");
+        let change = AccountChange { password: Some("another password".into()), ..AccountChange::default() };
+        assert!(matches!(try_right(Some(&change)), Err(NotAllowed::Login)));
+    }
+
+    #[test]
     fn sessions_are_bounded() {
         let (mut ledger, mut sessions, who) = site();
         for _ in 0..SESSIONS_MAX + 3 {

@@ -6,140 +6,101 @@
 //!
 //! They keep the contract that `aquifer_fabric` states for real ones: a gate against stale commands, tokens, wiping
 //! before memory is lent again, copies before a member leaves. No bytes are kept. Each peer is one file in a directory,
-//! replaced by rename when it changes, so that peers survive when the daemon is killed, as real ones would. (They are
-//! not
-//! synchronised: they do not survive a power failure.)
+//! replaced by rename before what changed is reported or confirmed (`kept.rs`), so that peers survive when the daemon
+//! is killed, as real ones would. (They are not synchronised: they do not survive a power failure.)
 
 mod agent;
 mod donor;
+mod kept;
 mod rack;
 mod switch;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_fabric::{Command, DonorId, End, HostId, MemberId, Term, Topology, VolumeId};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::config::SimulatedConfig;
 use crate::crash::CrashPoint;
-use crate::peers::{Peers, Reports, SendFailure, Silent};
+use crate::peers::{Peers, Reports, SendFailure};
 use agent::SimulatedAgent;
 use donor::SimulatedDonor;
+use kept::Kept;
 pub(crate) use rack::{DEVICES_MAX, SWITCH_HOSTS_MAX};
 use switch::SimulatedSwitch;
 
 /// The simulated peers.
 pub(crate) struct Simulated {
     topology: Arc<Topology>,
-    directory: PathBuf,
-    donors: BTreeMap<DonorId, SimulatedDonor>,
-    agents: BTreeMap<HostId, SimulatedAgent>,
-    switch: SimulatedSwitch,
+    donors: BTreeMap<DonorId, Kept<SimulatedDonor>>,
+    agents: BTreeMap<HostId, Kept<SimulatedAgent>>,
+    switch: Kept<SimulatedSwitch>,
     crash: CrashPoint,
-}
-
-fn load<T: DeserializeOwned + Default>(path: &Path) -> io::Result<T> {
-    match fs::read(path) {
-        Ok(text) => serde_json::from_slice(&text).map_err(io::Error::from),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
-        Err(error) => Err(error),
-    }
-}
-
-fn save(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let new = path.with_extension("new");
-    fs::write(&new, serde_json::to_vec(value)?)?;
-    fs::rename(&new, path)
 }
 
 impl Simulated {
     /// Reads the peers from their directory; those that have no file yet are empty.
     pub(crate) fn open(config: &SimulatedConfig, directory: &Path, crash: CrashPoint) -> io::Result<Simulated> {
         let topology = rack::topology(config);
-        for kind in ["donors", "hosts"] {
-            fs::create_dir_all(directory.join(kind))?;
+        let (donors, hosts) = (directory.join("donors"), directory.join("hosts"));
+        for kind in [&donors, &hosts] {
+            fs::create_dir_all(kind)?;
         }
         let mut simulated = Simulated {
             topology: Arc::new(topology.clone()),
-            directory: directory.to_owned(),
             donors: BTreeMap::new(),
             agents: BTreeMap::new(),
-            switch: load(&directory.join("switch.json"))?,
+            switch: Kept::open(directory.join("switch.json"))?,
             crash,
         };
-        simulated.switch.add_devices(&topology);
+        simulated.switch.peer.add_devices(&topology);
         for (name, donor) in &topology.parts().donors {
-            let mut loaded: SimulatedDonor = load(&simulated.donor_path(name))?;
-            loaded.capacity = donor.capacity;
-            simulated.donors.insert(name.clone(), loaded);
+            let mut kept: Kept<SimulatedDonor> = Kept::open(donors.join(format!("{name}.json")))?;
+            kept.peer.capacity = donor.capacity;
+            simulated.donors.insert(name.clone(), kept);
         }
         for name in topology.parts().hosts.keys() {
-            simulated.agents.insert(name.clone(), load(&simulated.host_path(name))?);
+            simulated.agents.insert(name.clone(), Kept::open(hosts.join(format!("{name}.json")))?);
         }
         Ok(simulated)
     }
 
-    fn donor_path(&self, name: &DonorId) -> PathBuf {
-        self.directory.join("donors").join(format!("{name}.json"))
-    }
-
-    fn host_path(&self, name: &HostId) -> PathBuf {
-        self.directory.join("hosts").join(format!("{name}.json"))
-    }
-
-    /// Time passes: donors wipe, agents copy, devices sanitize. What changed is saved.
-    fn tick(&mut self) -> io::Result<()> {
-        let names: Vec<DonorId> =
-            self.donors.iter_mut().filter_map(|(name, donor)| donor.tick().then(|| name.clone())).collect();
-        for name in names {
-            save(&self.donor_path(&name), &self.donors[&name])?;
-        }
-        let (donors, switch) = (&self.donors, &self.switch);
-        let changed = self.agents.iter_mut().filter_map(|(name, agent)| {
+    /// Time passes: donors wipe, agents copy, devices sanitize.
+    fn tick(&mut self) {
+        self.donors.values_mut().for_each(|donor| donor.tick(SimulatedDonor::tick));
+        let (donors, switch) = (&self.donors, &self.switch.peer);
+        for (name, agent) in &mut self.agents {
             let is_valid = |host: &HostId, key, lease: &aquifer_fabric::MemberLease| match &lease.source {
                 aquifer_fabric::Source::Slabs { donor } => {
-                    donors.get(donor).is_some_and(|donor| donor.admits(key, lease.token))
+                    donors.get(donor).is_some_and(|donor| donor.peer.admits(key, lease.token))
                 }
                 source => switch.is_host_of(source, host, key),
             };
-            agent.tick(name, is_valid).then(|| name.clone())
-        });
-        let names: Vec<HostId> = changed.collect();
-        for name in names {
-            save(&self.host_path(&name), &self.agents[&name])?;
+            agent.tick(|agent| agent.tick(name, is_valid));
         }
-        if self.switch.tick() {
-            save(&self.directory.join("switch.json"), &self.switch)?;
-        }
-        Ok(())
+        self.switch.tick(SimulatedSwitch::tick);
     }
 
     /// Carries a command out, and saves its receiver before it answers.
     fn carry_out(&mut self, command: &Command) -> Result<(), SendFailure> {
         let refused = |why: String| SendFailure::Refused { why };
-        let saved = match command.step.end() {
+        match command.step.end() {
             End::Donor(name) => {
                 let donor = self.donors.get_mut(&name).ok_or_else(|| refused(format!("there is no donor {name}")))?;
-                donor.obey(command).map_err(refused)?;
-                save(&self.donor_path(&name), &self.donors[&name])
+                donor.carry_out(|donor| donor.obey(command))
             }
             End::Host(name) => {
                 let agent = self.agents.get_mut(&name).ok_or_else(|| refused(format!("there is no host {name}")))?;
-                agent.obey(command).map_err(refused)?;
-                save(&self.host_path(&name), &self.agents[&name])
+                agent.carry_out(|agent| agent.obey(command))
             }
-            End::Device(_) => {
-                self.switch.obey(&command.step).map_err(refused)?;
-                save(&self.directory.join("switch.json"), &self.switch)
-            }
-        };
-        saved.map_err(|error| refused(format!("its file cannot be written: {error}; free space for simulated peers")))
+            End::Device(_) => self.switch.carry_out(|switch| switch.obey(&command.step)),
+        }
     }
 }
 
@@ -154,28 +115,21 @@ impl Peers for Simulated {
     }
 
     fn reports(&mut self, term: Term) -> Reports {
-        if let Err(error) = self.tick() {
-            eprintln!("aquifer-fabricd: simulated peers: {error}; free space for their directory");
-        }
-        let deposed = |seen| Silent::Deposed { seen };
+        self.tick();
+        let (devices, switch) = (self.topology.parts().devices.keys(), &mut self.switch);
+        let mut device = |name| switch.report(|_| Ok(false), |switch| switch.report(name));
         Reports {
             donors: self
                 .donors
                 .iter_mut()
-                .map(|(name, one)| (name.clone(), one.report(term).map_err(deposed)))
+                .map(|(name, one)| (name.clone(), one.report(|donor| donor.see(term), SimulatedDonor::report)))
                 .collect(),
             hosts: self
                 .agents
                 .iter_mut()
-                .map(|(name, one)| (name.clone(), one.report(term).map_err(deposed)))
+                .map(|(name, one)| (name.clone(), one.report(|agent| agent.see(term), SimulatedAgent::report)))
                 .collect(),
-            devices: self
-                .topology
-                .parts()
-                .devices
-                .keys()
-                .map(|name| (name.clone(), Ok(self.switch.report(name))))
-                .collect(),
+            devices: devices.map(|name| (name.clone(), device(name))).collect(),
         }
     }
 
@@ -206,12 +160,12 @@ pub fn read_directory(config: &SimulatedConfig, directory: &Path) -> io::Result<
     let simulated = Simulated::open(config, directory, CrashPoint::default())?;
     let mut held = Held::default();
     for (name, donor) in &simulated.donors {
-        let (lent, lost) = donor.slabs_lent();
+        let (lent, lost) = donor.peer.slabs_lent();
         held.lost += lost;
         held.lent.extend(lent.into_iter().map(|((volume, member), slabs)| ((name.clone(), volume, member), slabs)));
     }
     for (name, agent) in &simulated.agents {
-        let members = agent.members();
+        let members = agent.peer.members();
         held.joined.extend(members.into_iter().map(|(volume, members)| ((name.clone(), volume), members)));
     }
     Ok(held)

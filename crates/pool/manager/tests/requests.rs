@@ -8,7 +8,7 @@ mod daemon;
 
 use std::path::Path;
 
-use daemon::{APPLY, CHUNKS, CONNECTIONS, Daemon, apply_body, bind_body, declaration, directory, rack};
+use daemon::{APPLY, CHUNKS, CONNECTIONS, Daemon, SESSIONS, apply_body, bind_body, declaration, directory, rack};
 use serde_json::{Value, json};
 
 #[test]
@@ -64,6 +64,12 @@ fn a_volume_is_created_bound_grown_moved_and_released() {
     let stale = ask("PATCH", &path, &format!("if-match: {tag}\r\n"), &size);
     assert_eq!(stale.status, 412, "the volume was bound since: {stale:?}");
     let fresh = ask("GET", &path, "", "").header("etag").expect("an ETag").to_owned();
+    assert_eq!(ask("GET", &path, &format!("if-none-match: {fresh}\r\n"), "").status, 304);
+    assert_eq!(ask("GET", &path, &format!("if-none-match: {tag}\r\n"), "").status, 200);
+    let stale = format!("if-match: {tag}\r\n");
+    assert_eq!(ask("DELETE", &path, &stale, "").status, 412);
+    assert_eq!(ask("DELETE", &format!("{CONNECTIONS}/scratch"), &stale, "").status, 412);
+    assert_eq!(ask("POST", &format!("{path}/Actions/Oem/AquiferMemoryChunk.Move"), &stale, "{}").status, 412);
     assert_eq!(ask("PATCH", &path, &format!("if-match: {fresh}\r\n"), &size).status, 200);
     assert_eq!(ask("POST", &format!("{path}/Actions/Oem/AquiferMemoryChunk.Move"), "", "{}").status, 200);
     assert!(daemon.settle(&token));
@@ -144,15 +150,79 @@ fn roles_tokens_and_passwords_are_checked() {
     assert_eq!(status("GET", CHUNKS, "authorization: Basic cml0YTphIGxvbmcgcGFzc3dvcmQ=\r\n", ""), 200);
     let session =
         rita.trim().split_once(": ").and_then(|(_, token)| token.split_once('.')).expect("a token").0.to_owned();
-    assert_eq!(status("DELETE", &format!("/redfish/v1/SessionService/Sessions/{session}"), &rita, ""), 204);
+    assert_eq!(status("DELETE", &format!("{SESSIONS}/{session}"), &rita, ""), 204);
     assert_eq!(status("GET", CHUNKS, &rita, ""), 401, "a replayed token");
     let wrong = json!({ "UserName": "rita", "Password": "a wrong password" }).to_string();
-    let login = "/redfish/v1/SessionService/Sessions";
-    let tried: Vec<u16> = (0..4).map(|_| status("POST", login, "", &wrong)).collect();
+    let tried: Vec<u16> = (0..4).map(|_| status("POST", SESSIONS, "", &wrong)).collect();
     assert_eq!(tried, [401, 401, 401, 429], "the account is locked");
+    let right = json!({ "UserName": "rita", "Password": "a long password" }).to_string();
+    assert_eq!(status("POST", SESSIONS, "", &right), 429, "for the right password, too");
+    assert_eq!(status("GET", CHUNKS, "authorization: Basic cml0YTphIGxvbmcgcGFzc3dvcmQ=\r\n", ""), 429);
+    assert_eq!(status("GET", CHUNKS, &oscar, ""), 200, "other accounts are not");
     assert_eq!(status("PATCH", &format!("{accounts}/admin"), &admin, r#"{"Password": "another long one"}"#), 200);
     assert!(!daemon.directory.join("state/initial-password").exists());
     assert_eq!(status("GET", CHUNKS, &admin, ""), 401, "a changed account has no sessions");
+    finish(daemon);
+}
+
+/// Goes over the whole table of routes, so that a new one cannot be left open by mistake.
+#[test]
+fn strangers_read_nothing_and_readers_change_nothing() {
+    // Where to log in, the root that says so, and the document.
+    const OPEN: [&str; 4] = ["/redfish", "/redfish/v1", "/redfish/v1/odata", "/redfish/v1/openapi.json"];
+    let (daemon, admin) = ready("sweep", "");
+    let body = json!({ "UserName": "rita", "Password": "a long password", "RoleId": "ReadOnly" }).to_string();
+    let added = daemon.ask("POST", "/redfish/v1/AccountService/Accounts", &admin, &body).expect("an answer");
+    assert_eq!(added.status, 201);
+    let rita = daemon.login("rita", "a long password");
+    let before = daemon.ask("GET", "/redfish/v1/Oem/Aquifer/Declaration", &admin, "").expect("an answer").body;
+    let document = aquifer_manager::openapi();
+    let mut changes = 0;
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        let concrete = path.replace("{PoolId}", "main").replace("{VolumeId}", "db").replace(['{', '}'], "");
+        for method in methods.as_object().expect("methods").keys().map(|method| method.to_uppercase()) {
+            let status = |token: &str| daemon.ask(&method, &concrete, token, "").expect("an answer").status;
+            let is_login = method == "POST" && path == SESSIONS;
+            if is_login || OPEN.contains(&path.as_str()) {
+                continue;
+            }
+            assert_eq!(status(""), 401, "{method} {path} for a stranger");
+            // Readers end their own sessions, and may ask what a declaration would change.
+            let is_theirs = path.starts_with(SESSIONS) || path.ends_with("/Plans");
+            if method != "GET" && !is_theirs {
+                assert_eq!(status(&rita), 403, "{method} {path} for a reader");
+                changes += 1;
+            }
+        }
+    }
+    assert!(changes >= 12, "only {changes} routes that change something were found");
+    let after = daemon.ask("GET", "/redfish/v1/Oem/Aquifer/Declaration", &admin, "").expect("an answer").body;
+    assert_eq!(after, before);
+    finish(daemon);
+}
+
+#[test]
+fn a_move_leaves_what_is_on_devices_where_it_is() {
+    let (daemon, token) = ready("devices", "");
+    let ask = |method: &str, path: &str, body: &str| daemon.ask(method, path, &token, body).expect("an answer");
+    let body = json!({ "Name": "near", "MemoryChunkSizeMiB": 2048,
+                       "Oem": { "Aquifer": { "zone": "lab", "class": "cxl" } } });
+    assert_eq!(ask("POST", CHUNKS, &body.to_string()).status, 201);
+    assert_eq!(ask("POST", CONNECTIONS, &bind_body("near", "h001")).status, 201);
+    assert!(daemon.settle(&token));
+    let near = format!("{CHUNKS}/near");
+    let members = |path: &str| ask("GET", path, "").body["Oem"]["Aquifer"]["Members"].clone();
+    let before = members(&near);
+    assert!(before[0]["Source"]["@odata.id"].as_str().is_some_and(|of| of.contains("Device.")), "{before}");
+    let moved = ask("POST", &format!("{near}/Actions/Oem/AquiferMemoryChunk.Move"), "{}");
+    assert_eq!((moved.status, &moved.body["Changes"]), (200, &json!([])), "{moved:?}");
+    assert_eq!(members(&near), before);
+    let db = format!("{CHUNKS}/db");
+    let before = members(&db);
+    let moved = ask("POST", &format!("{db}/Actions/Oem/AquiferMemoryChunk.Move"), "{}");
+    assert_eq!(moved.status, 200, "{moved:?}");
+    assert_ne!(members(&db), before, "what is on donors moves");
+    assert!(daemon.settle(&token));
     finish(daemon);
 }
 

@@ -27,15 +27,21 @@ pub(super) struct SimulatedAgent {
 }
 
 impl SimulatedAgent {
-    pub(super) fn report(&mut self, term: Term) -> Result<HostReport, Term> {
+    /// Whether a manager's term is new to it. A greater one that it has seen is the error.
+    pub(super) fn see(&mut self, term: Term) -> Result<bool, Term> {
+        let before = self.term;
         (self.term, self.sequence) = admit_term(self.term, self.sequence, term)?;
-        Ok(HostReport {
+        Ok(self.term != before)
+    }
+
+    pub(super) fn report(&self) -> HostReport {
+        HostReport {
             incarnation: Incarnation(1),
             availability: Availability::Up,
             term: self.term,
             volumes: self.volumes.clone(),
             left: self.left.clone(),
-        })
+        }
     }
 
     pub(super) fn obey(&mut self, command: &Command) -> Result<(), String> {

@@ -68,21 +68,27 @@ pub(super) fn admit_term(term: Term, sequence: u64, asking: Term) -> Result<(Ter
 }
 
 impl SimulatedDonor {
-    pub(super) fn report(&mut self, term: Term) -> Result<DonorReport, Term> {
+    /// Whether a manager's term is new to it. A greater one that it has seen is the error.
+    pub(super) fn see(&mut self, term: Term) -> Result<bool, Term> {
+        let before = self.term;
         (self.term, self.sequence) = admit_term(self.term, self.sequence, term)?;
+        Ok(self.term != before)
+    }
+
+    pub(super) fn report(&self) -> DonorReport {
         let mut leases: BTreeMap<VolumeId, BTreeMap<MemberId, LeaseReport>> = BTreeMap::new();
         for lease in &self.leases {
             let report =
                 LeaseReport { host: lease.host.clone(), bytes: Bytes::slabs(lease.slabs()), state: lease.state };
             leases.entry(lease.volume).or_default().insert(lease.member, report);
         }
-        Ok(DonorReport {
+        DonorReport {
             incarnation: INCARNATION,
             availability: Availability::Up,
             term: self.term,
             capacity: self.capacity,
             leases,
-        })
+        }
     }
 
     fn lease(&mut self, key: Key) -> Option<&mut Lease> {
@@ -231,8 +237,8 @@ mod tests {
         let text = serde_json::to_string(&donor).expect("JSON");
         let mut donor: SimulatedDonor = serde_json::from_str(&text).expect("the same");
         assert!(donor.obey(&grant(5, 2, 1)).expect_err("overtaken").contains("newer command"));
-        assert!(donor.report(Term(3)).is_ok());
+        assert_eq!(donor.see(Term(3)), Ok(true));
         assert!(donor.obey(&grant(6, 2, 1)).expect_err("deposed").contains("term 3"));
-        assert_eq!(donor.report(Term(2)), Err(Term(3)));
+        assert_eq!(donor.see(Term(2)), Err(Term(3)));
     }
 }

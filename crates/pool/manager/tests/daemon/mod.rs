@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 /// How long a test waits for what must come.
 pub const WAIT_MAX: Duration = Duration::from_secs(120);
 pub const CHUNKS: &str = "/redfish/v1/Chassis/Pools/MemoryDomains/main/MemoryChunks";
+pub const SESSIONS: &str = "/redfish/v1/SessionService/Sessions";
 pub const CONNECTIONS: &str = "/redfish/v1/Fabrics/Aquifer/Connections";
 
 pub fn directory(name: &str) -> PathBuf {
@@ -36,6 +37,14 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Parses an answer that has arrived as a whole.
+    pub fn parse(text: &str) -> Option<Answer> {
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let status = head.split(' ').nth(1)?.parse().ok()?;
+        let body = serde_json::from_str(body).unwrap_or(Value::Null);
+        Some(Answer { status, head: head.to_owned(), body })
+    }
+
     pub fn header(&self, name: &str) -> Option<&str> {
         let line = self.head.lines().find(|line| line.to_lowercase().starts_with(&format!("{name}:")))?;
         line.split_once(": ").map(|(_, value)| value)
@@ -54,6 +63,14 @@ fn address() -> String {
     static STARTED: AtomicU32 = AtomicU32::new(0);
     let (pid, number) = (std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
     format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 1 + number % 250)
+}
+
+/// The text of a request, after which the daemon closes.
+pub fn request(method: &str, path: &str, headers: &str, body: &str) -> String {
+    format!(
+        "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 pub struct Daemon {
@@ -119,21 +136,13 @@ impl Daemon {
 
     /// One request. `None` if the daemon was killed.
     pub fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Option<Answer> {
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        let answer = self.raw(request.as_bytes())?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        let status = head.split(' ').nth(1)?.parse().ok()?;
-        let body = serde_json::from_str(body).unwrap_or(Value::Null);
-        Some(Answer { status, head: head.to_owned(), body })
+        Answer::parse(&self.raw(request(method, path, headers, body).as_bytes())?)
     }
 
     /// Logs in and returns the header with the token.
     pub fn login(&self, name: &str, password: &str) -> String {
         let body = json!({ "UserName": name, "Password": password }).to_string();
-        let answer = self.ask("POST", "/redfish/v1/SessionService/Sessions", "", &body).expect("an answer");
+        let answer = self.ask("POST", SESSIONS, "", &body).expect("an answer");
         assert_eq!(answer.status, 201, "{answer:?}");
         format!("x-auth-token: {}\r\n", answer.header("x-auth-token").expect("a token"))
     }

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the fabric manager reads: bodies of requests, and its configuration file.
+
+use aquifer_manager::{Config, take_body};
+
+use super::one_line;
+
+/// The body of a request, for each route.
+pub fn fabric_body(bytes: &[u8]) {
+    take_body(bytes);
+}
+
+/// The configuration file. What is accepted is the same when it is written and read again.
+pub fn fabric_config(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    match Config::parse(&text) {
+        Ok(config) => {
+            let written = config.to_toml();
+            assert_eq!(Config::parse(&written), Ok(config), "written as {written}");
+        }
+        Err(refused) => one_line(&refused.to_string()),
+    }
+}

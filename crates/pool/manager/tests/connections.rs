@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Connections that are more than one request: TLS, and the stream of events, over real sockets.
+
+mod daemon;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use aquifer_manager::Config;
+use daemon::{
+    APPLY, Answer, CONNECTIONS, Daemon, SESSIONS, WAIT_MAX, apply_body, bind_body, declaration, directory, rack,
+    request,
+};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use rustls::{ClientConfig, ClientConnection, ProtocolVersion, RootCertStore, StreamOwned};
+use serde_json::{Value, json};
+
+const STREAM: &str = "/redfish/v1/EventService/SSE";
+/// The name in the daemon's certificate.
+const NAME: &str = "fabric.example";
+
+/// An authority, and a certificate that it signed, in a directory.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority"))
+    }
+
+    /// Writes a certificate and its key, and returns the settings for them.
+    fn sign(&self, directory: &Path) -> String {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(vec![NAME.to_owned()]).expect("parameters");
+        let certificate = params.signed_by(&key, &self.0).expect("signed");
+        std::fs::write(directory.join("cert.pem"), certificate.pem()).expect("written");
+        std::fs::write(directory.join("key.pem"), key.serialize_pem()).expect("written");
+        format!("[tls]\ncertificate = {:?}\nkey = {:?}\n", directory.join("cert.pem"), directory.join("key.pem"))
+    }
+
+    /// A client that trusts this authority alone.
+    fn client(&self) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        let pem = self.0.pem();
+        roots.add(CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate")).expect("an authority");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let mut client = builder.expect("TLS").with_root_certificates(roots).with_no_client_auth();
+        client.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Arc::new(client)
+    }
+}
+
+type Tls = StreamOwned<ClientConnection, TcpStream>;
+
+fn connect(daemon: &Daemon) -> TcpStream {
+    let stream = TcpStream::connect(&daemon.address).expect("it listens");
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("a timeout");
+    stream
+}
+
+fn connect_tls(daemon: &Daemon, client: &Arc<ClientConfig>) -> Tls {
+    let name = NAME.try_into().expect("a name");
+    let connection = ClientConnection::new(Arc::clone(client), name).expect("a client");
+    StreamOwned::new(connection, connect(daemon))
+}
+
+/// One request over TLS. An answer counts only if its end is the daemon's and not somebody's who cut the connection.
+fn ask_tls(daemon: &Daemon, client: &Arc<ClientConfig>, text: &str) -> (Answer, Tls) {
+    let mut stream = connect_tls(daemon, client);
+    stream.write_all(text.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer with its end");
+    (Answer::parse(&answer).expect("an answer"), stream)
+}
+
+fn finish(daemon: Daemon) {
+    let directory = daemon.directory.clone();
+    drop(daemon);
+    std::fs::remove_dir_all(directory).expect("removed");
+}
+
+/// An event of the stream, and its number.
+fn next_event(stream: &mut impl BufRead) -> (u64, Value) {
+    let mut id = None;
+    loop {
+        let mut line = String::new();
+        assert!(stream.read_line(&mut line).expect("the stream goes on") > 0, "the stream has ended");
+        // The lines between are lengths of chunks.
+        if let Some(number) = line.strip_prefix("id: ") {
+            id = Some(number.trim().parse().expect("a number"));
+        } else if let Some(data) = line.strip_prefix("data: ") {
+            let data: Value = serde_json::from_str(data).expect("an event on one line");
+            return (id.expect("the number comes first"), data["Events"][0].clone());
+        }
+    }
+}
+
+/// Reads the head of an answer that goes on.
+fn head(stream: &mut impl BufRead) -> String {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert!(stream.read_line(&mut head).expect("a head") > 0, "{head}");
+    }
+    head.to_lowercase()
+}
+
+fn until(stream: &mut impl BufRead, message: &str) -> u64 {
+    loop {
+        let (id, event) = next_event(stream);
+        assert_eq!(event["EventId"], id.to_string());
+        if event["Message"].as_str().expect("a message").contains(message) {
+            return id;
+        }
+    }
+}
+
+#[test]
+fn requests_and_events_go_over_tls() {
+    let (directory, authority) = (directory("tls"), Authority::new());
+    let daemon = Daemon::start(&directory, &rack(None), &authority.sign(&directory));
+    let client = authority.client();
+    // Clients that say nothing or talk nonsense take nothing from the others.
+    let silent = connect(&daemon);
+    let plain = daemon.raw(request("GET", "/redfish/v1", "", "").as_bytes()).unwrap_or_default();
+    assert!(!plain.contains("HTTP/"), "an answer without TLS: {plain}");
+    assert!(!daemon.raw(&[0x16; 70_000]).unwrap_or_default().contains("HTTP/"));
+    let body = json!({ "UserName": "admin", "Password": daemon.password() }).to_string();
+    let (login, stream) = ask_tls(&daemon, &client, &request("POST", SESSIONS, "", &body));
+    assert_eq!(login.status, 201, "{login:?}");
+    assert_eq!(stream.conn.protocol_version(), Some(ProtocolVersion::TLSv1_3));
+    assert_eq!(stream.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
+    let token = format!("x-auth-token: {}\r\n", login.header("x-auth-token").expect("a token"));
+    let mut events = BufReader::new(connect_tls(&daemon, &client));
+    events.get_mut().write_all(request("GET", STREAM, &token, "").as_bytes()).expect("sent");
+    assert!(head(&mut events).starts_with("http/1.1 200"));
+    let apply = request("POST", APPLY, &token, &apply_body(&declaration()));
+    assert_eq!(ask_tls(&daemon, &client, &apply).0.status, 200);
+    until(&mut events, "admin: apply a declaration");
+    drop((silent, events));
+    finish(daemon);
+}
+
+#[test]
+fn a_client_that_trusts_another_authority_sends_nothing() {
+    let (directory, authority) = (directory("distrust"), Authority::new());
+    let daemon = Daemon::start(&directory, &rack(None), &authority.sign(&directory));
+    let mut stream = connect_tls(&daemon, &Authority::new().client());
+    let refused = stream.write_all(request("GET", "/redfish/v1", "", "").as_bytes()).expect_err("it is a stranger");
+    assert!(refused.to_string().contains("invalid peer certificate"), "{refused}");
+    assert_eq!(ask_tls(&daemon, &authority.client(), &request("GET", "/redfish/v1", "", "")).0.status, 200);
+    finish(daemon);
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_refused_at_the_start() {
+    let (directory, authority) = (directory("unusable"), Authority::new());
+    let other = directory.join("other");
+    std::fs::create_dir_all(&other).expect("a directory");
+    authority.sign(&other);
+    let start = |tls: &str| {
+        let text = format!("state = {:?}\nlisten = \"127.0.0.1:0\"\n{tls}", directory.join("state"));
+        let config = Config::parse(&format!("{text}[peers]\nkind = \"simulated\"\n")).expect("settings");
+        aquifer_manager::Daemon::start(&config).err().expect("it is refused").to_string()
+    };
+    let good = authority.sign(&directory);
+    let key = |text: &str| std::fs::write(directory.join("key.pem"), text).expect("written");
+    std::fs::copy(other.join("key.pem"), directory.join("key.pem")).expect("copied");
+    let refused = start(&good);
+    assert!(refused.contains("name a pair that belongs together"), "{refused}");
+    key("-----BEGIN PRIVATE KEY-----\n");
+    assert!(start(&good).contains("key.pem"), "{}", start(&good));
+    std::fs::remove_file(directory.join("key.pem")).expect("removed");
+    let refused = start(&good);
+    assert!(refused.contains("name a file with a private key in PEM") && !refused.contains('\n'), "{refused}");
+    std::fs::write(directory.join("cert.pem"), "").expect("written");
+    assert!(!start(&good).contains('\n'));
+    assert!(!directory.join("state").exists(), "nothing was made before");
+    std::fs::remove_dir_all(directory).expect("removed");
+}
+
+#[test]
+fn a_client_that_reconnects_gets_the_events_that_it_missed() {
+    let daemon = Daemon::start(&directory("events"), &rack(None), "");
+    let token = daemon.login("admin", &daemon.password());
+    assert_eq!(daemon.ask("GET", STREAM, "", "").expect("an answer").status, 401);
+    let follow = |headers: &str| {
+        let mut stream = BufReader::new(connect(&daemon));
+        stream.get_mut().write_all(request("GET", STREAM, &format!("{token}{headers}"), "").as_bytes()).expect("sent");
+        let head = head(&mut stream);
+        assert!(head.starts_with("http/1.1 200") && head.contains("content-type: text/event-stream"), "{head}");
+        stream
+    };
+    let mut first = follow("");
+    assert_eq!(daemon.ask("POST", APPLY, &token, &apply_body(&declaration())).expect("an answer").status, 200);
+    let seen = until(&mut first, "admin: apply a declaration");
+    let (next, _) = next_event(&mut first);
+    assert_eq!(next, seen + 1, "none is left out");
+    drop(first);
+    let bound = daemon.ask("POST", CONNECTIONS, &token, &bind_body("cache", "h001")).expect("an answer");
+    assert_eq!(bound.status, 201, "{bound:?}");
+    let mut second = follow(&format!("last-event-id: {seen}\r\n"));
+    assert_eq!(next_event(&mut second).0, seen + 1, "the first that it missed");
+    until(&mut second, "admin: bind volume cache to host h001");
+    // A number that was never given is from before a restart.
+    let mut third = follow("last-event-id: 999999\r\n");
+    assert_eq!(next_event(&mut third).0, 1);
+    let mut fourth = follow("last-event-id: nonsense\r\n");
+    assert_eq!(next_event(&mut fourth).0, 1);
+    let only_head = daemon.raw(request("HEAD", STREAM, &token, "").as_bytes()).expect("an answer");
+    assert!(only_head.starts_with("HTTP/1.1 200") && only_head.ends_with("\r\n\r\n"), "{only_head}");
+    drop((second, third, fourth));
+    finish(daemon);
+}
