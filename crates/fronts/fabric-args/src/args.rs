@@ -47,10 +47,16 @@ pub struct FabricArgs {
 #[derive(Clone, Debug, Args)]
 pub struct ManagerAccess {
     /// The manager's address: https, or http on this machine
-    #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:7443", env = "AQUIFER_FABRIC_URL")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:7443",
+        env = "AQUIFER_FABRIC_URL"
+    )]
     pub url: String,
     /// The certificates of the authorities to trust, in PEM; needed for https
-    #[arg(long, global = true, value_name = "FILE", env = "AQUIFER_FABRIC_CA")]
+    #[arg(long, global = true, hide_short_help = true, value_name = "FILE", env = "AQUIFER_FABRIC_CA")]
     pub ca: Option<PathBuf>,
     /// Print the manager's answers, one JSON value per line
     #[arg(long, global = true)]
@@ -76,7 +82,7 @@ Examples:
 Examples:
   aquifer fabric logout")]
     Logout,
-    /// Show the state of the pool in short: what answers, what is lent, what is waited for
+    /// Show in short what answers, what is lent, and what is waited for
     #[command(after_long_help = "\
 Examples:
   aquifer fabric status
@@ -168,7 +174,7 @@ Examples:
   aquifer fabric declare-gone host h001
   aquifer fabric declare-gone donor d0002 --dry-run")]
     DeclareGone(DeclareGone),
-    /// Adopt the volumes that are in use and that the manager does not know, after its state was lost
+    /// Adopt what is in use, after the manager's state was lost
     #[command(after_long_help = "\
 Examples:
   aquifer fabric adopt --dry-run")]

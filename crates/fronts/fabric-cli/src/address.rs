@@ -49,7 +49,9 @@ impl Address {
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         let (host, port) = match rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-            Some((host, port)) if host.contains(':') && host.parse::<IpAddr>().is_ok() => (host, port.strip_prefix(':')),
+            Some((host, port)) if host.contains(':') && host.parse::<IpAddr>().is_ok() => {
+                (host, port.strip_prefix(':'))
+            }
             Some(_) => return wrong("has no IPv6 address in its brackets"),
             None => rest.split_once(':').map_or((rest, None), |(host, port)| (host, Some(port))),
         };
@@ -66,8 +68,7 @@ impl Address {
             Some(Some(port)) if port > 0 => port,
             Some(_) => return wrong("has a port that is none"),
         };
-        let is_loopback =
-            host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        let is_loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
         if !is_https && !is_loopback {
             return wrong("would send the password for anyone on the way to read");
         }
@@ -98,10 +99,29 @@ mod tests {
     #[test]
     fn what_is_no_address_is_refused_with_the_remedy() {
         for url in [
-            "", "127.0.0.1", "ftp://a", "http://", "https://:1", "https://a:", "https://a:0", "https://a:+1",
-            "https://a:65536", "https://a/b", "https://a@b", "https://a b", "https://a\r\nx", "https://[a]",
-            "https://[::1", "https://[::1]x", "https://[127.0.0.1]", "https://a:1:2", "http://10.0.0.7",
-            "http://localhost.example", "http://127.0.0.1.example", "http://[::ffff:127.0.0.1]", "http://0.0.0.0",
+            "",
+            "127.0.0.1",
+            "ftp://a",
+            "http://",
+            "https://:1",
+            "https://a:",
+            "https://a:0",
+            "https://a:+1",
+            "https://a:65536",
+            "https://a/b",
+            "https://a@b",
+            "https://a b",
+            "https://a\r\nx",
+            "https://[a]",
+            "https://[::1",
+            "https://[::1]x",
+            "https://[127.0.0.1]",
+            "https://a:1:2",
+            "http://10.0.0.7",
+            "http://localhost.example",
+            "http://127.0.0.1.example",
+            "http://[::ffff:127.0.0.1]",
+            "http://0.0.0.0",
         ] {
             let line = Address::parse(url).expect_err(url);
             assert!(line.contains("; write https://") && !line.contains(['\n', '\r']), "{line}");

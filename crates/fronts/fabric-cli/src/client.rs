@@ -100,9 +100,8 @@ impl Client {
             let answered = async {
                 let response = self.send(request).await?;
                 let status = response.status().as_u16();
-                let header = |name: &str| {
-                    response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
-                };
+                let header =
+                    |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
                 let (etag, location, token) = (header("etag"), header("location"), header("x-auth-token"));
                 let body = self.body(status, response.into_body()).await?;
                 Ok((status, Answer { body, etag, location, token }))
@@ -138,9 +137,9 @@ impl Client {
             built = value.into_iter().fold(built, |built, value| built.header(name, value));
         }
         let body = request.body.as_ref().map(Value::to_string).unwrap_or_default();
-        let built = built
-            .body(Full::new(Bytes::from(body)))
-            .map_err(|error| failed(format!("the request cannot be sent: {error}; log in again, or report this bug")))?;
+        let built = built.body(Full::new(Bytes::from(body))).map_err(|error| {
+            failed(format!("the request cannot be sent: {error}; log in again, or report this bug"))
+        })?;
         sender.send_request(built).await.map_err(|error| self.lost(&error))
     }
 

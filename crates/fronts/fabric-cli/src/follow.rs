@@ -59,7 +59,8 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line() {
-        let data = r#"{"Events": [{"EventId": "7", "EventTimestamp": "t", "MessageSeverity": "OK", "Message": "a\nb"}]}"#;
+        let data =
+            r#"{"Events": [{"EventId": "7", "EventTimestamp": "t", "MessageSeverity": "OK", "Message": "a\nb"}]}"#;
         let event = Sent { id: Some(7), data: data.to_owned() };
         assert_eq!(line(&event, false).expect("a line"), "7  t  OK        a\\nb\n");
         assert_eq!(line(&event, true).expect("a line").lines().count(), 1);

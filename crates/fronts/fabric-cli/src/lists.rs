@@ -36,7 +36,9 @@ pub(crate) fn collection(client: &Client, path: &str, filter: &str) -> Result<Va
         }
         let Some(map) = whole.as_object_mut() else { break };
         map.remove("Members@odata.nextLink");
-        map.extend(page["Members@odata.nextLink"].take().as_str().map(|next| ("Members@odata.nextLink".into(), next.into())));
+        map.extend(
+            page["Members@odata.nextLink"].take().as_str().map(|next| ("Members@odata.nextLink".into(), next.into())),
+        );
     }
     Err(failed(format!("the collection has more than {PAGES_MAX} pages; check --url")))
 }

@@ -42,7 +42,9 @@ fn ask(session: &mut Session<'_>, kept: &session::Session, command: &FabricComma
         FabricCommand::Create(args) => change::create(session, args),
         FabricCommand::DeclareGone(args) => change::declare_gone(session, args),
         FabricCommand::Devices => lists::devices(session),
-        FabricCommand::Diff(args) => return change::diff(session, args).map(|is_other| if is_other { DIFFERS } else { 0 }),
+        FabricCommand::Diff(args) => {
+            return change::diff(session, args).map(|is_other| if is_other { DIFFERS } else { 0 });
+        }
         FabricCommand::Donors => lists::donors(session),
         FabricCommand::Drain(args) => change::drain(session, args),
         FabricCommand::Events(args) => follow::events(session, args),

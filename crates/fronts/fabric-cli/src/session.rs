@@ -36,7 +36,12 @@ pub(crate) struct Session {
 }
 
 /// The directory, from the environment.
-fn directory(root: bool, runtime: Option<OsString>, state: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+fn directory(
+    root: bool,
+    runtime: Option<OsString>,
+    state: Option<OsString>,
+    home: Option<OsString>,
+) -> Option<PathBuf> {
     // The XDG base directory specification says to ignore a relative path.
     let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|path| path.is_absolute());
     let parent = absolute(runtime).or_else(|| match root {
@@ -108,9 +113,8 @@ pub(crate) fn kept(address: &Address) -> Result<Option<Session>, Failure> {
     };
     let mut text = Vec::new();
     file.take(BYTES_MAX).read_to_end(&mut text).map_err(|error| unusable(&path, &error))?;
-    let session: Session = serde_json::from_slice(&text).map_err(|error| {
-        failed(format!("the session's file {} is damaged: {error}; log in again", path.display()))
-    })?;
+    let session: Session = serde_json::from_slice(&text)
+        .map_err(|error| failed(format!("the session's file {} is damaged: {error}; log in again", path.display())))?;
     Ok(Some(session).filter(|session| session.url == address.to_string()))
 }
 

@@ -73,7 +73,8 @@ impl Decoder {
 mod tests {
     use super::*;
 
-    const STREAM: &str = ": alive\n\nid: 7\ndata: {\"a\":\ndata: 1}\r\n\r\nretry: 3\n\ndata\n\nid: x\ndata: \u{e4}\n\nid: 9";
+    const STREAM: &str =
+        ": alive\n\nid: 7\ndata: {\"a\":\ndata: 1}\r\n\r\nretry: 3\n\ndata\n\nid: x\ndata: \u{e4}\n\nid: 9";
 
     #[test]
     fn events_are_the_same_however_the_stream_is_cut() {

@@ -8,7 +8,9 @@ const GAP: usize = 2;
 
 /// A text as one line, with what could steer a terminal escaped.
 pub(crate) fn plain(text: &str) -> String {
-    let is_plain = |one: char| !one.is_control() && !matches!(one, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_plain = |one: char| {
+        !one.is_control() && !matches!(one, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
     let mut out = String::with_capacity(text.len());
     for one in text.chars() {
         if is_plain(one) {

@@ -186,9 +186,9 @@ pub fn redundancy(text: &str) -> Result<Redundancy, String> {
     let parsed = match text.split_once('=') {
         None if text == "none" => Some(Redundancy::None),
         Some(("mirror", copies)) => number(copies).map(|copies| Redundancy::Mirror { copies }),
-        Some(("parity", counts)) => counts.split_once('+').and_then(|(data, parity)| {
-            Some(Redundancy::Parity { data: number(data)?, parity: number(parity)? })
-        }),
+        Some(("parity", counts)) => counts
+            .split_once('+')
+            .and_then(|(data, parity)| Some(Redundancy::Parity { data: number(data)?, parity: number(parity)? })),
         _ => None,
     };
     parsed.filter(|redundancy| redundancy.is_possible()).ok_or_else(|| {
@@ -206,7 +206,8 @@ mod tests {
         for text in ["none", "mirror=2", "parity=4+2"] {
             assert_eq!(redundancy(text).expect(text).to_string(), text);
         }
-        for text in ["", "mirror", "mirror=0", "mirror=x", "mirror=300", "parity=4", "parity=+", "parity=1+9", "none=1"] {
+        for text in ["", "mirror", "mirror=0", "mirror=x", "mirror=300", "parity=4", "parity=+", "parity=1+9", "none=1"]
+        {
             assert!(redundancy(text).expect_err(text).contains("; write none"), "{text}");
         }
     }
