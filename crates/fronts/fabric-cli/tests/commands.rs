@@ -124,7 +124,7 @@ fn a_declaration_is_planned_compared_applied_and_exported() {
     let other = rack.file("other.json", &other.to_string());
     let differs = rack.run(&["diff", &other]);
     assert_eq!((differs.status.code(), stderr(&differs)), (Some(3), String::new()));
-    assert!(stdout(&differs).contains("log") && stdout(&differs).lines().count() == 1, "{}", stdout(&differs));
+    assert!(stdout(&differs).contains("log") && stdout(&differs).lines().count() == 2, "{}", stdout(&differs));
     let plan = rack.done(&["plan", &other]);
     assert!(plan.starts_with(&stdout(&differs)) && plan.contains("step    "), "{plan}");
     assert_eq!(rack.done(&["apply", &other, "--dry-run"]), plan);
