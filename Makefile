@@ -6,7 +6,7 @@
 #   make build     the product: aquifer and its preload library
 #   make bench     what `aquifer bench` starts: the bench and its workloads
 #   make cache     what `aquifer cache` starts
-#   make fabric    the fabric manager: aquifer-fabricd
+#   make fabric    the fabric manager and its command line: aquifer-fabricd, aquifer-fabric
 #   make fmapi     what `aquifer fmapi` starts
 #   make metrics   what `aquifer metrics` and `aquifer donor --metrics` start: the HTTP server
 #   make c         the library for programs in C and C++: libaquifer.so and libaquifer.a
@@ -47,7 +47,7 @@ cache:
 	$(CARGO) build --release --package aquifer-cache
 
 fabric:
-	$(CARGO) build --release --package aquifer-manager
+	$(CARGO) build --release --package aquifer-manager --package aquifer-fabric-cli
 
 fmapi:
 	$(CARGO) build --release --package aquifer-fmapi-cli
@@ -82,6 +82,7 @@ install: build bench c cache fabric fmapi metrics stress
 	install -D -m 0755 $(RELEASE)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
 	install -D -m 0755 $(RELEASE)/aquifer-workloads $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-workloads
 	install -D -m 0755 $(RELEASE)/aquifer-cache $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-cache
+	install -D -m 0755 $(RELEASE)/aquifer-fabric $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabric
 	install -D -m 0755 $(RELEASE)/aquifer-fabricd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabricd
 	install -D -m 0755 $(RELEASE)/aquifer-fmapi $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fmapi
 	install -D -m 0755 $(RELEASE)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics

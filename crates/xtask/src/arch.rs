@@ -70,7 +70,7 @@ const RINGS: &[Ring] = &[
             ("c", &["aquifer", "test-support"]),
             ("cache", &["aquifer", "cache-args", "test-support"]),
             ("cache-args", &["core"]),
-            // It starts the bench, the cache, the exporter and what speaks to switches; it is linked with none of them.
+            // It starts the bench, the cache, the exporter and what speaks to managers and switches; it is linked with none of them.
             (
                 "cli",
                 &[
@@ -79,6 +79,7 @@ const RINGS: &[Ring] = &[
                     "config",
                     "core",
                     "donor",
+                    "fabric-args",
                     "fmapi-args",
                     "stats",
                     "sys",
@@ -88,6 +89,9 @@ const RINGS: &[Ring] = &[
                 ],
             ),
             ("cxl-switchd", &["cxl-switch", "fmapi"]),
+            ("fabric-args", &["fabric"]),
+            // The edge to manager is for its tests only: they need a daemon.
+            ("fabric-cli", &["fabric", "fabric-args", "manager", "sys", "test-support"]),
             ("fmapi-args", &[]),
             // The edges to cxl-switch and cxl-switchd are for its tests only: they need peers.
             ("fmapi-cli", &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "test-support"]),

@@ -10,13 +10,14 @@ use std::process;
 
 use aquifer_bench_args::BenchArgs;
 use aquifer_cache_args::CacheArgs;
+use aquifer_fabric_args::FabricArgs;
 use aquifer_fmapi_args::FmapiArgs;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::exit::{self, ExitCode, Failure};
 use crate::log::{self, LogFormat};
-use crate::{bench, cache, doctor, donor, fmapi, metrics, output, packaging, run, set, stat, stress, top, vm};
+use crate::{bench, cache, doctor, donor, fabric, fmapi, metrics, output, packaging, run, set, stat, stress, top, vm};
 
 /// Give programs more memory than the machine has DRAM.
 ///
@@ -47,6 +48,7 @@ pub enum Command {
     /// Measure programs with less DRAM than they need: Aquifer, kernel swap, mmap of a file
     Bench(Box<BenchArgs>),
     Cache(Box<CacheArgs>),
+    Fabric(Box<FabricArgs>),
     Fmapi(Box<FmapiArgs>),
     Stress(stress::StressArgs),
     Completions(packaging::CompletionsArgs),
@@ -67,6 +69,7 @@ impl Command {
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Bench(args) => bench::bench(&args),
             Command::Cache(_) => cache::cache(),
+            Command::Fabric(_) => fabric::fabric(),
             Command::Fmapi(_) => fmapi::fmapi(),
             Command::Stress(args) => stress::stress(&args),
             Command::Completions(args) => packaging::completions(&args),

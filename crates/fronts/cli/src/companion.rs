@@ -31,6 +31,8 @@ pub struct Companion {
 pub const BENCH: Companion = Companion { name: "aquifer-bench", target: "bench", code: ExitCode::CannotStart };
 /// Serves Redis clients; see `cache.rs`.
 pub const CACHE: Companion = Companion { name: "aquifer-cache", target: "cache", code: ExitCode::CannotStart };
+/// Steers a pool of far memory; see `fabric.rs`.
+pub const FABRIC: Companion = Companion { name: "aquifer-fabric", target: "fabric", code: ExitCode::CannotStart };
 /// Speaks to CXL switches; see `fmapi.rs`.
 pub const FMAPI: Companion = Companion { name: "aquifer-fmapi", target: "fmapi", code: ExitCode::CannotStart };
 /// Speaks HTTP with scrapers; see `exporter.rs`.

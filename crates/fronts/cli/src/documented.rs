@@ -37,7 +37,7 @@ fn words(line: &str) -> Vec<String> {
                 word.get_or_insert_default();
             }
             (None, ' ') => words.extend(word.take()),
-            (None, '|' | '>' | '&' | ';' | ')') => break,
+            (None, '|' | '<' | '>' | '&' | ';' | ')') => break,
             (None, '#') if word.is_none() => break,
             _ => word.get_or_insert_default().push(character),
         }

@@ -25,8 +25,8 @@ pub enum ExitCode {
     /// end. It prints why and ends the program (`crates/memory/pager/src/abort.rs`).
     CannotGoOn = 113,
     /// `aquifer run` itself could not start: no preload library, no state directory, no memory. The preload library
-    /// uses the same code when it cannot start. `aquifer bench`, `cache`, `fmapi` or `stress` has not found its program
-    /// (`companion.rs`). In each case no program has run.
+    /// uses the same code when it cannot start. `aquifer bench`, `cache`, `fabric`, `fmapi` or `stress` has not found its
+    /// program (`companion.rs`). In each case no program has run.
     CannotStart = 125,
     /// The program was found but cannot run on managed memory: it is not executable, statically linked, or built for
     /// another machine.
@@ -57,7 +57,7 @@ impl ExitCode {
             ExitCode::Refused => "--strict ended the program, or did not start it: its budget would not have held",
             ExitCode::CannotGoOn => "the pager could not go on, and ended the program with a message",
             ExitCode::CannotStart => {
-                "aquifer run, bench, cache, fmapi or stress could not start, and no program has run"
+                "aquifer run, bench, cache, fabric, fmapi or stress could not start, and no program has run"
             }
             ExitCode::CannotRun => "the program cannot be run on managed memory",
             ExitCode::NotFound => "the program was not found",

@@ -22,6 +22,7 @@ mod donor;
 mod duration;
 mod exit;
 mod exporter;
+mod fabric;
 mod fmapi;
 mod instances;
 mod log;

@@ -60,6 +60,19 @@ fn the_fmapi_program_gets_the_words_and_its_status_is_the_commands() {
 }
 
 #[test]
+fn the_fabric_program_gets_the_words_and_its_status_is_the_commands() {
+    let command = alone("fabric-words");
+    place(&command, ".", "aquifer-fabric", SAYS_WORDS);
+    let words = ["fabric", "bind", "fabric", "h000", "--json", "--dry-run", "--log-format", "json"];
+    let output = aquifer_at(&command).args(words).output().unwrap();
+    assert_eq!(stdout(&output), "bind\nfabric\nh000\n--json\n--dry-run\n");
+    assert_eq!((output.status.code(), stderr(&output)), (Some(4), String::new()));
+    let output = aquifer_at(&command).args(["fabric", "grow", "db", "16GB"]).output().unwrap();
+    assert!(stderr(&output).contains("`16GB` is no size; write"), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
 fn the_cache_gets_the_words_and_its_status_is_the_commands() {
     let command = alone("cache-words");
     place(&command, ".", "aquifer-cache", SAYS_WORDS);
@@ -123,6 +136,7 @@ fn a_missing_program_is_named_with_what_installs_it() {
     fails(&command, &["stress", "--list"], "aquifer-stress", &nowhere("aquifer-stress"));
     let cache = ["cache", "--dram", "64MiB", "--tier", "dram:"];
     fails(&command, &cache, "aquifer-cache", &nowhere("aquifer-cache"));
+    fails(&command, &["fabric", "status"], "aquifer-fabric", &nowhere("aquifer-fabric"));
     fails(&command, &["fmapi", "ports", "tcp:127.0.0.1"], "aquifer-fmapi", &nowhere("aquifer-fmapi"));
     for words in EXPORTS {
         fails(&command, words, "aquifer-metrics", &nowhere("aquifer-metrics"));

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The table of flags: the commands, and the flags of those that only read.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+pub mod account;
+pub mod change;
+
+use account::{Accounts, Login};
+use change::{Apply, Bind, Create, DeclareGone, Drain, DryRun, Move, OfVolume, Resize};
+
+const NOTES: &str = "\
+Examples:
+  aquifer fabric serve --config fabricd.toml
+  aquifer fabric login admin --password-stdin < initial-password
+  aquifer fabric create db --size 8GiB --zone lab --class tcp --redundancy mirror=2
+  aquifer fabric bind db h000
+  aquifer fabric status --until-settled
+  aquifer fabric volumes --json
+
+A declaration is JSON: `aquifer fabric export` prints the one that describes what is desired now.
+
+Exit status: 0 done, and `diff` found no difference; 1 it could not be done; 2 bad arguments;
+3 `diff` found differences; 125 the program cannot be started.";
+
+/// Serve and steer a pool of far memory: ask the fabric manager, and change what it keeps
+///
+/// The commands speak REST to the manager, `aquifer-fabricd`. Log in first: the session's token is kept in a file that
+/// only its owner can read, and it is sent to no other manager. Every command but `events` and a watched status ends
+/// within a minute or two, whatever the manager does.
+#[derive(Clone, Debug, Args)]
+#[command(after_long_help = NOTES, arg_required_else_help = true)]
+pub struct FabricArgs {
+    /// The manager.
+    #[command(flatten)]
+    pub access: ManagerAccess,
+    /// The subcommand.
+    #[command(subcommand)]
+    pub command: FabricCommand,
+}
+
+/// Where the manager is, and how results are printed.
+#[derive(Clone, Debug, Args)]
+pub struct ManagerAccess {
+    /// The manager's address: https, or http on this machine
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:7443",
+        env = "AQUIFER_FABRIC_URL"
+    )]
+    pub url: String,
+    /// The certificates of the authorities to trust, in PEM; needed for https
+    #[arg(long, global = true, hide_short_help = true, value_name = "FILE", env = "AQUIFER_FABRIC_CA")]
+    pub ca: Option<PathBuf>,
+    /// Print the manager's answers, one JSON value per line
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// One variant for each command.
+#[derive(Clone, Debug, Subcommand)]
+pub enum FabricCommand {
+    /// Run the fabric manager: replaces this process with aquifer-fabricd
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric serve --config /etc/aquifer/fabricd.toml")]
+    Serve(Serve),
+    /// Log in, and keep the session's token
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric login admin --password-stdin < initial-password
+  aquifer fabric login oscar --url https://fabric.example:7443 --ca ca.pem --password-stdin")]
+    Login(Login),
+    /// End the session, and forget its token
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric logout")]
+    Logout,
+    /// Show in short what answers, what is lent, and what is waited for
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric status
+  aquifer fabric status --watch
+  aquifer fabric status --until-settled --limit 60")]
+    Status(Status),
+    /// List the hosts
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric hosts")]
+    Hosts,
+    /// List the donors
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric donors --json")]
+    Donors,
+    /// List the memory devices
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric devices")]
+    Devices,
+    /// List the pools
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric pools")]
+    Pools,
+    /// List the zones: the quota of each tenant, and what it uses
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric zones")]
+    Zones,
+    /// List the volumes of all pools
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric volumes
+  aquifer fabric volumes --json")]
+    Volumes,
+    /// List the changes that are under way, and those that have ended
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric tasks")]
+    Tasks,
+    /// Create a volume
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric create db --size 8GiB --zone lab --class tcp --redundancy mirror=2
+  aquifer fabric create scratch --size 1TiB --zone lab --class tcp --redundancy parity=4+2 --dry-run")]
+    Create(Create),
+    /// Bind a volume to a host
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric bind db h000")]
+    Bind(Bind),
+    /// Unbind a volume from its host
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric unbind db")]
+    Unbind(OfVolume),
+    /// Make a volume larger
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric grow db 16GiB")]
+    Grow(Resize),
+    /// Make a volume smaller
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric shrink db 4GiB --dry-run")]
+    Shrink(Resize),
+    /// Move a volume to other donors while it is in use
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric move db
+  aquifer fabric move db --off d0002")]
+    Move(Move),
+    /// Give a volume's memory back to its pool; its bytes are lost
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric release scratch")]
+    Release(OfVolume),
+    /// Move everything off a donor, or use it again
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric drain d0002
+  aquifer fabric drain d0002 --undo")]
+    Drain(Drain),
+    /// State that a host is powered off, or that a donor is gone for good
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric declare-gone host h001
+  aquifer fabric declare-gone donor d0002 --dry-run")]
+    DeclareGone(DeclareGone),
+    /// Adopt what is in use, after the manager's state was lost
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric adopt --dry-run")]
+    Adopt(DryRun),
+    /// Show what applying a declaration would change, and the steps that would follow
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric plan pool.json")]
+    Plan(Compare),
+    /// Make the desired state fulfil a declaration, as a whole or not at all
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric apply pool.json
+  aquifer fabric export | aquifer fabric apply - --dry-run")]
+    Apply(Apply),
+    /// Show how a declaration differs from the desired state; exit status 3 if it does
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric diff pool.json")]
+    Diff(Compare),
+    /// Print the declaration that the desired state fulfils
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric export > pool.json")]
+    Export,
+    /// Show the audit log: who changed what
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric audit
+  aquifer fabric audit --after 1200 --count 50 --json")]
+    Audit(Audit),
+    /// Follow the events, from those that the manager still has
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric events
+  aquifer fabric events --after 812 --count 10 --json")]
+    Events(Events),
+    /// List the accounts, or add, change and remove them
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric accounts
+  aquifer fabric accounts add oscar --role operator --password-stdin
+  aquifer fabric accounts change admin --password-stdin
+  aquifer fabric accounts remove oscar")]
+    Accounts(Accounts),
+}
+
+/// The daemon.
+#[derive(Clone, Debug, Args)]
+pub struct Serve {
+    /// Its configuration; `aquifer-fabricd --print-config` prints one with every setting
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Check the configuration and exit
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// The state in short.
+#[derive(Clone, Debug, Args)]
+pub struct Status {
+    /// Print it again every --interval seconds, until interrupted
+    #[arg(long)]
+    pub watch: bool,
+    /// Wait until everything is as desired, then print it; status 1 if that takes longer than --limit
+    #[arg(long, conflicts_with = "watch")]
+    pub until_settled: bool,
+    /// Seconds between two looks of --watch
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub interval: u64,
+    /// Seconds that --until-settled may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub limit: u64,
+}
+
+/// A declaration that changes nothing.
+#[derive(Clone, Debug, Args)]
+pub struct Compare {
+    /// The declaration, in JSON; - is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+}
+
+/// The audit log.
+#[derive(Clone, Debug, Args)]
+pub struct Audit {
+    /// Show the records after this number
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub after: u64,
+    /// Show so many at most
+    #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub count: u64,
+}
+
+/// The events.
+#[derive(Clone, Debug, Args)]
+pub struct Events {
+    /// Show the events after this number
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub after: u64,
+    /// End after so many [default: when interrupted]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+}

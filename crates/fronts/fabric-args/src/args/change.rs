@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The flags of commands that change volumes, donors and hosts.
+
+use std::path::PathBuf;
+
+use aquifer_fabric::{Bytes, DonorId, HostId, PoolId, Redundancy, VolumeName, ZoneId};
+use clap::{Args, ValueEnum};
+
+/// Whether a change is carried out.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct DryRun {
+    /// Show what would change, and the steps that would follow, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// The slowest class of memory that will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Class {
+    /// Loads and stores by CXL
+    Cxl,
+    /// One-sided reads by RDMA
+    Rdma,
+    /// Round trips over TCP
+    Tcp,
+}
+
+/// What two members of a span never share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Spread {
+    /// One donor or device
+    Host,
+    /// All of one chassis
+    Enclosure,
+    /// All of one rack
+    Rack,
+}
+
+/// A volume's specification.
+#[derive(Clone, Debug, Args)]
+pub struct Create {
+    /// Its name
+    #[arg(value_name = "VOLUME")]
+    pub volume: VolumeName,
+    /// The memory that its host can use, such as 8GiB
+    #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
+    pub size: Bytes,
+    /// The zone whose quota it counts against
+    #[arg(long, value_name = "ZONE")]
+    pub zone: ZoneId,
+    /// The slowest class of memory that will do
+    #[arg(long, value_enum)]
+    pub class: Class,
+    /// The pool that it is from
+    #[arg(long, value_name = "POOL", default_value = "main")]
+    pub pool: PoolId,
+    /// How many members may be lost: none, mirror=COPIES or parity=DATA+PARITY
+    #[arg(long, value_name = "HOW", default_value = "none", value_parser = redundancy)]
+    pub redundancy: Redundancy,
+    /// What two members of a span never share
+    #[arg(long, value_enum, default_value = "host")]
+    pub spread: Spread,
+    /// Stripe it over so many spans at least
+    #[arg(long, value_name = "SPANS", default_value_t = 1)]
+    pub width: u16,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
+}
+
+/// A bind.
+#[derive(Clone, Debug, Args)]
+pub struct Bind {
+    /// The volume
+    #[arg(value_name = "VOLUME")]
+    pub volume: VolumeName,
+    /// The host
+    #[arg(value_name = "HOST")]
+    pub host: HostId,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
+}
+
+/// A change that needs only a volume.
+#[derive(Clone, Debug, Args)]
+pub struct OfVolume {
+    /// The volume
+    #[arg(value_name = "VOLUME")]
+    pub volume: VolumeName,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
+}
+
+/// Another size.
+#[derive(Clone, Debug, Args)]
+pub struct Resize {
+    /// The volume
+    #[arg(value_name = "VOLUME")]
+    pub volume: VolumeName,
+    /// Its new size, such as 16GiB
+    #[arg(value_name = "SIZE", value_parser = mebibytes)]
+    pub size: Bytes,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
+}
+
+/// A move.
+#[derive(Clone, Debug, Args)]
+pub struct Move {
+    /// The volume
+    #[arg(value_name = "VOLUME")]
+    pub volume: VolumeName,
+    /// Move only what this donor has of it
+    #[arg(long, value_name = "DONOR")]
+    pub off: Option<DonorId>,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
+}
+
+/// A drain.
+#[derive(Clone, Debug, Args)]
+pub struct Drain {
+    /// The donor
+    #[arg(value_name = "DONOR")]
+    pub donor: DonorId,
+    /// Use it again
+    #[arg(long)]
+    pub undo: bool,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
+}
+
+/// What can be gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// A donor that is gone for good
+    Donor,
+    /// A host that is powered off
+    Host,
+}
+
+/// A statement that something is gone.
+#[derive(Clone, Debug, Args)]
+pub struct DeclareGone {
+    /// What it is
+    #[arg(value_enum)]
+    pub kind: Kind,
+    /// Its name
+    #[arg(value_name = "NAME")]
+    pub name: HostId,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
+}
+
+/// A declaration that is applied.
+#[derive(Clone, Debug, Args)]
+pub struct Apply {
+    /// The declaration, in JSON; - is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
+}
+
+/// Parses a size of whole MiB, which is what the interface can say.
+fn mebibytes(text: &str) -> Result<Bytes, String> {
+    let size: Bytes = text.parse().map_err(|error: aquifer_fabric::NotBytes| error.to_string())?;
+    match size.0 {
+        bytes if bytes > 0 && bytes.is_multiple_of(1 << 20) => Ok(size),
+        _ => Err(format!("{size} is not a whole number of MiB; write one, such as 2MiB")),
+    }
+}
+
+/// Parses a redundancy as it is printed.
+pub fn redundancy(text: &str) -> Result<Redundancy, String> {
+    let number = |text: &str| text.parse::<u8>().ok();
+    let parsed = match text.split_once('=') {
+        None if text == "none" => Some(Redundancy::None),
+        Some(("mirror", copies)) => number(copies).map(|copies| Redundancy::Mirror { copies }),
+        Some(("parity", counts)) => counts
+            .split_once('+')
+            .and_then(|(data, parity)| Some(Redundancy::Parity { data: number(data)?, parity: number(parity)? })),
+        _ => None,
+    };
+    parsed.filter(|redundancy| redundancy.is_possible()).ok_or_else(|| {
+        "this redundancy is not possible; write none, mirror=2 to mirror=4, or parity=DATA+PARITY such as parity=4+2"
+            .to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redundancy_is_read_as_it_is_printed() {
+        for text in ["none", "mirror=2", "parity=4+2"] {
+            assert_eq!(redundancy(text).expect(text).to_string(), text);
+        }
+        for text in ["", "mirror", "mirror=0", "mirror=x", "mirror=300", "parity=4", "parity=+", "parity=1+9", "none=1"]
+        {
+            assert!(redundancy(text).expect_err(text).contains("; write none"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_whole_mebibytes() {
+        assert_eq!(mebibytes("2GiB"), Ok(Bytes(2 << 30)));
+        for text in ["0MiB", "3KiB", "1536KiB", "8", "8GB", "-1GiB", "99999999999PiB"] {
+            assert!(mebibytes(text).expect_err(text).contains("; write"), "{text}");
+        }
+    }
+}

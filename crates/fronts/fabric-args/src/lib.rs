@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The command line of `aquifer fabric`, without what carries it out.
+//!
+//! `aquifer fabric` checks its arguments and then starts the program `aquifer-fabric` with them. Both parse them by this
+//! one table, which is also the source of help, completions and the manual. `args.rs` has what reads, `args/change.rs`
+//! what changes, `args/account.rs` sessions and accounts.
+
+#![forbid(unsafe_code)]
+
+mod args;
+
+pub use args::account::{AccountCommand, Accounts, AddAccount, ChangeAccount, Login, PasswordFrom, Role};
+pub use args::change::{
+    Apply, Bind, Class, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Resize, Spread, redundancy,
+};
+pub use args::{Audit, Compare, Events, FabricArgs, FabricCommand, ManagerAccess, Serve, Status};

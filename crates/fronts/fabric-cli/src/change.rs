@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Asks for changes: of volumes, donors, hosts, and of the whole declaration.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use aquifer_fabric::{Bytes, VolumeName};
+use aquifer_fabric_args::{
+    Apply, Bind, Class, Compare, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Resize, Spread,
+};
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Request};
+use crate::failure::{Failure, failed, usage};
+use crate::lists::{POOLS, collection};
+use crate::look::{Session, cell};
+use crate::table::plain;
+
+const CONNECTIONS: &str = "/redfish/v1/Fabrics/Aquifer/Connections";
+const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints";
+const ACTIONS: &str = "/redfish/v1/Oem/Aquifer/Actions";
+const PLANS: &str = "/redfish/v1/Oem/Aquifer/Plans";
+/// Largest declaration: what the manager takes.
+const DECLARATION_BYTES_MAX: u64 = 4 << 20;
+
+/// A plan in lines: the changes, and what they lead to.
+fn plan_text(plan: &Value) -> String {
+    let lines = |name: &str| plan[name].as_array().into_iter().flatten().map(|line| plain(&cell(line)));
+    let mut text: String = lines("Changes").map(|line| format!("{line}\n")).collect();
+    if text.is_empty() {
+        text.push_str("nothing changes\n");
+    }
+    text.extend(lines("Steps").map(|line| format!("step    {line}\n")));
+    text.extend(lines("Remarks").map(|line| format!("remark  {line}\n")));
+    text
+}
+
+/// The changes alone.
+fn changes_text(plan: &Value) -> String {
+    let changes = plan["Changes"].as_array().into_iter().flatten();
+    changes.map(|line| format!("{}\n", plain(&cell(line)))).collect()
+}
+
+fn order(session: &mut Session<'_>, request: Request<'_>, dry_run: DryRun) -> Result<(), Failure> {
+    let request = Request { is_dry_run: dry_run.dry_run, ..request };
+    let answer = session.client.ask(&request)?;
+    // Steps are carried out by the manager afterwards; a person asks for them with a dry run.
+    let text = if dry_run.dry_run { plan_text } else { changes_text };
+    session.show(&answer.body, text)
+}
+
+/// Finds a volume in whichever pool it is, and returns its path and what it is.
+fn find(session: &Session<'_>, volume: &VolumeName) -> Result<(String, Answer), Failure> {
+    let pools = collection(&session.client, POOLS, "")?;
+    for pool in pools["Members"].as_array().into_iter().flatten() {
+        let path = format!("{POOLS}/{}/MemoryChunks/{volume}", cell(&pool["Id"]));
+        if let Some(answer) = session.client.find(&path)? {
+            return Ok((path, answer));
+        }
+    }
+    Err(failed(format!("there is no volume {volume}; see 'aquifer fabric volumes'")))
+}
+
+pub(crate) fn create(session: &mut Session<'_>, args: &Create) -> Result<(), Failure> {
+    let class = match args.class {
+        Class::Cxl => "cxl",
+        Class::Rdma => "rdma",
+        Class::Tcp => "tcp",
+    };
+    let spread = match args.spread {
+        Spread::Enclosure => "enclosure",
+        Spread::Host => "host",
+        Spread::Rack => "rack",
+    };
+    let spec = json!({ "zone": args.zone, "class": class, "redundancy": args.redundancy, "spread": spread,
+                       "width": args.width });
+    let body = json!({ "Name": args.volume, "MemoryChunkSizeMiB": args.size.0 >> 20, "Oem": { "Aquifer": spec } });
+    let path = format!("{POOLS}/{}/MemoryChunks", args.pool);
+    order(session, Request::post(&path, body), args.dry_run)
+}
+
+pub(crate) fn bind(session: &mut Session<'_>, args: &Bind) -> Result<(), Failure> {
+    let (path, _) = find(session, &args.volume)?;
+    let body = json!({
+        "MemoryChunkInfo": [{ "MemoryChunk": { "@odata.id": path } }],
+        "Links": { "InitiatorEndpoints": [{ "@odata.id": format!("{ENDPOINTS}/Host.{}", args.host) }] },
+    });
+    order(session, Request::post(CONNECTIONS, body), args.dry_run)
+}
+
+pub(crate) fn unbind(session: &mut Session<'_>, args: &OfVolume) -> Result<(), Failure> {
+    let path = format!("{CONNECTIONS}/{}", args.volume);
+    if session.client.find(&path)?.is_none() {
+        find(session, &args.volume)?;
+        return Err(failed(format!("volume {} is not bound; nothing is to be done", args.volume)));
+    }
+    order(session, Request { method: "DELETE", path: &path, ..Request::default() }, args.dry_run)
+}
+
+/// Makes a volume larger or smaller. The ETag sees to it that the size that was compared is the one that changes.
+pub(crate) fn resize(session: &mut Session<'_>, args: &Resize, grows: bool) -> Result<(), Failure> {
+    let (path, found) = find(session, &args.volume)?;
+    let size = Bytes(found.body["MemoryChunkSizeMiB"].as_u64().unwrap_or_default() << 20);
+    let (is_right, other) = if grows { (args.size > size, "shrink") } else { (args.size < size, "grow") };
+    if !is_right {
+        let remedy = if args.size == size { "name another size".to_owned() } else { format!("use '{other}'") };
+        return Err(failed(format!("volume {} has {size}; {remedy}", args.volume)));
+    }
+    let body = json!({ "MemoryChunkSizeMiB": args.size.0 >> 20 });
+    let request = Request { method: "PATCH", if_match: found.etag.as_deref(), ..Request::post(&path, body) };
+    order(session, request, args.dry_run)
+}
+
+pub(crate) fn move_volume(session: &mut Session<'_>, args: &Move) -> Result<(), Failure> {
+    let (path, _) = find(session, &args.volume)?;
+    let path = format!("{path}/Actions/Oem/AquiferMemoryChunk.Move");
+    let body = args.off.as_ref().map_or(json!({}), |donor| json!({ "Donor": donor }));
+    order(session, Request::post(&path, body), args.dry_run)
+}
+
+pub(crate) fn release(session: &mut Session<'_>, args: &OfVolume) -> Result<(), Failure> {
+    let (path, _) = find(session, &args.volume)?;
+    order(session, Request { method: "DELETE", path: &path, ..Request::default() }, args.dry_run)
+}
+
+pub(crate) fn drain(session: &mut Session<'_>, args: &Drain) -> Result<(), Failure> {
+    let path = format!("{ENDPOINTS}/Donor.{}/Actions/Oem/AquiferEndpoint.Drain", args.donor);
+    order(session, Request::post(&path, json!({ "Draining": !args.undo })), args.dry_run)
+}
+
+pub(crate) fn declare_gone(session: &mut Session<'_>, args: &DeclareGone) -> Result<(), Failure> {
+    let kind = match args.kind {
+        Kind::Donor => "Donor",
+        Kind::Host => "Host",
+    };
+    let path = format!("{ENDPOINTS}/{kind}.{}/Actions/Oem/AquiferEndpoint.DeclareGone", args.name);
+    order(session, Request::post(&path, json!({})), args.dry_run)
+}
+
+pub(crate) fn adopt(session: &mut Session<'_>, args: DryRun) -> Result<(), Failure> {
+    order(session, Request::post(&format!("{ACTIONS}/Aquifer.Adopt"), json!({})), args)
+}
+
+/// Reads a declaration from a file or standard input.
+fn declaration(path: &Path) -> Result<Value, Failure> {
+    let shown = path.display();
+    let unread = |error: io::Error| failed(format!("{shown}: {error}; name a file that can be read"));
+    let input: Box<dyn Read> = match path.as_os_str() == "-" {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(path).map_err(unread)?),
+    };
+    let mut text = Vec::new();
+    input.take(DECLARATION_BYTES_MAX + 1).read_to_end(&mut text).map_err(unread)?;
+    if text.len() as u64 > DECLARATION_BYTES_MAX {
+        return Err(failed(format!("{shown} has more than {DECLARATION_BYTES_MAX} bytes; divide it")));
+    }
+    let value: Value = serde_json::from_slice(&text)
+        .map_err(|error| usage(format!("{shown} is not JSON: {error}; begin with what 'export' prints")))?;
+    match value.is_object() {
+        true => Ok(json!({ "Declaration": value })),
+        false => Err(usage(format!("{shown} is not one JSON object; begin with what 'export' prints"))),
+    }
+}
+
+pub(crate) fn apply(session: &mut Session<'_>, args: &Apply) -> Result<(), Failure> {
+    let body = declaration(&args.file)?;
+    order(session, Request::post(&format!("{ACTIONS}/Aquifer.Apply"), body), args.dry_run)
+}
+
+pub(crate) fn plan(session: &mut Session<'_>, args: &Compare) -> Result<(), Failure> {
+    let answer = session.client.ask(&Request::post(PLANS, declaration(&args.file)?))?.body;
+    session.show(&answer, plan_text)
+}
+
+/// Shows the changes alone. Returns whether there are any.
+pub(crate) fn diff(session: &mut Session<'_>, args: &Compare) -> Result<bool, Failure> {
+    let answer = session.client.ask(&Request::post(PLANS, declaration(&args.file)?))?.body;
+    session.show(&answer, changes_text)?;
+    Ok(answer["Changes"].as_array().is_some_and(|changes| !changes.is_empty()))
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A blocking client of the manager's REST interface: one connection for each request, bounded waits and sizes. Nothing
+//! is sent twice, because a change may have been carried out although its answer was lost.
+
+use std::path::Path;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio_rustls::TlsConnector;
+
+use crate::address::Address;
+use crate::connection::{connect, trust};
+use crate::failure::{Failure, failed, refused, usage};
+
+/// How long an answer may take. The manager itself answers within 60 seconds.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(90);
+/// Largest answer: a page of a thousand volumes is smaller.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// How long an event stream may be silent. The manager sends a sign of life every 15 seconds.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// A request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Request<'a> {
+    pub(crate) method: &'static str,
+    pub(crate) path: &'a str,
+    pub(crate) body: Option<Value>,
+    pub(crate) is_dry_run: bool,
+    /// The ETag that the resource must still have.
+    pub(crate) if_match: Option<&'a str>,
+    /// The event after which the stream begins.
+    pub(crate) last_event: Option<u64>,
+}
+
+impl<'a> Request<'a> {
+    pub(crate) fn get(path: &'a str) -> Request<'a> {
+        Request { method: "GET", path, ..Request::default() }
+    }
+
+    pub(crate) fn post(path: &'a str, body: Value) -> Request<'a> {
+        Request { method: "POST", path, body: Some(body), ..Request::default() }
+    }
+}
+
+/// An answer that is no error.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) body: Value,
+    pub(crate) etag: Option<String>,
+    pub(crate) location: Option<String>,
+    pub(crate) token: Option<String>,
+}
+
+/// A client of one manager.
+pub(crate) struct Client {
+    runtime: Runtime,
+    pub(crate) address: Address,
+    tls: Option<TlsConnector>,
+    /// The session's token.
+    pub(crate) token: Option<String>,
+}
+
+impl Client {
+    pub(crate) fn new(url: &str, ca: Option<&Path>) -> Result<Client, Failure> {
+        let address = Address::parse(url).map_err(usage)?;
+        let tls = trust(&address, ca)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| failed(format!("no requests can be made: {error}; raise the limit on open files")))?;
+        Ok(Client { runtime, address, tls, token: None })
+    }
+
+    /// Asks, and returns the answer. An error of the manager is a failure.
+    pub(crate) fn ask(&self, request: &Request<'_>) -> Result<Answer, Failure> {
+        match self.try_ask(request)? {
+            (status, answer) if (200..300).contains(&status) => Ok(answer),
+            (status, answer) => Err(refused(status, &answer.body)),
+        }
+    }
+
+    /// The same, with `None` where there is nothing.
+    pub(crate) fn find(&self, path: &str) -> Result<Option<Answer>, Failure> {
+        match self.try_ask(&Request::get(path))? {
+            (404, _) => Ok(None),
+            (status, answer) if (200..300).contains(&status) => Ok(Some(answer)),
+            (status, answer) => Err(refused(status, &answer.body)),
+        }
+    }
+
+    fn try_ask(&self, request: &Request<'_>) -> Result<(u16, Answer), Failure> {
+        self.runtime.block_on(async {
+            let answered = async {
+                let response = self.send(request).await?;
+                let status = response.status().as_u16();
+                let header =
+                    |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+                let (etag, location, token) = (header("etag"), header("location"), header("x-auth-token"));
+                let body = self.body(status, response.into_body()).await?;
+                Ok((status, Answer { body, etag, location, token }))
+            };
+            let late = failed(format!(
+                "the manager at {} does not answer in time; look at its log, and at the state before you try again",
+                self.address
+            ));
+            tokio::time::timeout(ANSWER_WAIT_MAX, answered).await.unwrap_or(Err(late))
+        })
+    }
+
+    async fn send(&self, request: &Request<'_>) -> Result<hyper::Response<Incoming>, Failure> {
+        let stream = connect(&self.address, self.tls.as_ref()).await?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.lost(&error))?;
+        // It ends with the request, or with the runtime.
+        tokio::spawn(connection);
+        let mut built = hyper::Request::builder()
+            .method(request.method)
+            .uri(request.path)
+            .header("host", self.address.authority())
+            .header("connection", "close");
+        let number = request.last_event.map(|number| number.to_string());
+        let headers = [
+            ("x-auth-token", self.token.as_deref()),
+            ("aquifer-dry-run", request.is_dry_run.then_some("true")),
+            ("if-match", request.if_match),
+            ("last-event-id", number.as_deref()),
+            ("content-type", request.body.as_ref().map(|_| "application/json")),
+        ];
+        for (name, value) in headers {
+            built = value.into_iter().fold(built, |built, value| built.header(name, value));
+        }
+        let body = request.body.as_ref().map(Value::to_string).unwrap_or_default();
+        let built = built.body(Full::new(Bytes::from(body))).map_err(|error| {
+            failed(format!("the request cannot be sent: {error}; log in again, or report this bug"))
+        })?;
+        sender.send_request(built).await.map_err(|error| self.lost(&error))
+    }
+
+    fn lost(&self, error: &hyper::Error) -> Failure {
+        let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+        failed(format!(
+            "the connection to {} was lost: {error}{cause}; check --url, and look at the state before you try again",
+            self.address
+        ))
+    }
+
+    async fn body(&self, status: u16, body: Incoming) -> Result<Value, Failure> {
+        let bytes = match Limited::new(body, ANSWER_BYTES_MAX).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => {
+                return Err(failed(format!("the answer is larger than {ANSWER_BYTES_MAX} bytes; check --url")));
+            }
+            Err(error) => {
+                let line = format!("the answer of {} broke off: {error}; look at the state", self.address);
+                return Err(failed(line));
+            }
+        };
+        match serde_json::from_slice(&bytes) {
+            Ok(value) => Ok(value),
+            Err(_) if bytes.is_empty() || status >= 400 => Ok(Value::Null),
+            Err(error) => {
+                let line = format!("the answer of {} is not JSON: {error}; is it a fabric manager?", self.address);
+                Err(failed(line))
+            }
+        }
+    }
+
+    /// Follows a stream: calls `take` with bytes as they come, until it answers `false` or the stream ends.
+    pub(crate) fn follow(
+        &self,
+        request: &Request<'_>,
+        mut take: impl FnMut(&[u8]) -> Result<bool, Failure>,
+    ) -> Result<(), Failure> {
+        self.runtime.block_on(async {
+            let response = self.send(request).await?;
+            let status = response.status().as_u16();
+            let mut body = response.into_body();
+            if status != 200 {
+                return Err(refused(status, &self.body(status, body).await?));
+            }
+            loop {
+                let frame = tokio::time::timeout(SILENCE_MAX, body.frame()).await;
+                let frame = frame.map_err(|_| failed("the event stream is silent; look at the manager's log"))?;
+                match frame {
+                    None => return Ok(()),
+                    Some(Err(error)) => return Err(self.lost(&error)),
+                    Some(Ok(frame)) => {
+                        if let Some(bytes) = frame.data_ref()
+                            && !take(bytes)?
+                        {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+        })
+    }
+}

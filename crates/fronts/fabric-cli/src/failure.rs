@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Why a command fails: one line, with cause and remedy, and the exit code.
+
+use std::fmt;
+use std::io;
+
+use serde_json::Value;
+
+use crate::table::plain;
+
+/// A failed command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The line.
+    pub line: String,
+    /// 1, 2 if the arguments are wrong, or 125 if no daemon can be started.
+    pub code: u8,
+    /// `true` if the reader of standard output has gone, which is no failure.
+    pub is_broken_pipe: bool,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// It could not be done.
+pub(crate) fn failed(line: impl fmt::Display) -> Failure {
+    Failure { line: plain(&line.to_string()), code: 1, is_broken_pipe: false }
+}
+
+/// The arguments are wrong.
+pub(crate) fn usage(line: impl fmt::Display) -> Failure {
+    Failure { code: 2, ..failed(line) }
+}
+
+/// Standard output cannot be written.
+pub(crate) fn unwritten(error: &io::Error) -> Failure {
+    let line = format!("the result cannot be written: {error}; free space, or name another place");
+    Failure { is_broken_pipe: error.kind() == io::ErrorKind::BrokenPipe, ..failed(line) }
+}
+
+/// The manager's error: its message and its remedy. A session that has ended is begun again by this program's command.
+pub(crate) fn refused(status: u16, body: &Value) -> Failure {
+    let error = &body["error"];
+    let said = &error["@Message.ExtendedInfo"][0];
+    match (error["code"].as_str(), said["Message"].as_str(), error["message"].as_str()) {
+        (Some(code), Some(message), _) if code.ends_with(".NoValidSession") => {
+            failed(format!("{message}; run 'aquifer fabric login ACCOUNT'"))
+        }
+        (_, _, Some(line)) => failed(line),
+        _ => failed(format!("the answer has status {status} and no error that is known; check --url")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_managers_message_and_remedy_are_one_line() {
+        let body = json!({ "error": { "code": "Base.1.18.ResourceInUse", "message": "it is\nbound; unbind it" } });
+        let failure = refused(409, &body);
+        assert_eq!((failure.to_string().as_str(), failure.code), ("it is\\nbound; unbind it", 1));
+        assert!(refused(502, &json!("<html>")).to_string().contains("status 502"));
+        let body = json!({ "error": { "code": "Base.1.18.NoValidSession", "message": "ended; log in at /redfish",
+                                      "@Message.ExtendedInfo": [{ "Message": "ended" }] } });
+        assert_eq!(refused(401, &body).to_string(), "ended; run 'aquifer fabric login ACCOUNT'");
+    }
+}

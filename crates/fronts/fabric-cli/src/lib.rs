@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The program `aquifer-fabric`: steers a pool of far memory through the fabric manager's REST interface.
+//!
+//! `program.rs` carries out the command line. `look.rs` prints what the manager answers, `lists.rs` its collections,
+//! `change.rs` asks for changes, `follow.rs` follows the events, `accounts.rs` has sessions and accounts. `client.rs`
+//! speaks HTTP over sockets and TLS, to what `address.rs` parses; `session.rs` keeps the token. Bytes of the manager are
+//! decoded by [`Decoder`] and serde_json, and printed by `table.rs`, which lets no control character through.
+
+#![forbid(unsafe_code)]
+
+mod accounts;
+mod address;
+mod change;
+mod client;
+mod connection;
+mod failure;
+mod follow;
+mod lists;
+mod look;
+mod program;
+mod serve;
+mod session;
+mod sse;
+mod table;
+
+pub use failure::Failure;
+pub use program::run;
+pub use sse::{Decoder, EVENT_BYTES_MAX, Sent, TooLong};

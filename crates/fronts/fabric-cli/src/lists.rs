@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Collections, all pages of them, as tables.
+
+use aquifer_fabric::Redundancy;
+use serde_json::Value;
+
+use crate::client::{Client, Request};
+use crate::failure::{Failure, failed};
+use crate::look::{Session, cell};
+use crate::table::columns;
+
+pub(crate) const POOLS: &str = "/redfish/v1/Chassis/Pools/MemoryDomains";
+const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints";
+const ZONES: &str = "/redfish/v1/Fabrics/Aquifer/Zones";
+const TASKS: &str = "/redfish/v1/TaskService/Tasks";
+/// Pages of a collection at most, of a thousand members each.
+const PAGES_MAX: usize = 1000;
+
+/// A table's titles, and the cells of a member.
+type Table = (&'static [&'static str], fn(&Value) -> Vec<String>);
+
+/// Reads a collection with its members, all pages as one.
+pub(crate) fn collection(client: &Client, path: &str, filter: &str) -> Result<Value, Failure> {
+    let mut whole = client.ask(&Request::get(&format!("{path}?$expand=.{filter}")))?.body;
+    for _ in 0..PAGES_MAX {
+        let Some(next) = whole["Members@odata.nextLink"].as_str().map(str::to_owned) else { return Ok(whole) };
+        if !next.starts_with("/redfish/v1/") {
+            return Err(failed("the next page is not at the manager; check --url"));
+        }
+        let mut page = client.ask(&Request::get(&next))?.body;
+        let members = page["Members"].take();
+        if let (Some(all), Value::Array(members)) = (whole["Members"].as_array_mut(), members) {
+            all.extend(members);
+        }
+        let Some(map) = whole.as_object_mut() else { break };
+        map.remove("Members@odata.nextLink");
+        map.extend(
+            page["Members@odata.nextLink"].take().as_str().map(|next| ("Members@odata.nextLink".into(), next.into())),
+        );
+    }
+    Err(failed(format!("the collection has more than {PAGES_MAX} pages; check --url")))
+}
+
+fn rows(collection: &Value, row: fn(&Value) -> Vec<String>) -> Vec<Vec<String>> {
+    collection["Members"].as_array().into_iter().flatten().map(row).collect()
+}
+
+fn list(session: &mut Session<'_>, path: &str, filter: &str, (titles, row): Table) -> Result<(), Failure> {
+    let answer = collection(&session.client, path, filter)?;
+    session.show(&answer, |answer| columns(titles, &rows(answer, row)))
+}
+
+fn state(member: &Value) -> String {
+    cell(&member["Status"]["State"])
+}
+
+/// What of these is true, in words.
+fn notes(ours: &Value, all: &[(&str, &str)]) -> String {
+    let true_ones = all.iter().filter(|(property, _)| ours[*property] == true).map(|(_, word)| *word);
+    true_ones.collect::<Vec<_>>().join(", ")
+}
+
+fn joined(list: &Value) -> String {
+    list.as_array().map(|all| all.iter().map(cell).collect::<Vec<_>>().join(",")).unwrap_or_default()
+}
+
+fn host(member: &Value) -> Vec<String> {
+    let ours = &member["Oem"]["Aquifer"];
+    let notes = notes(ours, &[("IsDeclaredGone", "declared gone")]);
+    vec![cell(&member["Name"]), state(member), cell(&ours["Volumes"]), notes]
+}
+
+fn donor(member: &Value) -> Vec<String> {
+    let ours = &member["Oem"]["Aquifer"];
+    let notes = notes(ours, &[("IsDraining", "draining"), ("IsDeclaredGone", "declared gone")]);
+    let [capacity, lent, promised] = ["Capacity", "Lent", "Promised"].map(|name| cell(&ours[name]));
+    vec![cell(&member["Name"]), state(member), capacity, lent, promised, notes]
+}
+
+fn device(member: &Value) -> Vec<String> {
+    vec![cell(&member["Name"]), state(member), cell(&member["Oem"]["Aquifer"]["Capacity"])]
+}
+
+pub(crate) fn hosts(session: &mut Session<'_>) -> Result<(), Failure> {
+    list(session, ENDPOINTS, &kind("Host"), (&["HOST", "STATE", "VOLUMES", "NOTE"], host))
+}
+
+pub(crate) fn donors(session: &mut Session<'_>) -> Result<(), Failure> {
+    list(session, ENDPOINTS, &kind("Donor"), (&["DONOR", "STATE", "CAPACITY", "LENT", "PROMISED", "NOTE"], donor))
+}
+
+pub(crate) fn devices(session: &mut Session<'_>) -> Result<(), Failure> {
+    list(session, ENDPOINTS, &kind("Device"), (&["DEVICE", "STATE", "CAPACITY"], device))
+}
+
+fn kind(name: &str) -> String {
+    format!("&$filter=Oem/Aquifer/Kind%20eq%20'{name}'")
+}
+
+fn pool(member: &Value) -> Vec<String> {
+    let ours = &member["Oem"]["Aquifer"];
+    let size = member["MemorySizeMiB"].as_u64().map(|mib| aquifer_fabric::Bytes(mib << 20).to_string());
+    vec![cell(&member["Id"]), size.unwrap_or_default(), joined(&ours["Donors"]), joined(&ours["Devices"])]
+}
+
+pub(crate) fn pools(session: &mut Session<'_>) -> Result<(), Failure> {
+    list(session, POOLS, "", (&["POOL", "CAPACITY", "DONORS", "DEVICES"], pool))
+}
+
+fn zone(member: &Value) -> Vec<String> {
+    let ours = &member["Oem"]["Aquifer"];
+    let endpoints = member["Links"]["Endpoints"].as_array().into_iter().flatten();
+    let hosts = endpoints.map(|link| cell(&link["@odata.id"]).rsplit("Host.").next().unwrap_or_default().to_owned());
+    vec![cell(&member["Id"]), cell(&ours["Quota"]), cell(&ours["Used"]), hosts.collect::<Vec<_>>().join(",")]
+}
+
+pub(crate) fn zones(session: &mut Session<'_>) -> Result<(), Failure> {
+    list(session, ZONES, "", (&["ZONE", "QUOTA", "USED", "HOSTS"], zone))
+}
+
+fn task(member: &Value) -> Vec<String> {
+    let who = cell(&member["Oem"]["Aquifer"]["Who"]);
+    let [id, state, begun, ended, what] =
+        ["Id", "TaskState", "StartTime", "EndTime", "Name"].map(|name| cell(&member[name]));
+    vec![id, state, begun, ended, who, what]
+}
+
+pub(crate) fn tasks(session: &mut Session<'_>) -> Result<(), Failure> {
+    list(session, TASKS, "", (&["TASK", "STATE", "BEGUN", "ENDED", "WHO", "WHAT"], task))
+}
+
+fn volume(member: &Value) -> Vec<String> {
+    let ours = &member["Oem"]["Aquifer"];
+    let spec = &ours["Spec"];
+    let redundancy = serde_json::from_value::<Redundancy>(spec["redundancy"].clone());
+    let redundancy = redundancy.map(|redundancy| redundancy.to_string()).unwrap_or_default();
+    let [pool, size, zone, class] = ["pool", "size", "zone", "class"].map(|name| cell(&spec[name]));
+    vec![cell(&member["Id"]), state(member), size, cell(&ours["Host"]), pool, zone, class, redundancy]
+}
+
+/// Lists the volumes of all pools: one table, or one collection for each pool.
+pub(crate) fn volumes(session: &mut Session<'_>) -> Result<(), Failure> {
+    let pools = collection(&session.client, POOLS, "")?;
+    let mut all = Vec::new();
+    for pool in pools["Members"].as_array().into_iter().flatten() {
+        let answer = collection(&session.client, &format!("{POOLS}/{}/MemoryChunks", cell(&pool["Id"])), "")?;
+        if session.json {
+            session.print(&format!("{answer}\n"))?;
+        }
+        all.extend(rows(&answer, volume));
+    }
+    match session.json {
+        true => Ok(()),
+        false => {
+            let titles = ["VOLUME", "STATE", "SIZE", "HOST", "POOL", "ZONE", "CLASS", "REDUNDANCY"];
+            session.print(&columns(&titles, &all))
+        }
+    }
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Prints what the manager answers: a whole answer as JSON, or text for people; the status, and the audit log.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use aquifer_fabric::Bytes;
+use aquifer_fabric_args::{Audit, Status};
+use serde_json::Value;
+
+use crate::client::{Client, Request};
+use crate::failure::{Failure, failed, unwritten};
+use crate::table::{columns, plain};
+
+/// The state in short.
+const STATUS: &str = "/redfish/v1/Oem/Aquifer";
+/// How often `--until-settled` looks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Rounds that a settled state must have outlived: the first of them may have begun before the last change.
+const ROUNDS_MIN: u64 = 2;
+
+/// A client, and where its answers are printed.
+pub(crate) struct Session<'a> {
+    pub(crate) client: Client,
+    pub(crate) json: bool,
+    pub(crate) out: &'a mut dyn Write,
+}
+
+impl Session<'_> {
+    /// Prints a text at once.
+    pub(crate) fn print(&mut self, text: &str) -> Result<(), Failure> {
+        let written = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+        written.map_err(|error| unwritten(&error))
+    }
+
+    /// Prints an answer as one line of JSON, or as text.
+    pub(crate) fn show(&mut self, answer: &Value, text: impl FnOnce(&Value) -> String) -> Result<(), Failure> {
+        let text = if self.json { format!("{answer}\n") } else { text(answer) };
+        self.print(&text)
+    }
+}
+
+/// A property as a person reads it; empty if it is missing.
+pub(crate) fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// An instant in milliseconds since 1970, as UTC.
+fn date(at: u64) -> String {
+    let (days, seconds) = (at / 86_400_000, at / 1000 % 86_400);
+    // Howard Hinnant's civil_from_days, for days since 1970.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_shifted + 2) / 5 + 1;
+    let month = if month_shifted < 10 { month_shifted + 3 } else { month_shifted - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+fn status_text(status: &Value) -> String {
+    let answering = |name: &str| format!("{} of {} answer", status[name]["Answering"], status[name]["All"]);
+    let volumes = &status["Volumes"];
+    let bytes = |name: &str| serde_json::from_value::<Bytes>(status[name].clone()).unwrap_or_default();
+    let mut text = String::new();
+    for (name, value) in [
+        ("state", if status["IsSettled"] == true { "settled".to_owned() } else { "changing".to_owned() }),
+        ("donors", answering("Donors")),
+        ("hosts", answering("Hosts")),
+        ("devices", answering("Devices")),
+        ("volumes", format!("{}, {} bound, {} not settled", volumes["All"], volumes["Bound"], volumes["Unsettled"])),
+        ("lent", format!("{} of {}", bytes("Lent"), bytes("Capacity"))),
+        ("version", format!("{}, term {}, round {}", status["Version"], status["Term"], status["Rounds"])),
+    ] {
+        text += &format!("{name:<9}{value}\n");
+    }
+    for (title, name) in [("waits", "Waiting"), ("stray", "Strays"), ("broken", "Unrepaired")] {
+        for line in status[name].as_array().into_iter().flatten() {
+            text += &format!("{title:<9}{}\n", plain(&cell(line)));
+        }
+    }
+    text
+}
+
+/// Shows the state in short: once, again and again, or when everything is as desired.
+pub(crate) fn status(session: &mut Session<'_>, args: &Status) -> Result<(), Failure> {
+    let look = |session: &Session<'_>| Ok::<_, Failure>(session.client.ask(&Request::get(STATUS))?.body);
+    if args.until_settled {
+        let found = wait_settled(|| look(session), Duration::from_secs(args.limit))?;
+        return session.show(&found, status_text);
+    }
+    loop {
+        let found = look(session)?;
+        session.show(&found, status_text)?;
+        if !args.watch {
+            return Ok(());
+        }
+        if !session.json {
+            session.print("\n")?;
+        }
+        std::thread::sleep(Duration::from_secs(args.interval));
+    }
+}
+
+fn wait_settled(look: impl Fn() -> Result<Value, Failure>, limit: Duration) -> Result<Value, Failure> {
+    let (begun, mut first) = (Instant::now(), None);
+    loop {
+        let found = look()?;
+        let rounds = found["Rounds"].as_u64().unwrap_or_default();
+        // A manager that was started again counts from the beginning.
+        let first = first.insert(first.unwrap_or(rounds).min(rounds));
+        if found["IsSettled"] == true && rounds >= *first + ROUNDS_MIN {
+            return Ok(found);
+        }
+        if begun.elapsed() >= limit {
+            let why = found["Waiting"].as_array().and_then(|all| all.first()).map(cell).unwrap_or_default();
+            let why = if why.is_empty() { "a change is under way".to_owned() } else { why };
+            let seconds = limit.as_secs();
+            return Err(failed(format!("not settled after {seconds} s: {why}; raise --limit, or see 'status'")));
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+/// Shows the audit log.
+pub(crate) fn audit(session: &mut Session<'_>, args: &Audit) -> Result<(), Failure> {
+    let path = format!("{STATUS}/Audit?$skip={}&$top={}", args.after, args.count);
+    let answer = session.client.ask(&Request::get(&path))?.body;
+    session.show(&answer, |answer| {
+        let records = answer["Records"].as_array().into_iter().flatten();
+        let rows = records.map(|record| {
+            let at = record["at"].as_u64().map(date).unwrap_or_default();
+            vec![cell(&record["sequence"]), at, cell(&record["who"]), cell(&record["what"])]
+        });
+        columns(&["NUMBER", "TIME", "WHO", "WHAT"], &rows.collect::<Vec<_>>())
+    })
+}
+
+/// Prints the declaration alone, so that it can be edited and applied.
+pub(crate) fn export(session: &mut Session<'_>) -> Result<(), Failure> {
+    let answer = session.client.ask(&Request::get(&format!("{STATUS}/Declaration")))?.body;
+    session.show(&answer, |answer| format!("{:#}\n", answer["Declaration"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::cell::Cell;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        // From date(1): date -u -d @SECONDS +%FT%TZ
+        for (seconds, text) in [(0, "1970-01-01T00:00:00Z"), (951_782_400, "2000-02-29T00:00:00Z")] {
+            assert_eq!(date(seconds * 1000), text);
+        }
+    }
+
+    #[test]
+    fn settled_is_what_two_further_rounds_have_seen() {
+        let (looks, limit) = (Cell::new(0), Duration::from_secs(600));
+        let answers = [(7, true), (8, true), (3, true), (4, true), (5, false), (6, true)];
+        let look = || {
+            let (rounds, settled) = answers[looks.replace(looks.get() + 1)];
+            Ok(json!({ "Rounds": rounds, "IsSettled": settled, "Waiting": ["volume db: it is full"] }))
+        };
+        assert_eq!(wait_settled(look, limit).expect("settled")["Rounds"], 6);
+        looks.set(0);
+        let line = wait_settled(look, Duration::ZERO).expect_err("at once").to_string();
+        assert!(line.starts_with("not settled after 0 s: volume db: it is full; raise --limit"), "{line}");
+    }
+}

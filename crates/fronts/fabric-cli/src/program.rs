@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Carries out the command line: finds the session, asks, prints.
+
+use std::io::Write;
+
+use aquifer_fabric_args::{FabricArgs, FabricCommand};
+
+use crate::client::Client;
+use crate::failure::{Failure, failed};
+use crate::look::Session;
+use crate::{accounts, change, follow, lists, look, serve, session};
+
+/// The exit code of `diff` that found differences.
+const DIFFERS: u8 = 3;
+
+/// Carries out a command line. Returns the exit code: 0, or 3 if `diff` found differences.
+pub fn run(args: &FabricArgs, out: &mut dyn Write) -> Result<u8, Failure> {
+    if let FabricCommand::Serve(args) = &args.command {
+        return Err(serve::serve(args));
+    }
+    let client = Client::new(&args.access.url, args.access.ca.as_deref())?;
+    let mut session = Session { client, json: args.access.json, out };
+    if let FabricCommand::Login(args) = &args.command {
+        return accounts::login(&mut session, args).map(|()| 0);
+    }
+    let address = session.client.address.to_string();
+    let none = || failed(format!("nobody is logged in at {address}; run 'aquifer fabric login ACCOUNT'"));
+    let kept = session::kept(&session.client.address)?.ok_or_else(none)?;
+    session.client.token = Some(kept.token.clone());
+    ask(&mut session, &kept, &args.command)
+}
+
+fn ask(session: &mut Session<'_>, kept: &session::Session, command: &FabricCommand) -> Result<u8, Failure> {
+    match command {
+        FabricCommand::Accounts(args) => accounts::accounts(session, args),
+        FabricCommand::Adopt(args) => change::adopt(session, *args),
+        FabricCommand::Apply(args) => change::apply(session, args),
+        FabricCommand::Audit(args) => look::audit(session, args),
+        FabricCommand::Bind(args) => change::bind(session, args),
+        FabricCommand::Create(args) => change::create(session, args),
+        FabricCommand::DeclareGone(args) => change::declare_gone(session, args),
+        FabricCommand::Devices => lists::devices(session),
+        FabricCommand::Diff(args) => {
+            return change::diff(session, args).map(|is_other| if is_other { DIFFERS } else { 0 });
+        }
+        FabricCommand::Donors => lists::donors(session),
+        FabricCommand::Drain(args) => change::drain(session, args),
+        FabricCommand::Events(args) => follow::events(session, args),
+        FabricCommand::Export => look::export(session),
+        FabricCommand::Grow(args) => change::resize(session, args, true),
+        FabricCommand::Hosts => lists::hosts(session),
+        FabricCommand::Logout => accounts::logout(session, kept),
+        FabricCommand::Move(args) => change::move_volume(session, args),
+        FabricCommand::Plan(args) => change::plan(session, args),
+        FabricCommand::Pools => lists::pools(session),
+        FabricCommand::Release(args) => change::release(session, args),
+        FabricCommand::Shrink(args) => change::resize(session, args, false),
+        FabricCommand::Status(args) => look::status(session, args),
+        FabricCommand::Tasks => lists::tasks(session),
+        FabricCommand::Unbind(args) => change::unbind(session, args),
+        FabricCommand::Volumes => lists::volumes(session),
+        FabricCommand::Zones => lists::zones(session),
+        // `run` has carried them out.
+        FabricCommand::Login(_) | FabricCommand::Serve(_) => Ok(()),
+    }
+    .map(|()| 0)
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The commands against a real daemon: a volume's whole life, tables and JSON, dry runs, declarations, accounts.
+
+mod program;
+
+use program::{Rack, declaration, session_file, stderr, stdout};
+use serde_json::{Value, json};
+
+/// The cells of a volume's line.
+fn volume(rack: &Rack, name: &str) -> Option<Vec<String>> {
+    let table = rack.done(&["volumes"]);
+    let line = table.lines().find(|line| line.split_whitespace().next() == Some(name))?;
+    Some(line.split_whitespace().map(str::to_owned).collect())
+}
+
+#[test]
+fn a_volume_is_created_bound_grown_shrunk_moved_and_released() {
+    let rack = Rack::ready("life", "");
+    let settle = || rack.done(&["status", "--until-settled"]);
+    let create = ["create", "scratch", "--size", "2GiB", "--zone", "lab", "--class", "tcp", "--redundancy", "mirror=2"];
+    let dry = rack.done(&[&create[..], &["--dry-run"]].concat());
+    assert!(dry.contains("scratch"), "{dry}");
+    assert_eq!(volume(&rack, "scratch"), None, "a dry run changes nothing");
+    let created = rack.done(&create);
+    assert!(created.contains("scratch") && !created.contains("step"), "{created}");
+    settle();
+    assert_eq!(
+        volume(&rack, "scratch").expect("it is listed"),
+        ["scratch", "StandbyOffline", "2GiB", "main", "lab", "tcp", "mirror=2"]
+    );
+    let dry = rack.done(&["bind", "scratch", "h001", "--dry-run"]);
+    assert!(dry.contains("\nstep    "), "memory is granted when there is a host: {dry}");
+    let bound = rack.done(&["bind", "scratch", "h001"]);
+    assert!(bound.contains("scratch") && dry.starts_with(&bound), "{bound}");
+    settle();
+    assert_eq!(volume(&rack, "scratch").expect("it is listed")[1..4], ["Enabled", "2GiB", "h001"]);
+    assert!(rack.fails(1, &["bind", "scratch", "h000"]).contains("scratch"));
+    rack.done(&["grow", "scratch", "4GiB"]);
+    assert_eq!(rack.fails(1, &["grow", "scratch", "4GiB"]), "volume scratch has 4GiB; name another size");
+    assert_eq!(rack.fails(1, &["grow", "scratch", "2GiB"]), "volume scratch has 4GiB; use 'shrink'");
+    assert_eq!(rack.fails(1, &["shrink", "scratch", "8GiB"]), "volume scratch has 4GiB; use 'grow'");
+    settle();
+    rack.done(&["shrink", "scratch", "1GiB"]);
+    settle();
+    assert_eq!(volume(&rack, "scratch").expect("it is listed")[2], "1GiB");
+    rack.done(&["move", "scratch"]);
+    settle();
+    rack.done(&["unbind", "scratch"]);
+    let line = rack.fails(1, &["unbind", "scratch"]);
+    assert_eq!(line, "volume scratch is not bound; nothing is to be done");
+    settle();
+    rack.done(&["release", "scratch"]);
+    settle();
+    assert_eq!(volume(&rack, "scratch"), None);
+    for words in
+        [&["bind", "scratch", "h000"][..], &["unbind", "scratch"], &["release", "scratch"], &["move", "scratch"]]
+    {
+        assert_eq!(rack.fails(1, words), "there is no volume scratch; see 'aquifer fabric volumes'", "{words:?}");
+    }
+    let audit = rack.done(&["audit"]);
+    for what in ["bind volume scratch to host h001", "release volume scratch"] {
+        assert!(audit.lines().any(|line| line.contains("  admin ") && line.contains(what)), "{what}: {audit}");
+    }
+    let few = rack.json(&["audit", "--after", "2", "--count", "3"]);
+    let numbers: Vec<u64> =
+        few["Records"].as_array().expect("a list").iter().filter_map(|record| record["sequence"].as_u64()).collect();
+    assert_eq!(numbers, [3, 4, 5]);
+    assert!(rack.done(&["tasks"]).contains("Completed"));
+}
+
+#[test]
+fn what_there_is_is_listed_as_tables_and_as_the_managers_answers() {
+    let rack = Rack::ready("lists", "");
+    for (words, titles, line) in [
+        ("hosts", "HOST  STATE    VOLUMES  NOTE", "h000  Enabled  1"),
+        ("donors", "DONOR  STATE    CAPACITY  LENT", "d0000  Enabled  64GiB"),
+        ("devices", "DEVICE  STATE    CAPACITY", "m000    Enabled  64GiB"),
+        ("pools", "POOL  CAPACITY  DONORS", "main  256GiB    d0000,d0001,d0002,d0003"),
+        ("zones", "ZONE  QUOTA   USED   HOSTS", "lab   200GiB  16GiB  h000,h001"),
+        ("volumes", "VOLUME  STATE    SIZE  HOST  POOL  ZONE  CLASS  REDUNDANCY", "db      Enabled  8GiB  h000  main"),
+        ("accounts", "ACCOUNT  ROLE           ENABLED", "admin    Administrator  true"),
+    ] {
+        let table = rack.done(&[words]);
+        assert!(table.starts_with(titles) && table.contains(&format!("\n{line}")), "{words}:\n{table}");
+        let answer = rack.json(&[words]);
+        let count = answer["Members@odata.count"].as_u64().and_then(|count| usize::try_from(count).ok());
+        assert_eq!(Some(table.lines().count() - 1), count, "{words}: {answer}");
+        assert_eq!(answer["Members"].as_array().map(Vec::len), count, "{words}");
+    }
+    let id = rack.json(&["volumes"])["Members"][0]["Oem"]["Aquifer"]["VolumeId"].clone();
+    assert_eq!(id.as_str().map(str::len), Some(16), "{id}");
+    let status = rack.done(&["status"]);
+    assert!(status.contains("donors   4 of 4 answer\n") && status.contains("lent     16GiB of 256GiB\n"), "{status}");
+    assert_eq!(rack.json(&["status"])["IsSettled"], true);
+}
+
+#[test]
+fn a_watched_status_goes_on_until_nobody_reads_it() {
+    let rack = Rack::ready("watch", "");
+    let mut child = program::spawn(&mut rack.command(&["status", "--watch", "--interval", "1", "--json"]));
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("a pipe")));
+    for _ in 0..2 {
+        let line = lines.next().expect("a line").expect("text");
+        assert_eq!(serde_json::from_str::<Value>(&line).expect("JSON")["Id"], "Aquifer");
+    }
+    drop(lines);
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()), "a broken pipe is success");
+}
+
+#[test]
+fn a_declaration_is_planned_compared_applied_and_exported() {
+    let rack = Rack::ready("declare", "");
+    let exported: Value = serde_json::from_str(&rack.done(&["export"])).expect("JSON");
+    assert_eq!(exported["volumes"]["db"]["host"], "h000");
+    let same = rack.file("same.json", &exported.to_string());
+    assert_eq!(rack.done(&["diff", &same]), "");
+    assert_eq!(rack.done(&["plan", &same]), "nothing changes\n");
+    let mut other = declaration();
+    other["volumes"]["log"] = json!({ "spec": { "size": "4GiB", "pool": "main", "zone": "lab", "class": "tcp" },
+                                     "host": "h001" });
+    let other = rack.file("other.json", &other.to_string());
+    let differs = rack.run(&["diff", &other]);
+    assert_eq!((differs.status.code(), stderr(&differs)), (Some(3), String::new()));
+    assert!(stdout(&differs).contains("log") && stdout(&differs).lines().count() == 2, "{}", stdout(&differs));
+    let plan = rack.done(&["plan", &other]);
+    assert!(plan.starts_with(&stdout(&differs)) && plan.contains("step    "), "{plan}");
+    assert_eq!(rack.done(&["apply", &other, "--dry-run"]), plan);
+    assert_eq!(volume(&rack, "log"), None, "plans, differences and dry runs change nothing");
+    let text = std::fs::read_to_string(&other).expect("it was written");
+    let applied = rack.fed(&["apply", "-"], &text);
+    assert_eq!((stdout(&applied), stderr(&applied)), (stdout(&differs), String::new()));
+    assert_eq!(rack.json(&["apply", &other])["Changes"], json!([]), "a second time it changes nothing");
+    for (text, line) in [("{", "is not JSON"), ("[]", "is not one JSON object"), ("\u{feff}{}", "is not JSON")] {
+        let file = rack.file("bad.json", text);
+        for command in ["plan", "apply", "diff"] {
+            assert!(rack.fails(2, &[command, &file]).contains(line), "{command} {text}");
+        }
+    }
+    let file = rack.file("bad.json", r#"{"volums": {}}"#);
+    assert!(rack.fails(1, &["apply", &file]).contains("volums"));
+    let missing = rack.directory.join("missing.json").display().to_string();
+    assert!(rack.fails(1, &["apply", &missing]).contains("No such file"));
+}
+
+#[test]
+fn donors_are_drained_and_hosts_declared_gone() {
+    let rack = Rack::ready("drain", "");
+    let lent = |donor: &str| {
+        let table = rack.done(&["donors"]);
+        table.lines().find(|line| line.starts_with(donor)).expect("it is listed").to_owned()
+    };
+    let used = ["d0000", "d0001", "d0002", "d0003"].into_iter().find(|donor| lent(donor).contains("  8GiB"));
+    let used = used.expect("the mirror has two donors");
+    rack.done(&["drain", used, "--dry-run"]);
+    assert!(!lent(used).contains("draining"));
+    rack.done(&["drain", used]);
+    assert!(rack.done(&["status", "--until-settled"]).contains("settled"));
+    assert!(lent(used).ends_with("draining") && lent(used).contains("  0B"), "{}", lent(used));
+    rack.done(&["drain", used, "--undo"]);
+    assert!(!lent(used).contains("draining"));
+    let dry = rack.json(&["declare-gone", "host", "h001", "--dry-run"]);
+    assert_eq!(dry["Changes"].as_array().map(Vec::len), Some(1), "{dry}");
+    assert!(rack.fails(1, &["declare-gone", "donor", "d9999"]).contains("d9999"));
+    assert_eq!(rack.json(&["adopt", "--dry-run"])["Changes"], json!([]));
+}
+
+#[test]
+fn events_are_followed_from_a_number_on() {
+    let rack = Rack::ready("events", "");
+    for name in ["a", "b"] {
+        rack.done(&["create", name, "--size", "2MiB", "--zone", "lab", "--class", "tcp"]);
+    }
+    let all = rack.done(&["events", "--count", "3"]);
+    assert_eq!(all.lines().count(), 3, "{all}");
+    let first: u64 = all.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number");
+    let after = rack.done(&["events", "--count", "1", "--after", &first.to_string(), "--json"]);
+    let event: Value = serde_json::from_str(&after).expect("JSON");
+    assert_eq!(event["Id"], (first + 1).to_string());
+}
+
+#[test]
+fn accounts_are_added_changed_and_removed() {
+    let rack = Rack::start("accounts", "");
+    rack.log_in();
+    let added = rack.fed(&["accounts", "add", "rita", "--role", "read-only", "--password-stdin"], "a long password\n");
+    assert!(stdout(&added).contains("rita     ReadOnly  true"), "{added:?}");
+    assert!(rack.done(&["accounts", "change", "rita", "--role", "operator"]).contains("Operator"));
+    let changed = rack.fed(&["accounts", "change", "admin", "--password-stdin"], "another long password");
+    assert_eq!(changed.status.code(), Some(0), "{changed:?}");
+    assert!(!rack.directory.join("state/initial-password").exists());
+    assert!(rack.fails(1, &["accounts"]).contains("run 'aquifer fabric login ACCOUNT'"), "its sessions have ended");
+    let login = |account: &str, password: &str| {
+        let output = rack.command(&["login", account]).env("AQUIFER_FABRIC_PASSWORD", password).output();
+        output.expect("it starts").status.code()
+    };
+    assert_eq!(login("rita", "a long password"), Some(0));
+    assert!(rack.fails(1, &["accounts"]).contains("role Operator; use an account with role Administrator"));
+    assert_eq!(login("admin", "another long password"), Some(0));
+    rack.done(&["accounts", "remove", "rita"]);
+    assert_eq!(login("rita", "a long password"), Some(1));
+    assert!(session_file(&rack.directory).is_file());
+}
