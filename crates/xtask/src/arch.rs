@@ -70,7 +70,8 @@ const RINGS: &[Ring] = &[
             ("c", &["aquifer", "test-support"]),
             ("cache", &["aquifer", "cache-args", "test-support"]),
             ("cache-args", &["core"]),
-            // It starts the bench, the cache, the exporter and what speaks to managers and switches; it is linked with none of them.
+            // It starts the bench, the cache, the exporter and what speaks to managers and switches; it is
+            // linked with none of them.
             (
                 "cli",
                 &[

@@ -25,8 +25,8 @@ pub enum ExitCode {
     /// end. It prints why and ends the program (`crates/memory/pager/src/abort.rs`).
     CannotGoOn = 113,
     /// `aquifer run` itself could not start: no preload library, no state directory, no memory. The preload library
-    /// uses the same code when it cannot start. `aquifer bench`, `cache`, `fabric`, `fmapi` or `stress` has not found its
-    /// program (`companion.rs`). In each case no program has run.
+    /// uses the same code when it cannot start. `aquifer bench`, `cache`, `fabric`, `fmapi` or `stress` has not found
+    /// its program (`companion.rs`). In each case no program has run.
     CannotStart = 125,
     /// The program was found but cannot run on managed memory: it is not executable, statically linked, or built for
     /// another machine.

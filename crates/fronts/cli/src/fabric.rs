@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer fabric`: starts the program that steers a pool of far memory, with the arguments that this command has checked.
+//! `aquifer fabric`: starts the program that steers a pool of far memory, with the arguments that this command has
+//! checked.
 //!
 //! Help, completions and the manual need only the table of flags (the crate `fabric-args`). `crates/fronts/fabric-cli`
 //! does the rest.

@@ -27,7 +27,7 @@ A declaration is JSON: `aquifer fabric export` prints the one that describes wha
 Exit status: 0 done, and `diff` found no difference; 1 it could not be done; 2 bad arguments;
 3 `diff` found differences; 125 the program cannot be started.";
 
-/// Serve and steer a pool of far memory: ask the fabric manager, and change what it keeps
+/// Serve and steer a pool of far memory through its fabric manager
 ///
 /// The commands speak REST to the manager, `aquifer-fabricd`. Log in first: the session's token is kept in a file that
 /// only its owner can read, and it is sent to no other manager. Every command but `events` and a watched status ends

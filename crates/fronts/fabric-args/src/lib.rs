@@ -3,9 +3,8 @@
 
 //! The command line of `aquifer fabric`, without what carries it out.
 //!
-//! `aquifer fabric` checks its arguments and then starts the program `aquifer-fabric` with them. Both parse them by this
-//! one table, which is also the source of help, completions and the manual. `args.rs` has what reads, `args/change.rs`
-//! what changes, `args/account.rs` sessions and accounts.
+//! `aquifer fabric` checks its arguments and then starts the program `aquifer-fabric` with them. Both parse them by
+//! this one table, which is also the source of help, completions and the manual.
 
 #![forbid(unsafe_code)]
 

@@ -86,7 +86,10 @@ pub struct AddAccount {
 
 /// A changed account.
 #[derive(Clone, Debug, Args)]
-#[command(group(clap::ArgGroup::new("change").required(true).multiple(true)))]
+#[command(
+    group(clap::ArgGroup::new("change").required(true).multiple(true)),
+    override_usage = "aquifer fabric accounts change [OPTIONS] <ACCOUNT>"
+)]
 pub struct ChangeAccount {
     /// The account
     #[arg(value_name = "ACCOUNT")]
