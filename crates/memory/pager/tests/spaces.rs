@@ -57,25 +57,30 @@ fn two_spaces_keep_to_their_budgets_and_one_is_closed_while_the_other_works() {
 /// "nothing more can be written back".
 #[test]
 fn threads_that_fill_the_holes_of_one_block_all_find_room() {
+    const THREADS: usize = 64;
+    const ROUNDS: u8 = 20;
     if !can_run() {
         return;
     }
     let space = MemorySpace::open(SpaceSettings { order: Some(Order::MAX), ..settings("dram:size=64MiB") }).unwrap();
     let mapping = space.map(8 * MIB).unwrap();
-    std::thread::scope(|scope| {
-        for thread in 0..16 {
-            let mapping = &mapping;
-            scope.spawn(move || {
-                for at in (thread * PAGE..mapping.len()).step_by(16 * PAGE) {
-                    mapping.write(at, &[thread as u8 + 1; 8]).unwrap();
-                }
-            });
+    for round in 0..ROUNDS {
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let mapping = &mapping;
+                scope.spawn(move || {
+                    for at in (thread * PAGE..mapping.len()).step_by(THREADS * PAGE) {
+                        mapping.write(at, &[thread as u8 + round; 8]).unwrap();
+                    }
+                });
+            }
+        });
+        let mut found = [0; 8];
+        for at in (0..mapping.len()).step_by(PAGE) {
+            mapping.read(at, &mut found).unwrap();
+            assert_eq!(found, [(at / PAGE % THREADS) as u8 + round; 8], "at {at:#x}");
         }
-    });
-    let mut found = [0; 8];
-    for at in (0..mapping.len()).step_by(PAGE) {
-        mapping.read(at, &mut found).unwrap();
-        assert_eq!(found, [(at / PAGE % 16) as u8 + 1; 8], "at {at:#x}");
+        mapping.discard().unwrap();
     }
     drop(mapping);
     space.close().unwrap();
