@@ -54,9 +54,9 @@ use crate::map::BlockMap;
 use crate::policy::{Arrival, Policy};
 use crate::prefetch::Prefetcher;
 use crate::refaults::Refaults;
-use crate::second_chance::SecondChance;
 use crate::slabs::{OwnSlabs, Slabs};
 use crate::standby::Standby;
+use crate::standby_length::StandbyLength;
 use crate::temperature::Histogram;
 use crate::units::{BlockIndex, FrameIndex, Order};
 use crate::watermarks::Watermarks;
@@ -87,6 +87,20 @@ pub struct Settings {
     pub fetch_cost: u64,
 }
 
+#[cfg(test)]
+impl Settings {
+    /// What the tests of this crate begin with: no read-ahead, blocks of one size, each moved rather than copied.
+    pub(crate) const PLAIN: Settings = Settings {
+        budget_pages: 1024,
+        tier_slabs: 8,
+        prefetch: false,
+        elastic: false,
+        copied_pages_max: 0,
+        seals: false,
+        fetch_cost: 5,
+    };
+}
+
 /// What the engine has done so far. Monotonic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EngineCounts {
@@ -112,7 +126,7 @@ pub struct Engine {
     pub(crate) prefetcher: Prefetcher,
     pub(crate) standby: Standby,
     pub(crate) watermarks: Watermarks,
-    pub(crate) second_chance: SecondChance,
+    pub(crate) standby_length: StandbyLength,
     ahead: background::Ahead,
     departures: advice::Departures,
     /// How scattered the latest demand fetches were.
@@ -160,7 +174,7 @@ impl Engine {
             prefetcher: Prefetcher::new(settings.budget_pages / AHEAD_PART, settings.fetch_cost <= 1),
             standby,
             watermarks: Watermarks::for_budget(settings.budget_pages),
-            second_chance: SecondChance::new(settings.budget_pages, settings.fetch_cost),
+            standby_length: StandbyLength::new(settings.budget_pages, settings.fetch_cost),
             ahead: background::Ahead::default(),
             departures: advice::Departures::default(),
             scatter: elastic::Scatter::default(),
@@ -266,7 +280,7 @@ impl Engine {
         let stamp = self.counts.evicted_pages as u32;
         self.map.block_mut(block).evicted_at = stamp;
         self.map.cool(block, self.budget_pages());
-        if self.second_chance.evicted(weight) {
+        if self.standby_length.evicted(weight) {
             self.policy.grow(self.map.blocks_len(), self.keep_pages());
         }
     }

@@ -9,7 +9,7 @@
 //! Where to look: `engine.rs` is the face of it all; `engine/` has one file for each thing that the driver asks (a
 //! fault's next step, room, the worker's plan, reports, forks). `map.rs` knows every managed block and where its bytes
 //! are, `block.rs` the states of a block, `frames.rs` the budget. `policy/` chooses victims, `prefetch.rs` what to read
-//! ahead, `standby.rs` and `second_chance.rs` how long evicted blocks stay in DRAM. `refaults.rs` and `temperature.rs`
+//! ahead, `standby.rs` and `standby_length.rs` how long evicted blocks stay in DRAM. `refaults.rs` and `temperature.rs`
 //! are evidence; `tiering.rs`, `shares.rs` and `slabs.rs` decide about levels of a chain, processes and slabs.
 
 #![forbid(unsafe_code)]
@@ -24,10 +24,10 @@ pub mod policy;
 pub mod prefetch;
 pub mod record;
 pub mod refaults;
-pub mod second_chance;
 pub mod shares;
 pub mod slabs;
 pub mod standby;
+pub mod standby_length;
 mod table;
 pub mod temperature;
 pub mod tiering;

@@ -199,15 +199,8 @@ mod tests {
 
     /// Every page is resident, and there is room to spare.
     fn engine() -> Engine {
-        let settings = Settings {
-            budget_pages: 8 * PAGES,
-            tier_slabs: 64,
-            prefetch: true,
-            elastic: true,
-            copied_pages_max: 0,
-            seals: false,
-            fetch_cost: 5,
-        };
+        let settings =
+            Settings { budget_pages: 8 * PAGES, tier_slabs: 64, prefetch: true, elastic: true, ..Settings::PLAIN };
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
         engine.add(PageIndex(0), PageIndex(PAGES), Order::DEFAULT, Delivery::Signal, &mut |_, _| true);
         engine

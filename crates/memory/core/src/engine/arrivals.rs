@@ -63,15 +63,7 @@ mod tests {
 
     #[test]
     fn a_caller_waits_for_what_is_being_fetched_and_presence_follows_residency() {
-        let settings = Settings {
-            budget_pages: 1024,
-            tier_slabs: 8,
-            prefetch: true,
-            elastic: false,
-            copied_pages_max: 0,
-            seals: false,
-            fetch_cost: 5,
-        };
+        let settings = Settings { prefetch: true, ..Settings::PLAIN };
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
         let (page, end) = (PageIndex(0), PageIndex(64));
         let presence = engine.publish_presence(page, end);

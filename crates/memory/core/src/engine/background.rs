@@ -380,7 +380,7 @@ impl Engine {
     }
 
     fn plan_eviction(&mut self, plan: &mut Plan) {
-        let target = self.watermarks.free_high + self.second_chance.target();
+        let target = self.watermarks.free_high + self.standby_length.target();
         // Blocks whose write-back failed count too: ahead of demand, no other block is evicted in their place.
         let victims = self.standby.pages(Waiting::Evicted) + self.standby.pages(Waiting::Unwritable);
         let soon = |engine: &Self| engine.frames.free_pages() + engine.cleaning_pages + engine.leaving_pages;

@@ -43,7 +43,7 @@ impl Engine {
         }
         self.prefetcher.set_ahead_pages_max(pages / AHEAD_PART);
         self.watermarks = Watermarks::for_budget(pages);
-        self.second_chance.set_budget(pages);
+        self.standby_length.set_budget(pages);
         self.large = elastic::large(pages);
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
     }

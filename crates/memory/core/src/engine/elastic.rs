@@ -168,9 +168,8 @@ mod tests {
             tier_slabs: 64,
             prefetch: true,
             elastic,
-            copied_pages_max: 0,
-            seals: false,
             fetch_cost: 2,
+            ..Settings::PLAIN
         };
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
         engine.add(PageIndex(0), PageIndex(PAGES), Order::DEFAULT, Delivery::Signal, &mut |_, _| false);

@@ -167,7 +167,7 @@ impl Engine {
                 Some(taken) => {
                     let slot = self.map.slot(block).expect("a stored block has a slot");
                     let distance = self.distance(block);
-                    self.second_chance.refaulted(u64::from(order.pages()), distance);
+                    self.standby_length.refaulted(u64::from(order.pages()), distance);
                     self.count_refault(block);
                     let arrival = self.refault(block);
                     let mut entry = self.map.block_mut(block);
@@ -196,7 +196,7 @@ impl Engine {
         if self.map.block(block).waiting != Waiting::ReadAhead {
             self.standby.remove(&mut self.map, block);
             self.map.block_mut(block).become_state(State::Installing);
-            self.second_chance.rescued(u64::from(self.weight(block)));
+            self.standby_length.rescued(u64::from(self.weight(block)));
             self.counts.rescued_blocks += 1;
             self.refaults.rescued(u64::from(self.weight(block)));
             let exchange = self.exchange(block, 1, write);

@@ -93,15 +93,7 @@ mod tests {
 
     /// An engine whose pages 0 to 32 are stored, as one block.
     fn stored(elastic: bool) -> Engine {
-        let settings = Settings {
-            budget_pages: 512,
-            tier_slabs: 4,
-            prefetch: false,
-            elastic,
-            copied_pages_max: 0,
-            seals: false,
-            fetch_cost: 5,
-        };
+        let settings = Settings { budget_pages: 512, tier_slabs: 4, elastic, ..Settings::PLAIN };
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
         engine.add(PageIndex(0), PageIndex(32), Order::DEFAULT, Delivery::Signal, &mut |_, _| false);
         let block = engine.map.find(PageIndex(0)).expect("managed");

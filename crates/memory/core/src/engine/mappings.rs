@@ -223,6 +223,6 @@ impl Engine {
 
     /// Pages that can stay resident for long.
     pub(super) fn keep_pages(&self) -> u64 {
-        self.budget_pages().saturating_sub(self.watermarks.free_high + self.second_chance.target())
+        self.budget_pages().saturating_sub(self.watermarks.free_high + self.standby_length.target())
     }
 }

@@ -118,15 +118,7 @@ mod tests {
 
     /// An engine with pages 512 to 1632 in a file, whose page n has the guard n + 1, but 4 to 7 are zeros.
     fn engine() -> Engine {
-        let settings = Settings {
-            budget_pages: 512,
-            tier_slabs: 4,
-            prefetch: false,
-            elastic: false,
-            copied_pages_max: 0,
-            seals: false,
-            fetch_cost: 5,
-        };
+        let settings = Settings { budget_pages: 512, tier_slabs: 4, ..Settings::PLAIN };
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
         let order = Order::new(2).expect("four pages");
         engine.add(PageIndex(512), PageIndex(1632), order, Delivery::Signal, &mut |_, _| false);

@@ -206,15 +206,7 @@ mod tests {
     /// that the slot was good, and a later fetch found that it was not.
     #[test]
     fn a_failed_write_leaves_only_zeros_that_the_tier_is_believed_to_have() {
-        let settings = Settings {
-            budget_pages: 512,
-            tier_slabs: 4,
-            prefetch: false,
-            elastic: false,
-            copied_pages_max: 0,
-            seals: false,
-            fetch_cost: 5,
-        };
+        let settings = Settings { budget_pages: 512, tier_slabs: 4, ..Settings::PLAIN };
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
         let order = Order::new(2).expect("four pages");
         engine.add(PageIndex(0), PageIndex(4), order, Delivery::Signal, &mut |_, _| true);

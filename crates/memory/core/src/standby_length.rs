@@ -28,7 +28,7 @@ const SHRINK_BELOW: u64 = 1;
 
 /// The length of the standby list, and what decides it. All quantities are pages, except the cost.
 #[derive(Clone, Copy, Debug)]
-pub struct SecondChance {
+pub struct StandbyLength {
     budget: u64,
     /// Cost of a fetch, in rescues.
     fetch_cost: u64,
@@ -38,7 +38,7 @@ pub struct SecondChance {
     refaulted: u64,
 }
 
-impl SecondChance {
+impl StandbyLength {
     /// Starts with the shortest list. A fetch costs as much as `fetch_cost` rescues.
     pub fn new(budget: u64, fetch_cost: u64) -> Self {
         let target = (budget / SHORTEST_PART).max(64);
@@ -93,8 +93,8 @@ mod tests {
 
     const BUDGET: u64 = 100_000;
 
-    fn after(epochs: u64, came_back: impl Fn(&mut SecondChance)) -> u64 {
-        let mut chance = SecondChance::new(BUDGET, 2);
+    fn after(epochs: u64, came_back: impl Fn(&mut StandbyLength)) -> u64 {
+        let mut chance = StandbyLength::new(BUDGET, 2);
         for _ in 0..epochs {
             came_back(&mut chance);
             chance.evicted(BUDGET / EPOCH_PART);
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn blocks_that_come_back_make_it_long() {
         assert_eq!(after(20, |chance| chance.refaulted(2_000, BUDGET / 10)), BUDGET / LONGEST_PART);
-        let both = |chance: &mut SecondChance| {
+        let both = |chance: &mut StandbyLength| {
             chance.rescued(2_000);
             chance.refaulted(2_000, BUDGET / 10);
         };
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn it_is_of_no_use_where_a_fetch_costs_no_more_than_a_rescue() {
-        let mut chance = SecondChance::new(BUDGET, 1);
+        let mut chance = StandbyLength::new(BUDGET, 1);
         for _ in 0..20 {
             chance.refaulted(2_000, BUDGET / 10);
             chance.evicted(BUDGET / EPOCH_PART);
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn it_shrinks_again_when_they_stop() {
-        let mut chance = SecondChance::new(BUDGET, 2);
+        let mut chance = StandbyLength::new(BUDGET, 2);
         for _ in 0..20 {
             chance.refaulted(2_000, BUDGET / 10);
             chance.evicted(BUDGET / EPOCH_PART);
