@@ -43,6 +43,40 @@ impl FrameIndex {
     }
 }
 
+/// The most frames that a fault gives back to the kernel at once. One call interrupts the other CPUs once for all of
+/// them, which costs as much as moving one page.
+pub const BATCH_FRAMES_MAX: usize = 32;
+
+/// Frames to be given back to the kernel together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FrameBatch {
+    frames: [FrameIndex; BATCH_FRAMES_MAX],
+    count: u8,
+}
+
+impl FrameBatch {
+    /// This frame alone.
+    pub fn of(frame: FrameIndex) -> Self {
+        let mut frames = [FrameIndex(0); BATCH_FRAMES_MAX];
+        frames[0] = frame;
+        Self { frames, count: 1 }
+    }
+
+    /// The frames.
+    pub fn frames(&self) -> &[FrameIndex] {
+        &self.frames[..usize::from(self.count)]
+    }
+
+    fn push(&mut self, frame: FrameIndex) {
+        self.frames[usize::from(self.count)] = frame;
+        self.count += 1;
+    }
+
+    fn is_full(&self) -> bool {
+        usize::from(self.count) == BATCH_FRAMES_MAX
+    }
+}
+
 /// A frame that may be used, and whether it has pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
@@ -139,6 +173,21 @@ impl FramePool {
     /// Takes a backed frame of any class, to be emptied.
     pub fn take_any(&mut self) -> Option<FrameIndex> {
         self.take_from(|_| true)
+    }
+
+    /// Takes backed frames of any class, to be emptied: as many as one batch has, but at most half of their pages.
+    /// `None` if they have fewer than `pages_min`.
+    pub fn take_batch(&mut self, pages_min: u64) -> Option<FrameBatch> {
+        if self.backed_pages < pages_min {
+            return None;
+        }
+        let keep = self.backed_pages / 2;
+        let mut batch = FrameBatch::of(self.take_any()?);
+        while !batch.is_full() && self.backed_pages > keep {
+            let Some(frame) = self.take_any() else { break };
+            batch.push(frame);
+        }
+        Some(batch)
     }
 
     /// Takes a backed frame from the class that holds the most pages, among the wanted classes.

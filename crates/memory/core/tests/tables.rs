@@ -51,7 +51,7 @@ fn touch(engine: &mut Engine, page: PageIndex) {
                 engine.slot_for(block).expect("the tier has room");
                 engine.cleaned(block, CleanVerdict::Stored, &guards[..pages.count as usize]);
             }
-            FaultStep::Empty { frame } => engine.emptied(frame),
+            FaultStep::Empty { frames } => frames.frames().iter().for_each(|frame| engine.emptied(*frame)),
             step => panic!("unforeseen: {step:?}"),
         }
         first = false;

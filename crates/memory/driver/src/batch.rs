@@ -169,13 +169,16 @@ fn evict_first<S: Space>(space: &S, victims: &[Sealed]) -> (usize, bool) {
 pub(crate) fn empty_all<S: Space>(space: &S, tasks: &[Task]) -> Result<(), Fatal> {
     let frame_of = |task: &Task| if let Task::Empty { frame } = *task { Some(frame) } else { None };
     let frames: Vec<FrameIndex> = tasks.iter().filter_map(frame_of).collect();
-    for frames in frames.chunks(BATCH_MAX) {
-        space.give_back(frames)?;
-        report_each(space, frames, |engine, frame| {
-            engine.emptied(*frame);
-            true
-        });
-    }
+    frames.chunks(BATCH_MAX).try_for_each(|frames| empty(space, frames))
+}
+
+/// Gives the pages of at most [`BATCH_MAX`] frames back to the kernel, and reports.
+pub(crate) fn empty<S: Space>(space: &S, frames: &[FrameIndex]) -> Result<(), Fatal> {
+    space.give_back(frames)?;
+    report_each(space, frames, |engine, frame| {
+        engine.emptied(*frame);
+        true
+    });
     Ok(())
 }
 

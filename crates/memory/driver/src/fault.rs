@@ -15,6 +15,7 @@ use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::Arrival;
 use aquifer_core::units::{BlockIndex, FrameIndex, PageIndex, ThreadIndex};
 
+use crate::batch;
 use crate::evict::evict;
 use crate::fatal::Fatal;
 use crate::inspect::{Guards, PAGES_MAX};
@@ -124,7 +125,7 @@ pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write:
                 check_timeout(space, started)?;
                 space.wait(ticket);
             }
-            FaultStep::Empty { frame } => empty(space, frame)?,
+            FaultStep::Empty { frames } => batch::empty(space, frames.frames())?,
             FaultStep::Evict { block, pages, frame } => {
                 if !evict(space, block, pages, frame, delivery)? && !refusals.go_on(space, ticket) {
                     return Ok(Outcome::NoRoom);
@@ -238,14 +239,6 @@ pub(crate) fn report(space: &impl Space, wanted: bool) {
     if wanted && !planted::is(Bug::LostWakeup) {
         space.signal();
     }
-}
-
-/// Gives a frame's pages back to the kernel.
-fn empty<S: Space>(space: &S, frame: FrameIndex) -> Result<(), Fatal> {
-    space.give_back(&[frame])?;
-    space.engine().emptied(frame);
-    space.signal();
-    Ok(())
 }
 
 /// Blocks to be installed, whose frames are adjacent.

@@ -273,13 +273,16 @@ impl Engine {
         if !self.wants_credit() {
             return;
         }
-        self.copies_lately = false;
         let mut missing = self.watermarks.free_high.saturating_sub(self.frames.credit_pages());
-        while missing > 0 && !plan.is_full() {
-            let Some(frame) = self.frames.take_any() else { return };
+        while missing > 0 {
+            if plan.is_full() {
+                return; // The next plan goes on.
+            }
+            let Some(frame) = self.frames.take_any() else { break };
             missing = missing.saturating_sub(u64::from(frame.order().pages()));
             plan.tasks.push(Task::Empty { frame });
         }
+        self.copies_lately = false;
     }
 
     fn plan_read_ahead(&mut self, plan: &mut Plan, transfers: Transfers) {

@@ -12,7 +12,8 @@
 //! Called by `driver/src/fault.rs`, which carries out the steps.
 
 use super::Engine;
-use crate::block::{State, Waiting};
+use crate::block::{Block, State, Waiting};
+use crate::frames::FrameBatch;
 use crate::guard;
 use crate::map::Pages;
 use crate::policy::Arrival;
@@ -104,10 +105,10 @@ pub enum FaultStep {
         /// True when the tier is known to hold the same bytes.
         known_clean: bool,
     },
-    /// Give this frame's pages back to the kernel; report `emptied`; ask again.
+    /// Give the pages of these frames back to the kernel; report `emptied` for each; ask again.
     Empty {
-        /// A backed frame of another block size.
-        frame: FrameIndex,
+        /// Backed frames: one of another block size, or many whose pages will let small blocks be copied.
+        frames: FrameBatch,
     },
     /// Another thread is working on the block, or on every frame. Wait for the next report; ask again.
     Wait,
@@ -140,8 +141,12 @@ impl Engine {
             block = self.suit_fault(page, block, streams);
         }
         let pages = self.map.pages(block);
-        let order = self.map.block(block).order;
-        match self.map.block(block).state {
+        let Block { order, state, .. } = self.map.block(block);
+        let arrives = matches!(state, State::Stored | State::Empty | State::Standby);
+        if let Some(frames) = arrives.then(|| self.credit_frames(order)).flatten() {
+            return FaultStep::Empty { frames };
+        }
+        match state {
             State::Resident => {
                 self.policy.removed(block);
                 self.resident_pages -= u64::from(order.pages());

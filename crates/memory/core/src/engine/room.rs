@@ -11,7 +11,7 @@
 use super::Engine;
 use super::fault::FaultStep;
 use crate::block::{Block, State, Waiting};
-use crate::frames::Taken;
+use crate::frames::{FrameBatch, Taken};
 use crate::guard;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, Order};
@@ -28,6 +28,9 @@ const UNWRITABLE_PART: u64 = 2;
 /// but a full or broken tier must not keep the worker and the blocks busy.
 const FAILURES_MAX: u32 = 8;
 
+/// A fault that finds no credit empties frames only if they have this many pages: fewer would soon be wanted again.
+const CREDIT_PAGES_MIN: u64 = 32;
+
 impl Engine {
     /// A frame to fill, if one is available without any work by the driver.
     pub(super) fn take_frame(&mut self, order: Order) -> Option<Taken> {
@@ -41,10 +44,21 @@ impl Engine {
         }
     }
 
+    /// Frames to empty when a block of `order` should be copied and no credit is left. The worker supplies credit ahead
+    /// of demand (`plan_credit`). Where it does not run in time, a move for each block would interrupt the other CPUs
+    /// as often as there are faults, and a batch does so once for many.
+    pub(super) fn credit_frames(&mut self, order: Order) -> Option<FrameBatch> {
+        let is_short = self.frames.credit_pages() < u64::from(order.pages()) && self.debt_pages == 0;
+        if order.pages() > self.settings.copied_pages_max || !is_short {
+            return None;
+        }
+        self.frames.take_batch(CREDIT_PAGES_MIN)
+    }
+
     /// The cheapest way to one free frame of `order`.
     pub(super) fn make_room(&mut self, order: Order) -> FaultStep {
         if let Some(frame) = self.frames.take_to_empty(order) {
-            return FaultStep::Empty { frame };
+            return FaultStep::Empty { frames: FrameBatch::of(frame) };
         }
         if let Some((block, frame)) = self.start_cleaning() {
             let known_clean = self.map.block(block).known_clean;
@@ -165,6 +179,51 @@ impl Engine {
         while let Some(block) = self.standby.oldest(Waiting::Unwritable) {
             self.standby.remove(&mut self.map, block);
             self.standby.push(&mut self.map, block, Waiting::Evicted);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Exchange, Settings};
+    use crate::frames::BATCH_FRAMES_MAX;
+    use crate::map::Delivery;
+    use crate::policy::{self, PolicyName};
+    use crate::units::{PageIndex, ThreadIndex};
+
+    /// Memory without contents, in blocks of one page that are copied, and this many free frames that have pages. The
+    /// rest of the budget is spent.
+    fn without_credit(backed: usize) -> Engine {
+        let settings = Settings { copied_pages_max: 4, ..Settings::PLAIN };
+        let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
+        engine.add(PageIndex(0), PageIndex(512), Order::MIN, Delivery::Signal, &mut |_, _| false);
+        let taken: Vec<_> = (0..backed).map(|_| engine.frames.take_backed(Order::MIN).expect("budget")).collect();
+        taken.into_iter().for_each(|taken| engine.frames.put_backed(taken.frame));
+        engine.frames.spend(u64::MAX);
+        engine
+    }
+
+    #[test]
+    fn a_fault_without_credit_empties_half_of_the_free_frames_so_that_the_next_ones_are_copied() {
+        let mut engine = without_credit(40);
+        let step = engine.fault(PageIndex(7), ThreadIndex(0), false, true);
+        let FaultStep::Empty { frames } = step else { panic!("{step:?}") };
+        assert_eq!(frames.frames().len(), 20);
+        frames.frames().iter().for_each(|frame| engine.emptied(*frame));
+        for page in 7..27 {
+            let step = engine.fault(PageIndex(page), ThreadIndex(0), false, false);
+            assert!(matches!(step, FaultStep::Fill { exchange: Exchange::Copy { .. }, .. }), "{page}: {step:?}");
+        }
+    }
+
+    #[test]
+    fn few_frames_are_not_emptied_and_a_batch_is_never_larger_than_its_bound() {
+        for (backed, emptied) in [(31, 0), (32, 16), (600, BATCH_FRAMES_MAX)] {
+            let mut engine = without_credit(backed);
+            let step = engine.fault(PageIndex(7), ThreadIndex(0), false, true);
+            let found = if let FaultStep::Empty { frames } = step { frames.frames().len() } else { 0 };
+            assert_eq!(found, emptied, "{backed}: {step:?}");
         }
     }
 }

@@ -10,10 +10,14 @@ use aquifer_core::units::PAGE_BYTES;
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{Fatal, Frames};
 use aquifer_sys::FrameBuffer;
-use aquifer_sys::memory::{SPANS_MAX, Span, drop_spans};
+use aquifer_sys::memory::{Span, drop_spans};
 
 use super::exchanger::whole;
 use crate::pager::Pager;
+
+/// Frames that one kernel call gives back: enough that the interrupts of the other CPUs, one round for each call, cost
+/// little for each frame.
+const SPANS_AT_ONCE: usize = 64;
 
 /// Checks what was read, and fills its zero pages. `expected` are the guards of the pages.
 pub(super) fn check_arrival(buffer: &mut FrameBuffer, expected: &[u64]) -> Result<(), Mismatch> {
@@ -60,13 +64,15 @@ impl Frames for Pager {
         if let [frame] = frames {
             return self.area.try_drop_pages(*frame);
         }
-        for frames in frames.chunks(SPANS_MAX) {
-            let spans: Vec<Span> = frames
-                .iter()
-                .map(|frame| Span { start: self.area.address(*frame), len: frame.order().bytes() as usize })
-                .collect();
+        for frames in frames.chunks(SPANS_AT_ONCE) {
+            // On the stack, since faults come here too, and they do not allocate.
+            let mut spans = [Span::default(); SPANS_AT_ONCE];
+            let spans = &mut spans[..frames.len()];
+            for (span, frame) in spans.iter_mut().zip(frames) {
+                *span = Span { start: self.area.address(*frame), len: frame.order().bytes() as usize };
+            }
             // SAFETY: the frames are this thread's, and their bytes are not needed.
-            let dropped = whole(&spans, unsafe { drop_spans(&spans) }.unwrap_or(0));
+            let dropped = whole(spans, unsafe { drop_spans(spans) }.unwrap_or(0));
             frames[dropped..].iter().try_for_each(|frame| self.area.try_drop_pages(*frame))?;
         }
         Ok(())
