@@ -58,6 +58,7 @@ use self::endpoint::Endpoint;
 use self::link::Greeting;
 use self::links::Links;
 pub(crate) use self::member::{Asked, Missed, Offer};
+use self::ranges::Ranges;
 pub(crate) use self::ranges::Writers;
 use self::rdma::{Rdma, RdmaFailure};
 pub(crate) use self::remote::Remote;
@@ -206,8 +207,8 @@ fn remote(
     unlent: Unlent,
     writers: Writers,
 ) -> Result<Arc<Remote>, BorrowFailure> {
-    let remote = Remote::new(transport, slabs, lease, timeouts, unlent, writers);
-    remote.map(Arc::new).map_err(|errno| system("mapping the leases", errno))
+    let ranges = Ranges::new(slabs, writers).map_err(|errno| system("mapping the leases", errno))?;
+    Ok(Arc::new(Remote::new(transport, ranges, lease, timeouts, unlent, true)))
 }
 
 fn security(spec: &DonorSpec) -> Result<Security, CredentialFailure> {

@@ -6,12 +6,14 @@
 //! Threads: the worker that owns them. Allocates when they are opened, and never afterwards.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_sys::any_readable::AnyReadable;
 use aquifer_sys::wakeup::readable;
 use aquifer_tier::{Activity, Completion, Request, TierFailure, TierQueue, Wait};
 
+use super::mailboxes::Mailbox;
 use super::{Parts, tier_failure};
 
 /// One wait in the kernel.
@@ -19,7 +21,8 @@ const WAIT_ONCE: Duration = Duration::from_millis(100);
 
 /// The queue to one member.
 struct MemberQueue {
-    queue: Box<dyn TierQueue>,
+    /// `None`: no member has this seat, or it has joined a moment ago.
+    queue: Option<Box<dyn TierQueue>>,
     /// A request was submitted and not kicked.
     waits_for_kick: bool,
     /// The descriptor that is watched for this queue.
@@ -32,6 +35,7 @@ pub(super) struct MemberQueues {
     any: AnyReadable,
     /// Completions that came from members and have not been processed.
     landed: Vec<Completion>,
+    mailbox: Arc<Mailbox>,
 }
 
 impl MemberQueues {
@@ -39,36 +43,46 @@ impl MemberQueues {
     /// time.
     pub(super) fn open(parts: &Parts, depth: u32, landed: usize) -> Result<MemberQueues, TierFailure> {
         let any = AnyReadable::new().map_err(|errno| tier_failure(Activity::Queue, 0, errno.into()))?;
-        let entry = |member: &super::Member| {
-            let queue = member.store.open_queue(depth)?;
+        let served = (0..parts.members.len()).filter(|index| parts.members[*index].store.is_connected());
+        let served = served.fold(0, |mask, index| mask | 1 << index);
+        let entry = |(index, member): (usize, &super::Member)| {
+            let queue = (served & 1 << index != 0).then(|| member.store.open_queue(depth)).transpose()?;
             Ok(MemberQueue { queue, waits_for_kick: false, watched: Cell::new(None) })
         };
-        let queues = parts.members.iter().map(entry).collect::<Result<_, TierFailure>>()?;
-        Ok(MemberQueues { queues, any, landed: Vec::with_capacity(landed) })
+        let queues = parts.members.iter().enumerate().map(entry).collect::<Result<_, TierFailure>>()?;
+        let mailbox = parts.mailboxes.open(depth, served);
+        Ok(MemberQueues { queues, any, landed: Vec::with_capacity(landed), mailbox })
     }
 
+    /// Whether there is a queue to a member.
+    pub(super) fn has(&self, member: usize) -> bool {
+        self.queues[member].queue.is_some()
+    }
+
+    /// Sends a request to a member to which there is a queue.
     pub(super) fn send(&mut self, member: usize, request: Request) {
         let entry = &mut self.queues[member];
-        let sent = entry.queue.submit(request);
-        assert!(sent.is_ok(), "a member's queue is as deep as ours");
+        let queue = entry.queue.as_mut().expect("the caller has checked that there is a queue");
+        assert!(queue.submit(request).is_ok(), "a member's queue is as deep as ours");
         entry.waits_for_kick = true;
     }
 
     /// Starts the requests that were sent and collects completions; waits for member `wait_for` if there is one.
     /// Returns false when there are no completions.
     pub(super) fn turn(&mut self, wait_for: Option<usize>) -> bool {
+        let queues = &mut self.queues;
+        self.mailbox.collect(|(member, queue)| _ = queues[member].queue.get_or_insert(queue));
         for entry in &mut self.queues {
             if std::mem::take(&mut entry.waits_for_kick) {
                 // Cannot fail because of a transfer: each transfer has its own outcome.
-                let _ = entry.queue.kick();
+                let _ = entry.queue.as_mut().map(|queue| queue.kick());
             }
         }
         for (member, entry) in self.queues.iter_mut().enumerate() {
-            if entry.queue.in_flight() > 0 {
-                let wait = if wait_for == Some(member) { Wait::ForOne } else { Wait::No };
-                let landed = &mut self.landed;
-                entry.queue.complete(wait, usize::MAX, &mut |done| landed.push(done));
-            }
+            let Some(queue) = entry.queue.as_mut().filter(|queue| queue.in_flight() > 0) else { continue };
+            let wait = if wait_for == Some(member) { Wait::ForOne } else { Wait::No };
+            let landed = &mut self.landed;
+            queue.complete(wait, usize::MAX, &mut |done| landed.push(done));
         }
         !self.landed.is_empty()
     }
@@ -99,8 +113,9 @@ impl MemberQueues {
     pub(super) fn ready(&self) -> Result<i32, usize> {
         let mut ready = None;
         for (member, entry) in self.queues.iter().enumerate() {
-            let descriptor = entry.queue.descriptor();
-            let flies = entry.queue.in_flight() > 0;
+            let Some(queue) = &entry.queue else { continue };
+            let descriptor = queue.descriptor();
+            let flies = queue.in_flight() > 0;
             if flies && descriptor.is_none() {
                 ready = Some(member);
             }

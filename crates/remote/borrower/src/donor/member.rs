@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
 use aquifer_tier::{Activity, Cause, KeepAlive, TierFailure, TierQueue};
 use aquifer_wire::{Message, RangeIndex, SLAB_BYTES};
 
@@ -77,6 +78,21 @@ impl Offer {
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
         let remote = remote(transport, lease, slabs, self.timeouts, Unlent::Gone, writers)?;
         Ok(Share(remote, self.spec.address))
+    }
+
+    /// The donor as a member that joins an array, with leases in words that related processes share. `is_opener`: this
+    /// process has opened the array.
+    pub(crate) fn join(
+        self,
+        leases: Words,
+        doubted: Option<Words>,
+        is_opener: bool,
+    ) -> Result<Share, BorrowFailure> {
+        let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
+        let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
+        let ranges = Ranges::over(leases, doubted);
+        let remote = Remote::new(transport, ranges, lease, self.timeouts, Unlent::Gone, is_opener);
+        Ok(Share(Arc::new(remote), self.spec.address))
     }
 }
 

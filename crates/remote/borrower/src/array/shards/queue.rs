@@ -163,7 +163,7 @@ impl ShardQueue {
     }
 
     fn is_there(&self, place: Place, position: usize) -> bool {
-        self.parts.at(place, position).is_some_and(|(_, member)| !member.is_lost())
+        self.parts.at(place, position).is_some_and(|(index, member)| !member.is_lost() && self.queues.has(index))
     }
 
     /// A frame for each of these positions, or none.
