@@ -32,7 +32,7 @@ pub struct Newcomer {
 
 /// What a member is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum MemberStatus {
     /// It is reachable, and gets slabs.
     Present,
     /// It does not answer.
@@ -118,7 +118,7 @@ pub trait Membership: Sync {
     fn join(&self, newcomer: &Newcomer) -> Result<(), MembershipFailure>;
 
     /// Begins to move a member's slabs to others. It leaves when it has none. Refused if the others cannot have them;
-    /// if that turns out later, the member stays, and its [`Standing`] says so.
+    /// if that turns out later, the member stays, and its [`MemberStatus`] says so.
     fn drain(&self, key: MemberKey) -> Result<(), MembershipFailure>;
 
     /// Lets a member go with what it has: its memory is lost, or nobody needs it. A slab that no other member has is
@@ -126,5 +126,5 @@ pub trait Membership: Sync {
     fn leave(&self, key: MemberKey);
 
     /// Every member that this tier has had, with what it is doing.
-    fn standing(&self) -> Vec<(MemberKey, Standing)>;
+    fn statuses(&self) -> Vec<(MemberKey, MemberStatus)>;
 }

@@ -95,7 +95,7 @@ mod tests {
 
     fn requests() -> Vec<Request> {
         vec![
-            Request::Open { version: 1, volume: "db".into(), session: u64::MAX },
+            Request::Open { version: 1, volume: "db".into(), session: u64::MAX, holds: vec![3] },
             Request::Progress(vec![
                 MemberProgress { member: 3, progress: Progress::Draining { slabs: 9, is_stalled: true } },
                 MemberProgress { member: 4, progress: Progress::Left },
@@ -134,7 +134,7 @@ mod tests {
         let mut decoder = Decoder::default();
         decoder.push(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes());
         assert_eq!(decoder.next::<Request>(), Err(NotAFrame::Oversized { bytes: FRAME_BYTES_MAX + 1 }));
-        for text in ["", "{", "\"clos\"", "{\"open\":{\"version\":1}}", "{\"open\":{\"version\":1,\"volume\":\"a\",\"session\":1,\"x\":1}}"] {
+        for text in ["", "{", "\"clos\"", "{\"open\":{\"version\":1}}", "{\"open\":{\"version\":1,\"volume\":\"a\",\"session\":1,\"holds\":[],\"x\":1}}"] {
             let mut decoder = Decoder::default();
             decoder.push(&(text.len() as u32).to_le_bytes());
             decoder.push(text.as_bytes());
@@ -147,8 +147,8 @@ mod tests {
 
     #[test]
     fn the_bytes_are_those_of_the_first_version() {
-        let frame = encode(&Request::Open { version: 1, volume: "db".into(), session: 7 }).unwrap();
-        assert_eq!(&frame[HEAD_BYTES..], br#"{"open":{"version":1,"volume":"db","session":7}}"#);
-        assert_eq!(frame[..HEAD_BYTES], 48u32.to_le_bytes());
+        let frame = encode(&Request::Open { version: 1, volume: "db".into(), session: 7, holds: vec![] }).unwrap();
+        assert_eq!(&frame[HEAD_BYTES..], br#"{"open":{"version":1,"volume":"db","session":7,"holds":[]}}"#);
+        assert_eq!(frame[..HEAD_BYTES], 59u32.to_le_bytes());
     }
 }

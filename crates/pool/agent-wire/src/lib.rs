@@ -11,7 +11,7 @@
 //! ```
 //! use aquifer_agent_wire::{Decoder, Request, encode};
 //!
-//! let request = Request::Open { version: 1, volume: "db".into(), session: 7 };
+//! let request = Request::Open { version: 1, volume: "db".into(), session: 7, holds: vec![] };
 //! let mut decoder = Decoder::default();
 //! decoder.push(&encode(&request)?);
 //! assert_eq!(decoder.next::<Request>()?, Some(request));

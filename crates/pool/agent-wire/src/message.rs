@@ -39,6 +39,8 @@ pub enum Request {
         volume: String,
         /// A number that the program draws, and repeats when it connects again.
         session: u64,
+        /// The members that it has memory of: none at first; a forked child has those of its parent.
+        holds: Vec<u64>,
     },
     /// What the program has done about the newest view.
     Progress(Vec<MemberProgress>),

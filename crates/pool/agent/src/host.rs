@@ -22,7 +22,7 @@ use aquifer_sys::wakeup::Wakeup;
 use crate::end::HostEnd;
 use crate::kept::Kept;
 use crate::ledger::{Ledger, Surroundings};
-use crate::processes::{self, Process};
+use crate::processes;
 use crate::server::Server;
 use crate::settings::{DonorAddress, Settings};
 
@@ -94,7 +94,7 @@ impl Shared {
         let mut state = self.state();
         let before = state.ledger.revision();
         let outcome = change(&mut state.ledger);
-        state.ledger.settle(Process::runs);
+        state.ledger.settle();
         let stored = state.store();
         let is_changed = state.ledger.revision() != before;
         drop(state);

@@ -27,6 +27,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::processes::Process;
 
+/// How many looks in a row a user may be missing: at one a second, longer than a forked child takes to connect.
+const MISSED_MAX: u32 = 5;
 /// The greatest weight of a member, as in an array of donors.
 const WEIGHT_MAX: u64 = 16;
 
@@ -57,6 +59,9 @@ struct User {
     draining: BTreeMap<MemberId, u64>,
     #[serde(skip)]
     is_connected: bool,
+    /// How many times in a row it was neither connected nor running.
+    #[serde(skip)]
+    missed: u32,
 }
 
 /// Who uses a volume: a process, and its number for this use.
@@ -173,14 +178,18 @@ impl Ledger {
         }
     }
 
-    /// Adds a user, or notes that it has connected again. Returns false if the volume is not bound to this host.
-    pub(crate) fn open(&mut self, id: UserId) -> bool {
+    /// Adds a user that has memory of some members, or notes that it has connected again. Returns false if the volume
+    /// is not bound to this host.
+    pub(crate) fn open(&mut self, id: UserId, holds: &[u64]) -> bool {
         if let Some(user) = self.user(id) {
-            user.is_connected = true;
+            (user.is_connected, user.missed) = (true, 0);
             return true;
         }
-        let Some(held) = self.volumes.get(&id.volume).filter(|held| !held.is_withdrawn) else { return false };
-        let given = held.report.members.keys().filter(|member| held.order(**member) == Order::Use).copied().collect();
+        // Who has memory already goes on: the volume may have been withdrawn since.
+        let may_open = |held: &&Held| !held.is_withdrawn || !holds.is_empty();
+        let Some(held) = self.volumes.get(&id.volume).filter(may_open) else { return false };
+        let holds = holds.iter().copied().map(MemberId);
+        let given = holds.filter(|member| held.report.members.contains_key(member)).collect();
         self.users.push(User {
             volume: id.volume,
             process: id.process,
@@ -189,6 +198,7 @@ impl Ledger {
             left: BTreeSet::new(),
             draining: BTreeMap::new(),
             is_connected: true,
+            missed: 0,
         });
         true
     }
@@ -277,20 +287,23 @@ impl Ledger {
         self.users.iter().any(|user| user.volume == volume)
     }
 
-    /// Draws the conclusions: which users have ended, which members have left, which are complete. Returns whether
-    /// anything has changed that must be on disk.
-    pub(crate) fn settle(&mut self, runs: impl Fn(Process) -> bool) -> bool {
-        let before = (self.users.len(), self.volumes.clone(), self.left.clone());
-        self.users.retain(|user| user.is_connected || runs(user.process));
-        let ids: Vec<VolumeId> = self.volumes.keys().copied().collect();
-        for volume in ids {
-            self.settle_volume(volume);
+    /// Looks which users have ended. They are forgotten when they have been missing for [`MISSED_MAX`] looks: a forked
+    /// child that goes on with their memory connects before that.
+    pub(crate) fn look(&mut self, runs: impl Fn(Process) -> bool) {
+        for user in &mut self.users {
+            user.missed = if user.is_connected || runs(user.process) { 0 } else { user.missed + 1 };
         }
-        let is_changed = before != (self.users.len(), self.volumes.clone(), self.left.clone());
-        if before.1 != self.volumes {
+        self.users.retain(|user| user.missed <= MISSED_MAX);
+    }
+
+    /// Draws the conclusions: which members have left, and which are complete.
+    pub(crate) fn settle(&mut self) {
+        let before = self.volumes.clone();
+        let ids: Vec<VolumeId> = self.volumes.keys().copied().collect();
+        ids.into_iter().for_each(|volume| self.settle_volume(volume));
+        if before != self.volumes {
             self.revision += 1;
         }
-        is_changed
     }
 
     fn settle_volume(&mut self, volume: VolumeId) {

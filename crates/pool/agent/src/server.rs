@@ -13,13 +13,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_agent_wire::{Answer, Denial, encode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 
 use crate::host::Shared;
+use crate::processes::Process;
 use crate::session::{Peer, Session};
 
 /// The mode of the socket: its owner and its group may use it.
@@ -36,7 +37,7 @@ const DENY_WAIT: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 512 << 10;
 
 /// The programs that are served now, by user.
-type Seats = Arc<Mutex<BTreeMap<u32, usize>>>;
+type Served = Arc<Mutex<BTreeMap<u32, usize>>>;
 
 /// The socket, and what ends it.
 #[derive(Clone)]
@@ -46,7 +47,7 @@ pub(crate) struct Server {
     /// Readable when the server is to end.
     ended: Arc<UnixStream>,
     ender: Arc<UnixStream>,
-    seats: Seats,
+    served: Served,
 }
 
 impl Server {
@@ -67,7 +68,7 @@ impl Server {
             listener: Arc::new(listener),
             ended: Arc::new(ended),
             ender: Arc::new(ender),
-            seats: Seats::default(),
+            served: Served::default(),
         })
     }
 
@@ -84,7 +85,7 @@ impl Server {
     /// Serves until the server is ended.
     pub(crate) fn run(&self, shared: &Arc<Shared>, log: &Arc<dyn Fn(&str) + Send + Sync>) {
         let limit = Timespec { tv_sec: LOOK_EVERY.as_secs() as i64, tv_nsec: 0 };
-        let mut last = String::new();
+        let (mut last, mut looked) = (String::new(), Instant::now());
         loop {
             let mut polled = [PollFd::new(&*self.listener, PollFlags::IN), PollFd::new(&*self.ended, PollFlags::IN)];
             let _ = poll(&mut polled, Some(&limit));
@@ -96,7 +97,11 @@ impl Server {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => thread::sleep(PAUSE),
             }
-            if let Err(error) = shared.change(|_| ()).1 {
+            if looked.elapsed() < LOOK_EVERY {
+                continue;
+            }
+            looked = Instant::now();
+            if let Err(error) = shared.change(|ledger| ledger.look(Process::runs)).1 {
                 let line = format!("the state cannot be stored: {error}; free space in the state directory");
                 if line != last {
                     log(&line);
@@ -113,14 +118,14 @@ impl Server {
         let Ok(credentials) = socket_peercred(&stream) else { return };
         let (uid, gid) = (credentials.uid.as_raw(), credentials.gid.as_raw());
         let max = shared.settings.programs_max;
-        let Some(seat) = Seat::take(&self.seats, uid, max) else {
+        let Some(admitted) = Admitted::take(&self.served, uid, max) else {
             let _ = deny(&stream, Denial::Busy { programs: max });
             return;
         };
         let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);
         let (shared, peer) = (Arc::clone(shared), Peer { uid, gid, pid });
         let spawned = thread::Builder::new().name("agent-session".into()).stack_size(STACK_BYTES).spawn(move || {
-            let _seat = seat;
+            let _admitted = admitted;
             Session::new(shared, peer, stream).serve();
         });
         // Without a thread, the connection ends, and the program tries again.
@@ -136,27 +141,27 @@ pub(crate) fn deny(mut stream: &UnixStream, denial: Denial) -> io::Result<()> {
 }
 
 /// One program's place among those that are served.
-struct Seat {
-    seats: Seats,
+struct Admitted {
+    served: Served,
     uid: u32,
 }
 
-impl Seat {
-    fn take(seats: &Seats, uid: u32, max: usize) -> Option<Seat> {
-        let mut taken = seats.lock().unwrap_or_else(PoisonError::into_inner);
+impl Admitted {
+    fn take(served: &Served, uid: u32, max: usize) -> Option<Admitted> {
+        let mut taken = served.lock().unwrap_or_else(PoisonError::into_inner);
         let (all, own) = (taken.values().sum::<usize>(), taken.get(&uid).copied().unwrap_or(0));
         let own_max = if uid == 0 { max } else { (max * QUARTERS_PER_USER / 4).max(1) };
         if all >= max || own >= own_max {
             return None;
         }
         *taken.entry(uid).or_default() += 1;
-        Some(Seat { seats: Arc::clone(seats), uid })
+        Some(Admitted { served: Arc::clone(served), uid })
     }
 }
 
-impl Drop for Seat {
+impl Drop for Admitted {
     fn drop(&mut self) {
-        let mut taken = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = taken.get_mut(&self.uid) {
             *own -= 1;
         }
@@ -170,12 +175,12 @@ mod tests {
 
     #[test]
     fn no_user_keeps_the_others_out() {
-        let seats = Seats::default();
-        let taken: Vec<Seat> = std::iter::from_fn(|| Seat::take(&seats, 5, 8)).collect();
+        let served = Served::default();
+        let taken: Vec<Admitted> = std::iter::from_fn(|| Admitted::take(&served, 5, 8)).collect();
         assert_eq!(taken.len(), 6);
-        let (root, other) = (Seat::take(&seats, 0, 8), Seat::take(&seats, 6, 8));
-        assert!(root.is_some() && other.is_some() && Seat::take(&seats, 0, 8).is_none());
+        let (root, other) = (Admitted::take(&served, 0, 8), Admitted::take(&served, 6, 8));
+        assert!(root.is_some() && other.is_some() && Admitted::take(&served, 0, 8).is_none());
         drop(taken);
-        assert!(Seat::take(&seats, 5, 8).is_some());
+        assert!(Admitted::take(&served, 5, 8).is_some());
     }
 }

@@ -80,7 +80,8 @@ impl Session {
         let opened = self.open();
         let ended = opened.and_then(|id| {
             let ended = self.follow(id);
-            self.shared.change(|ledger| ledger.disconnect(id));
+            // If it cannot be stored now, it is with the next change.
+            let _ = self.shared.change(|ledger| ledger.disconnect(id));
             ended
         });
         if let Err(Ending::Denied(denial)) = ended {
@@ -102,7 +103,7 @@ impl Session {
             self.stream.set_read_timeout(Some(left))?;
             self.receive()?;
         };
-        let Request::Open { version, volume, session } = request else {
+        let Request::Open { version, volume, session, holds } = request else {
             return Err(Ending::Denied(Denial::Malformed { why: "the first message does not open a volume".into() }));
         };
         if version != VERSION {
@@ -113,19 +114,19 @@ impl Session {
         let not_bound = || Ending::Denied(Denial::NotBound { host: settings.host.to_string() });
         let is_it = |permit: &&crate::settings::Permit| permit.name == volume || permit.id.to_string() == volume;
         let permit = settings.volumes.iter().find(is_it).filter(|_| is_name(&volume));
-        // A volume that is in nobody's list is root's alone; whoever may not use it does not learn whether it exists.
+        // A volume that is in nobody's list is root's alone; a user who may not use it does not learn whether it exists.
         let id = match permit {
             Some(permit) if permit.allows(uid, gid) => permit.id,
             None if uid == 0 => volume.try_into().map_err(|_| not_bound())?,
             _ => return Err(Ending::Denied(Denial::NotPermitted { uid, gid })),
         };
         let id = UserId { volume: id, process: Process::of(pid), session };
-        let (is_open, stored) = self.shared.change(|ledger| ledger.open(id));
+        let (is_open, stored) = self.shared.change(|ledger| ledger.open(id, &holds));
         if !is_open {
             return Err(not_bound());
         }
         if let Err(error) = stored {
-            self.shared.change(|ledger| ledger.close(id));
+            let _ = self.shared.change(|ledger| ledger.close(id));
             return Err(Ending::Denied(Denial::NotRecorded { why: error.to_string() }));
         }
         Ok(id)
@@ -157,7 +158,7 @@ impl Session {
                     match request {
                         Request::Progress(members) => _ = self.shared.change(|ledger| ledger.progress(id, &members)),
                         Request::Close => {
-                            self.shared.change(|ledger| ledger.close(id));
+                            let _ = self.shared.change(|ledger| ledger.close(id));
                             return Ok(());
                         }
                         Request::Open { .. } => {

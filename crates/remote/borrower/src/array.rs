@@ -21,7 +21,6 @@ mod connection;
 mod copies;
 mod hedge;
 mod layout;
-mod mailboxes;
 mod member;
 mod member_queues;
 mod membership;
@@ -60,10 +59,9 @@ use aquifer_wire::SLAB_BYTES;
 use self::connection::Connection;
 use self::layout::Rotation;
 pub use self::layout::WEIGHT_MAX;
-use self::mailboxes::Mailboxes;
 use self::member::Member;
 pub(crate) use self::member::{Room, Store};
-pub(crate) use self::membership::{Connect, Door, Reached, SeatWords};
+use self::membership::Admission;
 use self::place::Place;
 pub use self::place::{MEMBERS_MAX, POSITIONS};
 use self::queue::ArrayQueue;
@@ -100,8 +98,7 @@ pub(crate) struct Parts {
     members: Box<[Member]>,
     roster: Roster,
     /// For members that join; `None` if nobody can.
-    door: Option<Door>,
-    mailboxes: Mailboxes,
+    admission: Option<Admission>,
     rotation: Rotation,
     /// How many members should have each slab, and which part of it each of them has.
     shape: Shape,
@@ -125,16 +122,16 @@ impl Array {
     }
 
     /// An array without members, which join later: at most [`MEMBERS_MAX`] different donors.
-    fn vacant(door: Door, shape: Shape, slabs: u32) -> Result<Array, Errno> {
+    fn vacant(admission: Admission, shape: Shape, slabs: u32) -> Result<Array, Errno> {
         let members = (0..MEMBERS_MAX).map(|_| Member::new(Connection::none())).collect();
-        Self::of(members, Roster::new(MEMBERS_MAX)?, Rotation::vacant(), Some(door), shape, slabs, Vec::new())
+        Self::of(members, Roster::new(MEMBERS_MAX)?, Rotation::vacant(), Some(admission), shape, slabs, Vec::new())
     }
 
     fn of(
         members: Box<[Member]>,
         roster: Roster,
         rotation: Rotation,
-        door: Option<Door>,
+        admission: Option<Admission>,
         shape: Shape,
         slabs: u32,
         notices: Vec<String>,
@@ -143,8 +140,7 @@ impl Array {
         let parts = Parts {
             members,
             roster,
-            door,
-            mailboxes: Mailboxes::default(),
+            admission,
             rotation,
             shape,
             cutter: shape.is_cut().then(|| Cutter::new(shape)).transpose()?,
@@ -295,7 +291,7 @@ impl Upkeep for Array {
     fn keep_alive_every(&self) -> Option<Duration> {
         // Where members join, one that joins later may need it.
         let of_members = self.parts.members.iter().filter(|member| member.store.is_connected());
-        of_members.map(|member| member.store.look_every()).min().or(self.parts.door.as_ref().map(|_| LOOK_EVERY))
+        of_members.map(|member| member.store.look_every()).min().or(self.parts.admission.as_ref().map(|_| LOOK_EVERY))
     }
 
     fn begin_keep_alive(&self) -> Vec<Box<dyn KeepAlive + '_>> {

@@ -24,7 +24,7 @@ use super::Parts;
 use super::member::{Member, Trouble};
 use super::piece::{SlabPiece, pieces};
 use super::place::{POSITIONS, Place};
-use super::roster::{Pin, Seat};
+use super::roster::{Pin, SeatState};
 use crate::access_failure::{AccessFailure, LinkFailure};
 
 /// How many times a read is tried when the slab's place changes in the meantime.
@@ -350,7 +350,7 @@ impl Parts {
 
     /// The members that can be given another slab, one bit each.
     pub(super) fn takers(&self) -> u64 {
-        let takers = self.roster.all(Seat::Member).filter(|index| self.members[*index].takes_slabs());
+        let takers = self.roster.all(SeatState::Member).filter(|index| self.members[*index].takes_slabs());
         takers.fold(0, |mask, index| mask | 1 << index)
     }
 

@@ -3,7 +3,7 @@
 
 //! A queue to each member, so that all members have work: the common part of an array's queues.
 //!
-//! Threads: the worker that owns them. Allocates when they are opened, and never afterwards.
+//! Threads: the worker that owns them. Allocates when they are opened, and when a member has joined.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -13,7 +13,6 @@ use aquifer_sys::any_readable::AnyReadable;
 use aquifer_sys::wakeup::readable;
 use aquifer_tier::{Activity, Completion, Request, TierFailure, TierQueue, Wait};
 
-use super::mailboxes::Mailbox;
 use super::{Parts, tier_failure};
 
 /// One wait in the kernel.
@@ -35,23 +34,24 @@ pub(super) struct MemberQueues {
     any: AnyReadable,
     /// Completions that came from members and have not been processed.
     landed: Vec<Completion>,
-    mailbox: Arc<Mailbox>,
+    parts: Arc<Parts>,
+    /// The changes of the roster that these queues have followed.
+    followed: u64,
+    depth: u32,
 }
 
 impl MemberQueues {
     /// Opens queues to all members, with room for `depth` requests at each and for `landed` completions at the same
     /// time.
-    pub(super) fn open(parts: &Parts, depth: u32, landed: usize) -> Result<MemberQueues, TierFailure> {
+    pub(super) fn open(parts: &Arc<Parts>, depth: u32, landed: usize) -> Result<MemberQueues, TierFailure> {
         let any = AnyReadable::new().map_err(|errno| tier_failure(Activity::Queue, 0, errno.into()))?;
-        let served = (0..parts.members.len()).filter(|index| parts.members[*index].store.is_connected());
-        let served = served.fold(0, |mask, index| mask | 1 << index);
-        let entry = |(index, member): (usize, &super::Member)| {
-            let queue = (served & 1 << index != 0).then(|| member.store.open_queue(depth)).transpose()?;
+        let entry = |member: &super::Member| {
+            let queue = member.store.is_connected().then(|| member.store.open_queue(depth)).transpose()?;
             Ok(MemberQueue { queue, waits_for_kick: false, watched: Cell::new(None) })
         };
-        let queues = parts.members.iter().enumerate().map(entry).collect::<Result<_, TierFailure>>()?;
-        let mailbox = parts.mailboxes.open(depth, served);
-        Ok(MemberQueues { queues, any, landed: Vec::with_capacity(landed), mailbox })
+        let queues = parts.members.iter().map(entry).collect::<Result<_, TierFailure>>()?;
+        let landed = Vec::with_capacity(landed);
+        Ok(MemberQueues { queues, any, landed, parts: Arc::clone(parts), followed: u64::MAX, depth })
     }
 
     /// Whether there is a queue to a member.
@@ -70,8 +70,7 @@ impl MemberQueues {
     /// Starts the requests that were sent and collects completions; waits for member `wait_for` if there is one.
     /// Returns false when there are no completions.
     pub(super) fn turn(&mut self, wait_for: Option<usize>) -> bool {
-        let queues = &mut self.queues;
-        self.mailbox.collect(|(member, queue)| _ = queues[member].queue.get_or_insert(queue));
+        self.follow();
         for entry in &mut self.queues {
             if std::mem::take(&mut entry.waits_for_kick) {
                 // Cannot fail because of a transfer: each transfer has its own outcome.
@@ -85,6 +84,27 @@ impl MemberQueues {
             queue.complete(wait, usize::MAX, &mut |done| landed.push(done));
         }
         !self.landed.is_empty()
+    }
+
+    /// Opens queues to members that have joined. Only this thread can: a descriptor that another thread of the pager
+    /// opens does not exist in this one (`sys/src/own_descriptors.rs`). Until then, and if it fails, transfers to such
+    /// a member take the ordinary path.
+    fn follow(&mut self) {
+        let changes = self.parts.roster.changes();
+        if changes == self.followed {
+            return;
+        }
+        let mut is_complete = true;
+        for seat in self.parts.in_use() {
+            let (entry, member) = (&mut self.queues[seat], &self.parts.members[seat]);
+            if entry.queue.is_none() && member.store.is_connected() {
+                entry.queue = member.store.open_queue(self.depth).ok();
+            }
+            is_complete &= entry.queue.is_some();
+        }
+        if is_complete {
+            self.followed = changes;
+        }
     }
 
     /// One of the collected completions.

@@ -11,19 +11,19 @@
 //!
 //! A slab never has fewer members because of a drain: without another member that can take it, it stays where it is.
 //!
-//! Threads: the pager's upkeep thread, except for `connected`. May allocate, and waits for donors.
+//! Threads: the pager's upkeep thread. May allocate, and waits for donors.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use aquifer_core::units::SlabIndex;
-use aquifer_sys::raw::now_ns;
+use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::words::Words;
-use aquifer_tier::{MemberKey, Membership, MembershipFailure, Newcomer, Standing, Verify};
+use aquifer_tier::{MemberKey, Membership, MembershipFailure, Newcomer, MemberStatus, Verify};
 
 use super::place::Place;
 use super::rebuild::{Copied, Reason};
-use super::roster::{Plan, Seat};
+use super::roster::{Plan, SeatState};
 use super::{Array, Parts, Store, layout};
 
 /// How many times to admit a newcomer while related processes do the same, and the pause between attempts. A related
@@ -34,7 +34,7 @@ const ADMIT_PAUSE: Duration = Duration::from_millis(1);
 const ROUND: Duration = Duration::from_millis(20);
 /// The number of slabs that one round checks: some milliseconds.
 const LOOKED_AT_MAX: u32 = 1 << 16;
-/// How long a pin keeps a member from leaving: longer than a thread waits for room at a donor. Whoever holds it longer
+/// How long a pin keeps a member from leaving: longer than a thread waits for room at a donor. A process that holds it longer
 /// was killed.
 const PIN_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -46,21 +46,28 @@ pub(crate) struct SeatWords {
 }
 
 /// A donor that has been asked.
-pub(crate) struct Reached {
+pub(crate) struct Reached<'a> {
     /// Whether it has answered.
     pub(crate) is_there: bool,
     /// Makes it a member.
-    pub(crate) accept: Box<dyn FnOnce(SeatWords) -> Result<Box<dyn Store>, String>>,
+    pub(crate) accept: Accept<'a>,
 }
+
+type Accept<'a> = Box<dyn FnOnce(SeatWords) -> Result<Box<dyn Store>, String> + 'a>;
 
 /// Reaches donors.
 pub(crate) trait Connect: Send + Sync {
     /// Asks the donor of a newcomer, which is this member of its donor.
-    fn reach(&self, newcomer: &Newcomer, ordinal: u32) -> Result<Reached, String>;
+    fn reach(&self, newcomer: &Newcomer, ordinal: u32) -> Result<Reached<'_>, String>;
+
+    /// Called in a forked child.
+    fn after_fork_in_child(&self) -> Result<(), Errno> {
+        Ok(())
+    }
 }
 
 /// What an array needs for members that join.
-pub(crate) struct Door {
+pub(crate) struct Admission {
     pub(crate) connect: Box<dyn Connect>,
     /// The words of all seats.
     pub(crate) leases: Words,
@@ -69,9 +76,9 @@ pub(crate) struct Door {
     followed: AtomicU64,
 }
 
-impl Door {
-    pub(crate) fn new(connect: Box<dyn Connect>, leases: Words, doubted: Option<Words>) -> Door {
-        Door { connect, leases, doubted, followed: AtomicU64::new(u64::MAX) }
+impl Admission {
+    pub(crate) fn new(connect: Box<dyn Connect>, leases: Words, doubted: Option<Words>) -> Admission {
+        Admission { connect, leases, doubted, followed: AtomicU64::new(u64::MAX) }
     }
 }
 
@@ -123,9 +130,9 @@ impl Membership for Array {
         self.parts.let_go(key);
     }
 
-    fn standing(&self) -> Vec<(MemberKey, Standing)> {
+    fn statuses(&self) -> Vec<(MemberKey, MemberStatus)> {
         let parts = &self.parts;
-        let known = (0..parts.roster.seats()).filter_map(|seat| Some((parts.roster.key(seat), parts.standing(seat)?)));
+        let known = (0..parts.roster.seats()).filter_map(|seat| Some((parts.roster.key(seat), parts.status(seat)?)));
         known.collect()
     }
 }
@@ -134,7 +141,7 @@ impl Parts {
     /// Adds a member. Returns whether its donor has answered.
     pub(super) fn join(&self, newcomer: &Newcomer) -> Result<bool, MembershipFailure> {
         let unreachable = |why| MembershipFailure::Unreachable { why };
-        let door = self.door.as_ref().ok_or_else(|| unreachable("this tier has fixed members".into()))?;
+        let admission = self.admission.as_ref().ok_or_else(|| unreachable("this tier has fixed members".into()))?;
         for _ in 0..ADMITS_MAX {
             let (ordinal, seat) = match self.roster.plan(newcomer) {
                 Plan::Wait => {
@@ -145,7 +152,7 @@ impl Parts {
                 Plan::New { ordinal } => (ordinal, None),
             };
             let is_known = seat.is_some_and(|seat| self.members[seat].store.is_connected());
-            let reached = if is_known { None } else { Some(door.connect.reach(newcomer, ordinal).map_err(unreachable)?) };
+            let reached = if is_known { None } else { Some(admission.connect.reach(newcomer, ordinal).map_err(unreachable)?) };
             let admitted = match seat {
                 Some(seat) => self.roster.readmit(seat, newcomer).then_some(seat),
                 None => self.roster.claim(newcomer, ordinal)?,
@@ -166,11 +173,11 @@ impl Parts {
         Ok(true)
     }
 
-    fn connect(&self, seat: usize, reached: Reached) -> Result<(), String> {
-        let Some(door) = &self.door else { return Ok(()) };
+    fn connect(&self, seat: usize, reached: Reached<'_>) -> Result<(), String> {
+        let Some(admission) = &self.admission else { return Ok(()) };
         let ranges = self.shape.ranges(self.slabs);
         let part = |words: &Words| words.part(seat * ranges..(seat + 1) * ranges);
-        let words = SeatWords { leases: part(&door.leases), doubted: door.doubted.as_ref().map(part) };
+        let words = SeatWords { leases: part(&admission.leases), doubted: admission.doubted.as_ref().map(part) };
         let store = (reached.accept)(words)?;
         self.members[seat].store.connect(store);
         Ok(())
@@ -179,25 +186,24 @@ impl Parts {
     /// Follows what related processes have changed: connects to members that this process does not know, and gives them
     /// turns.
     pub(super) fn follow(&self) {
-        let Some(door) = &self.door else { return };
+        let Some(admission) = &self.admission else { return };
         let changes = self.roster.changes();
-        if door.followed.load(Ordering::Relaxed) != changes {
+        if admission.followed.load(Ordering::Relaxed) != changes {
             let mut is_complete = true;
             for seat in (0..self.roster.seats()).filter(|seat| self.roster.is_in_use(*seat)) {
                 is_complete &= self.members[seat].store.is_connected() || self.connect_to(seat);
             }
-            let turns = self.roster.all(Seat::Member).map(|seat| (seat, self.roster.weight(seat)));
+            let turns = self.roster.all(SeatState::Member).map(|seat| (seat, self.roster.weight(seat)));
             self.rotation.set(&turns.collect::<Vec<_>>());
             if is_complete {
-                door.followed.store(changes, Ordering::Relaxed);
+                admission.followed.store(changes, Ordering::Relaxed);
             }
         }
-        self.mailboxes.deliver(self);
     }
 
     fn connect_to(&self, seat: usize) -> bool {
-        let (Some(door), Some(newcomer)) = (&self.door, self.roster.newcomer(seat)) else { return false };
-        let reached = door.connect.reach(&newcomer, self.roster.ordinal(seat));
+        let (Some(admission), Some(newcomer)) = (&self.admission, self.roster.newcomer(seat)) else { return false };
+        let reached = admission.connect.reach(&newcomer, self.roster.ordinal(seat));
         reached.and_then(|reached| self.connect(seat, reached)).is_ok()
     }
 
@@ -211,12 +217,12 @@ impl Parts {
         let Some(seat) = self.roster.seat_of(key).filter(|seat| self.roster.is_member(*seat)) else { return Ok(()) };
         let room: Vec<u64> = self
             .roster
-            .all(Seat::Member)
+            .all(SeatState::Member)
             .filter(|other| *other != seat && !self.members[*other].is_quarantined())
             .map(|other| self.roster.slabs(other))
             .collect();
         layout::fits(&room, self.shape.needed, self.shape.total, self.used())?;
-        self.roster.turn(seat, Seat::Member, Seat::Draining);
+        self.roster.turn(seat, SeatState::Member, SeatState::Draining);
         self.follow();
         Ok(())
     }
@@ -224,24 +230,24 @@ impl Parts {
     fn let_go(&self, key: MemberKey) {
         let Some(seat) = self.roster.seat_of(key) else { return };
         // So that nobody names it any more; the pins of those who are about to are waited for in the usual way.
-        self.roster.turn(seat, Seat::Member, Seat::Draining);
+        self.roster.turn(seat, SeatState::Member, SeatState::Draining);
         self.give_up(seat, true);
         self.follow();
     }
 
-    fn standing(&self, seat: usize) -> Option<Standing> {
+    fn status(&self, seat: usize) -> Option<MemberStatus> {
         match self.roster.state(seat) {
-            Seat::Member if self.members[seat].is_lost() => Some(Standing::Lost),
-            Seat::Member => Some(Standing::Present),
-            Seat::Draining => {
+            SeatState::Member if self.members[seat].is_lost() => Some(MemberStatus::Lost),
+            SeatState::Member => Some(MemberStatus::Present),
+            SeatState::Draining => {
                 let has = |slab: &SlabIndex| self.place(*slab).has(seat);
                 let slabs = SlabIndex::all(self.reached()).filter(has).count() as u64;
                 // A member without slabs leaves at the end of a pass.
                 let is_stalled = slabs > 0 && self.members[seat].drain.is_stalled.load(Ordering::Relaxed);
-                Some(Standing::Draining { slabs, is_stalled })
+                Some(MemberStatus::Draining { slabs, is_stalled })
             }
-            Seat::Left => Some(Standing::Left),
-            Seat::Vacant | Seat::Claimed | Seat::Published => None,
+            SeatState::Left => Some(MemberStatus::Left),
+            SeatState::Vacant | SeatState::Claimed | SeatState::Published => None,
         }
     }
 
@@ -249,7 +255,7 @@ impl Parts {
     pub(super) fn drain(&self, verify: Option<&Verify<'_>>) -> bool {
         let started = now_ns();
         let mut has_more = false;
-        for seat in self.roster.all(Seat::Draining) {
+        for seat in self.roster.all(SeatState::Draining) {
             has_more |= self.drain_member(seat, started, verify);
             if is_over(started) {
                 return true;
@@ -278,7 +284,7 @@ impl Parts {
         true
     }
 
-    fn drain_slab(&self, slab: SlabIndex, seat: usize, verify: Option<&Verify<'_>>) {
+    pub(super) fn drain_slab(&self, slab: SlabIndex, seat: usize, verify: Option<&Verify<'_>>) {
         let (place, drain) = (self.place(slab), &self.members[seat].drain);
         if !place.has(seat) {
             return;
@@ -291,16 +297,6 @@ impl Parts {
         }
     }
 
-    /// Moves up to `slabs` slabs, for tests that do something in the middle of a drain.
-    #[cfg(test)]
-    pub(super) fn drain_some(&self, slabs: u32) {
-        for seat in self.roster.all(Seat::Draining) {
-            for slab in SlabIndex::all(self.reached()).take(slabs as usize) {
-                self.drain_slab(slab, seat, None);
-            }
-        }
-    }
-
     /// Ends a pass over all slabs: the member leaves if it can. Returns true when the next pass may begin immediately.
     fn end_pass(&self, seat: usize) -> bool {
         let drain = &self.members[seat].drain;
@@ -309,7 +305,7 @@ impl Parts {
         let is_valid = drain.pass_of.load(Ordering::Relaxed) == self.roster.changes();
         if stayed == 0 && is_valid && drain.is_clear.load(Ordering::Relaxed) {
             self.release_strays(seat);
-            self.roster.turn(seat, Seat::Draining, Seat::Left);
+            self.roster.turn(seat, SeatState::Draining, SeatState::Left);
             drain.end();
             return false;
         }

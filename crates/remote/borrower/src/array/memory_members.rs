@@ -17,7 +17,8 @@ use aquifer_sys::words::Words;
 use aquifer_tier::{Activity, Newcomer, TierFailure, TierQueue};
 use aquifer_wire::{PAGE_BYTES, RangeIndex, SLAB_BYTES};
 
-use super::{Array, Connect, Door, MEMBERS_MAX, Reached, Room, Shape, Store, tier_failure};
+use super::membership::{Connect, Admission, Reached};
+use super::{Array, MEMBERS_MAX, Room, Shape, Store, tier_failure};
 use crate::access_failure::{AccessFailure, LinkFailure};
 
 /// Slabs of such an array.
@@ -216,11 +217,11 @@ fn with_slabs(members: &[Arc<Memory>], shape: Shape, slabs: u32) -> Array {
     Array::new(stores, shape, slabs, Vec::new()).unwrap()
 }
 
-/// Members in memory that a test can let join.
+/// Members in memory that may join.
 struct Pool(Vec<Arc<Memory>>);
 
 impl Connect for Pool {
-    fn reach(&self, newcomer: &Newcomer, _: u32) -> Result<Reached, String> {
+    fn reach(&self, newcomer: &Newcomer, _: u32) -> Result<Reached<'_>, String> {
         let index = newcomer.address.strip_prefix("memory:").and_then(|index| index.parse::<usize>().ok());
         let memory = index.and_then(|index| self.0.get(index)).ok_or("there is no such member; name another one")?;
         if memory.is_away.load(Ordering::SeqCst) {
@@ -231,10 +232,12 @@ impl Connect for Pool {
     }
 }
 
-/// An array without members, for `slabs` slabs; these may join it as `memory:INDEX`.
-pub(super) fn vacant(members: &[Arc<Memory>], shape: Shape, slabs: u32) -> Array {
+/// An array without members, with room for `slabs` slabs, each in `total` parts of which `data` are needed. These
+/// members may join it, as `memory:INDEX`.
+pub fn vacant(members: &[Arc<Memory>], data: usize, total: usize, slabs: u32) -> Array {
+    let shape = Shape { needed: data, total };
     let words = || Words::shared(MEMBERS_MAX * shape.ranges(slabs)).unwrap();
-    Array::vacant(Door::new(Box::new(Pool(members.to_vec())), words(), Some(words())), shape, slabs).unwrap()
+    Array::vacant(Admission::new(Box::new(Pool(members.to_vec())), words(), Some(words())), shape, slabs).unwrap()
 }
 
 /// `count` new members, which have nothing yet.

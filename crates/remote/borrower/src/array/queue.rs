@@ -8,7 +8,7 @@
 //! it has reached all of its members (`places.rs`). Exceptional cases take the ordinary path, one at a time
 //! (`copies.rs`): a member that fails, a place that has changed, a request that spans two slabs.
 //!
-//! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
+//! Threads: the worker that owns it. Allocates when it is opened, and when a member has joined.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

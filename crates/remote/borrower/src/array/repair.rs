@@ -275,6 +275,7 @@ impl Parts {
 
     /// Called in a forked child.
     pub(super) fn after_fork_in_child(&self) -> Result<(), Errno> {
+        self.admission.iter().try_for_each(|admission| admission.connect.after_fork_in_child())?;
         for member in &self.members {
             member.store.after_fork_in_child()?;
             member.forget();

@@ -19,7 +19,7 @@
 //! time publish first and look at the other seats afterwards, so at least one of them sees the other, and the lower
 //! seat stays. Any contents of the table are possible, so nothing here panics because of them.
 //!
-//! Whoever names a member in a place holds a *pin* on its seat in between, so that a member that drains knows when
+//! A thread that names a member in a place holds a *pin* on its seat in between, so that a member that drains knows when
 //! nobody can name it any more.
 //!
 //! Threads: any, including signal handlers, except for `plan` and `claim`, which allocate. Locks nothing.
@@ -61,7 +61,7 @@ const ORDINAL_SHIFT: u32 = 32;
 /// The state of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub(super) enum Seat {
+pub(super) enum SeatState {
     Vacant,
     Claimed,
     Published,
@@ -70,11 +70,11 @@ pub(super) enum Seat {
     Left,
 }
 
-impl Seat {
-    fn of(word: u64) -> Seat {
-        const ALL: [Seat; 6] =
-            [Seat::Vacant, Seat::Claimed, Seat::Published, Seat::Member, Seat::Draining, Seat::Left];
-        ALL.get(word as usize).copied().unwrap_or(Seat::Claimed)
+impl SeatState {
+    fn of(word: u64) -> SeatState {
+        const ALL: [SeatState; 6] =
+            [SeatState::Vacant, SeatState::Claimed, SeatState::Published, SeatState::Member, SeatState::Draining, SeatState::Left];
+        ALL.get(word as usize).copied().unwrap_or(SeatState::Claimed)
     }
 }
 
@@ -101,7 +101,7 @@ pub(super) struct Roster {
     changes: Words,
 }
 
-/// Keeps a member from leaving until whoever holds this has named it in a place.
+/// Keeps a member from leaving until the holder has named it in a place.
 pub(super) struct Pin<'a> {
     pins: &'a AtomicU64,
 }
@@ -127,7 +127,7 @@ impl Roster {
             roster.word(seat, KEY).store(seat as u64, Ordering::Relaxed);
             roster.word(seat, WEIGHT).store((*weight).into(), Ordering::Relaxed);
             roster.word(seat, DONOR).store(seat as u64, Ordering::Relaxed);
-            roster.set(seat, Seat::Member);
+            roster.set(seat, SeatState::Member);
         }
         Ok(roster)
     }
@@ -140,8 +140,8 @@ impl Roster {
         self.words.len() / SEAT_WORDS
     }
 
-    pub(super) fn state(&self, seat: usize) -> Seat {
-        Seat::of(self.word(seat, STATE).load(Ordering::SeqCst))
+    pub(super) fn state(&self, seat: usize) -> SeatState {
+        SeatState::of(self.word(seat, STATE).load(Ordering::SeqCst))
     }
 
     /// How many changes there were.
@@ -153,13 +153,13 @@ impl Roster {
         self.changes[0].fetch_add(1, Ordering::SeqCst);
     }
 
-    fn set(&self, seat: usize, state: Seat) {
+    fn set(&self, seat: usize, state: SeatState) {
         self.word(seat, STATE).store(state as u64, Ordering::SeqCst);
         self.changed();
     }
 
     /// Changes the state of a seat. Returns false if it was not `from`.
-    pub(super) fn turn(&self, seat: usize, from: Seat, to: Seat) -> bool {
+    pub(super) fn turn(&self, seat: usize, from: SeatState, to: SeatState) -> bool {
         let state = self.word(seat, STATE);
         let done = state.compare_exchange(from as u64, to as u64, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if done {
@@ -170,22 +170,22 @@ impl Roster {
 
     /// Whether slabs are given to the member of this seat.
     pub(super) fn is_member(&self, seat: usize) -> bool {
-        self.state(seat) == Seat::Member
+        self.state(seat) == SeatState::Member
     }
 
     /// Whether the member of this seat may have slabs.
     pub(super) fn is_in_use(&self, seat: usize) -> bool {
-        matches!(self.state(seat), Seat::Member | Seat::Draining)
+        matches!(self.state(seat), SeatState::Member | SeatState::Draining)
     }
 
     /// The seats in this state.
-    pub(super) fn all(&self, state: Seat) -> impl Iterator<Item = usize> {
+    pub(super) fn all(&self, state: SeatState) -> impl Iterator<Item = usize> {
         (0..self.seats()).filter(move |seat| self.state(*seat) == state)
     }
 
     /// The seats that have or had a member.
     fn named(&self) -> impl Iterator<Item = usize> {
-        let is_named = |state| matches!(state, Seat::Published | Seat::Member | Seat::Draining | Seat::Left);
+        let is_named = |state| matches!(state, SeatState::Published | SeatState::Member | SeatState::Draining | SeatState::Left);
         (0..self.seats()).filter(move |seat| is_named(self.state(*seat)))
     }
 
@@ -258,11 +258,11 @@ impl Roster {
     /// How a newcomer can be admitted now.
     pub(super) fn plan(&self, newcomer: &Newcomer) -> Plan {
         if let Some(seat) = self.seat_of(newcomer.key) {
-            return if self.state(seat) == Seat::Published { Plan::Wait } else { Plan::Has(seat) };
+            return if self.state(seat) == SeatState::Published { Plan::Wait } else { Plan::Has(seat) };
         }
         let text = text_of(newcomer);
         let same: Vec<usize> = self.named().filter(|seat| self.text(*seat) == text).collect();
-        let left = same.iter().find(|seat| self.state(**seat) == Seat::Left);
+        let left = same.iter().find(|seat| self.state(**seat) == SeatState::Left);
         let free = |ordinal: &u32| !same.iter().any(|seat| self.ordinal(*seat) == *ordinal);
         match left {
             Some(seat) => Plan::Again(*seat),
@@ -276,23 +276,23 @@ impl Roster {
             self.describe(seat, newcomer);
             return true;
         }
-        if self.turn(seat, Seat::Draining, Seat::Member) {
+        if self.turn(seat, SeatState::Draining, SeatState::Member) {
             self.describe(seat, newcomer);
             self.changed();
             return true;
         }
-        if !self.turn(seat, Seat::Left, Seat::Claimed) {
+        if !self.turn(seat, SeatState::Left, SeatState::Claimed) {
             return false;
         }
         self.describe(seat, newcomer);
         self.word(seat, KEY).store(newcomer.key.0, Ordering::SeqCst);
-        self.turn(seat, Seat::Claimed, Seat::Member)
+        self.turn(seat, SeatState::Claimed, SeatState::Member)
     }
 
     /// After a time in which a process must have admitted its newcomer: finishes that, since the process was killed.
     pub(super) fn finish(&self, key: MemberKey) {
         if let Some(seat) = self.seat_of(key) {
-            self.turn(seat, Seat::Published, Seat::Member);
+            self.turn(seat, SeatState::Published, SeatState::Member);
         }
     }
 
@@ -302,7 +302,7 @@ impl Roster {
         if text.len() > TEXT_BYTES_MAX || newcomer.address.contains('\0') {
             return Err(MembershipFailure::BadDescription { address: newcomer.address.clone() });
         }
-        let claimed = (0..self.seats()).find(|seat| self.turn(*seat, Seat::Vacant, Seat::Claimed));
+        let claimed = (0..self.seats()).find(|seat| self.turn(*seat, SeatState::Vacant, SeatState::Claimed));
         let Some(seat) = claimed else { return Err(MembershipFailure::TooMany { max: self.seats() }) };
         self.describe(seat, newcomer);
         self.word(seat, KEY).store(newcomer.key.0, Ordering::SeqCst);
@@ -315,15 +315,15 @@ impl Roster {
             padded[..bytes.len()].copy_from_slice(bytes);
             self.word(seat, word).store(u64::from_le_bytes(padded), Ordering::SeqCst);
         }
-        self.turn(seat, Seat::Claimed, Seat::Published);
+        self.turn(seat, SeatState::Claimed, SeatState::Published);
         let is_rival = |other: &usize| {
             let is_same_donor = self.text(*other) == text && self.ordinal(*other) == ordinal;
             *other < seat && (is_same_donor || self.key(*other) == newcomer.key)
         };
-        if self.named().any(|other| is_rival(&other)) && self.turn(seat, Seat::Published, Seat::Vacant) {
+        if self.named().any(|other| is_rival(&other)) && self.turn(seat, SeatState::Published, SeatState::Vacant) {
             return Ok(None);
         }
-        self.turn(seat, Seat::Published, Seat::Member);
+        self.turn(seat, SeatState::Published, SeatState::Member);
         Ok(Some(seat))
     }
 
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!((admit(&roster, &one), admit(&roster, &newcomer(11, "b:1"))), (0, 1));
         assert_eq!(roster.plan(&one), Plan::Has(0));
         assert_eq!(roster.newcomer(0), Some(one));
-        assert!(roster.turn(0, Seat::Member, Seat::Draining) && roster.turn(0, Seat::Draining, Seat::Left));
+        assert!(roster.turn(0, SeatState::Member, SeatState::Draining) && roster.turn(0, SeatState::Draining, SeatState::Left));
         assert_eq!(roster.plan(&newcomer(12, "a:1")), Plan::Again(0));
         assert_eq!(admit(&roster, &newcomer(12, "a:1")), 0);
         assert_eq!((roster.key(0), roster.seat_of(MemberKey(10))), (MemberKey(12), None));
@@ -390,7 +390,7 @@ mod tests {
     fn a_member_that_drains_knows_who_may_still_name_it() {
         let roster = Roster::taken(&[1, 1]).unwrap();
         let pin = roster.pin(0).unwrap();
-        assert!(roster.turn(0, Seat::Member, Seat::Draining) && roster.is_pinned(0));
+        assert!(roster.turn(0, SeatState::Member, SeatState::Draining) && roster.is_pinned(0));
         assert!(roster.pin(0).is_none() && roster.pin(1).is_some());
         drop(pin);
         assert!(!roster.is_pinned(0) && roster.is_in_use(0) && !roster.is_member(0));
@@ -416,7 +416,7 @@ mod tests {
                 }
             });
             let mut seats: Vec<(u64, u32)> =
-                roster.all(Seat::Member).map(|seat| (roster.key(seat).0, roster.ordinal(seat))).collect();
+                roster.all(SeatState::Member).map(|seat| (roster.key(seat).0, roster.ordinal(seat))).collect();
             seats.sort_unstable();
             let keys: Vec<u64> = seats.iter().map(|(key, _)| *key).collect();
             assert_eq!(keys, [0, 1, 2], "round {round}");

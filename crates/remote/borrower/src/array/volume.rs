@@ -8,21 +8,27 @@
 //!
 //! May allocate, and waits for donors.
 
+use std::net::{SocketAddr, ToSocketAddrs};
+
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
 use aquifer_tier::{Newcomer, OpenFailure};
 use aquifer_tls::Files;
 use aquifer_wire::SLAB_BYTES;
 
-use super::membership::{Connect, Door, Reached};
+use super::membership::{Connect, Admission, Reached};
 use super::{Array, MEMBERS_MAX, NAME, Shape, Store, layout};
 use crate::borrow_failure::BorrowFailure;
-use crate::donor::{Donor, Offer};
+use crate::donor::{Donor, Offer, SpareSockets};
 use crate::spec::{DonorSecurity, DonorSpec, VolumeTierSpec};
 
 /// How many members of one donor are looked for when a tree has ended. A choice: the pool rarely places two members of
 /// a volume with one donor.
 const ORDINALS_MAX: u32 = 4;
+
+/// How many donors can join a program's array later. A choice: the sockets for them are opened at the start, and most
+/// programs may open 1024 descriptors.
+const DONORS_LATER: usize = 24;
 
 /// Reaches the donors of a volume.
 struct Volume {
@@ -31,19 +37,50 @@ struct Volume {
     is_redundant: bool,
     /// The process that has opened the array.
     opener: u32,
+    spares: SpareSockets,
 }
 
 impl Connect for Volume {
-    fn reach(&self, newcomer: &Newcomer, ordinal: u32) -> Result<Reached, String> {
+    fn reach(&self, newcomer: &Newcomer, ordinal: u32) -> Result<Reached<'_>, String> {
         let spec = donor(newcomer, self.files.as_ref(), self.tree, ordinal);
-        let offer = Offer::ask(&spec, self.is_redundant).map_err(|failure| failure.to_string())?;
+        let address = self.resolve(newcomer)?;
+        let taken = self.spares.take().ok_or_else(|| {
+            format!(
+                "this program has had {} different donors, and has no sockets for another one; restart the program, with \
+                 a greater limit of descriptors (ulimit -n) if that is less than 1024",
+                self.spares.count()
+            )
+        })?;
+        let offer = Offer::ask_on(taken.sockets(), address, &spec, self.is_redundant);
+        let offer = offer.map_err(|failure| failure.to_string())?;
         let is_opener = std::process::id() == self.opener;
         Ok(Reached {
             is_there: offer.slabs().is_some(),
             accept: Box::new(move |words| {
-                let share = offer.join(words.leases, words.doubted, is_opener);
-                share.map(|share| Box::new(share) as Box<dyn Store>).map_err(|failure| failure.to_string())
+                let share = offer.join(words.leases, words.doubted, is_opener).map_err(|failure| failure.to_string())?;
+                taken.keep();
+                Ok(Box::new(share) as Box<dyn Store>)
             }),
+        })
+    }
+
+    fn after_fork_in_child(&self) -> Result<(), Errno> {
+        self.spares.replace_in_child()
+    }
+}
+
+impl Volume {
+    /// The address of a donor to which this process has sockets.
+    fn resolve(&self, newcomer: &Newcomer) -> Result<SocketAddr, String> {
+        let Newcomer { address, .. } = newcomer;
+        let mut found = address.to_socket_addrs().map_err(|error| {
+            format!("the donor's address {address} cannot be resolved: {error}; register the donor with one that can")
+        })?;
+        found.find(|address| self.spares.reach(address)).ok_or_else(|| {
+            format!(
+                "the donor at {address} is in a network of another kind (IPv4 or IPv6) than the volume's first; restart \
+                 the program, or give all donors addresses of one kind"
+            )
         })
     }
 }
@@ -65,11 +102,15 @@ impl Array {
         let shape = spec.redundancy.shape();
         let slabs = slabs_of(spec, shape)?;
         let opener = std::process::id();
-        let connect = Volume { files: spec.files.clone(), tree: spec.tree, is_redundant: shape.is_redundant(), opener };
+        let first = spec.members.iter().find_map(|member| member.address.to_socket_addrs().ok()?.next());
+        let family = first.unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
+        let spares = SpareSockets::new(family, (spec.members.len() + DONORS_LATER).min(MEMBERS_MAX));
+        let is_redundant = shape.is_redundant();
+        let connect = Volume { files: spec.files.clone(), tree: spec.tree, is_redundant, opener, spares };
         let words = MEMBERS_MAX * shape.ranges(slabs);
         let leases = Words::shared(words).map_err(no_table)?;
         let doubted = shape.is_cut().then(|| Words::shared(words)).transpose().map_err(no_table)?;
-        let mut array = Array::vacant(Door::new(Box::new(connect), leases, doubted), shape, slabs).map_err(no_table)?;
+        let mut array = Array::vacant(Admission::new(Box::new(connect), leases, doubted), shape, slabs).map_err(no_table)?;
         let (mut there, mut notices) = (0, Vec::new());
         for member in &spec.members {
             let joined = array.parts.join(member).map_err(|failure| BorrowFailure::Member { failure })?;

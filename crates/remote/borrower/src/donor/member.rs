@@ -6,11 +6,12 @@
 //!
 //! Threads: any, including signal handlers, except for opening.
 
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
 use aquifer_tier::{Activity, Cause, KeepAlive, TierFailure, TierQueue};
@@ -24,7 +25,7 @@ use super::remote::{Piece, Remote, Unlent};
 use super::tcp;
 use super::timeouts::Timeouts;
 use super::transport::Loss;
-use super::{failure, greet, network, remote, security, system, who};
+use super::{failure, greet, network, not_greeted, remote, security, system, who};
 use crate::access_failure::{AccessFailure, LinkFailure};
 use crate::array::{Room, Store};
 use crate::borrow_failure::BorrowFailure;
@@ -59,6 +60,26 @@ impl Offer {
                 Ok(Offer { links, greeting: Err(refused), timeouts, spec: spec.clone() })
             }
             Err(refused) => Err(refused),
+        }
+    }
+
+    /// Asks the donor over sockets that were created earlier. A donor that does not answer is accepted as by
+    /// [`ask`](Self::ask).
+    pub(crate) fn ask_on(
+        sockets: &[Arc<KeptFile>],
+        address: SocketAddr,
+        spec: &DonorSpec,
+        is_redundant: bool,
+    ) -> Result<Offer, BorrowFailure> {
+        let timeouts = if is_redundant { Timeouts::AMONG_OTHERS } else { Timeouts::ALONE };
+        let who = who(spec)?;
+        let security = security(spec).map_err(|failure| BorrowFailure::Credentials { failure })?;
+        let links = Links::on_sockets(sockets, Endpoint::Tcp(address), security, who, timeouts)
+            .map_err(|errno| system("making links", errno))?;
+        let greeting = links.greet().map_err(|miss| not_greeted(spec, miss));
+        match greeting {
+            Err(refused) if !is_redundant || !matches!(refused, BorrowFailure::NoAnswer { .. }) => Err(refused),
+            greeting => Ok(Offer { links, greeting, timeouts, spec: spec.clone() }),
         }
     }
 
