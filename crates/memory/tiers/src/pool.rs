@@ -102,8 +102,14 @@ impl Pool {
     /// Asks the agent for the volume, and greets its donors.
     pub fn open(spec: &PoolSpec) -> Result<Pool, OpenFailure> {
         let (follower, view) = Follower::open(spec)?;
-        let array = Array::open_volume(&volume_of(spec, &view)?)?;
-        Ok(Pool { array, follower })
+        let array = volume_of(spec, &view).and_then(|volume| Ok(Array::open_volume(&volume)?));
+        match array {
+            Ok(array) => Ok(Pool { array, follower }),
+            Err(failure) => {
+                follower.close();
+                Err(failure)
+            }
+        }
     }
 
     /// Refuses a volume that the agent does not give to this user.

@@ -21,7 +21,7 @@ use aquifer_sys::wakeup::Wakeup;
 
 use crate::end::HostEnd;
 use crate::kept::Kept;
-use crate::ledger::{Ledger, Surroundings};
+use crate::ledger::{Ledger, Surroundings, host_of};
 use crate::processes;
 use crate::server::Server;
 use crate::settings::{DonorAddress, Settings};
@@ -207,7 +207,7 @@ fn keep(shared: &Arc<Shared>, log: &Arc<dyn Fn(&str) + Send + Sync>) -> Result<K
         id: settings.host.as_str().to_owned(),
         addresses: Vec::new(),
         capacity: Bytes::ZERO,
-        labels: BTreeMap::new(),
+        labels: settings.labels.clone(),
     };
     let end: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(HostEnd::new(Arc::clone(shared))));
     let keeper = KeeperSettings { managers: settings.managers.clone(), tls: settings.tenant.clone(), registration };
@@ -217,7 +217,5 @@ fn keep(shared: &Arc<Shared>, log: &Arc<dyn Fn(&str) + Send + Sync>) -> Result<K
 }
 
 fn place_of(donor: &DonorAddress) -> (String, String) {
-    let host = donor.address.rsplit_once(':').map_or(donor.address.as_str(), |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-    (donor.address.clone(), donor.name.clone().unwrap_or(host))
+    (donor.address.clone(), donor.name.clone().unwrap_or_else(|| host_of(&donor.address)))
 }

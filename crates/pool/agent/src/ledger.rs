@@ -383,7 +383,16 @@ fn whereabouts(
         return Some(found.clone());
     }
     let whereabouts = known.get(donor)?;
-    Some((whereabouts.addresses.first()?.clone(), whereabouts.identity.clone()))
+    let address = whereabouts.addresses.first()?;
+    // A certificate that is for a URI or a person is checked for the host of the address.
+    let name = whereabouts.identity.strip_prefix("dns:").map_or_else(|| host_of(address), str::to_owned);
+    Some((address.clone(), name))
+}
+
+/// The host of `HOST:PORT`, without the brackets of an IPv6 address.
+pub(crate) fn host_of(address: &str) -> String {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']').to_owned()
 }
 
 fn redundancy(of: aquifer_fabric::Redundancy) -> Redundancy {

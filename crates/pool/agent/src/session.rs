@@ -9,6 +9,7 @@
 //! Threads: one for each program.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -49,6 +50,16 @@ pub(crate) struct Session {
     wakeup: Option<Arc<Wakeup>>,
     /// When the current second of messages began, and how many have come.
     second: (Instant, u32),
+}
+
+/// Replaces a name by its address in numbers: programs do not look up names while they run. If that fails, the program
+/// reports it.
+fn resolve(address: &mut String) {
+    if address.parse::<SocketAddr>().is_err()
+        && let Some(found) = address.to_socket_addrs().ok().and_then(|mut found| found.next())
+    {
+        *address = found.to_string();
+    }
 }
 
 /// Why a session ends.
@@ -146,6 +157,7 @@ impl Session {
             // A member that a restarted agent would not know of must not be given.
             stored?;
             let Some(mut view) = view else { return Ok(()) };
+            view.members.iter_mut().for_each(|member| resolve(&mut member.address));
             let revision = std::mem::take(&mut view.revision);
             if sent.as_ref() != Some(&view) {
                 let numbered = aquifer_agent_wire::View { revision, ..view.clone() };

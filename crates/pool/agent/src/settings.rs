@@ -40,6 +40,8 @@ pub struct Settings {
     pub tenant: Option<Files>,
     /// Where donors are, if not where the manager says.
     pub donors: BTreeMap<DonorId, DonorAddress>,
+    /// What the host is like, for placement and for people.
+    pub labels: BTreeMap<String, String>,
     /// The volumes that programs may use.
     pub volumes: Vec<Permit>,
 }
@@ -95,6 +97,8 @@ struct Raw {
     programs_max: Option<usize>,
     manager: RawManager,
     tenant: Option<RawTenant>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
     #[serde(default)]
     donors: BTreeMap<String, DonorAddress>,
     #[serde(default)]
@@ -159,6 +163,7 @@ impl FromStr for Settings {
             managers: managers.collect::<Result<_, _>>()?,
             tenant,
             donors: donors.collect::<Result<_, SettingsFailure>>()?,
+            labels: raw.labels,
             volumes: permits(raw.volume)?,
         })
     }

@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 use aquifer_agent_wire::{Answer, Decoder, MemberProgress, Request, VERSION, View, encode};
 use aquifer_borrower::Array;
 use aquifer_sys::raw::random;
-use aquifer_tier::{MemberKey, Membership, OpenFailure, MemberStatus};
+use aquifer_tier::{MemberKey, MemberStatus, Membership, OpenFailure};
+use rustix::thread::{Pid, gettid};
 
 use super::changes::{Step, progress, steps};
 use super::{PoolFailure, PoolSpec};
@@ -30,6 +31,8 @@ use super::{PoolFailure, PoolSpec};
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// How long the kernel may take to carry a message to the agent. Messages are short.
 const SEND_WAIT: Duration = Duration::from_millis(500);
+/// How long the agent has to note that the volume was closed.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// The first pause after a lost connection; each later one is twice as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 /// The longest such pause: an agent that is back has its programs within that time.
@@ -71,9 +74,22 @@ struct Following {
     notices: Vec<String>,
 }
 
+/// A connection. Its descriptor is in the table of the thread that has opened it; in others, the number may be another
+/// file's.
 struct Link {
-    stream: UnixStream,
+    /// `None` once it was left to its thread.
+    stream: Option<UnixStream>,
+    opener: Pid,
     decoder: Decoder,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if gettid() != self.opener {
+            // Closed with its thread, or in its process.
+            self.stream.take().map(mem::forget);
+        }
+    }
 }
 
 impl Follower {
@@ -84,7 +100,7 @@ impl Follower {
         let (volume, agent) = (spec.volume.clone(), spec.agent.clone());
         let follower = Follower { volume, agent, session, state: Mutex::new(None) };
         let mut link = follower.connect(Vec::new()).map_err(failed)?;
-        link.stream.set_nonblocking(false).map_err(failed)?;
+        link.stream().and_then(|stream| stream.set_nonblocking(false)).map_err(failed)?;
         let deadline = Instant::now() + ANSWER_WAIT;
         let answer = loop {
             let malformed = |failure| PoolFailure::Malformed { agent: spec.agent.clone(), failure };
@@ -95,7 +111,7 @@ impl Follower {
             if left.is_zero() {
                 return Err(failed(ErrorKind::TimedOut.into()).into());
             }
-            link.stream.set_read_timeout(Some(left)).map_err(failed)?;
+            link.stream().and_then(|stream| stream.set_read_timeout(Some(left))).map_err(failed)?;
             link.receive().map_err(failed)?;
         };
         match answer {
@@ -109,13 +125,11 @@ impl Follower {
         }
     }
 
-    /// Tells the agent that this process has closed the volume, as far as that is possible without waiting.
+    /// Notifies the agent that this process has closed the volume.
     pub(super) fn close(&self) {
-        let following = self.state.try_lock().ok().and_then(|mut state| state.take()).unwrap_or_default();
-        let link = following.link.map_or_else(|| self.connect(Vec::new()), Ok);
-        let close = |mut link: Link| link.send(&Request::Close);
+        drop(self.state.try_lock().ok().and_then(|mut state| state.take()));
         // If it fails, the agent notices the end of the process.
-        let _ = link.and_then(close);
+        let _ = self.connect(Vec::new()).and_then(Link::close);
     }
 
     /// Called in a forked child, which follows the agent by itself.
@@ -153,7 +167,7 @@ impl Follower {
     fn connect(&self, holds: Vec<u64>) -> io::Result<Link> {
         let stream = UnixStream::connect(&self.agent)?;
         stream.set_write_timeout(Some(SEND_WAIT))?;
-        let mut link = Link { stream, decoder: Decoder::default() };
+        let mut link = Link { stream: Some(stream), opener: gettid(), decoder: Decoder::default() };
         let (volume, session) = (self.volume.clone(), self.session);
         link.send(&Request::Open { version: VERSION, volume, session, holds })?;
         Ok(link)
@@ -294,11 +308,33 @@ impl Following {
 }
 
 impl Link {
+    /// The socket, in the thread that has opened it.
+    fn stream(&self) -> io::Result<&UnixStream> {
+        let is_ours = gettid() == self.opener;
+        self.stream.as_ref().filter(|_| is_ours).ok_or_else(|| ErrorKind::NotConnected.into())
+    }
+
+    /// Closes the volume, and waits until the agent has noted that, for a limited time.
+    fn close(mut self) -> io::Result<()> {
+        self.send(&Request::Close)?;
+        let deadline = Instant::now() + CLOSE_WAIT;
+        self.stream()?.set_nonblocking(false)?;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            self.stream()?.set_read_timeout(Some(left))?;
+            self.receive()?;
+        }
+    }
+
     fn send(&mut self, request: &Request) -> io::Result<()> {
         let frame = encode(request).map_err(io::Error::other)?;
-        self.stream.set_nonblocking(false)?;
-        self.stream.write_all(&frame)?;
-        self.stream.set_nonblocking(true)
+        let mut stream = self.stream()?;
+        stream.set_nonblocking(false)?;
+        stream.write_all(&frame)?;
+        stream.set_nonblocking(true)
     }
 
     /// The next message that has arrived.
@@ -318,7 +354,8 @@ impl Link {
 
     fn receive(&mut self) -> io::Result<()> {
         let mut bytes = [0; READ_BYTES];
-        match self.stream.read(&mut bytes) {
+        let mut stream = self.stream()?;
+        match stream.read(&mut bytes) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
                 self.decoder.push(&bytes[..count]);

@@ -100,6 +100,20 @@ fn a_program_gets_the_members_and_their_weights() {
 }
 
 #[test]
+fn donors_are_where_the_manager_says_and_have_the_names_of_their_certificates() {
+    let mut bench = Bench::new();
+    bench.donors.clear();
+    bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
+    assert!(bench.ledger.open(id(1), &[]));
+    assert_eq!(bench.view(1).members, [], "nobody has said where they are");
+    let of = |address: &str, identity: &str| Whereabouts { addresses: vec![address.into()], identity: identity.into() };
+    let known = [("donor-1", of("[::1]:7", "uri:spiffe://x/d1")), ("donor-2", of("d:7", "dns:d2.example"))];
+    bench.ledger.learn(known.into_iter().map(|(id, it)| (id.parse().unwrap(), it)).collect());
+    let names: Vec<String> = bench.view(1).members.into_iter().map(|member| member.server_name).collect();
+    assert_eq!(names, ["::1", "d2.example"]);
+}
+
+#[test]
 fn a_volume_shrinks_when_programs_have_moved_everything() {
     let mut bench = Bench::new();
     bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);

@@ -8,7 +8,7 @@
 //!
 //! May allocate, and waits for donors.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
@@ -73,10 +73,12 @@ impl Volume {
     /// The address of a donor to which this process has sockets.
     fn resolve(&self, newcomer: &Newcomer) -> Result<SocketAddr, String> {
         let Newcomer { address, .. } = newcomer;
-        let mut found = address.to_socket_addrs().map_err(|error| {
-            format!("the donor's address {address} cannot be resolved: {error}; register the donor with one that can")
+        // Names are resolved by the agent: to resolve one here could take the program's locks and memory.
+        let found: Option<SocketAddr> = address.parse().ok();
+        let found = found.ok_or_else(|| {
+            format!("the donor's address {address} is not one in numbers; give the donor one that the agent can resolve")
         })?;
-        found.find(|address| self.spares.reach(address)).ok_or_else(|| {
+        Some(found).filter(|address| self.spares.reach(address)).ok_or_else(|| {
             format!(
                 "the donor at {address} is in a network of another kind (IPv4 or IPv6) than the volume's first; restart \
                  the program, or give all donors addresses of one kind"
@@ -102,7 +104,7 @@ impl Array {
         let shape = spec.redundancy.shape();
         let slabs = slabs_of(spec, shape)?;
         let opener = std::process::id();
-        let first = spec.members.iter().find_map(|member| member.address.to_socket_addrs().ok()?.next());
+        let first = spec.members.iter().find_map(|member| member.address.parse().ok());
         let family = first.unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
         let spares = SpareSockets::new(family, (spec.members.len() + DONORS_LATER).min(MEMBERS_MAX));
         let is_redundant = shape.is_redundant();
