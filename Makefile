@@ -5,6 +5,7 @@
 #   make test      every check and every test
 #   make build     the product: aquifer and its preload library
 #   make bench     what `aquifer bench` starts: the bench and its workloads
+#   make agent     what `aquifer agent` starts
 #   make cache     what `aquifer cache` starts
 #   make fabric    the fabric manager and its command line: aquifer-fabricd, aquifer-fabric
 #   make fmapi     what `aquifer fmapi` starts
@@ -43,6 +44,9 @@ bench:
 	$(CARGO) build --release --package aquifer-bench --package aquifer-workloads
 	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
 
+agent:
+	$(CARGO) build --release --package aquifer-agent
+
 cache:
 	$(CARGO) build --release --package aquifer-cache
 
@@ -76,11 +80,12 @@ test:
 
 # The command looks for the library beside itself, and then in ../lib/aquifer; for the programs that it starts beside
 # itself, and then in ../libexec/aquifer.
-install: build bench c cache fabric fmapi metrics stress
+install: build agent bench c cache fabric fmapi metrics stress
 	install -D -m 0755 $(RELEASE)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
 	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
 	install -D -m 0755 $(RELEASE)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
 	install -D -m 0755 $(RELEASE)/aquifer-workloads $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-workloads
+	install -D -m 0755 $(RELEASE)/aquifer-agentd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-agentd
 	install -D -m 0755 $(RELEASE)/aquifer-cache $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-cache
 	install -D -m 0755 $(RELEASE)/aquifer-fabric $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabric
 	install -D -m 0755 $(RELEASE)/aquifer-fabricd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabricd
@@ -99,7 +104,7 @@ install: build bench c cache fabric fmapi metrics stress
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(RELEASE)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	for unit in aquifer-donor aquifer-fabricd aquifer-metrics aquifer@; do \
+	for unit in aquifer-agent aquifer-donor aquifer-fabricd aquifer-metrics aquifer@; do \
 	  sed "s|/usr/local/|$(PREFIX)/|" packaging/$$unit.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; \
 	done
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions
@@ -111,5 +116,5 @@ install: build bench c cache fabric fmapi metrics stress
 clean:
 	$(CARGO) clean
 
-.PHONY: build bench c cache fabric fmapi metrics python stress demo test install clean
+.PHONY: build agent bench c cache fabric fmapi metrics python stress demo test install clean
 .DEFAULT_GOAL := build

@@ -27,6 +27,7 @@ const RINGS: &[Ring] = &[
     Ring {
         name: "pure",
         crates: &[
+            ("agent-wire", &[]),
             ("config", &[]),
             ("core", &[]),
             ("cxl-switch", &["fmapi"]),
@@ -42,13 +43,14 @@ const RINGS: &[Ring] = &[
         crates: &[
             // The edge to tiers is for its tests only: they seal an array.
             ("borrower", &["core", "sys", "tier", "tiers", "tls", "wire"]),
+            ("control", &["fabric", "sys", "test-support", "tls"]),
             // The edge to cxl-switch is for its tests only: they need a peer.
             ("fmapi-client", &["cxl-switch", "fmapi", "sys", "test-support"]),
             ("state-store", &[]),
             ("stats", &["sys"]),
             ("sys", &["test-support"]),
             ("tier", &["core", "sys", "test-support"]),
-            ("tiers", &["borrower", "core", "sys", "test-support", "tier", "tls", "wire"]),
+            ("tiers", &["agent-wire", "borrower", "core", "sys", "test-support", "tier", "tls", "wire"]),
             ("tls", &["sys"]),
         ],
     },
@@ -66,15 +68,32 @@ const RINGS: &[Ring] = &[
         name: "fronts",
         crates: &[
             ("aquifer", &["core", "named", "pager", "stats", "sys", "test-support", "tier", "tiers"]),
+            // The edges to donor and tiers are for its tests only: they open volumes as programs do.
+            (
+                "agent",
+                &[
+                    "agent-args",
+                    "agent-wire",
+                    "control",
+                    "donor",
+                    "fabric",
+                    "sys",
+                    "test-support",
+                    "tiers",
+                    "tls",
+                ],
+            ),
+            ("agent-args", &[]),
             ("bench-args", &[]),
             ("c", &["aquifer", "test-support"]),
             ("cache", &["aquifer", "cache-args", "test-support"]),
             ("cache-args", &["core"]),
-            // It starts the bench, the cache, the exporter and what speaks to managers and switches; it is
+            // It starts the agent, the bench, the cache, the exporter and what speaks to managers and switches; it is
             // linked with none of them.
             (
                 "cli",
                 &[
+                    "agent-args",
                     "bench-args",
                     "cache-args",
                     "config",
@@ -110,6 +129,7 @@ const RINGS: &[Ring] = &[
             (
                 "fuzz",
                 &[
+                    "agent-wire",
                     "bench",
                     "c",
                     "cache",
@@ -144,7 +164,7 @@ const IMPURE: &[&str] =
     &["std::fs", "std::net", "std::process", "std::thread", "Instant::now", "SystemTime", "HashMap", "unsafe {"];
 
 /// The crates with decisions and formats.
-const PURE: &[&str] = &["config", "core", "cxl-switch", "driver", "fabric", "fmapi", "named", "wire"];
+const PURE: &[&str] = &["agent-wire", "config", "core", "cxl-switch", "driver", "fabric", "fmapi", "named", "wire"];
 
 /// Prints the table, and returns where the workspace differs from it.
 pub fn check(root: &Path) -> Vec<String> {

@@ -8,6 +8,7 @@
 use std::ffi::OsString;
 use std::process;
 
+use aquifer_agent_args::AgentArgs;
 use aquifer_bench_args::BenchArgs;
 use aquifer_cache_args::CacheArgs;
 use aquifer_fabric_args::FabricArgs;
@@ -17,7 +18,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::exit::{self, ExitCode, Failure};
 use crate::log::{self, LogFormat};
-use crate::{bench, cache, doctor, donor, fabric, fmapi, metrics, output, packaging, run, set, stat, stress, top, vm};
+use crate::{agent, bench, cache, doctor, donor, fabric, fmapi, metrics, output, packaging, run, set, stat, stress, top, vm};
 
 /// Give programs more memory than the machine has DRAM.
 ///
@@ -44,6 +45,7 @@ pub enum Command {
     Set(set::SetArgs),
     Metrics(metrics::MetricsArgs),
     Donor(Box<donor::DonorArgs>),
+    Agent(AgentArgs),
     Doctor(doctor::DoctorArgs),
     /// Measure programs with less DRAM than they need: Aquifer, kernel swap, mmap of a file
     Bench(Box<BenchArgs>),
@@ -66,6 +68,7 @@ impl Command {
             Command::Set(args) => set::set(&args),
             Command::Metrics(args) => metrics::metrics(&args),
             Command::Donor(args) => donor::donor(&args),
+            Command::Agent(_) => agent::agent(),
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Bench(args) => bench::bench(&args),
             Command::Cache(_) => cache::cache(),

@@ -27,6 +27,8 @@ pub struct Companion {
     code: ExitCode,
 }
 
+/// Gives programs their volumes; see `agent.rs`.
+pub const AGENT: Companion = Companion { name: "aquifer-agentd", target: "agent", code: ExitCode::CannotStart };
 /// Measures programs; see `bench.rs`.
 pub const BENCH: Companion = Companion { name: "aquifer-bench", target: "bench", code: ExitCode::CannotStart };
 /// Serves Redis clients; see `cache.rs`.

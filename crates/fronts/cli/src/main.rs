@@ -11,6 +11,7 @@
 
 #![deny(unsafe_code)]
 
+mod agent;
 mod args;
 mod bench;
 mod cache;

@@ -86,6 +86,20 @@ fn the_cache_gets_the_words_and_its_status_is_the_commands() {
 }
 
 #[test]
+fn the_agent_gets_the_words_and_its_status_is_the_commands() {
+    let command = alone("agent-words");
+    let output = aquifer_at(&command).args(["agent", "--check"]).output().unwrap();
+    assert!(stderr(&output).contains("the program aquifer-agentd is not at"), "{}", stderr(&output));
+    assert!(stderr(&output).ends_with("run 'make agent' in the source tree\n"), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(125));
+    place(&command, ".", "aquifer-agentd", SAYS_WORDS);
+    let words = ["agent", "--config", "agent", "--check", "--log-format", "json"];
+    let output = aquifer_at(&command).args(words).output().unwrap();
+    assert_eq!(stdout(&output), "--config\nagent\n--check\n");
+    assert_eq!((output.status.code(), stderr(&output)), (Some(4), String::new()));
+}
+
+#[test]
 fn arguments_unknown_to_the_bench_are_refused_without_it() {
     let command = alone("bench-refused");
     for (words, line) in [

@@ -21,6 +21,7 @@ const COMMANDS: [&str; 59] = [
     "donor",
     "donor reclaim",
     "donor status",
+    "agent",
     "doctor",
     "bench",
     "cache",

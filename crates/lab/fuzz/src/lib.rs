@@ -23,7 +23,8 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that another program has written, and the C library's arguments.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
+    Target { name: "agent_messages", body: targets::agent_messages, seeds: seeds::agent_messages },
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "c_abi", body: targets::c_abi, seeds: seeds::c_abi },
     Target { name: "cache_requests", body: targets::cache_requests, seeds: seeds::cache_requests },

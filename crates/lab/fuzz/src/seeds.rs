@@ -193,6 +193,29 @@ pub fn tier_spec() -> Vec<Vec<u8>> {
     ])
 }
 
+/// One message of each kind, and two in one stream.
+pub fn agent_messages() -> Vec<Vec<u8>> {
+    use aquifer_agent_wire::{
+        Answer, Denial, MemberProgress, MemberView, Order, Progress, Redundancy, Request, TenantFiles, View, encode,
+    };
+    let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into() };
+    let (address, server_name) = ("10.0.0.1:7411".into(), "d".into());
+    let member = MemberView { member: 3, address, server_name, weight: 2, slabs: 9, reservation: 8, order: Order::Drain };
+    let redundancy = Redundancy::Parity { data: 4, parity: 1 };
+    let view = View { revision: 5, redundancy, files: Some(files), members: vec![member], is_withdrawn: false };
+    let progress = MemberProgress { member: 3, progress: Progress::Draining { slabs: 9, is_stalled: true } };
+    let requests = [
+        Request::Open { version: 1, volume: "db".into(), session: 7, holds: vec![3] },
+        Request::Progress(vec![progress]),
+        Request::Close,
+    ];
+    let answers = [Answer::View(view), Answer::Denied(Denial::NotPermitted { uid: 1, gid: 2 })];
+    let requests: Vec<Vec<u8>> = requests.iter().map(|request| encode(request).expect("it is short")).collect();
+    let answers = answers.iter().map(|answer| encode(answer).expect("it is short"));
+    let stream = requests.concat();
+    requests.into_iter().chain(answers).chain([stream]).collect()
+}
+
 /// One message of each command, and payloads in the form that `targets::fmapi` splits.
 pub fn fmapi() -> Vec<Vec<u8>> {
     let message = |opcode: &Opcode| {

@@ -5,8 +5,8 @@
 //!
 //! A tier stores blocks while the blocks are not in a frame. The faulting thread reads and writes it directly
 //! ([`Tier`]); background workers use queues ([`TierQueue`]). A failure says what the caller has to do about it
-//! ([`Disposition`]). Only some tiers have the further interfaces [`Upkeep`], [`Forks`] and [`Leveled`]. Tiers keep no
-//! checksums for the pager: its guards check each page end to end, above all tiers.
+//! ([`Disposition`]). Only some tiers have the further interfaces [`Upkeep`], [`Forks`], [`Leveled`] and
+//! [`Membership`]. Tiers keep no checksums for the pager: its guards check each page end to end, above all tiers.
 //!
 //! The tiers themselves are elsewhere: `aquifer-borrower` has those in the memory of donors, `aquifer-tiers` has the
 //! others and opens all of them. This crate has what they share: a queue over any blocking read and write
@@ -31,6 +31,7 @@ pub mod failure_plan;
 pub mod figures;
 mod forks;
 mod leveled;
+mod membership;
 pub mod memory_file;
 mod open_failure;
 pub mod places;
@@ -46,6 +47,7 @@ pub use failure_plan::FailurePlan;
 pub use figures::{CompressionFigures, TierFigures};
 pub use forks::Forks;
 pub use leveled::{LevelFigures, Leveled, Mover, Waker};
+pub use membership::{MemberKey, Membership, MembershipFailure, Newcomer, MemberStatus};
 pub use open_failure::OpenFailure;
 pub use tier::{Completion, Leaving, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
 pub use upkeep::{KeepAlive, Upkeep, Verified, Verify};

@@ -13,6 +13,7 @@ use crate::dram::Dram;
 use crate::emulated::Emulated;
 use crate::encrypted::{Encrypted, Private};
 use crate::flash::Flash;
+use crate::pool::Pool;
 use crate::profile::Profile;
 use crate::spec::{SpecFailure, TierSpec};
 
@@ -24,6 +25,7 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
         TierSpec::Emulated { profile, .. } => Profile::load(profile).map(|_| ()),
         TierSpec::Array(spec) => Array::check_place(spec).map_err(OpenFailure::from),
         TierSpec::Donor(spec) => Donor::check_place(spec).map_err(OpenFailure::from),
+        TierSpec::Pool(spec) => Pool::check_place(spec),
         TierSpec::Compressed { .. } | TierSpec::Dram { .. } => Ok(()),
     }
 }
@@ -35,6 +37,7 @@ pub fn report_exit(spec: &TierSpec) {
     match spec {
         TierSpec::Array(spec) => spec.members.iter().for_each(|member| Donor::report_exit(&member.donor)),
         TierSpec::Donor(spec) => Donor::report_exit(spec),
+        TierSpec::Pool(spec) => Pool::report_exit(spec),
         TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => report_exit(inner),
         TierSpec::Flash(spec) => Flash::report_exit(spec),
         TierSpec::Compressed { .. } | TierSpec::Dram { .. } | TierSpec::Emulated { .. } => {}
@@ -52,6 +55,7 @@ pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
         TierSpec::Encrypted { inner } => Box::new(Encrypted::new(open(inner)?)?),
         TierSpec::Failing { plan, inner } => Box::new(Failing::new(open(inner)?, plan.clone())),
         TierSpec::Flash(spec) => Box::new(Flash::open(spec)?),
+        TierSpec::Pool(spec) => Box::new(Pool::open(spec)?),
     })
 }
 

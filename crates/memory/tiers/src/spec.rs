@@ -16,14 +16,16 @@
 //! donor:rdma:HOST:PORT[,device=NAME],OPTION...     bytes by RDMA; what is asked goes over HOST:PORT as above
 //! donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION...[,mirror=N]     several donors; the rest is as for one
 //! donor:...[,parity=K+M]                                                the same, each page in shards
+//! pool:VOLUME[,agent=SOCKET][,size=SIZE]     a volume of the pool, whose donors the host's agent knows
 //! emulated:PROFILE[,size=SIZE]     the name of a profile, or the path of one
-//! flash:..., donor:... [,encrypt=ephemeral]   sealed, with a key of this run that is kept nowhere
+//! flash:..., donor:..., pool:... [,encrypt=ephemeral]   sealed, with a key of this run that is kept nowhere
 //! failing:RULE[,RULE]...:SPEC      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
 //! ```
 //!
 //! A path cannot contain a comma: whatever follows a comma is an option.
 
 mod donors;
+mod pool;
 mod rules;
 mod similar;
 
@@ -36,6 +38,7 @@ use aquifer_core::units::ByteSize;
 use aquifer_tier::FailurePlan;
 
 use crate::compressed::Codec;
+use crate::pool::PoolSpec;
 
 /// How deep `failing:` may be nested in `failing:`.
 const NESTING_MAX: u32 = 8;
@@ -81,6 +84,8 @@ pub enum TierSpec {
     },
     /// A file or block device.
     Flash(FlashSpec),
+    /// A volume of the pool.
+    Pool(PoolSpec),
 }
 
 impl TierSpec {
@@ -89,6 +94,7 @@ impl TierSpec {
         match self {
             TierSpec::Array(array) => array.members.iter_mut().for_each(|member| member.donor.tree = Some(tree)),
             TierSpec::Donor(donor) => donor.tree = Some(tree),
+            TierSpec::Pool(pool) => pool.tree = Some(tree),
             TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => inner.belong_to(tree),
             TierSpec::Compressed { .. } | TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
         }
@@ -111,6 +117,7 @@ impl TierSpec {
             | (TierSpec::Dram { .. }, TierSpec::Dram { .. }) => true,
             (TierSpec::Emulated { profile: one, .. }, TierSpec::Emulated { profile: other, .. }) => one == other,
             (TierSpec::Flash(one), TierSpec::Flash(other)) => one.path == other.path,
+            (TierSpec::Pool(one), TierSpec::Pool(other)) => one.volume == other.volume,
             _ => false,
         }
     }
@@ -178,11 +185,12 @@ const OPTION_NAMES: &[&str] = &[
     "mirror",
     "parity",
     "codec",
+    "agent",
 ];
 /// The kinds of tier, for the same purpose.
-const KIND_NAMES: &[&str] = &["flash", "dram", "compressed", "donor", "emulated"];
+const KIND_NAMES: &[&str] = &["flash", "dram", "compressed", "donor", "emulated", "pool"];
 
-const KINDS: &str = "flash:PATH, dram:, compressed:, donor:HOST:PORT or emulated:PROFILE";
+const KINDS: &str = "flash:PATH, dram:, compressed:, donor:HOST:PORT, pool:VOLUME or emulated:PROFILE";
 
 impl FromStr for TierSpec {
     type Err = SpecFailure;
@@ -199,12 +207,13 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
     match kind {
         "flash" => sealed(rest, |rest| flash(rest).map(TierSpec::Flash)),
         "donor" => sealed(rest, donors::parse),
+        "pool" => sealed(rest, pool::parse),
         "dram" => Ok(TierSpec::Dram { size: only_size(rest)? }),
         "compressed" => compressed(rest),
         "emulated" => emulated(rest),
         "failing" if nesting < NESTING_MAX => failing(rest, nesting),
         "failing" => Err(format!("failing: is nested more than {NESTING_MAX} times; once is enough")),
-        "pool" | "dax" => Err(format!("the {kind} tier is not in this build yet; use {KINDS}")),
+        "dax" => Err(format!("the {kind} tier is not in this build yet; use {KINDS}")),
         _ => Err(match similar::among(kind, KIND_NAMES) {
             Some(meant) => format!("'{kind}' is not a kind of tier; did you mean {meant}:?"),
             None => format!("'{kind}' is not a kind of tier; write {KINDS}"),
@@ -491,7 +500,6 @@ mod tests {
             ("donor:host:7000,security", "'security'", "security=plain"),
             ("donor:unix:", "no path of a socket", "donor:unix:PATH"),
             ("donor:unix:/s,security=plain", "'security'", "size=SIZE"),
-            ("pool:fast", "not in this build", "flash:PATH"),
             ("dax:/dev/dax0.0", "not in this build", "flash:PATH"),
             ("failing:", "needs rules", "failing:after=100:dram:"),
             ("failing:after=x:dram:", "'x'", "number"),

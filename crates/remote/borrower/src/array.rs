@@ -17,11 +17,13 @@
 //! written last.
 
 mod code;
+mod connection;
 mod copies;
 mod hedge;
 mod layout;
 mod member;
 mod member_queues;
+mod membership;
 pub mod memory_members;
 mod notices;
 mod opening;
@@ -32,10 +34,12 @@ mod queue;
 mod rebuild;
 mod reclaim;
 mod repair;
+mod roster;
 mod shape;
 mod shards;
 #[cfg(test)]
 mod tests;
+mod volume;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -52,14 +56,17 @@ use aquifer_tier::transfer::{check_buffer, check_range};
 use aquifer_tier::{Activity, Cause, Forks, KeepAlive, Tier, TierFailure, TierFigures, TierQueue, Upkeep, Verify};
 use aquifer_wire::SLAB_BYTES;
 
+use self::connection::Connection;
 use self::layout::Rotation;
 pub use self::layout::WEIGHT_MAX;
 use self::member::Member;
 pub(crate) use self::member::{Room, Store};
+use self::membership::Admission;
 use self::place::Place;
 pub use self::place::{MEMBERS_MAX, POSITIONS};
 use self::queue::ArrayQueue;
 use self::repair::Repair;
+use self::roster::Roster;
 pub use self::shape::DATA_SHARDS;
 pub(crate) use self::shape::Shape;
 use self::shards::{Cutter, ShardQueue};
@@ -76,6 +83,9 @@ const REACHED: usize = 0;
 /// How many times a slab fell below its number of copies.
 const DEGRADED: usize = 1;
 
+/// How often leases are renewed at members that join, until one has: often enough for any of them. A choice.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// A tier of several donors.
 pub struct Array {
     parts: Arc<Parts>,
@@ -84,7 +94,11 @@ pub struct Array {
 
 /// What the array and its queues share.
 pub(crate) struct Parts {
+    /// By seat: the members, and seats without one.
     members: Box<[Member]>,
+    roster: Roster,
+    /// For members that join; `None` if nobody can.
+    admission: Option<Admission>,
     rotation: Rotation,
     /// How many members should have each slab, and which part of it each of them has.
     shape: Shape,
@@ -102,11 +116,32 @@ impl Array {
     fn new(stores: Vec<(Box<dyn Store>, u32)>, shape: Shape, slabs: u32, notices: Vec<String>) -> Result<Array, Errno> {
         assert!(stores.len() <= MEMBERS_MAX && (1..=POSITIONS).contains(&shape.total), "a description is checked");
         let weights: Vec<u32> = stores.iter().map(|(_, weight)| *weight).collect();
-        let members = stores.into_iter().map(|(store, _)| Member::new(store)).collect();
+        let members = stores.into_iter().map(|(store, _)| Member::new(Connection::to(store))).collect();
+        let (roster, rotation) = (Roster::taken(&weights)?, Rotation::new(&weights));
+        Self::of(members, roster, rotation, None, shape, slabs, notices)
+    }
+
+    /// An array without members, which join later: at most [`MEMBERS_MAX`] different donors.
+    fn vacant(admission: Admission, shape: Shape, slabs: u32) -> Result<Array, Errno> {
+        let members = (0..MEMBERS_MAX).map(|_| Member::new(Connection::none())).collect();
+        Self::of(members, Roster::new(MEMBERS_MAX)?, Rotation::vacant(), Some(admission), shape, slabs, Vec::new())
+    }
+
+    fn of(
+        members: Box<[Member]>,
+        roster: Roster,
+        rotation: Rotation,
+        admission: Option<Admission>,
+        shape: Shape,
+        slabs: u32,
+        notices: Vec<String>,
+    ) -> Result<Array, Errno> {
         let (head, table) = Words::shared(HEAD_WORDS + slabs as usize * PLACE_WORDS)?.split_at(HEAD_WORDS);
         let parts = Parts {
             members,
-            rotation: Rotation::new(&weights),
+            roster,
+            admission,
+            rotation,
             shape,
             cutter: shape.is_cut().then(|| Cutter::new(shape)).transpose()?,
             slabs,
@@ -254,12 +289,14 @@ impl Upkeep for Array {
 
     /// Not left to `turn`, which waits for one member after the other and makes copies in between.
     fn keep_alive_every(&self) -> Option<Duration> {
-        self.parts.members.iter().map(|member| member.store.look_every()).min()
+        // Where members join, one that joins later may need it.
+        let of_members = self.parts.members.iter().filter(|member| member.store.is_connected());
+        of_members.map(|member| member.store.look_every()).min().or(self.parts.admission.as_ref().map(|_| LOOK_EVERY))
     }
 
     fn begin_keep_alive(&self) -> Vec<Box<dyn KeepAlive + '_>> {
         // The thread that calls `turn` looks for lost members and reconnects them.
-        let there = self.parts.members.iter().filter(|member| !member.is_lost());
+        let there = self.parts.in_use().map(|index| &self.parts.members[index]).filter(|member| !member.is_lost());
         there.filter_map(|member| member.store.begin_keep_alive()).collect()
     }
 }

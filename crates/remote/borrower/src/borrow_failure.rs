@@ -10,7 +10,7 @@ use std::{fmt, io};
 
 use aquifer_core::units::ByteSize;
 use aquifer_sys::verbs::VerbsFailure;
-use aquifer_tier::OpenFailure;
+use aquifer_tier::{MembershipFailure, OpenFailure};
 use aquifer_tls::{CredentialFailure, Distrust};
 use aquifer_wire::Refusal;
 
@@ -43,6 +43,11 @@ pub enum BorrowFailure {
     Local {
         /// What, and why.
         failure: OpenFailure,
+    },
+    /// A member of a volume cannot be used.
+    Member {
+        /// Why.
+        failure: MembershipFailure,
     },
     /// No donor lends there, or it does not lend to us.
     NoAnswer {
@@ -94,6 +99,13 @@ pub enum BorrowFailure {
         /// Why the first of the others is not reachable.
         first: Box<BorrowFailure>,
     },
+    /// Fewer members of a volume are reachable than are needed to read what is stored.
+    TooFewMembers {
+        /// How many are needed.
+        needed: usize,
+        /// How many are reachable.
+        there: usize,
+    },
 }
 
 impl From<OpenFailure> for BorrowFailure {
@@ -143,6 +155,12 @@ impl fmt::Display for BorrowFailure {
             BorrowFailure::TooFew { needed, there, first } => {
                 write!(f, "it takes {needed} of these donors to begin, and {there} are there; {first}")
             }
+            BorrowFailure::TooFewMembers { needed, there } => write!(
+                f,
+                "it takes {needed} donors of the volume to begin, and {there} answer; start them, or check the network to \
+                 them"
+            ),
+            BorrowFailure::Member { failure } => write!(f, "{failure}"),
             BorrowFailure::LendsTooLittle { address, wanted_bytes, lendable_bytes } => write!(
                 f,
                 "the donor tier should hold {}, but {address} lends {} at most to one borrower; give it less with size=",
@@ -203,6 +221,8 @@ mod tests {
                 },
                 "start one there",
             ),
+            (BorrowFailure::TooFewMembers { needed: 2, there: 1 }, "start them"),
+            (BorrowFailure::Member { failure: MembershipFailure::TooMany { max: 63 } }, "restart the program"),
             (
                 BorrowFailure::NoAnswer { address: "host:7000".into(), source: io::Error::other(Refusal::Busy) },
                 "see what it says",

@@ -33,6 +33,7 @@ mod rdma;
 mod recalls;
 mod remote;
 mod shared_memory;
+mod spare_sockets;
 mod tcp;
 mod timeouts;
 mod tls;
@@ -58,7 +59,9 @@ use self::endpoint::Endpoint;
 use self::link::Greeting;
 use self::links::Links;
 pub(crate) use self::member::{Asked, Missed, Offer};
+use self::ranges::Ranges;
 pub(crate) use self::ranges::Writers;
+pub(crate) use self::spare_sockets::SpareSockets;
 use self::rdma::{Rdma, RdmaFailure};
 pub(crate) use self::remote::Remote;
 use self::remote::Unlent;
@@ -149,21 +152,28 @@ fn greet(spec: &DonorSpec, timeouts: Timeouts) -> Result<(Links, Greeting), Borr
     for address in spec.address.to_socket_addrs().map_err(failure)? {
         let links = Links::new(tcp::LINKS, Endpoint::Tcp(address), security.clone(), who, timeouts)
             .map_err(|errno| system("making sockets", errno))?;
-        let address = spec.address.clone();
         last = match links.greet() {
             Ok(greeting) => return Ok((links, greeting)),
-            Err(Miss::Distrust(distrust)) => BorrowFailure::Distrust { address, distrust },
-            Err(Miss::Refused(Refusal::PlainOnly) | Miss::Unproven(Refusal::PlainOnly)) => {
-                BorrowFailure::PlainOnly { address }
-            }
-            Err(Miss::Refused(Refusal::TlsOnly) | Miss::Unproven(Refusal::TlsOnly)) => {
-                BorrowFailure::TlsOnly { address }
-            }
-            Err(Miss::Refused(refusal) | Miss::Unproven(refusal)) => failure(io::Error::other(refusal)),
-            Err(Miss::Failed(why)) => failure(io::Error::from_raw_os_error(why.errno())),
+            Err(miss) => not_greeted(spec, miss),
         };
     }
     Err(last)
+}
+
+/// Why the donor that `spec` names has not greeted.
+fn not_greeted(spec: &DonorSpec, miss: Miss) -> BorrowFailure {
+    let address = spec.address.clone();
+    match miss {
+        Miss::Distrust(distrust) => BorrowFailure::Distrust { address, distrust },
+        Miss::Refused(Refusal::PlainOnly) | Miss::Unproven(Refusal::PlainOnly) => BorrowFailure::PlainOnly { address },
+        Miss::Refused(Refusal::TlsOnly) | Miss::Unproven(Refusal::TlsOnly) => BorrowFailure::TlsOnly { address },
+        Miss::Refused(refusal) | Miss::Unproven(refusal) => {
+            BorrowFailure::NoAnswer { address, source: io::Error::other(refusal) }
+        }
+        Miss::Failed(why) => {
+            BorrowFailure::NoAnswer { address, source: io::Error::from_raw_os_error(why.errno()) }
+        }
+    }
 }
 
 /// The transport to a donor at a port. `answers`: the donor has answered the greeting, so RDMA to it can be checked.
@@ -206,8 +216,8 @@ fn remote(
     unlent: Unlent,
     writers: Writers,
 ) -> Result<Arc<Remote>, BorrowFailure> {
-    let remote = Remote::new(transport, slabs, lease, timeouts, unlent, writers);
-    remote.map(Arc::new).map_err(|errno| system("mapping the leases", errno))
+    let ranges = Ranges::new(slabs, writers).map_err(|errno| system("mapping the leases", errno))?;
+    Ok(Arc::new(Remote::new(transport, ranges, lease, timeouts, unlent, true)))
 }
 
 fn security(spec: &DonorSpec) -> Result<Security, CredentialFailure> {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Borrows memory of other hosts: a donor's memory as a tier ([`Donor`]), and several donors as one tier ([`Array`]).
+//! Borrows memory of other hosts: a donor's memory as a tier ([`Donor`]), and several donors as one tier ([`Array`]),
+//! which may change while programs use them ([`VolumeTierSpec`]).
 //!
 //! The donor's side is `aquifer-donor`; the messages between the two are in `aquifer-wire`. A description
 //! ([`DonorSpec`], [`ArraySpec`]) comes from `aquifer-tiers`, which parses it and opens the tier. [`keep_alive`] renews
@@ -34,4 +35,4 @@ pub use array::{Array, DATA_SHARDS, MEMBERS_MAX, POSITIONS, WEIGHT_MAX};
 pub use borrow_failure::BorrowFailure;
 pub use donor::Donor;
 pub use keep_alive::keep_alive;
-pub use spec::{ArraySpec, DonorSecurity, DonorSpec, MemberSpec, RdmaSpec, Redundancy};
+pub use spec::{ArraySpec, DonorSecurity, DonorSpec, MemberSpec, RdmaSpec, Redundancy, VolumeTierSpec};

@@ -6,6 +6,7 @@
 //! Pure. `tiers/src/spec/donors.rs` parses it from what follows `donor:`.
 
 use aquifer_core::units::ByteSize;
+use aquifer_tier::Newcomer;
 use aquifer_tls::Files;
 
 use crate::array::Shape;
@@ -76,6 +77,22 @@ pub struct ArraySpec {
     pub redundancy: Redundancy,
     /// Capacity; by default what the donors lend to one borrower, less the redundancy.
     pub size: Option<ByteSize>,
+}
+
+/// The description of a tier in a volume of the pool, whose members change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeTierSpec {
+    /// The members at first.
+    pub members: Vec<Newcomer>,
+    /// How the volume survives the loss of a donor.
+    pub redundancy: Redundancy,
+    /// The certificate and key of the volume's tenant, and whom it trusts. `None`: connections are not protected.
+    pub files: Option<Files>,
+    /// Capacity; by default what the members lend, less the redundancy. More than that can be used once the volume has
+    /// grown.
+    pub size: Option<ByteSize>,
+    /// The tree of processes that borrows.
+    pub tree: u64,
 }
 
 /// One donor of several.

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -37,17 +37,10 @@ impl Peer {
         }
     }
 
-    /// The name of its tenant if nothing better is known. With IPv6 that is a network of 64 bits: a host takes another
-    /// address within it from time to time (RFC 8981), and must not lose its leases because of that.
+    /// The name of its tenant if nothing better is known.
     pub(crate) fn tenant(self) -> String {
         match self {
-            Peer::Host(address) => match address.to_canonical() {
-                IpAddr::V6(address) if !address.is_loopback() => {
-                    let network = Ipv6Addr::from(u128::from(address) & !u128::from(u64::MAX));
-                    format!("address:{network}/64")
-                }
-                address => format!("address:{address}"),
-            },
+            Peer::Host(address) => aquifer_tls::address_name(address),
             Peer::User(user) => format!("uid:{user}"),
         }
     }

@@ -18,7 +18,7 @@ use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 
 use aquifer_sys::safe_open::{self, Objected, OpenFailure};
 
-use crate::PROTOCOL;
+use crate::{CONTROL_PROTOCOL, PROTOCOL};
 use crate::donor_side::DonorSide;
 
 /// Maximum size of a file with a certificate, a key, or an authority's certificates. A choice, so that a wrong path
@@ -201,6 +201,15 @@ fn provider() -> Arc<CryptoProvider> {
 impl Credentials {
     /// A donor's end. `revoked` is a file with lists of revoked certificates.
     pub fn for_donor(self, revoked: Option<&Path>) -> Result<DonorSide, CredentialFailure> {
+        self.for_server(PROTOCOL, revoked)
+    }
+
+    /// A fabric manager's end of control channels, to which donors and agents connect.
+    pub fn for_manager(self, revoked: Option<&Path>) -> Result<DonorSide, CredentialFailure> {
+        self.for_server(CONTROL_PROTOCOL, revoked)
+    }
+
+    fn for_server(self, protocol: &[u8], revoked: Option<&Path>) -> Result<DonorSide, CredentialFailure> {
         let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&self.roots), provider());
         let mut asked = self.file(Purpose::Authority);
         if let Some(path) = revoked {
@@ -217,7 +226,7 @@ impl Credentials {
             .with_client_cert_verifier(Arc::clone(&verifier));
         let (chain, key) = (self.chain.clone(), self.key.clone_key());
         let mut config = builder.with_single_cert(chain, key).map_err(|error| self.judge(error))?;
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.alpn_protocols = vec![protocol.to_vec()];
         // A borrower keeps its connections, and performs a full handshake when one is lost.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -226,16 +235,26 @@ impl Credentials {
 
     /// The configuration of a borrower's handshakes.
     pub(crate) fn for_borrower(self) -> Result<Arc<ClientConfig>, CredentialFailure> {
+        let mut config = self.for_client(PROTOCOL)?;
+        config.enable_secret_extraction = true;
+        Ok(Arc::new(config))
+    }
+
+    /// The configuration of a donor's or an agent's sessions with a fabric manager.
+    pub fn for_end(self) -> Result<Arc<ClientConfig>, CredentialFailure> {
+        self.for_client(CONTROL_PROTOCOL).map(Arc::new)
+    }
+
+    fn for_client(self, protocol: &[u8]) -> Result<ClientConfig, CredentialFailure> {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .expect("the provider has suites of TLS 1.3")
             .with_root_certificates(Arc::clone(&self.roots));
         let (chain, key) = (self.chain.clone(), self.key.clone_key());
         let mut config = builder.with_client_auth_cert(chain, key).map_err(|error| self.judge(error))?;
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.alpn_protocols = vec![protocol.to_vec()];
         config.resumption = Resumption::disabled();
-        config.enable_secret_extraction = true;
-        Ok(Arc::new(config))
+        Ok(config)
     }
 
     fn file(&self, purpose: Purpose) -> File {

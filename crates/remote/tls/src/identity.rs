@@ -10,6 +10,8 @@
 //!
 //! Intended only for a certificate whose signature has been verified, but no input causes a panic.
 
+use std::net::{IpAddr, Ipv6Addr};
+
 /// Maximum length of a name. Longer ones do not name tenants.
 const NAME_BYTES_MAX: usize = 512;
 
@@ -88,6 +90,18 @@ pub fn tenant_name(certificate: &[u8]) -> Option<String> {
         }
     }
     common_name(subject)
+}
+
+/// The name of a peer that shows no certificate. With IPv6 that is a network of 64 bits: a host takes another address
+/// within it from time to time (RFC 8981), and must not lose its leases because of that.
+pub fn address_name(address: IpAddr) -> String {
+    match address.to_canonical() {
+        IpAddr::V6(address) if !address.is_loopback() => {
+            let network = Ipv6Addr::from(u128::from(address) & !u128::from(u64::MAX));
+            format!("address:{network}/64")
+        }
+        address => format!("address:{address}"),
+    }
 }
 
 /// The subject alternative names among extensions.

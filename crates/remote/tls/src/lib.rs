@@ -24,8 +24,10 @@ pub use borrower::{Borrower, Pipe, Protection, ShakeFailure};
 pub use distrust::{Distrust, Words};
 pub use donor_side::DonorSide;
 pub use files::{CredentialFailure, Credentials, File, Files, Purpose};
-pub use identity::tenant_name;
+pub use identity::{address_name, tenant_name};
 pub use records::{Broken, Opening, RECORD_BYTES_MAX, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES, Sealing, TEXT_BYTES_MAX};
 
 /// The ALPN protocol name of both ends, so that neither is mistaken for another kind of server.
 const PROTOCOL: &[u8] = b"aquifer/1";
+/// The ALPN protocol name of a control channel, so that a borrower's certificate does not reach a manager by mistake.
+const CONTROL_PROTOCOL: &[u8] = b"aquifer-control/1";

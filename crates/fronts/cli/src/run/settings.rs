@@ -141,6 +141,7 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
             Path::new(profile)
         }
         TierSpec::Encrypted { inner } => return with_absolute_path(spec, inner),
+        TierSpec::Pool(pool) => return Ok(format!("{kind}:{}", with_absolute_agent(rest, &pool.agent)?)),
         TierSpec::Failing { inner, .. } => {
             let (rules, spec) = rest.split_once(':').expect("it could be read, so it has a tier behind its rules");
             return Ok(format!("{kind}:{rules}:{}", with_absolute_path(spec, inner)?));
@@ -150,6 +151,12 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
     let typed = path.to_str().expect("the path was cut out of a string");
     let options = rest.strip_prefix(typed).expect("the path comes first");
     Ok(format!("{kind}:{}{options}", absolute_text("--tier", path)?))
+}
+
+/// What follows `pool:`, with the absolute path of the agent's socket.
+fn with_absolute_agent(rest: &str, agent: &Path) -> Result<String, Failure> {
+    let others = rest.split(',').filter(|option| !option.starts_with("agent=")).collect::<Vec<_>>();
+    Ok(format!("{},agent={}", others.join(","), absolute_text("--tier", agent)?))
 }
 
 /// What follows `donor:` for several donors, with numeric addresses.

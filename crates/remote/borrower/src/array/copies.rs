@@ -23,7 +23,8 @@ use aquifer_wire::{PAGE_BYTES, RangeIndex, SLAB_BYTES};
 use super::Parts;
 use super::member::{Member, Trouble};
 use super::piece::{SlabPiece, pieces};
-use super::place::Place;
+use super::place::{POSITIONS, Place};
+use super::roster::{Pin, SeatState};
 use crate::access_failure::{AccessFailure, LinkFailure};
 
 /// How many times a read is tried when the slab's place changes in the meantime.
@@ -36,6 +37,9 @@ const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// until this time has passed: as long as a donor is waited for that alone has the bytes (`donor/timeouts.rs`).
 const NOBODY_TIMEOUT: Duration = Duration::from_secs(5);
 const NOBODY_PAUSE: Duration = Duration::from_millis(50);
+
+/// Pins on the members of a place that is being chosen.
+type Pins<'a> = [Option<Pin<'a>>; POSITIONS];
 
 impl Parts {
     /// Fills `into` from `offset`.
@@ -63,7 +67,9 @@ impl Parts {
     fn is_worth_waiting(&self, slab: SlabIndex) -> bool {
         let place = self.place(slab);
         let hoped_for = place.members().filter(|member| self.is_hoped_for(*member)).count();
-        self.shape.is_redundant() && hoped_for >= self.shape.needed
+        // A related process has moved the slab to a member that this process is about to connect to.
+        let is_new = place.members().any(|member| !self.members[member].store.is_connected());
+        (self.shape.is_redundant() || is_new) && hoped_for >= self.shape.needed
     }
 
     pub(super) fn is_hoped_for(&self, member: usize) -> bool {
@@ -280,7 +286,8 @@ impl Parts {
             if !matches!(place, Place::NOWHERE | Place::LOST) {
                 return Ok((seen, place));
             }
-            let chosen = self.take_room(slab)?;
+            let mut pins = Default::default();
+            let chosen = self.take_room(slab, &mut pins)?;
             match self.places.change(slab, seen, chosen.0) {
                 Ok(seen) => {
                     self.reach(slab);
@@ -297,12 +304,20 @@ impl Parts {
     }
 
     /// Takes room for a slab at as many members as the shape wants, or at fewer if these are enough to read it.
-    fn take_room(&self, slab: SlabIndex) -> Result<Place, AccessFailure> {
+    /// Those members are pinned until `pins` is dropped.
+    fn take_room<'a>(&'a self, slab: SlabIndex, pins: &mut Pins<'a>) -> Result<Place, AccessFailure> {
         let (mut place, mut failed) = (Place::NOWHERE, None);
         let range = self.shape.range_of(slab);
         for member in self.candidates(range, self.takers()) {
+            if self.roster.same_donors(place) & 1 << member != 0 {
+                continue;
+            }
+            let Some(pin) = self.roster.pin(member) else { continue };
             match self.members[member].store.take(range) {
-                Ok(()) => place = place.with(member),
+                Ok(()) => {
+                    pins[place.count()] = Some(pin);
+                    place = place.with(member);
+                }
                 Err(failure) => {
                     self.note(member, failure);
                     failed = Some(failure);
@@ -319,7 +334,7 @@ impl Parts {
             // Not given back immediately: another thread may be about to name the same room.
             self.repair.has_strays.store(true, Ordering::Release);
         }
-        let is_full = self.members.iter().any(|member| !member.is_lost());
+        let is_full = self.in_use().any(|index| !self.members[index].is_lost());
         Err(failed.unwrap_or(if is_full { AccessFailure::Full } else { AccessFailure::NoMember }))
     }
 
@@ -335,8 +350,13 @@ impl Parts {
 
     /// The members that can be given another slab, one bit each.
     pub(super) fn takers(&self) -> u64 {
-        let takers = self.members.iter().enumerate().filter(|(_, member)| member.takes_slabs());
-        takers.fold(0, |mask, (index, _)| mask | 1 << index)
+        let takers = self.roster.all(SeatState::Member).filter(|index| self.members[*index].takes_slabs());
+        takers.fold(0, |mask, index| mask | 1 << index)
+    }
+
+    /// The members that may have slabs.
+    pub(super) fn in_use(&self) -> impl Iterator<Item = usize> {
+        (0..self.members.len()).filter(|index| self.roster.is_in_use(*index))
     }
 
     /// Removes from the place every member that is not in `written`, because a write has reached only those. A writer

@@ -23,6 +23,8 @@ use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_tier::{KeepAlive, TierFailure, TierQueue};
 use aquifer_wire::RangeIndex;
 
+use super::connection::Connection;
+use super::membership::Drain;
 use super::notices::Notice;
 use crate::access_failure::{AccessFailure, LinkFailure};
 use crate::donor::{Asked, Piece};
@@ -149,7 +151,7 @@ impl Trouble {
 
 /// A member of an array: what it stores, and whether it is present.
 pub(crate) struct Member {
-    pub(crate) store: Box<dyn Store>,
+    pub(crate) store: Connection,
     /// When the member was lost; 0 while it is present.
     lost_since_ns: AtomicU64,
     /// When to look for it next.
@@ -171,10 +173,12 @@ pub(crate) struct Member {
     pub(crate) was_restarted: AtomicBool,
     /// What was last reported about it (`notices.rs`).
     last_notice: AtomicU8,
+    /// The progress of its drain.
+    pub(super) drain: Drain,
 }
 
 impl Member {
-    pub(crate) fn new(store: Box<dyn Store>) -> Member {
+    pub(crate) fn new(store: Connection) -> Member {
         let zero = || AtomicU64::new(0);
         let pause_ns = AtomicU64::new(nanoseconds(LOOK_PAUSE_FIRST));
         Member {
@@ -190,6 +194,7 @@ impl Member {
             is_quarantined: AtomicBool::new(false),
             was_restarted: AtomicBool::new(false),
             last_notice: AtomicU8::new(Notice::Present as u8),
+            drain: Drain::default(),
         }
     }
 
@@ -348,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_lost_member_is_looked_for_less_and_less() {
-        let member = Member::new(Box::new(Nothing));
+        let member = Member::new(Connection::to(Box::new(Nothing)));
         assert!(member.takes_slabs() && member.look_in() == Duration::ZERO);
         assert!(member.failed(Trouble::of(AccessFailure::Link(LinkFailure::Ended))) && !member.failed(Trouble::Absent));
         assert!(member.is_lost() && member.lost_for().is_some() && !member.takes_slabs());
@@ -370,7 +375,7 @@ mod tests {
 
     #[test]
     fn a_member_without_room_is_there() {
-        let member = Member::new(Box::new(Nothing));
+        let member = Member::new(Connection::to(Box::new(Nothing)));
         assert!(!member.failed(Trouble::of(AccessFailure::Full)) && !member.failed(Trouble::of(AccessFailure::Gone)));
         assert!(!member.is_lost() && !member.takes_slabs());
     }

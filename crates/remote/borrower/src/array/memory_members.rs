@@ -13,10 +13,12 @@ use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
 use aquifer_tier::conformance::CAPACITY_BYTES_MIN;
 use aquifer_tier::plain_queue::{Blocking, PlainQueue};
-use aquifer_tier::{Activity, TierFailure, TierQueue};
+use aquifer_sys::words::Words;
+use aquifer_tier::{Activity, Newcomer, TierFailure, TierQueue};
 use aquifer_wire::{PAGE_BYTES, RangeIndex, SLAB_BYTES};
 
-use super::{Array, Room, Shape, Store, tier_failure};
+use super::membership::{Connect, Admission, Reached};
+use super::{Array, MEMBERS_MAX, Room, Shape, Store, tier_failure};
 use crate::access_failure::{AccessFailure, LinkFailure};
 
 /// Slabs of such an array.
@@ -213,6 +215,29 @@ pub(super) fn shaped(members: &[Arc<Memory>], shape: Shape) -> Array {
 fn with_slabs(members: &[Arc<Memory>], shape: Shape, slabs: u32) -> Array {
     let stores = members.iter().map(|member| (Box::new(Arc::clone(member)) as Box<dyn Store>, 1)).collect();
     Array::new(stores, shape, slabs, Vec::new()).unwrap()
+}
+
+/// Members in memory that may join.
+struct Pool(Vec<Arc<Memory>>);
+
+impl Connect for Pool {
+    fn reach(&self, newcomer: &Newcomer, _: u32) -> Result<Reached<'_>, String> {
+        let index = newcomer.address.strip_prefix("memory:").and_then(|index| index.parse::<usize>().ok());
+        let memory = index.and_then(|index| self.0.get(index)).ok_or("there is no such member; name another one")?;
+        if memory.is_away.load(Ordering::SeqCst) {
+            return Err("the member does not answer; start it".into());
+        }
+        let store = Box::new(Arc::clone(memory));
+        Ok(Reached { is_there: true, accept: Box::new(move |_| Ok(store)) })
+    }
+}
+
+/// An array without members, with room for `slabs` slabs, each in `total` parts of which `data` are needed. These
+/// members may join it, as `memory:INDEX`.
+pub fn vacant(members: &[Arc<Memory>], data: usize, total: usize, slabs: u32) -> Array {
+    let shape = Shape { needed: data, total };
+    let words = || Words::shared(MEMBERS_MAX * shape.ranges(slabs)).unwrap();
+    Array::vacant(Admission::new(Box::new(Pool(members.to_vec())), words(), Some(words())), shape, slabs).unwrap()
 }
 
 /// `count` new members, which have nothing yet.

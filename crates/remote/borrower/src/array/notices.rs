@@ -36,7 +36,7 @@ impl Parts {
     /// Reports through `say` which members were lost, have come back or were quarantined since the last call.
     pub(super) fn report_changes(&self, say: &mut dyn FnMut(&str)) {
         self.report_damage(say);
-        for member in &self.members {
+        for member in self.in_use().map(|index| &self.members[index]) {
             let name = member.store.name();
             if member.was_restarted.swap(false, Ordering::AcqRel) {
                 say(&format!("the donor at {name} was restarted, and has nothing of what it had; {}", self.remains()));

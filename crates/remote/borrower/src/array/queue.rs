@@ -8,7 +8,7 @@
 //! it has reached all of its members (`places.rs`). Exceptional cases take the ordinary path, one at a time
 //! (`copies.rs`): a member that fails, a place that has changed, a request that spans two slabs.
 //!
-//! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
+//! Threads: the worker that owns it. Allocates when it is opened, and when a member has joined.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl ArrayQueue {
                 let seen = self.parts.places.see(slab);
                 let first = self.parts.in_order(self.parts.place_of(seen), slab).next();
                 match first {
-                    Some(member) if !self.parts.members[member].is_lost() => self.send(flight(seen, member), buffer),
+                    Some(member) if self.is_there(member) => self.send(flight(seen, member), buffer),
                     _ => self.do_now(operation, offset, buffer, tag),
                 }
             }
@@ -96,7 +96,7 @@ impl ArrayQueue {
                 let entered = self.parts.places.count_in(slab, eighths(piece));
                 let place = if entered { self.parts.place_to_write(slab) } else { Err(AccessFailure::NotNow) };
                 match place {
-                    Ok((seen, place)) if place.members().all(|member| !self.parts.members[member].is_lost()) => {
+                    Ok((seen, place)) if place.members().all(|member| self.is_there(member)) => {
                         let first = place.members().next().expect("a place to write to has members");
                         self.send(flight(seen, first), buffer);
                     }
@@ -114,6 +114,11 @@ impl ArrayQueue {
                 }
             }
         }
+    }
+
+    /// Whether a member is present, as far as this process knows, and has a queue.
+    fn is_there(&self, member: usize) -> bool {
+        !self.parts.members[member].is_lost() && self.queues.has(member)
     }
 
     /// Hands a flight to its member's queue.
@@ -157,9 +162,8 @@ impl ArrayQueue {
         let written = flight.written | u64::from(is_written) << member;
         let place = self.parts.place(slab);
         let next = place.members().find(|member| written & 1 << member == 0);
-        let is_there = |member: usize| !self.parts.members[member].is_lost();
         match next {
-            Some(next) if is_written && is_there(next) => {
+            Some(next) if is_written && self.is_there(next) => {
                 return self.send(Flight { written, member: next, ..flight }, buffer);
             }
             // Repeats the whole write: it stores the same bytes again.

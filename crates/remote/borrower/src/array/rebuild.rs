@@ -65,7 +65,7 @@ pub(super) enum Reason {
     Lacks,
     /// This member's copy is given up, because the member is silent or in quarantine.
     GivesUp(usize),
-    /// This member reclaims its memory.
+    /// This member reclaims its memory, or drains.
     Leaves(usize),
 }
 
@@ -95,7 +95,7 @@ impl Parts {
         reason: Reason,
         verify: Option<&Verify<'_>>,
     ) -> Copied {
-        let free = self.takers() & !place.mask();
+        let free = self.takers() & !place.mask() & !self.roster.same_donors(kept(place, reason));
         let is_dispensable = self.is_dispensable(place, reason);
         if free == 0 && !is_dispensable || self.lacks_healthy(place) {
             return Copied::NotNow;
@@ -106,11 +106,13 @@ impl Parts {
         }
         // Tries every candidate: with many small members, those whose turn it is may all be full, again and again.
         let range = self.shape.range_of(slab);
-        let takes = |target: &usize| {
-            let taken = self.members[*target].store.take(range);
-            taken.inspect_err(|failure| _ = self.note(*target, *failure)).is_ok()
+        let takes = |target: usize| {
+            let pin = self.roster.pin(target)?;
+            let taken = self.members[target].store.take(range);
+            taken.inspect_err(|failure| _ = self.note(target, *failure)).ok().map(|()| (target, pin))
         };
-        let target = self.candidates(range, free).find(takes);
+        // The pin is held until the slab has its new place.
+        let (target, _pin) = self.candidates(range, free).find_map(takes).unzip();
         if target.is_none() && !is_dispensable {
             return Copied::NotNow;
         }
@@ -321,6 +323,14 @@ fn knows_any(verify: Option<&Verify<'_>>, piece: SlabPiece) -> bool {
     let zeros = [0; PAGE];
     let mut pages = (piece.offset..piece.offset + piece.bytes as u64).step_by(PAGE);
     verify.is_some_and(|verify| pages.any(|offset| verify(offset, &zeros) != Verified::Unknown))
+}
+
+/// The members that keep the slab.
+fn kept(place: Place, reason: Reason) -> Place {
+    match reason {
+        Reason::Lacks => place,
+        Reason::GivesUp(member) | Reason::Leaves(member) => place.without(member),
+    }
 }
 
 fn position_of(place: Place, member: usize) -> Option<usize> {

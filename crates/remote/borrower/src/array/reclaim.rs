@@ -58,7 +58,7 @@ impl Parts {
     /// Gives back room that was in use when it was checked before.
     pub(super) fn sweep(&self) {
         if self.repair.has_strays.swap(false, Ordering::AcqRel) {
-            let there = (0..self.members.len()).filter(|member| !self.members[*member].is_lost());
+            let there = self.in_use().filter(|member| !self.members[*member].is_lost());
             there.for_each(|member| self.release_strays(member));
         }
     }

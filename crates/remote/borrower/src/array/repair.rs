@@ -63,12 +63,13 @@ impl Parts {
     /// Does the upkeep that is due. Returns the time until the next call.
     pub(super) fn upkeep(&self, verify: Option<&Verify<'_>>) -> Duration {
         let mut next = IDLE;
-        for index in 0..self.members.len() {
+        self.follow();
+        for index in self.in_use() {
             self.look_after(index, verify);
             self.take_stock(index);
             next = next.min(self.members[index].look_in());
         }
-        let saves = self.save(verify);
+        let saves = self.save(verify) | self.drain(verify);
         self.sweep();
         if self.shape.is_redundant() && self.make_copies(verify) || saves { PAUSE } else { next.max(PAUSE) }
     }
@@ -77,7 +78,7 @@ impl Parts {
     /// to do immediately.
     pub(super) fn save(&self, verify: Option<&Verify<'_>>) -> bool {
         let started = now_ns();
-        for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
+        for (index, member) in self.in_use().map(|index| (index, &self.members[index])).filter(|(_, it)| !it.is_lost()) {
             if member.is_quarantined() && self.save_from_quarantined(index, started, verify) {
                 return true;
             }
@@ -274,6 +275,7 @@ impl Parts {
 
     /// Called in a forked child.
     pub(super) fn after_fork_in_child(&self) -> Result<(), Errno> {
+        self.admission.iter().try_for_each(|admission| admission.connect.after_fork_in_child())?;
         for member in &self.members {
             member.store.after_fork_in_child()?;
             member.forget();

@@ -6,6 +6,7 @@
 //! The members are memory with a script: they vanish, come back with or without what they had, are full, or return
 //! wrong bytes. They do not depend on time: the tests decide when and by whom a lost member is looked for.
 
+mod membership;
 mod overwritten;
 mod parity;
 mod quarantine;

@@ -79,7 +79,21 @@ impl Link {
     ) -> Result<Link, Errno> {
         let socket = endpoint.socket()?;
         let socket: Box<dyn Socket> = if is_kept { Box::new(KeptFile::new(socket)) } else { Box::new(socket) };
-        Ok(Link {
+        Ok(Self::on(socket, endpoint, channel, recalls))
+    }
+
+    /// As [`new`](Self::new), with a socket that was created earlier and is not connected.
+    pub(crate) fn with_socket(
+        socket: Arc<KeptFile>,
+        endpoint: &Endpoint,
+        channel: Box<dyn Channel>,
+        recalls: &Arc<Recalls>,
+    ) -> Link {
+        Self::on(Box::new(socket), endpoint, channel, recalls)
+    }
+
+    fn on(socket: Box<dyn Socket>, endpoint: &Endpoint, channel: Box<dyn Channel>, recalls: &Arc<Recalls>) -> Link {
+        Link {
             socket,
             channel,
             recalls: Arc::clone(recalls),
@@ -87,7 +101,7 @@ impl Link {
             is_local: endpoint.is_local(),
             cookie: AtomicU64::new(NO_COOKIE),
             next: AtomicU64::new(0),
-        })
+        }
     }
 
     /// Called in a forked child: creates a socket of its own under the same number. Returns false when the link cannot

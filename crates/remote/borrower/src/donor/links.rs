@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::memory::OwnWord;
+use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::raw::{Errno, current_cpu, now_ns};
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 use aquifer_sys::words::Words;
@@ -120,6 +121,12 @@ impl Drop for Begun<'_> {
     }
 }
 
+fn own_word() -> Result<Arc<OwnWord>, Errno> {
+    let own = OwnWord::new()?;
+    own.word().store(1, Ordering::Relaxed);
+    Ok(Arc::new(own))
+}
+
 impl Links {
     /// Creates the sockets of `count` links. Connects nothing.
     pub(crate) fn new(
@@ -129,15 +136,39 @@ impl Links {
         who: BorrowerId,
         timeouts: Timeouts,
     ) -> Result<Links, Errno> {
+        let own = own_word()?;
         let recalls = Arc::new(Recalls::default());
-        let own = Arc::new(OwnWord::new()?);
-        own.word().store(1, Ordering::Relaxed);
-        let line = |_| {
-            let link = Link::new(&endpoint, security.channel(&own), &recalls, true);
-            let link = link.map_err(|errno| Errno(errno.raw_os_error()))?;
-            Ok(Line { link, taken: AtomicU32::new(FREE) })
-        };
-        let lines = (0..count).map(line).collect::<Result<_, Errno>>()?;
+        let link = |_| Link::new(&endpoint, security.channel(&own), &recalls, true);
+        let links = (0..count).map(link).map(|link| link.map_err(|errno| Errno(errno.raw_os_error())));
+        let links = links.collect::<Result<Vec<Link>, Errno>>()?;
+        Self::of(links, own, recalls, endpoint, security, who, timeouts)
+    }
+
+    /// Links on sockets that were created earlier. Connects nothing.
+    pub(crate) fn on_sockets(
+        sockets: &[Arc<KeptFile>],
+        endpoint: Endpoint,
+        security: Security,
+        who: BorrowerId,
+        timeouts: Timeouts,
+    ) -> Result<Links, Errno> {
+        let own = own_word()?;
+        let recalls = Arc::new(Recalls::default());
+        let link = |socket| Link::with_socket(Arc::clone(socket), &endpoint, security.channel(&own), &recalls);
+        let links = sockets.iter().map(link).collect();
+        Self::of(links, own, recalls, endpoint, security, who, timeouts)
+    }
+
+    fn of(
+        links: Vec<Link>,
+        own: Arc<OwnWord>,
+        recalls: Arc<Recalls>,
+        endpoint: Endpoint,
+        security: Security,
+        who: BorrowerId,
+        timeouts: Timeouts,
+    ) -> Result<Links, Errno> {
+        let lines = links.into_iter().map(|link| Line { link, taken: AtomicU32::new(FREE) }).collect();
         let instance = Words::shared(1)?;
         Ok(Links {
             endpoint,

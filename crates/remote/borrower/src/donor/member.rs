@@ -6,12 +6,14 @@
 //!
 //! Threads: any, including signal handlers, except for opening.
 
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
 use aquifer_tier::{Activity, Cause, KeepAlive, TierFailure, TierQueue};
 use aquifer_wire::{Message, RangeIndex, SLAB_BYTES};
 
@@ -23,7 +25,7 @@ use super::remote::{Piece, Remote, Unlent};
 use super::tcp;
 use super::timeouts::Timeouts;
 use super::transport::Loss;
-use super::{failure, greet, network, remote, security, system, who};
+use super::{failure, greet, network, not_greeted, remote, security, system, who};
 use crate::access_failure::{AccessFailure, LinkFailure};
 use crate::array::{Room, Store};
 use crate::borrow_failure::BorrowFailure;
@@ -61,6 +63,26 @@ impl Offer {
         }
     }
 
+    /// Asks the donor over sockets that were created earlier. A donor that does not answer is accepted as by
+    /// [`ask`](Self::ask).
+    pub(crate) fn ask_on(
+        sockets: &[Arc<KeptFile>],
+        address: SocketAddr,
+        spec: &DonorSpec,
+        is_redundant: bool,
+    ) -> Result<Offer, BorrowFailure> {
+        let timeouts = if is_redundant { Timeouts::AMONG_OTHERS } else { Timeouts::ALONE };
+        let who = who(spec)?;
+        let security = security(spec).map_err(|failure| BorrowFailure::Credentials { failure })?;
+        let links = Links::on_sockets(sockets, Endpoint::Tcp(address), security, who, timeouts)
+            .map_err(|errno| system("making links", errno))?;
+        let greeting = links.greet().map_err(|miss| not_greeted(spec, miss));
+        match greeting {
+            Err(refused) if !is_redundant || !matches!(refused, BorrowFailure::NoAnswer { .. }) => Err(refused),
+            greeting => Ok(Offer { links, greeting, timeouts, spec: spec.clone() }),
+        }
+    }
+
     /// The number of slabs that it lends; `None` if it has not answered.
     pub(crate) fn slabs(&self) -> Option<u64> {
         self.greeting.as_ref().ok().map(|greeting| greeting.lendable_bytes / SLAB_BYTES)
@@ -77,6 +99,21 @@ impl Offer {
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
         let remote = remote(transport, lease, slabs, self.timeouts, Unlent::Gone, writers)?;
         Ok(Share(remote, self.spec.address))
+    }
+
+    /// The donor as a member that joins an array, with leases in words that related processes share. `is_opener`: this
+    /// process has opened the array.
+    pub(crate) fn join(
+        self,
+        leases: Words,
+        doubted: Option<Words>,
+        is_opener: bool,
+    ) -> Result<Share, BorrowFailure> {
+        let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
+        let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
+        let ranges = Ranges::over(leases, doubted);
+        let remote = Remote::new(transport, ranges, lease, self.timeouts, Unlent::Gone, is_opener);
+        Ok(Share(Arc::new(remote), self.spec.address))
     }
 }
 

@@ -115,17 +115,25 @@ fn zeros(count: usize) -> Box<[AtomicU64]> {
 
 impl Ranges {
     pub(crate) fn new(count: usize, writers: Writers) -> Result<Ranges, Errno> {
-        let right = match writers {
-            Writers::One => Right::Granted(zeros(count)),
-            Writers::Several => Right::Doubted(Words::shared(count)?),
+        let doubted = match writers {
+            Writers::One => None,
+            Writers::Several => Some(Words::shared(count)?),
         };
-        Ok(Ranges {
-            leases: Words::shared(count)?,
+        Ok(Ranges::over(Words::shared(count)?, doubted))
+    }
+
+    /// Ranges whose leases are in these words, one for each; `doubted` is there where several processes write to one
+    /// slab.
+    pub(crate) fn over(leases: Words, doubted: Option<Words>) -> Ranges {
+        let count = leases.len();
+        let right = doubted.map_or_else(|| Right::Granted(zeros(count)), Right::Doubted);
+        Ranges {
+            leases,
             right,
             leaving: zeros(count.div_ceil(BITS as usize)),
             any_leaving: AtomicBool::new(false),
             leave_by_ns: AtomicU64::new(u64::MAX),
-        })
+        }
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -26,7 +26,7 @@ use super::NAME;
 use super::contact::Contact;
 use super::grant_lock::GrantLock;
 use super::links::Begun;
-use super::ranges::{Lease, Ranges, Writers};
+use super::ranges::{Lease, Ranges};
 use super::timeouts::Timeouts;
 use super::transport::{Loss, Transport};
 use crate::access_failure::{AccessFailure, LinkFailure};
@@ -91,19 +91,20 @@ pub(crate) fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
 }
 
 impl Remote {
-    /// A tier of `slabs` slabs, none of which is leased yet. Leases last `lease` from the last sign of life.
+    /// A tier of these ranges. Leases last `lease` from the last sign of life. `is_opener`: this process gives
+    /// everything back at the end.
     pub(crate) fn new(
         transport: Box<dyn Transport>,
-        slabs: usize,
+        ranges: Ranges,
         lease: Duration,
         timeouts: Timeouts,
         unlent: Unlent,
-        writers: Writers,
-    ) -> Result<Remote, Errno> {
-        let ranges = Arc::new(Ranges::new(slabs, writers)?);
+        is_opener: bool,
+    ) -> Remote {
+        let ranges = Arc::new(ranges);
         transport.recalls().note_in(Arc::clone(&ranges));
-        transport.prepare(slabs);
-        Ok(Remote {
+        transport.prepare(ranges.count());
+        Remote {
             transport,
             ranges,
             contact: Contact::new(timeouts.loss),
@@ -112,8 +113,8 @@ impl Remote {
             lease,
             timeouts,
             unlent,
-            is_opener: AtomicBool::new(true),
-        })
+            is_opener: AtomicBool::new(is_opener),
+        }
     }
 
     pub(crate) fn open_queue(self: &Arc<Self>, depth: u32) -> Result<Box<dyn TierQueue>, Errno> {

@@ -9,7 +9,7 @@
 //! one at a time (`shards.rs`): a lost or failing member, a place that has changed, a request that is longer than a
 //! frame.
 //!
-//! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
+//! Threads: the worker that owns it. Allocates when it is opened, and when a member has joined.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -163,7 +163,7 @@ impl ShardQueue {
     }
 
     fn is_there(&self, place: Place, position: usize) -> bool {
-        self.parts.at(place, position).is_some_and(|(_, member)| !member.is_lost())
+        self.parts.at(place, position).is_some_and(|(index, member)| !member.is_lost() && self.queues.has(index))
     }
 
     /// A frame for each of these positions, or none.

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Frames on the agent's socket: four bytes of length, little-endian, and a message as JSON. Pure.
+//!
+//! A frame that is too long, or not a message of this version, ends the connection: what follows cannot be understood.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Bytes before the JSON.
+pub const HEAD_BYTES: usize = 4;
+/// The longest JSON of a frame: a view of [`MEMBERS_MAX`](crate::MEMBERS_MAX) members has less than a third of it.
+pub const FRAME_BYTES_MAX: usize = 1 << 20;
+/// How much of a parser's complaint is kept.
+const WHY_CHARS_MAX: usize = 200;
+
+/// Why bytes are not a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotAFrame {
+    /// It is not a message.
+    Message {
+        /// What is wrong, shortened to one line.
+        why: String,
+    },
+    /// It is longer than is allowed.
+    Oversized {
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+impl fmt::Display for NotAFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Message { why } => write!(f, "a message is malformed ({why}); install the same aquifer at both ends"),
+            Self::Oversized { bytes } => {
+                write!(f, "a message has {bytes} bytes, and {FRAME_BYTES_MAX} are allowed; use fewer members in one volume")
+            }
+        }
+    }
+}
+
+impl std::error::Error for NotAFrame {}
+
+/// The frame of a message.
+pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, NotAFrame> {
+    let mut frame = vec![0; HEAD_BYTES];
+    serde_json::to_writer(&mut frame, message).map_err(|error| malformed(&error))?;
+    let bytes = frame.len() - HEAD_BYTES;
+    let head = u32::try_from(bytes).ok().filter(|_| bytes <= FRAME_BYTES_MAX).ok_or(NotAFrame::Oversized { bytes })?;
+    frame[..HEAD_BYTES].copy_from_slice(&head.to_le_bytes());
+    Ok(frame)
+}
+
+/// Collects bytes until they are frames. Holds one frame and one read at most.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    bytes: Vec<u8>,
+}
+
+impl Decoder {
+    /// Takes bytes as they have arrived.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next message; `None` until all of it has arrived. After a failure, the connection is of no use.
+    pub fn next<M: DeserializeOwned>(&mut self) -> Result<Option<M>, NotAFrame> {
+        let Some((head, rest)) = self.bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
+        let bytes = u32::from_le_bytes(*head) as usize;
+        if bytes > FRAME_BYTES_MAX {
+            return Err(NotAFrame::Oversized { bytes });
+        }
+        let Some(payload) = rest.get(..bytes) else { return Ok(None) };
+        let message = serde_json::from_slice(payload).map_err(|error| malformed(&error))?;
+        self.bytes.drain(..HEAD_BYTES + bytes);
+        Ok(Some(message))
+    }
+}
+
+fn malformed(error: &serde_json::Error) -> NotAFrame {
+    let why = error.to_string();
+    NotAFrame::Message { why: why.chars().filter(|one| !one.is_control()).take(WHY_CHARS_MAX).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Answer, Denial, MemberProgress, Progress, Request};
+
+    fn requests() -> Vec<Request> {
+        vec![
+            Request::Open { version: 1, volume: "db".into(), session: u64::MAX, holds: vec![3] },
+            Request::Progress(vec![
+                MemberProgress { member: 3, progress: Progress::Draining { slabs: 9, is_stalled: true } },
+                MemberProgress { member: 4, progress: Progress::Left },
+            ]),
+            Request::Close,
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn frames_arrive_however_they_are_cut(cuts in prop::collection::vec(1usize..40, 1..60)) {
+            let stream: Vec<u8> = requests().iter().flat_map(|request| encode(request).unwrap()).collect();
+            let (mut decoder, mut found, mut rest) = (Decoder::default(), Vec::new(), &stream[..]);
+            for cut in cuts.into_iter().chain([usize::MAX]) {
+                let (part, behind) = rest.split_at(cut.min(rest.len()));
+                decoder.push(part);
+                rest = behind;
+                while let Some(request) = decoder.next::<Request>().unwrap() {
+                    found.push(request);
+                }
+            }
+            prop_assert_eq!(found, requests());
+        }
+
+        #[test]
+        fn any_bytes_are_a_message_or_a_failure(bytes: Vec<u8>) {
+            let mut decoder = Decoder::default();
+            decoder.push(&bytes);
+            let _ = decoder.next::<Request>();
+            let _ = decoder.next::<Answer>();
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_or_unknown_is_refused_in_one_line() {
+        let mut decoder = Decoder::default();
+        decoder.push(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes());
+        assert_eq!(decoder.next::<Request>(), Err(NotAFrame::Oversized { bytes: FRAME_BYTES_MAX + 1 }));
+        for text in ["", "{", "\"clos\"", "{\"open\":{\"version\":1}}", "{\"open\":{\"version\":1,\"volume\":\"a\",\"session\":1,\"holds\":[],\"x\":1}}"] {
+            let mut decoder = Decoder::default();
+            decoder.push(&(text.len() as u32).to_le_bytes());
+            decoder.push(text.as_bytes());
+            let refusal = decoder.next::<Request>().expect_err(text).to_string();
+            assert!(!refusal.contains('\n') && refusal.contains("; "), "{refusal}");
+        }
+        let long = Answer::Denied(Denial::Malformed { why: "x".repeat(FRAME_BYTES_MAX) });
+        assert!(matches!(encode(&long), Err(NotAFrame::Oversized { .. })));
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_first_version() {
+        let frame = encode(&Request::Open { version: 1, volume: "db".into(), session: 7, holds: vec![] }).unwrap();
+        assert_eq!(&frame[HEAD_BYTES..], br#"{"open":{"version":1,"volume":"db","session":7,"holds":[]}}"#);
+        assert_eq!(frame[..HEAD_BYTES], 59u32.to_le_bytes());
+    }
+}

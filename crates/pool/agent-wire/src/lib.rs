@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What programs and their host's agent say to each other about a volume of the pool. Pure.
+//!
+//! A program opens a volume by its name ([`Request::Open`]) and gets a [`View`] of it: where its members are, and what
+//! to do with each. Whenever that changes, the agent sends the whole view again, so nothing depends on the messages
+//! before. The program reports what it has done ([`Request::Progress`]). The agent is `crates/pool/agent`, and the
+//! program's side is `crates/memory/tiers/src/pool.rs`.
+//!
+//! ```
+//! use aquifer_agent_wire::{Decoder, Request, encode};
+//!
+//! let request = Request::Open { version: 1, volume: "db".into(), session: 7, holds: vec![] };
+//! let mut decoder = Decoder::default();
+//! decoder.push(&encode(&request)?);
+//! assert_eq!(decoder.next::<Request>()?, Some(request));
+//! # Ok::<(), aquifer_agent_wire::NotAFrame>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod frame;
+mod message;
+
+pub use frame::{Decoder, FRAME_BYTES_MAX, HEAD_BYTES, NotAFrame, encode};
+pub use message::{
+    Answer, Denial, MEMBERS_MAX, MemberProgress, MemberView, NAME_BYTES_MAX, Order, Progress, Redundancy, Request,
+    SOCKET, TenantFiles, VERSION, View, is_name,
+};

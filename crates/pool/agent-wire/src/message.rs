@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The messages between a program and its host's agent. Pure.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The version of the messages. An agent answers only programs of its own version.
+pub const VERSION: u16 = 1;
+/// Where an agent serves programs, unless its configuration names another path.
+pub const SOCKET: &str = "/run/aquifer/agent.sock";
+/// The longest name of a volume, as in the pool.
+pub const NAME_BYTES_MAX: usize = 63;
+/// Members in one message at most: the spans of a volume, each with the members of a parity.
+pub const MEMBERS_MAX: usize = 1024;
+
+/// Whether a text can be the name, or the id, of a volume: as in the pool, lower-case letters, digits, `-`, `_` and `.`,
+/// beginning with a letter or a digit.
+pub fn is_name(text: &str) -> bool {
+    let is_allowed = |one: u8| matches!(one, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
+    let is_first = |one: u8| matches!(one, b'a'..=b'z' | b'0'..=b'9');
+    text.len() <= NAME_BYTES_MAX && text.bytes().all(is_allowed) && text.bytes().next().is_some_and(is_first)
+}
+
+/// What a program asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// The program has closed the volume and needs none of its memory.
+    Close,
+    /// Opens a volume. The answer is a view or a denial.
+    Open {
+        /// [`VERSION`].
+        version: u16,
+        /// The name of the volume, or its id.
+        volume: String,
+        /// A number that the program draws, and repeats when it connects again.
+        session: u64,
+        /// The members that it has memory of: none at first; a forked child has those of its parent.
+        holds: Vec<u64>,
+    },
+    /// What the program has done about the newest view.
+    Progress(Vec<MemberProgress>),
+}
+
+/// What an agent answers, and what it sends when something changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Answer {
+    /// The volume cannot be used. The agent ends the connection.
+    Denied(Denial),
+    /// The volume, as it should be.
+    View(View),
+}
+
+/// Why a volume cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Denial {
+    /// The agent serves as many programs as it can.
+    Busy {
+        /// How many.
+        programs: usize,
+    },
+    /// The request is malformed.
+    Malformed {
+        /// What about it.
+        why: String,
+    },
+    /// The volume is not bound to this host.
+    NotBound {
+        /// The host.
+        host: String,
+    },
+    /// The user may not use the volume.
+    NotPermitted {
+        /// The user's number.
+        uid: u32,
+        /// The number of the user's group.
+        gid: u32,
+    },
+    /// The agent cannot record that the program uses the volume.
+    NotRecorded {
+        /// Why.
+        why: String,
+    },
+    /// The agent speaks another version.
+    Version {
+        /// The agent's.
+        version: u16,
+    },
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy { programs } => {
+                write!(f, "the agent serves {programs} programs already; end some, or raise programs_max in its file")
+            }
+            Self::Malformed { why } => write!(f, "the request is malformed ({why}); use the aquifer of the agent's version"),
+            Self::NotBound { host } => write!(
+                f,
+                "it is not bound to this host; bind it with 'aquifer fabric bind VOLUME {host}', or check its name with \
+                 'aquifer fabric volumes'"
+            ),
+            Self::NotPermitted { uid, gid } => write!(
+                f,
+                "user {uid} with group {gid} may not use it; add one of them to the volume in the agent's file"
+            ),
+            Self::NotRecorded { why } => {
+                write!(f, "the agent cannot record its use: {why}; free space in the agent's state directory")
+            }
+            Self::Version { version } => write!(
+                f,
+                "the agent speaks version {version} of its protocol, and this program speaks {VERSION}; install the same \
+                 aquifer for both"
+            ),
+        }
+    }
+}
+
+/// How a volume survives the loss of members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Redundancy {
+    /// Whole copies.
+    Mirror {
+        /// How many.
+        copies: u8,
+    },
+    /// Not at all.
+    None,
+    /// Shards with parity.
+    Parity {
+        /// Shards of data.
+        data: u8,
+        /// Shards of parity.
+        parity: u8,
+    },
+}
+
+/// The certificate with which programs of this host borrow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantFiles {
+    /// The certificate, as a path on this host.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authority of the donors' certificates.
+    pub ca: PathBuf,
+}
+
+/// What a program should do with a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// Move everything from it to other members, and give it nothing.
+    Drain,
+    /// Let it go with what it has.
+    Leave,
+    /// Use it.
+    Use,
+}
+
+/// A member of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberView {
+    /// The member's number in the pool.
+    pub member: u64,
+    /// Where its donor is, as `HOST:PORT`.
+    pub address: String,
+    /// The name in its donor's certificate.
+    pub server_name: String,
+    /// Its share, relative to the others.
+    pub weight: u32,
+    /// How many slabs it lends.
+    pub slabs: u64,
+    /// The token of its reservation at the donor.
+    pub reservation: u64,
+    /// What to do with it.
+    pub order: Order,
+}
+
+/// A volume as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct View {
+    /// Grows with every change.
+    pub revision: u64,
+    /// How it survives the loss of members.
+    pub redundancy: Redundancy,
+    /// With which certificate to borrow; `None`: in plain text.
+    pub files: Option<TenantFiles>,
+    /// Its members. One that is missing here, and was there before, is to be let go.
+    pub members: Vec<MemberView>,
+    /// `true`: the volume was unbound from this host. Programs that use it may go on; others cannot open it.
+    pub is_withdrawn: bool,
+}
+
+/// How far a program is with a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Progress {
+    /// The program's slabs are being moved from it.
+    Draining {
+        /// The slabs that are left.
+        slabs: u64,
+        /// `true`: the others have no room for them.
+        is_stalled: bool,
+    },
+    /// The program has nothing there, and will have nothing.
+    Left,
+    /// Its donor does not answer.
+    Lost,
+    /// The program uses it.
+    Present,
+}
+
+/// How far a program is with one member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberProgress {
+    /// The member's number in the pool.
+    pub member: u64,
+    /// How far the program is.
+    pub progress: Progress,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_pool() {
+        for name in ["a", "0", "db-1.rack_3", "00000000000000a1", &"x".repeat(63)] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["", ".a", "-a", "A", "a b", "a/b", "a\u{301}", "a,b", &"x".repeat(64)] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_denial_is_one_line_with_a_remedy() {
+        for (denial, remedy) in [
+            (Denial::Busy { programs: 9 }, "programs_max"),
+            (Denial::Malformed { why: "x".into() }, "of the agent's version"),
+            (Denial::NotBound { host: "h".into() }, "aquifer fabric bind"),
+            (Denial::NotPermitted { uid: 1, gid: 2 }, "agent's file"),
+            (Denial::NotRecorded { why: "disk full".into() }, "free space"),
+            (Denial::Version { version: 2 }, "the same aquifer"),
+        ] {
+            let text = denial.to_string();
+            assert!(text.contains(remedy) && !text.contains('\n'), "{text}");
+        }
+    }
+}

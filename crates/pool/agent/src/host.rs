@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A running agent: the ledger that the channel to the managers and the programs' sessions share.
+//!
+//! Every change goes through [`Shared::change`]: it draws the ledger's conclusions, stores the ledger before anybody
+//! acts on it, and wakes the sessions whose views may have changed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+
+use aquifer_agent_wire::TenantFiles;
+use aquifer_control::{End, Keeper, KeeperSettings, Kind, Registration};
+use aquifer_fabric::{Bytes, DonorId};
+use aquifer_sys::wakeup::Wakeup;
+
+use crate::end::HostEnd;
+use crate::kept::Kept;
+use crate::ledger::{Ledger, Surroundings, host_of};
+use crate::processes;
+use crate::server::Server;
+use crate::settings::{DonorAddress, Settings};
+
+/// Why an agent cannot start: one line with the remedy.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AgentFailure {
+    /// The channel to the managers cannot be kept.
+    Control {
+        /// Why.
+        why: String,
+    },
+    /// This start of the host cannot be identified.
+    NoBoot,
+    /// Programs cannot be served.
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The state cannot be read or stored.
+    State {
+        /// Why, and what to do.
+        why: String,
+    },
+}
+
+impl fmt::Display for AgentFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Control { why } => write!(f, "no channel to a fabric manager can be kept: {why}"),
+            Self::NoBoot => f.write_str("this start of the host cannot be identified; mount /proc"),
+            Self::Socket { path, source } => write!(
+                f,
+                "programs cannot be served at {}: {source}; create its directory for the agent's user, or name another \
+                 path with socket=",
+                path.display()
+            ),
+            Self::State { why } => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for AgentFailure {}
+
+/// What the threads of an agent share.
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    donors: BTreeMap<DonorId, (String, String)>,
+    state: Mutex<State>,
+    sessions: Mutex<Vec<Weak<Wakeup>>>,
+}
+
+struct State {
+    ledger: Ledger,
+    kept: Kept,
+    /// The ledger as it is on disk.
+    stored: Option<Ledger>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the ledger, and stores it. The error is that of the disk; the change stays, and is stored with the next.
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Ledger) -> R) -> (R, io::Result<()>) {
+        let mut state = self.state();
+        let before = state.ledger.revision();
+        let outcome = change(&mut state.ledger);
+        state.ledger.settle();
+        let stored = state.store();
+        let is_changed = state.ledger.revision() != before;
+        drop(state);
+        if is_changed {
+            self.wake_sessions();
+        }
+        (outcome, stored)
+    }
+
+    /// What a view needs besides the ledger.
+    pub(crate) fn surroundings(&self) -> Surroundings<'_> {
+        let tenant = self.settings.tenant.as_ref();
+        let files = tenant.map(|files| TenantFiles {
+            cert: files.cert.clone(),
+            key: files.key.clone(),
+            ca: files.ca.clone(),
+        });
+        Surroundings { files, donors: &self.donors }
+    }
+
+    pub(crate) fn watch(&self, wakeup: &Arc<Wakeup>) {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|session| session.strong_count() > 0);
+        sessions.push(Arc::downgrade(wakeup));
+    }
+
+    fn wake_sessions(&self) {
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.iter().filter_map(Weak::upgrade).for_each(|session| session.wake());
+    }
+}
+
+impl State {
+    fn store(&mut self) -> io::Result<()> {
+        if self.stored.as_ref() == Some(&self.ledger) {
+            return Ok(());
+        }
+        self.kept.save(&self.ledger)?;
+        self.stored = Some(self.ledger.clone());
+        Ok(())
+    }
+}
+
+/// A running agent. It ends when it is stopped or dropped.
+pub struct Host {
+    shared: Arc<Shared>,
+    server: Option<Server>,
+    thread: Option<JoinHandle<()>>,
+    keeper: Option<Keeper>,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("settings", &self.shared.settings).finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    /// Reads the state, and starts to serve programs and to keep the channel to the managers. `log` gets lines for the
+    /// operator.
+    pub fn start(settings: Settings, log: Arc<dyn Fn(&str) + Send + Sync>) -> Result<Host, AgentFailure> {
+        let state = |why| AgentFailure::State { why };
+        let boot = processes::boot().ok_or(AgentFailure::NoBoot)?;
+        let kept = Kept::open(&settings.state).map_err(state)?;
+        let mut ledger = kept.load().map_err(state)?.unwrap_or_else(|| Ledger::new(&boot));
+        ledger.start(&boot);
+        let donors = settings.donors.iter().map(|(id, donor)| (id.clone(), place_of(donor))).collect();
+        let state = Mutex::new(State { ledger, kept, stored: None });
+        let shared = Arc::new(Shared { settings, donors, state, sessions: Mutex::default() });
+        shared.change(|_| ()).1.map_err(|error| AgentFailure::State {
+            why: format!("the state cannot be stored: {error}; free space in the state directory"),
+        })?;
+        let path = shared.settings.socket.clone();
+        let server = Server::bind(&path).map_err(|source| AgentFailure::Socket { path, source })?;
+        let keeper = keep(&shared, &log)?;
+        let thread = std::thread::Builder::new().name("agent-server".into()).spawn({
+            let (shared, server) = (Arc::clone(&shared), server.clone());
+            move || server.run(&shared, &log)
+        });
+        let thread = thread.map_err(|source| AgentFailure::Socket { path: shared.settings.socket.clone(), source })?;
+        Ok(Host { shared, server: Some(server), thread: Some(thread), keeper: Some(keeper) })
+    }
+
+    /// A socket that ends the agent when anything is written to it or it is closed.
+    pub fn ender(&self) -> io::Result<UnixStream> {
+        self.server.as_ref().expect("it runs").ender()
+    }
+
+    /// Waits until the agent is ended.
+    pub fn wait(mut self) {
+        self.thread.take().into_iter().for_each(|thread| _ = thread.join());
+    }
+
+    /// Ends the agent.
+    pub fn stop(self) {}
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.keeper.take().into_iter().for_each(Keeper::stop);
+        self.server.take().into_iter().for_each(|server| server.end());
+        self.thread.take().into_iter().for_each(|thread| _ = thread.join());
+    }
+}
+
+fn keep(shared: &Arc<Shared>, log: &Arc<dyn Fn(&str) + Send + Sync>) -> Result<Keeper, AgentFailure> {
+    let settings = &shared.settings;
+    let registration = Registration {
+        kind: Kind::Host,
+        id: settings.host.as_str().to_owned(),
+        addresses: Vec::new(),
+        capacity: Bytes::ZERO,
+        labels: settings.labels.clone(),
+    };
+    let end: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(HostEnd::new(Arc::clone(shared))));
+    let keeper = KeeperSettings { managers: settings.managers.clone(), tls: settings.tenant.clone(), registration };
+    let log = Arc::clone(log);
+    Keeper::start(keeper, &end, Box::new(move |line| log(line)))
+        .map_err(|failure| AgentFailure::Control { why: failure.to_string() })
+}
+
+fn place_of(donor: &DonorAddress) -> (String, String) {
+    (donor.address.clone(), donor.name.clone().unwrap_or_else(|| host_of(&donor.address)))
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The ledger's rules, and histories of managers and programs: no member is listed as left while a program may have
+//! memory there.
+
+use aquifer_fabric::{HostId, Place, Presentation, SpanId, Step, Token, Why};
+
+use super::*;
+
+const VOLUME: VolumeId = VolumeId(0xa1);
+
+fn host() -> HostId {
+    "web-1".parse().unwrap()
+}
+
+fn lease(member: u64, span: u32, shard: u8) -> aquifer_fabric::MemberLease {
+    aquifer_fabric::MemberLease {
+        member: MemberId(member),
+        place: Place { span: SpanId(span), shard },
+        source: Source::Slabs { donor: format!("donor-{member}").parse().unwrap() },
+        bytes: Bytes::slabs(8),
+        token: Token(member + 1000),
+    }
+}
+
+fn id(session: u64) -> UserId {
+    UserId { volume: VOLUME, process: Process { pid: 100 + session as u32, started: 5 }, session }
+}
+
+struct Bench {
+    ledger: Ledger,
+    sequence: u64,
+    donors: BTreeMap<DonorId, (String, String)>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let donor = |member| (format!("donor-{member}").parse().unwrap(), (format!("d:{member}"), format!("d{member}")));
+        Bench { ledger: Ledger::new("boot"), sequence: 0, donors: (0..200).map(donor).collect() }
+    }
+
+    fn order(&mut self, step: Step) -> Result<(), String> {
+        self.sequence += 1;
+        let (term, incarnation) = (Term(1), self.ledger.incarnation);
+        let outcome = self.ledger.carry_out(&Command { term, sequence: self.sequence, incarnation, step });
+        self.ledger.settle();
+        outcome
+    }
+
+    fn present(&mut self, members: Vec<aquifer_fabric::MemberLease>) {
+        let redundancy = aquifer_fabric::Redundancy::None;
+        let presentation = Presentation::OneRange;
+        self.order(Step::Present { host: host(), volume: VOLUME, redundancy, presentation, members }).unwrap();
+    }
+
+    fn join(&mut self, members: Vec<aquifer_fabric::MemberLease>) {
+        self.order(Step::Join { host: host(), volume: VOLUME, members }).unwrap();
+    }
+
+    fn leave(&mut self, member: u64, why: Why) {
+        let members = vec![MemberId(member)];
+        self.order(Step::Leave { host: host(), volume: VOLUME, members, why }).unwrap();
+    }
+
+    fn view(&mut self, session: u64) -> View {
+        let surroundings = Surroundings { files: None, donors: &self.donors };
+        self.ledger.view(id(session), &surroundings).expect("it is a user")
+    }
+
+    fn orders(&mut self, session: u64) -> Vec<(u64, Order)> {
+        self.view(session).members.iter().map(|member| (member.member, member.order)).collect()
+    }
+
+    fn progress(&mut self, session: u64, member: u64, progress: Progress) {
+        self.ledger.progress(id(session), &[MemberProgress { member, progress }]);
+        self.ledger.settle();
+    }
+
+    fn state(&self, member: u64) -> Option<MemberState> {
+        self.ledger.report().member(VOLUME, MemberId(member)).map(|member| member.state)
+    }
+
+    fn has_left(&self, member: u64) -> bool {
+        self.ledger.report().has_left(VOLUME, MemberId(member))
+    }
+}
+
+#[test]
+fn a_program_gets_the_members_and_their_weights() {
+    let mut bench = Bench::new();
+    assert!(!bench.ledger.open(id(1), &[]), "no volume is bound");
+    let small = aquifer_fabric::MemberLease { bytes: Bytes::slabs(4), ..lease(2, 1, 0) };
+    bench.present(vec![lease(1, 0, 0), small]);
+    assert!(bench.ledger.open(id(1), &[]));
+    let view = bench.view(1);
+    let members: Vec<_> = view.members.iter().map(|it| (it.address.as_str(), it.weight, it.slabs)).collect();
+    assert_eq!(members, [("d:1", 16, 8), ("d:2", 8, 4)]);
+    assert_eq!((view.members[0].reservation, view.redundancy, view.is_withdrawn), (1001, Redundancy::None, false));
+}
+
+#[test]
+fn donors_are_where_the_manager_says_and_have_the_names_of_their_certificates() {
+    let mut bench = Bench::new();
+    bench.donors.clear();
+    bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
+    assert!(bench.ledger.open(id(1), &[]));
+    assert_eq!(bench.view(1).members, [], "nobody has said where they are");
+    let of = |address: &str, identity: &str| Whereabouts { addresses: vec![address.into()], identity: identity.into() };
+    let known = [("donor-1", of("[::1]:7", "uri:spiffe://x/d1")), ("donor-2", of("d:7", "dns:d2.example"))];
+    bench.ledger.learn(known.into_iter().map(|(id, it)| (id.parse().unwrap(), it)).collect());
+    let names: Vec<String> = bench.view(1).members.into_iter().map(|member| member.server_name).collect();
+    assert_eq!(names, ["::1", "d2.example"]);
+}
+
+#[test]
+fn a_volume_shrinks_when_programs_have_moved_everything() {
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
+    (1..3).for_each(|session| assert!(bench.ledger.open(id(session), &[])));
+    (1..3).for_each(|session| _ = bench.view(session));
+    bench.leave(1, Why::Shrunk);
+    assert_eq!(bench.orders(1), [(1, Order::Drain), (2, Order::Use)]);
+    bench.progress(1, 1, Progress::Draining { slabs: 5, is_stalled: false });
+    assert_eq!(bench.state(1), Some(MemberState::Leaving { left: Bytes::slabs(5) }));
+    bench.progress(1, 1, Progress::Left);
+    assert!(!bench.has_left(1), "the other program may have memory there");
+    bench.progress(2, 1, Progress::Left);
+    assert!(bench.has_left(1) && bench.state(1).is_none());
+    bench.join(vec![lease(1, 0, 0)]);
+    assert_eq!(bench.orders(1), [(2, Order::Use)], "what has left never joins again");
+}
+
+#[test]
+fn a_member_is_replaced_when_programs_have_moved_everything() {
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0)]);
+    assert!(bench.ledger.open(id(1), &[]));
+    bench.view(1);
+    bench.join(vec![lease(2, 0, 0)]);
+    assert_eq!(bench.orders(1), [(1, Order::Drain), (2, Order::Use)]);
+    assert!(matches!(bench.state(2), Some(MemberState::Copying { .. })));
+    bench.leave(1, Why::Replaced);
+    assert!(!bench.has_left(1) && bench.state(1) == Some(MemberState::InSync));
+    bench.progress(1, 1, Progress::Left);
+    assert_eq!(bench.state(2), Some(MemberState::InSync));
+    bench.leave(1, Why::Replaced);
+    assert!(bench.has_left(1));
+    assert_eq!(bench.orders(1), [(2, Order::Use)]);
+}
+
+#[test]
+fn without_programs_everything_is_immediate() {
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
+    bench.join(vec![lease(3, 0, 0)]);
+    assert_eq!(bench.state(3), Some(MemberState::InSync));
+    bench.leave(1, Why::Replaced);
+    bench.leave(2, Why::Shrunk);
+    assert!(bench.has_left(1) && bench.has_left(2));
+    bench.order(Step::Withdraw { host: host(), volume: VOLUME, members: vec![MemberId(3), MemberId(9)] }).unwrap();
+    assert!(bench.has_left(3) && bench.has_left(9) && bench.ledger.report().volumes.is_empty());
+    bench.order(Step::ForgetLeft { host: host(), volume: VOLUME, member: MemberId(9) }).unwrap();
+    assert!(!bench.has_left(9));
+}
+
+#[test]
+fn a_withdrawn_volume_stays_until_its_programs_have_ended() {
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0)]);
+    assert!(bench.ledger.open(id(1), &[]));
+    bench.order(Step::Withdraw { host: host(), volume: VOLUME, members: vec![MemberId(1)] }).unwrap();
+    assert!(bench.view(1).is_withdrawn && !bench.has_left(1));
+    assert!(!bench.ledger.open(id(2), &[]), "nobody else opens it");
+    assert!(bench.ledger.open(id(3), &[1]), "but a forked child goes on");
+    bench.ledger.close(id(3));
+    bench.ledger.disconnect(id(1));
+    bench.ledger.look(|_| true);
+    bench.ledger.settle();
+    assert!(!bench.has_left(1), "it has lost its connection, and runs");
+    (0..=MISSED_MAX).for_each(|_| bench.ledger.look(|_| false));
+    bench.ledger.settle();
+    assert!(bench.has_left(1));
+}
+
+#[test]
+fn a_restarted_agent_knows_its_programs_and_a_restarted_host_has_none() {
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
+    assert!(bench.ledger.open(id(1), &[]));
+    bench.view(1);
+    bench.leave(1, Why::Shrunk);
+    let stored = serde_json::to_string(&bench.ledger).unwrap();
+    bench.ledger = serde_json::from_str(&stored).unwrap();
+    bench.ledger.start("boot");
+    bench.ledger.look(|_| true);
+    bench.ledger.settle();
+    assert!(!bench.has_left(1), "the program has not connected again, and runs");
+    let stale = Step::ForgetLeft { host: host(), volume: VOLUME, member: MemberId(1) };
+    let command = Command { term: Term(1), sequence: bench.sequence, incarnation: Incarnation(1), step: stale };
+    assert!(bench.ledger.carry_out(&command).is_err(), "what was carried out before is not repeated");
+    bench.ledger.start("another boot");
+    let report = bench.ledger.report();
+    assert_eq!((report.incarnation, report.term, report.volumes.len()), (Incarnation(2), Term(1), 0));
+    assert_eq!(bench.ledger.admit_term(Term(0)), Err(Term(1)));
+}
+
+#[test]
+fn an_agent_refuses_what_is_not_for_it() {
+    let mut bench = Bench::new();
+    let device = aquifer_fabric::MemberLease {
+        source: Source::DynamicCapacity { device: "cxl-1".parse().unwrap() },
+        ..lease(1, 0, 0)
+    };
+    let refused = bench.order(Step::Join { host: host(), volume: VOLUME, members: vec![device] }).unwrap_err();
+    assert!(refused.contains("donors alone"), "{refused}");
+    let donor = "d".parse().unwrap();
+    let refused = bench.order(Step::Release { donor, volume: VOLUME, member: MemberId(1) }).unwrap_err();
+    assert!(refused.contains("an agent cannot"), "{refused}");
+}
+
+/// Managers order anything, in any order, and programs open, drain, restart their connections and end. A program may
+/// have memory of every member that it was given and has not left.
+#[test]
+fn in_every_history_no_member_leaves_while_a_program_may_have_memory_there() {
+    for seed in 0..300 {
+        let mut random = seed;
+        let mut below = |bound: u64| {
+            random = (random ^ (random >> 12)).wrapping_mul(0x2545_f491_4f6c_dd1d).wrapping_add(0x9e37_79b9_7f4a_7c15);
+            (random >> 33) % bound
+        };
+        let mut bench = Bench::new();
+        // What each program has: the members that it was given with `Use` and has not left.
+        let mut has: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+        bench.present(vec![lease(0, 0, 0), lease(1, 1, 0)]);
+        for step in 0..150 {
+            let (session, member) = (below(4), below(12));
+            match below(10) {
+                0 => _ = bench.order(Step::Join {
+                    host: host(),
+                    volume: VOLUME,
+                    members: vec![lease(member, below(3) as u32, 0)],
+                }),
+                1 => bench.leave(member, Why::Shrunk),
+                2 => bench.leave(member, Why::Replaced),
+                3 if below(10) == 0 => bench.leave(member, Why::Unbound),
+                4 if bench.ledger.open(id(session), &[]) => _ = has.entry(session).or_default(),
+                5 if below(3) == 0 => {
+                    bench.ledger.disconnect(id(session));
+                    (0..=MISSED_MAX).for_each(|_| bench.ledger.look(|process| process != id(session).process));
+                    bench.ledger.settle();
+                    has.remove(&session);
+                }
+                6 => {
+                    let stored = serde_json::to_string(&bench.ledger).unwrap();
+                    bench.ledger = serde_json::from_str(&stored).unwrap();
+                    bench.ledger.start("boot");
+                    bench.ledger.look(|process| has.keys().any(|session| id(*session).process == process));
+                    bench.ledger.settle();
+                }
+                _ => {
+                    let Some(held) = has.get_mut(&session) else { continue };
+                    for (member, order) in bench.orders(session) {
+                        match order {
+                            Order::Use => _ = held.insert(member),
+                            Order::Drain | Order::Leave if below(2) == 0 => {
+                                held.remove(&member);
+                                bench.progress(session, member, Progress::Left);
+                            }
+                            Order::Drain | Order::Leave => {}
+                        }
+                    }
+                }
+            }
+            for (session, held) in &has {
+                for member in held {
+                    assert!(!bench.has_left(*member), "seed {seed}, step {step}: program {session} has member {member}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The agent of a host: it keeps the volumes of the pool that are bound to the host, and hands them to programs.
+//!
+//! It has two sides. To the fabric manager it is an end of the control channel (`end.rs`): it reports its volumes, and
+//! takes members in and lets them go as commanded. To programs it is a Unix socket (`server.rs`, `session.rs`): a
+//! program that may use a volume gets a view of it, and a new one whenever it changes. What both sides share is the
+//! ledger (`ledger.rs`, pure), which is on disk (`kept.rs`), so that programs start while the manager is down and a
+//! restarted agent knows which programs may still have memory of a member (`processes.rs`).
+//!
+//! An agent that has ended stops changes, and no program: programs talk to donors themselves.
+//!
+//! ```
+//! let settings: aquifer_agent::Settings = "
+//!     host = 'web-1'
+//!     [manager]
+//!     addresses = ['127.0.0.1:7444']
+//!     [[volume]]
+//!     name = 'db'
+//!     id = '00000000000000a1'
+//!     uids = [1000]
+//! ".parse()?;
+//! assert_eq!(settings.host.as_str(), "web-1");
+//! # Ok::<(), aquifer_agent::SettingsFailure>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod end;
+mod host;
+mod kept;
+mod ledger;
+mod processes;
+mod server;
+mod session;
+mod settings;
+
+pub use host::{AgentFailure, Host};
+pub use settings::{Settings, SettingsFailure};

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The socket at which programs are served. The kernel says who each program is (SO_PEERCRED, unix(7)).
+//!
+//! Threads: one accepts, and notices at intervals which programs have ended; one for each program (`session.rs`).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_agent_wire::{Answer, Denial, encode};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+
+use crate::host::Shared;
+use crate::processes::Process;
+use crate::session::{Peer, Session};
+
+/// The mode of the socket: its owner and its group may use it.
+const MODE: u32 = 0o660;
+/// How often the agent looks which programs have ended, if nothing else happens.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Of the places for programs, one user other than root can take this many quarters.
+const QUARTERS_PER_USER: usize = 3;
+/// The pause after a connection could not be accepted, such as without a free descriptor.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long the reason of a denial may take to be sent.
+const DENY_WAIT: Duration = Duration::from_secs(1);
+/// The stack of a session's thread; parsing JSON nests 128 levels at most.
+const STACK_BYTES: usize = 512 << 10;
+
+/// The programs that are served now, by user.
+type Served = Arc<Mutex<BTreeMap<u32, usize>>>;
+
+/// The socket, and what ends it.
+#[derive(Clone)]
+pub(crate) struct Server {
+    path: PathBuf,
+    listener: Arc<UnixListener>,
+    /// Readable when the server is to end.
+    ended: Arc<UnixStream>,
+    ender: Arc<UnixStream>,
+    served: Served,
+}
+
+impl Server {
+    /// Binds the socket. One that an agent has left behind is replaced; one that answers is not.
+    pub(crate) fn bind(path: &Path) -> io::Result<Server> {
+        let listener = match UnixListener::bind(path) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && UnixStream::connect(path).is_err() => {
+                fs::remove_file(path)?;
+                UnixListener::bind(path)?
+            }
+            bound => bound?,
+        };
+        fs::set_permissions(path, fs::Permissions::from_mode(MODE))?;
+        listener.set_nonblocking(true)?;
+        let (ended, ender) = UnixStream::pair()?;
+        Ok(Server {
+            path: path.to_owned(),
+            listener: Arc::new(listener),
+            ended: Arc::new(ended),
+            ender: Arc::new(ender),
+            served: Served::default(),
+        })
+    }
+
+    /// A socket that ends the server when anything is written to it.
+    pub(crate) fn ender(&self) -> io::Result<UnixStream> {
+        self.ender.try_clone()
+    }
+
+    /// Ends the server.
+    pub(crate) fn end(&self) {
+        let _ = (&*self.ender).write_all(b"e");
+    }
+
+    /// Serves until the server is ended.
+    pub(crate) fn run(&self, shared: &Arc<Shared>, log: &Arc<dyn Fn(&str) + Send + Sync>) {
+        let limit = Timespec { tv_sec: LOOK_EVERY.as_secs() as i64, tv_nsec: 0 };
+        let (mut last, mut looked) = (String::new(), Instant::now());
+        loop {
+            let mut polled = [PollFd::new(&*self.listener, PollFlags::IN), PollFd::new(&*self.ended, PollFlags::IN)];
+            let _ = poll(&mut polled, Some(&limit));
+            if !polled[1].revents().is_empty() {
+                break;
+            }
+            match self.listener.accept() {
+                Ok((stream, _)) => self.admit(stream, shared),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => thread::sleep(PAUSE),
+            }
+            if looked.elapsed() < LOOK_EVERY {
+                continue;
+            }
+            looked = Instant::now();
+            if let Err(error) = shared.change(|ledger| ledger.look(Process::runs)).1 {
+                let line = format!("the state cannot be stored: {error}; free space in the state directory");
+                if line != last {
+                    log(&line);
+                }
+                last = line;
+            } else {
+                last.clear();
+            }
+        }
+        let _ = fs::remove_file(&self.path);
+    }
+
+    fn admit(&self, stream: UnixStream, shared: &Arc<Shared>) {
+        let Ok(credentials) = socket_peercred(&stream) else { return };
+        let (uid, gid) = (credentials.uid.as_raw(), credentials.gid.as_raw());
+        let max = shared.settings.programs_max;
+        let Some(admitted) = Admitted::take(&self.served, uid, max) else {
+            let _ = deny(&stream, Denial::Busy { programs: max });
+            return;
+        };
+        let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);
+        let (shared, peer) = (Arc::clone(shared), Peer { uid, gid, pid });
+        let spawned = thread::Builder::new().name("agent-session".into()).stack_size(STACK_BYTES).spawn(move || {
+            let _admitted = admitted;
+            Session::new(shared, peer, stream).serve();
+        });
+        // Without a thread, the connection ends, and the program tries again.
+        drop(spawned);
+    }
+}
+
+/// Tells a program why it cannot use a volume.
+pub(crate) fn deny(mut stream: &UnixStream, denial: Denial) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(DENY_WAIT))?;
+    stream.write_all(&encode(&Answer::Denied(denial)).map_err(io::Error::other)?)
+}
+
+/// One program's place among those that are served.
+struct Admitted {
+    served: Served,
+    uid: u32,
+}
+
+impl Admitted {
+    fn take(served: &Served, uid: u32, max: usize) -> Option<Admitted> {
+        let mut taken = served.lock().unwrap_or_else(PoisonError::into_inner);
+        let (all, own) = (taken.values().sum::<usize>(), taken.get(&uid).copied().unwrap_or(0));
+        let own_max = if uid == 0 { max } else { (max * QUARTERS_PER_USER / 4).max(1) };
+        if all >= max || own >= own_max {
+            return None;
+        }
+        *taken.entry(uid).or_default() += 1;
+        Some(Admitted { served: Arc::clone(served), uid })
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut taken = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = taken.get_mut(&self.uid) {
+            *own -= 1;
+        }
+        taken.retain(|_, own| *own > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_user_keeps_the_others_out() {
+        let served = Served::default();
+        let taken: Vec<Admitted> = std::iter::from_fn(|| Admitted::take(&served, 5, 8)).collect();
+        assert_eq!(taken.len(), 6);
+        let (root, other) = (Admitted::take(&served, 0, 8), Admitted::take(&served, 6, 8));
+        assert!(root.is_some() && other.is_some() && Admitted::take(&served, 0, 8).is_none());
+        drop(taken);
+        assert!(Admitted::take(&served, 5, 8).is_some());
+    }
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One program: it opens a volume, gets a view of it and every later one, and reports its progress.
+//!
+//! A program that sends what is no message, or sends and reads nothing for too long when it has to, loses its
+//! connection, and nothing else.
+//!
+//! Threads: one for each program.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use aquifer_agent_wire::{Answer, Decoder, Denial, NotAFrame, Request, VERSION, encode, is_name};
+use aquifer_sys::wakeup::Wakeup;
+
+use crate::host::Shared;
+use crate::ledger::UserId;
+use crate::processes::Process;
+use crate::server::deny;
+
+/// How long a program has to open a volume.
+const OPEN_WAIT: Duration = Duration::from_secs(5);
+/// How long a program has to take a view. It takes views on a thread that may also wait for donors.
+const VIEW_WAIT: Duration = Duration::from_secs(60);
+/// One wait for a program or for a change.
+const SLEEP: Duration = Duration::from_secs(60);
+/// Bytes that are read at a time.
+const READ_BYTES: usize = 16 << 10;
+/// Messages that a program may send in a second. A choice: a program reports about once a second.
+const MESSAGES_PER_SECOND_MAX: u32 = 50;
+
+/// Who has connected, as the kernel says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) pid: u32,
+}
+
+pub(crate) struct Session {
+    shared: Arc<Shared>,
+    peer: Peer,
+    stream: UnixStream,
+    decoder: Decoder,
+    wakeup: Option<Arc<Wakeup>>,
+    /// When the current second of messages began, and how many have come.
+    second: (Instant, u32),
+}
+
+/// Replaces a name by its address in numbers: programs do not look up names while they run. If that fails, the program
+/// reports it.
+fn resolve(address: &mut String) {
+    if address.parse::<SocketAddr>().is_err()
+        && let Some(found) = address.to_socket_addrs().ok().and_then(|mut found| found.next())
+    {
+        *address = found.to_string();
+    }
+}
+
+/// Why a session ends.
+enum Ending {
+    Denied(Denial),
+    Lost,
+}
+
+impl From<io::Error> for Ending {
+    fn from(_: io::Error) -> Ending {
+        Ending::Lost
+    }
+}
+
+impl From<NotAFrame> for Ending {
+    fn from(failure: NotAFrame) -> Ending {
+        Ending::Denied(Denial::Malformed { why: failure.to_string() })
+    }
+}
+
+impl Session {
+    pub(crate) fn new(shared: Arc<Shared>, peer: Peer, stream: UnixStream) -> Session {
+        let second = (Instant::now(), 0);
+        Session { shared, peer, stream, decoder: Decoder::default(), wakeup: None, second }
+    }
+
+    /// Serves the program until it closes the volume, ends, or breaks the protocol.
+    pub(crate) fn serve(mut self) {
+        let opened = self.open();
+        let ended = opened.and_then(|id| {
+            let ended = self.follow(id);
+            // If it cannot be stored now, it is with the next change.
+            let _ = self.shared.change(|ledger| ledger.disconnect(id));
+            ended
+        });
+        if let Err(Ending::Denied(denial)) = ended {
+            let _ = deny(&self.stream, denial);
+        }
+    }
+
+    fn open(&mut self) -> Result<UserId, Ending> {
+        self.stream.set_nonblocking(false)?;
+        let deadline = Instant::now() + OPEN_WAIT;
+        let request = loop {
+            if let Some(request) = self.decoder.next()? {
+                break request;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Ending::Lost);
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            self.receive()?;
+        };
+        let Request::Open { version, volume, session, holds } = request else {
+            return Err(Ending::Denied(Denial::Malformed { why: "the first message does not open a volume".into() }));
+        };
+        if version != VERSION {
+            return Err(Ending::Denied(Denial::Version { version: VERSION }));
+        }
+        let Peer { uid, gid, pid } = self.peer;
+        let settings = &self.shared.settings;
+        let not_bound = || Ending::Denied(Denial::NotBound { host: settings.host.to_string() });
+        let is_it = |permit: &&crate::settings::Permit| permit.name == volume || permit.id.to_string() == volume;
+        let permit = settings.volumes.iter().find(is_it).filter(|_| is_name(&volume));
+        // A volume that is in nobody's list is root's alone; a user who may not use it does not learn whether it exists.
+        let id = match permit {
+            Some(permit) if permit.allows(uid, gid) => permit.id,
+            None if uid == 0 => volume.try_into().map_err(|_| not_bound())?,
+            _ => return Err(Ending::Denied(Denial::NotPermitted { uid, gid })),
+        };
+        let id = UserId { volume: id, process: Process::of(pid), session };
+        let (is_open, stored) = self.shared.change(|ledger| ledger.open(id, &holds));
+        if !is_open {
+            return Err(not_bound());
+        }
+        if let Err(error) = stored {
+            let _ = self.shared.change(|ledger| ledger.close(id));
+            return Err(Ending::Denied(Denial::NotRecorded { why: error.to_string() }));
+        }
+        Ok(id)
+    }
+
+    /// Sends each new view, and takes reports.
+    fn follow(&mut self, id: UserId) -> Result<(), Ending> {
+        let wakeup = Arc::new(Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?);
+        self.shared.watch(&wakeup);
+        self.wakeup = Some(Arc::clone(&wakeup));
+        self.stream.set_read_timeout(None)?;
+        self.stream.set_write_timeout(Some(VIEW_WAIT))?;
+        let mut sent = None;
+        loop {
+            let surroundings = self.shared.surroundings();
+            let (view, stored) = self.shared.change(|ledger| ledger.view(id, &surroundings));
+            // A member that a restarted agent would not know of must not be given.
+            stored?;
+            let Some(mut view) = view else { return Ok(()) };
+            view.members.iter_mut().for_each(|member| resolve(&mut member.address));
+            let revision = std::mem::take(&mut view.revision);
+            if sent.as_ref() != Some(&view) {
+                let numbered = aquifer_agent_wire::View { revision, ..view.clone() };
+                self.stream.write_all(&encode(&Answer::View(numbered))?)?;
+                sent = Some(view);
+            }
+            loop {
+                while let Some(request) = self.decoder.next::<Request>()? {
+                    self.count()?;
+                    match request {
+                        Request::Progress(members) => _ = self.shared.change(|ledger| ledger.progress(id, &members)),
+                        Request::Close => {
+                            let _ = self.shared.change(|ledger| ledger.close(id));
+                            return Ok(());
+                        }
+                        Request::Open { .. } => {
+                            let why = "a volume is open on this connection already".into();
+                            return Err(Ending::Denied(Denial::Malformed { why }));
+                        }
+                    }
+                }
+                wakeup.sleep(Some(self.stream.as_raw_fd()), SLEEP);
+                if !aquifer_sys::wakeup::readable(self.stream.as_raw_fd(), Duration::ZERO) {
+                    break;
+                }
+                self.receive()?;
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<(), Ending> {
+        let mut bytes = [0; READ_BYTES];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => Err(Ending::Lost),
+            Ok(count) => {
+                self.decoder.push(&bytes[..count]);
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn count(&mut self) -> Result<(), Ending> {
+        if self.second.0.elapsed() >= Duration::from_secs(1) {
+            self.second = (Instant::now(), 0);
+        }
+        self.second.1 += 1;
+        if self.second.1 > MESSAGES_PER_SECOND_MAX {
+            let why = format!("more than {MESSAGES_PER_SECOND_MAX} messages in a second");
+            return Err(Ending::Denied(Denial::Malformed { why }));
+        }
+        Ok(())
+    }
+}

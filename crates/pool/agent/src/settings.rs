@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The agent's configuration, checked. Pure. `docs/agent.md` documents every setting.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use aquifer_agent_wire::{SOCKET, is_name};
+use aquifer_control::ManagerAddress;
+use aquifer_fabric::{DonorId, HostId, VolumeId};
+use aquifer_tls::Files;
+use serde::Deserialize;
+
+/// Where the state is, unless the file names another directory.
+const STATE: &str = "/var/lib/aquifer/agent";
+/// Programs that are served at the same time, unless the file gives another number.
+const PROGRAMS: usize = 256;
+/// That number at most: each takes a thread and three descriptors.
+const PROGRAMS_MAX: usize = 8192;
+/// Volumes that can be named. A choice, far above what one host uses.
+const VOLUMES_MAX: usize = 4096;
+
+/// The agent's configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// This host's name in the pool.
+    pub host: HostId,
+    /// Where programs are served.
+    pub socket: PathBuf,
+    /// The directory of the state.
+    pub state: PathBuf,
+    /// Programs that are served at the same time.
+    pub programs_max: usize,
+    /// The fabric managers.
+    pub managers: Vec<ManagerAddress>,
+    /// This host's certificate, for the managers and the donors. `None`: plain text, to this machine alone.
+    pub tenant: Option<Files>,
+    /// Where donors are, if not where the manager says.
+    pub donors: BTreeMap<DonorId, DonorAddress>,
+    /// What the host is like, for placement and for people.
+    pub labels: BTreeMap<String, String>,
+    /// The volumes that programs may use.
+    pub volumes: Vec<Permit>,
+}
+
+/// Where a donor is.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DonorAddress {
+    /// `HOST:PORT`.
+    pub address: String,
+    /// The name in its certificate; by default the host of the address.
+    pub name: Option<String>,
+}
+
+/// Who may use a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Permit {
+    /// The name by which programs open it.
+    pub name: String,
+    /// The volume.
+    pub id: VolumeId,
+    /// Users, by number.
+    pub uids: Vec<u32>,
+    /// Groups, by number: a program's own group, not its supplementary ones.
+    pub gids: Vec<u32>,
+}
+
+impl Permit {
+    /// Whether a program of this user and group may use the volume. Root may use all.
+    pub fn allows(&self, uid: u32, gid: u32) -> bool {
+        uid == 0 || self.uids.contains(&uid) || self.gids.contains(&gid)
+    }
+}
+
+/// What is wrong with a configuration: one line with the remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettingsFailure(String);
+
+impl fmt::Display for SettingsFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for SettingsFailure {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    host: String,
+    socket: Option<PathBuf>,
+    state: Option<PathBuf>,
+    programs_max: Option<usize>,
+    manager: RawManager,
+    tenant: Option<RawTenant>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    donors: BTreeMap<String, DonorAddress>,
+    #[serde(default)]
+    volume: Vec<RawVolume>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawManager {
+    addresses: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTenant {
+    cert: PathBuf,
+    key: PathBuf,
+    ca: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawVolume {
+    name: Option<String>,
+    id: String,
+    #[serde(default)]
+    uids: Vec<u32>,
+    #[serde(default)]
+    gids: Vec<u32>,
+}
+
+impl FromStr for Settings {
+    type Err = SettingsFailure;
+
+    fn from_str(text: &str) -> Result<Settings, SettingsFailure> {
+        let raw: Raw = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].lines().count().max(1));
+            SettingsFailure(format!(
+                "line {line}: {}; see docs/agent.md for the settings",
+                error.message().lines().collect::<Vec<_>>().join(" ")
+            ))
+        })?;
+        let socket = raw.socket.unwrap_or_else(|| SOCKET.into());
+        let state = raw.state.unwrap_or_else(|| STATE.into());
+        let tenant = raw.tenant.map(|RawTenant { cert, key, ca }| Files { cert, key, ca });
+        let files = tenant.iter().flat_map(|files| [&files.cert, &files.key, &files.ca]);
+        if let Some(path) = files.chain([&socket, &state]).find(|path| !path.is_absolute()) {
+            return Err(failure(format!("'{}' is not an absolute path; write one", path.display())));
+        }
+        let programs_max = raw.programs_max.unwrap_or(PROGRAMS);
+        if !(1..=PROGRAMS_MAX).contains(&programs_max) {
+            return Err(failure(format!("programs_max is {programs_max}; write a number from 1 to {PROGRAMS_MAX}")));
+        }
+        let donors = raw.donors.into_iter();
+        let donors = donors.map(|(name, address)| Ok((name.parse().map_err(failure)?, address)));
+        let managers = raw.manager.addresses.iter().map(|address| address.parse().map_err(failure));
+        Ok(Settings {
+            host: raw.host.parse().map_err(failure)?,
+            socket,
+            state,
+            programs_max,
+            managers: managers.collect::<Result<_, _>>()?,
+            tenant,
+            donors: donors.collect::<Result<_, SettingsFailure>>()?,
+            labels: raw.labels,
+            volumes: permits(raw.volume)?,
+        })
+    }
+}
+
+fn permits(volumes: Vec<RawVolume>) -> Result<Vec<Permit>, SettingsFailure> {
+    if volumes.len() > VOLUMES_MAX {
+        return Err(failure(format!("{} volumes are named; name {VOLUMES_MAX} at most", volumes.len())));
+    }
+    let mut permits: Vec<Permit> = Vec::with_capacity(volumes.len());
+    for RawVolume { name, id, uids, gids } in volumes {
+        let (id, name) = (VolumeId::try_from(id.clone()).map_err(failure)?, name.unwrap_or(id));
+        if !is_name(&name) {
+            return Err(failure(format!(
+                "'{}' cannot be the name of a volume; use a-z, 0-9, '-', '_' and '.'",
+                name.escape_debug()
+            )));
+        }
+        if permits.iter().any(|permit| permit.name == name || permit.id == id) {
+            return Err(failure(format!("volume {name} ({id}) is named twice; name it once")));
+        }
+        permits.push(Permit { name, id, uids, gids });
+    }
+    Ok(permits)
+}
+
+fn failure(why: impl fmt::Display) -> SettingsFailure {
+    SettingsFailure(why.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: &str = "host = 'a'\n[manager]\naddresses = ['m:1']\n";
+
+    #[test]
+    fn defaults_are_for_a_package() {
+        let settings: Settings = LEAST.parse().unwrap();
+        assert_eq!((settings.programs_max, settings.tenant, settings.volumes.len()), (256, None, 0));
+        assert_eq!(settings.socket, PathBuf::from(SOCKET));
+        let more = format!("{LEAST}[[volume]]\nid='00000000000000a1'\nuids=[5]\ngids=[6]\n");
+        let permit = more.parse::<Settings>().unwrap().volumes.remove(0);
+        assert_eq!(permit.name, "00000000000000a1");
+        assert!(permit.allows(5, 9) && permit.allows(9, 6) && permit.allows(0, 9) && !permit.allows(9, 9));
+    }
+
+    #[test]
+    fn every_mistake_gets_one_line_with_a_remedy() {
+        for (text, part) in [
+            ("", "line 1"),
+            ("host = 'A'\n[manager]\naddresses=['m:1']\n", "use only a-z"),
+            ("host = 'a'\nsocket='x'\n[manager]\naddresses=['m:1']\n", "absolute"),
+            ("host = 'a'\nprograms_max=0\n[manager]\naddresses=['m:1']\n", "from 1 to 8192"),
+            ("host = 'a'\ncolour='red'\n[manager]\naddresses=['m:1']\n", "line 2"),
+            ("host = 'a'\n[manager]\naddresses=['m']\n", "m"),
+            (&format!("{LEAST}[[volume]]\nid='1'\n"), "16 hexadecimal digits"),
+            (&format!("{LEAST}[[volume]]\nid='00000000000000a1'\nname='A b'\n"), "cannot be the name"),
+            (
+                &format!("{LEAST}[[volume]]\nid='00000000000000a1'\n[[volume]]\nid='00000000000000a1'\nname='x'\n"),
+                "named twice",
+            ),
+            (&format!("{LEAST}[tenant]\ncert='c'\nkey='/k'\nca='/a'\n"), "absolute"),
+        ] {
+            let message = text.parse::<Settings>().expect_err(text).to_string();
+            assert!(message.contains(part) && !message.contains('\n'), "{text}: {message}");
+        }
+    }
+}

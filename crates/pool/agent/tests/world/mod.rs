@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Real donors, a real agent as a process, and a manager's side of the control channel in the hands of a test.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use aquifer_control::{EndId, Kind, Patterns, Registrar, RegistrarSettings, Report};
+use aquifer_donor::{Donor, Security, Settings, Source};
+use aquifer_fabric::{
+    Bytes, Command as FabricCommand, HostReport, Incarnation, MemberId, MemberLease, Place, Presentation, Redundancy,
+    SpanId, Step, Term, Token, VolumeId, Why,
+};
+use aquifer_tiers::{Tier, TierSpec, open};
+
+/// Longer than anything takes on a busy machine.
+pub const TIMEOUT: Duration = Duration::from_secs(120);
+/// What each donor lends, in slabs.
+pub const SLABS: u64 = 16;
+pub const VOLUME: VolumeId = VolumeId(0xa1);
+
+/// Waits until something holds.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not within {TIMEOUT:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub struct World {
+    pub directory: PathBuf,
+    pub donors: Vec<Donor>,
+    pub agent: Option<Child>,
+    registrar: Option<Registrar>,
+    manager: SocketAddr,
+    sequence: u64,
+}
+
+impl World {
+    /// Starts this many donors, a manager and an agent, which serves up to `programs` programs.
+    pub fn start(donors: usize, programs: usize) -> World {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        // Short, because the length of a socket path is limited.
+        let name = format!("aq-agent-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&directory).expect("a temporary directory");
+        let settings = || {
+            Settings::new(([127, 0, 0, 1], 0).into(), SLABS * (2 << 20), Source::Anonymous, Security::Plain)
+        };
+        let donors: Vec<Donor> =
+            (0..donors).map(|_| Donor::start(settings(), Box::new(|line| println!("donor: {line}"))).unwrap()).collect();
+        let registrar = registrar(([127, 0, 0, 1], 0).into());
+        let manager = registrar.address();
+        let world = World { directory, donors, agent: None, registrar: Some(registrar), manager, sequence: 0 };
+        world.write_configuration(programs);
+        let mut world = world;
+        world.start_agent();
+        world
+    }
+
+    fn write_configuration(&self, programs: usize) {
+        // Who runs this test may use the volume.
+        let own = std::fs::metadata(&self.directory).expect("it was just made");
+        let uid = std::os::unix::fs::MetadataExt::uid(&own);
+        let mut text = format!(
+            "host = 'web-1'\nsocket = '{0}/s'\nstate = '{0}/state'\nprograms_max = {programs}\n[manager]\n\
+             addresses = ['{1}']\n[[volume]]\nname = 'db'\nid = '{VOLUME}'\nuids = [{uid}]\n[[volume]]\nname = 'other'\n\
+             id = '00000000000000b2'\nuids = [{uid}]\n",
+            self.directory.display(),
+            self.manager
+        );
+        for (index, donor) in self.donors.iter().enumerate() {
+            write!(text, "[donors.d{index}]\naddress = '{}'\n", donor.address()).expect("text");
+        }
+        std::fs::write(self.directory.join("agent.toml"), text).expect("a file");
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("s")
+    }
+
+    /// Starts the agent, and waits until it serves.
+    pub fn start_agent(&mut self) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-agentd"));
+        command.arg("--config").arg(self.directory.join("agent.toml")).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the agent starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("a line");
+        assert!(line.starts_with("serving programs at "), "{line}");
+        self.agent = Some(child);
+    }
+
+    /// Kills the agent, as kill -9 does.
+    pub fn kill_agent(&mut self) {
+        let mut agent = self.agent.take().expect("it runs");
+        agent.kill().expect("it is ours");
+        let _ = agent.wait();
+    }
+
+    pub fn stop_manager(&mut self) {
+        self.registrar = None;
+    }
+
+    /// Starts the manager again, at the same address.
+    pub fn start_manager(&mut self) {
+        self.registrar = Some(registrar(self.manager));
+    }
+
+    /// The agent's report.
+    pub fn report(&self) -> HostReport {
+        let id = EndId::new(Kind::Host, "web-1").expect("a name");
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let registrar = self.registrar.as_ref().expect("it runs");
+            match registrar.query(Term(1), &BTreeSet::new()).remove(&id) {
+                Some(Ok(Report::Host(report))) => return report,
+                other => assert!(Instant::now() < deadline, "{other:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Sends a step until it was carried out.
+    pub fn order(&mut self, step: &Step) {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let incarnation: Incarnation = self.report().incarnation;
+            self.sequence += 1;
+            let command = FabricCommand { term: Term(1), sequence: self.sequence, incarnation, step: step.clone() };
+            match self.registrar.as_ref().expect("it runs").send(&[command]).remove(0) {
+                Ok(()) => return,
+                Err(failure) => assert!(Instant::now() < deadline, "{failure:?}"),
+            }
+        }
+    }
+
+    pub fn present(&mut self, redundancy: Redundancy, members: Vec<MemberLease>) {
+        let presentation = Presentation::OneRange;
+        self.order(&Step::Present { host: host(), volume: VOLUME, redundancy, presentation, members });
+    }
+
+    pub fn join(&mut self, members: Vec<MemberLease>) {
+        self.order(&Step::Join { host: host(), volume: VOLUME, members });
+    }
+
+    pub fn leave(&mut self, members: &[u64], why: Why) {
+        let members = members.iter().copied().map(MemberId).collect();
+        self.order(&Step::Leave { host: host(), volume: VOLUME, members, why });
+    }
+
+    pub fn has_left(&self, member: u64) -> bool {
+        self.report().has_left(VOLUME, MemberId(member))
+    }
+
+    /// The volume as a tier, with this capacity.
+    pub fn open(&self, size: &str) -> Box<dyn Tier> {
+        self.try_open(&format!("pool:db,agent={},size={size}", self.socket().display())).expect("it opens")
+    }
+
+    pub fn try_open(&self, spec: &str) -> Result<Box<dyn Tier>, String> {
+        let spec: TierSpec = spec.parse().map_err(|failure: aquifer_tiers::SpecFailure| failure.to_string())?;
+        open(&spec).map_err(|failure| failure.to_string())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(agent) = &mut self.agent {
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn host() -> aquifer_fabric::HostId {
+    "web-1".parse().expect("a name")
+}
+
+fn registrar(listen: SocketAddr) -> Registrar {
+    let (donors, hosts) = (Patterns::default(), Patterns::default());
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let settings = RegistrarSettings {
+            listen,
+            tls: None,
+            revocations: None,
+            donors: donors.clone(),
+            hosts: hosts.clone(),
+        };
+        match Registrar::start(settings, Vec::new(), Box::new(|line| println!("manager: {line}"))) {
+            Ok(registrar) => return registrar,
+            // The address may be in use for a moment.
+            Err(failure) => assert!(Instant::now() < deadline, "{failure}"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Member `member`, with all memory of donor number `member`.
+pub fn lease(member: u64, span: u32, shard: u8) -> MemberLease {
+    MemberLease {
+        member: MemberId(member),
+        place: Place { span: SpanId(span), shard },
+        source: aquifer_fabric::Source::Slabs { donor: format!("d{member}").parse().expect("a name") },
+        bytes: Bytes::slabs(SLABS),
+        token: Token(member + 1),
+    }
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One connection on a manager's side: who it is, and then one request after the other.
+//!
+//! Threads: the connection's. It never waits for an end without a limit, and holds no lock while it does.
+
+use std::net::{IpAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::time::{Duration, Instant};
+
+use aquifer_fabric::{Command, Term};
+use aquifer_tls::{address_name, tenant_name};
+
+use crate::end::Refused;
+use crate::failure::ChannelFailure;
+use crate::message::{
+    Directory, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, Query, Report, VERSION_NEWEST, VERSION_OLDEST, encode,
+};
+use crate::registrar::{Shared, Stranger};
+use crate::registration::{EndId, Kind};
+use crate::stream::Stream;
+
+/// How long a stranger has until it is registered.
+const STRANGER_WAIT: Duration = Duration::from_secs(5);
+/// An end that is asked nothing for so long is sent a ping.
+const PING_AFTER: Duration = Duration::from_secs(5);
+/// An end that has not answered for so long is taken for gone.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// The time between two directories for one end, while ends come and go.
+const DIRECTORY_PAUSE: Duration = Duration::from_millis(500);
+/// The time between two checks whether the certificate of an end is still good.
+const CHECK_PAUSE: Duration = Duration::from_secs(10);
+
+/// A request to an end.
+pub(crate) enum Request {
+    Commands(Vec<Command>),
+    Query { term: Term, is_drained: bool },
+}
+
+/// What an end has answered.
+pub(crate) enum Answer {
+    Deposed(Term),
+    Outcomes(Vec<Result<(), Refused>>),
+    Reported(Report),
+    /// The request was not sent, since it is too long.
+    TooLong(String),
+}
+
+/// A request, and where its answer goes. If there is none, the channel of answers is dropped.
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) id: EndId,
+    pub(crate) replies: SyncSender<(EndId, Answer)>,
+}
+
+/// Serves a connection until its end.
+pub(crate) fn serve(shared: &Shared, stranger: Stranger, socket: TcpStream, peer: IpAddr, connection: u64) {
+    let registered = match register(shared, socket, peer, connection) {
+        Ok(registered) => registered,
+        Err(failure) => return shared.say(&format!("control channel from {}: {failure}", peer.to_canonical())),
+    };
+    drop(stranger);
+    let Some((id, mut channel, jobs)) = registered else { return };
+    // Whatever ended it, the next report of this end says that it is apart, which is an event.
+    let _ = channel.work(&jobs);
+    shared.part(&id, connection);
+}
+
+type Registered<'a> = (EndId, Channel<'a>, Receiver<Job>);
+
+/// Finds out who the peer is, and registers it. `None`: it was refused, and knows why.
+fn register<'a>(
+    shared: &'a Shared,
+    socket: TcpStream,
+    peer: IpAddr,
+    connection: u64,
+) -> Result<Option<Registered<'a>>, ChannelFailure> {
+    socket.set_nonblocking(false)?;
+    let own = socket.try_clone()?;
+    let mut stream = match shared.side() {
+        None => Stream::plain(socket, STRANGER_WAIT)?,
+        Some(side) => Stream::server(socket, side.config(), STRANGER_WAIT)?,
+    };
+    let identity = match stream.certificates().first() {
+        None => Some(address_name(peer)),
+        Some(certificate) => tenant_name(certificate),
+    };
+    let (number, hello) = stream.receive(HELLO_BYTES_MAX)?;
+    let Message::Hello { oldest, newest, mut registration } = hello else {
+        return Err(ChannelFailure::Confused { expected: "hello", found: hello.name() });
+    };
+    registration.complete(peer);
+    let chosen = newest.min(VERSION_NEWEST);
+    let outcome = match identity {
+        _ if chosen < oldest.max(VERSION_OLDEST) => {
+            Err(format!("this manager speaks versions {VERSION_OLDEST} to {VERSION_NEWEST}; upgrade the older end"))
+        }
+        None => Err("the certificate has no name; give it a subject alternative name, or a common name".to_owned()),
+        Some(identity) => {
+            // The lock's guard must not live until the line below is written.
+            let outcome = shared.roster().register(&identity, registration);
+            outcome.map_err(|why| why.to_string())
+        }
+    };
+    match outcome {
+        Err(why) => {
+            let refused = Refused::new(why);
+            shared.say(&format!("control channel from {}: not registered: {refused}", peer.to_canonical()));
+            stream.send(number, &Message::Refused(refused))?;
+            Ok(None)
+        }
+        Ok(id) => {
+            stream.send(number, &Message::Welcome { version: chosen })?;
+            let is_busy = Arc::new(AtomicBool::new(false));
+            let jobs = shared.connect(&id, connection, own, Arc::clone(&is_busy));
+            let channel = Channel {
+                shared,
+                kind: id.kind(),
+                stream,
+                number: 0,
+                is_busy,
+                told: None,
+                told_at: None,
+                checked_at: Instant::now(),
+            };
+            Ok(Some((id, channel, jobs)))
+        }
+    }
+}
+
+struct Channel<'a> {
+    shared: &'a Shared,
+    kind: Kind,
+    stream: Stream,
+    /// The last request's number.
+    number: u32,
+    is_busy: Arc<AtomicBool>,
+    /// The changes that led to the directory that the end has.
+    told: Option<u64>,
+    told_at: Option<Instant>,
+    checked_at: Instant,
+}
+
+impl Channel<'_> {
+    /// Carries out jobs until the end or the registrar is gone.
+    fn work(&mut self, jobs: &Receiver<Job>) -> Result<(), ChannelFailure> {
+        loop {
+            let job = match jobs.recv_timeout(PING_AFTER) {
+                Ok(job) => Some(job),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            };
+            if self.shared.is_over() || !self.is_good() {
+                return Ok(());
+            }
+            let Some(Job { request, id, replies }) = job else {
+                match self.exchange(&Message::Ping)? {
+                    Some(Message::Pong) => continue,
+                    other => return Err(confused("pong", other.as_ref())),
+                }
+            };
+            let answer = match request {
+                Request::Query { term, is_drained } => self.query(term, is_drained)?,
+                Request::Commands(commands) => self.command(commands)?,
+            };
+            // Release pairs with the AcqRel in `registrar.rs`. Before the answer: who has it may send the next job.
+            self.is_busy.store(false, Ordering::Release);
+            // Nobody waits for it any more if it is late.
+            let _ = replies.try_send((id, answer));
+        }
+    }
+
+    /// Whether the end's certificate is still accepted.
+    fn is_good(&mut self) -> bool {
+        if self.checked_at.elapsed() < CHECK_PAUSE {
+            return true;
+        }
+        self.checked_at = Instant::now();
+        self.shared.side().is_none_or(|side| side.check(self.stream.certificates()).is_ok())
+    }
+
+    fn query(&mut self, term: Term, is_drained: bool) -> Result<Answer, ChannelFailure> {
+        let directory = self.news();
+        match self.exchange(&Message::Query(Query { term, is_drained, directory }))? {
+            Some(Message::Reported(report)) => Ok(Answer::Reported(report)),
+            Some(Message::Deposed(seen)) if seen > term => {
+                // It may not have learned the directory.
+                self.told = None;
+                Ok(Answer::Deposed(seen))
+            }
+            other => Err(confused("reported", other.as_ref())),
+        }
+    }
+
+    /// The directory, if the end does not have it.
+    fn news(&mut self) -> Option<Directory> {
+        if self.told_at.is_some_and(|at| at.elapsed() < DIRECTORY_PAUSE) {
+            return None;
+        }
+        let roster = self.shared.roster();
+        let changes = Some(roster.changes_for(self.kind));
+        if self.told == changes {
+            return None;
+        }
+        let directory = roster.directory_for(self.kind);
+        drop(roster);
+        (self.told, self.told_at) = (changes, Some(Instant::now()));
+        Some(directory)
+    }
+
+    fn command(&mut self, commands: Vec<Command>) -> Result<Answer, ChannelFailure> {
+        let count = commands.len();
+        match self.exchange(&Message::Commands(commands))? {
+            Some(Message::Outcomes(outcomes)) if outcomes.len() == count => Ok(Answer::Outcomes(outcomes)),
+            None => Ok(Answer::TooLong(format!(
+                "the commands have more than {FRAME_BYTES_MAX} bytes; spread the volume over fewer members"
+            ))),
+            other => Err(confused("outcomes", other.as_ref())),
+        }
+    }
+
+    /// Sends a request and waits for its answer. `None`: it is too long, and was not sent.
+    fn exchange(&mut self, request: &Message) -> Result<Option<Message>, ChannelFailure> {
+        self.number = self.number.wrapping_add(1);
+        let Ok(frame) = encode(self.number, request) else { return Ok(None) };
+        self.stream.within(ANSWER_WAIT);
+        self.stream.send_bytes(&frame)?;
+        let (number, answer) = self.stream.receive(FRAME_BYTES_MAX)?;
+        match number == self.number {
+            true => Ok(Some(answer)),
+            false => Err(ChannelFailure::Confused { expected: "the answer's number", found: "another" }),
+        }
+    }
+}
+
+fn confused(expected: &'static str, found: Option<&Message>) -> ChannelFailure {
+    ChannelFailure::Confused { expected, found: found.map_or("nothing", Message::name) }
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a donor or an agent does for a fabric manager.
+
+use std::fmt;
+
+use aquifer_fabric::{Command, Term};
+use serde::{Deserialize, Serialize};
+
+use crate::message::{Query, Report};
+
+/// Longest reason for a refusal that is sent.
+const REASON_BYTES_MAX: usize = 1024;
+
+/// An end has seen a greater term than the manager's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deposed {
+    /// The greatest term that it has seen.
+    pub seen: Term,
+}
+
+/// Why a command is not carried out: one line with the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Refused {
+    /// Why.
+    pub why: String,
+}
+
+impl Refused {
+    /// A refusal for this reason. What is not plain text in it is escaped, and what is too long is cut.
+    pub fn new(why: impl fmt::Display) -> Refused {
+        let mut why: String = why.to_string().chars().flat_map(escaped).take(REASON_BYTES_MAX).collect();
+        while why.len() > REASON_BYTES_MAX {
+            why.pop();
+        }
+        Refused { why }
+    }
+}
+
+fn escaped(one: char) -> impl Iterator<Item = char> {
+    let plain = (!one.is_control()).then_some(one);
+    let escape = plain.is_none().then(|| one.escape_default()).into_iter().flatten();
+    plain.into_iter().chain(escape)
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// A donor or an agent, as its managers see it. Calls come from the threads of a [`Keeper`](crate::Keeper), one at a time.
+///
+/// An end asks an `aquifer_fabric::Gate` before it reports and before it carries out a command, and stores a greater term
+/// before it acts on it.
+pub trait End: Send {
+    /// A report to the manager with the query's term, which refuses commands of smaller terms from now on.
+    fn report(&mut self, query: &Query) -> Result<Report, Deposed>;
+
+    /// Carries out a command, at most once, or refuses it. It is done, or surely not done, when this returns.
+    fn carry_out(&mut self, command: &Command) -> Result<(), Refused>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_one_line_of_bounded_length() {
+        assert_eq!(Refused::new("a\nb\u{1b}").why, "a\\nb\\u{1b}");
+        assert!(Refused::new("ä".repeat(4000)).why.len() <= REASON_BYTES_MAX);
+    }
+}

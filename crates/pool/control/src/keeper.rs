@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! An end's side: keeps a channel to each of its managers, and reconnects.
+//!
+//! Threads: one for each manager. The end's lock is held while it reports or carries out a command, never while a
+//! manager is waited for. Next: `stream.rs`.
+
+use std::fmt;
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::str::FromStr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use aquifer_sys::raw;
+use aquifer_tls::{Borrower, Files};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+
+use crate::end::{Deposed, End, Refused};
+use crate::failure::{ChannelFailure, NotAManager, NotStarted};
+use crate::message::{FRAME_BYTES_MAX, Message, VERSION_NEWEST, VERSION_OLDEST};
+use crate::registration::Registration;
+use crate::stream::Stream;
+
+/// Managers of one end at most: three or five are elected among themselves.
+const MANAGERS_MAX: usize = 8;
+/// How long one address of a manager is tried.
+const CONNECT_WAIT: Duration = Duration::from_secs(3);
+/// How long handshake and registration take at most.
+const REGISTER_WAIT: Duration = Duration::from_secs(10);
+/// A manager that asks nothing for so long is gone: three times the time after which it sends a ping.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// How long sending an answer may take.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// The first wait before a new attempt, doubled after each failure.
+const BACKOFF_MIN_MS: u64 = 100;
+/// The longest wait. A manager that is back has all its ends within so long.
+const BACKOFF_MAX_MS: u64 = 5000;
+
+/// Where a manager listens for ends: `HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManagerAddress {
+    host: String,
+    port: u16,
+}
+
+impl FromStr for ManagerAddress {
+    type Err = NotAManager;
+
+    fn from_str(text: &str) -> Result<ManagerAddress, NotAManager> {
+        let not = || NotAManager(text.to_owned());
+        let (host, port) = text.rsplit_once(':').ok_or_else(not)?;
+        let port = port.parse().map_err(|_| not())?;
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        match Borrower::name(host) {
+            Some(_) => Ok(ManagerAddress { host: host.to_owned(), port }),
+            None => Err(not()),
+        }
+    }
+}
+
+impl fmt::Display for ManagerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+/// How an end reaches its managers.
+#[derive(Clone, Debug)]
+pub struct KeeperSettings {
+    /// The managers. All of them get a channel; the elected one uses it.
+    pub managers: Vec<ManagerAddress>,
+    /// This end's certificate, and the authority of the managers'; `None`: plain text, to this machine only.
+    pub tls: Option<Files>,
+    /// What this end says about itself.
+    pub registration: Registration,
+}
+
+/// How a channel stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// There is none, and it is being retried.
+    #[default]
+    Apart,
+    /// The manager has registered this end.
+    Registered,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    standing: Standing,
+    socket: Option<TcpStream>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    places: Vec<Place>,
+    is_over: bool,
+}
+
+struct Shared {
+    settings: KeeperSettings,
+    log: Box<dyn Fn(&str) + Send + Sync>,
+    state: Mutex<State>,
+    /// Signalled when the keeper ends.
+    over: Condvar,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps an end's channels until it is stopped or dropped.
+pub struct Keeper {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("settings", &self.shared.settings).finish_non_exhaustive()
+    }
+}
+
+impl Keeper {
+    /// Starts. `log` gets a line when a channel is established, and when it is lost or refused for a new reason.
+    pub fn start(
+        settings: KeeperSettings,
+        end: &Arc<Mutex<dyn End>>,
+        log: Box<dyn Fn(&str) + Send + Sync>,
+    ) -> Result<Keeper, NotStarted> {
+        let count = settings.managers.len();
+        if !(1..=MANAGERS_MAX).contains(&count) {
+            return Err(NotStarted::Managers(count));
+        }
+        if let Some(files) = &settings.tls {
+            // A wrong path is reported at once. Each connection reads the files again, since certificates are renewed.
+            files.load().and_then(aquifer_tls::Credentials::for_end).map_err(NotStarted::Credentials)?;
+        }
+        let state = State { places: (0..count).map(|_| Place::default()).collect(), is_over: false };
+        let shared = Arc::new(Shared { settings, log, state: Mutex::new(state), over: Condvar::new() });
+        let mut keeper = Keeper { shared, threads: Vec::new() };
+        for number in 0..count {
+            let (shared, end) = (Arc::clone(&keeper.shared), Arc::clone(end));
+            let thread = thread::Builder::new().name("control-end".into());
+            let started = thread.spawn(move || Channel { shared: &shared, end: &end, number }.keep());
+            keeper.threads.push(started.map_err(NotStarted::Thread)?);
+        }
+        Ok(keeper)
+    }
+
+    /// How the channel to each manager stands, in the order of the settings.
+    pub fn standings(&self) -> Vec<Standing> {
+        self.shared.state().places.iter().map(|place| place.standing).collect()
+    }
+
+    /// Ends all connections; they are established again. For tests of what a cut network does.
+    pub fn cut(&self) {
+        self.shared.state().places.iter().filter_map(|place| place.socket.as_ref()).for_each(|socket| {
+            let _ = socket.shutdown(Shutdown::Both);
+        });
+    }
+
+    /// Ends the channels, and waits for what is being carried out.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.shared.state().is_over = true;
+        self.shared.over.notify_all();
+        self.cut();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has reported it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The channel to one manager.
+struct Channel<'a> {
+    shared: &'a Shared,
+    end: &'a Mutex<dyn End>,
+    number: usize,
+}
+
+impl Channel<'_> {
+    fn manager(&self) -> &ManagerAddress {
+        &self.shared.settings.managers[self.number]
+    }
+
+    /// Connects, answers until the channel is lost, waits, and begins again.
+    fn keep(&self) {
+        let (mut wait_ms, mut last) = (BACKOFF_MIN_MS, String::new());
+        while !self.shared.state().is_over {
+            let ended = self.converse(&mut || {
+                wait_ms = BACKOFF_MIN_MS;
+                last.clear();
+                (self.shared.log)(&format!("registered with the fabric manager at {}", self.manager()));
+            });
+            self.stand(Standing::Apart, None);
+            if self.shared.state().is_over {
+                return;
+            }
+            let Err(failure) = ended;
+            let line = failure.to_string();
+            // The same reason again and again is one line.
+            if line != last {
+                (self.shared.log)(&format!("no channel to the fabric manager at {}: {line}", self.manager()));
+                last = line;
+            }
+            self.pause(wait_ms);
+            wait_ms = (wait_ms * 2).min(BACKOFF_MAX_MS);
+        }
+    }
+
+    /// Waits for between half of `wait_ms` and all of it, so that ends that lost a manager together do not come back
+    /// together.
+    fn pause(&self, wait_ms: u64) {
+        let jitter = raw::random().unwrap_or(0) % (wait_ms / 2 + 1);
+        let until = Duration::from_millis(wait_ms / 2 + jitter);
+        let state = self.shared.state();
+        let waited = self.shared.over.wait_timeout_while(state, until, |state| !state.is_over);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Notes how the channel stands. A keeper that has ended meanwhile ends the connection.
+    fn stand(&self, standing: Standing, socket: Option<TcpStream>) {
+        let mut state = self.shared.state();
+        if let (true, Some(socket)) = (state.is_over, &socket) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        let place = &mut state.places[self.number];
+        place.standing = standing;
+        if standing == Standing::Apart {
+            place.socket = socket;
+        }
+    }
+
+    fn converse(&self, registered: &mut dyn FnMut()) -> Result<std::convert::Infallible, ChannelFailure> {
+        let mut stream = self.connect()?;
+        stream.within(REGISTER_WAIT);
+        let registration = self.shared.settings.registration.clone();
+        stream.send(0, &Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, registration })?;
+        match stream.receive(FRAME_BYTES_MAX)?.1 {
+            Message::Welcome { version } if (VERSION_OLDEST..=VERSION_NEWEST).contains(&version) => {}
+            Message::Welcome { version } => return Err(ChannelFailure::Version { chosen: version }),
+            Message::Refused(refused) => return Err(ChannelFailure::Refused(Refused::new(refused.why))),
+            other => return Err(ChannelFailure::Confused { expected: "welcome", found: other.name() }),
+        }
+        self.stand(Standing::Registered, None);
+        registered();
+        loop {
+            stream.within(SILENCE_MAX);
+            let (number, request) = stream.receive(FRAME_BYTES_MAX)?;
+            let answer = self.answer(request)?;
+            stream.within(ANSWER_WAIT);
+            stream.send(number, &answer)?;
+        }
+    }
+
+    fn answer(&self, request: Message) -> Result<Message, ChannelFailure> {
+        let end = || self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(match request {
+            Message::Ping => Message::Pong,
+            Message::Query(query) => match end().report(&query) {
+                Ok(report) => Message::Reported(report),
+                Err(Deposed { seen }) => Message::Deposed(seen),
+            },
+            Message::Commands(commands) => {
+                let mut end = end();
+                Message::Outcomes(commands.iter().map(|command| end.carry_out(command)).collect())
+            }
+            other => return Err(ChannelFailure::Confused { expected: "query", found: other.name() }),
+        })
+    }
+
+    fn connect(&self) -> Result<Stream, ChannelFailure> {
+        let ManagerAddress { host, port } = self.manager();
+        let tls = match &self.shared.settings.tls {
+            None => None,
+            Some(files) => {
+                let config = files.load().and_then(aquifer_tls::Credentials::for_end);
+                let config = config.map_err(|failure| ChannelFailure::Io(std::io::Error::other(failure.to_string())))?;
+                Some((config, Borrower::name(host).ok_or(ChannelFailure::NoAddress)?))
+            }
+        };
+        let mut failure = ChannelFailure::NoAddress;
+        for address in (host.as_str(), *port).to_socket_addrs()? {
+            match self.connect_to(address, tls.as_ref()) {
+                Ok(stream) => return Ok(stream),
+                Err(why) => failure = why,
+            }
+        }
+        Err(failure)
+    }
+
+    fn connect_to(
+        &self,
+        address: SocketAddr,
+        tls: Option<&(Arc<ClientConfig>, ServerName<'static>)>,
+    ) -> Result<Stream, ChannelFailure> {
+        if tls.is_none() && !address.ip().to_canonical().is_loopback() {
+            return Err(ChannelFailure::Plain(address));
+        }
+        let socket = TcpStream::connect_timeout(&address, CONNECT_WAIT)?;
+        self.stand(Standing::Apart, Some(socket.try_clone()?));
+        match tls {
+            None => Ok(Stream::plain(socket, REGISTER_WAIT)?),
+            Some((config, name)) => Stream::client(socket, config, name.clone(), REGISTER_WAIT),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manager_has_a_host_and_a_port() {
+        for text in ["pool.example:7444", "10.0.0.1:7444", "[::1]:7444", "localhost:1"] {
+            assert_eq!(text.parse::<ManagerAddress>().expect(text).to_string(), text);
+        }
+        for text in ["pool.example", "pool.example:x", ":7444", "a b:1", "", "pool.example:70000"] {
+            assert!(text.parse::<ManagerAddress>().is_err(), "{text}");
+        }
+    }
+}

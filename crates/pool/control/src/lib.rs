@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The control channel: how donors and host agents register with a fabric manager, report to it, and get its commands.
+//!
+//! An *end* (a donor or an agent) connects to the manager, by mutual TLS, and sends its [`Registration`]. From then on the
+//! manager asks and the end answers, one request at a time (`message.rs`): so a command is carried out before the next
+//! report is made, or is lost with the connection. An end that is not asked for a while reconnects.
+//!
+//! - An end implements [`End`] and starts a [`Keeper`], which keeps a channel to each manager it was given (`keeper.rs`).
+//! - A manager starts a [`Registrar`], which accepts ends (`registrar.rs`), decides who may register as what
+//!   (`roster.rs`, pure), and carries requests (`channel.rs`).
+//!
+//! ```
+//! use std::sync::{Arc, Mutex};
+//! use aquifer_control::{Deposed, End, Query, Refused, Report};
+//! use aquifer_fabric::{Command, Gate, HostReport, Incarnation, Term};
+//!
+//! struct Agent(Gate);
+//!
+//! impl End for Agent {
+//!     fn report(&mut self, query: &Query) -> Result<Report, Deposed> {
+//!         self.0.report_to(query.term).map_err(|_| Deposed { seen: self.0.term() })?;
+//!         Ok(Report::Host(HostReport { term: self.0.term(), ..HostReport::default() }))
+//!     }
+//!
+//!     fn carry_out(&mut self, command: &Command) -> Result<(), Refused> {
+//!         self.0.admit(command).map_err(Refused::new)?;
+//!         Err(Refused::new("this host has no memory for volumes; give it some"))
+//!     }
+//! }
+//!
+//! let agent: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(Agent(Gate::new(Incarnation(1), Term(0)))));
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod channel;
+mod end;
+mod failure;
+mod keeper;
+mod message;
+mod registrar;
+mod registration;
+mod roster;
+mod stream;
+
+pub use end::{Deposed, End, Refused};
+pub use failure::{ChannelFailure, NotAManager, NotStarted};
+pub use keeper::{Keeper, KeeperSettings, ManagerAddress, Standing};
+pub use message::{
+    Directory, FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Message, NotAFrame, Query, Report, VERSION_NEWEST,
+    VERSION_OLDEST, Whereabouts, decode, encode, payload_bytes,
+};
+pub use registrar::{NotSent, Registrar, RegistrarSettings, Unheard};
+pub use registration::{EndId, Kind, LABELS_MAX, NotARegistration, Registration};
+pub use roster::{Entry, NotRegistered, Patterns, Roster};

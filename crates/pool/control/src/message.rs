@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The messages of a control channel, and how they become bytes. Pure.
+//!
+//! A frame is a header of 12 bytes, little-endian, and a message as JSON. The golden files are in `tests/golden`.
+//!
+//! | offset | bytes | field   | meaning                                                            |
+//! |--------|-------|---------|--------------------------------------------------------------------|
+//! | 0      | 4     | magic   | "AQC1"                                                             |
+//! | 4      | 4     | length  | of the JSON, [`FRAME_BYTES_MAX`] at most; [`HELLO_BYTES_MAX`] before registration |
+//! | 8      | 4     | number  | of the request; its answer has the same                            |
+//!
+//! | from an end | from the manager | meaning |
+//! |---|---|---|
+//! | `hello` | `welcome` or `refused` | registration |
+//! | `reported` or `deposed` | `query` | a report |
+//! | `outcomes` | `commands` | commands, in their order |
+//! | `pong` | `ping` | both are alive |
+//!
+//! Unknown messages and unknown fields end the connection: what changes gets a new version.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use aquifer_fabric::{Command, DonorId, DonorReport, HostId, HostReport, Term};
+use serde::{Deserialize, Serialize};
+
+use crate::end::Refused;
+use crate::registration::Registration;
+
+/// Bytes of a frame's header.
+pub const HEADER_BYTES: usize = 12;
+/// Longest message: a report of some ten thousand leases has 2 MiB.
+pub const FRAME_BYTES_MAX: usize = 16 << 20;
+/// Longest message of an end that is not registered yet: all its labels and addresses fit.
+pub const HELLO_BYTES_MAX: usize = 16 << 10;
+/// Oldest version of the protocol that is spoken.
+pub const VERSION_OLDEST: u16 = 1;
+/// Newest version of the protocol that is spoken.
+pub const VERSION_NEWEST: u16 = 1;
+
+const MAGIC: [u8; 4] = *b"AQC1";
+
+/// What an end reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Report {
+    /// Of a donor.
+    Donor(DonorReport),
+    /// Of a host's agent.
+    Host(HostReport),
+}
+
+/// Where a donor is, for agents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Whereabouts {
+    /// Its addresses, the preferred one first.
+    pub addresses: Vec<String>,
+    /// The name in its certificate.
+    pub identity: String,
+}
+
+/// Who is who: an agent finds the donors in it, and a donor finds under which name each host borrows. Each gets its part
+/// alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Directory {
+    /// Donors.
+    pub donors: BTreeMap<DonorId, Whereabouts>,
+    /// The names in the certificates of hosts: the tenants as which they borrow.
+    pub hosts: BTreeMap<HostId, String>,
+}
+
+/// A request for a report.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Query {
+    /// The manager's term.
+    pub term: Term,
+    /// `true` while an operator drains this donor: everything is to move off it. Never `true` for an agent.
+    pub is_drained: bool,
+    /// The directory, if it has changed since this end last got it.
+    pub directory: Option<Directory>,
+}
+
+/// A message, in either direction.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Message {
+    /// Commands, to be carried out in this order.
+    Commands(Vec<Command>),
+    /// There is no report, because the end has seen this greater term.
+    Deposed(Term),
+    /// An end registers.
+    Hello {
+        /// The oldest version that it speaks.
+        oldest: u16,
+        /// The newest version that it speaks.
+        newest: u16,
+        /// What it says about itself.
+        registration: Registration,
+    },
+    /// What became of each command.
+    Outcomes(Vec<Result<(), Refused>>),
+    /// Is the end alive?
+    Ping,
+    /// It is.
+    Pong,
+    /// Requests a report.
+    Query(Query),
+    /// The end is not registered. The manager ends the connection.
+    Refused(Refused),
+    /// A report.
+    Reported(Report),
+    /// The end is registered.
+    Welcome {
+        /// The version that both speak from now on.
+        version: u16,
+    },
+}
+
+impl Message {
+    /// The message's name on the wire.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Commands(_) => "commands",
+            Self::Deposed(_) => "deposed",
+            Self::Hello { .. } => "hello",
+            Self::Outcomes(_) => "outcomes",
+            Self::Ping => "ping",
+            Self::Pong => "pong",
+            Self::Query(_) => "query",
+            Self::Refused(_) => "refused",
+            Self::Reported(_) => "reported",
+            Self::Welcome { .. } => "welcome",
+        }
+    }
+}
+
+/// Why bytes are not a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotAFrame {
+    /// It does not begin as a frame does.
+    Foreign,
+    /// The JSON is not a message.
+    Message {
+        /// The line of serde, shortened.
+        why: String,
+    },
+    /// It is longer than is allowed.
+    Oversized {
+        /// Its length.
+        bytes: usize,
+        /// What is allowed.
+        max: usize,
+    },
+}
+
+impl fmt::Display for NotAFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Foreign => f.write_str("it speaks another protocol; check the address and the port"),
+            Self::Message { why } => write!(f, "a message is malformed ({why}); upgrade the older of both ends"),
+            Self::Oversized { bytes, max } => {
+                write!(f, "a message has {bytes} bytes, more than {max}; register fewer parts with one end")
+            }
+        }
+    }
+}
+
+impl std::error::Error for NotAFrame {}
+
+/// The frame of a message.
+pub fn encode(number: u32, message: &Message) -> Result<Vec<u8>, NotAFrame> {
+    let mut frame = vec![0; HEADER_BYTES];
+    serde_json::to_writer(&mut frame, message).expect("messages are JSON, and a vector takes everything");
+    let bytes = frame.len() - HEADER_BYTES;
+    let length = u32::try_from(bytes).ok().filter(|_| bytes <= FRAME_BYTES_MAX);
+    let length = length.ok_or(NotAFrame::Oversized { bytes, max: FRAME_BYTES_MAX })?;
+    frame[..4].copy_from_slice(&MAGIC);
+    frame[4..8].copy_from_slice(&length.to_le_bytes());
+    frame[8..12].copy_from_slice(&number.to_le_bytes());
+    Ok(frame)
+}
+
+/// The length of the JSON after a header, at most `max`, and the request's number.
+pub fn payload_bytes(header: &[u8; HEADER_BYTES], max: usize) -> Result<(usize, u32), NotAFrame> {
+    let [a, b, c, d, rest @ ..] = *header;
+    if [a, b, c, d] != MAGIC {
+        return Err(NotAFrame::Foreign);
+    }
+    let [l0, l1, l2, l3, n0, n1, n2, n3] = rest;
+    let bytes = usize::try_from(u32::from_le_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX);
+    match bytes <= max {
+        true => Ok((bytes, u32::from_le_bytes([n0, n1, n2, n3]))),
+        false => Err(NotAFrame::Oversized { bytes, max }),
+    }
+}
+
+/// The message in the JSON of a frame.
+pub fn decode(payload: &[u8]) -> Result<Message, NotAFrame> {
+    serde_json::from_slice(payload).map_err(|error| {
+        let why: String = error.to_string().chars().map(|one| if one.is_control() { ' ' } else { one }).collect();
+        NotAFrame::Message { why: why.chars().take(200).collect() }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_read_back_and_longer_ones_are_refused() {
+        let frame = encode(7, &Message::Ping).expect("short");
+        let header: [u8; HEADER_BYTES] = frame[..HEADER_BYTES].try_into().expect("a header");
+        assert_eq!(payload_bytes(&header, 6), Ok((6, 7)));
+        assert_eq!(payload_bytes(&header, 5), Err(NotAFrame::Oversized { bytes: 6, max: 5 }));
+        assert_eq!(decode(&frame[HEADER_BYTES..]), Ok(Message::Ping));
+        let mut foreign = header;
+        foreign[..4].copy_from_slice(b"GET ");
+        assert_eq!(payload_bytes(&foreign, 100), Err(NotAFrame::Foreign));
+    }
+
+    #[test]
+    fn what_is_unknown_is_refused_in_one_line() {
+        for text in
+            ["", "{", "\"peng\"", "{\"welcome\":{\"version\":1,\"x\":2}}", "{\"commands\":[{}]}", "\"\u{85}\n\"", "[[[["]
+        {
+            let refusal = decode(text.as_bytes()).expect_err(text).to_string();
+            assert!(!refusal.contains('\n') && refusal.contains("; "), "{refusal}");
+        }
+        assert!(decode("[".repeat(100_000).as_bytes()).is_err(), "nesting is bounded");
+    }
+}

@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A manager's side: accepts ends, registers them, and carries requests to all of them at once.
+//!
+//! Threads: one accepts; one for each connection (`channel.rs`). A connection is a stranger's until it is registered:
+//! strangers have a pool and a time of their own, so that they cannot keep ends out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use aquifer_fabric::{Command, DonorId, End as Receiving, Term};
+use aquifer_sys::wakeup::Wakeup;
+use aquifer_tls::{CredentialFailure, DonorSide, Files};
+
+use crate::channel::{self, Answer, Job};
+use crate::end::Refused;
+use crate::failure::NotStarted;
+use crate::message::Report;
+use crate::registration::{EndId, Kind};
+use crate::roster::{Entry, Patterns, Roster};
+
+/// Connections that are not registered yet at most. A choice: a thousand ends that reconnect together are through in
+/// seconds, and strangers take little.
+const STRANGERS_MAX: usize = 64;
+/// Of these, from one address.
+const STRANGERS_PER_ADDRESS_MAX: usize = 32;
+/// How long a round waits for reports. An end that takes longer is silent in this round, and is not waited for again
+/// until it has answered.
+const REPORT_WAIT: Duration = Duration::from_secs(2);
+/// How long the outcome of commands is waited for.
+const COMMAND_WAIT: Duration = Duration::from_secs(5);
+/// Commands to one end at once at most; the rest is lost, and due again in the next round.
+const COMMANDS_MAX: usize = 64;
+/// The time between two readings of the certificates: a renewed one is used so soon.
+const RELOAD_PAUSE: Duration = Duration::from_secs(10);
+/// Nothing happens when this ends; it only bounds the wait for a connection.
+const SLEEP: Duration = Duration::from_secs(60);
+/// The pause after a connection could not be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The stack of a connection's thread; messages are on the heap, and parsing JSON nests 128 levels at most.
+const STACK_BYTES: usize = 512 << 10;
+/// Lines about strangers in one second at most, so that they cannot fill a log.
+const LINES_PER_SECOND_MAX: u32 = 10;
+
+/// How ends reach a registrar, and who may.
+#[derive(Clone, Debug)]
+pub struct RegistrarSettings {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// The manager's certificate, and the authority of the ends'; `None`: plain text, on this machine only.
+    pub tls: Option<Files>,
+    /// Lists of revoked certificates, in PEM.
+    pub revocations: Option<PathBuf>,
+    /// Identities that may register as donors.
+    pub donors: Patterns,
+    /// Identities that may register as hosts.
+    pub hosts: Patterns,
+}
+
+/// Why there is no report of an end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unheard {
+    /// It has no channel.
+    Apart,
+    /// It has seen a greater term.
+    Deposed {
+        /// That term.
+        seen: Term,
+    },
+    /// It did not answer in time, or its channel was lost.
+    Late,
+}
+
+/// Why a command was not carried out, as far as the sender knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotSent {
+    /// It may have arrived or not.
+    Lost,
+    /// It was refused.
+    Refused(Refused),
+}
+
+/// A registered end that has a channel.
+struct Connected {
+    /// Counts connections, so that an old one does not remove a newer one.
+    connection: u64,
+    jobs: SyncSender<Job>,
+    /// `true` from the moment that a job is handed over until it is answered.
+    is_busy: Arc<AtomicBool>,
+    socket: TcpStream,
+}
+
+#[derive(Default)]
+struct Strangers {
+    count: usize,
+    by_address: BTreeMap<IpAddr, usize>,
+}
+
+#[derive(Default)]
+struct Lines {
+    second: Option<Instant>,
+    count: u32,
+}
+
+/// What a registrar's threads share.
+pub(crate) struct Shared {
+    pub(crate) roster: Mutex<Roster>,
+    pub(crate) side: RwLock<Option<Arc<DonorSide>>>,
+    connected: Mutex<BTreeMap<EndId, Connected>>,
+    strangers: Mutex<Strangers>,
+    lines: Mutex<Lines>,
+    log: Box<dyn Fn(&str) + Send + Sync>,
+    is_over: AtomicBool,
+    wakeup: Wakeup,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn roster(&self) -> MutexGuard<'_, Roster> {
+        lock(&self.roster)
+    }
+
+    pub(crate) fn side(&self) -> Option<Arc<DonorSide>> {
+        self.side.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reports a line about a peer that anybody could cause.
+    pub(crate) fn say(&self, line: &str) {
+        let mut lines = lock(&self.lines);
+        if lines.second.is_none_or(|second| second.elapsed() > Duration::from_secs(1)) {
+            *lines = Lines { second: Some(Instant::now()), count: 0 };
+        }
+        lines.count += 1;
+        let count = lines.count;
+        drop(lines);
+        match count {
+            count if count < LINES_PER_SECOND_MAX => (self.log)(line),
+            LINES_PER_SECOND_MAX => (self.log)("control channels: further lines of this second are left out"),
+            _ => {}
+        }
+    }
+
+    /// An end has a channel now. The connection that it had before ends.
+    pub(crate) fn connect(
+        &self,
+        id: &EndId,
+        connection: u64,
+        socket: TcpStream,
+        is_busy: Arc<AtomicBool>,
+    ) -> Receiver<Job> {
+        let (jobs, receiver) = sync_channel(1);
+        let new = Connected { connection, jobs, is_busy, socket };
+        if let Some(old) = lock(&self.connected).insert(id.clone(), new) {
+            let _ = old.socket.shutdown(Shutdown::Both);
+        }
+        receiver
+    }
+
+    /// A connection has ended.
+    pub(crate) fn part(&self, id: &EndId, connection: u64) {
+        let mut connected = lock(&self.connected);
+        if connected.get(id).is_some_and(|one| one.connection == connection) {
+            connected.remove(id);
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+}
+
+/// A connection that is not registered yet; counts until it is dropped.
+pub(crate) struct Stranger {
+    shared: Arc<Shared>,
+    address: IpAddr,
+}
+
+impl Stranger {
+    fn admit(shared: &Arc<Shared>, address: IpAddr) -> Option<Stranger> {
+        let mut strangers = lock(&shared.strangers);
+        let of_address = strangers.by_address.get(&address).copied().unwrap_or(0);
+        if strangers.count >= STRANGERS_MAX || of_address >= STRANGERS_PER_ADDRESS_MAX {
+            return None;
+        }
+        strangers.count += 1;
+        strangers.by_address.insert(address, of_address + 1);
+        Some(Stranger { shared: Arc::clone(shared), address })
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let mut strangers = lock(&self.shared.strangers);
+        strangers.count -= 1;
+        let left = strangers.by_address.get(&self.address).map_or(0, |count| count - 1);
+        match left {
+            0 => strangers.by_address.remove(&self.address),
+            left => strangers.by_address.insert(self.address, left),
+        };
+    }
+}
+
+/// Accepts ends and carries requests to them, until it is dropped.
+pub struct Registrar {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Registrar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registrar").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Registrar {
+    /// Listens. `stored` are the registrations that are known already; their ends are silent until they connect.
+    pub fn start(
+        settings: RegistrarSettings,
+        stored: Vec<Entry>,
+        log: Box<dyn Fn(&str) + Send + Sync>,
+    ) -> Result<Registrar, NotStarted> {
+        if settings.tls.is_none() && !settings.listen.ip().is_loopback() {
+            return Err(NotStarted::Plain(settings.listen));
+        }
+        let side = load(&settings).map_err(NotStarted::Credentials)?;
+        let failure = |error| NotStarted::Listen(settings.listen, error);
+        let listener = TcpListener::bind(settings.listen).map_err(failure)?;
+        listener.set_nonblocking(true).map_err(failure)?;
+        let address = listener.local_addr().map_err(failure)?;
+        let wakeup = Wakeup::new().map_err(|errno| NotStarted::Thread(std::io::Error::from_raw_os_error(errno.0)))?;
+        let roster = Roster::new(stored, settings.donors.clone(), settings.hosts.clone());
+        let shared = Arc::new(Shared {
+            roster: Mutex::new(roster),
+            side: RwLock::new(side),
+            connected: Mutex::default(),
+            strangers: Mutex::default(),
+            lines: Mutex::default(),
+            log,
+            is_over: AtomicBool::new(false),
+            wakeup,
+        });
+        let accepting = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("control-accept".into());
+        let thread = thread.spawn(move || accept(&accepting, &listener, &settings)).map_err(NotStarted::Thread)?;
+        Ok(Registrar { shared, address, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Counts changes of the registrations.
+    pub fn changes(&self) -> u64 {
+        self.shared.roster().changes()
+    }
+
+    /// All registrations, and the number of changes that led to them.
+    pub fn entries(&self) -> (u64, BTreeMap<EndId, Entry>) {
+        let roster = self.shared.roster();
+        (roster.changes(), roster.entries().clone())
+    }
+
+    /// The ends that have a channel now.
+    pub fn connected(&self) -> BTreeSet<EndId> {
+        lock(&self.shared.connected).keys().cloned().collect()
+    }
+
+    /// Forgets a registration and ends its channel. Returns whether there was one. An end that is alive registers again.
+    pub fn forget(&self, id: &EndId) -> bool {
+        let had = self.shared.roster().forget(id);
+        if let Some(old) = lock(&self.shared.connected).remove(id) {
+            let _ = old.socket.shutdown(Shutdown::Both);
+        }
+        had
+    }
+
+    /// Asks every registered end for a report.
+    pub fn query(&self, term: Term, drained: &BTreeSet<DonorId>) -> BTreeMap<EndId, Result<Report, Unheard>> {
+        let mut reports: BTreeMap<EndId, Result<Report, Unheard>> =
+            self.shared.roster().entries().keys().map(|id| (id.clone(), Err(Unheard::Apart))).collect();
+        let drains = |id: &EndId| matches!(id, EndId::Donor(donor) if drained.contains(donor));
+        let requests = reports.keys().map(|id| (id.clone(), channel::Request::Query { term, is_drained: drains(id) }));
+        let answers = self.ask(requests.collect(), REPORT_WAIT, |id, reached| {
+            reports.insert(id.clone(), Err(if reached { Unheard::Late } else { Unheard::Apart }));
+        });
+        for (id, answer) in answers {
+            let report = match (answer, id.kind()) {
+                (Answer::Reported(report @ Report::Donor(_)), Kind::Donor) => Ok(report),
+                (Answer::Reported(report @ Report::Host(_)), Kind::Host) => Ok(report),
+                (Answer::Deposed(seen), _) => Err(Unheard::Deposed { seen }),
+                _ => Err(Unheard::Late),
+            };
+            reports.insert(id, report);
+        }
+        reports
+    }
+
+    /// Sends commands to donors and hosts. Returns what became of each, in their order.
+    pub fn send(&self, commands: &[Command]) -> Vec<Result<(), NotSent>> {
+        let mut outcomes = vec![Err(NotSent::Lost); commands.len()];
+        let mut by_end: BTreeMap<EndId, Vec<usize>> = BTreeMap::new();
+        for (index, command) in commands.iter().enumerate() {
+            let id = match command.step.end() {
+                Receiving::Donor(donor) => EndId::Donor(donor),
+                Receiving::Host(host) => EndId::Host(host),
+                Receiving::Device(device) => {
+                    let why = format!("device {device} has no control channel; send the step to its switch");
+                    outcomes[index] = Err(NotSent::Refused(Refused::new(why)));
+                    continue;
+                }
+            };
+            let of_end = by_end.entry(id).or_default();
+            if of_end.len() < COMMANDS_MAX {
+                of_end.push(index);
+            }
+        }
+        let batch = |indices: &Vec<usize>| indices.iter().map(|index| commands[*index].clone()).collect();
+        let requests = by_end.iter().map(|(id, indices)| (id.clone(), channel::Request::Commands(batch(indices))));
+        for (id, answer) in self.ask(requests.collect(), COMMAND_WAIT, |_, _| {}) {
+            let Some(indices) = by_end.get(&id) else { continue };
+            match answer {
+                Answer::Outcomes(results) => {
+                    for (index, result) in indices.iter().zip(results) {
+                        outcomes[*index] = result.map_err(|refused| NotSent::Refused(Refused::new(refused.why)));
+                    }
+                }
+                Answer::TooLong(why) => {
+                    let refused = NotSent::Refused(Refused::new(why));
+                    indices.iter().for_each(|index| outcomes[*index] = Err(refused.clone()));
+                }
+                Answer::Deposed(_) | Answer::Reported(_) => {}
+            }
+        }
+        outcomes
+    }
+
+    /// Sends requests to ends at once, and collects the answers that come in time. `missing` gets the others first, and
+    /// whether they have a channel.
+    fn ask(
+        &self,
+        requests: Vec<(EndId, channel::Request)>,
+        wait: Duration,
+        mut missing: impl FnMut(&EndId, bool),
+    ) -> Vec<(EndId, Answer)> {
+        let deadline = Instant::now() + wait;
+        let (replies, answers) = sync_channel(requests.len().max(1));
+        let connected = lock(&self.shared.connected);
+        for (id, request) in requests {
+            let Some(one) = connected.get(&id) else {
+                missing(&id, false);
+                continue;
+            };
+            missing(&id, true);
+            // AcqRel pairs with the Release in `channel.rs`, after which the thread takes another job.
+            if !one.is_busy.swap(true, Ordering::AcqRel) {
+                let _ = one.jobs.try_send(Job { request, id, replies: replies.clone() });
+            }
+        }
+        drop((connected, replies));
+        let mut all = Vec::new();
+        loop {
+            match answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(answer) => all.push(answer),
+                // Every end has answered, or lost its channel.
+                Err(RecvTimeoutError::Disconnected | RecvTimeoutError::Timeout) => return all,
+            }
+        }
+    }
+}
+
+impl Drop for Registrar {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Release);
+        self.shared.wakeup.wake();
+        for one in std::mem::take(&mut *lock(&self.shared.connected)).into_values() {
+            let _ = one.socket.shutdown(Shutdown::Both);
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn load(settings: &RegistrarSettings) -> Result<Option<Arc<DonorSide>>, CredentialFailure> {
+    let Some(files) = &settings.tls else { return Ok(None) };
+    Ok(Some(Arc::new(files.load()?.for_manager(settings.revocations.as_deref())?)))
+}
+
+/// The accepting thread's loop.
+fn accept(shared: &Arc<Shared>, listener: &TcpListener, settings: &RegistrarSettings) {
+    let (mut connection, mut loaded) = (0, Instant::now());
+    while !shared.is_over() {
+        match listener.accept() {
+            Ok((socket, peer)) => {
+                if loaded.elapsed() > RELOAD_PAUSE {
+                    loaded = Instant::now();
+                    match load(settings) {
+                        Ok(side) => *shared.side.write().unwrap_or_else(PoisonError::into_inner) = side,
+                        Err(failure) => shared.say(&format!("the certificates stay as they were: {failure}")),
+                    }
+                }
+                connection += 1;
+                // Without an answer: there are too many strangers, and an end tries again.
+                let Some(stranger) = Stranger::admit(shared, peer.ip().to_canonical()) else { continue };
+                let (shared, connection) = (Arc::clone(shared), connection);
+                let serve = move || channel::serve(&shared, stranger, socket, peer.ip(), connection);
+                // If the thread cannot be started, the connection ends with the closure.
+                let _ = thread::Builder::new().name("control-serve".into()).stack_size(STACK_BYTES).spawn(serve);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                shared.wakeup.sleep(Some(listener.as_raw_fd()), SLEEP);
+            }
+            Err(_) => shared.wakeup.sleep(None, PAUSE),
+        }
+    }
+}

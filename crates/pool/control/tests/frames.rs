@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Each message as bytes: what is written is read back, and is what the golden file says.
+
+mod ends;
+
+use std::path::Path;
+
+use aquifer_control::{
+    Directory, HEADER_BYTES, Kind, Message, Query, Refused, Report, Whereabouts, decode, encode, payload_bytes,
+};
+use aquifer_fabric::{DonorReport, HostReport, LeaseReport, LeaseState, Term, Token};
+use aquifer_fabric::{Bytes, MemberId, VolumeId};
+use ends::{registration, release};
+
+fn messages() -> Vec<Message> {
+    let lease = LeaseReport {
+        host: "h1".parse().expect("a name"),
+        bytes: Bytes::gib(1),
+        state: LeaseState::Lent { token: Token(u64::MAX) },
+    };
+    let report = DonorReport {
+        leases: [(VolumeId(7), [(MemberId(1), lease)].into())].into(),
+        capacity: Bytes::gib(8),
+        ..DonorReport::default()
+    };
+    let whereabouts = Whereabouts { addresses: vec!["10.0.0.7:7411".into()], identity: "dns:d1.example".into() };
+    let directory = Directory {
+        donors: [("d1".parse().expect("a name"), whereabouts)].into(),
+        hosts: [("h1".parse().expect("a name"), "dns:h1.example".to_owned())].into(),
+    };
+    vec![
+        Message::Hello { oldest: 1, newest: 1, registration: registration(Kind::Donor, "d1") },
+        Message::Welcome { version: 1 },
+        Message::Refused(Refused::new("because; do this")),
+        Message::Ping,
+        Message::Pong,
+        Message::Query(Query { term: Term(3), is_drained: true, directory: Some(directory) }),
+        Message::Query(Query::default()),
+        Message::Reported(Report::Donor(report)),
+        Message::Reported(Report::Host(HostReport::default())),
+        Message::Deposed(Term(9)),
+        Message::Commands(vec![release("d1", 3, 4)]),
+        Message::Outcomes(vec![Ok(()), Err(Refused::new("because; do this"))]),
+    ]
+}
+
+#[test]
+fn what_is_written_is_read_back_and_is_golden() {
+    let mut text = String::new();
+    for (number, message) in (1..).zip(messages()) {
+        let frame = encode(number, &message).expect("short");
+        let header = frame[..HEADER_BYTES].try_into().expect("a header");
+        assert_eq!(payload_bytes(header, frame.len()), Ok((frame.len() - HEADER_BYTES, number)));
+        assert_eq!(decode(&frame[HEADER_BYTES..]).as_ref(), Ok(&message));
+        text.push_str(std::str::from_utf8(&frame[HEADER_BYTES..]).expect("JSON is text"));
+        text.push('\n');
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/messages_v1.jsonl");
+    if std::env::var_os("AQUIFER_BLESS").is_some() {
+        std::fs::write(&path, &text).expect("written");
+    }
+    assert_eq!(std::fs::read_to_string(path).expect("the golden file"), text, "AQUIFER_BLESS=1 writes it again");
+}

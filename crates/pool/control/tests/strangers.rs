@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Who is not an end, or not this one, gets nothing and delays nobody.
+
+mod ends;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use aquifer_control::{
+    FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Kind, Message, NotStarted, Patterns, Registrar, RegistrarSettings,
+    Standing, decode, encode, payload_bytes,
+};
+use aquifer_fabric::Term;
+use ends::{Authority, Lines, Noted, TIMEOUT, donor, has_line, keep, log, plain, registrar, registration, report, wait_until};
+
+fn secure(authority: &Authority) -> RegistrarSettings {
+    RegistrarSettings { tls: Some(authority.sign("127.0.0.1", authority)), ..plain() }
+}
+
+#[test]
+fn a_certificate_says_who_an_end_is() {
+    let authority = Authority::new();
+    let (registrar, lines) = registrar(RegistrarSettings {
+        donors: Patterns(vec!["dns:*.donors.example".into()]),
+        ..secure(&authority)
+    });
+    let end = Noted::new(Kind::Donor);
+    let own = authority.sign("d1.donors.example", &authority);
+    let (kept, _) = keep(&end, "d1", &[registrar.address()], Some(&own));
+    report(&registrar, &donor("d1"), 1);
+    let entry = registrar.entries().1.remove(&donor("d1")).expect("registered");
+    assert_eq!(entry.identity, "dns:d1.donors.example");
+
+    // Another certificate of the same authority cannot take the name over, even while its owner is gone.
+    kept.stop();
+    let thief = authority.sign("d2.donors.example", &authority);
+    let (kept, said) = keep(&Noted::new(Kind::Donor), "d1", &[registrar.address()], Some(&thief));
+    wait_until("the thief knows", || has_line(&said, "registered with another certificate"));
+    assert_eq!(kept.standings(), [Standing::Apart]);
+    drop(kept);
+
+    // A tenant's certificate registers no donor, and a donor's no name that its operator did not list.
+    let tenant = authority.sign("batch.example", &authority);
+    let (kept, said) = keep(&Noted::new(Kind::Donor), "d3", &[registrar.address()], Some(&tenant));
+    wait_until("the tenant knows", || has_line(&said, "dns:batch.example may not register a donor"));
+    drop(kept);
+    assert_eq!(registrar.entries().1.len(), 1);
+    assert!(has_line(&lines, "not registered"));
+
+    // The renewed certificate of the owner is still the owner's.
+    let renewed = authority.sign("d1.donors.example", &authority);
+    let _kept = keep(&end, "d1", &[registrar.address()], Some(&renewed));
+    report(&registrar, &donor("d1"), 1);
+}
+
+#[test]
+fn ends_of_another_authority_are_strangers_in_both_directions() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let (registrar, lines) = registrar(secure(&authority));
+    let forged = other.sign("d1.example", &authority);
+    let (kept, said) = keep(&Noted::new(Kind::Donor), "d1", &[registrar.address()], Some(&forged));
+    wait_until("the forger knows", || has_line(&said, "signed by another authority"));
+    drop(kept);
+    // An end does not talk to a manager that another authority has signed either.
+    let distrusting = authority.sign("d1.example", &other);
+    let (kept, said) = keep(&Noted::new(Kind::Donor), "d1", &[registrar.address()], Some(&distrusting));
+    wait_until("the end knows", || has_line(&said, "the manager's certificate is signed by another authority"));
+    drop(kept);
+    let (kept, said) = keep(&Noted::new(Kind::Donor), "d1", &[registrar.address()], None);
+    wait_until("plain text is not TLS", || !said.lock().expect("no panic").is_empty());
+    drop(kept);
+    assert!(registrar.entries().1.is_empty());
+    assert!(!lines.lock().expect("no panic").is_empty());
+}
+
+#[test]
+fn without_certificates_only_this_machine_is_reached() {
+    let open = RegistrarSettings { listen: ([0, 0, 0, 0], 0).into(), ..plain() };
+    let failure = Registrar::start(open, Vec::new(), log(&Lines::default())).expect_err("refused");
+    assert!(matches!(failure, NotStarted::Plain(_)), "{failure}");
+    // 192.0.2.1 is for documentation (RFC 5737); nothing is sent to it.
+    let (_kept, said) = keep(&Noted::new(Kind::Donor), "d1", &[([192, 0, 2, 1], 7444).into()], None);
+    wait_until("it is refused", || has_line(&said, "is on another machine, and this end has no certificate"));
+}
+
+fn exchange(stream: &mut TcpStream, message: &Message) -> Option<Message> {
+    stream.write_all(&encode(1, message).expect("short")).ok()?;
+    receive(stream)
+}
+
+fn receive(stream: &mut TcpStream) -> Option<Message> {
+    let mut header = [0; HEADER_BYTES];
+    stream.read_exact(&mut header).ok()?;
+    let (bytes, _) = payload_bytes(&header, FRAME_BYTES_MAX).expect("the manager sends frames");
+    let mut payload = vec![0; bytes];
+    stream.read_exact(&mut payload).ok()?;
+    Some(decode(&payload).expect("the manager sends messages"))
+}
+
+fn connect(registrar: &Registrar) -> TcpStream {
+    let stream = TcpStream::connect(registrar.address()).expect("it listens");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("set");
+    stream
+}
+
+#[test]
+fn what_is_no_registration_ends_the_connection() {
+    let (registrar, _) = registrar(plain());
+    let hello = |oldest, newest| Message::Hello { oldest, newest, registration: registration(Kind::Donor, "d1") };
+    let mut oversized = encode(1, &Message::Ping).expect("short");
+    oversized[4..8].copy_from_slice(&u32::try_from(HELLO_BYTES_MAX + 1).expect("small").to_le_bytes());
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &oversized, &encode(1, &Message::Ping).expect("short"), b"AQC1"] {
+        let mut stream = connect(&registrar);
+        stream.write_all(bytes).expect("sent");
+        stream.shutdown(std::net::Shutdown::Write).expect("shut");
+        let mut answer = Vec::new();
+        // A reset is an end, too: the registrar did not read all.
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "{answer:?}");
+    }
+    let refusal = exchange(&mut connect(&registrar), &hello(7, 9)).expect("an answer");
+    assert!(matches!(&refusal, Message::Refused(refused) if refused.why.contains("upgrade the older end")), "{refusal:?}");
+    let wrong = Message::Hello { oldest: 1, newest: 1, registration: registration(Kind::Donor, "D 1") };
+    assert!(matches!(exchange(&mut connect(&registrar), &wrong), Some(Message::Refused(_))));
+    assert_eq!(exchange(&mut connect(&registrar), &hello(1, 9)), Some(Message::Welcome { version: 1 }));
+}
+
+#[test]
+fn an_end_that_answers_something_else_loses_its_channel() {
+    let (registrar, _) = registrar(plain());
+    let hello = Message::Hello { oldest: 1, newest: 1, registration: registration(Kind::Donor, "d1") };
+    for answer in [
+        encode(1, &Message::Pong).expect("short"),
+        encode(77, &Message::Deposed(Term(9))).expect("short"),
+        // A term that is not greater deposes nobody.
+        encode(1, &Message::Deposed(Term(0))).expect("short"),
+        b"AQC1\xff\xff\xff\xff\x01\0\0\0".to_vec(),
+        b"AQC1\x02\0\0\0\x01\0\0\0{}".to_vec(),
+    ] {
+        let mut stream = connect(&registrar);
+        assert_eq!(exchange(&mut stream, &hello), Some(Message::Welcome { version: 1 }));
+        let asked = std::thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                wait_until("it has a channel", || registrar.connected().contains(&donor("d1")));
+                registrar.query(Term(1), &[].into())
+            });
+            assert!(matches!(receive(&mut stream), Some(Message::Query(_))));
+            stream.write_all(&answer).expect("sent");
+            asking.join().expect("no panic")
+        });
+        assert!(asked[&donor("d1")].is_err(), "{asked:?}");
+        assert_eq!(receive(&mut stream), None, "the channel has ended");
+        wait_until("it has no channel", || !registrar.connected().contains(&donor("d1")));
+    }
+}
+
+/// Strangers take their places and say nothing. Ends register all the same, since a stranger's time is short.
+#[test]
+fn silent_strangers_do_not_keep_ends_out() {
+    let (registrar, _) = registrar(plain());
+    let strangers: Vec<TcpStream> = (0..100).map(|_| connect(&registrar)).collect();
+    let end = Noted::new(Kind::Donor);
+    let _kept = keep(&end, "d1", &[registrar.address()], None);
+    report(&registrar, &donor("d1"), 1);
+    drop(strangers);
+}

@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Who the members of an array are: a table that related processes share.
+//!
+//! A *seat* is the number by which places name a member (`place.rs`). A seat is given to one donor and keeps it for as
+//! long as the array lives, because a related process may have a connection for it: a donor that has left and joins
+//! again gets its old seat. If one donor is two members at the same time, it has two seats, with an *ordinal* each, and
+//! the donor sees two borrowers. No slab is ever with two members of one donor.
+//!
+//! ```text
+//! vacant ──► claimed ──► published ──► member ◄──► draining ──► left ──► claimed
+//!    ▲                       │            └───────────────────────▲
+//!    └───────────────────────┘ another process has claimed a seat for the same donor at the same time
+//! ```
+//!
+//! Any process of the family may make these changes, or be killed at any instruction. A seat that a killed process has
+//! claimed stays claimed: one donor fewer can be distinguished. Two processes that admit the same donor at the same
+//! time publish first and look at the other seats afterwards, so at least one of them sees the other, and the lower
+//! seat stays. Any contents of the table are possible, so nothing here panics because of them.
+//!
+//! A thread that names a member in a place holds a *pin* on its seat in between, so that a member that drains knows when
+//! nobody can name it any more.
+//!
+//! Threads: any, including signal handlers, except for `plan` and `claim`, which allocate. Locks nothing.
+//!
+//! | word | meaning                                              |
+//! |------|------------------------------------------------------|
+//! | 0    | the state                                            |
+//! | 1    | the key of the member                                |
+//! | 2    | the weight                                           |
+//! | 3    | the first seat of the same donor, and the ordinal    |
+//! | 4    | the number of pins                                   |
+//! | 5    | the number of slabs that the donor lends             |
+//! | 6    | the length of the text in bytes                      |
+//! | 7–63 | the text: the address, a zero, the server name       |
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
+use aquifer_tier::{MemberKey, MembershipFailure, Newcomer};
+
+use super::layout::WEIGHT_MAX;
+use super::place::Place;
+
+/// Words of one seat.
+const SEAT_WORDS: usize = 64;
+const STATE: usize = 0;
+const KEY: usize = 1;
+const WEIGHT: usize = 2;
+const DONOR: usize = 3;
+const PINS: usize = 4;
+const SLABS: usize = 5;
+const TEXT_BYTES: usize = 6;
+const TEXT: usize = 7;
+/// The longest text: what a seat has room for. A host's name has at most 253 characters.
+const TEXT_BYTES_MAX: usize = (SEAT_WORDS - TEXT) * size_of::<u64>();
+const ORDINAL_SHIFT: u32 = 32;
+
+/// The state of a seat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum SeatState {
+    Vacant,
+    Claimed,
+    Published,
+    Member,
+    Draining,
+    Left,
+}
+
+impl SeatState {
+    fn of(word: u64) -> SeatState {
+        const ALL: [SeatState; 6] =
+            [SeatState::Vacant, SeatState::Claimed, SeatState::Published, SeatState::Member, SeatState::Draining, SeatState::Left];
+        ALL.get(word as usize).copied().unwrap_or(SeatState::Claimed)
+    }
+}
+
+/// How a newcomer can be admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// It has this seat.
+    Has(usize),
+    /// Its donor has left this seat.
+    Again(usize),
+    /// It needs a seat, and is this member of its donor.
+    New {
+        /// 0 for the first member at this donor.
+        ordinal: u32,
+    },
+    /// Another process is admitting it.
+    Wait,
+}
+
+/// The seats of an array.
+pub(super) struct Roster {
+    words: Words,
+    /// Incremented after every change.
+    changes: Words,
+}
+
+/// Keeps a member from leaving until the holder has named it in a place.
+pub(super) struct Pin<'a> {
+    pins: &'a AtomicU64,
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        // Zero only if somebody has overwritten the word.
+        let _ = self.pins.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |pins| pins.checked_sub(1));
+    }
+}
+
+impl Roster {
+    /// Vacant seats.
+    pub(super) fn new(seats: usize) -> Result<Roster, Errno> {
+        let (words, changes) = Words::shared(seats * SEAT_WORDS + 1)?.split_at(seats * SEAT_WORDS);
+        Ok(Roster { words, changes })
+    }
+
+    /// Seats that are taken, by one donor each.
+    pub(super) fn taken(weights: &[u32]) -> Result<Roster, Errno> {
+        let roster = Roster::new(weights.len())?;
+        for (seat, weight) in weights.iter().enumerate() {
+            roster.word(seat, KEY).store(seat as u64, Ordering::Relaxed);
+            roster.word(seat, WEIGHT).store((*weight).into(), Ordering::Relaxed);
+            roster.word(seat, DONOR).store(seat as u64, Ordering::Relaxed);
+            roster.set(seat, SeatState::Member);
+        }
+        Ok(roster)
+    }
+
+    fn word(&self, seat: usize, word: usize) -> &AtomicU64 {
+        &self.words[seat * SEAT_WORDS + word]
+    }
+
+    pub(super) fn seats(&self) -> usize {
+        self.words.len() / SEAT_WORDS
+    }
+
+    pub(super) fn state(&self, seat: usize) -> SeatState {
+        SeatState::of(self.word(seat, STATE).load(Ordering::SeqCst))
+    }
+
+    /// How many changes there were.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes[0].load(Ordering::SeqCst)
+    }
+
+    fn changed(&self) {
+        self.changes[0].fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn set(&self, seat: usize, state: SeatState) {
+        self.word(seat, STATE).store(state as u64, Ordering::SeqCst);
+        self.changed();
+    }
+
+    /// Changes the state of a seat. Returns false if it was not `from`.
+    pub(super) fn turn(&self, seat: usize, from: SeatState, to: SeatState) -> bool {
+        let state = self.word(seat, STATE);
+        let done = state.compare_exchange(from as u64, to as u64, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if done {
+            self.changed();
+        }
+        done
+    }
+
+    /// Whether slabs are given to the member of this seat.
+    pub(super) fn is_member(&self, seat: usize) -> bool {
+        self.state(seat) == SeatState::Member
+    }
+
+    /// Whether the member of this seat may have slabs.
+    pub(super) fn is_in_use(&self, seat: usize) -> bool {
+        matches!(self.state(seat), SeatState::Member | SeatState::Draining)
+    }
+
+    /// The seats in this state.
+    pub(super) fn all(&self, state: SeatState) -> impl Iterator<Item = usize> {
+        (0..self.seats()).filter(move |seat| self.state(*seat) == state)
+    }
+
+    /// The seats that have or had a member.
+    fn named(&self) -> impl Iterator<Item = usize> {
+        let is_named = |state| matches!(state, SeatState::Published | SeatState::Member | SeatState::Draining | SeatState::Left);
+        (0..self.seats()).filter(move |seat| is_named(self.state(*seat)))
+    }
+
+    pub(super) fn key(&self, seat: usize) -> MemberKey {
+        MemberKey(self.word(seat, KEY).load(Ordering::SeqCst))
+    }
+
+    /// The seat of a key.
+    pub(super) fn seat_of(&self, key: MemberKey) -> Option<usize> {
+        self.named().find(|seat| self.key(*seat) == key)
+    }
+
+    pub(super) fn weight(&self, seat: usize) -> u32 {
+        (self.word(seat, WEIGHT).load(Ordering::Relaxed) as u32).clamp(1, WEIGHT_MAX)
+    }
+
+    /// The number of slabs that its donor lends.
+    pub(super) fn slabs(&self, seat: usize) -> u64 {
+        self.word(seat, SLABS).load(Ordering::Relaxed)
+    }
+
+    /// Which of its donor's members it is, counted from 0.
+    pub(super) fn ordinal(&self, seat: usize) -> u32 {
+        (self.word(seat, DONOR).load(Ordering::Relaxed) >> ORDINAL_SHIFT) as u32
+    }
+
+    fn donor(&self, seat: usize) -> u32 {
+        self.word(seat, DONOR).load(Ordering::Relaxed) as u32
+    }
+
+    /// The seats of all donors that have a slab at this place, one bit each.
+    pub(super) fn same_donors(&self, place: Place) -> u64 {
+        let donors = |seat: &usize| place.members().any(|member| self.donor(member) == self.donor(*seat));
+        (0..self.seats()).filter(donors).fold(place.mask(), |mask, seat| mask | 1 << seat)
+    }
+
+    /// A pin on a seat, unless its member gets no more slabs.
+    pub(super) fn pin(&self, seat: usize) -> Option<Pin<'_>> {
+        let pins = self.word(seat, PINS);
+        pins.fetch_add(1, Ordering::SeqCst);
+        let pin = Pin { pins };
+        // Either this load sees that the member drains, or the member that drains sees the pin.
+        self.is_member(seat).then_some(pin)
+    }
+
+    /// Whether somebody holds a pin on a seat, or has died holding it.
+    pub(super) fn is_pinned(&self, seat: usize) -> bool {
+        self.word(seat, PINS).load(Ordering::SeqCst) != 0
+    }
+
+    /// The newcomer as it was admitted, for a process that has no connection to it.
+    pub(super) fn newcomer(&self, seat: usize) -> Option<Newcomer> {
+        let text = self.text(seat);
+        let (address, server_name) = std::str::from_utf8(&text).ok()?.split_once('\0')?;
+        Some(Newcomer {
+            key: self.key(seat),
+            address: address.to_owned(),
+            server_name: server_name.to_owned(),
+            weight: self.weight(seat),
+            slabs: self.slabs(seat),
+        })
+    }
+
+    fn text(&self, seat: usize) -> Vec<u8> {
+        let len = self.word(seat, TEXT_BYTES).load(Ordering::SeqCst).min(TEXT_BYTES_MAX as u64) as usize;
+        let words = (TEXT..SEAT_WORDS).map(|word| self.word(seat, word).load(Ordering::SeqCst).to_le_bytes());
+        words.flatten().take(len).collect()
+    }
+
+    /// How a newcomer can be admitted now.
+    pub(super) fn plan(&self, newcomer: &Newcomer) -> Plan {
+        if let Some(seat) = self.seat_of(newcomer.key) {
+            return if self.state(seat) == SeatState::Published { Plan::Wait } else { Plan::Has(seat) };
+        }
+        let text = text_of(newcomer);
+        let same: Vec<usize> = self.named().filter(|seat| self.text(*seat) == text).collect();
+        let left = same.iter().find(|seat| self.state(**seat) == SeatState::Left);
+        let free = |ordinal: &u32| !same.iter().any(|seat| self.ordinal(*seat) == *ordinal);
+        match left {
+            Some(seat) => Plan::Again(*seat),
+            None => Plan::New { ordinal: (0..).find(free).expect("there are more numbers than seats") },
+        }
+    }
+
+    /// Gives a member that has left, or that drains, its seat again. Returns false if another process was faster.
+    pub(super) fn readmit(&self, seat: usize, newcomer: &Newcomer) -> bool {
+        if self.is_member(seat) {
+            self.describe(seat, newcomer);
+            return true;
+        }
+        if self.turn(seat, SeatState::Draining, SeatState::Member) {
+            self.describe(seat, newcomer);
+            self.changed();
+            return true;
+        }
+        if !self.turn(seat, SeatState::Left, SeatState::Claimed) {
+            return false;
+        }
+        self.describe(seat, newcomer);
+        self.word(seat, KEY).store(newcomer.key.0, Ordering::SeqCst);
+        self.turn(seat, SeatState::Claimed, SeatState::Member)
+    }
+
+    /// After a time in which a process must have admitted its newcomer: finishes that, since the process was killed.
+    pub(super) fn finish(&self, key: MemberKey) {
+        if let Some(seat) = self.seat_of(key) {
+            self.turn(seat, SeatState::Published, SeatState::Member);
+        }
+    }
+
+    /// Claims a seat for a newcomer. `None` if another process has done so at the same time.
+    pub(super) fn claim(&self, newcomer: &Newcomer, ordinal: u32) -> Result<Option<usize>, MembershipFailure> {
+        let text = text_of(newcomer);
+        if text.len() > TEXT_BYTES_MAX || newcomer.address.contains('\0') {
+            return Err(MembershipFailure::BadDescription { address: newcomer.address.clone() });
+        }
+        let claimed = (0..self.seats()).find(|seat| self.turn(*seat, SeatState::Vacant, SeatState::Claimed));
+        let Some(seat) = claimed else { return Err(MembershipFailure::TooMany { max: self.seats() }) };
+        self.describe(seat, newcomer);
+        self.word(seat, KEY).store(newcomer.key.0, Ordering::SeqCst);
+        let first = self.named().find(|other| self.text(*other) == text && self.ordinal(*other) == 0);
+        let donor = first.unwrap_or(seat) as u64 | u64::from(ordinal) << ORDINAL_SHIFT;
+        self.word(seat, DONOR).store(donor, Ordering::SeqCst);
+        self.word(seat, TEXT_BYTES).store(text.len() as u64, Ordering::SeqCst);
+        for (word, bytes) in (TEXT..).zip(text.chunks(size_of::<u64>())) {
+            let mut padded = [0; size_of::<u64>()];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            self.word(seat, word).store(u64::from_le_bytes(padded), Ordering::SeqCst);
+        }
+        self.turn(seat, SeatState::Claimed, SeatState::Published);
+        let is_rival = |other: &usize| {
+            let is_same_donor = self.text(*other) == text && self.ordinal(*other) == ordinal;
+            *other < seat && (is_same_donor || self.key(*other) == newcomer.key)
+        };
+        if self.named().any(|other| is_rival(&other)) && self.turn(seat, SeatState::Published, SeatState::Vacant) {
+            return Ok(None);
+        }
+        self.turn(seat, SeatState::Published, SeatState::Member);
+        Ok(Some(seat))
+    }
+
+    fn describe(&self, seat: usize, newcomer: &Newcomer) {
+        self.word(seat, WEIGHT).store(newcomer.weight.clamp(1, WEIGHT_MAX).into(), Ordering::SeqCst);
+        self.word(seat, SLABS).store(newcomer.slabs, Ordering::SeqCst);
+    }
+}
+
+fn text_of(newcomer: &Newcomer) -> Vec<u8> {
+    [newcomer.address.as_bytes(), &[0], newcomer.server_name.as_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn newcomer(key: u64, address: &str) -> Newcomer {
+        let address = address.to_owned();
+        Newcomer { key: MemberKey(key), address, server_name: "donor.example".into(), weight: 3, slabs: 7 }
+    }
+
+    fn admit(roster: &Roster, newcomer: &Newcomer) -> usize {
+        match roster.plan(newcomer) {
+            Plan::Has(seat) | Plan::Again(seat) => {
+                assert!(roster.readmit(seat, newcomer));
+                seat
+            }
+            Plan::New { ordinal } => roster.claim(newcomer, ordinal).unwrap().unwrap(),
+            Plan::Wait => panic!("nobody else admits"),
+        }
+    }
+
+    #[test]
+    fn a_donor_that_joins_again_gets_its_seat_again() {
+        let roster = Roster::new(3).unwrap();
+        let one = newcomer(10, "a:1");
+        assert_eq!((admit(&roster, &one), admit(&roster, &newcomer(11, "b:1"))), (0, 1));
+        assert_eq!(roster.plan(&one), Plan::Has(0));
+        assert_eq!(roster.newcomer(0), Some(one));
+        assert!(roster.turn(0, SeatState::Member, SeatState::Draining) && roster.turn(0, SeatState::Draining, SeatState::Left));
+        assert_eq!(roster.plan(&newcomer(12, "a:1")), Plan::Again(0));
+        assert_eq!(admit(&roster, &newcomer(12, "a:1")), 0);
+        assert_eq!((roster.key(0), roster.seat_of(MemberKey(10))), (MemberKey(12), None));
+    }
+
+    #[test]
+    fn two_members_of_one_donor_are_known_as_such() {
+        let roster = Roster::new(3).unwrap();
+        assert_eq!(admit(&roster, &newcomer(1, "a:1")), 0);
+        assert_eq!(roster.plan(&newcomer(2, "a:1")), Plan::New { ordinal: 1 });
+        assert_eq!(admit(&roster, &newcomer(2, "a:1")), 1);
+        assert_eq!(admit(&roster, &newcomer(3, "b:1")), 2);
+        assert_eq!((roster.ordinal(0), roster.ordinal(1), roster.ordinal(2)), (0, 1, 0));
+        assert_eq!(roster.same_donors(Place::NOWHERE.with(1)), 0b011);
+        assert_eq!(roster.same_donors(Place::NOWHERE.with(2)), 0b100);
+        let many = roster.claim(&newcomer(4, "c:1"), 0).unwrap_err();
+        assert_eq!(many, MembershipFailure::TooMany { max: 3 });
+        let long = roster.claim(&newcomer(4, &"x".repeat(500)), 0).unwrap_err();
+        assert!(matches!(long, MembershipFailure::BadDescription { .. }));
+    }
+
+    #[test]
+    fn a_member_that_drains_knows_who_may_still_name_it() {
+        let roster = Roster::taken(&[1, 1]).unwrap();
+        let pin = roster.pin(0).unwrap();
+        assert!(roster.turn(0, SeatState::Member, SeatState::Draining) && roster.is_pinned(0));
+        assert!(roster.pin(0).is_none() && roster.pin(1).is_some());
+        drop(pin);
+        assert!(!roster.is_pinned(0) && roster.is_in_use(0) && !roster.is_member(0));
+    }
+
+    /// Several processes of a family admit the same donors at the same time.
+    #[test]
+    fn the_same_donor_never_has_two_seats_for_one_key() {
+        for round in 0..200 {
+            let roster = Roster::new(16).unwrap();
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        for key in 0..3 {
+                            let newcomer = newcomer(key, &format!("a:{}", key / 2));
+                            while !matches!(roster.plan(&newcomer), Plan::Has(_)) {
+                                if let Plan::New { ordinal } = roster.plan(&newcomer) {
+                                    let _ = roster.claim(&newcomer, ordinal).unwrap();
+                                }
+                            }
+                        }
+                    });
+                }
+            });
+            let mut seats: Vec<(u64, u32)> =
+                roster.all(SeatState::Member).map(|seat| (roster.key(seat).0, roster.ordinal(seat))).collect();
+            seats.sort_unstable();
+            let keys: Vec<u64> = seats.iter().map(|(key, _)| *key).collect();
+            assert_eq!(keys, [0, 1, 2], "round {round}");
+            assert_ne!(seats[0].1, seats[1].1, "round {round}: two members of one donor");
+        }
+    }
+
+    #[test]
+    fn whatever_the_table_contains_is_a_roster() {
+        let roster = Roster::new(2).unwrap();
+        for pattern in [u64::MAX, 0x0101_0101_0101_0101, 5] {
+            roster.words.iter().for_each(|word| word.store(pattern, Ordering::SeqCst));
+            for seat in 0..2 {
+                let _ = (roster.state(seat), roster.newcomer(seat), roster.pin(seat).is_some(), roster.weight(seat));
+            }
+            let _ = roster.plan(&newcomer(1, "a:1"));
+            let _ = roster.same_donors(Place::NOWHERE.with(1));
+        }
+    }
+}
