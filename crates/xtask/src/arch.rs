@@ -57,8 +57,8 @@ const RINGS: &[Ring] = &[
         name: "services",
         crates: &[
             // The edge to tiers is for donor's tests only: they borrow from a real donor.
-            ("donor", &["core", "sys", "test-support", "tiers", "tls", "wire"]),
-            ("manager", &["fabric", "state-store"]),
+            ("donor", &["control", "core", "fabric", "sys", "test-support", "tiers", "tls", "wire"]),
+            ("manager", &["control", "fabric", "state-store", "tls"]),
             // The edge to borrower is for its tests only: their members break.
             ("pager", &["borrower", "core", "driver", "stats", "sys", "test-support", "tiers"]),
         ],

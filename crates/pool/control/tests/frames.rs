@@ -41,6 +41,7 @@ fn messages() -> Vec<Message> {
         Message::Reported(Report::Donor(report)),
         Message::Reported(Report::Host(HostReport::default())),
         Message::Deposed(Term(9)),
+        Message::Unable(Refused::new("because; do this")),
         Message::Commands(vec![release("d1", 3, 4)]),
         Message::Outcomes(vec![Ok(()), Err(Refused::new("because; do this"))]),
     ]
