@@ -58,7 +58,8 @@ const RINGS: &[Ring] = &[
         crates: &[
             // The edge to tiers is for donor's tests only: they borrow from a real donor.
             ("donor", &["control", "core", "fabric", "sys", "test-support", "tiers", "tls", "wire"]),
-            ("manager", &["control", "fabric", "state-store", "tls"]),
+            // The edges to donor and wire are for its tests only: they need donors.
+            ("manager", &["control", "donor", "fabric", "state-store", "tls", "wire"]),
             // The edge to borrower is for its tests only: their members break.
             ("pager", &["borrower", "core", "driver", "stats", "sys", "test-support", "tiers"]),
         ],
@@ -115,6 +116,7 @@ const RINGS: &[Ring] = &[
                     "c",
                     "cache",
                     "config",
+                    "control",
                     "core",
                     "cxl-switch",
                     "donor",

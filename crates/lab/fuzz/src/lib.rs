@@ -23,13 +23,14 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that another program has written, and the C library's arguments.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "c_abi", body: targets::c_abi, seeds: seeds::c_abi },
     Target { name: "cache_requests", body: targets::cache_requests, seeds: seeds::cache_requests },
     Target { name: "certificate", body: targets::certificate, seeds: seeds::certificate },
     Target { name: "compressed_page", body: targets::compressed_page, seeds: seeds::compressed_page },
     Target { name: "config", body: targets::config, seeds: seeds::config },
+    Target { name: "control", body: targets::control, seeds: seeds::control },
     Target { name: "cxl_switch", body: targets::cxl_switch, seeds: seeds::cxl_switch },
     Target { name: "elf", body: targets::elf_file, seeds: seeds::elf },
     Target { name: "fabric_body", body: targets::fabric_body, seeds: seeds::fabric_body },

@@ -106,6 +106,19 @@ pub fn fabric_body() -> Vec<Vec<u8>> {
     ])
 }
 
+/// Frames of each message, and some that are nearly frames.
+pub fn control() -> Vec<Vec<u8>> {
+    let frame = |text: &str| {
+        let length = u32::try_from(text.len()).expect("a short text").to_le_bytes();
+        [&b"AQC1"[..], &length, &[7, 0, 0, 0], text.as_bytes()].concat()
+    };
+    let golden = include_str!("../../../pool/control/tests/golden/messages_v1.jsonl");
+    let mut seeds: Vec<Vec<u8>> = golden.lines().map(frame).collect();
+    seeds.push(golden.lines().flat_map(frame).collect());
+    seeds.extend(texts(&["AQC1", "AQC1\u{7f}\u{7f}\u{7f}\u{7f}\0\0\0\0{}", "GET / HTTP/1.1\r\n\r\n"]));
+    seeds
+}
+
 /// The fabric manager's reference configuration, and short ones.
 pub fn fabric_config() -> Vec<Vec<u8>> {
     texts(&[

@@ -7,6 +7,7 @@
 //! A panic is a finding. In addition to the decoder's own panics, each function checks the guarantees for the result:
 //! an accepted input can be encoded and decoded again, and a rejected one gives a one-line message.
 
+mod control;
 mod fabric;
 mod named;
 
@@ -29,6 +30,7 @@ use aquifer_tiers::TierSpec;
 use aquifer_tiers::profile::Profile;
 use aquifer_wire::{BODY_BYTES_MAX, DonorStatus, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STATUS_BYTES, body_crc};
 
+pub use self::control::control;
 pub use self::fabric::{fabric_body, fabric_config};
 pub use self::named::named;
 
