@@ -254,7 +254,11 @@ impl Channel<'_> {
         let mut stream = self.connect()?;
         stream.within(REGISTER_WAIT);
         let registration = self.shared.settings.registration.clone();
-        stream.send(0, &Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, registration })?;
+        let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, registration };
+        if let Err(failure) = stream.send(0, &hello) {
+            // A manager that does not trust this end may have said so before it ended the connection.
+            return Err(stream.receive(FRAME_BYTES_MAX).err().unwrap_or(failure));
+        }
         match stream.receive(FRAME_BYTES_MAX)?.1 {
             Message::Welcome { version } if (VERSION_OLDEST..=VERSION_NEWEST).contains(&version) => {}
             Message::Welcome { version } => return Err(ChannelFailure::Version { chosen: version }),
@@ -298,7 +302,8 @@ impl Channel<'_> {
             None => None,
             Some(files) => {
                 let config = files.load().and_then(aquifer_tls::Credentials::for_end);
-                let config = config.map_err(|failure| ChannelFailure::Io(std::io::Error::other(failure.to_string())))?;
+                let config =
+                    config.map_err(|failure| ChannelFailure::Io(std::io::Error::other(failure.to_string())))?;
                 Some((config, Borrower::name(host).ok_or(ChannelFailure::NoAddress)?))
             }
         };

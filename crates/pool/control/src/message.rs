@@ -228,9 +228,15 @@ mod tests {
 
     #[test]
     fn what_is_unknown_is_refused_in_one_line() {
-        for text in
-            ["", "{", "\"peng\"", "{\"welcome\":{\"version\":1,\"x\":2}}", "{\"commands\":[{}]}", "\"\u{85}\n\"", "[[[["]
-        {
+        for text in [
+            "",
+            "{",
+            "\"peng\"",
+            "{\"welcome\":{\"version\":1,\"x\":2}}",
+            "{\"commands\":[{}]}",
+            "\"\u{85}\n\"",
+            "[[[[",
+        ] {
             let refusal = decode(text.as_bytes()).expect_err(text).to_string();
             assert!(!refusal.contains('\n') && refusal.contains("; "), "{refusal}");
         }

@@ -150,8 +150,10 @@ impl Registration {
                 return not(format!("{id}: label `{}` has no plain name; use a-z, 0-9, '-'", shown.escape_default()));
             }
             if value.len() > LABEL_BYTES_MAX || !value.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
-                return not(format!("{id}: the value of label {name} is no plain text; write {LABEL_BYTES_MAX} \
-                                    characters of ASCII at most"));
+                return not(format!(
+                    "{id}: the value of label {name} is no plain text; write {LABEL_BYTES_MAX} \
+                                    characters of ASCII at most"
+                ));
             }
         }
         self.class()?;
@@ -217,8 +219,9 @@ mod tests {
 
     #[test]
     fn what_an_end_says_is_checked_as_a_whole() {
-        let labelled = |name: &str, value: &str| {
-            Registration { labels: [(name.to_owned(), value.to_owned())].into(), ..donor("d1") }
+        let labelled = |name: &str, value: &str| Registration {
+            labels: [(name.to_owned(), value.to_owned())].into(),
+            ..donor("d1")
         };
         let addressed = |address: &str| Registration { addresses: vec![address.to_owned()], ..donor("d1") };
         let many = (0..17).map(|number| (format!("l{number}"), String::new())).collect();

@@ -10,8 +10,8 @@ use std::path::Path;
 use aquifer_control::{
     Directory, HEADER_BYTES, Kind, Message, Query, Refused, Report, Whereabouts, decode, encode, payload_bytes,
 };
-use aquifer_fabric::{DonorReport, HostReport, LeaseReport, LeaseState, Term, Token};
 use aquifer_fabric::{Bytes, MemberId, VolumeId};
+use aquifer_fabric::{DonorReport, HostReport, LeaseReport, LeaseState, Term, Token};
 use ends::{registration, release};
 
 fn messages() -> Vec<Message> {

@@ -127,7 +127,9 @@ impl ControlConfig {
             ));
         }
         if is_plain && self.revocations.is_some() {
-            return refuse("control.revocations lists certificates, and there are none; write control.certificate, too");
+            return refuse(
+                "control.revocations lists certificates, and there are none; write control.certificate, too",
+            );
         }
         match self.donors.unclear().or(self.hosts.unclear()) {
             Some(pattern) => refuse(format!("control: `{}` has more than one *; write one", pattern.escape_default())),
@@ -351,6 +353,18 @@ mod tests {
             let (_, rest) = reference().split_once("# [control]").expect("it is described");
             assert!(rest.contains(&format!("# {key} = ")), "{key}");
         }
+    }
+
+    #[test]
+    fn the_configuration_in_the_documentation_is_one() {
+        let page = include_str!("../../../../docs/fabric.md");
+        let (_, rest) = page.split_once("## Real donors").expect("the section");
+        let (_, rest) = rest.split_once("```toml\n").expect("its configuration");
+        let (text, _) = rest.split_once("```").expect("its end");
+        let config = Config::parse(&format!("state = \"s\"\n{text}")).expect("it can be used");
+        let control = config.control.expect("it has a control port");
+        assert!(control.files().is_ok_and(|files| files.is_some()));
+        assert!(control.donors.admit("dns:d1.donors.example") && !control.hosts.admit("dns:d1.donors.example"));
     }
 
     #[test]

@@ -103,11 +103,7 @@ impl Daemon {
         let (peers, control) = open_peers(config, &ledger, crash)?;
         let snapshot =
             Snapshot { topology: peers.topology(), desired: Arc::new(desired.clone()), ..Snapshot::default() };
-        let shared = Arc::new(Shared {
-            ledger,
-            snapshot: RwLock::new(Arc::new(snapshot)),
-            events: Events::new(),
-        });
+        let shared = Arc::new(Shared { ledger, snapshot: RwLock::new(Arc::new(snapshot)), events: Events::new() });
         let silent_ms = config.rounds.silent_seconds * 1000;
         let writer = Writer::start(Arc::clone(&shared), peers, desired, silent_ms, now()).map_err(failed)?;
         let (sender, orders) = sync_channel(ORDERS_MAX);

@@ -12,7 +12,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_fabric::{Command, Desired, DeviceId, DeviceReport, DonorId, DonorReport, HostId, HostReport, Term, Topology};
+use aquifer_fabric::{
+    Command, Desired, DeviceId, DeviceReport, DonorId, DonorReport, HostId, HostReport, Term, Topology,
+};
 
 /// Why there is no report.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,9 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use aquifer_control::{
-    EndId, Entry, NotSent, NotStarted, Registrar, RegistrarSettings, Registration, Report, Unheard,
-};
+use aquifer_control::{EndId, Entry, NotSent, NotStarted, Registrar, RegistrarSettings, Registration, Report, Unheard};
 use aquifer_fabric::{
     Availability, Bytes, Command, Desired, Donor, DonorId, Enclosure, Host, Parts, SLAB, Source, Term, Topology,
 };

@@ -63,6 +63,8 @@ pub use memory::Source;
 pub use ordered::ManagedStatus;
 pub use prometheus::{managed_to_prometheus, to_prometheus};
 pub use remembered::RememberFailure;
-pub use settings::{Address, CONNECTIONS_MAX, DeviceChoice, LEASE, Managed, Security, Settings, StartFailure, Timeouts};
+pub use settings::{
+    Address, CONNECTIONS_MAX, DeviceChoice, LEASE, Managed, Security, Settings, StartFailure, Timeouts,
+};
 pub use status::{StatusFailure, local_status, status};
 pub use tenants::{Limits, TenantId, TenantLimits};

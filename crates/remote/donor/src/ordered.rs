@@ -119,7 +119,12 @@ impl End for Ordered {
 }
 
 /// Keeps control channels to the managers that the settings name.
-pub(crate) fn keep(shared: &Arc<Shared>, settings: &Settings, managed: &Managed, at: &Address) -> Result<Keeper, StartFailure> {
+pub(crate) fn keep(
+    shared: &Arc<Shared>,
+    settings: &Settings,
+    managed: &Managed,
+    at: &Address,
+) -> Result<Keeper, StartFailure> {
     let remembered = Remembered::open(managed.state.as_deref()).map_err(StartFailure::Remembered)?;
     let addresses = match (managed.addresses.is_empty(), at) {
         (true, Address::Tcp(address)) => vec![address.to_string()],
@@ -149,5 +154,6 @@ pub(crate) fn keep(shared: &Arc<Shared>, settings: &Settings, managed: &Managed,
     };
     let end: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(ordered));
     let saying = Arc::clone(shared);
-    Keeper::start(channels, &end, Box::new(move |line| saying.service.counters.say(line))).map_err(StartFailure::Managers)
+    Keeper::start(channels, &end, Box::new(move |line| saying.service.counters.say(line)))
+        .map_err(StartFailure::Managers)
 }

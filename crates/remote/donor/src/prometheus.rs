@@ -42,7 +42,8 @@ pub fn managed_to_prometheus(status: &ManagedStatus) -> String {
         ("drained", "1 while an operator drains this donor", u64::from(status.is_drained)),
     ] {
         let name = format!("aquifer_donor_{name}");
-        writeln!(text, "# HELP {name} {meaning}.\n# TYPE {name} gauge\n{name} {value}").expect("a String takes any text");
+        writeln!(text, "# HELP {name} {meaning}.\n# TYPE {name} gauge\n{name} {value}")
+            .expect("a String takes any text");
     }
     text
 }

@@ -10,7 +10,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use aquifer_fabric::{Availability, Bytes, DonorReport, HostId, LeaseReport, LeaseState, MemberId, Step, Token, VolumeId};
+use aquifer_fabric::{
+    Availability, Bytes, DonorReport, HostId, LeaseReport, LeaseState, MemberId, Step, Token, VolumeId,
+};
 use aquifer_wire::{Refusal, SLAB_BYTES};
 
 use crate::leases::{LeaseTable, Reservation, TenantQuota};
@@ -118,8 +120,7 @@ impl Reservations {
     pub(crate) fn report(&self, lender: &impl Lender) -> DonorReport {
         let mut report = DonorReport::default();
         for ((volume, member), lease) in &self.leases {
-            let listed =
-                LeaseReport { host: lease.host.clone(), bytes: lease.bytes, state: state(lender, lease) };
+            let listed = LeaseReport { host: lease.host.clone(), bytes: lease.bytes, state: state(lender, lease) };
             report.leases.entry(*volume).or_default().insert(*member, listed);
         }
         let (reservable, breaks) = lender.table(|table, _| (table.reservable(), table.breaks_reservations()));

@@ -111,9 +111,8 @@ fn grant(model: &mut Model, table: &mut LeaseTable, random: &mut Random, seed: u
     let who = borrower(tenant, reservation);
     let outcome = table.grant(model.now_ms, quota(tenant, reservation), who, RangeIndex(range));
     let key = (who, range);
-    let is_free = |slab: &LentSlab| {
-        !model.back.contains_key(slab) && model.held.values().all(|held| held.slab != *slab)
-    };
+    let is_free =
+        |slab: &LentSlab| !model.back.contains_key(slab) && model.held.values().all(|held| held.slab != *slab);
     let expected = match (model.held.contains_key(&key), reservation) {
         (true, _) => Ok(()),
         (false, Some(token)) => match model.live.get(&token) {
@@ -177,7 +176,9 @@ fn step(model: &mut Model, table: &mut LeaseTable, random: &mut Random, seed: u6
             } else {
                 model.now_ms += 1;
                 let all: BTreeSet<BorrowerId> = model.held.keys().map(|(who, _)| *who).collect();
-                all.into_iter().for_each(|who| drop(table.renew(model.now_ms, who)));
+                for who in all {
+                    table.renew(model.now_ms, who);
+                }
             }
         }
         3 => {

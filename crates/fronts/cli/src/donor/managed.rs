@@ -11,6 +11,7 @@ use aquifer_donor::{DonorId, Files, Managed, ManagerAddress};
 
 use crate::exit::{ExitCode, Failure};
 
+/// The pool that the donor belongs to.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ManagedArgs {
     /// Let this fabric manager place reservations here; once for each manager of the pool
@@ -77,9 +78,7 @@ impl ManagedArgs {
             }
         }
         let tls = match (&self.manager_cert, &self.manager_key, &self.manager_ca) {
-            (Some(cert), Some(key), Some(ca)) => {
-                Some(Files { cert: cert.clone(), key: key.clone(), ca: ca.clone() })
-            }
+            (Some(cert), Some(key), Some(ca)) => Some(Files { cert: cert.clone(), key: key.clone(), ca: ca.clone() }),
             _ => None,
         };
         Ok(Some(Managed {

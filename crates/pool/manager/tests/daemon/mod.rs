@@ -126,7 +126,9 @@ impl Daemon {
             command.arg("--config").arg(&file).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
         let mut said = vec![String::new(); lines];
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
-        said.iter_mut().for_each(|line| drop(output.read_line(line).expect("a line")));
+        for line in &mut said {
+            output.read_line(line).expect("a line, or the end");
+        }
         let address = said[0].trim().rsplit('/').next().unwrap_or_default().to_owned();
         let control = said.get(1).and_then(|line| line.trim().rsplit(' ').next()?.parse().ok());
         Daemon { child, address, control, directory: directory.to_owned() }

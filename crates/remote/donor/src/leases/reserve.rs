@@ -96,10 +96,10 @@ impl LeaseTable {
         self.lendable().saturating_sub(self.leased - held)
     }
 
-    /// Whether the donor has reclaimed so much that it cannot keep its reservations.
+    /// Whether the donor reclaims so much that it cannot keep its reservations.
     pub fn breaks_reservations(&self) -> bool {
         let reserved: u32 = self.reservations.values().filter(|one| !one.is_released).map(|one| one.slabs).sum();
-        self.is_draining() && (self.lendable() < reserved || self.lendable() == 0)
+        self.lendable() < reserved || self.lendable() == 0
     }
 
     /// Lends and sets aside nothing new, or does again. What is lent and set aside already stays.
@@ -172,7 +172,7 @@ impl LeaseTable {
     }
 
     fn forget_if_wiped(&mut self, token: u64) {
-        let is_over = |one: &super::Reservation| one.is_released && one.held == 0 && one.unwiped == 0;
+        let is_over = |one: &Reservation| one.is_released && one.held == 0 && one.unwiped == 0;
         if self.reservations.get(&token).is_some_and(is_over) {
             self.reservations.remove(&token);
         }
