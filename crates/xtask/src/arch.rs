@@ -58,8 +58,9 @@ const RINGS: &[Ring] = &[
         name: "services",
         crates: &[
             // The edge to tiers is for donor's tests only: they borrow from a real donor.
-            ("donor", &["core", "sys", "test-support", "tiers", "tls", "wire"]),
-            ("manager", &["fabric", "state-store"]),
+            ("donor", &["control", "core", "fabric", "sys", "test-support", "tiers", "tls", "wire"]),
+            // The edges to donor and wire are for its tests only: they need donors.
+            ("manager", &["control", "donor", "fabric", "state-store", "tls", "wire"]),
             // The edge to borrower is for its tests only: their members break.
             ("pager", &["borrower", "core", "driver", "stats", "sys", "test-support", "tiers"]),
         ],
@@ -134,6 +135,7 @@ const RINGS: &[Ring] = &[
                     "c",
                     "cache",
                     "config",
+                    "control",
                     "core",
                     "cxl-switch",
                     "donor",

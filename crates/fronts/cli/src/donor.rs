@@ -3,9 +3,10 @@
 
 //! `aquifer donor`: lends this machine's memory, reclaims it, and shows a donor's status.
 //!
-//! The arguments are defined here. `lend.rs` runs the donor; `reclaim.rs` and `status.rs` talk to a running one.
+//! The arguments are defined here and, for fabric managers, in `managed.rs`. `lend.rs` runs the donor; `reclaim.rs` and `status.rs` talk to a running one.
 
 mod lend;
+mod managed;
 mod metrics;
 mod notify;
 mod reclaim;
@@ -47,6 +48,9 @@ Examples:
     --tls-cert donor.pem --tls-key donor.key --tls-ca ca.pem
   aquifer donor --size 8GiB --source huge --quota 2GiB --security plain
   aquifer donor --size 64GiB --source dax:/dev/dax0.0 --security plain
+  aquifer donor --size 64GiB --listen 10.0.0.2:7411 \\
+    --tls-cert donor.pem --tls-key donor.key --tls-ca ca.pem \\
+    --manager pool.example:7444 --manager-state /var/lib/aquifer/donor.json --label rack=r1
   aquifer donor --size 64GiB --security plain --control /run/donor.sock
   aquifer donor reclaim /run/donor.sock --bytes 16GiB --within 5m
   aquifer donor status 10.0.0.2:7411 \\
@@ -116,6 +120,9 @@ pub struct DonorArgs {
     /// Create a socket here, through which its owner and root can reclaim memory or query the donor's status
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+
+    #[command(flatten)]
+    managed: managed::ManagedArgs,
 
     /// How long a stopping donor waits for borrowers to return its memory
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]

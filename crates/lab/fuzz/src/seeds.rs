@@ -106,6 +106,19 @@ pub fn fabric_body() -> Vec<Vec<u8>> {
     ])
 }
 
+/// Frames of each message, and some that are nearly frames.
+pub fn control() -> Vec<Vec<u8>> {
+    let frame = |text: &str| {
+        let length = u32::try_from(text.len()).expect("a short text").to_le_bytes();
+        [&b"AQC1"[..], &length, &[7, 0, 0, 0], text.as_bytes()].concat()
+    };
+    let golden = include_str!("../../../pool/control/tests/golden/messages_v1.jsonl");
+    let mut seeds: Vec<Vec<u8>> = golden.lines().map(frame).collect();
+    seeds.push(golden.lines().flat_map(frame).collect());
+    seeds.extend(texts(&["AQC1", "AQC1\u{7f}\u{7f}\u{7f}\u{7f}\0\0\0\0{}", "GET / HTTP/1.1\r\n\r\n"]));
+    seeds
+}
+
 /// The fabric manager's reference configuration, and short ones.
 pub fn fabric_config() -> Vec<Vec<u8>> {
     texts(&[
@@ -200,7 +213,8 @@ pub fn agent_messages() -> Vec<Vec<u8>> {
     };
     let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into() };
     let (address, server_name) = ("10.0.0.1:7411".into(), "d".into());
-    let member = MemberView { member: 3, address, server_name, weight: 2, slabs: 9, reservation: 8, order: Order::Drain };
+    let member =
+        MemberView { member: 3, address, server_name, weight: 2, slabs: 9, reservation: 8, order: Order::Drain };
     let redundancy = Redundancy::Parity { data: 4, parity: 1 };
     let view = View { revision: 5, redundancy, files: Some(files), members: vec![member], is_withdrawn: false };
     let progress = MemberProgress { member: 3, progress: Progress::Draining { slabs: 9, is_stalled: true } };

@@ -8,6 +8,7 @@
 //! an accepted input can be encoded and decoded again, and a rejected one gives a one-line message.
 
 mod agent;
+mod control;
 mod fabric;
 mod named;
 
@@ -31,6 +32,7 @@ use aquifer_tiers::profile::Profile;
 use aquifer_wire::{BODY_BYTES_MAX, DonorStatus, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STATUS_BYTES, body_crc};
 
 pub use self::agent::agent_messages;
+pub use self::control::control;
 pub use self::fabric::{fabric_body, fabric_config};
 pub use self::named::named;
 

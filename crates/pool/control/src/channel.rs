@@ -47,6 +47,7 @@ pub(crate) enum Answer {
     Reported(Report),
     /// The request was not sent, since it is too long.
     TooLong(String),
+    Unable(Refused),
 }
 
 /// A request, and where its answer goes. If there is none, the channel of answers is dropped.
@@ -190,6 +191,10 @@ impl Channel<'_> {
                 // It may not have learned the directory.
                 self.told = None;
                 Ok(Answer::Deposed(seen))
+            }
+            Some(Message::Unable(refused)) => {
+                self.told = None;
+                Ok(Answer::Unable(Refused::new(refused.why)))
             }
             other => Err(confused("reported", other.as_ref())),
         }

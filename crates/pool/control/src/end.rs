@@ -58,6 +58,13 @@ impl std::error::Error for Refused {}
 /// An end asks an `aquifer_fabric::Gate` before it reports and before it carries out a command, and stores a greater term
 /// before it acts on it.
 pub trait End: Send {
+    /// Stores a term, if it is the greatest so far, before anything is done for its manager. An end that cannot store
+    /// it says why, and is silent for this manager.
+    fn prepare(&mut self, term: Term) -> Result<(), Refused> {
+        let _ = term;
+        Ok(())
+    }
+
     /// A report to the manager with the query's term, which refuses commands of smaller terms from now on.
     fn report(&mut self, query: &Query) -> Result<Report, Deposed>;
 

@@ -120,7 +120,7 @@ impl Shared {
 /// Keeps an end's channels until it is stopped or dropped.
 pub struct Keeper {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl fmt::Debug for Keeper {
@@ -146,12 +146,12 @@ impl Keeper {
         }
         let state = State { places: (0..count).map(|_| Place::default()).collect(), is_over: false };
         let shared = Arc::new(Shared { settings, log, state: Mutex::new(state), over: Condvar::new() });
-        let mut keeper = Keeper { shared, threads: Vec::new() };
+        let keeper = Keeper { shared, threads: Mutex::default() };
         for number in 0..count {
             let (shared, end) = (Arc::clone(&keeper.shared), Arc::clone(end));
             let thread = thread::Builder::new().name("control-end".into());
             let started = thread.spawn(move || Channel { shared: &shared, end: &end, number }.keep());
-            keeper.threads.push(started.map_err(NotStarted::Thread)?);
+            keeper.threads().push(started.map_err(NotStarted::Thread)?);
         }
         Ok(keeper)
     }
@@ -168,16 +168,16 @@ impl Keeper {
         });
     }
 
-    /// Ends the channels, and waits for what is being carried out.
-    pub fn stop(mut self) {
-        self.end();
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn end(&mut self) {
+    /// Ends the channels, and waits for what is being carried out.
+    pub fn stop(&self) {
         self.shared.state().is_over = true;
         self.shared.over.notify_all();
         self.cut();
-        for thread in self.threads.drain(..) {
+        for thread in std::mem::take(&mut *self.threads()) {
             // A thread that panicked has reported it.
             let _ = thread.join();
         }
@@ -186,7 +186,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        self.end();
+        self.stop();
     }
 }
 
@@ -254,7 +254,11 @@ impl Channel<'_> {
         let mut stream = self.connect()?;
         stream.within(REGISTER_WAIT);
         let registration = self.shared.settings.registration.clone();
-        stream.send(0, &Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, registration })?;
+        let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, registration };
+        if let Err(failure) = stream.send(0, &hello) {
+            // A manager that does not trust this end may have said so before it ended the connection.
+            return Err(stream.receive(FRAME_BYTES_MAX).err().unwrap_or(failure));
+        }
         match stream.receive(FRAME_BYTES_MAX)?.1 {
             Message::Welcome { version } if (VERSION_OLDEST..=VERSION_NEWEST).contains(&version) => {}
             Message::Welcome { version } => return Err(ChannelFailure::Version { chosen: version }),
@@ -276,10 +280,14 @@ impl Channel<'_> {
         let end = || self.end.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(match request {
             Message::Ping => Message::Pong,
-            Message::Query(query) => match end().report(&query) {
-                Ok(report) => Message::Reported(report),
-                Err(Deposed { seen }) => Message::Deposed(seen),
-            },
+            Message::Query(query) => {
+                let mut end = end();
+                match end.prepare(query.term).map(|()| end.report(&query)) {
+                    Ok(Ok(report)) => Message::Reported(report),
+                    Ok(Err(Deposed { seen })) => Message::Deposed(seen),
+                    Err(refused) => Message::Unable(refused),
+                }
+            }
             Message::Commands(commands) => {
                 let mut end = end();
                 Message::Outcomes(commands.iter().map(|command| end.carry_out(command)).collect())
@@ -294,7 +302,8 @@ impl Channel<'_> {
             None => None,
             Some(files) => {
                 let config = files.load().and_then(aquifer_tls::Credentials::for_end);
-                let config = config.map_err(|failure| ChannelFailure::Io(std::io::Error::other(failure.to_string())))?;
+                let config =
+                    config.map_err(|failure| ChannelFailure::Io(std::io::Error::other(failure.to_string())))?;
                 Some((config, Borrower::name(host).ok_or(ChannelFailure::NoAddress)?))
             }
         };

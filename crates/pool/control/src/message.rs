@@ -14,7 +14,7 @@
 //! | from an end | from the manager | meaning |
 //! |---|---|---|
 //! | `hello` | `welcome` or `refused` | registration |
-//! | `reported` or `deposed` | `query` | a report |
+//! | `reported`, `deposed` or `unable` | `query` | a report |
 //! | `outcomes` | `commands` | commands, in their order |
 //! | `pong` | `ping` | both are alive |
 //!
@@ -114,6 +114,8 @@ pub enum Message {
     Refused(Refused),
     /// A report.
     Reported(Report),
+    /// The end cannot report now.
+    Unable(Refused),
     /// The end is registered.
     Welcome {
         /// The version that both speak from now on.
@@ -134,6 +136,7 @@ impl Message {
             Self::Query(_) => "query",
             Self::Refused(_) => "refused",
             Self::Reported(_) => "reported",
+            Self::Unable(_) => "unable",
             Self::Welcome { .. } => "welcome",
         }
     }
@@ -225,9 +228,15 @@ mod tests {
 
     #[test]
     fn what_is_unknown_is_refused_in_one_line() {
-        for text in
-            ["", "{", "\"peng\"", "{\"welcome\":{\"version\":1,\"x\":2}}", "{\"commands\":[{}]}", "\"\u{85}\n\"", "[[[["]
-        {
+        for text in [
+            "",
+            "{",
+            "\"peng\"",
+            "{\"welcome\":{\"version\":1,\"x\":2}}",
+            "{\"commands\":[{}]}",
+            "\"\u{85}\n\"",
+            "[[[[",
+        ] {
             let refusal = decode(text.as_bytes()).expect_err(text).to_string();
             assert!(!refusal.contains('\n') && refusal.contains("; "), "{refusal}");
         }

@@ -303,6 +303,10 @@ impl Registrar {
                 (Answer::Reported(report @ Report::Donor(_)), Kind::Donor) => Ok(report),
                 (Answer::Reported(report @ Report::Host(_)), Kind::Host) => Ok(report),
                 (Answer::Deposed(seen), _) => Err(Unheard::Deposed { seen }),
+                (Answer::Unable(refused), _) => {
+                    self.shared.say(&format!("{id} cannot report: {refused}"));
+                    Err(Unheard::Late)
+                }
                 _ => Err(Unheard::Late),
             };
             reports.insert(id, report);
@@ -343,7 +347,7 @@ impl Registrar {
                     let refused = NotSent::Refused(Refused::new(why));
                     indices.iter().for_each(|index| outcomes[*index] = Err(refused.clone()));
                 }
-                Answer::Deposed(_) | Answer::Reported(_) => {}
+                Answer::Deposed(_) | Answer::Reported(_) | Answer::Unable(_) => {}
             }
         }
         outcomes

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use aquifer_fabric::{Bytes, DonorId, EnclosureId, HostId, LatencyClass, RackId};
+use aquifer_fabric::{Bytes, DonorId, EnclosureId, HostId, LatencyClass, RackId, SLAB};
 use serde::{Deserialize, Serialize};
 
 /// Labels of one end at most.
@@ -133,6 +133,9 @@ impl Registration {
             if self.addresses.is_empty() {
                 return not(format!("{id} names no address; name the one at which borrowers reach it"));
             }
+            if self.capacity < SLAB {
+                return not(format!("{id} lends {}, less than a slab; let it lend {SLAB} or more", self.capacity));
+            }
             if self.capacity > CAPACITY_MAX {
                 return not(format!("{id} claims to lend {}; a donor lends {CAPACITY_MAX} at most", self.capacity));
             }
@@ -147,8 +150,10 @@ impl Registration {
                 return not(format!("{id}: label `{}` has no plain name; use a-z, 0-9, '-'", shown.escape_default()));
             }
             if value.len() > LABEL_BYTES_MAX || !value.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
-                return not(format!("{id}: the value of label {name} is no plain text; write {LABEL_BYTES_MAX} \
-                                    characters of ASCII at most"));
+                return not(format!(
+                    "{id}: the value of label {name} is no plain text; write {LABEL_BYTES_MAX} \
+                                    characters of ASCII at most"
+                ));
             }
         }
         self.class()?;
@@ -214,8 +219,9 @@ mod tests {
 
     #[test]
     fn what_an_end_says_is_checked_as_a_whole() {
-        let labelled = |name: &str, value: &str| {
-            Registration { labels: [(name.to_owned(), value.to_owned())].into(), ..donor("d1") }
+        let labelled = |name: &str, value: &str| Registration {
+            labels: [(name.to_owned(), value.to_owned())].into(),
+            ..donor("d1")
         };
         let addressed = |address: &str| Registration { addresses: vec![address.to_owned()], ..donor("d1") };
         let many = (0..17).map(|number| (format!("l{number}"), String::new())).collect();
@@ -226,6 +232,7 @@ mod tests {
             (addressed("nowhere"), "write HOST:PORT"),
             (addressed("a b:1"), "write HOST:PORT"),
             (addressed("a:65536"), "write HOST:PORT"),
+            (Registration { capacity: Bytes(1 << 20), ..donor("d1") }, "less than a slab"),
             (Registration { capacity: Bytes::gib(1 << 20), ..donor("d1") }, "lends 32TiB at most"),
             (Registration { labels: many, ..donor("d1") }, "give 16 at most"),
             (labelled("Zone", "a"), "no plain name"),

@@ -94,12 +94,18 @@ impl fmt::Display for NotRegistered {
                 write!(f, "enclosure {enclosure} stands in rack {rack} by earlier registrations; correct the labels")
             }
             Self::Identity { identity, kind } => {
-                write!(f, "{identity} may not register a {kind}; list it in the manager's configuration ([control] \
-                           {kind}s), or use another certificate")
+                write!(
+                    f,
+                    "{identity} may not register a {kind}; list it in the manager's configuration ([control] \
+                           {kind}s), or use another certificate"
+                )
             }
             Self::Registration(not) => not.fmt(f),
             Self::Taken { id } => {
-                write!(f, "{id} is registered with another certificate; choose another name, or let the manager forget it")
+                write!(
+                    f,
+                    "{id} is registered with another certificate; choose another name, or let the manager forget it"
+                )
             }
         }
     }
@@ -244,7 +250,10 @@ mod tests {
     fn a_name_belongs_to_the_identity_that_registered_it_first() {
         let mut roster = Roster::default();
         let first = roster.register("dns:a", end(Kind::Donor, "d1", &[])).expect("free");
-        assert_eq!(roster.register("dns:b", end(Kind::Donor, "d1", &[])), Err(NotRegistered::Taken { id: first.clone() }));
+        assert_eq!(
+            roster.register("dns:b", end(Kind::Donor, "d1", &[])),
+            Err(NotRegistered::Taken { id: first.clone() })
+        );
         assert_eq!(roster.changes(), 1);
         roster.register("dns:a", end(Kind::Donor, "d1", &[])).expect("the same again");
         assert_eq!(roster.changes(), 1, "nothing has changed");

@@ -10,8 +10,8 @@ use std::path::Path;
 use aquifer_control::{
     Directory, HEADER_BYTES, Kind, Message, Query, Refused, Report, Whereabouts, decode, encode, payload_bytes,
 };
-use aquifer_fabric::{DonorReport, HostReport, LeaseReport, LeaseState, Term, Token};
 use aquifer_fabric::{Bytes, MemberId, VolumeId};
+use aquifer_fabric::{DonorReport, HostReport, LeaseReport, LeaseState, Term, Token};
 use ends::{registration, release};
 
 fn messages() -> Vec<Message> {
@@ -41,6 +41,7 @@ fn messages() -> Vec<Message> {
         Message::Reported(Report::Donor(report)),
         Message::Reported(Report::Host(HostReport::default())),
         Message::Deposed(Term(9)),
+        Message::Unable(Refused::new("because; do this")),
         Message::Commands(vec![release("d1", 3, 4)]),
         Message::Outcomes(vec![Ok(()), Err(Refused::new("because; do this"))]),
     ]

@@ -13,7 +13,9 @@ use aquifer_control::{
     Standing, decode, encode, payload_bytes,
 };
 use aquifer_fabric::Term;
-use ends::{Authority, Lines, Noted, TIMEOUT, donor, has_line, keep, log, plain, registrar, registration, report, wait_until};
+use ends::{
+    Authority, Lines, Noted, TIMEOUT, donor, has_line, keep, log, plain, registrar, registration, report, wait_until,
+};
 
 fn secure(authority: &Authority) -> RegistrarSettings {
     RegistrarSettings { tls: Some(authority.sign("127.0.0.1", authority)), ..plain() }
@@ -22,10 +24,8 @@ fn secure(authority: &Authority) -> RegistrarSettings {
 #[test]
 fn a_certificate_says_who_an_end_is() {
     let authority = Authority::new();
-    let (registrar, lines) = registrar(RegistrarSettings {
-        donors: Patterns(vec!["dns:*.donors.example".into()]),
-        ..secure(&authority)
-    });
+    let (registrar, lines) =
+        registrar(RegistrarSettings { donors: Patterns(vec!["dns:*.donors.example".into()]), ..secure(&authority) });
     let end = Noted::new(Kind::Donor);
     let own = authority.sign("d1.donors.example", &authority);
     let (kept, _) = keep(&end, "d1", &[registrar.address()], Some(&own));
@@ -114,14 +114,18 @@ fn what_is_no_registration_ends_the_connection() {
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &oversized, &encode(1, &Message::Ping).expect("short"), b"AQC1"] {
         let mut stream = connect(&registrar);
         stream.write_all(bytes).expect("sent");
-        stream.shutdown(std::net::Shutdown::Write).expect("shut");
+        // It may have ended already.
+        let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
         // A reset is an end, too: the registrar did not read all.
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty(), "{answer:?}");
     }
     let refusal = exchange(&mut connect(&registrar), &hello(7, 9)).expect("an answer");
-    assert!(matches!(&refusal, Message::Refused(refused) if refused.why.contains("upgrade the older end")), "{refusal:?}");
+    assert!(
+        matches!(&refusal, Message::Refused(refused) if refused.why.contains("upgrade the older end")),
+        "{refusal:?}"
+    );
     let wrong = Message::Hello { oldest: 1, newest: 1, registration: registration(Kind::Donor, "D 1") };
     assert!(matches!(exchange(&mut connect(&registrar), &wrong), Some(Message::Refused(_))));
     assert_eq!(exchange(&mut connect(&registrar), &hello(1, 9)), Some(Message::Welcome { version: 1 }));

@@ -10,7 +10,9 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use aquifer_control::Patterns;
 use aquifer_fabric::Bytes;
+use aquifer_tls::Files;
 use serde::{Deserialize, Serialize};
 
 use crate::simulated::{DEVICES_MAX, SWITCH_HOSTS_MAX};
@@ -36,6 +38,9 @@ pub struct Config {
     pub tls: Option<TlsConfig>,
     /// Donors, hosts and switches.
     pub peers: PeersConfig,
+    /// Where registered peers connect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control: Option<ControlConfig>,
     /// Sessions and passwords.
     #[serde(default)]
     pub sessions: SessionsConfig,
@@ -58,8 +63,79 @@ pub struct TlsConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum PeersConfig {
+    /// They have registered at the control port.
+    Registered(RegisteredConfig),
     /// They are simulated.
     Simulated(SimulatedConfig),
+}
+
+/// Peers that have registered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RegisteredConfig {
+    /// The effect before or after which the daemon kills itself; see `crash.rs`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kill_at_effect: Option<u64>,
+}
+
+/// Where donors and host agents connect.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct ControlConfig {
+    /// The address. Without certificates, only loopback addresses are allowed.
+    #[serde(default = "default_control")]
+    pub listen: SocketAddr,
+    /// The manager's certificate and those that signed it, as PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<PathBuf>,
+    /// Its private key, as PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// The authority that certificates of donors and hosts must be signed by, as PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<PathBuf>,
+    /// Certificates that the authority has revoked, as PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revocations: Option<PathBuf>,
+    /// Names in certificates that may register as donors.
+    #[serde(default)]
+    pub donors: Patterns,
+    /// Names in certificates that may register as hosts.
+    #[serde(default)]
+    pub hosts: Patterns,
+}
+
+impl ControlConfig {
+    /// The files of TLS: all of them, or none.
+    pub(crate) fn files(&self) -> Result<Option<Files>, NotAConfig> {
+        match (&self.certificate, &self.key, &self.authority) {
+            (None, None, None) => Ok(None),
+            (Some(cert), Some(key), Some(ca)) => {
+                Ok(Some(Files { cert: cert.clone(), key: key.clone(), ca: ca.clone() }))
+            }
+            _ => refuse("control.certificate, control.key and control.authority belong together; write all of them"),
+        }
+    }
+
+    fn check(&self) -> Result<(), NotAConfig> {
+        let is_plain = self.files()?.is_none();
+        if is_plain && !self.listen.ip().is_loopback() {
+            return refuse(format!(
+                "control.listen = \"{}\" is reachable from other machines without TLS; write control.certificate, \
+                 control.key and control.authority, or listen on 127.0.0.1",
+                self.listen
+            ));
+        }
+        if is_plain && self.revocations.is_some() {
+            return refuse(
+                "control.revocations lists certificates, and there are none; write control.certificate, too",
+            );
+        }
+        match self.donors.unclear().or(self.hosts.unclear()) {
+            Some(pattern) => refuse(format!("control: `{}` has more than one *; write one", pattern.escape_default())),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A simulated rack.
@@ -136,6 +212,10 @@ fn default_listen() -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7443)
 }
 
+fn default_control() -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7444)
+}
+
 fn default_donors() -> u32 {
     22
 }
@@ -202,8 +282,16 @@ impl Config {
         if self.state.as_os_str().is_empty() {
             return refuse("state is empty; name a directory");
         }
-        let PeersConfig::Simulated(peers) = &self.peers;
-        peers.check()?;
+        match (&self.peers, &self.control) {
+            (PeersConfig::Simulated(peers), None) => peers.check()?,
+            (PeersConfig::Registered(_), Some(control)) => control.check()?,
+            (PeersConfig::Simulated(_), Some(_)) => {
+                return refuse("[control] is for registered peers; write peers.kind = \"registered\", or remove it");
+            }
+            (PeersConfig::Registered(_), None) => {
+                return refuse("peers.kind = \"registered\" needs [control]; write where donors and hosts connect");
+            }
+        }
         let limits = [
             ("sessions.idle-seconds", self.sessions.idle_seconds, 1, 86_400),
             ("sessions.life-seconds", self.sessions.life_seconds, 1, 30 * 86_400),
@@ -254,6 +342,31 @@ mod tests {
 
     const SMALL: &str = "state = \"s\"\n[peers]\nkind = \"simulated\"\n";
 
+    const REGISTERED: &str = "state = \"s\"\n[peers]\nkind = \"registered\"\n[control]\n";
+
+    #[test]
+    fn the_control_port_has_defaults() {
+        let config = Config::parse(REGISTERED).expect("enough");
+        let control = config.control.expect("it is there");
+        assert_eq!((control.listen, control.files()), (default_control(), Ok(None)));
+        for key in ["listen", "certificate", "key", "authority", "revocations", "donors", "hosts"] {
+            let (_, rest) = reference().split_once("# [control]").expect("it is described");
+            assert!(rest.contains(&format!("# {key} = ")), "{key}");
+        }
+    }
+
+    #[test]
+    fn the_configuration_in_the_documentation_is_one() {
+        let page = include_str!("../../../../docs/fabric.md");
+        let (_, rest) = page.split_once("## Real donors").expect("the section");
+        let (_, rest) = rest.split_once("```toml\n").expect("its configuration");
+        let (text, _) = rest.split_once("```").expect("its end");
+        let config = Config::parse(&format!("state = \"s\"\n{text}")).expect("it can be used");
+        let control = config.control.expect("it has a control port");
+        assert!(control.files().is_ok_and(|files| files.is_some()));
+        assert!(control.donors.admit("dns:d1.donors.example") && !control.hosts.admit("dns:d1.donors.example"));
+    }
+
     #[test]
     fn the_reference_lists_every_setting_with_its_default() {
         let config = Config::parse(reference()).expect("it can be used as it is");
@@ -274,6 +387,12 @@ mod tests {
         for (text, line) in [
             ("", "missing field `state`"),
             ("state = \"s\"\n[peers]\nkind = \"real\"\n", "unknown variant `real`"),
+            ("state = \"s\"\n[peers]\nkind = \"registered\"\n", "needs [control]"),
+            (&format!("{SMALL}[control]\n"), "is for registered peers"),
+            (&format!("{REGISTERED}listen = \"0.0.0.0:1\"\n"), "write control.certificate"),
+            (&format!("{REGISTERED}key = \"k\"\n"), "belong together"),
+            (&format!("{REGISTERED}revocations = \"r\"\n"), "there are none"),
+            (&format!("{REGISTERED}donors = [\"dns:*.a.*\"]\n"), "more than one *"),
             (&format!("{SMALL}donrs = 3\n"), "unknown field `donrs`"),
             (&format!("{SMALL}devices = 129\n"), "peers.devices = 129 is outside 0 to 128"),
             (&format!("{SMALL}donor-capacity = \"3MiB\"\n"), "write whole 2MiB"),

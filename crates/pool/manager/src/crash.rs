@@ -4,8 +4,7 @@
 //! Kills the daemon at a chosen effect, to try out what a restart makes of it.
 //!
 //! `[peers] kill_at_effect = N` counts each transaction of the store and each command to a peer twice: before it and
-//! after it. At number N the process sends itself SIGKILL. It is a setting of the simulated peers only, because nobody
-//! wants it with real ones.
+//! after it. At number N the process sends itself SIGKILL. It is for tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -19,6 +19,7 @@ use crate::crash::CrashPoint;
 use crate::events::Events;
 use crate::ledger::Ledger;
 use crate::peers::Peers;
+use crate::registered::Registered;
 use crate::rest::{Posted, Service, now};
 use crate::sessions::Sessions;
 use crate::simulated::Simulated;
@@ -54,6 +55,29 @@ pub struct Daemon {
     writer: Writer,
     orders: Receiver<Posted>,
     rounds: RoundsConfig,
+    control: Option<SocketAddr>,
+}
+
+/// Opens the peers. Returns where they connect, if they do.
+fn open_peers(
+    config: &Config,
+    ledger: &Arc<Mutex<Ledger>>,
+    crash: CrashPoint,
+) -> Result<(Box<dyn Peers>, Option<SocketAddr>), Failure> {
+    match (&config.peers, &config.control) {
+        (PeersConfig::Simulated(simulated), _) => {
+            let peers = Simulated::open(simulated, &config.state.join("simulated"), crash);
+            let peers = peers
+                .map_err(|error| failed(format!("simulated peers: {error}; remove their directory to begin again")))?;
+            Ok((Box::new(peers), None))
+        }
+        (PeersConfig::Registered(_), Some(control)) => {
+            let peers = Registered::open(control, Arc::clone(ledger), crash).map_err(failed)?;
+            let address = peers.address();
+            Ok((Box::new(peers), Some(address)))
+        }
+        (PeersConfig::Registered(_), None) => Err(failed("registered peers need [control]; write it")),
+    }
 }
 
 impl Daemon {
@@ -63,8 +87,10 @@ impl Daemon {
         let directory = &config.state;
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.map_err(|error| failed(format!("{}: {error}; name a directory that can be made", directory.display())))?;
-        let PeersConfig::Simulated(simulated) = &config.peers;
-        let crash = CrashPoint::at(simulated.kill_at_effect);
+        let crash = CrashPoint::at(match &config.peers {
+            PeersConfig::Registered(registered) => registered.kill_at_effect,
+            PeersConfig::Simulated(simulated) => simulated.kill_at_effect,
+        });
         let store = EmbeddedStore::open(&directory.join("state.redb")).map_err(failed)?;
         let (mut ledger, desired) = Ledger::open(Box::new(store), crash.clone()).map_err(failed)?;
         let mut sessions = Sessions::load(&ledger, config.sessions.clone()).map_err(failed)?;
@@ -73,17 +99,13 @@ impl Daemon {
                 "aquifer-fabricd: account admin was made; its password is in initial-password of the state directory"
             );
         }
-        let peers = Simulated::open(simulated, &directory.join("simulated"), crash)
-            .map_err(|error| failed(format!("simulated peers: {error}; remove their directory to begin again")))?;
+        let ledger = Arc::new(Mutex::new(ledger));
+        let (peers, control) = open_peers(config, &ledger, crash)?;
         let snapshot =
             Snapshot { topology: peers.topology(), desired: Arc::new(desired.clone()), ..Snapshot::default() };
-        let shared = Arc::new(Shared {
-            ledger: Arc::new(Mutex::new(ledger)),
-            snapshot: RwLock::new(Arc::new(snapshot)),
-            events: Events::new(),
-        });
+        let shared = Arc::new(Shared { ledger, snapshot: RwLock::new(Arc::new(snapshot)), events: Events::new() });
         let silent_ms = config.rounds.silent_seconds * 1000;
-        let writer = Writer::start(Arc::clone(&shared), Box::new(peers), desired, silent_ms, now()).map_err(failed)?;
+        let writer = Writer::start(Arc::clone(&shared), peers, desired, silent_ms, now()).map_err(failed)?;
         let (sender, orders) = sync_channel(ORDERS_MAX);
         let service = Service { shared, sessions: Mutex::new(sessions), orders: sender, directory: directory.clone() };
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -96,7 +118,7 @@ impl Daemon {
             failed(format!("{} cannot be bound: {error}; change `listen`, or stop what uses it", config.listen))
         })?;
         let (tls, service, rounds) = (tls.map(TlsAcceptor::from), Arc::new(service), config.rounds.clone());
-        Ok(Daemon { runtime, listener, tls, service, writer, orders, rounds })
+        Ok(Daemon { runtime, listener, tls, service, writer, orders, rounds, control })
     }
 
     /// Where it listens.
@@ -104,9 +126,14 @@ impl Daemon {
         self.listener.local_addr().map_err(failed)
     }
 
+    /// Where donors and hosts register, if they do.
+    pub const fn control_address(&self) -> Option<SocketAddr> {
+        self.control
+    }
+
     /// Serves until the store fails or another manager takes over.
     pub fn serve(self) -> Failure {
-        let Daemon { runtime, listener, tls, service, mut writer, orders, rounds } = self;
+        let Daemon { runtime, listener, tls, service, mut writer, orders, rounds, control: _ } = self;
         runtime.spawn(http::serve(listener, tls, service));
         // The writer has this thread.
         let stop = write(&mut writer, &orders, &rounds);
@@ -138,5 +165,8 @@ pub fn run(config: &Config) -> Result<(), Failure> {
     let daemon = Daemon::start(config)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     println!("listening on {scheme}://{}", daemon.address()?);
+    if let Some(address) = daemon.control_address() {
+        println!("donors and hosts register at {address}");
+    }
     Err(daemon.serve())
 }

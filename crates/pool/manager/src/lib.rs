@@ -4,7 +4,8 @@
 //! The fabric manager as a daemon: it stores the desired state of a pool, carries it out, and serves it as Redfish.
 //!
 //! The decisions are those of `aquifer_fabric`. One thread, the writer (`writer.rs`), takes orders, reads reports,
-//! stores what is desired and sends steps; `ledger.rs` is what it stores, [`Peers`] is what it sends them to. Requests
+//! stores what is desired and sends steps; `ledger.rs` is what it stores, [`Peers`] is what it sends them to: simulated ones, or those that have
+//! registered at its control port (`registered.rs`). Requests
 //! of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch donors or agents. Losing the
 //! daemon stops changes, never programs.
 //!
@@ -25,6 +26,7 @@ mod ledger;
 mod merge;
 mod order;
 mod peers;
+mod registered;
 mod rest;
 mod sessions;
 mod simulated;
@@ -33,7 +35,7 @@ mod tasks;
 mod tls;
 mod writer;
 
-pub use config::{Config, NotAConfig, PeersConfig, SimulatedConfig, reference};
+pub use config::{Config, ControlConfig, NotAConfig, PeersConfig, RegisteredConfig, SimulatedConfig, reference};
 pub use daemon::{Daemon, Failure, run};
 pub use peers::{Peers, Reports, SendFailure, Silent};
 pub use rest::{openapi, take_body};

@@ -13,8 +13,11 @@ use crate::peers::{Reports, Silent};
 /// What a round of reports said beside the reports.
 #[derive(Debug, Default)]
 pub(crate) struct Merged {
-    /// The greatest term that deposes this manager.
+    /// The greatest term that one of them has seen which reported to this manager before: another one was elected.
     pub(crate) deposed_by: Option<Term>,
+    /// The greatest term that one of them has seen which is met for the first time: after the state was lost, nobody
+    /// else need have it.
+    pub(crate) outrun_by: Option<Term>,
     /// Who became silent or answers again, for people.
     pub(crate) notices: Vec<(bool, String)>,
 }
@@ -66,7 +69,10 @@ fn one_kind<K: Ord + Display, R: Report + Default>(
                 }
                 known.insert(name, report);
             }
-            Err(Silent::Deposed { seen }) => merged.deposed_by = merged.deposed_by.max(Some(seen)),
+            Err(Silent::Deposed { seen }) if known.contains_key(&name) => {
+                merged.deposed_by = merged.deposed_by.max(Some(seen));
+            }
+            Err(Silent::Deposed { seen }) => merged.outrun_by = merged.outrun_by.max(Some(seen)),
             Err(Silent::NoAnswer) => {
                 // One that has never reported stays unknown: nothing is guessed about it.
                 let Some(known) = known.get_mut(&name) else { continue };
@@ -101,6 +107,8 @@ mod tests {
         let merged = merge(&mut observed, reports(Ok(DonorReport::default())), Millis(6));
         assert_eq!(merged.notices, [(true, "donor d0 answers again".to_owned())]);
         let merged = merge(&mut observed, reports(Err(Silent::Deposed { seen: Term(9) })), Millis(7));
-        assert_eq!(merged.deposed_by, Some(Term(9)));
+        assert_eq!((merged.deposed_by, merged.outrun_by), (Some(Term(9)), None));
+        let merged = merge(&mut Observed::default(), reports(Err(Silent::Deposed { seen: Term(9) })), Millis(7));
+        assert_eq!((merged.deposed_by, merged.outrun_by), (None, Some(Term(9))), "it is met for the first time");
     }
 }

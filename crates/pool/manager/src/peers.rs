@@ -12,7 +12,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_fabric::{Command, DeviceId, DeviceReport, DonorId, DonorReport, HostId, HostReport, Term, Topology};
+use aquifer_fabric::{
+    Command, Desired, DeviceId, DeviceReport, DonorId, DonorReport, HostId, HostReport, Term, Topology,
+};
 
 /// Why there is no report.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +68,11 @@ pub trait Peers: Send {
     /// How long a command to a switch may take until it is carried out or lost. A newly started manager waits that long
     /// before its first command, since a switch refuses nothing.
     fn command_time_max(&self) -> Duration;
+
+    /// Shows the desired state before the reports of a round: donors are told whether they are drained.
+    fn follow(&mut self, desired: &Desired) {
+        let _ = desired;
+    }
 
     /// A report of each. Those that have seen a greater term report nothing but that.
     fn reports(&mut self, term: Term) -> Reports;

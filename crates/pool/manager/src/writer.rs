@@ -18,7 +18,7 @@ use aquifer_fabric::{
 use crate::accounts::random;
 use crate::events::Events;
 use crate::ledger::{Entry, Ledger, LedgerFailure};
-use crate::merge::merge;
+use crate::merge::{Merged, merge};
 use crate::order::{NotDone, Order, change};
 use crate::peers::Peers;
 use crate::snapshot::Snapshot;
@@ -113,7 +113,8 @@ impl Writer {
         let mut term = Term(0);
         for _ in 0..ELECTIONS_MAX {
             term = shared.ledger().take_term(seen)?;
-            match merge(&mut observed, peers.reports(term), now).deposed_by {
+            let merged = merge(&mut observed, peers.reports(term), now);
+            match merged.deposed_by.max(merged.outrun_by) {
                 None => {
                     std::thread::sleep(peers.command_time_max());
                     let (sequences, tasks) = (BTreeMap::new(), Tasks::default());
@@ -137,13 +138,28 @@ impl Writer {
         Err(Stop::Deposed { seen: seen.max(term) })
     }
 
+    /// Reads reports. A peer that is met for the first time may have seen a greater term: it gets a greater one.
+    fn hear(&mut self, now: Millis) -> Result<Merged, Stop> {
+        let mut merged = merge(&mut self.observed, self.peers.reports(self.term), now);
+        for _ in 0..ELECTIONS_MAX {
+            match (merged.deposed_by, merged.outrun_by) {
+                (Some(seen), _) => return Err(Stop::Deposed { seen }),
+                (None, None) => return Ok(merged),
+                (None, Some(seen)) => self.term = self.shared.ledger().take_term(seen)?,
+            }
+            self.sequences.clear();
+            let again = merge(&mut self.observed, self.peers.reports(self.term), now);
+            merged.notices.extend(again.notices);
+            (merged.deposed_by, merged.outrun_by) = (again.deposed_by, again.outrun_by);
+        }
+        Err(Stop::Deposed { seen: merged.outrun_by.unwrap_or(self.term) })
+    }
+
     /// One round. Answers each order, and returns whether anything is still under way.
     pub(crate) fn round(&mut self, orders: Vec<crate::rest::Posted>, now: Millis) -> Result<bool, Stop> {
         let topology = self.peers.topology();
-        let merged = merge(&mut self.observed, self.peers.reports(self.term), now);
-        if let Some(seen) = merged.deposed_by {
-            return Err(Stop::Deposed { seen });
-        }
+        self.peers.follow(&self.desired);
+        let merged = self.hear(now)?;
         for (answers, what) in merged.notices {
             let (kind, severity) = if answers { ("PeerAnswers", "OK") } else { ("PeerSilent", "Warning") };
             self.shared.events.add(now, kind, severity, what);

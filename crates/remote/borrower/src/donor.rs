@@ -52,7 +52,7 @@ use aquifer_tier::{
     Activity, Cause, Forks, KeepAlive, Leaving, OpenFailure, PAGE, Tier, TierFailure, TierQueue, Upkeep, Verify,
 };
 use aquifer_tls::{Borrower, CredentialFailure};
-use aquifer_wire::{BorrowerId, EVERY_LEASE, Message, Refusal, SLAB_BYTES};
+use aquifer_wire::{BorrowerId, EVERY_LEASE, Message, RESERVATION_TOKENS, Refusal, SLAB_BYTES};
 
 use self::channel::{Miss, Security};
 use self::endpoint::Endpoint;
@@ -200,7 +200,9 @@ fn network(spec: &DonorSpec, links: Links, answers: bool) -> Result<Box<dyn Tran
 /// The borrower's identity: within the tree of `spec` if it names one, otherwise in a new random tree.
 fn who(spec: &DonorSpec) -> Result<BorrowerId, BorrowFailure> {
     let id = || random().map_err(|errno| system("drawing a random number", errno));
-    let tree = spec.tree.map_or_else(id, Ok)?;
+    // Small trees are tokens of reservations.
+    let drawn = || id().map(|tree| tree | RESERVATION_TOKENS);
+    let tree = spec.tree.map_or_else(drawn, Ok)?;
     Ok(BorrowerId(u128::from(tree) << 64 | u128::from(id()?)))
 }
 

@@ -234,6 +234,7 @@ impl<'a> Connection<'a> {
         let version = choose_version(oldest, newest)?;
         let Ok(first_request) = aquifer_sys::raw::random() else { return Ok(None) };
         let tenant = self.know()?;
+        let reservation = self.service.reservation_of(&tenant, borrower)?;
         // Ending the connection would end a borrower on this machine, or RDMA access that bypasses the donor.
         let is_pinned = self.channel.is_local() || self.service.rdma_port().is_some();
         let connections_max = tenant.limits().connections.unwrap_or(usize::MAX);
@@ -247,9 +248,9 @@ impl<'a> Connection<'a> {
             lease_ms: self.service.lease_ms(),
             instance: self.service.instance,
             first_request,
-            lendable_bytes: self.service.lendable_bytes(&tenant),
+            lendable_bytes: self.service.lendable_bytes(&tenant, reservation),
         };
-        let visit = self.service.enter(tenant, self.peer, borrower)?;
+        let visit = self.service.enter(tenant, self.peer, borrower, reservation)?;
         let sent = match visit.descriptors() {
             Some(descriptors) => self.sender.give(welcome, descriptors),
             None => self.sender.send(header.request, welcome, &[], self.timeouts.frame),

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use aquifer_control::Keeper;
 use aquifer_sys::verbs::Port;
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{DonorStatus, EVERY_BYTE};
@@ -16,6 +17,7 @@ use aquifer_wire::{DonorStatus, EVERY_BYTE};
 use crate::control::Control;
 use crate::listen_socket::ListenSocket;
 use crate::listener::{self, Shared};
+use crate::ordered::{self, ManagedStatus};
 use crate::reload;
 use crate::service::Service;
 use crate::settings::{Address, Settings, StartFailure};
@@ -28,17 +30,23 @@ pub struct Donor {
     shared: Arc<Shared>,
     address: Address,
     control: Option<Arc<Control>>,
+    keeper: Option<Arc<Keeper>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// Reports a donor's figures, even after its end.
 #[derive(Clone)]
-pub struct Observer(Arc<Shared>);
+pub struct Observer(Arc<Shared>, Option<Arc<Keeper>>);
 
 impl Observer {
     /// The donor's figures now, or at its end.
     pub fn status(&self) -> DonorStatus {
         self.0.service.status(self.0.count())
+    }
+
+    /// What fabric managers have of it; `None`: it has none.
+    pub fn managed(&self) -> Option<ManagedStatus> {
+        self.1.as_ref().map(|keeper| ManagedStatus::of(&self.0, keeper))
     }
 }
 
@@ -53,6 +61,8 @@ impl Donor {
         let address = listening.address().map_err(listen)?;
         let wakeup = Wakeup::new().map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
         let shared = Arc::new(Shared::new(service, settings, protection, wakeup));
+        let managed = shared.settings.managed.as_ref();
+        let keeper = managed.map(|managed| ordered::keep(&shared, &shared.settings, managed, &address)).transpose()?;
         let [accepting, keeping, watching] = [&shared, &shared, &shared].map(Arc::clone);
         let mut threads = vec![
             start_thread("donor-accept", move || listener::run(&accepting, &listening))?,
@@ -65,7 +75,7 @@ impl Donor {
             let shared = Arc::clone(&shared);
             threads.push(start_thread("donor-control", move || control.run(&shared))?);
         }
-        Ok(Donor { shared, address, control, threads })
+        Ok(Donor { address, control, keeper: keeper.map(Arc::new), threads, shared })
     }
 
     /// The address at which it listens.
@@ -101,7 +111,7 @@ impl Donor {
 
     /// An observer of these figures, for use on any thread.
     pub fn observer(&self) -> Observer {
-        Observer(Arc::clone(&self.shared))
+        Observer(Arc::clone(&self.shared), self.keeper.clone())
     }
 
     /// Soon reloads certificates, revocation lists and tenants' limits, and continues in a new file of audit lines. The
@@ -138,6 +148,9 @@ impl Donor {
         self.drain(within, || false);
         let service = &self.shared.service;
         service.order_back(EVERY_BYTE, Duration::ZERO);
+        if let Some(keeper) = &self.keeper {
+            keeper.stop();
+        }
         self.shared.is_over.store(true, Ordering::Release);
         self.shared.wakeup.wake();
         self.shared.watch.ask();

@@ -12,12 +12,15 @@
 //! - A tenant's borrowers together have no more slabs than its quota.
 //! - A token is accepted only while it is the last one given for its slab.
 //! - A slab that the donor has reclaimed is never granted again.
+//! - What is set aside for one reservation is granted to nobody else.
 //!
-//! Next: `leases/reclaim.rs`, how memory is reclaimed; `memory.rs`, which wipes; `service.rs`, which calls this.
+//! Next: `leases/reserve.rs`, how memory is set aside; `leases/reclaim.rs`, how it is reclaimed; `memory.rs`, which wipes; `service.rs`, which calls this.
 
 mod reclaim;
+mod reserve;
 
 pub use reclaim::Leaving;
+pub use reserve::Reservation;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -55,6 +58,8 @@ struct Slab {
     token: u64,
     /// Accesses that have begun and not ended.
     accesses: u32,
+    /// The token of the reservation that it belongs to until it is wiped; 0: none.
+    reservation: u64,
 }
 
 #[derive(Debug)]
@@ -66,6 +71,8 @@ struct Borrower {
     leaving: BTreeMap<RangeIndex, u64>,
     /// When its leases end, unless it gives a sign of life before then.
     expires_at_ms: u64,
+    /// The token of the reservation that its slabs are from; 0: none.
+    reservation: u64,
 }
 
 impl Borrower {
@@ -80,8 +87,11 @@ impl Borrower {
 pub struct TenantQuota {
     /// The tenant of the borrower.
     pub id: TenantId,
-    /// How many slabs the tenant's borrowers may have together.
+    /// How many slabs the tenant's borrowers may have together, with what is set aside for the tenant.
     pub quota_slabs: u32,
+    /// The token of the reservation from which the slab is taken. Without one, the slab is of the memory that is not
+    /// set aside. A borrower always has the same.
+    pub reservation: Option<u64>,
 }
 
 /// What was granted.
@@ -138,6 +148,12 @@ pub struct LeaseTable {
     borrowers: BTreeMap<BorrowerId, Borrower>,
     /// How many slabs each tenant's borrowers have; tenants without slabs are not in the map.
     held: BTreeMap<TenantId, u32>,
+    /// Reservations by their tokens.
+    reservations: BTreeMap<u64, Reservation>,
+    /// How many slabs are set aside and not lent.
+    aside: u32,
+    /// `true` while nothing new is lent or set aside, because an operator drains this donor.
+    is_drained: bool,
     lease_ms: u64,
     last_token: u64,
     leased: u32,
@@ -157,11 +173,14 @@ impl LeaseTable {
     pub fn new(slabs: u32, lease_ms: u64) -> LeaseTable {
         assert!(slabs <= SLABS_MAX, "a donor has {SLABS_MAX} slabs at most");
         LeaseTable {
-            slabs: vec![Slab { state: State::Free, token: 0, accesses: 0 }; slabs as usize],
+            slabs: vec![Slab { state: State::Free, token: 0, accesses: 0, reservation: 0 }; slabs as usize],
             free: LentSlab::all(slabs).rev().collect(),
             unwiped: VecDeque::new(),
             borrowers: BTreeMap::new(),
             held: BTreeMap::new(),
+            reservations: BTreeMap::new(),
+            aside: 0,
+            is_drained: false,
             lease_ms,
             last_token: 0,
             leased: 0,
@@ -187,8 +206,10 @@ impl LeaseTable {
             // An access with the old token is still in progress; it would take effect after the new token is known.
             Some(slab) if self.slabs[slab.index()].accesses > 0 => return Err(Refusal::Busy),
             Some(slab) => *slab,
-            None if self.held(tenant.id) >= tenant.quota_slabs => return Err(Refusal::Quota),
-            None => self.take_free(tenant.id, who, range)?,
+            None => {
+                self.may_take(tenant)?;
+                self.take_free(tenant, who, range)?
+            }
         };
         self.last_token += 1;
         self.slabs[slab.index()].token = self.last_token;
@@ -197,7 +218,8 @@ impl LeaseTable {
         Ok(Granted { slab, token: self.last_token, expires_in_ms: self.expires_in_ms(now_ms, who) })
     }
 
-    fn take_free(&mut self, tenant: TenantId, who: BorrowerId, range: RangeIndex) -> Result<LentSlab, Refusal> {
+    fn take_free(&mut self, tenant: TenantQuota, who: BorrowerId, range: RangeIndex) -> Result<LentSlab, Refusal> {
+        let reservation = tenant.reservation.unwrap_or(0);
         let nothing = match (self.is_draining(), self.lacks_wiped()) {
             (true, _) => Refusal::Ending,
             // This may pass: a slab that came back can be granted once it is wiped.
@@ -209,9 +231,12 @@ impl LeaseTable {
         assert_eq!(place.state, State::Free, "what is on the list is free");
         assert_eq!(place.accesses, 0, "nobody touches what is free");
         place.state = State::Leased { holder: who, range };
+        place.reservation = reservation;
         self.leased += 1;
-        *self.held.entry(tenant).or_default() += 1;
-        let new = || Borrower { tenant, ranges: BTreeMap::new(), leaving: BTreeMap::new(), expires_at_ms: 0 };
+        *self.held.entry(tenant.id).or_default() += 1;
+        self.take_reserved(reservation);
+        let (ranges, leaving) = (BTreeMap::new(), BTreeMap::new());
+        let new = || Borrower { tenant: tenant.id, ranges, leaving, expires_at_ms: 0, reservation };
         self.borrowers.entry(who).or_insert_with(new).ranges.insert(range, slab);
         Ok(slab)
     }
@@ -299,6 +324,7 @@ impl LeaseTable {
         }
         self.slabs[slab.index()].state = State::Unwiped;
         self.leased -= 1;
+        self.return_reserved(self.slabs[slab.index()].reservation);
         self.unwiped.push_back(slab);
     }
 
@@ -358,6 +384,8 @@ impl LeaseTable {
     /// Records that a slab is wiped. Returns whether the donor has reclaimed it for good.
     pub fn wiped(&mut self, slab: LentSlab) -> bool {
         assert_eq!(self.slabs[slab.index()].state, State::Wiping, "only what was taken is wiped");
+        let reservation = std::mem::take(&mut self.slabs[slab.index()].reservation);
+        self.wiped_reserved(reservation);
         let is_wanted = self.wanted > 0;
         if is_wanted {
             self.take_back(slab);

@@ -9,7 +9,7 @@
 //! thread, `channel.rs` decrypts it, `connection.rs` reads its frames, and `service.rs` carries out their requests. The
 //! memory: `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA, and
 //! `sessions.rs` records each borrower's queue pairs and windows. `control.rs` is the interface for this machine's
-//! administrator.
+//! administrator; `ordered.rs` is that for fabric managers, whose orders `reservations.rs` carries out.
 //!
 //! ```
 //! use aquifer_donor::{Donor, Security, Settings, Source};
@@ -40,9 +40,12 @@ mod listener;
 mod local_socket;
 mod memory;
 mod one_sided;
+mod ordered;
 mod pace;
 mod prometheus;
 mod reload;
+mod remembered;
+mod reservations;
 mod service;
 mod sessions;
 mod settings;
@@ -50,12 +53,18 @@ mod status;
 mod tenants;
 mod wiper;
 
+pub use aquifer_control::{ManagerAddress, NotStarted, Standing};
+pub use aquifer_fabric::DonorId;
 pub use aquifer_tls::{CredentialFailure, Files};
 pub use aquifer_wire::EVERY_BYTE;
 pub use control::{ControlFailure, control_status, reclaim};
 pub use donor::{Donor, Observer};
 pub use memory::Source;
-pub use prometheus::to_prometheus;
-pub use settings::{Address, CONNECTIONS_MAX, DeviceChoice, LEASE, Security, Settings, StartFailure, Timeouts};
+pub use ordered::ManagedStatus;
+pub use prometheus::{managed_to_prometheus, to_prometheus};
+pub use remembered::RememberFailure;
+pub use settings::{
+    Address, CONNECTIONS_MAX, DeviceChoice, LEASE, Managed, Security, Settings, StartFailure, Timeouts,
+};
 pub use status::{StatusFailure, local_status, status};
 pub use tenants::{Limits, TenantId, TenantLimits};

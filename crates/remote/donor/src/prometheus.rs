@@ -10,6 +10,8 @@ use std::fmt::Write;
 
 use aquifer_wire::{DonorStatus, Figure, Refusal};
 
+use crate::ordered::ManagedStatus;
+
 /// The text for a scrape.
 pub fn to_prometheus(status: &DonorStatus) -> String {
     const REFUSALS: &str = "aquifer_donor_refusals_total";
@@ -26,6 +28,22 @@ pub fn to_prometheus(status: &DonorStatus) -> String {
     line(format_args!("# TYPE {REFUSALS} counter"));
     for refusal in Refusal::ALL {
         line(format_args!("{REFUSALS}{{reason=\"{}\"}} {}", refusal.word(), status.refused(*refusal)));
+    }
+    text
+}
+
+/// The text about fabric managers, for a donor that has some.
+pub fn managed_to_prometheus(status: &ManagedStatus) -> String {
+    let mut text = String::new();
+    for (name, meaning, value) in [
+        ("managers", "Fabric managers that have registered this donor", status.managers),
+        ("reservations", "Reservations that are not released", status.reservations),
+        ("reserved_bytes", "What is set aside for reservations, lent or not", status.reserved_bytes),
+        ("drained", "1 while an operator drains this donor", u64::from(status.is_drained)),
+    ] {
+        let name = format!("aquifer_donor_{name}");
+        writeln!(text, "# HELP {name} {meaning}.\n# TYPE {name} gauge\n{name} {value}")
+            .expect("a String takes any text");
     }
     text
 }

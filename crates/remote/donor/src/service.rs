@@ -60,6 +60,8 @@ pub(crate) struct Service {
     /// The keys of `own_name`'s hash.
     names: RandomState,
     pub(crate) counters: Counters,
+    /// `true` if fabric managers reserve memory: then a small number in place of a tree is a reservation's token.
+    is_managed: bool,
     started: Instant,
     /// Random: identifies this run of the donor.
     pub(crate) instance: u64,
@@ -74,6 +76,8 @@ pub(crate) struct Visit<'a> {
     /// The identity that the borrower states, and its identity within this donor.
     called: BorrowerId,
     who: BorrowerId,
+    /// The token of the reservation from which it borrows.
+    reservation: Option<u64>,
     /// The file that it shares with the donor.
     file: Option<Arc<LentFile>>,
 }
@@ -141,6 +145,7 @@ impl Service {
             audit,
             names: RandomState::new(),
             counters,
+            is_managed: settings.managed.is_some(),
             started: Instant::now(),
             instance,
             lease_ms,
@@ -159,14 +164,29 @@ impl Service {
         u32::try_from(self.lease_ms).expect("it was clamped")
     }
 
-    /// The most that a tenant may have.
-    pub(crate) fn lendable_bytes(&self, tenant: &Tenant) -> u64 {
-        u64::from(self.table().lendable().min(tenant.limits().quota_slabs())) * SLAB_BYTES
+    /// The most that a borrower may have: all of its reservation, or of what its tenant may have.
+    pub(crate) fn lendable_bytes(&self, tenant: &Tenant, reservation: Option<u64>) -> u64 {
+        let table = self.table();
+        let slabs = match reservation.and_then(|token| table.reservation(token)) {
+            Some(reservation) => reservation.slabs,
+            None => table.lendable().min(tenant.limits().quota_slabs()),
+        };
+        u64::from(slabs) * SLAB_BYTES
+    }
+
+    /// The reservation that a borrower names. An old token, or another tenant's, gets nothing.
+    pub(crate) fn reservation_of(&self, tenant: &Tenant, called: BorrowerId) -> Result<Option<u64>, Refusal> {
+        let Some(token) = called.reservation().filter(|_| self.is_managed) else { return Ok(None) };
+        match self.table().reservation(token) {
+            Some(reservation) if reservation.tenant != tenant.id => Err(Refusal::NotYours),
+            Some(reservation) if !reservation.is_released => Ok(Some(token)),
+            _ => Err(Refusal::NoLease),
+        }
     }
 
     /// The tenant of this name.
     pub(crate) fn meet(&self, name: &str) -> Arc<Tenant> {
-        self.tenants.meet(name, |tenant| self.table().held(tenant) > 0)
+        self.tenants.meet(name, |tenant| self.table().used(tenant) > 0)
     }
 
     /// The budget for the buffers of bodies.
@@ -233,7 +253,13 @@ impl Service {
     }
 
     /// Registers a borrower that has said who it is.
-    pub(crate) fn enter(&self, tenant: Arc<Tenant>, peer: Peer, called: BorrowerId) -> Result<Visit<'_>, Refusal> {
+    pub(crate) fn enter(
+        &self,
+        tenant: Arc<Tenant>,
+        peer: Peer,
+        called: BorrowerId,
+        reservation: Option<u64>,
+    ) -> Result<Visit<'_>, Refusal> {
         let who = self.own_name(&tenant.name, called);
         let file = self.slabs.shared().map(|files| files.enter(who)).transpose().map_err(|error| {
             self.counters.say(&format!("no file in memory for a borrower: {error}; raise the limit of open files"));
@@ -242,7 +268,7 @@ impl Service {
         if let Some(one_sided) = &self.one_sided {
             one_sided.enter(who);
         }
-        Ok(Visit { service: self, tenant, peer, called, who, file })
+        Ok(Visit { service: self, tenant, peer, called, who, reservation, file })
     }
 
     /// Takes back the memory of whatever a borrower has stored where it has no slab. Returns whether there was any.
@@ -315,7 +341,8 @@ impl Service {
     fn grant(&self, visit: &Visit<'_>, range: RangeIndex) -> Result<Message, Refusal> {
         let offset = range.checked_offset().ok_or(Refusal::OutsideLease)?;
         let who = visit.who;
-        let tenant = TenantQuota { id: visit.tenant.id, quota_slabs: visit.tenant.limits().quota_slabs() };
+        let (id, quota_slabs) = (visit.tenant.id, visit.tenant.limits().quota_slabs());
+        let tenant = TenantQuota { id, quota_slabs, reservation: visit.reservation };
         let granted = self.grant_slab(tenant, who, range)?;
         self.keeper.notify_all();
         let (lease, token) = (granted.slab.lease(), granted.token);
@@ -441,6 +468,20 @@ impl Service {
         self.orders.fetch_add(1, Ordering::Release);
         taken.into_iter().for_each(|slab| self.slabs.give_back(slab));
         self.keeper.notify_all();
+    }
+
+    /// Lends nothing new, and calls back what is lent outside of reservations, or ends that.
+    pub(crate) fn set_drained(&self, is_drained: bool, within: Duration) {
+        let mut table = self.table();
+        table.set_drained(is_drained);
+        let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+        let asked = if is_drained { table.call_back_common(self.now_ms(), within_ms) } else { 0 };
+        drop(table);
+        if asked > 0 {
+            // As in `order_back`.
+            self.orders.fetch_add(1, Ordering::Release);
+            self.keeper.notify_all();
+        }
     }
 
     /// The number of the last order to reclaim memory; 0: there was none.

@@ -3,6 +3,7 @@
 
 //! A donor's settings, and why it may be unable to start.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -10,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
+use aquifer_control::{ManagerAddress, NotARegistration, NotStarted};
+use aquifer_fabric::DonorId;
 use aquifer_sys::verbs::VerbsFailure;
 use aquifer_tls::{CredentialFailure, DonorSide, Files};
 use aquifer_wire::SLAB_BYTES;
@@ -17,6 +20,7 @@ use aquifer_wire::SLAB_BYTES;
 use crate::bodies::BODIES_BYTES_MAX;
 use crate::leases::SLABS_MAX;
 use crate::memory::Source;
+use crate::remembered::RememberFailure;
 use crate::tenants::{Limits, TenantLimits};
 use crate::wiper::PARTS;
 
@@ -183,6 +187,25 @@ pub struct Settings {
     pub wipe_parts: u32,
     /// The path of the control socket; `None`: there is none.
     pub control: Option<PathBuf>,
+    /// The fabric managers that place reservations here; `None`: there are none.
+    pub managed: Option<Managed>,
+}
+
+/// How fabric managers know this donor. It keeps a control channel to each of them.
+#[derive(Clone, Debug)]
+pub struct Managed {
+    /// The managers.
+    pub managers: Vec<ManagerAddress>,
+    /// The donor's name in the pool.
+    pub id: DonorId,
+    /// Where borrowers reach it; empty: where it listens.
+    pub addresses: Vec<String>,
+    /// Where it is and what it is like (`aquifer_control::Registration`).
+    pub labels: BTreeMap<String, String>,
+    /// The certificate for the channels; `None`: the one that borrowers are shown.
+    pub tls: Option<Files>,
+    /// The file in which it remembers the newest term; `None`: it forgets when it ends.
+    pub state: Option<PathBuf>,
 }
 
 impl Settings {
@@ -205,6 +228,7 @@ impl Settings {
             connections_max: CONNECTIONS_MAX,
             wipe_parts: PARTS,
             control: None,
+            managed: None,
         }
     }
 
@@ -246,6 +270,12 @@ pub enum StartFailure {
     Credentials(CredentialFailure),
     /// The donor cannot listen at the address.
     Listen(Address, io::Error),
+    /// What the fabric managers are to know of this donor is not possible.
+    Registration(NotARegistration),
+    /// The control channels cannot be kept.
+    Managers(NotStarted),
+    /// The file that remembers the newest term cannot be used.
+    Remembered(RememberFailure),
     /// The memory is not available.
     Memory(Source, io::Error),
     /// The memory is not available from this node.
@@ -284,6 +314,9 @@ impl fmt::Display for StartFailure {
             ),
             StartFailure::Tenants(path, why) => write!(f, "the tenants' file {} cannot be used: {why}", path.display()),
             StartFailure::Credentials(failure) => write!(f, "{failure}"),
+            StartFailure::Registration(not) => write!(f, "{not}"),
+            StartFailure::Managers(not) => write!(f, "{not}"),
+            StartFailure::Remembered(failure) => write!(f, "{failure}"),
             StartFailure::Listen(Address::Local(path), error) if error.kind() == io::ErrorKind::AddrInUse => {
                 write!(f, "another donor listens at {}; give another path, or end it", path.display())
             }

@@ -24,12 +24,12 @@ fn tenant(who: u128) -> TenantId {
 }
 
 fn quota(who: u128) -> TenantQuota {
-    TenantQuota { id: tenant(who), quota_slabs: QUOTA }
+    TenantQuota { id: tenant(who), quota_slabs: QUOTA, reservation: None }
 }
 
 /// The quota of one tenant.
 fn full(quota_slabs: u32) -> TenantQuota {
-    TenantQuota { id: TenantId(0), quota_slabs }
+    TenantQuota { id: TenantId(0), quota_slabs, reservation: None }
 }
 
 #[derive(Clone, Debug)]

@@ -18,8 +18,8 @@ use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 
 use aquifer_sys::safe_open::{self, Objected, OpenFailure};
 
-use crate::{CONTROL_PROTOCOL, PROTOCOL};
 use crate::donor_side::DonorSide;
+use crate::{CONTROL_PROTOCOL, PROTOCOL};
 
 /// Maximum size of a file with a certificate, a key, or an authority's certificates. A choice, so that a wrong path
 /// does not make the process read a huge file to its end.

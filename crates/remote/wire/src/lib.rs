@@ -27,7 +27,10 @@ mod status;
 mod units;
 
 pub use header::{HEADER_BYTES, Header, VERSION_NEWEST, VERSION_OLDEST, body_crc, choose_version, is_frame, is_tls};
-pub use message::{BODY_BYTES_MAX, BorrowerId, EVERY_BYTE, EVERY_LEASE, Message, PAGE_BYTES, SLAB_BYTES, UNIT_BYTES};
+pub use message::{
+    BODY_BYTES_MAX, BorrowerId, EVERY_BYTE, EVERY_LEASE, Message, PAGE_BYTES, RESERVATION_TOKENS, SLAB_BYTES,
+    UNIT_BYTES,
+};
 pub use pair_end::PairEnd;
 pub use refusal::{Refusal, RefusalKind};
 pub use status::{DonorStatus, FIGURES, Figure, STATUS_BYTES};

@@ -34,7 +34,17 @@ impl BorrowerId {
     pub const fn tree(self) -> u64 {
         (self.0 >> 64) as u64
     }
+
+    /// The token of the reservation from which it borrows, at a donor that has reservations: its tree, if that is less
+    /// than [`RESERVATION_TOKENS`]. Trees that borrowers draw are greater.
+    pub const fn reservation(self) -> Option<u64> {
+        let tree = self.tree();
+        if tree > 0 && tree < RESERVATION_TOKENS { Some(tree) } else { None }
+    }
 }
+
+/// Tokens of reservations are less than this.
+pub const RESERVATION_TOKENS: u64 = 1 << 32;
 
 /// One message, without its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

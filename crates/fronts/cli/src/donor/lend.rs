@@ -93,6 +93,7 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
         lease: args.lease,
         connections_max: args.connections,
         control: args.control.clone(),
+        managed: args.managed.settings(is_local)?,
         ..settings
     })
 }

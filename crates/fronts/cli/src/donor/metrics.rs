@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 use std::thread;
 
-use aquifer_donor::{Observer, to_prometheus};
+use aquifer_donor::{Observer, managed_to_prometheus, to_prometheus};
 
 use super::cannot;
 use crate::exit::{Failure, say};
@@ -17,7 +17,11 @@ use crate::exporter::Exporter;
 pub fn serve(address: SocketAddr, observer: Observer) -> Result<SocketAddr, Failure> {
     let exporter = Exporter::start(address)?;
     let address = exporter.address();
-    let supply = move || say(&exporter.supply(|| to_prometheus(&observer.status())));
+    let text = move || {
+        let managed = observer.managed().map(|managed| managed_to_prometheus(&managed));
+        to_prometheus(&observer.status()) + &managed.unwrap_or_default()
+    };
+    let supply = move || say(&exporter.supply(text));
     let thread = thread::Builder::new().name("metrics".into()).spawn(supply);
     thread.map_err(|error| cannot(format!("metrics cannot be served at {address}: {error}")))?;
     Ok(address)

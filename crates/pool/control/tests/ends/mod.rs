@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,7 @@ use aquifer_control::{
     Deposed, End, EndId, Keeper, KeeperSettings, Kind, Patterns, Query, Refused, Registrar, RegistrarSettings,
     Registration, Report, Unheard,
 };
-use aquifer_fabric::{
-    Bytes, Command, DonorReport, Gate, HostReport, Incarnation, MemberId, Step, Term, VolumeId,
-};
+use aquifer_fabric::{Bytes, Command, DonorReport, Gate, HostReport, Incarnation, MemberId, Step, Term, VolumeId};
 use aquifer_tls::Files;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
@@ -40,15 +38,17 @@ pub struct Noted {
     pub gate: Gate,
     pub queries: Vec<Query>,
     pub carried_out: Vec<Command>,
-    /// How long it takes for a command.
-    pub pause: Duration,
+    /// Whether a command has begun, and whether commands may end.
+    pub has_begun: Arc<AtomicBool>,
+    pub may_end: Arc<AtomicBool>,
 }
 
 impl Noted {
     pub fn new(kind: Kind) -> Arc<Mutex<Noted>> {
         let gate = Gate::new(Incarnation(1), Term(0));
         let (queries, carried_out) = (Vec::new(), Vec::new());
-        Arc::new(Mutex::new(Noted { kind, gate, queries, carried_out, pause: Duration::ZERO }))
+        let (has_begun, may_end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        Arc::new(Mutex::new(Noted { kind, gate, queries, carried_out, has_begun, may_end }))
     }
 }
 
@@ -65,7 +65,8 @@ impl End for Noted {
 
     fn carry_out(&mut self, command: &Command) -> Result<(), Refused> {
         self.gate.admit(command).map_err(Refused::new)?;
-        std::thread::sleep(self.pause);
+        self.has_begun.store(true, Ordering::Relaxed);
+        wait_until("the command may end", || self.may_end.load(Ordering::Relaxed));
         self.carried_out.push(command.clone());
         Ok(())
     }

@@ -6,7 +6,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -59,7 +59,7 @@ pub fn rack(kill_at_effect: Option<u64>) -> SimulatedConfig {
 }
 
 /// A loopback address that no other daemon of the tests has: a killed daemon's port may be given to the next one.
-fn address() -> String {
+pub fn address() -> String {
     static STARTED: AtomicU32 = AtomicU32::new(0);
     let (pid, number) = (std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
     format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 1 + number % 250)
@@ -76,6 +76,8 @@ pub fn request(method: &str, path: &str, headers: &str, body: &str) -> String {
 pub struct Daemon {
     child: Child,
     pub address: String,
+    /// Where donors and hosts register.
+    pub control: Option<SocketAddr>,
     pub directory: PathBuf,
 }
 
@@ -98,15 +100,38 @@ impl Daemon {
         }
         config += "[rounds]\nidle-ms = 50\nbusy-ms = 1\n";
         config += more;
+        Daemon::launch(directory, &config, 1)
+    }
+
+    /// Starts a daemon whose donors and hosts register at this address.
+    pub fn start_registered(directory: &Path, control: SocketAddr, kill_at_effect: Option<u64>) -> Daemon {
+        let mut config = format!(
+            "state = {:?}\nlisten = \"{}:0\"\n[control]\nlisten = \"{control}\"\n[peers]\nkind = \"registered\"\n",
+            directory.join("state"),
+            address()
+        );
+        if let Some(number) = kill_at_effect {
+            config += &format!("kill-at-effect = {number}\n");
+        }
+        config += "[rounds]\nidle-ms = 50\nbusy-ms = 5\nsilent-seconds = 1\n";
+        Daemon::launch(directory, &config, 2)
+    }
+
+    /// Starts a daemon, and reads the lines in which it says where it listens.
+    fn launch(directory: &Path, config: &str, lines: usize) -> Daemon {
         let file = directory.join("fabricd.toml");
         std::fs::write(&file, config).expect("written");
         let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-fabricd"));
         let mut child =
             command.arg("--config").arg(&file).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
-        let address = line.trim().rsplit('/').next().unwrap_or_default().to_owned();
-        Daemon { child, address, directory: directory.to_owned() }
+        let mut said = vec![String::new(); lines];
+        let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
+        for line in &mut said {
+            output.read_line(line).expect("a line, or the end");
+        }
+        let address = said[0].trim().rsplit('/').next().unwrap_or_default().to_owned();
+        let control = said.get(1).and_then(|line| line.trim().rsplit(' ').next()?.parse().ok());
+        Daemon { child, address, control, directory: directory.to_owned() }
     }
 
     /// The initial password.

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What donors, agents and fabric managers send each other over control channels.
+
+use aquifer_control::{
+    Entry, FRAME_BYTES_MAX, HEADER_BYTES, Kind, Message, Patterns, Roster, decode, encode, payload_bytes,
+};
+
+use super::one_line;
+
+/// Frames, one after the other, as both sides read them. What is accepted is the same when it is written and read again,
+/// and a registration that a manager accepts is one that it can store.
+pub fn control(bytes: &[u8]) {
+    let (mut rest, mut roster) = (bytes, Roster::default());
+    while let Some((header, tail)) = rest.split_first_chunk::<HEADER_BYTES>() {
+        let length = match payload_bytes(header, FRAME_BYTES_MAX) {
+            Ok((length, _)) => length.min(tail.len()),
+            Err(refused) => return one_line(&refused.to_string()),
+        };
+        let (payload, left) = tail.split_at(length);
+        rest = left;
+        match decode(payload) {
+            Ok(message) => take(&mut roster, message),
+            Err(refused) => one_line(&refused.to_string()),
+        }
+    }
+    let stored: Vec<Entry> = roster.entries().values().cloned().collect();
+    let again = Roster::new(stored, Patterns::default(), Patterns::default());
+    assert_eq!(again.entries(), roster.entries());
+    assert_eq!(again.directory_for(Kind::Host), roster.directory_for(Kind::Host));
+}
+
+fn take(roster: &mut Roster, message: Message) {
+    let frame = encode(1, &message).expect("it was shorter");
+    assert_eq!(decode(&frame[HEADER_BYTES..]).as_ref(), Ok(&message));
+    if let Message::Hello { registration, .. } = message {
+        match roster.register("dns:fuzz", registration) {
+            Ok(id) => assert!(roster.entries().contains_key(&id)),
+            Err(refused) => one_line(&refused.to_string()),
+        }
+    }
+}

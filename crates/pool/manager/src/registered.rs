@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Peers that have registered: donors and host agents, over their control channels.
+//!
+//! The topology is what they say of themselves. A registration is stored before it is part of the topology, so that a
+//! restarted manager knows the ends that are silent. It is forgotten when its donor was retired, has no channel, and is
+//! in no pool.
+//!
+//! Threads: the writer's. `aquifer_control` has those of the channels.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aquifer_control::{EndId, Entry, NotSent, NotStarted, Registrar, RegistrarSettings, Registration, Report, Unheard};
+use aquifer_fabric::{
+    Availability, Bytes, Command, Desired, Donor, DonorId, Enclosure, Host, Parts, SLAB, Source, Term, Topology,
+};
+
+use crate::config::ControlConfig;
+use crate::crash::CrashPoint;
+use crate::ledger::{self, Ledger, LedgerFailure};
+use crate::peers::{Peers, Reports, SendFailure, Silent};
+use crate::rest::now;
+
+/// The prefix of registrations in the store.
+const PREFIX: &str = "registration/";
+
+/// The peers.
+pub(crate) struct Registered {
+    registrar: Registrar,
+    ledger: Arc<Mutex<Ledger>>,
+    topology: Arc<Topology>,
+    /// What the store has.
+    stored: BTreeMap<EndId, Entry>,
+    /// The changes of the registrar's roster that are stored.
+    changes: Option<u64>,
+    drained: BTreeSet<DonorId>,
+    crash: CrashPoint,
+}
+
+/// Why the control port is not opened: one line with the remedy.
+#[derive(Debug)]
+pub(crate) enum NotOpened {
+    Config(crate::config::NotAConfig),
+    Ledger(LedgerFailure),
+    Registrar(NotStarted),
+}
+
+impl std::fmt::Display for NotOpened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Config(not) => not.fmt(f),
+            Self::Ledger(failure) => failure.fmt(f),
+            Self::Registrar(not) => not.fmt(f),
+        }
+    }
+}
+
+impl Registered {
+    /// Reads the stored registrations and listens.
+    pub(crate) fn open(
+        config: &ControlConfig,
+        ledger: Arc<Mutex<Ledger>>,
+        crash: CrashPoint,
+    ) -> Result<Registered, NotOpened> {
+        let found = ledger.lock().expect("a panic ends the daemon").all::<Entry>(PREFIX).map_err(NotOpened::Ledger)?;
+        let entries: Vec<Entry> = found.into_iter().map(|(_, entry)| entry).collect();
+        let stored = entries.iter().filter_map(|entry| Some((entry.registration.check().ok()?, entry.clone())));
+        let stored: BTreeMap<EndId, Entry> = stored.collect();
+        let settings = RegistrarSettings {
+            listen: config.listen,
+            tls: config.files().map_err(NotOpened::Config)?,
+            revocations: config.revocations.clone(),
+            donors: config.donors.clone(),
+            hosts: config.hosts.clone(),
+        };
+        let log = Box::new(|line: &str| eprintln!("aquifer-fabricd: {line}"));
+        let registrar = Registrar::start(settings, entries, log).map_err(NotOpened::Registrar)?;
+        let topology = Arc::new(topology_of(&stored));
+        let (changes, drained) = (None, BTreeSet::new());
+        Ok(Registered { registrar, ledger, topology, stored, changes, drained, crash })
+    }
+
+    /// Where ends connect.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.registrar.address()
+    }
+
+    /// Stores what has changed since the last round, and takes it into the topology.
+    fn take_over(&mut self) {
+        if self.changes == Some(self.registrar.changes()) {
+            return;
+        }
+        let (changes, entries) = self.registrar.entries();
+        let mut failed = false;
+        for (id, entry) in entries.iter().filter(|(id, entry)| self.stored.get(*id) != Some(*entry)) {
+            let what = format!("{id} registers as {}", entry.identity);
+            failed |= self.store(id, Some(entry), &what).is_err();
+            if !failed {
+                self.stored.insert(id.clone(), entry.clone());
+            }
+        }
+        let gone: Vec<EndId> = self.stored.keys().filter(|id| !entries.contains_key(*id)).cloned().collect();
+        for id in gone {
+            failed |= self.store(&id, None, &format!("the registration of {id} is forgotten")).is_err();
+            if !failed {
+                self.stored.remove(&id);
+            }
+        }
+        self.topology = Arc::new(topology_of(&self.stored));
+        // What could not be stored is tried again in the next round.
+        self.changes = (!failed).then_some(changes);
+    }
+
+    fn store(&self, id: &EndId, entry: Option<&Entry>, what: &str) -> Result<(), LedgerFailure> {
+        let key = format!("{PREFIX}{}/{}", id.kind(), id.name());
+        let records = [ledger::Entry::new("aquifer-fabricd", what)];
+        let outcome = self.ledger.lock().expect("a panic ends the daemon").set(&key, entry, &records, now());
+        if let Err(failure) = &outcome {
+            eprintln!("aquifer-fabricd: {what}, which cannot be stored: {failure}");
+        }
+        outcome
+    }
+}
+
+/// The topology of registered ends. Those that cannot be part of one were refused when they registered.
+fn topology_of(entries: &BTreeMap<EndId, Entry>) -> Topology {
+    let mut parts = Parts::default();
+    for (id, Entry { registration, .. }) in entries {
+        // A stored registration that a later version does not accept is left out.
+        let _ = add(&mut parts, id, registration);
+    }
+    Topology::new(parts).expect("each end has its enclosure, and whole slabs")
+}
+
+fn add(parts: &mut Parts, id: &EndId, registration: &Registration) -> Result<(), aquifer_control::NotARegistration> {
+    let (enclosure, rack) = (registration.enclosure()?, registration.rack()?);
+    match id {
+        EndId::Donor(donor) => {
+            let capacity = Bytes(registration.capacity.0 / SLAB.0 * SLAB.0);
+            let new = Donor { enclosure: enclosure.clone(), class: registration.class()?, capacity };
+            parts.donors.insert(donor.clone(), new);
+        }
+        EndId::Host(host) => {
+            parts.hosts.insert(host.clone(), Host { enclosure: enclosure.clone() });
+        }
+    }
+    parts.enclosures.insert(enclosure, Enclosure { rack });
+    Ok(())
+}
+
+/// An end that answers is not gone, whatever it says.
+fn answering(availability: Availability) -> Availability {
+    match availability {
+        Availability::Gone { .. } => Availability::Draining,
+        other => other,
+    }
+}
+
+fn silent(unheard: Unheard) -> Silent {
+    match unheard {
+        Unheard::Deposed { seen } => Silent::Deposed { seen },
+        Unheard::Apart | Unheard::Late => Silent::NoAnswer,
+    }
+}
+
+impl Peers for Registered {
+    fn topology(&self) -> Arc<Topology> {
+        Arc::clone(&self.topology)
+    }
+
+    fn command_time_max(&self) -> Duration {
+        // Each end has a gate, which refuses commands of earlier managers.
+        Duration::ZERO
+    }
+
+    fn follow(&mut self, desired: &Desired) {
+        self.drained.clone_from(&desired.draining);
+        let connected = self.registrar.connected();
+        let uses = |donor: &DonorId| {
+            let source = Source::Slabs { donor: donor.clone() };
+            let in_use = desired.volumes.values().any(|volume| {
+                let leaving = volume.leaving.values().map(|leaving| &leaving.member);
+                volume.places().map(|(_, member)| member).chain(leaving).any(|member| member.source == source)
+            });
+            in_use || desired.pool_of(&source).is_some()
+        };
+        for donor in desired.retired_donors.keys() {
+            let id = EndId::Donor(donor.clone());
+            if self.stored.contains_key(&id) && !connected.contains(&id) && !uses(donor) {
+                self.registrar.forget(&id);
+            }
+        }
+    }
+
+    fn reports(&mut self, term: Term) -> Reports {
+        let mut reports = Reports::default();
+        for (id, outcome) in self.registrar.query(term, &self.drained) {
+            // One that has registered since the last round is not part of the topology yet.
+            if !self.stored.contains_key(&id) {
+                continue;
+            }
+            match (id, outcome) {
+                (EndId::Donor(donor), Ok(Report::Donor(mut report))) => {
+                    report.availability = answering(report.availability);
+                    reports.donors.insert(donor, Ok(report));
+                }
+                (EndId::Host(host), Ok(Report::Host(mut report))) => {
+                    report.availability = answering(report.availability);
+                    reports.hosts.insert(host, Ok(report));
+                }
+                (EndId::Donor(donor), Err(unheard)) => {
+                    reports.donors.insert(donor, Err(silent(unheard)));
+                }
+                (EndId::Host(host), Err(unheard)) => {
+                    reports.hosts.insert(host, Err(silent(unheard)));
+                }
+                // The registrar compares the kinds.
+                (_, Ok(_)) => {}
+            }
+        }
+        self.take_over();
+        reports
+    }
+
+    fn send(&mut self, commands: &[Command]) -> Vec<Result<(), SendFailure>> {
+        if commands.is_empty() {
+            return Vec::new();
+        }
+        self.crash.pass();
+        let outcomes = self.registrar.send(commands);
+        self.crash.pass();
+        let one = |outcome: Result<(), NotSent>| {
+            outcome.map_err(|not| match not {
+                NotSent::Lost => SendFailure::Lost,
+                NotSent::Refused(refused) => SendFailure::Refused { why: refused.why },
+            })
+        };
+        outcomes.into_iter().map(one).collect()
+    }
+}

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A real daemon with real donors, each a process: binding, killing either at every step, a lost state, two managers, and
+//! donors that lie.
+//!
+//! That no slab is lent twice is the donor's own invariant (its lease table asserts it, and its model test); here it shows
+//! as capacity: after everything is released, each donor has all of it again.
+
+mod daemon;
+mod pool;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use aquifer_control::{Deposed, End, Kind, Query, Refused, Report};
+use aquifer_fabric::{
+    Availability, Bytes, Command, DonorReport, Gate, Incarnation, LeaseReport, LeaseState, MemberId, Millis, SLAB,
+    Term, Token, VolumeId,
+};
+use daemon::{APPLY, CHUNKS, CONNECTIONS, Daemon, WAIT_MAX, apply_body, bind_body};
+use pool::{DonorProcess, HostEnd, SLABS, keep, wait_until, wait_until_registered};
+use serde_json::{Value, json};
+
+const OEM: &str = "/redfish/v1/Oem/Aquifer";
+const ADOPT: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt";
+
+/// Not a test of anything by itself: the other tests start this program with this test alone, to be a donor.
+#[test]
+fn donor_process() {
+    pool::be_a_donor();
+}
+
+fn declaration(donors: &[&str]) -> Value {
+    json!({
+        "pools": { "main": { "donors": donors } },
+        "zones": { "lab": { "quota": "1GiB", "hosts": ["h1"] } },
+        "volumes": { "db": { "spec": { "size": "16MiB", "pool": "main", "zone": "lab", "class": "tcp",
+                                       "redundancy": { "mirror": { "copies": 2 } } } } },
+    })
+}
+
+/// A pool: a daemon's directory and address, its donors, its host.
+struct Pool {
+    directory: PathBuf,
+    control: SocketAddr,
+    donors: BTreeMap<String, DonorProcess>,
+    host: HostEnd,
+    token: String,
+}
+
+const DONORS: [&str; 3] = ["d1", "d2", "d3"];
+const ENDS: [&str; 4] = ["Donor.d1", "Donor.d2", "Donor.d3", "Host.h1"];
+
+impl Pool {
+    /// Starts all, and declares a volume.
+    fn start(name: &str) -> (Pool, Daemon) {
+        let directory = daemon::directory(name);
+        let first: SocketAddr = format!("{}:0", daemon::address()).parse().expect("an address");
+        let daemon = Daemon::start_registered(&directory, first, None);
+        let control = daemon.control.expect("it says where");
+        let token = daemon.login("admin", &daemon.password());
+        let donors = DONORS.map(|id| (id.to_owned(), DonorProcess::start(&directory, id, &[control])));
+        let host = HostEnd::start("h1", &[control]);
+        wait_until_registered(&daemon, &token, &ENDS);
+        let pool = Pool { directory, control, donors: donors.into(), host, token };
+        pool.apply(&daemon, &declaration(&DONORS));
+        (pool, daemon)
+    }
+
+    fn apply(&self, daemon: &Daemon, declaration: &Value) {
+        let applied = daemon.ask("POST", APPLY, &self.token, &apply_body(declaration)).expect("an answer");
+        assert_eq!(applied.status, 200, "{applied:?}");
+    }
+
+    fn restart(&self, kill_at_effect: Option<u64>) -> Daemon {
+        Daemon::start_registered(&self.directory, self.control, kill_at_effect)
+    }
+
+    /// Binds the volume. `None` if the daemon was killed.
+    fn bind(&self, daemon: &Daemon) -> Option<()> {
+        let answer = daemon.ask("POST", CONNECTIONS, &self.token, &bind_body("db", "h1"))?;
+        assert!((200..300).contains(&answer.status), "{answer:?}");
+        Some(())
+    }
+
+    /// Unbinds the volume if it is bound.
+    fn unbind(&self, daemon: &Daemon) {
+        let bindings = daemon.ask("GET", CONNECTIONS, &self.token, "").expect("an answer").body;
+        for binding in bindings["Members"].as_array().expect("a list") {
+            let path = binding["@odata.id"].as_str().expect("a path");
+            let answer = daemon.ask("DELETE", path, &self.token, "").expect("an answer");
+            assert!((200..300).contains(&answer.status), "{answer:?}");
+        }
+        assert!(daemon.settle(&self.token));
+    }
+
+    fn donor(&self, daemon: &Daemon, id: &str) -> Value {
+        let path = format!("/redfish/v1/Fabrics/Aquifer/Endpoints/Donor.{id}");
+        daemon.ask("GET", &path, &self.token, "").expect("an answer").body["Oem"]["Aquifer"].clone()
+    }
+
+    /// Asserts that nothing is lent, and that every donor has all of its memory.
+    fn expect_nothing_lent(&self, daemon: &Daemon) {
+        assert_eq!(self.host.members(), 0);
+        wait_until("every donor has everything back", || {
+            DONORS.iter().all(|id| {
+                let donor = self.donor(daemon, id);
+                donor["Lent"] == "0B" && donor["Capacity"] == Bytes::slabs(SLABS).to_string()
+            })
+        });
+    }
+}
+
+/// The daemon kills itself before and after each effect of a bind. Whatever was last, a restart finishes it.
+#[test]
+fn a_bind_over_real_donors_is_whole_whatever_effect_is_the_daemons_last() {
+    let (pool, daemon) = Pool::start("real-bind");
+    drop(daemon);
+    let mut kills = 0;
+    for number in 1..100 {
+        let mut daemon = pool.restart(Some(number));
+        let bound = if daemon.is_killed() {
+            None
+        } else {
+            wait_until_registered(&daemon, &pool.token, &ENDS);
+            pool.bind(&daemon)
+        };
+        let is_done = bound.is_some() && daemon.settle(&pool.token);
+        if !is_done {
+            daemon.wait_until_killed();
+            kills += 1;
+        }
+        drop(daemon);
+        let again = pool.restart(None);
+        wait_until_registered(&again, &pool.token, &ENDS);
+        assert!(again.settle(&pool.token), "kill at effect {number}");
+        let members = pool.host.members();
+        assert!(members == 0 || members == 2, "kill at effect {number}: {members} members");
+        assert!(bound.is_none() || members == 2, "an answered bind is lost");
+        pool.unbind(&again);
+        pool.expect_nothing_lent(&again);
+        if is_done {
+            assert!(kills > 4, "a bind has only {kills} effects");
+            return;
+        }
+    }
+    panic!("a bind has more than 100 effects");
+}
+
+/// A donor is killed while the volume is bound, and before it. Its members are replaced; when it comes back, it has
+/// nothing and is used again.
+#[test]
+fn a_killed_donor_is_replaced_and_comes_back_empty() {
+    let (mut pool, daemon) = Pool::start("real-kill");
+    for killed in DONORS {
+        // While the daemon binds.
+        assert!(pool.bind(&daemon).is_some());
+        pool.donors.get_mut(killed).expect("it is there").kill();
+        wait_until("the volume has two members elsewhere", || {
+            let agent = pool.host.agent.lock().expect("no panic");
+            let members = agent.volumes.values().flat_map(|view| view.members.values());
+            let sources: Vec<String> = members.map(|member| format!("{:?}", member.lease.source)).collect();
+            sources.len() == 2 && !sources.iter().any(|source| source.contains(killed))
+        });
+        pool.donors.get_mut(killed).expect("it is there").restart();
+        wait_until_registered(&daemon, &pool.token, &ENDS);
+        assert!(daemon.settle(&pool.token));
+        pool.unbind(&daemon);
+        pool.expect_nothing_lent(&daemon);
+    }
+}
+
+/// The daemon's state is lost. A new one meets donors that have seen a greater term, takes a greater one, and adopts what
+/// is in use without disturbing anybody.
+#[test]
+fn after_a_lost_state_the_pool_is_adopted() {
+    let (mut pool, daemon) = Pool::start("real-lost");
+    assert!(pool.bind(&daemon).is_some());
+    assert!(daemon.settle(&pool.token));
+    let term = daemon.ask("GET", OEM, &pool.token, "").expect("an answer").body["Term"].as_u64();
+    let before = pool.host.agent.lock().expect("no panic").volumes.clone();
+    drop(daemon);
+    // Some restarts more, so that a first term would not do.
+    drop(pool.restart(None));
+    std::fs::remove_dir_all(pool.directory.join("state")).expect("removed");
+
+    let daemon = pool.restart(None);
+    pool.token = daemon.login("admin", &daemon.password());
+    wait_until_registered(&daemon, &pool.token, &ENDS);
+    let now = daemon.ask("GET", OEM, &pool.token, "").expect("an answer").body["Term"].as_u64();
+    assert!(now > term, "{now:?} is not greater than {term:?}");
+    let mut empty = declaration(&DONORS);
+    empty["volumes"] = json!({});
+    pool.apply(&daemon, &empty);
+    let adopted = daemon.ask("POST", ADOPT, &pool.token, "{}").expect("an answer");
+    assert_eq!(adopted.status, 200, "{adopted:?}");
+    assert!(daemon.settle(&pool.token));
+    let chunks = daemon.ask("GET", CHUNKS, &pool.token, "").expect("an answer").body;
+    assert_eq!(chunks["Members"].as_array().map(Vec::len), Some(1), "{chunks}");
+    assert_eq!(pool.host.agent.lock().expect("no panic").volumes, before, "the host was disturbed");
+    pool.unbind(&daemon);
+    pool.expect_nothing_lent(&daemon);
+}
+
+/// A second manager with a state of its own takes the donors over. The first one stops, and donors refuse it.
+#[test]
+fn of_two_managers_the_one_that_was_elected_last_stays() {
+    let directory = daemon::directory("real-two");
+    let start = |name: &str| {
+        let own = directory.join(name);
+        std::fs::create_dir_all(&own).expect("a directory");
+        Daemon::start_registered(&own, format!("{}:0", daemon::address()).parse().expect("an address"), None)
+    };
+    let mut first = start("first");
+    let token = first.login("admin", &first.password());
+    // The donor knows where the second one will be before it is there.
+    let reserved: SocketAddr = format!("{}:7444", daemon::address()).parse().expect("an address");
+    let managers = [first.control.expect("it says where"), reserved];
+    let _donor = DonorProcess::start(&directory, "d1", &managers);
+    wait_until_registered(&first, &token, &["Donor.d1"]);
+    let own = directory.join("second");
+    std::fs::create_dir_all(&own).expect("a directory");
+    let second = Daemon::start_registered(&own, reserved, None);
+    let token = second.login("admin", &second.password());
+    wait_until_registered(&second, &token, &["Donor.d1"]);
+    // It ends by itself.
+    let deadline = Instant::now() + WAIT_MAX;
+    while !first.is_killed() {
+        assert!(Instant::now() < deadline, "the deposed manager goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(second.settle(&token));
+}
+
+#[test]
+fn a_restarted_manager_knows_donors_that_are_silent_and_forgets_retired_ones() {
+    let (mut pool, daemon) = Pool::start("real-silent");
+    pool.donors.get_mut("d3").expect("it is there").kill();
+    drop(daemon);
+    let daemon = pool.restart(None);
+    wait_until_registered(&daemon, &pool.token, &ENDS[..2]);
+    let path = "/redfish/v1/Fabrics/Aquifer/Endpoints/Donor.d3";
+    let silent = daemon.ask("GET", path, &pool.token, "").expect("an answer");
+    assert_eq!((silent.status, &silent.body["Status"]["State"]), (200, &json!("Absent")), "{silent:?}");
+    // It is taken out of the pool, and declared gone once it has reported.
+    pool.donors.get_mut("d3").expect("it is there").restart();
+    wait_until_registered(&daemon, &pool.token, &ENDS);
+    for donors in [&DONORS[..], &DONORS[..2]] {
+        let mut smaller = declaration(donors);
+        smaller["volumes"] = json!({});
+        pool.apply(&daemon, &smaller);
+        assert!(daemon.settle(&pool.token));
+    }
+    pool.donors.get_mut("d3").expect("it is there").kill();
+    wait_until("it is missed", || {
+        let answer = daemon.ask("GET", path, &pool.token, "").expect("an answer");
+        answer.body["Status"]["State"] == "UnavailableOffline"
+    });
+    let action = format!("{path}/Actions/Oem/AquiferEndpoint.DeclareGone");
+    let declared = daemon.ask("POST", &action, &pool.token, "{}").expect("an answer");
+    assert!((200..300).contains(&declared.status), "{declared:?}");
+    wait_until("it is forgotten", || daemon.ask("GET", path, &pool.token, "").expect("an answer").status == 404);
+    drop(daemon);
+    let daemon = pool.restart(None);
+    assert_eq!(daemon.ask("GET", path, &pool.token, "").expect("an answer").status, 404);
+}
+
+/// A donor that claims what it does not have.
+struct Liar {
+    gate: Gate,
+    report: DonorReport,
+    refused: usize,
+}
+
+impl End for Liar {
+    fn report(&mut self, query: &Query) -> Result<Report, Deposed> {
+        self.gate.report_to(query.term).map_err(|_| Deposed { seen: self.gate.term() })?;
+        Ok(Report::Donor(DonorReport { term: self.gate.term(), ..self.report.clone() }))
+    }
+
+    fn carry_out(&mut self, _: &Command) -> Result<(), Refused> {
+        self.refused += 1;
+        Err(Refused::new("this donor has nothing left\u{1b}[31m\nreally"))
+    }
+}
+
+fn liar(report: DonorReport) -> Arc<Mutex<Liar>> {
+    let gate = Gate::new(report.incarnation, Term(0));
+    Arc::new(Mutex::new(Liar { gate, report, refused: 0 }))
+}
+
+#[test]
+fn a_donor_that_lies_about_its_capacity_harms_only_who_is_placed_there() {
+    let (pool, daemon) = Pool::start("real-liar");
+    let incarnation = Incarnation(9);
+    // It claims more than it registered, and leases that nobody asked for.
+    let absurd = LeaseReport {
+        host: "h1".parse().expect("a name"),
+        bytes: Bytes(u64::MAX),
+        state: LeaseState::Lent { token: Token(u64::MAX) },
+    };
+    let claims = DonorReport {
+        incarnation,
+        capacity: Bytes(u64::MAX),
+        availability: Availability::Gone { since: Millis(u64::MAX) },
+        leases: [(VolumeId(u64::MAX), [(MemberId(u64::MAX), absurd)].into())].into(),
+        ..DonorReport::default()
+    };
+    let poor = DonorReport { incarnation, capacity: Bytes::gib(1 << 10), ..DonorReport::default() };
+    let ends = [liar(claims), liar(poor)];
+    let channels = [("l1", Bytes(SLAB.0)), ("l2", Bytes::gib(1 << 10))];
+    let _kept: Vec<_> = channels
+        .iter()
+        .zip(&ends)
+        .map(|((id, capacity), end)| {
+            let end: Arc<Mutex<dyn End>> = Arc::clone(end) as Arc<Mutex<dyn End>>;
+            keep(Kind::Donor, id, *capacity, &[pool.control], &end)
+        })
+        .collect();
+    wait_until_registered(&daemon, &pool.token, &["Donor.l2"]);
+    // A volume in a pool of liars is refused by them, again and again; it is not bound, and nothing else suffers.
+    let mut wanted = declaration(&DONORS);
+    wanted["pools"]["lies"] = json!({ "donors": ["l1", "l2"] });
+    wanted["volumes"]["empty"] =
+        json!({ "spec": { "size": "4MiB", "pool": "lies", "zone": "lab", "class": "tcp" }, "host": "h1" });
+    pool.apply(&daemon, &wanted);
+    wait_until("it has refused", || ends[1].lock().expect("no panic").refused > 2);
+    assert!(pool.bind(&daemon).is_some());
+    wait_until("the other volume is bound", || pool.host.members() == 2);
+    let status = daemon.ask("GET", OEM, &pool.token, "").expect("an answer").body;
+    assert_eq!(status["IsSettled"], false, "{status}");
+}
