@@ -37,10 +37,14 @@ export default defineConfig({
   },
   plugins: [licences()],
   test: {
+    // A busy machine may take long; nothing here is judged by its time.
+    testTimeout: 300_000,
+    hookTimeout: 300_000,
+    fileParallelism: false,
     projects: [
       {
         extends: true,
-        test: { name: "parts", include: ["tests/**/*.test.{ts,tsx}"], environment: "happy-dom", testTimeout: 60_000 },
+        test: { name: "parts", include: ["tests/**/*.test.{ts,tsx}"], environment: "node" },
       },
       {
         extends: true,
@@ -48,10 +52,6 @@ export default defineConfig({
           name: "browser",
           include: ["e2e/**/*.test.ts"],
           environment: "node",
-          fileParallelism: false,
-          // A busy machine may take long; nothing here is judged by its time.
-          testTimeout: 300_000,
-          hookTimeout: 300_000,
         },
       },
     ],

@@ -57,7 +57,7 @@ const RINGS: &[Ring] = &[
         crates: &[
             // The edge to tiers is for donor's tests only: they borrow from a real donor.
             ("donor", &["core", "sys", "test-support", "tiers", "tls", "wire"]),
-            ("manager", &["fabric", "state-store"]),
+            ("manager", &["fabric", "state-store", "test-support"]),
             // The edge to borrower is for its tests only: their members break.
             ("pager", &["borrower", "core", "driver", "stats", "sys", "test-support", "tiers"]),
         ],
