@@ -7,18 +7,38 @@
 import { readFileSync } from "node:fs";
 import { defineConfig, type Plugin } from "vitest/config";
 
-/** What is linked into the page; its licence goes with it. */
-const LINKED = ["preact"];
+/** Licences that what is linked into the page may have. */
+const ALLOWED = ["Apache-2.0", "BSD-3-Clause", "ISC", "MIT"];
+
+interface Manifest {
+  readonly license?: string;
+  readonly dependencies?: Record<string, string>;
+}
+
+function file(path: string): string {
+  return readFileSync(new URL(path, import.meta.url), "utf8");
+}
+
+/** The licence of a package, as it is written in it. */
+function licenceOf(name: string): string {
+  const { license } = JSON.parse(file(`node_modules/${name}/package.json`)) as Manifest;
+  if (!license || !ALLOWED.includes(license)) {
+    throw new Error(`${name} has the licence ${license}; only ${ALLOWED.join(", ")} may be linked into the page`);
+  }
+  return `${name}\n\n${file(`node_modules/${name}/LICENSE`)}`;
+}
 
 /** Writes the licences of what is linked into the page beside it. */
 function licences(): Plugin {
-  const text = (name: string) =>
-    `${name}\n\n${readFileSync(new URL(`node_modules/${name}/LICENSE`, import.meta.url), "utf8")}`;
+  const { dependencies } = JSON.parse(file("package.json")) as Manifest;
   return {
     name: "licences",
     apply: "build",
     generateBundle() {
-      this.emitFile({ type: "asset", fileName: "licences.txt", source: LINKED.map(text).join("\n") });
+      const source = Object.keys(dependencies ?? {})
+        .map(licenceOf)
+        .join("\n");
+      this.emitFile({ type: "asset", fileName: "licences.txt", source });
     },
   };
 }

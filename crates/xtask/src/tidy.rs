@@ -163,7 +163,7 @@ fn complaints_about(name: &str, text: &str) -> Vec<String> {
 /// Checks the two licence lines, which follow a `#!` line if there is one.
 fn licence(name: &str, text: &str) -> Option<String> {
     let mut lines = text.lines().skip_while(|line| line.starts_with("#!/"));
-    let bare = |line: Option<&str>| line.unwrap_or_default().trim_start_matches(['/', '*', '#', ' ']).to_owned();
+    let bare = |line: Option<&str>| line.unwrap_or_default().trim_matches(['/', '*', '#', ' ']).to_owned();
     let (first, second) = (bare(lines.next()), bare(lines.next()));
     let found = first == "SPDX-License-Identifier: Apache-2.0" && second == "Copyright the Aquifer authors";
     (!found).then(|| format!("{} does not begin with the two licence lines", name.rsplit('/').next().unwrap_or(name)))
@@ -260,6 +260,8 @@ mod tests {
         assert_eq!(complaints_about("a/ring.rs", "fn f() {}\n").len(), 1);
         let script = "#!/usr/bin/env bash\n# SPDX-License-Identifier: Apache-2.0\n# Copyright the Aquifer authors\n";
         assert!(complaints_about("a/run.sh", script).is_empty());
+        let style = "/* SPDX-License-Identifier: Apache-2.0 */\n/* Copyright the Aquifer authors */\n";
+        assert!(complaints_about("a/page.css", style).is_empty());
     }
 
     #[test]

@@ -28,9 +28,9 @@ test("a thousand donors are drawn, found, grouped and listed", async () => {
   expect(await page.locator(".picture .binding").count()).toBeGreaterThan(0);
   await shoot(page, "hall");
   await page.getByLabel("Group").selectOption("rack");
-  await expect.poll(() => page.locator(".picture .panel").count()).toBe(16);
+  await expect.poll(() => page.locator(".picture .head").count()).toBe(16);
   await page.getByLabel("Group").selectOption("zone");
-  await page.locator(".picture .panel", { hasText: "used by no zone" }).waitFor();
+  await page.locator(".picture .head", { hasText: "used by no zone" }).waitFor();
   await page.getByLabel("Search").fill("donor d00 shelf1");
   await page.getByText("28 of 1200 found").waitFor();
   expect(await page.locator(".picture .donor").count()).toBe(28);

@@ -99,7 +99,10 @@ test("an operator creates, binds, grows, moves, shrinks, unbinds and releases a 
   await settled();
   await visit(page, "tasks", "Tasks");
   await page.getByRole("cell", { name: "release volume scratch" }).waitFor();
-  await page.getByRole("row", { name: /release volume scratch/ }).getByText("done").waitFor();
+  await page
+    .getByRole("row", { name: /release volume scratch/ })
+    .getByText("done")
+    .waitFor();
   await closed(tab);
 });
 
@@ -130,7 +133,11 @@ test("a donor is drained from the picture by keyboard alone", async () => {
   const chosen = page.locator(".picture [tabindex='0']");
   await chosen.focus();
   expect(await chosen.getAttribute("data-id")).toBe("Host.h000");
-  for (const [key, id] of [["ArrowRight", "Host.h001"], ["ArrowDown", "Switch.s0"], ["End", "Donor.d0021"]] as const) {
+  for (const [key, id] of [
+    ["ArrowRight", "Host.h001"],
+    ["ArrowDown", "Switch.s0"],
+    ["End", "Donor.d0021"],
+  ] as const) {
     await page.keyboard.press(key);
     await page.locator(`.picture [data-id='${id}'][tabindex='0']:focus`).waitFor();
   }
@@ -235,23 +242,26 @@ const PAGES: readonly [string, string][] = [
   ["account", "Your account"],
 ];
 
-test.each(["light", "dark"] as const)("axe finds nothing on any page in %s, and each fits a phone and a wall", async (scheme) => {
-  const tab = await open(browser, { colorScheme: scheme });
-  const { page } = tab;
-  await login(page, "admin", PASSWORD);
-  for (const [path, heading] of PAGES) {
-    await page.setViewportSize({ width: 1280, height: 900 });
-    await visit(page, path, heading);
-    await page.locator("main .empty", { hasText: "being asked" }).waitFor({ state: "detached" });
-    expect(await judged(page), `${path} in ${scheme}`).toEqual([]);
-    await shoot(page, `${path.replace("/", "-")}-${scheme}`);
-    for (const width of [360, 2560]) {
-      await page.setViewportSize({ width, height: width === 360 ? 740 : 1440 });
-      expect(await overhang(page), `${path} at ${width} px`).toBeLessThanOrEqual(0);
-      if (scheme === "light") {
-        await shoot(page, `${path.replace("/", "-")}-${width}`);
+test.each(["light", "dark"] as const)(
+  "axe finds nothing on any page in %s, and each fits a phone and a wall",
+  async (scheme) => {
+    const tab = await open(browser, { colorScheme: scheme });
+    const { page } = tab;
+    await login(page, "admin", PASSWORD);
+    for (const [path, heading] of PAGES) {
+      await page.setViewportSize({ width: 1280, height: 900 });
+      await visit(page, path, heading);
+      await page.locator("main .empty", { hasText: "being asked" }).waitFor({ state: "detached" });
+      expect(await judged(page), `${path} in ${scheme}`).toEqual([]);
+      await shoot(page, `${path.replace("/", "-")}-${scheme}`);
+      for (const width of [360, 2560]) {
+        await page.setViewportSize({ width, height: width === 360 ? 740 : 1440 });
+        expect(await overhang(page), `${path} at ${width} px`).toBeLessThanOrEqual(0);
+        if (scheme === "light") {
+          await shoot(page, `${path.replace("/", "-")}-${width}`);
+        }
       }
     }
-  }
-  await closed(tab);
-});
+    await closed(tab);
+  },
+);

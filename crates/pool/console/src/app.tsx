@@ -4,7 +4,7 @@
 // The frame of all pages: who is logged in, where one can go, and the page that the address names.
 
 import type { JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { useConsole, useMay, useRoute, useWatch } from "./context";
 import type { Role } from "./model/pool";
@@ -75,7 +75,8 @@ function Frame() {
   const title = isOwn ? "Your account" : (page?.title ?? "");
   const place = `${path}/${rest.join("/")}`;
   const seen = useRef(place);
-  useEffect(() => {
+  // Before the page can be used: a later move would take the focus away from what was pressed meanwhile.
+  useLayoutEffect(() => {
     document.title = `${rest[0] ?? title} · Aquifer`;
     // A new page is read from its beginning; the first one keeps the focus of the browser.
     if (seen.current !== place) {

@@ -8,7 +8,7 @@ import { render } from "preact";
 import { App } from "./app";
 import { WatchContext } from "./context";
 import { Store } from "./state";
-import "./style.css";
+import "./style/index.css";
 import { applyTheme, keptTheme } from "./theme";
 import { Watch } from "./watch";
 

@@ -74,8 +74,11 @@ export class Watch {
       if (typeof token === "string" && typeof path === "string" && typeof account === "string") {
         await this.begin({ token, path, account });
       }
-    } catch {
-      this.keeper.removeItem(SESSION_KEY);
+    } catch (error) {
+      // A manager that cannot be reached may know the session all the same.
+      if (!(error instanceof Problem) || error.status !== 0) {
+        this.keeper.removeItem(SESSION_KEY);
+      }
     }
   }
 

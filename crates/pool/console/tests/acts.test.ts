@@ -16,7 +16,16 @@ const db = { volume: "db", pool: "main" };
 
 const ACTS: readonly Act[] = [
   { kind: "create", volume: "db", ...plain },
-  { kind: "create", volume: "db", ...plain, pool: "far", class: "cxl", redundancy: "mirror=2", spread: "rack", width: 4 },
+  {
+    kind: "create",
+    volume: "db",
+    ...plain,
+    pool: "far",
+    class: "cxl",
+    redundancy: "mirror=2",
+    spread: "rack",
+    width: 4,
+  },
   { kind: "create", volume: "db", ...plain, class: "rdma", redundancy: "parity=4+2", spread: "enclosure" },
   { kind: "bind", ...db, host: "h000" },
   { kind: "unbind", ...db },

@@ -11,7 +11,14 @@ async function log(count: number): Promise<AuditRecord[]> {
   const records: AuditRecord[] = [];
   let before = START.hash;
   for (let sequence = 1; sequence <= count; sequence += 1) {
-    const record = { sequence, at: 1_700_000_000_000 + sequence, who: "oscar", what: `bind v${sequence} to ü`, before, hash: "" };
+    const record = {
+      sequence,
+      at: 1_700_000_000_000 + sequence,
+      who: "oscar",
+      what: `bind v${sequence} to ü`,
+      before,
+      hash: "",
+    };
     records.push({ ...record, hash: await digest(record) });
     before = records[sequence - 1]?.hash ?? "";
   }
@@ -30,7 +37,12 @@ test("a log that nobody touched is whole, in one part or several", async () => {
 test("any changed field of any record breaks it there", async () => {
   const records = await log(4);
   for (const [index, record] of records.entries()) {
-    for (const change of [{ at: record.at + 1 }, { who: "olga" }, { what: "nothing" }, { who: "oscarb", what: record.what.slice(1) }]) {
+    for (const change of [
+      { at: record.at + 1 },
+      { who: "olga" },
+      { what: "nothing" },
+      { who: "oscarb", what: record.what.slice(1) },
+    ]) {
       const changed = records.map((one, at) => (at === index ? { ...one, ...change } : one));
       expect(await verify(changed, START)).toMatchObject({ kind: "broken", at: index + 1 });
     }
@@ -39,7 +51,11 @@ test("any changed field of any record breaks it there", async () => {
 
 test("a record that was removed, doubled or made again breaks the link", async () => {
   const records = await log(4);
-  for (const changed of [records.slice(1), records.toSpliced(1, 1), records.toSpliced(1, 0, records[0] as AuditRecord)]) {
+  for (const changed of [
+    records.slice(1),
+    records.toSpliced(1, 1),
+    records.toSpliced(1, 0, records[0] as AuditRecord),
+  ]) {
     expect((await verify(changed, START)).kind).toBe("broken");
   }
   const forged = { ...(records[1] as AuditRecord), what: "nothing" };

@@ -8,7 +8,7 @@ import { beforeEach, describe, expect, test } from "vitest";
 
 import { Client, Problem, problemOf } from "../src/api/client";
 import { Unexpected } from "../src/model/reader";
-import { Manager } from "./manager";
+import { Manager } from "./answering";
 
 const ENDS = "/redfish/v1/Fabrics/Aquifer/Endpoints";
 let [manager, ended] = [new Manager(), 0];
@@ -68,7 +68,11 @@ describe("a failure", () => {
     await loggedIn();
     manager.refusals = [[409, "volume db is bound to h000", "unbind it first"]];
     const failed = client.order({ method: "POST", path: "/redfish/v1/x", body: {} });
-    await expect(failed).rejects.toMatchObject({ status: 409, message: "volume db is bound to h000", remedy: "unbind it first" });
+    await expect(failed).rejects.toMatchObject({
+      status: 409,
+      message: "volume db is bound to h000",
+      remedy: "unbind it first",
+    });
     expect(ended).toBe(0);
   });
 
@@ -96,7 +100,10 @@ describe("a failure", () => {
       },
     ];
     for (const answer of answers) {
-      const strange = new Client(async () => answer(), () => undefined);
+      const strange = new Client(
+        async () => answer(),
+        () => undefined,
+      );
       const failure = await strange.read("/redfish/v1").then(
         () => null,
         (error: unknown) => problemOf(error),
@@ -105,12 +112,18 @@ describe("a failure", () => {
       expect(failure?.remedy.length, String(answer)).toBeGreaterThan(5);
     }
     expect(problemOf(new Unexpected("it", "a size")).remedy).toContain("reload");
-    const late = new Client(() => Promise.reject(new DOMException("late", "TimeoutError")), () => undefined);
+    const late = new Client(
+      () => Promise.reject(new DOMException("late", "TimeoutError")),
+      () => undefined,
+    );
     await expect(late.read("/redfish/v1")).rejects.toThrow("the manager did not answer in time");
   });
 });
 
 test("a manager without tokens is no manager", async () => {
-  const plain = new Client(async () => Response.json({}, { status: 201 }), () => undefined);
+  const plain = new Client(
+    async () => Response.json({}, { status: 201 }),
+    () => undefined,
+  );
   await expect(plain.login("admin", "x")).rejects.toThrow("the manager gave no token");
 });

@@ -11,14 +11,24 @@ import type { End, Switch, Volume } from "../src/model/pool";
 import { donor, pool, volume } from "./example";
 import { Random } from "./random";
 
-function draw(donors: number, hosts: number, width: number, volumes: readonly Volume[] = [], selected: string | null = null) {
+function draw(
+  donors: number,
+  hosts: number,
+  width: number,
+  volumes: readonly Volume[] = [],
+  selected: string | null = null,
+) {
   const all = pool(donors, hosts, { volumes });
   const is = (kind: End["kind"]) => all.ends.filter((end) => end.kind === kind);
   const groups = groupEnds(all, is("donor"), "enclosure");
   const switches: Switch[] = [
     {
       ...{ name: "s0", enclosure: "box", vppbs: 16, vppbsBound: 0 },
-      ports: Array.from({ length: 130 }, (_, id) => ({ id: String(id), isUpstream: id === 0, end: id === 0 ? "Host.h000" : null })),
+      ports: Array.from({ length: 130 }, (_, id) => ({
+        id: String(id),
+        isUpstream: id === 0,
+        end: id === 0 ? "Host.h000" : null,
+      })),
     },
   ];
   return layout({ hosts: is("host"), switches, groups, volumes, selected }, width);
@@ -73,7 +83,10 @@ describe("places", () => {
 
 describe("bindings", () => {
   const spread = (name: string, host: string, count: number) =>
-    volume(name, { host, members: Array.from({ length: count }, (_, index) => ({ end: donor(index).id, size: 2 ** 30, span: 1 })) });
+    volume(name, {
+      host,
+      members: Array.from({ length: count }, (_, index) => ({ end: donor(index).id, size: 2 ** 30, span: 1 })),
+    });
 
   test("go from a host to each donor, and from nobody for a volume that is not bound", () => {
     const links = draw(10, 2, 800, [spread("a", "h000", 4), spread("b", "h000", 2), volume("c")]).links;

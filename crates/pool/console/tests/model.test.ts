@@ -25,9 +25,13 @@ describe("amounts", () => {
   });
 
   test("are shown with one digit after the point at most", () => {
-    expect([0, 1023, 2 ** 33, 5632 * 2 ** 30, 1.25 * 2 ** 40].map(showBytes)).toEqual(
-      ["0B", "1023B", "8GiB", "5.5TiB", "1.3TiB"],
-    );
+    expect([0, 1023, 2 ** 33, 5632 * 2 ** 30, 1.25 * 2 ** 40].map(showBytes)).toEqual([
+      "0B",
+      "1023B",
+      "8GiB",
+      "5.5TiB",
+      "1.3TiB",
+    ]);
   });
 
   test("of volumes are whole MiB", () => {
@@ -71,7 +75,10 @@ describe("answers of the manager", () => {
   test("that are not what the interface says are one error with its place, and never a wrong page", () => {
     for (let seed = 0; seed < 2000; seed += 1) {
       const random = new Random(seed);
-      for (const [read, good] of [[readVolume, chunk], [readEnd, end]] as const) {
+      for (const [read, good] of [
+        [readVolume, chunk],
+        [readEnd, end],
+      ] as const) {
         try {
           const found = read(new Reader(spoiled(good, random), "it"));
           expect(typeof found.name, `seed ${seed}`).toBe("string");
@@ -117,7 +124,12 @@ describe("groups", () => {
   });
 
   test("count what does not answer", () => {
-    const ends = [donor(0), donor(1, { health: "silent" }), donor(2, { health: "unknown" }), donor(3, { isDraining: true })];
+    const ends = [
+      donor(0),
+      donor(1, { health: "silent" }),
+      donor(2, { health: "unknown" }),
+      donor(3, { isDraining: true }),
+    ];
     const group = groupEnds(pool(4, 0, { ends }), ends, "enclosure")[0];
     expect(group?.unhealthy).toBe(2);
     expect(ends.map(stateOf)).toEqual(["answers", "silent", "not seen yet", "draining"]);
@@ -139,11 +151,20 @@ describe("groups", () => {
 
 describe("the last minutes", () => {
   const status = (lent: number, sent: number) =>
-    ({ lent, capacity: 100, steps: { due: 0, sent, failed: 0 }, volumes: { all: 0, bound: 0, unsettled: 0 } }) as Status;
+    ({
+      lent,
+      capacity: 100,
+      steps: { due: 0, sent, failed: 0 },
+      volumes: { all: 0, bound: 0, unsettled: 0 },
+    }) as Status;
 
   test("have rates of counters, none of a manager that was started again, and a limit", () => {
     let samples: Sample[] = [];
-    for (const [at, lent, sent] of [[0, 0, 0], [2000, 50, 8], [4000, 40, 2]] as const) {
+    for (const [at, lent, sent] of [
+      [0, 0, 0],
+      [2000, 50, 8],
+      [4000, 40, 2],
+    ] as const) {
       samples = add(samples, status(lent, sent), at, 1);
     }
     expect(samples.map((one) => one.stepsPerSecond)).toEqual([0, 4, 0]);

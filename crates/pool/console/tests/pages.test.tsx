@@ -11,7 +11,7 @@ import { App } from "../src/app";
 import { WatchContext } from "../src/context";
 import { Store } from "../src/state";
 import { Watch } from "../src/watch";
-import { Manager } from "./manager";
+import { Manager } from "./answering";
 
 let manager = new Manager();
 let watch = new Watch(new Store(), manager.fetch, sessionStorage);
@@ -91,7 +91,11 @@ describe("a change", () => {
   test("that cannot be meant is not sent", async () => {
     await open("#/volumes/db");
     press("Shrink");
-    for (const [size, why] of [["", /Write a whole number and a unit/], ["8GiB", /has 8GiB; write less/], ["9GiB", /write less/]] as const) {
+    for (const [size, why] of [
+      ["", /Write a whole number and a unit/],
+      ["8GiB", /has 8GiB; write less/],
+      ["9GiB", /write less/],
+    ] as const) {
       write("New size", size);
       press("Show the plan");
       await screen.findByText(why, {}, PATIENT);
@@ -113,7 +117,17 @@ describe("a change", () => {
 });
 
 describe("roles", () => {
-  const changes = ["Bind", "Unbind", "Grow", "Shrink", "Move", "Release", "Create a volume", "Drain it", "Declare it gone"];
+  const changes = [
+    "Bind",
+    "Unbind",
+    "Grow",
+    "Shrink",
+    "Move",
+    "Release",
+    "Create a volume",
+    "Drain it",
+    "Declare it gone",
+  ];
   const seen = () => changes.filter((name) => screen.queryByRole("button", { name }) !== null);
 
   test("who only reads sees no change", async () => {
@@ -163,7 +177,15 @@ describe("the session", () => {
   });
 
   test("that cannot be read is none", async () => {
-    for (const kept of ["", "null", "5", "{", '{"token":5}', '{"token":"a"}', '{"token":"x","path":"/","account":"o"}']) {
+    for (const kept of [
+      "",
+      "null",
+      "5",
+      "{",
+      '{"token":5}',
+      '{"token":"a"}',
+      '{"token":"x","path":"/","account":"o"}',
+    ]) {
       sessionStorage.setItem("aquifer-session", kept);
       const again = new Watch(new Store(), manager.fetch, sessionStorage);
       await again.resume();
@@ -198,7 +220,9 @@ describe("texts of strangers", () => {
     const list = structuredClone(manager.known[chunks]) as { Members: { Id: string }[] };
     (list.Members[0] as { Id: string }).Id = EVIL;
     manager.known[chunks] = list;
-    const tasks = structuredClone(manager.known["/redfish/v1/TaskService/Tasks?$expand=."]) as { Members: { Name: string }[] };
+    const tasks = structuredClone(manager.known["/redfish/v1/TaskService/Tasks?$expand=."]) as {
+      Members: { Name: string }[];
+    };
     (tasks.Members[0] as { Name: string }).Name = `bind volume ${EVIL}`;
     manager.known["/redfish/v1/TaskService/Tasks?$expand=."] = tasks;
     for (const page of ["#/overview", "#/volumes", "#/tasks", `#/volumes/${encodeURIComponent(EVIL)}`]) {

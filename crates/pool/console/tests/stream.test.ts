@@ -24,7 +24,7 @@ test("events are the same, wherever the text is cut", () => {
   expect(whole[2]).toBe("a\nb");
   for (let seed = 0; seed < 500; seed += 1) {
     const [random, splitter, found] = [new Random(seed), new Splitter(), [] as string[]];
-    for (let at = 0; at < text.length; ) {
+    for (let at = 0; at < text.length;) {
       const next = at + 1 + random.below(40);
       found.push(...splitter.push(text.slice(at, next)));
       at = next;
@@ -60,7 +60,11 @@ test("after a break the stream goes on after the last event, with the token of t
     connected: (is: boolean) => states.push(is),
   };
   await follow(fetcher, () => ({ "x-auth-token": `t${asked.length}` }), follower, stop.signal);
-  expect(found.map((event) => [event.id, event.kind])).toEqual([[1, "Changed"], [2, "Changed"], [3, "Changed"]]);
+  expect(found.map((event) => [event.id, event.kind])).toEqual([
+    [1, "Changed"],
+    [2, "Changed"],
+    [3, "Changed"],
+  ]);
   expect(asked.map((headers) => headers.get("last-event-id"))).toEqual([null, "2", "2", "3"]);
   expect(asked.map((headers) => headers.get("x-auth-token"))).toEqual(["t0", "t1", "t2", "t3"]);
   expect(states).toEqual([true, false, true, false, true, false, false]);

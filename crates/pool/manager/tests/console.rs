@@ -117,6 +117,7 @@ fn the_console_is_built_from_its_sources_with_the_same_bytes_each_time() {
     let Some(first) = built() else { return };
     let _turn = turn();
     tool("typescript/bin/tsc", &["--noEmit"], &[]);
+    tool("prettier/bin/prettier.cjs", &["--check", "--log-level", "warn", "."], &[]);
     let second = directory("console-again");
     build_into(&second);
     let relative = |directory: &Path| -> Vec<(PathBuf, Vec<u8>)> {
@@ -124,7 +125,8 @@ fn the_console_is_built_from_its_sources_with_the_same_bytes_each_time() {
         all.map(|(path, bytes)| (path.strip_prefix(directory).expect("inside").to_owned(), bytes)).collect()
     };
     let (first, again) = (relative(first), relative(&second));
-    assert_eq!(first.iter().map(|(path, _)| path).collect::<Vec<_>>(), again.iter().map(|(path, _)| path).collect::<Vec<_>>());
+    let names = |files: &[(PathBuf, Vec<u8>)]| files.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&first), names(&again));
     assert!(first == again, "the bytes differ");
     let page = first.iter().find(|(path, _)| path.ends_with("index.html")).expect("the page");
     let page = String::from_utf8_lossy(&page.1);
@@ -141,30 +143,33 @@ fn the_parts_of_the_console_do_what_they_say() {
     tool("vitest/vitest.mjs", &["run", "--project", "parts"], &[]);
 }
 
-/// A daemon with the console, everything of a declaration applied and carried out.
-fn served(name: &str, peers: &SimulatedConfig, rounds: &str, declaration: &Value) -> Option<Daemon> {
-    let console = built()?;
-    let head = format!("console = {console:?}\n");
-    let daemon = Daemon::start_with(&directory(name), peers, &head, &format!("{rounds}{SESSIONS}"));
-    let token = daemon.login("admin", &daemon.password());
-    let applied = daemon.ask("POST", APPLY, &token, &apply_body(declaration)).expect("an answer");
-    assert_eq!(applied.status, 200, "{applied:?}");
-    assert!(daemon.settle(&token));
-    Some(daemon)
+/// A file of tests in a browser, and the pool that they are about.
+struct Scene {
+    file: &'static str,
+    peers: SimulatedConfig,
+    rounds: &'static str,
+    declaration: Value,
 }
 
-/// Runs a file of tests in a browser on a daemon, and leaves its screenshots.
-fn browse(daemon: Daemon, file: &str) {
+/// Starts a daemon, applies the declaration and carries it out; then runs the tests, and leaves their screenshots.
+fn browse(name: &str, scene: &Scene) {
+    let Some(console) = built() else { return };
     let browser = match browser() {
         Ok(browser) => browser,
         Err(why) => return skip(why),
     };
+    let _turn = turn();
+    let head = format!("console = {console:?}\n");
+    let daemon = Daemon::start_with(&directory(name), &scene.peers, &head, &format!("{}{SESSIONS}", scene.rounds));
+    let token = daemon.login("admin", &daemon.password());
+    let applied = daemon.ask("POST", APPLY, &token, &apply_body(&scene.declaration)).expect("an answer");
+    assert_eq!(applied.status, 200, "{applied:?}");
+    assert!(daemon.settle(&token));
     let shots = Path::new(env!("CARGO_TARGET_TMPDIR")).join("console-shots");
     fs::create_dir_all(&shots).expect("a directory");
-    let _turn = turn();
     tool(
         "vitest/vitest.mjs",
-        &["run", "--project", "browser", file],
+        &["run", "--project", "browser", scene.file],
         &[
             ("AQUIFER_CONSOLE_URL", &format!("http://{}", daemon.address)),
             ("AQUIFER_CONSOLE_PASSWORD", &daemon.password()),
@@ -184,7 +189,9 @@ fn names(prefix: &str, count: u32, digits: usize) -> Vec<String> {
 #[test]
 fn a_rack_is_steered_by_hand_in_a_browser() {
     let peers = SimulatedConfig { donors: 22, hosts: 3, devices: 4, ..rack(None) };
-    let volume = |size: &str, width: u32| json!({ "size": size, "pool": "main", "zone": "lab", "class": "tcp", "width": width });
+    let volume = |size: &str, width: u32| {
+        json!({ "size": size, "pool": "main", "zone": "lab", "class": "tcp", "width": width })
+    };
     let mut mirrored = volume("8GiB", 1);
     mirrored["redundancy"] = json!({ "mirror": { "copies": 2 } });
     let declaration = json!({
@@ -194,9 +201,7 @@ fn a_rack_is_steered_by_hand_in_a_browser() {
                      "wide": { "spec": volume("88GiB", 11), "host": "h002" } },
     });
     let rounds = "[rounds]\nidle-ms = 200\nbusy-ms = 5\n";
-    if let Some(daemon) = served("console-rack", &peers, rounds, &declaration) {
-        browse(daemon, "e2e/rack.test.ts");
-    }
+    browse("console-rack", &Scene { file: "e2e/rack.test.ts", peers, rounds, declaration });
 }
 
 #[test]
@@ -216,9 +221,7 @@ fn a_hall_of_a_thousand_donors_is_usable_in_a_browser() {
         "volumes": volumes,
     });
     let rounds = "[rounds]\nidle-ms = 1000\nbusy-ms = 50\n";
-    if let Some(daemon) = served("console-hall", &peers, rounds, &declaration) {
-        browse(daemon, "e2e/hall.test.ts");
-    }
+    browse("console-hall", &Scene { file: "e2e/hall.test.ts", peers, rounds, declaration });
 }
 
 /// Without the tools: a page of one line.

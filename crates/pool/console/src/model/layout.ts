@@ -212,7 +212,10 @@ class Drawing {
     for (const group of groups) {
       const columns = Math.min(columnsMax, Math.max(hasLabel ? 1 : COLUMNS_MAX, group.ends.length));
       const rows = isBar ? 0 : Math.ceil(group.ends.length / columns);
-      const panelWidth = Math.min(this.width - 2 * MARGIN, Math.max(150, columns * (width + gap) - gap + 2 * PANEL_PAD));
+      const panelWidth = Math.min(
+        this.width - 2 * MARGIN,
+        Math.max(150, columns * (width + gap) - gap + 2 * PANEL_PAD),
+      );
       const panelHeight = PANEL_HEAD + rows * (height + gap) - (rows > 0 ? gap : 0) + PANEL_PAD;
       if (x > MARGIN && x + panelWidth > this.width - MARGIN) {
         this.y += rowHeight + GAP;

@@ -52,7 +52,8 @@ export function ChangeDialog({ intent, close }: { intent: Intent; close: () => v
   const [planned, setPlanned] = useState<Planned | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const [isBusy, setBusy] = useState(false);
-  const etag = () => ("volume" in intent ? pool.volumes.find((one) => one.name === intent.volume.name)?.etag : undefined);
+  const etag = () =>
+    "volume" in intent ? pool.volumes.find((one) => one.name === intent.volume.name)?.etag : undefined;
   const attempt = async (what: () => Promise<void>) => {
     setBusy(true);
     setProblem(null);

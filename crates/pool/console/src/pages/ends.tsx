@@ -98,14 +98,12 @@ export function PortTable() {
   const rows = useMemo(
     () =>
       pool.switches.flatMap((one) =>
-        one.ports.map(
-          (port): PortRow => ({
-            of: one.name,
-            id: port.id,
-            kind: port.isUpstream ? "upstream" : "downstream",
-            end: port.end?.replace(".", " ").toLowerCase() ?? "nothing",
-          }),
-        ),
+        one.ports.map((port): PortRow => ({
+          of: one.name,
+          id: port.id,
+          kind: port.isUpstream ? "upstream" : "downstream",
+          end: port.end?.replace(".", " ").toLowerCase() ?? "nothing",
+        })),
       ),
     [pool],
   );

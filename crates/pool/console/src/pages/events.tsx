@@ -39,7 +39,11 @@ export function EventsPage() {
       <div class="tools">
         <TextField label="Search" type="search" value={search} hint="Messages, kinds, severities" enter={setSearch} />
         <p class="result">
-          {isLive ? <Badge tone="good">new ones are added as they happen</Badge> : <Badge tone="notice">connecting</Badge>}
+          {isLive ? (
+            <Badge tone="good">new ones are added as they happen</Badge>
+          ) : (
+            <Badge tone="notice">connecting</Badge>
+          )}
         </p>
       </div>
       <Table

@@ -126,7 +126,8 @@ function Troubles({ status }: { status: Status }) {
   );
 }
 
-const count = (value: number) => (value >= 10 || Number.isInteger(value) ? String(Math.round(value)) : value.toFixed(1));
+const count = (value: number) =>
+  value >= 10 || Number.isInteger(value) ? String(Math.round(value)) : value.toFixed(1);
 
 function Charts() {
   const { samples } = useConsole();

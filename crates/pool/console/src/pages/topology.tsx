@@ -71,10 +71,12 @@ export function TopologyPage() {
         <EndDetails id={selected} select={setSelected} />
       </div>
       <div class="columns">
-        <HostTable ends={found} select={setSelected} />
+        <div>
+          <HostTable ends={found} select={setSelected} />
+          <DeviceTable ends={found} select={setSelected} />
+          <PortTable />
+        </div>
         <DonorTable ends={found} select={setSelected} />
-        <DeviceTable ends={found} select={setSelected} />
-        <PortTable />
       </div>
     </>
   );

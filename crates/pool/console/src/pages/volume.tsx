@@ -30,7 +30,11 @@ export function VolumePage({ name }: { name: string }) {
         <a href="#/volumes">All volumes</a>
       </p>
       <h1>Volume {name}</h1>
-      {volume ? <Known volume={volume} /> : <p class="empty">{isLoaded ? "There is no such volume." : "Being read."}</p>}
+      {volume ? (
+        <Known volume={volume} />
+      ) : (
+        <p class="empty">{isLoaded ? "There is no such volume." : "Being read."}</p>
+      )}
       {its.length > 0 && (
         <section aria-labelledby="its-tasks">
           <h2 id="its-tasks">Its tasks</h2>

@@ -52,9 +52,10 @@ export function line(values: readonly [number, number][], scale: (x: number, y: 
 }
 
 export function Chart({ title, samples, series, show, atLeast, isBytes }: ChartProps) {
-  const [element, width] = useWidth<HTMLElement>();
+  const [element, width] = useWidth<HTMLDivElement>();
   const id = useId();
-  const [first, last] = [samples[0]?.at ?? 0, samples.at(-1)?.at ?? 0];
+  const newest = samples.at(-1);
+  const [first, last] = [samples[0]?.at ?? 0, newest?.at ?? 0];
   const highest = Math.max(atLeast, ...samples.flatMap((sample) => series.map((one) => one.value(sample))));
   const top = ceiling(highest, isBytes ?? false);
   // A minute at least, so that the first samples do not fill the whole chart.
@@ -64,18 +65,19 @@ export function Chart({ title, samples, series, show, atLeast, isBytes }: ChartP
     TOP + (1 - Math.min(1, value / top)) * (HEIGHT - TOP - BOTTOM),
   ];
   return (
-    <figure class="chart" ref={element} aria-labelledby={id}>
+    <figure class="chart" aria-labelledby={id}>
       <figcaption id={id}>
         <strong>{title}</strong>
         <span class="legend">
           {series.map((one, index) => (
             <span key={one.title} class={`series-${index}`}>
               <span class="swatch" aria-hidden="true" /> {one.title}{" "}
-              <b>{samples.length > 0 ? show(one.value(samples[samples.length - 1] as Sample)) : "…"}</b>
+              <b>{newest ? show(one.value(newest)) : "…"}</b>
             </span>
           ))}
         </span>
       </figcaption>
+      <div ref={element}>
       <svg width={width} height={HEIGHT} aria-hidden="true">
         {[0, 0.5, 1].map((part) => {
           const y = TOP + (1 - part) * (HEIGHT - TOP - BOTTOM);
@@ -102,10 +104,19 @@ export function Chart({ title, samples, series, show, atLeast, isBytes }: ChartP
           <path
             key={one.title}
             class={`line series-${index}`}
-            d={line(samples.map((sample) => [sample.at, one.value(sample)]), scale)}
+            d={line(
+              samples.map((sample) => [sample.at, one.value(sample)]),
+              scale,
+            )}
           />
         ))}
+        {newest &&
+          series.map((one, index) => {
+            const [x, y] = scale(newest.at, one.value(newest));
+            return <circle key={one.title} class={`newest series-${index}`} cx={x} cy={y} r={3.5} />;
+          })}
       </svg>
+      </div>
       <details>
         <summary>Figures of {title}</summary>
         <table>

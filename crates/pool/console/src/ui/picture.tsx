@@ -57,15 +57,18 @@ export function PictureView({ picture, selected, select }: PictureProps) {
       aria-label="The pool as a picture; arrow keys go from one to the next, Enter selects"
       onKeyDown={pressed}
     >
+      {picture.panels.map(({ key, x, y, width, height }) => (
+        <rect key={key} class="panel" x={x} y={y} width={width} height={height} rx={6} />
+      ))}
+      <Links links={picture.links} selected={selected} />
       {picture.lanes.map((lane) => (
         <text key={lane.title} class="lane" x={12} y={lane.y}>
           {lane.title}
         </text>
       ))}
       {picture.panels.map((panel) => (
-        <PanelView key={panel.key} panel={panel} />
+        <PanelHead key={panel.key} panel={panel} />
       ))}
-      <Links links={picture.links} selected={selected} />
       {picture.boxes.map((box) => (
         <BoxView
           key={box.id}
@@ -84,13 +87,13 @@ export function PictureView({ picture, selected, select }: PictureProps) {
   );
 }
 
-function PanelView({ panel }: { panel: Panel }) {
+/** Above the links, so that it can be read. */
+function PanelHead({ panel }: { panel: Panel }) {
   const room = Math.floor((panel.width - 16) / 7);
   const length = Math.max(4, room - panel.note.length - 1);
   const title = panel.title.length > length ? `${panel.title.slice(0, length - 1)}…` : panel.title;
   return (
-    <g class="panel" aria-hidden="true">
-      <rect x={panel.x} y={panel.y} width={panel.width} height={panel.height} rx={6} />
+    <g class="head" aria-hidden="true">
       <text x={panel.x + 8} y={panel.y + 17}>
         {title}
       </text>

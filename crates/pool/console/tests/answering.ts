@@ -50,7 +50,9 @@ export class Manager {
       return refusal ? refused(...refusal) : Response.json(this.plan);
     }
     const found = this.known[path];
-    return found === undefined ? refused(404, `there is nothing at ${path}`, "follow the links") : tagged(found, headers);
+    return found === undefined
+      ? refused(404, `there is nothing at ${path}`, "follow the links")
+      : tagged(found, headers);
   }
 }
 
