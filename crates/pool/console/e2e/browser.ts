@@ -30,7 +30,7 @@ const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.mi
 
 export function launch(): Promise<Browser> {
   // In a container there may be no sandbox, no /dev/shm and no graphics; the pages are our own.
-  const args = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking"];
+  const args = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-breakpad"];
   return chromium.launch({ executablePath: PROGRAM, args, timeout: WAIT_MS });
 }
 

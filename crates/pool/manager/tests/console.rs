@@ -189,9 +189,8 @@ fn names(prefix: &str, count: u32, digits: usize) -> Vec<String> {
 #[test]
 fn a_rack_is_steered_by_hand_in_a_browser() {
     let peers = SimulatedConfig { donors: 22, hosts: 3, devices: 4, ..rack(None) };
-    let volume = |size: &str, width: u32| {
-        json!({ "size": size, "pool": "main", "zone": "lab", "class": "tcp", "width": width })
-    };
+    let volume =
+        |size: &str, width: u32| json!({ "size": size, "pool": "main", "zone": "lab", "class": "tcp", "width": width });
     let mut mirrored = volume("8GiB", 1);
     mirrored["redundancy"] = json!({ "mirror": { "copies": 2 } });
     let declaration = json!({
@@ -256,7 +255,8 @@ fn a_page_of_another_site_changes_nothing_and_is_asked_for_no_password() {
     let daemon = Daemon::start(&directory("console-foreign"), &rack(None), "");
     let token = daemon.login("admin", &daemon.password());
     let adopt = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt";
-    let status = |headers: &str| daemon.ask("POST", adopt, &format!("{token}{headers}"), "{}").expect("an answer").status;
+    let status =
+        |headers: &str| daemon.ask("POST", adopt, &format!("{token}{headers}"), "{}").expect("an answer").status;
     for headers in [
         "sec-fetch-site: cross-site\r\n",
         "sec-fetch-site: same-site\r\n",

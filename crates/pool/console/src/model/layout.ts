@@ -17,8 +17,8 @@ export const BOXES_MAX = 64;
 export const CELLS_MAX = 2000;
 /** Hosts up to which each has a box with its name. */
 export const HOST_BOXES_MAX = 40;
-/** Bindings that are drawn at a time. */
-export const LINKS_MAX = 160;
+/** Links that are drawn at a time; if there are more, those of the selection alone are. */
+export const LINKS_MAX = 120;
 
 const MARGIN = 12;
 const GAP = 10;
@@ -27,8 +27,10 @@ const LANE_GAP = 34;
 const PANEL_HEAD = 34;
 const PANEL_PAD = 8;
 const CELL = 17;
-const CELL_GAP = 3;
-const COLUMNS_MAX = 8;
+const CELL_GAP = 2;
+/** Cells of a group side by side at least, and how much wider than high a large group is. */
+const COLUMNS_MIN = 8;
+const GROUP_SHAPE = 2.5;
 
 export interface Box {
   readonly id: string;
@@ -99,7 +101,7 @@ export interface Picture {
   readonly switches: readonly Switch[];
   readonly groups: readonly Group[];
   readonly volumes: readonly Volume[];
-  /** The box whose bindings are drawn before all others. */
+  /** The box whose bindings are drawn if not all can be. */
   readonly selected: string | null;
 }
 
@@ -206,11 +208,12 @@ class Drawing {
     const isBar = count > CELLS_MAX;
     const [width, height, gap] = hasLabel ? [84, 36, 6] : [CELL, CELL, CELL_GAP];
     const room = this.width - 2 * MARGIN - 2 * PANEL_PAD;
-    const columnsMax = Math.max(1, Math.min(COLUMNS_MAX, Math.floor((room + gap) / (width + gap))));
+    const columnsMax = Math.max(1, Math.floor((room + gap) / (width + gap)));
     this.lane(`Donors and devices (${count})`);
     let [x, rowHeight] = [MARGIN, 0];
     for (const group of groups) {
-      const columns = Math.min(columnsMax, Math.max(hasLabel ? 1 : COLUMNS_MAX, group.ends.length));
+      const shape = Math.max(COLUMNS_MIN, Math.ceil(Math.sqrt(group.ends.length * GROUP_SHAPE)));
+      const columns = Math.min(columnsMax, hasLabel ? Math.min(shape, group.ends.length) : shape);
       const rows = isBar ? 0 : Math.ceil(group.ends.length / columns);
       const panelWidth = Math.min(
         this.width - 2 * MARGIN,
@@ -266,7 +269,7 @@ function thickness(bytes: Bytes): number {
   return Math.min(6, Math.max(1, Math.log2(Math.max(1, bytes / 2 ** 20)) / 6 + 1));
 }
 
-/** Bindings between hosts and what holds their volumes' members, those of the selection first. */
+/** Bindings between hosts and what holds their volumes' members. */
 function bindings(drawing: Drawing, picture: Picture): Link[] {
   const found = new Map<string, { from: Box; to: Box; host: string; volumes: Set<string>; bytes: Bytes }>();
   for (const volume of picture.volumes) {
@@ -322,7 +325,7 @@ export function layout(picture: Picture, width: number): Layout {
   drawing.memory(picture.groups);
   const all = [...bindings(drawing, picture), ...cables(drawing, picture.switches)];
   const first = all.filter((link) => isOf(link, picture.selected));
-  const links = [...first, ...all.filter((link) => !isOf(link, picture.selected))].slice(0, LINKS_MAX);
+  const links = all.length > LINKS_MAX ? first.slice(0, LINKS_MAX) : all;
   return {
     width: drawing.width,
     height: Math.ceil(drawing.y + MARGIN),

@@ -7,7 +7,7 @@ import { useMemo, useState } from "preact/hooks";
 
 import { useConsole } from "../context";
 import { GROUPINGS, groupEnds, matches, searchEnds, type Grouping } from "../model/groups";
-import { layout, LINKS_MAX } from "../model/layout";
+import { layout } from "../model/layout";
 import { Choice, TextField } from "../ui/parts";
 import { PictureView } from "../ui/picture";
 import { useWidth } from "../ui/width";
@@ -21,10 +21,14 @@ const GROUPING_WORDS: Readonly<Record<Grouping, string>> = {
   zone: "by zone that uses them",
 };
 
+/** Hosts, donors and devices from which on they are grouped by rack, unless the reader wants it otherwise. */
+const RACKS_FROM = 400;
+
 export function TopologyPage() {
   const { pool, isLoaded } = useConsole();
   const [search, setSearch] = useState("");
-  const [grouping, setGrouping] = useState<Grouping>("enclosure");
+  const [wanted, setWanted] = useState<Grouping | null>(null);
+  const grouping = wanted ?? (pool.ends.length > RACKS_FROM ? "rack" : "enclosure");
   const [selected, setSelected] = useState<string | null>(null);
   const [element, width] = useWidth<HTMLDivElement>();
   const found = useMemo(() => searchEnds(pool, search), [pool, search]);
@@ -52,11 +56,11 @@ export function TopologyPage() {
           value={grouping}
           options={GROUPINGS}
           show={(one) => GROUPING_WORDS[one]}
-          choose={setGrouping}
+          choose={setWanted}
         />
         <p class="result" role="status">
           {found.length} of {pool.ends.length} found
-          {picture.linksHidden > 0 && `; ${LINKS_MAX} bindings are drawn, select something to see its own`}
+          {picture.linksHidden > 0 && "; there are too many bindings to draw all, select something to see its own"}
         </p>
       </div>
       <div class="map">
@@ -70,11 +74,11 @@ export function TopologyPage() {
         </div>
         <EndDetails id={selected} select={setSelected} />
       </div>
-      <div class="columns">
+      <div class="columns uneven">
         <div>
           <HostTable ends={found} select={setSelected} />
-          <DeviceTable ends={found} select={setSelected} />
-          <PortTable />
+          {pool.ends.some((end) => end.kind === "device") && <DeviceTable ends={found} select={setSelected} />}
+          {pool.switches.length > 0 && <PortTable />}
         </div>
         <DonorTable ends={found} select={setSelected} />
       </div>

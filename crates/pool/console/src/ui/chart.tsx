@@ -71,51 +71,50 @@ export function Chart({ title, samples, series, show, atLeast, isBytes }: ChartP
         <span class="legend">
           {series.map((one, index) => (
             <span key={one.title} class={`series-${index}`}>
-              <span class="swatch" aria-hidden="true" /> {one.title}{" "}
-              <b>{newest ? show(one.value(newest)) : "…"}</b>
+              <span class="swatch" aria-hidden="true" /> {one.title} <b>{newest ? show(one.value(newest)) : "…"}</b>
             </span>
           ))}
         </span>
       </figcaption>
       <div ref={element}>
-      <svg width={width} height={HEIGHT} aria-hidden="true">
-        {[0, 0.5, 1].map((part) => {
-          const y = TOP + (1 - part) * (HEIGHT - TOP - BOTTOM);
-          return (
-            <g key={part}>
-              <line class="grid" x1={LEFT} x2={width - RIGHT} y1={y} y2={y} />
-              <text class="axis" x={LEFT - 6} y={y + 4} text-anchor="end">
-                {show(top * part)}
-              </text>
-            </g>
-          );
-        })}
-        {samples.length > 0 && (
-          <>
-            <text class="axis" x={LEFT} y={HEIGHT - 5}>
-              {clock(last - span)}
-            </text>
-            <text class="axis" x={width - RIGHT} y={HEIGHT - 5} text-anchor="end">
-              {clock(last)}
-            </text>
-          </>
-        )}
-        {series.map((one, index) => (
-          <path
-            key={one.title}
-            class={`line series-${index}`}
-            d={line(
-              samples.map((sample) => [sample.at, one.value(sample)]),
-              scale,
-            )}
-          />
-        ))}
-        {newest &&
-          series.map((one, index) => {
-            const [x, y] = scale(newest.at, one.value(newest));
-            return <circle key={one.title} class={`newest series-${index}`} cx={x} cy={y} r={3.5} />;
+        <svg width={width} height={HEIGHT} aria-hidden="true">
+          {[0, 0.5, 1].map((part) => {
+            const y = TOP + (1 - part) * (HEIGHT - TOP - BOTTOM);
+            return (
+              <g key={part}>
+                <line class="grid" x1={LEFT} x2={width - RIGHT} y1={y} y2={y} />
+                <text class="axis" x={LEFT - 6} y={y + 4} text-anchor="end">
+                  {show(top * part)}
+                </text>
+              </g>
+            );
           })}
-      </svg>
+          {samples.length > 0 && (
+            <>
+              <text class="axis" x={LEFT} y={HEIGHT - 5}>
+                {clock(last - span)}
+              </text>
+              <text class="axis" x={width - RIGHT} y={HEIGHT - 5} text-anchor="end">
+                {clock(last)}
+              </text>
+            </>
+          )}
+          {series.map((one, index) => (
+            <path
+              key={one.title}
+              class={`line series-${index}`}
+              d={line(
+                samples.map((sample) => [sample.at, one.value(sample)]),
+                scale,
+              )}
+            />
+          ))}
+          {newest &&
+            series.map((one, index) => {
+              const [x, y] = scale(newest.at, one.value(newest));
+              return <circle key={one.title} class={`newest series-${index}`} cx={x} cy={y} r={3.5} />;
+            })}
+        </svg>
       </div>
       <details>
         <summary>Figures of {title}</summary>
