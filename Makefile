@@ -8,12 +8,13 @@
 #   make agent     what `aquifer agent` starts
 #   make cache     what `aquifer cache` starts
 #   make fabric    the fabric manager and its command line: aquifer-fabricd, aquifer-fabric
+#   make console   the fabric manager's page for browsers, into target/console; needs Node.js 20.19 or newer with npm
 #   make fmapi     what `aquifer fmapi` starts
 #   make metrics   what `aquifer metrics` and `aquifer donor --metrics` start: the HTTP server
 #   make c         the library for programs in C and C++: libaquifer.so and libaquifer.a
 #   make stress    what `aquifer stress` starts
 #   make python    the wheel of the Python package, into target/wheels; needs maturin
-#   make install   all of these but the wheel: PREFIX=/usr/local DESTDIR=
+#   make install   all of these but the wheel, and the console if it was built: PREFIX=/usr/local DESTDIR=
 #
 # Everything that is more than one command is in crates/xtask.
 
@@ -53,6 +54,10 @@ cache:
 fabric:
 	$(CARGO) build --release --package aquifer-manager --package aquifer-fabric-cli
 
+# `npm ci` installs what the lock file lists, and nothing that has another hash.
+console:
+	cd crates/pool/console && npm ci && npm run build -- --outDir $(TARGET)/console
+
 fmapi:
 	$(CARGO) build --release --package aquifer-fmapi-cli
 
@@ -89,6 +94,11 @@ install: build agent bench c cache fabric fmapi metrics stress
 	install -D -m 0755 $(RELEASE)/aquifer-cache $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-cache
 	install -D -m 0755 $(RELEASE)/aquifer-fabric $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabric
 	install -D -m 0755 $(RELEASE)/aquifer-fabricd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabricd
+	@if [ -f $(TARGET)/console/index.html ]; then \
+	  console=$(DESTDIR)$(PREFIX)/share/aquifer/console && rm -rf $$console && install -d $$console/assets && \
+	  install -m 0644 $(TARGET)/console/assets/* $$console/assets && \
+	  install -m 0644 $(TARGET)/console/*.* $$console; \
+	else echo "the fabric manager's console is not installed: it was not built; run 'make console' first"; fi
 	install -D -m 0755 $(RELEASE)/aquifer-fmapi $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fmapi
 	install -D -m 0755 $(RELEASE)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics
 	install -D -m 0755 $(RELEASE)/aquifer-stress $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-stress
@@ -116,5 +126,5 @@ install: build agent bench c cache fabric fmapi metrics stress
 clean:
 	$(CARGO) clean
 
-.PHONY: build agent bench c cache fabric fmapi metrics python stress demo test install clean
+.PHONY: build agent bench c cache console fabric fmapi metrics python stress demo test install clean
 .DEFAULT_GOAL := build

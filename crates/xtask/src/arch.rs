@@ -60,7 +60,7 @@ const RINGS: &[Ring] = &[
             // The edge to tiers is for donor's tests only: they borrow from a real donor.
             ("donor", &["control", "core", "fabric", "sys", "test-support", "tiers", "tls", "wire"]),
             // The edges to donor and wire are for its tests only: they need donors.
-            ("manager", &["control", "donor", "fabric", "state-store", "tls", "wire"]),
+            ("manager", &["control", "donor", "fabric", "state-store", "test-support", "tls", "wire"]),
             // The edge to borrower is for its tests only: their members break.
             ("pager", &["borrower", "core", "driver", "stats", "sys", "test-support", "tiers"]),
         ],

@@ -10,6 +10,7 @@ pub const LANES: usize = 2;
 const SLOW: &[&str] = &[
     "programs",
     "advice",
+    "console",
     "forks",
     "virtual_machines",
     "rdma",

@@ -3,7 +3,7 @@
 
 //! Checks what no compiler checks: licence lines, file names, lengths, unfinished work, banned words.
 //!
-//! Reads files on disk, including uncommitted ones, but nothing below `target` or a hidden directory.
+//! Reads files on disk, including uncommitted ones, but nothing below `target`, `node_modules` or a hidden directory.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -81,7 +81,7 @@ const WORD_LISTS: &[&str] = &["crates/xtask/src/tidy.rs", "docs/glossary.md"];
 /// Returns a complaint for each violation in the repository.
 pub fn check(root: &Path) -> Vec<String> {
     let mut complaints = Vec::new();
-    for path in files(root, &["rs", "cpp", "hpp", "c", "h", "py", "sh", "md", "toml"]) {
+    for path in files(root, &["rs", "cpp", "hpp", "c", "h", "py", "sh", "md", "toml", "ts", "tsx", "css"]) {
         let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
         match fs::read_to_string(&path) {
             Ok(text) => complaints.extend(complaints_about(&name, &text)),
@@ -104,7 +104,7 @@ pub fn files(directory: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     for path in entries {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_dir() {
-            if !name.starts_with('.') && name != "target" {
+            if !name.starts_with('.') && !["node_modules", "target"].contains(&name.as_ref()) {
                 found.extend(files(&path, extensions));
             }
         } else if path.extension().and_then(OsStr::to_str).is_some_and(|extension| extensions.contains(&extension)) {
@@ -163,7 +163,7 @@ fn complaints_about(name: &str, text: &str) -> Vec<String> {
 /// Checks the two licence lines, which follow a `#!` line if there is one.
 fn licence(name: &str, text: &str) -> Option<String> {
     let mut lines = text.lines().skip_while(|line| line.starts_with("#!/"));
-    let bare = |line: Option<&str>| line.unwrap_or_default().trim_start_matches(['/', '#', ' ']).to_owned();
+    let bare = |line: Option<&str>| line.unwrap_or_default().trim_matches(['/', '*', '#', ' ']).to_owned();
     let (first, second) = (bare(lines.next()), bare(lines.next()));
     let found = first == "SPDX-License-Identifier: Apache-2.0" && second == "Copyright the Aquifer authors";
     (!found).then(|| format!("{} does not begin with the two licence lines", name.rsplit('/').next().unwrap_or(name)))
@@ -260,6 +260,8 @@ mod tests {
         assert_eq!(complaints_about("a/ring.rs", "fn f() {}\n").len(), 1);
         let script = "#!/usr/bin/env bash\n# SPDX-License-Identifier: Apache-2.0\n# Copyright the Aquifer authors\n";
         assert!(complaints_about("a/run.sh", script).is_empty());
+        let style = "/* SPDX-License-Identifier: Apache-2.0 */\n/* Copyright the Aquifer authors */\n";
+        assert!(complaints_about("a/page.css", style).is_empty());
     }
 
     #[test]

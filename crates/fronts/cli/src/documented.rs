@@ -100,6 +100,18 @@ fn every_command_line_of_the_documents_parses() {
     assert!(checked >= COMMANDS_MIN, "only {checked} were found");
 }
 
+/// The golden file of `crates/pool/console/tests/acts.test.ts`: each command that the console offers to copy.
+#[test]
+fn every_command_that_the_console_offers_parses() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pool/console/tests/golden/commands.txt");
+    let text = fs::read_to_string(&file).unwrap();
+    for line in text.lines() {
+        let parsed = Cli::command().try_get_matches_from(words(line));
+        assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+    }
+    assert!(text.lines().count() >= COMMANDS_MIN / 2, "only {} were found", text.lines().count());
+}
+
 #[test]
 fn commands_are_found_in_fences_of_shell_alone() {
     let text = "```sh\nA=1 sudo aquifer run --dram '1 GiB' \\\n  -- ls | aquifer\nls\n```\naquifer no\n```text\naquifer no\n```\n";

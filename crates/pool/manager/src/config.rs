@@ -33,6 +33,9 @@ pub struct Config {
     /// Where clients connect.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
+    /// The directory of the console's files; without it, those that were installed with the daemon, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console: Option<PathBuf>,
     /// The server's certificate. Without it, only loopback addresses are allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,

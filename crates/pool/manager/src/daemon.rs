@@ -15,6 +15,7 @@ use aquifer_state_store::EmbeddedStore;
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::{Config, PeersConfig, RoundsConfig};
+use crate::console::Console;
 use crate::crash::CrashPoint;
 use crate::events::Events;
 use crate::ledger::Ledger;
@@ -84,6 +85,7 @@ impl Daemon {
     /// Opens the store, takes a term, and binds the address.
     pub fn start(config: &Config) -> Result<Daemon, Failure> {
         let tls = config.tls.as_ref().map(tls::server).transpose().map_err(failed)?;
+        let console = Console::find(config.console.as_deref()).map_err(failed)?;
         let directory = &config.state;
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.map_err(|error| failed(format!("{}: {error}; name a directory that can be made", directory.display())))?;
@@ -107,7 +109,8 @@ impl Daemon {
         let silent_ms = config.rounds.silent_seconds * 1000;
         let writer = Writer::start(Arc::clone(&shared), peers, desired, silent_ms, now()).map_err(failed)?;
         let (sender, orders) = sync_channel(ORDERS_MAX);
-        let service = Service { shared, sessions: Mutex::new(sessions), orders: sender, directory: directory.clone() };
+        let (sessions, directory) = (Mutex::new(sessions), directory.clone());
+        let service = Service { shared, sessions, orders: sender, directory, console };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .max_blocking_threads(BLOCKING_MAX)

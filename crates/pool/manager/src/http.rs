@@ -25,6 +25,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
+use crate::console::Page;
 use crate::events::Event;
 use crate::rest::{Answer, BODY_BYTES_MAX, Problem, Request, Service, date};
 
@@ -88,6 +89,10 @@ async fn one(request: hyper::Request<Incoming>, from: SocketAddr, service: Arc<S
     let is_head = request.method() == hyper::Method::HEAD;
     let answer = match arrived(request, from).await {
         Ok(request) => {
+            let known = request.header("if-none-match");
+            if let Some(page) = service.console.page(&request.method, &request.path, known) {
+                return console(page, is_head);
+            }
             let asked = Arc::clone(&service);
             let answered = tokio::task::spawn_blocking(move || asked.answer(&request)).await;
             answered.unwrap_or_else(|_| {
@@ -157,6 +162,18 @@ fn response(answer: Answer, is_head: bool) -> Response<Body> {
     }
     if answer.status == 411 || answer.status == 413 {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+fn console(page: Page, is_head: bool) -> Response<Body> {
+    let bytes = if is_head { Bytes::new() } else { page.bytes };
+    let mut response = Response::new(Full::new(bytes).boxed_unsync());
+    *response.status_mut() = StatusCode::from_u16(page.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    for (name, value) in page.headers {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            response.headers_mut().insert(HeaderName::from_static(name), value);
+        }
     }
     response
 }

@@ -9,14 +9,16 @@
 //! of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch donors or agents. Losing the
 //! daemon stops changes, never programs.
 //!
-//! `accounts.rs` and `sessions.rs` say who may do what; each change has a record in the audit log, which is stored in
-//! the same transaction. `config.rs` is the configuration file.
+//! `console.rs` serves a page for people, which uses the same interface. `accounts.rs` and `sessions.rs` say who may do
+//! what; each change has a record in the audit log, which is stored in the same transaction. `config.rs` is the
+//! configuration file.
 
 #![forbid(unsafe_code)]
 
 mod accounts;
 mod attempts;
 mod config;
+mod console;
 mod crash;
 mod daemon;
 mod events;

@@ -11,6 +11,13 @@ use std::collections::BTreeMap;
 
 use crate::tasks::{Tasks, is_settled};
 
+/// Steps since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StepCounts {
+    pub(crate) sent: u64,
+    pub(crate) failed: u64,
+}
+
 /// The states.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshot {
@@ -25,6 +32,8 @@ pub(crate) struct Snapshot {
     pub(crate) term: Term,
     /// Counts rounds since the start.
     pub(crate) rounds: u64,
+    /// Counts steps that were sent since the start, and those that failed.
+    pub(crate) steps: StepCounts,
 }
 
 impl Snapshot {

@@ -21,6 +21,19 @@ pub(crate) struct Task {
     pub(crate) volume: Option<VolumeId>,
     pub(crate) started: Millis,
     pub(crate) ended: Option<Millis>,
+    /// What was left to do at the most, by the rounds so far.
+    left_max: usize,
+    /// How much of it is done: 100 when it has ended. It never falls, although further steps may follow from the first.
+    pub(crate) percent: u8,
+}
+
+impl Task {
+    /// Learns from a round how much is left.
+    fn see(&mut self, left: usize) {
+        self.left_max = self.left_max.max(left);
+        let done = (self.left_max - left) * 100 / self.left_max.max(1);
+        self.percent = self.percent.max(u8::try_from(done.min(99)).unwrap_or(99));
+    }
 }
 
 /// The tasks.
@@ -37,7 +50,16 @@ impl Tasks {
         if self.list.len() == TASKS_MAX {
             self.list.pop_front();
         }
-        self.list.push_back(Task { id: self.last, what, who, volume, started: now, ended: None });
+        self.list.push_back(Task {
+            id: self.last,
+            what,
+            who,
+            volume,
+            started: now,
+            ended: None,
+            left_max: 0,
+            percent: 0,
+        });
         self.last
     }
 
@@ -47,7 +69,10 @@ impl Tasks {
         for task in self.list.iter_mut().filter(|task| task.ended.is_none()) {
             if is_settled(task.volume, desired, round) {
                 task.ended = Some(now);
+                task.percent = 100;
                 ended.push(format!("done: {}", task.what));
+            } else {
+                task.see(left(task.volume, desired, round));
             }
         }
         ended
@@ -72,6 +97,15 @@ pub(crate) fn is_settled(volume: Option<VolumeId>, desired: &Desired, round: &Ro
     !is_waiting && !is_leaving && !is_stepping
 }
 
+/// How many steps, waits and departures are left for a volume, or for everything.
+fn left(volume: Option<VolumeId>, desired: &Desired, round: &Round) -> usize {
+    let is_its = |of: Option<VolumeId>| volume.is_none() || of.is_none() || of == volume;
+    let steps = round.steps.iter().filter(|step| is_its(volume_of(step))).count();
+    let waiting = round.waiting.iter().filter(|waiting| is_its(Some(waiting.volume))).count();
+    let leaving = desired.volumes.iter().filter(|(id, _)| is_its(Some(**id))).map(|(_, one)| one.leaving.len());
+    steps + waiting + leaving.sum::<usize>()
+}
+
 /// The volume of a step, if it names one.
 pub(crate) fn volume_of(step: &Step) -> Option<VolumeId> {
     match step {
@@ -86,5 +120,26 @@ pub(crate) fn volume_of(step: &Step) -> Option<VolumeId> {
         | Step::ReleaseDynamicCapacity { volume, .. }
         | Step::Withdraw { volume, .. } => Some(*volume),
         Step::BindVppb { .. } | Step::UnbindVppb { .. } | Step::WipeLd { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_never_falls_and_is_whole_only_at_the_end() {
+        let mut tasks = Tasks::default();
+        tasks.add("grow".into(), "admin".into(), None, Millis(1));
+        let task = &mut tasks.list[0];
+        let seen: Vec<u8> = [8, 6, 9, 3, 0]
+            .map(|left| {
+                task.see(left);
+                task.percent
+            })
+            .to_vec();
+        assert_eq!(seen, [0, 25, 25, 66, 99]);
+        tasks.end_settled(&Desired::default(), &Round::default(), Millis(2));
+        assert_eq!((tasks.list[0].percent, tasks.list[0].ended), (100, Some(Millis(2))));
     }
 }

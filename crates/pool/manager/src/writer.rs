@@ -21,7 +21,7 @@ use crate::ledger::{Entry, Ledger, LedgerFailure};
 use crate::merge::{Merged, merge};
 use crate::order::{NotDone, Order, change};
 use crate::peers::Peers;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Snapshot, StepCounts};
 use crate::tasks::Tasks;
 
 /// Elections that a start tries, each with a term greater than what the peers have seen.
@@ -95,6 +95,7 @@ pub(crate) struct Writer {
     tasks: Tasks,
     unrepaired: Vec<String>,
     rounds: u64,
+    steps: StepCounts,
     silent_ms: u64,
 }
 
@@ -118,7 +119,7 @@ impl Writer {
                 None => {
                     std::thread::sleep(peers.command_time_max());
                     let (sequences, tasks) = (BTreeMap::new(), Tasks::default());
-                    let (unrepaired, rounds) = (Vec::new(), 0);
+                    let (unrepaired, rounds, steps) = (Vec::new(), 0, StepCounts::default());
                     return Ok(Writer {
                         shared,
                         peers,
@@ -129,6 +130,7 @@ impl Writer {
                         tasks,
                         unrepaired,
                         rounds,
+                        steps,
                         silent_ms,
                     });
                 }
@@ -265,7 +267,9 @@ impl Writer {
         let commands: Vec<Command> = round.steps.iter().map(|step| self.command(step.clone())).collect();
         let outcomes = self.peers.send(&commands);
         for (command, outcome) in commands.iter().zip(outcomes) {
+            self.steps.sent += 1;
             if let Err(failure) = outcome {
+                self.steps.failed += 1;
                 let what = format!("{}: {failure}", command.step);
                 self.shared.events.add(now, "StepFailed", "Warning", what);
             }
@@ -316,6 +320,7 @@ impl Writer {
             tasks: self.tasks.clone(),
             term: self.term,
             rounds: self.rounds,
+            steps: self.steps,
         };
         *self.shared.snapshot.write().expect("a panic ends the daemon") = Arc::new(next);
     }

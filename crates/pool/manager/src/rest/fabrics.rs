@@ -3,7 +3,9 @@
 
 //! The fabric: switches with their ports, zones, and endpoints, which are hosts, donors and devices.
 
-use aquifer_fabric::{Availability, DeviceId, DonorId, HostId, Port, PortId, SwitchId, ZoneId};
+use std::collections::BTreeMap;
+
+use aquifer_fabric::{Availability, Bytes, DeviceId, DonorId, HostId, Port, PortId, SwitchId, ZoneId};
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Problem};
@@ -14,6 +16,8 @@ use crate::order::Act;
 
 const FABRICS: &str = "/redfish/v1/Fabrics";
 const FABRIC: &str = "/redfish/v1/Fabrics/Aquifer";
+
+type Promised = BTreeMap<DonorId, Bytes>;
 
 fn link(path: String) -> Value {
     json!({ "@odata.id": path })
@@ -129,7 +133,8 @@ fn status(availability: Option<Availability>) -> Value {
     }
 }
 
-fn endpoint_body(call: &Call<'_>, id: &str) -> Option<Value> {
+/// `promised` is what is promised from each donor: computed once for all bodies of an answer.
+fn endpoint_body(call: &Call<'_>, promised: &Promised, id: &str) -> Option<Value> {
     let (kind, name) = id.split_once('.')?;
     let (parts, observed, desired) = (call.snapshot.topology.parts(), &call.snapshot.observed, &call.snapshot.desired);
     let (role, availability, enclosure, ours) = match kind {
@@ -146,7 +151,7 @@ fn endpoint_body(call: &Call<'_>, id: &str) -> Option<Value> {
             let report = observed.donors.get(&donor);
             let ours = json!({
                 "Kind": "Donor", "Capacity": report.map(|report| report.capacity), "Lent": call.snapshot.lent(&donor),
-                "Promised": call.snapshot.promised().remove(&donor).unwrap_or_default(),
+                "Promised": promised.get(&donor).copied().unwrap_or_default(),
                 "IsDraining": desired.draining.contains(&donor),
                 "IsDeclaredGone": desired.retired_donors.contains_key(&donor),
             });
@@ -156,7 +161,7 @@ fn endpoint_body(call: &Call<'_>, id: &str) -> Option<Value> {
             let device: DeviceId = name.parse().ok()?;
             let report = observed.devices.get(&device);
             let found = parts.devices.get(&device)?;
-            let size: aquifer_fabric::Bytes = found.lds().into_iter().map(|(_, bytes)| bytes).sum();
+            let size: Bytes = found.lds().into_iter().map(|(_, bytes)| bytes).sum();
             let ours = json!({ "Kind": "Device", "Capacity": size, "Lds": report.map(|report| &report.lds) });
             ("Target", report.map(|report| report.availability), &found.enclosure, ours)
         }
@@ -181,12 +186,13 @@ pub(super) fn endpoints(call: &Call<'_>) -> Result<Answer, Problem> {
     let hosts = parts.hosts.keys().map(|name| format!("Host.{name}"));
     let ids: Vec<String> = devices.chain(donors).chain(hosts).collect();
     let path = format!("{FABRIC}/Endpoints");
-    let body = |id: &str| endpoint_body(call, id);
+    let promised = call.snapshot.promised();
+    let body = |id: &str| endpoint_body(call, &promised, id);
     Ok(Answer::of(200, collection(&path, "EndpointCollection", "Endpoints", &call.query, &ids, body)))
 }
 
 pub(super) fn endpoint(call: &Call<'_>) -> Result<Answer, Problem> {
-    or_missing(call, endpoint_body(call, call.name()))
+    or_missing(call, endpoint_body(call, &call.snapshot.promised(), call.name()))
 }
 
 pub(super) fn drain(call: &Call<'_>) -> Result<Answer, Problem> {

@@ -48,6 +48,7 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
             "Volumes": { "All": wanted.clone().count(), "Bound": wanted.filter(|one| one.host.is_some()).count(),
                          "Unsettled": unsettled },
             "Capacity": capacity, "Lent": lent,
+            "Steps": { "Due": snapshot.round.steps.len(), "Sent": snapshot.steps.sent, "Failed": snapshot.steps.failed },
             "Waiting": waiting, "Strays": strays, "Unrepaired": snapshot.unrepaired,
             "IsSettled": snapshot.rounds > 0 && unsettled == 0 && snapshot.round.is_settled(),
             "Declaration": { "@odata.id": format!("{PATH}/Declaration") },

@@ -121,7 +121,8 @@ fn task_body(task: &Task) -> Value {
     let state = if task.ended.is_some() { "Completed" } else { "Running" };
     json!({
         "@odata.id": format!("{TASKS}/{}", task.id), "@odata.type": "#Task.v1_7_4.Task", "Id": task.id.to_string(),
-        "Name": task.what, "TaskState": state, "TaskStatus": "OK", "StartTime": date(task.started),
+        "Name": task.what, "TaskState": state, "TaskStatus": "OK", "PercentComplete": task.percent,
+        "StartTime": date(task.started),
         "EndTime": task.ended.map(date), "Oem": { "Aquifer": { "Who": task.who, "VolumeId": task.volume } },
     })
 }

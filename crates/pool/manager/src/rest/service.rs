@@ -16,6 +16,7 @@ use super::collection::{Query, decoded};
 use super::routes::{Method, ROUTES, Route};
 use super::{ORDER_WAIT_MAX, access};
 use crate::accounts::Role;
+use crate::console::Console;
 use crate::order::{Act, NotDone, Order, etag_of};
 use crate::sessions::{Sessions, Who};
 use crate::snapshot::Snapshot;
@@ -37,7 +38,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 }
@@ -48,6 +49,7 @@ pub(crate) struct Service {
     pub(crate) sessions: Mutex<Sessions>,
     pub(crate) orders: SyncSender<Posted>,
     pub(crate) directory: PathBuf,
+    pub(crate) console: Console,
 }
 
 /// One call of a route's function.
@@ -71,7 +73,11 @@ impl Service {
 
     /// Answers a request.
     pub(crate) fn answer(&self, request: &Request) -> Answer {
-        let answer = self.try_answer(request).unwrap_or_else(Problem::answer);
+        let mut answer = self.try_answer(request).unwrap_or_else(Problem::answer);
+        // A browser would ask for the password itself, keep it, and send it with requests of any page.
+        if request.header("sec-fetch-mode").is_some() {
+            answer.headers.retain(|(name, _)| *name != "www-authenticate");
+        }
         with_etag(request, answer)
     }
 
@@ -93,6 +99,7 @@ impl Service {
             problem.headers.push(("allow", allowed.join(", ")));
             return Err(problem);
         };
+        check_site(request)?;
         let who = match route.needs {
             None => None,
             Some(needs) => Some(self.caller(request, needs)?),
@@ -159,6 +166,20 @@ impl Call<'_> {
         let outcome = answered.recv_timeout(ORDER_WAIT_MAX);
         Ok(outcome.map_err(|_| busy("the order was not answered in time; it may still be carried out"))??)
     }
+}
+
+/// Refuses changes that a page of another site has sent. Such a page has no token, so that this is a second guard.
+fn check_site(request: &Request) -> Result<(), Problem> {
+    let is_foreign = match (request.header("sec-fetch-site"), request.header("origin")) {
+        (Some(site), _) => !["none", "same-origin"].contains(&site),
+        (None, Some(origin)) => origin.split_once("://").map(|(_, host)| host) != request.header("host"),
+        (None, None) => false,
+    };
+    if !is_foreign || ["GET", "HEAD"].contains(&request.method.as_str()) {
+        return Ok(());
+    }
+    let what = "a page of another site has sent this request";
+    Err(Problem::new(403, "Base.1.18.AccessDenied", what, "use the console of this manager, or a program"))
 }
 
 /// What stands for the braces of a route's path, if the path is one of its.

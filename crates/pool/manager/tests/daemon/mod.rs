@@ -84,8 +84,13 @@ pub struct Daemon {
 impl Daemon {
     /// Starts a daemon on a directory, which may hold the state of an earlier one.
     pub fn start(directory: &Path, peers: &SimulatedConfig, more: &str) -> Daemon {
+        Daemon::start_with(directory, peers, "", &format!("[rounds]\nidle-ms = 50\nbusy-ms = 1\n{more}"))
+    }
+
+    /// Starts a daemon with further settings at the head and at the end of its configuration.
+    pub fn start_with(directory: &Path, peers: &SimulatedConfig, head: &str, end: &str) -> Daemon {
         let mut config = format!(
-            "state = {:?}\nlisten = \"{}:0\"\n[peers]\nkind = \"simulated\"\ndonors = {}\nhosts = {}\ndevices = {}\n\
+            "{head}state = {:?}\nlisten = \"{}:0\"\n[peers]\nkind = \"simulated\"\ndonors = {}\nhosts = {}\ndevices = {}\n\
              donor-capacity = \"{}\"\ndevice-capacity = \"{}\"\n",
             directory.join("state"),
             address(),
@@ -98,8 +103,7 @@ impl Daemon {
         if let Some(number) = peers.kill_at_effect {
             config += &format!("kill-at-effect = {number}\n");
         }
-        config += "[rounds]\nidle-ms = 50\nbusy-ms = 1\n";
-        config += more;
+        config += end;
         Daemon::launch(directory, &config, 1)
     }
 
