@@ -37,7 +37,10 @@ impl fmt::Display for NotAFrame {
         match self {
             Self::Message { why } => write!(f, "a message is malformed ({why}); install the same aquifer at both ends"),
             Self::Oversized { bytes } => {
-                write!(f, "a message has {bytes} bytes, and {FRAME_BYTES_MAX} are allowed; use fewer members in one volume")
+                write!(
+                    f,
+                    "a message has {bytes} bytes, and {FRAME_BYTES_MAX} are allowed; use fewer members in one volume"
+                )
             }
         }
     }
@@ -134,7 +137,13 @@ mod tests {
         let mut decoder = Decoder::default();
         decoder.push(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes());
         assert_eq!(decoder.next::<Request>(), Err(NotAFrame::Oversized { bytes: FRAME_BYTES_MAX + 1 }));
-        for text in ["", "{", "\"clos\"", "{\"open\":{\"version\":1}}", "{\"open\":{\"version\":1,\"volume\":\"a\",\"session\":1,\"holds\":[],\"x\":1}}"] {
+        for text in [
+            "",
+            "{",
+            "\"clos\"",
+            "{\"open\":{\"version\":1}}",
+            "{\"open\":{\"version\":1,\"volume\":\"a\",\"session\":1,\"holds\":[],\"x\":1}}",
+        ] {
             let mut decoder = Decoder::default();
             decoder.push(&(text.len() as u32).to_le_bytes());
             decoder.push(text.as_bytes());

@@ -100,7 +100,9 @@ impl fmt::Display for Denial {
             Self::Busy { programs } => {
                 write!(f, "the agent serves {programs} programs already; end some, or raise programs_max in its file")
             }
-            Self::Malformed { why } => write!(f, "the request is malformed ({why}); use the aquifer of the agent's version"),
+            Self::Malformed { why } => {
+                write!(f, "the request is malformed ({why}); use the aquifer of the agent's version")
+            }
             Self::NotBound { host } => write!(
                 f,
                 "it is not bound to this host; bind it with 'aquifer fabric bind VOLUME {host}', or check its name with \

@@ -34,6 +34,9 @@ const LOOKS_APART: Duration = Duration::from_secs(1);
 const LOOK_PART: u32 = 20;
 /// A total above the previous one is confirmed by a second look after this delay.
 const CONFIRMED_AFTER: Duration = Duration::from_millis(50);
+/// Looks that must all find the budget exceeded, `CONFIRMED_AFTER` apart. The kernel counts pages at once, and the pager
+/// publishes its own figures a moment later: until then, pages that it manages look unmanaged.
+const LOOKS_TO_JUDGE: u32 = 4;
 /// Unmanaged memory that is tolerated above the budget: stacks, data of libraries, small mappings. An arbitrary choice:
 /// as much as the smallest budget, or 1/64 of a large budget.
 const ALLOWED_BYTES: u64 = 16 << 20;
@@ -114,22 +117,17 @@ impl Watched<'_> {
 
     /// Publishes the figures. Returns whether the budget is exceeded, and reports it the first time.
     fn judge(&self, found: &Resident, processes: &BTreeSet<i32>, has_said: bool, state: &State) -> bool {
-        let count = processes.len().max(1) as u64;
-        let managed = self.managed_bytes(found, count);
-        let mapped = self.counters.gauge(Gauge::TierMappedBytes);
-        let unmanaged = found.unmanaged_bytes(managed, self.counters.gauge(Gauge::OverheadBytes) * count, mapped);
-        self.counters.set(Gauge::UnmanagedResidentBytes, unmanaged);
-        self.counters.raise(Gauge::UnmanagedResidentBytesPeak, unmanaged);
-        let budget = match self.ledger {
-            Some(ledger) => {
-                let budget = ledger.words()[LEDGER_BUDGET_WORD].load(Ordering::Relaxed) * PAGE_BYTES;
-                // A process that fits its budget has no pager, which would otherwise publish a changed budget.
-                self.counters.set(Gauge::DramBudgetBytes, budget);
-                budget
-            }
-            None => self.counters.gauge(Gauge::DramBudgetBytes) * count,
-        };
-        if !exceeds_budget(managed + unmanaged, budget) {
+        let figures = self.figures(found, processes).confirmed(|| {
+            thread::sleep(CONFIRMED_AFTER);
+            Some(self.figures(&Resident::of(processes)?, processes))
+        });
+        self.counters.set(Gauge::UnmanagedResidentBytes, figures.unmanaged);
+        self.counters.raise(Gauge::UnmanagedResidentBytesPeak, figures.unmanaged);
+        if self.ledger.is_some() {
+            // A process that fits its budget has no pager, which would otherwise publish a changed budget.
+            self.counters.set(Gauge::DramBudgetBytes, figures.budget);
+        }
+        if !figures.exceed_budget() {
             return false;
         }
         if self.strict {
@@ -139,9 +137,22 @@ impl Watched<'_> {
             }
         }
         if !has_said {
-            self.say(managed, unmanaged, budget);
+            self.say(&figures);
         }
         true
+    }
+
+    /// What the kernel and the pager say now.
+    fn figures(&self, found: &Resident, processes: &BTreeSet<i32>) -> Figures {
+        let count = processes.len().max(1) as u64;
+        let managed = self.managed_bytes(found, count);
+        let mapped = self.counters.gauge(Gauge::TierMappedBytes);
+        let unmanaged = found.unmanaged_bytes(managed, self.counters.gauge(Gauge::OverheadBytes) * count, mapped);
+        let budget = match self.ledger {
+            Some(ledger) => ledger.words()[LEDGER_BUDGET_WORD].load(Ordering::Relaxed) * PAGE_BYTES,
+            None => self.counters.gauge(Gauge::DramBudgetBytes) * count,
+        };
+        Figures { managed, unmanaged, budget }
     }
 
     /// The part of the anonymous memory that the budget ledger covers.
@@ -158,7 +169,8 @@ impl Watched<'_> {
         managed.min(found.anonymous)
     }
 
-    fn say(&self, managed: u64, unmanaged: u64, budget: u64) {
+    fn say(&self, figures: &Figures) {
+        let Figures { managed, unmanaged, budget } = *figures;
         let (name, unmanaged, managed, budget) = (self.name, ByteSize(unmanaged), ByteSize(managed), ByteSize(budget));
         let what = format!(
             "'{name}' has {unmanaged} in DRAM that aquifer does not manage (shared memory, stacks, small mappings), \
@@ -179,6 +191,34 @@ pub fn exceeds_budget(used: u64, budget: u64) -> bool {
 
 fn allowed(budget: u64) -> u64 {
     ALLOWED_BYTES.max(budget / ALLOWED_PART)
+}
+
+/// Memory of the program in DRAM beside its budget, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Figures {
+    managed: u64,
+    unmanaged: u64,
+    budget: u64,
+}
+
+impl Figures {
+    fn exceed_budget(&self) -> bool {
+        exceeds_budget(self.managed + self.unmanaged, self.budget)
+    }
+
+    /// These figures if they are within the budget. Otherwise the first later ones that are, or the last of
+    /// `LOOKS_TO_JUDGE`. `look` returns `None` when the program has ended.
+    fn confirmed(self, mut look: impl FnMut() -> Option<Self>) -> Self {
+        let mut latest = self;
+        for _ in 1..LOOKS_TO_JUDGE {
+            if !latest.exceed_budget() {
+                break;
+            }
+            let Some(later) = look() else { break };
+            latest = later;
+        }
+        latest
+    }
 }
 
 /// Resident memory of processes, in bytes.
@@ -262,6 +302,25 @@ mod tests {
         let before = Resident { anonymous: 70, shared: 90 };
         assert_eq!(found.min(&before), Resident { anonymous: 70, shared: 30 });
         assert_eq!((allowed(16 << 20), allowed(64 << 30)), (16 << 20, 1 << 30));
+    }
+
+    #[test]
+    fn what_the_pager_publishes_a_moment_later_is_not_unmanaged() {
+        let figures = |unmanaged| Figures { managed: 64 << 20, unmanaged, budget: 64 << 20 };
+        let (within, above) = (figures(1 << 20), figures(90 << 20));
+        let mut looks = 0;
+        let mut look_twice = |later: [Figures; 3]| {
+            looks = 0;
+            let judged = above.confirmed(|| {
+                looks += 1;
+                Some(later[looks - 1])
+            });
+            (judged, looks)
+        };
+        assert_eq!(look_twice([within, above, above]), (within, 1));
+        assert_eq!(look_twice([above, above, within]), (within, 3));
+        assert_eq!(look_twice([above; 3]), (above, 3));
+        assert_eq!(within.confirmed(|| unreachable!("nothing to confirm")), within);
     }
 
     #[test]

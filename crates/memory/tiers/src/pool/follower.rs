@@ -200,7 +200,8 @@ impl Follower {
                 }
                 Some(Ok(None)) | None => return,
                 Some(Err(error)) => {
-                    following.alone(&format!("the connection to the agent at {} was lost ({error})", self.agent.display()));
+                    following
+                        .alone(&format!("the connection to the agent at {} was lost ({error})", self.agent.display()));
                     return following.lose(now);
                 }
             }
@@ -245,9 +246,7 @@ impl Following {
                 continue;
             }
             let (outcome, done) = match &step {
-                Step::Join(newcomer) => {
-                    (array.join(newcomer), format!("the donor at {} has joined", newcomer.address))
-                }
+                Step::Join(newcomer) => (array.join(newcomer), format!("the donor at {} has joined", newcomer.address)),
                 Step::Drain(_) => (array.drain(key), format!("member {} is being drained", key.0)),
                 Step::Leave(_) => {
                     array.leave(key);
