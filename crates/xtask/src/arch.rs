@@ -44,7 +44,7 @@ const RINGS: &[Ring] = &[
             ("borrower", &["core", "sys", "tier", "tiers", "tls", "wire"]),
             // The edge to cxl-switch is for its tests only: they need a peer.
             ("fmapi-client", &["cxl-switch", "fmapi", "sys", "test-support"]),
-            ("state-store", &[]),
+            ("state-store", &["test-support"]),
             ("stats", &["sys"]),
             ("sys", &["test-support"]),
             ("tier", &["core", "sys", "test-support"]),
@@ -57,7 +57,7 @@ const RINGS: &[Ring] = &[
         crates: &[
             // The edge to tiers is for donor's tests only: they borrow from a real donor.
             ("donor", &["core", "sys", "test-support", "tiers", "tls", "wire"]),
-            ("manager", &["fabric", "state-store"]),
+            ("manager", &["fabric", "state-store", "test-support"]),
             // The edge to borrower is for its tests only: their members break.
             ("pager", &["borrower", "core", "driver", "stats", "sys", "test-support", "tiers"]),
         ],
@@ -120,6 +120,7 @@ const RINGS: &[Ring] = &[
                     "fmapi",
                     "manager",
                     "named",
+                    "state-store",
                     "stats",
                     "sys",
                     "tiers",

@@ -29,7 +29,7 @@ use aquifer_tiers::TierSpec;
 use aquifer_tiers::profile::Profile;
 use aquifer_wire::{BODY_BYTES_MAX, DonorStatus, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STATUS_BYTES, body_crc};
 
-pub use self::fabric::{fabric_body, fabric_config};
+pub use self::fabric::{etcd_answer, fabric_body, fabric_config};
 pub use self::named::named;
 
 /// Maximum size of a generated segment in words; the product's own is smaller.

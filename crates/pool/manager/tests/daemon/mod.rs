@@ -5,6 +5,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod judge;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -55,11 +57,19 @@ impl Answer {
 pub fn rack(kill_at_effect: Option<u64>) -> SimulatedConfig {
     let capacity = "64GiB".parse().expect("a size");
     let (donors, hosts, devices) = (4, 2, 2);
-    SimulatedConfig { donors, donor_capacity: capacity, hosts, devices, device_capacity: capacity, kill_at_effect }
+    SimulatedConfig {
+        donors,
+        donor_capacity: capacity,
+        hosts,
+        devices,
+        device_capacity: capacity,
+        directory: None,
+        kill_at_effect,
+    }
 }
 
 /// A loopback address that no other daemon of the tests has: a killed daemon's port may be given to the next one.
-fn address() -> String {
+pub fn address() -> String {
     static STARTED: AtomicU32 = AtomicU32::new(0);
     let (pid, number) = (std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
     format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 1 + number % 250)
@@ -76,6 +86,8 @@ pub fn request(method: &str, path: &str, headers: &str, body: &str) -> String {
 pub struct Daemon {
     child: Child,
     pub address: String,
+    /// Where its metrics are, if its configuration says so.
+    pub metrics: String,
     pub directory: PathBuf,
 }
 
@@ -98,15 +110,38 @@ impl Daemon {
         }
         config += "[rounds]\nidle-ms = 50\nbusy-ms = 1\n";
         config += more;
+        Daemon::launch(directory, &config, &[])
+    }
+
+    /// Starts a daemon with a configuration, and with variables of its environment.
+    pub fn launch(directory: &Path, config: &str, variables: &[(&str, String)]) -> Daemon {
         let file = directory.join("fabricd.toml");
         std::fs::write(&file, config).expect("written");
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(directory.join("log")).expect("a log");
         let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-fabricd"));
-        let mut child =
-            command.arg("--config").arg(&file).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        command.arg("--config").arg(&file).envs(variables.iter().map(|(name, value)| (name, value)));
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().expect("it starts");
+        let (mut line, mut output) = (String::new(), BufReader::new(child.stdout.take().expect("a pipe")));
+        output.read_line(&mut line).expect("a line");
         let address = line.trim().rsplit('/').next().unwrap_or_default().to_owned();
-        Daemon { child, address, directory: directory.to_owned() }
+        let mut metrics = String::new();
+        if config.contains("\nmetrics = ") {
+            output.read_line(&mut metrics).expect("a second line");
+            metrics = metrics.trim().trim_start_matches("metrics on http://").trim_end_matches("/metrics").to_owned();
+        }
+        Daemon { child, address, metrics, directory: directory.to_owned() }
+    }
+
+    /// Ends it with SIGKILL.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Stops it, or lets it go on.
+    pub fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status();
+        assert!(sent.is_ok_and(|sent| sent.success()), "kill {signal}");
     }
 
     /// The initial password.
@@ -125,7 +160,12 @@ impl Daemon {
 
     /// Writes bytes and reads until the daemon closes.
     pub fn raw(&self, bytes: &[u8]) -> Option<String> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
+        self.raw_at(&self.address, bytes)
+    }
+
+    /// The same at another of its addresses.
+    pub fn raw_at(&self, address: &str, bytes: &[u8]) -> Option<String> {
+        let mut stream = TcpStream::connect(address).ok()?;
         stream.set_read_timeout(Some(WAIT_MAX)).expect("a timeout");
         // A daemon that refuses what it has not read yet may close first.
         let _ = stream.write_all(bytes);
