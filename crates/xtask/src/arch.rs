@@ -46,7 +46,7 @@ const RINGS: &[Ring] = &[
             ("control", &["fabric", "sys", "test-support", "tls"]),
             // The edge to cxl-switch is for its tests only: they need a peer.
             ("fmapi-client", &["cxl-switch", "fmapi", "sys", "test-support"]),
-            ("state-store", &[]),
+            ("state-store", &["test-support"]),
             ("stats", &["sys"]),
             ("sys", &["test-support"]),
             ("tier", &["core", "sys", "test-support"]),
@@ -132,6 +132,7 @@ const RINGS: &[Ring] = &[
                     "fmapi",
                     "manager",
                     "named",
+                    "state-store",
                     "stats",
                     "sys",
                     "tiers",

@@ -127,7 +127,22 @@ pub fn fabric_config() -> Vec<Vec<u8>> {
         "state = \"s\"\n[peers]\nkind = \"simulated\"\ndonor-capacity = \"1TiB\"\ndevices = 128\nkill-at-effect = 7\n",
         "state = \"s\"\npeers = { kind = \"simulated\" }\n[rounds]\nidle-ms = 1\n[sessions]\nfailures = 100\n",
         "state = 1",
+        "[state]\nkind = \"etcd\"\ndirectory = \"s\"\nendpoints = [\"http://a:1\"]\n[peers]\nkind = \"simulated\"\n",
     ])
+}
+
+/// Answers of etcd: to a range, to a transaction that held and one that did not, about a lease, and errors.
+pub fn etcd_answer() -> Vec<Vec<u8>> {
+    let with_status = |status: u16, body: &str| [&status.to_be_bytes()[..], body.as_bytes()].concat();
+    vec![
+        with_status(200, r#"{"header":{"revision":"2"},"kvs":[{"key":"cC9h","mod_revision":"2","value":"aGk="}]}"#),
+        with_status(200, r#"{"header":{"revision":"7"},"succeeded":true,"responses":[{"response_put":{}}]}"#),
+        with_status(200, r#"{"header":{"revision":"7"},"responses":[{"response_range":{"kvs":[{"key":"YQ=="}]}}]}"#),
+        with_status(200, r#"{"result":{"header":{"revision":"2"},"ID":"2324035641716781321","TTL":"30"}}"#),
+        with_status(404, r#"{"error":"e","message":"etcdserver: requested lease not found","code":5}"#),
+        with_status(200, r#"{"error":{"grpc_code":14,"http_code":503,"message":"etcdserver: no leader"}}"#),
+        Vec::new(),
+    ]
 }
 
 /// A file of a named mapping, and its nodes after a size: of pages of the mapping, the second of them at the end.

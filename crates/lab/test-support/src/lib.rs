@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Shared by all tests of the workspace: [`skip`], with which a test reports that it cannot run here, and why.
+//! Shared by all tests of the workspace: [`skip`], with which a test reports that it cannot run here, and why; a cluster
+//! of etcd ([`EtcdCluster`]), and a [`Link`] that can be cut.
 //!
 //! A test that cannot run calls [`skip`] and returns. `cargo xtask ci` lists these tests with their reasons at its end
 //! and counts them as skipped; if the variable `CI` is set, only reasons that `.ci/skips` allows are accepted.
 
 #![forbid(unsafe_code)]
 
+mod etcd;
+mod link;
 mod skips;
 
+pub use etcd::{EtcdCluster, EtcdMember};
+pub use link::Link;
 pub use skips::{SKIPS_VARIABLE, skip, skip_part};

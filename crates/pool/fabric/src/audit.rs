@@ -165,20 +165,44 @@ impl std::error::Error for Broken {}
 /// Checks a log from its beginning, and checks that it contains `known`: an earlier end of the log, which was kept
 /// elsewhere.
 pub fn verify<'a>(records: impl IntoIterator<Item = &'a Record>, known: Tail) -> Result<Tail, Broken> {
-    let mut tail = Tail::default();
-    let mut reached = known == tail;
-    for record in records {
-        let at = tail.records + 1;
-        if record.sequence != at || record.before != tail.hash {
+    let mut verifier = Verifier::new(known);
+    records.into_iter().try_for_each(|record| verifier.take(record))?;
+    verifier.end()
+}
+
+/// The same for a log that comes in parts.
+#[derive(Clone, Copy, Debug)]
+pub struct Verifier {
+    tail: Tail,
+    known: Tail,
+    reached: bool,
+}
+
+impl Verifier {
+    /// Begins with the first record of a log that is to contain `known`.
+    pub fn new(known: Tail) -> Verifier {
+        Verifier { tail: Tail::default(), known, reached: known == Tail::default() }
+    }
+
+    /// Checks the next record.
+    pub fn take(&mut self, record: &Record) -> Result<(), Broken> {
+        let at = self.tail.records + 1;
+        if record.sequence != at || record.before != self.tail.hash {
             return Err(Broken::Unlinked { at });
         }
         if record.digest() != record.hash {
             return Err(Broken::Changed { at });
         }
-        tail = Tail { records: at, hash: record.hash };
-        reached |= tail == known;
+        self.tail = Tail { records: at, hash: record.hash };
+        self.reached |= self.tail == self.known;
+        Ok(())
     }
-    if reached { Ok(tail) } else { Err(Broken::Cut { records: tail.records, known: known.records }) }
+
+    /// The end of the log, after its last record.
+    pub fn end(self) -> Result<Tail, Broken> {
+        let Verifier { tail, known, reached } = self;
+        if reached { Ok(tail) } else { Err(Broken::Cut { records: tail.records, known: known.records }) }
+    }
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ mod volume;
 mod example;
 
 pub use adopt::NotAdopted;
-pub use audit::{Broken, Link, NotALink, Record, Tail, verify};
+pub use audit::{Broken, Link, NotALink, Record, Tail, Verifier, verify};
 pub use bytes::{Bytes, NotBytes, SLAB};
 pub use declaration::{Declaration, DeclaredVolume};
 pub use desired::{Corrupt, Desired, Edit, FORMAT, Leaving, Pool, Volume, Why, Zone};

@@ -15,7 +15,10 @@ use aquifer_fabric::Bytes;
 use aquifer_tls::Files;
 use serde::{Deserialize, Serialize};
 
+mod state;
+
 use crate::simulated::{DEVICES_MAX, SWITCH_HOSTS_MAX};
+pub use state::{EmbeddedConfig, EtcdConfig, StateConfig, StoreConfig};
 
 /// Largest configuration file.
 pub const CONFIG_BYTES_MAX: usize = 1 << 20;
@@ -28,8 +31,8 @@ const HOSTS_MAX: u32 = 1000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Config {
-    /// Where the state is kept; one manager at a time.
-    pub state: PathBuf,
+    /// Where the state is kept.
+    pub state: StateConfig,
     /// Where clients connect.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
@@ -39,6 +42,9 @@ pub struct Config {
     /// The server's certificate. Without it, only loopback addresses are allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,
+    /// Where Prometheus gets the metrics, without TLS and without a password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<SocketAddr>,
     /// Donors, hosts and switches.
     pub peers: PeersConfig,
     /// Where registered peers connect.
@@ -160,6 +166,9 @@ pub struct SimulatedConfig {
     /// What each of them holds.
     #[serde(default = "default_capacity")]
     pub device_capacity: Bytes,
+    /// A directory of the rack that several managers share; by default one in the state directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<PathBuf>,
     /// The effect before or after which the daemon kills itself; see `crash.rs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kill_at_effect: Option<u64>,
@@ -282,9 +291,7 @@ impl Config {
                 self.listen
             ));
         }
-        if self.state.as_os_str().is_empty() {
-            return refuse("state is empty; name a directory");
-        }
+        self.state.check()?;
         match (&self.peers, &self.control) {
             (PeersConfig::Simulated(peers), None) => peers.check()?,
             (PeersConfig::Registered(_), Some(control)) => control.check()?,
@@ -374,7 +381,7 @@ mod tests {
     fn the_reference_lists_every_setting_with_its_default() {
         let config = Config::parse(reference()).expect("it can be used as it is");
         let mut small = Config::parse(SMALL).expect("the two settings without a default");
-        small.state.clone_from(&config.state);
+        small.state = config.state.clone();
         assert_eq!(config, small, "the values of the reference are the defaults");
         let written: toml::Table = toml::from_str(&config.to_toml()).expect("TOML");
         for (name, value) in &written {

@@ -1,35 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Starts everything: the store, the writer's thread, the server.
+//! Starts everything: the store, the server, the metrics; then `office.rs` has the main thread.
 
 use std::fmt;
-use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::DirBuilderExt;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, RwLock};
-use std::time::Duration;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
 
 use aquifer_state_store::EmbeddedStore;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::{Config, PeersConfig, RoundsConfig};
+use crate::config::Config;
 use crate::console::Console;
-use crate::crash::CrashPoint;
-use crate::events::Events;
-use crate::ledger::Ledger;
-use crate::peers::Peers;
-use crate::registered::Registered;
-use crate::rest::{Posted, Service, now};
+use crate::notify::Notify;
+use crate::office::{Candidate, Lead, make_directory};
+use crate::rest::{Service, Standing};
 use crate::sessions::Sessions;
-use crate::simulated::Simulated;
-use crate::snapshot::Snapshot;
-use crate::writer::{Shared, Stop, Writer};
-use crate::{http, initial, tls};
+use crate::tenure::Tenure;
+use crate::writer::{Posted, Shared};
+use crate::{http, scrape, tls};
 
-/// Orders that wait for the writer at most; further ones are answered with 503.
-const ORDERS_MAX: usize = 256;
 /// Threads that answer requests.
 const BLOCKING_MAX: usize = 32;
 
@@ -47,81 +40,71 @@ fn failed(line: impl fmt::Display) -> Failure {
     Failure(line.to_string())
 }
 
-/// A daemon that has started but does not serve yet.
-pub struct Daemon {
-    runtime: tokio::runtime::Runtime,
-    listener: tokio::net::TcpListener,
-    tls: Option<TlsAcceptor>,
-    service: Arc<Service>,
-    writer: Writer,
-    orders: Receiver<Posted>,
-    rounds: RoundsConfig,
-    control: Option<SocketAddr>,
+/// Who leads.
+enum Office {
+    /// This manager, and nobody else can.
+    Lead(Box<Lead>, Receiver<Posted>),
+    /// Whoever has the seat in etcd.
+    Candidate(Candidate),
 }
 
-/// Opens the peers. Returns where they connect, if they do.
-fn open_peers(
-    config: &Config,
-    ledger: &Arc<Mutex<Ledger>>,
-    crash: CrashPoint,
-) -> Result<(Box<dyn Peers>, Option<SocketAddr>), Failure> {
-    match (&config.peers, &config.control) {
-        (PeersConfig::Simulated(simulated), _) => {
-            let peers = Simulated::open(simulated, &config.state.join("simulated"), crash);
-            let peers = peers
-                .map_err(|error| failed(format!("simulated peers: {error}; remove their directory to begin again")))?;
-            Ok((Box::new(peers), None))
-        }
-        (PeersConfig::Registered(_), Some(control)) => {
-            let peers = Registered::open(control, Arc::clone(ledger), crash).map_err(failed)?;
-            let address = peers.address();
-            Ok((Box::new(peers), Some(address)))
-        }
-        (PeersConfig::Registered(_), None) => Err(failed("registered peers need [control]; write it")),
-    }
+/// A daemon that has started but does not serve yet.
+pub struct Daemon {
+    runtime: Runtime,
+    listener: TcpListener,
+    scraped: Option<TcpListener>,
+    tls: Option<TlsAcceptor>,
+    service: Arc<Service>,
+    office: Office,
+    config: Config,
+}
+
+fn bind(runtime: &Runtime, address: SocketAddr, setting: &str) -> Result<TcpListener, Failure> {
+    runtime.block_on(TcpListener::bind(address)).map_err(|error| {
+        failed(format!("{address} cannot be bound: {error}; change `{setting}`, or stop what uses it"))
+    })
 }
 
 impl Daemon {
-    /// Opens the store, takes a term, and binds the address.
+    /// Opens an embedded store and takes a term, and binds the addresses.
     pub fn start(config: &Config) -> Result<Daemon, Failure> {
         let tls = config.tls.as_ref().map(tls::server).transpose().map_err(failed)?;
         let console = Console::find(config.console.as_deref()).map_err(failed)?;
-        let directory = &config.state;
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.map_err(|error| failed(format!("{}: {error}; name a directory that can be made", directory.display())))?;
-        let crash = CrashPoint::at(match &config.peers {
-            PeersConfig::Registered(registered) => registered.kill_at_effect,
-            PeersConfig::Simulated(simulated) => simulated.kill_at_effect,
+        let directory = config.state.directory();
+        make_directory(directory).map_err(failed)?;
+        let service = Arc::new(Service {
+            shared: Arc::new(Shared::default()),
+            sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
+            standing: Standing::Standby { leader: None }.into(),
+            directory: directory.to_owned(),
+            console,
         });
-        let store = EmbeddedStore::open(&directory.join("state.redb")).map_err(failed)?;
-        let (mut ledger, desired) = Ledger::open(Box::new(store), crash.clone()).map_err(failed)?;
-        let mut sessions = Sessions::load(&ledger, config.sessions.clone()).map_err(failed)?;
-        if initial::make_first(&mut sessions, &mut ledger, directory, now()).map_err(failed)? {
-            eprintln!(
-                "aquifer-fabricd: account admin was made; its password is in initial-password of the state directory"
-            );
-        }
-        let ledger = Arc::new(Mutex::new(ledger));
-        let (peers, control) = open_peers(config, &ledger, crash)?;
-        let snapshot =
-            Snapshot { topology: peers.topology(), desired: Arc::new(desired.clone()), ..Snapshot::default() };
-        let shared = Arc::new(Shared { ledger, snapshot: RwLock::new(Arc::new(snapshot)), events: Events::new() });
-        let silent_ms = config.rounds.silent_seconds * 1000;
-        let writer = Writer::start(Arc::clone(&shared), peers, desired, silent_ms, now()).map_err(failed)?;
-        let (sender, orders) = sync_channel(ORDERS_MAX);
-        let (sessions, directory) = (Mutex::new(sessions), directory.clone());
-        let service = Service { shared, sessions, orders: sender, directory, console };
+        let lead = match config.state.etcd() {
+            Some(_) => None,
+            None => {
+                let store = EmbeddedStore::open(&directory.join("state.redb")).map_err(failed)?;
+                let lead = Lead::begin(config, Box::new(store), Tenure::ForEver, &service);
+                Some(lead.map_err(|not| failed(not.line))?)
+            }
+        };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .max_blocking_threads(BLOCKING_MAX)
             .enable_all()
             .build()
             .map_err(|error| failed(format!("threads cannot be started: {error}; raise the limit on processes")))?;
-        let listener = runtime.block_on(tokio::net::TcpListener::bind(config.listen)).map_err(|error| {
-            failed(format!("{} cannot be bound: {error}; change `listen`, or stop what uses it", config.listen))
-        })?;
-        let (tls, service, rounds) = (tls.map(TlsAcceptor::from), Arc::new(service), config.rounds.clone());
-        Ok(Daemon { runtime, listener, tls, service, writer, orders, rounds, control })
+        let listener = bind(&runtime, config.listen, "listen")?;
+        let scraped = config.metrics.map(|address| bind(&runtime, address, "metrics")).transpose()?;
+        let tls = tls.map(TlsAcceptor::from);
+        let office = match (lead, config.state.etcd()) {
+            (Some(lead), _) => Office::Lead(Box::new(lead), Lead::take_orders(&service)),
+            (None, None) => return Err(failed("nobody leads; report this bug")),
+            (None, Some(etcd)) => {
+                let address = listener.local_addr().map_err(failed)?;
+                Office::Candidate(Candidate::new(etcd, &url(config, address)).map_err(failed)?)
+            }
+        };
+        Ok(Daemon { runtime, listener, scraped, tls, service, office, config: config.clone() })
     }
 
     /// Where it listens.
@@ -129,45 +112,50 @@ impl Daemon {
         self.listener.local_addr().map_err(failed)
     }
 
-    /// Where donors and hosts register, if they do.
-    pub const fn control_address(&self) -> Option<SocketAddr> {
-        self.control
-    }
-
-    /// Serves until the store fails or another manager takes over.
-    pub fn serve(self) -> Failure {
-        let Daemon { runtime, listener, tls, service, mut writer, orders, rounds, control: _ } = self;
-        runtime.spawn(http::serve(listener, tls, service));
-        // The writer has this thread.
-        let stop = write(&mut writer, &orders, &rounds);
-        runtime.shutdown_background();
-        failed(stop)
-    }
-}
-
-/// Runs rounds: at once when orders wait, soon while something is under way, else now and then.
-fn write(writer: &mut Writer, orders: &Receiver<Posted>, rounds: &RoundsConfig) -> Stop {
-    let mut is_busy = true;
-    loop {
-        let wait = Duration::from_millis(if is_busy { rounds.busy_ms } else { rounds.idle_ms });
-        let mut posted: Vec<Posted> = match orders.recv_timeout(wait) {
-            Ok(first) => vec![first],
-            // The sender lives as long as the server, which ends after this loop.
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
-        };
-        posted.extend(orders.try_iter().take(ORDERS_MAX));
-        match writer.round(posted, now()) {
-            Ok(busy) => is_busy = busy,
-            Err(stop) => return stop,
+    /// Where donors and hosts register, if they do. A manager that stands by listens there once it leads.
+    pub fn control_address(&self) -> Option<SocketAddr> {
+        match &self.office {
+            Office::Lead(lead, _) => lead.control_address(),
+            Office::Candidate(_) => None,
         }
     }
+
+    /// Where it gives its metrics.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.scraped.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+
+    /// Serves until the store fails, or, with an embedded store, another manager takes over.
+    pub fn serve(self) -> Failure {
+        let Daemon { runtime, listener, scraped, tls, service, office, config } = self;
+        let notify = Notify::from_environment();
+        runtime.spawn(http::serve(listener, tls, Arc::clone(&service)));
+        if let Some(listener) = scraped {
+            runtime.spawn(scrape::serve(listener, Arc::clone(&service)));
+        }
+        notify.ready("started");
+        let line = match office {
+            Office::Lead(lead, posted) => lead.serve(posted, &service, &notify).to_string(),
+            Office::Candidate(candidate) => candidate.serve(&config, &service, &notify),
+        };
+        notify.stopping();
+        runtime.shutdown_background();
+        failed(line)
+    }
 }
 
-/// Starts and serves. Prints the address when clients can connect.
+fn url(config: &Config, address: SocketAddr) -> String {
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    format!("{scheme}://{address}")
+}
+
+/// Starts and serves. Prints the addresses when clients can connect.
 pub fn run(config: &Config) -> Result<(), Failure> {
     let daemon = Daemon::start(config)?;
-    let scheme = if config.tls.is_some() { "https" } else { "http" };
-    println!("listening on {scheme}://{}", daemon.address()?);
+    println!("listening on {}", url(config, daemon.address()?));
+    if let Some(address) = daemon.metrics_address() {
+        println!("metrics on http://{address}/metrics");
+    }
     if let Some(address) = daemon.control_address() {
         println!("donors and hosts register at {address}");
     }

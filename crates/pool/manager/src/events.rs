@@ -32,11 +32,13 @@ pub(crate) struct Events {
     followers: broadcast::Sender<Event>,
 }
 
-impl Events {
-    pub(crate) fn new() -> Events {
+impl Default for Events {
+    fn default() -> Events {
         Events { ring: Mutex::default(), followers: broadcast::channel(BEHIND_MAX).0 }
     }
+}
 
+impl Events {
     /// Adds an event and sends it to all followers.
     pub(crate) fn add(&self, at: Millis, kind: &'static str, severity: &'static str, message: String) {
         let mut ring = self.ring.lock().expect("no holder of this lock panics");
@@ -67,7 +69,7 @@ mod tests {
 
     #[test]
     fn the_ring_keeps_the_newest_and_followers_miss_none() {
-        let events = Events::new();
+        let events = Events::default();
         for number in 0..EVENTS_MAX as u64 + 3 {
             events.add(Millis(number), "Test", "OK", format!("{number}"));
         }

@@ -27,7 +27,8 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::console::Page;
 use crate::events::Event;
-use crate::rest::{Answer, BODY_BYTES_MAX, Problem, Request, Service, date};
+use crate::rest::{Answer, BODY_BYTES_MAX, Problem, Request, Service, date, now};
+use crate::sessions::Who;
 
 /// Connections at a time. Further ones wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 256;
@@ -39,6 +40,9 @@ const BODY_WAIT_MAX: Duration = Duration::from_secs(60);
 const HEAD_BYTES_MAX: usize = 32 << 10;
 /// How often an idle event stream says that it lives, which also notices clients that are gone.
 const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// How often an event stream looks whether its client's session still lasts.
+const SESSION_LOOK: Duration = Duration::from_secs(1);
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -102,7 +106,7 @@ async fn one(request: hyper::Request<Incoming>, from: SocketAddr, service: Arc<S
         Err(problem) => problem.answer(),
     };
     match answer.follows {
-        Some(after) if !is_head => stream(after, &service),
+        Some((after, who)) if !is_head => stream(after, who, &service),
         _ => response(answer, is_head),
     }
 }
@@ -178,23 +182,35 @@ fn console(page: Page, is_head: bool) -> Response<Body> {
     response
 }
 
-/// The stream of events: those that are kept, then those that happen.
-fn stream(after: u64, service: &Arc<Service>) -> Response<Body> {
+/// The stream of events: those that are kept, then those that happen. It ends with the session of its client, and when
+/// this manager stops leading.
+fn stream(after: u64, who: Who, service: &Arc<Service>) -> Response<Body> {
     let (mut sender, body) = Channel::<Bytes, Infallible>::new(16);
     let (kept, mut following) = service.shared.events.follow(after);
+    let service = Arc::clone(service);
     tokio::spawn(async move {
         for event in kept {
             if sender.send(Frame::data(text(&event))).await.is_err() {
                 return;
             }
         }
+        let mut idle = Duration::ZERO;
         loop {
-            let next = match tokio::time::timeout(HEARTBEAT, following.recv()).await {
+            let next = tokio::time::timeout(SESSION_LOOK, following.recv()).await;
+            if !service.is_leader() || !service.sessions().is_still(&who, now()) {
+                return;
+            }
+            let next = match next {
                 Ok(Ok(event)) => text(&event),
                 // Too far behind, or the daemon ends: the client reconnects with the last id that it has.
                 Ok(Err(_)) => return,
+                Err(_) if idle + SESSION_LOOK < HEARTBEAT => {
+                    idle += SESSION_LOOK;
+                    continue;
+                }
                 Err(_) => Bytes::from_static(b": alive\n\n"),
             };
+            idle = Duration::ZERO;
             if sender.send(Frame::data(next)).await.is_err() {
                 return;
             }

@@ -9,12 +9,14 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Mutex;
 
 use aquifer_fabric::Millis;
 
-use crate::accounts::{Role, hex, random};
+use crate::accounts::{Role, hash, hex, random};
 use crate::ledger::Ledger;
-use crate::sessions::{NotAllowed, Sessions};
+use crate::pending::carry_out;
+use crate::sessions::Sessions;
 
 /// The first account's name.
 pub(crate) const ADMIN: &str = "admin";
@@ -22,12 +24,12 @@ const FILE: &str = "initial-password";
 
 /// Makes the first account if there is none. Returns whether it did.
 pub(crate) fn make_first(
-    sessions: &mut Sessions,
+    sessions: &Mutex<Sessions>,
     ledger: &mut Ledger,
     directory: &Path,
     now: Millis,
 ) -> Result<bool, String> {
-    if !sessions.accounts.is_empty() {
+    if !sessions.lock().expect("a panic ends the daemon").accounts.is_empty() {
         return Ok(false);
     }
     let password = hex(&random::<12>());
@@ -37,10 +39,12 @@ pub(crate) fn make_first(
     let _ = fs::remove_file(&path);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     file.and_then(|mut file| writeln!(file, "{password}").and_then(|()| file.sync_all())).map_err(unwritable)?;
-    match sessions.add_account(ledger, ADMIN, Role::Administrator, &password, "aquifer-fabricd", now) {
-        Ok(()) => Ok(true),
-        Err(NotAllowed::Ledger(failure)) => Err(failure.to_string()),
-        Err(other) => Err(format!("the first account cannot be made: {other:?}; report this bug")),
+    let hash = hash(&password)?;
+    let add = |sessions: &Sessions| sessions.add_account(ADMIN, Role::Administrator, &hash, "aquifer-fabricd");
+    match carry_out(sessions, ledger, now, add) {
+        Ok(Ok(())) => Ok(true),
+        Ok(Err(other)) => Err(format!("the first account cannot be made: {other:?}; report this bug")),
+        Err(failure) => Err(failure.to_string()),
     }
 }
 

@@ -16,13 +16,16 @@
 //! wrote them last: a manager that was deposed stores nothing.
 
 use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
 
-use aquifer_fabric::{Corrupt, Desired, Millis, Record, Tail, Term, Volume, VolumeId};
-use aquifer_state_store::{Expectation, Key, NotCommitted, StateStore, StoreFailure, Transaction};
+use aquifer_fabric::{Corrupt, Desired, Millis, Record, Tail, Term, Verifier, Volume, VolumeId};
+use aquifer_state_store::{Expectation, Key, NotCommitted, SCAN_MAX, StateStore, StoreFailure, Transaction};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::crash::CrashPoint;
+use crate::meters::Meters;
 
 /// Longest text of an audit record; what is longer is cut, and says so.
 const AUDIT_TEXT_MAX: usize = 2000;
@@ -63,6 +66,29 @@ impl From<NotCommitted> for LedgerFailure {
     }
 }
 
+/// Where the audit log is broken: one line with the remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AuditDamage(pub(crate) String);
+
+impl LedgerFailure {
+    /// Whether another attempt, by this manager or another one, may succeed.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Corrupt(_) | Self::Damaged { .. } => false,
+            Self::NotCommitted(_) => true,
+            Self::Store(failure) => !matches!(
+                failure,
+                StoreFailure::Damaged { .. } | StoreFailure::Format { .. } | StoreFailure::Settings(_)
+            ),
+        }
+    }
+
+    /// Whether a transaction was refused for its size, so that the store and what it holds are as before.
+    pub(crate) fn is_too_large(&self) -> bool {
+        matches!(self, Self::NotCommitted(NotCommitted::Refused { .. } | NotCommitted::TooLarge { .. }))
+    }
+}
+
 /// One line for the audit log.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
@@ -80,6 +106,7 @@ impl Entry {
 pub(crate) struct Ledger {
     store: Box<dyn StateStore>,
     crash: CrashPoint,
+    meters: Arc<Meters>,
     term: Term,
     term_version: Option<u64>,
     head_version: Option<u64>,
@@ -91,7 +118,7 @@ fn key(text: impl Into<String>) -> Key {
     Key::new(text).expect("names and numbers are plain")
 }
 
-fn json(value: &impl Serialize) -> Vec<u8> {
+pub(crate) fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("what is stored can be written as JSON")
 }
 
@@ -113,31 +140,42 @@ impl Ledger {
         let mut ledger = Ledger {
             store,
             crash,
+            meters: Arc::default(),
             term: Term(0),
             term_version: None,
             head_version: None,
             tail: Tail::default(),
             tail_version: None,
         };
-        let (term, tail) = (ledger.load::<Term>("term")?, ledger.load::<Tail>("audit/tail")?);
-        if let Some((version, term)) = term {
-            (ledger.term, ledger.term_version) = (term, Some(version));
+        let desired = ledger.reload()?;
+        Ok((ledger, desired))
+    }
+
+    /// Counts transactions there.
+    #[must_use]
+    pub(crate) fn counted_by(mut self, meters: Arc<Meters>) -> Ledger {
+        self.meters = meters;
+        self
+    }
+
+    /// Reads the state again: after a term was taken, nobody else changes it.
+    pub(crate) fn reload(&mut self) -> Result<Desired, LedgerFailure> {
+        let (term, tail) = (self.load::<Term>("term")?, self.load::<Tail>("audit/tail")?);
+        (self.term_version, self.term) = term.map_or((None, Term(0)), |(version, term)| (Some(version), term));
+        (self.tail_version, self.tail) = tail.map_or((None, Tail::default()), |(version, tail)| (Some(version), tail));
+        let (mut desired, mut head_version) = (Desired::default(), None);
+        if let Some((version, head)) = self.load::<Desired>("desired/head")? {
+            (desired, head_version) = (head, Some(version));
         }
-        if let Some((version, tail)) = tail {
-            (ledger.tail, ledger.tail_version) = (tail, Some(version));
-        }
-        let mut desired = Desired::default();
-        if let Some((version, head)) = ledger.load::<Desired>("desired/head")? {
-            (desired, ledger.head_version) = (head, Some(version));
-        }
-        for (found, entry) in ledger.store.scan_all("desired/volume/")? {
+        self.head_version = head_version;
+        for (found, entry) in self.store.scan_all("desired/volume/")? {
             let id = found.as_str().rsplit('/').next().unwrap_or_default().to_owned();
             let id = serde_json::from_value::<VolumeId>(id.into());
             let id = id.map_err(|error| LedgerFailure::Damaged { key: found.to_string(), error })?;
             desired.volumes.insert(id, parse::<Volume>(&found, &entry.value)?);
         }
         desired.check().map_err(LedgerFailure::Corrupt)?;
-        Ok((ledger, desired))
+        Ok(desired)
     }
 
     fn load<T: DeserializeOwned>(&self, name: &str) -> Result<Option<(u64, T)>, LedgerFailure> {
@@ -183,18 +221,17 @@ impl Ledger {
         Ok(())
     }
 
-    /// Stores a value for `accounts.rs` or `sessions.rs`, or deletes it, with the record of why.
-    pub(crate) fn set(
+    /// Stores values for `accounts.rs` and `sessions.rs`, or deletes them, with the records of why.
+    pub(crate) fn keep(
         &mut self,
-        name: &str,
-        value: Option<&impl Serialize>,
+        values: &[(String, Option<Vec<u8>>)],
         entries: &[Entry],
         now: Millis,
     ) -> Result<(), LedgerFailure> {
-        let transaction = match value {
-            Some(value) => Transaction::new().put(key(name), json(value)),
-            None => Transaction::new().delete(key(name)),
-        };
+        let transaction = values.iter().fold(Transaction::new(), |transaction, (name, value)| match value {
+            Some(value) => transaction.put(key(name), value.clone()),
+            None => transaction.delete(key(name)),
+        });
         self.with_entries(transaction, entries, now).map(drop)
     }
 
@@ -212,6 +249,28 @@ impl Ledger {
         let after = key(format!("audit/{after:016}"));
         let found = self.store.scan("audit/0", Some(&after))?;
         found.iter().take(count).map(|(key, entry)| parse(key, &entry.value)).collect()
+    }
+
+    /// Checks the whole audit log: the chain of its records, and that it ends where it is known to end.
+    pub(crate) fn verify_audit(&self) -> Result<Result<Tail, AuditDamage>, LedgerFailure> {
+        let mut verifier = Verifier::new(self.tail);
+        let mut after = key("audit/0");
+        loop {
+            let page = self.store.scan("audit/0", Some(&after))?;
+            for (key, entry) in &page {
+                let record = match parse::<Record>(key, &entry.value) {
+                    Ok(record) => record,
+                    Err(unreadable) => return Ok(Err(AuditDamage(unreadable.to_string()))),
+                };
+                if let Err(broken) = verifier.take(&record) {
+                    return Ok(Err(AuditDamage(broken.to_string())));
+                }
+            }
+            match page.last() {
+                Some((last, _)) if page.len() == SCAN_MAX => after = last.clone(),
+                _ => return Ok(verifier.end().map_err(|broken| AuditDamage(broken.to_string()))),
+            }
+        }
     }
 
     fn with_entries(&mut self, transaction: Transaction, entries: &[Entry], now: Millis) -> Result<u64, LedgerFailure> {
@@ -240,98 +299,14 @@ impl Ledger {
 
     fn write(&mut self, transaction: &Transaction) -> Result<u64, LedgerFailure> {
         self.crash.pass();
-        let version = self.store.commit(transaction)?;
+        let begun = Instant::now();
+        let outcome = self.store.commit(transaction);
+        self.meters.count_commit(begun.elapsed(), outcome.is_ok());
+        let version = outcome?;
         self.crash.pass();
         Ok(version)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use aquifer_fabric::{Broken, verify};
-    use aquifer_state_store::MemoryStore;
-
-    use super::*;
-
-    fn open(store: &MemoryStore) -> (Ledger, Desired) {
-        Ledger::open(Box::new(store.reopen()), CrashPoint::default()).expect("opened")
-    }
-
-    fn with_zone(desired: &Desired, name: &str) -> Desired {
-        let mut new = desired.clone();
-        new.zones.insert(name.parse().expect("a name"), Default::default());
-        new.version += 1;
-        new
-    }
-
-    #[test]
-    fn what_was_stored_is_read_again_with_its_records() {
-        let store = MemoryStore::default();
-        let (mut ledger, old) = open(&store);
-        assert_eq!(ledger.take_term(Term(4)).expect("taken"), Term(5));
-        let new = with_zone(&old, "lab");
-        ledger
-            .change(&old, &new, &[Entry::new("amy", "a\nzone"), Entry::new("bob", "x".repeat(9000))], Millis(7))
-            .expect("stored");
-        let (again, desired) = open(&store);
-        assert_eq!((desired, again.term), (new, Term(5)));
-        let records = again.records(0, 10).expect("read");
-        assert_eq!(records[0].what, "a zone");
-        assert!(records[1].what.ends_with("(cut)") && records[1].what.len() < 2100);
-        assert_eq!(verify(&records, ledger.tail()), Ok(again.tail()));
-        assert_eq!(again.records(1, 10).expect("read").len(), 1);
-    }
-
-    #[test]
-    fn the_audit_log_is_one_chain_over_restarts() {
-        let store = MemoryStore::default();
-        for start in 1..=3_u64 {
-            let (mut ledger, old) = open(&store);
-            ledger.take_term(Term(0)).expect("taken");
-            ledger.set("account/amy", Some(&start), &[Entry::new("amy", "one")], Millis(start)).expect("stored");
-            let new = with_zone(&old, &format!("z{start}"));
-            ledger.change(&old, &new, &[Entry::new("amy", "two")], Millis(start)).expect("stored");
-            let records = ledger.records(0, 100).expect("read");
-            assert_eq!(records.len() as u64, 2 * start);
-            assert_eq!(verify(&records, ledger.tail()), Ok(ledger.tail()), "start {start}");
-        }
-        let (ledger, _) = open(&store);
-        let mut records = ledger.records(0, 100).expect("read");
-        records[3].what.push('!');
-        assert_eq!(verify(&records, ledger.tail()), Err(Broken::Changed { at: 4 }));
-        records.remove(3);
-        assert_eq!(verify(&records, ledger.tail()), Err(Broken::Unlinked { at: 4 }));
-    }
-
-    #[test]
-    fn a_deposed_manager_stores_nothing() {
-        let store = MemoryStore::default();
-        let (mut old_ledger, old) = open(&store);
-        old_ledger.take_term(Term(0)).expect("taken");
-        let (mut new_ledger, _) = open(&store);
-        new_ledger.take_term(Term(0)).expect("taken");
-        let refused = old_ledger.change(&old, &with_zone(&old, "lab"), &[], Millis(0)).expect_err("deposed");
-        assert!(matches!(refused, LedgerFailure::NotCommitted(NotCommitted::Conflict { .. })), "{refused}");
-        assert!(open(&store).1.zones.is_empty());
-    }
-
-    #[test]
-    fn a_change_is_whole_whatever_operation_fails() {
-        for failing in 0..40 {
-            let store = MemoryStore::default();
-            let (mut ledger, old) = open(&store);
-            ledger.take_term(Term(0)).expect("taken");
-            let new = with_zone(&old, "lab");
-            store.fail_after(Some(failing));
-            let outcome = ledger.change(&old, &new, &[Entry::new("amy", "zone")], Millis(1));
-            let (again, found) = open(&store);
-            let whole = (found == new, again.tail().records == 1);
-            assert!(whole == (true, true) || whole == (false, false), "operation {failing}: {whole:?}");
-            if outcome.is_ok() {
-                assert_eq!(whole, (true, true));
-                return;
-            }
-        }
-        panic!("a change takes more than 40 operations");
-    }
-}
+mod tests;

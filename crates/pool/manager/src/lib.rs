@@ -3,9 +3,10 @@
 
 //! The fabric manager as a daemon: it stores the desired state of a pool, carries it out, and serves it as Redfish.
 //!
-//! The decisions are those of `aquifer_fabric`. One thread, the writer (`writer.rs`), takes orders, reads reports,
-//! stores what is desired and sends steps; `ledger.rs` is what it stores, [`Peers`] is what it sends them to: simulated ones, or those that have
-//! registered at its control port (`registered.rs`). Requests
+//! The decisions are those of `aquifer_fabric`. `office.rs` leads, or stands by while another manager leads. One thread,
+//! the writer (`writer.rs`), takes orders, reads reports, stores what is desired and sends steps; `ledger.rs` is what it
+//! stores, [`Peers`] is what it sends them to: simulated ones, or those that have registered at its control port
+//! (`registered.rs`). Requests
 //! of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch donors or agents. Losing the
 //! daemon stops changes, never programs.
 //!
@@ -22,23 +23,34 @@ mod console;
 mod crash;
 mod daemon;
 mod events;
+mod exposition;
 mod http;
 mod initial;
 mod ledger;
 mod merge;
+mod meters;
+mod notify;
+mod office;
 mod order;
 mod peers;
+mod pending;
 mod registered;
 mod rest;
+mod scrape;
 mod sessions;
 mod simulated;
 mod snapshot;
 mod tasks;
+mod tenure;
 mod tls;
 mod writer;
 
-pub use config::{Config, ControlConfig, NotAConfig, PeersConfig, RegisteredConfig, SimulatedConfig, reference};
+pub use config::{
+    Config, ControlConfig, EmbeddedConfig, EtcdConfig, NotAConfig, PeersConfig, RegisteredConfig, SimulatedConfig, StateConfig,
+    StoreConfig, reference,
+};
 pub use daemon::{Daemon, Failure, run};
+pub use exposition::METRICS;
 pub use peers::{Peers, Reports, SendFailure, Silent};
 pub use rest::{openapi, take_body};
 pub use simulated::{Held, read_directory};

@@ -82,6 +82,8 @@ pub(crate) enum NotDone {
     Refused(Refusal),
     /// The ETag is another one.
     Stale,
+    /// The store takes no change of this size; the line says why.
+    TooLarge(String),
     /// A donor or a host is not in the topology.
     Unknown(String),
     UnknownVolume(VolumeName),
@@ -93,6 +95,7 @@ impl fmt::Display for NotDone {
             Self::NotApplied(not) => not.fmt(f),
             Self::Refused(refusal) => refusal.fmt(f),
             Self::Stale => f.write_str("the resource was changed since its ETag was read; read it again"),
+            Self::TooLarge(line) => f.write_str(line),
             Self::Unknown(what) => write!(f, "{what} is not in the topology; list its endpoints"),
             Self::UnknownVolume(name) => {
                 write!(f, "there is no volume {name}; list those that exist")

@@ -60,6 +60,17 @@ impl fmt::Display for SendFailure {
     }
 }
 
+/// What is stored on behalf of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The key in the store.
+    pub key: String,
+    /// The value; `None` deletes it.
+    pub value: Option<Vec<u8>>,
+    /// What the audit log says about it.
+    pub what: String,
+}
+
 /// Donors, agents and switches.
 pub trait Peers: Send {
     /// What they are and where. It may change from round to round, as they register and leave.
@@ -73,6 +84,15 @@ pub trait Peers: Send {
     fn follow(&mut self, desired: &Desired) {
         let _ = desired;
     }
+
+    /// What is to be stored on behalf of peers, such as new registrations. It is returned again until it is
+    /// [`recorded`](Self::recorded).
+    fn records(&mut self) -> Vec<Record> {
+        Vec::new()
+    }
+
+    /// What `records` returned last is stored.
+    fn recorded(&mut self) {}
 
     /// A report of each. Those that have seen a greater term report nothing but that.
     fn reports(&mut self, term: Term) -> Reports;

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_control::{EndId, Entry, NotSent, NotStarted, Registrar, RegistrarSettings, Registration, Report, Unheard};
@@ -21,22 +21,22 @@ use aquifer_fabric::{
 
 use crate::config::ControlConfig;
 use crate::crash::CrashPoint;
-use crate::ledger::{self, Ledger, LedgerFailure};
-use crate::peers::{Peers, Reports, SendFailure, Silent};
-use crate::rest::now;
+use crate::ledger::json;
+use crate::peers::{Peers, Record, Reports, SendFailure, Silent};
 
 /// The prefix of registrations in the store.
-const PREFIX: &str = "registration/";
+pub(crate) const REGISTRATIONS: &str = "registration/";
 
 /// The peers.
 pub(crate) struct Registered {
     registrar: Registrar,
-    ledger: Arc<Mutex<Ledger>>,
     topology: Arc<Topology>,
     /// What the store has.
     stored: BTreeMap<EndId, Entry>,
     /// The changes of the registrar's roster that are stored.
     changes: Option<u64>,
+    /// What is being stored, and the roster's changes that it is.
+    recording: Option<(u64, BTreeMap<EndId, Entry>)>,
     drained: BTreeSet<DonorId>,
     crash: CrashPoint,
 }
@@ -45,7 +45,6 @@ pub(crate) struct Registered {
 #[derive(Debug)]
 pub(crate) enum NotOpened {
     Config(crate::config::NotAConfig),
-    Ledger(LedgerFailure),
     Registrar(NotStarted),
 }
 
@@ -53,21 +52,18 @@ impl std::fmt::Display for NotOpened {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Config(not) => not.fmt(f),
-            Self::Ledger(failure) => failure.fmt(f),
             Self::Registrar(not) => not.fmt(f),
         }
     }
 }
 
 impl Registered {
-    /// Reads the stored registrations and listens.
+    /// Listens. `entries` are the stored registrations.
     pub(crate) fn open(
         config: &ControlConfig,
-        ledger: Arc<Mutex<Ledger>>,
+        entries: Vec<Entry>,
         crash: CrashPoint,
     ) -> Result<Registered, NotOpened> {
-        let found = ledger.lock().expect("a panic ends the daemon").all::<Entry>(PREFIX).map_err(NotOpened::Ledger)?;
-        let entries: Vec<Entry> = found.into_iter().map(|(_, entry)| entry).collect();
         let stored = entries.iter().filter_map(|entry| Some((entry.registration.check().ok()?, entry.clone())));
         let stored: BTreeMap<EndId, Entry> = stored.collect();
         let settings = RegistrarSettings {
@@ -80,50 +76,22 @@ impl Registered {
         let log = Box::new(|line: &str| eprintln!("aquifer-fabricd: {line}"));
         let registrar = Registrar::start(settings, entries, log).map_err(NotOpened::Registrar)?;
         let topology = Arc::new(topology_of(&stored));
-        let (changes, drained) = (None, BTreeSet::new());
-        Ok(Registered { registrar, ledger, topology, stored, changes, drained, crash })
+        let (changes, recording, drained) = (None, None, BTreeSet::new());
+        Ok(Registered { registrar, topology, stored, changes, recording, drained, crash })
     }
 
     /// Where ends connect.
     pub(crate) fn address(&self) -> SocketAddr {
         self.registrar.address()
     }
+}
 
-    /// Stores what has changed since the last round, and takes it into the topology.
-    fn take_over(&mut self) {
-        if self.changes == Some(self.registrar.changes()) {
-            return;
-        }
-        let (changes, entries) = self.registrar.entries();
-        let mut failed = false;
-        for (id, entry) in entries.iter().filter(|(id, entry)| self.stored.get(*id) != Some(*entry)) {
-            let what = format!("{id} registers as {}", entry.identity);
-            failed |= self.store(id, Some(entry), &what).is_err();
-            if !failed {
-                self.stored.insert(id.clone(), entry.clone());
-            }
-        }
-        let gone: Vec<EndId> = self.stored.keys().filter(|id| !entries.contains_key(*id)).cloned().collect();
-        for id in gone {
-            failed |= self.store(&id, None, &format!("the registration of {id} is forgotten")).is_err();
-            if !failed {
-                self.stored.remove(&id);
-            }
-        }
-        self.topology = Arc::new(topology_of(&self.stored));
-        // What could not be stored is tried again in the next round.
-        self.changes = (!failed).then_some(changes);
-    }
-
-    fn store(&self, id: &EndId, entry: Option<&Entry>, what: &str) -> Result<(), LedgerFailure> {
-        let key = format!("{PREFIX}{}/{}", id.kind(), id.name());
-        let records = [ledger::Entry::new("aquifer-fabricd", what)];
-        let outcome = self.ledger.lock().expect("a panic ends the daemon").set(&key, entry, &records, now());
-        if let Err(failure) = &outcome {
-            eprintln!("aquifer-fabricd: {what}, which cannot be stored: {failure}");
-        }
-        outcome
-    }
+fn record(id: &EndId, entry: Option<&Entry>) -> Record {
+    let what = match entry {
+        Some(entry) => format!("{id} registers as {}", entry.identity),
+        None => format!("the registration of {id} is forgotten"),
+    };
+    Record { key: format!("{REGISTRATIONS}{}/{}", id.kind(), id.name()), value: entry.map(json), what }
 }
 
 /// The topology of registered ends. Those that cannot be part of one were refused when they registered.
@@ -196,6 +164,29 @@ impl Peers for Registered {
         }
     }
 
+    fn records(&mut self) -> Vec<Record> {
+        if self.changes == Some(self.registrar.changes()) {
+            return Vec::new();
+        }
+        let (changes, entries) = self.registrar.entries();
+        let new = entries.iter().filter(|(id, entry)| self.stored.get(*id) != Some(*entry));
+        let gone = self.stored.keys().filter(|id| !entries.contains_key(*id));
+        let records: Vec<Record> =
+            new.map(|(id, entry)| record(id, Some(entry))).chain(gone.map(|id| record(id, None))).collect();
+        if records.is_empty() {
+            self.changes = Some(changes);
+        } else {
+            self.recording = Some((changes, entries));
+        }
+        records
+    }
+
+    fn recorded(&mut self) {
+        let Some((changes, entries)) = self.recording.take() else { return };
+        (self.changes, self.stored) = (Some(changes), entries);
+        self.topology = Arc::new(topology_of(&self.stored));
+    }
+
     fn reports(&mut self, term: Term) -> Reports {
         let mut reports = Reports::default();
         for (id, outcome) in self.registrar.query(term, &self.drained) {
@@ -222,7 +213,6 @@ impl Peers for Registered {
                 (_, Ok(_)) => {}
             }
         }
-        self.take_over();
         reports
     }
 

@@ -23,7 +23,7 @@ pub use openapi::openapi;
 
 pub(crate) use answer::{Answer, Problem};
 pub(crate) use body::BODY_BYTES_MAX;
-pub(crate) use service::{Posted, Request, Service};
+pub(crate) use service::{Request, Service, Standing};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -4,9 +4,8 @@
 //! Who a request comes from: sessions with expiry, and the accounts behind them.
 //!
 //! A token is `ID.SECRET`; only its hash is stored, under `session/ID`, so that neither the store nor a backup of it
-//! has
-//! a token. A session ends when it is deleted, was idle too long, or is too old; when its account changes, it ends,
-//! too.
+//! has a token. A session ends when it is deleted, was idle too long, or is too old; when its account changes, it ends,
+//! too. Changes are decided here and carried out by `pending.rs`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,10 +14,11 @@ use aquifer_fabric::Millis;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
-use crate::accounts::{ACCOUNTS_MAX, Account, Role, check_name, hash, hex, random, verify};
+use crate::accounts::{ACCOUNTS_MAX, Account, Role, check_name, hex, random, verify};
 use crate::attempts::{Attempts, TooMany};
 use crate::config::SessionsConfig;
 use crate::ledger::{Entry, Ledger, LedgerFailure};
+use crate::pending::Pending;
 
 /// Sessions at most. A further login ends the one that was idle longest.
 pub(crate) const SESSIONS_MAX: usize = 256;
@@ -51,8 +51,6 @@ pub(crate) enum NotAllowed {
     Invalid(String),
     /// The last administrator would be lost.
     LastAdministrator,
-    /// The store failed.
-    Ledger(LedgerFailure),
     /// Name or password is wrong.
     Login,
     /// Too many attempts.
@@ -63,16 +61,11 @@ pub(crate) enum NotAllowed {
     Unknown,
 }
 
-impl From<LedgerFailure> for NotAllowed {
-    fn from(failure: LedgerFailure) -> Self {
-        Self::Ledger(failure)
-    }
-}
-
 /// What changes of an account.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AccountChange {
-    pub(crate) password: Option<String>,
+    /// The hash of a new password.
+    pub(crate) hash: Option<String>,
     pub(crate) role: Option<Role>,
     pub(crate) is_enabled: Option<bool>,
 }
@@ -85,11 +78,25 @@ pub(crate) struct Sessions {
     attempts: Attempts,
 }
 
+/// What was decided, and what is to be stored for it.
+pub(crate) type Decided<T> = Result<(T, Pending), NotAllowed>;
+
+fn end_session(pending: &mut Pending, id: &str, session: &Session, who: &str) {
+    pending.sessions.push((id.to_owned(), None));
+    pending.entries.push(Entry::new(who, format!("logout of {}", session.account)));
+}
+
 fn secret_hash(secret: &str) -> String {
     hex(digest(&SHA256, secret.as_bytes()).as_ref())
 }
 
 impl Sessions {
+    /// Nobody: a standby recognises nobody.
+    pub(crate) fn none(config: SessionsConfig) -> Sessions {
+        let (accounts, sessions) = (BTreeMap::new(), BTreeMap::new());
+        Sessions { config, accounts, sessions, attempts: Attempts::default() }
+    }
+
     /// Reads accounts and sessions.
     pub(crate) fn load(ledger: &Ledger, config: SessionsConfig) -> Result<Sessions, LedgerFailure> {
         let accounts = ledger.all("account/")?.into_iter().collect();
@@ -108,15 +115,15 @@ impl Sessions {
         Ok(self.accounts.get(name).cloned())
     }
 
-    /// Notes how an attempt ended. Only names of accounts reach the audit log: a stranger may have typed a password.
+    /// Notes how an attempt ended. A wrong password gives what is to be stored. Only names of accounts reach the audit
+    /// log: a stranger may have typed a password.
     pub(crate) fn end(
         &mut self,
-        ledger: &mut Ledger,
         account: Option<Account>,
         name: &str,
         is_right: bool,
         now: Millis,
-    ) -> Result<Who, NotAllowed> {
+    ) -> Result<Who, Option<Entry>> {
         let current = self.accounts.get(name);
         match account.filter(|account| is_right && current == Some(account)) {
             Some(account) => {
@@ -124,33 +131,30 @@ impl Sessions {
                 Ok(Who { name: name.to_owned(), role: account.role, session: None })
             }
             None => {
+                let entry = current.map(|_| Entry::new(name, "login: wrong password"));
                 self.attempts.fail(&self.config, name, now);
-                if current.is_some() {
-                    ledger.set("login", None::<&()>, &[Entry::new(name, "login: wrong password")], now)?;
-                }
-                Err(NotAllowed::Login)
+                Err(entry)
             }
         }
     }
 
     /// Makes a session, and returns its id and its token.
-    pub(crate) fn create(
-        &mut self,
-        ledger: &mut Ledger,
-        who: &Who,
-        now: Millis,
-    ) -> Result<(String, String), NotAllowed> {
-        self.end_expired(ledger, now)?;
-        while self.sessions.len() >= SESSIONS_MAX {
-            let idle = self.sessions.iter().min_by_key(|(_, session)| session.used).map(|(id, _)| id.clone());
-            let Some(id) = idle else { break };
-            self.delete(ledger, &id, &who.name, now)?;
+    pub(crate) fn create(&self, who: &Who, now: Millis) -> Decided<(String, String)> {
+        // Who was recognised may have lost the account by now.
+        self.accounts.get(&who.name).filter(|account| account.is_enabled).ok_or(NotAllowed::Login)?;
+        let mut pending = Pending::default();
+        let (over, live): (Vec<_>, Vec<_>) = self.sessions.iter().partition(|(_, session)| self.is_over(session, now));
+        pending.sessions.extend(over.into_iter().map(|(id, _)| (id.clone(), None)));
+        if live.len() >= SESSIONS_MAX
+            && let Some((id, session)) = live.iter().min_by_key(|(_, session)| session.used)
+        {
+            end_session(&mut pending, id, session, &who.name);
         }
         let (id, secret) = (hex(&random::<8>()), hex(&random::<32>()));
         let session = Session { account: who.name.clone(), secret_hash: secret_hash(&secret), created: now, used: now };
-        ledger.set(&format!("session/{id}"), Some(&session), &[Entry::new(&who.name, "login")], now)?;
-        self.sessions.insert(id.clone(), session);
-        Ok((id.clone(), format!("{id}.{secret}")))
+        pending.sessions.push((id.clone(), Some(session)));
+        pending.entries.push(Entry::new(&who.name, "login"));
+        Ok(((id.clone(), format!("{id}.{secret}")), pending))
     }
 
     /// Who has a token.
@@ -176,42 +180,52 @@ impl Sessions {
         idle >= self.config.idle_seconds * 1000 || age >= self.config.life_seconds * 1000
     }
 
-    fn end_expired(&mut self, ledger: &mut Ledger, now: Millis) -> Result<(), LedgerFailure> {
-        let over = self.sessions.iter().filter(|(_, session)| self.is_over(session, now));
-        let over: Vec<String> = over.map(|(id, _)| id.clone()).collect();
-        for id in over {
-            ledger.set(&format!("session/{id}"), None::<&()>, &[], now)?;
-            self.sessions.remove(&id);
+    /// Whether whoever was recognised would be recognised still. Counts as use: a stream keeps its session.
+    pub(crate) fn is_still(&mut self, who: &Who, now: Millis) -> bool {
+        let has_role = |account: &Account| account.is_enabled && account.role >= who.role;
+        if !self.accounts.get(&who.name).is_some_and(has_role) {
+            return false;
         }
-        Ok(())
+        let Some(id) = &who.session else { return true };
+        let is_over = self.sessions.get(id).is_none_or(|session| self.is_over(session, now));
+        if !is_over && let Some(session) = self.sessions.get_mut(id) {
+            session.used = now;
+        }
+        !is_over
+    }
+
+    /// Takes over what was stored.
+    pub(crate) fn take_over(&mut self, pending: Pending) {
+        for (name, account) in pending.accounts {
+            match account {
+                Some(account) => drop(self.accounts.insert(name, account)),
+                None => drop(self.accounts.remove(&name)),
+            }
+        }
+        for (id, session) in pending.sessions {
+            match session {
+                Some(session) => drop(self.sessions.insert(id, session)),
+                None => drop(self.sessions.remove(&id)),
+            }
+        }
     }
 
     /// Ends a session.
-    pub(crate) fn delete(&mut self, ledger: &mut Ledger, id: &str, who: &str, now: Millis) -> Result<(), NotAllowed> {
+    pub(crate) fn delete(&self, id: &str, who: &str) -> Decided<()> {
         let session = self.sessions.get(id).ok_or(NotAllowed::Unknown)?;
-        let entry = Entry::new(who, format!("logout of {}", session.account));
-        ledger.set(&format!("session/{id}"), None::<&()>, &[entry], now)?;
-        self.sessions.remove(id);
-        Ok(())
+        let mut pending = Pending::default();
+        end_session(&mut pending, id, session, who);
+        Ok(((), pending))
     }
 
     /// Ends all sessions of an account.
-    fn delete_of(&mut self, ledger: &mut Ledger, account: &str, who: &str, now: Millis) -> Result<(), NotAllowed> {
+    fn delete_of(&self, pending: &mut Pending, account: &str, who: &str) {
         let of = self.sessions.iter().filter(|(_, session)| session.account == account);
-        let ids: Vec<String> = of.map(|(id, _)| id.clone()).collect();
-        ids.iter().try_for_each(|id| self.delete(ledger, id, who, now))
+        of.for_each(|(id, session)| end_session(pending, id, session, who));
     }
 
-    /// Creates an account.
-    pub(crate) fn add_account(
-        &mut self,
-        ledger: &mut Ledger,
-        name: &str,
-        role: Role,
-        password: &str,
-        who: &str,
-        now: Millis,
-    ) -> Result<(), NotAllowed> {
+    /// Creates an account with the hash of its password.
+    pub(crate) fn add_account(&self, name: &str, role: Role, hash: &str, who: &str) -> Decided<()> {
         check_name(name).map_err(NotAllowed::Invalid)?;
         if self.accounts.contains_key(name) {
             return Err(NotAllowed::Exists);
@@ -219,12 +233,10 @@ impl Sessions {
         if self.accounts.len() >= ACCOUNTS_MAX {
             return Err(NotAllowed::Invalid(format!("there are {ACCOUNTS_MAX} accounts; delete one first")));
         }
-        let hash = hash(password).map_err(NotAllowed::Invalid)?;
-        let account = Account { role, hash, is_enabled: true };
+        let account = Account { role, hash: hash.to_owned(), is_enabled: true };
         let entry = Entry::new(who, format!("create account {name} with role {}", role.name()));
-        ledger.set(&format!("account/{name}"), Some(&account), &[entry], now)?;
-        self.accounts.insert(name.to_owned(), account);
-        Ok(())
+        let accounts = vec![(name.to_owned(), Some(account))];
+        Ok(((), Pending { accounts, sessions: Vec::new(), entries: vec![entry] }))
     }
 
     fn is_last_administrator(&self, name: &str) -> bool {
@@ -234,22 +246,15 @@ impl Sessions {
     }
 
     /// Changes an account, and ends its sessions.
-    pub(crate) fn change_account(
-        &mut self,
-        ledger: &mut Ledger,
-        name: &str,
-        change: &AccountChange,
-        who: &str,
-        now: Millis,
-    ) -> Result<(), NotAllowed> {
+    pub(crate) fn change_account(&self, name: &str, change: &AccountChange, who: &str) -> Decided<()> {
         let mut account = self.accounts.get(name).cloned().ok_or(NotAllowed::Unknown)?;
         let loses = change.role.is_some_and(|role| role != Role::Administrator) || change.is_enabled == Some(false);
         if loses && self.is_last_administrator(name) {
             return Err(NotAllowed::LastAdministrator);
         }
         let mut what = format!("change account {name}:");
-        if let Some(password) = &change.password {
-            account.hash = hash(password).map_err(NotAllowed::Invalid)?;
+        if let Some(hash) = &change.hash {
+            account.hash.clone_from(hash);
             what += " password";
         }
         if let Some(role) = change.role {
@@ -260,19 +265,14 @@ impl Sessions {
             account.is_enabled = is_enabled;
             what += if is_enabled { " enabled" } else { " disabled" };
         }
-        ledger.set(&format!("account/{name}"), Some(&account), &[Entry::new(who, what)], now)?;
-        self.accounts.insert(name.to_owned(), account);
-        self.delete_of(ledger, name, who, now)
+        let accounts = vec![(name.to_owned(), Some(account))];
+        let mut pending = Pending { accounts, sessions: Vec::new(), entries: vec![Entry::new(who, what)] };
+        self.delete_of(&mut pending, name, who);
+        Ok(((), pending))
     }
 
     /// Deletes an account and its sessions.
-    pub(crate) fn delete_account(
-        &mut self,
-        ledger: &mut Ledger,
-        name: &str,
-        who: &str,
-        now: Millis,
-    ) -> Result<(), NotAllowed> {
+    pub(crate) fn delete_account(&self, name: &str, who: &str) -> Decided<()> {
         if !self.accounts.contains_key(name) {
             return Err(NotAllowed::Unknown);
         }
@@ -280,9 +280,10 @@ impl Sessions {
             return Err(NotAllowed::LastAdministrator);
         }
         let entry = Entry::new(who, format!("delete account {name}"));
-        ledger.set(&format!("account/{name}"), None::<&()>, &[entry], now)?;
-        self.accounts.remove(name);
-        self.delete_of(ledger, name, who, now)
+        let accounts = vec![(name.to_owned(), None)];
+        let mut pending = Pending { accounts, sessions: Vec::new(), entries: vec![entry] };
+        self.delete_of(&mut pending, name, who);
+        Ok(((), pending))
     }
 
     /// Checks a password without the limits of strangers: for the first account and for tests.
@@ -292,82 +293,4 @@ impl Sessions {
 }
 
 #[cfg(test)]
-mod tests {
-    use aquifer_state_store::MemoryStore;
-
-    use super::*;
-    use crate::crash::CrashPoint;
-
-    fn site() -> (Ledger, Sessions, Who) {
-        let (mut ledger, _) = Ledger::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("opened");
-        let config = SessionsConfig { idle_seconds: 10, life_seconds: 30, ..SessionsConfig::default() };
-        let mut sessions = Sessions::load(&ledger, config).expect("loaded");
-        sessions
-            .add_account(&mut ledger, "amy", Role::Administrator, "correct horse", "test", Millis(0))
-            .expect("added");
-        (ledger, sessions, Who { name: "amy".into(), role: Role::Administrator, session: None })
-    }
-
-    #[test]
-    fn a_token_is_good_until_its_session_ends() {
-        let (mut ledger, mut sessions, who) = site();
-        let (id, token) = sessions.create(&mut ledger, &who, Millis(0)).expect("created");
-        assert_eq!(sessions.recognise(&token, Millis(9_000)).expect("known").name, "amy");
-        assert!(sessions.recognise(&token, Millis(18_000)).is_ok(), "use keeps it");
-        assert!(sessions.recognise(&token, Millis(28_000)).is_err(), "idle for ten seconds");
-        let (other, token) = sessions.create(&mut ledger, &who, Millis(30_000)).expect("created");
-        assert!(!sessions.sessions.contains_key(&id), "what has ended is forgotten");
-        assert!(sessions.recognise(&format!("{other}.{}", "0".repeat(64)), Millis(30_000)).is_err());
-        let mut restarted = Sessions::load(&ledger, sessions.config.clone()).expect("loaded");
-        assert!(restarted.recognise(&token, Millis(31_000)).is_ok(), "a restart keeps it");
-        sessions.delete(&mut ledger, &other, "amy", Millis(31_000)).expect("deleted");
-        assert!(sessions.recognise(&token, Millis(31_000)).is_err(), "a replayed token");
-        let text = format!("{:?}", ledger.all::<serde_json::Value>("session/").expect("read"));
-        assert!(!text.contains(&token[17..]), "no secret is stored");
-    }
-
-    #[test]
-    fn the_last_administrator_stays() {
-        let (mut ledger, mut sessions, _) = site();
-        let lower = AccountChange { role: Some(Role::ReadOnly), ..AccountChange::default() };
-        let refused = sessions.change_account(&mut ledger, "amy", &lower, "amy", Millis(0));
-        assert!(matches!(refused, Err(NotAllowed::LastAdministrator)));
-        let refused = sessions.delete_account(&mut ledger, "amy", "amy", Millis(0));
-        assert!(matches!(refused, Err(NotAllowed::LastAdministrator)));
-    }
-
-    #[test]
-    fn a_changed_account_has_no_sessions() {
-        let (mut ledger, mut sessions, who) = site();
-        let (_, token) = sessions.create(&mut ledger, &who, Millis(0)).expect("created");
-        let change = AccountChange { password: Some("another password".into()), ..AccountChange::default() };
-        sessions.change_account(&mut ledger, "amy", &change, "amy", Millis(1)).expect("changed");
-        assert!(sessions.recognise(&token, Millis(1)).is_err());
-        assert!(sessions.is_password("amy", "another password") && !sessions.is_password("amy", "correct horse"));
-    }
-
-    #[test]
-    fn a_password_that_was_changed_while_it_was_checked_is_wrong() {
-        let (mut ledger, mut sessions, _) = site();
-        let from = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
-        let mut try_right = |change: Option<&AccountChange>| {
-            let account = sessions.begin(from, "amy", Millis(1)).expect("not too many");
-            if let Some(change) = change {
-                sessions.change_account(&mut ledger, "amy", change, "amy", Millis(1)).expect("changed");
-            }
-            sessions.end(&mut ledger, account, "amy", true, Millis(1))
-        };
-        assert_eq!(try_right(None).expect("it is right").name, "amy");
-        let change = AccountChange { password: Some("another password".into()), ..AccountChange::default() };
-        assert!(matches!(try_right(Some(&change)), Err(NotAllowed::Login)));
-    }
-
-    #[test]
-    fn sessions_are_bounded() {
-        let (mut ledger, mut sessions, who) = site();
-        for _ in 0..SESSIONS_MAX + 3 {
-            sessions.create(&mut ledger, &who, Millis(0)).expect("created");
-        }
-        assert_eq!(sessions.sessions.len(), SESSIONS_MAX);
-    }
-}
+mod tests;

@@ -18,9 +18,9 @@ mod switch;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use aquifer_fabric::{Command, DonorId, End, HostId, MemberId, Term, Topology, Vo
 
 use crate::config::SimulatedConfig;
 use crate::crash::CrashPoint;
-use crate::peers::{Peers, Reports, SendFailure};
+use crate::peers::{Peers, Reports, SendFailure, Silent};
 use agent::SimulatedAgent;
 use donor::SimulatedDonor;
 use kept::Kept;
@@ -38,6 +38,9 @@ use switch::SimulatedSwitch;
 /// The simulated peers.
 pub(crate) struct Simulated {
     topology: Arc<Topology>,
+    directory: PathBuf,
+    /// The lock of a rack that several managers share.
+    shared: Option<File>,
     donors: BTreeMap<DonorId, Kept<SimulatedDonor>>,
     agents: BTreeMap<HostId, Kept<SimulatedAgent>>,
     switch: Kept<SimulatedSwitch>,
@@ -47,28 +50,54 @@ pub(crate) struct Simulated {
 impl Simulated {
     /// Reads the peers from their directory; those that have no file yet are empty.
     pub(crate) fn open(config: &SimulatedConfig, directory: &Path, crash: CrashPoint) -> io::Result<Simulated> {
-        let topology = rack::topology(config);
-        let (donors, hosts) = (directory.join("donors"), directory.join("hosts"));
-        for kind in [&donors, &hosts] {
-            fs::create_dir_all(kind)?;
+        let directory = config.directory.as_deref().unwrap_or(directory);
+        for kind in ["donors", "hosts"] {
+            fs::create_dir_all(directory.join(kind))?;
         }
+        let lock = || OpenOptions::new().create(true).truncate(false).write(true).open(directory.join("lock"));
         let mut simulated = Simulated {
-            topology: Arc::new(topology.clone()),
+            topology: Arc::new(rack::topology(config)),
+            directory: directory.to_owned(),
+            shared: config.directory.is_some().then(lock).transpose()?,
             donors: BTreeMap::new(),
             agents: BTreeMap::new(),
             switch: Kept::open(directory.join("switch.json"))?,
             crash,
         };
-        simulated.switch.peer.add_devices(&topology);
-        for (name, donor) in &topology.parts().donors {
+        simulated.take_turn()?;
+        simulated.load()?;
+        simulated.end_turn();
+        Ok(simulated)
+    }
+
+    fn load(&mut self) -> io::Result<()> {
+        let parts = self.topology.parts();
+        self.switch = Kept::open(self.directory.join("switch.json"))?;
+        self.switch.peer.add_devices(&self.topology);
+        let (donors, hosts) = (self.directory.join("donors"), self.directory.join("hosts"));
+        for (name, donor) in &parts.donors {
             let mut kept: Kept<SimulatedDonor> = Kept::open(donors.join(format!("{name}.json")))?;
             kept.peer.capacity = donor.capacity;
-            simulated.donors.insert(name.clone(), kept);
+            self.donors.insert(name.clone(), kept);
         }
-        for name in topology.parts().hosts.keys() {
-            simulated.agents.insert(name.clone(), Kept::open(hosts.join(format!("{name}.json")))?);
+        for name in parts.hosts.keys() {
+            self.agents.insert(name.clone(), Kept::open(hosts.join(format!("{name}.json")))?);
         }
-        Ok(simulated)
+        Ok(())
+    }
+
+    /// Waits until no other manager talks to a shared rack, and reads what others have changed of it.
+    fn take_turn(&mut self) -> io::Result<()> {
+        let Some(lock) = &self.shared else { return Ok(()) };
+        lock.lock()?;
+        self.load().inspect_err(|_| self.end_turn())
+    }
+
+    fn end_turn(&self) {
+        if let Some(lock) = &self.shared {
+            // The kernel ends it with the process if this fails.
+            let _ = lock.unlock();
+        }
     }
 
     /// Time passes: donors wipe, agents copy, devices sanitize.
@@ -85,6 +114,16 @@ impl Simulated {
             agent.tick(|agent| agent.tick(name, is_valid));
         }
         self.switch.tick(SimulatedSwitch::tick);
+    }
+
+    /// The reports of peers none of which answers.
+    fn silence(&self) -> Reports {
+        let parts = self.topology.parts();
+        Reports {
+            donors: parts.donors.keys().map(|name| (name.clone(), Err(Silent::NoAnswer))).collect(),
+            hosts: parts.hosts.keys().map(|name| (name.clone(), Err(Silent::NoAnswer))).collect(),
+            devices: parts.devices.keys().map(|name| (name.clone(), Err(Silent::NoAnswer))).collect(),
+        }
     }
 
     /// Carries a command out, and saves its receiver before it answers.
@@ -115,10 +154,14 @@ impl Peers for Simulated {
     }
 
     fn reports(&mut self, term: Term) -> Reports {
+        if let Err(error) = self.take_turn() {
+            eprintln!("aquifer-fabricd: simulated peers: {error}; make their directory readable and writable");
+            return self.silence();
+        }
         self.tick();
         let (devices, switch) = (self.topology.parts().devices.keys(), &mut self.switch);
         let mut device = |name| switch.report(|_| Ok(false), |switch| switch.report(name));
-        Reports {
+        let reports = Reports {
             donors: self
                 .donors
                 .iter_mut()
@@ -130,13 +173,17 @@ impl Peers for Simulated {
                 .map(|(name, one)| (name.clone(), one.report(|agent| agent.see(term), SimulatedAgent::report)))
                 .collect(),
             devices: devices.map(|name| (name.clone(), device(name))).collect(),
-        }
+        };
+        self.end_turn();
+        reports
     }
 
     fn send(&mut self, commands: &[Command]) -> Vec<Result<(), SendFailure>> {
         let one = |command| {
             self.crash.pass();
+            self.take_turn().map_err(|_| SendFailure::Lost)?;
             let outcome = self.carry_out(command);
+            self.end_turn();
             self.crash.pass();
             outcome
         };

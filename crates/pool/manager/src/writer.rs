@@ -8,7 +8,8 @@
 //! acted on after the restart, what was not stored never happened.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, RwLock};
+use std::time::Instant;
 
 use aquifer_fabric::{
     Capacity, Command, Declaration, Desired, Edit, End, Incarnation, Millis, Observed, Step, Term, VolumeId, diff,
@@ -19,21 +20,38 @@ use crate::accounts::random;
 use crate::events::Events;
 use crate::ledger::{Entry, Ledger, LedgerFailure};
 use crate::merge::{Merged, merge};
+use crate::meters::Meters;
 use crate::order::{NotDone, Order, change};
 use crate::peers::Peers;
 use crate::snapshot::{Snapshot, StepCounts};
 use crate::tasks::Tasks;
+use crate::tenure::Tenure;
 
 /// Elections that a start tries, each with a term greater than what the peers have seen.
 const ELECTIONS_MAX: usize = 16;
 
-/// Why the writer ends, and the daemon with it.
+/// What takes the answer to an order.
+type Answer = Box<dyn FnOnce(Result<Done, NotDone>) + Send>;
+
+/// Why the writer ends.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// Another manager has a greater term.
     Deposed { seen: Term },
     /// The store failed.
     Ledger(LedgerFailure),
+    /// The seat of the leader was not kept alive in time.
+    SeatLost,
+}
+
+impl Stop {
+    /// Whether this manager, or another one, may lead after it.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Deposed { .. } | Self::SeatLost => true,
+            Self::Ledger(failure) => failure.may_pass(),
+        }
+    }
 }
 
 impl From<LedgerFailure> for Stop {
@@ -49,8 +67,19 @@ impl std::fmt::Display for Stop {
                 write!(f, "another fabric manager has term {seen}; stop one of the two, then start again")
             }
             Self::Ledger(failure) => failure.fmt(f),
+            Self::SeatLost => {
+                f.write_str("etcd did not hear of this manager in time; check the members and the network")
+            }
         }
     }
+}
+
+/// What the writer is asked for.
+pub(crate) enum Posted {
+    /// What needs the store and not the pool: accounts, sessions, the audit log. An error is the store's.
+    Errand(Box<dyn FnOnce(&mut Ledger) -> Result<(), LedgerFailure> + Send>),
+    /// An order, with the function that takes the answer.
+    Order(Order, Answer),
 }
 
 /// What became of an order.
@@ -68,17 +97,14 @@ pub(crate) struct Done {
 }
 
 /// What the writer shares with requests.
+#[derive(Default)]
 pub(crate) struct Shared {
-    pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) snapshot: RwLock<Arc<Snapshot>>,
     pub(crate) events: Events,
+    pub(crate) meters: Arc<Meters>,
 }
 
 impl Shared {
-    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().expect("a panic ends the daemon")
-    }
-
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         Arc::clone(&self.snapshot.read().expect("a panic ends the daemon"))
     }
@@ -87,6 +113,8 @@ impl Shared {
 /// The writer.
 pub(crate) struct Writer {
     shared: Arc<Shared>,
+    pub(crate) ledger: Ledger,
+    tenure: Tenure,
     peers: Box<dyn Peers>,
     term: Term,
     desired: Desired,
@@ -100,12 +128,13 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Takes a term that all peers accept, waits until no command of an earlier manager can arrive at a switch, and
-    /// reads the first reports.
+    /// Takes a term that all peers accept, reads the state that nobody else changes from then on, waits until no command
+    /// of an earlier manager can arrive at a switch, and reads the first reports.
     pub(crate) fn start(
         shared: Arc<Shared>,
+        mut ledger: Ledger,
+        tenure: Tenure,
         mut peers: Box<dyn Peers>,
-        desired: Desired,
         silent_ms: u64,
         now: Millis,
     ) -> Result<Writer, Stop> {
@@ -113,15 +142,18 @@ impl Writer {
         let mut seen = Term(0);
         let mut term = Term(0);
         for _ in 0..ELECTIONS_MAX {
-            term = shared.ledger().take_term(seen)?;
+            term = ledger.take_term(seen)?;
             let merged = merge(&mut observed, peers.reports(term), now);
             match merged.deposed_by.max(merged.outrun_by) {
                 None => {
+                    let desired = ledger.reload()?;
                     std::thread::sleep(peers.command_time_max());
                     let (sequences, tasks) = (BTreeMap::new(), Tasks::default());
                     let (unrepaired, rounds, steps) = (Vec::new(), 0, StepCounts::default());
-                    return Ok(Writer {
+                    let mut writer = Writer {
                         shared,
+                        ledger,
+                        tenure,
                         peers,
                         term,
                         desired,
@@ -132,7 +164,11 @@ impl Writer {
                         rounds,
                         steps,
                         silent_ms,
-                    });
+                    };
+                    writer.store_records(now)?;
+                    let topology = writer.peers.topology();
+                    writer.publish(&topology, Some(aquifer_fabric::Round::default()));
+                    return Ok(writer);
                 }
                 Some(greater) => seen = greater,
             }
@@ -147,7 +183,7 @@ impl Writer {
             match (merged.deposed_by, merged.outrun_by) {
                 (Some(seen), _) => return Err(Stop::Deposed { seen }),
                 (None, None) => return Ok(merged),
-                (None, Some(seen)) => self.term = self.shared.ledger().take_term(seen)?,
+                (None, Some(seen)) => self.term = self.ledger.take_term(seen)?,
             }
             self.sequences.clear();
             let again = merge(&mut self.observed, self.peers.reports(self.term), now);
@@ -157,11 +193,44 @@ impl Writer {
         Err(Stop::Deposed { seen: merged.outrun_by.unwrap_or(self.term) })
     }
 
-    /// One round. Answers each order, and returns whether anything is still under way.
-    pub(crate) fn round(&mut self, orders: Vec<crate::rest::Posted>, now: Millis) -> Result<bool, Stop> {
+    /// Stores what peers want stored, such as registrations. What is too large is asked for again in the next round.
+    fn store_records(&mut self, now: Millis) -> Result<(), Stop> {
+        let records = self.peers.records();
+        if records.is_empty() {
+            return Ok(());
+        }
+        let entries: Vec<Entry> = records.iter().map(|record| Entry::new("aquifer-fabricd", &record.what)).collect();
+        let values: Vec<_> = records.into_iter().map(|record| (record.key, record.value)).collect();
+        match self.ledger.keep(&values, &entries, now) {
+            Ok(()) => self.peers.recorded(),
+            Err(failure) if failure.is_too_large() => {
+                self.shared.events.add(now, "NotRecorded", "Warning", format!("registrations: {failure}"));
+            }
+            Err(failure) => return Err(failure.into()),
+        }
+        Ok(())
+    }
+
+    /// One round. Answers what was posted, and returns whether anything is still under way.
+    pub(crate) fn round(&mut self, posted: Vec<Posted>, now: Millis) -> Result<bool, Stop> {
+        let begun = Instant::now();
+        let mut orders = Vec::new();
+        for one in posted {
+            match one {
+                Posted::Errand(errand) => errand(&mut self.ledger)?,
+                Posted::Order(order, answer) => orders.push((order, answer)),
+            }
+        }
+        let outcome = self.round_of(orders, now);
+        self.shared.meters.count_round(begun.elapsed());
+        outcome
+    }
+
+    fn round_of(&mut self, orders: Vec<(Order, Answer)>, now: Millis) -> Result<bool, Stop> {
         let topology = self.peers.topology();
         self.peers.follow(&self.desired);
         let merged = self.hear(now)?;
+        self.store_records(now)?;
         for (answers, what) in merged.notices {
             let (kind, severity) = if answers { ("PeerAnswers", "OK") } else { ("PeerSilent", "Warning") };
             self.shared.events.add(now, kind, severity, what);
@@ -190,8 +259,16 @@ impl Writer {
             .map(|one| format!("member {} of volume {} cannot be replaced: {}", one.member, one.volume, one.refusal))
             .collect();
         if desired != self.desired {
-            self.shared.ledger().change(&self.desired, &desired, &entries, now)?;
-            self.desired = desired;
+            match self.ledger.change(&self.desired, &desired, &entries, now) {
+                Ok(()) => self.desired = desired,
+                Err(failure) if failure.is_too_large() => {
+                    // The store is as before, and so is the desired state: the orders of this round are refused.
+                    entries.clear();
+                    let line = failure.to_string();
+                    answers.iter_mut().for_each(|(_, _, outcome)| *outcome = Err(NotDone::TooLarge(line.clone())));
+                }
+                Err(failure) => return Err(failure.into()),
+            }
         }
         for entry in entries {
             self.shared.events.add(now, "Changed", "OK", format!("{}: {}", entry.who, entry.what));
@@ -240,12 +317,7 @@ impl Writer {
     }
 
     /// Answers orders, after what they changed was stored.
-    #[expect(clippy::type_complexity, reason = "an order with its answer and its outcome, used once")]
-    fn answer(
-        &mut self,
-        answers: Vec<(Order, Box<dyn FnOnce(Result<Done, NotDone>) + Send>, Result<Done, NotDone>)>,
-        now: Millis,
-    ) {
+    fn answer(&mut self, answers: Vec<(Order, Answer, Result<Done, NotDone>)>, now: Millis) {
         for (order, answer, outcome) in answers {
             let outcome = outcome.map(|mut done| {
                 if !order.is_dry_run && !done.changes.is_empty() {
@@ -265,7 +337,12 @@ impl Writer {
     fn act(&mut self, topology: &Arc<aquifer_fabric::Topology>, now: Millis) -> Result<bool, Stop> {
         let round = reconcile(&self.desired, &self.observed);
         let commands: Vec<Command> = round.steps.iter().map(|step| self.command(step.clone())).collect();
+        if !self.tenure.is_held() {
+            return Err(Stop::SeatLost);
+        }
         let outcomes = self.peers.send(&commands);
+        let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+        self.shared.meters.count_steps(commands.len(), failed);
         for (command, outcome) in commands.iter().zip(outcomes) {
             self.steps.sent += 1;
             if let Err(failure) = outcome {

@@ -122,6 +122,32 @@ fn until(stream: &mut impl BufRead, message: &str) -> u64 {
 }
 
 #[test]
+fn an_event_stream_ends_with_its_session() {
+    let daemon = Daemon::start(&directory("ended"), &rack(None), "");
+    let password = daemon.password();
+    let (token, other) = (daemon.login("admin", &password), daemon.login("admin", &password));
+    let follow = |token: &str| {
+        let mut stream = connect(&daemon);
+        let text = format!("GET {STREAM} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{token}\r\n");
+        stream.write_all(text.as_bytes()).expect("sent");
+        let mut stream = BufReader::new(stream);
+        assert!(head(&mut stream).starts_with("http/1.1 200"));
+        stream
+    };
+    let (mut ended, mut goes_on) = (follow(&token), follow(&other));
+    let id = token.trim_start_matches("x-auth-token: ").split('.').next().expect("an id").to_owned();
+    let gone = daemon.ask("DELETE", &format!("{SESSIONS}/{id}"), &other, "").expect("an answer");
+    assert_eq!(gone.status, 204, "{gone:?}");
+    let mut rest = Vec::new();
+    ended.read_to_end(&mut rest).expect("it ends, and not by a timeout");
+    let applied = daemon.ask("POST", APPLY, &other, &apply_body(&declaration())).expect("an answer");
+    assert_eq!(applied.status, 200, "{applied:?}");
+    until(&mut goes_on, "apply a declaration");
+    drop((ended, goes_on));
+    finish(daemon);
+}
+
+#[test]
 fn requests_and_events_go_over_tls() {
     let (directory, authority) = (directory("tls"), Authority::new());
     let daemon = Daemon::start(&directory, &rack(None), &authority.sign(&directory));

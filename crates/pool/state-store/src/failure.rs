@@ -6,6 +6,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::etcd::NotSettings;
 use crate::key::Key;
 
 /// Why a store cannot be opened or read.
@@ -15,6 +16,11 @@ pub enum StoreFailure {
     /// The file is damaged or no store.
     Damaged {
         /// What was found.
+        what: String,
+    },
+    /// etcd does not answer, or not as etcd does.
+    Etcd {
+        /// What happened last.
         what: String,
     },
     /// The file was written with another format.
@@ -38,15 +44,22 @@ pub enum StoreFailure {
     },
     /// An earlier operation failed, so that what is stored is not known. Open the store again.
     Latched,
+    /// The settings of etcd cannot be used.
+    Settings(NotSettings),
 }
 
 impl fmt::Display for StoreFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Damaged { what } => write!(f, "the state file is damaged ({what}); restore a backup of it"),
+            Self::Etcd { what } => write!(
+                f,
+                "etcd does not answer ({}); check that most of its members run, and the endpoints of this manager",
+                what.replace(['\n', '\r'], " ")
+            ),
             Self::Format { found, known } => write!(
                 f,
-                "the state file has format {found}, this program reads format {known}; start the version that wrote it"
+                "the state has format {found}, this program reads format {known}; start the version that wrote it"
             ),
             Self::InUse { path } => write!(
                 f,
@@ -56,7 +69,10 @@ impl fmt::Display for StoreFailure {
             Self::Io { what, source } => {
                 write!(f, "the state file cannot be {what}: {source}; free space or check the disk, then start again")
             }
-            Self::Latched => f.write_str("an earlier write of the state file failed; check the disk, then start again"),
+            Self::Latched => {
+                f.write_str("an earlier write of the state failed; check the disk or etcd, then start again")
+            }
+            Self::Settings(not) => not.fmt(f),
         }
     }
 }
@@ -80,6 +96,11 @@ pub enum NotCommitted {
     },
     /// The store failed before anything was written.
     Failed(StoreFailure),
+    /// etcd refuses the transaction as it is. Nothing was written.
+    Refused {
+        /// etcd's own words.
+        why: String,
+    },
     /// The transaction is larger than a store takes. Nothing was written.
     TooLarge {
         /// What there is too much of.
@@ -99,6 +120,10 @@ impl fmt::Display for NotCommitted {
         match self {
             Self::Conflict { key } => write!(f, "{key} was changed by another writer; read it again"),
             Self::Failed(failure) | Self::Unknown(failure) => failure.fmt(f),
+            Self::Refused { why } => write!(
+                f,
+                "etcd refuses a change of the state ({why}); make smaller changes, or raise --max-request-bytes of its members"
+            ),
             Self::TooLarge { what, found, max } => {
                 write!(f, "a change of the state has {found} {what}, at most {max} are stored; make smaller changes")
             }

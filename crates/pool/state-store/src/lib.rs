@@ -3,8 +3,8 @@
 
 //! Durable state of a fabric manager: keys with values and versions, changed by compare-and-swap over several keys.
 //!
-//! [`StateStore`] is the trait; [`EmbeddedStore`] keeps one file with redb, [`MemoryStore`] keeps nothing. Both pass
-//! [`conformance`], including a part in which operation n fails, for each n. A [`Transaction`] is committed as a whole
+//! [`StateStore`] is the trait; [`EmbeddedStore`] keeps one file with redb, [`EtcdStore`] a part of a cluster of etcd,
+//! [`MemoryStore`] keeps nothing. All pass [`conformance`], including a part in which operation n fails, for each n. A [`Transaction`] is committed as a whole
 //! or not at all, whatever crashes: when `commit` returns, it is durable.
 //!
 //! ```
@@ -25,12 +25,18 @@
 
 pub mod conformance;
 mod embedded;
+mod etcd;
 mod failure;
 mod key;
 mod memory;
 mod store;
 
 pub use embedded::{EmbeddedStore, FORMAT};
+pub use etcd::messages::take_answer;
+pub use etcd::{
+    Bounds, ENDPOINTS_MAX, ETCD_FORMAT, Election, EtcdSettings, EtcdStore, EtcdTls, LEASE_SECONDS_MIN, NotSettings,
+    PREFIX_BYTES_MAX, Seat, Standing,
+};
 pub use failure::{NotCommitted, StoreFailure};
 pub use key::{KEY_BYTES_MAX, Key, NotAKey};
 pub use memory::MemoryStore;

@@ -101,7 +101,7 @@ fn a_file_of_another_format_is_refused_with_the_remedy() {
     let failure = EmbeddedStore::open(&path).expect_err("another format");
     assert_eq!(
         failure.to_string(),
-        "the state file has format 2, this program reads format 1; start the version that wrote it"
+        "the state has format 2, this program reads format 1; start the version that wrote it"
     );
     std::fs::remove_dir_all(directory).expect("removed");
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the fabric manager reads: bodies of requests, and its configuration file.
+//! What the fabric manager reads: bodies of requests, its configuration file, and etcd's answers.
 
 use aquifer_manager::{Config, take_body};
+use aquifer_state_store::take_answer;
 
 use super::one_line;
 
@@ -22,4 +23,12 @@ pub fn fabric_config(bytes: &[u8]) {
         }
         Err(refused) => one_line(&refused.to_string()),
     }
+}
+
+/// An answer of etcd's: two bytes of status, and the body.
+pub fn etcd_answer(bytes: &[u8]) {
+    let (status, body) = bytes.split_at(bytes.len().min(2));
+    let status = status.iter().fold(0, |status, byte| status << 8 | u16::from(*byte));
+    take_answer(status, body);
+    take_answer(200, body);
 }

@@ -9,7 +9,8 @@ use super::answer::{Answer, Problem};
 use super::collection::collection;
 use super::service::{Call, Request, Service};
 use super::{date, now};
-use crate::accounts::{Role, verify};
+use crate::accounts::{Role, hash, verify};
+use crate::pending::Pending;
 use crate::sessions::{AccountChange, NotAllowed, Who};
 
 const SESSIONS: &str = "/redfish/v1/SessionService/Sessions";
@@ -34,8 +35,16 @@ fn log_in(service: &Service, request: &Request, name: &str, password: &str) -> R
     let account = service.sessions().begin(request.from, name, now())?;
     // Hashing takes long, so it is outside the lock.
     let is_right = verify(account.as_ref(), password);
-    let mut sessions = service.sessions();
-    Ok(sessions.end(&mut service.shared.ledger(), account, name, is_right, now())?)
+    let ended = service.sessions().end(account, name, is_right, now());
+    let entry = match ended {
+        Ok(who) => return Ok(who),
+        Err(entry) => entry,
+    };
+    if let Some(entry) = entry {
+        let pending = Pending { entries: vec![entry], ..Pending::default() };
+        service.keep(move |_| Ok(((), pending)))?;
+    }
+    Err(NotAllowed::Login.into())
 }
 
 /// Decodes base 64, as RFC 7617 has it in Basic.
@@ -64,9 +73,9 @@ fn session_body(id: &str, account: &str, created: aquifer_fabric::Millis) -> Val
 pub(super) fn login(call: &Call<'_>) -> Result<Answer, Problem> {
     let (name, password) = (call.text("UserName").unwrap_or_default(), call.text("Password").unwrap_or_default());
     let who = log_in(call.service, call.request, name, password)?;
-    let mut sessions = call.service.sessions();
-    let (id, token) = sessions.create(&mut call.service.shared.ledger(), &who, now())?;
-    let answer = Answer::of(201, session_body(&id, &who.name, now()));
+    let account = who.name.clone();
+    let (id, token) = call.service.keep(move |sessions| sessions.create(&who, now()))?;
+    let answer = Answer::of(201, session_body(&id, &account, now()));
     Ok(answer.with("location", format!("{SESSIONS}/{id}")).with("x-auth-token", token))
 }
 
@@ -94,7 +103,8 @@ pub(super) fn session(call: &Call<'_>) -> Result<Answer, Problem> {
 
 pub(super) fn logout(call: &Call<'_>) -> Result<Answer, Problem> {
     session(call)?;
-    call.service.sessions().delete(&mut call.service.shared.ledger(), call.name(), call.who(), now())?;
+    let (id, who) = (call.name().to_owned(), call.who().to_owned());
+    call.service.keep(move |sessions| sessions.delete(&id, &who))?;
     Ok(Answer::empty())
 }
 
@@ -139,9 +149,10 @@ fn role_of(call: &Call<'_>) -> Result<Option<Role>, Problem> {
 pub(super) fn add_account(call: &Call<'_>) -> Result<Answer, Problem> {
     let (name, password) = (call.text("UserName").unwrap_or_default(), call.text("Password").unwrap_or_default());
     let role = role_of(call)?.unwrap_or(Role::ReadOnly);
-    let mut sessions = call.service.sessions();
-    sessions.add_account(&mut call.service.shared.ledger(), name, role, password, call.who(), now())?;
-    drop(sessions);
+    // Hashing takes long, so it is not the writer's.
+    let hash = hash(password).map_err(NotAllowed::Invalid)?;
+    let (added, who) = (name.to_owned(), call.who().to_owned());
+    call.service.keep(move |sessions| sessions.add_account(&added, role, &hash, &who))?;
     let body = account_body(call, name).unwrap_or_default();
     Ok(Answer::of(201, body).with("location", format!("{ACCOUNTS}/{name}")))
 }
@@ -149,7 +160,7 @@ pub(super) fn add_account(call: &Call<'_>) -> Result<Answer, Problem> {
 pub(super) fn change_account(call: &Call<'_>) -> Result<Answer, Problem> {
     check_own(call)?;
     let change = AccountChange {
-        password: call.text("Password").map(str::to_owned),
+        hash: call.text("Password").map(hash).transpose().map_err(NotAllowed::Invalid)?,
         role: role_of(call)?,
         is_enabled: call.body.get("Enabled").and_then(Value::as_bool),
     };
@@ -162,17 +173,16 @@ pub(super) fn change_account(call: &Call<'_>) -> Result<Answer, Problem> {
             "ask one",
         ));
     }
-    let mut sessions = call.service.sessions();
-    sessions.change_account(&mut call.service.shared.ledger(), call.name(), &change, call.who(), now())?;
-    crate::initial::forget(&sessions, &call.service.directory);
-    drop(sessions);
+    let (name, who) = (call.name().to_owned(), call.who().to_owned());
+    call.service.keep(move |sessions| sessions.change_account(&name, &change, &who))?;
+    crate::initial::forget(&call.service.sessions(), &call.service.directory);
     Ok(Answer::of(200, account_body(call, call.name()).unwrap_or_default()))
 }
 
 pub(super) fn delete_account(call: &Call<'_>) -> Result<Answer, Problem> {
-    let mut sessions = call.service.sessions();
-    sessions.delete_account(&mut call.service.shared.ledger(), call.name(), call.who(), now())?;
-    crate::initial::forget(&sessions, &call.service.directory);
+    let (name, who) = (call.name().to_owned(), call.who().to_owned());
+    call.service.keep(move |sessions| sessions.delete_account(&name, &who))?;
+    crate::initial::forget(&call.service.sessions(), &call.service.directory);
     Ok(Answer::empty())
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::attempts::TooMany;
 use crate::order::NotDone;
-use crate::sessions::NotAllowed;
+use crate::sessions::{NotAllowed, Who};
 
 /// An answer with a body of JSON, or none.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,8 +16,8 @@ pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Option<Value>,
-    /// The number after which events are to follow, if the answer is the event stream.
-    pub(crate) follows: Option<u64>,
+    /// The number after which events are to follow, and who follows them, if the answer is the event stream.
+    pub(crate) follows: Option<(u64, Who)>,
 }
 
 impl Answer {
@@ -87,6 +87,7 @@ impl From<NotDone> for Problem {
         let (status, id) = match &not {
             NotDone::Stale => (412, "Base.1.18.PreconditionFailed"),
             NotDone::Unknown(_) | NotDone::UnknownVolume(_) => (404, "Base.1.18.ResourceNotFound"),
+            NotDone::TooLarge(_) => (413, "Base.1.18.GeneralError"),
             NotDone::NotApplied(_) => (409, "AquiferFabric.1.0.NotApplied"),
             NotDone::Refused(refusal) => match refusal {
                 Refusal::UnknownVolume { .. } | Refusal::UnknownHost { .. } | Refusal::UnknownPool { .. } => {
@@ -114,9 +115,6 @@ impl From<NotAllowed> for Problem {
                 "this is the last administrator that is enabled",
                 "make another administrator first",
             ),
-            NotAllowed::Ledger(failure) => {
-                Problem::line(503, "Base.1.18.ServiceTemporarilyUnavailable", &failure.to_string())
-            }
             NotAllowed::Login => Problem::new(
                 401,
                 "Base.1.18.ResourceAtUriUnauthorized",

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use super::answer::{Answer, Problem};
 use super::collection::PAGE_MAX;
+use super::now;
 use super::service::Call;
+use crate::ledger::Ledger;
 use crate::order::Act;
 use crate::writer::Done;
 
@@ -92,16 +94,44 @@ pub(super) fn adopt(call: &Call<'_>) -> Result<Answer, Problem> {
 
 pub(super) fn audit(call: &Call<'_>) -> Result<Answer, Problem> {
     let (after, count) = call.query.window();
-    let ledger = call.service.shared.ledger();
-    let failed = |error: crate::ledger::LedgerFailure| {
-        Problem::new(503, "Base.1.18.ServiceTemporarilyUnavailable", error.to_string(), "look at the daemon's log")
+    let read = move |ledger: &mut Ledger| match ledger.records(after as u64, count.min(PAGE_MAX)) {
+        Ok(records) => Ok(Ok((records, ledger.tail()))),
+        Err(failure) => Ok(Err(failure.to_string())),
     };
-    let records = ledger.records(after as u64, count.min(PAGE_MAX)).map_err(failed)?;
+    let (records, tail) = call.service.errand(read)?.map_err(unreadable)?;
     Ok(Answer::of(
         200,
         json!({
             "@odata.id": format!("{PATH}/Audit"), "@odata.type": "#AquiferAudit.v1_0_0.AquiferAudit", "Id": "Audit",
-            "Name": "Audit log", "Records": records, "Tail": ledger.tail(),
+            "Name": "Audit log", "Records": records, "Tail": tail,
+            "Verification": { "@odata.id": format!("{PATH}/Audit/Verification") },
+        }),
+    ))
+}
+
+fn unreadable(line: String) -> Problem {
+    Problem::new(503, "Base.1.18.ServiceTemporarilyUnavailable", line, "look at the daemon's log")
+}
+
+/// Checks the whole log. Damage is an answer and an event, and the log stays as it is.
+pub(super) fn verification(call: &Call<'_>) -> Result<Answer, Problem> {
+    let verify = |ledger: &mut Ledger| Ok(ledger.verify_audit().map_err(|failure| failure.to_string()));
+    let verified = call.service.errand(verify)?.map_err(unreadable)?;
+    let shared = &call.service.shared;
+    shared.meters.note_audit(verified.is_err());
+    let (tail, damage) = match verified {
+        Ok(tail) => (Some(tail), None),
+        Err(damage) => {
+            shared.events.add(now(), "AuditDamaged", "Critical", damage.0.clone());
+            (None, Some(damage.0))
+        }
+    };
+    Ok(Answer::of(
+        200,
+        json!({
+            "@odata.id": format!("{PATH}/Audit/Verification"), "Id": "Verification", "Name": "Audit log, verified",
+            "@odata.type": "#AquiferAuditVerification.v1_0_0.AquiferAuditVerification",
+            "IsIntact": damage.is_none(), "Damage": damage, "Tail": tail,
         }),
     ))
 }

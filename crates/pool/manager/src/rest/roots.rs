@@ -152,5 +152,6 @@ pub(super) fn event_service(_: &Call<'_>) -> Result<Answer, Problem> {
 
 pub(super) fn event_stream(call: &Call<'_>) -> Result<Answer, Problem> {
     let last = call.request.header("last-event-id").and_then(|id| id.parse().ok());
-    Ok(Answer { status: 200, follows: Some(last.unwrap_or(0)), ..Answer::default() })
+    let who = call.who.clone().ok_or_else(|| Problem::not_found(call.path))?;
+    Ok(Answer { status: 200, follows: Some((last.unwrap_or(0), who)), ..Answer::default() })
 }

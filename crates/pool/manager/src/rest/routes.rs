@@ -238,6 +238,8 @@ pub(super) const ROUTES: &[Route] = &[
     change(Post, "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt", "Adopt what is in use", &[], oem::adopt)
         .by(Administrator),
     get("/redfish/v1/Oem/Aquifer/Audit", "The audit log, after record $skip", oem::audit).by(Administrator),
+    get("/redfish/v1/Oem/Aquifer/Audit/Verification", "Whether the audit log is whole", oem::verification)
+        .by(Administrator),
 ];
 
 #[cfg(test)]

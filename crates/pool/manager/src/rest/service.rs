@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use serde_json::{Map, Value};
 
@@ -14,16 +14,15 @@ use super::answer::{Answer, Problem};
 use super::body;
 use super::collection::{Query, decoded};
 use super::routes::{Method, ROUTES, Route};
-use super::{ORDER_WAIT_MAX, access};
+use super::{ORDER_WAIT_MAX, access, now};
 use crate::accounts::Role;
 use crate::console::Console;
-use crate::order::{Act, NotDone, Order, etag_of};
-use crate::sessions::{Sessions, Who};
+use crate::ledger::{Ledger, LedgerFailure};
+use crate::order::{Act, Order, etag_of};
+use crate::pending::carry_out;
+use crate::sessions::{Decided, Sessions, Who};
 use crate::snapshot::Snapshot;
-use crate::writer::{Done, Shared};
-
-/// An order on its way to the writer, with the function that takes the answer.
-pub(crate) type Posted = (Order, Box<dyn FnOnce(Result<Done, NotDone>) + Send>);
+use crate::writer::{Done, Posted, Shared};
 
 /// A request that has arrived as a whole.
 #[derive(Clone, Debug)]
@@ -43,11 +42,19 @@ impl Request {
     }
 }
 
+/// Whether this manager leads.
+pub(crate) enum Standing {
+    /// It does; orders go to its writer.
+    Leader { orders: SyncSender<Posted> },
+    /// Another one does, as far as is known at this URL.
+    Standby { leader: Option<String> },
+}
+
 /// Everything that requests need.
 pub(crate) struct Service {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) sessions: Mutex<Sessions>,
-    pub(crate) orders: SyncSender<Posted>,
+    pub(crate) sessions: Arc<Mutex<Sessions>>,
+    pub(crate) standing: RwLock<Standing>,
     pub(crate) directory: PathBuf,
     pub(crate) console: Console,
 }
@@ -67,21 +74,34 @@ pub(super) struct Call<'a> {
 }
 
 impl Service {
-    pub(super) fn sessions(&self) -> MutexGuard<'_, Sessions> {
+    /// Accounts and sessions. Held for a look or an entry, never while the store works.
+    pub(crate) fn sessions(&self) -> MutexGuard<'_, Sessions> {
         self.sessions.lock().expect("a panic ends the daemon")
+    }
+
+    /// From now on this manager leads, or does not.
+    pub(crate) fn stand(&self, standing: Standing) {
+        *self.standing.write().expect("a panic ends the daemon") = standing;
+    }
+
+    pub(crate) fn is_leader(&self) -> bool {
+        matches!(*self.standing.read().expect("a panic ends the daemon"), Standing::Leader { .. })
     }
 
     /// Answers a request.
     pub(crate) fn answer(&self, request: &Request) -> Answer {
-        let mut answer = self.try_answer(request).unwrap_or_else(Problem::answer);
+        let mut counted = ("other", "none");
+        let mut answer = self.try_answer(request, &mut counted).unwrap_or_else(Problem::answer);
         // A browser would ask for the password itself, keep it, and send it with requests of any page.
         if request.header("sec-fetch-mode").is_some() {
             answer.headers.retain(|(name, _)| *name != "www-authenticate");
         }
-        with_etag(request, answer)
+        let answer = with_etag(request, answer);
+        self.shared.meters.count_answer(counted.0, counted.1, answer.status);
+        answer
     }
 
-    fn try_answer(&self, request: &Request) -> Result<Answer, Problem> {
+    fn try_answer(&self, request: &Request, counted: &mut (&'static str, &'static str)) -> Result<Answer, Problem> {
         let path = request.path.strip_suffix('/').filter(|path| !path.is_empty()).unwrap_or(&request.path);
         let at_path = || ROUTES.iter().filter_map(|route| Some((route, names(route, path)?)));
         let method = Method::named(&request.method);
@@ -99,7 +119,12 @@ impl Service {
             problem.headers.push(("allow", allowed.join(", ")));
             return Err(problem);
         };
+        *counted = (route.method.name(), route.path);
         check_site(request)?;
+        let is_local = route.needs.is_none() && route.method == Method::Get;
+        if !is_local && let Some(answer) = self.elsewhere(request) {
+            return answer;
+        }
         let who = match route.needs {
             None => None,
             Some(needs) => Some(self.caller(request, needs)?),
@@ -109,6 +134,66 @@ impl Service {
         let snapshot = self.shared.snapshot();
         let call = Call { service: self, snapshot, path, names, query, request, body, who };
         (route.answer)(&call)
+    }
+
+    /// What a standby answers: where the leader is. A reader is sent there; a change is refused, because its client must
+    /// know that it asked the wrong manager.
+    fn elsewhere(&self, request: &Request) -> Option<Result<Answer, Problem>> {
+        let leader = match &*self.standing.read().expect("a panic ends the daemon") {
+            Standing::Leader { .. } => return None,
+            Standing::Standby { leader } => leader.clone(),
+        };
+        let Some(leader) = leader else {
+            let what = "no manager leads at this moment";
+            let mut problem = Problem::new(503, UNAVAILABLE, what, "try again in some seconds");
+            problem.headers.push(("retry-after", "2".to_owned()));
+            return Some(Err(problem));
+        };
+        let query = if request.query.is_empty() { String::new() } else { format!("?{}", request.query) };
+        let location = format!("{leader}{}{query}", request.path);
+        let is_read = matches!(request.method.as_str(), "GET" | "HEAD");
+        let status = if is_read { 307 } else { 421 };
+        let what = format!("this manager stands by; {leader} leads");
+        let mut problem = Problem::new(status, "AquiferFabric.1.0.Standby", what, format!("ask {leader}"));
+        problem.headers.push(("location", location));
+        Some(Err(problem))
+    }
+
+    /// Hands something to the writer.
+    fn post(&self, posted: Posted) -> Result<(), Problem> {
+        let orders = match &*self.standing.read().expect("a panic ends the daemon") {
+            Standing::Leader { orders } => orders.clone(),
+            Standing::Standby { .. } => return Err(busy("this manager has just stopped leading")),
+        };
+        orders.try_send(posted).map_err(|error| match error {
+            TrySendError::Full(_) => busy("too many orders are waiting"),
+            TrySendError::Disconnected(_) => busy("this manager has just stopped leading"),
+        })
+    }
+
+    /// Has the writer run something with the store, and waits for what comes of it. No lock may be held meanwhile.
+    pub(super) fn errand<T: Send + 'static>(
+        &self,
+        errand: impl FnOnce(&mut Ledger) -> Result<T, LedgerFailure> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let (answer, answered) = sync_channel(1);
+        let run = move |ledger: &mut Ledger| {
+            let value = errand(ledger)?;
+            // The client may be gone by now.
+            let _ = answer.send(value);
+            Ok(())
+        };
+        self.post(Posted::Errand(Box::new(run)))?;
+        answered.recv_timeout(ORDER_WAIT_MAX).map_err(|_| busy(UNANSWERED))
+    }
+
+    /// Decides a change of accounts or sessions, and has it stored.
+    pub(super) fn keep<T: Send + 'static>(
+        &self,
+        decide: impl FnOnce(&Sessions) -> Decided<T> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let sessions = Arc::clone(&self.sessions);
+        Ok(self.errand(move |ledger| carry_out(&sessions, ledger, now(), decide))??)
     }
 
     fn caller(&self, request: &Request, needs: Role) -> Result<Who, Problem> {
@@ -157,14 +242,8 @@ impl Call<'_> {
             // The client may be gone by now; its order is carried out all the same.
             let _ = answer.send(outcome);
         };
-        let busy =
-            |what: &str| Problem::new(503, "Base.1.18.ServiceTemporarilyUnavailable", what, "try again in a second");
-        self.service.orders.try_send((order, Box::new(respond))).map_err(|error| match error {
-            TrySendError::Full(_) => busy("too many orders are waiting"),
-            TrySendError::Disconnected(_) => busy("the manager is ending"),
-        })?;
-        let outcome = answered.recv_timeout(ORDER_WAIT_MAX);
-        Ok(outcome.map_err(|_| busy("the order was not answered in time; it may still be carried out"))??)
+        self.service.post(Posted::Order(order, Box::new(respond)))?;
+        Ok(answered.recv_timeout(ORDER_WAIT_MAX).map_err(|_| busy(UNANSWERED))??)
     }
 }
 
@@ -180,6 +259,13 @@ fn check_site(request: &Request) -> Result<(), Problem> {
     }
     let what = "a page of another site has sent this request";
     Err(Problem::new(403, "Base.1.18.AccessDenied", what, "use the console of this manager, or a program"))
+}
+
+const UNAVAILABLE: &str = "Base.1.18.ServiceTemporarilyUnavailable";
+const UNANSWERED: &str = "the order was not answered; it may still be carried out";
+
+fn busy(what: &str) -> Problem {
+    Problem::new(503, UNAVAILABLE, what, "look at the state, then try again")
 }
 
 /// What stands for the braces of a route's path, if the path is one of its.

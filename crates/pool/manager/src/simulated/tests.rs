@@ -45,6 +45,7 @@ impl Scratch {
             hosts,
             devices,
             device_capacity: capacity,
+            directory: None,
             kill_at_effect: None,
         };
         Simulated::open(&config, &self.0, CrashPoint::default()).expect("opened")

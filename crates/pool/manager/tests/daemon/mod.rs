@@ -5,6 +5,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod judge;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -55,7 +57,15 @@ impl Answer {
 pub fn rack(kill_at_effect: Option<u64>) -> SimulatedConfig {
     let capacity = "64GiB".parse().expect("a size");
     let (donors, hosts, devices) = (4, 2, 2);
-    SimulatedConfig { donors, donor_capacity: capacity, hosts, devices, device_capacity: capacity, kill_at_effect }
+    SimulatedConfig {
+        donors,
+        donor_capacity: capacity,
+        hosts,
+        devices,
+        device_capacity: capacity,
+        directory: None,
+        kill_at_effect,
+    }
 }
 
 /// A loopback address that no other daemon of the tests has: a killed daemon's port may be given to the next one.
@@ -78,6 +88,8 @@ pub struct Daemon {
     pub address: String,
     /// Where donors and hosts register.
     pub control: Option<SocketAddr>,
+    /// Where its metrics are, if its configuration says so.
+    pub metrics: String,
     pub directory: PathBuf,
 }
 
@@ -104,7 +116,7 @@ impl Daemon {
             config += &format!("kill-at-effect = {number}\n");
         }
         config += end;
-        Daemon::launch(directory, &config, 1)
+        Daemon::launch(directory, &config, &[])
     }
 
     /// Starts a daemon whose donors and hosts register at this address.
@@ -118,24 +130,41 @@ impl Daemon {
             config += &format!("kill-at-effect = {number}\n");
         }
         config += "[rounds]\nidle-ms = 50\nbusy-ms = 5\nsilent-seconds = 1\n";
-        Daemon::launch(directory, &config, 2)
+        Daemon::launch(directory, &config, &[])
     }
 
-    /// Starts a daemon, and reads the lines in which it says where it listens.
-    fn launch(directory: &Path, config: &str, lines: usize) -> Daemon {
+    /// Starts a daemon with a configuration, and with variables of its environment.
+    pub fn launch(directory: &Path, config: &str, variables: &[(&str, String)]) -> Daemon {
         let file = directory.join("fabricd.toml");
         std::fs::write(&file, config).expect("written");
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(directory.join("log")).expect("a log");
         let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-fabricd"));
-        let mut child =
-            command.arg("--config").arg(&file).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
-        let mut said = vec![String::new(); lines];
+        command.arg("--config").arg(&file).envs(variables.iter().map(|(name, value)| (name, value)));
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().expect("it starts");
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
-        for line in &mut said {
-            output.read_line(line).expect("a line, or the end");
-        }
-        let address = said[0].trim().rsplit('/').next().unwrap_or_default().to_owned();
-        let control = said.get(1).and_then(|line| line.trim().rsplit(' ').next()?.parse().ok());
-        Daemon { child, address, control, directory: directory.to_owned() }
+        let mut line = || {
+            let mut line = String::new();
+            output.read_line(&mut line).expect("a line, or the end");
+            line.trim().to_owned()
+        };
+        let address = line().rsplit('/').next().unwrap_or_default().to_owned();
+        let metrics = if config.contains("\nmetrics = ") { line() } else { String::new() };
+        let metrics = metrics.trim_start_matches("metrics on http://").trim_end_matches("/metrics").to_owned();
+        let control = if config.contains("\n[control]") { line() } else { String::new() };
+        let control = control.rsplit(' ').next().and_then(|address| address.parse().ok());
+        Daemon { child, address, metrics, control, directory: directory.to_owned() }
+    }
+
+    /// Ends it with SIGKILL.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Stops it, or lets it go on.
+    pub fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status();
+        assert!(sent.is_ok_and(|sent| sent.success()), "kill {signal}");
     }
 
     /// The initial password.
@@ -154,7 +183,12 @@ impl Daemon {
 
     /// Writes bytes and reads until the daemon closes.
     pub fn raw(&self, bytes: &[u8]) -> Option<String> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
+        self.raw_at(&self.address, bytes)
+    }
+
+    /// The same at another of its addresses.
+    pub fn raw_at(&self, address: &str, bytes: &[u8]) -> Option<String> {
+        let mut stream = TcpStream::connect(address).ok()?;
         stream.set_read_timeout(Some(WAIT_MAX)).expect("a timeout");
         // A daemon that refuses what it has not read yet may close first.
         let _ = stream.write_all(bytes);

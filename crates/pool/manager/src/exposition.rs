@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The metrics as Prometheus reads them. Pure.
+//!
+//! [`METRICS`] lists every one with its type and its meaning; the alerts and the dashboard in `packaging/` name only
+//! these, which a test checks. What describes the pool is given by the manager that leads; standbys give the rest.
+
+use std::fmt::Write;
+
+use aquifer_fabric::Bytes;
+
+use crate::meters::{BUCKETS_US, Durations, Readings};
+use crate::snapshot::Snapshot;
+
+/// Name, type, meaning.
+pub const METRICS: &[(&str, &str, &str)] = &[
+    ("aquifer_fabric_leader", "gauge", "1 if this manager leads, 0 if it stands by."),
+    ("aquifer_fabric_terms_total", "counter", "How often this manager began to lead."),
+    ("aquifer_fabric_term", "gauge", "The term of this manager."),
+    ("aquifer_fabric_capacity_bytes", "gauge", "What the donors lend at most."),
+    ("aquifer_fabric_lent_bytes", "gauge", "What is lent, or is wiped after it was."),
+    ("aquifer_fabric_volumes", "gauge", "Volumes, by state: bound, unbound."),
+    ("aquifer_fabric_unsettled_volumes", "gauge", "Volumes that are not yet as desired."),
+    ("aquifer_fabric_unrepaired_members", "gauge", "Members that cannot be replaced."),
+    ("aquifer_fabric_peers", "gauge", "Donors, hosts and devices, by kind and by whether they answer."),
+    ("aquifer_fabric_rounds_seconds", "histogram", "Rounds of the reconciler."),
+    ("aquifer_fabric_steps_total", "counter", "Steps that were sent."),
+    ("aquifer_fabric_steps_failed_total", "counter", "Steps that were refused or lost."),
+    ("aquifer_fabric_store_commit_seconds", "histogram", "Transactions of the state's store."),
+    ("aquifer_fabric_store_commits_failed_total", "counter", "Transactions that were not committed."),
+    ("aquifer_fabric_requests_total", "counter", "Answered requests, by route, method and status."),
+    ("aquifer_fabric_audit_damaged", "gauge", "1 if the last check of the audit log found damage."),
+];
+
+struct Page {
+    text: String,
+    last: &'static str,
+}
+
+impl Page {
+    /// One sample. All samples of a metric follow each other, below its header.
+    fn add(&mut self, name: &'static str, suffix: &str, labels: &str, value: impl std::fmt::Display) {
+        if self.last != name {
+            let (_, kind, meaning) = METRICS.iter().find(|metric| metric.0 == name).expect("every metric is listed");
+            self.last = name;
+            self.write(format_args!("# HELP {name} {meaning}\n# TYPE {name} {kind}\n"));
+        }
+        match labels {
+            "" => self.write(format_args!("{name}{suffix} {value}\n")),
+            labels => self.write(format_args!("{name}{suffix}{{{labels}}} {value}\n")),
+        }
+    }
+
+    fn write(&mut self, text: std::fmt::Arguments<'_>) {
+        self.text.write_fmt(text).expect("a text takes what is written");
+    }
+
+    fn durations(&mut self, name: &'static str, durations: &Durations) {
+        let mut count = 0;
+        for (number, bucket) in durations.buckets.iter().enumerate() {
+            count += bucket;
+            let limit = BUCKETS_US.get(number).map_or("+Inf".to_owned(), |us| seconds(*us));
+            self.add(name, "_bucket", &format!("le=\"{limit}\""), count);
+        }
+        self.add(name, "_sum", "", seconds(durations.sum_us));
+        self.add(name, "_count", "", count);
+    }
+
+    fn pool(&mut self, snapshot: &Snapshot) {
+        let (observed, parts) = (&snapshot.observed, snapshot.topology.parts());
+        let capacity: Bytes = observed.donors.values().map(|one| one.capacity).sum();
+        let lent: Bytes = parts.donors.keys().map(|donor| snapshot.lent(donor)).sum();
+        self.add("aquifer_fabric_term", "", "", snapshot.term.0);
+        self.add("aquifer_fabric_capacity_bytes", "", "", capacity.0);
+        self.add("aquifer_fabric_lent_bytes", "", "", lent.0);
+        let wanted = snapshot.desired.volumes.values().filter(|volume| !volume.released);
+        let (bound, unbound): (Vec<_>, Vec<_>) = wanted.partition(|volume| volume.host.is_some());
+        self.add("aquifer_fabric_volumes", "", "state=\"bound\"", bound.len());
+        self.add("aquifer_fabric_volumes", "", "state=\"unbound\"", unbound.len());
+        let unsettled = snapshot.desired.volumes.keys().filter(|id| !snapshot.is_settled(**id)).count();
+        self.add("aquifer_fabric_unsettled_volumes", "", "", unsettled);
+        self.add("aquifer_fabric_unrepaired_members", "", "", snapshot.unrepaired.len());
+        let donors = observed.donors.values().filter(|one| one.availability.answers()).count();
+        let hosts = observed.hosts.values().filter(|one| one.availability.answers()).count();
+        let devices = observed.devices.values().filter(|one| one.availability.answers()).count();
+        for (kind, answering, all) in [
+            ("donor", donors, parts.donors.len()),
+            ("host", hosts, parts.hosts.len()),
+            ("device", devices, parts.devices.len()),
+        ] {
+            self.add("aquifer_fabric_peers", "", &format!("kind=\"{kind}\",answers=\"yes\""), answering);
+            let silent = all.saturating_sub(answering);
+            self.add("aquifer_fabric_peers", "", &format!("kind=\"{kind}\",answers=\"no\""), silent);
+        }
+    }
+}
+
+/// Microseconds as seconds, exactly.
+fn seconds(us: u64) -> String {
+    let text = format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// The page of metrics. A standby has no snapshot of the pool.
+pub(crate) fn exposition(readings: &Readings, led: Option<&Snapshot>) -> String {
+    let mut page = Page { text: String::new(), last: "" };
+    page.add("aquifer_fabric_leader", "", "", u8::from(led.is_some()));
+    page.add("aquifer_fabric_terms_total", "", "", readings.terms);
+    if let Some(snapshot) = led {
+        page.pool(snapshot);
+    }
+    page.durations("aquifer_fabric_rounds_seconds", &readings.rounds);
+    page.add("aquifer_fabric_steps_total", "", "", readings.steps);
+    page.add("aquifer_fabric_steps_failed_total", "", "", readings.steps_failed);
+    page.durations("aquifer_fabric_store_commit_seconds", &readings.commits);
+    page.add("aquifer_fabric_store_commits_failed_total", "", "", readings.commits_failed);
+    for ((method, route, status), count) in &readings.answered {
+        let labels = format!("route=\"{route}\",method=\"{method}\",status=\"{status}\"");
+        page.add("aquifer_fabric_requests_total", "", &labels, count);
+    }
+    page.add("aquifer_fabric_audit_damaged", "", "", u8::from(readings.is_audit_damaged));
+    page.text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::meters::Meters;
+
+    #[test]
+    fn every_metric_is_given_once_with_its_header() {
+        let meters = Meters::default();
+        meters.count_answer("GET", "/redfish/v1", 200);
+        meters.count_commit(Duration::from_micros(700), true);
+        let text = exposition(&meters.read(), Some(&Snapshot::default()));
+        for (name, kind, _) in METRICS {
+            assert_eq!(text.matches(&format!("# TYPE {name} {kind}\n")).count(), 1, "{name} in {text}");
+        }
+        let buckets = "aquifer_fabric_store_commit_seconds_bucket{le=\"0.0005\"} 0\n\
+                       aquifer_fabric_store_commit_seconds_bucket{le=\"0.001\"} 1\n";
+        assert!(text.contains(buckets) && text.contains("aquifer_fabric_store_commit_seconds_sum 0.0007\n"), "{text}");
+        assert!(text.contains("{route=\"/redfish/v1\",method=\"GET\",status=\"200\"} 1\n"), "{text}");
+    }
+
+    #[test]
+    fn a_standby_says_nothing_about_the_pool() {
+        let text = exposition(&Readings::default(), None);
+        assert!(text.starts_with("# HELP aquifer_fabric_leader") && text.contains("aquifer_fabric_leader 0\n"));
+        assert!(!text.contains("capacity") && !text.contains("peers"), "{text}");
+    }
+}

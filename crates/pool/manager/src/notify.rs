@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Tells systemd that the daemon is ready, and that it lives: sd_notify(3), as datagrams to the socket that
+//! `NOTIFY_SOCKET` names. Without it, nothing is sent.
+//!
+//! The thread that leads or stands by sends the signs of life, so that systemd starts the daemon again when it hangs.
+
+use std::ffi::OsStr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// The service manager, if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Notify {
+    to: Option<(UnixDatagram, SocketAddr)>,
+    /// Half of the time within which systemd wants a sign of life.
+    every: Option<Duration>,
+    last: Mutex<Option<Instant>>,
+}
+
+/// The socket of a name as systemd writes it: a path, or `@` and an abstract name.
+fn address(name: &OsStr) -> Option<SocketAddr> {
+    match name.as_bytes() {
+        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest).ok(),
+        [b'/', ..] => SocketAddr::from_pathname(name).ok(),
+        _ => None,
+    }
+}
+
+impl Notify {
+    /// Reads what systemd has put into the environment.
+    pub(crate) fn from_environment() -> Notify {
+        let text = |name: &str| std::env::var(name).ok();
+        let pid = text("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string());
+        let every = text("WATCHDOG_USEC").filter(|_| pid).and_then(|us| us.parse::<u64>().ok());
+        let to = std::env::var_os("NOTIFY_SOCKET").and_then(|name| address(&name));
+        let to = to.and_then(|address| Some((UnixDatagram::unbound().ok()?, address)));
+        Notify { to, every: every.map(|us| Duration::from_micros(us / 2)), last: Mutex::default() }
+    }
+
+    fn send(&self, text: &str) {
+        if let Some((socket, address)) = &self.to {
+            // A service manager that does not listen is no reason to end.
+            let _ = socket.send_to_addr(text.as_bytes(), address);
+        }
+    }
+
+    /// Clients can connect.
+    pub(crate) fn ready(&self, status: &str) {
+        self.send(&format!("READY=1\nSTATUS={status}"));
+    }
+
+    /// What the daemon does now, in a line.
+    pub(crate) fn status(&self, status: &str) {
+        self.send(&format!("STATUS={status}"));
+    }
+
+    /// The daemon ends.
+    pub(crate) fn stopping(&self) {
+        self.send("STOPPING=1");
+    }
+
+    /// A sign of life, if one is due.
+    pub(crate) fn alive(&self) {
+        let Some(every) = self.every else { return };
+        let mut last = self.last.lock().expect("no holder of this lock panics");
+        if last.is_none_or(|last| last.elapsed() >= every) {
+            *last = Some(Instant::now());
+            self.send("WATCHDOG=1");
+        }
+    }
+
+    /// How long the daemon may wait before it looks whether a sign of life is due.
+    pub(crate) fn wait_max(&self, wanted: Duration) -> Duration {
+        self.every.map_or(wanted, |every| wanted.min(every / 2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_paths_or_abstract() {
+        assert!(
+            address(OsStr::new("@/org/freedesktop/systemd1/notify"))
+                .is_some_and(|one| one.as_abstract_name().is_some())
+        );
+        assert!(address(OsStr::new("/run/systemd/notify")).is_some_and(|one| one.as_pathname().is_some()));
+        assert!(address(OsStr::new("vsock:2:1")).is_none() && address(OsStr::new("")).is_none());
+    }
+
+    #[test]
+    fn without_a_service_manager_nothing_is_sent() {
+        let notify = Notify::default();
+        notify.ready("leads");
+        notify.alive();
+        assert_eq!(notify.wait_max(Duration::from_secs(9)), Duration::from_secs(9));
+    }
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the main thread does: it leads, or it stands by until it may.
+//!
+//! With an embedded store this manager leads until its store fails. With etcd it stands by while another one has the
+//! seat; it takes the seat, takes a term, reads the state, leads; and when it is deposed, or etcd does not answer, it
+//! stands by again. Orders that waited then are answered with 503: their clients look at the state and ask the leader.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use aquifer_state_store::{Election, EtcdStore, Standing as Candidacy, StateStore};
+
+use crate::config::{Config, EtcdConfig, PeersConfig, RoundsConfig};
+use crate::crash::CrashPoint;
+use crate::initial;
+use crate::ledger::Ledger;
+use crate::notify::Notify;
+use crate::peers::Peers;
+use crate::registered::{REGISTRATIONS, Registered};
+use crate::rest::{Service, Standing, now};
+use crate::sessions::Sessions;
+use crate::simulated::Simulated;
+use crate::tenure::{Keeper, Tenure};
+use crate::writer::{Posted, Stop, Writer};
+
+/// Orders that wait for the writer at most; further ones are answered with 503.
+const ORDERS_MAX: usize = 256;
+/// How often a standby looks whether the seat is free. A failover takes the lease's time and this.
+const LOOK: Duration = Duration::from_millis(500);
+/// The pause after a term that ended at once, so that a broken manager does not take the seat again and again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A manager that leads.
+pub(crate) struct Lead {
+    writer: Writer,
+    rounds: RoundsConfig,
+    control: Option<SocketAddr>,
+}
+
+/// Why nobody leads: with whether it may pass.
+pub(crate) struct NotLed {
+    pub(crate) line: String,
+    pub(crate) may_pass: bool,
+}
+
+impl From<Stop> for NotLed {
+    fn from(stop: Stop) -> NotLed {
+        NotLed { line: stop.to_string(), may_pass: stop.may_pass() }
+    }
+}
+
+fn lasting(line: impl std::fmt::Display) -> NotLed {
+    NotLed { line: line.to_string(), may_pass: false }
+}
+
+impl Lead {
+    /// Takes a term in a store, and reads what is in it.
+    pub(crate) fn begin(
+        config: &Config,
+        store: Box<dyn StateStore>,
+        tenure: Tenure,
+        service: &Service,
+    ) -> Result<Lead, NotLed> {
+        let crash = CrashPoint::at(match &config.peers {
+            PeersConfig::Registered(registered) => registered.kill_at_effect,
+            PeersConfig::Simulated(simulated) => simulated.kill_at_effect,
+        });
+        let directory = config.state.directory();
+        let shared = &service.shared;
+        let (ledger, _) = Ledger::open(store, crash.clone()).map_err(Stop::from)?;
+        let ledger = ledger.counted_by(Arc::clone(&shared.meters));
+        let (peers, control) = open_peers(config, &ledger, crash)?;
+        let silent_ms = config.rounds.silent_seconds * 1000;
+        let mut writer = Writer::start(Arc::clone(shared), ledger, tenure, peers, silent_ms, now())?;
+        let sessions = Sessions::load(&writer.ledger, config.sessions.clone()).map_err(Stop::from)?;
+        *service.sessions.lock().expect("a panic ends the daemon") = sessions;
+        if initial::make_first(&service.sessions, &mut writer.ledger, directory, now()).map_err(lasting)? {
+            eprintln!(
+                "aquifer-fabricd: account admin was made; its password is in initial-password of the state directory"
+            );
+        }
+        check_audit(service, &writer.ledger)?;
+        shared.meters.count_term();
+        Ok(Lead { writer, rounds: config.rounds.clone(), control })
+    }
+
+    /// Where donors and hosts register, if they do.
+    pub(crate) fn control_address(&self) -> Option<SocketAddr> {
+        self.control
+    }
+
+    /// From now on requests are answered as the leader's, and what they post is kept for [`Lead::serve`].
+    pub(crate) fn take_orders(service: &Service) -> Receiver<Posted> {
+        let (sender, posted) = sync_channel(ORDERS_MAX);
+        service.stand(Standing::Leader { orders: sender });
+        service.shared.events.add(now(), "Leads", "OK", "this manager leads".into());
+        posted
+    }
+
+    /// Leads until it cannot.
+    pub(crate) fn serve(mut self, posted: Receiver<Posted>, service: &Service, notify: &Notify) -> Stop {
+        notify.status("leads");
+        let stop = self.rounds(&posted, notify);
+        service.stand(Standing::Standby { leader: None });
+        stop
+    }
+
+    /// Runs rounds: at once when something is posted, soon while something is under way, else now and then.
+    fn rounds(&mut self, posted: &Receiver<Posted>, notify: &Notify) -> Stop {
+        let mut is_busy = true;
+        loop {
+            notify.alive();
+            let wait = Duration::from_millis(if is_busy { self.rounds.busy_ms } else { self.rounds.idle_ms });
+            let mut taken: Vec<Posted> = match posted.recv_timeout(notify.wait_max(wait)) {
+                Ok(first) => vec![first],
+                // The sender lives as long as this manager leads.
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
+            };
+            taken.extend(posted.try_iter().take(ORDERS_MAX));
+            match self.writer.round(taken, now()) {
+                Ok(busy) => is_busy = busy,
+                Err(stop) => return stop,
+            }
+        }
+    }
+}
+
+/// Opens the peers. Returns where they register, if they do.
+fn open_peers(
+    config: &Config,
+    ledger: &Ledger,
+    crash: CrashPoint,
+) -> Result<(Box<dyn Peers>, Option<SocketAddr>), NotLed> {
+    match (&config.peers, &config.control) {
+        (PeersConfig::Simulated(simulated), _) => {
+            let directory = config.state.directory().join("simulated");
+            let peers = Simulated::open(simulated, &directory, crash)
+                .map_err(|error| lasting(format!("simulated peers: {error}; remove their directory to begin again")))?;
+            Ok((Box::new(peers), None))
+        }
+        (PeersConfig::Registered(_), Some(control)) => {
+            let entries = ledger.all(REGISTRATIONS).map_err(Stop::from)?;
+            let entries = entries.into_iter().map(|(_, entry)| entry).collect();
+            let peers = Registered::open(control, entries, crash).map_err(lasting)?;
+            let address = peers.address();
+            Ok((Box::new(peers), Some(address)))
+        }
+        (PeersConfig::Registered(_), None) => Err(lasting("registered peers need [control]; write it")),
+    }
+}
+
+/// Checks the audit log. Damage is reported and stops nothing: otherwise whoever can change one record could stop the
+/// pool's management.
+fn check_audit(service: &Service, ledger: &Ledger) -> Result<(), Stop> {
+    let verified = ledger.verify_audit()?;
+    service.shared.meters.note_audit(verified.is_err());
+    if let Err(damage) = verified {
+        eprintln!("aquifer-fabricd: {}", damage.0);
+        service.shared.events.add(now(), "AuditDamaged", "Critical", damage.0);
+    }
+    Ok(())
+}
+
+/// The candidate that stands by for the seat in etcd.
+pub(crate) struct Candidate {
+    election: Election,
+    etcd: EtcdConfig,
+}
+
+impl Candidate {
+    /// Checks the settings. etcd need not answer yet.
+    pub(crate) fn new(etcd: &EtcdConfig, url: &str) -> Result<Candidate, String> {
+        let url = etcd.url.as_deref().unwrap_or(url);
+        let election =
+            Election::new(&etcd.settings(), url, etcd.lease_seconds).map_err(|failure| failure.to_string())?;
+        Ok(Candidate { election, etcd: etcd.clone() })
+    }
+
+    /// Stands by and leads in turn, until something happens that will not pass.
+    pub(crate) fn serve(&self, config: &Config, service: &Service, notify: &Notify) -> String {
+        loop {
+            let keeper = self.stand_by(service, notify);
+            let led = EtcdStore::open(&self.etcd.settings())
+                .map_err(|failure| NotLed::from(Stop::Ledger(failure.into())))
+                .and_then(|store| Lead::begin(config, Box::new(store), keeper.tenure.clone(), service));
+            let ended = match led {
+                Ok(lead) => NotLed::from(lead.serve(Lead::take_orders(service), service, notify)),
+                Err(not) => not,
+            };
+            // The next leader need not wait for the lease.
+            drop(keeper);
+            if !ended.may_pass {
+                return ended.line;
+            }
+            eprintln!("aquifer-fabricd: {}; it stands by", ended.line);
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Waits for the seat.
+    fn stand_by(&self, service: &Service, notify: &Notify) -> Keeper {
+        let mut last = None;
+        loop {
+            notify.alive();
+            let (leader, line) = match self.election.campaign() {
+                Ok(Candidacy::Elected(seat)) => {
+                    return Keeper::start(seat, Duration::from_secs(self.etcd.lease_seconds));
+                }
+                Ok(Candidacy::Standby { holder: Some(holder) }) => {
+                    (Some(holder.clone()), format!("stands by for {holder}"))
+                }
+                Ok(Candidacy::Standby { holder: None }) => (None, "stands by".to_owned()),
+                Err(failure) => (None, failure.to_string()),
+            };
+            if last.as_ref() != Some(&line) {
+                eprintln!("aquifer-fabricd: {line}");
+                notify.status(&line);
+                last = Some(line);
+            }
+            service.stand(Standing::Standby { leader });
+            std::thread::sleep(notify.wait_max(LOOK));
+        }
+    }
+}
+
+/// Makes the directory that a manager has for itself.
+pub(crate) fn make_directory(directory: &Path) -> Result<(), String> {
+    use std::os::unix::fs::DirBuilderExt;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(|error| format!("{}: {error}; name a directory that can be made", directory.display()))
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A change of accounts and sessions on its way: decided on what is in memory, then stored by the writer, then taken
+//! over into memory. Between these steps nothing is locked, so that nobody waits for the store but who asked for the
+//! change. Only the writer's thread goes through them, one change after the other.
+
+use std::sync::{Mutex, MutexGuard};
+
+use aquifer_fabric::Millis;
+
+use crate::accounts::Account;
+use crate::ledger::{Entry, Ledger, LedgerFailure, json};
+use crate::sessions::{NotAllowed, Session, Sessions};
+
+/// What is to be stored.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    /// `None` deletes.
+    pub(crate) accounts: Vec<(String, Option<Account>)>,
+    /// `None` deletes.
+    pub(crate) sessions: Vec<(String, Option<Session>)>,
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl Pending {
+    /// Stores it as one transaction.
+    fn store(&self, ledger: &mut Ledger, now: Millis) -> Result<(), LedgerFailure> {
+        let accounts = self.accounts.iter();
+        let accounts = accounts.map(|(name, account)| (format!("account/{name}"), account.as_ref().map(json)));
+        let sessions = self.sessions.iter();
+        let sessions = sessions.map(|(id, session)| (format!("session/{id}"), session.as_ref().map(json)));
+        let values: Vec<(String, Option<Vec<u8>>)> = accounts.chain(sessions).collect();
+        if values.is_empty() && self.entries.is_empty() {
+            return Ok(());
+        }
+        ledger.keep(&values, &self.entries, now)
+    }
+}
+
+fn lock(sessions: &Mutex<Sessions>) -> MutexGuard<'_, Sessions> {
+    sessions.lock().expect("a panic ends the daemon")
+}
+
+/// Decides, stores, takes over. The outer error is the store's, and ends the writer.
+pub(crate) fn carry_out<T>(
+    sessions: &Mutex<Sessions>,
+    ledger: &mut Ledger,
+    now: Millis,
+    decide: impl FnOnce(&Sessions) -> Result<(T, Pending), NotAllowed>,
+) -> Result<Result<T, NotAllowed>, LedgerFailure> {
+    // The lock is released at the end of this statement.
+    let decided = decide(&lock(sessions));
+    let (value, pending) = match decided {
+        Ok(decided) => decided,
+        Err(not) => return Ok(Err(not)),
+    };
+    pending.store(ledger, now)?;
+    lock(sessions).take_over(pending);
+    Ok(Ok(value))
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Tokens, accounts, and what ends them.
+
+use std::sync::Mutex;
+
+use aquifer_state_store::MemoryStore;
+
+use super::*;
+use crate::accounts::hash;
+use crate::crash::CrashPoint;
+use crate::pending::carry_out;
+
+/// Accounts and sessions with their store.
+struct Site {
+    ledger: Ledger,
+    sessions: Mutex<Sessions>,
+}
+
+impl Site {
+    fn new() -> (Site, Who) {
+        let (ledger, _) = Ledger::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("opened");
+        let config = SessionsConfig { idle_seconds: 10, life_seconds: 30, ..SessionsConfig::default() };
+        let sessions = Mutex::new(Sessions::load(&ledger, config).expect("loaded"));
+        let mut site = Site { ledger, sessions };
+        let hash = hash("correct horse").expect("hashed");
+        site.keep(0, |sessions| sessions.add_account("amy", Role::Administrator, &hash, "test")).expect("added");
+        (site, Who { name: "amy".into(), role: Role::Administrator, session: None })
+    }
+
+    fn keep<T>(&mut self, now: u64, decide: impl FnOnce(&Sessions) -> Decided<T>) -> Result<T, NotAllowed> {
+        carry_out(&self.sessions, &mut self.ledger, Millis(now), decide).expect("stored")
+    }
+
+    fn recognise(&self, token: &str, now: u64) -> Result<Who, NotAllowed> {
+        self.sessions.lock().expect("a lock").recognise(token, Millis(now))
+    }
+
+    fn is_still(&self, who: &Who, now: u64) -> bool {
+        self.sessions.lock().expect("a lock").is_still(who, Millis(now))
+    }
+}
+
+#[test]
+fn a_token_is_good_until_its_session_ends() {
+    let (mut site, who) = Site::new();
+    let (id, token) = site.keep(0, |sessions| sessions.create(&who, Millis(0))).expect("created");
+    assert_eq!(site.recognise(&token, 9_000).expect("known").name, "amy");
+    assert!(site.recognise(&token, 18_000).is_ok(), "use keeps it");
+    assert!(site.recognise(&token, 28_000).is_err(), "idle for ten seconds");
+    let (other, token) = site.keep(30_000, |sessions| sessions.create(&who, Millis(30_000))).expect("created");
+    assert!(!site.sessions.lock().expect("a lock").sessions.contains_key(&id), "what has ended is forgotten");
+    assert!(site.recognise(&format!("{other}.{}", "0".repeat(64)), 30_000).is_err());
+    let config = site.sessions.lock().expect("a lock").config.clone();
+    let mut restarted = Sessions::load(&site.ledger, config).expect("loaded");
+    assert!(restarted.recognise(&token, Millis(31_000)).is_ok(), "a restart keeps it");
+    site.keep(31_000, |sessions| sessions.delete(&other, "amy")).expect("deleted");
+    assert!(site.recognise(&token, 31_000).is_err(), "a replayed token");
+    let text = format!("{:?}", site.ledger.all::<serde_json::Value>("session/").expect("read"));
+    assert!(!text.contains(&token[17..]), "no secret is stored");
+}
+
+#[test]
+fn a_stream_keeps_its_session_and_ends_with_it() {
+    let (mut site, who) = Site::new();
+    let (id, token) = site.keep(0, |sessions| sessions.create(&who, Millis(0))).expect("created");
+    let who = site.recognise(&token, 0).expect("known");
+    assert!(site.is_still(&who, 9_000) && site.is_still(&who, 18_000), "it counts as use");
+    assert!(!site.is_still(&who, 30_000), "a session that is too old");
+    assert!(site.is_still(&who, 20_000));
+    site.keep(20_000, |sessions| sessions.delete(&id, "amy")).expect("deleted");
+    assert!(!site.is_still(&who, 20_000), "a session that was ended");
+    let by_password = Who { session: None, ..who };
+    assert!(site.is_still(&by_password, 20_000));
+    let lower = AccountChange { is_enabled: Some(false), ..AccountChange::default() };
+    let hash = hash("another horse").expect("hashed");
+    site.keep(0, |sessions| sessions.add_account("bob", Role::Administrator, &hash, "test")).expect("added");
+    site.keep(0, |sessions| sessions.change_account("amy", &lower, "bob")).expect("changed");
+    assert!(!site.is_still(&by_password, 20_000), "an account that was disabled");
+}
+
+#[test]
+fn the_last_administrator_stays() {
+    let (mut site, _) = Site::new();
+    let lower = AccountChange { role: Some(Role::ReadOnly), ..AccountChange::default() };
+    let refused = site.keep(0, |sessions| sessions.change_account("amy", &lower, "amy"));
+    assert!(matches!(refused, Err(NotAllowed::LastAdministrator)));
+    let refused = site.keep(0, |sessions| sessions.delete_account("amy", "amy"));
+    assert!(matches!(refused, Err(NotAllowed::LastAdministrator)));
+}
+
+#[test]
+fn a_changed_account_has_no_sessions() {
+    let (mut site, who) = Site::new();
+    let (_, token) = site.keep(0, |sessions| sessions.create(&who, Millis(0))).expect("created");
+    let change = AccountChange { hash: Some(hash("another password").expect("hashed")), ..AccountChange::default() };
+    site.keep(1, |sessions| sessions.change_account("amy", &change, "amy")).expect("changed");
+    assert!(site.recognise(&token, 1).is_err());
+    let sessions = site.sessions.lock().expect("a lock");
+    assert!(sessions.is_password("amy", "another password") && !sessions.is_password("amy", "correct horse"));
+}
+
+#[test]
+fn a_password_that_was_changed_while_it_was_checked_is_wrong() {
+    let (mut site, _) = Site::new();
+    let from = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    let mut try_right = |change: Option<&AccountChange>| {
+        let account = site.sessions.lock().expect("a lock").begin(from, "amy", Millis(1)).expect("not too many");
+        if let Some(change) = change {
+            site.keep(1, |sessions| sessions.change_account("amy", change, "amy")).expect("changed");
+        }
+        site.sessions.lock().expect("a lock").end(account, "amy", true, Millis(1))
+    };
+    assert_eq!(try_right(None).expect("it is right").name, "amy");
+    let change = AccountChange { hash: Some(hash("another password").expect("hashed")), ..AccountChange::default() };
+    assert!(matches!(try_right(Some(&change)), Err(Some(_))));
+}
+
+#[test]
+fn sessions_are_bounded() {
+    let (mut site, who) = Site::new();
+    for _ in 0..SESSIONS_MAX + 3 {
+        site.keep(0, |sessions| sessions.create(&who, Millis(0))).expect("created");
+    }
+    assert_eq!(site.sessions.lock().expect("a lock").sessions.len(), SESSIONS_MAX);
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Who writes: one seat, a key under a lease of etcd's. Whoever holds the seat keeps the lease alive; when it dies, etcd
+//! removes the key after the lease's time, and another candidate takes the seat.
+//!
+//! The seat only keeps candidates from disturbing each other. It protects nothing, because a holder that was stopped or
+//! cut off may act after its lease has ended: that is what the term in each transaction and each command is for.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::gateway::Gateway;
+use super::messages::{bytes, compare, number_of, outcome_of, read};
+use super::settings::{Bounds, EtcdSettings};
+use super::{not_answered, odd, random_name};
+use crate::failure::StoreFailure;
+
+/// The shortest lease: etcd prolongs shorter ones, at its default timeouts.
+pub const LEASE_SECONDS_MIN: u64 = 2;
+/// Longest value of the seat that is read.
+const HOLDER_BYTES_MAX: usize = 4096;
+
+/// A candidate.
+#[derive(Debug)]
+pub struct Election {
+    gateway: Gateway,
+    settings: EtcdSettings,
+    key: String,
+    holder: String,
+    lease_seconds: u64,
+}
+
+/// What a campaign came to.
+#[derive(Debug)]
+pub enum Standing {
+    /// The seat is this candidate's.
+    Elected(Seat),
+    /// Somebody else has the seat, or nobody yet.
+    Standby {
+        /// The text that the holder has given of itself.
+        holder: Option<String>,
+    },
+}
+
+/// The seat, while it is held.
+#[derive(Debug)]
+pub struct Seat {
+    gateway: Gateway,
+    lease: String,
+    /// Until when it is certainly held.
+    until: Instant,
+}
+
+/// The remaining seconds in an answer about a lease; 0 if it has ended.
+pub(super) fn time_to_live(answer: &Value) -> Option<u64> {
+    number_of(answer.get("result").unwrap_or(answer), "TTL")
+}
+
+impl Election {
+    /// A candidate that calls itself `holder`: the URL at which it answers.
+    pub fn new(settings: &EtcdSettings, holder: &str, lease_seconds: u64) -> Result<Election, StoreFailure> {
+        let gateway = Gateway::new(settings).map_err(StoreFailure::Settings)?;
+        let key = format!("{}/leader", settings.prefix);
+        let lease_seconds = lease_seconds.max(LEASE_SECONDS_MIN);
+        Ok(Election { gateway, settings: settings.clone(), key, holder: holder.to_owned(), lease_seconds })
+    }
+
+    fn call(&self, path: &str, body: &Value) -> Result<Value, StoreFailure> {
+        self.gateway.call(path, body).map_err(|no| not_answered(&no))
+    }
+
+    /// Who has the seat.
+    pub fn holder(&self) -> Result<Option<String>, StoreFailure> {
+        let answer = self.call("/v3/kv/range", &read(&self.key))?;
+        let pairs = super::messages::pairs_of(&answer).ok_or_else(odd)?;
+        Ok(pairs.first().and_then(|pair| holder_of(&pair.entry.value)).map(|(holder, _)| holder))
+    }
+
+    /// Takes the seat if nobody has it.
+    pub fn campaign(&self) -> Result<Standing, StoreFailure> {
+        if let Some(holder) = self.holder()? {
+            return Ok(Standing::Standby { holder: Some(holder) });
+        }
+        let begun = Instant::now();
+        let granted = self.call("/v3/lease/grant", &json!({ "TTL": self.lease_seconds.to_string() }))?;
+        let lease = granted.get("ID").and_then(Value::as_str).ok_or_else(odd)?.to_owned();
+        let live = time_to_live(&granted).filter(|live| *live > 0).ok_or_else(odd)?;
+        let name = random_name();
+        let value = json!({ "holder": self.holder, "name": name }).to_string();
+        let put = json!({ "request_put": { "key": bytes(&self.key), "value": bytes(value), "lease": lease } });
+        let transaction = json!({ "compare": [compare(&self.key, 0)], "success": [put],
+                                  "failure": [{ "request_range": read(&self.key) }] });
+        let outcome = outcome_of(&self.call("/v3/kv/txn", &transaction)?).ok_or_else(odd)?;
+        let found = outcome.found.first().and_then(|pairs| holder_of(&pairs.first()?.entry.value));
+        // An earlier attempt, whose answer was lost, may have taken it.
+        if outcome.succeeded || found.as_ref().is_some_and(|(_, found)| *found == name) {
+            let gateway = Gateway::new(&self.quick()).map_err(StoreFailure::Settings)?;
+            return Ok(Standing::Elected(Seat { gateway, lease, until: begun + Duration::from_secs(live) }));
+        }
+        // If that fails, the lease ends by itself.
+        let _ = self.call("/v3/lease/revoke", &json!({ "ID": lease }));
+        Ok(Standing::Standby { holder: found.map(|(holder, _)| holder) })
+    }
+
+    /// Bounds for renewals: each endpoint can be tried within a part of the lease's time.
+    fn quick(&self) -> EtcdSettings {
+        let lease = Duration::from_secs(self.lease_seconds);
+        let Bounds { connect_max, answer_max, pause, .. } = self.settings.bounds;
+        let attempts_max = u32::try_from(self.settings.endpoints.len()).unwrap_or(1);
+        let bounds = Bounds {
+            connect_max: connect_max.min(lease / 6),
+            answer_max: answer_max.min(lease / 4),
+            attempts_max,
+            pause: pause.min(lease / 50),
+        };
+        EtcdSettings { bounds, ..self.settings.clone() }
+    }
+}
+
+/// The holder's text and the name of its campaign.
+fn holder_of(value: &[u8]) -> Option<(String, String)> {
+    let value: Value = serde_json::from_slice(&value[..value.len().min(HOLDER_BYTES_MAX)]).ok()?;
+    let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
+    Some((text("holder")?, text("name")?))
+}
+
+impl Seat {
+    /// Until when the seat is held, by this machine's clock. The lease's time counts from before it was asked for, so that
+    /// etcd ends it later than this.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Prolongs the lease. `false` says that it has ended: the seat is lost.
+    pub fn renew(&mut self) -> Result<bool, StoreFailure> {
+        let begun = Instant::now();
+        let answer = self.gateway.call("/v3/lease/keepalive", &json!({ "ID": self.lease }));
+        match time_to_live(&answer.map_err(|no| not_answered(&no))?).ok_or_else(odd)? {
+            0 => Ok(false),
+            live => {
+                self.until = begun + Duration::from_secs(live);
+                Ok(true)
+            }
+        }
+    }
+
+    /// Gives the seat up, so that the next one need not wait for the lease to end.
+    pub fn resign(self) -> Result<(), StoreFailure> {
+        self.gateway.call("/v3/lease/revoke", &json!({ "ID": self.lease })).map(drop).map_err(|no| not_answered(&no))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_has_ended_has_no_time_left() {
+        let of = |text: &str| time_to_live(&serde_json::from_str(text).expect("JSON"));
+        assert_eq!(of(r#"{"result":{"ID":"7","TTL":"5"}}"#), Some(5));
+        assert_eq!(of(r#"{"result":{"ID":"7"}}"#), Some(0));
+        assert_eq!(of(r#"{"ID":"7","TTL":"9"}"#), Some(9));
+        assert_eq!(of(r#"{"ID":"7","TTL":"-1"}"#), None);
+    }
+
+    #[test]
+    fn a_foreign_holder_is_nobody() {
+        assert_eq!(holder_of(br#"{"holder":"http://a","name":"n"}"#), Some(("http://a".into(), "n".into())));
+        for value in [&b""[..], b"{}", b"\xff", br#"{"holder":3,"name":"n"}"#] {
+            assert_eq!(holder_of(value), None);
+        }
+    }
+}
