@@ -46,8 +46,8 @@ mod tls;
 mod writer;
 
 pub use config::{
-    Config, ControlConfig, EmbeddedConfig, EtcdConfig, NotAConfig, PeersConfig, RegisteredConfig, SimulatedConfig, StateConfig,
-    StoreConfig, reference,
+    Config, ControlConfig, EmbeddedConfig, EtcdConfig, NotAConfig, PeersConfig, RegisteredConfig, SimulatedConfig,
+    StateConfig, StoreConfig, reference,
 };
 pub use daemon::{Daemon, Failure, run};
 pub use exposition::METRICS;
