@@ -67,7 +67,7 @@ const RINGS: &[Ring] = &[
         crates: &[
             ("aquifer", &["core", "named", "pager", "stats", "sys", "test-support", "tier", "tiers"]),
             ("bench-args", &[]),
-            ("c", &["aquifer", "test-support"]),
+            ("c", &["aquifer", "config", "test-support"]),
             ("cache", &["aquifer", "cache-args", "test-support"]),
             ("cache-args", &["core"]),
             // It starts the bench, the cache, the exporter and what speaks to managers and switches; it is

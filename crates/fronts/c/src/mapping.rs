@@ -8,13 +8,13 @@
 
 #![allow(unsafe_code, reason = "exports symbols, and uses the program's pointers")]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
 use std::sync::Arc;
 
 use aquifer::Error;
 
-use crate::arguments::{Place, array, bytes_mut, check_apart, range};
+use crate::arguments::{Place, array, bytes_mut, check_apart, range, text};
 use crate::code::Failure;
 use crate::guard::done;
 use crate::handles;
@@ -57,6 +57,47 @@ pub unsafe extern "C" fn aquifer_map(space: Space, bytes: usize, mapping: *mut M
         let mapped = space.map(bytes)?;
         place.put(Mapping { handle: handles::insert(mapped)? });
         Ok(())
+    })
+}
+
+/// See `aquifer.h`.
+///
+/// # Safety
+/// Pointers are as `aquifer.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_map_named(
+    space: Space,
+    name: *const c_char,
+    bytes: usize,
+    mapping: *mut Mapping,
+) -> c_int {
+    done(|| {
+        // SAFETY: the caller's promise.
+        let (space, name, place) =
+            unsafe { (space::get(space)?, text(name, "name")?, Place::new(mapping, "mapping")?) };
+        let mapped = if bytes == 0 { space.open_named(name)? } else { space.map_named(name, bytes)? };
+        place.put(Mapping { handle: handles::insert(mapped)? });
+        Ok(())
+    })
+}
+
+/// See `aquifer.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_sync(mapping: Mapping, start: usize, len: usize) -> c_int {
+    done(|| {
+        let mapping = get(mapping)?;
+        // SAFETY: the caller promises that nobody writes to the range meanwhile; C has no views.
+        Ok(unsafe { mapping.sync_shared(range(start, len)) }?)
+    })
+}
+
+/// See `aquifer.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_snapshot(mapping: Mapping) -> c_int {
+    done(|| {
+        let mapping = get(mapping)?;
+        // SAFETY: the caller promises that nobody writes to the mapping meanwhile; C has no views.
+        Ok(unsafe { mapping.sync_shared(..) }?)
     })
 }
 

@@ -78,6 +78,23 @@ pub fn binaries() -> &'static Path {
     })
 }
 
+/// The C library as a static one, with its header's directory: as `cargo build --workspace` builds it.
+pub fn c_library() -> (PathBuf, PathBuf) {
+    built(&["--workspace"]);
+    (target_directory().join("debug/libaquifer_c.a"), workspace().join("crates/fronts/c/include"))
+}
+
+/// Compiles C and links it with the C library. Returns `None`, and reports a skip, if there is no C compiler.
+pub fn compile_with_library(name: &str, source: &str) -> Option<PathBuf> {
+    let (library, include) = c_library();
+    let path = scratch(&format!("source-{name}")).join(format!("{name}.c"));
+    std::fs::write(&path, source).expect("the scratch directory can be written");
+    let include = format!("-I{}", include.display());
+    // What Rust's standard library needs, as in `aquifer.pc`.
+    let needed = ["gcc_s", "util", "rt", "pthread", "m", "dl", "c"].map(str::to_owned);
+    compile_with(name, &[path, library], &[&include], &needed)
+}
+
 /// A test binary of another crate, as `cargo test --workspace` builds it: there, nothing is left to build.
 pub fn test_program(package: &str, test: &str) -> PathBuf {
     let words = ["test", "--workspace", "--no-run", "--message-format", "json", "--test", test];

@@ -36,7 +36,7 @@ static void options_that_cannot_be(void) {
     options.member = value;          \
     EXPECT(code, aquifer_open(&options, &space));
     REFUSED(AQUIFER_ERR_ARGUMENT, size, 0);
-    REFUSED(AQUIFER_ERR_ARGUMENT, size, sizeof options - 1);
+    REFUSED(AQUIFER_ERR_ARGUMENT, size, offsetof(struct aquifer_options, named_in) - 1);
     REFUSED(AQUIFER_ERR_ARGUMENT, size, SIZE_MAX);
     REFUSED(AQUIFER_ERR_DRAM, dram, NULL);
     REFUSED(AQUIFER_ERR_DRAM, dram, "much");
