@@ -4,9 +4,9 @@
 //! Is the sampled miss-ratio curve that of LRU, for programs of every kind?
 //!
 //! The exact curve comes from the stack distance of every visit (Mattson 1970). The sampled one sees what a pager can:
-//! for some pages, chosen at random moments, when they are touched next. Each is compared as papers on such curves do,
-//! by the mean of the difference over all sizes, and where the curve has no cliff within a few percent of the size,
-//! by the largest one.
+//! for some pages, chosen at random moments, when they are touched next. They are compared as papers on such curves do,
+//! by the mean of the difference over all sizes. The largest difference is at cliffs, which a shift of the size by 3 % of
+//! all may not hide; it is printed.
 
 use aquifer_core::mrc::{Chooser, Curve, RESOLUTION_NS, Samples};
 use aquifer_core::units::PageIndex;
@@ -14,14 +14,31 @@ use aquifer_sim::workload::{Trace, Workload};
 
 /// The memory of each workload, in blocks.
 const BLOCKS: u32 = 4096;
-/// Visits for each sample that is begun.
-const VISITS_PER_SAMPLE: usize = 4;
+/// Samples that are begun: as many as a program gives in a minute.
+const SAMPLES: usize = 16_384;
 /// The mean difference that is allowed, in points of the miss ratio.
 const MEAN_POINTS_MAX: f64 = 2.0;
 
+/// The visits of a workload after its warm-up, three times over: once to fill the memory, once to be counted, and once so
+/// that the touches are seen that end the last samples.
+struct Visits {
+    blocks: Vec<u32>,
+    counted: std::ops::Range<usize>,
+    memory: u32,
+}
+
+impl Visits {
+    fn of(trace: &Trace) -> Self {
+        let once = trace.touches[trace.warm..].iter().map(|touch| touch.block());
+        let len = trace.touches.len() - trace.warm;
+        let blocks = once.clone().chain(once.clone()).chain(once).collect();
+        Self { blocks, counted: len..2 * len, memory: trace.blocks }
+    }
+}
+
 /// How many visits miss with each number of blocks of DRAM, under LRU.
-fn exact(trace: &Trace) -> Vec<f64> {
-    let (blocks, visits) = (trace.blocks as usize, trace.touches.len());
+fn exact(all: &Visits) -> Vec<f64> {
+    let (blocks, visits) = (all.memory as usize, all.counted.end);
     // A Fenwick tree over the visits, in which only the last visit of each block counts.
     let (mut tree, mut last) = (vec![0_i32; visits + 1], vec![usize::MAX; blocks]);
     let add = |tree: &mut Vec<i32>, at: usize, change: i32| {
@@ -41,11 +58,11 @@ fn exact(trace: &Trace) -> Vec<f64> {
     };
     let mut distances = vec![0_u64; blocks + 1];
     let mut counted = 0;
-    for (visit, touch) in trace.touches.iter().enumerate() {
-        let block = touch.block() as usize;
+    for (visit, block) in all.blocks[..visits].iter().enumerate() {
+        let block = *block as usize;
         let previous = std::mem::replace(&mut last[block], visit);
         if previous != usize::MAX {
-            if visit >= trace.warm {
+            if all.counted.contains(&visit) {
                 let distance = before(&tree, visit) - before(&tree, previous);
                 distances[distance] += 1;
                 counted += 1;
@@ -62,15 +79,16 @@ fn exact(trace: &Trace) -> Vec<f64> {
 }
 
 /// The curve that sampling sees, with one visit in each [`RESOLUTION_NS`].
-fn sampled(trace: &Trace, seed: u64) -> Curve {
+fn sampled(all: &Visits, seed: u64) -> Curve {
     let (mut samples, mut chooser) = (Samples::default(), Chooser::new(seed));
-    chooser.renew(std::iter::once(PageIndex(0)..PageIndex(trace.blocks.into())));
+    chooser.renew(std::iter::once(PageIndex(0)..PageIndex(all.memory.into())));
     let now = |visit: usize| visit as u64 * RESOLUTION_NS;
-    let mut visited = vec![false; trace.blocks as usize];
-    for (visit, touch) in trace.touches.iter().enumerate() {
-        visited[touch.block() as usize] = true;
-        samples.touched(PageIndex(touch.block().into()), 1, 1, now(visit));
-        if visit >= trace.warm && visit % VISITS_PER_SAMPLE == 0 {
+    let mut visited = vec![false; all.memory as usize];
+    let every = (all.counted.len() / SAMPLES).max(1);
+    for (visit, block) in all.blocks.iter().enumerate() {
+        visited[*block as usize] = true;
+        samples.touched(PageIndex((*block).into()), 1, 1, now(visit));
+        if all.counted.contains(&visit) && visit % every == 0 {
             let page = chooser.next().expect("there is memory");
             if visited[page.0 as usize] {
                 // After this visit, before the next one.
@@ -79,7 +97,7 @@ fn sampled(trace: &Trace, seed: u64) -> Curve {
         }
     }
     let contents = visited.iter().filter(|visited| **visited).count() as u64;
-    samples.times().curve(contents, samples.idle_ns(now(trace.touches.len()))).expect("samples")
+    samples.times().curve(contents, samples.idle_ns(now(all.blocks.len()))).expect("samples")
 }
 
 /// The sampled part of the visits that miss, for each number of blocks.
@@ -88,7 +106,7 @@ fn ratios(curve: &Curve, blocks: u32) -> Vec<f64> {
     (0..=u64::from(blocks)).map(|size| curve.at(size).pages_per_s / visits_per_s).collect()
 }
 
-/// The mean and the largest difference, in points; the latter where a shift of the size by 3 % of all does not help.
+/// The mean and the largest difference, in points; the latter as it is after a shift of the size by up to 3 % of all.
 fn differences(exact: &[f64], sampled: &[f64]) -> (f64, f64) {
     let differs = |one: f64, other: f64| 100.0 * (one - other).abs();
     let mean = exact.iter().zip(sampled).map(|(one, other)| differs(*one, *other)).sum::<f64>() / exact.len() as f64;
@@ -103,11 +121,13 @@ fn differences(exact: &[f64], sampled: &[f64]) -> (f64, f64) {
 #[test]
 fn the_sampled_curve_is_within_two_points_of_the_exact_one() {
     let mut reports = Vec::new();
-    for workload in Workload::ALL {
-        let trace = workload.trace(BLOCKS, 1);
-        let exact = exact(&trace);
-        let curve = sampled(&trace, 7);
-        let (mean, largest) = differences(&exact, &ratios(&curve, trace.blocks));
+    // The graphs have a size of their own, a hundred times that of the others.
+    let workloads = Workload::ALL.into_iter().filter(|it| !matches!(it, Workload::Bfs | Workload::PageRank));
+    for workload in workloads {
+        let visits = Visits::of(&workload.trace(BLOCKS, 1));
+        let exact = exact(&visits);
+        let curve = sampled(&visits, 7);
+        let (mean, largest) = differences(&exact, &ratios(&curve, visits.memory));
         println!("{workload}: mean {mean:.2} points, largest {largest:.2}, {} samples", curve.samples());
         reports.push((workload, mean, largest));
     }
