@@ -155,9 +155,7 @@ impl From<NamedError> for Failure {
         };
         let message = match &error {
             NamedError::NoDirectory => "no directory for named mappings; set `named_in` of the options".to_owned(),
-            NamedError::NotFound => {
-                "there is no mapping with this name; create it with aquifer_map_named()".to_owned()
-            }
+            NamedError::NotFound => "there is no mapping with this name; create it with aquifer_map_named()".to_owned(),
             NamedError::NotNamed => {
                 "the mapping has no name, and so no file; create it with aquifer_map_named()".to_owned()
             }

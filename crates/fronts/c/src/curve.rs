@@ -79,7 +79,14 @@ pub unsafe extern "C" fn aquifer_miss_ratio_curve(
             (SizedPlace::new(curve, "curve")?, array_mut(points, capacity, "points")?, Place::new(count, "count")?)
         };
         let Some(found) = space.miss_ratio_curve()? else {
-            place.put(Curve { size: 0, samples: 0, measured_ns: 0, content_bytes: 0, fetch_ns: 0, least_dram_bytes: 0 });
+            place.put(Curve {
+                size: 0,
+                samples: 0,
+                measured_ns: 0,
+                content_bytes: 0,
+                fetch_ns: 0,
+                least_dram_bytes: 0,
+            });
             count.put(0);
             return Ok(());
         };

@@ -72,9 +72,8 @@ pub extern "C" fn aquifer_pattern(mapping: Mapping, start: usize, len: usize, pa
     done(|| {
         const PATTERNS: [Pattern; 3] = [Pattern::Normal, Pattern::Random, Pattern::Sequential];
         let number = usize::try_from(pattern).ok().filter(|number| *number < PATTERNS.len());
-        let number = number.ok_or_else(|| {
-            Failure::argument(format!("`pattern` {pattern} has no meaning; AQUIFER_NORMAL is one"))
-        })?;
+        let number = number
+            .ok_or_else(|| Failure::argument(format!("`pattern` {pattern} has no meaning; AQUIFER_NORMAL is one")))?;
         if let Some(memory) = ordinary::of(mapping)? {
             return memory.advise(start, len, hint::PATTERNS[number]);
         }

@@ -57,7 +57,8 @@ impl Ordinary {
         while at < end {
             let Look { len, status } = (self.table.look)(at, end - at);
             let len = (len as usize).clamp(1, end - at);
-            let (status, level, is_clean) = ((status & 0xff) as u32, (status >> 8 & 0xff) as u32, (status >> 16) as u32);
+            let (status, level, is_clean) =
+                ((status & 0xff) as u32, (status >> 8 & 0xff) as u32, (status >> 16) as u32);
             match runs.last_mut() {
                 Some(last) if (last.status, last.level, last.is_clean) == (status, level, is_clean) => last.len += len,
                 _ => runs.push(StatusRun { start: at, len, status, level, is_clean, reserved: 0 }),

@@ -32,10 +32,7 @@ extern "C" fn look(start: usize, len: usize) -> Look {
     let Some(instance) = instance() else { return Look { len: len as u64, status: Look::UNMANAGED } };
     let place = instance.adopter.place(start, len);
     let status = place.state.map_or(Look::UNMANAGED, status_of);
-    Look {
-        len: place.len as u64,
-        status: status | u64::from(place.level) << 8 | u64::from(place.is_clean) << 16,
-    }
+    Look { len: place.len as u64, status: status | u64::from(place.level) << 8 | u64::from(place.is_clean) << 16 }
 }
 
 extern "C" fn pin(start: usize, len: usize) -> i64 {

@@ -24,9 +24,8 @@ impl MissRatioCurve {
     /// of the touches that need a fetch.
     #[getter]
     fn points(&self) -> Vec<(u64, f64, f64, f64)> {
-        let point = |point: aquifer::CurvePoint| {
-            (point.dram_bytes, point.bytes_per_s, point.fetches_per_s, point.miss_ratio)
-        };
+        let point =
+            |point: aquifer::CurvePoint| (point.dram_bytes, point.bytes_per_s, point.fetches_per_s, point.miss_ratio);
         self.0.points().into_iter().map(point).collect()
     }
 
@@ -64,10 +63,13 @@ impl MissRatioCurve {
     #[pyo3(signature = (loss, fetch_seconds = None), text_signature = "($self, loss, fetch_seconds=None)")]
     fn least_dram_bytes(&self, loss: f64, fetch_seconds: Option<f64>) -> PyResult<Option<u64>> {
         if !(loss > 0.0 && loss < 1.0) {
-            return Err(PyValueError::new_err("the loss is a part of the time, between 0 and 1; give 0.05, for example"));
+            return Err(PyValueError::new_err(
+                "the loss is a part of the time, between 0 and 1; give 0.05, for example",
+            ));
         }
         let given = fetch_seconds.map(Duration::try_from_secs_f64).transpose();
-        let given = given.map_err(|_| PyValueError::new_err("the time of a fetch is not a time; give 80e-6, for example"))?;
+        let given =
+            given.map_err(|_| PyValueError::new_err("the time of a fetch is not a time; give 80e-6, for example"))?;
         Ok(given.or(self.0.fetch_time()).map(|fetch| self.0.least_dram_bytes(loss, fetch)))
     }
 

@@ -151,12 +151,7 @@ impl Space {
     }
 
     /// Opens a named mapping; with a size, creates it if there is none.
-    pub fn map_named(
-        &self,
-        py: Python<'_>,
-        name: &str,
-        bytes: Option<usize>,
-    ) -> PyResult<(aquifer::Mapping, Arc<()>)> {
+    pub fn map_named(&self, py: Python<'_>, name: &str, bytes: Option<usize>) -> PyResult<(aquifer::Mapping, Arc<()>)> {
         let share = Arc::clone(&self.shares);
         let mapped = self.with(py, |space| match bytes {
             Some(bytes) => space.map_named(name, bytes),

@@ -3,8 +3,8 @@
 
 //! Builds the binaries under test, and programs to run under them.
 //!
-//! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, the programs that it starts, `libaquifer_preload.so` and
-//! `aquifer-sim`, to test binaries that were built elsewhere. Otherwise they are built here: the command and the
+//! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, the programs that it starts, `libaquifer_preload.so`,
+//! `libaquifer_c.a` and `aquifer-sim`, to test binaries that were built elsewhere. Otherwise they are built here: the command and the
 //! library in release mode, because that is what ships.
 
 use std::os::unix::fs::PermissionsExt;
@@ -78,10 +78,14 @@ pub fn binaries() -> &'static Path {
     })
 }
 
-/// The C library as a static one, with its header's directory: as `cargo build --workspace` builds it.
-pub fn c_library() -> (PathBuf, PathBuf) {
-    built(&["--workspace"]);
-    (target_directory().join("debug/libaquifer_c.a"), workspace().join("crates/fronts/c/include"))
+/// The C library as a static one, as `cargo build --workspace` builds it, and the directory of its header.
+fn c_library() -> (PathBuf, PathBuf) {
+    let include = workspace().join("crates/fronts/c/include");
+    if let Some(directory) = std::env::var_os(BIN_VARIABLE) {
+        return (PathBuf::from(directory).join("libaquifer_c.a"), include);
+    }
+    binaries();
+    (target_directory().join("debug/libaquifer_c.a"), include)
 }
 
 /// Compiles C and links it with the C library. Returns `None`, and reports a skip, if there is no C compiler.

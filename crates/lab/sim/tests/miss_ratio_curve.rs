@@ -72,10 +72,13 @@ fn exact(all: &Visits) -> Vec<f64> {
         add(&mut tree, visit, 1);
     }
     let mut misses = counted;
-    distances.iter().map(|count| {
-        misses -= count;
-        misses as f64 / counted as f64
-    }).collect()
+    distances
+        .iter()
+        .map(|count| {
+            misses -= count;
+            misses as f64 / counted as f64
+        })
+        .collect()
 }
 
 /// The curve that sampling sees, with one visit in each [`RESOLUTION_NS`].

@@ -113,8 +113,7 @@ impl Adopter {
             return -(errno.0 as isize);
         }
         let actions = signal::lock_programs_actions();
-        let (trims, huge_frames, sampling) =
-            (pager.trims.lock(), pager.lock_huge_frames(), pager.sampling.lock());
+        let (trims, huge_frames, sampling) = (pager.trims.lock(), pager.lock_huge_frames(), pager.sampling.lock());
         let mut engine = pager.engine();
         // The counts so far belong to the parent: the child counts from here.
         pager.publish(&engine);

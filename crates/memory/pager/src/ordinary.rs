@@ -73,7 +73,9 @@ impl Adopter {
         let unmanaged = |len| Place { len, state: None, level: 0, is_clean: false };
         let found = match self.pager() {
             Some(pager) => own_stack::call(move || placed(pager, start, len)),
-            None if self.manages_all(start, len) => return Place { state: Some(BlockState::Resident), ..unmanaged(len) },
+            None if self.manages_all(start, len) => {
+                return Place { state: Some(BlockState::Resident), ..unmanaged(len) };
+            }
             None => Packed::default(),
         };
         match found.state_and_more {

@@ -101,8 +101,10 @@ impl Pager {
     /// Samples touches until `until_ns`. Goes on if they are being sampled already; otherwise begins afresh.
     pub(crate) fn sample_until(&'static self, until_ns: u64) -> Result<(), StartFailure> {
         let mut state = self.sampling.state();
+        let was_over = self.sampling.is_over();
         self.sampling.until_ns.store(until_ns, Ordering::Relaxed);
-        if self.sampling.has_thread.swap(true, Ordering::AcqRel) {
+        let has_thread = self.sampling.has_thread.swap(true, Ordering::AcqRel);
+        if has_thread && !was_over {
             return Ok(());
         }
         let started_ns = now_ns();
@@ -124,6 +126,9 @@ impl Pager {
         began.waited_us_before = self.counters.snapshot().latencies(FaultKind::Fetch).sum_us();
         *state = Some(began);
         drop(state);
+        if has_thread {
+            return Ok(());
+        }
         self.start_thread(c"aquifer-sample", move || self.sample()).inspect_err(|_| {
             self.sampling.forget_in_child();
         })

@@ -20,8 +20,8 @@ use crate::curve::{self, CurveFigures};
 use crate::latency::bucket_of;
 use crate::layout;
 use crate::names::{Counter, FaultKind, Gauge, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
-use crate::snapshot::{NotASegment, Snapshot};
 use crate::sequenced::SettleTime;
+use crate::snapshot::{NotASegment, Snapshot};
 use crate::text;
 
 /// The numbers of one instance, for writing.

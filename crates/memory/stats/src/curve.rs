@@ -58,8 +58,7 @@ pub(crate) fn write(words: &[AtomicU64], figures: &CurveFigures) -> bool {
             figures.fetch_s.to_bits(),
         ];
         let points = figures.points[..count].iter();
-        let points =
-            points.flat_map(|point| [point.bytes, point.bytes_per_s.to_bits(), point.fetches_per_s.to_bits()]);
+        let points = points.flat_map(|point| [point.bytes, point.bytes_per_s.to_bits(), point.fetches_per_s.to_bits()]);
         let values = head.into_iter().chain(points);
         words.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
     })

@@ -23,7 +23,13 @@ pub fn text(rows: &[Row], budget_bytes: u64) -> String {
     let mut plot = String::new();
     for line in 0..LINES {
         let low = (LINES - 1 - line) as f64 / LINES as f64;
-        let label = if line == 0 { "100 %" } else if line == LINES / 2 { " 50 %" } else { "" };
+        let label = if line == 0 {
+            "100 %"
+        } else if line == LINES / 2 {
+            " 50 %"
+        } else {
+            ""
+        };
         let cell = |(column, row): (usize, &Row)| match (row.miss_ratio > low, Some(column) == budget) {
             (true, _) => '#',
             (false, true) => '|',
@@ -114,7 +120,10 @@ mod tests {
         for drawn in [svg(&rows(&[1.0, 0.5, 0.0]), 2 << 20, 1 << 40), svg(&[], 0, 0)] {
             assert!(drawn.starts_with("<svg ") && drawn.ends_with("</svg>\n"), "{drawn}");
             assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
-            assert!(drawn.contains(&format!("x2=\"{:.1}\"", SIZE.0 - MARGIN)) || drawn.contains("x2=\"60.0\""), "{drawn}");
+            assert!(
+                drawn.contains(&format!("x2=\"{:.1}\"", SIZE.0 - MARGIN)) || drawn.contains("x2=\"60.0\""),
+                "{drawn}"
+            );
         }
     }
 }

@@ -373,8 +373,9 @@ mod tests {
         let mut engine = engine();
         engine.advise(PageIndex(100), PageIndex(1024), Advice::Random);
         engine.advise(PageIndex(1024), PageIndex(1100), Advice::Random);
-        let pattern =
-            |engine: &Engine, page| engine.map.region_of(engine.map.find(PageIndex(page)).expect("managed")).announced.pattern;
+        let pattern = |engine: &Engine, page| {
+            engine.map.region_of(engine.map.find(PageIndex(page)).expect("managed")).announced.pattern
+        };
         assert_eq!(
             [0, 512, 1024].map(|page| pattern(&engine, page)),
             [Pattern::Random, Pattern::Random, Pattern::Normal]

@@ -309,7 +309,8 @@ mod tests {
     #[test]
     fn blocks_get_the_announced_size_at_their_next_fetch() {
         let size = |exponent| Order::new(exponent).expect("a size");
-        for (announced, wanted) in [(size(0), size(0)), (size(2), size(2)), (size(7), size(7)), (Order::MAX, size(LARGE))]
+        for (announced, wanted) in
+            [(size(0), size(0)), (size(2), size(2)), (size(7), size(7)), (Order::MAX, size(LARGE))]
         {
             let mut engine = engine(true);
             store_all_but(&mut engine, PageIndex(PAGES - 1));
@@ -353,7 +354,8 @@ mod tests {
             let arriving = block(&engine, index * 32);
             engine.enter(arriving, Arrival::Rescued);
         }
-        let first: Vec<u64> = (0..8).filter_map(|_| engine.policy.victim()).map(|of| engine.map.pages(of).start.0).collect();
+        let first: Vec<u64> =
+            (0..8).filter_map(|_| engine.policy.victim()).map(|of| engine.map.pages(of).start.0).collect();
         assert!(first.iter().all(|page| *page < 512), "{first:?}");
     }
 

@@ -72,8 +72,7 @@ impl Curve {
         let mut pieces: Vec<Piece> = Vec::with_capacity(steps.len());
         let (mut seconds, mut pages) = (0.0, 0.0);
         for step in steps {
-            let mut piece =
-                Piece { seconds: step.until_s - seconds, pages: step.pages - pages, blocks: step.blocks };
+            let mut piece = Piece { seconds: step.until_s - seconds, pages: step.pages - pages, blocks: step.blocks };
             (seconds, pages) = (step.until_s, step.pages);
             // The rate never rises with the time: pieces that say otherwise are noise, and become one.
             while let Some(before) = pieces.pop_if(|before| before.rate() <= piece.rate()) {
@@ -96,12 +95,7 @@ impl Curve {
     }
 
     /// A curve that another process has measured. `None` if the numbers are not those of a curve.
-    pub fn from_parts(
-        points: Vec<Point>,
-        touched_pages_per_s: f64,
-        content_pages: u64,
-        samples: u64,
-    ) -> Option<Self> {
+    pub fn from_parts(points: Vec<Point>, touched_pages_per_s: f64, content_pages: u64, samples: u64) -> Option<Self> {
         let is_rate = |rate: f64| rate.is_finite() && rate >= 0.0;
         let are_rates = points.iter().all(|point| is_rate(point.pages_per_s) && is_rate(point.fetches_per_s));
         let falls = points.is_sorted_by(|one, next| one.pages <= next.pages && one.pages_per_s >= next.pages_per_s);

@@ -23,9 +23,7 @@ impl MemorySpace {
         let _blocked = Blocked::all();
         let limit_ns = u64::try_from(limit.min(SAMPLED_MAX).as_nanos()).expect("an hour at the most");
         self.pager.sample_until(now_ns() + limit_ns).map_err(|failure| match failure {
-            StartFailure::Thread(error) => {
-                SpaceFailure::System(Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))
-            }
+            StartFailure::Thread(error) => SpaceFailure::System(Errno(error.raw_os_error().unwrap_or(libc::EAGAIN))),
             _ => SpaceFailure::System(Errno(libc::EAGAIN)),
         })
     }
