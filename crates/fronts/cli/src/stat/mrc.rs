@@ -151,7 +151,8 @@ impl Measured {
 
     fn least_bytes(&self, loss_percent: f64) -> Option<u64> {
         let fetch_s = self.fetch_s?;
-        Some(self.curve.least_pages(loss_percent / 100.0, fetch_s, self.figures.waited) * PAGE_BYTES)
+        let pages = self.curve.least_pages(loss_percent / 100.0, fetch_s, self.figures.waited);
+        Some(pages.saturating_mul(PAGE_BYTES))
     }
 
     /// Sizes from nothing to all contents, in equal steps.

@@ -146,7 +146,8 @@ impl Curve {
         // The rates are those of a program that waited: without waits it would have touched more in the same time.
         let busy = (1.0 - waited).clamp(BUSY_MIN, 1.0);
         let lost = self.at(pages).fetches_per_s * fetch_s / busy;
-        lost / (1.0 + lost)
+        // Another process may say anything of its fetches.
+        if lost.is_finite() { lost / (1.0 + lost) } else { 1.0 }
     }
 
     /// The least DRAM, in pages, with which the program loses at most `loss` of its time; see [`loss`](Self::loss).
@@ -248,6 +249,7 @@ mod tests {
         // A program that waited half of the time while it was sampled touches twice as much without.
         assert!((curve.loss(1200, 0.001, 0.5) - 0.1 / 1.1).abs() < 1e-9);
         assert!(curve.loss(1200, 0.001, 17.0) < 1.0);
+        assert_eq!((curve.loss(1200, f64::INFINITY, 0.0), curve.loss(1200, 0.001, f64::NAN)), (1.0, 1.0));
     }
 
     #[test]
