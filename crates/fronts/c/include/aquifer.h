@@ -89,8 +89,8 @@ typedef struct { uint64_t handle; } aquifer_fetch_t;
 typedef struct { uint64_t handle; } aquifer_gather_t;
 
 /*
- * The ordinary memory of a program under `aquifer run`, from malloc(3) or mmap(2): these calls take it for a mapping, with
- * addresses, as numbers, for starts: aquifer_prefetch(), aquifer_evict(), aquifer_stream(), aquifer_pattern(),
+ * The ordinary memory of a program under `aquifer run`, from malloc(3) or mmap(2): these calls take it for a mapping,
+ * with addresses, as numbers, for starts: aquifer_prefetch(), aquifer_evict(), aquifer_stream(), aquifer_pattern(),
  * aquifer_priority(), aquifer_block_size(), aquifer_status(), aquifer_ready(), aquifer_pin(). In a program that runs by
  * itself they are AQUIFER_ERR_UNMANAGED.
  */
@@ -319,9 +319,9 @@ int aquifer_space_statistics_json(aquifer_space_t space, char *into, size_t capa
 int aquifer_space_histogram(aquifer_space_t space, struct aquifer_histogram *histogram);
 
 /*
- * Samples touches for the miss-ratio curve from now on, for `limit_ms` milliseconds, an hour at the most. Goes on if they
- * are being sampled already. Some pages are moved to standby at random, to see when they are touched next, which costs
- * less than 1 % of one CPU.
+ * Samples touches for the miss-ratio curve from now on, for `limit_ms` milliseconds, an hour at the most. Goes on if
+ * they are being sampled already. Some pages are moved to standby at random, to see when they are touched next, which
+ * costs less than 1 % of one CPU.
  *
  * AQUIFER_ERR_SYSTEM: the thread that samples cannot be started.
  * AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: the space cannot be used any more.
@@ -336,9 +336,9 @@ int aquifer_sample_touches(aquifer_space_t space, uint64_t limit_ms);
 int aquifer_stop_sampling(aquifer_space_t space);
 
 /*
- * How often memory would have to be fetched with more DRAM, or with less, as far as touches were sampled. Writes at most
- * `capacity` points, the smallest DRAM first, and to `count` how many there are, at most AQUIFER_CURVE_POINTS; with more
- * DRAM than that of the last one, nothing is fetched. `points` may be NULL if `capacity` is 0.
+ * How often memory would have to be fetched with more DRAM, or with less, as far as touches were sampled. Writes at
+ * most `capacity` points, the smallest DRAM first, and to `count` how many there are, at most AQUIFER_CURVE_POINTS;
+ * with more DRAM than that of the last one, nothing is fetched. `points` may be NULL if `capacity` is 0.
  *
  * `curve->least_dram_bytes` is the least DRAM with which fetches cost at most `loss` of the time, 0.05 for example, if
  * each takes `fetch_ns` nanoseconds, or as long as was measured if that is 0.
@@ -362,8 +362,8 @@ int aquifer_map(aquifer_space_t space, size_t bytes, aquifer_mapping_t *mapping)
 /*
  * Opens the named mapping `name`, whose contents are in a file of the directory `named_in` of the space's options, and
  * were made durable by aquifer_sync() or aquifer_snapshot(). If there is none, creates one of `bytes` bytes of zeros.
- * With 0 for `bytes`, it has the size that it has, and must exist. It is used like any other mapping; what is not synced
- * is lost with the process.
+ * With 0 for `bytes`, it has the size that it has, and must exist. It is used like any other mapping; what is not
+ * synced is lost with the process.
  *
  * AQUIFER_ERR_NO_DIRECTORY: the space has no `named_in`.
  * AQUIFER_ERR_NOT_FOUND: `bytes` is 0, and there is no mapping with this name.
@@ -378,8 +378,8 @@ int aquifer_map_named(aquifer_space_t space, const char *name, size_t bytes, aqu
 
 /*
  * Makes a range of a named mapping durable: after a crash at any moment, its file has all of the range as it is now, or
- * as it was at the sync before. The range is extended to whole pages of 4096 bytes; what has not changed is not written.
- * No other thread writes to it at the same time.
+ * as it was at the sync before. The range is extended to whole pages of 4096 bytes; what has not changed is not
+ * written. No other thread writes to it at the same time.
  *
  * AQUIFER_ERR_NOT_NAMED: the mapping has no name.
  * AQUIFER_ERR_FULL_DISK: the file is as before; the sync can be repeated.
@@ -448,8 +448,8 @@ int aquifer_read_in_place(aquifer_mapping_t mapping, size_t at, void *into, size
 /*
  * Overwrites a few bytes of a mapping without making a page resident: an evicted page is changed in the tier. For few
  * bytes of a large set, of which most are not used again soon. The second touch of a page within a while makes it
- * resident. If the tier fails, a page has its old or its new bytes, or is lost. No other thread reads or writes the same
- * bytes at the same time.
+ * resident. If the tier fails, a page has its old or its new bytes, or is lost. No other thread reads or writes the
+ * same bytes at the same time.
  *
  * AQUIFER_ERR_LOST, AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED,
  * AQUIFER_ERR_FORKED: as of aquifer_write().
@@ -506,9 +506,9 @@ int aquifer_stream(aquifer_mapping_t mapping, size_t start, size_t len);
 int aquifer_pattern(aquifer_mapping_t mapping, size_t start, size_t len, int pattern);
 
 /*
- * Says how long a range is to stay in DRAM, compared with others. `priority` is of enum aquifer_priority_of. It holds for
- * each 2 MiB of which the range has more than half. A hint: memory of high priority leaves when there is little else;
- * aquifer_pin() keeps it.
+ * Says how long a range is to stay in DRAM, compared with others. `priority` is of enum aquifer_priority_of. It holds
+ * for each 2 MiB of which the range has more than half. A hint: memory of high priority leaves when there is little
+ * else; aquifer_pin() keeps it.
  *
  * AQUIFER_ERR_ARGUMENT: `priority` has no meaning.
  * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as usual.
@@ -668,9 +668,9 @@ int aquifer_gather_close(aquifer_gather_t gather);
 
 /*
  * Runs `count` contexts on this thread until all have ended. A context is a call of `context` with `argument` and its
- * number, on a stack to itself. When one waits in aquifer_fetch(), aquifer_fetch_wait() or aquifer_gather_wait(), or calls
- * aquifer_context_yield(), another one runs. How many are in flight follows the latency and the parallelism of the
- * tier. `options` and `report` may be NULL.
+ * number, on a stack to itself. When one waits in aquifer_fetch(), aquifer_fetch_wait() or aquifer_gather_wait(), or
+ * calls aquifer_context_yield(), another one runs. How many are in flight follows the latency and the parallelism of
+ * the tier. `options` and `report` may be NULL.
  *
  * A context does not leave by longjmp(3), by an exception, or by ending its thread.
  *

@@ -84,8 +84,8 @@ impl MissRatioCurve {
 }
 
 impl Space {
-    /// Samples touches for the [miss-ratio curve](Self::miss_ratio_curve) from now on, for `limit`, an hour at the most.
-    /// Goes on if they are being sampled already.
+    /// Samples touches for the [miss-ratio curve](Self::miss_ratio_curve) from now on, for `limit`, an hour at the
+    /// most. Goes on if they are being sampled already.
     ///
     /// Twenty times a second, some pages are chosen at random, and moved to standby if they are resident, so that their
     /// next touch is seen. That costs less than 1 % of one CPU, and nothing while nobody asks.

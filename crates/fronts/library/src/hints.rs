@@ -37,12 +37,12 @@ pub enum Pattern {
     Sequential,
 }
 
-/// How long the blocks of a range stay in DRAM, compared with those of other ranges. It holds for each 2 MiB of which the
-/// range has more than half.
+/// How long the blocks of a range stay in DRAM, compared with those of other ranges. It holds for each 2 MiB of which
+/// the range has more than half.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// They are not kept for being used again: with the default policy they leave before what is. It holds from the next
-    /// time on that a block becomes resident.
+    /// They are not kept for being used again: with the default policy they leave before what is. It holds from the
+    /// next time on that a block becomes resident.
     Low,
     /// As the policy decides.
     #[default]
@@ -245,12 +245,12 @@ impl Mapping {
         self.inner.priority(range, priority)
     }
 
-    /// Says how many bytes of a range move as one: a power of two from 4096 to 2 MiB, or `None` to learn it, as the space
-    /// does without this. It holds for each 2 MiB of which the range has more than half, and for a block from its next
-    /// fetch on.
+    /// Says how many bytes of a range move as one: a power of two from 4096 to 2 MiB, or `None` to learn it, as the
+    /// space does without this. It holds for each 2 MiB of which the range has more than half, and for a block from its
+    /// next fetch on.
     ///
-    /// A hint: where the budget has no room for 256 blocks of a size, they are smaller, and a space that was opened with
-    /// a [block size](crate::Builder::block_size) of its own keeps that.
+    /// A hint: where the budget has no room for 256 blocks of a size, they are smaller, and a space that was opened
+    /// with a [block size](crate::Builder::block_size) of its own keeps that.
     ///
     /// ```
     /// # if aquifer::probe().is_err() { return Ok(()) }

@@ -126,8 +126,8 @@ impl Mapping {
         })
     }
 
-    /// Makes a range of a named mapping durable: after a crash, its file has all of the range as it is now, or as it was
-    /// at the sync before. Nothing else writes to it meanwhile.
+    /// Makes a range of a named mapping durable: after a crash, its file has all of the range as it is now, or as it
+    /// was at the sync before. Nothing else writes to it meanwhile.
     #[pyo3(signature = (start = Offset(0), stop = None), text_signature = "($self, start=0, stop=None)")]
     fn sync(&self, py: Python<'_>, start: Offset, stop: Option<Offset>) -> PyResult<()> {
         self.writing(py, |memory| memory.sync(range(start, stop, self.len)))

@@ -4,8 +4,8 @@
 //! Builds the binaries under test, and programs to run under them.
 //!
 //! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, the programs that it starts, `libaquifer_preload.so`,
-//! `libaquifer_c.a` and `aquifer-sim`, to test binaries that were built elsewhere. Otherwise they are built here: the command and the
-//! library in release mode, because that is what ships.
+//! `libaquifer_c.a` and `aquifer-sim`, to test binaries that were built elsewhere. Otherwise they are built here: the
+//! command and the library in release mode, because that is what ships.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer stat --mrc` samples a running program: above its budget, and below it, where the memory has to be registered
-//! first. The curve ends where the memory ends that the program uses again and again.
+//! `aquifer stat --mrc` samples a running program: above its budget, and below it, where the memory has to be
+//! registered first. The curve ends where the memory ends that the program uses again and again.
 
 use std::path::PathBuf;
 

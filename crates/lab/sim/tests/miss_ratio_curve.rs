@@ -5,8 +5,8 @@
 //!
 //! The exact curve comes from the stack distance of every visit (Mattson 1970). The sampled one sees what a pager can:
 //! for some pages, chosen at random moments, when they are touched next. They are compared as papers on such curves do,
-//! by the mean of the difference over all sizes. The largest difference is at cliffs, which a shift of the size by 3 % of
-//! all may not hide; it is printed.
+//! by the mean of the difference over all sizes. The largest difference is at cliffs, which a shift of the size by 3 %
+//! of all may not hide; it is printed.
 
 use aquifer_core::mrc::{Chooser, Curve, RESOLUTION_NS, Samples};
 use aquifer_core::units::PageIndex;
@@ -19,8 +19,8 @@ const SAMPLES: usize = 16_384;
 /// The mean difference that is allowed, in points of the miss ratio.
 const MEAN_POINTS_MAX: f64 = 2.0;
 
-/// The visits of a workload after its warm-up, three times over: once to fill the memory, once to be counted, and once so
-/// that the touches are seen that end the last samples.
+/// The visits of a workload after its warm-up, three times over: once to fill the memory, once to be counted, and once
+/// so that the touches are seen that end the last samples.
 struct Visits {
     blocks: Vec<u32>,
     counted: std::ops::Range<usize>,

@@ -15,9 +15,9 @@
 //! budget as above it.
 //!
 //! A sample whose time is not over yet, or that had to be given up, still shows that the page was idle for that long:
-//! the table of idle times is a life table (`idle_times.rs`). The slope of `W` never rises, so noise is taken out by the
-//! least concave curve above it, which is Grenander's estimate of a falling density (`curve.rs`). `samples.rs` knows
-//! the pages that are being watched.
+//! the table of idle times is a life table (`idle_times.rs`). The slope of `W` never rises, so noise is taken out by
+//! the least concave curve above it, which is Grenander's estimate of a falling density (`curve.rs`). `samples.rs`
+//! knows the pages that are being watched.
 //!
 //! Next on the path: `pager/src/sampling.rs` chooses, and reports touches.
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Hints about a program's ordinary memory, with the failures that a caller can be told of: what `madvise(2)` cannot
-//! say. The advice itself is that of `advice.rs`.
+//! Hints about a program's ordinary memory, by calls that return why a hint is refused, which madvise(2) cannot. The
+//! advice itself is that of `advice.rs`.
 //!
 //! Threads: any thread of the program, outside the fault path. Everything is passed and returned in registers, since
 //! the program's memory may be evicted (`own_stack.rs`).
@@ -90,7 +90,7 @@ impl Adopter {
     }
 
     /// Keeps the managed part of a range resident until [`unpin`](Self::unpin). Starts the pager if it has not started:
-    /// whoever pins memory means it to be managed.
+    /// a pin is a wish that the memory be managed.
     pub fn pin(&'static self, start: usize, len: usize) -> Result<usize, Unserved> {
         if len == 0 || !self.manages(start, len) {
             return Err(Unserved::Unmanaged);

@@ -2,7 +2,8 @@
 // Copyright the Aquifer authors
 
 /*
- * Named mappings keep what was synced; writes in place change what is evicted; hints by range, and the miss-ratio curve.
+ * Named mappings keep what was synced; writes in place change what is evicted; hints by range, and the miss-ratio
+ * curve.
  */
 
 #define _GNU_SOURCE

@@ -8,9 +8,9 @@
 //! Where only one of its pages is wanted, the others take the room of pages that are wanted. The size is decided at a
 //! fault on an evicted block, because it can then change without moving a byte (`map.rs`).
 //!
-//! The program's advice about a region (`advice.rs`) comes first: a size that it wants, or scattered touches. Victims of
-//! a region of high priority are spared a bounded number of times. Other evidence is the prefetcher's verdict on each
-//! fault. A fault of a stream merges its block with the neighbours. A fault of no stream is *scattered*. When most
+//! The program's advice about a region (`advice.rs`) comes first: a size that it wants, or scattered touches. Victims
+//! of a region of high priority are spared a bounded number of times. Other evidence is the prefetcher's verdict on
+//! each fault. A fault of a stream merges its block with the neighbours. A fault of no stream is *scattered*. When most
 //! recent fetches were scattered, `clusters.rs` decides: where visits want few pages of a block, the fault splits the
 //! block; where they want many, it makes the block whole again.
 //!
