@@ -82,8 +82,11 @@ pub unsafe extern "C" fn aquifer_map_named(
 }
 
 /// See `aquifer.h`.
+///
+/// # Safety
+/// No other thread writes to the range.
 #[unsafe(no_mangle)]
-pub extern "C" fn aquifer_sync(mapping: Mapping, start: usize, len: usize) -> c_int {
+pub unsafe extern "C" fn aquifer_sync(mapping: Mapping, start: usize, len: usize) -> c_int {
     done(|| {
         let mapping = get(mapping)?;
         // SAFETY: the caller promises that nobody writes to the range meanwhile; C has no views.
@@ -92,8 +95,11 @@ pub extern "C" fn aquifer_sync(mapping: Mapping, start: usize, len: usize) -> c_
 }
 
 /// See `aquifer.h`.
+///
+/// # Safety
+/// No other thread writes to the mapping.
 #[unsafe(no_mangle)]
-pub extern "C" fn aquifer_snapshot(mapping: Mapping) -> c_int {
+pub unsafe extern "C" fn aquifer_snapshot(mapping: Mapping) -> c_int {
     done(|| {
         let mapping = get(mapping)?;
         // SAFETY: the caller promises that nobody writes to the mapping meanwhile; C has no views.
@@ -178,6 +184,26 @@ pub unsafe extern "C" fn aquifer_write(mapping: Mapping, at: usize, bytes: *cons
         check_apart(of_buffer(bytes), addresses(&mapping, at, len), "bytes")?;
         // SAFETY: the caller promises that nobody else uses the bytes; C has no views.
         Ok(unsafe { mapping.write_shared(at, bytes) }?)
+    })
+}
+
+/// See `aquifer.h`.
+///
+/// # Safety
+/// Pointers are as `aquifer.h` says, and no other thread uses the bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_write_in_place(
+    mapping: Mapping,
+    at: usize,
+    bytes: *const c_void,
+    len: usize,
+) -> c_int {
+    done(|| {
+        // SAFETY: the caller's promise.
+        let (mapping, bytes) = (get(mapping)?, unsafe { array(bytes.cast::<u8>(), len, "bytes") }?);
+        check_apart(of_buffer(bytes), addresses(&mapping, at, len), "bytes")?;
+        // SAFETY: the caller promises that nobody else uses the bytes; C has no views.
+        Ok(unsafe { mapping.write_in_place_shared(at, bytes) }.map(|_| ())?)
     })
 }
 
