@@ -76,7 +76,7 @@ const RINGS: &[Ring] = &[
             ),
             ("agent-args", &[]),
             ("bench-args", &[]),
-            ("c", &["aquifer", "test-support"]),
+            ("c", &["aquifer", "config", "test-support"]),
             ("cache", &["aquifer", "cache-args", "test-support"]),
             ("cache-args", &["core"]),
             // It starts the agent, the bench, the cache, the exporter and what speaks to managers and switches; it is

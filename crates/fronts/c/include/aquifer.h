@@ -60,7 +60,22 @@ enum aquifer_error {
     AQUIFER_ERR_POLICY = -42,         /* there is no such policy */
     AQUIFER_ERR_START = -43,          /* the space could not be started */
     AQUIFER_ERR_TIER = -44,           /* a tier could not be opened */
-    AQUIFER_ERR_TIER_SPEC = -45       /* a tier is not described as `aquifer run --tier` expects, or there is none */
+    AQUIFER_ERR_TIER_SPEC = -45,      /* a tier is not described as `aquifer run --tier` expects, or there is none */
+    AQUIFER_ERR_ALREADY_OPEN = -50,   /* the named mapping is open already, here or in another process */
+    AQUIFER_ERR_BAD_NAME = -51,       /* 1 to 128 letters, digits, '.', '_' and '-', the first of which is not '.' */
+    AQUIFER_ERR_DAMAGED = -52,        /* the file of the named mapping is not as it was written */
+    AQUIFER_ERR_FULL_DISK = -53,      /* the file system has no room: free some, then sync again */
+    AQUIFER_ERR_NO_DIRECTORY = -54,   /* the space has no `named_in` */
+    AQUIFER_ERR_NOT_FOUND = -55,      /* there is no mapping with this name */
+    AQUIFER_ERR_NOT_NAMED = -56,      /* the mapping has no name, and so no file */
+    AQUIFER_ERR_NOT_OURS = -57,       /* the file has another form than those of named mappings */
+    AQUIFER_ERR_OTHER_SIZE = -58,     /* the named mapping exists with another size */
+    AQUIFER_ERR_REFUSED = -59,        /* another user owns the file or directory, or can read or change it */
+    AQUIFER_ERR_TOO_MANY_NAMED = -60, /* as many named mappings are open in the space as it can have */
+    AQUIFER_ERR_TRUNCATED = -61,      /* the file is shorter than what was synced */
+    AQUIFER_ERR_UNFINISHED = -62,     /* a sync has failed halfway: unmap the mapping and open it again */
+    AQUIFER_ERR_VERSION = -63,        /* the file has another version of the format */
+    AQUIFER_ERR_UNMANAGED = -70       /* the memory is not managed by `aquifer run` */
 };
 
 /* What aquifer_fetch_poll() and aquifer_gather_poll() return while there is more to do. */
@@ -74,6 +89,18 @@ typedef struct { uint64_t handle; } aquifer_fetch_t;
 typedef struct { uint64_t handle; } aquifer_gather_t;
 
 /*
+ * The ordinary memory of a program under `aquifer run`, from malloc(3) or mmap(2): these calls take it for a mapping,
+ * with addresses, as numbers, for starts: aquifer_prefetch(), aquifer_evict(), aquifer_stream(), aquifer_pattern(),
+ * aquifer_priority(), aquifer_block_size(), aquifer_status(), aquifer_ready(), aquifer_pin(). In a program that runs by
+ * itself they are AQUIFER_ERR_UNMANAGED.
+ */
+#ifdef __cplusplus
+#define AQUIFER_MEMORY (aquifer_mapping_t{UINT64_MAX})
+#else
+#define AQUIFER_MEMORY ((aquifer_mapping_t){UINT64_MAX})
+#endif
+
+/*
  * The settings of a space, in the syntax of `aquifer run`. Begin with AQUIFER_OPTIONS_INIT, which sets `size`: a later
  * version may add members, and a program that was built before then goes on as it is.
  */
@@ -84,8 +111,9 @@ struct aquifer_options {
     size_t tiers_count;       /* 1 to 4 */
     const char *policy;       /* as of --policy; NULL for the default */
     const char *block_size;   /* "4KiB" to "2MiB", or "auto"; NULL for "auto" */
+    const char *named_in;     /* the directory of named mappings; NULL for none */
 };
-#define AQUIFER_OPTIONS_INIT { sizeof(struct aquifer_options), NULL, NULL, 0, NULL, NULL }
+#define AQUIFER_OPTIONS_INIT { sizeof(struct aquifer_options), NULL, NULL, 0, NULL, NULL, NULL }
 
 /* What one call can ask of a space. Begin with AQUIFER_LIMITS_INIT. */
 struct aquifer_limits {
@@ -124,6 +152,13 @@ enum aquifer_pattern {
     AQUIFER_SEQUENTIAL = 2 /* in ascending order */
 };
 
+/* How long the blocks of a range stay in DRAM, compared with those of other ranges. */
+enum aquifer_priority_of {
+    AQUIFER_PRIORITY_LOW = -1,   /* they are not kept for being used again */
+    AQUIFER_PRIORITY_NORMAL = 0, /* as the policy decides */
+    AQUIFER_PRIORITY_HIGH = 1    /* they leave after all others */
+};
+
 /* Where memory is. */
 enum aquifer_status_of {
     AQUIFER_EMPTY = 0,    /* never written to, or discarded: zeros */
@@ -132,7 +167,8 @@ enum aquifer_status_of {
     AQUIFER_MOVING = 3,   /* on its way within DRAM, or to the tier */
     AQUIFER_RESIDENT = 4, /* in DRAM, at its address */
     AQUIFER_STANDBY = 5,  /* in DRAM: a touch brings it back without a transfer */
-    AQUIFER_STORED = 6    /* in a tier only */
+    AQUIFER_STORED = 6,   /* in a tier only */
+    AQUIFER_UNMANAGED = 7 /* ordinary memory that `aquifer run` leaves to the kernel */
 };
 
 /* Adjacent memory with one status. */
@@ -159,6 +195,26 @@ struct aquifer_histogram {
     uint64_t resident_bytes[AQUIFER_CLASSES]; /* in DRAM, at their addresses */
     uint64_t away_bytes[AQUIFER_CLASSES];     /* on standby, in a tier, or on their way */
 };
+
+/* One point of a miss-ratio curve: up to this much DRAM, down to that of the point before. */
+struct aquifer_curve_point {
+    uint64_t dram_bytes;
+    double bytes_per_s;   /* fetched each second */
+    double fetches_per_s; /* a block is one fetch */
+    double miss_ratio;    /* the part of the touches that need a fetch, 0 to 1 */
+};
+
+/* A miss-ratio curve and what it says. Begin with AQUIFER_CURVE_INIT. */
+struct aquifer_curve {
+    size_t size;
+    uint64_t samples;          /* pages that were sampled; 0 if there is no curve */
+    uint64_t measured_ns;      /* how long touches were sampled */
+    uint64_t content_bytes;    /* of the space's memory with contents */
+    uint64_t fetch_ns;         /* how long a fetch has taken on average; 0 if there was none */
+    uint64_t least_dram_bytes; /* with which fetches cost at most the loss that was asked about */
+};
+#define AQUIFER_CURVE_INIT { sizeof(struct aquifer_curve), 0, 0, 0, 0, 0 }
+#define AQUIFER_CURVE_POINTS 64
 
 /* Some bytes of a mapping. */
 struct aquifer_range {
@@ -263,6 +319,37 @@ int aquifer_space_statistics_json(aquifer_space_t space, char *into, size_t capa
 int aquifer_space_histogram(aquifer_space_t space, struct aquifer_histogram *histogram);
 
 /*
+ * Samples touches for the miss-ratio curve from now on, for `limit_ms` milliseconds, an hour at the most. Goes on if
+ * they are being sampled already. Some pages are moved to standby at random, to see when they are touched next, which
+ * costs less than 1 % of one CPU.
+ *
+ * AQUIFER_ERR_SYSTEM: the thread that samples cannot be started.
+ * AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: the space cannot be used any more.
+ */
+int aquifer_sample_touches(aquifer_space_t space, uint64_t limit_ms);
+
+/*
+ * Samples touches no more. The curve stays as it is until sampling begins again.
+ *
+ * AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: the space cannot be used any more.
+ */
+int aquifer_stop_sampling(aquifer_space_t space);
+
+/*
+ * How often memory would have to be fetched with more DRAM, or with less, as far as touches were sampled. Writes at
+ * most `capacity` points, the smallest DRAM first, and to `count` how many there are, at most AQUIFER_CURVE_POINTS;
+ * with more DRAM than that of the last one, nothing is fetched. `points` may be NULL if `capacity` is 0.
+ *
+ * `curve->least_dram_bytes` is the least DRAM with which fetches cost at most `loss` of the time, 0.05 for example, if
+ * each takes `fetch_ns` nanoseconds, or as long as was measured if that is 0.
+ *
+ * AQUIFER_ERR_ARGUMENT: a null pointer, `size` has not been set, or `loss` is not between 0 and 1.
+ * AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: the space cannot be used any more.
+ */
+int aquifer_miss_ratio_curve(aquifer_space_t space, double loss, uint64_t fetch_ns, struct aquifer_curve *curve,
+                             struct aquifer_curve_point *points, size_t capacity, size_t *count);
+
+/*
  * Maps `bytes` bytes of zeros, 1 byte to 1 TiB, whatever the budget is. They take DRAM and room in the tier only when
  * they are written to. Ended by aquifer_unmap().
  *
@@ -271,6 +358,44 @@ int aquifer_space_histogram(aquifer_space_t space, struct aquifer_histogram *his
  * AQUIFER_ERR_TOO_MANY_HANDLES: close something first.
  */
 int aquifer_map(aquifer_space_t space, size_t bytes, aquifer_mapping_t *mapping);
+
+/*
+ * Opens the named mapping `name`, whose contents are in a file of the directory `named_in` of the space's options, and
+ * were made durable by aquifer_sync() or aquifer_snapshot(). If there is none, creates one of `bytes` bytes of zeros.
+ * With 0 for `bytes`, it has the size that it has, and must exist. It is used like any other mapping; what is not
+ * synced is lost with the process.
+ *
+ * AQUIFER_ERR_NO_DIRECTORY: the space has no `named_in`.
+ * AQUIFER_ERR_NOT_FOUND: `bytes` is 0, and there is no mapping with this name.
+ * AQUIFER_ERR_OTHER_SIZE: it exists with another size.
+ * AQUIFER_ERR_ALREADY_OPEN: it is open, in this process or in another one.
+ * AQUIFER_ERR_BAD_NAME, AQUIFER_ERR_MAPPING_SIZE, AQUIFER_ERR_ARGUMENT: it cannot be created so.
+ * AQUIFER_ERR_DAMAGED, AQUIFER_ERR_NOT_OURS, AQUIFER_ERR_TRUNCATED, AQUIFER_ERR_VERSION: its file cannot be used.
+ * AQUIFER_ERR_REFUSED, AQUIFER_ERR_FULL_DISK, AQUIFER_ERR_SYSTEM, AQUIFER_ERR_TOO_MANY_NAMED,
+ * AQUIFER_ERR_TOO_MANY_HANDLES: the message says what to do.
+ */
+int aquifer_map_named(aquifer_space_t space, const char *name, size_t bytes, aquifer_mapping_t *mapping);
+
+/*
+ * Makes a range of a named mapping durable: after a crash at any moment, its file has all of the range as it is now, or
+ * as it was at the sync before. The range is extended to whole pages of 4096 bytes; what has not changed is not
+ * written. No other thread writes to it at the same time.
+ *
+ * AQUIFER_ERR_NOT_NAMED: the mapping has no name.
+ * AQUIFER_ERR_FULL_DISK: the file is as before; the sync can be repeated.
+ * AQUIFER_ERR_LOST: a tier has lost a changed page of the range; nothing was synced.
+ * AQUIFER_ERR_UNFINISHED, AQUIFER_ERR_SYSTEM: unmap the mapping and open it again.
+ * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as usual.
+ */
+int aquifer_sync(aquifer_mapping_t mapping, size_t start, size_t len);
+
+/*
+ * Makes all of a named mapping durable, at one moment: aquifer_sync() of the whole.
+ *
+ * AQUIFER_ERR_NOT_NAMED, AQUIFER_ERR_FULL_DISK, AQUIFER_ERR_LOST, AQUIFER_ERR_UNFINISHED, AQUIFER_ERR_SYSTEM,
+ * AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as of aquifer_sync().
+ */
+int aquifer_snapshot(aquifer_mapping_t mapping);
 
 /*
  * Unmaps the memory of a mapping. The handle is gone in any case, and its addresses may not be used any more.
@@ -321,6 +446,17 @@ int aquifer_write(aquifer_mapping_t mapping, size_t at, const void *bytes, size_
 int aquifer_read_in_place(aquifer_mapping_t mapping, size_t at, void *into, size_t len);
 
 /*
+ * Overwrites a few bytes of a mapping without making a page resident: an evicted page is changed in the tier. For few
+ * bytes of a large set, of which most are not used again soon. The second touch of a page within a while makes it
+ * resident. If the tier fails, a page has its old or its new bytes, or is lost. No other thread reads or writes the
+ * same bytes at the same time.
+ *
+ * AQUIFER_ERR_LOST, AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED,
+ * AQUIFER_ERR_FORKED: as of aquifer_write().
+ */
+int aquifer_write_in_place(aquifer_mapping_t mapping, size_t at, const void *bytes, size_t len);
+
+/*
  * Empties a range: it reads as zeros, even where bytes were lost, and takes neither DRAM nor room in the tier. It
  * consists of whole pages of 4096 bytes; it may also end with the mapping. No other thread uses it at the same time.
  *
@@ -368,6 +504,26 @@ int aquifer_stream(aquifer_mapping_t mapping, size_t start, size_t len);
  * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as usual.
  */
 int aquifer_pattern(aquifer_mapping_t mapping, size_t start, size_t len, int pattern);
+
+/*
+ * Says how long a range is to stay in DRAM, compared with others. `priority` is of enum aquifer_priority_of. It holds
+ * for each 2 MiB of which the range has more than half. A hint: memory of high priority leaves when there is little
+ * else; aquifer_pin() keeps it.
+ *
+ * AQUIFER_ERR_ARGUMENT: `priority` has no meaning.
+ * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as usual.
+ */
+int aquifer_priority(aquifer_mapping_t mapping, size_t start, size_t len, int priority);
+
+/*
+ * Says how many bytes of a range move as one: a power of two from 4096 to 2 MiB, or 0 to learn it. It holds for each
+ * 2 MiB of which the range has more than half, and for a block from its next fetch on. A hint: where the budget has no
+ * room for 256 blocks of a size, they are smaller, and a space that was opened with a `block_size` keeps that.
+ *
+ * AQUIFER_ERR_BLOCK_SIZE: not a power of two from 4096 to 2 MiB.
+ * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as usual.
+ */
+int aquifer_block_size(aquifer_mapping_t mapping, size_t start, size_t len, size_t bytes);
 
 /*
  * Where a range is. Writes at most `capacity` runs, in ascending order, and to `count` how many there are: if that is
@@ -512,9 +668,9 @@ int aquifer_gather_close(aquifer_gather_t gather);
 
 /*
  * Runs `count` contexts on this thread until all have ended. A context is a call of `context` with `argument` and its
- * number, on a stack to itself. When one waits in aquifer_fetch(), aquifer_fetch_wait() or aquifer_gather_wait(), or calls
- * aquifer_context_yield(), another one runs. How many are in flight follows the latency and the parallelism of the
- * tier. `options` and `report` may be NULL.
+ * number, on a stack to itself. When one waits in aquifer_fetch(), aquifer_fetch_wait() or aquifer_gather_wait(), or
+ * calls aquifer_context_yield(), another one runs. How many are in flight follows the latency and the parallelism of
+ * the tier. `options` and `report` may be NULL.
  *
  * A context does not leave by longjmp(3), by an exception, or by ending its thread.
  *

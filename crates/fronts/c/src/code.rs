@@ -7,7 +7,7 @@
 
 use std::ffi::{CStr, c_int};
 
-use aquifer::{CloseError, Error, OpenError};
+use aquifer::{CloseError, Error, NamedError, OpenError};
 
 macro_rules! codes {
     ($($name:ident = $number:literal, $text:literal;)+) => {
@@ -65,6 +65,21 @@ codes! {
     Start = -43, "AQUIFER_ERR_START";
     Tier = -44, "AQUIFER_ERR_TIER";
     TierSpec = -45, "AQUIFER_ERR_TIER_SPEC";
+    AlreadyOpen = -50, "AQUIFER_ERR_ALREADY_OPEN";
+    BadName = -51, "AQUIFER_ERR_BAD_NAME";
+    Damaged = -52, "AQUIFER_ERR_DAMAGED";
+    FullDisk = -53, "AQUIFER_ERR_FULL_DISK";
+    NoDirectory = -54, "AQUIFER_ERR_NO_DIRECTORY";
+    NotFound = -55, "AQUIFER_ERR_NOT_FOUND";
+    NotNamed = -56, "AQUIFER_ERR_NOT_NAMED";
+    NotOurs = -57, "AQUIFER_ERR_NOT_OURS";
+    OtherSize = -58, "AQUIFER_ERR_OTHER_SIZE";
+    Refused = -59, "AQUIFER_ERR_REFUSED";
+    TooManyNamed = -60, "AQUIFER_ERR_TOO_MANY_NAMED";
+    Truncated = -61, "AQUIFER_ERR_TRUNCATED";
+    Unfinished = -62, "AQUIFER_ERR_UNFINISHED";
+    Version = -63, "AQUIFER_ERR_VERSION";
+    Unmanaged = -70, "AQUIFER_ERR_UNMANAGED";
 }
 
 /// `AQUIFER_PENDING`.
@@ -97,6 +112,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let (code, errno) = match error {
             Error::BeyondBudget { .. } => (Code::BeyondBudget, 0),
+            Error::BlockSize { .. } => (Code::BlockSize, 0),
             Error::BufferSize { .. } => (Code::BufferSize, 0),
             Error::Closed => (Code::Closed, 0),
             Error::EmptyRange => (Code::EmptyRange, 0),
@@ -113,6 +129,46 @@ impl From<Error> for Failure {
             _ => (Code::Other, 0),
         };
         Self { code, message: error.to_string(), errno }
+    }
+}
+
+impl From<NamedError> for Failure {
+    fn from(error: NamedError) -> Self {
+        let code = match &error {
+            NamedError::Memory(_) => Code::Other,
+            NamedError::AlreadyOpen => Code::AlreadyOpen,
+            NamedError::BadName => Code::BadName,
+            NamedError::Damaged { .. } => Code::Damaged,
+            NamedError::FullDisk => Code::FullDisk,
+            NamedError::NoDirectory => Code::NoDirectory,
+            NamedError::NotFound => Code::NotFound,
+            NamedError::NotNamed => Code::NotNamed,
+            NamedError::NotOurs => Code::NotOurs,
+            NamedError::OtherSize { .. } => Code::OtherSize,
+            NamedError::Refused(_) => Code::Refused,
+            NamedError::System { .. } => Code::System,
+            NamedError::TooMany => Code::TooManyNamed,
+            NamedError::Truncated => Code::Truncated,
+            NamedError::Unfinished => Code::Unfinished,
+            NamedError::Version { .. } => Code::Version,
+            _ => Code::Other,
+        };
+        let message = match &error {
+            NamedError::NoDirectory => "no directory for named mappings; set `named_in` of the options".to_owned(),
+            NamedError::NotFound => "there is no mapping with this name; create it with aquifer_map_named()".to_owned(),
+            NamedError::NotNamed => {
+                "the mapping has no name, and so no file; create it with aquifer_map_named()".to_owned()
+            }
+            NamedError::OtherSize { bytes, asked_bytes } => format!(
+                "the named mapping has {bytes} bytes, not {asked_bytes}; open it with 0 bytes, or choose another name"
+            ),
+            other => other.to_string(),
+        };
+        match error {
+            NamedError::Memory(error) => error.into(),
+            NamedError::System { errno, .. } => Self { code, message, errno },
+            _ => Self::new(code, message),
+        }
     }
 }
 

@@ -26,12 +26,14 @@
 pub mod arguments;
 pub mod code;
 pub mod contexts;
+pub mod curve;
 pub mod fetches;
 pub mod gathers;
 pub mod guard;
 pub mod handles;
 pub mod hints;
 pub mod mapping;
+mod ordinary;
 pub mod queries;
 pub mod sized;
 pub mod space;

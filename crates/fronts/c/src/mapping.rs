@@ -8,13 +8,13 @@
 
 #![allow(unsafe_code, reason = "exports symbols, and uses the program's pointers")]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
 use std::sync::Arc;
 
 use aquifer::Error;
 
-use crate::arguments::{Place, array, bytes_mut, check_apart, range};
+use crate::arguments::{Place, array, bytes_mut, check_apart, range, text};
 use crate::code::Failure;
 use crate::guard::done;
 use crate::handles;
@@ -57,6 +57,53 @@ pub unsafe extern "C" fn aquifer_map(space: Space, bytes: usize, mapping: *mut M
         let mapped = space.map(bytes)?;
         place.put(Mapping { handle: handles::insert(mapped)? });
         Ok(())
+    })
+}
+
+/// See `aquifer.h`.
+///
+/// # Safety
+/// Pointers are as `aquifer.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_map_named(
+    space: Space,
+    name: *const c_char,
+    bytes: usize,
+    mapping: *mut Mapping,
+) -> c_int {
+    done(|| {
+        // SAFETY: the caller's promise.
+        let (space, name, place) =
+            unsafe { (space::get(space)?, text(name, "name")?, Place::new(mapping, "mapping")?) };
+        let mapped = if bytes == 0 { space.open_named(name)? } else { space.map_named(name, bytes)? };
+        place.put(Mapping { handle: handles::insert(mapped)? });
+        Ok(())
+    })
+}
+
+/// See `aquifer.h`.
+///
+/// # Safety
+/// No other thread writes to the range.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_sync(mapping: Mapping, start: usize, len: usize) -> c_int {
+    done(|| {
+        let mapping = get(mapping)?;
+        // SAFETY: the caller promises that nobody writes to the range meanwhile; C has no views.
+        Ok(unsafe { mapping.sync_shared(range(start, len)) }?)
+    })
+}
+
+/// See `aquifer.h`.
+///
+/// # Safety
+/// No other thread writes to the mapping.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_snapshot(mapping: Mapping) -> c_int {
+    done(|| {
+        let mapping = get(mapping)?;
+        // SAFETY: the caller promises that nobody writes to the mapping meanwhile; C has no views.
+        Ok(unsafe { mapping.sync_shared(..) }?)
     })
 }
 
@@ -137,6 +184,26 @@ pub unsafe extern "C" fn aquifer_write(mapping: Mapping, at: usize, bytes: *cons
         check_apart(of_buffer(bytes), addresses(&mapping, at, len), "bytes")?;
         // SAFETY: the caller promises that nobody else uses the bytes; C has no views.
         Ok(unsafe { mapping.write_shared(at, bytes) }?)
+    })
+}
+
+/// See `aquifer.h`.
+///
+/// # Safety
+/// Pointers are as `aquifer.h` says, and no other thread uses the bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_write_in_place(
+    mapping: Mapping,
+    at: usize,
+    bytes: *const c_void,
+    len: usize,
+) -> c_int {
+    done(|| {
+        // SAFETY: the caller's promise.
+        let (mapping, bytes) = (get(mapping)?, unsafe { array(bytes.cast::<u8>(), len, "bytes") }?);
+        check_apart(of_buffer(bytes), addresses(&mapping, at, len), "bytes")?;
+        // SAFETY: the caller promises that nobody else uses the bytes; C has no views.
+        Ok(unsafe { mapping.write_in_place_shared(at, bytes) }.map(|_| ())?)
     })
 }
 

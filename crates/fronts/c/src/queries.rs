@@ -12,6 +12,7 @@ use aquifer::{CLASSES, Status};
 use crate::arguments::{Place, array_mut, range};
 use crate::guard::done;
 use crate::mapping::{self, Mapping};
+use crate::ordinary;
 
 /// `struct aquifer_status_run`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,10 +91,12 @@ pub unsafe extern "C" fn aquifer_status(
     count: *mut usize,
 ) -> c_int {
     done(|| {
-        let mapping = mapping::get(mapping)?;
         // SAFETY: the caller's promise.
         let (into, count) = unsafe { (array_mut(runs, capacity, "runs")?, Place::new(count, "count")?) };
-        put_runs(&mapping.status(range(start, len))?, into, count, StatusRun::of);
+        match ordinary::of(mapping)? {
+            Some(memory) => put_runs(&memory.status(start, len)?, into, count, |run| *run),
+            None => put_runs(&mapping::get(mapping)?.status(range(start, len))?, into, count, StatusRun::of),
+        }
         Ok(())
     })
 }

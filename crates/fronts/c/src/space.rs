@@ -34,6 +34,7 @@ pub struct Options {
     pub tiers_count: usize,
     pub policy: *const c_char,
     pub block_size: *const c_char,
+    pub named_in: *const c_char,
 }
 
 // SAFETY: a size, pointers and a number, all of eight bytes.
@@ -111,6 +112,9 @@ unsafe fn builder(options: &Options) -> Result<aquifer::Builder, Failure> {
     if let Some(size) = optional(options.block_size, "block_size")? {
         builder = builder.block_size(size);
     }
+    if let Some(directory) = optional(options.named_in, "named_in")? {
+        builder = builder.named_in(directory);
+    }
     Ok(builder)
 }
 
@@ -128,6 +132,7 @@ pub unsafe extern "C" fn aquifer_open(options: *const Options, space: *mut Space
             tiers_count: 0,
             policy: std::ptr::null(),
             block_size: std::ptr::null(),
+            named_in: std::ptr::null(),
         };
         // SAFETY: the caller's promise.
         let (space, builder) =
@@ -244,7 +249,8 @@ mod tests {
 
     #[test]
     fn structs_have_the_sizes_of_the_first_version() {
-        assert_eq!(size_of::<Options>(), Options::SIZE_MIN);
+        // `named_in` came later.
+        assert_eq!(std::mem::offset_of!(Options, named_in), Options::SIZE_MIN);
         assert_eq!(size_of::<Limits>(), Limits::SIZE_MIN);
         assert_eq!(size_of::<Statistics>(), Statistics::SIZE_MIN);
     }

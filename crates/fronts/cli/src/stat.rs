@@ -18,6 +18,9 @@ use crate::instances::{self, Instance};
 use crate::output::{self, Printed};
 use crate::table::{broken, columns, cut, width};
 
+mod curve_plot;
+mod mrc;
+
 /// Show the numbers of running programs
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
@@ -26,7 +29,9 @@ Examples:
   aquifer stat --details             every number of each of them
   aquifer stat 4711                  one of them, by its process id or its launcher's
   aquifer stat 4711 --json --watch 1 one line of JSON each second
-  aquifer stat --prometheus          text for a scrape, for a textfile collector")]
+  aquifer stat --prometheus          text for a scrape, for a textfile collector
+  aquifer stat 4711 --mrc            sample it for 10 s: how much would be fetched with more DRAM, or with less
+  aquifer stat 4711 --mrc --loss 2 --svg curve.svg")]
 pub struct StatArgs {
     /// Process id of the program or of its launcher [default: all]
     #[arg(value_name = "PID", value_parser = process_id)]
@@ -47,10 +52,25 @@ pub struct StatArgs {
     /// Print again at this interval until interrupted or until the program exits
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     watch: Option<Duration>,
+
+    /// Sample which memory a program touches, and show its miss-ratio curve
+    ///
+    /// For each amount of DRAM: how much would be fetched, and which part of the time would be lost. Sampling moves
+    /// some pages to standby at random, to see when they are touched next, which costs less than 1 % of one CPU. A
+    /// program that has always fitted its budget begins at its next allocation, and its memory is registered from then
+    /// on.
+    #[arg(long, conflicts_with_all = ["details", "prometheus", "watch"])]
+    mrc: bool,
+
+    #[command(flatten)]
+    sampling: mrc::SamplingArgs,
 }
 
 /// Prints once, or repeatedly.
 pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
+    if args.mrc {
+        return mrc::mrc(args.pid, args.json, &args.sampling);
+    }
     let mut first = true;
     let mut named = BTreeSet::new();
     loop {

@@ -27,6 +27,8 @@ pub const LEDGER_EVENTS_WORD: usize = 1;
 pub const LEDGER_BUDGET_WORD: usize = 4;
 /// Index of the word with the largest value that the budget can have, in pages.
 pub const LEDGER_BUDGET_MAX_WORD: usize = 5;
+/// Index of the word that says until when touches are to be sampled, in nanoseconds of the monotonic clock.
+pub const LEDGER_SAMPLED_UNTIL_WORD: usize = 6;
 /// The name of the ledger's segment.
 pub const LEDGER_NAME: &CStr = c"aquifer-ledger";
 

@@ -16,16 +16,19 @@
 //! assert_eq!(config.delivery, Delivery::Auto);
 //! ```
 //!
+//! [`ordinary_memory`] is what the preload library offers to `libaquifer` in the same process.
+//!
 //! [`scrape`] is the protocol between the command and the program that serves its metrics.
 
 #![forbid(unsafe_code)]
 
 mod choice;
 mod config;
+pub mod ordinary_memory;
 pub mod scrape;
 
 pub use choice::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
 pub use config::{
     Config, ConfigError, LEDGER_BUDGET_MAX_WORD, LEDGER_BUDGET_WORD, LEDGER_EVENTS_WORD, LEDGER_GIVEN_WORD,
-    LEDGER_NAME, LEDGER_WORDS, VARIABLE, VERSION,
+    LEDGER_NAME, LEDGER_SAMPLED_UNTIL_WORD, LEDGER_WORDS, VARIABLE, VERSION,
 };

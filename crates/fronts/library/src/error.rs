@@ -88,6 +88,11 @@ pub enum Error {
         /// What can be asked for at a time.
         bytes_max: usize,
     },
+    /// A block has a power of two of bytes, from 4096 to 2 MiB.
+    BlockSize {
+        /// The size that was given.
+        bytes: usize,
+    },
     /// The destination is longer or shorter than what is to be copied.
     BufferSize {
         /// Its length.
@@ -152,6 +157,9 @@ impl fmt::Display for Error {
                 "{asked_bytes} bytes are more than can be fetched ahead under this budget; ask for at most {bytes_max} \
                  at a time"
             ),
+            Self::BlockSize { bytes } => {
+                write!(f, "a block cannot have {bytes} bytes; choose a power of two from 4096 to 2097152")
+            }
             Self::BufferSize { bytes, needed_bytes } => {
                 write!(f, "the destination has {bytes} bytes; give it {needed_bytes}, as many as the items have")
             }

@@ -7,6 +7,8 @@ use std::ops::{Range, RangeBounds};
 use std::sync::{Arc, Weak};
 
 use aquifer_core::engine::Advice;
+use aquifer_core::map;
+use aquifer_core::units::Order;
 
 use crate::fetch::Fetch;
 use crate::mapping::Inner;
@@ -33,6 +35,21 @@ pub enum Pattern {
     Random,
     /// In ascending order: the space reads ahead from the first touch on.
     Sequential,
+}
+
+/// How long the blocks of a range stay in DRAM, compared with those of other ranges. It holds for each 2 MiB of which
+/// the range has more than half.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// They are not kept for being used again: with the default policy they leave before what is. It holds from the
+    /// next time on that a block becomes resident.
+    Low,
+    /// As the policy decides.
+    #[default]
+    Normal,
+    /// They leave after all others. Unlike a [pin](Mapping::pin), this is a hint: blocks of high priority leave when
+    /// there is little else, and there is no bound on how many there are.
+    High,
 }
 
 /// Gives hints about a [`Mapping`] while its memory is borrowed, from any thread. It does not keep the mapping: after
@@ -88,6 +105,16 @@ impl Hints {
     /// As [`Mapping::pattern`].
     pub fn pattern(&self, range: impl RangeBounds<usize>, pattern: Pattern) -> Result<(), Error> {
         self.inner()?.pattern(range, pattern)
+    }
+
+    /// As [`Mapping::priority`].
+    pub fn priority(&self, range: impl RangeBounds<usize>, priority: Priority) -> Result<(), Error> {
+        self.inner()?.priority(range, priority)
+    }
+
+    /// As [`Mapping::block_size`].
+    pub fn block_size(&self, range: impl RangeBounds<usize>, bytes: Option<usize>) -> Result<(), Error> {
+        self.inner()?.block_size(range, bytes)
     }
 
     /// As [`Mapping::ready`]; false after the mapping has been dropped.
@@ -197,6 +224,50 @@ impl Mapping {
     /// [`Error::OutOfRange`], [`Error::EmptyRange`], [`Error::Ended`], [`Error::Forked`].
     pub fn pattern(&self, range: impl RangeBounds<usize>, pattern: Pattern) -> Result<(), Error> {
         self.inner.pattern(range, pattern)
+    }
+
+    /// Says how long a range is to stay in DRAM, compared with others.
+    ///
+    /// ```
+    /// # if aquifer::probe().is_err() { return Ok(()) }
+    /// use aquifer::{Priority, Space};
+    ///
+    /// let space = Space::builder().dram("16MiB").tier("dram:size=64MiB").open()?;
+    /// let mapping = space.map(48 << 20)?;
+    /// // An index at the start, and data that are read once in a while.
+    /// mapping.priority(..4 << 20, Priority::High)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::EmptyRange`], [`Error::Ended`], [`Error::Forked`].
+    pub fn priority(&self, range: impl RangeBounds<usize>, priority: Priority) -> Result<(), Error> {
+        self.inner.priority(range, priority)
+    }
+
+    /// Says how many bytes of a range move as one: a power of two from 4096 to 2 MiB, or `None` to learn it, as the
+    /// space does without this. It holds for each 2 MiB of which the range has more than half, and for a block from its
+    /// next fetch on.
+    ///
+    /// A hint: where the budget has no room for 256 blocks of a size, they are smaller, and a space that was opened
+    /// with a [block size](crate::Builder::block_size) of its own keeps that.
+    ///
+    /// ```
+    /// # if aquifer::probe().is_err() { return Ok(()) }
+    /// use aquifer::{Error, Space};
+    ///
+    /// let space = Space::builder().dram("16MiB").tier("dram:size=64MiB").open()?;
+    /// let mapping = space.map(48 << 20)?;
+    /// // Records of 4 KiB that are read in any order.
+    /// mapping.block_size(8 << 20.., Some(4096))?;
+    /// assert_eq!(mapping.block_size(.., Some(5000)), Err(Error::BlockSize { bytes: 5000 }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::BlockSize`]; also [`Error::OutOfRange`], [`Error::EmptyRange`], [`Error::Ended`], [`Error::Forked`].
+    pub fn block_size(&self, range: impl RangeBounds<usize>, bytes: Option<usize>) -> Result<(), Error> {
+        self.inner.block_size(range, bytes)
     }
 
     /// Whether a touch of the range would not wait: all of it was resident a moment ago. Takes a few nanoseconds, no
@@ -358,6 +429,20 @@ impl Inner {
             Pattern::Sequential => Advice::Sequential,
         };
         self.advise(range, advice)
+    }
+
+    fn priority(&self, range: impl RangeBounds<usize>, priority: Priority) -> Result<(), Error> {
+        let priority = match priority {
+            Priority::Low => map::Priority::Low,
+            Priority::Normal => map::Priority::Normal,
+            Priority::High => map::Priority::High,
+        };
+        self.advise(range, Advice::Priority(priority))
+    }
+
+    fn block_size(&self, range: impl RangeBounds<usize>, bytes: Option<usize>) -> Result<(), Error> {
+        let order = |bytes| Order::of_bytes(bytes as u64).ok_or(Error::BlockSize { bytes });
+        self.advise(range, Advice::BlockSize(bytes.map(order).transpose()?))
     }
 
     #[inline]

@@ -60,6 +60,7 @@
 
 mod builder;
 pub mod contexts;
+mod curve;
 mod error;
 mod fetch;
 mod fetches;
@@ -75,10 +76,11 @@ mod status;
 mod unborrowed;
 
 pub use builder::Builder;
+pub use curve::{CurvePoint, MissRatioCurve};
 pub use error::{CloseError, EndReason, Error, OpenError};
 pub use fetch::Fetch;
 pub use gather::{Gather, Piece};
-pub use hints::{Hints, Intent, Pattern};
+pub use hints::{Hints, Intent, Pattern, Priority};
 pub use mapping::Mapping;
 pub use named::NamedError;
 pub use pin::Pin;

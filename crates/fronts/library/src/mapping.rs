@@ -163,8 +163,7 @@ impl Mapping {
     /// # Errors
     /// As for [`write`](Self::write).
     pub fn write_in_place(&mut self, at: usize, bytes: &[u8]) -> Result<usize, Error> {
-        self.check_range(at, bytes.len())?;
-        Ok(self.inner.memory.write_in_place(at, bytes)?)
+        self.write_bytes_in_place(at, bytes)
     }
 
     /// A part of the memory as a slice of `T`. The range is in bytes.
@@ -304,10 +303,7 @@ impl Mapping {
     /// repeated; [`NamedError::Memory`] with [`Error::Lost`] if a changed page of the range is lost, or with another
     /// error of [`read`](Self::read); [`NamedError::System`], [`NamedError::Unfinished`].
     pub fn sync(&mut self, range: impl RangeBounds<usize>) -> Result<(), NamedError> {
-        let range = within(range, self.len())?;
-        self.inner.memory.check().map_err(Error::from)?;
-        let named = self.inner.named.as_ref().ok_or(NamedError::NotNamed)?;
-        named.sync(&self.inner.memory, range)
+        self.sync_bytes(range)
     }
 
     /// Makes all of a [named mapping](crate::named) durable, at one moment: [`sync`](Self::sync) of the whole.
@@ -327,6 +323,20 @@ impl Mapping {
     pub(crate) fn write_bytes(&self, at: usize, bytes: &[u8]) -> Result<(), Error> {
         self.check_range(at, bytes.len())?;
         Ok(self.inner.memory.write(at, bytes)?)
+    }
+
+    /// As `write_in_place`, for callers that have made sure that nobody else uses the bytes.
+    pub(crate) fn write_bytes_in_place(&self, at: usize, bytes: &[u8]) -> Result<usize, Error> {
+        self.check_range(at, bytes.len())?;
+        Ok(self.inner.memory.write_in_place(at, bytes)?)
+    }
+
+    /// As `sync`, for callers that have made sure that nobody writes to the range.
+    pub(crate) fn sync_bytes(&self, range: impl RangeBounds<usize>) -> Result<(), NamedError> {
+        let range = within(range, self.len())?;
+        self.inner.memory.check().map_err(Error::from)?;
+        let named = self.inner.named.as_ref().ok_or(NamedError::NotNamed)?;
+        named.sync(&self.inner.memory, range)
     }
 
     fn check_range(&self, at: usize, len: usize) -> Result<(), Error> {

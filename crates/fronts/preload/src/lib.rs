@@ -12,8 +12,9 @@
 //! transfers too large to pin. `masks.rs`, `process.rs` and `threads.rs` protect the two signals that all this needs.
 //! `locks.rs` wraps mlock, `programs.rs` execve and posix_spawn, `descriptors.rs` close, `dropped_rights.rs` setuid,
 //! and `locale.rs` setlocale. `descendants.rs` keeps executed programs managed, and reports those that cannot be.
-//! `unmovable.rs` handles calls after which the kernel would keep using the program's pages. `own_allocator.rs` and
-//! `kernel.rs` keep the library's own memory and calls separate from the program's.
+//! `ordinary_memory.rs` is what `libaquifer` finds here. `unmovable.rs` handles calls after which the kernel would keep
+//! using the program's pages. `own_allocator.rs` and `kernel.rs` keep the library's own memory and calls separate from
+//! the program's.
 
 mod bounce;
 mod by_number;
@@ -35,6 +36,7 @@ mod locks;
 mod mappings;
 mod masks;
 mod next;
+mod ordinary_memory;
 mod own_allocator;
 mod pointers;
 mod process;

@@ -41,6 +41,8 @@ const _: () = assert!(ledger::GIVEN == aquifer_config::LEDGER_GIVEN_WORD, "the l
 const _: () = assert!(ledger::EVENTS == aquifer_config::LEDGER_EVENTS_WORD, "`aquifer set` counts there");
 const _: () = assert!(ledger::BUDGET == aquifer_config::LEDGER_BUDGET_WORD, "`aquifer set` writes there");
 const _: () = assert!(ledger::BUDGET_MAX == aquifer_config::LEDGER_BUDGET_MAX_WORD, "the launcher writes there");
+const _: () =
+    assert!(ledger::SAMPLED_UNTIL == aquifer_config::LEDGER_SAMPLED_UNTIL_WORD, "`aquifer stat` writes there");
 const _: () = assert!(ledger::WORDS <= aquifer_config::LEDGER_WORDS, "the ledger fits into its segment");
 
 static INSTANCE: OnceLock<Instance> = OnceLock::new();

@@ -3,7 +3,7 @@
 
 //! Which exception stands for which error of the crate `aquifer`. The classes are in `python/aquifer/_errors.py`.
 
-use aquifer::{CloseError, Error, OpenError};
+use aquifer::{CloseError, Error, NamedError, OpenError};
 use pyo3::prelude::*;
 
 /// An exception of the class with this name. `fields` become its attributes.
@@ -24,6 +24,7 @@ pub fn of(py: Python<'_>, error: &Error) -> PyErr {
             let fields = [("asked_bytes", asked_bytes), ("bytes_max", bytes_max)];
             new(py, "BeyondBudgetError", &message, None, &fields)
         }
+        Error::BlockSize { bytes } => new(py, "BlockSizeError", &message, None, &[("bytes", bytes)]),
         Error::Closed => plain("ClosedError"),
         Error::EmptyRange => plain("EmptyRangeError"),
         Error::Ended(_) => plain("EndedError"),
@@ -75,14 +76,55 @@ pub fn closed(py: Python<'_>, what: &str) -> PyErr {
     new(py, "ClosedError", &format!("the {what} is closed; keep it open for as long as it is used"), None, &[])
 }
 
+/// Why a named mapping could not be opened or synced.
+pub fn of_named(py: Python<'_>, error: &NamedError) -> PyErr {
+    let class = match error {
+        NamedError::Memory(error) => return of(py, error),
+        NamedError::OtherSize { bytes, asked_bytes } => {
+            let fields = [("bytes", *bytes), ("asked_bytes", *asked_bytes)];
+            return new(py, "OtherSizeError", &error.to_string(), None, &fields);
+        }
+        NamedError::System { errno, .. } => return new(py, "NamedError", &error.to_string(), Some(*errno), &[]),
+        NamedError::AlreadyOpen => "AlreadyOpenError",
+        NamedError::BadName | NamedError::NoDirectory => "BadNameError",
+        NamedError::FullDisk => "FullDiskError",
+        NamedError::NotFound => "NotFoundError",
+        NamedError::NotNamed => "NotNamedError",
+        NamedError::Refused(_) => "RefusedError",
+        NamedError::Damaged { .. } | NamedError::NotOurs | NamedError::Truncated | NamedError::Version { .. } => {
+            "DamagedError"
+        }
+        _ => "NamedError",
+    };
+    new(py, class, &error.to_string(), None, &[])
+}
+
+/// An error of the crate that an exception stands for.
+pub trait Raised: Send {
+    /// The exception.
+    fn raised(&self, py: Python<'_>) -> PyErr;
+}
+
+impl Raised for Error {
+    fn raised(&self, py: Python<'_>) -> PyErr {
+        of(py, self)
+    }
+}
+
+impl Raised for NamedError {
+    fn raised(&self, py: Python<'_>) -> PyErr {
+        of_named(py, self)
+    }
+}
+
 /// The result of a call that was made without the interpreter's lock.
 pub trait OrRaise<T> {
     /// The value, or the exception that stands for the error.
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }
 
-impl<T> OrRaise<T> for Result<T, Error> {
+impl<T, E: Raised> OrRaise<T> for Result<T, E> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T> {
-        self.map_err(|error| of(py, &error))
+        self.map_err(|error| error.raised(py))
     }
 }

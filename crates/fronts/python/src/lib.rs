@@ -18,10 +18,12 @@
 //! | `fetch` | fetches that a coroutine waits for |
 //! | `gather` | copies of many scattered items |
 //! | `pin` | a range that stays resident |
+//! | `curve` | the miss-ratio curve |
 //! | `touches` | says why a forked child ends that touches its parent's memory |
 //! | `errors` | which exception stands for which error |
 
 mod ahead;
+mod curve;
 mod errors;
 mod exporter;
 mod fetch;
@@ -38,6 +40,8 @@ mod touches;
 mod _native {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::curve::MissRatioCurve;
     #[pymodule_export]
     use crate::fetch::Fetch;
     #[pymodule_export]

@@ -10,13 +10,13 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use aquifer::{Error, Hints, Intent, Pattern};
+use aquifer::{Error, Hints, Intent, Pattern, Priority};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
 use crate::ahead::{self, Ahead};
-use crate::errors::{self, OrRaise};
+use crate::errors::{self, OrRaise, Raised};
 use crate::fetch::Fetch;
 use crate::gather::{self, Items};
 use crate::lifetime::{Busy, Lifetime};
@@ -47,8 +47,13 @@ pub struct Mapping {
 #[pymethods]
 impl Mapping {
     #[new]
-    fn new(py: Python<'_>, space: &Bound<'_, Space>, size: Offset) -> PyResult<Self> {
-        let (memory, share) = space.get().map(py, size.0)?;
+    #[pyo3(signature = (space, size, name = None))]
+    fn new(py: Python<'_>, space: &Bound<'_, Space>, size: Option<Offset>, name: Option<&str>) -> PyResult<Self> {
+        let (memory, share) = match (name, size) {
+            (Some(name), size) => space.get().map_named(py, name, size.map(|size| size.0))?,
+            (None, Some(size)) => space.get().map(py, size.0)?,
+            (None, None) => return Err(PyValueError::new_err("a mapping without a name has a size; give it one")),
+        };
         let (address, len, hints) = (memory.as_ptr().addr(), memory.len(), memory.hints());
         touches::add(address, len);
         Ok(Self {
@@ -111,10 +116,32 @@ impl Mapping {
         })
     }
 
-    fn overwrite(&self, py: Python<'_>, start: Offset, bytes: &Bound<'_, PyBytes>) -> PyResult<()> {
+    /// Overwrites the bytes from `start` on, without making a page resident if `in_place`.
+    fn overwrite(&self, py: Python<'_>, start: Offset, bytes: &Bound<'_, PyBytes>, in_place: bool) -> PyResult<()> {
         // A `bytes` never changes, and the caller has a reference to it.
         let bytes = bytes.as_bytes();
-        self.writing(py, |memory| memory.write(start.0, bytes))
+        self.writing(py, |memory| match in_place {
+            true => memory.write_in_place(start.0, bytes).map(|_pages| ()),
+            false => memory.write(start.0, bytes),
+        })
+    }
+
+    /// Makes a range of a named mapping durable: after a crash, its file has all of the range as it is now, or as it
+    /// was at the sync before. Nothing else writes to it meanwhile.
+    #[pyo3(signature = (start = Offset(0), stop = None), text_signature = "($self, start=0, stop=None)")]
+    fn sync(&self, py: Python<'_>, start: Offset, stop: Option<Offset>) -> PyResult<()> {
+        self.writing(py, |memory| memory.sync(range(start, stop, self.len)))
+    }
+
+    /// Makes all of a named mapping durable, at one moment.
+    fn snapshot(&self, py: Python<'_>) -> PyResult<()> {
+        self.writing(py, aquifer::Mapping::snapshot)
+    }
+
+    /// The name of a named mapping; None if it has none.
+    #[getter]
+    fn name(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.reading(py, |memory| Ok(memory.name().map(str::to_owned)))
     }
 
     /// Empties whole pages: they read as zeros from now on, even where bytes were lost.
@@ -181,6 +208,27 @@ impl Mapping {
             }
         };
         self.hinting(py, |hints| hints.pattern(range(start, stop, self.len), pattern))
+    }
+
+    /// Says how long a range is to stay in DRAM, compared with others: "low", "normal" or "high".
+    #[pyo3(signature = (priority, start = Offset(0), stop = None), text_signature = "($self, priority, start=0, stop=None)")]
+    fn priority(&self, py: Python<'_>, priority: &str, start: Offset, stop: Option<Offset>) -> PyResult<()> {
+        let priority = match priority {
+            "low" => Priority::Low,
+            "normal" => Priority::Normal,
+            "high" => Priority::High,
+            other => {
+                let why = format!("'{other}' is not a priority; choose one of low, normal, high");
+                return Err(PyValueError::new_err(why));
+            }
+        };
+        self.hinting(py, |hints| hints.priority(range(start, stop, self.len), priority))
+    }
+
+    /// Says how many bytes of a range move as one: a power of two from 4096 to 2 MiB, or None to learn it.
+    #[pyo3(signature = (size, start = Offset(0), stop = None), text_signature = "($self, size, start=0, stop=None)")]
+    fn block_size(&self, py: Python<'_>, size: Option<Offset>, start: Offset, stop: Option<Offset>) -> PyResult<()> {
+        self.hinting(py, |hints| hints.block_size(range(start, stop, self.len), size.map(|size| size.0)))
     }
 
     /// Whether a touch of the range would not wait: all of it was resident a moment ago.
@@ -271,15 +319,15 @@ impl Mapping {
         made.or_raise(py)
     }
 
-    fn writing<T: Send>(
+    fn writing<T: Send, E: Raised + From<Error>>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&mut aquifer::Mapping) -> Result<T, Error> + Send,
+        call: impl FnOnce(&mut aquifer::Mapping) -> Result<T, E> + Send,
     ) -> PyResult<T> {
         self.here(py)?;
         let made = py.detach(|| {
             let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
-            memory.as_mut().ok_or(Error::Closed).and_then(call)
+            memory.as_mut().ok_or(E::from(Error::Closed)).and_then(call)
         });
         made.or_raise(py)
     }

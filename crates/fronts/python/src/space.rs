@@ -3,11 +3,15 @@
 
 //! A budget of DRAM over tiers.
 
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::errors::{self, OrRaise};
+use crate::curve::MissRatioCurve;
+use crate::errors::{self, OrRaise, Raised};
 use crate::queries::{self, Classes};
 
 /// Opens a space.
@@ -23,13 +27,14 @@ pub struct Space {
 #[pymethods]
 impl Space {
     #[new]
-    #[pyo3(signature = (dram, tiers, policy, block_size))]
+    #[pyo3(signature = (dram, tiers, policy, block_size, named_in))]
     fn new(
         py: Python<'_>,
         dram: Option<String>,
         tiers: Vec<String>,
         policy: Option<String>,
         block_size: Option<String>,
+        named_in: Option<PathBuf>,
     ) -> PyResult<Self> {
         let mut builder = aquifer::Space::builder();
         if let Some(dram) = dram {
@@ -40,6 +45,9 @@ impl Space {
         }
         if let Some(block_size) = block_size {
             builder = builder.block_size(block_size);
+        }
+        if let Some(named_in) = named_in {
+            builder = builder.named_in(named_in);
         }
         let builder = tiers.into_iter().fold(builder, aquifer::Builder::tier);
         let space = py.detach(|| builder.open()).map_err(|error| errors::of_open(py, &error))?;
@@ -53,6 +61,24 @@ impl Space {
 
     fn classes(&self, py: Python<'_>) -> PyResult<(Classes, Classes)> {
         self.with(py, aquifer::Space::histogram).map(queries::classes)
+    }
+
+    /// Samples touches for the miss-ratio curve from now on, for some seconds, an hour at the most.
+    #[pyo3(signature = (seconds = 60.0), text_signature = "($self, seconds=60.0)")]
+    fn sample_touches(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        let limit = Duration::try_from_secs_f64(seconds)
+            .map_err(|_| PyValueError::new_err("the number of seconds is not a time; give 60, for example"))?;
+        self.with(py, |space| space.sample_touches(limit))
+    }
+
+    /// Samples touches no more. The curve stays as it is until sampling begins again.
+    fn stop_sampling(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, aquifer::Space::stop_sampling)
+    }
+
+    /// How often memory would have to be fetched with more DRAM, or with less; None if nothing was sampled yet.
+    fn miss_ratio_curve(&self, py: Python<'_>) -> PyResult<Option<MissRatioCurve>> {
+        Ok(self.with(py, aquifer::Space::miss_ratio_curve)?.map(MissRatioCurve::of))
     }
 
     /// The most bytes that one prefetch or fetch can ask for.
@@ -103,10 +129,10 @@ impl Space {
     }
 
     /// Makes a call on the space without the interpreter's lock.
-    fn with<T: Send>(
+    fn with<T: Send, E: Raised>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&aquifer::Space) -> Result<T, aquifer::Error> + Send,
+        call: impl FnOnce(&aquifer::Space) -> Result<T, E> + Send,
     ) -> PyResult<T> {
         if self.is_foreign() {
             return Err(errors::of(py, &aquifer::Error::Forked));
@@ -122,6 +148,16 @@ impl Space {
     pub fn map(&self, py: Python<'_>, bytes: usize) -> PyResult<(aquifer::Mapping, Arc<()>)> {
         let share = Arc::clone(&self.shares);
         self.with(py, |space| space.map(bytes)).map(|mapping| (mapping, share))
+    }
+
+    /// Opens a named mapping; with a size, creates it if there is none.
+    pub fn map_named(&self, py: Python<'_>, name: &str, bytes: Option<usize>) -> PyResult<(aquifer::Mapping, Arc<()>)> {
+        let share = Arc::clone(&self.shares);
+        let mapped = self.with(py, |space| match bytes {
+            Some(bytes) => space.map_named(name, bytes),
+            None => space.open_named(name),
+        });
+        mapped.map(|mapping| (mapping, share))
     }
 }
 

@@ -130,6 +130,11 @@ fn hints_gathers_and_coroutines_do_what_they_say() {
 }
 
 #[test]
+fn named_mappings_keep_what_was_synced_and_curves_show_the_working_set() {
+    pytest("test_named.py");
+}
+
+#[test]
 fn bad_input_and_trouble_are_exceptions() {
     pytest("test_trouble.py");
 }

@@ -3,9 +3,9 @@
 
 //! Builds the binaries under test, and programs to run under them.
 //!
-//! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, the programs that it starts, `libaquifer_preload.so` and
-//! `aquifer-sim`, to test binaries that were built elsewhere. Otherwise they are built here: the command and the
-//! library in release mode, because that is what ships.
+//! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, the programs that it starts, `libaquifer_preload.so`,
+//! `libaquifer_c.a` and `aquifer-sim`, to test binaries that were built elsewhere. Otherwise they are built here: the
+//! command and the library in release mode, because that is what ships.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -76,6 +76,27 @@ pub fn binaries() -> &'static Path {
         }
         directory
     })
+}
+
+/// The C library as a static one, as `cargo build --workspace` builds it, and the directory of its header.
+fn c_library() -> (PathBuf, PathBuf) {
+    let include = workspace().join("crates/fronts/c/include");
+    if let Some(directory) = std::env::var_os(BIN_VARIABLE) {
+        return (PathBuf::from(directory).join("libaquifer_c.a"), include);
+    }
+    binaries();
+    (target_directory().join("debug/libaquifer_c.a"), include)
+}
+
+/// Compiles C and links it with the C library. Returns `None`, and reports a skip, if there is no C compiler.
+pub fn compile_with_library(name: &str, source: &str) -> Option<PathBuf> {
+    let (library, include) = c_library();
+    let path = scratch(&format!("source-{name}")).join(format!("{name}.c"));
+    std::fs::write(&path, source).expect("the scratch directory can be written");
+    let include = format!("-I{}", include.display());
+    // What Rust's standard library needs, as in `aquifer.pc`.
+    let needed = ["gcc_s", "util", "rt", "pthread", "m", "dl", "c"].map(str::to_owned);
+    compile_with(name, &[path, library], &[&include], &needed)
 }
 
 /// A test binary of another crate, as `cargo test --workspace` builds it: there, nothing is left to build.

@@ -16,6 +16,7 @@ use std::sync::OnceLock;
 
 use aquifer_c::code::Code;
 use aquifer_c::contexts::{ContextOptions, ContextsReport, aquifer_context_yield, aquifer_contexts_run};
+use aquifer_c::curve::{Curve, CurvePoint, aquifer_miss_ratio_curve};
 use aquifer_c::fetches::{
     Fetch, Range, aquifer_fetch, aquifer_fetch_close, aquifer_fetch_poll, aquifer_fetch_start, aquifer_fetch_wait,
 };
@@ -25,11 +26,12 @@ use aquifer_c::gathers::{
 };
 use aquifer_c::guard::{aquifer_error_message, aquifer_error_name};
 use aquifer_c::hints::{
-    Pin, aquifer_evict, aquifer_pattern, aquifer_pin, aquifer_prefetch, aquifer_ready, aquifer_stream, aquifer_unpin,
+    Pin, aquifer_block_size, aquifer_evict, aquifer_pattern, aquifer_pin, aquifer_prefetch, aquifer_priority,
+    aquifer_ready, aquifer_stream, aquifer_unpin,
 };
 use aquifer_c::mapping::{
-    Mapping, aquifer_address, aquifer_discard, aquifer_length, aquifer_map, aquifer_read, aquifer_read_in_place,
-    aquifer_unmap, aquifer_write,
+    Mapping, aquifer_address, aquifer_discard, aquifer_length, aquifer_map, aquifer_map_named, aquifer_read,
+    aquifer_read_in_place, aquifer_sync, aquifer_unmap, aquifer_write, aquifer_write_in_place,
 };
 use aquifer_c::queries::{Histogram, aquifer_histogram, aquifer_status, aquifer_temperature};
 use aquifer_c::space::{
@@ -57,6 +59,7 @@ fn shared() -> &'static (Space, Mapping) {
             tiers_count: 1,
             policy: ptr::null(),
             block_size: c"4KiB".as_ptr(),
+            named_in: ptr::null(),
         };
         // SAFETY: all pointers are to what the header says.
         unsafe {
@@ -192,7 +195,9 @@ fn copy(input: &mut Input<'_>, mapping: Mapping, buffer: &mut [u64; BUFFER / 8])
     let mut bytes = 0_usize;
     // SAFETY: buffers have as many bytes as a length that is not refused.
     unsafe {
-        match input.byte() % 6 {
+        match input.byte() % 8 {
+            6 => aquifer_write_in_place(mapping, at_first, pointer, len),
+            7 => aquifer_sync(mapping, at, len),
             0 => aquifer_read(mapping, at, pointer, len),
             1 => aquifer_write(mapping, at_first, pointer, len),
             2 => aquifer_read_in_place(mapping, at, pointer, len),
@@ -209,7 +214,9 @@ fn copy(input: &mut Input<'_>, mapping: Mapping, buffer: &mut [u64; BUFFER / 8])
 fn hint(input: &mut Input<'_>, mapping: Mapping, made: &mut Made) -> c_int {
     let (start, len, number) = (input.number(), input.number(), c_int::from(input.byte() as i8 % 4));
     let mut pin = Pin::default();
-    match input.byte() % 7 {
+    match input.byte() % 9 {
+        7 => aquifer_priority(mapping, start, len, number),
+        8 => aquifer_block_size(mapping, start, len, input.number()),
         0 => aquifer_prefetch(mapping, start, len, number),
         1 => aquifer_evict(mapping, start, len),
         2 => aquifer_stream(mapping, start, len),
@@ -238,7 +245,18 @@ fn ask(input: &mut Input<'_>, space: Space, mapping: Mapping, buffer: &mut [u64;
     let (pointer, count) = (input.pointer(buffer.as_mut_ptr()), input.pointer(&raw mut count));
     // SAFETY: buffers have as many bytes as a length that is not refused; a size is what the struct has, or refused.
     unsafe {
-        match input.byte() % 8 {
+        match input.byte() % 10 {
+            8 if size <= size_of::<Curve>() => {
+                let mut curve =
+                    Curve { size, samples: 0, measured_ns: 0, content_bytes: 0, fetch_ns: 0, least_dram_bytes: 0 };
+                let (loss, points) = (f64::from_bits(input.word()), pointer.cast::<CurvePoint>());
+                aquifer_miss_ratio_curve(space, loss, start as u64, input.pointer(&raw mut curve), points, runs, count)
+            }
+            // The space has no directory: every name is refused.
+            9 => {
+                let name = [input.byte(), input.byte(), 0];
+                aquifer_map_named(space, input.pointer(name.as_ptr().cast_mut().cast()), len, pointer.cast())
+            }
             0 => aquifer_status(mapping, start, len, pointer.cast(), runs, count),
             1 => aquifer_temperature(mapping, start, len, pointer.cast(), runs, count),
             2 => aquifer_histogram(mapping, start, len, input.pointer(&raw mut histogram)),

@@ -6,7 +6,7 @@
 use aquifer_config::Config;
 use aquifer_core::record::{BATCH_HEADER_BYTES, HEADER_BYTES};
 use aquifer_fmapi::{Category, Dialect, Message, Opcode, ReturnCode};
-use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
+use aquifer_stats::{Counter, Counters, CurveFigures, CurvePoint, FaultKind, Gauge, Text};
 use aquifer_sys::shared_segment::SharedView;
 use aquifer_tiers::{Codec, PAGE, encode_for_fuzzing};
 use aquifer_wire::{HEADER_BYTES as FRAME_HEADER_BYTES, Header};
@@ -201,6 +201,16 @@ pub fn stats_segment() -> Vec<Vec<u8>> {
     }
     counters.write(Text::Policy, "s3fifo");
     counters.write(Text::Program, "caf\u{e9} \"quoted\"\n");
+    let point = |bytes: u64| CurvePoint { bytes: bytes << 20, bytes_per_s: 1e9 / bytes as f64, fetches_per_s: 7.5 };
+    counters.write_curve(&CurveFigures {
+        measured_ns: 10_000_000_000,
+        samples: 300,
+        content_bytes: 1 << 30,
+        touched_bytes_per_s: 2e9,
+        waited: 0.1,
+        fetch_s: 80e-6,
+        points: [1, 64, 900].map(point).to_vec(),
+    });
     let view = SharedView::open(counters.descriptor().expect("it was made here")).expect("it was made so");
     let whole: Vec<u8> = (0..view.len()).flat_map(|word| view.load(word).to_ne_bytes()).collect();
     let header = whole[..64].to_vec();

@@ -18,13 +18,14 @@ use aquifer_cache::command::parse;
 use aquifer_cache::reply::error;
 use aquifer_cache::request::Decoder;
 use aquifer_config::Config;
+use aquifer_core::mrc::{Curve, Point};
 use aquifer_core::record::{Call, HEADER_BYTES, Recording, batch_header, count_events, put_call, put_summary};
-use aquifer_core::units::{ByteSize, REGION_PAGES};
+use aquifer_core::units::{ByteSize, PAGE_BYTES, REGION_PAGES};
 use aquifer_cxl_switch::{Connection, Switch, SwitchConfig};
 use aquifer_fmapi::{
     Category, Dialect, Header as CciHeader, Message, Opcode, Payload, Reader, Request, Response, Writer,
 };
-use aquifer_stats::FaultKind;
+use aquifer_stats::{CurveFigures, FaultKind};
 use aquifer_sys::elf;
 use aquifer_sys::shared_segment::SharedSegment;
 use aquifer_tiers::TierSpec;
@@ -271,9 +272,27 @@ pub fn stats_segment(bytes: &[u8]) {
                 let latencies = snapshot.latencies(*kind);
                 assert!(latencies.quantile_us(0.5) <= latencies.quantile_us(0.99));
             }
+            snapshot.curve().inspect(|figures| curve(figures));
         }
         Err(refused) => one_line(&refused.to_string()),
     }
+}
+
+/// What another process says is a miss-ratio curve: refused, or one that answers.
+fn curve(figures: &CurveFigures) {
+    let points = figures.points.iter().map(|point| Point {
+        pages: point.bytes / PAGE_BYTES,
+        pages_per_s: point.bytes_per_s,
+        fetches_per_s: point.fetches_per_s,
+    });
+    let pages = figures.content_bytes / PAGE_BYTES;
+    let touched = figures.touched_bytes_per_s;
+    let Some(curve) = Curve::from_parts(points.collect(), touched, pages, figures.samples) else { return };
+    for size in [0, 1, pages / 2, pages, u64::MAX] {
+        assert!((0.0..=1.0).contains(&curve.miss_ratio(size)), "{curve:?}");
+        assert!((0.0..=1.0).contains(&curve.loss(size, figures.fetch_s.abs(), figures.waited)), "{curve:?}");
+    }
+    assert!(curve.least_pages(0.05, 80e-6, 0.0) <= pages.saturating_add(pages / 16), "{curve:?}");
 }
 
 /// The value of `--tier`, as a user types it.

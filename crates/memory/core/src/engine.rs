@@ -50,7 +50,7 @@ pub use tables::Tables;
 use self::clusters::Clusters;
 use crate::block::{NONE, State, Waiting};
 use crate::frames::FramePool;
-use crate::map::BlockMap;
+use crate::map::{BlockMap, Priority};
 use crate::policy::{Arrival, Policy};
 use crate::prefetch::Prefetcher;
 use crate::refaults::Refaults;
@@ -65,7 +65,7 @@ use crate::watermarks::Watermarks;
 const AHEAD_PART: u64 = 16;
 
 /// When all memory fits, frames take about `1 / FRAMES_PART` of its size in addition to the resident pages.
-const FRAMES_PART: u64 = 16;
+pub(crate) const FRAMES_PART: u64 = 16;
 
 /// The engine's settings, fixed for its life except for the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +153,8 @@ pub struct Engine {
     pub(crate) tries_again: bool,
     /// Whether a small block has been installed since credit was last made for small blocks.
     pub(crate) copies_lately: bool,
+    /// How many victims are taken without regard to their priority.
+    unspared: u32,
     /// Whether every arrival of a read-ahead is to be reported, since callers wait for some.
     arrivals_are_awaited: bool,
 }
@@ -190,6 +192,7 @@ impl Engine {
             failed_in_a_row: 0,
             tries_again: false,
             copies_lately: false,
+            unspared: 0,
             arrivals_are_awaited: false,
         }
     }
@@ -265,7 +268,8 @@ impl Engine {
     /// Adds a block to the resident set, in the policy and in the counts.
     fn enter(&mut self, block: BlockIndex, arrival: Arrival) {
         let weight = self.weight(block);
-        self.policy.arrived(block, weight, arrival);
+        let is_low = self.map.region_of(block).announced.priority == Priority::Low;
+        self.policy.arrived(block, weight, if is_low { Arrival::Fresh } else { arrival });
         self.map.heat(block, arrival, self.resident_pages);
         self.resident_pages += u64::from(weight);
     }

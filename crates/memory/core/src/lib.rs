@@ -10,7 +10,8 @@
 //! fault's next step, room, the worker's plan, reports, forks). `map.rs` knows every managed block and where its bytes
 //! are, `block.rs` the states of a block, `frames.rs` the budget. `policy/` chooses victims, `prefetch.rs` what to read
 //! ahead, `standby.rs` and `standby_length.rs` how long evicted blocks stay in DRAM. `refaults.rs` and `temperature.rs`
-//! are evidence; `tiering.rs`, `shares.rs` and `slabs.rs` decide about levels of a chain, processes and slabs.
+//! are evidence, and so is `mrc.rs`, which samples how long pages stay idle; `tiering.rs`, `shares.rs` and `slabs.rs`
+//! decide about levels of a chain, processes and slabs.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod frame_set;
 pub mod frames;
 pub mod guard;
 pub mod map;
+pub mod mrc;
 pub mod policy;
 pub mod prefetch;
 pub mod record;

@@ -64,6 +64,29 @@ pub enum Pattern {
     Sequential,
 }
 
+/// How long the blocks of a range stay in DRAM, compared with those of other ranges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// Each arrival is as the first one: the policy keeps none of them for having come back.
+    Low,
+    /// As the policy decides.
+    #[default]
+    Normal,
+    /// Spared by the search for victims, as if it had just been touched.
+    High,
+}
+
+/// What the program has announced about a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Announced {
+    /// How the program will use it.
+    pub pattern: Pattern,
+    /// How long its blocks stay.
+    pub priority: Priority,
+    /// The size of its blocks, if it is not to be learned.
+    pub block_size: Option<Order>,
+}
+
 /// One managed range of the program's addresses.
 #[derive(Clone, Debug)]
 pub struct Mapping {
@@ -110,8 +133,8 @@ pub struct Region {
     inherited: Vec<slots::Inherited>,
     /// How its faults are delivered.
     pub delivery: Delivery,
-    /// How the program will use it.
-    pub pattern: Pattern,
+    /// What the program says about it.
+    pub announced: Announced,
 }
 
 /// Everything recorded about the program's managed memory.
@@ -320,8 +343,8 @@ impl BlockMap {
         first..first + count
     }
 
-    /// Records how the pages `start..end` will be used, in each region of which they make up more than half.
-    pub(crate) fn set_pattern(&mut self, start: PageIndex, end: PageIndex, pattern: Pattern) {
+    /// Changes what is announced about the pages `start..end`, in each region of which they make up more than half.
+    pub(crate) fn announce(&mut self, start: PageIndex, end: PageIndex, change: impl Fn(&mut Announced)) {
         let before = self.mappings.range(..=start).next_back().map_or(start, |(first, _)| *first);
         for mapping in self.mappings.range(before..end).map(|(_, mapping)| mapping) {
             for region in &mapping.regions {
@@ -329,7 +352,7 @@ impl BlockMap {
                 let (first, last) = region.clip;
                 let inside = first.max(start).count_to(last.min(end));
                 if inside * 2 > last - first {
-                    region.pattern = pattern;
+                    change(&mut region.announced);
                 }
             }
         }

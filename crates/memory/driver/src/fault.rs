@@ -157,6 +157,7 @@ pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write:
             FaultStep::Rescue { block, count, pages, frame, arrival, exchange } => {
                 rescued_blocks = u64::from(arrival == Arrival::Rescued);
                 install(space, Arriving { block, count, pages, frame, arrival }, delivery, exchange)?;
+                space.touched(pages, pages.count / count);
                 break;
             }
             FaultStep::Fetch { block, pages, frame, slot, fresh, exchange, arrival } => {
@@ -167,6 +168,7 @@ pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write:
                     && install_stored(space, delivery, pages, slot, stored, seal)?
                 {
                     installed(space, &arrived);
+                    space.touched(pages, pages.count);
                     break;
                 }
                 space.prepare(frame, pages.bytes() as usize, fresh)?;
@@ -175,6 +177,7 @@ pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write:
                     return Ok(Outcome::Lost);
                 }
                 install(space, arrived, delivery, exchange)?;
+                space.touched(pages, pages.count);
                 break;
             }
         }

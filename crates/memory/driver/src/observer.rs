@@ -79,6 +79,10 @@ pub trait Observer {
     /// Counts a resolved fault.
     fn resolved(&self, fault: Resolved);
 
+    /// The program, or a system call, touched one of these pages, which were not at their addresses and now are. They
+    /// are blocks of `block_pages` pages that had contents.
+    fn touched(&self, _pages: Pages, _block_pages: u32) {}
+
     /// A fetch has ended: the counts of a chain's levels may have changed.
     fn fetched(&self);
 

@@ -192,10 +192,18 @@ impl Adopter {
         }
         let fits = match self.ledger {
             None => state.managed_bytes <= self.budget_bytes,
-            Some(ledger) => ledger.reserve(state.managed_bytes / PAGE_BYTES),
+            Some(ledger) => ledger.reserve(state.managed_bytes / PAGE_BYTES) && ledger.sampled_until_ns().is_none(),
         };
         if !fits {
             self.start(state);
+        }
+    }
+
+    /// Starts the pager although all adopted memory may fit the budget.
+    pub(crate) fn start_now(&self) {
+        let mut state = self.state();
+        if state.forks == 0 && self.pager().is_none() {
+            self.start(&mut state);
         }
     }
 

@@ -75,7 +75,14 @@ impl Adopter {
             match self.pager() {
                 Some(pager) => apply(pager, range, advice),
                 None => {
-                    let lasts = matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential);
+                    let lasts = matches!(
+                        advice,
+                        Advice::Normal
+                            | Advice::Random
+                            | Advice::Sequential
+                            | Advice::Priority(_)
+                            | Advice::BlockSize(_)
+                    );
                     if lasts && state.given_advice.announced.len() < ANNOUNCED_MAX {
                         state.given_advice.announced.push((range, advice));
                     }

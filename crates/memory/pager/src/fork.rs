@@ -113,7 +113,7 @@ impl Adopter {
             return -(errno.0 as isize);
         }
         let actions = signal::lock_programs_actions();
-        let (trims, huge_frames) = (pager.trims.lock(), pager.lock_huge_frames());
+        let (trims, huge_frames, sampling) = (pager.trims.lock(), pager.lock_huge_frames(), pager.sampling.lock());
         let mut engine = pager.engine();
         // The counts so far belong to the parent: the child counts from here.
         pager.publish(&engine);
@@ -126,7 +126,8 @@ impl Adopter {
             // First: whatever is given back from here on ends this process's use, not its parent's.
             let joined = pager.family.become_child(setup);
             engine.become_child();
-            drop((engine, huge_frames, trims, actions));
+            drop((engine, sampling, huge_frames, trims, actions));
+            pager.sampling.forget_in_child();
             let removed_bytes = pager.become_child(joined, &cuts);
             // Postponed memory belongs to calls of other threads; no call is in progress in the child.
             let mut postponed = std::mem::take(&mut state.postponed);
@@ -147,7 +148,7 @@ impl Adopter {
         if result > 0 {
             pager.tier.after_fork_in_parent(true);
         }
-        drop((engine, huge_frames, trims, actions));
+        drop((engine, sampling, huge_frames, trims, actions));
         if result > 0 {
             pager.family.fork_succeeded(setup);
         } else {
@@ -239,7 +240,8 @@ impl Adopter {
     fn upkeep_below(&'static self) {
         let Some(ledger) = self.ledger else { return };
         let look_at = self.look_at_ns.load(Ordering::Relaxed);
-        if look_at == 0 && !ledger.is_short() || look_at != 0 && now_ns() < look_at {
+        let is_asked = ledger.is_short() || ledger.sampled_until_ns().is_some();
+        if look_at == 0 && !is_asked || look_at != 0 && now_ns() < look_at {
             return;
         }
         own_stack::call(move || {

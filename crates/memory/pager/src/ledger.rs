@@ -44,7 +44,10 @@ const UNMANAGED_REPORTED: usize = 3;
 pub const BUDGET: usize = 4;
 /// The largest value that the budget can take, in pages.
 pub const BUDGET_MAX: usize = 5;
-const STATES_AT: usize = 6;
+/// Until when touches are to be sampled for the miss-ratio curve, in nanoseconds of the monotonic clock. `aquifer stat
+/// --mrc` sets it, and then counts an event.
+pub const SAMPLED_UNTIL: usize = 6;
+const STATES_AT: usize = 7;
 const RECORDS_AT: usize = STATES_AT + PROCESSES_MAX / 2;
 
 /// A process's record: the pages it was given, the pages it needs, and when it joined, in nanoseconds. The lowest bit
@@ -63,6 +66,8 @@ const YOUTH: Duration = Duration::from_secs(10);
 const SHORT_LASTS: Duration = Duration::from_secs(2);
 /// A process announces a change of its need once the change reaches this fraction of the budget.
 const ANNOUNCED_PART: u64 = 64;
+/// For how long touches are sampled at the most.
+pub const SAMPLED_MAX: Duration = Duration::from_secs(3600);
 /// The minimum for a process that cannot be in the ledger, in pages: the smallest `--dram`.
 const OUTSIDE_PAGES: u64 = 4096;
 
@@ -106,6 +111,13 @@ impl Ledger {
     /// The largest value that the budget of the tree can take, in pages.
     pub fn pages_max(&self) -> u64 {
         self.pages_max
+    }
+
+    /// Until when touches are to be sampled, in nanoseconds of the monotonic clock. `None` if they are not to be now.
+    pub fn sampled_until_ns(&self) -> Option<u64> {
+        // Somebody else may have set it: nothing is sampled for longer than a command can ask for.
+        let (until, now) = (self.words[SAMPLED_UNTIL].load(Ordering::Relaxed), now_ns());
+        (until > now).then(|| until.min(now + SAMPLED_MAX.as_nanos() as u64))
     }
 
     fn of(&self, entry: usize, what: usize) -> &AtomicU64 {

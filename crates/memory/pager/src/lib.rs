@@ -9,6 +9,7 @@
 //! and evicts. `space.rs` is this pager as the driver sees it. `adopt.rs` takes mappings into management and does
 //! nothing else until managed memory reaches the budget. `trims.rs` returns freed room to the tier. `recorder.rs`
 //! records the calls into the engine. `pins.rs` keeps the memory of system calls resident.
+//! `sampling.rs` samples touches for the miss-ratio curve.
 //!
 //! A program and its children: `fork.rs` splits one pager into two, `family.rs` counts which processes read which slab
 //! of the tier, `ledger.rs` records each process's part of the budget, in its entry of `process_table.rs`, and
@@ -30,6 +31,7 @@ mod huge_frames;
 pub mod ledger;
 pub mod listener;
 pub mod memory_space;
+pub mod ordinary;
 mod own_memory;
 mod own_use;
 pub mod pager;
@@ -40,6 +42,7 @@ pub mod process_table;
 pub mod recorder;
 mod release;
 mod reserved;
+mod sampling;
 mod service;
 mod share;
 pub mod signal;

@@ -46,6 +46,7 @@ mod gather;
 mod hints;
 mod in_place;
 mod named;
+mod sampled;
 mod write_in_place;
 
 use self::gather::GatherQueues;

@@ -35,6 +35,7 @@ use crate::listener::Streak;
 use crate::pins::Pins;
 use crate::process_table::PROCESSES_MAX;
 use crate::recorder::Recorder;
+use crate::sampling::Sampling;
 use crate::service::Service;
 use crate::trims::Trims;
 
@@ -198,6 +199,8 @@ pub struct Pager {
     pub(crate) service: Service,
     /// Room in the tier that the program has freed.
     pub(crate) trims: Trims,
+    /// Samples for the miss-ratio curve.
+    pub(crate) sampling: Sampling,
     /// Since when listeners have found no room.
     pub(crate) no_room: Streak,
     /// The state shared with forked children.
@@ -349,6 +352,7 @@ impl Pager {
             readiness,
             service: Service::new(settings.owner),
             trims: Trims::new()?,
+            sampling: Sampling::default(),
             no_room: Streak::default(),
             family: settings.family,
             forking: AtomicUsize::new(0),

@@ -183,6 +183,9 @@ pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
         loop {
             let ticket = ledger.ticket();
             let again = pager.follow_share();
+            if let Some(until_ns) = ledger.sampled_until_ns() {
+                pager.sample_as_asked(until_ns);
+            }
             ledger.wait(ticket, again);
         }
     })

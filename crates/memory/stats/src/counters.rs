@@ -16,11 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use aquifer_sys::shared_segment::SharedSegment;
 
 use crate::SEGMENT_NAME;
+use crate::curve::{self, CurveFigures};
 use crate::latency::bucket_of;
 use crate::layout;
 use crate::names::{Counter, FaultKind, Gauge, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
+use crate::sequenced::SettleTime;
 use crate::snapshot::{NotASegment, Snapshot};
-use crate::text::{self, SettleTime};
+use crate::text;
 
 /// The numbers of one instance, for writing.
 #[derive(Debug)]
@@ -147,6 +149,12 @@ impl Counters {
     pub fn write(&self, name: Text, text: &str) {
         let start = layout::text(name);
         text::write(&self.segment.words()[start..start + 2 + name.capacity_bytes() / 8], text);
+    }
+
+    /// Stores a miss-ratio curve. It is lost when another write of it is in progress.
+    pub fn write_curve(&self, figures: &CurveFigures) {
+        let words = &self.segment.words()[layout::CURVE_WORD..layout::CURVE_WORD + layout::CURVE_WORDS];
+        curve::write(words, figures);
     }
 
     /// The present value of all numbers. Allocates: not for the fault path.

@@ -2,12 +2,12 @@
 // Copyright the Aquifer authors
 
 //! The layout of the segment, in words of 8 bytes, native byte order (it never leaves the machine). Golden file:
-//! `tests/golden/layout_v2.txt`.
+//! `tests/golden/layout_v3.txt`.
 //!
 //! | word  | words       | field     | meaning                                                     |
 //! |-------|-------------|-----------|-------------------------------------------------------------|
 //! | 0     | 1           | magic     | the bytes `AQUIFERS`                                        |
-//! | 1     | 1           | version   | 2                                                           |
+//! | 1     | 1           | version   | 3                                                           |
 //! | 2     | 1           | size      | bytes of the segment                                        |
 //! | 3     | 5           | –         | zero                                                        |
 //! | 8     | 56          | counters  | one word each, in the order of [`Counter`]; spare ones zero |
@@ -16,10 +16,12 @@
 //! | 128   | 2 + n each  | texts     | sequence, length, n words of UTF-8, in the order of [`Text`]|
 //! | after | 2 + BUCKETS | latencies | sum, maximum, buckets, in the order of [`FaultKind`]        |
 //! | after | 16 each     | levels    | of a chain of tiers, the fastest first: name (a text; empty where there is no such level), then [`LevelCounter`], then [`LevelGauge`] |
+//! | after | 8 + 3 each  | curve     | the miss-ratio curve: sequence, number of points, the figures of [`CurveFigures`], then its points |
 //!
 //! Spare words are zero, so that a newer reader reads a counter that an older writer lacks as 0. Any change other than
 //! appending to counters or gauges within their room needs a new version.
 
+use crate::curve::CURVE_POINTS;
 use crate::latency::BUCKETS;
 use crate::names::{
     Counter, FaultKind, Gauge, LEVEL_NAME_BYTES, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text,
@@ -28,7 +30,7 @@ use crate::names::{
 /// The first word of a segment.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"AQUIFERS");
 /// The version of this layout.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 
 /// Place of the magic.
 pub const MAGIC_WORD: usize = 0;
@@ -49,8 +51,16 @@ const LEVEL_WORDS: usize = 16;
 /// Words of a level's name: sequence, length and bytes.
 pub const LEVEL_NAME_WORDS: usize = 2 + LEVEL_NAME_BYTES / 8;
 
+/// Place of the miss-ratio curve: its sequence word.
+pub const CURVE_WORD: usize = LEVELS_WORD + LEVELS * LEVEL_WORDS;
+/// Words of a curve before its points, and of each point.
+pub const CURVE_HEAD_WORDS: usize = 8;
+pub const CURVE_POINT_WORDS: usize = 3;
+/// Words of a curve.
+pub const CURVE_WORDS: usize = CURVE_HEAD_WORDS + CURVE_POINTS * CURVE_POINT_WORDS;
+
 /// Words of the whole segment.
-pub const WORDS: usize = LEVELS_WORD + LEVELS * LEVEL_WORDS;
+pub const WORDS: usize = CURVE_WORD + CURVE_WORDS;
 /// Bytes of the whole segment.
 pub const BYTES: u64 = WORDS as u64 * 8;
 
@@ -145,7 +155,8 @@ mod tests {
                 writeln!(lines, "{} level {level} gauge {}", level_gauge(level, *name), name.name()).unwrap();
             }
         }
-        let golden = include_str!("../tests/golden/layout_v2.txt");
+        writeln!(lines, "{CURVE_WORD} curve {CURVE_HEAD_WORDS} {CURVE_POINTS} {CURVE_POINT_WORDS}").unwrap();
+        let golden = include_str!("../tests/golden/layout_v3.txt");
         assert!(lines == golden, "the layout is not the golden one any more; it is now:\n{lines}");
     }
 
@@ -160,6 +171,7 @@ mod tests {
         assert_eq!(text(Text::LastMessage) + 2 + Text::LastMessage.capacity_bytes() / 8, latencies(FaultKind::Fresh));
         assert_eq!(latencies(FaultKind::Wait) + 2 + BUCKETS, level_name(0));
         assert_eq!(level_name(1), level_name(0) + LEVEL_WORDS);
-        assert_eq!(level_name(LEVELS - 1) + LEVEL_WORDS, WORDS);
+        assert_eq!(level_name(LEVELS - 1) + LEVEL_WORDS, CURVE_WORD);
+        assert_eq!(CURVE_WORD + CURVE_WORDS, WORDS);
     }
 }

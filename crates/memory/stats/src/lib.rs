@@ -27,20 +27,23 @@
 #![forbid(unsafe_code)]
 
 mod counters;
+mod curve;
 mod latency;
 mod layout;
 mod names;
 mod prometheus;
+mod sequenced;
 mod snapshot;
 mod text;
 
 pub use counters::Counters;
+pub use curve::{CURVE_POINTS, CurveFigures, CurvePoint};
 pub use latency::Latencies;
 pub use layout::{MAGIC, VERSION};
 pub use names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
 pub use prometheus::{to_prometheus, to_prometheus_of_units};
+pub use sequenced::SettleTime;
 pub use snapshot::{LevelSnapshot, NotASegment, Snapshot, read, read_in};
-pub use text::SettleTime;
 
 /// The name of the segment's memfd, as `/proc/PID/fd` shows it after `memfd:`.
 pub const SEGMENT_NAME: &std::ffi::CStr = c"aquifer-stats";

@@ -14,10 +14,12 @@ use std::os::fd::BorrowedFd;
 use aquifer_sys::shared_segment::SharedView;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+use crate::curve::{self, CurveFigures};
 use crate::latency::{BUCKETS, Latencies};
 use crate::layout;
 use crate::names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
-use crate::text::{self, SettleTime};
+use crate::sequenced::SettleTime;
+use crate::text;
 
 /// Why a descriptor is not a readable statistics segment.
 #[derive(Debug)]
@@ -113,6 +115,7 @@ pub struct Snapshot {
     texts: Vec<String>,
     latencies: Vec<Latencies>,
     levels: Vec<LevelSnapshot>,
+    curve: Option<CurveFigures>,
     /// Some text was being written all the time, and is missing.
     is_unsettled: bool,
 }
@@ -176,6 +179,7 @@ impl Snapshot {
             texts: Text::ALL.iter().map(text).collect(),
             latencies: FaultKind::ALL.iter().map(latencies).collect(),
             levels: (0..LEVELS).map_while(|level| LevelSnapshot::take(level, &load, &text_at)).collect(),
+            curve: curve::read(|index| load(layout::CURVE_WORD + index), timeout),
             is_unsettled: is_unsettled.get(),
         }
     }
@@ -198,6 +202,12 @@ impl Snapshot {
     /// The levels of a chain of tiers, the fastest first. Empty when there is only one tier.
     pub fn levels(&self) -> &[LevelSnapshot] {
         &self.levels
+    }
+
+    /// The miss-ratio curve that was measured last. `None` if none was, or if it is being written all the time. It is
+    /// not in the JSON: `aquifer stat --mrc` shows it.
+    pub fn curve(&self) -> Option<&CurveFigures> {
+        self.curve.as_ref()
     }
 
     /// Whether some text is missing because a write to it did not end: a process was killed during the write, or

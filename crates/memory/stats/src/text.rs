@@ -1,98 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Short texts in words of memory that other processes may read during a write.
-//!
-//! A sequence lock: the sequence is odd during a write. A second writer (another thread, or a signal handler that
-//! interrupted the first) gives up instead of waiting, so that none can wait for ever; a reader waits for a bounded
-//! time. A writer that dies during a write leaves the text unreadable, not wrong.
+//! Short texts in words of memory that other processes may read during a write (`sequenced.rs`).
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many times reading each text is tried, even if no time is left: a write is about a hundred stores.
-const ATTEMPTS_MIN: usize = 16;
-/// How long one look waits in total for texts that are being written. A choice: a writer that has to wait for a CPU
-/// gets one in this time, and nobody notices the delay at a command line, however many segments have a dead writer.
-const WAITED_MAX: Duration = Duration::from_millis(100);
-
-/// How long one look at any number of segments has waited for texts that are being written. Other users may forge
-/// segments, so all segments share one time limit.
-#[derive(Debug, Default)]
-pub struct SettleTime {
-    waited: Cell<Duration>,
-}
-
-impl SettleTime {
-    fn is_over(&self, since: Instant) -> bool {
-        self.waited.get() + since.elapsed() >= WAITED_MAX
-    }
-
-    fn spend(&self, since: Instant) {
-        self.waited.set(self.waited.get() + since.elapsed());
-    }
-}
+use crate::sequenced::{self, SettleTime};
 
 /// Writes as much of `text` as fits, cut at a character boundary. `words` are sequence, length, bytes. Returns whether
 /// the text was written; it is not when another write is in progress.
 pub fn write(words: &[AtomicU64], text: &str) -> bool {
-    let [sequence, length, bytes @ ..] = words else { return false };
-    let before = sequence.load(Ordering::Relaxed);
-    if before % 2 == 1 {
-        return false;
-    }
-    // Acquire: the stores below happen after the sequence became odd.
-    let odd = before.wrapping_add(1);
-    if sequence.compare_exchange(before, odd, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        return false;
-    }
-    // Pairs with the Acquire fence in `read`: a reader that sees one of the words below also sees the odd sequence.
-    fence(Ordering::Release);
-    let text = &text.as_bytes()[..boundary_at_or_before(text, bytes.len() * 8)];
-    length.store(text.len() as u64, Ordering::Relaxed);
-    for (word, piece) in bytes.iter().zip(text.chunks(8)) {
-        let mut padded = [0; 8];
-        padded[..piece.len()].copy_from_slice(piece);
-        word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
-    }
-    // Pairs with the first Acquire load in `read`.
-    sequence.store(before.wrapping_add(2), Ordering::Release);
-    true
+    sequenced::write(words, |words| {
+        let [length, bytes @ ..] = words else { return };
+        let text = &text.as_bytes()[..boundary_at_or_before(text, bytes.len() * 8)];
+        length.store(text.len() as u64, Ordering::Relaxed);
+        for (word, piece) in bytes.iter().zip(text.chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..piece.len()].copy_from_slice(piece);
+            word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
+        }
+    })
 }
 
 /// Reads a text; `load` gives the word at an index, with Acquire. `None` when a write does not end in time.
 ///
 /// Control characters become question marks: another user may have written the text, and it is shown on terminals.
 pub fn read(words: usize, load: impl Fn(usize) -> u64, timeout: &SettleTime) -> Option<String> {
-    if let Some(text) = (0..ATTEMPTS_MIN).find_map(|_| try_read(words, &load)) {
-        return Some(text);
-    }
-    let started = Instant::now();
-    let mut found = None;
-    while found.is_none() && !timeout.is_over(started) {
-        std::thread::yield_now();
-        found = try_read(words, &load);
-    }
-    timeout.spend(started);
-    found
-}
-
-/// `None` while the text is being written.
-fn try_read(words: usize, load: impl Fn(usize) -> u64) -> Option<String> {
-    let before = load(0);
-    if before % 2 == 1 {
-        return None;
-    }
-    let length = usize::try_from(load(1)).unwrap_or(0).min((words - 2) * 8);
-    let mut bytes = Vec::with_capacity(length + 8);
-    for index in 0..length.div_ceil(8) {
-        bytes.extend_from_slice(&load(2 + index).to_ne_bytes());
-    }
-    bytes.truncate(length);
-    // Pairs with the Release fence in `write`.
-    fence(Ordering::Acquire);
-    (load(0) == before).then(|| String::from_utf8_lossy(&bytes).replace(char::is_control, "?"))
+    let bytes = || {
+        let length = usize::try_from(load(1)).unwrap_or(0).min((words - 2) * 8);
+        let mut bytes = Vec::with_capacity(length + 8);
+        for index in 0..length.div_ceil(8) {
+            bytes.extend_from_slice(&load(2 + index).to_ne_bytes());
+        }
+        bytes.truncate(length);
+        bytes
+    };
+    let bytes = sequenced::read(&load, bytes, timeout)?;
+    Some(String::from_utf8_lossy(&bytes).replace(char::is_control, "?"))
 }
 
 /// The last character boundary at or before `index`: `str::floor_char_boundary` is newer than our oldest compiler.
@@ -105,7 +49,10 @@ fn boundary_at_or_before(text: &str, index: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+    use crate::sequenced::WAITED_MAX;
 
     fn room(bytes: usize) -> Vec<AtomicU64> {
         (0..2 + bytes / 8).map(|_| AtomicU64::new(0)).collect()

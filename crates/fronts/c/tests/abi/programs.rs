@@ -45,6 +45,11 @@ fn lost_memory_is_an_error_and_can_be_used_again() {
 }
 
 #[test]
+fn named_mappings_writes_in_place_and_curves_are_those_of_the_crate() {
+    passes("named.c", Linkage::Shared);
+}
+
+#[test]
 fn threads_may_use_handles_that_others_close() {
     passes("threads.c", Linkage::Shared);
 }

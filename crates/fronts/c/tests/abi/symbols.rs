@@ -61,14 +61,14 @@ fn the_numbers_of_errors_are_those_of_the_header() {
 /// The compiler says what Rust believes: sizes and offsets of every struct.
 #[test]
 fn structs_are_laid_out_as_the_compiler_does() {
-    use aquifer_c::{contexts, fetches, gathers, queries, space};
+    use aquifer_c::{contexts, curve, fetches, gathers, queries, space};
 
     let ours = [
         (
             "struct aquifer_options",
             size_of::<space::Options>(),
-            "block_size",
-            std::mem::offset_of!(space::Options, block_size),
+            "named_in",
+            std::mem::offset_of!(space::Options, named_in),
         ),
         (
             "struct aquifer_limits",
@@ -99,6 +99,18 @@ fn structs_are_laid_out_as_the_compiler_does() {
             size_of::<queries::Histogram>(),
             "away_bytes",
             std::mem::offset_of!(queries::Histogram, away_bytes),
+        ),
+        (
+            "struct aquifer_curve",
+            size_of::<curve::Curve>(),
+            "least_dram_bytes",
+            std::mem::offset_of!(curve::Curve, least_dram_bytes),
+        ),
+        (
+            "struct aquifer_curve_point",
+            size_of::<curve::CurvePoint>(),
+            "miss_ratio",
+            std::mem::offset_of!(curve::CurvePoint, miss_ratio),
         ),
         ("struct aquifer_range", size_of::<fetches::Range>(), "len", std::mem::offset_of!(fetches::Range, len)),
         ("struct aquifer_piece", size_of::<gathers::Piece>(), "len", std::mem::offset_of!(gathers::Piece, len)),

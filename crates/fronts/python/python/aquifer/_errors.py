@@ -37,6 +37,51 @@ class BeyondBudgetError(Error, ValueError):
     bytes_max: int
 
 
+class BlockSizeError(Error, ValueError):
+    """A block has a power of two of bytes, from 4096 to 2 MiB."""
+
+    bytes: int
+
+
+class NamedError(Error, OSError):
+    """A named mapping could not be opened or synced."""
+
+
+class AlreadyOpenError(NamedError):
+    """The named mapping is open already, in this process or in another one."""
+
+
+class BadNameError(NamedError, ValueError):
+    """Not a name for a mapping, or the space has no directory (``named_in``) for them."""
+
+
+class DamagedError(NamedError):
+    """The file of the named mapping is not as it was written: damaged, cut off, foreign, or of another version."""
+
+
+class FullDiskError(NamedError):
+    """The file system has no room. The file is as before, and the sync can be repeated."""
+
+
+class NotFoundError(NamedError, FileNotFoundError):
+    """There is no mapping with this name. Create it with a size."""
+
+
+class NotNamedError(NamedError, ValueError):
+    """The mapping has no name, and so no file."""
+
+
+class OtherSizeError(NamedError, ValueError):
+    """The named mapping exists with another size."""
+
+    bytes: int
+    asked_bytes: int
+
+
+class RefusedError(NamedError, PermissionError):
+    """Another user owns the file or the directory, or can read or change it."""
+
+
 class ClosedError(Error, ValueError):
     """The mapping or the space is closed."""
 
@@ -107,6 +152,15 @@ class UnalignedError(Error, ValueError):
 
 # The errno of each exception that is an OSError, where the error does not bring its own.
 _ERRNOS = {
+    "AlreadyOpenError": _errno.EBUSY,
+    "BadNameError": _errno.EINVAL,
+    "DamagedError": _errno.EIO,
+    "FullDiskError": _errno.ENOSPC,
+    "NamedError": _errno.EIO,
+    "NotFoundError": _errno.ENOENT,
+    "NotNamedError": _errno.EINVAL,
+    "OtherSizeError": _errno.EEXIST,
+    "RefusedError": _errno.EACCES,
     "LostError": _errno.EIO,
     "NoAnswerError": _errno.ETIMEDOUT,
     "StartError": _errno.ENOSYS,

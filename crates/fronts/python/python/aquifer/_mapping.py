@@ -19,7 +19,7 @@ _WRITE_BYTES = 4 << 20
 
 
 class Mapping(_native.Mapping, _native.Exporter):
-    """Memory of a space: zeros at first, made by ``Space.map``.
+    """Memory of a space: zeros at first, made by ``Space.map``; or what is in a file, by ``Space.map_named``.
 
     Use it as a buffer (``memoryview(mapping)``), as an array (``array``), or by copies (``read``, ``write``,
     slices). Ranges are ``start, stop`` in bytes; without them, the whole mapping.
@@ -27,8 +27,8 @@ class Mapping(_native.Mapping, _native.Exporter):
 
     _space: "Space"
 
-    def __new__(cls, space: "Space", size: int) -> "Mapping":
-        this = super().__new__(cls, space, size)
+    def __new__(cls, space: "Space", size: Optional[int], name: Optional[str] = None) -> "Mapping":
+        this = super().__new__(cls, space, size, name)
         this._space = space
         return this
 
@@ -53,6 +53,13 @@ class Mapping(_native.Mapping, _native.Exporter):
 
     def write(self, start: int, data: Any) -> None:
         """Overwrites the bytes from ``start`` on with those of a bytes-like object."""
+        self._overwrite(start, data, False)
+
+    def write_in_place(self, start: int, data: Any) -> None:
+        """As ``write``, for a few bytes: changes evicted pages in the tier, unless they are touched once more soon."""
+        self._overwrite(start, data, True)
+
+    def _overwrite(self, start: int, data: Any, in_place: bool) -> None:
         view = memoryview(data)
         if not view.c_contiguous:
             raise BufferError("the data are not contiguous; copy them first, for example with numpy.ascontiguousarray")
@@ -63,7 +70,7 @@ class Mapping(_native.Mapping, _native.Exporter):
             message = f"the range {start}..{stop} is not within the mapping, which has {len(self)} bytes"
             raise new("OutOfRangeError", message, None, fields)
         for at in range(0, max(len(view), 1), _WRITE_BYTES):
-            self.overwrite(start + at, bytes(view[at : at + _WRITE_BYTES]))
+            self.overwrite(start + at, bytes(view[at : at + _WRITE_BYTES]), in_place)
 
     def gather(self, indices: Any, size: int) -> bytearray:
         """Copies the items with these indices, ``size`` bytes each, with the tier's reads of them overlapped."""

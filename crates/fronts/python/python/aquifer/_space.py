@@ -4,6 +4,7 @@
 """A budget of DRAM over tiers."""
 
 import json
+import os
 from typing import Any, Dict, Iterable, Optional, Union
 
 from . import _native
@@ -16,7 +17,7 @@ class Space(_native.Space):
 
     Settings are written as for ``aquifer run``. ``dram``: at least 16 MiB, as ``"4GiB"`` or a number of bytes.
     ``tiers``: one to four, the fastest first. ``policy``: which policy chooses the blocks to evict. ``block_size``:
-    a power of two from ``"4KiB"`` to ``"2MiB"``, or ``"auto"``.
+    a power of two from ``"4KiB"`` to ``"2MiB"``, or ``"auto"``. ``named_in``: the directory of its named mappings.
     """
 
     def __new__(
@@ -26,13 +27,22 @@ class Space(_native.Space):
         *,
         policy: Optional[str] = None,
         block_size: Union[int, str, None] = None,
+        named_in: Union[str, "os.PathLike[str]", None] = None,
     ) -> "Space":
         tiers = [tiers] if isinstance(tiers, str) else list(tiers)
-        return super().__new__(cls, _size(dram), tiers, policy, None if block_size is None else _size(block_size))
+        size = None if block_size is None else _size(block_size)
+        return super().__new__(cls, _size(dram), tiers, policy, size, None if named_in is None else os.fspath(named_in))
 
     def map(self, size: int) -> Mapping:
         """Maps ``size`` bytes of zeros, 1 byte to 1 TiB."""
         return Mapping(self, size)
+
+    def map_named(self, name: str, size: Optional[int] = None) -> Mapping:
+        """Opens the named mapping ``name``, whose contents are in a file of ``named_in`` and were synced there.
+
+        With a size, creates it if there is none; without, it must exist.
+        """
+        return Mapping(self, size, name)
 
     def statistics(self) -> Dict[str, Any]:
         """Everything that the space has counted, with the names of ``aquifer run --stats-json``."""

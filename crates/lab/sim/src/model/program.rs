@@ -13,6 +13,9 @@ use super::memory::Page;
 use super::space::View;
 use crate::random::Random;
 
+/// The first kinds of advice: those of madvise(2).
+const MADVISE_KINDS: usize = 7;
+
 /// Maximum number of tries of one access. Another thread may evict the page that was just installed, but not for ever.
 const TRIES_MAX: u32 = 4_000;
 /// Maximum number of pages that a system call touches. Calls may pin up to a quarter of the budget.
@@ -252,7 +255,9 @@ impl Program<'_> {
         let window = self.window();
         let start = window.start + self.luck.below(window.end - window.start);
         let end = (start + 1 + self.luck.below(700)).min(window.end);
-        let advice = Advice::ALL[self.luck.below(Advice::ALL.len() as u64) as usize];
+        // Mostly what madvise(2) can say: a history would otherwise announce sizes, and evict little.
+        let kinds = if self.luck.below(4) > 0 { &Advice::ALL[..MADVISE_KINDS] } else { &Advice::ALL[..] };
+        let advice = kinds[self.luck.below(kinds.len() as u64) as usize];
         self.view.engine().advise(start, end, advice);
         self.view.wake_worker();
     }

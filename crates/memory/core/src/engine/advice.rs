@@ -15,8 +15,8 @@ use super::Engine;
 use super::background::{Plan, Task, Transfers};
 use super::room::READ_AHEAD_PART;
 use crate::block::State;
-use crate::map::Pattern;
-use crate::units::{BlockIndex, PageIndex};
+use crate::map::{Pattern, Priority};
+use crate::units::{BlockIndex, Order, PageIndex};
 
 /// Maximum number of ranges queued for eviction. When the queue is full, the oldest range is dropped.
 const DEPARTURES_MAX: usize = 32;
@@ -45,11 +45,17 @@ pub enum Advice {
     WillNeed,
     /// Will be written to soon: as `WillNeed`, and memory without contents gets its zeros ahead of the first touch.
     WillWrite,
+    /// Not the program's: its next touch is to be seen. As `Cold`, but asked of each block only once.
+    Sample,
+    /// How long its blocks stay in DRAM, compared with others.
+    Priority(Priority),
+    /// The size that its blocks are to have from their next fetch on; `None` to learn it.
+    BlockSize(Option<Order>),
 }
 
 impl Advice {
     /// Every kind, in the order of its number in recordings.
-    pub const ALL: [Advice; 7] = [
+    pub const ALL: [Advice; 22] = [
         Advice::Cold,
         Advice::Normal,
         Advice::PageOut,
@@ -57,7 +63,27 @@ impl Advice {
         Advice::Sequential,
         Advice::WillNeed,
         Advice::WillWrite,
+        Advice::Sample,
+        Advice::Priority(Priority::Low),
+        Advice::Priority(Priority::Normal),
+        Advice::Priority(Priority::High),
+        Advice::BlockSize(None),
+        Advice::BlockSize(Order::new(0)),
+        Advice::BlockSize(Order::new(1)),
+        Advice::BlockSize(Order::new(2)),
+        Advice::BlockSize(Order::new(3)),
+        Advice::BlockSize(Order::new(4)),
+        Advice::BlockSize(Order::new(5)),
+        Advice::BlockSize(Order::new(6)),
+        Advice::BlockSize(Order::new(7)),
+        Advice::BlockSize(Order::new(8)),
+        Advice::BlockSize(Order::new(9)),
     ];
+
+    /// Its number in recordings.
+    pub fn number(self) -> u64 {
+        Self::ALL.iter().position(|advice| *advice == self).expect("all are listed") as u64
+    }
 }
 
 /// A range whose blocks are to be evicted.
@@ -121,9 +147,13 @@ impl Engine {
         match advice {
             Advice::Cold => self.departures.push(depart(Stage::Evict)),
             Advice::PageOut => self.departures.push(depart(Stage::EvictThenClean)),
-            Advice::Normal => self.map.set_pattern(start, end, Pattern::Normal),
-            Advice::Random => self.map.set_pattern(start, end, Pattern::Random),
-            Advice::Sequential => self.map.set_pattern(start, end, Pattern::Sequential),
+            // A block that comes back at once was touched, and is not to leave again.
+            Advice::Sample => self.departures.push(Departure { passes: PASSES_MAX, ..depart(Stage::Evict) }),
+            Advice::Normal => self.map.announce(start, end, |announced| announced.pattern = Pattern::Normal),
+            Advice::Random => self.map.announce(start, end, |announced| announced.pattern = Pattern::Random),
+            Advice::Sequential => self.map.announce(start, end, |announced| announced.pattern = Pattern::Sequential),
+            Advice::Priority(priority) => self.map.announce(start, end, |announced| announced.priority = priority),
+            Advice::BlockSize(size) => self.map.announce(start, end, |announced| announced.block_size = size),
             Advice::WillNeed => self.want(start, end.min(start + self.wanted_pages_max()), true),
             Advice::WillWrite => self.want(start, end.min(start + self.wanted_pages_max()), false),
         }
@@ -192,7 +222,7 @@ mod tests {
     use crate::engine::{FaultStep, Settings};
     use crate::map::Delivery;
     use crate::policy::{self, Arrival, PolicyName};
-    use crate::units::{Order, ThreadIndex};
+    use crate::units::ThreadIndex;
 
     const PAGES: u64 = 4 * 512;
     const TRANSFERS_MAX: Transfers = Transfers { blocks: 32, pages: u32::MAX };
@@ -319,12 +349,33 @@ mod tests {
     }
 
     #[test]
+    fn a_sampled_block_leaves_once_and_may_come_back_at_once() {
+        let mut engine = engine();
+        engine.advise(PageIndex(32), PageIndex(64), Advice::Sample);
+        let (mut plan, mut left) = (Plan::new(), 0);
+        while engine.has_departures() {
+            engine.plan(&mut plan, TRANSFERS_MAX);
+            for task in std::mem::take(&mut plan.tasks) {
+                let Task::Evict { block, .. } = task else { panic!("unforeseen: {task:?}") };
+                engine.evicted(block);
+                left += 1;
+                let FaultStep::Rescue { block, .. } = engine.fault(PageIndex(40), ThreadIndex(0), false, true) else {
+                    panic!("no rescue")
+                };
+                engine.installed(block, Arrival::Rescued);
+            }
+        }
+        assert_eq!((left, state_at(&engine, 32)), (1, State::Resident));
+    }
+
+    #[test]
     fn a_pattern_is_that_of_its_regions() {
         let mut engine = engine();
         engine.advise(PageIndex(100), PageIndex(1024), Advice::Random);
         engine.advise(PageIndex(1024), PageIndex(1100), Advice::Random);
-        let pattern =
-            |engine: &Engine, page| engine.map.region_of(engine.map.find(PageIndex(page)).expect("managed")).pattern;
+        let pattern = |engine: &Engine, page| {
+            engine.map.region_of(engine.map.find(PageIndex(page)).expect("managed")).announced.pattern
+        };
         assert_eq!(
             [0, 512, 1024].map(|page| pattern(&engine, page)),
             [Pattern::Random, Pattern::Random, Pattern::Normal]

@@ -202,7 +202,7 @@ impl Ahead {
 impl Engine {
     /// Shows a fault to the prefetcher and queues what it advises. Returns whether the fault belongs to a stream.
     pub(super) fn look_ahead(&mut self, page: PageIndex, block: BlockIndex, thread: ThreadIndex) -> bool {
-        let pattern = self.map.region_of(block).pattern;
+        let pattern = self.map.region_of(block).announced.pattern;
         if !self.settings.prefetch || self.map.block(block).state == State::Resident || pattern == Pattern::Random {
             return false;
         }

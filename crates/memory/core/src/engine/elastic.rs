@@ -8,8 +8,9 @@
 //! Where only one of its pages is wanted, the others take the room of pages that are wanted. The size is decided at a
 //! fault on an evicted block, because it can then change without moving a byte (`map.rs`).
 //!
-//! The program's advice about a region (`advice.rs`) has priority. Other evidence is the prefetcher's verdict on each
-//! fault. A fault of a stream merges its block with the neighbours. A fault of no stream is *scattered*. When most
+//! The program's advice about a region (`advice.rs`) comes first: a size that it wants, or scattered touches. Victims
+//! of a region of high priority are spared a bounded number of times. Other evidence is the prefetcher's verdict on
+//! each fault. A fault of a stream merges its block with the neighbours. A fault of no stream is *scattered*. When most
 //! recent fetches were scattered, `clusters.rs` decides: where visits want few pages of a block, the fault splits the
 //! block; where they want many, it makes the block whole again.
 //!
@@ -22,7 +23,8 @@
 
 use super::Engine;
 use crate::block::State;
-use crate::map::Pattern;
+use crate::map::{Pattern, Priority};
+use crate::policy::Arrival;
 use crate::units::{BlockIndex, Order, PageIndex};
 
 /// The block size for streams: 1 MiB, or less where the budget has no room for `LARGE_BLOCKS_MIN` such blocks.
@@ -33,6 +35,11 @@ const LARGE_BLOCKS_MIN: u64 = 256;
 const SCATTER_MAX: u8 = 64;
 const SCATTERED: u8 = 32;
 const STREAM_WEIGHT: u8 = 4;
+
+/// Blocks of high priority that one search for a victim spares, which takes some 20 us. If that is not enough, there is
+/// little else, and the next `UNSPARED` victims are taken as they come, so that this is rare.
+const SPARED_MAX: u32 = 512;
+const UNSPARED: u32 = 32;
 
 /// How scattered the latest demand fetches were: rises with each fetch that belongs to no stream.
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,7 +63,10 @@ impl Engine {
             return block;
         }
         let stored = self.map.block(block).state == State::Stored;
-        if self.map.region_of(block).pattern == Pattern::Random {
+        if let Some(size) = self.announced_size(block) {
+            return self.suit_size(page, block, size);
+        }
+        if self.map.region_of(block).announced.pattern == Pattern::Random {
             return if stored && self.map.stride(block) > 1 { self.split(page, block) } else { block };
         }
         if stored || streams {
@@ -77,9 +87,47 @@ impl Engine {
         suited
     }
 
+    /// The size that the program wants for the blocks around `block`, as far as they can have it.
+    fn announced_size(&self, block: BlockIndex) -> Option<Order> {
+        let region = self.map.region_of(block);
+        let size = region.announced.block_size.filter(|_| self.settings.elastic)?;
+        Some(size.min(self.large.max(region.order)).max(region.unit))
+    }
+
+    /// Gives the evicted block with `page` the size that the program wants, where that is possible now. Returns the
+    /// block that holds the page afterwards.
+    fn suit_size(&mut self, page: PageIndex, block: BlockIndex, size: Order) -> BlockIndex {
+        let entry = self.map.block(block);
+        if entry.order < size {
+            self.grow(block, size)
+        } else if entry.order > size && entry.state == State::Stored {
+            self.map.split(block, size, page)
+        } else {
+            block
+        }
+    }
+
+    /// The next victim, which is of high priority only if there is little else.
+    fn unspared_victim(&mut self) -> Option<BlockIndex> {
+        let mut victim = self.policy.victim()?;
+        if self.unspared > 0 {
+            self.unspared -= 1;
+            return Some(victim);
+        }
+        for _ in 0..SPARED_MAX {
+            if self.map.region_of(victim).announced.priority != Priority::High {
+                return Some(victim);
+            }
+            self.policy.arrived(victim, self.weight(victim), Arrival::Rescued);
+            victim = self.policy.victim()?;
+        }
+        self.unspared = UNSPARED;
+        Some(victim)
+    }
+
     /// Takes the next victim from the policy, split to the size that suits the faults there.
     pub(super) fn next_victim(&mut self) -> Option<BlockIndex> {
-        let victim = self.policy.victim()?;
+        let victim = self.unspared_victim()?;
         Some(if self.leaves_in_parts(victim) { self.cut(victim) } else { victim })
     }
 
@@ -90,7 +138,11 @@ impl Engine {
         let scattered = self.scatter.is_high() && !self.clusters.want_large(pages.start.0);
         // Where a fetch costs no more than a rescue, an exchange for each part costs more than it saves.
         let pays = self.settings.elastic && self.settings.fetch_cost > 1;
-        pays && whole && self.map.stride(block) > 1 && (scattered || region.pattern == Pattern::Random)
+        let suits = match self.announced_size(block) {
+            Some(size) => size == region.unit,
+            None => scattered || region.announced.pattern == Pattern::Random,
+        };
+        pays && whole && self.map.stride(block) > 1 && suits
     }
 
     /// Splits a resident block that the policy has given up. All parts but the first go back to the policy, which will
@@ -115,8 +167,14 @@ impl Engine {
     /// A stream reaches `block`. Returns the block that holds its first page after merging, which may begin earlier.
     pub(super) fn suit_stream(&mut self, block: BlockIndex) -> BlockIndex {
         let entry = self.map.block(block);
-        let random = self.map.region_of(block).pattern == Pattern::Random;
-        if !self.settings.elastic || !entry.is_away() || random {
+        let random = self.map.region_of(block).announced.pattern == Pattern::Random;
+        if !self.settings.elastic || !entry.is_away() {
+            return block;
+        }
+        if let Some(size) = self.announced_size(block) {
+            return self.suit_size(self.map.pages(block).start, block, size);
+        }
+        if random {
             return block;
         }
         self.grow(block, self.large)
@@ -125,7 +183,10 @@ impl Engine {
     /// The program asks for a few pages, of which `page` is one. Returns the block that holds it, after splitting where
     /// the program's touches are scattered.
     pub(super) fn suit_request(&mut self, page: PageIndex, block: BlockIndex) -> BlockIndex {
-        let random = self.map.region_of(block).pattern == Pattern::Random;
+        if let Some(size) = self.announced_size(block).filter(|_| self.map.block(block).is_away()) {
+            return self.suit_size(page, block, size);
+        }
+        let random = self.map.region_of(block).announced.pattern == Pattern::Random;
         let stored = self.map.block(block).state == State::Stored;
         let splits = self.settings.elastic && random && stored && self.map.stride(block) > 1;
         if splits { self.split(page, block) } else { block }
@@ -154,7 +215,7 @@ pub(super) fn large(budget_pages: u64) -> Order {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{FaultStep, Settings};
+    use crate::engine::{Advice, FaultStep, Settings};
     use crate::map::Delivery;
     use crate::policy::{self, PolicyName};
     use crate::units::ThreadIndex;
@@ -243,6 +304,59 @@ mod tests {
             }
         }
         last
+    }
+
+    #[test]
+    fn blocks_get_the_announced_size_at_their_next_fetch() {
+        let size = |exponent| Order::new(exponent).expect("a size");
+        for (announced, wanted) in
+            [(size(0), size(0)), (size(2), size(2)), (size(7), size(7)), (Order::MAX, size(LARGE))]
+        {
+            let mut engine = engine(true);
+            store_all_but(&mut engine, PageIndex(PAGES - 1));
+            engine.advise(PageIndex(0), PageIndex(512), Advice::BlockSize(Some(announced)));
+            touch(&mut engine, PageIndex(40));
+            touch(&mut engine, PageIndex(1024));
+            assert_eq!(order_at(&engine, PageIndex(40)), wanted, "{announced:?}");
+            assert_eq!(order_at(&engine, PageIndex(1024)), Order::DEFAULT, "where nothing was announced");
+        }
+        let mut engine = engine(false);
+        store_all_but(&mut engine, PageIndex(PAGES - 1));
+        engine.advise(PageIndex(0), PageIndex(512), Advice::BlockSize(Some(Order::MIN)));
+        touch(&mut engine, PageIndex(40));
+        assert_eq!(order_at(&engine, PageIndex(40)), Order::DEFAULT, "sizes are fixed");
+    }
+
+    #[test]
+    fn victims_of_high_priority_are_spared_until_there_are_no_others() {
+        let mut engine = engine(true);
+        (0..40).for_each(|index| touch(&mut engine, PageIndex(index * 512)));
+        engine.advise(PageIndex(0), PageIndex(10 * 512), Advice::Priority(Priority::High));
+        let victims: Vec<u64> = (0..30)
+            .map(|_| {
+                let victim = engine.next_victim().expect("blocks are resident");
+                engine.map.pages(victim).start.0 / 512
+            })
+            .collect();
+        assert_eq!(victims, (10..40).collect::<Vec<u64>>());
+        assert!(engine.next_victim().is_some(), "all that are left are of high priority");
+    }
+
+    #[test]
+    fn blocks_of_low_priority_are_not_kept_for_having_come_back() {
+        let settings = Settings { budget_pages: 4096, ..engine(false).settings };
+        let mut engine = Engine::new(settings, policy::build(PolicyName::S3Fifo));
+        engine.add(PageIndex(0), PageIndex(PAGES), Order::DEFAULT, Delivery::Signal, &mut |_, _| false);
+        engine.advise(PageIndex(0), PageIndex(512), Advice::Priority(Priority::Low));
+        let block = |engine: &Engine, page| engine.map.find(PageIndex(page)).expect("managed");
+        let all = 4096 / 32;
+        for index in 0..all {
+            let arriving = block(&engine, index * 32);
+            engine.enter(arriving, Arrival::Rescued);
+        }
+        let first: Vec<u64> =
+            (0..8).filter_map(|_| engine.policy.victim()).map(|of| engine.map.pages(of).start.0).collect();
+        assert!(first.iter().all(|page| *page < 512), "{first:?}");
     }
 
     #[test]

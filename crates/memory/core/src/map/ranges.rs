@@ -5,7 +5,7 @@
 //!
 //! Pure. Allocates, and so never runs on the fault path: the driver calls it when the program maps or unmaps.
 
-use super::{BlockMap, Delivery, Mapping, Pattern, Region};
+use super::{Announced, BlockMap, Delivery, Mapping, Region};
 use crate::units::{Order, PageIndex, REGION_PAGES, RegionIndex, SlabIndex};
 
 /// Number of units that may have the map's smallest size. One unit costs 36 bytes, in the map, in the policy and for
@@ -50,7 +50,7 @@ impl BlockMap {
                 slab: None,
                 inherited: Vec::new(),
                 delivery,
-                pattern: Pattern::Normal,
+                announced: Announced::default(),
             });
             self.guards.grow(self.regions.len() * REGION_PAGES as usize);
             self.has_guards.push(false);
@@ -67,7 +67,7 @@ impl BlockMap {
             slab: None,
             inherited: Vec::new(),
             delivery,
-            pattern: Pattern::Normal,
+            announced: Announced::default(),
         };
         region
     }
@@ -118,7 +118,7 @@ impl BlockMap {
                     let old = self.regions[region.index()].clone();
                     // Uses the smallest blocks, so that none of them covers two of the old ones.
                     let region = self.new_region(grid, clip, old.unit, old.delivery);
-                    self.regions[region.index()].pattern = old.pattern;
+                    self.regions[region.index()].announced = old.announced;
                     regions.push(region);
                 } else {
                     kept[index as usize] = true;

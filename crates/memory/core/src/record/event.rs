@@ -171,7 +171,7 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
             put(CLEANED, &[block(index), verdict, guards.bytes().len() as u64]);
             guards.bytes().iter().for_each(|byte| sink.put(*byte));
         }
-        Call::Advise { start, end, advice } => put(ADVISE, &[start.0, *end - *start, *advice as u64]),
+        Call::Advise { start, end, advice } => put(ADVISE, &[start.0, *end - *start, advice.number()]),
         Call::AwaitArrivals { are_awaited } => put(AWAIT_ARRIVALS, &[(*are_awaited).into()]),
         Call::BeginChange { page } => put(BEGIN_CHANGE, &[page.0]),
         Call::Discard { start, end, remove } => put(if *remove { REMOVE } else { DISCARD }, &[start.0, *end - *start]),

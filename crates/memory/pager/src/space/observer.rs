@@ -46,6 +46,11 @@ impl Observer for Pager {
         self.counters.record(kind, fault.ns);
     }
 
+    #[inline]
+    fn touched(&self, pages: Pages, block_pages: u32) {
+        self.sampling.touched(pages, block_pages);
+    }
+
     fn fetched(&self) {
         self.count_levels();
     }
