@@ -27,7 +27,7 @@ use serde::de::DeserializeOwned;
 use crate::crash::CrashPoint;
 use crate::meters::Meters;
 
-/// Longest text of an audit record; what is longer is cut, and says so.
+/// Maximum length of a text in an audit record; a longer one is cut, and marked as cut.
 const AUDIT_TEXT_MAX: usize = 2000;
 
 /// Why the ledger cannot be opened or written.

@@ -20,7 +20,7 @@ use crate::config::SessionsConfig;
 use crate::ledger::{Entry, Ledger, LedgerFailure};
 use crate::pending::Pending;
 
-/// Sessions at most. A further login ends the one that was idle longest.
+/// Maximum number of sessions. A further login ends the one that was idle longest.
 pub(crate) const SESSIONS_MAX: usize = 256;
 
 /// A session, as it is stored.
@@ -42,7 +42,7 @@ pub(crate) struct Who {
     pub(crate) session: Option<String>,
 }
 
-/// Why nobody is recognised, or an account cannot be changed.
+/// Why a caller is not recognised, or an account cannot be changed.
 #[derive(Debug)]
 pub(crate) enum NotAllowed {
     /// An account has the name already.
@@ -109,7 +109,7 @@ impl Sessions {
         self.config.idle_seconds
     }
 
-    /// Counts an attempt, and gives what the password is checked against, outside the lock of this.
+    /// Counts an attempt. Returns the account whose hash the caller checks the password against, without this lock.
     pub(crate) fn begin(&mut self, from: IpAddr, name: &str, now: Millis) -> Result<Option<Account>, NotAllowed> {
         self.attempts.begin(&self.config, from, name, now).map_err(NotAllowed::TooMany)?;
         Ok(self.accounts.get(name).cloned())
@@ -157,7 +157,7 @@ impl Sessions {
         Ok(((id.clone(), format!("{id}.{secret}")), pending))
     }
 
-    /// Who has a token.
+    /// The caller to whom a token belongs.
     pub(crate) fn recognise(&mut self, token: &str, now: Millis) -> Result<Who, NotAllowed> {
         let (id, secret) = token.split_once('.').ok_or(NotAllowed::Token)?;
         let is_over = |session: &Session| self.is_over(session, now);

@@ -27,7 +27,7 @@ use crate::snapshot::{Snapshot, StepCounts};
 use crate::tasks::Tasks;
 use crate::tenure::Tenure;
 
-/// Elections that a start tries, each with a term greater than what the peers have seen.
+/// Maximum number of terms that a start tries, each greater than what the peers have seen.
 const ELECTIONS_MAX: usize = 16;
 
 /// What takes the answer to an order.
@@ -85,7 +85,7 @@ pub(crate) enum Posted {
 /// What became of an order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Done {
-    /// What changes of what people declare.
+    /// Changes to pools, zones and volumes.
     pub(crate) changes: Vec<String>,
     /// Steps that become due.
     pub(crate) steps: Vec<String>,
@@ -176,7 +176,7 @@ impl Writer {
         Err(Stop::Deposed { seen: seen.max(term) })
     }
 
-    /// Reads reports. A peer that is met for the first time may have seen a greater term: it gets a greater one.
+    /// Reads reports. If one that reports for the first time has seen a greater term, this takes a still greater one.
     fn hear(&mut self, now: Millis) -> Result<Merged, Stop> {
         let mut merged = merge(&mut self.observed, self.peers.reports(self.term), now);
         for _ in 0..ELECTIONS_MAX {

@@ -64,7 +64,7 @@ pub(super) struct Call<'a> {
     pub(super) service: &'a Service,
     pub(super) snapshot: Arc<Snapshot>,
     pub(super) path: &'a str,
-    /// What stands for the names in braces of the route's path.
+    /// The values for the names in braces in the route's path.
     pub(super) names: Vec<String>,
     pub(super) query: Query,
     pub(super) request: &'a Request,
@@ -213,7 +213,7 @@ impl Call<'_> {
         self.who.as_ref().map_or("nobody", |who| &who.name)
     }
 
-    /// The first name of the path. Every route that asks has one.
+    /// The first name of the path. Every route that calls this has one.
     pub(super) fn name(&self) -> &str {
         self.names.last().map_or("", String::as_str)
     }
