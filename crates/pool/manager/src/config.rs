@@ -136,9 +136,7 @@ impl ControlConfig {
             ));
         }
         if is_plain && self.revocations.is_some() {
-            return refuse(
-                "control.revocations is set without control.certificate; write control.certificate, too",
-            );
+            return refuse("control.revocations is set without control.certificate; write control.certificate, too");
         }
         match self.donors.unclear().or(self.hosts.unclear()) {
             Some(pattern) => refuse(format!("control: `{}` has more than one *; write one", pattern.escape_default())),

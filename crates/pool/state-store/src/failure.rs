@@ -13,7 +13,7 @@ use crate::key::Key;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StoreFailure {
-    /// The file is damaged or no store.
+    /// The file is damaged, or is not a store.
     Damaged {
         /// What was found.
         what: String,
