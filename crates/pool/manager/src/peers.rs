@@ -94,7 +94,7 @@ pub trait Peers: Send {
     /// What `records` returned last is stored.
     fn recorded(&mut self) {}
 
-    /// A report of each. Those that have seen a greater term report nothing but that.
+    /// A report of each. Those that have seen a greater term report only that term.
     fn reports(&mut self, term: Term) -> Reports;
 
     /// Sends commands, and returns what became of each, in their order.

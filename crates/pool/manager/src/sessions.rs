@@ -61,7 +61,7 @@ pub(crate) enum NotAllowed {
     Unknown,
 }
 
-/// What changes of an account.
+/// The changes to an account.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AccountChange {
     /// The hash of a new password.

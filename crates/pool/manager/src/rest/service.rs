@@ -268,7 +268,7 @@ fn busy(what: &str) -> Problem {
     Problem::new(503, UNAVAILABLE, what, "look at the state, then try again")
 }
 
-/// What stands for the braces of a route's path, if the path is one of its.
+/// The values for the names in braces in a route's path, if the path matches it.
 fn names(route: &Route, path: &str) -> Option<Vec<String>> {
     let (mut pattern, mut segments) = (route.path.split('/'), path.split('/'));
     let mut names = Vec::new();
