@@ -40,7 +40,7 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 /// How often an idle event stream sends a heartbeat, which also detects clients that are gone.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// How often an event stream looks whether its client's session still lasts.
+/// How often an event stream checks whether its client's session has ended.
 const SESSION_LOOK: Duration = Duration::from_secs(1);
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;

@@ -91,7 +91,7 @@ fn secret_hash(secret: &str) -> String {
 }
 
 impl Sessions {
-    /// Nobody: a standby recognises nobody.
+    /// No accounts and no sessions, as on a standby.
     pub(crate) fn none(config: SessionsConfig) -> Sessions {
         let (accounts, sessions) = (BTreeMap::new(), BTreeMap::new());
         Sessions { config, accounts, sessions, attempts: Attempts::default() }
@@ -140,7 +140,7 @@ impl Sessions {
 
     /// Makes a session, and returns its id and its token.
     pub(crate) fn create(&self, who: &Who, now: Millis) -> Decided<(String, String)> {
-        // Who was recognised may have lost the account by now.
+        // The account may have been deleted or disabled since.
         self.accounts.get(&who.name).filter(|account| account.is_enabled).ok_or(NotAllowed::Login)?;
         let mut pending = Pending::default();
         let (over, live): (Vec<_>, Vec<_>) = self.sessions.iter().partition(|(_, session)| self.is_over(session, now));
@@ -180,7 +180,8 @@ impl Sessions {
         idle >= self.config.idle_seconds * 1000 || age >= self.config.life_seconds * 1000
     }
 
-    /// Whether whoever was recognised would be recognised still. Counts as use: a stream keeps its session.
+    /// Whether a caller that was recognised before still would be. Counts as use: a stream keeps its session from being
+/// idle.
     pub(crate) fn is_still(&mut self, who: &Who, now: Millis) -> bool {
         let has_role = |account: &Account| account.is_enabled && account.role >= who.role;
         if !self.accounts.get(&who.name).is_some_and(has_role) {

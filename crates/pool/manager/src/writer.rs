@@ -45,7 +45,7 @@ pub(crate) enum Stop {
 }
 
 impl Stop {
-    /// Whether this manager, or another one, may lead after it.
+    /// Whether this manager or another one may lead afterwards.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Deposed { .. } | Self::SeatLost => true,
@@ -68,13 +68,13 @@ impl std::fmt::Display for Stop {
             }
             Self::Ledger(failure) => failure.fmt(f),
             Self::SeatLost => {
-                f.write_str("etcd did not hear of this manager in time; check the members and the network")
+                f.write_str("the lease in etcd was not renewed in time; check the members and the network")
             }
         }
     }
 }
 
-/// What the writer is asked for.
+/// A request to the writer.
 pub(crate) enum Posted {
     /// What needs the store and not the pool: accounts, sessions, the audit log. An error is the store's.
     Errand(Box<dyn FnOnce(&mut Ledger) -> Result<(), LedgerFailure> + Send>),

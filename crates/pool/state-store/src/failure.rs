@@ -18,9 +18,9 @@ pub enum StoreFailure {
         /// What was found.
         what: String,
     },
-    /// etcd does not answer, or not as etcd does.
+    /// etcd does not answer, or its answer is invalid.
     Etcd {
-        /// What happened last.
+        /// The last error.
         what: String,
     },
     /// The file was written with another format.

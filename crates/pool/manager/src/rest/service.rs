@@ -44,9 +44,9 @@ impl Request {
 
 /// Whether this manager leads.
 pub(crate) enum Standing {
-    /// It does; orders go to its writer.
+    /// This manager leads; orders go to its writer.
     Leader { orders: SyncSender<Posted> },
-    /// Another one does, as far as is known at this URL.
+    /// Another one leads, at this URL if it is known.
     Standby { leader: Option<String> },
 }
 
@@ -74,12 +74,12 @@ pub(super) struct Call<'a> {
 }
 
 impl Service {
-    /// Accounts and sessions. Held for a look or an entry, never while the store works.
+    /// Accounts and sessions. Locked for one look-up or one entry, never while the store works.
     pub(crate) fn sessions(&self) -> MutexGuard<'_, Sessions> {
         self.sessions.lock().expect("a panic ends the daemon")
     }
 
-    /// From now on this manager leads, or does not.
+    /// Records whether this manager leads from now on.
     pub(crate) fn stand(&self, standing: Standing) {
         *self.standing.write().expect("a panic ends the daemon") = standing;
     }
@@ -171,7 +171,7 @@ impl Service {
         })
     }
 
-    /// Has the writer run something with the store, and waits for what comes of it. No lock may be held meanwhile.
+    /// Has the writer run something with the store, and waits for the result. No lock may be held meanwhile.
     pub(super) fn errand<T: Send + 'static>(
         &self,
         errand: impl FnOnce(&mut Ledger) -> Result<T, LedgerFailure> + Send + 'static,
