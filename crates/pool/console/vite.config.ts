@@ -19,7 +19,7 @@ function file(path: string): string {
   return readFileSync(new URL(path, import.meta.url), "utf8");
 }
 
-/** The licence of a package, as it is written in it. */
+/** The text of a package's licence file. */
 function licenceOf(name: string): string {
   const { license } = JSON.parse(file(`node_modules/${name}/package.json`)) as Manifest;
   if (!license || !ALLOWED.includes(license)) {

@@ -60,7 +60,7 @@ fn calls(header: &str) -> Vec<Call<'_>> {
     found
 }
 
-/// The name of the function that a declaration is of.
+/// The name of the declared function.
 fn name_of(declaration: &str) -> Option<&str> {
     let before = declaration.split_once('(')?.0;
     let start = before.rfind([' ', '*'])? + 1;

@@ -106,10 +106,10 @@ typedef struct { uint64_t handle; } aquifer_gather_t;
  */
 struct aquifer_options {
     size_t size;              /* sizeof(struct aquifer_options) */
-    const char *dram;         /* the budget, as of --dram: "4GiB"; at least 16 MiB */
-    const char *const *tiers; /* as of --tier, the fastest first: "flash:/nvme/cold", "dram:size=1GiB" */
+    const char *dram;         /* the budget, as for --dram: "4GiB"; at least 16 MiB */
+    const char *const *tiers; /* as for --tier, the fastest first: "flash:/nvme/cold", "dram:size=1GiB" */
     size_t tiers_count;       /* 1 to 4 */
-    const char *policy;       /* as of --policy; NULL for the default */
+    const char *policy;       /* as for --policy; NULL for the default */
     const char *block_size;   /* "4KiB" to "2MiB", or "auto"; NULL for "auto" */
     const char *named_in;     /* the directory of named mappings; NULL for none */
 };
@@ -441,7 +441,7 @@ int aquifer_write(aquifer_mapping_t mapping, size_t at, const void *bytes, size_
  * used again soon. The second read of a page within a while makes it resident.
  *
  * AQUIFER_ERR_LOST, AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED,
- * AQUIFER_ERR_FORKED: as of aquifer_read().
+ * AQUIFER_ERR_FORKED: as for aquifer_read().
  */
 int aquifer_read_in_place(aquifer_mapping_t mapping, size_t at, void *into, size_t len);
 
@@ -491,7 +491,7 @@ int aquifer_evict(aquifer_mapping_t mapping, size_t start, size_t len);
  * Says that a range will not be used again: it is the first to leave when room is needed. Returns at once, and
  * transfers nothing by itself. For data that is read once, in passing.
  *
- * AQUIFER_ERR_PINNED, AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as of
+ * AQUIFER_ERR_PINNED, AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for
  * aquifer_evict().
  */
 int aquifer_stream(aquifer_mapping_t mapping, size_t start, size_t len);
@@ -536,7 +536,7 @@ int aquifer_status(aquifer_mapping_t mapping, size_t start, size_t len, struct a
                    size_t capacity, size_t *count);
 
 /*
- * How hot a range is, by how soon after its eviction memory comes back. `capacity` and `count` are as of
+ * How hot a range is, by how soon after its eviction memory comes back. `capacity` and `count` are as for
  * aquifer_status(). Memory without contents is left out.
  *
  * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as usual.
@@ -609,7 +609,7 @@ int aquifer_fetch_poll(aquifer_fetch_t fetch);
  * Waits until a fetch has ended. A `timeout_ms` below 0 has no limit. In a context, other contexts run meanwhile.
  *
  * AQUIFER_ERR_TIMEOUT: it has not ended within `timeout_ms` milliseconds.
- * AQUIFER_ERR_LOST, AQUIFER_ERR_CLOSED, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as of
+ * AQUIFER_ERR_LOST, AQUIFER_ERR_CLOSED, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for
  * aquifer_fetch_poll().
  */
 int aquifer_fetch_wait(aquifer_fetch_t fetch, int64_t timeout_ms);
@@ -634,7 +634,7 @@ int aquifer_gather(aquifer_mapping_t mapping, size_t size, const size_t *indices
  * Copies pieces of any lengths, as aquifer_gather() copies items of one length.
  *
  * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_LOST, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED,
- * AQUIFER_ERR_FORKED: as of aquifer_gather().
+ * AQUIFER_ERR_FORKED: as for aquifer_gather().
  */
 int aquifer_gather_pieces(aquifer_mapping_t mapping, const struct aquifer_piece *pieces, size_t count);
 
@@ -643,7 +643,7 @@ int aquifer_gather_pieces(aquifer_mapping_t mapping, const struct aquifer_piece 
  * destinations belong to the gather until it has ended or has been closed; the pieces themselves do not. It keeps the
  * mapping.
  *
- * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as of aquifer_gather().
+ * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for aquifer_gather().
  */
 int aquifer_gather_start(aquifer_mapping_t mapping, const struct aquifer_piece *pieces, size_t count,
                          aquifer_gather_t *gather);
@@ -652,14 +652,14 @@ int aquifer_gather_start(aquifer_mapping_t mapping, const struct aquifer_piece *
  * Copies what has arrived, and asks for more: 0 if all has been copied, AQUIFER_PENDING if not yet. Once it has ended,
  * it returns the same each time.
  *
- * AQUIFER_ERR_LOST, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as of aquifer_gather().
+ * AQUIFER_ERR_LOST, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for aquifer_gather().
  */
 int aquifer_gather_poll(aquifer_gather_t gather);
 
 /*
  * Waits until a gather has ended. In a context, other contexts run meanwhile.
  *
- * AQUIFER_ERR_LOST, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as of aquifer_gather().
+ * AQUIFER_ERR_LOST, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for aquifer_gather().
  */
 int aquifer_gather_wait(aquifer_gather_t gather);
 
@@ -672,7 +672,7 @@ int aquifer_gather_close(aquifer_gather_t gather);
  * calls aquifer_context_yield(), another one runs. How many are in flight follows the latency and the parallelism of
  * the tier. `options` and `report` may be NULL.
  *
- * A context does not leave by longjmp(3), by an exception, or by ending its thread.
+ * A context must not leave its function by longjmp(3), by an exception, or by ending its thread.
  *
  * AQUIFER_ERR_ARGUMENT: `context` is NULL, or an option has no meaning.
  * AQUIFER_ERR_SYSTEM: there is no memory for one more stack; contexts that had begun have ended, the others have not

@@ -102,7 +102,7 @@ impl Failure {
         Self { code, message: message.into(), errno: 0 }
     }
 
-    /// An argument that cannot be.
+    /// An invalid argument.
     pub fn argument(message: impl Into<String>) -> Self {
         Self::new(Code::Argument, message)
     }

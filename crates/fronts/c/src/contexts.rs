@@ -32,7 +32,7 @@ use crate::guard::done;
 use crate::sized::{self, Growing, SizedPlace};
 use crate::space::{self, Space};
 
-/// The sizes of a context's stack that make sense. The smallest has room for a signal's frame and some calls.
+/// The allowed sizes of a context's stack. The smallest has room for a signal's frame and some calls.
 const STACK_BYTES_MIN: usize = 16 << 10;
 const STACK_BYTES_MAX: usize = 1 << 30;
 const STACK_BYTES: usize = 64 << 10;
@@ -46,7 +46,7 @@ pub struct ContextOptions {
     pub stack_bytes: usize,
 }
 
-// SAFETY: a size and a number.
+// SAFETY: the first member is the size, of type `usize`; the other one is a number, after which there is no gap.
 unsafe impl Growing for ContextOptions {
     const SIZE_MIN: usize = 16;
 }
@@ -62,7 +62,7 @@ pub struct ContextsReport {
     pub runs: u64,
 }
 
-// SAFETY: a size and numbers of eight bytes.
+// SAFETY: the first member is the size, of type `usize`; the others are numbers of eight bytes, without gaps.
 unsafe impl Growing for ContextsReport {
     const SIZE_MIN: usize = 32;
 }
@@ -212,7 +212,7 @@ pub(crate) fn wait_for<T>(
             return Err(Failure::new(Code::Timeout, "it has not ended within the time; wait longer, or close it"));
         }
         if left.is_some() {
-            // A context does not know when its time is over, unless it looks.
+            // Nothing wakes a context when its time limit has passed, so it polls.
             with_running(|running| running.is_some().then(|| waker.wake_by_ref()));
         }
         with_running(|running| match running {

@@ -19,7 +19,7 @@ use crate::guard::{call, done};
 use crate::handles;
 use crate::mapping::{self, Mapping};
 
-/// The most ranges of one fetch. A bound on memory; the tier has far fewer of them at a time.
+/// Maximum number of ranges of one fetch. A bound on memory; the tier has far fewer of them at a time.
 const RANGES_MAX: usize = 1 << 16;
 
 /// `aquifer_fetch_t`.

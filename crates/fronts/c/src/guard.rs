@@ -23,7 +23,7 @@ thread_local! {
 
 /// Runs the body of a call.
 pub fn call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
-    // What a panic leaves behind is behind locks that are taken whether poisoned or not, or is dropped.
+    // State that a panic leaves behind is dropped, or is behind a lock that is taken even if it is poisoned.
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         Err(Failure::new(Code::Internal, "the library has a bug, and has said where on standard error; report it"))
     });

@@ -9,8 +9,8 @@
 //! | 16 to 47         | the generation of the place: it grows when the place is given up, and is never 0 |
 //! | 48 to 62         | forks that this process descends from, modulo 2^15 |
 //!
-//! So a handle that was closed, or invented, or inherited by a forked child, is noticed and never another's. A place
-//! whose generations are used up is never used again.
+//! So a handle that was closed, invented, or inherited by a forked child is refused, and never taken for another one.
+//! A place whose generations are used up is never used again.
 //!
 //! Threads: any. A look-up takes the lock of one place, for as long as it takes to copy a pointer. A forked child has a
 //! table of its own, so that it never waits for a lock that another thread of its parent had.
@@ -106,7 +106,7 @@ fn decode(handle: u64) -> Result<(usize, u32), Failure> {
 }
 
 fn stale() -> Failure {
-    Failure::new(Code::Handle, "this handle is closed, or was never open; use the one that the call which made it gave")
+    Failure::new(Code::Handle, "this handle is closed, or was never open; use one that an opening call has returned")
 }
 
 impl Table {

@@ -62,7 +62,7 @@ impl StatusRun {
             Status::Resident { is_clean } => (4, 0, is_clean),
             Status::Standby { is_clean } => (5, 0, is_clean),
             Status::Stored { level } => (6, level as u32, false),
-            // What is newer than the header is on its way, as far as a program can tell.
+            // A status that is newer than the header is reported as moving.
             _ => (3, 0, false),
         };
         Self { start: run.range.start, len: run.range.len(), status, level, is_clean: is_clean.into(), reserved: 0 }

@@ -10,13 +10,13 @@
 
 use crate::code::Failure;
 
-/// The largest size that is accepted: a larger one is not a size.
+/// The largest size that is accepted: a larger one is taken for a member that was not initialised.
 const SIZE_MAX: usize = 4096;
 
 /// A struct whose first member is its size, of type `usize`, and whose members are numbers or pointers without gaps.
 ///
 /// # Safety
-/// It is, and any bytes are valid for it.
+/// The struct has this layout, and any bytes are valid for it.
 pub unsafe trait Growing: Copy {
     /// Its size in the first version of the library.
     const SIZE_MIN: usize;
@@ -46,7 +46,7 @@ pub unsafe fn read<T: Growing>(pointer: *const T, initial: T, name: &str) -> Res
     // SAFETY: the caller's promise.
     let size = unsafe { size_of_theirs(pointer, name) }?;
     let (mut value, ours) = (initial, size_of::<T>());
-    // SAFETY: both have at least so many bytes, and any bytes are valid for `T`.
+    // SAFETY: both have at least this many bytes, and any bytes are valid for `T`.
     unsafe {
         pointer.cast::<u8>().copy_to_nonoverlapping((&raw mut value).cast::<u8>(), size.min(ours));
     }

@@ -37,7 +37,8 @@ pub struct Options {
     pub named_in: *const c_char,
 }
 
-// SAFETY: a size, pointers and a number, all of eight bytes.
+// SAFETY: the first member is the size, of type `usize`; the others are pointers and a number of eight bytes, without
+// gaps.
 unsafe impl Growing for Options {
     const SIZE_MIN: usize = 48;
 }
@@ -54,7 +55,7 @@ pub struct Limits {
     pub reserved: u32,
 }
 
-// SAFETY: a size and numbers without gaps.
+// SAFETY: the first member is the size, of type `usize`; the others are numbers, without gaps.
 unsafe impl Growing for Limits {
     const SIZE_MIN: usize = 32;
 }
@@ -75,12 +76,12 @@ pub struct Statistics {
     pub errors: u64,
 }
 
-// SAFETY: a size and numbers of eight bytes.
+// SAFETY: the first member is the size, of type `usize`; the others are numbers of eight bytes, without gaps.
 unsafe impl Growing for Statistics {
     const SIZE_MIN: usize = 72;
 }
 
-/// The most tiers that are looked at: one more than a chain can have, so that too many are refused as such.
+/// Maximum number of tiers that are read: one more than a chain can have, so that a longer list is refused as such.
 const TIERS_MAX: usize = 5;
 
 /// The space that a handle stands for.

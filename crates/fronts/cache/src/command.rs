@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Turns the words of a request into one command, or into an error in Redis's words. Pure.
+//! Turns the words of a request into one command, or into an error with Redis's text. Pure.
 
 use std::fmt;
 
 use crate::request::integer;
 
-/// Most bytes of a key. Longer ones are data, and would be in the way of the cleaner.
+/// Maximum length of a key. Longer ones would be data, and would slow the cleaner down.
 pub const KEY_BYTES_MAX: usize = 4096;
-/// How much of a client's words an error repeats.
+/// How many characters of a client's words an error quotes.
 const QUOTED_CHARS_MAX: usize = 64;
 
 /// When a key expires.
@@ -17,7 +17,7 @@ const QUOTED_CHARS_MAX: usize = 64;
 pub enum Expiry {
     /// At this time, in milliseconds of Unix time.
     At(u64),
-    /// As before.
+    /// At the time that was set before.
     Keep,
     /// Never.
     Never,
@@ -75,7 +75,7 @@ pub enum Command<'r> {
     MSet(Vec<(&'r [u8], &'r [u8])>),
     /// Let a key never expire.
     Persist(&'r [u8]),
-    /// Is anybody there?
+    /// Asks for a sign of life.
     Ping(Option<&'r [u8]>),
     /// End the connection.
     Quit,
@@ -110,7 +110,7 @@ pub enum CommandFailure {
     Arguments(String),
     /// There is only database 0.
     Database,
-    /// A time that cannot be.
+    /// An impossible expiry time.
     ExpireTime(String),
     /// What HTTP clients send. The connection is closed: a web page may be behind it.
     Http,

@@ -24,7 +24,7 @@ pub struct Figures {
     pub misses: u64,
     /// Reads that had to wait for a tier.
     pub far_reads: u64,
-    /// Requests that a tier has made fail.
+    /// Requests that failed because of a tier.
     pub tier_errors: u64,
 }
 

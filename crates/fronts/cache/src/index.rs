@@ -24,7 +24,7 @@ const ENTRIES_PER_KEY_QUARTERS: u64 = 5;
 const LEN_BITS: u32 = 18;
 const AT_BITS: u32 = 40;
 const USED: u64 = 1 << (LEN_BITS + AT_BITS);
-/// The time at which a key expires that never does.
+/// The expiry time of a key that never expires.
 pub const NEVER_MS: u64 = 0;
 
 /// Where a record is.
@@ -36,7 +36,7 @@ pub struct Place {
     pub bytes: u32,
 }
 
-/// What the index has about a key.
+/// What the index knows about a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Where its record is.
@@ -104,7 +104,7 @@ impl Index {
         self.len == 0
     }
 
-    /// Most keys.
+    /// Maximum number of keys.
     pub fn keys_max(&self) -> u64 {
         self.keys_max
     }

@@ -24,7 +24,7 @@ struct Program {
     cache: CacheArgs,
 }
 
-/// The status for arguments that cannot be.
+/// The exit status for invalid arguments.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -51,11 +51,11 @@ fn serve(settings: &Settings) -> Result<(), Box<dyn std::error::Error>> {
     }
     if !settings.listen.ip().is_loopback() {
         eprintln!(
-            "aquifer cache: anyone who reaches {} can read and change the cache; let a firewall say who does",
+            "aquifer cache: anyone who reaches {} can read and change the cache; restrict access with a firewall",
             server.address()
         );
     }
-    // Nobody may read it.
+    // Standard output may be closed.
     let _ = writeln!(std::io::stdout(), "listening on {}", server.address());
     Ok(server.run()?)
 }

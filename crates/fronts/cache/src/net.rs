@@ -28,8 +28,8 @@ mod connection;
 const EVENTS_MAX: usize = 64;
 /// Clients that are accepted at a time.
 const ACCEPTS_MAX: usize = 64;
-/// How often clients are looked at that leave their replies unread, and how long accepting pauses when the process has
-/// no descriptor for another client.
+/// How often the server looks for clients that leave their replies unread, and how long accepting pauses when the
+/// process has no descriptor for another client.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 const LISTENER: u64 = u64::MAX;
 const END: u64 = u64::MAX - 1;
@@ -61,8 +61,7 @@ pub struct Net {
 }
 
 impl Net {
-    /// Serves the listener. `end` becomes readable when the
-    /// server is to end.
+    /// Serves the listener. `end` becomes readable when the server is to end.
     pub fn new(listener: TcpListener, end: UnixStream, connections_max: usize) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
@@ -104,7 +103,7 @@ impl Net {
         None
     }
 
-    /// The replies to a batch, of whose bytes `undone` were not carried out.
+    /// Takes the replies to a batch, and `undone`, the bytes of its requests that were not carried out.
     pub fn reply(&mut self, index: ConnectionIndex, replies: &[u8], undone: &[u8], is_last: bool) {
         let connection = self.connections[index].as_mut().expect("a busy connection stays");
         connection.is_busy = false;
@@ -113,7 +112,7 @@ impl Net {
         self.settle(index);
     }
 
-    /// Looks what has happened to the sockets; waits for it if `waits`.
+    /// Handles what has happened at the sockets; waits until something happens if `waits`.
     pub fn look(&mut self, waits: bool) -> io::Result<()> {
         let needs_check = || self.is_paused || self.connections.iter().flatten().any(Connection::has_unsent);
         let limit = match waits {
@@ -189,7 +188,7 @@ impl Net {
             };
             if self.connected() >= self.connections_max {
                 self.refused += 1;
-                // Redis's words. A client that does not read them sees the end of the connection.
+                // Redis's text. A client that does not read it sees the end of the connection.
                 let _ = stream.set_nonblocking(true);
                 let _ = io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
                 continue;

@@ -6,10 +6,10 @@
 use std::fmt::Display;
 use std::io::Write;
 
-/// Most bytes of the reply to one request. A request that would get more is an error, before anything is read.
+/// Maximum length of the reply to one request. A request for more gets an error, before anything is read.
 pub const REPLY_BYTES_MAX: usize = 16 << 20;
 
-/// What precedes and follows a bulk string, at most.
+/// Maximum length of what precedes and follows a bulk string.
 pub const BULK_FRAME_BYTES_MAX: usize = 16;
 
 /// A status, such as `OK`.
@@ -34,12 +34,12 @@ pub fn bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// The absence of bytes.
+/// The null bulk string.
 pub fn nothing(out: &mut Vec<u8>) {
     line(out, '$', -1);
 }
 
-/// The begin of an array: so many replies follow.
+/// The start of an array: `len` replies follow.
 pub fn array(out: &mut Vec<u8>, len: usize) {
     line(out, '*', len);
 }

@@ -16,16 +16,16 @@
 use std::fmt;
 use std::ops::Range;
 
-/// Most words of a request. Redis allows a million; a client that sets or gets this many keys at a time has long had
-/// what batches can give.
+/// Maximum number of words in a request. Redis allows a million; a client that sets or gets this many keys at a time
+/// would gain nothing from larger batches.
 pub const WORDS_MAX: usize = 8192;
-/// Most bytes of a word, hence of a value: memcached's default too. `spans.rs` says what larger ones would cost.
+/// Maximum length of a word, hence of a value; memcached's default, too. `spans.rs` says what larger ones would cost.
 pub const WORD_BYTES_MAX: usize = 1 << 20;
-/// Most bytes of a request.
+/// Maximum length of a request.
 pub const REQUEST_BYTES_MAX: usize = 16 << 20;
-/// Most bytes of an inline request, as in Redis.
+/// Maximum length of an inline request, as in Redis.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
-/// Most bytes of a line with a length: a sign, the digits of any 64-bit number, and what surrounds them.
+/// Maximum length of a line with a length: a sign, the digits of any 64-bit number, and what surrounds them.
 const LENGTH_LINE_BYTES_MAX: usize = 32;
 
 /// A request whose bytes have all arrived.

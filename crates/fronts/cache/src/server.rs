@@ -37,7 +37,7 @@ pub enum ServerFailure {
     Space(OpenError),
     /// The log cannot be made.
     Store(StoreFailure),
-    /// A call on sockets fails that should not.
+    /// A socket call failed unexpectedly.
     System(io::Error),
 }
 

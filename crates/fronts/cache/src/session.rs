@@ -23,7 +23,7 @@ use crate::store::StoreFailure;
 
 /// Fetches that one context starts at a time.
 const FETCHES_MAX: usize = 128;
-/// How often a value is fetched again that has left before it could be read. Then the read itself waits for it.
+/// How often a value is fetched again if it was evicted before it could be read. Then the read itself waits.
 const TRIES_MAX: usize = 3;
 
 /// Serves one batch. The connection is busy until this ends.

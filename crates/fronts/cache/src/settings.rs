@@ -11,9 +11,9 @@ use aquifer_cache_args::CacheArgs;
 use crate::index::Index;
 use crate::spans::{SPAN_BYTES, SPANS_MIN};
 
-/// The log is so many times the budget where no size is given.
+/// The default size of the log, in multiples of the budget.
 const SIZE_PER_DRAM: u64 = 4;
-/// There is room for one key for each of so many bytes of the log where no number is given.
+/// The default number of keys: one for each of this many bytes of the log.
 const BYTES_PER_KEY: u64 = 1024;
 /// The largest log: what a mapping can have.
 const SIZE_BYTES_MAX: u64 = 1 << 40;
@@ -32,20 +32,20 @@ pub struct Settings {
     pub tiers: Vec<String>,
     /// Bytes of the log.
     pub size_bytes: u64,
-    /// Most keys.
+    /// Maximum number of keys.
     pub keys_max: u64,
-    /// Most connections.
+    /// Maximum number of connections.
     pub connections_max: usize,
 }
 
-/// Settings that cannot be. Its text says the cause and the remedy.
+/// Invalid settings. Its text says the cause and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingsFailure {
     /// Less DRAM than the index and the smallest space need, both in bytes.
     Dram {
         /// What was given.
         given: u64,
-        /// What the index of so many keys takes.
+        /// What the index of these keys takes.
         index: u64,
     },
     /// A log that is too small or too large. Its bytes.
@@ -65,7 +65,7 @@ impl fmt::Display for SettingsFailure {
             ),
             Self::Size(bytes) => write!(
                 f,
-                "--size {}MiB cannot be; give {}MiB to {}GiB",
+                "--size {}MiB is out of range; give {}MiB to {}GiB",
                 bytes / MIB,
                 SPANS_MIN * SPAN_BYTES / MIB,
                 SIZE_BYTES_MAX >> 30
@@ -137,8 +137,8 @@ mod tests {
     fn what_cannot_be_is_refused_with_the_remedy() {
         for (words, message) in [
             ("--dram 16MiB", "--dram 16MiB is too little for an index of 2MiB and 16MiB for values; raise --dram"),
-            ("--dram 64MiB --size 16MiB", "--size 16MiB cannot be; give 48MiB to 1024GiB"),
-            ("--dram 64MiB --size 2TiB", "--size 2097152MiB cannot be; give"),
+            ("--dram 64MiB --size 16MiB", "--size 16MiB is out of range; give 48MiB to 1024GiB"),
+            ("--dram 64MiB --size 2TiB", "--size 2097152MiB is out of range; give"),
         ] {
             assert!(settings(words).unwrap_err().to_string().starts_with(message), "{words}");
         }

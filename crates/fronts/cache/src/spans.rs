@@ -18,7 +18,7 @@ use crate::record::RECORD_BYTES_MAX;
 /// Bytes of a span: eight of the longest records, so that at most an eighth is left over at its end, and whole regions
 /// of the pager, so that its discard frees whole slabs of the tier.
 pub const SPAN_BYTES: u64 = 8 << 20;
-/// The fewest spans: one that is appended to, one to clean, [`FREE_LOW`] free ones, and one with what has come before.
+/// Minimum number of spans: one to append to, one to clean, [`FREE_LOW`] free ones, and one with older records.
 pub const SPANS_MIN: u64 = 6;
 /// Spans that only the cleaner may open: what it moves from one span fits one span.
 const RESERVED: usize = 1;
@@ -61,7 +61,7 @@ pub struct Victim {
     pub span: SpanIndex,
     /// Its records end here, counted from its start.
     pub filled_bytes: u64,
-    /// Most bytes to move.
+    /// Maximum number of bytes to move.
     pub kept_bytes_max: u64,
     /// Whether only used records are moved.
     pub is_evicted: bool,

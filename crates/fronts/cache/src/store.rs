@@ -7,7 +7,7 @@
 //! Every access of far memory is a call that can fail, never a load: a value that its tier has lost is an error of the
 //! request that asked for it, and the store goes on.
 //!
-//! Threads: one. Nothing here waits but for the tier; who wants to do something else meanwhile calls
+//! Threads: one. Calls wait for nothing but the tier; a caller that wants to do something else meanwhile calls
 //! [`fetches`](Store::fetches) first.
 
 use std::fmt;
@@ -23,7 +23,7 @@ mod cleaner;
 
 use self::cleaner::Cleaner;
 
-/// Most bytes of a fetch. A longer record is fetched in parts.
+/// Maximum length of a fetch. A longer record is fetched in parts.
 const FETCH_BYTES_MAX: usize = 64 << 10;
 /// How much of the active span gets its zeros ahead of the records.
 const AHEAD_BYTES: u64 = 64 << 10;
@@ -37,7 +37,7 @@ const EVICTIONS_MAX: usize = 8;
 pub struct StoreCounts {
     /// Keys dropped because room was needed.
     pub evicted_keys: u64,
-    /// Keys dropped because their time was over.
+    /// Keys dropped because they had expired.
     pub expired_keys: u64,
     /// Keys dropped because their tier has lost them.
     pub lost_keys: u64,
@@ -118,7 +118,7 @@ impl Store {
         })
     }
 
-    /// Number of keys. Some may have expired: that is found out when they are asked for.
+    /// Number of keys. Some may have expired: that is detected when they are accessed.
     pub fn len(&self) -> u64 {
         self.index.len()
     }
@@ -128,12 +128,12 @@ impl Store {
         self.len() == 0
     }
 
-    /// Most keys.
+    /// Maximum number of keys.
     pub fn keys_max(&self) -> u64 {
         self.index.keys_max()
     }
 
-    /// Most bytes of records.
+    /// Maximum number of bytes of records.
     pub fn size_bytes(&self) -> u64 {
         self.spans.count() as u64 * SPAN_BYTES
     }
@@ -152,7 +152,7 @@ impl Store {
         self.hasher.hash_one(key)
     }
 
-    /// What is known about a key, without reading it. A key whose time is over is dropped now.
+    /// What is known about a key, without reading it. An expired key is dropped now.
     pub fn find(&mut self, key: &[u8], now_ms: u64) -> Option<Found> {
         let hash = self.hash(key);
         let found = self.index.find(hash)?;
@@ -186,7 +186,7 @@ impl Store {
                     self.index.mark_used(self.hash(key));
                     return Ok(record::value_of(&self.read, key));
                 }
-                // What is resident cannot leave, because the tier is full.
+                // Resident blocks cannot be evicted, because the tier is full.
                 Err(Error::NoRoom) => self.evict_span()?,
                 Err(error) => return Err(error.into()),
             }

@@ -2,8 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Seeded histories of the store against a map: a value that is returned is the last one that was set. A cache may
-//! forget a key, and a tier may lose it; neither is ever another value, a value that was removed, or one whose time is
-//! over.
+//! forget a key, and a tier may lose it; neither is ever another value, a value that was removed, or one that has
+//! expired.
 //!
 //! Tiers fail, lie and fill up. A failure prints the tier and the seed.
 

@@ -82,7 +82,7 @@ Examples:
 Examples:
   aquifer fabric logout")]
     Logout,
-    /// Show in short what answers, what is lent, and what is waited for
+    /// Summarise which peers answer, what is lent, and what the manager waits for
     #[command(after_long_help = "\
 Examples:
   aquifer fabric status
@@ -233,7 +233,7 @@ pub struct Serve {
     pub check: bool,
 }
 
-/// The state in short.
+/// The summary of the state.
 #[derive(Clone, Debug, Args)]
 pub struct Status {
     /// Print it again every --interval seconds, until interrupted
@@ -242,7 +242,7 @@ pub struct Status {
     /// Wait until everything is as desired, then print it; status 1 if that takes longer than --limit
     #[arg(long, conflicts_with = "watch")]
     pub until_settled: bool,
-    /// Seconds between two looks of --watch
+    /// Seconds between two updates of --watch
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,
     /// Seconds that --until-settled may take
@@ -264,7 +264,7 @@ pub struct Audit {
     /// Show the records after this number
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub after: u64,
-    /// Show so many at most
+    /// Show at most this many records
     #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub count: u64,
 }
@@ -275,7 +275,7 @@ pub struct Events {
     /// Show the events after this number
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub after: u64,
-    /// End after so many [default: when interrupted]
+    /// End after this many events [default: when interrupted]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }

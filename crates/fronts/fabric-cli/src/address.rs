@@ -45,7 +45,7 @@ impl Address {
         let (is_https, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
             (Some(rest), _) => (false, rest),
             (_, Some(rest)) => (true, rest),
-            _ => return wrong("is no address of a manager"),
+            _ => return wrong("is not an address of a manager"),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         let (host, port) = match rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -60,17 +60,17 @@ impl Address {
             return wrong("has no name of a host");
         }
         if rest.starts_with('[') && port.is_none() && !rest.ends_with(']') {
-            return wrong("goes on after its address");
+            return wrong("has more text after its IPv6 address");
         }
         let digits = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit());
         let port = match port.map(|text| Some(text).filter(digits).and_then(|text| text.parse::<u16>().ok())) {
             None => PORT,
             Some(Some(port)) if port > 0 => port,
-            Some(_) => return wrong("has a port that is none"),
+            Some(_) => return wrong("has an invalid port"),
         };
         let is_loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
         if !is_https && !is_loopback {
-            return wrong("would send the password for anyone on the way to read");
+            return wrong("would send the password unencrypted");
         }
         Ok(Address { is_https, host: host.to_owned(), port })
     }

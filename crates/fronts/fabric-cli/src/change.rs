@@ -100,7 +100,7 @@ pub(crate) fn unbind(session: &mut Session<'_>, args: &OfVolume) -> Result<(), F
     order(session, Request { method: "DELETE", path: &path, ..Request::default() }, args.dry_run)
 }
 
-/// Makes a volume larger or smaller. The ETag sees to it that the size that was compared is the one that changes.
+/// Makes a volume larger or smaller. The ETag ensures that the size that was compared is the one that changes.
 pub(crate) fn resize(session: &mut Session<'_>, args: &Resize, grows: bool) -> Result<(), Failure> {
     let (path, found) = find(session, &args.volume)?;
     let size = Bytes(found.body["MemoryChunkSizeMiB"].as_u64().unwrap_or_default() << 20);

@@ -77,7 +77,7 @@ pub(crate) async fn connect(address: &Address, tls: Option<&TlsConnector>) -> Re
     let stream = stream.map_err(|error| unreachable(&error))?;
     let Some(tls) = tls else { return Ok(Box::new(stream)) };
     let name = ServerName::try_from(address.host.clone())
-        .map_err(|error| usage(format!("{} is no name for TLS: {error}; correct --url", address.host)))?;
+        .map_err(|error| usage(format!("{} cannot be used as a name in TLS: {error}; correct --url", address.host)))?;
     let shaken = tokio::time::timeout(CONNECT_WAIT_MAX, tls.connect(name, stream)).await.map_err(late)?;
     let stream = shaken.map_err(|error| {
         failed(format!("TLS with {address} fails: {error}; check --url, --ca and the manager's certificate"))

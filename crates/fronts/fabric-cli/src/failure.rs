@@ -45,7 +45,7 @@ pub(crate) fn unwritten(error: &io::Error) -> Failure {
     Failure { is_broken_pipe: error.kind() == io::ErrorKind::BrokenPipe, ..failed(line) }
 }
 
-/// The manager's error: its message and its remedy. A session that has ended is begun again by this program's command.
+/// The manager's error: its message and its remedy. If the session has ended, the remedy is this program's login.
 pub(crate) fn refused(status: u16, body: &Value) -> Failure {
     let error = &body["error"];
     let said = &error["@Message.ExtendedInfo"][0];

@@ -14,7 +14,7 @@ use crate::client::{Client, Request};
 use crate::failure::{Failure, failed, unwritten};
 use crate::table::{columns, plain};
 
-/// The state in short.
+/// The summary of the state.
 const STATUS: &str = "/redfish/v1/Oem/Aquifer";
 /// How often `--until-settled` looks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -91,7 +91,7 @@ fn status_text(status: &Value) -> String {
     text
 }
 
-/// Shows the state in short: once, again and again, or when everything is as desired.
+/// Shows a summary of the state: once, repeatedly, or when everything is as desired.
 pub(crate) fn status(session: &mut Session<'_>, args: &Status) -> Result<(), Failure> {
     let look = |session: &Session<'_>| Ok::<_, Failure>(session.client.ask(&Request::get(STATUS))?.body);
     if args.until_settled {

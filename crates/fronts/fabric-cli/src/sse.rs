@@ -23,7 +23,7 @@ pub struct Sent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong;
 
-/// What has come of a stream and is not complete yet.
+/// The bytes of an event that is not complete yet.
 #[derive(Clone, Debug, Default)]
 pub struct Decoder {
     line: Vec<u8>,

@@ -44,7 +44,7 @@ fn bad_input_is_a_usage_error_before_anything_is_asked() {
     }
     for (url, cause) in [
         ("http://10.0.0.7:7443", "would send the password"),
-        ("fabric", "is no address of a manager"),
+        ("fabric", "is not an address of a manager"),
         ("https://fabric.example", "name their file with --ca"),
     ] {
         let rack = rack_at("url", url.to_owned());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The suite for peers that speak the FM API: asks what only reads, then what is wrong on purpose, and binds if it may.
+//! The suite for peers that speak the FM API: sends commands that only read, then wrong ones, and binds if it may.
 //!
-//! A finding is a case's verdict. A command that a peer reports as unsupported is no departure: most are optional.
+//! A finding is a case's verdict. A command that a peer reports as unsupported is not a departure: most are optional.
 //! A peer that stops in the middle of the suite departs, and the remaining cases are skipped.
 
 mod binding;
@@ -203,7 +203,7 @@ impl Suite<'_> {
         opcode: Opcode,
         payload: &[u8],
     ) -> Result<Option<(ReturnCode, Vec<u8>)>, Stop> {
-        // A lost answer is no departure yet.
+        // One lost answer is not yet a departure.
         let mut answer = self.client.probe(path, opcode, payload);
         if answer.as_ref().is_err_and(|failure| matches!(failure.cause, Cause::NoAnswer { .. })) {
             answer = self.client.probe(path, opcode, payload);

@@ -77,7 +77,7 @@ fn path(at: &At) -> Vec<Hop> {
 
 fn named(name: &str) -> Result<&'static Dialect, Failure> {
     let names = Dialect::ALL.map(|dialect| dialect.name).join(", ");
-    Dialect::named(name).ok_or_else(|| usage(format!("'{name}' is no dialect; name one of {names}")))
+    Dialect::named(name).ok_or_else(|| usage(format!("'{name}' is not a dialect; name one of {names}")))
 }
 
 /// A client of the peer, with its traces.

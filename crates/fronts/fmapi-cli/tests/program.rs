@@ -147,15 +147,15 @@ fn bad_input_names_its_cause_and_its_remedy() {
     std::fs::write(&trace, "no trace at all, and longer than a header").unwrap();
     let missing = switch.directory.join("missing/t.pcap");
     for (words, code, line) in [
-        (&["ports", "switch"][..], 2, "'switch' is no peer; write tcp:HOST[:PORT]"),
-        (&["ports", "mctp:3"], 2, "'3' is no MCTP endpoint"),
-        (&["ports", &peer, "--dialect", "latin"], 2, "'latin' is no dialect; name one of standard, QEMU"),
+        (&["ports", "switch"][..], 2, "'switch' is not a peer; write tcp:HOST[:PORT]"),
+        (&["ports", "mctp:3"], 2, "'3' is not an MCTP endpoint"),
+        (&["ports", &peer, "--dialect", "latin"], 2, "'latin' is not a dialect; name one of standard, QEMU"),
         (&["ports", "unix:/nowhere/s"], 1, "cannot open unix:/nowhere/s: No such file"),
         (&["ports", "mailbox:/dev/null"], 1, "cannot open mailbox:/dev/null: Invalid argument"),
         (&["identify", &peer, "--port", "99"], 1, "Identify (0001h) at unix:"),
         (&["lds", &peer], 1, "refused with Unsupported (0003h); leave the command out"),
         (&["decode", "/nowhere/t.pcap"], 1, "name a file of --trace"),
-        (&["decode", trace.to_str().unwrap()], 1, "this is no trace of the FM API: magic"),
+        (&["decode", trace.to_str().unwrap()], 1, "this is not a trace of the FM API: magic"),
         (&["ports", &peer, "--trace", missing.to_str().unwrap()], 1, "name a file that can be written"),
         (&["ports", &peer, "--wait", "0"], 2, "0 is not in 1..=600000"),
         (&["bind", &peer], 2, "--vcs <N>"),

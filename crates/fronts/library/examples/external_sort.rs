@@ -4,7 +4,7 @@
 //! A sort of numbers that take four times the budget of DRAM: runs that fit are sorted one by one, and then merged.
 //!
 //! The merge reads each run in order and writes the result in order. With hints, it prefetches the next part of each
-//! run and of the result, and says of what it has passed that it will not be used again. The example sorts the same
+//! run and of the result, and hints that passed parts will not be used again. The example sorts the same
 //! numbers without hints and with them, checks the order and the sum, and prints both figures.
 //!
 //! ```sh
@@ -33,7 +33,7 @@ fn number(index: usize) -> u64 {
     (number ^ (number >> 31)).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
-/// Announces the part after the one that begins at byte `at`, up to `end`, and takes leave of the one before.
+/// Prefetches the part after the one that begins at byte `at`, up to `end`, and streams the one before.
 fn pass(hints: &Hints, at: usize, start: usize, end: usize, intent: Intent) -> Result<(), aquifer::Error> {
     let next = (at + PART_BYTES).min(end)..(at + 2 * PART_BYTES).min(end);
     if !next.is_empty() {

@@ -69,10 +69,10 @@ impl Builder {
         self
     }
 
-    /// Records every decision of the space to this file, as `aquifer run --record` does for a program, to be repeated
-    /// by `aquifer-sim replay`. The file is made, or must be empty. A recorded space has its whole budget for blocks:
-    /// its tables and buffers come on top, and two buffers of 4 MiB. If the file cannot take what is recorded, the
-    /// recording ends with a message and the space goes on.
+    /// Records every decision of the space to this file, as `aquifer run --record` does for a program, for
+    /// `aquifer-sim replay`. The file is created, or must be empty. A recorded space has its whole budget for blocks:
+    /// its tables and buffers come on top, and two buffers of 4 MiB for the recording. If a write to the file fails,
+    /// the recording ends with a message and the space goes on.
     pub fn record(mut self, file: impl Into<String>) -> Self {
         self.recording = Some(file.into());
         self

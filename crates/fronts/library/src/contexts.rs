@@ -47,8 +47,8 @@ use crate::Space;
 use crate::fetches::{DEPTH, Fetches, WAIT_ONCE};
 use crate::space::Shared;
 
-/// The most contexts that have begun and not ended. A bound on memory, for contexts that wait for other things than
-/// fetches.
+/// Maximum number of contexts that have begun and not ended. A bound on memory, for contexts that wait for other
+/// things than fetches.
 const CONTEXTS_MAX: usize = 1 << 16;
 /// New contexts begin while fewer fetches than this are under way or wait: twice what the tier's queue takes, so that
 /// it does not run empty.
@@ -83,7 +83,7 @@ where
     loop {
         executor.run_ready();
         let has_room = executor.live < CONTEXTS_MAX && space.shared.fetches.len() < FETCHES_WANTED;
-        // Somebody else's fetches may take all the room: one context runs in any case.
+        // Other executors' fetches may fill the queue: one context runs in any case.
         let next = if has_room || executor.live == 0 { contexts.next() } else { None };
         match next {
             Some(context) => executor.begin(context),
@@ -163,7 +163,7 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
         }
         self.runs_since_turn += 1;
         let slot = &mut self.slots[index];
-        // Before the context runs: what wakes it while it runs wants it to run again.
+        // Cleared before the context runs: a wake-up while it runs queues it again.
         slot.task.is_queued.store(false, Ordering::Release);
         // A waker of a context that has ended may be late.
         let Some(context) = &mut slot.context else { return };

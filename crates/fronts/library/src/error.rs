@@ -100,7 +100,7 @@ pub enum Error {
         /// The length of what is to be copied.
         needed_bytes: usize,
     },
-    /// The mapping is gone.
+    /// The mapping has been dropped.
     Closed,
     /// The range has no bytes. Reads and writes of no bytes succeed.
     EmptyRange,

@@ -206,7 +206,7 @@ fn start(started: &mut Started) -> Option<Result<(), Error>> {
 /// What became of a fetch. `None`: it is on its way.
 fn look(started: &mut Started) -> Option<Result<(), Error>> {
     if Arc::strong_count(&started.asked) == 1 {
-        // The future was dropped. What arrives waits in the space for somebody else.
+        // The future was dropped. What arrives stays in DRAM, as after a prefetch.
         return Some(Ok(()));
     }
     let Some(inner) = started.asked.mapping.upgrade() else { return Some(Err(Error::Closed)) };

@@ -23,7 +23,7 @@ const CLOSE_WAIT_ONCE: Duration = Duration::from_millis(1);
 
 /// A budget of DRAM, the tiers that store what does not fit, and the mappings of both.
 ///
-/// Clones are handles of the same space. Several spaces of a process share nothing: neither budget nor lock nor fate.
+/// Clones are handles of the same space. Spaces of one process share neither budget nor lock, and fail independently.
 ///
 /// ```
 /// # if aquifer::probe().is_err() { return Ok(()) }
@@ -139,7 +139,7 @@ impl Space {
                 Ok(shared) => return shared.memory.close().map_err(|_| CloseError::NoAnswer),
                 Err(shared) => shared,
             };
-            // Fetches whose futures are gone may be looked at once more.
+            // The thread may look once more at fetches whose futures were dropped.
             if !shared.fetches.has_thread() || started.elapsed() > CLOSE_WAIT_MAX {
                 return Err(CloseError::InUse);
             }

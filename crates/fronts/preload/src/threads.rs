@@ -68,7 +68,7 @@ pub fn pin_stack_below(instance: &'static Instance, top: usize) -> Result<Option
     instance.adopter.pin_for_thread(start, top - start)
 }
 
-/// The most entries of a list of robust mutexes that the kernel follows: its ROBUST_LIST_LIMIT.
+/// Maximum number of entries of a robust mutex list that the kernel follows: its ROBUST_LIST_LIMIT.
 const ROBUST_MAX: usize = 2048;
 
 /// The address and length of the part to pin at the end of the new thread's stack; zeros if the program gives it no

@@ -3,8 +3,8 @@
 
 """Reads scattered rows of an array four times its budget of DRAM: by gather, by indexing, and from numpy.memmap.
 
-The three get the same rows, in microseconds for each. numpy.memmap gets as much page cache as the kernel leaves it; for
-equal memory, run this in a cgroup with a limit a little above the budget:
+All three read the same rows; the figures are microseconds for each row. numpy.memmap gets as much page cache as the
+kernel leaves it; for equal memory, run this in a cgroup with a limit a little above the budget:
 
     systemd-run --scope -p MemoryMax=200M python gather.py --dram 64MiB --tier flash:/var/tmp
 """
@@ -53,7 +53,7 @@ def main():
             array[at : at + 1024] = numbers[:, None]
             mapped[at : at + 1024] = numbers[:, None]
         mapped.flush()
-        # What was just written is not what a program finds that starts with a file.
+        # A program that starts with a file does not find it in the page cache, unlike one that has just written it.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         totals = [
             timed("gather", given.rows, lambda: int(aquifer.gather(array, rows[0]).sum())),

@@ -23,7 +23,7 @@ pub fn status(run: StatusRun) -> StatusTuple {
         Status::Resident { is_clean } => ("resident", Some(is_clean), None),
         Status::Standby { is_clean } => ("standby", Some(is_clean), None),
         Status::Stored { level } => ("stored", None, Some(level)),
-        // The crate may learn more states; until this one has a name, it is one that passes.
+        // The crate may add a status; until it has a name here, it is reported as moving.
         _ => ("moving", None, None),
     };
     (run.range.start, run.range.end, state, is_clean, level)

@@ -83,7 +83,7 @@ pub fn explain_touches() {
     install();
 }
 
-/// Installs the handler, once in a line of processes.
+/// Installs the handler, once for a process and its forked descendants.
 fn install() {
     BEFORE.get_or_init(|| {
         let on_touch: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_touch;

@@ -4,8 +4,8 @@
 //! Programs whose memory is in a chain of tiers: slabs that are fetched often move to the fast tier, every byte is
 //! right while they move, and an error names a tier of the chain that cannot be opened.
 //!
-//! The trouble it guards against: a slab that is read at its old place, a copy that lacks a write, and a thread that
-//! moves slabs of an idle program.
+//! They catch: a slab that is read at its old place, a copy that lacks a write, and a mover that works while the
+//! program is idle.
 
 use std::time::{Duration, Instant};
 

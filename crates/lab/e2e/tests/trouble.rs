@@ -230,8 +230,8 @@ fn signalled_while_it_waits(
 #[test]
 fn a_program_that_waits_for_its_tier_can_be_ended() {
     for delivery in ["signal", "listener"] {
-        // Hundreds of requests would be needed before the program ended by itself. The limit only catches hangs: ending
-        // takes 0.2 s on an idle machine, and used to take two minutes.
+        // By itself, the program would end after hundreds of requests. The limit only catches hangs: the signal ends it
+        // within 0.2 s on an idle machine, and used to take two minutes.
         let limit = Duration::from_secs(60);
         let Some((_, ended)) = signalled_while_it_waits("waits", "", delivery, "10s", limit) else { return };
         ended.expect(128 + 15);

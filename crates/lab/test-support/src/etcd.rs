@@ -36,8 +36,8 @@ pub struct EtcdCluster {
     scheme: &'static str,
 }
 
-/// A port that nobody has at a loopback address that no other process uses: between this and the start of its user,
-/// nobody takes it, since the kernel gives ports of this address to nobody who does not name it.
+/// A free port at a loopback address that no other process uses. It stays free until its user starts, because the
+/// kernel assigns ports of this address only to sockets that are bound to it by name.
 fn free(number: u32) -> String {
     let pid = std::process::id();
     let address = format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 251 + number % 4);
@@ -93,7 +93,7 @@ impl EtcdCluster {
         command.arg("--data-dir").arg(member.directory.join("data"));
         command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
         command.args(["--listen-peer-urls", &url(member), "--initial-advertise-peer-urls", &url(member)]);
-        // Twice the default times, for machines that do much else.
+        // Twice the default times, for busy machines.
         command.args(["--heartbeat-interval", "200", "--election-timeout", "2000"]).args(&self.more);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("a log"));
         self.members[number].child = Some(command.spawn().expect("etcd starts"));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Bytes that are forwarded at a time.
 const CHUNK_BYTES: usize = 64 << 10;
-/// How often a forwarding thread looks whether its link is still there.
+/// How often a forwarding thread checks whether its link has been dropped.
 const LOOK: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ struct State {
     /// Every transfer from the server whose number is a multiple of this is lost with its connection.
     loses_answers: Option<u64>,
     answers: u64,
-    /// Counts what cuts all connections at once.
+    /// Counts the cuts of all connections.
     epoch: u64,
     is_over: bool,
 }

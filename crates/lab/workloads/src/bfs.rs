@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! `bfs-hints`: breadth-first search, level by level. The vertices of a level are known before their rows are read:
-//! this is what hints and contexts live on.
+//! hints and contexts depend on that.
 //!
 //! Each search is verified by Graph500's rules: every tree edge is an edge of the graph, and no edge spans more than
 //! one level or leaves the part that was reached.
@@ -179,7 +179,7 @@ fn by_loads(
         }
         far_reads += 1;
         if with_hints {
-            // A hint, for the begin of a long row: where it is refused, the load fetches.
+            // A hint, for the start of a long row: where it is refused, the load fetches.
             let _ = mapping.prefetch(bytes.start..bytes.end.min(bytes.start + bytes_max), Intent::Read);
         }
     };

@@ -22,8 +22,8 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// This many words of zeros, where the arguments want them. `ordinary_bytes` is what the workload takes in DRAM in
-    /// any case, and is taken off the budget.
+    /// This many words of zeros, in DRAM or in a space, as the arguments say. `ordinary_bytes` is what the workload
+    /// takes in DRAM in any case, and is taken off the budget.
     pub fn open(args: &Args, words: usize, ordinary_bytes: u64) -> Result<Self, Failure> {
         if args.way == Way::Dram {
             return Ok(Self::Dram(vec![0; words]));
@@ -34,7 +34,7 @@ impl Memory {
         let budget = dram_bytes.saturating_sub(ordinary_bytes);
         let space = Space::builder().dram(budget.to_string()).tier(tier).open();
         let space = space.map_err(|error| {
-            Failure::of(&format!("a space with {budget} of {dram_bytes} bytes, beside the index and such"), error)
+            Failure::of(&format!("a space with {budget} of {dram_bytes} bytes, beside ordinary memory"), error)
         })?;
         let mapping = space.map(words * 8)?;
         mapping.pattern(.., Pattern::Random)?;

@@ -49,7 +49,7 @@ pub struct Measured {
     pub fetched_bytes: u64,
     /// Bytes of the items.
     pub bytes: u64,
-    /// Ordinary memory of the workload: its index and such.
+    /// Ordinary memory of the workload, such as its index.
     pub ordinary_bytes: u64,
     /// Whether all that was read was right.
     pub is_verified: bool,

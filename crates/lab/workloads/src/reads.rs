@@ -39,7 +39,7 @@ impl Shape {
         };
         let count = u32::try_from(args.bytes.0 / item_bytes).ok().filter(|count| *count > 0);
         let count = count.ok_or_else(|| {
-            Failure(format!("--bytes {} cannot be; use 1 to {} items of {item_bytes} bytes", args.bytes.0, u32::MAX))
+            Failure(format!("--bytes {} does not fit; use 1 to {} items of {item_bytes} bytes", args.bytes.0, u32::MAX))
         })?;
         Ok(Self { item_words: item_bytes as usize / 8, count, has_index })
     }

@@ -11,8 +11,8 @@
 //! 4. Only now are the places of the old pages and nodes free.
 //!
 //! A failure before step 3 changes nothing: the places that were taken are given back, and the next sync writes
-//! everything again. A failure in step 2 or 3 leaves it unknown what the medium has, so that neither the old nor the
-//! new places may be reused: the store is broken until it is opened again.
+//! everything again. After a failure in step 2 or 3 it is unknown what the medium has, so neither the old nor the new
+//! places may be reused: the store is broken until it is opened again.
 
 use std::collections::BTreeMap;
 
@@ -23,9 +23,9 @@ use crate::format::{Entry, NODE_ENTRIES, PAGE, Superblock};
 use crate::medium::Medium;
 use crate::store::{PageBuffer, Store};
 
-/// The most pages of one write, and so the size of a draft's buffer: 256 KiB, at which disks are near their full speed.
+/// Maximum number of pages in one write, and the size of a draft's buffer: at 256 KiB, disks are near full speed.
 const RUN_PAGES: usize = 64;
-/// By how many pages the file grows at a time, so that each write needs no call of its own: 1 MiB.
+/// By how many pages the file grows at a time, so that most writes need no call to grow it: 1 MiB.
 const GROW_PAGES: u64 = 256;
 
 /// A page of the mapping that a sync has changed.
@@ -89,7 +89,7 @@ impl<'s, M: Medium> Draft<'s, M> {
         Ok(())
     }
 
-    /// Forgets what was put for a page before.
+    /// Undoes an earlier put of a page.
     fn withdraw(&mut self, page: usize) -> Result<(), Failure> {
         if self.run.iter().any(|put| put.page == page) {
             self.write_run()?;
@@ -171,7 +171,7 @@ impl<'s, M: Medium> Draft<'s, M> {
         Ok(())
     }
 
-    /// Makes the changes those of the store, and frees the places of what they replace.
+    /// Applies the changes to the store, and frees the places of what they replace.
     fn take_over(&mut self, next: Superblock) -> Vec<Changed> {
         self.is_committed = true;
         let changes = std::mem::take(&mut self.changes);

@@ -11,7 +11,7 @@ use crate::medium::MediumFailure;
 /// Why a file could not be opened or synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// A sync has failed when it was no longer certain what the medium has. The file must be opened again.
+    /// An earlier sync failed, and it is unknown what the medium has. The file must be opened again.
     Broken,
     /// A superblock or node is not as it was written.
     Damaged {
@@ -40,10 +40,9 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Broken => f.write_str("an earlier sync failed half way; unmap the mapping and open it again"),
-            Self::Damaged { place } => write!(
-                f,
-                "the file's page {place}, which says where others are, is damaged; restore the file from a copy"
-            ),
+            Self::Damaged { place } => {
+                write!(f, "page {place} of the file, a superblock or a node, is damaged; restore the file from a copy")
+            }
             Self::Foreign => f.write_str("not the file of a named mapping; choose another name, or remove the file"),
             Self::Medium(failure) => failure.fmt(f),
             Self::Truncated { pages, expected } => {

@@ -24,7 +24,7 @@
 //! page of zeros, and a node without any entry, has place 0 and guard 0, and takes no place. The number of levels of
 //! nodes follows from the mapping's size: the fewest, and at least one, whose root has an entry for everything.
 //!
-//! Magic, version and checksum of a superblock are at the same offsets in every version.
+//! Magic, version and guard of a superblock are at the same offsets in every version.
 
 use aquifer_core::guard;
 use aquifer_core::units::PAGE_BYTES;
@@ -44,7 +44,7 @@ pub const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"AQNAMED\0";
 const ENTRY_BYTES: usize = 16;
-/// Bytes of a superblock that are not zeros by definition.
+/// Bytes of a superblock before the zeros that fill its page.
 pub const SUPERBLOCK_BYTES: usize = 64;
 
 /// Where a page is, and which bytes it has.

@@ -9,8 +9,8 @@
 //! A file is a tree of pages of 4 KiB. The leaves are the mapping's pages; a node lists the place and the guard of up
 //! to 256 pages below it; a superblock lists those of the root. A sync never overwrites a page of the tree that the
 //! last sync made durable: it writes changed pages and the nodes above them to free places, waits for the medium, and
-//! then writes the superblock of the next generation over the older of the two superblocks. Until that is durable the
-//! file is what it was, and from then on it is what was synced, as a whole.
+//! then writes the superblock of the next generation over the older of the two superblocks. Until that superblock is
+//! durable, the file has the state of the sync before; from then on it has the new state, as a whole.
 //!
 //! Start with `format.rs`, which has the bytes; then `store.rs`, which opens a file, and `draft.rs`,
 //! which changes it.

@@ -25,7 +25,7 @@ pub struct Store<M> {
     pub(crate) places: Places,
     /// The superblock that is durable.
     pub(crate) current: Superblock,
-    /// Whether it is unknown what the medium has: then nothing more may be written.
+    /// Set when it is no longer known what the medium has: then nothing more may be written.
     pub(crate) is_broken: bool,
 }
 

@@ -22,7 +22,7 @@ fn sample() -> Disk {
     disk
 }
 
-/// What a file is without the room that it was given in advance.
+/// A file's bytes without the space that was allocated in advance.
 fn trimmed(disk: &Disk) -> Vec<u8> {
     let mut bytes = disk.bytes();
     let used = bytes.chunks(PAGE).rposition(|page| page.iter().any(|byte| *byte != 0)).map_or(0, |last| last + 1);

@@ -84,8 +84,8 @@ impl Cuts {
 }
 
 impl Adopter {
-    /// Makes a child by calling `clone`, which returns as clone(2) does. Returns its result in both processes; negative
-    /// ENOMEM or EAGAIN if the child could not be made.
+    /// Makes a child by calling `clone`, which returns what clone(2) returns. Returns the same in both processes;
+    /// -ENOMEM or -EAGAIN if the child could not be made.
     pub fn fork(&self, clone: impl FnOnce() -> isize) -> isize {
         // Until the pager's code is left, no signal is delivered: the handler is the program's, and may itself fork.
         let _blocked = Blocked::all();

@@ -77,7 +77,7 @@ impl DeviceMemory {
         Some(u64::from_le(unsafe { address.read_volatile() }))
     }
 
-    /// Writes a register of 64 bits. None, and nothing written, as above.
+    /// Writes a register of 64 bits. If it is not wholly within the window, or not aligned, writes nothing: None.
     pub fn write_u64(&self, offset: usize, value: u64) -> Option<()> {
         let address: NonNull<u64> = self.address(offset)?;
         // SAFETY: within the mapping and aligned, as `address` has checked.

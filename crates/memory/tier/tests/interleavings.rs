@@ -32,7 +32,7 @@ use places::{Eighths, PLACE_WORDS, Places, Unready};
 
 /// The number of orders that are tried, which takes a few seconds.
 const ORDERS: usize = 20_000;
-/// How many preemptions an order has at most.
+/// Maximum number of preemptions in one order of steps.
 const PREEMPTIONS: usize = 4;
 /// The value that overwrites a slab's old site.
 const SCRIBBLE: u64 = 1 << 40;

@@ -81,7 +81,7 @@ pub enum Injection {
     BackPressure {
         /// Which device.
         device: usize,
-        /// How much, in per cent.
+        /// The congestion, in per cent.
         percent: u8,
     },
     /// The background operation that runs, or else the next one, fails.

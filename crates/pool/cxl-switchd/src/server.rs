@@ -28,7 +28,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 const LATE_MAX: usize = 256;
 /// The longest sleep of the thread that lets time pass.
 const TICK: Duration = Duration::from_secs(1);
-/// Hosts of one device at most: its heads, or its logical devices.
+/// Maximum number of hosts of one device: its heads, or its logical devices.
 const HOSTS_MAX: u16 = 32;
 /// The switch's endpoint ID in messages that do not follow a request.
 const OWN_EID: u8 = 8;

@@ -288,7 +288,7 @@ fn strangers_and_those_who_are_too_many_are_turned_away() {
     };
     assert!(turned_away(&running));
     drop(stranger);
-    // Its place is free once its thread has seen it go.
+    // Its place is free once its thread has noticed that it is gone.
     let is_served = (0..POLLS_MAX).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
         !turned_away(&running)

@@ -76,7 +76,7 @@ impl Client {
         }
     }
 
-    /// Aborts our operation, which has not ended in time and would keep every other manager from the switch.
+    /// Aborts our operation, which has not ended in time and would block every other manager.
     fn abort_late(&mut self, path: &[Hop], opcode: Opcode, percent: u8, waited: std::time::Duration) -> Failure {
         if self.call(path, &AbortBackground {}).is_err() {
             let cause = Cause::BackgroundUnfinished { percent, waited };

@@ -38,7 +38,7 @@ pub struct Client {
     pub(crate) last_tag: u8,
     /// The command of ours whose background operation may still run.
     pub(crate) unfinished: Option<Opcode>,
-    /// No command before this time.
+    /// No command is sent before this time.
     free_at: Duration,
     traces: Vec<Box<dyn Trace>>,
 }
@@ -99,7 +99,7 @@ impl Client {
         let answer =
             answer.map_err(|failure| self.failure(Opcode::IDENTIFY, Cause::Damaged(failure), Effect::NotCarriedOut))?;
         if answer.return_code == ReturnCode::SUCCESS {
-            // Whatever follows the fields is not for this command to judge.
+            // Bytes after the fields are ignored here.
             if let Ok(identity) = Reader::new(payload, self.dialect).read::<Identity>() {
                 self.note_identity(&identity);
             }
@@ -107,7 +107,7 @@ impl Client {
         Ok(self.dialect)
     }
 
-    /// Keeps to the message length that the peer reports.
+    /// Adopts the message limit that the peer reports.
     fn note_identity(&mut self, identity: &Identity) {
         let log2 = identity.message_limit_log2.clamp(MESSAGE_LIMIT_LOG2_MIN, MESSAGE_LIMIT_LOG2_MAX);
         // Of a mailbox, the limit is that of the payload.

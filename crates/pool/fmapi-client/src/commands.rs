@@ -19,7 +19,7 @@ const FIXED_BYTES: usize = HEADER_BYTES + 8;
 /// Bytes of an event record; the records of one message are at most 255, because a byte counts them when they are
 /// cleared.
 const RECORDS_MAX: usize = 255;
-/// The most bytes of the command effects log that are read: four for each opcode.
+/// Maximum number of bytes of the command effects log that are read: four for each opcode.
 const EFFECTS_BYTES_MAX: u32 = 4 << 16;
 
 impl Client {
@@ -103,7 +103,7 @@ impl Client {
         })
     }
 
-    /// Reads the state of the vPPB where the end of a command does not show its effect.
+    /// Reads the state of the vPPB if the end of a command does not show its effect.
     fn confirm(
         &mut self,
         opcode: Opcode,

@@ -50,7 +50,7 @@ pub enum Cause {
     },
     /// The background operation has not ended in time.
     BackgroundUnfinished {
-        /// How far it is.
+        /// Its progress.
         percent: u8,
         /// How long the client has waited.
         waited: Duration,
@@ -92,7 +92,7 @@ pub enum Cause {
     TooLong {
         /// Its bytes.
         bytes: usize,
-        /// The most bytes.
+        /// Maximum number of bytes.
         bytes_max: usize,
     },
     /// The transport failed.
@@ -179,7 +179,7 @@ impl fmt::Display for Cause {
                 write!(f, "the background operation had not ended after {} ms, and was aborted", waited.as_millis())
             }
             Self::BackgroundFailed(code) => write!(f, "the background operation ended with {code}"),
-            Self::BackgroundForeign { found } => write!(f, "the background operation is that of {found}, not of ours"),
+            Self::BackgroundForeign { found } => write!(f, "the background operation is that of {found} instead"),
             Self::BackgroundUnfinished { percent, waited } => {
                 write!(f, "the background operation is at {percent} % after {} ms", waited.as_millis())
             }
@@ -189,7 +189,7 @@ impl fmt::Display for Cause {
             Self::NeverSent { dialect } => write!(f, "the command ends {dialect}, so it is not sent"),
             Self::NoAnswer { waited, strays: 0 } => write!(f, "no answer within {} ms", waited.as_millis()),
             Self::NoAnswer { waited, strays } => {
-                write!(f, "no answer within {} ms, only {strays} messages that are none", waited.as_millis())
+                write!(f, "no answer within {} ms, only {strays} other messages", waited.as_millis())
             }
             Self::NotConfirmed { found } => write!(f, "the peer reports success, but {found}"),
             Self::Refused(code) => write!(f, "refused with {code}"),

@@ -12,7 +12,7 @@ pub struct Limits {
     pub connect: Duration,
     /// For the answer to one message. MCTP allows a peer 2 s (CXL 3.1, section 9.20.2), a mailbox 2 s (8.2.8.4).
     pub answer: Duration,
-    /// At least this between the answer to a command and the next command, for devices that want it.
+    /// The minimum pause between the answer to a command and the next command, for devices that need it.
     pub gap: Duration,
     /// How often a command is resent because of its return code.
     pub busy_retries: u32,
@@ -26,7 +26,7 @@ pub struct Limits {
     pub strays: u32,
     /// For a background operation.
     pub background: Duration,
-    /// Between two questions for its progress.
+    /// Between two requests for its status.
     pub background_poll: Duration,
     /// How many requests read one list, piece by piece.
     pub pieces: u32,

@@ -16,8 +16,8 @@
 //! | 0x20 | | payload |
 //!
 //! A command: the doorbell is clear; write the command and the payload; ring; wait until the device clears the
-//! doorbell; read the status, the length and the payload. No message header is carried, so the transport takes that of
-//! the request off, and makes that of the answer. A device that does not clear the doorbell takes no other command.
+//! doorbell; read the status, the length and the payload. A mailbox carries no message header, so the transport strips
+//! the request's and makes the answer's. A device that does not clear the doorbell takes no other command.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::transport::{Transport, TransportFailure};
 
 /// Id of the mailbox in the array of capabilities.
 const MAILBOX_ID: u32 = 2;
-/// The most capabilities that are read; the specification defines fewer than ten for a device.
+/// Maximum number of capabilities that are read; the specification defines fewer than ten for a device.
 const CAPABILITIES_MAX: u32 = 64;
 /// The sizes that a mailbox may have, as powers of two: 256 bytes to 1 MiB.
 const PAYLOAD_LOG2: std::ops::RangeInclusive<u32> = 8..=20;

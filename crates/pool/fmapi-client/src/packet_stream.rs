@@ -36,7 +36,7 @@ pub struct PacketStream<S> {
     assembler: Assembler,
     sequence: u8,
     tag: u8,
-    /// Bytes that have arrived, and are no whole packet yet.
+    /// Bytes that have arrived and are not a whole packet yet.
     arrived: Vec<u8>,
     /// True after a write that was cut short: the peer would take what follows for the rest of that packet.
     is_broken: bool,

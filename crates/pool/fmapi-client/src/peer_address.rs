@@ -75,7 +75,7 @@ impl FromStr for PeerAddress {
             Err(OpenFailure { cause, remedy })
         };
         let Some((kind, place)) = text.split_once(':').filter(|(_, place)| !place.is_empty()) else {
-            return refuse(format!("'{text}' is no peer"));
+            return refuse(format!("'{text}' is not a peer"));
         };
         match kind {
             "mailbox" => Ok(Self::Mailbox(place.into())),
@@ -83,12 +83,12 @@ impl FromStr for PeerAddress {
                 let (network, id) = place.split_once(',').unwrap_or(("0", place));
                 match (network.parse(), id.parse()) {
                     (Ok(network), Ok(id)) if EIDS.contains(&id) => Ok(Self::Mctp(MctpEndpoint { network, id })),
-                    _ => refuse(format!("'{place}' is no MCTP endpoint: their IDs are 8 to 254")),
+                    _ => refuse(format!("'{place}' is not an MCTP endpoint: their IDs are 8 to 254")),
                 }
             }
             "tcp" => Ok(Self::Tcp(with_port(place))),
             "unix" => Ok(Self::Unix(place.into())),
-            _ => refuse(format!("'{kind}' is no kind of peer")),
+            _ => refuse(format!("'{kind}' is not a kind of peer")),
         }
     }
 }
@@ -164,11 +164,11 @@ mod tests {
             assert_eq!(text.parse::<PeerAddress>().unwrap().to_string(), whole);
         }
         for (text, cause) in [
-            ("switch", "'switch' is no peer"),
-            ("tcp:", "'tcp:' is no peer"),
-            ("usb:1", "'usb' is no kind of peer"),
-            ("mctp:7", "'7' is no MCTP endpoint: their IDs are 8 to 254"),
-            ("mctp:x,8", "'x,8' is no MCTP endpoint: their IDs are 8 to 254"),
+            ("switch", "'switch' is not a peer"),
+            ("tcp:", "'tcp:' is not a peer"),
+            ("usb:1", "'usb' is not a kind of peer"),
+            ("mctp:7", "'7' is not an MCTP endpoint: their IDs are 8 to 254"),
+            ("mctp:x,8", "'x,8' is not an MCTP endpoint: their IDs are 8 to 254"),
         ] {
             let failure = text.parse::<PeerAddress>().unwrap_err();
             assert_eq!(failure.cause, cause);

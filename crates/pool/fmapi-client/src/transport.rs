@@ -23,8 +23,8 @@ pub trait Transport: Send {
     /// The MCTP message type as which a command is sent; None for a transport that has no such types.
     fn message_type(&self, opcode: Opcode) -> Option<MessageType>;
 
-    /// Sends a request. `message` begins with its CCI header, in this dialect. An error means that the peer may have
-    /// received it or not.
+    /// Sends a request. `message` begins with its CCI header, in this dialect. After an error, the peer may or
+    /// may not have received it.
     fn send(&mut self, message: &[u8], dialect: &'static Dialect, wait: Duration) -> Result<(), TransportFailure>;
 
     /// Receives the next message, whatever it is, with its CCI header. [`TransportFailure::TimedOut`] if none arrives

@@ -141,7 +141,7 @@ fn a_lost_answer_to_a_command_that_changes_is_never_asked_for_again() {
         let failure = it.client.control_port(0, PortOperation::ResetPpb).unwrap_err();
         assert_eq!((failure.effect, it.sent(Opcode::PHYSICAL_PORT_CONTROL)), (Effect::Unknown, 1), "{failure}");
         assert!(failure.to_string().contains("it may have been carried out"), "{failure}");
-        // Of a bind, the state tells.
+        // For a bind, the state shows it.
         let mut it = setup(Opcode::BIND_VPPB, &[fault]);
         it.client.bind(&BIND).unwrap();
         assert_eq!(it.sent(Opcode::BIND_VPPB), 1);
@@ -186,7 +186,7 @@ fn one_background_operation_runs_at_a_time() {
     let mut it = setup_with(Opcode::ABORT_BACKGROUND, &[Fault::DropAnswer; 9], limits);
     let world = Arc::clone(&it.world);
     world.lock().unwrap().switch.inject(0, Injection::BackgroundStalls).unwrap();
-    // Neither its end nor its abortion is seen.
+    // Neither its end nor its abort is seen.
     let failure = it.client.bind(&BIND).unwrap_err();
     assert_eq!(failure.effect, Effect::Unknown, "{failure}");
     let binds = it.sent(Opcode::BIND_VPPB);
@@ -233,7 +233,7 @@ fn gaps_are_kept() {
 #[test]
 fn messages_that_are_no_answer_are_dropped_and_counted() {
     let mut it = setup(Opcode::IDENTIFY, &[]);
-    // The switch tells the manager of the end of every background operation, by a request of its own.
+    // The switch notifies the manager of the end of every background operation, by a request.
     it.client.call(&[], &SetMctpEventPolicy { events: 0x801f }).unwrap();
     it.client.bind(&BIND).unwrap();
     it.client.unbind(&UNBIND).unwrap();
@@ -241,7 +241,7 @@ fn messages_that_are_no_answer_are_dropped_and_counted() {
     let mut it = setup_with(Opcode::IDENTIFY, &[Fault::WrongTag; 99], strays);
     let failure = it.client.identify(&[]).unwrap_err();
     assert!(matches!(failure.cause, Cause::NoAnswer { strays: 1, .. }), "{failure}");
-    assert!(failure.to_string().contains("only 1 messages that are none"), "{failure}");
+    assert!(failure.to_string().contains("only 1 other messages"), "{failure}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Peers that no correct switch is: they talk without end, answer another question inside a tunnel, or report another
-//! manager's background operation.
+//! Peers that behave as no correct switch does: they send without end, answer another command inside a tunnel, or
+//! report another manager's background operation.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ fn answer(asked: &Message, code: ReturnCode, response: Option<&Response>) -> Mes
     Message::answer(&asked.header, code, response, &Dialect::STANDARD)
 }
 
-/// A peer that floods the client does not hold it, although no time passes.
+/// A peer that floods the client does not hold it up, although no time passes.
 #[test]
 fn a_peer_that_talks_without_end_is_given_up() {
     let mut client = client(true, |asked| {

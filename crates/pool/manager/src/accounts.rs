@@ -9,17 +9,17 @@ use argon2::password_hash::{PasswordHash, PasswordHasher, PasswordVerifier, Salt
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
-/// Accounts at most.
+/// Maximum number of accounts.
 pub(crate) const ACCOUNTS_MAX: usize = 1000;
-/// Shortest password.
+/// Minimum length of a password.
 pub(crate) const PASSWORD_BYTES_MIN: usize = 12;
-/// Longest password, which bounds the work of hashing a stranger's.
+/// Maximum length of a password: it bounds the work of hashing one that a stranger has sent.
 pub(crate) const PASSWORD_BYTES_MAX: usize = 256;
 
 /// What an account may do. Each role may do all that those before it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Role {
-    /// Look.
+    /// Read the state of the pool.
     ReadOnly,
     /// Change volumes, bindings and donors.
     Operator,
@@ -64,7 +64,7 @@ pub(crate) struct Account {
     pub(crate) is_enabled: bool,
 }
 
-/// Checks a name: the characters of a volume's, so that it is plain in logs and URLs.
+/// Checks a name: the same characters as in a volume's name, so that it needs no escaping in logs and URLs.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     name.parse::<VolumeName>().map(drop).map_err(|not| not.to_string())
 }
@@ -95,7 +95,7 @@ pub(crate) fn hash(password: &str) -> Result<String, String> {
     Ok(hashed.expect("a password and a salt of these lengths can be hashed").to_string())
 }
 
-/// Whether a password is right. Takes as long for an account that does not exist.
+/// Whether a password is right. Takes equally long for an account that does not exist.
 pub(crate) fn verify(account: Option<&Account>, password: &str) -> bool {
     // The hash of a random password that was thrown away.
     const NOBODY: &str = "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5bm9ib2R5bm9ib2R5\

@@ -15,7 +15,7 @@ use crate::config::SessionsConfig;
 const REMEMBERED_MAX: usize = 4096;
 const MINUTE_MS: u64 = 60_000;
 
-/// Why an attempt is not even checked.
+/// Why an attempt is refused before its password is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TooMany {
     /// The account is locked.
@@ -27,11 +27,11 @@ pub(crate) enum TooMany {
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     count: u32,
-    /// When it starts again from 0, or the lock ends.
+    /// When the count restarts from 0, or the lock ends.
     until: u64,
 }
 
-/// What is remembered of attempts.
+/// Recent attempts, by address and by account.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     addresses: BTreeMap<IpAddr, Count>,

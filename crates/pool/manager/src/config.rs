@@ -22,9 +22,9 @@ pub use state::{EmbeddedConfig, EtcdConfig, StateConfig, StoreConfig};
 
 /// Largest configuration file.
 pub const CONFIG_BYTES_MAX: usize = 1 << 20;
-/// Simulated donors at most, so that a mistyped number does not fill the disk.
+/// Maximum number of simulated donors, so that a mistyped number does not fill the disk.
 const DONORS_MAX: u32 = 10_000;
-/// Simulated hosts at most.
+/// Maximum number of simulated hosts.
 const HOSTS_MAX: u32 = 1000;
 
 /// The whole configuration.
@@ -136,9 +136,7 @@ impl ControlConfig {
             ));
         }
         if is_plain && self.revocations.is_some() {
-            return refuse(
-                "control.revocations lists certificates, and there are none; write control.certificate, too",
-            );
+            return refuse("control.revocations is set without control.certificate; write control.certificate, too");
         }
         match self.donors.unclear().or(self.hosts.unclear()) {
             Some(pattern) => refuse(format!("control: `{}` has more than one *; write one", pattern.escape_default())),
@@ -178,9 +176,9 @@ pub struct SimulatedConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SessionsConfig {
-    /// A session that is not used for so long ends.
+    /// How long a session may be idle before it ends.
     pub idle_seconds: u64,
-    /// A session ends after so long even if it is used.
+    /// How long a session lasts at most, even if it is used.
     pub life_seconds: u64,
     /// Wrong passwords in a row that lock an account.
     pub failures: u32,

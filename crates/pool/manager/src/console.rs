@@ -22,11 +22,11 @@ use crate::order::etag_of;
 const PREFIX: &str = "/console/";
 /// The file that is the page.
 const INDEX: &str = "index.html";
-/// Files at most. The build makes fewer than ten.
+/// Maximum number of files. The build makes fewer than ten.
 const FILES_MAX: usize = 64;
-/// Bytes of all files at most: they stay in memory.
+/// Maximum size of all files together: they stay in memory.
 const BYTES_MAX: u64 = 8 << 20;
-/// What files may be, by the end of their names.
+/// The kinds of files that are served, by the ends of their names.
 const KINDS: &[(&str, &str)] = &[
     ("css", "text/css; charset=utf-8"),
     ("html", "text/html; charset=utf-8"),
@@ -42,7 +42,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 const MISSING: &str = "The console is not installed. Build it with `make console`, then run `make install` again, or \
                        name the directory of its files by `console` in the configuration.\n";
 
-/// Why a directory is no console: one line with the remedy.
+/// Why a directory is not a console: one line with the remedy.
 #[derive(Debug)]
 pub(crate) struct NotAConsole(String);
 
@@ -59,7 +59,7 @@ struct File {
     etag: String,
 }
 
-/// The files by the end of their paths. Empty if there is no console.
+/// The files, by their paths below the directory. Empty if there is no console.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Console {
     files: BTreeMap<String, File>,
@@ -73,7 +73,7 @@ pub(crate) struct Page {
     pub(crate) bytes: Bytes,
 }
 
-/// Where the files are if the configuration names no directory: beside a daemon that was built, or installed.
+/// Where the files are if the configuration names no directory: for a built daemon, and for an installed one.
 fn places(program: &Path) -> [PathBuf; 2] {
     let directory = program.parent().unwrap_or(program);
     [directory.join("../console"), directory.join("../../share/aquifer/console")]
@@ -125,7 +125,7 @@ impl Console {
         }
     }
 
-    /// The answer to a request, if its path is the console's: a file, the way to the page, or how to install it.
+    /// The answer to a request, if its path is the console's: a file, a redirect to the page, or how to install it.
     pub(crate) fn page(&self, method: &str, path: &str, if_none_match: Option<&str>) -> Option<Page> {
         let is_entrance = path == "/" || path == PREFIX.trim_end_matches('/');
         if !is_entrance && !path.starts_with(PREFIX) {
@@ -147,7 +147,7 @@ impl Console {
         let Some(file) = self.files.get(name) else {
             return Some(text(404, "The console has no such file; open /console/.\n"));
         };
-        // A file whose name has its hash never changes; the page itself is asked for each time.
+        // A file whose name has its hash never changes; the page itself is revalidated each time.
         let keep = if name.contains('/') { "public, max-age=31536000, immutable" } else { "no-cache" };
         let is_known = if_none_match.is_some_and(|wanted| wanted == file.etag);
         let (status, bytes) = if is_known { (304, Bytes::new()) } else { (200, file.bytes.clone()) };
@@ -164,7 +164,7 @@ impl Page {
     }
 }
 
-/// What every answer forbids.
+/// The headers of every answer that restrict the browser.
 fn guards() -> Vec<(&'static str, String)> {
     [
         ("content-security-policy", POLICY),

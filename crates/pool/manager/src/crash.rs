@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Kills the daemon at a chosen effect, to try out what a restart makes of it.
+//! Kills the daemon at a chosen effect, to test recovery by a restart.
 //!
-//! `[peers] kill_at_effect = N` counts each transaction of the store and each command to a peer twice: before it and
+//! `[peers] kill-at-effect = N` counts each transaction of the store and each command to a peer twice: before it and
 //! after it. At number N the process sends itself SIGKILL. It is for tests.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Starts everything: the store, the server, the metrics; then `office.rs` has the main thread.
+//! Starts everything: the store, the server, the metrics. Then `office.rs` runs on the main thread.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -44,7 +44,7 @@ fn failed(line: impl fmt::Display) -> Failure {
 enum Office {
     /// This manager, and nobody else can.
     Lead(Box<Lead>, Receiver<Posted>),
-    /// Whoever has the seat in etcd.
+    /// The manager that has the seat in etcd.
     Candidate(Candidate),
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::broadcast;
 
 /// Events that are kept: a client that reconnects within that many misses none.
 pub(crate) const EVENTS_MAX: usize = 1024;
-/// Events that a slow stream may be behind; then it is ended, and its client reconnects with the last id that it has.
+/// How many events a slow stream may lag behind. Then it is ended, and its client reconnects with its last id.
 const BEHIND_MAX: usize = 256;
 
 /// An event.
@@ -48,12 +48,12 @@ impl Events {
             ring.1.pop_front();
         }
         ring.1.push_back(event.clone());
-        // An error says that nobody follows.
+        // An error means that nobody follows.
         let _ = self.followers.send(event);
     }
 
-    /// The kept events after number `after`, and everything that follows. A number that was not given yet is from
-    /// before a restart: its client gets everything.
+    /// The kept events after number `after`, and everything that follows. A number greater than the newest is
+    /// from before a restart: its client gets all kept events.
     pub(crate) fn follow(&self, after: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
         let ring = self.ring.lock().expect("no holder of this lock panics");
         let after = if after > ring.0 { 0 } else { after };

@@ -4,7 +4,7 @@
 //! The metrics as Prometheus reads them. Pure.
 //!
 //! [`METRICS`] lists every one with its type and its meaning; the alerts and the dashboard in `packaging/` name only
-//! these, which a test checks. What describes the pool is given by the manager that leads; standbys give the rest.
+//! these, which a test checks. Only the leader exports the metrics that describe the pool.
 
 use std::fmt::Write;
 

@@ -4,8 +4,7 @@
 //! HTTP/1.1: connections, limits, and the event stream. `rest.rs` answers requests on threads for blocking work.
 //!
 //! A request with Transfer-Encoding is refused and its connection ended: bodies have a length, so that no proxy and
-//! this
-//! server can disagree on where a request ends.
+//! this server can disagree on where a request ends.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -30,7 +29,7 @@ use crate::events::Event;
 use crate::rest::{Answer, BODY_BYTES_MAX, Problem, Request, Service, date, now};
 use crate::sessions::Who;
 
-/// Connections at a time. Further ones wait in the kernel's queue.
+/// Maximum number of connections at a time. Further ones wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 256;
 /// How long a client may take to send the head of a request, and to shake hands.
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(30);
@@ -38,10 +37,10 @@ const HEAD_WAIT_MAX: Duration = Duration::from_secs(30);
 const BODY_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Longest head of a request.
 const HEAD_BYTES_MAX: usize = 32 << 10;
-/// How often an idle event stream says that it lives, which also notices clients that are gone.
+/// How often an idle event stream sends a heartbeat, which also detects clients that are gone.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// How often an event stream looks whether its client's session still lasts.
+/// How often an event stream checks whether its client's session has ended.
 const SESSION_LOOK: Duration = Duration::from_secs(1);
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -85,7 +84,7 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         let service = Arc::clone(&service);
         async move { Ok::<_, Infallible>(one(request, from, service).await) }
     });
-    // Whatever a client does to its connection concerns nobody else.
+    // An error of one connection affects no other.
     let _ = builder.serve_connection(TokioIo::new(stream), answer).await;
 }
 

@@ -3,7 +3,7 @@
 
 //! The first account. A manager without accounts makes `admin` with a random password, and writes the password to the
 //! file `initial-password` in its state directory, which only its owner can read. The file is removed when the password
-//! was changed.
+//! has been changed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

@@ -27,7 +27,7 @@ use serde::de::DeserializeOwned;
 use crate::crash::CrashPoint;
 use crate::meters::Meters;
 
-/// Longest text of an audit record; what is longer is cut, and says so.
+/// Maximum length of a text in an audit record; a longer one is cut, and marked as cut.
 const AUDIT_TEXT_MAX: usize = 2000;
 
 /// Why the ledger cannot be opened or written.
@@ -66,7 +66,7 @@ impl From<NotCommitted> for LedgerFailure {
     }
 }
 
-/// Where the audit log is broken: one line with the remedy.
+/// Where the audit log is damaged: one line with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AuditDamage(pub(crate) String);
 
@@ -83,7 +83,7 @@ impl LedgerFailure {
         }
     }
 
-    /// Whether a transaction was refused for its size, so that the store and what it holds are as before.
+    /// Whether a transaction was refused for its size, so that the store is as before.
     pub(crate) fn is_too_large(&self) -> bool {
         matches!(self, Self::NotCommitted(NotCommitted::Refused { .. } | NotCommitted::TooLarge { .. }))
     }

@@ -5,10 +5,9 @@
 //!
 //! The decisions are those of `aquifer_fabric`. `office.rs` leads, or stands by while another manager leads. One thread,
 //! the writer (`writer.rs`), takes orders, reads reports, stores what is desired and sends steps; `ledger.rs` is what it
-//! stores, [`Peers`] is what it sends them to: simulated ones, or those that have registered at its control port
-//! (`registered.rs`). Requests
-//! of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch donors or agents. Losing the
-//! daemon stops changes, never programs.
+//! stores, and the steps go to [`Peers`]: simulated ones, or those that have registered at its control port
+//! (`registered.rs`). Requests of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch
+//! donors or agents. Losing the daemon stops changes, never programs.
 //!
 //! `console.rs` serves a page for people, which uses the same interface. `accounts.rs` and `sessions.rs` say who may do
 //! what; each change has a record in the audit log, which is stored in the same transaction. `config.rs` is the

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Keeps the newest report of each donor, host and device, and notes since when a silent one is missed. Pure.
+//! Keeps the newest report of each donor, host and device, and notes since when a silent one has been silent. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -10,15 +10,15 @@ use aquifer_fabric::{Availability, DeviceReport, DonorReport, HostReport, Millis
 
 use crate::peers::{Reports, Silent};
 
-/// What a round of reports said beside the reports.
+/// What follows from a round of reports, besides the observed state.
 #[derive(Debug, Default)]
 pub(crate) struct Merged {
-    /// The greatest term that one of them has seen which reported to this manager before: another one was elected.
+    /// The greatest term seen by a peer that has reported to this manager before: another manager was elected.
     pub(crate) deposed_by: Option<Term>,
-    /// The greatest term that one of them has seen which is met for the first time: after the state was lost, nobody
-    /// else need have it.
+    /// The greatest term seen by a peer that reports to this manager for the first time. There need not be another
+    /// manager: this one's state may have been lost.
     pub(crate) outrun_by: Option<Term>,
-    /// Who became silent or answers again, for people.
+    /// Peers that became silent or answer again, as lines for people.
     pub(crate) notices: Vec<(bool, String)>,
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(crate) const BUCKETS_US: [u64; 10] =
     [500, 1000, 2500, 5000, 10_000, 25_000, 100_000, 500_000, 2_500_000, 10_000_000];
 
-/// How often something took how long.
+/// A histogram of durations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Durations {
     /// How many fell into each bucket alone; the last is without a limit.
@@ -61,7 +61,7 @@ pub(crate) struct Readings {
     pub(crate) is_audit_damaged: bool,
 }
 
-// Relaxed throughout: each counter is read alone, and nothing follows from two of them.
+// Relaxed throughout: each counter is read alone, and nothing depends on the order of two of them.
 impl Meters {
     /// A request was answered. Those without a route count as one.
     pub(crate) fn count_answer(&self, method: &'static str, path: &'static str, status: u16) {

@@ -44,7 +44,7 @@ impl Notify {
 
     fn send(&self, text: &str) {
         if let Some((socket, address)) = &self.to {
-            // A service manager that does not listen is no reason to end.
+            // The daemon goes on if the service manager does not listen.
             let _ = socket.send_to_addr(text.as_bytes(), address);
         }
     }
@@ -74,7 +74,7 @@ impl Notify {
         }
     }
 
-    /// How long the daemon may wait before it looks whether a sign of life is due.
+    /// How long the daemon may wait before it checks whether a sign of life is due.
     pub(crate) fn wait_max(&self, wanted: Duration) -> Duration {
         self.every.map_or(wanted, |every| wanted.min(every / 2))
     }

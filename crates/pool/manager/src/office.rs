@@ -4,8 +4,8 @@
 //! What the main thread does: it leads, or it stands by until it may.
 //!
 //! With an embedded store this manager leads until its store fails. With etcd it stands by while another one has the
-//! seat; it takes the seat, takes a term, reads the state, leads; and when it is deposed, or etcd does not answer, it
-//! stands by again. Orders that waited then are answered with 503: their clients look at the state and ask the leader.
+//! seat. Then it takes the seat, takes a term, reads the state, and leads. When it is deposed, or etcd does not answer,
+//! it stands by again, and answers waiting orders with 503: their clients read the state and ask the leader.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -28,7 +28,7 @@ use crate::simulated::Simulated;
 use crate::tenure::{Keeper, Tenure};
 use crate::writer::{Posted, Stop, Writer};
 
-/// Orders that wait for the writer at most; further ones are answered with 503.
+/// Maximum number of orders that wait for the writer; further ones are answered with 503.
 const ORDERS_MAX: usize = 256;
 /// How often a standby looks whether the seat is free. A failover takes the lease's time and this.
 const LOOK: Duration = Duration::from_millis(500);
@@ -42,7 +42,7 @@ pub(crate) struct Lead {
     control: Option<SocketAddr>,
 }
 
-/// Why nobody leads: with whether it may pass.
+/// Why this manager does not lead, and whether that may pass.
 pub(crate) struct NotLed {
     pub(crate) line: String,
     pub(crate) may_pass: bool,
@@ -94,7 +94,7 @@ impl Lead {
         self.control
     }
 
-    /// From now on requests are answered as the leader's, and what they post is kept for [`Lead::serve`].
+    /// From now on this manager answers requests as the leader, and keeps what they post for [`Lead::serve`].
     pub(crate) fn take_orders(service: &Service) -> Receiver<Posted> {
         let (sender, posted) = sync_channel(ORDERS_MAX);
         service.stand(Standing::Leader { orders: sender });
@@ -130,7 +130,7 @@ impl Lead {
     }
 }
 
-/// Opens the peers. Returns where they register, if they do.
+/// Opens the peers. Returns the address of the control port, if there is one.
 fn open_peers(
     config: &Config,
     ledger: &Ledger,
@@ -154,8 +154,8 @@ fn open_peers(
     }
 }
 
-/// Checks the audit log. Damage is reported and stops nothing: otherwise whoever can change one record could stop the
-/// pool's management.
+/// Checks the audit log. Damage is reported and stops nothing: otherwise anyone who can change one record could stop
+/// the pool's management.
 fn check_audit(service: &Service, ledger: &Ledger) -> Result<(), Stop> {
     let verified = ledger.verify_audit()?;
     service.shared.meters.note_audit(verified.is_err());
@@ -181,7 +181,7 @@ impl Candidate {
         Ok(Candidate { election, etcd: etcd.clone() })
     }
 
-    /// Stands by and leads in turn, until something happens that will not pass.
+    /// Stands by and leads in turn, until a permanent failure.
     pub(crate) fn serve(&self, config: &Config, service: &Service, notify: &Notify) -> String {
         loop {
             let keeper = self.stand_by(service, notify);

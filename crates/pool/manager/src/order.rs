@@ -71,7 +71,7 @@ pub(crate) struct Order {
     pub(crate) who: String,
     /// The ETag that the volume must have.
     pub(crate) if_match: Option<String>,
-    /// `true` to say what would happen.
+    /// `true` to report what would change, and change nothing.
     pub(crate) is_dry_run: bool,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct Order {
 pub(crate) enum NotDone {
     NotApplied(NotApplied),
     Refused(Refusal),
-    /// The ETag is another one.
+    /// The volume no longer has the ETag that the order names.
     Stale,
     /// The store takes no change of this size; the line says why.
     TooLarge(String),

@@ -42,7 +42,7 @@ pub struct Reports {
 /// Why a command was not carried out, as far as the sender knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SendFailure {
-    /// It may have arrived or not.
+    /// It may or may not have arrived.
     Lost,
     /// It was refused.
     Refused {
@@ -80,7 +80,7 @@ pub trait Peers: Send {
     /// before its first command, since a switch refuses nothing.
     fn command_time_max(&self) -> Duration;
 
-    /// Shows the desired state before the reports of a round: donors are told whether they are drained.
+    /// Shows the desired state before the reports of a round: donors learn whether they are drained.
     fn follow(&mut self, desired: &Desired) {
         let _ = desired;
     }
@@ -94,7 +94,7 @@ pub trait Peers: Send {
     /// What `records` returned last is stored.
     fn recorded(&mut self) {}
 
-    /// A report of each. Those that have seen a greater term report nothing but that.
+    /// A report of each. Those that have seen a greater term report only that term.
     fn reports(&mut self, term: Term) -> Reports;
 
     /// Sends commands, and returns what became of each, in their order.

@@ -2,8 +2,8 @@
 // Copyright the Aquifer authors
 
 //! A change of accounts and sessions on its way: decided on what is in memory, then stored by the writer, then taken
-//! over into memory. Between these steps nothing is locked, so that nobody waits for the store but who asked for the
-//! change. Only the writer's thread goes through them, one change after the other.
+//! over into memory. Between these steps nothing is locked, so that only the client that asked for the change waits for
+//! the store. Only the writer's thread carries out these steps, one change after the other.
 
 use std::sync::{Mutex, MutexGuard};
 

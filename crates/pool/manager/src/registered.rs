@@ -3,7 +3,7 @@
 
 //! Peers that have registered: donors and host agents, over their control channels.
 //!
-//! The topology is what they say of themselves. A registration is stored before it is part of the topology, so that a
+//! The topology follows from their registrations. A registration is stored before it is part of the topology, so that a
 //! restarted manager knows the ends that are silent. It is forgotten when its donor was retired, has no channel, and is
 //! in no pool.
 //!
@@ -31,7 +31,7 @@ pub(crate) const REGISTRATIONS: &str = "registration/";
 pub(crate) struct Registered {
     registrar: Registrar,
     topology: Arc<Topology>,
-    /// What the store has.
+    /// The registrations in the store.
     stored: BTreeMap<EndId, Entry>,
     /// The changes of the registrar's roster that are stored.
     changes: Option<u64>,
@@ -120,7 +120,7 @@ fn add(parts: &mut Parts, id: &EndId, registration: &Registration) -> Result<(),
     Ok(())
 }
 
-/// An end that answers is not gone, whatever it says.
+/// The availability of an end that answers: never `Gone`, whatever its report says.
 fn answering(availability: Availability) -> Availability {
     match availability {
         Availability::Gone { .. } => Availability::Draining,

@@ -20,11 +20,11 @@ use tokio::sync::Semaphore;
 use crate::exposition::exposition;
 use crate::rest::Service;
 
-/// Connections at a time: a few servers of Prometheus, and people.
+/// Maximum number of connections at a time: a few Prometheus servers, and people.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a request may take to arrive, and a connection may be idle.
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(30);
-/// How long a connection lasts at most, so that idle ones do not take all places.
+/// How long a connection lasts at most, so that slow clients do not use all of them up.
 const CONNECTION_MAX: Duration = Duration::from_secs(600);
 
 /// Accepts connections until the process ends.

@@ -20,7 +20,7 @@ use crate::config::SessionsConfig;
 use crate::ledger::{Entry, Ledger, LedgerFailure};
 use crate::pending::Pending;
 
-/// Sessions at most. A further login ends the one that was idle longest.
+/// Maximum number of sessions. A further login ends the one that was idle longest.
 pub(crate) const SESSIONS_MAX: usize = 256;
 
 /// A session, as it is stored.
@@ -42,7 +42,7 @@ pub(crate) struct Who {
     pub(crate) session: Option<String>,
 }
 
-/// Why nobody is recognised, or an account cannot be changed.
+/// Why a caller is not recognised, or an account cannot be changed.
 #[derive(Debug)]
 pub(crate) enum NotAllowed {
     /// An account has the name already.
@@ -61,7 +61,7 @@ pub(crate) enum NotAllowed {
     Unknown,
 }
 
-/// What changes of an account.
+/// The changes to an account.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AccountChange {
     /// The hash of a new password.
@@ -91,7 +91,7 @@ fn secret_hash(secret: &str) -> String {
 }
 
 impl Sessions {
-    /// Nobody: a standby recognises nobody.
+    /// No accounts and no sessions, as on a standby.
     pub(crate) fn none(config: SessionsConfig) -> Sessions {
         let (accounts, sessions) = (BTreeMap::new(), BTreeMap::new());
         Sessions { config, accounts, sessions, attempts: Attempts::default() }
@@ -109,7 +109,7 @@ impl Sessions {
         self.config.idle_seconds
     }
 
-    /// Counts an attempt, and gives what the password is checked against, outside the lock of this.
+    /// Counts an attempt. Returns the account whose hash the caller checks the password against, without this lock.
     pub(crate) fn begin(&mut self, from: IpAddr, name: &str, now: Millis) -> Result<Option<Account>, NotAllowed> {
         self.attempts.begin(&self.config, from, name, now).map_err(NotAllowed::TooMany)?;
         Ok(self.accounts.get(name).cloned())
@@ -140,7 +140,7 @@ impl Sessions {
 
     /// Makes a session, and returns its id and its token.
     pub(crate) fn create(&self, who: &Who, now: Millis) -> Decided<(String, String)> {
-        // Who was recognised may have lost the account by now.
+        // The account may have been deleted or disabled since.
         self.accounts.get(&who.name).filter(|account| account.is_enabled).ok_or(NotAllowed::Login)?;
         let mut pending = Pending::default();
         let (over, live): (Vec<_>, Vec<_>) = self.sessions.iter().partition(|(_, session)| self.is_over(session, now));
@@ -157,7 +157,7 @@ impl Sessions {
         Ok(((id.clone(), format!("{id}.{secret}")), pending))
     }
 
-    /// Who has a token.
+    /// The caller to whom a token belongs.
     pub(crate) fn recognise(&mut self, token: &str, now: Millis) -> Result<Who, NotAllowed> {
         let (id, secret) = token.split_once('.').ok_or(NotAllowed::Token)?;
         let is_over = |session: &Session| self.is_over(session, now);
@@ -180,7 +180,8 @@ impl Sessions {
         idle >= self.config.idle_seconds * 1000 || age >= self.config.life_seconds * 1000
     }
 
-    /// Whether whoever was recognised would be recognised still. Counts as use: a stream keeps its session.
+    /// Whether a caller that was recognised before still would be. Counts as use: a stream keeps its session from being
+/// idle.
     pub(crate) fn is_still(&mut self, who: &Who, now: Millis) -> bool {
         let has_role = |account: &Account| account.is_enabled && account.role >= who.role;
         if !self.accounts.get(&who.name).is_some_and(has_role) {

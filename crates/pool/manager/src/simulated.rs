@@ -86,7 +86,7 @@ impl Simulated {
         Ok(())
     }
 
-    /// Waits until no other manager talks to a shared rack, and reads what others have changed of it.
+    /// Waits until no other manager uses a shared rack, and reads what others have changed in it.
     fn take_turn(&mut self) -> io::Result<()> {
         let Some(lock) = &self.shared else { return Ok(()) };
         lock.lock()?;
@@ -116,7 +116,7 @@ impl Simulated {
         self.switch.tick(SimulatedSwitch::tick);
     }
 
-    /// The reports of peers none of which answers.
+    /// Reports in which no peer answers.
     fn silence(&self) -> Reports {
         let parts = self.topology.parts();
         Reports {

@@ -21,14 +21,14 @@ pub(crate) struct Task {
     pub(crate) volume: Option<VolumeId>,
     pub(crate) started: Millis,
     pub(crate) ended: Option<Millis>,
-    /// What was left to do at the most, by the rounds so far.
+    /// The most that was left to do in any round so far.
     left_max: usize,
     /// How much of it is done: 100 when it has ended. It never falls, although further steps may follow from the first.
     pub(crate) percent: u8,
 }
 
 impl Task {
-    /// Learns from a round how much is left.
+    /// Records how much a round has left.
     fn see(&mut self, left: usize) {
         self.left_max = self.left_max.max(left);
         let done = (self.left_max - left) * 100 / self.left_max.max(1);

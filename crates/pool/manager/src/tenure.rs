@@ -4,9 +4,9 @@
 //! How long this manager may act as the leader: for ever with an embedded store; with etcd, as long as its seat is kept
 //! alive.
 //!
-//! Threads: the keeper renews the seat, the writer asks before it sends steps. That is a courtesy to switches, which have
-//! no gate against a deposed manager's commands, and to people. What is stored, and what donors and agents obey, is
-//! fenced by the term.
+//! Threads: the keeper renews the seat, and the writer checks the tenure before it sends steps. The check is needed for
+//! switches, which have no gate against a deposed manager's commands. What is stored, and what donors and agents obey,
+//! is fenced by the term.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_state_store::Seat;
 
-/// Renewals within the time of a lease: two may fail.
+/// Number of renewals within the time of a lease: two may fail.
 const RENEWALS: u32 = 3;
 
 /// Until when this manager leads.

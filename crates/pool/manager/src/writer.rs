@@ -27,7 +27,7 @@ use crate::snapshot::{Snapshot, StepCounts};
 use crate::tasks::Tasks;
 use crate::tenure::Tenure;
 
-/// Elections that a start tries, each with a term greater than what the peers have seen.
+/// Maximum number of terms that a start tries, each greater than what the peers have seen.
 const ELECTIONS_MAX: usize = 16;
 
 /// What takes the answer to an order.
@@ -45,7 +45,7 @@ pub(crate) enum Stop {
 }
 
 impl Stop {
-    /// Whether this manager, or another one, may lead after it.
+    /// Whether this manager or another one may lead afterwards.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Deposed { .. } | Self::SeatLost => true,
@@ -68,13 +68,13 @@ impl std::fmt::Display for Stop {
             }
             Self::Ledger(failure) => failure.fmt(f),
             Self::SeatLost => {
-                f.write_str("etcd did not hear of this manager in time; check the members and the network")
+                f.write_str("the lease in etcd was not renewed in time; check the members and the network")
             }
         }
     }
 }
 
-/// What the writer is asked for.
+/// A request to the writer.
 pub(crate) enum Posted {
     /// What needs the store and not the pool: accounts, sessions, the audit log. An error is the store's.
     Errand(Box<dyn FnOnce(&mut Ledger) -> Result<(), LedgerFailure> + Send>),
@@ -85,7 +85,7 @@ pub(crate) enum Posted {
 /// What became of an order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Done {
-    /// What changes of what people declare.
+    /// Changes to pools, zones and volumes.
     pub(crate) changes: Vec<String>,
     /// Steps that become due.
     pub(crate) steps: Vec<String>,
@@ -176,7 +176,7 @@ impl Writer {
         Err(Stop::Deposed { seen: seen.max(term) })
     }
 
-    /// Reads reports. A peer that is met for the first time may have seen a greater term: it gets a greater one.
+    /// Reads reports. If one that reports for the first time has seen a greater term, this takes a still greater one.
     fn hear(&mut self, now: Millis) -> Result<Merged, Stop> {
         let mut merged = merge(&mut self.observed, self.peers.reports(self.term), now);
         for _ in 0..ELECTIONS_MAX {

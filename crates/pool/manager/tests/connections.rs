@@ -71,7 +71,7 @@ fn connect_tls(daemon: &Daemon, client: &Arc<ClientConfig>) -> Tls {
     StreamOwned::new(connection, connect(daemon))
 }
 
-/// One request over TLS. An answer counts only if its end is the daemon's and not somebody's who cut the connection.
+/// One request over TLS. An answer counts only if the daemon has ended it by close_notify: a cut connection fails.
 fn ask_tls(daemon: &Daemon, client: &Arc<ClientConfig>, text: &str) -> (Answer, Tls) {
     let mut stream = connect_tls(daemon, client);
     stream.write_all(text.as_bytes()).expect("sent");

@@ -3,8 +3,7 @@
 
 //! What every store must do. A test calls [`check`] with a [`Rig`] for its store.
 //!
-//! The last part plays one history again and again, and lets operation n fail, for each n; then it opens the store
-//! again
+//! The last part plays one history again and again, and lets operation n fail, for each n; then it reopens the store
 //! and compares it with a plain map: every transaction is there as a whole or not at all, in order, and one that was
 //! reported as committed is there.
 
@@ -14,7 +13,7 @@ use crate::failure::NotCommitted;
 use crate::key::Key;
 use crate::store::{Expectation, SCAN_MAX, StateStore, Transaction, Write};
 
-/// Operations that the history of [`check`] takes at most; more means that it never ends.
+/// Maximum number of operations that the history of [`check`] takes; more means that it never ends.
 const OPERATIONS_MAX: u64 = 20_000;
 /// Transactions of that history.
 const TRANSACTIONS: u64 = 12;

@@ -44,8 +44,7 @@ pub struct EmbeddedStore {
 
 impl EmbeddedStore {
     /// Opens the file, or makes an empty one that only its owner can read. A new file gets its name when it is
-    /// complete:
-    /// what a crash leaves of an unfinished one is made again.
+    /// complete: an unfinished one that a crash has left is replaced.
     pub fn open(path: &Path) -> Result<EmbeddedStore, StoreFailure> {
         if !path.try_exists().map_err(|error| io_failure("opened", error))? {
             let unfinished = path.with_extension("unfinished");

@@ -8,12 +8,12 @@
 //! | `PREFIX/format` | [`ETCD_FORMAT`] in digits |
 //! | `PREFIX/state/KEY` | the value of a key; its version is etcd's `mod_revision` |
 //! | `PREFIX/commit` | the name of the transaction that was committed last |
-//! | `PREFIX/leader` | who writes, under a lease; see `etcd/seat.rs` |
+//! | `PREFIX/leader` | the manager that writes, under a lease; see `etcd/seat.rs` |
 //!
 //! A transaction is one transaction of etcd's. It gets a name, and it is carried out only while `commit` is as this store
-//! saw it last, which it replaces with its name. So it can be sent again when an answer was lost: it happens once at
-//! most, and the second attempt finds the name of the first. An attempt that is still on its way in a member that was
-//! cut off does nothing when it arrives.
+//! saw it last, which it replaces with its name. So it can be sent again when an answer was lost: it happens at most
+//! once, and the second attempt finds the name of the first. An attempt that is still queued in a member that was cut
+//! off has no effect when it arrives.
 
 mod connection;
 mod gateway;
@@ -40,7 +40,7 @@ pub const ETCD_FORMAT: u32 = 1;
 
 /// Entries of one answer: few enough that an answer of ordinary values is small.
 const PAGE: usize = 128;
-/// How often a commit is tried while others commit what does not concern it.
+/// How often a commit is tried while others commit changes to other keys.
 const OVERTAKEN_MAX: usize = 16;
 
 /// A store on a cluster of etcd.
@@ -66,7 +66,7 @@ fn odd() -> StoreFailure {
     StoreFailure::Etcd { what: "an answer is not etcd's".into() }
 }
 
-/// A name that nobody else has.
+/// A unique name.
 fn random_name() -> String {
     let mut bytes = [0; 16];
     // Without randomness there is no TLS either, and Linux always has some after it has booted.
@@ -138,7 +138,7 @@ impl EtcdStore {
     }
 
     /// What a transaction that did not hold means: that it was committed by an earlier attempt, that it conflicts, or
-    /// that others have committed what does not concern it.
+    /// that others have committed changes to other keys.
     fn judge(&mut self, transaction: &Transaction, name: &str, outcome: &Outcome) -> Result<Option<u64>, NotCommitted> {
         let unknown = || NotCommitted::Unknown(odd());
         let (commit, found) = outcome.found.split_first().ok_or_else(unknown)?;

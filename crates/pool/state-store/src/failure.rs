@@ -13,14 +13,14 @@ use crate::key::Key;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StoreFailure {
-    /// The file is damaged or no store.
+    /// The file is damaged, or is not a store.
     Damaged {
         /// What was found.
         what: String,
     },
-    /// etcd does not answer, or not as etcd does.
+    /// etcd does not answer, or its answer is invalid.
     Etcd {
-        /// What happened last.
+        /// The last error.
         what: String,
     },
     /// The file was written with another format.

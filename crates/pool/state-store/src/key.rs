@@ -19,7 +19,7 @@ pub struct NotAKey(String);
 impl fmt::Display for NotAKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.0.escape_default();
-        write!(f, "\"{key}\" is no key; use 1 to {KEY_BYTES_MAX} of a-z, A-Z, 0-9, '-', '_', '.' and '/'")
+        write!(f, "\"{key}\" is not a key; use 1 to {KEY_BYTES_MAX} of a-z, A-Z, 0-9, '-', '_', '.' and '/'")
     }
 }
 

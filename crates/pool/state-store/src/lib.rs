@@ -4,8 +4,8 @@
 //! Durable state of a fabric manager: keys with values and versions, changed by compare-and-swap over several keys.
 //!
 //! [`StateStore`] is the trait; [`EmbeddedStore`] keeps one file with redb, [`EtcdStore`] a part of a cluster of etcd,
-//! [`MemoryStore`] keeps nothing. All pass [`conformance`], including a part in which operation n fails, for each n. A [`Transaction`] is committed as a whole
-//! or not at all, whatever crashes: when `commit` returns, it is durable.
+//! [`MemoryStore`] keeps nothing. All pass [`conformance`], including a part in which operation n fails, for each n.
+//! A [`Transaction`] is committed as a whole or not at all, whatever crashes: when `commit` returns, it is durable.
 //!
 //! ```
 //! use aquifer_state_store::{Expectation, Key, MemoryStore, StateStore, Transaction};

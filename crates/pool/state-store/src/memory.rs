@@ -46,7 +46,7 @@ impl MemoryStore {
 }
 
 impl Content {
-    /// Counts one operation. The one that is to fail is `Err`.
+    /// Counts one operation. Returns `Err` for the one that is to fail.
     fn count(&mut self) -> Result<(), StoreFailure> {
         let failed = || StoreFailure::Io { what: "written", source: "a failure that a test asked for".into() };
         match &mut self.countdown {

@@ -11,9 +11,9 @@ use crate::key::Key;
 
 /// Largest value: a volume of 256 spans with 20 members each, written as JSON, several times over.
 pub const VALUE_BYTES_MAX: usize = 8 << 20;
-/// Writes of one transaction at most: more than the volumes of the largest pool that is tested.
+/// Maximum number of writes in one transaction: more than the volumes of the largest pool that is tested.
 pub const WRITES_MAX: usize = 1 << 16;
-/// Entries that one scan returns at most.
+/// Maximum number of entries that one scan returns.
 pub const SCAN_MAX: usize = 1024;
 
 /// A value with its version.

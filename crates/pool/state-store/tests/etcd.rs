@@ -18,11 +18,11 @@ use aquifer_state_store::{
 use aquifer_test_support::{EtcdCluster, Link};
 use rig::{WAIT_MAX, directory, key, settings};
 
-/// Bounds for a link that fails at once or not at all.
+/// Bounds of waits for a link that fails at once or not at all.
 const QUICK: Bounds =
     Bounds { connect_max: WAIT_MAX, answer_max: WAIT_MAX, attempts_max: 3, pause: Duration::from_millis(1) };
 
-/// A part of a cluster for each store.
+/// Each store gets a prefix of the cluster's keys.
 struct OnEtcd<'a> {
     cluster: &'a EtcdCluster,
     link: Link,
@@ -164,7 +164,7 @@ fn one_candidate_at_a_time_has_the_seat() {
     seat.resign().expect("given up");
     let Standing::Elected(mut seat) = bob.campaign().expect("asked") else { panic!("it is free at once") };
     assert_eq!(amy.holder().expect("asked").as_deref(), Some("http://bob"));
-    // Bob stops without a word.
+    // Bob stops without resigning.
     let begun = Instant::now();
     let _amys = loop {
         match amy.campaign().expect("asked") {

@@ -58,7 +58,7 @@ fn the_numbers_of_errors_are_those_of_the_header() {
     assert_eq!(there, here);
 }
 
-/// The compiler says what Rust believes: sizes and offsets of every struct.
+/// The C compiler finds the sizes and offsets that Rust uses, for every struct.
 #[test]
 fn structs_are_laid_out_as_the_compiler_does() {
     use aquifer_c::{contexts, curve, fetches, gathers, queries, space};

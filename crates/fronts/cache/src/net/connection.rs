@@ -4,7 +4,7 @@
 //! One client: what it has sent and has not been decoded, and what it has not yet read of its replies.
 //!
 //! Both have limits. A client whose replies pile up gets no further request carried out and nothing more read from its
-//! socket, so it slows down itself and nobody else. One that reads nothing for a while is disconnected.
+//! socket, so it slows down only itself. One that reads nothing for a while is disconnected.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -17,11 +17,11 @@ use crate::request::{Decoder, ProtocolFailure, REQUEST_BYTES_MAX};
 
 /// Bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// Requests of a batch. Enough for the pipelines of common clients; a longer one takes several batches.
+/// Maximum number of requests in a batch. Enough for the pipelines of common clients; a longer one takes several.
 const BATCH_REQUESTS_MAX: usize = 128;
 /// Bytes of replies that wait for a client before its requests wait, too.
 pub const OUTPUT_BYTES_HIGH: usize = 1 << 20;
-/// Most bytes that wait to be decoded: a whole request, and what is read together with its end.
+/// Maximum number of bytes that wait to be decoded: a whole request, and what is read together with its end.
 const INPUT_BYTES_MAX: usize = REQUEST_BYTES_MAX + READ_BYTES;
 /// How long a client may leave its replies unread.
 pub const UNREAD_MAX: Duration = Duration::from_secs(60);

@@ -28,7 +28,7 @@ pub struct Login {
 /// The accounts.
 #[derive(Clone, Debug, Args)]
 pub struct Accounts {
-    /// What to do with them; nothing lists them.
+    /// What to do with them; without it, they are listed.
     #[command(subcommand)]
     pub command: Option<AccountCommand>,
 }
@@ -62,11 +62,11 @@ Examples:
 /// What an account may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Role {
-    /// All that there is, accounts and the audit log too
+    /// Everything, including accounts and the audit log
     Administrator,
     /// Change volumes, bindings and donors
     Operator,
-    /// Look
+    /// Read the state of the pool
     ReadOnly,
 }
 

@@ -62,7 +62,7 @@ pub struct Create {
     /// What two members of a span never share
     #[arg(long, value_enum, default_value = "host")]
     pub spread: Spread,
-    /// Stripe it over so many spans at least
+    /// Stripe it over at least this many spans
     #[arg(long, value_name = "SPANS", default_value_t = 1)]
     pub width: u16,
     /// Whether it is done.

@@ -111,7 +111,7 @@ impl Suite<'_> {
             LogBytes { bytes: bytes.clone() }.command_effects().iter().map(|it| it.opcode).collect();
         let twice = effects.iter().enumerate().find(|(at, opcode)| effects[..*at].contains(opcode));
         let twice = twice.map(|(_, opcode)| format!("{opcode} is listed twice"));
-        let odd = (!bytes.len().is_multiple_of(4)).then(|| format!("{} bytes are no whole lines", bytes.len()));
+        let odd = (!bytes.len().is_multiple_of(4)).then(|| format!("{} bytes are not whole entries", bytes.len()));
         self.judge("effects", length(&bytes, log.log_bytes as usize).or(odd).or(twice));
         self.listed = Some(effects);
         Ok(())

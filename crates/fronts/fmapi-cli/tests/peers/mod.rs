@@ -33,7 +33,7 @@ impl Clock for VirtualClock {
     }
 }
 
-/// Answers the bytes of a request; None: not at all.
+/// Answers the bytes of a request; None for no answer.
 type Answer = Box<dyn FnMut(Duration, &[u8]) -> Option<Vec<u8>> + Send>;
 
 struct Wire {

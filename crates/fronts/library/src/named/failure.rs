@@ -18,7 +18,7 @@ pub enum NamedError {
     AlreadyOpen,
     /// A name has 1 to 128 letters, digits, `.`, `_` and `-`, and does not begin with `.`.
     BadName,
-    /// The part of the file that says where everything is is not as it was written.
+    /// A superblock or a node of the file is damaged.
     Damaged {
         /// The page of the file, of 4096 bytes.
         page: u64,
@@ -57,7 +57,7 @@ pub enum NamedError {
     TooMany,
     /// The file is shorter than what was synced.
     Truncated,
-    /// A sync before has failed when it was not certain what the disk has. Unmap the mapping and open it again: it has
+    /// An earlier sync failed, and it is unknown what the disk has. Unmap the mapping and open it again: it has
     /// the state before that sync, or after it.
     Unfinished,
     /// The file has another version of the format.

@@ -4,9 +4,9 @@
 //! The file of a named mapping: opened or made, locked, and read and written without the page cache where the file
 //! system can do that.
 //!
-//! A new file appears under its name only when it is complete. The lock (flock(2)) belongs to the open file, and so to
-//! forked children, too, until they execute another program: the process that has taken it gives it back when the
-//! mapping is dropped. It ends with the process, however that ends: a forked child of the library's closes the file.
+//! A new file appears under its name only when it is complete. The lock (flock(2)) belongs to the open file
+//! description, which fork(2) shares with children. The process that took it releases it when the mapping is dropped.
+//! It also ends with that process, however that ends, because the library closes the file in forked children.
 //!
 //! Threads: `read` of [`FilePages`] may run in a signal handler.
 

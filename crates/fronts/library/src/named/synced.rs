@@ -111,7 +111,7 @@ impl NamedFile {
     }
 }
 
-/// Puts those of some pages that have changed.
+/// Puts those of the found pages that have changed.
 fn put(
     draft: &mut Draft<'_, FileMedium>,
     mapping: &memory_space::Mapping<'_>,

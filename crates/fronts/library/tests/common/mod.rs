@@ -49,7 +49,7 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes of the mapping for which `is_so` says so of their status.
+/// Bytes of the mapping whose status satisfies `is_so`.
 pub fn bytes_with(mapping: &Mapping, is_so: impl Fn(Status) -> bool) -> usize {
     let runs = mapping.status(..).expect("it is open");
     runs.iter().filter(|run| is_so(run.status)).map(|run| run.range.len()).sum()

@@ -44,7 +44,7 @@ pub struct State {
     pub bytes: Vec<u8>,
     /// What has happened since the disk was made.
     pub steps: Vec<Step>,
-    /// The calls, by activity and place, that fail: the number of calls until then, and the error.
+    /// How many calls succeed before all further ones fail, and the error number.
     pub fails_after: Option<(usize, i32)>,
     /// The pages that fit.
     pub pages_max: Option<u64>,

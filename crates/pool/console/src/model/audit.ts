@@ -65,7 +65,7 @@ export async function digest(record: AuditRecord): Promise<string> {
   return Array.from(hash, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Checks the records that follow a known end. Stops at the first that is wrong. */
+/** Checks the records that follow the known end of a log. Stops at the first wrong one. */
 export async function verify(records: readonly AuditRecord[], known: Tail): Promise<Verdict> {
   let tail = known;
   for (const record of records) {

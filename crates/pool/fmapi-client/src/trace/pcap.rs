@@ -39,7 +39,7 @@ const MCTP_BYTES: usize = 5;
 const MCTP_VERSION: u8 = 1;
 const START_AND_END: u8 = 0xc0;
 const OWNER: u8 = 0x08;
-/// Endpoints of the file: the client, and the peer. A transport's own IDs are its affair.
+/// Endpoints of the file: the client, and the peer. The IDs that a transport uses are not recorded.
 const OWN_EID: u8 = 9;
 const PEER_EID: u8 = 8;
 
@@ -96,12 +96,12 @@ pub struct PcapMessage {
     pub bytes: Vec<u8>,
 }
 
-/// Why a file is no trace.
+/// Why a file is not a trace.
 #[derive(Debug)]
 pub enum PcapFailure {
     /// It cannot be read, or it ends early.
     Io(io::Error),
-    /// A value is not as it should be.
+    /// A field has an invalid value.
     Format {
         /// The field.
         what: String,
@@ -112,7 +112,7 @@ impl fmt::Display for PcapFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => write!(f, "the trace cannot be read: {error}; record it again"),
-            Self::Format { what } => write!(f, "this is no trace of the FM API: {what}; name a file of --trace"),
+            Self::Format { what } => write!(f, "this is not a trace of the FM API: {what}; name a file of --trace"),
         }
     }
 }

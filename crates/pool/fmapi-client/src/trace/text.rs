@@ -36,7 +36,7 @@ impl Describer {
         let mut text = format!("{} {arrow} ", time_of_day(unix));
         let asked = self.asked.take();
         let decoded = describe(&mut text, 0, bytes, asked.as_ref(), dialect);
-        // Answers that were dropped leave the question open.
+        // The request still has no answer after a message that was dropped.
         self.asked = match direction {
             Direction::Sent => decoded,
             Direction::Received => None,
@@ -112,7 +112,7 @@ fn append_fields(text: &mut String, indent: &str, debug: &str) {
     }
 }
 
-/// The value, or a line with the bytes and why they are none.
+/// The value, or a line with the bytes and why they cannot be decoded.
 fn shown<T>(text: &mut String, indent: &str, decoded: Result<T, DecodeFailure>, payload: &[u8]) -> Option<T> {
     decoded
         .inspect_err(|failure| {

@@ -13,7 +13,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{NotAConfig, refuse, within};
 
-/// Shortest and longest lease of the seat. Below, etcd's own elections let it end; above, a failover takes minutes.
+/// Bounds of the lease of the seat. A shorter one would end during etcd's own elections; a longer one would make a
+/// failover take minutes.
 const LEASE_SECONDS: (u64, u64) = (3, 300);
 
 /// Where the state is kept.
@@ -48,7 +49,7 @@ pub struct EmbeddedConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct EtcdConfig {
-    /// What this manager keeps for itself: the first password.
+    /// The directory for what this manager keeps for itself: the first password.
     pub directory: PathBuf,
     /// URLs of etcd's members.
     pub endpoints: Vec<String>,
@@ -67,7 +68,7 @@ pub struct EtcdConfig {
     /// The URL at which clients reach this manager; standbys name the leader's. By default what it listens on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// After so long without a sign of the leader, another manager takes its place.
+    /// How long the leader may fail to renew its lease before another manager takes its place.
     #[serde(default = "default_lease")]
     pub lease_seconds: u64,
 }

@@ -47,7 +47,7 @@ fn log_in(service: &Service, request: &Request, name: &str, password: &str) -> R
     Err(NotAllowed::Login.into())
 }
 
-/// Decodes base 64, as RFC 7617 has it in Basic.
+/// Decodes Base64, as Basic uses it (RFC 7617).
 fn base64(text: &str) -> Option<Vec<u8>> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let (mut bytes, mut bits, mut count) = (Vec::new(), 0u32, 0);
@@ -125,7 +125,7 @@ pub(super) fn accounts(call: &Call<'_>) -> Result<Answer, Problem> {
     Ok(Answer::of(200, collection(ACCOUNTS, "ManagerAccountCollection", "Accounts", &call.query, &ids, body)))
 }
 
-/// Refuses what is another account's, unless the caller is an administrator.
+/// Refuses access to another account, unless the caller is an administrator.
 fn check_own(call: &Call<'_>) -> Result<(), Problem> {
     let who = call.who.as_ref();
     if who.is_some_and(|who| who.role == Role::Administrator || who.name == call.name()) {

@@ -51,7 +51,7 @@ impl Problem {
         Problem { status, id, message: message.into(), remedy: remedy.into(), headers: Vec::new() }
     }
 
-    /// From one of our lines, which say the cause and, after a semicolon, the remedy.
+    /// Made from a message line, which has the cause and, after a semicolon, the remedy.
     fn line(status: u16, id: &'static str, line: &str) -> Problem {
         let (message, remedy) = line.split_once("; ").unwrap_or((line, "read the message"));
         Problem::new(status, id, message, remedy)

@@ -77,7 +77,7 @@ pub(super) fn linked<'a>(link: &'a Value, prefix: &str) -> Result<&'a str, Probl
     rest.ok_or_else(|| Problem::value("@odata.id", format!("a link is not to {prefix}...; copy it from a resource")))
 }
 
-/// What every body must stand: for fuzzing. Decodes bytes as the body of each route, and never panics.
+/// For fuzzing: decodes bytes as the body of each route, which must never panic.
 pub fn take_body(bytes: &[u8]) {
     for route in super::routes::ROUTES {
         if let Ok(map) = parse(bytes, route.body)

@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 
 use super::answer::Problem;
 
-/// Members of one page at most.
+/// Maximum number of members on one page.
 pub(super) const PAGE_MAX: usize = 1000;
-/// Terms of a filter at most.
+/// Maximum number of terms in a filter.
 const TERMS_MAX: usize = 8;
-/// Longest query.
+/// Maximum length of a query.
 pub(super) const QUERY_BYTES_MAX: usize = 2048;
 
 /// The parameters of a query, decoded.
@@ -39,7 +39,7 @@ fn refuse<T>(what: impl Into<String>, remedy: &str) -> Result<T, Problem> {
     Err(Problem::new(400, "Base.1.18.QueryParameterValueError", what, remedy))
 }
 
-/// Decodes percent signs. `None` if that is no UTF-8.
+/// Decodes percent signs. `None` if the result is not UTF-8.
 pub(super) fn decoded(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
@@ -108,7 +108,7 @@ impl Query {
 }
 
 impl Query {
-    /// How many to leave out, and how many to answer at most.
+    /// How many members to skip, and the maximum number to return.
     pub(super) fn window(&self) -> (usize, usize) {
         (self.skip, self.top.unwrap_or(PAGE_MAX))
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What Redfish has no resource for: the state in short, declarations, plans, adoption, and the audit log.
+//! What Redfish has no resource for: a summary of the state, declarations, plans, adoption, and the audit log.
 
 use aquifer_fabric::Declaration;
 use serde_json::{Value, json};

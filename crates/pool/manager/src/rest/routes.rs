@@ -77,7 +77,7 @@ pub(super) struct Route {
     pub(super) method: Method,
     pub(super) path: &'static str,
     pub(super) summary: &'static str,
-    /// The least role; `None` is open to everybody.
+    /// The minimum role; `None` is open to everybody.
     pub(super) needs: Option<Role>,
     pub(super) body: &'static [Property],
     pub(super) answer: fn(&Call<'_>) -> Result<Answer, Problem>,

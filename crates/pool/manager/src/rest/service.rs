@@ -44,9 +44,9 @@ impl Request {
 
 /// Whether this manager leads.
 pub(crate) enum Standing {
-    /// It does; orders go to its writer.
+    /// This manager leads; orders go to its writer.
     Leader { orders: SyncSender<Posted> },
-    /// Another one does, as far as is known at this URL.
+    /// Another one leads, at this URL if it is known.
     Standby { leader: Option<String> },
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Call<'a> {
     pub(super) service: &'a Service,
     pub(super) snapshot: Arc<Snapshot>,
     pub(super) path: &'a str,
-    /// What stands for the names in braces of the route's path.
+    /// The values for the names in braces in the route's path.
     pub(super) names: Vec<String>,
     pub(super) query: Query,
     pub(super) request: &'a Request,
@@ -74,12 +74,12 @@ pub(super) struct Call<'a> {
 }
 
 impl Service {
-    /// Accounts and sessions. Held for a look or an entry, never while the store works.
+    /// Accounts and sessions. Locked for one look-up or one entry, never while the store works.
     pub(crate) fn sessions(&self) -> MutexGuard<'_, Sessions> {
         self.sessions.lock().expect("a panic ends the daemon")
     }
 
-    /// From now on this manager leads, or does not.
+    /// Records whether this manager leads from now on.
     pub(crate) fn stand(&self, standing: Standing) {
         *self.standing.write().expect("a panic ends the daemon") = standing;
     }
@@ -171,7 +171,7 @@ impl Service {
         })
     }
 
-    /// Has the writer run something with the store, and waits for what comes of it. No lock may be held meanwhile.
+    /// Has the writer run something with the store, and waits for the result. No lock may be held meanwhile.
     pub(super) fn errand<T: Send + 'static>(
         &self,
         errand: impl FnOnce(&mut Ledger) -> Result<T, LedgerFailure> + Send + 'static,
@@ -213,7 +213,7 @@ impl Call<'_> {
         self.who.as_ref().map_or("nobody", |who| &who.name)
     }
 
-    /// The first name of the path. Every route that asks has one.
+    /// The first name of the path. Every route that calls this has one.
     pub(super) fn name(&self) -> &str {
         self.names.last().map_or("", String::as_str)
     }
@@ -268,7 +268,7 @@ fn busy(what: &str) -> Problem {
     Problem::new(503, UNAVAILABLE, what, "look at the state, then try again")
 }
 
-/// What stands for the braces of a route's path, if the path is one of its.
+/// The values for the names in braces in a route's path, if the path matches it.
 fn names(route: &Route, path: &str) -> Option<Vec<String>> {
     let (mut pattern, mut segments) = (route.path.split('/'), path.split('/'));
     let mut names = Vec::new();

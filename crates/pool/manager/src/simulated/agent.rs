@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A simulated host's agent: it takes members in, copies, and has the last word about members that leave.
+//! A simulated host's agent: it joins members, copies their bytes, and decides last whether a member may leave.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ pub(super) struct SimulatedAgent {
 }
 
 impl SimulatedAgent {
-    /// Whether a manager's term is new to it. A greater one that it has seen is the error.
+    /// Whether a manager's term is new to the agent. The error is the greater term that it has seen.
     pub(super) fn see(&mut self, term: Term) -> Result<bool, Term> {
         let before = self.term;
         (self.term, self.sequence) = admit_term(self.term, self.sequence, term)?;

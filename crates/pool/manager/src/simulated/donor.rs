@@ -11,7 +11,7 @@ use aquifer_fabric::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The one start that a simulated donor has.
+/// A simulated donor has one incarnation, which survives restarts of the daemon.
 const INCARNATION: Incarnation = Incarnation(1);
 /// Slabs that are wiped in one round of reports: 64 GiB, so that trying things out is quick.
 const WIPED_PER_TICK: usize = 1 << 15;
@@ -46,7 +46,7 @@ pub(super) struct SimulatedDonor {
     leases: Vec<Lease>,
 }
 
-/// Asks the gate that this state stands for. Returns the state after it.
+/// Asks a gate that is in this state. Returns its state afterwards.
 pub(super) fn admit(term: Term, sequence: u64, command: &Command) -> Result<(Term, u64), String> {
     let mut gate = Gate::new(INCARNATION, term);
     // A gate that has admitted `sequence` in this term, which a restart of the simulation must not forget.
@@ -68,7 +68,7 @@ pub(super) fn admit_term(term: Term, sequence: u64, asking: Term) -> Result<(Ter
 }
 
 impl SimulatedDonor {
-    /// Whether a manager's term is new to it. A greater one that it has seen is the error.
+    /// Whether a manager's term is new to the donor. The error is the greater term that it has seen.
     pub(super) fn see(&mut self, term: Term) -> Result<bool, Term> {
         let before = self.term;
         (self.term, self.sequence) = admit_term(self.term, self.sequence, term)?;

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! A simulated peer with its file. What is not in the file is neither reported nor confirmed, so that a peer that is
-//! killed never forgets what it has told, above all the greatest term that it has seen.
+//! killed never forgets what it has reported, above all the greatest term that it has seen.
 
 use std::fs;
 use std::io;
@@ -18,9 +18,9 @@ use crate::peers::{SendFailure, Silent};
 pub(super) struct Kept<T> {
     pub(super) peer: T,
     file: PathBuf,
-    /// `true` when the file has what the peer is.
+    /// `true` if the file is up to date.
     is_saved: bool,
-    /// `true` when the last attempt to save failed, which is said once and not in each round.
+    /// `true` if the last attempt to save failed, which is reported once and not in each round.
     is_failing: bool,
 }
 

@@ -121,7 +121,7 @@ fn a_peer_whose_file_cannot_be_written_says_nothing_until_it_can() {
     assert_eq!(answer(&mut scratch.open(), 1), Err(Silent::Deposed { seen: Term(2) }));
 }
 
-/// Reports, commands, kills and failures of the disk in any order: the model is what the donor has told.
+/// Reports, commands, kills and failures of the disk in any order: the model is what the donor has reported.
 #[test]
 fn whatever_was_told_survives_a_kill() {
     for seed in 1..=30 {

@@ -94,7 +94,7 @@ impl Connection {
         Ok(Connection { sender, host: endpoint.authority() })
     }
 
-    /// Sends one request and returns status and body. After an error the connection is of no use.
+    /// Sends one request and returns status and body. After an error the connection cannot be used.
     pub(super) async fn post(&mut self, path: &str, body: Bytes) -> Result<(u16, Bytes), String> {
         let request = hyper::Request::post(path)
             .header("host", self.host.as_str())

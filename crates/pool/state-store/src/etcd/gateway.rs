@@ -3,8 +3,8 @@
 
 //! Sends requests to etcd's JSON gateway, and retries what may pass at the next endpoint.
 //!
-//! Every request that is sent here may arrive twice, because an answer that was lost leaves no other choice: reads are
-//! harmless, and the transactions of `commit.rs` and `seat.rs` recognise their own earlier attempt.
+//! A request whose answer was lost is sent again, so every request may arrive twice: reads are harmless, and the
+//! transactions of `../etcd.rs` and `seat.rs` recognise their own earlier attempt.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -21,7 +21,7 @@ use super::settings::{Bounds, Endpoint, EtcdSettings, NotSettings};
 
 /// Longest text of an error that is passed on.
 const REASON_BYTES_MAX: usize = 300;
-/// Codes of gRPC for what may pass: DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNAVAILABLE.
+/// gRPC's codes for transient errors: DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNAVAILABLE.
 const PASSING_CODES: [u64; 4] = [4, 10, 13, 14];
 
 /// Why a request has no answer.
@@ -31,9 +31,9 @@ pub(super) enum NoAnswer {
     Lost(String),
     /// etcd refuses the request. Nothing was carried out.
     Refused {
-        /// The code of gRPC.
+        /// gRPC's code.
         code: u64,
-        /// etcd's own words.
+        /// etcd's message.
         message: String,
     },
 }
@@ -106,7 +106,7 @@ impl Gateway {
         Err(NoAnswer::Lost(why))
     }
 
-    /// Nothing while there is another endpoint to try; then longer and longer.
+    /// The pause after an attempt: zero while there is another endpoint to try; then it doubles with each round.
     fn pause(&self, attempt: u32) -> Duration {
         let rounds = (attempt + 1) / u32::try_from(self.endpoints.len()).unwrap_or(u32::MAX);
         if rounds == 0 { Duration::ZERO } else { self.bounds.pause * (1 << (rounds - 1).min(3)) }
@@ -128,7 +128,7 @@ impl Gateway {
     }
 }
 
-/// Whether an answer is one. Pure.
+/// Decodes an answer, or says why it is none. Pure.
 pub(super) fn answer(status: u16, bytes: &[u8]) -> Result<Value, NoAnswer> {
     let cut = |text: &str| text.chars().filter(|one| !one.is_control()).take(REASON_BYTES_MAX).collect::<String>();
     let Ok(value) = serde_json::from_slice::<Value>(bytes) else {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Requests to etcd as JSON, and what its answers say. Pure: what etcd sends is foreign, and nothing here panics on it.
+//! Requests to etcd as JSON, and what its answers say. Pure: answers are not trusted, and none makes this panic.
 //!
 //! Bytes are base 64, numbers of 64 bits are texts, and what is zero or empty is left out. A transaction has at most
 //! `--max-txn-ops` operations on each level, 128 by default, with the levels added up; transactions within a
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::store::{Entry, Write};
 
-/// Operations of one level: three levels of them, with what the outermost has beside, are below 128.
+/// Maximum number of operations on one level: three levels, with the commit's own operations, stay below 128.
 const LEVEL_MAX: usize = 41;
 
 /// A key or value as JSON has it.
@@ -111,7 +111,7 @@ pub(super) fn operations(root: &str, writes: &[Write]) -> Vec<Value> {
     level
 }
 
-/// What a transaction came to.
+/// The outcome of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
     /// Whether its comparisons held.

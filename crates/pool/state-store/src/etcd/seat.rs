@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Who writes: one seat, a key under a lease of etcd's. Whoever holds the seat keeps the lease alive; when it dies, etcd
-//! removes the key after the lease's time, and another candidate takes the seat.
+//! Elects the writer: one seat, a key under a lease of etcd's. The holder of the seat keeps the lease alive; when it
+//! dies, etcd removes the key after the lease's time, and another candidate takes the seat.
 //!
 //! The seat only keeps candidates from disturbing each other. It protects nothing, because a holder that was stopped or
 //! cut off may act after its lease has ended: that is what the term in each transaction and each command is for.
@@ -32,14 +32,14 @@ pub struct Election {
     lease_seconds: u64,
 }
 
-/// What a campaign came to.
+/// The outcome of a campaign.
 #[derive(Debug)]
 pub enum Standing {
     /// The seat is this candidate's.
     Elected(Seat),
-    /// Somebody else has the seat, or nobody yet.
+    /// Another candidate has the seat, or the seat is still vacant.
     Standby {
-        /// The text that the holder has given of itself.
+        /// How the holder calls itself.
         holder: Option<String>,
     },
 }
@@ -71,7 +71,7 @@ impl Election {
         self.gateway.call(path, body).map_err(|no| not_answered(&no))
     }
 
-    /// Who has the seat.
+    /// The holder of the seat.
     pub fn holder(&self) -> Result<Option<String>, StoreFailure> {
         let answer = self.call("/v3/kv/range", &read(&self.key))?;
         let pairs = super::messages::pairs_of(&answer).ok_or_else(odd)?;

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use crate::key::Key;
 
-/// Endpoints at most. Clusters of etcd have three, five or seven members.
+/// Maximum number of endpoints. Clusters of etcd have three, five or seven members.
 pub const ENDPOINTS_MAX: usize = 16;
-/// Longest prefix: it and a key stay below what an etcd key may sensibly have.
+/// Maximum length of the prefix: with it, keys stay short enough for etcd.
 pub const PREFIX_BYTES_MAX: usize = 200;
 
 /// Bounds of waits and retries. The default suits a cluster with etcd's default timeouts: an election of etcd's takes one
@@ -22,9 +22,9 @@ pub struct Bounds {
     pub connect_max: Duration,
     /// How long an answer may take. etcd itself gives a request up after 7 s.
     pub answer_max: Duration,
-    /// How often a request is sent until it counts as failed, each time to the next endpoint.
+    /// How often a request is sent before it counts as failed, each time to the next endpoint.
     pub attempts_max: u32,
-    /// The pause after an attempt that failed. It doubles with each, up to eight times this.
+    /// The pause when every endpoint has failed. It doubles with each round over them, up to eight times this.
     pub pause: Duration,
 }
 

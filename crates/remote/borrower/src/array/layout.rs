@@ -124,7 +124,7 @@ mod tests {
     fn turns_follow_the_members() {
         let rotation = Rotation::vacant();
         let first = |range, usable| rotation.choose(RangeIndex(range), usable).next();
-        assert_eq!((first(0, 0), first(7, 1 << 5)), (None, Some(5)), "a usable member gets it, turns or not");
+        assert_eq!((first(0, 0), first(7, 1 << 5)), (None, Some(5)), "a usable member gets it, whichever one is next");
         rotation.set(&[(3, 1), (60, 1)]);
         assert_eq!((0..4).map(|range| first(range, 1 << 3 | 1 << 60)).collect::<Vec<_>>(), [3, 60, 3, 60].map(Some));
         rotation.set(&[(60, 1)]);

@@ -243,8 +243,8 @@ impl Parts {
             }
         }
         let mut failed = AccessFailure::NoMember;
-        // Only after all connections that other threads may wait for were given back. Members that have used up their
-        // time come last, after those that recently left other requests unanswered.
+        // This starts only after all connections that other threads may wait for were given back. Members that have
+        // used up their time come last, after those that recently left other requests unanswered.
         let rest = among & !written;
         let doubtful = self.silent(place, rest & !silent);
         let in_order = [rest & !silent & !doubtful, doubtful, rest & silent];
