@@ -96,18 +96,21 @@ impl Registered {
         }
         let (changes, entries) = self.registrar.entries();
         let mut failed = false;
-        for (id, entry) in entries.iter().filter(|(id, entry)| self.stored.get(*id) != Some(*entry)) {
+        for (id, entry) in &entries {
+            if self.stored.get(id) == Some(entry) {
+                continue;
+            }
             let what = format!("{id} registers as {}", entry.identity);
-            failed |= self.store(id, Some(entry), &what).is_err();
-            if !failed {
-                self.stored.insert(id.clone(), entry.clone());
+            match self.store(id, Some(entry), &what) {
+                Ok(()) => _ = self.stored.insert(id.clone(), entry.clone()),
+                Err(_) => failed = true,
             }
         }
         let gone: Vec<EndId> = self.stored.keys().filter(|id| !entries.contains_key(*id)).cloned().collect();
         for id in gone {
-            failed |= self.store(&id, None, &format!("the registration of {id} is forgotten")).is_err();
-            if !failed {
-                self.stored.remove(&id);
+            match self.store(&id, None, &format!("the registration of {id} is forgotten")) {
+                Ok(()) => _ = self.stored.remove(&id),
+                Err(_) => failed = true,
             }
         }
         self.topology = Arc::new(topology_of(&self.stored));
