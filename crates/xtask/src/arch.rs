@@ -79,6 +79,7 @@ const RINGS: &[Ring] = &[
             ("c", &["aquifer", "config", "test-support"]),
             ("cache", &["aquifer", "cache-args", "test-support"]),
             ("cache-args", &["core"]),
+            // The edges to control and fabric are for its tests only: they need a manager.
             // It starts the agent, the bench, the cache, the exporter and what speaks to managers and switches; it is
             // linked with none of them.
             (
@@ -88,8 +89,10 @@ const RINGS: &[Ring] = &[
                     "bench-args",
                     "cache-args",
                     "config",
+                    "control",
                     "core",
                     "donor",
+                    "fabric",
                     "fabric-args",
                     "fmapi-args",
                     "stats",
