@@ -18,7 +18,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::exit::{self, ExitCode, Failure};
 use crate::log::{self, LogFormat};
-use crate::{agent, bench, cache, doctor, donor, fabric, fmapi, metrics, output, packaging, run, set, stat, stress, top, vm};
+use crate::{
+    agent, bench, cache, doctor, donor, fabric, fmapi, metrics, output, packaging, run, set, stat, stress, top, vm,
+};
 
 /// Give programs more memory than the machine has DRAM.
 ///

@@ -200,7 +200,8 @@ pub fn agent_messages() -> Vec<Vec<u8>> {
     };
     let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into() };
     let (address, server_name) = ("10.0.0.1:7411".into(), "d".into());
-    let member = MemberView { member: 3, address, server_name, weight: 2, slabs: 9, reservation: 8, order: Order::Drain };
+    let member =
+        MemberView { member: 3, address, server_name, weight: 2, slabs: 9, reservation: 8, order: Order::Drain };
     let redundancy = Redundancy::Parity { data: 4, parity: 1 };
     let view = View { revision: 5, redundancy, files: Some(files), members: vec![member], is_withdrawn: false };
     let progress = MemberProgress { member: 3, progress: Progress::Draining { slabs: 9, is_stalled: true } };

@@ -47,7 +47,7 @@ pub use failure_plan::FailurePlan;
 pub use figures::{CompressionFigures, TierFigures};
 pub use forks::Forks;
 pub use leveled::{LevelFigures, Leveled, Mover, Waker};
-pub use membership::{MemberKey, Membership, MembershipFailure, Newcomer, MemberStatus};
+pub use membership::{MemberKey, MemberStatus, Membership, MembershipFailure, Newcomer};
 pub use open_failure::OpenFailure;
 pub use tier::{Completion, Leaving, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
 pub use upkeep::{KeepAlive, Upkeep, Verified, Verify};

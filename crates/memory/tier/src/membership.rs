@@ -96,10 +96,9 @@ impl fmt::Display for MembershipFailure {
                 "{used} slabs are in use, and the members that remain have room for {room}; add a donor first, or free \
                  memory in the program"
             ),
-            Self::TooFew { needed, left } => write!(
-                f,
-                "each slab is with {needed} donors, and {left} would remain; add a donor first"
-            ),
+            Self::TooFew { needed, left } => {
+                write!(f, "each slab is with {needed} donors, and {left} would remain; add a donor first")
+            }
             Self::TooMany { max } => write!(
                 f,
                 "this program has had {max} different donors, the most that its tier can distinguish; restart the program \

@@ -23,9 +23,7 @@ use aquifer_borrower::{Array, DATA_SHARDS, POSITIONS, Redundancy, VolumeTierSpec
 use aquifer_core::units::ByteSize;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{Errno, random};
-use aquifer_tier::{
-    Forks, KeepAlive, OpenFailure, Tier, TierFailure, TierFigures, TierQueue, Upkeep, Verify,
-};
+use aquifer_tier::{Forks, KeepAlive, OpenFailure, Tier, TierFailure, TierFigures, TierQueue, Upkeep, Verify};
 use aquifer_tls::Files;
 
 use self::follower::Follower;
@@ -275,7 +273,10 @@ mod tests {
                 "aquifer agent",
             ),
             (PoolFailure::Denied { volume: "db".into(), denial }, "aquifer fabric bind"),
-            (PoolFailure::Malformed { agent: "/a".into(), failure: NotAFrame::Oversized { bytes: 9 } }, "fewer members"),
+            (
+                PoolFailure::Malformed { agent: "/a".into(), failure: NotAFrame::Oversized { bytes: 9 } },
+                "fewer members",
+            ),
             (PoolFailure::NoMember { volume: "db".into() }, "[donors]"),
             (PoolFailure::Redundancy { volume: "db".into(), data: 16, parity: 2 }, "create it with"),
         ] {

@@ -29,7 +29,9 @@ impl Kept {
     pub(crate) fn open(directory: &Path) -> Result<Kept, String> {
         let at = directory.display();
         let failed = |error: io::Error| {
-            format!("the state directory {at} cannot be used: {error}; create it for the agent's user, or name another with state=")
+            format!(
+                "the state directory {at} cannot be used: {error}; create it for the agent's user, or name another with state="
+            )
         };
         fs::create_dir_all(directory).map_err(failed)?;
         let lock = File::create(directory.join(LOCK)).map_err(failed)?;

@@ -339,7 +339,8 @@ impl Ledger {
     /// The bytes that programs still have at a member; at least one slab, since it is not free.
     fn left_at(&self, volume: VolumeId, member: MemberId) -> Bytes {
         let users = self.users.iter().filter(|user| user.volume == volume);
-        let slabs: u64 = users.filter_map(|user| user.draining.get(&member)).fold(0, |sum, slabs| sum.saturating_add(*slabs));
+        let slabs: u64 =
+            users.filter_map(|user| user.draining.get(&member)).fold(0, |sum, slabs| sum.saturating_add(*slabs));
         let lent = self.volumes.get(&volume).and_then(|held| held.report.members.get(&member)).map(|it| it.lease.bytes);
         let max = lent.map_or(1, |bytes| bytes.0 / SLAB.0).max(1);
         Bytes::slabs(slabs.clamp(1, max))
@@ -361,8 +362,7 @@ impl Ledger {
 
 impl Held {
     fn order(&self, member: MemberId) -> Order {
-        let is_leaving =
-            |report: &MemberReport| matches!(report.state, MemberState::Leaving { .. });
+        let is_leaving = |report: &MemberReport| matches!(report.state, MemberState::Leaving { .. });
         match self.report.members.get(&member) {
             None => Order::Leave,
             Some(_) if self.abandoned.contains(&member) => Order::Leave,

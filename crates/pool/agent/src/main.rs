@@ -54,8 +54,9 @@ fn main() -> ExitCode {
 
 fn settings(path: &Path) -> Result<Settings, String> {
     let at = path.display();
-    let text = fs::read_to_string(path)
-        .map_err(|error| format!("{at} cannot be read: {error}; write it as docs/agent.md says, or name it with --config"))?;
+    let text = fs::read_to_string(path).map_err(|error| {
+        format!("{at} cannot be read: {error}; write it as docs/agent.md says, or name it with --config")
+    })?;
     text.parse().map_err(|failure| format!("{at}: {failure}"))
 }
 

@@ -61,12 +61,12 @@ use self::links::Links;
 pub(crate) use self::member::{Asked, Missed, Offer};
 use self::ranges::Ranges;
 pub(crate) use self::ranges::Writers;
-pub(crate) use self::spare_sockets::SpareSockets;
 use self::rdma::{Rdma, RdmaFailure};
 pub(crate) use self::remote::Remote;
 use self::remote::Unlent;
 pub(crate) use self::remote::{Piece, RENEWALS, pieces};
 use self::shared_memory::SharedMemory;
+pub(crate) use self::spare_sockets::SpareSockets;
 use self::tcp::Tcp;
 use self::timeouts::Timeouts;
 use self::transport::{Loss, Transport};
@@ -170,9 +170,7 @@ fn not_greeted(spec: &DonorSpec, miss: Miss) -> BorrowFailure {
         Miss::Refused(refusal) | Miss::Unproven(refusal) => {
             BorrowFailure::NoAnswer { address, source: io::Error::other(refusal) }
         }
-        Miss::Failed(why) => {
-            BorrowFailure::NoAnswer { address, source: io::Error::from_raw_os_error(why.errno()) }
-        }
+        Miss::Failed(why) => BorrowFailure::NoAnswer { address, source: io::Error::from_raw_os_error(why.errno()) },
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use aquifer_agent_wire::{MemberProgress, MemberView, Order, Progress, View};
-use aquifer_tier::{MemberKey, Newcomer, MemberStatus};
+use aquifer_tier::{MemberKey, MemberStatus, Newcomer};
 
 /// One change of the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,9 @@ pub(super) fn steps(view: &View, status: &BTreeMap<MemberKey, MemberStatus>) -> 
         let key = MemberKey(member.member);
         let now = status.get(&key);
         match member.order {
-            Order::Drain if matches!(now, Some(MemberStatus::Present | MemberStatus::Lost)) => steps.push(Step::Drain(key)),
+            Order::Drain if matches!(now, Some(MemberStatus::Present | MemberStatus::Lost)) => {
+                steps.push(Step::Drain(key))
+            }
             Order::Leave if is_in_use(now) => steps.push(Step::Leave(key)),
             Order::Drain | Order::Leave | Order::Use => {}
         }
@@ -79,13 +81,11 @@ pub(super) fn progress(
 ) -> Vec<MemberProgress> {
     let of = |member: &MemberView| {
         let key = MemberKey(member.member);
-        let progress = match (status.get(&key), member.order) {
+        let progress = match (status.get(&key).copied(), member.order) {
             // Another member of the same donor has its seat by now, or this program never had it.
             (None | Some(MemberStatus::Left), Order::Drain | Order::Leave) => Progress::Left,
             (None | Some(MemberStatus::Left), Order::Use) => return None,
-            (Some(MemberStatus::Draining { slabs, is_stalled }), _) => {
-                Progress::Draining { slabs: *slabs, is_stalled: *is_stalled }
-            }
+            (Some(MemberStatus::Draining { slabs, is_stalled }), _) => Progress::Draining { slabs, is_stalled },
             (Some(_), Order::Drain) if refused(key) => Progress::Draining { slabs: member.slabs, is_stalled: true },
             (Some(MemberStatus::Lost), _) => Progress::Lost,
             (Some(MemberStatus::Present), _) => Progress::Present,
@@ -119,12 +119,14 @@ mod tests {
     #[test]
     fn members_follow_the_view() {
         let view = view(&[(1, Order::Drain), (2, Order::Use), (3, Order::Use), (4, Order::Leave)]);
-        let now = status(&[(1, MemberStatus::Present), (2, MemberStatus::Lost), (4, MemberStatus::Present), (5, DRAINING)]);
+        let now =
+            status(&[(1, MemberStatus::Present), (2, MemberStatus::Lost), (4, MemberStatus::Present), (5, DRAINING)]);
         let steps: Vec<(u64, bool)> =
             steps(&view, &now).iter().map(|step| (step.key().0, matches!(step, Step::Join(_)))).collect();
         assert_eq!(steps, [(3, true), (1, false), (4, false), (5, false)], "who joins is first");
-        let done = status(&[(1, DRAINING), (2, MemberStatus::Present), (3, MemberStatus::Present), (4, MemberStatus::Left)]);
-        assert_eq!(super::steps(&view, &done), []);
+        let done =
+            status(&[(1, DRAINING), (2, MemberStatus::Present), (3, MemberStatus::Present), (4, MemberStatus::Left)]);
+        assert!(super::steps(&view, &done).is_empty());
     }
 
     #[test]
@@ -135,13 +137,14 @@ mod tests {
 
     #[test]
     fn an_empty_view_changes_nothing() {
-        assert_eq!(steps(&view(&[]), &status(&[(1, MemberStatus::Present)])), []);
+        assert!(steps(&view(&[]), &status(&[(1, MemberStatus::Present)])).is_empty());
     }
 
     #[test]
     fn a_member_is_reported_as_left_only_when_the_program_can_have_nothing_there() {
         let view = view(&[(1, Order::Drain), (2, Order::Drain), (3, Order::Use), (4, Order::Use), (5, Order::Drain)]);
-        let now = status(&[(1, DRAINING), (2, MemberStatus::Left), (3, MemberStatus::Present), (5, MemberStatus::Present)]);
+        let now =
+            status(&[(1, DRAINING), (2, MemberStatus::Left), (3, MemberStatus::Present), (5, MemberStatus::Present)]);
         let reported: Vec<(u64, Progress)> =
             progress(&view, &now, |key| key.0 == 5).iter().map(|it| (it.member, it.progress)).collect();
         let stalled = Progress::Draining { slabs: 8, is_stalled: true };

@@ -40,12 +40,7 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
             (name, _) => return Err(unknown(name, "agent=SOCKET, size=SIZE or encrypt=ephemeral")),
         }
     }
-    Ok(TierSpec::Pool(PoolSpec {
-        volume: volume.into(),
-        agent: agent.unwrap_or(SOCKET).into(),
-        size,
-        tree: None,
-    }))
+    Ok(TierSpec::Pool(PoolSpec { volume: volume.into(), agent: agent.unwrap_or(SOCKET).into(), size, tree: None }))
 }
 
 #[cfg(test)]

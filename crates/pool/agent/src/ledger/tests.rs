@@ -36,7 +36,8 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        let donor = |member| (format!("donor-{member}").parse().unwrap(), (format!("d:{member}"), format!("d{member}")));
+        let donor =
+            |member| (format!("donor-{member}").parse().unwrap(), (format!("d:{member}"), format!("d{member}")));
         Bench { ledger: Ledger::new("boot"), sequence: 0, donors: (0..200).map(donor).collect() }
     }
 
@@ -236,11 +237,13 @@ fn in_every_history_no_member_leaves_while_a_program_may_have_memory_there() {
         for step in 0..150 {
             let (session, member) = (below(4), below(12));
             match below(10) {
-                0 => _ = bench.order(Step::Join {
-                    host: host(),
-                    volume: VOLUME,
-                    members: vec![lease(member, below(3) as u32, 0)],
-                }),
+                0 => {
+                    _ = bench.order(Step::Join {
+                        host: host(),
+                        volume: VOLUME,
+                        members: vec![lease(member, below(3) as u32, 0)],
+                    })
+                }
                 1 => bench.leave(member, Why::Shrunk),
                 2 => bench.leave(member, Why::Replaced),
                 3 if below(10) == 0 => bench.leave(member, Why::Unbound),
@@ -274,7 +277,10 @@ fn in_every_history_no_member_leaves_while_a_program_may_have_memory_there() {
             }
             for (session, held) in &has {
                 for member in held {
-                    assert!(!bench.has_left(*member), "seed {seed}, step {step}: program {session} has member {member}");
+                    assert!(
+                        !bench.has_left(*member),
+                        "seed {seed}, step {step}: program {session} has member {member}"
+                    );
                 }
             }
         }

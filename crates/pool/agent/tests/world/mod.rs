@@ -54,11 +54,11 @@ impl World {
         let name = format!("aq-agent-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory).expect("a temporary directory");
-        let settings = || {
-            Settings::new(([127, 0, 0, 1], 0).into(), SLABS * (2 << 20), Source::Anonymous, Security::Plain)
-        };
-        let donors: Vec<Donor> =
-            (0..donors).map(|_| Donor::start(settings(), Box::new(|line| println!("donor: {line}"))).unwrap()).collect();
+        let settings =
+            || Settings::new(([127, 0, 0, 1], 0).into(), SLABS * (2 << 20), Source::Anonymous, Security::Plain);
+        let donors: Vec<Donor> = (0..donors)
+            .map(|_| Donor::start(settings(), Box::new(|line| println!("donor: {line}"))).unwrap())
+            .collect();
         let registrar = registrar(([127, 0, 0, 1], 0).into());
         let manager = registrar.address();
         let world = World { directory, donors, agent: None, registrar: Some(registrar), manager, sequence: 0 };
@@ -191,13 +191,8 @@ fn registrar(listen: SocketAddr) -> Registrar {
     let (donors, hosts) = (Patterns::default(), Patterns::default());
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        let settings = RegistrarSettings {
-            listen,
-            tls: None,
-            revocations: None,
-            donors: donors.clone(),
-            hosts: hosts.clone(),
-        };
+        let settings =
+            RegistrarSettings { listen, tls: None, revocations: None, donors: donors.clone(), hosts: hosts.clone() };
         match Registrar::start(settings, Vec::new(), Box::new(|line| println!("manager: {line}"))) {
             Ok(registrar) => return registrar,
             // The address may be in use for a moment.

@@ -70,7 +70,8 @@ impl Rotation {
     pub(crate) fn choose(&self, range: RangeIndex, usable: u64) -> impl Iterator<Item = usize> {
         let mut left = usable;
         let count = self.count.load(Ordering::Acquire);
-        let turns = (0..count).map(move |step| self.turns[(range.index() + step) % count].load(Ordering::Relaxed).into());
+        let turns =
+            (0..count).map(move |step| self.turns[(range.index() + step) % count].load(Ordering::Relaxed).into());
         // After the turns come those that have none yet.
         turns.chain(0..MEMBERS_MAX + 1).filter(move |member| {
             let is_new = left & 1 << member != 0;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use aquifer_core::units::SlabIndex;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::words::Words;
-use aquifer_tier::{MemberKey, Membership, MembershipFailure, Newcomer, MemberStatus, Verify};
+use aquifer_tier::{MemberKey, MemberStatus, Membership, MembershipFailure, Newcomer, Verify};
 
 use super::place::Place;
 use super::rebuild::{Copied, Reason};
@@ -152,7 +152,8 @@ impl Parts {
                 Plan::New { ordinal } => (ordinal, None),
             };
             let is_known = seat.is_some_and(|seat| self.members[seat].store.is_connected());
-            let reached = if is_known { None } else { Some(admission.connect.reach(newcomer, ordinal).map_err(unreachable)?) };
+            let reached =
+                if is_known { None } else { Some(admission.connect.reach(newcomer, ordinal).map_err(unreachable)?) };
             let admitted = match seat {
                 Some(seat) => self.roster.readmit(seat, newcomer).then_some(seat),
                 None => self.roster.claim(newcomer, ordinal)?,

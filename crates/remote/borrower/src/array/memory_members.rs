@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::words::Words;
 use aquifer_tier::conformance::CAPACITY_BYTES_MIN;
 use aquifer_tier::plain_queue::{Blocking, PlainQueue};
-use aquifer_sys::words::Words;
 use aquifer_tier::{Activity, Newcomer, TierFailure, TierQueue};
 use aquifer_wire::{PAGE_BYTES, RangeIndex, SLAB_BYTES};
 
-use super::membership::{Connect, Admission, Reached};
+use super::membership::{Admission, Connect, Reached};
 use super::{Array, MEMBERS_MAX, Room, Shape, Store, tier_failure};
 use crate::access_failure::{AccessFailure, LinkFailure};
 

@@ -78,7 +78,8 @@ impl Parts {
     /// to do immediately.
     pub(super) fn save(&self, verify: Option<&Verify<'_>>) -> bool {
         let started = now_ns();
-        for (index, member) in self.in_use().map(|index| (index, &self.members[index])).filter(|(_, it)| !it.is_lost()) {
+        for (index, member) in self.in_use().map(|index| (index, &self.members[index])).filter(|(_, it)| !it.is_lost())
+        {
             if member.is_quarantined() && self.save_from_quarantined(index, started, verify) {
                 return true;
             }

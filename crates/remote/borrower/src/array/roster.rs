@@ -72,8 +72,14 @@ pub(super) enum SeatState {
 
 impl SeatState {
     fn of(word: u64) -> SeatState {
-        const ALL: [SeatState; 6] =
-            [SeatState::Vacant, SeatState::Claimed, SeatState::Published, SeatState::Member, SeatState::Draining, SeatState::Left];
+        const ALL: [SeatState; 6] = [
+            SeatState::Vacant,
+            SeatState::Claimed,
+            SeatState::Published,
+            SeatState::Member,
+            SeatState::Draining,
+            SeatState::Left,
+        ];
         ALL.get(word as usize).copied().unwrap_or(SeatState::Claimed)
     }
 }
@@ -185,7 +191,8 @@ impl Roster {
 
     /// The seats that have or had a member.
     fn named(&self) -> impl Iterator<Item = usize> {
-        let is_named = |state| matches!(state, SeatState::Published | SeatState::Member | SeatState::Draining | SeatState::Left);
+        let is_named =
+            |state| matches!(state, SeatState::Published | SeatState::Member | SeatState::Draining | SeatState::Left);
         (0..self.seats()).filter(move |seat| is_named(self.state(*seat)))
     }
 
@@ -364,7 +371,10 @@ mod tests {
         assert_eq!((admit(&roster, &one), admit(&roster, &newcomer(11, "b:1"))), (0, 1));
         assert_eq!(roster.plan(&one), Plan::Has(0));
         assert_eq!(roster.newcomer(0), Some(one));
-        assert!(roster.turn(0, SeatState::Member, SeatState::Draining) && roster.turn(0, SeatState::Draining, SeatState::Left));
+        assert!(
+            roster.turn(0, SeatState::Member, SeatState::Draining)
+                && roster.turn(0, SeatState::Draining, SeatState::Left)
+        );
         assert_eq!(roster.plan(&newcomer(12, "a:1")), Plan::Again(0));
         assert_eq!(admit(&roster, &newcomer(12, "a:1")), 0);
         assert_eq!((roster.key(0), roster.seat_of(MemberKey(10))), (MemberKey(12), None));

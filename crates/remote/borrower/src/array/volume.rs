@@ -16,7 +16,7 @@ use aquifer_tier::{Newcomer, OpenFailure};
 use aquifer_tls::Files;
 use aquifer_wire::SLAB_BYTES;
 
-use super::membership::{Connect, Admission, Reached};
+use super::membership::{Admission, Connect, Reached};
 use super::{Array, MEMBERS_MAX, NAME, Shape, Store, layout};
 use crate::borrow_failure::BorrowFailure;
 use crate::donor::{Donor, Offer, SpareSockets};
@@ -57,7 +57,8 @@ impl Connect for Volume {
         Ok(Reached {
             is_there: offer.slabs().is_some(),
             accept: Box::new(move |words| {
-                let share = offer.join(words.leases, words.doubted, is_opener).map_err(|failure| failure.to_string())?;
+                let share =
+                    offer.join(words.leases, words.doubted, is_opener).map_err(|failure| failure.to_string())?;
                 taken.keep();
                 Ok(Box::new(share) as Box<dyn Store>)
             }),
@@ -76,7 +77,9 @@ impl Volume {
         // Names are resolved by the agent: to resolve one here could take the program's locks and memory.
         let found: Option<SocketAddr> = address.parse().ok();
         let found = found.ok_or_else(|| {
-            format!("the donor's address {address} is not one in numbers; give the donor one that the agent can resolve")
+            format!(
+                "the donor's address {address} is not one in numbers; give the donor one that the agent can resolve"
+            )
         })?;
         Some(found).filter(|address| self.spares.reach(address)).ok_or_else(|| {
             format!(
@@ -112,7 +115,8 @@ impl Array {
         let words = MEMBERS_MAX * shape.ranges(slabs);
         let leases = Words::shared(words).map_err(no_table)?;
         let doubted = shape.is_cut().then(|| Words::shared(words)).transpose().map_err(no_table)?;
-        let mut array = Array::vacant(Admission::new(Box::new(connect), leases, doubted), shape, slabs).map_err(no_table)?;
+        let mut array =
+            Array::vacant(Admission::new(Box::new(connect), leases, doubted), shape, slabs).map_err(no_table)?;
         let (mut there, mut notices) = (0, Vec::new());
         for member in &spec.members {
             let joined = array.parts.join(member).map_err(|failure| BorrowFailure::Member { failure })?;

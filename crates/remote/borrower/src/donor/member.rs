@@ -103,12 +103,7 @@ impl Offer {
 
     /// The donor as a member that joins an array, with leases in words that related processes share. `is_opener`: this
     /// process has opened the array.
-    pub(crate) fn join(
-        self,
-        leases: Words,
-        doubted: Option<Words>,
-        is_opener: bool,
-    ) -> Result<Share, BorrowFailure> {
+    pub(crate) fn join(self, leases: Words, doubted: Option<Words>, is_opener: bool) -> Result<Share, BorrowFailure> {
         let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
         let ranges = Ranges::over(leases, doubted);

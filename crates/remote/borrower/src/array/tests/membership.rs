@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use aquifer_tier::{MemberKey, Membership, MembershipFailure, Newcomer, MemberStatus};
+use aquifer_tier::{MemberKey, MemberStatus, Membership, MembershipFailure, Newcomer};
 
 use super::super::memory_members::vacant;
 use super::super::roster::SeatState;
@@ -123,7 +123,10 @@ fn a_drain_that_cannot_finish_says_so_and_stays() {
         array.drain(key(0)).unwrap();
         settle(&array);
         let stalled = status(&array, 0);
-        assert!(matches!(stalled, Some(MemberStatus::Draining { slabs: 1.., is_stalled: true })), "{shape:?}: {stalled:?}");
+        assert!(
+            matches!(stalled, Some(MemberStatus::Draining { slabs: 1.., is_stalled: true })),
+            "{shape:?}: {stalled:?}"
+        );
         check_all(&array, 1);
         members[shape.total].room.store(usize::MAX, Ordering::SeqCst);
         array.parts.members.iter().for_each(|member| member.found());
@@ -317,7 +320,10 @@ fn history(seed: u64, shape: Shape) {
     }
     for index in 0..members.len() {
         let has_left = !matches!(status(&array, index), Some(MemberStatus::Present | MemberStatus::Draining { .. }));
-        assert!(!has_left || members[index].held() == 0, "seed {seed} {shape:?}: member {index} holds what nobody needs");
+        assert!(
+            !has_left || members[index].held() == 0,
+            "seed {seed} {shape:?}: member {index} holds what nobody needs"
+        );
     }
 }
 
