@@ -104,7 +104,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        Answer, Denial, MemberProgress, MemberView, Order, Progress, Redundancy, Request, SESSION_MAX, TenantFiles, View,
+        Answer, Denial, MemberProgress, MemberView, Order, Progress, Redundancy, Request, SESSION_MAX, TenantFiles,
+        View,
     };
 
     fn requests() -> Vec<Request> {
