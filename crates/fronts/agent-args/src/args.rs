@@ -21,8 +21,8 @@ Examples:
 
 The settings are in docs/agent.md.
 
-Exit status: 0 ended by SIGTERM or SIGINT; 1 it cannot be started; 2 bad arguments or a bad configuration;
-125 the program cannot be started.")]
+Exit status: 0 ended by SIGTERM or SIGINT; 1 it cannot be started; 2 bad arguments or a bad
+configuration; 125 the program cannot be started.")]
 pub struct AgentArgs {
     /// The configuration
     #[arg(long, default_value = "/etc/aquifer/agent.toml", value_name = "FILE")]

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Frames on the agent's socket: four bytes of length, little-endian, and a message as JSON. Pure.
+//! Frames on the agent's socket: four bytes of length, little-endian, and a message as TOML. Pure.
+//!
+//! ```toml
+//! message = "close"
+//! ```
 //!
 //! A frame that is too long, or not a message of this version, ends the connection: what follows cannot be understood.
 
 use std::fmt;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-/// Bytes before the JSON.
+/// Bytes before the TOML.
 pub const HEAD_BYTES: usize = 4;
-/// The longest JSON of a frame: a view of [`MEMBERS_MAX`](crate::MEMBERS_MAX) members has less than a third of it.
+/// The longest TOML of a frame: a view of [`MEMBERS_MAX`](crate::MEMBERS_MAX) members has less than a third of it.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 /// How much of a parser's complaint is kept.
 const WHY_CHARS_MAX: usize = 200;
@@ -48,14 +52,19 @@ impl fmt::Display for NotAFrame {
 
 impl std::error::Error for NotAFrame {}
 
+/// A message in a table, because TOML begins with one.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Envelope<M> {
+    message: M,
+}
+
 /// The frame of a message.
 pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, NotAFrame> {
-    let mut frame = vec![0; HEAD_BYTES];
-    serde_json::to_writer(&mut frame, message).map_err(|error| malformed(&error))?;
-    let bytes = frame.len() - HEAD_BYTES;
+    let text = toml::to_string(&Envelope { message }).map_err(|error| malformed(&error.to_string()))?;
+    let bytes = text.len();
     let head = u32::try_from(bytes).ok().filter(|_| bytes <= FRAME_BYTES_MAX).ok_or(NotAFrame::Oversized { bytes })?;
-    frame[..HEAD_BYTES].copy_from_slice(&head.to_le_bytes());
-    Ok(frame)
+    Ok([&head.to_le_bytes(), text.as_bytes()].concat())
 }
 
 /// Collects bytes until they are frames. Holds one frame and one read at most.
@@ -78,14 +87,14 @@ impl Decoder {
             return Err(NotAFrame::Oversized { bytes });
         }
         let Some(payload) = rest.get(..bytes) else { return Ok(None) };
-        let message = serde_json::from_slice(payload).map_err(|error| malformed(&error))?;
+        let text = std::str::from_utf8(payload).map_err(|error| malformed(&error.to_string()))?;
+        let Envelope { message } = toml::from_str(text).map_err(|error| malformed(error.message()))?;
         self.bytes.drain(..HEAD_BYTES + bytes);
         Ok(Some(message))
     }
 }
 
-fn malformed(error: &serde_json::Error) -> NotAFrame {
-    let why = error.to_string();
+fn malformed(why: &str) -> NotAFrame {
     NotAFrame::Message { why: why.chars().filter(|one| !one.is_control()).take(WHY_CHARS_MAX).collect() }
 }
 
@@ -94,11 +103,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Answer, Denial, MemberProgress, Progress, Request};
+    use crate::{
+        Answer, Denial, MemberProgress, MemberView, Order, Progress, Redundancy, Request, SESSION_MAX, TenantFiles,
+        View,
+    };
 
     fn requests() -> Vec<Request> {
         vec![
-            Request::Open { version: 1, volume: "db".into(), session: u64::MAX, holds: vec![3] },
+            Request::Open { version: 1, volume: "db".into(), session: SESSION_MAX, holds: vec![3] },
             Request::Progress(vec![
                 MemberProgress { member: 3, progress: Progress::Draining { slabs: 9, is_stalled: true } },
                 MemberProgress { member: 4, progress: Progress::Left },
@@ -133,6 +145,34 @@ mod tests {
     }
 
     #[test]
+    fn a_view_is_read_back() {
+        let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into() };
+        let member = |order| MemberView {
+            member: 3,
+            address: "[::1]:7411".into(),
+            server_name: "d.example".into(),
+            weight: 2,
+            slabs: 9,
+            reservation: 8,
+            order,
+        };
+        let members = vec![member(Order::Use), member(Order::Drain), member(Order::Leave)];
+        let full = View {
+            revision: 5,
+            redundancy: Redundancy::Parity { data: 4, parity: 1 },
+            files: Some(files),
+            members,
+            is_withdrawn: true,
+        };
+        let empty = View { redundancy: Redundancy::None, files: None, members: Vec::new(), ..full.clone() };
+        for view in [full, empty] {
+            let mut decoder = Decoder::default();
+            decoder.push(&encode(&Answer::View(view.clone())).unwrap());
+            assert_eq!(decoder.next::<Answer>(), Ok(Some(Answer::View(view))));
+        }
+    }
+
+    #[test]
     fn what_is_too_long_or_unknown_is_refused_in_one_line() {
         let mut decoder = Decoder::default();
         decoder.push(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes());
@@ -140,9 +180,11 @@ mod tests {
         for text in [
             "",
             "{",
-            "\"clos\"",
-            "{\"open\":{\"version\":1}}",
-            "{\"open\":{\"version\":1,\"volume\":\"a\",\"session\":1,\"holds\":[],\"x\":1}}",
+            "message = 'clos'",
+            "message = 'close'\nx = 1",
+            "message.open = {version = 1}",
+            "message.open = {version = 1, volume = 'a', session = 1, holds = [], x = 1}",
+            "message.open = {version = 1, volume = 'a', session = -1, holds = []}",
         ] {
             let mut decoder = Decoder::default();
             decoder.push(&(text.len() as u32).to_le_bytes());
@@ -157,7 +199,9 @@ mod tests {
     #[test]
     fn the_bytes_are_those_of_the_first_version() {
         let frame = encode(&Request::Open { version: 1, volume: "db".into(), session: 7, holds: vec![] }).unwrap();
-        assert_eq!(&frame[HEAD_BYTES..], br#"{"open":{"version":1,"volume":"db","session":7,"holds":[]}}"#);
-        assert_eq!(frame[..HEAD_BYTES], 59u32.to_le_bytes());
+        let text = "[message.open]\nversion = 1\nvolume = \"db\"\nsession = 7\nholds = []\n";
+        assert_eq!(std::str::from_utf8(&frame[HEAD_BYTES..]), Ok(text));
+        assert_eq!(frame[..HEAD_BYTES], (text.len() as u32).to_le_bytes());
+        assert_eq!(&encode(&Request::Close).unwrap()[HEAD_BYTES..], b"message = \"close\"\n");
     }
 }

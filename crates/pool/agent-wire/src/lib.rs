@@ -26,5 +26,5 @@ mod message;
 pub use frame::{Decoder, FRAME_BYTES_MAX, HEAD_BYTES, NotAFrame, encode};
 pub use message::{
     Answer, Denial, MEMBERS_MAX, MemberProgress, MemberView, NAME_BYTES_MAX, Order, Progress, Redundancy, Request,
-    SOCKET, TenantFiles, VERSION, View, is_name,
+    SESSION_MAX, SOCKET, TenantFiles, VERSION, View, is_name,
 };

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// The version of the messages. An agent answers only programs of its own version.
 pub const VERSION: u16 = 1;
+/// The greatest number in a message: integers of TOML are signed.
+pub const SESSION_MAX: u64 = i64::MAX as u64;
 /// Where an agent serves programs, unless its configuration names another path.
 pub const SOCKET: &str = "/run/aquifer/agent.sock";
 /// The longest name of a volume, as in the pool.
@@ -37,7 +39,7 @@ pub enum Request {
         version: u16,
         /// The name of the volume, or its id.
         volume: String,
-        /// A number that the program draws, and repeats when it connects again.
+        /// A number that the program draws, [`SESSION_MAX`] at most, and repeats when it connects again.
         session: u64,
         /// The members that it has memory of: none at first; a forked child has those of its parent.
         holds: Vec<u64>,

@@ -33,7 +33,7 @@ const QUARTERS_PER_USER: usize = 3;
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long the reason of a denial may take to be sent.
 const DENY_WAIT: Duration = Duration::from_secs(1);
-/// The stack of a session's thread; parsing JSON nests 128 levels at most.
+/// The stack of a session's thread; parsing TOML nests a limited number of levels.
 const STACK_BYTES: usize = 512 << 10;
 
 /// The programs that are served now, by user.

@@ -47,7 +47,6 @@ pub(crate) struct Session {
     peer: Peer,
     stream: UnixStream,
     decoder: Decoder,
-    wakeup: Option<Arc<Wakeup>>,
     /// When the current second of messages began, and how many have come.
     second: (Instant, u32),
 }
@@ -83,7 +82,7 @@ impl From<NotAFrame> for Ending {
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>, peer: Peer, stream: UnixStream) -> Session {
         let second = (Instant::now(), 0);
-        Session { shared, peer, stream, decoder: Decoder::default(), wakeup: None, second }
+        Session { shared, peer, stream, decoder: Decoder::default(), second }
     }
 
     /// Serves the program until it closes the volume, ends, or breaks the protocol.
@@ -147,7 +146,6 @@ impl Session {
     fn follow(&mut self, id: UserId) -> Result<(), Ending> {
         let wakeup = Arc::new(Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?);
         self.shared.watch(&wakeup);
-        self.wakeup = Some(Arc::clone(&wakeup));
         self.stream.set_read_timeout(None)?;
         self.stream.set_write_timeout(Some(VIEW_WAIT))?;
         let mut sent = None;

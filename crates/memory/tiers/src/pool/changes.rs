@@ -81,13 +81,11 @@ pub(super) fn progress(
 ) -> Vec<MemberProgress> {
     let of = |member: &MemberView| {
         let key = MemberKey(member.member);
-        let progress = match (status.get(&key), member.order) {
+        let progress = match (status.get(&key).copied(), member.order) {
             // Another member of the same donor has its seat by now, or this program never had it.
             (None | Some(MemberStatus::Left), Order::Drain | Order::Leave) => Progress::Left,
             (None | Some(MemberStatus::Left), Order::Use) => return None,
-            (Some(MemberStatus::Draining { slabs, is_stalled }), _) => {
-                Progress::Draining { slabs: *slabs, is_stalled: *is_stalled }
-            }
+            (Some(MemberStatus::Draining { slabs, is_stalled }), _) => Progress::Draining { slabs, is_stalled },
             (Some(_), Order::Drain) if refused(key) => Progress::Draining { slabs: member.slabs, is_stalled: true },
             (Some(MemberStatus::Lost), _) => Progress::Lost,
             (Some(MemberStatus::Present), _) => Progress::Present,
@@ -128,7 +126,7 @@ mod tests {
         assert_eq!(steps, [(3, true), (1, false), (4, false), (5, false)], "who joins is first");
         let done =
             status(&[(1, DRAINING), (2, MemberStatus::Present), (3, MemberStatus::Present), (4, MemberStatus::Left)]);
-        assert_eq!(super::steps(&view, &done), []);
+        assert!(super::steps(&view, &done).is_empty());
     }
 
     #[test]
@@ -139,7 +137,7 @@ mod tests {
 
     #[test]
     fn an_empty_view_changes_nothing() {
-        assert_eq!(steps(&view(&[]), &status(&[(1, MemberStatus::Present)])), []);
+        assert!(steps(&view(&[]), &status(&[(1, MemberStatus::Present)])).is_empty());
     }
 
     #[test]

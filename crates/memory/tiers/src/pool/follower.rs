@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquifer_agent_wire::{Answer, Decoder, MemberProgress, Request, VERSION, View, encode};
+use aquifer_agent_wire::{Answer, Decoder, MemberProgress, Request, SESSION_MAX, VERSION, View, encode};
 use aquifer_borrower::Array;
 use aquifer_sys::raw::random;
 use aquifer_tier::{MemberKey, MemberStatus, Membership, OpenFailure};
@@ -96,7 +96,8 @@ impl Follower {
     /// Opens the volume, and waits for the first view.
     pub(super) fn open(spec: &PoolSpec) -> Result<(Follower, View), OpenFailure> {
         let failed = |source| PoolFailure::Agent { agent: spec.agent.clone(), source };
-        let session = random().map_err(|errno| failed(io::Error::from_raw_os_error(errno.0)))?;
+        let drawn = random().map_err(|errno| failed(io::Error::from_raw_os_error(errno.0)))?;
+        let session = drawn & SESSION_MAX;
         let (volume, agent) = (spec.volume.clone(), spec.agent.clone());
         let follower = Follower { volume, agent, session, state: Mutex::new(None) };
         let mut link = follower.connect(Vec::new()).map_err(failed)?;
