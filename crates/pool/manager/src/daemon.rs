@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::config::Config;
 use crate::notify::Notify;
 use crate::office::{Candidate, Lead, make_directory};
-use crate::rest::{Service, Standing};
+use crate::rest::{Position, Service};
 use crate::sessions::Sessions;
 use crate::tenure::Tenure;
 use crate::writer::{Posted, Shared};
@@ -43,7 +43,7 @@ fn failed(line: impl fmt::Display) -> Failure {
 enum Office {
     /// This manager, and nobody else can.
     Lead(Box<Lead>, Receiver<Posted>),
-    /// Whoever has the seat in etcd.
+    /// The one that has the leadership in etcd.
     Candidate(Candidate),
 }
 
@@ -73,7 +73,7 @@ impl Daemon {
         let service = Arc::new(Service {
             shared: Arc::new(Shared::default()),
             sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
-            standing: Standing::Standby { leader: None }.into(),
+            position: Position::Standby { leader: None }.into(),
             directory: directory.to_owned(),
         });
         let lead = match config.state.etcd() {

@@ -3,10 +3,10 @@
 
 //! The fabric manager as a daemon: it stores the desired state of a pool, carries it out, and serves it as Redfish.
 //!
-//! The decisions are those of `aquifer_fabric`. `office.rs` leads, or stands by while another manager leads. One thread, the writer (`writer.rs`), takes orders, reads reports,
-//! stores what is desired and sends steps; `ledger.rs` is what it stores, [`Peers`] is what it sends them to. Requests
-//! of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch donors or agents. Losing the
-//! daemon stops changes, never programs.
+//! The decisions are those of `aquifer_fabric`. `office.rs` leads, or stands by while another manager leads. One
+//! thread, the writer (`writer.rs`), takes orders, reads reports, stores what is desired and sends steps; `ledger.rs`
+//! is what it stores, [`Peers`] is what it sends them to. Requests of clients (`rest.rs`, `http.rs`) read snapshots and
+//! hand over orders; they never touch donors or agents. Losing the daemon stops changes, never programs.
 //!
 //! `accounts.rs` and `sessions.rs` say who may do what; each change has a record in the audit log, which is stored in
 //! the same transaction. `config.rs` is the configuration file.

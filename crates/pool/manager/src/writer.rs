@@ -40,15 +40,15 @@ pub(crate) enum Stop {
     Deposed { seen: Term },
     /// The store failed.
     Ledger(LedgerFailure),
-    /// The seat of the leader was not kept alive in time.
-    SeatLost,
+    /// The leadership of the leader was not kept alive in time.
+    LeadershipLost,
 }
 
 impl Stop {
     /// Whether this manager, or another one, may lead after it.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            Self::Deposed { .. } | Self::SeatLost => true,
+            Self::Deposed { .. } | Self::LeadershipLost => true,
             Self::Ledger(failure) => failure.may_pass(),
         }
     }
@@ -67,7 +67,7 @@ impl std::fmt::Display for Stop {
                 write!(f, "another fabric manager has term {seen}; stop one of the two, then start again")
             }
             Self::Ledger(failure) => failure.fmt(f),
-            Self::SeatLost => {
+            Self::LeadershipLost => {
                 f.write_str("etcd did not hear of this manager in time; check the members and the network")
             }
         }
@@ -127,8 +127,8 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Takes a term that all peers accept, reads the state that nobody else changes from then on, waits until no command
-    /// of an earlier manager can arrive at a switch, and reads the first reports.
+    /// Takes a term that all peers accept, reads the state that nobody else changes from then on, waits until no
+    /// command of an earlier manager can arrive at a switch, and reads the first reports.
     pub(crate) fn start(
         shared: Arc<Shared>,
         mut ledger: Ledger,
@@ -300,7 +300,7 @@ impl Writer {
         let round = reconcile(&self.desired, &self.observed);
         let commands: Vec<Command> = round.steps.iter().map(|step| self.command(step.clone())).collect();
         if !self.tenure.is_held() {
-            return Err(Stop::SeatLost);
+            return Err(Stop::LeadershipLost);
         }
         let outcomes = self.peers.send(&commands);
         let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();

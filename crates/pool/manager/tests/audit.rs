@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The daemon checks its own audit log: at its start, and when it is asked. A record that was changed behind its back is
-//! named, raises an event and a metric, and stops nothing.
+//! The daemon checks its own audit log: at its start, and when it is asked. A record that was changed behind its back
+//! is named, raises an event and a metric, and stops nothing.
 
 mod daemon;
 

@@ -13,7 +13,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{NotAConfig, refuse, within};
 
-/// Shortest and longest lease of the seat. Below, etcd's own elections let it end; above, a failover takes minutes.
+/// Shortest and longest lease of the leadership. Below, etcd's own elections let it end; above, a failover takes
+/// minutes.
 const LEASE_SECONDS: (u64, u64) = (3, 300);
 
 /// Where the state is kept.
