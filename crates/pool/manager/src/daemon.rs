@@ -44,7 +44,7 @@ enum Office {
     /// This manager, and nobody else can.
     Lead(Box<Lead>, Receiver<Posted>),
     /// The one that has the leadership in etcd.
-    Candidate(Candidate),
+    Candidate(Box<Candidate>),
 }
 
 /// A daemon that has started but does not serve yet.
@@ -98,7 +98,7 @@ impl Daemon {
             (None, None) => return Err(failed("nobody leads; report this bug")),
             (None, Some(etcd)) => {
                 let address = listener.local_addr().map_err(failed)?;
-                Office::Candidate(Candidate::new(etcd, &url(config, address)).map_err(failed)?)
+                Office::Candidate(Box::new(Candidate::new(etcd, &url(config, address)).map_err(failed)?))
             }
         };
         Ok(Daemon { runtime, listener, scraped, tls, service, office, config: config.clone() })

@@ -30,6 +30,8 @@ use crate::tenure::Tenure;
 /// Elections that a start tries, each with a term greater than what the peers have seen.
 const ELECTIONS_MAX: usize = 16;
 
+/// What runs with the store.
+pub(crate) type Errand = Box<dyn FnOnce(&mut Ledger) -> Result<(), LedgerFailure> + Send>;
 /// What takes the answer to an order.
 type Answer = Box<dyn FnOnce(Result<Done, NotDone>) + Send>;
 
@@ -77,7 +79,7 @@ impl std::fmt::Display for Stop {
 /// What the writer is asked for.
 pub(crate) enum Posted {
     /// What needs the store and not the pool: accounts, sessions, the audit log. An error is the store's.
-    Errand(Box<dyn FnOnce(&mut Ledger) -> Result<(), LedgerFailure> + Send>),
+    Errand(Errand),
     /// An order, with the function that takes the answer.
     Order(Order, Answer),
 }
