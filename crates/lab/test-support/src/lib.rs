@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Shared by all tests of the workspace: [`skip`], with which a test reports that it cannot run here, and why; a cluster
-//! of etcd ([`EtcdCluster`]), and a [`Link`] that can be cut.
+//! Shared by all tests of the workspace: [`skip`], with which a test reports that it cannot run here, and why; a
+//! cluster of etcd ([`EtcdCluster`]), and a [`Link`] that can be cut.
 //!
 //! A test that cannot run calls [`skip`] and returns. `cargo xtask ci` lists these tests with their reasons at its end
 //! and counts them as skipped; if the variable `CI` is set, only reasons that `.ci/skips` allows are accepted.

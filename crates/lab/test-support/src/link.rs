@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A link between a client and a server of a test: it forwards TCP, and can be cut, can hold what is on its way, and can
-//! fail at a chosen transfer.
+//! A link between a client and a server of a test: it forwards TCP, and can be cut, can hold what is on its way, and
+//! can fail at a chosen transfer.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -134,7 +134,7 @@ fn may_pass(shared: &Arc<(Mutex<State>, Condvar)>, epoch: u64, is_answer: bool) 
     state.transfers += 1;
     if is_answer {
         state.answers += 1;
-        if state.loses_answers.is_some_and(|every| state.answers % every == 0) {
+        if state.loses_answers.is_some_and(|every| state.answers.is_multiple_of(every)) {
             return false;
         }
     }

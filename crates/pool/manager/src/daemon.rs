@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::console::Console;
 use crate::notify::Notify;
 use crate::office::{Candidate, Lead, make_directory};
-use crate::rest::{Service, Standing};
+use crate::rest::{Position, Service};
 use crate::sessions::Sessions;
 use crate::tenure::Tenure;
 use crate::writer::{Posted, Shared};
@@ -44,8 +44,8 @@ fn failed(line: impl fmt::Display) -> Failure {
 enum Office {
     /// This manager, and nobody else can.
     Lead(Box<Lead>, Receiver<Posted>),
-    /// The manager that has the seat in etcd.
-    Candidate(Candidate),
+    /// The one that has the leadership in etcd.
+    Candidate(Box<Candidate>),
 }
 
 /// A daemon that has started but does not serve yet.
@@ -75,7 +75,7 @@ impl Daemon {
         let service = Arc::new(Service {
             shared: Arc::new(Shared::default()),
             sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
-            standing: Standing::Standby { leader: None }.into(),
+            position: Position::Standby { leader: None }.into(),
             directory: directory.to_owned(),
             console,
         });
@@ -101,7 +101,7 @@ impl Daemon {
             (None, None) => return Err(failed("nobody leads; report this bug")),
             (None, Some(etcd)) => {
                 let address = listener.local_addr().map_err(failed)?;
-                Office::Candidate(Candidate::new(etcd, &url(config, address)).map_err(failed)?)
+                Office::Candidate(Box::new(Candidate::new(etcd, &url(config, address)).map_err(failed)?))
             }
         };
         Ok(Daemon { runtime, listener, scraped, tls, service, office, config: config.clone() })

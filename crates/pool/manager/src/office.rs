@@ -4,8 +4,9 @@
 //! What the main thread does: it leads, or it stands by until it may.
 //!
 //! With an embedded store this manager leads until its store fails. With etcd it stands by while another one has the
-//! seat. Then it takes the seat, takes a term, reads the state, and leads. When it is deposed, or etcd does not answer,
-//! it stands by again, and answers waiting orders with 503: their clients read the state and ask the leader.
+//! leadership; it takes the leadership, takes a term, reads the state, leads; and when it is deposed, or etcd does not
+//! answer, it stands by again. Orders that waited then are answered with 503: their clients look at the state and ask
+//! the leader.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use aquifer_state_store::{Election, EtcdStore, Standing as Candidacy, StateStore};
+use aquifer_state_store::{Campaign, Election, EtcdStore, StateStore};
 
 use crate::config::{Config, EtcdConfig, PeersConfig, RoundsConfig};
 use crate::crash::CrashPoint;
@@ -22,7 +23,7 @@ use crate::ledger::Ledger;
 use crate::notify::Notify;
 use crate::peers::Peers;
 use crate::registered::{REGISTRATIONS, Registered};
-use crate::rest::{Service, Standing, now};
+use crate::rest::{Position, Service, now};
 use crate::sessions::Sessions;
 use crate::simulated::Simulated;
 use crate::tenure::{Keeper, Tenure};
@@ -30,9 +31,9 @@ use crate::writer::{Posted, Stop, Writer};
 
 /// Maximum number of orders that wait for the writer; further ones are answered with 503.
 const ORDERS_MAX: usize = 256;
-/// How often a standby looks whether the seat is free. A failover takes the lease's time and this.
+/// How often a standby looks whether the leadership is free. A failover takes the lease's time and this.
 const LOOK: Duration = Duration::from_millis(500);
-/// The pause after a term that ended at once, so that a broken manager does not take the seat again and again.
+/// The pause after a term that ended at once, so that a broken manager does not take the leadership again and again.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A manager that leads.
@@ -97,7 +98,7 @@ impl Lead {
     /// From now on this manager answers requests as the leader, and keeps what they post for [`Lead::serve`].
     pub(crate) fn take_orders(service: &Service) -> Receiver<Posted> {
         let (sender, posted) = sync_channel(ORDERS_MAX);
-        service.stand(Standing::Leader { orders: sender });
+        service.take_position(Position::Leader { orders: sender });
         service.shared.events.add(now(), "Leads", "OK", "this manager leads".into());
         posted
     }
@@ -106,7 +107,7 @@ impl Lead {
     pub(crate) fn serve(mut self, posted: Receiver<Posted>, service: &Service, notify: &Notify) -> Stop {
         notify.status("leads");
         let stop = self.rounds(&posted, notify);
-        service.stand(Standing::Standby { leader: None });
+        service.take_position(Position::Standby { leader: None });
         stop
     }
 
@@ -166,7 +167,7 @@ fn check_audit(service: &Service, ledger: &Ledger) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The candidate that stands by for the seat in etcd.
+/// The candidate that stands by for the leadership in etcd.
 pub(crate) struct Candidate {
     election: Election,
     etcd: EtcdConfig,
@@ -202,19 +203,19 @@ impl Candidate {
         }
     }
 
-    /// Waits for the seat.
+    /// Waits for the leadership.
     fn stand_by(&self, service: &Service, notify: &Notify) -> Keeper {
         let mut last = None;
         loop {
             notify.alive();
             let (leader, line) = match self.election.campaign() {
-                Ok(Candidacy::Elected(seat)) => {
-                    return Keeper::start(seat, Duration::from_secs(self.etcd.lease_seconds));
+                Ok(Campaign::Won(leadership)) => {
+                    return Keeper::start(*leadership, Duration::from_secs(self.etcd.lease_seconds));
                 }
-                Ok(Candidacy::Standby { holder: Some(holder) }) => {
+                Ok(Campaign::Lost { holder: Some(holder) }) => {
                     (Some(holder.clone()), format!("stands by for {holder}"))
                 }
-                Ok(Candidacy::Standby { holder: None }) => (None, "stands by".to_owned()),
+                Ok(Campaign::Lost { holder: None }) => (None, "stands by".to_owned()),
                 Err(failure) => (None, failure.to_string()),
             };
             if last.as_ref() != Some(&line) {
@@ -222,7 +223,7 @@ impl Candidate {
                 notify.status(&line);
                 last = Some(line);
             }
-            service.stand(Standing::Standby { leader });
+            service.take_position(Position::Standby { leader });
             std::thread::sleep(notify.wait_max(LOOK));
         }
     }

@@ -23,7 +23,7 @@ pub use openapi::openapi;
 
 pub(crate) use answer::{Answer, Problem};
 pub(crate) use body::BODY_BYTES_MAX;
-pub(crate) use service::{Request, Service, Standing};
+pub(crate) use service::{Position, Request, Service};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

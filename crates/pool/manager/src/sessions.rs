@@ -180,8 +180,7 @@ impl Sessions {
         idle >= self.config.idle_seconds * 1000 || age >= self.config.life_seconds * 1000
     }
 
-    /// Whether a caller that was recognised before still would be. Counts as use: a stream keeps its session from being
-/// idle.
+    /// Whether a caller who was recognised would be recognised still. Counts as use: a stream keeps its session.
     pub(crate) fn is_still(&mut self, who: &Who, now: Millis) -> bool {
         let has_role = |account: &Account| account.is_enabled && account.role >= who.role;
         if !self.accounts.get(&who.name).is_some_and(has_role) {

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How long this manager may act as the leader: for ever with an embedded store; with etcd, as long as its seat is kept
-//! alive.
+//! How long this manager may act as the leader: for ever with an embedded store; with etcd, as long as its leadership
+//! is kept alive.
 //!
-//! Threads: the keeper renews the seat, and the writer checks the tenure before it sends steps. The check is needed for
-//! switches, which have no gate against a deposed manager's commands. What is stored, and what donors and agents obey,
-//! is fenced by the term.
+//! Threads: the keeper renews the leadership, the writer asks before it sends steps. That is a courtesy to switches,
+//! which have no gate against a deposed manager's commands, and to people. What is stored, and what donors and agents
+//! obey, is fenced by the term.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use aquifer_state_store::Seat;
+use aquifer_state_store::Leadership;
 
 /// Number of renewals within the time of a lease: two may fail.
 const RENEWALS: u32 = 3;
@@ -23,7 +23,7 @@ const RENEWALS: u32 = 3;
 pub(crate) enum Tenure {
     /// Nobody else can lead.
     ForEver,
-    /// As long as the seat is held.
+    /// As long as the leadership is held.
     Until(Arc<Mutex<Instant>>),
 }
 
@@ -37,7 +37,7 @@ impl Tenure {
     }
 }
 
-/// The thread that keeps the seat alive. Dropping it gives the seat up.
+/// The thread that keeps the leadership alive. Dropping it gives the leadership up.
 pub(crate) struct Keeper {
     pub(crate) tenure: Tenure,
     stop: Option<SyncSender<()>>,
@@ -45,16 +45,16 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(crate) fn start(seat: Seat, lease: Duration) -> Keeper {
-        let until = Arc::new(Mutex::new(seat.until()));
+    pub(crate) fn start(leadership: Leadership, lease: Duration) -> Keeper {
+        let until = Arc::new(Mutex::new(leadership.until()));
         let (stop, stopped) = sync_channel(1);
         let shared = Arc::clone(&until);
-        let thread = std::thread::spawn(move || keep(seat, lease, &shared, &stopped));
+        let thread = std::thread::spawn(move || keep(leadership, lease, &shared, &stopped));
         Keeper { tenure: Tenure::Until(until), stop: Some(stop), thread: Some(thread) }
     }
 }
 
-fn keep(mut seat: Seat, lease: Duration, until: &Mutex<Instant>, stopped: &Receiver<()>) {
+fn keep(mut leadership: Leadership, lease: Duration, until: &Mutex<Instant>, stopped: &Receiver<()>) {
     let set = |to: Instant| *until.lock().expect("no holder of this lock panics") = to;
     loop {
         match stopped.recv_timeout(lease / RENEWALS) {
@@ -62,12 +62,12 @@ fn keep(mut seat: Seat, lease: Duration, until: &Mutex<Instant>, stopped: &Recei
             Ok(()) | Err(RecvTimeoutError::Disconnected) => {
                 set(Instant::now());
                 // If etcd does not answer, the lease ends by itself.
-                let _ = seat.resign();
+                let _ = leadership.resign();
                 return;
             }
         }
-        match seat.renew() {
-            Ok(true) => set(seat.until()),
+        match leadership.renew() {
+            Ok(true) => set(leadership.until()),
             Ok(false) => return set(Instant::now()),
             // Until the lease's time is over, another attempt may succeed.
             Err(_) => {}

@@ -30,6 +30,8 @@ use crate::tenure::Tenure;
 /// Maximum number of terms that a start tries, each greater than what the peers have seen.
 const ELECTIONS_MAX: usize = 16;
 
+/// What runs with the store.
+pub(crate) type Errand = Box<dyn FnOnce(&mut Ledger) -> Result<(), LedgerFailure> + Send>;
 /// What takes the answer to an order.
 type Answer = Box<dyn FnOnce(Result<Done, NotDone>) + Send>;
 
@@ -40,15 +42,15 @@ pub(crate) enum Stop {
     Deposed { seen: Term },
     /// The store failed.
     Ledger(LedgerFailure),
-    /// The seat of the leader was not kept alive in time.
-    SeatLost,
+    /// The leadership of the leader was not kept alive in time.
+    LeadershipLost,
 }
 
 impl Stop {
     /// Whether this manager or another one may lead afterwards.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            Self::Deposed { .. } | Self::SeatLost => true,
+            Self::Deposed { .. } | Self::LeadershipLost => true,
             Self::Ledger(failure) => failure.may_pass(),
         }
     }
@@ -67,8 +69,8 @@ impl std::fmt::Display for Stop {
                 write!(f, "another fabric manager has term {seen}; stop one of the two, then start again")
             }
             Self::Ledger(failure) => failure.fmt(f),
-            Self::SeatLost => {
-                f.write_str("the lease in etcd was not renewed in time; check the members and the network")
+            Self::LeadershipLost => {
+                f.write_str("etcd did not hear of this manager in time; check the members and the network")
             }
         }
     }
@@ -77,7 +79,7 @@ impl std::fmt::Display for Stop {
 /// A request to the writer.
 pub(crate) enum Posted {
     /// What needs the store and not the pool: accounts, sessions, the audit log. An error is the store's.
-    Errand(Box<dyn FnOnce(&mut Ledger) -> Result<(), LedgerFailure> + Send>),
+    Errand(Errand),
     /// An order, with the function that takes the answer.
     Order(Order, Answer),
 }
@@ -128,8 +130,8 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Takes a term that all peers accept, reads the state that nobody else changes from then on, waits until no command
-    /// of an earlier manager can arrive at a switch, and reads the first reports.
+    /// Takes a term that all peers accept, reads the state that nobody else changes from then on, waits until no
+    /// command of an earlier manager can arrive at a switch, and reads the first reports.
     pub(crate) fn start(
         shared: Arc<Shared>,
         mut ledger: Ledger,
@@ -338,7 +340,7 @@ impl Writer {
         let round = reconcile(&self.desired, &self.observed);
         let commands: Vec<Command> = round.steps.iter().map(|step| self.command(step.clone())).collect();
         if !self.tenure.is_held() {
-            return Err(Stop::SeatLost);
+            return Err(Stop::LeadershipLost);
         }
         let outcomes = self.peers.send(&commands);
         let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();

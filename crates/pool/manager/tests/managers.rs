@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Three managers with three members of etcd: one leads, the others send readers to it and refuse changes; the leader is
-//! killed, or stopped and let go on; etcd's leader is killed in the middle of a bind, another member is cut off. After
-//! each, one manager leads, the pool is as desired, no slab is lent twice and none is lost, and the audit log is whole.
+//! Three managers with three members of etcd: one leads, the others send readers to it and refuse changes; the leader
+//! is killed, or stopped and let go on; etcd's leader is killed in the middle of a bind, another member is cut off.
+//! After each, one manager leads, the pool is as desired, no slab is lent twice and none is lost, and the audit log is
+//! whole.
 
 mod daemon;
 

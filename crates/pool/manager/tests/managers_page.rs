@@ -211,8 +211,8 @@ fn the_page_can_be_typed_from_top_to_bottom() {
     Config::parse(file).expect("the file is a configuration as it is");
 
     let mut site = Site::new();
-    // Certificates are for addresses; their ports do not matter. A member accepts another one only from an address of its
-    // certificate, and on one machine all connections come from 127.0.0.1.
+    // Certificates are for addresses; their ports do not matter. A member accepts another one only from an address of
+    // its certificate, and on one machine all connections come from 127.0.0.1.
     let addresses = site.machines.iter().map(|machine| machine.ports[0].1.split(':').next().expect("an address"));
     let addresses: Vec<String> = addresses.map(str::to_owned).collect();
     let by_number = format!("$(echo {} | cut -d' ' -f$number)", addresses.join(" "));

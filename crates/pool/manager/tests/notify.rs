@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the daemon tells systemd: that it is ready when clients can connect, what it does, and that it lives, as long as
-//! its main thread does.
+//! What the daemon tells systemd: that it is ready when clients can connect, what it does, and that it lives, as long
+//! as its main thread does.
 
 mod daemon;
 

@@ -139,7 +139,7 @@ fn a_real_prometheus_scrapes_the_daemon_and_takes_every_query() {
     };
     wait_for("up{job=\"aquifer-fabricd\"}", "1");
     wait_for("aquifer_fabric_leader", "1");
-    wait_for("aquifer_fabric_capacity_bytes", &(4_u64 * 64 << 30).to_string());
+    wait_for("aquifer_fabric_capacity_bytes", &((4_u64 * 64) << 30).to_string());
     wait_for("aquifer_fabric_volumes{state=\"bound\"}", "1");
     wait_for("aquifer_fabric_peers{kind=\"donor\",answers=\"yes\"}", "4");
     wait_for("sum(aquifer_fabric_requests_total{status=\"200\",method=\"POST\"})", "1");

@@ -8,17 +8,17 @@
 //! | `PREFIX/format` | [`ETCD_FORMAT`] in digits |
 //! | `PREFIX/state/KEY` | the value of a key; its version is etcd's `mod_revision` |
 //! | `PREFIX/commit` | the name of the transaction that was committed last |
-//! | `PREFIX/leader` | the manager that writes, under a lease; see `etcd/seat.rs` |
+//! | `PREFIX/leader` | who writes, under a lease; see `etcd/leadership.rs` |
 //!
-//! A transaction is one transaction of etcd's. It gets a name, and it is carried out only while `commit` is as this store
-//! saw it last, which it replaces with its name. So it can be sent again when an answer was lost: it happens at most
-//! once, and the second attempt finds the name of the first. An attempt that is still queued in a member that was cut
-//! off has no effect when it arrives.
+//! A transaction is one transaction of etcd's. It gets a name, and it is carried out only while `commit` is as this
+//! store saw it last, which it replaces with its name. So it can be sent again when an answer was lost: it happens once
+//! at most, and the second attempt finds the name of the first. An attempt that is still on its way in a member that
+//! was cut off does nothing when it arrives.
 
 mod connection;
 mod gateway;
+mod leadership;
 pub(crate) mod messages;
-mod seat;
 mod settings;
 
 use ring::rand::{SecureRandom, SystemRandom};
@@ -32,7 +32,7 @@ use messages::{
     Outcome, Pair, after_prefix, bytes, compare, operations, outcome_of, pairs_of, range, read, revision_of,
 };
 
-pub use seat::{Election, LEASE_SECONDS_MIN, Seat, Standing};
+pub use leadership::{Campaign, Election, LEASE_SECONDS_MIN, Leadership};
 pub use settings::{Bounds, ENDPOINTS_MAX, EtcdSettings, EtcdTls, NotSettings, PREFIX_BYTES_MAX};
 
 /// The version of the layout above. Another one is refused.

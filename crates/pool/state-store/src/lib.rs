@@ -4,8 +4,8 @@
 //! Durable state of a fabric manager: keys with values and versions, changed by compare-and-swap over several keys.
 //!
 //! [`StateStore`] is the trait; [`EmbeddedStore`] keeps one file with redb, [`EtcdStore`] a part of a cluster of etcd,
-//! [`MemoryStore`] keeps nothing. All pass [`conformance`], including a part in which operation n fails, for each n.
-//! A [`Transaction`] is committed as a whole or not at all, whatever crashes: when `commit` returns, it is durable.
+//! [`MemoryStore`] keeps nothing. All pass [`conformance`], including a part in which operation n fails, for each n. A
+//! [`Transaction`] is committed as a whole or not at all, whatever crashes: when `commit` returns, it is durable.
 //!
 //! ```
 //! use aquifer_state_store::{Expectation, Key, MemoryStore, StateStore, Transaction};
@@ -34,8 +34,8 @@ mod store;
 pub use embedded::{EmbeddedStore, FORMAT};
 pub use etcd::messages::take_answer;
 pub use etcd::{
-    Bounds, ENDPOINTS_MAX, ETCD_FORMAT, Election, EtcdSettings, EtcdStore, EtcdTls, LEASE_SECONDS_MIN, NotSettings,
-    PREFIX_BYTES_MAX, Seat, Standing,
+    Bounds, Campaign, ENDPOINTS_MAX, ETCD_FORMAT, Election, EtcdSettings, EtcdStore, EtcdTls, LEASE_SECONDS_MIN,
+    Leadership, NotSettings, PREFIX_BYTES_MAX,
 };
 pub use failure::{NotCommitted, StoreFailure};
 pub use key::{KEY_BYTES_MAX, Key, NotAKey};

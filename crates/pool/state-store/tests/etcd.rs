@@ -3,7 +3,7 @@
 
 //! The store on etcd keeps the contract when any transfer of its connection fails; a transaction whose answer is lost
 //! happens once; members are killed and stopped under it; a writer that was cut off writes nothing afterwards; and one
-//! candidate at a time has the seat. All with real members.
+//! candidate at a time has the leadership. All with real members.
 
 mod rig;
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_state_store::conformance::{Rig, check};
 use aquifer_state_store::{
-    Bounds, Election, EtcdSettings, EtcdStore, Expectation, Key, NotCommitted, Standing, StateStore, StoreFailure,
+    Bounds, Campaign, Election, EtcdSettings, EtcdStore, Expectation, Key, NotCommitted, StateStore, StoreFailure,
     Transaction,
 };
 use aquifer_test_support::{EtcdCluster, Link};
@@ -151,30 +151,29 @@ fn a_writer_that_was_cut_off_writes_nothing_afterwards() {
 
 #[test]
 fn one_candidate_at_a_time_has_the_seat() {
-    let directory = directory("etcd-seat");
+    let directory = directory("etcd-leadership");
     let Some(cluster) = EtcdCluster::start(1, &directory) else { return };
     let settings = settings(&cluster.endpoints(), "pool", Bounds::default());
     let candidate = |name: &str| Election::new(&settings, name, 3).expect("a candidate");
     let (amy, bob) = (candidate("http://amy"), candidate("http://bob"));
-    let Standing::Elected(mut seat) = amy.campaign().expect("asked") else { panic!("nobody else is there") };
-    let held =
-        |standing: &Standing| matches!(standing, Standing::Standby { holder: Some(name) } if name == "http://amy");
+    let Campaign::Won(mut leadership) = amy.campaign().expect("asked") else { panic!("nobody else is there") };
+    let held = |campaign: &Campaign| matches!(campaign, Campaign::Lost { holder: Some(name) } if name == "http://amy");
     assert!(held(&bob.campaign().expect("asked")));
-    assert!(seat.renew().expect("asked"), "it is kept alive");
-    seat.resign().expect("given up");
-    let Standing::Elected(mut seat) = bob.campaign().expect("asked") else { panic!("it is free at once") };
+    assert!(leadership.renew().expect("asked"), "it is kept alive");
+    leadership.resign().expect("given up");
+    let Campaign::Won(mut leadership) = bob.campaign().expect("asked") else { panic!("it is free at once") };
     assert_eq!(amy.holder().expect("asked").as_deref(), Some("http://bob"));
     // Bob stops without resigning.
     let begun = Instant::now();
     let _amys = loop {
         match amy.campaign().expect("asked") {
-            Standing::Elected(seat) => break seat,
-            Standing::Standby { .. } => std::thread::sleep(Duration::from_millis(50)),
+            Campaign::Won(leadership) => break leadership,
+            Campaign::Lost { .. } => std::thread::sleep(Duration::from_millis(50)),
         }
         assert!(begun.elapsed() < WAIT_MAX, "the lease of a dead holder ends");
     };
-    assert!(!seat.renew().expect("asked"), "bob learns it");
-    assert!(seat.until() <= Instant::now(), "and knew it before by his clock");
+    assert!(!leadership.renew().expect("asked"), "bob learns it");
+    assert!(leadership.until() <= Instant::now(), "and knew it before by his clock");
 }
 
 #[test]

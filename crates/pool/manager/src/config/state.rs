@@ -13,8 +13,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{NotAConfig, refuse, within};
 
-/// Bounds of the lease of the seat. A shorter one would end during etcd's own elections; a longer one would make a
-/// failover take minutes.
+/// Shortest and longest lease of the leadership. Below, etcd's own elections let it end; above, a failover takes
+/// minutes.
 const LEASE_SECONDS: (u64, u64) = (3, 300);
 
 /// Where the state is kept.

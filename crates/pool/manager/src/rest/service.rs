@@ -43,8 +43,8 @@ impl Request {
 }
 
 /// Whether this manager leads.
-pub(crate) enum Standing {
-    /// This manager leads; orders go to its writer.
+pub(crate) enum Position {
+    /// It does; orders go to its writer.
     Leader { orders: SyncSender<Posted> },
     /// Another one leads, at this URL if it is known.
     Standby { leader: Option<String> },
@@ -54,7 +54,7 @@ pub(crate) enum Standing {
 pub(crate) struct Service {
     pub(crate) shared: Arc<Shared>,
     pub(crate) sessions: Arc<Mutex<Sessions>>,
-    pub(crate) standing: RwLock<Standing>,
+    pub(crate) position: RwLock<Position>,
     pub(crate) directory: PathBuf,
     pub(crate) console: Console,
 }
@@ -79,13 +79,13 @@ impl Service {
         self.sessions.lock().expect("a panic ends the daemon")
     }
 
-    /// Records whether this manager leads from now on.
-    pub(crate) fn stand(&self, standing: Standing) {
-        *self.standing.write().expect("a panic ends the daemon") = standing;
+    /// From now on this manager leads, or does not.
+    pub(crate) fn take_position(&self, position: Position) {
+        *self.position.write().expect("a panic ends the daemon") = position;
     }
 
     pub(crate) fn is_leader(&self) -> bool {
-        matches!(*self.standing.read().expect("a panic ends the daemon"), Standing::Leader { .. })
+        matches!(*self.position.read().expect("a panic ends the daemon"), Position::Leader { .. })
     }
 
     /// Answers a request.
@@ -136,12 +136,12 @@ impl Service {
         (route.answer)(&call)
     }
 
-    /// What a standby answers: where the leader is. A reader is sent there; a change is refused, because its client must
-    /// know that it asked the wrong manager.
+    /// What a standby answers: where the leader is. A reader is sent there; a change is refused, because its client
+    /// must know that it asked the wrong manager.
     fn elsewhere(&self, request: &Request) -> Option<Result<Answer, Problem>> {
-        let leader = match &*self.standing.read().expect("a panic ends the daemon") {
-            Standing::Leader { .. } => return None,
-            Standing::Standby { leader } => leader.clone(),
+        let leader = match &*self.position.read().expect("a panic ends the daemon") {
+            Position::Leader { .. } => return None,
+            Position::Standby { leader } => leader.clone(),
         };
         let Some(leader) = leader else {
             let what = "no manager leads at this moment";
@@ -161,9 +161,9 @@ impl Service {
 
     /// Hands something to the writer.
     fn post(&self, posted: Posted) -> Result<(), Problem> {
-        let orders = match &*self.standing.read().expect("a panic ends the daemon") {
-            Standing::Leader { orders } => orders.clone(),
-            Standing::Standby { .. } => return Err(busy("this manager has just stopped leading")),
+        let orders = match &*self.position.read().expect("a panic ends the daemon") {
+            Position::Leader { orders } => orders.clone(),
+            Position::Standby { .. } => return Err(busy("this manager has just stopped leading")),
         };
         orders.try_send(posted).map_err(|error| match error {
             TrySendError::Full(_) => busy("too many orders are waiting"),

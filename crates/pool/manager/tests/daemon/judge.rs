@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Compares what the simulated peers hold with what is desired, from outside the daemon: no slab is in two leases, none is
-//! lost, and each volume is bound as a whole or not at all.
+//! Compares what the simulated peers hold with what is desired, from outside the daemon: no slab is in two leases, none
+//! is lost, and each volume is bound as a whole or not at all.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -3,8 +3,8 @@
 
 //! Sends requests to etcd's JSON gateway, and retries what may pass at the next endpoint.
 //!
-//! A request whose answer was lost is sent again, so every request may arrive twice: reads are harmless, and the
-//! transactions of `../etcd.rs` and `seat.rs` recognise their own earlier attempt.
+//! Every request that is sent here may arrive twice, because an answer that was lost leaves no other choice: reads are
+//! harmless, and the transactions of `commit.rs` and `leadership.rs` recognise their own earlier attempt.
 
 use std::cell::RefCell;
 use std::fmt;

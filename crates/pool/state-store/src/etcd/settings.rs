@@ -14,8 +14,8 @@ pub const ENDPOINTS_MAX: usize = 16;
 /// Maximum length of the prefix: with it, keys stay short enough for etcd.
 pub const PREFIX_BYTES_MAX: usize = 200;
 
-/// Bounds of waits and retries. The default suits a cluster with etcd's default timeouts: an election of etcd's takes one
-/// to two seconds, within which requests fail or hang.
+/// Bounds of waits and retries. The default suits a cluster with etcd's default timeouts: an election of etcd's takes
+/// one to two seconds, within which requests fail or hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// How long a connection with its handshake may take.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Elects the writer: one seat, a key under a lease of etcd's. The holder of the seat keeps the lease alive; when it
-//! dies, etcd removes the key after the lease's time, and another candidate takes the seat.
+//! Who writes: one leadership, a key under a lease of etcd's. The leader keeps the lease alive; when it dies, etcd
+//! removes the key after the lease's time, and another candidate takes the leadership.
 //!
-//! The seat only keeps candidates from disturbing each other. It protects nothing, because a holder that was stopped or
-//! cut off may act after its lease has ended: that is what the term in each transaction and each command is for.
+//! The leadership only keeps candidates from disturbing each other. It protects nothing, because a holder that was
+//! stopped or cut off may act after its lease has ended: that is what the term in each transaction and each command is
+//! for.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use crate::failure::StoreFailure;
 
 /// The shortest lease: etcd prolongs shorter ones, at its default timeouts.
 pub const LEASE_SECONDS_MIN: u64 = 2;
-/// Longest value of the seat that is read.
+/// Longest value of the leadership that is read.
 const HOLDER_BYTES_MAX: usize = 4096;
 
 /// A candidate.
@@ -34,19 +35,19 @@ pub struct Election {
 
 /// The outcome of a campaign.
 #[derive(Debug)]
-pub enum Standing {
-    /// The seat is this candidate's.
-    Elected(Seat),
-    /// Another candidate has the seat, or the seat is still vacant.
-    Standby {
-        /// How the holder calls itself.
+pub enum Campaign {
+    /// The leadership is this candidate's.
+    Won(Box<Leadership>),
+    /// Somebody else has the leadership, or nobody yet.
+    Lost {
+        /// The text that the holder has given of itself.
         holder: Option<String>,
     },
 }
 
-/// The seat, while it is held.
+/// The leadership, while it is held.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Leadership {
     gateway: Gateway,
     lease: String,
     /// Until when it is certainly held.
@@ -71,17 +72,17 @@ impl Election {
         self.gateway.call(path, body).map_err(|no| not_answered(&no))
     }
 
-    /// The holder of the seat.
+    /// Who has the leadership.
     pub fn holder(&self) -> Result<Option<String>, StoreFailure> {
         let answer = self.call("/v3/kv/range", &read(&self.key))?;
         let pairs = super::messages::pairs_of(&answer).ok_or_else(odd)?;
         Ok(pairs.first().and_then(|pair| holder_of(&pair.entry.value)).map(|(holder, _)| holder))
     }
 
-    /// Takes the seat if nobody has it.
-    pub fn campaign(&self) -> Result<Standing, StoreFailure> {
+    /// Takes the leadership if nobody has it.
+    pub fn campaign(&self) -> Result<Campaign, StoreFailure> {
         if let Some(holder) = self.holder()? {
-            return Ok(Standing::Standby { holder: Some(holder) });
+            return Ok(Campaign::Lost { holder: Some(holder) });
         }
         let begun = Instant::now();
         let granted = self.call("/v3/lease/grant", &json!({ "TTL": self.lease_seconds.to_string() }))?;
@@ -97,11 +98,12 @@ impl Election {
         // An earlier attempt, whose answer was lost, may have taken it.
         if outcome.succeeded || found.as_ref().is_some_and(|(_, found)| *found == name) {
             let gateway = Gateway::new(&self.quick()).map_err(StoreFailure::Settings)?;
-            return Ok(Standing::Elected(Seat { gateway, lease, until: begun + Duration::from_secs(live) }));
+            let until = begun + Duration::from_secs(live);
+            return Ok(Campaign::Won(Box::new(Leadership { gateway, lease, until })));
         }
         // If that fails, the lease ends by itself.
         let _ = self.call("/v3/lease/revoke", &json!({ "ID": lease }));
-        Ok(Standing::Standby { holder: found.map(|(holder, _)| holder) })
+        Ok(Campaign::Lost { holder: found.map(|(holder, _)| holder) })
     }
 
     /// Bounds for renewals: each endpoint can be tried within a part of the lease's time.
@@ -126,14 +128,14 @@ fn holder_of(value: &[u8]) -> Option<(String, String)> {
     Some((text("holder")?, text("name")?))
 }
 
-impl Seat {
-    /// Until when the seat is held, by this machine's clock. The lease's time counts from before it was asked for, so that
-    /// etcd ends it later than this.
+impl Leadership {
+    /// Until when the leadership is held, by this machine's clock. The lease's time counts from before it was asked
+    /// for, so that etcd ends it later than this.
     pub fn until(&self) -> Instant {
         self.until
     }
 
-    /// Prolongs the lease. `false` says that it has ended: the seat is lost.
+    /// Prolongs the lease. `false` says that it has ended: the leadership is lost.
     pub fn renew(&mut self) -> Result<bool, StoreFailure> {
         let begun = Instant::now();
         let answer = self.gateway.call("/v3/lease/keepalive", &json!({ "ID": self.lease }));
@@ -146,7 +148,7 @@ impl Seat {
         }
     }
 
-    /// Gives the seat up, so that the next one need not wait for the lease to end.
+    /// Gives the leadership up, so that the next one need not wait for the lease to end.
     pub fn resign(self) -> Result<(), StoreFailure> {
         self.gateway.call("/v3/lease/revoke", &json!({ "ID": self.lease })).map(drop).map_err(|no| not_answered(&no))
     }
