@@ -96,7 +96,9 @@ impl Registered {
         }
         let (changes, entries) = self.registrar.entries();
         let mut failed = false;
-        for (id, entry) in entries.iter().filter(|(id, entry)| self.stored.get(*id) != Some(*entry)) {
+        let is_new = |(id, entry): &(&EndId, &_)| self.stored.get(*id) != Some(*entry);
+        let new: Vec<_> = entries.iter().filter(is_new).collect();
+        for (id, entry) in new {
             let what = format!("{id} registers as {}", entry.identity);
             failed |= self.store(id, Some(entry), &what).is_err();
             if !failed {
