@@ -123,7 +123,12 @@ export async function ask(method: string, path: string, body?: unknown): Promise
 
 /** Waits until everything is as it is desired to be. */
 export async function settled(): Promise<void> {
-  await expect
-    .poll(async () => (await ask("GET", "/redfish/v1/Oem/Aquifer")).body, { timeout: WAIT_MS, interval: 100 })
-    .toMatchObject({ IsSettled: true });
+  let first: number | null = null;
+  const isSettled = async () => {
+    const { Rounds, IsSettled } = (await ask("GET", "/redfish/v1/Oem/Aquifer")).body as Record<string, unknown>;
+    first ??= Number(Rounds);
+    // Two rounds later at the earliest: the first may have begun before the last change.
+    return IsSettled === true && Number(Rounds) >= first + 2;
+  };
+  await expect.poll(isSettled, { timeout: WAIT_MS, interval: 100 }).toBe(true);
 }
