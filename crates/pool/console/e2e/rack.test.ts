@@ -19,7 +19,7 @@ afterAll(() => browser?.close());
 const CHUNKS = "/redfish/v1/Chassis/Pools/MemoryDomains/main/MemoryChunks";
 const OPERATOR = { name: "oscar", password: "only for this test" };
 
-/** Shows the plan of the open dialog, checks the command, and carries it out. */
+/** Checks the plan of the open dialog and its command, carries it out, and waits until it is. */
 async function confirm(page: Page, command: string, isSure = false): Promise<void> {
   const dialog = page.getByRole("dialog");
   await dialog.getByRole("heading", { name: "What would change" }).waitFor();
@@ -29,6 +29,8 @@ async function confirm(page: Page, command: string, isSure = false): Promise<voi
   }
   await dialog.getByRole("button", { name: "Carry it out" }).click();
   await dialog.waitFor({ state: "detached" });
+  // What is under way changes volumes, too: a plan that is made meanwhile may be out of date at once.
+  await settled();
 }
 
 const press = (page: Page, name: string) => page.getByRole("button", { name, exact: true }).click();

@@ -19,7 +19,7 @@ import {
   readZone,
 } from "./api/resources";
 import { follow } from "./api/stream";
-import { requestOf, type Act } from "./model/acts";
+import { requestOf, volumeOf, type Act } from "./model/acts";
 import { warm } from "./model/activity";
 import { add } from "./model/history";
 import type { Plan, Pool, PoolEvent, Status, Switch } from "./model/pool";
@@ -42,6 +42,13 @@ const LISTS_REST = 2;
 /** Events that a page keeps: as many as the manager. */
 const EVENTS_MAX = 1024;
 const SESSION_KEY = "aquifer-session";
+
+/** A change with its plan, and the ETag that its volume had then. */
+export interface Planned {
+  readonly act: Act;
+  readonly etag: string | undefined;
+  readonly plan: Plan;
+}
 
 /** What a page keeps until its tab is closed. */
 export interface Keeper {
@@ -94,16 +101,18 @@ export class Watch {
     this.forget("You are logged out.");
   }
 
-  /** Asks what a change would do. */
-  async plan(act: Act, ifMatch: string | undefined): Promise<Plan> {
-    return readPlan(await this.client.order({ ...requestOf(act), ifMatch, isDryRun: true }));
+  /** Asks what a change would do to its volume as it is now. */
+  async plan(act: Act): Promise<Planned> {
+    const volume = volumeOf(act);
+    const etag = volume === null ? undefined : (await this.client.read(volume)).at("@odata.etag").text();
+    const plan = readPlan(await this.client.order({ ...requestOf(act), ifMatch: etag, isDryRun: true }));
+    return { act, etag, plan };
   }
 
-  /** Makes a change. It is stored when this ends, and carried out afterwards. */
-  async carryOut(act: Act, ifMatch: string | undefined): Promise<Plan> {
-    const plan = readPlan(await this.client.order({ ...requestOf(act), ifMatch }));
+  /** Makes a change as it was planned. It is stored when this ends, and carried out afterwards. */
+  async carryOut({ act, etag }: Planned): Promise<void> {
+    await this.client.order({ ...requestOf(act), ifMatch: etag });
     this.look(true);
-    return plan;
   }
 
   /** Looks at the manager now. */

@@ -43,7 +43,6 @@ export function volume(name: string, more: Partial<Volume> = {}): Volume {
     state: "unbound",
     leaving: 0,
     members: [{ end: "Donor.d0000", size: 2 ** 33, span: 1 }],
-    etag: '"abc"',
     ...more,
   };
 }
@@ -117,6 +116,7 @@ export function answers(): Record<string, unknown> {
       { Id: "main", MemorySizeMiB: 262_144, Oem: { Aquifer: { Donors: ["d0000"], Devices: [] } } },
     ]),
     [`${POOLS}/main/MemoryChunks?$expand=.`]: members([chunk]),
+    [`${POOLS}/main/MemoryChunks/db`]: chunk,
     "/redfish/v1/TaskService/Tasks?$expand=.": members([
       {
         ...{ Id: "1", Name: "bind volume db to host h000", TaskState: "Running", PercentComplete: 40 },

@@ -234,6 +234,18 @@ describe("texts of strangers", () => {
   });
 });
 
+test("a log that is not the one of before is broken, until the reader says that it is another pool", async () => {
+  const path = "/redfish/v1/Oem/Aquifer/Audit?$skip=0&$top=1000";
+  manager.known[path] = { Records: [], Tail: { records: 0, hash: "0".repeat(64) } };
+  localStorage.setItem("aquifer-audit-tail", JSON.stringify({ records: 7, hash: "a".repeat(64) }));
+  await open("#/audit");
+  expect((await screen.findByRole("alert", {}, PATIENT)).textContent).toContain("the log was rewritten or cut");
+  press("Check again");
+  press("Forget what this browser has seen");
+  await screen.findByText(/0 records/, {}, PATIENT);
+  expect(screen.queryByRole("alert")).toBeNull();
+});
+
 test("tables are sorted by their heads, and turned in pages", async () => {
   const path = "/redfish/v1/Fabrics/Aquifer/Endpoints?$expand=.";
   const list = structuredClone(manager.known[path]) as { Members: Record<string, unknown>[] };

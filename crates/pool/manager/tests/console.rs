@@ -2,10 +2,10 @@
 // Copyright the Aquifer authors
 
 //! The console: built from its sources, its parts tested by vitest, and used in a real headless Chromium on a real
-//! daemon. `npm ci` in crates/pool/console installs the tools; screenshots are left in `console-shots` beside the
-//! target directory's temporary files.
+//! daemon. `npm ci` in crates/pool/console installs the tools.
 //!
-//! `AQUIFER_CHROMIUM` names another browser than the first of chromium, chromium-browser and google-chrome on the path.
+//! `AQUIFER_CHROMIUM` names another browser than the first of chromium, chromium-browser and google-chrome on the path;
+//! `AQUIFER_CONSOLE_SHOTS` names a directory for pictures of the pages.
 
 mod daemon;
 
@@ -151,7 +151,7 @@ struct Scene {
     declaration: Value,
 }
 
-/// Starts a daemon, applies the declaration and carries it out; then runs the tests, and leaves their screenshots.
+/// Starts a daemon, applies the declaration and carries it out; then runs the tests.
 fn browse(name: &str, scene: &Scene) {
     let Some(console) = built() else { return };
     let browser = match browser() {
@@ -165,15 +165,12 @@ fn browse(name: &str, scene: &Scene) {
     let applied = daemon.ask("POST", APPLY, &token, &apply_body(&scene.declaration)).expect("an answer");
     assert_eq!(applied.status, 200, "{applied:?}");
     assert!(daemon.settle(&token));
-    let shots = Path::new(env!("CARGO_TARGET_TMPDIR")).join("console-shots");
-    fs::create_dir_all(&shots).expect("a directory");
     tool(
         "vitest/vitest.mjs",
         &["run", "--project", "browser", scene.file],
         &[
             ("AQUIFER_CONSOLE_URL", &format!("http://{}", daemon.address)),
             ("AQUIFER_CONSOLE_PASSWORD", &daemon.password()),
-            ("AQUIFER_CONSOLE_SHOTS", &shots.display().to_string()),
             ("AQUIFER_CONSOLE_BROWSER", &browser),
         ],
     );

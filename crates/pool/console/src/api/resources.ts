@@ -95,7 +95,6 @@ export function readVolume(body: Reader): Volume {
     state: among(body.at("Status", "State"), STATES),
     leaving: ours.at("Leaving").number(),
     members: ours.at("Members").list(readMember),
-    etag: body.at("@odata.etag").text(),
   };
 }
 

@@ -78,6 +78,11 @@ function chunk(of: OfVolume): string {
   return `${POOLS}/${encodeURIComponent(of.pool)}/MemoryChunks/${encodeURIComponent(of.volume)}`;
 }
 
+/** The volume that an act changes, as a path; `null` if it changes none that exists. */
+export function volumeOf(act: Act): string | null {
+  return act.kind === "create" || act.kind === "drain" || act.kind === "declare-gone" ? null : chunk(act);
+}
+
 /** A redundancy as the interface writes it. */
 function redundancyBody(text: string): unknown {
   const [kind, counts = ""] = text.split("=");

@@ -124,7 +124,8 @@ function flow(
 }
 
 function describe(end: End): string {
-  const full = end.kind === "host" ? `${end.volumes} volumes bound` : `${Math.round(fullness(end) * 100)} % promised`;
+  const bound = end.volumes === 1 ? "1 volume bound" : `${end.volumes} volumes bound`;
+  const full = end.kind === "host" ? bound : `${Math.round(fullness(end) * 100)} % promised`;
   return `${end.kind} ${end.name}, ${stateOf(end)}, ${full}`;
 }
 

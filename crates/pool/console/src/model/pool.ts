@@ -64,7 +64,6 @@ export interface Volume {
   readonly state: VolumeState;
   readonly leaving: number;
   readonly members: readonly Member[];
-  readonly etag: string;
 }
 
 export interface MemoryPool {

@@ -81,6 +81,18 @@ export function AuditPage() {
         <button type="button" class="quiet" onClick={() => setRound(round + 1)}>
           Check again
         </button>
+        {log?.verdict.kind === "broken" && (
+          <button
+            type="button"
+            class="danger"
+            onClick={() => {
+              localStorage.removeItem(TAIL_KEY);
+              setRound(round + 1);
+            }}
+          >
+            Forget what this browser has seen
+          </button>
+        )}
       </div>
       <Table
         caption="Who changed what"

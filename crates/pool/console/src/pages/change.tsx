@@ -7,12 +7,12 @@
 import { useEffect, useState } from "preact/hooks";
 
 import type { Problem } from "../api/client";
-import { useConsole, useWatch } from "../context";
+import { useWatch } from "../context";
 import { commandOf, losesBytes, titleOf, type Act } from "../model/acts";
-import type { Plan, Volume } from "../model/pool";
+import type { Volume } from "../model/pool";
 import { Dialog } from "../ui/dialog";
 import { Command, Failure } from "../ui/parts";
-import { explain } from "../watch";
+import { explain, type Planned } from "../watch";
 import { BindForm, CreateForm, MoveForm, ResizeForm } from "./forms";
 
 /** What a person wants to do, before the form is filled in. */
@@ -24,12 +24,6 @@ export type Intent =
 
 /** Steps that are shown at once. */
 const STEPS_SHOWN = 12;
-
-interface Planned {
-  readonly act: Act;
-  readonly etag: string | undefined;
-  readonly plan: Plan;
-}
 
 /** The act of an intent that needs no form. */
 function actOf(intent: Intent): Act | null {
@@ -47,13 +41,10 @@ function actOf(intent: Intent): Act | null {
 
 export function ChangeDialog({ intent, close }: { intent: Intent; close: () => void }) {
   const watch = useWatch();
-  const { pool } = useConsole();
   const direct = actOf(intent);
   const [planned, setPlanned] = useState<Planned | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const [isBusy, setBusy] = useState(false);
-  const etag = () =>
-    "volume" in intent ? pool.volumes.find((one) => one.name === intent.volume.name)?.etag : undefined;
   const attempt = async (what: () => Promise<void>) => {
     setBusy(true);
     setProblem(null);
@@ -66,18 +57,17 @@ export function ChangeDialog({ intent, close }: { intent: Intent; close: () => v
   };
   const plan = (act: Act) =>
     attempt(async () => {
-      const tag = etag();
-      setPlanned({ act, etag: tag, plan: await watch.plan(act, tag) });
+      setPlanned(await watch.plan(act));
     });
-  const carryOut = ({ act, etag: tag }: Planned) =>
+  const carryOut = (wanted: Planned) =>
     attempt(async () => {
-      await watch.carryOut(act, tag).catch((error: unknown) => {
+      await watch.carryOut(wanted).catch((error: unknown) => {
         // A plan of what has changed since is worth nothing.
         setPlanned(null);
         watch.look(true);
         throw error;
       });
-      watch.announce(`${titleOf(act)}: stored, and being carried out.`);
+      watch.announce(`${titleOf(wanted.act)}: stored, and being carried out.`);
       close();
     });
   useEffect(() => {

@@ -150,7 +150,8 @@ function PlainBox({ box, isStop, isSelected, heat, choose }: BoxProps) {
     <g
       class={words.join(" ")}
       role="button"
-      tabIndex={isStop ? 0 : -1}
+      // In small letters: as an attribute of SVG it would be ignored otherwise.
+      tabindex={isStop ? 0 : -1}
       aria-label={said}
       aria-pressed={isSelected}
       data-id={box.id}
