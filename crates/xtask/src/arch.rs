@@ -42,6 +42,8 @@ const RINGS: &[Ring] = &[
         crates: &[
             // The edge to tiers is for its tests only: they seal an array.
             ("borrower", &["core", "sys", "tier", "tiers", "tls", "wire"]),
+            // The edge to cxl-switch is for its tests only: they need a switch.
+            ("cxl-peers", &["cxl-switch", "fabric", "fmapi", "fmapi-client"]),
             // The edge to cxl-switch is for its tests only: they need a peer.
             ("fmapi-client", &["cxl-switch", "fmapi", "sys", "test-support"]),
             ("state-store", &[]),
@@ -57,7 +59,7 @@ const RINGS: &[Ring] = &[
         crates: &[
             // The edge to tiers is for donor's tests only: they borrow from a real donor.
             ("donor", &["core", "sys", "test-support", "tiers", "tls", "wire"]),
-            ("manager", &["fabric", "state-store"]),
+            ("manager", &["cxl-peers", "fabric", "state-store"]),
             // The edge to borrower is for its tests only: their members break.
             ("pager", &["borrower", "core", "driver", "stats", "sys", "test-support", "tiers"]),
         ],
@@ -91,8 +93,8 @@ const RINGS: &[Ring] = &[
             ),
             ("cxl-switchd", &["cxl-switch", "fmapi"]),
             ("fabric-args", &["fabric"]),
-            // The edge to manager is for its tests only: they need a daemon.
-            ("fabric-cli", &["fabric", "fabric-args", "manager", "sys", "test-support"]),
+            // The edges to manager and cxl-switchd are for its tests only: they need a daemon and switches.
+            ("fabric-cli", &["cxl-switchd", "fabric", "fabric-args", "manager", "sys", "test-support"]),
             ("fmapi-args", &[]),
             // The edges to cxl-switch and cxl-switchd are for its tests only: they need peers.
             ("fmapi-cli", &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "test-support"]),

@@ -104,6 +104,11 @@ Examples:
 Examples:
   aquifer fabric devices")]
     Devices,
+    /// List the ports of the switches, and what is connected to them
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric ports")]
+    Ports,
     /// List the pools
     #[command(after_long_help = "\
 Examples:

@@ -10,6 +10,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use aquifer_cxl_peers::SwitchConfig;
 use aquifer_fabric::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +43,9 @@ pub struct Config {
     /// The rounds of the reconciler.
     #[serde(default)]
     pub rounds: RoundsConfig,
+    /// CXL switches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub switches: Vec<SwitchConfig>,
 }
 
 /// The server's certificate.
@@ -204,6 +208,7 @@ impl Config {
         }
         let PeersConfig::Simulated(peers) = &self.peers;
         peers.check()?;
+        SwitchConfig::check_all(&self.switches).map_err(|not| NotAConfig(not.to_string()))?;
         let limits = [
             ("sessions.idle-seconds", self.sessions.idle_seconds, 1, 86_400),
             ("sessions.life-seconds", self.sessions.life_seconds, 1, 30 * 86_400),
@@ -274,6 +279,7 @@ mod tests {
         for (text, line) in [
             ("", "missing field `state`"),
             ("state = \"s\"\n[peers]\nkind = \"real\"\n", "unknown variant `real`"),
+            (&format!("{SMALL}[[switches]]\nname = \"s0\"\naddress = \"s0\"\n"), "'s0' is no peer; write tcp:"),
             (&format!("{SMALL}donrs = 3\n"), "unknown field `donrs`"),
             (&format!("{SMALL}devices = 129\n"), "peers.devices = 129 is outside 0 to 128"),
             (&format!("{SMALL}donor-capacity = \"3MiB\"\n"), "write whole 2MiB"),

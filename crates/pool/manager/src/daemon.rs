@@ -11,9 +11,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
+use aquifer_cxl_peers::Switches;
 use aquifer_state_store::EmbeddedStore;
 use tokio_rustls::TlsAcceptor;
 
+use crate::combined::Combined;
 use crate::config::{Config, PeersConfig, RoundsConfig};
 use crate::crash::CrashPoint;
 use crate::events::Events;
@@ -75,6 +77,7 @@ impl Daemon {
         }
         let peers = Simulated::open(simulated, &directory.join("simulated"), crash)
             .map_err(|error| failed(format!("simulated peers: {error}; remove their directory to begin again")))?;
+        let peers = Combined::new(Box::new(peers), Switches::new(&config.switches));
         let snapshot =
             Snapshot { topology: peers.topology(), desired: Arc::new(desired.clone()), ..Snapshot::default() };
         let shared = Arc::new(Shared {

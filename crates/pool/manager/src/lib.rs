@@ -8,6 +8,8 @@
 //! of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch donors or agents. Losing the
 //! daemon stops changes, never programs.
 //!
+//! `combined.rs` joins CXL switches (`aquifer_cxl_peers`) with the other peers.
+//!
 //! `accounts.rs` and `sessions.rs` say who may do what; each change has a record in the audit log, which is stored in
 //! the same transaction. `config.rs` is the configuration file.
 
@@ -15,6 +17,7 @@
 
 mod accounts;
 mod attempts;
+mod combined;
 mod config;
 mod crash;
 mod daemon;

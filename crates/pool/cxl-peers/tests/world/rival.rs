@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Another manager at the same switch, with a host of its own. It takes what is free, writes its stamp and reads it
+//! back; it lets go; and at times it takes what is ours. It acts between our steps.
+
+use aquifer_cxl_switch::{Connection, HostAction};
+use aquifer_fmapi::*;
+
+use super::agent::act;
+use super::{MLD, MLD_LDS, RIVAL_VCS, World, wire};
+
+const RIVAL: Connection = Connection { id: 0, ingress_port_id: 0, dialect: &Dialect::STANDARD };
+const STAMP: [u8; 16] = [0xee; 16];
+/// How long a bind takes, and more.
+const BIND: std::time::Duration = std::time::Duration::from_millis(30);
+
+impl World {
+    fn ask(&mut self, request: &Request) -> Option<Response> {
+        let now_ns = aquifer_fmapi_client::Clock::now(&*self.clock).as_nanos() as u64;
+        let mut state = wire::lock(&self.shared);
+        let bytes = Message::request(1, request, RIVAL.dialect).encode(RIVAL.dialect);
+        let mut outcome = state.switch.receive(now_ns, &RIVAL, &bytes);
+        let reply = outcome.replies.pop();
+        state.take(now_ns, outcome);
+        let message = Message::decode(&reply?.bytes, RIVAL.dialect).ok()?;
+        (message.header.return_code.0 < 2).then(|| Response::decode(request, &message.payload, RIVAL.dialect).ok())?
+    }
+
+    /// Lets the switch's operation end.
+    fn wait(&mut self) {
+        aquifer_fmapi_client::Clock::sleep(&*self.clock, BIND);
+        let now_ns = self.clock.now_ns();
+        let mut state = wire::lock(&self.shared);
+        let outcome = state.switch.advance(now_ns);
+        state.take(now_ns, outcome);
+        drop(state);
+        let status = self.ask(&Request::GetBackgroundStatus(GetBackgroundStatus {}));
+        if matches!(status, Some(Response::GetBackgroundStatus(status)) if status.is_running) {
+            self.ask(&Request::AbortBackground(AbortBackground {}));
+        }
+    }
+
+    /// A device was pulled out: the rival gives up what it had of it.
+    pub fn rival_gives_up(&mut self, port_id: u8) {
+        let of_port = self.rival_has.iter().filter(|(_, (of, _))| *of == port_id);
+        let of_port: Vec<(u8, u8)> = of_port.map(|(vppb, _)| *vppb).collect();
+        for vppb in of_port {
+            self.rival_has.remove(&vppb);
+            self.unbind_for_rival(vppb);
+        }
+    }
+
+    /// The rival lets go of everything, also of what it has forgotten.
+    pub fn rival_leaves(&mut self) {
+        let mut all: Vec<(u8, u8)> = self.rival_has.keys().copied().collect();
+        let bound = |vppb: &Vppb| vppb.status != BindingStatus::Unbound;
+        let own = self.vppbs(RIVAL_VCS);
+        all.extend((0..=u8::MAX).zip(own).filter(|(_, vppb)| bound(vppb)).map(|(vppb_id, _)| (RIVAL_VCS, vppb_id)));
+        all.into_iter().for_each(|vppb| self.unbind_for_rival(vppb));
+    }
+
+    fn vppbs(&mut self, vcs_id: u8) -> Vec<Vppb> {
+        let get = GetVirtualSwitches { first_vppb: 0, vppbs_max: 255, vcs_ids: vec![vcs_id] };
+        match self.ask(&Request::GetVirtualSwitches(get)) {
+            Some(Response::GetVirtualSwitches(mut answer)) => {
+                answer.switches.pop().map(|vcs| vcs.vppbs).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The rival may act.
+    pub fn let_rival_act(&mut self) {
+        match self.random.below(10) {
+            0 | 1 => self.rival_binds(RIVAL_VCS),
+            2 => self.rival_lets_go(),
+            3 if self.random.one_in(3) => self.rival_steals(),
+            _ => {}
+        }
+    }
+
+    /// Binds a free target at a vPPB of this virtual switch, and writes to it.
+    fn rival_binds(&mut self, vcs_id: u8) {
+        let port_id = self.random.below(3) as u8;
+        let ld_id = if port_id == MLD { self.random.below(MLD_LDS) as u16 } else { BindVppb::NO_LD };
+        let free = self.vppbs(vcs_id).iter().position(|vppb| vppb.status == BindingStatus::Unbound);
+        let Some(vppb_id) = free.map(|at| at as u8) else { return };
+        self.ask(&Request::BindVppb(BindVppb { vcs_id, vppb_id, port_id, ld_id }));
+        self.wait();
+        let bound = self.vppbs(vcs_id).get(usize::from(vppb_id)).copied().unwrap_or_default();
+        if matches!(bound.status, BindingStatus::Port | BindingStatus::Ld) && bound.port_id == port_id {
+            let write = HostAction::Write { address: 0, bytes: STAMP.to_vec() };
+            match act(&self.shared, self.clock.now_ns(), (vcs_id, vppb_id), &write) {
+                Ok(_) => drop(self.rival_has.insert((vcs_id, vppb_id), (port_id, ld_id))),
+                Err(_) => self.unbind_for_rival((vcs_id, vppb_id)),
+            }
+        }
+    }
+
+    fn rival_lets_go(&mut self) {
+        let all: Vec<(u8, u8)> = self.rival_has.keys().copied().collect();
+        if all.is_empty() {
+            return;
+        }
+        let one = self.random.one_of(&all);
+        self.unbind_for_rival(one);
+    }
+
+    pub fn unbind_for_rival(&mut self, (vcs_id, vppb_id): (u8, u8)) {
+        self.ask(&Request::UnbindVppb(UnbindVppb { vcs_id, vppb_id, option: UnbindOption::SurpriseRemoval }));
+        self.wait();
+        let state = self.vppbs(vcs_id).get(usize::from(vppb_id)).map(|vppb| vppb.status);
+        if state == Some(BindingStatus::Unbound) {
+            self.rival_has.remove(&(vcs_id, vppb_id));
+        }
+    }
+
+    /// Unbinds one of our vPPBs, and binds something of its own there.
+    fn rival_steals(&mut self) {
+        let vcs_id = self.random.below(2) as u8;
+        let is_ours = |vppb: &Vppb| matches!(vppb.status, BindingStatus::Port | BindingStatus::Ld);
+        let vppbs = self.vppbs(vcs_id);
+        let Some(at) = vppbs.iter().position(is_ours) else { return };
+        let (vppb_id, taken) = (at as u8, vppbs[at]);
+        if self.rival_has.contains_key(&(vcs_id, vppb_id)) {
+            return;
+        }
+        self.excused.insert((taken.port_id, taken.ld_id));
+        self.unbind_for_rival((vcs_id, vppb_id));
+        self.stolen += 1;
+        if self.random.one_in(2) {
+            self.rival_binds(vcs_id);
+        }
+    }
+
+    /// What the rival has stays bound and keeps its bytes, unless its device was pulled out.
+    pub fn check_rival(&mut self) -> Result<(), String> {
+        let all: Vec<_> = self.rival_has.iter().map(|(vppb, target)| (*vppb, *target)).collect();
+        for (vppb, (port_id, ld_id)) in all {
+            let read =
+                act(&self.shared, self.clock.now_ns(), vppb, &HostAction::Read { address: 0, bytes: STAMP.len() });
+            let is_down = read.as_ref().is_err_and(|why| why.contains("link"));
+            if !is_down && read.as_deref() != Ok(&STAMP) {
+                return Err(format!("the rival has lost LD {ld_id} of port {port_id} at vPPB {vppb:?}: {read:?}"));
+            }
+        }
+        Ok(())
+    }
+}
