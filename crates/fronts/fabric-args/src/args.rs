@@ -50,6 +50,7 @@ pub struct ManagerAccess {
     #[arg(
         long,
         global = true,
+        hide_short_help = true,
         value_name = "URL",
         default_value = "http://127.0.0.1:7443",
         env = "AQUIFER_FABRIC_URL"

@@ -9,7 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use aquifer_fabric::{EnclosureId, HostId, PortId, RackId, SwitchId};
-use aquifer_fmapi_client::{Limits, PeerAddress};
+use aquifer_fmapi_client::{Limits, OpenFailure, PeerAddress};
 use serde::{Deserialize, Serialize};
 
 /// How long a switch may take to answer, in milliseconds.
@@ -116,9 +116,9 @@ impl SwitchConfig {
             Some(place) => format!("tcp:{}", place.trim_end_matches('/')),
             None => self.address.clone(),
         };
-        let escaped =
-            |failure: aquifer_fmapi_client::OpenFailure| NotASwitch(failure.to_string().escape_debug().to_string());
-        text.parse().map_err(escaped)
+        // A line of a message, whatever the address holds.
+        let plain = |failure: OpenFailure| NotASwitch(failure.to_string().replace(char::is_control, " "));
+        text.parse().map_err(plain)
     }
 
     /// The bounds of the client's waits. A command that is refused as busy is sent again by the caller, after it has

@@ -78,17 +78,14 @@ pub(crate) fn read(
                 let device = DeviceView { ports: vec![port.port_id], is_reachable, ..device.clone() };
                 drop(found.insert(port.port_id, device));
             }
-            (None, true) => {
-                if let Some(device) = read_device(client, port)? {
-                    found.insert(port.port_id, device);
-                }
-            }
-            // It is read when its link comes up; until then, what was known of it holds.
-            (None, false) => {
-                let before = last.device_at(port.port_id);
-                found.extend(
-                    before.map(|(_, device)| (port.port_id, DeviceView { is_reachable: false, ..device.clone() })),
-                );
+            (None, is_up) => {
+                let device = if is_up { read_device(client, port)? } else { None };
+                // One that cannot be read now is what it was, as far as is known.
+                let before = || {
+                    let (_, device) = last.device_at(port.port_id)?;
+                    Some(DeviceView { ports: vec![port.port_id], is_reachable: false, ..device.clone() })
+                };
+                found.extend(device.or_else(before).map(|device| (port.port_id, device)));
             }
         }
     }

@@ -117,13 +117,13 @@ impl Peer {
 
     /// Reads the switch, and reports each device that is known; None for one of which nothing is known now.
     pub fn reports(&mut self) -> BTreeMap<DeviceId, Option<DeviceReport>> {
-        let is_read = match self.with_client(Self::read) {
-            Ok(()) => true,
-            Err(why) => {
-                self.fall_silent(&why.to_string());
-                false
+        let mut is_read = false;
+        if !self.is_paused() {
+            match self.with_client(Self::read) {
+                Ok(()) => is_read = true,
+                Err(why) => self.fall_silent(&why.to_string()),
             }
-        };
+        }
         let devices = self.inventory.devices.iter();
         let one = |(name, device): (&DeviceId, &DeviceView)| {
             let report = is_read.then(|| report(&self.config, &self.inventory, &self.contents, name, device)).flatten();
@@ -138,7 +138,7 @@ impl Peer {
         &mut self,
         act: impl FnOnce(&mut Self, &mut Client) -> Result<T, NotDone>,
     ) -> Result<T, NotDone> {
-        if self.clock.now() < self.silent_until {
+        if self.is_paused() {
             return Err(NotDone::Lost(format!("switch {} does not answer; check that it runs", self.config.name)));
         }
         let mut client = match self.client.take() {
@@ -151,6 +151,11 @@ impl Peer {
             self.client = Some(client);
         }
         done
+    }
+
+    /// Whether it did not answer just now, and is not asked yet.
+    fn is_paused(&self) -> bool {
+        self.clock.now() < self.silent_until
     }
 
     fn fall_silent(&mut self, why: &str) {

@@ -135,7 +135,7 @@ mod tests {
     fn a_device_that_is_out_has_nothing_of_anybody_and_takes_nothing() {
         let ((config, inventory), name) = (site(), id("s0.1"));
         let report = |device: &DeviceView| report(&config, &inventory, &Contents::default(), &name, device);
-        let ld = |device| report(device).map(|report| (report.availability, report.lds[&NO_LD].clone()));
+        let ld = |device: &DeviceView| report(device).map(|report| (report.availability, report.lds[&NO_LD].clone()));
         let there = device(1, None);
         let used = LdReport { binding: LdBinding::Unbound, content: Content::Used };
         assert_eq!(ld(&there), Some((Availability::Up, used)));
@@ -146,7 +146,7 @@ mod tests {
             ld(&DeviceView { ports: vec![0], ..out }).map(|(_, ld)| ld.binding),
             Some(LdBinding::Bound(address(&id("s0"), 0, 0)))
         );
-        assert_eq!(ld(&DeviceView { is_reachable: false, ..there }), None);
+        assert_eq!(ld(&DeviceView { is_reachable: false, ..there.clone() }), None);
     }
 
     #[test]

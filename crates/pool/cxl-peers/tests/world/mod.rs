@@ -29,7 +29,7 @@ use random::Random;
 use wire::{Box22, Shared, VirtualClock, Wire};
 
 /// Rounds of trouble in one history, and rounds that are enough to settle afterwards.
-const TROUBLE_ROUNDS: u64 = 40;
+const TROUBLE_ROUNDS: u64 = 60;
 const CALM_ROUNDS: u64 = 300;
 /// How long a source may be silent.
 const SILENT_MS: u64 = 5_000;

@@ -155,7 +155,7 @@ impl Box22 {
         if !self.is_troubled {
             return;
         }
-        let (kind, tag) = (self.random.below(60), self.random.below(20) as usize);
+        let (kind, tag) = (self.random.below(500), self.random.below(20) as usize);
         let Some(answer) = self.in_flight.get_mut(before) else { return };
         match kind {
             0 => drop(self.in_flight.remove(before)),
@@ -202,7 +202,7 @@ impl Transport for Wire {
         }
         state.requests += 1;
         if state.is_troubled {
-            match state.random.below(70) {
+            match state.random.below(600) {
                 0 => return Ok(()),
                 1 => {
                     let id = self.connection.id;
