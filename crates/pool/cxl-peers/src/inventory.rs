@@ -140,6 +140,12 @@ impl Inventory {
         })
     }
 
+    /// Whether a bind or an unbind is under way.
+    pub(crate) fn is_changing(&self) -> bool {
+        let is_at_work = |port: &PortStatus| matches!(port.state, PortState::BindInProgress | PortState::UnbindInProgress);
+        self.ports.values().any(is_at_work) || self.vppbs().any(|(_, _, vppb)| vppb.status == BindingStatus::InProgress)
+    }
+
     /// Who has an LD of a device; [`NO_LD`] for the whole of an SLD.
     pub(crate) fn holder(&self, device: &DeviceView, ld_id: LdId) -> Holder {
         let of_device = self.vppbs().filter(|(_, _, vppb)| device.ports.contains(&vppb.port_id));

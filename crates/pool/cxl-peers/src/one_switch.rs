@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_fabric::{Content, DeviceId, DeviceReport, LdId};
-use aquifer_fmapi::{GetBackgroundStatus, ReturnCode};
+use aquifer_fmapi::{AbortBackground, GetBackgroundStatus, ReturnCode};
 use aquifer_fmapi_client::{Client, Clock};
 
 use crate::config::SwitchConfig;
@@ -30,6 +30,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Everything is read again after this time, for switches that have no event logs.
 const FRESH_AFTER: Duration = Duration::from_secs(60);
+/// After how many times the limit of a background operation one that this manager does not wait for is aborted: another
+/// manager that is alive aborts its own before.
+const STALLED_LIMITS: u32 = 2;
 /// Notices that wait to be taken at most; the newest are dropped.
 const NOTICES_MAX: usize = 1024;
 
@@ -54,6 +57,8 @@ pub struct Peer {
     /// Not before this time is a silent switch asked again, and how long the pause then was.
     silent_until: Duration,
     pause: Duration,
+    /// Since when a background operation is seen at work that this manager does not wait for.
+    busy_since: Option<Duration>,
 }
 
 impl Peer {
@@ -73,6 +78,7 @@ impl Peer {
             read_at: Duration::ZERO,
             silent_until: Duration::ZERO,
             pause: RETRY_PAUSE,
+            busy_since: None,
         }
     }
 
@@ -186,6 +192,7 @@ impl Peer {
         self.note_changes(&now);
         self.keep(now);
         self.ask_for_wiping(client)?;
+        self.abort_stalled(client)?;
         if !self.is_answering {
             let (ports, devices) = (self.inventory.ports.len(), self.inventory.devices.len());
             let what = format!("switch {} answers: {ports} ports, {devices} memory devices", self.config.name);
@@ -250,6 +257,27 @@ impl Peer {
         let held =
             now.vppbs().filter_map(|(_, _, vppb)| now.bound_to(&vppb)).map(|(name, ld_id)| (name.clone(), ld_id));
         held.collect::<Vec<_>>().into_iter().for_each(|(name, ld_id)| self.contents.set(&name, ld_id, Content::Used));
+    }
+
+    /// Aborts a background operation that does not end: of an earlier start of this manager, or of another manager that
+    /// is gone, too. It keeps everybody from the switch.
+    fn abort_stalled(&mut self, client: &mut Client) -> Result<(), NotDone> {
+        let now = self.clock.now();
+        if !self.inventory.is_changing() {
+            self.busy_since = None;
+            return Ok(());
+        }
+        let limit = Duration::from_secs(self.config.background_seconds) * STALLED_LIMITS;
+        if now.saturating_sub(*self.busy_since.get_or_insert(now)) < limit {
+            return Ok(());
+        }
+        self.busy_since = None;
+        let what = format!("switch {}: a background operation did not end and is aborted", self.config.name);
+        self.notice("OperationAborted", Severity::Warning, what);
+        match client.call(&[], &AbortBackground {}) {
+            Err(failure) if failure.return_code().is_none() => Err(failure.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Asks whether the devices that are wiping in the background are done.

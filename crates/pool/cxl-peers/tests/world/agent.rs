@@ -95,7 +95,7 @@ impl World {
                 continue;
             }
             let state = match self.read(host, key, &lease.source) {
-                Ok(bytes) if bytes.iter().any(|byte| *byte != 0) => {
+                Ok(bytes) if bytes.iter().any(|byte| *byte != 0) && !self.is_adopted(volume) => {
                     return Err(format!("{host} finds another's bytes in {volume}/{}: {bytes:?}", lease.member));
                 }
                 Ok(_) => {
@@ -111,6 +111,11 @@ impl World {
             view.members.insert(lease.member, MemberReport { lease, state });
         }
         Ok(())
+    }
+
+    /// What a host had before the manager lost its state, it keeps with its bytes.
+    fn is_adopted(&self, volume: VolumeId) -> bool {
+        self.desired.volumes.get(&volume).is_some_and(|volume| volume.name.as_str().starts_with("adopted-"))
     }
 
     /// Capacity that programs use is not given back.

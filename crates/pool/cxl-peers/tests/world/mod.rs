@@ -57,6 +57,8 @@ pub struct World {
     pub vcs_of: BTreeMap<HostId, u8>,
     /// What the rival has: vPPBs, with port and LD.
     pub rival_has: BTreeMap<(u8, u8), (u8, u16)>,
+    /// vPPBs that the rival has tried to bind.
+    pub rival_tried: BTreeSet<(u8, u8)>,
     /// Ports and LDs whose loss is not our manager's fault.
     pub excused: BTreeSet<(u8, u8)>,
     /// Devices that are pulled out.
@@ -123,6 +125,7 @@ impl World {
             agents: [(id("h0"), SimAgent::default()), (id("h1"), SimAgent::default())].into(),
             vcs_of: [(id("h0"), 0), (id("h1"), 1)].into(),
             rival_has: BTreeMap::new(),
+            rival_tried: BTreeSet::new(),
             excused: BTreeSet::new(),
             out: BTreeSet::new(),
             orders: Vec::new(),

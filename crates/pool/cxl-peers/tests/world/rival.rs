@@ -51,13 +51,19 @@ impl World {
         }
     }
 
-    /// The rival lets go of everything, also of what it has forgotten.
+    /// The rival lets go of everything, also of what it has forgotten. An operation may fail first.
     pub fn rival_leaves(&mut self) {
-        let mut all: Vec<(u8, u8)> = self.rival_has.keys().copied().collect();
-        let bound = |vppb: &Vppb| vppb.status != BindingStatus::Unbound;
-        let own = self.vppbs(RIVAL_VCS);
-        all.extend((0..=u8::MAX).zip(own).filter(|(_, vppb)| bound(vppb)).map(|(vppb_id, _)| (RIVAL_VCS, vppb_id)));
-        all.into_iter().for_each(|vppb| self.unbind_for_rival(vppb));
+        for _ in 0..3 {
+            for (vcs_id, vppb_id) in self.rival_tried.clone() {
+                let vppb = self.vppbs(vcs_id).get(usize::from(vppb_id)).copied().unwrap_or_default();
+                let is_bound = matches!(vppb.status, BindingStatus::Port | BindingStatus::Ld);
+                let ld_id = if vppb.ld_id == Vppb::NO_LD { BindVppb::NO_LD } else { vppb.ld_id.into() };
+                if is_bound && !self.is_wanted((vcs_id, vppb_id), (vppb.port_id, ld_id)) {
+                    self.unbind_for_rival((vcs_id, vppb_id));
+                }
+            }
+        }
+        self.rival_has.clear();
     }
 
     fn vppbs(&mut self, vcs_id: u8) -> Vec<Vppb> {
@@ -86,6 +92,11 @@ impl World {
         let ld_id = if port_id == MLD { self.random.below(MLD_LDS) as u16 } else { BindVppb::NO_LD };
         let free = self.vppbs(vcs_id).iter().position(|vppb| vppb.status == BindingStatus::Unbound);
         let Some(vppb_id) = free.map(|at| at as u8) else { return };
+        // What the rival binds exactly as our manager would is the manager's: nobody can tell the two apart.
+        if self.is_wanted((vcs_id, vppb_id), (port_id, ld_id)) {
+            return;
+        }
+        self.rival_tried.insert((vcs_id, vppb_id));
         self.ask(&Request::BindVppb(BindVppb { vcs_id, vppb_id, port_id, ld_id }));
         self.wait();
         let bound = self.vppbs(vcs_id).get(usize::from(vppb_id)).copied().unwrap_or_default();
@@ -129,9 +140,31 @@ impl World {
         self.excused.insert((taken.port_id, taken.ld_id));
         self.unbind_for_rival((vcs_id, vppb_id));
         self.stolen += 1;
-        if self.random.one_in(2) {
+        // What is bound to our hosts is adopted after the state was lost, whoever bound it.
+        if self.random.one_in(2) && !self.has_lost_state {
             self.rival_binds(vcs_id);
         }
+    }
+
+    /// Whether a member of a volume is to be bound there, or was.
+    fn is_wanted(&self, vppb: (u8, u8), target: (u8, u16)) -> bool {
+        let members = self.desired.volumes.values().flat_map(|volume| {
+            let leaving = volume.leaving.values().map(|leaving| &leaving.member);
+            volume.places().map(|(_, member)| member).chain(leaving)
+        });
+        let is_it = |member: &aquifer_fabric::Member| {
+            let bound = member.vppb.as_ref().map(|vppb| (vppb.vcs_id.0, vppb.vppb_id.0));
+            let aquifer_fabric::Source::LogicalDevice { ld_id, .. } = &member.source else { return false };
+            let port_id = self.index_of(&member.source).map(|(index, _)| index as u8);
+            bound == Some(vppb) && port_id == Some(target.0) && ld_id.0 == target.1
+        };
+        members.into_iter().any(is_it)
+    }
+
+    /// The rival lets go of what it has bound to our hosts.
+    pub fn rival_leaves_our_hosts(&mut self) {
+        let ours: Vec<(u8, u8)> = self.rival_has.keys().filter(|(vcs_id, _)| *vcs_id != RIVAL_VCS).copied().collect();
+        ours.into_iter().for_each(|vppb| self.unbind_for_rival(vppb));
     }
 
     /// What the rival has stays bound and keeps its bytes, unless its device was pulled out.

@@ -72,6 +72,7 @@ impl World {
 
     fn lose_state(&mut self) {
         self.trace(|| "the manager loses its state".into());
+        self.rival_leaves_our_hosts();
         self.desired.volumes.clear();
         self.desired.version += 1;
         self.has_lost_state = true;
@@ -185,6 +186,12 @@ impl World {
             return;
         }
         let due = reconcile(&self.desired, &self.observed);
+        // A volume that lacks members that others have taken cannot be adopted: its programs are ended.
+        for stray in &due.strays {
+            if let Stray::Volume { host, volume } = stray {
+                self.agents.get_mut(host).expect("a host of the site").volumes.remove(volume);
+            }
+        }
         let stuck = due.waiting.iter().map(|waiting| waiting.volume).chain(due.steps.iter().filter_map(volume_of));
         let names = stuck.filter_map(|volume| self.desired.volumes.get(&volume).filter(|volume| !volume.released));
         let first = names.map(|volume| volume.name.clone()).next();
