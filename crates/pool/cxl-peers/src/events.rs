@@ -79,8 +79,11 @@ impl Events {
             if self.is_unsupported {
                 break;
             }
-            match read_log(client, clock, &[], log, said) {
-                Ok(records) => records.iter().for_each(|record| note(switch, None, record, said)),
+            match read_log(client, clock, &[], log, &mut |seen| match seen {
+                Seen::Record(record) => note(switch, None, record, said),
+                Seen::Loss => said.has_lost = true,
+            }) {
+                Ok(()) => {}
                 Err(failure) if is_unsupported(&failure) => self.is_unsupported = true,
                 Err(failure) => return Err(failure),
             }
@@ -98,9 +101,13 @@ impl Events {
     ) -> Result<(), Failure> {
         let devices = inventory.devices.iter().filter(|(_, device)| device.is_reachable && device.capacity.is_some());
         for (name, device) in devices {
-            let mut own = Said::default();
-            match read_log(client, clock, &[Hop::Port(device.ports[0])], EventLog::DynamicCapacity, &mut own) {
-                Ok(records) => records.iter().for_each(|record| note(switch, Some(name), record, said)),
+            let (path, log) = ([Hop::Port(device.ports[0])], EventLog::DynamicCapacity);
+            match read_log(client, clock, &path, log, &mut |seen| match seen {
+                Seen::Record(record) => note(switch, Some(name), record, said),
+                // Capacity is read in each round, whatever the records say.
+                Seen::Loss => {}
+            }) {
+                Ok(()) => {}
                 Err(failure) if failure.is_fatal() => return Err(failure),
                 Err(_) => {}
             }
@@ -109,22 +116,33 @@ impl Events {
     }
 }
 
-/// Reads a log, and clears what was read.
+/// What a log says.
+enum Seen<'a> {
+    /// Records were lost before they were read.
+    Loss,
+    /// A record.
+    Record(&'a EventRecord),
+}
+
+/// Reads a log, and clears what was read. Each record is noted before it is cleared: the answer to that may be lost.
 fn read_log(
     client: &mut Client,
     clock: &dyn Clock,
     path: &[Hop],
     log: EventLog,
-    said: &mut Said,
-) -> Result<Vec<EventRecord>, Failure> {
-    let mut records: Vec<EventRecord> = Vec::new();
+    see: &mut dyn FnMut(Seen<'_>),
+) -> Result<(), Failure> {
+    let mut has_lost = false;
     for _ in 0..ANSWERS_MAX {
         let mut answer = patiently(client, clock, is_busy, |client| client.call(path, &GetEventRecords { log }))?;
-        said.has_lost |= answer.has_overflowed();
+        if answer.has_overflowed() {
+            has_lost = true;
+            see(Seen::Loss);
+        }
         let is_last = !answer.has_more();
         answer.records.truncate(HANDLES_MAX);
         let handles: Vec<u16> = answer.records.iter().map(|record| record.handle).collect();
-        records.extend(answer.records);
+        answer.records.iter().for_each(|record| see(Seen::Record(record)));
         if handles.is_empty() {
             break;
         }
@@ -136,7 +154,7 @@ fn read_log(
             _ => {}
         }
     }
-    if said.has_lost {
+    if has_lost {
         // Some peers report the loss until the whole log is cleared; those that do not refuse this.
         let clear = ClearEventRecords { log, flags: 1, handles: Vec::new() };
         match client.run(path, &clear) {
@@ -144,7 +162,7 @@ fn read_log(
             _ => {}
         }
     }
-    Ok(records)
+    Ok(())
 }
 
 /// Takes note of one record.

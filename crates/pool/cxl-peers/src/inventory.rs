@@ -142,7 +142,8 @@ impl Inventory {
 
     /// Whether a bind or an unbind is under way.
     pub(crate) fn is_changing(&self) -> bool {
-        let is_at_work = |port: &PortStatus| matches!(port.state, PortState::BindInProgress | PortState::UnbindInProgress);
+        let is_at_work =
+            |port: &PortStatus| matches!(port.state, PortState::BindInProgress | PortState::UnbindInProgress);
         self.ports.values().any(is_at_work) || self.vppbs().any(|(_, _, vppb)| vppb.status == BindingStatus::InProgress)
     }
 

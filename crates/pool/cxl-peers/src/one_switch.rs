@@ -176,9 +176,7 @@ impl Peer {
 
     fn read(&mut self, client: &mut Client) -> Result<(), NotDone> {
         let clock = Arc::clone(&self.clock);
-        let mut said = Said::default();
-        self.events.read(client, &*clock, &self.config.name, &mut said)?;
-        self.take_in(said);
+        self.read_events(client)?;
         let is_old = clock.now().saturating_sub(self.read_at) >= FRESH_AFTER;
         let is_fresh = self.is_doubtful || is_old || !self.is_answering;
         let now = discover::read(client, &*clock, &self.config.name, &self.inventory, is_fresh)?;
@@ -187,8 +185,9 @@ impl Peer {
             self.is_doubtful = false;
         }
         let mut said = Said::default();
-        Events::read_devices(client, &*clock, &self.config.name, &now, &mut said)?;
+        let read = Events::read_devices(client, &*clock, &self.config.name, &now, &mut said);
         self.take_in(said);
+        read?;
         self.note_changes(&now);
         self.keep(now);
         self.ask_for_wiping(client)?;
@@ -213,9 +212,10 @@ impl Peer {
     /// Reads the records of the switch's logs, so that what they say of LDs is known before one is handed out.
     pub(crate) fn read_events(&mut self, client: &mut Client) -> Result<(), NotDone> {
         let (clock, mut said) = (Arc::clone(&self.clock), Said::default());
-        self.events.read(client, &*clock, &self.config.name, &mut said)?;
+        let read = self.events.read(client, &*clock, &self.config.name, &mut said);
+        // What was read counts, also if not all of it was.
         self.take_in(said);
-        Ok(())
+        Ok(read?)
     }
 
     fn take_in(&mut self, said: Said) {
