@@ -101,7 +101,11 @@ impl World {
         self.wait();
         let bound = self.vppbs(vcs_id).get(usize::from(vppb_id)).copied().unwrap_or_default();
         if matches!(bound.status, BindingStatus::Port | BindingStatus::Ld) && bound.port_id == port_id {
-            let write = HostAction::Write { address: 0, bytes: STAMP.to_vec() };
+            // What is bound to our hosts, only they can write.
+            let write = match vcs_id {
+                RIVAL_VCS => HostAction::Write { address: 0, bytes: STAMP.to_vec() },
+                _ => HostAction::Read { address: 0, bytes: STAMP.len() },
+            };
             match act(&self.shared, self.clock.now_ns(), (vcs_id, vppb_id), &write) {
                 Ok(_) => drop(self.rival_has.insert((vcs_id, vppb_id), (port_id, ld_id))),
                 Err(_) => self.unbind_for_rival((vcs_id, vppb_id)),
@@ -165,6 +169,8 @@ impl World {
     pub fn rival_leaves_our_hosts(&mut self) {
         let ours: Vec<(u8, u8)> = self.rival_has.keys().filter(|(vcs_id, _)| *vcs_id != RIVAL_VCS).copied().collect();
         ours.into_iter().for_each(|vppb| self.unbind_for_rival(vppb));
+        // What it could not unbind is adopted like everything else.
+        self.rival_has.retain(|(vcs_id, _), _| *vcs_id == RIVAL_VCS);
     }
 
     /// What the rival has stays bound and keeps its bytes, unless its device was pulled out.
@@ -174,7 +180,8 @@ impl World {
             let read =
                 act(&self.shared, self.clock.now_ns(), vppb, &HostAction::Read { address: 0, bytes: STAMP.len() });
             let is_down = read.as_ref().is_err_and(|why| why.contains("link"));
-            if !is_down && read.as_deref() != Ok(&STAMP) {
+            let is_good = read.as_ref().is_ok_and(|bytes| vppb.0 != RIVAL_VCS || *bytes == STAMP);
+            if !is_down && !is_good {
                 return Err(format!("the rival has lost LD {ld_id} of port {port_id} at vPPB {vppb:?}: {read:?}"));
             }
         }
