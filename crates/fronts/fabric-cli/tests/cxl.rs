@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use site::{DCD, DEVICES, ENDPOINTS, MLD, SLD, SWITCHES, declaration, site, small, volume};
+use site::{DCD, DEVICES, ENDPOINTS, MLD, SLD, SWITCHES, Site, declaration, site, small, volume};
 
 /// Not a test: the program of the switches that the others start.
 #[test]
