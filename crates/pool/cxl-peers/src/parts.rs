@@ -108,3 +108,75 @@ fn dynamic(capacity: &CapacityView) -> Option<DeviceKind> {
     let whole = Bytes(capacity.bytes / block.0 * block.0);
     (whole > Bytes::ZERO && block.is_whole_slabs()).then_some(DeviceKind::DynamicCapacity { capacity: whole, block })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::Memory;
+    use aquifer_fabric::{Host, Topology};
+    use aquifer_fmapi::{PortStatus, VirtualSwitch, Vppb};
+
+    fn device(port_id: u8, memory: Memory, capacity: Option<CapacityView>) -> DeviceView {
+        DeviceView {
+            ports: vec![port_id],
+            serial: None,
+            memory,
+            capacity,
+            qos_fractions: Default::default(),
+            qos: None,
+            is_present: true,
+            is_reachable: true,
+        }
+    }
+
+    #[test]
+    fn a_switch_joins_the_topology_with_the_hosts_that_are_known() {
+        let config = r#"{"name": "s0", "address": "tcp:a", "hosts": {"h0": [4], "h9": [5]}}"#;
+        let config: SwitchConfig = serde_json::from_str(config).expect("a switch");
+        let id = |name: &str| name.parse::<aquifer_fabric::DeviceId>().expect("a name");
+        let port = |port_id: u8| {
+            let state = if port_id < 4 { PortState::Downstream } else { PortState::Upstream };
+            (port_id, PortStatus { port_id, state, ..PortStatus::default() })
+        };
+        let vppb = |status, port_id| Vppb { status, port_id, ld_id: Vppb::NO_LD };
+        let vppbs = vec![
+            vppb(BindingStatus::Port, 0),
+            vppb(BindingStatus::Port, 3),
+            vppb(BindingStatus::Unbound, 0),
+            vppb(BindingStatus::Unbound, 0),
+        ];
+        let vcs = |usp_id| VirtualSwitch { usp_id, vppbs_total: 4, vppbs: vppbs.clone(), ..VirtualSwitch::default() };
+        let capacity = CapacityView { bytes: 5 << 20, block_bytes: 2 << 20, ..CapacityView::default() };
+        let devices = [
+            (id("s0.1"), device(0, Memory::Whole(Some(1 << 30)), None)),
+            (id("s0.2"), device(1, Memory::Lds(vec![0, 1 << 30]), None)),
+            (id("s0.3"), device(2, Memory::Whole(None), Some(capacity))),
+            (id("s0.4"), device(3, Memory::Whole(None), None)),
+        ];
+        // The second virtual switch is a hostile one: it names the upstream port of the first.
+        let inventory = Inventory {
+            ports: (0..6).map(port).collect(),
+            vcss: [(0, vcs(4)), (1, vcs(4)), (2, vcs(5))].into(),
+            devices: devices.into(),
+        };
+        let mut parts = Parts::default();
+        parts.enclosures.insert("e0".parse().expect("a name"), Enclosure { rack: "r0".parse().expect("a name") });
+        parts.hosts.insert("h0".parse().expect("a name"), Host { enclosure: "e0".parse().expect("a name") });
+        add(&config, &inventory, &mut parts);
+        let topology = Topology::new(parts).expect("a consistent topology");
+        let switch = &topology.parts().switches[&config.name];
+        assert_eq!(switch.vcss.keys().collect::<Vec<_>>(), [&VcsId(0)], "host h9 is not known");
+        // One that is bound to a port without memory of ours, and the last one, are not for LDs.
+        assert_eq!(switch.vcss[&VcsId(0)].vppbs, [VppbId(0), VppbId(2)].into());
+        let kinds: Vec<_> = topology.parts().devices.values().map(|device| device.kind.clone()).collect();
+        let (capacity, block) = (Bytes::slabs(2), Bytes::slabs(1));
+        assert_eq!(
+            kinds,
+            [
+                DeviceKind::Sld { capacity: Bytes::gib(1) },
+                DeviceKind::Mld { lds: [(LdId(1), Bytes::gib(1))].into() },
+                DeviceKind::DynamicCapacity { capacity, block },
+            ]
+        );
+    }
+}
