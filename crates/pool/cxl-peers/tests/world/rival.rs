@@ -123,6 +123,9 @@ impl World {
     }
 
     pub fn unbind_for_rival(&mut self, (vcs_id, vppb_id): (u8, u8)) {
+        // One of our hosts may have found memory there that our manager had bound elsewhere.
+        let bound = self.vppbs(vcs_id).get(usize::from(vppb_id)).copied().filter(|_| vcs_id != RIVAL_VCS);
+        self.excused.extend(bound.map(|vppb| (vppb.port_id, vppb.ld_id)));
         self.ask(&Request::UnbindVppb(UnbindVppb { vcs_id, vppb_id, option: UnbindOption::SurpriseRemoval }));
         self.wait();
         let state = self.vppbs(vcs_id).get(usize::from(vppb_id)).map(|vppb| vppb.status);
