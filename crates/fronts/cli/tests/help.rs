@@ -34,6 +34,7 @@ const COMMANDS: [&str; 59] = [
     "fabric hosts",
     "fabric donors",
     "fabric devices",
+    "fabric ports",
     "fabric pools",
     "fabric zones",
     "fabric volumes",

@@ -50,6 +50,7 @@ pub struct ManagerAccess {
     #[arg(
         long,
         global = true,
+        hide_short_help = true,
         value_name = "URL",
         default_value = "http://127.0.0.1:7443",
         env = "AQUIFER_FABRIC_URL"
@@ -104,6 +105,11 @@ Examples:
 Examples:
   aquifer fabric devices")]
     Devices,
+    /// List the ports of the switches, and what is connected to them
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric ports")]
+    Ports,
     /// List the pools
     #[command(after_long_help = "\
 Examples:

@@ -12,6 +12,7 @@ use crate::look::{Session, cell};
 use crate::table::columns;
 
 pub(crate) const POOLS: &str = "/redfish/v1/Chassis/Pools/MemoryDomains";
+const SWITCHES: &str = "/redfish/v1/Fabrics/Aquifer/Switches";
 const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints";
 const ZONES: &str = "/redfish/v1/Fabrics/Aquifer/Zones";
 const TASKS: &str = "/redfish/v1/TaskService/Tasks";
@@ -80,7 +81,20 @@ fn donor(member: &Value) -> Vec<String> {
 }
 
 fn device(member: &Value) -> Vec<String> {
-    vec![cell(&member["Name"]), state(member), cell(&member["Oem"]["Aquifer"]["Capacity"])]
+    let ours = &member["Oem"]["Aquifer"];
+    let [kind, capacity, switch, port, all, bound, added] =
+        ["DeviceKind", "Capacity", "Switch", "Port", "LdsTotal", "LdsBound", "Added"].map(|name| cell(&ours[name]));
+    let given = if kind == "DCD" { added } else { format!("{bound}/{all} LDs") };
+    vec![cell(&member["Name"]), state(member), kind, capacity, switch, port, given]
+}
+
+fn port(member: &Value) -> Vec<String> {
+    let ours = &member["Oem"]["Aquifer"];
+    let kind = cell(&member["PortType"]).trim_end_matches("Port").to_lowercase();
+    let connected = cell(&ours["Connected"]).replace('.', " ").to_lowercase();
+    let [link, width, speed] = ["LinkStatus", "ActiveWidth", "CurrentSpeedGbps"].map(|name| cell(&member[name]));
+    let device_type = cell(&member["CXL"]["ConnectedDeviceType"]);
+    vec![cell(&ours["Switch"]), cell(&member["Id"]), kind, link, width, speed, device_type, connected]
 }
 
 pub(crate) fn hosts(session: &mut Session<'_>) -> Result<(), Failure> {
@@ -92,7 +106,32 @@ pub(crate) fn donors(session: &mut Session<'_>) -> Result<(), Failure> {
 }
 
 pub(crate) fn devices(session: &mut Session<'_>) -> Result<(), Failure> {
-    list(session, ENDPOINTS, &kind("Device"), (&["DEVICE", "STATE", "CAPACITY"], device))
+    list(
+        session,
+        ENDPOINTS,
+        &kind("Device"),
+        (&["DEVICE", "STATE", "KIND", "CAPACITY", "SWITCH", "PORT", "GIVEN"], device),
+    )
+}
+
+/// Lists the ports of all switches: one table, or one collection for each switch.
+pub(crate) fn ports(session: &mut Session<'_>) -> Result<(), Failure> {
+    let switches = collection(&session.client, SWITCHES, "")?;
+    let mut all = Vec::new();
+    for switch in switches["Members"].as_array().into_iter().flatten() {
+        let answer = collection(&session.client, &format!("{SWITCHES}/{}/Ports", cell(&switch["Id"])), "")?;
+        if session.json {
+            session.print(&format!("{answer}\n"))?;
+        }
+        all.extend(rows(&answer, port));
+    }
+    match session.json {
+        true => Ok(()),
+        false => {
+            let titles = ["SWITCH", "PORT", "KIND", "LINK", "LANES", "GT/S", "TYPE", "CONNECTED"];
+            session.print(&columns(&titles, &all))
+        }
+    }
 }
 
 fn kind(name: &str) -> String {

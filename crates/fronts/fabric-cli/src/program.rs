@@ -42,6 +42,7 @@ fn ask(session: &mut Session<'_>, kept: &session::Session, command: &FabricComma
         FabricCommand::Create(args) => change::create(session, args),
         FabricCommand::DeclareGone(args) => change::declare_gone(session, args),
         FabricCommand::Devices => lists::devices(session),
+        FabricCommand::Ports => lists::ports(session),
         FabricCommand::Diff(args) => {
             return change::diff(session, args).map(|is_other| if is_other { DIFFERS } else { 0 });
         }

@@ -76,7 +76,12 @@ fn what_there_is_is_listed_as_tables_and_as_the_managers_answers() {
     for (words, titles, line) in [
         ("hosts", "HOST  STATE    VOLUMES  NOTE", "h000  Enabled  1"),
         ("donors", "DONOR  STATE    CAPACITY  LENT", "d0000  Enabled  64GiB"),
-        ("devices", "DEVICE  STATE    CAPACITY", "m000    Enabled  64GiB"),
+        (
+            "devices",
+            "DEVICE  STATE    KIND  CAPACITY  SWITCH  PORT  GIVEN",
+            "m000    Enabled  SLD   64GiB     s0      2",
+        ),
+        ("ports", "SWITCH  PORT  KIND        LINK", "s0      0     upstream    LinkUp"),
         ("pools", "POOL  CAPACITY  DONORS", "main  256GiB    d0000,d0001,d0002,d0003"),
         ("zones", "ZONE  QUOTA   USED   HOSTS", "lab   200GiB  16GiB  h000,h001"),
         ("volumes", "VOLUME  STATE    SIZE  HOST  POOL  ZONE  CLASS  REDUNDANCY", "db      Enabled  8GiB  h000  main"),

@@ -6,8 +6,9 @@
 //! | component | command sets |
 //! |---|---|
 //! | the switch | 00h, 01h, 03h, 04h, 51h, 52h, 53h |
-//! | a device at a port (of an MLD: the FM-owned LD) | 00h, 01h, 03h, 04h; 53h if memory; 54h if MLD; 56h if DCD |
-//! | a logical device | Identify, 04h |
+//! | an SLD or a PCIe device | 00h, 01h, 03h, 04h; 40h, 44h and 53h if memory; 56h if DCD |
+//! | the FM-owned LD of an MLD | 00h, 01h, 03h, 04h, 53h, 54h; 56h if DCD |
+//! | a logical device | Identify, 04h, 40h, 44h |
 //! | the LD pool of a multi-headed device | Identify, 04h; 54h if MLD; 55h |
 
 use aquifer_fmapi::Opcode;
@@ -42,6 +43,7 @@ const NOTIFICATIONS: Lines = &[(Opcode::GET_MCTP_EVENT_POLICY, NOTHING), (Opcode
 const TIMESTAMP: Lines = &[(Opcode::GET_TIMESTAMP, NOTHING), (Opcode::SET_TIMESTAMP, POLICY)];
 const LOGS: Lines =
     &[(Opcode::GET_SUPPORTED_LOGS, NOTHING), (Opcode::GET_LOG, NOTHING), (Opcode::GET_LOG_CAPABILITIES, NOTHING)];
+const MEMORY: Lines = &[(Opcode::IDENTIFY_MEMORY_DEVICE, NOTHING), (Opcode::SANITIZE, DATA | RESETS)];
 const SWITCH: Lines = &[
     (Opcode::IDENTIFY_SWITCH_DEVICE, NOTHING),
     (Opcode::GET_PHYSICAL_PORT_STATE, NOTHING),
@@ -98,14 +100,15 @@ impl Commands {
     /// The commands of a device.
     pub fn of_device(is_memory: bool, is_mld: bool, has_capacity: bool) -> Self {
         let mut sets = vec![IDENTIFY, MESSAGE_LIMIT, EVENTS, TIMESTAMP, LOGS];
-        let more = [(is_memory, TUNNEL), (is_mld, MLD), (has_capacity, CAPACITY)];
+        // Of an MLD, the FM-owned LD has no memory; its logical devices have.
+        let more = [(is_memory && !is_mld, MEMORY), (is_memory, TUNNEL), (is_mld, MLD), (has_capacity, CAPACITY)];
         sets.extend(more.iter().filter(|(has, _)| *has).map(|(_, set)| *set));
         Self::concat(&sets)
     }
 
     /// The commands of a logical device.
     pub fn of_ld() -> Self {
-        Self::concat(&[IDENTIFY, LOGS])
+        Self::concat(&[IDENTIFY, LOGS, MEMORY])
     }
 
     /// The commands of the LD pool of a multi-headed device.
@@ -138,6 +141,7 @@ mod tests {
         for commands in [
             Commands::of_switch(),
             Commands::of_device(true, true, true),
+            Commands::of_device(true, false, true),
             Commands::of_device(false, false, false),
             Commands::of_ld(),
             Commands::of_pool(true),

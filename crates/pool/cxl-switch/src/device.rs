@@ -3,7 +3,9 @@
 
 //! A device behind a port: its logical devices, their memory, its dynamic capacity. An SLD has one logical device, 0.
 
-use aquifer_fmapi::{ComponentType, Identity, LdAllocation, Request};
+use aquifer_fmapi::{
+    CAPACITY_UNIT_BYTES, ComponentType, Empty, Identity, LdAllocation, MemoryIdentity, Request, Response,
+};
 
 use crate::capacity::Capacity;
 use crate::commands::Commands;
@@ -12,6 +14,7 @@ use crate::config::{DeviceConfig, DeviceKind, SwitchConfig};
 use crate::config_check::UNIT_MIB;
 use crate::context::{Answer, Context};
 use crate::memory::Memory;
+use crate::outcome::Effect;
 use crate::qos::Qos;
 use crate::registers::{CLASS_MEMORY, Registers};
 
@@ -123,6 +126,26 @@ impl Device {
         let answer = answer.or_else(|| self.qos.answer(context, request));
         let Some(capacity) = &mut self.capacity else { return answer };
         answer.or_else(|| capacity.answer(context, &mut self.component, request))
+    }
+
+    /// The answer of the memory behind a logical device, or of an SLD; None for another command.
+    pub fn answer_of_memory(&mut self, context: &mut Context, ld_id: u8, request: &Request) -> Option<Answer> {
+        let index = self.index;
+        let ld = self.ld(ld_id.into())?;
+        Some(match request {
+            Request::IdentifyMemory(_) => {
+                let units = (ld.allocation.range_1 + ld.allocation.range_2) * (UNIT_BYTES / CAPACITY_UNIT_BYTES);
+                let identity =
+                    MemoryIdentity { total_capacity: units, volatile_capacity: units, persistent_capacity: 0 };
+                Ok(Response::IdentifyMemory(identity))
+            }
+            Request::Sanitize(_) => {
+                ld.memory.wipe_all();
+                context.effect(Effect::LdWiped { device: index, ld_id });
+                Ok(Response::Sanitize(Empty {}))
+            }
+            _ => return None,
+        })
     }
 
     /// Handles its removal: volatile state is lost.

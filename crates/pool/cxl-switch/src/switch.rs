@@ -28,8 +28,8 @@ use crate::virtual_switch::VppbState;
 pub(crate) enum Cci {
     /// A device's own; for an MLD, that of its FM-owned LD.
     Device(usize),
-    /// A logical device's; all logical devices of one device answer alike.
-    Ld(usize),
+    /// A logical device's, by its number.
+    Ld(usize, u8),
     /// That of a multi-headed device's LD pool.
     Pool(usize),
     /// The switch's.
@@ -153,7 +153,7 @@ impl Switch {
     fn component(&mut self, cci: Cci) -> &mut Component {
         match cci {
             Cci::Device(device) => &mut self.devices[device].component,
-            Cci::Ld(device) => &mut self.devices[device].ld_component,
+            Cci::Ld(device, _) => &mut self.devices[device].ld_component,
             Cci::Pool(device) => self.devices[device].pool.as_mut().expect("the tunnel found it"),
             Cci::Switch => &mut self.component,
         }
@@ -204,7 +204,7 @@ impl Switch {
         let answer = self.component(at).answer(context, &request);
         let answer = answer.or_else(|| match at {
             Cci::Switch => self.answer_of_switch(context, &request),
-            Cci::Device(device) | Cci::Pool(device) | Cci::Ld(device) => {
+            Cci::Device(device) | Cci::Pool(device) | Cci::Ld(device, _) => {
                 self.answer_of_device(context, at, device, &request)
             }
         });
@@ -226,6 +226,12 @@ impl Switch {
 
     fn answer_of_device(&mut self, context: &mut Context, at: Cci, device: usize, request: &Request) -> Option<Answer> {
         let bound = self.bound_lds(device);
+        if let Cci::Ld(_, ld_id) = at {
+            return self.devices[device].answer_of_memory(context, ld_id, request);
+        }
+        if let Some(answer) = self.devices[device].answer_of_memory(context, 0, request) {
+            return Some(answer);
+        }
         let answer = self.answer_of_heads(context, device, request);
         let answer = answer.or_else(|| self.devices[device].answer(context, request, bound));
         answer.or_else(|| self.answer_of_tunnels(context, at, request))

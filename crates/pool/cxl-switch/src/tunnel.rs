@@ -40,7 +40,7 @@ impl Switch {
         let to = match (at, TunnelTarget::of_bits(tunnel.target.bits() & 0xf)) {
             (Cci::Switch, TunnelTarget::PortOrLd) => Cci::Device(self.reach(id)?),
             (Cci::Device(device), TunnelTarget::PortOrLd) if usize::from(id) < self.devices[device].lds.len() => {
-                Cci::Ld(device)
+                Cci::Ld(device, id)
             }
             (Cci::Device(device), TunnelTarget::LdPool) if self.devices[device].pool.is_some() => Cci::Pool(device),
             _ => return Err(ReturnCode::INVALID_INPUT),

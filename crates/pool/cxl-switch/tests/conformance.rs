@@ -76,6 +76,10 @@ fn generic() -> Vec<Line> {
     ]
 }
 
+fn memory() -> Vec<Line> {
+    vec![line(Request::IdentifyMemory(IdentifyMemory {})), line(Request::Sanitize(Sanitize {}))]
+}
+
 fn switch() -> Vec<Line> {
     let notify = |events| Request::SetMctpEventPolicy(SetMctpEventPolicy { events });
     let control = |port_id, operation| Request::PortControl(PortControl { port_id, operation });
@@ -286,7 +290,7 @@ fn ask_others(place: &str, path: &[client::Hop], mut known: Vec<Opcode>) {
     known.sort_unstable();
     known.dedup();
     let mut manager = Client::new(config());
-    let others = Opcode::ALL.iter().copied().chain([Opcode(0x4000), Opcode(0x5700), Opcode(0xc000)]);
+    let others = Opcode::ALL.iter().copied().chain([Opcode(0x4001), Opcode(0x5700), Opcode(0xc000)]);
     for opcode in others.filter(|opcode| !known.contains(opcode)) {
         for payload in [&[][..], &[0; 64]] {
             let code = manager.code_of_payload(path, opcode, payload);
@@ -316,6 +320,7 @@ fn a_device_with_several_logical_devices_answers_as_the_table_says() {
 #[test]
 fn a_device_with_dynamic_capacity_answers_as_the_table_says() {
     let mut lines = generic();
+    lines.extend(memory());
     lines.extend(capacity());
     let mut known = ask("DCD", &at_device(2), lines);
     known.push(Opcode::TUNNEL);
@@ -326,7 +331,9 @@ fn a_device_with_dynamic_capacity_answers_as_the_table_says() {
 fn logical_devices_and_pools_answer_as_the_tables_say() {
     let few = || generic().into_iter().filter(|line| [0, 4].contains(&line.request.opcode().set()));
     let few = || few().filter(|line| ![3, 4].contains(&line.request.opcode().0)).collect::<Vec<Line>>();
-    let known = ask("LD", &at_ld(1, 3), few());
+    let mut lines = few();
+    lines.extend(memory());
+    let known = ask("LD", &at_ld(1, 3), lines);
     ask_others("LD", &at_ld(1, 3), known);
     let mut lines = few();
     lines.extend(heads());

@@ -96,7 +96,9 @@ impl Edit<'_> {
         let vppbs = bound_vppbs(observed);
         // A host that lost its LD to another volume may still list it: that LD is known.
         let taken = self.desired.vppbs_taken();
-        let is_free = |vppb: &VppbAddress| !taken.contains(vppb);
+        // Another manager may have taken the LD since, for another host.
+        let is_its = |vppb: &VppbAddress| self.topology.host_of(&vppb.switch, vppb.vcs_id) == Some(host);
+        let is_free = |vppb: &VppbAddress| !taken.contains(vppb) && is_its(vppb);
         let is_known =
             |source: &Source| !matches!(source, Source::LogicalDevice { .. }) || vppbs.get(source).is_some_and(is_free);
         if !leases.clone().all(|lease| is_known(&lease.source)) {

@@ -20,8 +20,9 @@ pub use step::{End, MemberLease, Step};
 pub use waiting::{Reason, Stray, Waiting};
 
 use crate::desired::{Desired, Volume};
-use crate::id::{MemberId, VolumeId};
+use crate::id::{DeviceId, LdId, MemberId, VolumeId};
 use crate::observed::{Content, LdBinding, LeaseState, Observed};
+use crate::volume::Source;
 
 /// The steps to take, what is waited for, and what is missing from the desired state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,6 +71,12 @@ impl States<'_> {
         let volume = self.desired.volumes.get(&volume);
         let knows = |volume: &Volume| volume.leaving.contains_key(&member) || volume.member(member).is_some();
         volume.is_some_and(knows)
+    }
+
+    /// Whether an LD is in a pool.
+    fn is_pooled(self, device: &DeviceId, ld_id: LdId) -> bool {
+        let source = Source::LogicalDevice { device: device.clone(), ld_id };
+        self.desired.pool_of(&source).is_some()
     }
 
     /// Handles what agents list and the desired state does not.
@@ -124,8 +131,11 @@ impl States<'_> {
             for (ld_id, ld) in self.unknown_lds(device, report) {
                 match (&ld.binding, ld.content) {
                     (LdBinding::Bound(_), _) => round.strays.push(Stray::Ld { device: device.clone(), ld_id }),
-                    // No host has the LD, and the next one must not find old bytes in it.
-                    (LdBinding::Unbound, Content::Used) if report.availability.answers() => {
+                    // No host has the LD, and the next one must not find old bytes in it. What is in no pool is not
+                    // ours to wipe.
+                    (LdBinding::Unbound, Content::Used)
+                        if report.availability.answers() && self.is_pooled(device, ld_id) =>
+                    {
                         round.steps.push(Step::WipeLd { device: device.clone(), ld_id });
                     }
                     _ => {}

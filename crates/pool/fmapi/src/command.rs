@@ -11,6 +11,7 @@ use crate::failure::DecodeFailure;
 use crate::generic::*;
 use crate::ld::*;
 use crate::log::*;
+use crate::memory_device::*;
 use crate::multi_head::*;
 use crate::opcode::Opcode;
 use crate::physical_switch::*;
@@ -146,6 +147,8 @@ commands! {
     0x0400 GET_SUPPORTED_LOGS "Get Supported Logs" GetSupportedLogs => SupportedLogs;
     0x0401 GET_LOG "Get Log" GetLog => LogBytes, read_bytes;
     0x0402 GET_LOG_CAPABILITIES "Get Log Capabilities" GetLogCapabilities => LogCapabilities;
+    0x4000 IDENTIFY_MEMORY_DEVICE "Identify Memory Device" IdentifyMemory => MemoryIdentity;
+    0x4400 SANITIZE "Sanitize" Sanitize => Empty;
     0x5100 IDENTIFY_SWITCH_DEVICE "Identify Switch Device" IdentifySwitch => SwitchIdentity;
     0x5101 GET_PHYSICAL_PORT_STATE "Get Physical Port State" GetPortStates => PortStates;
     0x5102 PHYSICAL_PORT_CONTROL "Physical Port Control" PortControl => Empty;

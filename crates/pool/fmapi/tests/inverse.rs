@@ -20,7 +20,7 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         proptest::collection::vec(byte.clone(), 0..48),
         // The fixed lengths of the longer payloads.
-        prop_oneof![Just(72usize), Just(73), Just(84), Just(340), Just(160), Just(64)]
+        prop_oneof![Just(67usize), Just(69), Just(72), Just(73), Just(84), Just(340), Just(160), Just(64)]
             .prop_flat_map(move |length| proptest::collection::vec(byte.clone(), length)),
     ]
 }

@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use aquifer_control::Patterns;
+use aquifer_cxl_peers::SwitchConfig;
 use aquifer_fabric::Bytes;
 use aquifer_tls::Files;
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,9 @@ pub struct Config {
     /// The rounds of the reconciler.
     #[serde(default)]
     pub rounds: RoundsConfig,
+    /// CXL switches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub switches: Vec<SwitchConfig>,
 }
 
 /// The server's certificate.
@@ -300,6 +304,7 @@ impl Config {
                 return refuse("peers.kind = \"registered\" needs [control]; write where donors and hosts connect");
             }
         }
+        SwitchConfig::check_all(&self.switches).map_err(|not| NotAConfig(not.to_string()))?;
         let limits = [
             ("sessions.idle-seconds", self.sessions.idle_seconds, 1, 86_400),
             ("sessions.life-seconds", self.sessions.life_seconds, 1, 30 * 86_400),
@@ -401,6 +406,7 @@ mod tests {
             (&format!("{REGISTERED}key = \"k\"\n"), "belong together"),
             (&format!("{REGISTERED}revocations = \"r\"\n"), "there are none"),
             (&format!("{REGISTERED}donors = [\"dns:*.a.*\"]\n"), "more than one *"),
+            (&format!("{SMALL}[[switches]]\nname = \"s0\"\naddress = \"s0\"\n"), "'s0' is no peer; write tcp:"),
             (&format!("{SMALL}donrs = 3\n"), "unknown field `donrs`"),
             (&format!("{SMALL}devices = 129\n"), "peers.devices = 129 is outside 0 to 128"),
             (&format!("{SMALL}donor-capacity = \"3MiB\"\n"), "write whole 2MiB"),

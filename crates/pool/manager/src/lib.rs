@@ -9,6 +9,8 @@
 //! (`registered.rs`). Requests of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch
 //! donors or agents. Losing the daemon stops changes, never programs.
 //!
+//! `combined.rs` joins CXL switches (`aquifer_cxl_peers`) with the other peers.
+//!
 //! `console.rs` serves a page for people, which uses the same interface. `accounts.rs` and `sessions.rs` say who may do
 //! what; each change has a record in the audit log, which is stored in the same transaction. `config.rs` is the
 //! configuration file.
@@ -17,6 +19,7 @@
 
 mod accounts;
 mod attempts;
+mod combined;
 mod config;
 mod console;
 mod crash;

@@ -14,8 +14,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
+use aquifer_cxl_peers::Switches;
 use aquifer_state_store::{Campaign, Election, EtcdStore, StateStore};
 
+use crate::combined::Combined;
 use crate::config::{Config, EtcdConfig, PeersConfig, RoundsConfig};
 use crate::crash::CrashPoint;
 use crate::initial;
@@ -75,7 +77,8 @@ impl Lead {
         let shared = &service.shared;
         let (ledger, _) = Ledger::open(store, crash.clone()).map_err(Stop::from)?;
         let ledger = ledger.counted_by(Arc::clone(&shared.meters));
-        let (peers, control) = open_peers(config, &ledger, crash)?;
+        let (others, control) = open_peers(config, &ledger, crash)?;
+        let peers = Box::new(Combined::new(others, Switches::new(&config.switches)));
         let silent_ms = config.rounds.silent_seconds * 1000;
         let mut writer = Writer::start(Arc::clone(shared), ledger, tenure, peers, silent_ms, now())?;
         let sessions = Sessions::load(&writer.ledger, config.sessions.clone()).map_err(Stop::from)?;

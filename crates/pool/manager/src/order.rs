@@ -7,9 +7,10 @@
 
 use std::fmt;
 
+use aquifer_cxl_peers::{Act as SwitchAct, PortAct};
 use aquifer_fabric::{
-    Bytes, Capacity, Declaration, Desired, DonorId, Edit, HostId, MemberId, NotAdopted, NotApplied, Observed, Refusal,
-    Source, Topology, Volume, VolumeId, VolumeName, VolumeSpec, Why, apply,
+    Bytes, Capacity, Declaration, Desired, DeviceId, DonorId, Edit, HostId, LdId, Member, MemberId, NotAdopted,
+    NotApplied, Observed, Refusal, Slot, Source, Topology, Volume, VolumeId, VolumeName, VolumeSpec, Why, apply,
 };
 use ring::digest::{SHA256, digest};
 
@@ -26,6 +27,8 @@ pub(crate) enum Act {
     Release(VolumeName),
     Resize(VolumeName, Bytes),
     Retire(DonorId),
+    /// An order to a switch, which changes nothing that is desired.
+    Switch(Box<SwitchAct>),
     Unbind(VolumeName),
 }
 
@@ -59,6 +62,7 @@ impl fmt::Display for Act {
             Self::Release(name) => write!(f, "release volume {name}"),
             Self::Resize(name, size) => write!(f, "resize volume {name} to {size}"),
             Self::Retire(donor) => write!(f, "retire donor {donor}"),
+            Self::Switch(act) => act.fmt(f),
             Self::Unbind(name) => write!(f, "unbind volume {name}"),
         }
     }
@@ -84,6 +88,8 @@ pub(crate) enum NotDone {
     Stale,
     /// The store takes no change of this size; the line says why.
     TooLarge(String),
+    /// A volume has what an order to a switch is about, or the switch refused it. The line says which.
+    Switch(String),
     /// A donor or a host is not in the topology.
     Unknown(String),
     UnknownVolume(VolumeName),
@@ -96,6 +102,7 @@ impl fmt::Display for NotDone {
             Self::Refused(refusal) => refusal.fmt(f),
             Self::Stale => f.write_str("the resource was changed since its ETag was read; read it again"),
             Self::TooLarge(line) => f.write_str(line),
+            Self::Switch(line) => f.write_str(line),
             Self::Unknown(what) => write!(f, "{what} is not in the topology; list its endpoints"),
             Self::UnknownVolume(name) => {
                 write!(f, "there is no volume {name}; list those that exist")
@@ -168,6 +175,7 @@ pub(crate) fn change(
             }
         }
         Act::Retire(donor) => edit.retire(donor, observed),
+        Act::Switch(_) => {}
         Act::Unbind(_) => edit.unbind(id()?)?,
     }
     Ok(Vec::new())
@@ -190,6 +198,7 @@ fn check(topology: &Topology, desired: &Desired, order: &Order) -> Result<(), No
         Act::Drain(donor, _) | Act::Retire(donor) | Act::Move(_, Some(donor)) if !parts.donors.contains_key(donor) => {
             return Err(NotDone::Unknown(format!("donor {donor}")));
         }
+        Act::Switch(act) => return check_switch(topology, desired, act),
         Act::Bind(_, host) | Act::DeclareDead(host) if !parts.hosts.contains_key(host) => {
             return Err(NotDone::Unknown(format!("host {host}")));
         }
@@ -200,9 +209,40 @@ fn check(topology: &Topology, desired: &Desired, order: &Order) -> Result<(), No
     if matches(if_match, &etag(volume)) { Ok(()) } else { Err(NotDone::Stale) }
 }
 
+/// Refuses an order to a switch about what a volume has: that changes by the volume.
+fn check_switch(topology: &Topology, desired: &Desired, act: &SwitchAct) -> Result<(), NotDone> {
+    let members = desired.volumes.values().flat_map(|volume| {
+        let leaving = volume.leaving.values().map(|leaving| &leaving.member);
+        volume.places().map(|(_, member)| member).chain(leaving).map(move |member| (&volume.name, member))
+    });
+    let is_of = |member: &Member, device: &DeviceId| match &member.source {
+        Source::DynamicCapacity { device: of } | Source::LogicalDevice { device: of, .. } => of == device,
+        Source::Slabs { .. } => false,
+    };
+    let is_ld = |member: &Member, device: &DeviceId, ld: LdId| matches!(&member.source, Source::LogicalDevice { device: of, ld_id } if of == device && *ld_id == ld);
+    let is_concerned = |member: &Member| match act {
+        SwitchAct::Bind { vppb, device, ld_id } => member.vppb.as_ref() == Some(vppb) || is_ld(member, device, *ld_id),
+        SwitchAct::ControlPort { act: PortAct::Enable, .. } => false,
+        SwitchAct::ControlPort { switch, port_id, .. } => {
+            let at_port = |slot: &Slot| slot.switch == *switch && slot.port_id == *port_id;
+            let devices = topology.parts().devices.keys();
+            devices.filter(|device| topology.slot(device).is_some_and(at_port)).any(|device| is_of(member, device))
+        }
+        SwitchAct::SetBandwidth { .. } | SwitchAct::SetCongestion { .. } => false,
+        SwitchAct::SetSize { device, ld_id, .. } => is_ld(member, device, *ld_id),
+        SwitchAct::Unbind { vppb } => member.vppb.as_ref() == Some(vppb),
+    };
+    match members.into_iter().find(|(_, member)| is_concerned(member)) {
+        Some((name, _)) => {
+            Err(NotDone::Switch(format!("volume {name} has what this is about; unbind, move or release the volume")))
+        }
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use aquifer_fabric::{Member, NO_LD, Span, SpanId};
+    use aquifer_fabric::{NO_LD, Span, SpanId};
 
     use super::*;
 

@@ -12,8 +12,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_cxl_peers::{Act, Inventory, Notice, Reached};
 use aquifer_fabric::{
-    Command, Desired, DeviceId, DeviceReport, DonorId, DonorReport, HostId, HostReport, Term, Topology,
+    Command, Desired, DeviceId, DeviceReport, DonorId, DonorReport, HostId, HostReport, SwitchId, Term, Topology,
 };
 
 /// Why there is no report.
@@ -99,4 +100,22 @@ pub trait Peers: Send {
 
     /// Sends commands, and returns what became of each, in their order.
     fn send(&mut self, commands: &[Command]) -> Vec<Result<(), SendFailure>>;
+
+    /// Takes note of what hosts reach of devices that are not among these peers. Real hosts see that for themselves.
+    fn see_reached(&mut self, _reached: Reached) {}
+
+    /// Carries out an operator's order to a switch.
+    fn act(&mut self, act: &Act) -> Result<(), SendFailure> {
+        Err(SendFailure::Refused { why: format!("no switch here can {act}; add it to the configuration") })
+    }
+
+    /// What happened at switches since the last call.
+    fn take_notices(&mut self) -> Vec<Notice> {
+        Vec::new()
+    }
+
+    /// What was read last of each switch that is not simulated.
+    fn inventories(&self) -> BTreeMap<SwitchId, Arc<Inventory>> {
+        BTreeMap::new()
+    }
 }

@@ -10,6 +10,7 @@ mod access;
 mod answer;
 mod body;
 mod collection;
+mod devices;
 mod fabrics;
 mod memory;
 mod oem;
@@ -17,6 +18,7 @@ mod openapi;
 mod roots;
 mod routes;
 mod service;
+mod switches;
 
 pub use body::take_body;
 pub use openapi::openapi;

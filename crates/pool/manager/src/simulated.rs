@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_cxl_peers::Reached;
 use aquifer_fabric::{Command, DonorId, End, HostId, MemberId, Term, Topology, VolumeId};
 
 use crate::config::SimulatedConfig;
@@ -44,6 +45,8 @@ pub(crate) struct Simulated {
     donors: BTreeMap<DonorId, Kept<SimulatedDonor>>,
     agents: BTreeMap<HostId, Kept<SimulatedAgent>>,
     switch: Kept<SimulatedSwitch>,
+    /// What hosts reach of devices that are not simulated.
+    reached: Reached,
     crash: CrashPoint,
 }
 
@@ -62,6 +65,7 @@ impl Simulated {
             donors: BTreeMap::new(),
             agents: BTreeMap::new(),
             switch: Kept::open(directory.join("switch.json"))?,
+            reached: Reached::default(),
             crash,
         };
         simulated.take_turn()?;
@@ -103,13 +107,13 @@ impl Simulated {
     /// Time passes: donors wipe, agents copy, devices sanitize.
     fn tick(&mut self) {
         self.donors.values_mut().for_each(|donor| donor.tick(SimulatedDonor::tick));
-        let (donors, switch) = (&self.donors, &self.switch.peer);
+        let (donors, switch, reached) = (&self.donors, &self.switch.peer, &self.reached);
         for (name, agent) in &mut self.agents {
             let is_valid = |host: &HostId, key, lease: &aquifer_fabric::MemberLease| match &lease.source {
                 aquifer_fabric::Source::Slabs { donor } => {
                     donors.get(donor).is_some_and(|donor| donor.peer.admits(key, lease.token))
                 }
-                source => switch.is_host_of(source, host, key),
+                source => switch.is_host_of(source, host, key) || reached.has(host, source, key),
             };
             agent.tick(|agent| agent.tick(name, is_valid));
         }
@@ -188,6 +192,10 @@ impl Peers for Simulated {
             outcome
         };
         commands.iter().map(one).collect()
+    }
+
+    fn see_reached(&mut self, reached: Reached) {
+        self.reached = reached;
     }
 }
 

@@ -4,10 +4,11 @@
 //! What requests read: the two states as the last round left them. A snapshot never changes; the writer publishes the
 //! next one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use aquifer_fabric::{Bytes, Desired, DonorId, LeaseState, Observed, Source, Term, Topology, VolumeId};
-use std::collections::BTreeMap;
+use aquifer_cxl_peers::Inventory;
+use aquifer_fabric::{Bytes, Desired, DonorId, LeaseState, Observed, Source, SwitchId, Term, Topology, VolumeId};
 
 use crate::tasks::{Tasks, is_settled};
 
@@ -29,6 +30,8 @@ pub(crate) struct Snapshot {
     /// What could not be repaired, as lines.
     pub(crate) unrepaired: Vec<String>,
     pub(crate) tasks: Tasks,
+    /// What was read of each switch that is not simulated.
+    pub(crate) inventories: BTreeMap<SwitchId, Arc<Inventory>>,
     pub(crate) term: Term,
     /// Counts rounds since the start.
     pub(crate) rounds: u64,

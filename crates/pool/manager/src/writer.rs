@@ -21,7 +21,7 @@ use crate::events::Events;
 use crate::ledger::{Entry, Ledger, LedgerFailure};
 use crate::merge::{Merged, merge};
 use crate::meters::Meters;
-use crate::order::{NotDone, Order, change};
+use crate::order::{Act, NotDone, Order, change};
 use crate::peers::Peers;
 use crate::snapshot::{Snapshot, StepCounts};
 use crate::tasks::Tasks;
@@ -229,13 +229,16 @@ impl Writer {
     }
 
     fn round_of(&mut self, orders: Vec<(Order, Answer)>, now: Millis) -> Result<bool, Stop> {
-        let topology = self.peers.topology();
         self.peers.follow(&self.desired);
         let merged = self.hear(now)?;
         self.store_records(now)?;
+        let topology = self.peers.topology();
         for (answers, what) in merged.notices {
             let (kind, severity) = if answers { ("PeerAnswers", "OK") } else { ("PeerSilent", "Warning") };
             self.shared.events.add(now, kind, severity, what);
+        }
+        for notice in self.peers.take_notices() {
+            self.shared.events.add(now, notice.kind, severity(notice.severity), notice.message);
         }
         let mut desired = self.desired.clone();
         let mut entries = Vec::new();
@@ -260,7 +263,7 @@ impl Writer {
             .iter()
             .map(|one| format!("member {} of volume {} cannot be replaced: {}", one.member, one.volume, one.refusal))
             .collect();
-        if desired != self.desired {
+        if desired != self.desired || !entries.is_empty() {
             match self.ledger.change(&self.desired, &desired, &entries, now) {
                 Ok(()) => self.desired = desired,
                 Err(failure) if failure.is_too_large() => {
@@ -274,6 +277,9 @@ impl Writer {
         }
         for entry in entries {
             self.shared.events.add(now, "Changed", "OK", format!("{}: {}", entry.who, entry.what));
+        }
+        for (order, _, outcome) in &mut answers {
+            self.act_at_switch(order, outcome);
         }
         self.answer(answers, now);
         self.act(&topology, now)
@@ -311,18 +317,33 @@ impl Writer {
             let due = reconcile(desired, &self.observed).steps;
             let steps = reconcile(&new, &self.observed).steps;
             done.steps = steps.iter().filter(|step| !due.contains(step)).map(ToString::to_string).collect();
+        } else if matches!(order.act, Act::Switch(_)) {
+            // Its record is stored before the switch gets it.
+            entries.push(Entry::new(&order.who, order.act.to_string()));
         } else if new != *desired {
             entries.push(Entry::new(&order.who, order.act.to_string()));
             *desired = new;
         }
+        if matches!(order.act, Act::Switch(_)) {
+            done.changes.push(format!("~ {}", order.act));
+        }
         Ok(done)
+    }
+
+    /// Sends an order to its switch, after its record was stored.
+    fn act_at_switch(&mut self, order: &Order, outcome: &mut Result<Done, NotDone>) {
+        let (Act::Switch(act), Ok(_), false) = (&order.act, &outcome, order.is_dry_run) else { return };
+        if let Err(failure) = self.peers.act(act) {
+            *outcome = Err(NotDone::Switch(failure.to_string()));
+        }
     }
 
     /// Answers orders, after what they changed was stored.
     fn answer(&mut self, answers: Vec<(Order, Answer, Result<Done, NotDone>)>, now: Millis) {
         for (order, answer, outcome) in answers {
             let outcome = outcome.map(|mut done| {
-                if !order.is_dry_run && !done.changes.is_empty() {
+                let is_over = matches!(order.act, Act::Switch(_));
+                if !order.is_dry_run && !is_over && !done.changes.is_empty() {
                     let volume = order.act.volume().and_then(|name| self.desired.volume_named(name));
                     let volume = volume.map(|(id, _)| id);
                     done.task = Some(self.tasks.add(order.act.to_string(), order.who.clone(), volume, now));
@@ -397,10 +418,20 @@ impl Writer {
             round: round.map_or_else(|| Arc::clone(&last.round), Arc::new),
             unrepaired: self.unrepaired.clone(),
             tasks: self.tasks.clone(),
+            inventories: self.peers.inventories(),
             term: self.term,
             rounds: self.rounds,
             steps: self.steps,
         };
         *self.shared.snapshot.write().expect("a panic ends the daemon") = Arc::new(next);
+    }
+}
+
+/// A severity as Redfish writes it.
+fn severity(of: aquifer_cxl_peers::Severity) -> &'static str {
+    match of {
+        aquifer_cxl_peers::Severity::Ok => "OK",
+        aquifer_cxl_peers::Severity::Warning => "Warning",
+        aquifer_cxl_peers::Severity::Critical => "Critical",
     }
 }

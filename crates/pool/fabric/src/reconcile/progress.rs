@@ -72,7 +72,8 @@ pub(crate) fn at_source(desired: &Desired, observed: &Observed, volume: VolumeId
             let Some(report) = answering(observed, device) else { return AtSource::Silent };
             match report.extents.get(&volume).and_then(|tags| tags.get(&member.id)) {
                 None => AtSource::Absent,
-                Some(extent) if extent.accepted => AtSource::Lent { token: Token(0) },
+                // A host that has accepted only a part has less than the member needs.
+                Some(extent) if extent.accepted && extent.bytes >= member.bytes => AtSource::Lent { token: Token(0) },
                 Some(_) => AtSource::Busy,
             }
         }

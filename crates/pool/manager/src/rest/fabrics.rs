@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The fabric: switches with their ports, zones, and endpoints, which are hosts, donors and devices.
+//! The fabric: zones, and endpoints, which are hosts, donors and devices. Its switches are in `switches.rs`.
 
 use std::collections::BTreeMap;
 
-use aquifer_fabric::{Availability, Bytes, DeviceId, DonorId, HostId, Port, PortId, SwitchId, ZoneId};
+use aquifer_fabric::{Availability, Bytes, DeviceId, DonorId, HostId, ZoneId};
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Problem};
@@ -15,15 +15,15 @@ use super::service::Call;
 use crate::order::Act;
 
 const FABRICS: &str = "/redfish/v1/Fabrics";
-const FABRIC: &str = "/redfish/v1/Fabrics/Aquifer";
+pub(super) const FABRIC: &str = "/redfish/v1/Fabrics/Aquifer";
 
 type Promised = BTreeMap<DonorId, Bytes>;
 
-fn link(path: String) -> Value {
+pub(super) fn link(path: String) -> Value {
     json!({ "@odata.id": path })
 }
 
-fn or_missing(call: &Call<'_>, body: Option<Value>) -> Result<Answer, Problem> {
+pub(super) fn or_missing(call: &Call<'_>, body: Option<Value>) -> Result<Answer, Problem> {
     body.map(|body| Answer::of(200, body)).ok_or_else(|| Problem::not_found(call.path))
 }
 
@@ -43,62 +43,6 @@ pub(super) fn fabrics(call: &Call<'_>) -> Result<Answer, Problem> {
 
 pub(super) fn fabric(call: &Call<'_>) -> Result<Answer, Problem> {
     or_missing(call, fabric_body(""))
-}
-
-fn switch_body(call: &Call<'_>, name: &str) -> Option<Value> {
-    let switch = call.snapshot.topology.parts().switches.get(&name.parse::<SwitchId>().ok()?)?;
-    let path = format!("{FABRIC}/Switches/{name}");
-    let vppbs: usize = switch.vcss.values().map(|vcs| vcs.vppbs.len()).sum();
-    let taken = call.snapshot.desired.vppbs_taken();
-    let bound = taken.iter().filter(|vppb| vppb.switch.as_str() == name).count();
-    Some(json!({
-        "@odata.id": path, "@odata.type": "#Switch.v1_10_0.Switch", "Id": name, "Name": "Switch", "SwitchType": "CXL",
-        "Status": { "State": "Enabled", "Health": "OK" }, "Ports": link(format!("{path}/Ports")),
-        "CXL": { "MaxVCSsSupported": switch.vcss.len(), "TotalNumbervPPBs": vppbs, "NumberOfBoundvPPBs": bound },
-        "Links": { "Chassis": link(format!("/redfish/v1/Chassis/{}", switch.enclosure)) },
-    }))
-}
-
-pub(super) fn switches(call: &Call<'_>) -> Result<Answer, Problem> {
-    let ids: Vec<String> = call.snapshot.topology.parts().switches.keys().map(ToString::to_string).collect();
-    let path = format!("{FABRIC}/Switches");
-    let body = |id: &str| switch_body(call, id);
-    Ok(Answer::of(200, collection(&path, "SwitchCollection", "Switches", &call.query, &ids, body)))
-}
-
-pub(super) fn switch(call: &Call<'_>) -> Result<Answer, Problem> {
-    or_missing(call, switch_body(call, call.name()))
-}
-
-fn port_body(call: &Call<'_>, switch: &str, name: &str) -> Option<Value> {
-    let found = call.snapshot.topology.parts().switches.get(&switch.parse::<SwitchId>().ok()?)?;
-    let port = found.ports.get(&PortId(name.parse().ok()?))?;
-    let (kind, endpoint) = match port {
-        Port::Upstream { host } => ("UpstreamPort", Some(format!("Host.{host}"))),
-        Port::Downstream { device } => ("DownstreamPort", device.as_ref().map(|device| format!("Device.{device}"))),
-    };
-    let endpoints: Vec<Value> = endpoint.into_iter().map(|id| link(format!("{FABRIC}/Endpoints/{id}"))).collect();
-    let state = if endpoints.is_empty() { "Absent" } else { "Enabled" };
-    Some(json!({
-        "@odata.id": format!("{FABRIC}/Switches/{switch}/Ports/{name}"), "@odata.type": "#Port.v1_14_0.Port",
-        "Id": name, "Name": "Port", "PortId": name, "PortProtocol": "CXL", "PortType": kind,
-        "Status": { "State": state, "Health": "OK" }, "Links": { "AssociatedEndpoints": endpoints },
-    }))
-}
-
-pub(super) fn ports(call: &Call<'_>) -> Result<Answer, Problem> {
-    let switch = call.name();
-    let found = switch.parse::<SwitchId>().ok();
-    let found = found.and_then(|switch| call.snapshot.topology.parts().switches.get(&switch));
-    let found = found.ok_or_else(|| Problem::not_found(call.path))?;
-    let ids: Vec<String> = found.ports.keys().map(ToString::to_string).collect();
-    let path = format!("{FABRIC}/Switches/{switch}/Ports");
-    let body = |id: &str| port_body(call, switch, id);
-    Ok(Answer::of(200, collection(&path, "PortCollection", "Ports", &call.query, &ids, body)))
-}
-
-pub(super) fn port(call: &Call<'_>) -> Result<Answer, Problem> {
-    or_missing(call, port_body(call, &call.names[0], call.name()))
 }
 
 fn zone_body(call: &Call<'_>, name: &str) -> Option<Value> {
@@ -124,7 +68,7 @@ pub(super) fn zone(call: &Call<'_>) -> Result<Answer, Problem> {
     or_missing(call, zone_body(call, call.name()))
 }
 
-fn status(availability: Option<Availability>) -> Value {
+pub(super) fn status(availability: Option<Availability>) -> Value {
     match availability {
         None => json!({ "State": "Absent", "Health": "Critical" }),
         Some(Availability::Draining) => json!({ "State": "Quiesced", "Health": "OK" }),
@@ -161,8 +105,7 @@ fn endpoint_body(call: &Call<'_>, promised: &Promised, id: &str) -> Option<Value
             let device: DeviceId = name.parse().ok()?;
             let report = observed.devices.get(&device);
             let found = parts.devices.get(&device)?;
-            let size: Bytes = found.lds().into_iter().map(|(_, bytes)| bytes).sum();
-            let ours = json!({ "Kind": "Device", "Capacity": size, "Lds": report.map(|report| &report.lds) });
+            let ours = super::devices::figures(call, &device, found);
             ("Target", report.map(|report| report.availability), &found.enclosure, ours)
         }
         _ => return None,

@@ -91,6 +91,7 @@ fn chassis_body(call: &Call<'_>, name: &str) -> Option<Value> {
     Some(json!({
         "@odata.id": path, "@odata.type": "#Chassis.v1_26_0.Chassis", "Id": name, "Name": "Enclosure",
         "ChassisType": "Enclosure", "Status": { "State": "Enabled", "Health": "OK" },
+        "PCIeDevices": link(super::devices::devices_path(name)),
         "Location": { "Placement": { "Rack": enclosure.rack } },
     }))
 }

@@ -5,7 +5,7 @@
 
 use super::answer::{Answer, Problem};
 use super::service::Call;
-use super::{access, fabrics, memory, oem, roots};
+use super::{access, devices, fabrics, memory, oem, roots, switches};
 use crate::accounts::Role;
 
 /// A method.
@@ -113,6 +113,10 @@ use Method::{Delete, Patch, Post};
 use Role::{Administrator, ReadOnly};
 
 const CHUNK: &str = "/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks/{VolumeId}";
+const PORT: &str = "/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports/{PortId}";
+const VPPB: &str = "/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/VCSs/{VcsId}/VPPBs/{VppbId}";
+const DEVICE: &str = "/redfish/v1/Chassis/{ChassisId}/PCIeDevices/{DeviceId}";
+const LD: &str = "/redfish/v1/Chassis/{ChassisId}/PCIeDevices/{DeviceId}/CXLLogicalDevices/{LdId}";
 
 /// Every route.
 pub(super) const ROUTES: &[Route] = &[
@@ -157,10 +161,29 @@ pub(super) const ROUTES: &[Route] = &[
     get("/redfish/v1/AccountService/Roles/{RoleId}", "A role", access::role),
     get("/redfish/v1/Fabrics", "Fabrics", fabrics::fabrics),
     get("/redfish/v1/Fabrics/Aquifer", "The fabric", fabrics::fabric),
-    get("/redfish/v1/Fabrics/Aquifer/Switches", "Switches", fabrics::switches),
-    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}", "A switch", fabrics::switch),
-    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports", "Ports of a switch", fabrics::ports),
-    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports/{PortId}", "A port", fabrics::port),
+    get("/redfish/v1/Fabrics/Aquifer/Switches", "Switches", switches::switches),
+    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}", "A switch", switches::switch),
+    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports", "Ports of a switch", switches::ports),
+    get(PORT, "A port", switches::port),
+    change(Patch, PORT, "Take the link of a port down or up", &[must("LinkState", Text)], switches::set_port),
+    change(
+        Post,
+        "/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports/{PortId}/Actions/Port.Reset",
+        "Reset the bridge of a port",
+        &[may("ResetType", Text)],
+        switches::reset_port,
+    ),
+    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/VCSs", "Virtual CXL switches", switches::vcss),
+    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/VCSs/{VcsId}", "A virtual CXL switch", switches::vcs),
+    get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/VCSs/{VcsId}/VPPBs", "Its vPPBs", switches::vppbs),
+    get(VPPB, "A vPPB", switches::vppb),
+    change(
+        Patch,
+        VPPB,
+        "Bind a vPPB to what is at Links.Port, or unbind it with null; volumes bind theirs themselves",
+        &[must("Links", Object)],
+        switches::set_vppb,
+    ),
     get("/redfish/v1/Fabrics/Aquifer/Zones", "Zones: the hosts and the quota of a tenant", fabrics::zones),
     get("/redfish/v1/Fabrics/Aquifer/Zones/{ZoneId}", "A zone", fabrics::zone),
     get("/redfish/v1/Fabrics/Aquifer/Endpoints", "Hosts, donors and devices", fabrics::endpoints),
@@ -192,6 +215,18 @@ pub(super) const ROUTES: &[Route] = &[
     change(Delete, "/redfish/v1/Fabrics/Aquifer/Connections/{VolumeId}", "Unbind a volume", &[], memory::unbind),
     get("/redfish/v1/Chassis", "Enclosures, and the chassis that stands for the pools", roots::chassis_all),
     get("/redfish/v1/Chassis/{ChassisId}", "An enclosure", roots::chassis),
+    get("/redfish/v1/Chassis/{ChassisId}/PCIeDevices", "Memory devices of an enclosure", devices::devices),
+    get(DEVICE, "A memory device", devices::device),
+    change(Patch, DEVICE, "Set how an MLD reports congestion", &[must("Oem", Object)], devices::set_device),
+    get("/redfish/v1/Chassis/{ChassisId}/PCIeDevices/{DeviceId}/CXLLogicalDevices", "Its LDs", devices::lds),
+    get(LD, "A logical device", devices::ld),
+    change(
+        Patch,
+        LD,
+        "Resize an LD, which loses its bytes, or set its bandwidth",
+        &[may("MemorySizeMiB", Integer), may("QoS", Object)],
+        devices::set_ld,
+    ),
     get("/redfish/v1/Chassis/Pools/MemoryDomains", "Pools", memory::pools),
     get("/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}", "A pool", memory::pool),
     get("/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks", "Volumes of a pool", memory::volumes),

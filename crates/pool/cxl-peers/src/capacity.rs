@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Carries out the steps for dynamic capacity: adds it to a host, tagged with volume and member, and releases it by its
+//! tag, to be sanitized.
+//!
+//! A host reaches dynamic capacity through a vPPB that is bound to the device: to an LD of an MLD, or to a head. It is
+//! bound here when the first capacity is added, and unbound when another host needs it and it has none left.
+
+use std::sync::Arc;
+
+use aquifer_fabric::{Bytes, DeviceId, HostId, MemberId, NO_LD, VolumeId};
+use aquifer_fmapi::{
+    BindVppb, BindingStatus, Extent, InitiateDcAdd, InitiateDcRelease, ReturnCode, SetDcRegion, add_policy,
+};
+use aquifer_fmapi_client::{Client, Hop};
+
+use crate::discover::read_offers;
+use crate::inventory::{CapacityView, DeviceView};
+use crate::not_done::NotDone;
+use crate::one_switch::Peer;
+use crate::parts::kept_for_capacity;
+use crate::report::{address, host_of, vppb_of_host};
+use crate::step::bind_at_a_head;
+use crate::tag::tag_of;
+
+/// Flags of a release: by force, and sanitized. The policy by tag is zero.
+const FORCED: u8 = 1 << 4;
+const SANITIZED: u8 = 1 << 5;
+/// The policies of a release, as bits of the device's capabilities.
+const CAN_RELEASE_BY_TAG: u16 = 1;
+/// Commands that release what a host has not answered, whose length no list gives: the length is halved until it fits,
+/// and what is left follows.
+const RELEASES_MAX: usize = 128;
+/// Hosts of one device at most.
+const HOSTS_MAX: u16 = 256;
+
+impl Peer {
+    pub(crate) fn add_capacity(
+        &mut self,
+        client: &mut Client,
+        device: &DeviceId,
+        host: &HostId,
+        (volume, member): (VolumeId, MemberId),
+        bytes: Bytes,
+    ) -> Result<(), NotDone> {
+        let (view, mut capacity) = self.dcd(client, device)?;
+        let tag = tag_of(volume, member);
+        let path = [Hop::Port(view.ports[0])];
+        let host_id = self.connect_host(client, device, &view, &capacity, host)?;
+        capacity.offers = read_offers(client, &path, &capacity)?;
+        // Carried out before, and not answered or reported yet.
+        if capacity.offers.iter().any(|offer| offer.tag == tag) {
+            return Ok(());
+        }
+        if !capacity.is_sanitized && capacity.offers.is_empty() {
+            // So that what other managers release is wiped, too. A device that cannot is no worse than before.
+            let (region_id, block_bytes) = (capacity.region_id, capacity.block_bytes);
+            let set = SetDcRegion { region_id, block_bytes, sanitize_on_release: 1 };
+            match client.set_dc_region(&path, &set) {
+                Ok(()) => self.is_doubtful = true,
+                Err(failure) if failure.return_code().is_some() => {}
+                Err(failure) => return Err(failure.into()),
+            }
+        }
+        let is_free = capacity.policies.0 & 1 << add_policy::FREE != 0;
+        let (policy, extents) = match is_free {
+            true => (add_policy::FREE, Vec::new()),
+            false => (add_policy::PRESCRIPTIVE, self.choose(client, &path, &capacity, bytes.0, tag)?),
+        };
+        let add = InitiateDcAdd { host_id, policy, region: capacity.region_id, length: bytes.0, tag, extents };
+        match client.initiate_dc_add(&path, &add) {
+            Ok(()) => Ok(()),
+            Err(failure) if failure.return_code() == Some(ReturnCode::RESOURCES_EXHAUSTED) => {
+                NotDone::refused(format!("device {device} does not have {bytes} free; release some of its capacity"))
+            }
+            Err(failure) => Err(failure.into()),
+        }
+    }
+
+    /// Chooses free blocks, for a device that leaves the choice to its manager.
+    fn choose(
+        &self,
+        client: &mut Client,
+        path: &[Hop],
+        capacity: &CapacityView,
+        bytes: u64,
+        tag: [u8; 16],
+    ) -> Result<Vec<Extent>, NotDone> {
+        let mut taken = Vec::new();
+        for host_id in 0..capacity.hosts.min(HOSTS_MAX) {
+            taken.extend(client.dc_extents(path, host_id)?.extents);
+        }
+        taken.sort_by_key(|extent| extent.start);
+        let (mut at, end) = (capacity.start, capacity.start.saturating_add(capacity.bytes));
+        let (mut chosen, mut missing) = (Vec::new(), bytes);
+        let border = Extent { start: end, ..Extent::default() };
+        for extent in taken.iter().chain([&border]) {
+            let length = extent.start.saturating_sub(at).min(missing);
+            if length > 0 && at < end {
+                chosen.push(Extent { start: at, length, tag, shared_sequence: 0 });
+                missing -= length;
+            }
+            at = at.max(extent.start.saturating_add(extent.length));
+        }
+        match missing {
+            0 => Ok(chosen),
+            _ => NotDone::refused(format!("{} are not free; release some capacity", Bytes(missing))),
+        }
+    }
+
+    pub(crate) fn release_capacity(
+        &mut self,
+        client: &mut Client,
+        device: &DeviceId,
+        host: &HostId,
+        (volume, member): (VolumeId, MemberId),
+    ) -> Result<(), NotDone> {
+        let (view, mut capacity) = self.dcd(client, device)?;
+        let (tag, path) = (tag_of(volume, member), [Hop::Port(view.ports[0])]);
+        capacity.offers = read_offers(client, &path, &capacity)?;
+        let state = Arc::clone(&self.inventory);
+        let of_host = |host_id: u16| {
+            vppb_of_host(&state, &view, host_id).and_then(|(vcs_id, _)| host_of(&self.config, &state, vcs_id))
+                == Some(host)
+        };
+        let ours: Vec<_> =
+            capacity.offers.iter().filter(|offer| offer.tag == tag && of_host(offer.host_id)).copied().collect();
+        for offer in ours {
+            if offer.is_pending {
+                release_pending(client, &path, &capacity, offer.host_id, tag)?;
+                continue;
+            }
+            let by_tag = capacity.policies.1 & CAN_RELEASE_BY_TAG != 0;
+            let extents = match by_tag {
+                true => Vec::new(),
+                false => client.dc_extents(&path, offer.host_id)?.extents,
+            };
+            let extents = extents.into_iter().filter(|extent| extent.tag == tag).collect();
+            let flags = SANITIZED | u8::from(!by_tag);
+            let release = InitiateDcRelease { host_id: offer.host_id, flags, length: offer.bytes, tag, extents };
+            client.initiate_dc_release(&path, &release)?;
+        }
+        Ok(())
+    }
+
+    /// A device with dynamic capacity that can be reached, with its state right now.
+    fn dcd(&mut self, client: &mut Client, device: &DeviceId) -> Result<(DeviceView, CapacityView), NotDone> {
+        self.read_state(client)?;
+        let view = self.present(device)?;
+        match view.capacity.clone() {
+            Some(capacity) => Ok((view, capacity)),
+            None => NotDone::refused(format!("device {device} has no dynamic capacity; use its LDs")),
+        }
+    }
+
+    /// The device's number of a host; binds the host to the device if it is not.
+    fn connect_host(
+        &mut self,
+        client: &mut Client,
+        device: &DeviceId,
+        view: &DeviceView,
+        capacity: &CapacityView,
+        host: &HostId,
+    ) -> Result<u16, NotDone> {
+        let state = Arc::clone(&self.inventory);
+        let hosts = 0..capacity.hosts.min(HOSTS_MAX);
+        let host_at = |host_id| {
+            let (vcs_id, vppb_id) = vppb_of_host(&state, view, host_id)?;
+            Some((host_of(&self.config, &state, vcs_id), address(&self.config.name, vcs_id, vppb_id)))
+        };
+        if let Some(host_id) = hosts.clone().find(|host_id| host_at(*host_id).is_some_and(|(at, _)| at == Some(host))) {
+            return Ok(host_id);
+        }
+        let free = hosts.clone().find(|host_id| vppb_of_host(&state, view, *host_id).is_none());
+        let host_id = match free {
+            Some(host_id) => host_id,
+            None => {
+                let offers = read_offers(client, &[Hop::Port(view.ports[0])], capacity)?;
+                let is_idle = |host_id: &u16| offers.iter().all(|offer| offer.host_id != *host_id);
+                let ours = |host_id: &u16| host_at(*host_id).is_some_and(|(at, _)| at.is_some());
+                let Some(idle) = hosts.clone().find(|host_id| is_idle(host_id) && ours(host_id)) else {
+                    let what = "all its hosts have capacity; release theirs, or use another device";
+                    return NotDone::refused(format!("device {device} cannot have one more host: {what}"));
+                };
+                let (_, vppb) = host_at(idle).expect("it was found by its vPPB");
+                let bound = if view.is_mld() { aquifer_fabric::LdId(idle) } else { NO_LD };
+                self.unbind(client, &vppb, Some((device, bound)))?;
+                idle
+            }
+        };
+        self.bind_host(client, device, view, host_id, host)?;
+        Ok(host_id)
+    }
+
+    /// Binds a free vPPB of a host to an LD or a head of a device, from the last vPPB down.
+    fn bind_host(
+        &mut self,
+        client: &mut Client,
+        device: &DeviceId,
+        view: &DeviceView,
+        host_id: u16,
+        host: &HostId,
+    ) -> Result<(), NotDone> {
+        let state = self.read_state(client)?;
+        let is_free = |vcs_id: u8, vppb_id: &u8| {
+            state.vppb(vcs_id, *vppb_id).is_some_and(|vppb| vppb.status == BindingStatus::Unbound)
+        };
+        let vcss = state.vcss.keys().filter(|vcs_id| host_of(&self.config, &state, **vcs_id) == Some(host));
+        let mut free = vcss.filter_map(|vcs_id| {
+            let kept = kept_for_capacity(&state, *vcs_id).rev();
+            kept.into_iter().find(|vppb_id| is_free(*vcs_id, vppb_id)).map(|vppb_id| (*vcs_id, vppb_id))
+        });
+        let Some((vcs_id, vppb_id)) = free.next() else {
+            return NotDone::refused(format!("host {host} has no vPPB left for device {device}; unbind one there"));
+        };
+        let vppb = address(&self.config.name, vcs_id, vppb_id);
+        if view.is_mld() {
+            return bind_at_a_head(client, view, &vppb, host_id);
+        }
+        let head =
+            DeviceView { ports: view.ports.get(usize::from(host_id)).copied().into_iter().collect(), ..view.clone() };
+        bind_at_a_head(client, &head, &vppb, BindVppb::NO_LD)
+    }
+}
+
+/// Takes back all with a tag, including what its host has not answered.
+fn release_pending(
+    client: &mut Client,
+    path: &[Hop],
+    capacity: &CapacityView,
+    host_id: u16,
+    tag: [u8; 16],
+) -> Result<(), NotDone> {
+    let block = capacity.block_bytes.max(1);
+    let mut blocks = capacity.bytes / block;
+    for _ in 0..RELEASES_MAX {
+        let release =
+            InitiateDcRelease { host_id, flags: FORCED | SANITIZED, length: blocks * block, tag, extents: Vec::new() };
+        match client.initiate_dc_release(path, &release) {
+            Ok(()) => {}
+            Err(failure) => match failure.return_code() {
+                Some(ReturnCode::RESOURCES_EXHAUSTED) if blocks > 1 => blocks /= 2,
+                // Nothing with this tag is left.
+                Some(ReturnCode::INVALID_INPUT) => return Ok(()),
+                _ => return Err(failure.into()),
+            },
+        }
+    }
+    Err(NotDone::Lost("the capacity of a tag is released in too many pieces; the next round goes on".into()))
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Keeps which LDs are wiped. Pure.
+//!
+//! The FM API does not report it. An LD counts as used until this manager has wiped it, and from any bind on, whoever
+//! made it: so after a restart every unbound LD of a pool is wiped once more, which costs time and never a byte.
+
+use std::collections::BTreeMap;
+
+use aquifer_fabric::{Content, DeviceId, LdId};
+
+/// What the LDs of one switch hold.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Contents {
+    /// Those that are not used.
+    lds: BTreeMap<(DeviceId, LdId), Content>,
+}
+
+impl Contents {
+    /// What an LD holds.
+    pub(crate) fn of(&self, device: &DeviceId, ld_id: LdId) -> Content {
+        self.lds.get(&(device.clone(), ld_id)).copied().unwrap_or(Content::Used)
+    }
+
+    /// An LD was wiped, or its device has begun to wipe it.
+    pub(crate) fn set(&mut self, device: &DeviceId, ld_id: LdId, content: Content) {
+        match content {
+            Content::Used => drop(self.lds.remove(&(device.clone(), ld_id))),
+            content => drop(self.lds.insert((device.clone(), ld_id), content)),
+        }
+    }
+
+    /// The LDs that are being wiped.
+    pub(crate) fn wiping(&self) -> Vec<(DeviceId, LdId)> {
+        self.lds.iter().filter(|(_, content)| **content == Content::Wiping).map(|(ld, _)| ld.clone()).collect()
+    }
+
+    /// A device was pulled out, or is another one: nothing is known of its LDs.
+    pub(crate) fn forget(&mut self, device: &DeviceId) {
+        self.lds.retain(|(of, _), _| of != device);
+    }
+
+    /// Binds may have been missed: nothing is known any more.
+    pub(crate) fn forget_all(&mut self) {
+        self.lds.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_wiped_by_us_counts_as_used() {
+        let (mut contents, device): (_, DeviceId) = (Contents::default(), "m0".parse().expect("a name"));
+        assert_eq!(contents.of(&device, LdId(1)), Content::Used);
+        contents.set(&device, LdId(1), Content::Wiping);
+        assert_eq!(contents.wiping(), [(device.clone(), LdId(1))]);
+        contents.set(&device, LdId(1), Content::Wiped);
+        contents.set(&device, LdId(2), Content::Wiped);
+        contents.set(&device, LdId(2), Content::Used);
+        assert_eq!((contents.of(&device, LdId(1)), contents.of(&device, LdId(2))), (Content::Wiped, Content::Used));
+        contents.forget(&device);
+        assert_eq!(contents.of(&device, LdId(1)), Content::Used);
+    }
+}

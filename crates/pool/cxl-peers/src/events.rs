@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Reads the event logs of a switch and of its devices with dynamic capacity, clears what was read, and turns it into
+//! notices for people, and into doubt: what was read of a device may have changed, an LD may have been used.
+
+use std::fmt;
+
+use aquifer_fabric::{DeviceId, SwitchId};
+use aquifer_fmapi::{
+    BindingStatus, CapacityEventKind, ClearEventRecords, ErrorKind, EventData, EventLog, EventRecord, GetEventRecords,
+    PortEventKind, VppbEventKind,
+};
+use aquifer_fmapi_client::{Client, Clock, Failure, Hop};
+
+use crate::discover::patiently;
+use crate::inventory::{Inventory, is_up};
+use crate::not_done::{is_busy, is_unsupported};
+
+/// Answers that are read of one log in one round at most. Each has some 60 records, and a peer that records faster than
+/// that is read further in the next round.
+const ANSWERS_MAX: usize = 16;
+/// Records that one command clears at most: a byte counts them.
+const HANDLES_MAX: usize = 255;
+const SWITCH_LOGS: [EventLog; 4] = [EventLog::Informational, EventLog::Warning, EventLog::Failure, EventLog::Fatal];
+
+/// How serious a notice is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// For information.
+    Ok,
+    /// Something may need attention.
+    Warning,
+    /// Something has failed.
+    Critical,
+}
+
+/// Something that happened at a switch, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Its kind, as the manager's registry of messages names it.
+    pub kind: &'static str,
+    /// How serious it is.
+    pub severity: Severity,
+    /// What happened, in one line.
+    pub message: String,
+}
+
+/// What the records of a round say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Said {
+    /// For people.
+    pub(crate) notices: Vec<Notice>,
+    /// Ports and LDs that were bound; without an LD, the port as a whole.
+    pub(crate) bound: Vec<(u8, Option<u8>)>,
+    /// Ports whose link changed: another device may be there.
+    pub(crate) changed_ports: Vec<u8>,
+    /// `true` if records were lost, so that anything may have happened.
+    pub(crate) has_lost: bool,
+}
+
+/// Which logs a peer has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Events {
+    /// `true` once the switch has said that it has no logs.
+    is_unsupported: bool,
+}
+
+impl Events {
+    /// Reads and clears the logs of a switch.
+    pub(crate) fn read(
+        &mut self,
+        client: &mut Client,
+        clock: &dyn Clock,
+        switch: &SwitchId,
+        said: &mut Said,
+    ) -> Result<(), Failure> {
+        for log in SWITCH_LOGS {
+            if self.is_unsupported {
+                break;
+            }
+            match read_log(client, clock, &[], log, &mut |seen| match seen {
+                Seen::Record(record) => note(switch, None, record, said),
+                Seen::Loss => said.has_lost = true,
+            }) {
+                Ok(()) => {}
+                Err(failure) if is_unsupported(&failure) => self.is_unsupported = true,
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads and clears the logs of devices with dynamic capacity. One that does not answer is read later.
+    pub(crate) fn read_devices(
+        client: &mut Client,
+        clock: &dyn Clock,
+        switch: &SwitchId,
+        inventory: &Inventory,
+        said: &mut Said,
+    ) -> Result<(), Failure> {
+        let devices = inventory.devices.iter().filter(|(_, device)| device.is_reachable && device.capacity.is_some());
+        for (name, device) in devices {
+            let (path, log) = ([Hop::Port(device.ports[0])], EventLog::DynamicCapacity);
+            match read_log(client, clock, &path, log, &mut |seen| match seen {
+                Seen::Record(record) => note(switch, Some(name), record, said),
+                // Capacity is read in each round, whatever the records say.
+                Seen::Loss => {}
+            }) {
+                Ok(()) => {}
+                Err(failure) if failure.is_fatal() => return Err(failure),
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a log says.
+enum Seen<'a> {
+    /// Records were lost before they were read.
+    Loss,
+    /// A record.
+    Record(&'a EventRecord),
+}
+
+/// Reads a log, and clears what was read. Each record is noted before it is cleared: the answer to that may be lost.
+fn read_log(
+    client: &mut Client,
+    clock: &dyn Clock,
+    path: &[Hop],
+    log: EventLog,
+    see: &mut dyn FnMut(Seen<'_>),
+) -> Result<(), Failure> {
+    let mut has_lost = false;
+    for _ in 0..ANSWERS_MAX {
+        let mut answer = patiently(client, clock, is_busy, |client| client.call(path, &GetEventRecords { log }))?;
+        if answer.has_overflowed() {
+            has_lost = true;
+            see(Seen::Loss);
+        }
+        let is_last = !answer.has_more();
+        answer.records.truncate(HANDLES_MAX);
+        let handles: Vec<u16> = answer.records.iter().map(|record| record.handle).collect();
+        answer.records.iter().for_each(|record| see(Seen::Record(record)));
+        if handles.is_empty() {
+            break;
+        }
+        // Another manager may have cleared them first, which is no failure.
+        let clear = ClearEventRecords { log, flags: 0, handles };
+        match patiently(client, clock, is_busy, |client| client.run(path, &clear)) {
+            Err(failure) if failure.return_code().is_none() => return Err(failure),
+            _ if is_last => break,
+            _ => {}
+        }
+    }
+    if has_lost {
+        // Some peers report the loss until the whole log is cleared; those that do not refuse this.
+        let clear = ClearEventRecords { log, flags: 1, handles: Vec::new() };
+        match client.run(path, &clear) {
+            Err(failure) if failure.return_code().is_none() => return Err(failure),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Takes note of one record.
+fn note(switch: &SwitchId, device: Option<&DeviceId>, record: &EventRecord, said: &mut Said) {
+    let of = |what: fmt::Arguments<'_>| format!("switch {switch}: {what}");
+    let (kind, severity, message) = match record.meaning() {
+        Some(EventData::Port(event)) => {
+            let (port_id, is_up) = (event.port.port_id, is_up(&event.port));
+            said.changed_ports.push(port_id);
+            match event.kind {
+                PortEventKind::LinkStateChange if is_up => {
+                    ("PortLinkUp", Severity::Ok, of(format_args!("the link of port {port_id} is up")))
+                }
+                PortEventKind::LinkStateChange => {
+                    ("PortLinkDown", Severity::Warning, of(format_args!("the link of port {port_id} is down")))
+                }
+                _ => ("PortSlotChanged", Severity::Ok, of(format_args!("the slot of port {port_id} has changed"))),
+            }
+        }
+        Some(EventData::Vppb(event)) => {
+            let (vcs_id, vppb_id, vppb) = (event.vcs_id, event.vppb_id, event.vppb);
+            let is_failure = record.flags & 3 != 0;
+            let place = format!("vPPB {vppb_id} of VCS {vcs_id}");
+            match (event.kind, vppb.status) {
+                (VppbEventKind::BindingChange, BindingStatus::Ld) => {
+                    said.bound.push((vppb.port_id, Some(vppb.ld_id)));
+                    let what = of(format_args!("{place} is bound to LD {} at port {}", vppb.ld_id, vppb.port_id));
+                    ("VppbBound", severity(is_failure), what)
+                }
+                (VppbEventKind::BindingChange, BindingStatus::Port) => {
+                    said.bound.push((vppb.port_id, None));
+                    ("VppbBound", severity(is_failure), of(format_args!("{place} is bound to port {}", vppb.port_id)))
+                }
+                (VppbEventKind::BindingChange, _) => {
+                    ("VppbUnbound", severity(is_failure), of(format_args!("{place} is not bound any more")))
+                }
+                (kind, _) => ("VppbChanged", Severity::Ok, of(format_args!("{place}: {kind:?}"))),
+            }
+        }
+        Some(EventData::MldPort(event)) => {
+            let severity = if event.kind == ErrorKind::Fatal { Severity::Critical } else { Severity::Warning };
+            let what = of(format_args!("port {} reports an error of its device: {:?}", event.port_id, event.kind));
+            ("DeviceError", severity, what)
+        }
+        Some(EventData::Capacity(event)) => {
+            let name = device.map(|device| format!("device {device}")).unwrap_or_default();
+            let what = match event.kind {
+                CapacityEventKind::AddResponse if event.extent.length == 0 => "has refused what it was offered",
+                CapacityEventKind::AddResponse => "has accepted what it was offered",
+                CapacityEventKind::Released => "has given capacity back",
+                _ => "has another configuration of its capacity",
+            };
+            ("DynamicCapacity", Severity::Ok, of(format_args!("{name}: host {} {what}", event.host_id)))
+        }
+        None => return,
+    };
+    said.notices.push(Notice { kind, severity, message });
+}
+
+fn severity(is_failure: bool) -> Severity {
+    if is_failure { Severity::Warning } else { Severity::Ok }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquifer_fmapi::{PortEvent, PortStatus, Vppb, VppbEvent};
+
+    #[test]
+    fn records_become_notices_and_doubt() {
+        let switch = "s0".parse().expect("a name");
+        let mut said = Said::default();
+        let vppb = Vppb { status: BindingStatus::Ld, port_id: 3, ld_id: 2 };
+        let bound = VppbEvent { vcs_id: 1, vppb_id: 4, kind: VppbEventKind::BindingChange, vppb };
+        let failed = VppbEvent { vppb: Vppb::default(), ..bound };
+        let port = PortStatus { port_id: 7, ..PortStatus::default() };
+        let down = PortEvent { kind: PortEventKind::LinkStateChange, slot_status: 0, port };
+        note(&switch, None, &EventData::Vppb(bound).record(0), &mut said);
+        note(&switch, None, &EventData::Vppb(failed).record(1), &mut said);
+        note(&switch, None, &EventData::Port(down).record(1), &mut said);
+        let lines: Vec<(&str, Severity, &str)> =
+            said.notices.iter().map(|notice| (notice.kind, notice.severity, notice.message.as_str())).collect();
+        assert_eq!(
+            lines,
+            [
+                ("VppbBound", Severity::Ok, "switch s0: vPPB 4 of VCS 1 is bound to LD 2 at port 3"),
+                ("VppbUnbound", Severity::Warning, "switch s0: vPPB 4 of VCS 1 is not bound any more"),
+                ("PortLinkDown", Severity::Warning, "switch s0: the link of port 7 is down"),
+            ]
+        );
+        assert_eq!((said.bound, said.changed_ports), (vec![(3, Some(2))], vec![7]));
+    }
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! CXL switches as peers of the fabric manager: what is behind them, who has it, and how it is handed out.
+//!
+//! The fabric manager's decisions are those of `aquifer_fabric`. Here they meet switches that speak the FM API:
+//! [`Switches`] reads them round by round, adds what they have to the topology, reports their devices, and carries out
+//! the steps for these. A step is carried out only after its guard has read the state that it is about: a vPPB is
+//! unbound only if the LD of the step is bound to it, an LD is wiped or bound only while nobody has it, and bound only
+//! if nobody has had it since it was wiped.
+//!
+//! The way of a round: `switches.rs` (all switches, each on a thread), `one_switch.rs` (its connection), `discover.rs`
+//! (reads an [`Inventory`]), `events.rs` (the records of its logs), then `report.rs` and `parts.rs` (pure: reports and
+//! topology). The way of a step: `step.rs` (bind, unbind, wipe), `capacity.rs` (dynamic capacity), `act.rs` (what
+//! operators order directly). `contents.rs` keeps which LDs are wiped; `config.rs` is a switch's part of the
+//! configuration.
+
+#![forbid(unsafe_code)]
+
+mod act;
+mod capacity;
+mod config;
+mod contents;
+mod discover;
+mod events;
+mod inventory;
+mod not_done;
+mod one_switch;
+mod parts;
+mod report;
+mod step;
+mod switches;
+mod tag;
+mod view;
+
+pub use act::{Act, PortAct};
+pub use config::{NotASwitch, SwitchConfig, Wipe};
+pub use events::{Notice, Severity};
+pub use inventory::{CapacityView, DeviceView, Inventory, Memory, Offer};
+pub use not_done::NotDone;
+pub use one_switch::{Connect, Peer};
+pub use switches::{Reached, Switches};
+pub use tag::{Tag, member_of, tag_of};
+pub use view::{PortView, VppbView};

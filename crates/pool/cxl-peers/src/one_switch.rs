@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One switch: its connection, what was read of it, and its part of a round.
+//!
+//! Threads: the caller's; `switches.rs` gives each switch one. A switch that does not answer is asked again after a
+//! pause, so that a round never waits for it twice. What it answered last stays known: its devices are reported as
+//! silent, never as gone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_fabric::{Content, DeviceId, DeviceReport, LdId};
+use aquifer_fmapi::{AbortBackground, GetBackgroundStatus, ReturnCode};
+use aquifer_fmapi_client::{Client, Clock};
+
+use crate::config::SwitchConfig;
+use crate::contents::Contents;
+use crate::discover;
+use crate::events::{Events, Notice, Said, Severity};
+use crate::inventory::{DeviceView, Inventory};
+use crate::not_done::NotDone;
+use crate::report::report;
+use crate::step::path_of;
+
+/// The first pause after a switch did not answer; it doubles each time, up to the second figure, so that a switch that
+/// restarts is found again within seconds.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Everything is read again after this time, for switches that have no event logs.
+const FRESH_AFTER: Duration = Duration::from_secs(60);
+/// After how many times the limit of a background operation one that this manager does not wait for is aborted: another
+/// manager that is alive aborts its own before.
+const STALLED_LIMITS: u32 = 2;
+/// Notices that wait to be taken at most; the newest are dropped.
+const NOTICES_MAX: usize = 1024;
+
+/// Opens a connection to a switch. The client it returns knows whom it speaks to.
+pub type Connect = Box<dyn FnMut() -> Result<Client, String> + Send>;
+
+/// One switch.
+pub struct Peer {
+    pub(crate) config: SwitchConfig,
+    pub(crate) clock: Arc<dyn Clock>,
+    connect: Connect,
+    client: Option<Client>,
+    pub(crate) inventory: Arc<Inventory>,
+    pub(crate) contents: Contents,
+    events: Events,
+    notices: Vec<Notice>,
+    /// `true` while it answers.
+    is_answering: bool,
+    /// `true` before everything must be read again.
+    pub(crate) is_doubtful: bool,
+    read_at: Duration,
+    /// Not before this time is a silent switch asked again, and how long the pause then was.
+    silent_until: Duration,
+    pause: Duration,
+    /// Since when a background operation is seen at work that this manager does not wait for.
+    busy_since: Option<Duration>,
+}
+
+impl Peer {
+    /// A switch that has not been asked yet.
+    pub fn new(config: SwitchConfig, clock: Arc<dyn Clock>, connect: Connect) -> Peer {
+        Peer {
+            config,
+            clock,
+            connect,
+            client: None,
+            inventory: Arc::default(),
+            contents: Contents::default(),
+            events: Events::default(),
+            notices: Vec::new(),
+            is_answering: false,
+            is_doubtful: true,
+            read_at: Duration::ZERO,
+            silent_until: Duration::ZERO,
+            pause: RETRY_PAUSE,
+            busy_since: None,
+        }
+    }
+
+    /// A switch at the address of its configuration, on this clock.
+    pub fn at_address(config: SwitchConfig, clock: Arc<dyn Clock>) -> Peer {
+        let (address, limits, time) = (config.peer_address(), config.limits(), Arc::clone(&clock));
+        let connect = move || {
+            let address = address.as_ref().map_err(ToString::to_string)?;
+            let transport = address.open(limits.answer).map_err(|failure| failure.to_string())?;
+            let mut client = Client::new(transport, Arc::clone(&time), limits);
+            client.recognise().map_err(|failure| failure.to_string())?;
+            Ok(client)
+        };
+        Peer::new(config, clock, Box::new(connect))
+    }
+
+    /// The switch's configuration.
+    pub fn config(&self) -> &SwitchConfig {
+        &self.config
+    }
+
+    /// What was read last.
+    pub fn inventory(&self) -> &Arc<Inventory> {
+        &self.inventory
+    }
+
+    /// Whether it answered the last time it was asked.
+    pub fn is_answering(&self) -> bool {
+        self.is_answering
+    }
+
+    /// What happened since the last call.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    pub(crate) fn notice(&mut self, kind: &'static str, severity: Severity, message: String) {
+        if self.notices.len() < NOTICES_MAX {
+            self.notices.push(Notice { kind, severity, message });
+        }
+    }
+
+    /// Reads the switch, and reports each device that is known; None for one of which nothing is known now.
+    pub fn reports(&mut self) -> BTreeMap<DeviceId, Option<DeviceReport>> {
+        let mut is_read = false;
+        if !self.is_paused() {
+            match self.with_client(Self::read) {
+                Ok(()) => is_read = true,
+                Err(why) => self.fall_silent(&why.to_string()),
+            }
+        }
+        let devices = self.inventory.devices.iter();
+        let one = |(name, device): (&DeviceId, &DeviceView)| {
+            let report = is_read.then(|| report(&self.config, &self.inventory, &self.contents, name, device)).flatten();
+            (name.clone(), report)
+        };
+        devices.map(one).collect()
+    }
+
+    /// Carries something out with the client, connecting first if need be. After a failure of the transport, the next
+    /// call connects again.
+    pub(crate) fn with_client<T>(
+        &mut self,
+        act: impl FnOnce(&mut Self, &mut Client) -> Result<T, NotDone>,
+    ) -> Result<T, NotDone> {
+        if self.is_paused() {
+            return Err(NotDone::Lost(format!("switch {} does not answer; check that it runs", self.config.name)));
+        }
+        let mut client = match self.client.take() {
+            Some(client) => client,
+            None => (self.connect)().map_err(|why| NotDone::Lost(format!("switch {}: {why}", self.config.name)))?,
+        };
+        let done = act(self, &mut client);
+        // After an answer was lost, the next one comes over a new connection: a late answer reaches nobody.
+        if !matches!(done, Err(NotDone::Lost(_))) {
+            self.client = Some(client);
+        }
+        done
+    }
+
+    /// Whether it did not answer just now, and is not asked yet.
+    fn is_paused(&self) -> bool {
+        self.clock.now() < self.silent_until
+    }
+
+    fn fall_silent(&mut self, why: &str) {
+        if self.is_answering {
+            self.notice("SwitchSilent", Severity::Warning, why.to_owned());
+        }
+        self.is_answering = false;
+        self.client = None;
+        self.silent_until = self.clock.now() + self.pause;
+        self.pause = (self.pause * 2).min(RETRY_PAUSE_MAX);
+    }
+
+    fn read(&mut self, client: &mut Client) -> Result<(), NotDone> {
+        let clock = Arc::clone(&self.clock);
+        self.read_events(client)?;
+        let is_old = clock.now().saturating_sub(self.read_at) >= FRESH_AFTER;
+        let is_fresh = self.is_doubtful || is_old || !self.is_answering;
+        let now = discover::read(client, &*clock, &self.config.name, &self.inventory, is_fresh)?;
+        if is_fresh {
+            self.read_at = clock.now();
+            self.is_doubtful = false;
+        }
+        let mut said = Said::default();
+        let read = Events::read_devices(client, &*clock, &self.config.name, &now, &mut said);
+        self.take_in(said);
+        read?;
+        self.note_changes(&now);
+        self.keep(now);
+        self.ask_for_wiping(client)?;
+        self.abort_stalled(client)?;
+        if !self.is_answering {
+            let (ports, devices) = (self.inventory.ports.len(), self.inventory.devices.len());
+            let what = format!("switch {} answers: {ports} ports, {devices} memory devices", self.config.name);
+            self.notice("SwitchAnswers", Severity::Ok, what);
+        }
+        self.is_answering = true;
+        self.pause = RETRY_PAUSE;
+        Ok(())
+    }
+
+    /// Keeps what was read. What has not changed stays the same object, so that nobody has to compare it.
+    pub(crate) fn keep(&mut self, now: Inventory) {
+        if *self.inventory != now {
+            self.inventory = Arc::new(now);
+        }
+    }
+
+    /// Reads the records of the switch's logs, so that what they say of LDs is known before one is handed out.
+    pub(crate) fn read_events(&mut self, client: &mut Client) -> Result<(), NotDone> {
+        let (clock, mut said) = (Arc::clone(&self.clock), Said::default());
+        let read = self.events.read(client, &*clock, &self.config.name, &mut said);
+        // What was read counts, also if not all of it was.
+        self.take_in(said);
+        Ok(read?)
+    }
+
+    fn take_in(&mut self, said: Said) {
+        if said.has_lost {
+            self.contents.forget_all();
+            self.is_doubtful = true;
+            let what = format!("switch {}: event records were lost; its LDs are wiped again", self.config.name);
+            self.notice("EventsLost", Severity::Warning, what);
+        }
+        for (port_id, ld_id) in said.bound {
+            let at_port = self.inventory.device_at(port_id).map(|(name, device)| (name.clone(), device.lds()));
+            let Some((name, lds)) = at_port else { continue };
+            let is_it = |of: &LdId| ld_id.is_none_or(|ld_id| of.0 == u16::from(ld_id)) || *of == aquifer_fabric::NO_LD;
+            lds.iter().filter(|(of, _)| is_it(of)).for_each(|(of, _)| self.contents.set(&name, *of, Content::Used));
+        }
+        self.is_doubtful |= !said.changed_ports.is_empty();
+        for notice in said.notices {
+            self.notice(notice.kind, notice.severity, notice.message);
+        }
+    }
+
+    /// Compares what is read now with what was read before: devices that came or went, LDs that somebody has.
+    fn note_changes(&mut self, now: &Inventory) {
+        let before = Arc::clone(&self.inventory);
+        for (name, device) in &now.devices {
+            let was_present = before.devices.get(name).is_some_and(|device| device.is_present);
+            if was_present == device.is_present {
+                continue;
+            }
+            self.contents.forget(name);
+            let (port_id, switch) = (device.ports.first().copied().unwrap_or_default(), &self.config.name);
+            let (kind, severity, what) = match device.is_present {
+                true => ("DeviceInserted", Severity::Ok, "is at"),
+                false => ("DeviceRemoved", Severity::Critical, "was pulled out of"),
+            };
+            let what = format!("device {name} {what} port {port_id} of switch {switch}");
+            self.notice(kind, severity, what);
+        }
+        let held =
+            now.vppbs().filter_map(|(_, _, vppb)| now.bound_to(&vppb)).map(|(name, ld_id)| (name.clone(), ld_id));
+        held.collect::<Vec<_>>().into_iter().for_each(|(name, ld_id)| self.contents.set(&name, ld_id, Content::Used));
+    }
+
+    /// Aborts a background operation that does not end: of an earlier start of this manager, or of another manager that
+    /// is gone, too. It keeps everybody from the switch.
+    fn abort_stalled(&mut self, client: &mut Client) -> Result<(), NotDone> {
+        let now = self.clock.now();
+        if !self.inventory.is_changing() {
+            self.busy_since = None;
+            return Ok(());
+        }
+        let limit = Duration::from_secs(self.config.background_seconds) * STALLED_LIMITS;
+        if now.saturating_sub(*self.busy_since.get_or_insert(now)) < limit {
+            return Ok(());
+        }
+        self.busy_since = None;
+        let what = format!("switch {}: a background operation did not end and is aborted", self.config.name);
+        self.notice("OperationAborted", Severity::Warning, what);
+        match client.call(&[], &AbortBackground {}) {
+            Err(failure) if failure.return_code().is_none() => Err(failure.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks whether the devices that are wiping in the background are done.
+    fn ask_for_wiping(&mut self, client: &mut Client) -> Result<(), NotDone> {
+        for (name, ld_id) in self.contents.wiping() {
+            let Some(device) = self.inventory.devices.get(&name).filter(|device| device.is_reachable) else { continue };
+            let status = client.call(&path_of(device, ld_id), &GetBackgroundStatus {});
+            let content = match status {
+                Ok(status) if status.is_running => continue,
+                Ok(status) if ReturnCode(status.return_code) == ReturnCode::SUCCESS => Content::Wiped,
+                Err(failure) if failure.is_fatal() => return Err(failure.into()),
+                Ok(_) | Err(_) => Content::Used,
+            };
+            self.contents.set(&name, ld_id, content);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The tag of dynamic capacity names the volume and the member that it belongs to, so that a manager that has lost its
+//! state still knows.
+//!
+//! | offset | bytes | field |
+//! |--------|-------|------------------------|
+//! | 0 | 8 | the volume, big-endian |
+//! | 8 | 8 | the member, big-endian |
+//!
+//! Capacity without a tag has zeros, which is volume 0: a volume id is drawn at random, and members begin with 1.
+
+use aquifer_fabric::{MemberId, VolumeId};
+
+/// A tag.
+pub type Tag = [u8; 16];
+
+/// The tag of a member.
+pub fn tag_of(volume: VolumeId, member: MemberId) -> Tag {
+    (u128::from(volume.0) << 64 | u128::from(member.0)).to_be_bytes()
+}
+
+/// The member that a tag names.
+pub fn member_of(tag: Tag) -> (VolumeId, MemberId) {
+    let [volume, member] =
+        [&tag[..8], &tag[8..]].map(|half| half.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
+    (VolumeId(volume), MemberId(member))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_names_its_member() {
+        let tag = tag_of(VolumeId(0x0123_4567_89ab_cdef), MemberId(0x10));
+        assert_eq!(tag, [0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0, 0, 0, 0, 0, 0, 0, 0x10]);
+        for (volume, member) in [(0, 0), (7, 1), (u64::MAX, u64::MAX)] {
+            assert_eq!(member_of(tag_of(VolumeId(volume), MemberId(member))), (VolumeId(volume), MemberId(member)));
+        }
+    }
+}
