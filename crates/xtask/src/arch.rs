@@ -48,17 +48,19 @@ const RINGS: &[Ring] = &[
             ("cxl-peers", &["cxl-switch", "fabric", "fmapi", "fmapi-client"]),
             // The edge to cxl-switch is for its tests only: they need a peer.
             ("fmapi-client", &["cxl-switch", "fmapi", "sys", "test-support"]),
+            ("nodes", &["test-support"]),
             ("state-store", &["test-support"]),
             ("stats", &["sys"]),
             ("sys", &["test-support"]),
             ("tier", &["core", "sys", "test-support"]),
-            ("tiers", &["agent-wire", "borrower", "core", "sys", "test-support", "tier", "tls", "wire"]),
+            ("tiers", &["agent-wire", "borrower", "core", "nodes", "sys", "test-support", "tier", "tls", "wire"]),
             ("tls", &["sys"]),
         ],
     },
     Ring {
         name: "services",
         crates: &[
+            ("cxl-host", &["nodes", "test-support"]),
             // The edge to tiers is for donor's tests only: they borrow from a real donor.
             ("donor", &["control", "core", "fabric", "sys", "test-support", "tiers", "tls", "wire"]),
             // The edges to donor and wire are for its tests only: they need donors.
@@ -93,10 +95,12 @@ const RINGS: &[Ring] = &[
                     "config",
                     "control",
                     "core",
+                    "cxl-host",
                     "donor",
                     "fabric",
                     "fabric-args",
                     "fmapi-args",
+                    "nodes",
                     "stats",
                     "sys",
                     "test-support",

@@ -14,6 +14,7 @@ const SLOW: &[&str] = &[
     "forks",
     "virtual_machines",
     "rdma",
+    "far_nodes",
     "older_kernels",
     "donor_loss",
     "transports",

@@ -22,6 +22,7 @@ Examples:
   aquifer bench --workload redis,redis-save --local 75,50 a server: throughput, p99, its dump
   aquifer bench --workload kv --contender dram,contexts:emulated:xl-flash-slc
                                                           a program that uses the library
+  aquifer bench --workload memory --plots plots            latency and bandwidth of each NUMA node
   aquifer bench --against old/aquifer --workload stream   this build beside another one, in turn
   aquifer bench --plan --workload all                     what would run, and what cannot and why
   aquifer bench -- ./program its arguments                your own program: would it help?
@@ -47,6 +48,9 @@ PREFIX, and the workloads are built for it: make -C bench/workloads UMAP=PREFIX
 Limits, swap areas and hosts for donors need root. A swap area or cgroup that the bench did not make is never touched.")]
 pub struct BenchArgs {
     /// Workloads to run, or `all` [default: stream]
+    ///
+    /// `memory`, which is not part of `all`, measures memory itself: latency, bandwidth and latency under load of each
+    /// NUMA node, and of the tiers of the named contenders
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
     /// What Aquifer itself costs: fault, listener, scattered, below-budget, idle, donor, or `all`

@@ -19,7 +19,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::exit::{self, ExitCode, Failure};
 use crate::log::{self, LogFormat};
 use crate::{
-    agent, bench, cache, doctor, donor, fabric, fmapi, metrics, output, packaging, run, set, stat, stress, top, vm,
+    agent, bench, cache, cxl, doctor, donor, fabric, fmapi, metrics, output, packaging, run, set, stat, stress,
+    tiering, top, vm,
 };
 
 /// Give programs more memory than the machine has DRAM.
@@ -55,6 +56,8 @@ pub enum Command {
     Fabric(Box<FabricArgs>),
     Fmapi(Box<FmapiArgs>),
     Stress(stress::StressArgs),
+    Tiering(tiering::TieringArgs),
+    Cxl(cxl::CxlArgs),
     Completions(packaging::CompletionsArgs),
     Man(packaging::ManArgs),
 }
@@ -77,6 +80,8 @@ impl Command {
             Command::Fabric(_) => fabric::fabric(),
             Command::Fmapi(_) => fmapi::fmapi(),
             Command::Stress(args) => stress::stress(&args),
+            Command::Tiering(args) => tiering::tiering(&args),
+            Command::Cxl(args) => cxl::cxl(&args),
             Command::Completions(args) => packaging::completions(&args),
             Command::Man(args) => packaging::man(&args),
         }

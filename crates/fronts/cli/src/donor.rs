@@ -48,6 +48,7 @@ Examples:
     --tls-cert donor.pem --tls-key donor.key --tls-ca ca.pem
   aquifer donor --size 8GiB --source huge --quota 2GiB --security plain
   aquifer donor --size 64GiB --source dax:/dev/dax0.0 --security plain
+  aquifer donor --size 64GiB --source node:1 --security plain
   aquifer donor --size 64GiB --listen 10.0.0.2:7411 \\
     --tls-cert donor.pem --tls-key donor.key --tls-ca ca.pem \\
     --manager pool.example:7444 --manager-state /var/lib/aquifer/donor.json --label rack=r1
@@ -81,12 +82,13 @@ pub struct DonorArgs {
     #[arg(long = "tls-crl", value_name = "FILE")]
     revocations: Option<PathBuf>,
 
-    /// What the memory is taken from: anonymous, huge, memfd or dax:PATH
+    /// What the memory is taken from: anonymous, huge, memfd, node:N or dax:PATH
     ///
     /// anonymous, with huge pages where the kernel has some; huge, pages that the administrator has reserved
-    /// (vm.nr_hugepages); memfd, a file in memory; dax:PATH, a device that is memory, such as /dev/dax0.0.
+    /// (vm.nr_hugepages); memfd, a file in memory; node:N, anonymous memory of one NUMA node, as with --node; dax:PATH,
+    /// a device that is memory, such as /dev/dax0.0.
     #[arg(long, value_name = "WHAT", default_value = "anonymous", value_parser = source)]
-    source: Source,
+    source: Taken,
 
     /// Take it from one NUMA node, which may be memory behind CXL
     #[arg(long, value_name = "NUMBER")]
@@ -198,21 +200,28 @@ enum Action {
     Status(status::StatusArgs),
 }
 
-fn source(text: &str) -> Result<Source, String> {
-    Ok(match text {
-        "anonymous" => Source::Anonymous,
-        "huge" => Source::Huge,
-        "memfd" => Source::Memfd,
-        _ => match text.strip_prefix("dax:") {
-            Some(path) if !path.is_empty() => Source::Dax(path.into()),
-            _ => {
-                return Err(format!(
-                    "'{}' is nothing that memory is taken from; write anonymous, huge, memfd or dax:PATH",
-                    text.escape_debug()
-                ));
-            }
-        },
-    })
+/// What memory is taken from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Taken {
+    source: Source,
+    /// The node, if the source names one.
+    node: Option<u32>,
+}
+
+fn source(text: &str) -> Result<Taken, String> {
+    let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
+    let taken = |source, node| Ok(Taken { source, node });
+    match (kind, rest, rest.parse()) {
+        ("anonymous", "", _) => taken(Source::Anonymous, None),
+        ("huge", "", _) => taken(Source::Huge, None),
+        ("memfd", "", _) => taken(Source::Memfd, None),
+        ("node", _, Ok(node)) => taken(Source::Anonymous, Some(node)),
+        ("dax", path, _) if !path.is_empty() => taken(Source::Dax(path.into()), None),
+        _ => Err(format!(
+            "'{}' is nothing that memory is taken from; write anonymous, huge, memfd, node:N or dax:PATH",
+            text.escape_debug()
+        )),
+    }
 }
 
 /// The name of a source, as on the command line.
@@ -262,10 +271,11 @@ mod tests {
             ("memfd", Source::Memfd),
             ("dax:/dev/dax0.0", Source::Dax("/dev/dax0.0".into())),
         ] {
-            assert_eq!(source(text), Ok(taken_from.clone()));
+            assert_eq!(source(text), Ok(Taken { source: taken_from.clone(), node: None }));
             assert!(text.starts_with(word(&taken_from)));
         }
-        for text in ["", "dax", "dax:", "disk", "Huge"] {
+        assert_eq!(source("node:1"), Ok(Taken { source: Source::Anonymous, node: Some(1) }));
+        for text in ["", "dax", "dax:", "disk", "Huge", "node", "node:", "node:x", "node:-1", "memfd:1"] {
             assert!(source(text).is_err_and(|reported| reported.contains("dax:PATH")), "{text}");
         }
     }

@@ -16,6 +16,7 @@ mod args;
 mod bench;
 mod cache;
 mod companion;
+mod cxl;
 mod doctor;
 #[cfg(test)]
 mod documented;
@@ -36,6 +37,7 @@ mod stack_limit;
 mod stat;
 mod stress;
 mod table;
+mod tiering;
 mod top;
 mod vm;
 

@@ -15,6 +15,7 @@ mod dram;
 mod exit_report;
 mod launch;
 mod memory_limit;
+mod numa;
 pub mod preload;
 mod program;
 mod report;

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 59] = [
+const COMMANDS: [&str; 68] = [
     "",
     "run",
     "vm",
@@ -26,6 +26,15 @@ const COMMANDS: [&str; 59] = [
     "bench",
     "cache",
     "set",
+    "tiering",
+    "tiering status",
+    "tiering apply",
+    "cxl",
+    "cxl list",
+    "cxl create",
+    "cxl destroy",
+    "cxl online",
+    "cxl offline",
     "fabric",
     "fabric serve",
     "fabric login",

@@ -12,6 +12,7 @@ use aquifer_bench_args::BenchArgs;
 use crate::contender::{Contender, STANDARD, SwapKind};
 use crate::failure::BenchFailure;
 use crate::library;
+use crate::memory;
 use crate::overhead::Overhead;
 use crate::own;
 use crate::workload::{self, Sizing, WORKLOADS, Workload};
@@ -30,6 +31,10 @@ const CABLE_RATES: RangeInclusive<u64> = 1_000_000..=100_000_000_000;
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub workloads: Vec<&'static Workload>,
+    /// True if memory itself is measured (`memory.rs`).
+    pub memory: bool,
+    /// The contenders whose tiers are measured as memory: those that the user named.
+    pub memory_contenders: Vec<Contender>,
     pub overheads: Vec<Overhead>,
     pub contenders: Vec<Contender>,
     pub locals: Vec<u32>,
@@ -60,7 +65,19 @@ pub struct Settings {
 
 impl Settings {
     /// Checks the arguments. A flag given with `--quick` overrides what `--quick` sets.
-    pub fn from_args(args: BenchArgs) -> Result<Self, BenchFailure> {
+    pub fn from_args(mut args: BenchArgs) -> Result<Self, BenchFailure> {
+        let memory = args.workload.iter().any(|name| name == memory::NAME);
+        args.workload.retain(|name| name != memory::NAME);
+        let is_memory_alone = memory && args.workload.is_empty();
+        let memory_contenders = if memory && !args.contender.is_empty() {
+            let named = contenders_named(&args.contender)?;
+            named
+                .into_iter()
+                .filter(|contender| contender.is_ours() && !contender.borrows() && contender.tier("", 0).is_some())
+                .collect()
+        } else {
+            Vec::new()
+        };
         let is_own = !args.program.is_empty();
         let contenders = if args.contender.is_empty() && is_own {
             contenders_named(&own::STANDARD.map(str::to_owned))?
@@ -111,11 +128,13 @@ impl Settings {
         Ok(Self {
             workloads: if is_own {
                 vec![own::workload(args.program)?]
-            } else if args.workload.is_empty() && !args.overhead.is_empty() {
+            } else if is_memory_alone || (args.workload.is_empty() && !args.overhead.is_empty()) {
                 Vec::new()
             } else {
                 workloads_named(&args.workload)?
             },
+            memory,
+            memory_contenders,
             overheads: overheads_named(&args.overhead)?,
             contenders,
             locals,
@@ -252,6 +271,16 @@ mod tests {
         assert_eq!(settings.locals, [30, 50, 70]);
         assert_eq!(settings.rounds, 3);
         assert_eq!(settings.contenders.len(), 12);
+    }
+
+    #[test]
+    fn memory_is_measured_alone_or_beside_workloads() {
+        let alone = settings(&["--workload", "memory"]).unwrap();
+        assert!(alone.memory && alone.workloads.is_empty() && alone.memory_contenders.is_empty());
+        let beside = settings(&["--workload", "stream,memory", "--contender", "dram,aquifer-dram,swap-disk"]).unwrap();
+        assert_eq!((beside.memory, beside.workloads.len()), (true, 1));
+        assert_eq!(beside.memory_contenders, [Contender::AquiferDram]);
+        assert!(!settings(&["--workload", "all"]).unwrap().memory);
     }
 
     #[test]

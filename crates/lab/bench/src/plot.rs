@@ -11,10 +11,10 @@ use plotters::prelude::*;
 use crate::failure::BenchFailure;
 use crate::record::{Record, Summary};
 
-const SIZE: (u32, u32) = (960, 540);
+pub(crate) const SIZE: (u32, u32) = (960, 540);
 
 /// Colours that can be distinguished with any colour vision (Okabe and Ito 2008).
-const COLOURS: [RGBColor; 8] = [
+pub(crate) const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
     RGBColor(0, 158, 115),
@@ -45,6 +45,7 @@ pub fn draw(record: &Record, directory: &Path) -> Result<Vec<PathBuf>, BenchFail
         fs::write(&path, svg).map_err(|error| BenchFailure::io(format!("cannot write {}", path.display()), &error))?;
         paths.push(path);
     }
+    paths.extend(crate::memory_plot::draw(&record.memory, directory)?);
     Ok(paths)
 }
 

@@ -10,6 +10,7 @@ use crate::fio::FioPoint;
 use crate::latency::Latency;
 use crate::library::FarAccess;
 use crate::machine::Machine;
+use crate::memory::MemoryPoint;
 use crate::overhead::OverheadRun;
 use crate::ratios::{Better, Ratio, Spread};
 use crate::verdict::Verdict;
@@ -124,6 +125,8 @@ pub struct Record {
     pub latencies: Vec<Latency>,
     pub far_accesses: Vec<FarAccess>,
     pub fio: Vec<FioPoint>,
+    /// What `--workload memory` measured.
+    pub memory: Vec<MemoryPoint>,
     pub overheads: Vec<OverheadRun>,
     pub verdicts: Vec<Verdict>,
 }

@@ -19,6 +19,8 @@ use crate::latency::latencies;
 use crate::library::{far_accesses, program_path};
 use crate::machine::Machine;
 use crate::measure::Bench;
+use crate::memory;
+use crate::memory_run::MemoryBench;
 use crate::overhead::{self, CASES, OverheadRun};
 use crate::overhead_run::OverheadBench;
 use crate::plan::{self, Plan, Step};
@@ -53,7 +55,8 @@ fn interrupted(signal: usize) -> ExitCode {
 fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFailure> {
     let cases = CASES.iter().filter(|case| settings.overheads.contains(&case.overhead));
     let of_cases = cases.map(|case| case.program).filter(|program| !program.is_empty());
-    for name in settings.workloads.iter().map(|workload| workload.program).chain(of_cases) {
+    let of_memory = settings.memory.then_some(memory::PROGRAM);
+    for name in settings.workloads.iter().map(|workload| workload.program).chain(of_cases).chain(of_memory) {
         let program = program_path(&settings.programs, name);
         if !program.is_file() {
             return Err(BenchFailure::usage(
@@ -97,7 +100,7 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     };
     let donors = settings.contenders.iter().filter_map(borrow).collect();
     let overheads_can_run = !settings.overheads.is_empty() && aquifer.is_some();
-    if plan.steps.is_empty() && plan.mixes.is_empty() && !overheads_can_run {
+    if plan.steps.is_empty() && plan.mixes.is_empty() && !overheads_can_run && !settings.memory {
         let reasons: Vec<_> =
             plan.skipped.iter().map(|skipped| format!("{}: {}", skipped.contender, skipped.reason)).collect();
         eprintln!("aquifer bench: nothing can run here ({})", reasons.join("; "));
@@ -116,6 +119,11 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     let mut overheads = Vec::new();
     if stopped.is_none() && !settings.overheads.is_empty() {
         (overheads, stopped) = measure_overheads(&bench, &mut plan, &progress);
+    }
+    let mut points_of_memory = Vec::new();
+    if stopped.is_none() && settings.memory {
+        let bench = MemoryBench { settings, aquifer: aquifer.as_deref(), token: &token, interrupt };
+        (points_of_memory, stopped) = bench.measure(&progress);
     }
     drop(areas);
     progress.finish();
@@ -139,6 +147,7 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
         .concat(),
         overheads,
         fio: points,
+        memory: points_of_memory,
         runs,
     };
     let code = report(settings, &record)?;
@@ -235,8 +244,9 @@ fn report(settings: &Settings, record: &Record) -> Result<ExitCode, BenchFailure
             eprintln!("plot: {}", path.display());
         }
     }
-    let failed =
-        record.runs.iter().any(|run| run.figure.is_none()) || record.overheads.iter().any(|run| run.value.is_none());
+    let failed = record.runs.iter().any(|run| run.figure.is_none())
+        || record.overheads.iter().any(|run| run.value.is_none())
+        || record.memory.iter().any(|point| point.value.is_none());
     let missed = record.verdicts.iter().any(|verdict| verdict.met == Some(false));
     Ok(ExitCode::from(match (failed, settings.check && missed) {
         (true, _) => 1,
@@ -257,7 +267,8 @@ fn describe(plan: &Plan, settings: &Settings) -> String {
     let asked = CASES.iter().filter(|case| settings.overheads.contains(&case.overhead));
     let overheads = asked
         .map(|case| format!("{} {}, {} rounds\n", case.overhead, case.name, settings.overhead_rounds(case.overhead)));
-    mixes.chain(steps).chain(skipped).chain(overheads).collect()
+    let memory = settings.memory.then(|| format!("memory, {} rounds\n", settings.rounds));
+    mixes.chain(steps).chain(skipped).chain(overheads).chain(memory).collect()
 }
 
 /// Prints to standard output. A reader that has gone away is not a failure.

@@ -54,6 +54,7 @@ pub fn render(record: &Record) -> String {
         text.push_str(&table(record, workload, local));
     }
     fio_lines(&mut text, record);
+    text.push_str(&crate::memory::tables(&record.memory));
     failures(&mut text, record);
     for run in &record.overheads {
         if let Some(problem) = &run.problem {

@@ -31,7 +31,7 @@ const MODULES: [&str; 7] = [
     "drivers/net/veth",
 ];
 /// Libraries that are loaded by name at run time, so that ldd(1) lists them for no program.
-const LOADED: [&str; 3] =
+pub(crate) const LOADED: [&str; 3] =
     ["/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "/lib/x86_64-linux-gnu/libgcc_s.so.1", "/lib64/ld-linux-x86-64.so.2"];
 /// The directory of libibverbs' drivers, and the file that makes it load the one for Soft-RoCE.
 const DRIVERS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs";
@@ -91,7 +91,7 @@ pub fn rdma() -> Option<(PathBuf, PathBuf)> {
     archive.add("init", include_bytes!("../guest/rdma-init.sh"));
     archive.add("guest/rdma.sh", include_bytes!("../guest/rdma.sh"));
     let initramfs = scratch("guest-rdma").join("initramfs");
-    fs::write(&initramfs, archive.archive.end()).expect("the scratch directory can be written");
+    fs::write(&initramfs, archive.end()).expect("the scratch directory can be written");
     Some((kernel, initramfs))
 }
 
@@ -122,11 +122,11 @@ pub fn older() -> Option<(PathBuf, PathBuf)> {
     archive.program("bin/torture", torture()?)?;
     archive.add("init", include_bytes!("../guest/older-init.sh"));
     let initramfs = scratch("guest-older").join("initramfs");
-    fs::write(&initramfs, archive.archive.end()).expect("the scratch directory can be written");
+    fs::write(&initramfs, archive.end()).expect("the scratch directory can be written");
     Some((kernel, initramfs))
 }
 
-fn read(path: &Path) -> Option<Vec<u8>> {
+pub(crate) fn read(path: &Path) -> Option<Vec<u8>> {
     let bytes = fs::read(path);
     if let Err(error) = &bytes {
         skipped(&format!("{} cannot be read: {error}", path.display()));
@@ -136,14 +136,19 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 
 /// An archive that also gets the parent directories of its files and the libraries of its programs.
 #[derive(Default)]
-struct Files {
+pub(crate) struct Files {
     archive: Archive,
     there: BTreeSet<String>,
 }
 
 impl Files {
+    /// The archive.
+    pub(crate) fn end(self) -> Vec<u8> {
+        self.archive.end()
+    }
+
     /// Adds a file, unless the archive already has one of this name.
-    fn add(&mut self, name: &str, contents: &[u8]) {
+    pub(crate) fn add(&mut self, name: &str, contents: &[u8]) {
         let mut at = 0;
         while let Some(slash) = name[at..].find('/') {
             at += slash + 1;
@@ -157,7 +162,7 @@ impl Files {
     }
 
     /// Adds a program or a library without its debugging symbols, and the libraries that it is linked to.
-    fn program(&mut self, name: &str, path: &Path) -> Option<()> {
+    pub(crate) fn program(&mut self, name: &str, path: &Path) -> Option<()> {
         let smaller = scratch("guest-stripped").join("stripped");
         let stripped = Command::new("strip").arg("-o").arg(&smaller).arg(path).status();
         let path_to_add = if stripped.is_ok_and(|status| status.success()) { &smaller } else { path };

@@ -227,6 +227,8 @@ pub fn tier_spec() -> Vec<Vec<u8>> {
         "failing:after=100,on=write+discard,times=3,errno=ENOSPC,offsets=0-1MiB,delay=1.5ms:flash:/x,overwrite",
         "failing:every=7,corrupt=3,full-after=8KiB:failing:after=1:dram:",
         "donor:host:7000",
+        "node:1,size=1GiB",
+        "dax:/dev/dax0.0,size=1GiB",
         "",
     ])
 }

@@ -9,6 +9,7 @@
 
 pub mod any_readable;
 pub mod cancellation;
+pub mod dax_memory;
 pub mod deep_stack;
 pub mod descriptors;
 pub mod device_memory;
@@ -22,6 +23,7 @@ pub mod lifeline;
 pub mod mapped_file;
 pub mod mctp_socket;
 pub mod memory;
+pub mod numa;
 pub mod own_descriptors;
 pub mod own_stack;
 pub mod pagemap;

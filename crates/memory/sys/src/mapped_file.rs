@@ -75,6 +75,14 @@ impl Drop for MappedFile {
 }
 
 impl<'a> FileRange<'a> {
+    /// A range of a mapping of another kind.
+    ///
+    /// # Safety
+    /// The range stays mapped for as long as `'a`.
+    pub(crate) unsafe fn within(start: NonNull<u8>, len: usize) -> FileRange<'a> {
+        FileRange { start, len, mapping: PhantomData }
+    }
+
     /// The first address, for system calls.
     pub fn address(&self) -> usize {
         self.start.as_ptr() as usize

@@ -44,6 +44,11 @@ pub enum OpenFailure {
         /// Why.
         failure: Box<OpenFailure>,
     },
+    /// A node or a memory device of this machine that cannot be used.
+    Local {
+        /// The failure of that kind of tier: one line with cause and remedy.
+        failure: Box<dyn Error + Send + Sync>,
+    },
     /// The directory, or the directory of the file, does not exist.
     MissingDirectory {
         /// The directory.
@@ -205,7 +210,7 @@ impl fmt::Display for OpenFailure {
                 write!(f, "{} cannot be opened for writing: {source}; {}", path.display(), remedy(source))
             }
             OpenFailure::Profile { name, reason } => write!(f, "device profile {name}: {reason}"),
-            OpenFailure::Remote { failure } => write!(f, "{failure}"),
+            OpenFailure::Local { failure } | OpenFailure::Remote { failure } => write!(f, "{failure}"),
             OpenFailure::System { tier, what, source } => {
                 write!(f, "the {tier} tier could not be opened: {what}: {source}; {}", remedy(source))
             }

@@ -7,6 +7,7 @@
 //! them from where they lie, through a mapping; these pages count in the program's resident set, as shared memory. All
 //! of the file counts in its memory cgroup. The costs: `memory_file.rs`.
 
+use std::fs::File;
 use std::sync::{Arc, OnceLock};
 
 use aquifer_core::units::ByteSize;
@@ -47,12 +48,21 @@ impl Dram {
     }
 
     pub(crate) fn open_as(name: &'static str, size: Option<ByteSize>) -> Result<Dram, OpenFailure> {
-        let capacity_bytes = usable_bytes(name, size, CAPACITY_BYTES_MIN)?;
+        Self::on_file(name, usable_bytes(name, size, CAPACITY_BYTES_MIN)?, |_| Ok(()))
+    }
+
+    /// A tier on a new file in memory, which `prepare` gets while it is empty.
+    pub(crate) fn on_file(
+        name: &'static str,
+        capacity_bytes: u64,
+        prepare: impl FnOnce(&File) -> Result<(), OpenFailure>,
+    ) -> Result<Dram, OpenFailure> {
         let (file, folios) = memory_file::create().map_err(|source| OpenFailure::System {
             tier: name,
             what: "creating a file in memory",
             source,
         })?;
+        prepare(&file)?;
         let notices = match folios {
             Folios::Large => Vec::new(),
             Folios::Small => vec![format!(

@@ -34,10 +34,12 @@
 
 mod chain;
 mod compressed;
+mod dax;
 mod dram;
 mod emulated;
 mod encrypted;
 mod flash;
+mod node;
 mod open;
 mod pool;
 pub mod profile;
@@ -57,6 +59,7 @@ pub use chain::Chain;
 pub use compressed::{Codec, Compressed};
 #[doc(hidden)]
 pub use compressed::{decode_anything, encode_for_fuzzing};
+pub use dax::{Dax, DaxFailure};
 pub use dram::Dram;
 pub use emulated::Emulated;
 pub use encrypted::Encrypted;

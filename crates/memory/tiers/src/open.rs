@@ -9,10 +9,12 @@ use aquifer_tier::{Failing, OpenFailure, Tier};
 
 use crate::chain::Chain;
 use crate::compressed::Compressed;
+use crate::dax::Dax;
 use crate::dram::Dram;
 use crate::emulated::Emulated;
 use crate::encrypted::{Encrypted, Private};
 use crate::flash::Flash;
+use crate::node;
 use crate::pool::Pool;
 use crate::profile::Profile;
 use crate::spec::{SpecFailure, TierSpec};
@@ -24,8 +26,10 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
         TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => check_place(inner),
         TierSpec::Emulated { profile, .. } => Profile::load(profile).map(|_| ()),
         TierSpec::Array(spec) => Array::check_place(spec).map_err(OpenFailure::from),
+        TierSpec::Dax { path, .. } => Dax::check_place(path),
         TierSpec::Donor(spec) => Donor::check_place(spec).map_err(OpenFailure::from),
         TierSpec::Pool(spec) => Pool::check_place(spec),
+        TierSpec::Node { number, size } => node::check(*number, *size),
         TierSpec::Compressed { .. } | TierSpec::Dram { .. } => Ok(()),
     }
 }
@@ -40,7 +44,11 @@ pub fn report_exit(spec: &TierSpec) {
         TierSpec::Pool(spec) => Pool::report_exit(spec),
         TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => report_exit(inner),
         TierSpec::Flash(spec) => Flash::report_exit(spec),
-        TierSpec::Compressed { .. } | TierSpec::Dram { .. } | TierSpec::Emulated { .. } => {}
+        TierSpec::Compressed { .. }
+        | TierSpec::Dax { .. }
+        | TierSpec::Dram { .. }
+        | TierSpec::Emulated { .. }
+        | TierSpec::Node { .. } => {}
     }
 }
 
@@ -49,6 +57,7 @@ pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
     Ok(match spec {
         TierSpec::Array(spec) => Box::new(Array::open(spec)?),
         TierSpec::Compressed { size, codec } => Box::new(Compressed::open(*size, *codec)?),
+        TierSpec::Dax { path, size } => Box::new(Dax::open(path, *size)?),
         TierSpec::Donor(spec) => Box::new(Donor::open(spec)?),
         TierSpec::Dram { size } => Box::new(Dram::open(*size)?),
         TierSpec::Emulated { profile, size } => Box::new(Emulated::open(Profile::load(profile)?, *size)?),
@@ -56,6 +65,7 @@ pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
         TierSpec::Failing { plan, inner } => Box::new(Failing::new(open(inner)?, plan.clone())),
         TierSpec::Flash(spec) => Box::new(Flash::open(spec)?),
         TierSpec::Pool(spec) => Box::new(Pool::open(spec)?),
+        TierSpec::Node { number, size } => Box::new(node::open(*number, *size)?),
     })
 }
 
@@ -107,11 +117,14 @@ mod tests {
             &["dram:"][..],
             &["dram:size=4MiB", "flash:/a", "flash:/b", "emulated:cmm-h"],
             &["donor:a:1,security=plain", "donor:a:2,security=plain"],
+            &["node:1", "node:2", "dax:/dev/dax0.0", "dax:/dev/dax1.0"],
         ] {
             assert_eq!(check_levels(&specs(good)), Ok(()), "{good:?}");
         }
         for (bad, why) in [
             (&["dram:", "dram:size=4MiB"][..], "tiers 1 and 2"),
+            (&["node:1", "dram:", "node:1,size=1GiB"], "tiers 1 and 3"),
+            (&["dax:/dev/dax0.0,size=1GiB", "dax:/dev/dax0.0"], "to the same place"),
             (&["dram:", "flash:/a", "failing:after=1:flash:/a,size=1GiB"], "tiers 2 and 3"),
             (&["donor:a:1,security=plain", "donor:a:1,security=plain,size=1GiB"], "to the same place"),
             (&["donor:a:1+b:1,security=plain", "dram:", "donor:b:1,security=plain"], "tiers 1 and 3"),

@@ -9,6 +9,8 @@
 //! ```text
 //! flash:PATH[,size=SIZE][,overwrite][,buffered][,plain-queue]
 //! dram:[size=SIZE]
+//! node:N[,size=SIZE]               the memory of NUMA node N
+//! dax:PATH[,size=SIZE]             a memory device, or a file on one
 //! compressed:[size=SIZE][,codec=lz4|zstd]
 //! donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE[,name=SERVERNAME][,size=SIZE]
 //! donor:HOST:PORT,security=plain[,size=SIZE]
@@ -56,6 +58,13 @@ pub enum TierSpec {
         /// How pages are compressed.
         codec: Codec,
     },
+    /// A memory device, or a file on one.
+    Dax {
+        /// The device or file.
+        path: PathBuf,
+        /// Capacity; by default all of it.
+        size: Option<ByteSize>,
+    },
     /// A donor's memory.
     Donor(DonorSpec),
     /// Local memory.
@@ -86,6 +95,13 @@ pub enum TierSpec {
     Flash(FlashSpec),
     /// A volume of the pool.
     Pool(PoolSpec),
+    /// The memory of one NUMA node.
+    Node {
+        /// Its number.
+        number: u32,
+        /// Capacity; by default nine tenths of what it has available.
+        size: Option<ByteSize>,
+    },
 }
 
 impl TierSpec {
@@ -96,7 +112,12 @@ impl TierSpec {
             TierSpec::Donor(donor) => donor.tree = Some(tree),
             TierSpec::Pool(pool) => pool.tree = Some(tree),
             TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => inner.belong_to(tree),
-            TierSpec::Compressed { .. } | TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
+            TierSpec::Compressed { .. }
+            | TierSpec::Dax { .. }
+            | TierSpec::Dram { .. }
+            | TierSpec::Emulated { .. }
+            | TierSpec::Flash(_)
+            | TierSpec::Node { .. } => {}
         }
     }
 
@@ -118,6 +139,8 @@ impl TierSpec {
             (TierSpec::Emulated { profile: one, .. }, TierSpec::Emulated { profile: other, .. }) => one == other,
             (TierSpec::Flash(one), TierSpec::Flash(other)) => one.path == other.path,
             (TierSpec::Pool(one), TierSpec::Pool(other)) => one.volume == other.volume,
+            (TierSpec::Dax { path: one, .. }, TierSpec::Dax { path: other, .. }) => one == other,
+            (TierSpec::Node { number: one, .. }, TierSpec::Node { number: other, .. }) => one == other,
             _ => false,
         }
     }
@@ -188,9 +211,10 @@ const OPTION_NAMES: &[&str] = &[
     "agent",
 ];
 /// The kinds of tier, for the same purpose.
-const KIND_NAMES: &[&str] = &["flash", "dram", "compressed", "donor", "emulated", "pool"];
+const KIND_NAMES: &[&str] = &["flash", "dram", "node", "dax", "compressed", "donor", "emulated", "pool"];
 
-const KINDS: &str = "flash:PATH, dram:, compressed:, donor:HOST:PORT, pool:VOLUME or emulated:PROFILE";
+const KINDS: &str =
+    "flash:PATH, dram:, node:N, dax:PATH, compressed:, donor:HOST:PORT, pool:VOLUME or emulated:PROFILE";
 
 impl FromStr for TierSpec {
     type Err = SpecFailure;
@@ -213,7 +237,8 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
         "emulated" => emulated(rest),
         "failing" if nesting < NESTING_MAX => failing(rest, nesting),
         "failing" => Err(format!("failing: is nested more than {NESTING_MAX} times; once is enough")),
-        "dax" => Err(format!("the {kind} tier is not in this build yet; use {KINDS}")),
+        "dax" => dax(rest),
+        "node" => node(rest),
         _ => Err(match similar::among(kind, KIND_NAMES) {
             Some(meant) => format!("'{kind}' is not a kind of tier; did you mean {meant}:?"),
             None => format!("'{kind}' is not a kind of tier; write {KINDS}"),
@@ -258,6 +283,22 @@ fn flash(rest: &str) -> Result<FlashSpec, String> {
         }
     }
     Ok(spec)
+}
+
+fn dax(rest: &str) -> Result<TierSpec, String> {
+    let (path, rest) = rest.split_once(',').unwrap_or((rest, ""));
+    if path.is_empty() {
+        return Err("a dax tier needs a path; write dax:PATH with a memory device such as /dev/dax0.0".into());
+    }
+    Ok(TierSpec::Dax { path: path.into(), size: only_size(rest)? })
+}
+
+fn node(rest: &str) -> Result<TierSpec, String> {
+    let (number, rest) = rest.split_once(',').unwrap_or((rest, ""));
+    let Ok(number) = number.parse() else {
+        return Err(format!("'{number}' is not the number of a NUMA node; write for example node:1"));
+    };
+    Ok(TierSpec::Node { number, size: only_size(rest)? })
 }
 
 fn compressed(rest: &str) -> Result<TierSpec, String> {
@@ -366,6 +407,26 @@ mod tests {
         assert_eq!(spec("emulated:cmm-h"), TierSpec::Emulated { profile: "cmm-h".into(), size: None });
         let sized = TierSpec::Emulated { profile: "./my.toml".into(), size: Some(ByteSize(1 << 30)) };
         assert_eq!(spec("emulated:./my.toml,size=1GiB"), sized);
+    }
+
+    #[test]
+    fn nodes_take_a_number_and_memory_devices_a_path() {
+        assert_eq!(spec("node:1"), TierSpec::Node { number: 1, size: None });
+        assert_eq!(spec("node:0,size=1MiB"), TierSpec::Node { number: 0, size: Some(ByteSize(1 << 20)) });
+        assert_eq!(spec("dax:/dev/dax0.0"), TierSpec::Dax { path: "/dev/dax0.0".into(), size: None });
+        let sized = TierSpec::Dax { path: "/mnt/pmem/file".into(), size: Some(ByteSize(1 << 30)) };
+        assert_eq!(spec("dax:/mnt/pmem/file,size=1GiB"), sized);
+        for (text, part) in [
+            ("node:", "node:1"),
+            ("node:x", "'x' is not the number"),
+            ("node:-1", "'-1' is not the number"),
+            ("node:1,overwrite", "size=SIZE"),
+            ("dax:", "/dev/dax0.0"),
+            ("dax:/dev/dax0.0,sise=1", "did you mean size?"),
+        ] {
+            let message = text.parse::<TierSpec>().unwrap_err().to_string();
+            assert!(message.contains(part), "{text}: {message}");
+        }
     }
 
     #[test]
@@ -500,7 +561,8 @@ mod tests {
             ("donor:host:7000,security", "'security'", "security=plain"),
             ("donor:unix:", "no path of a socket", "donor:unix:PATH"),
             ("donor:unix:/s,security=plain", "'security'", "size=SIZE"),
-            ("dax:/dev/dax0.0", "not in this build", "flash:PATH"),
+            ("node:x", "'x'", "node:1"),
+            ("dax:", "needs a path", "/dev/dax0.0"),
             ("failing:", "needs rules", "failing:after=100:dram:"),
             ("failing:after=x:dram:", "'x'", "number"),
             ("failing:every=0:dram:", "'0'", "at least 1"),

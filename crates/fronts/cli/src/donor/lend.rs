@@ -64,7 +64,14 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
     let what = "memory is lent over TLS unless plain text is asked for, and that takes certificates";
     let is_local = matches!(args.listen, Address::Local(_));
     let security = if is_local { args.tls.none(&args.listen)? } else { args.tls.security(what)? };
-    let source = if is_local { shared(&args.source)? } else { args.source.clone() };
+    let source = if is_local { shared(&args.source.source)? } else { args.source.source.clone() };
+    let node = match (args.source.node, args.node) {
+        (Some(of_source), Some(node)) if of_source != node => {
+            let cause = format!("--source node:{of_source} and --node {node} name two nodes");
+            return Err(Failure::new(ExitCode::Usage, cause, "give one of them"));
+        }
+        (of_source, node) => of_source.or(node),
+    };
     if is_local && args.rdma.is_some() {
         let cause = format!("nothing goes over a device at {}: programs there share the memory itself", args.listen);
         return Err(Failure::new(ExitCode::Usage, cause, "leave --rdma out, or lend at a port"));
@@ -88,7 +95,7 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
         tenants: args.tenants.clone(),
         audit: args.audit.clone(),
         revocations: args.revocations.clone(),
-        node: args.node,
+        node,
         rdma: args.rdma.clone(),
         lease: args.lease,
         connections_max: args.connections,

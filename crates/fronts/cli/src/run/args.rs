@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use aquifer_config::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
 use aquifer_core::units::ByteSize;
+use aquifer_nodes::placement::Request;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::dram::Dram;
@@ -51,6 +52,15 @@ pub struct HowArgs {
     /// Up to four times, for a chain of tiers: the fastest first.
     #[arg(long, value_name = "SPEC")]
     pub tier: Vec<String>,
+
+    /// Over which NUMA nodes pages are spread: shares, such as dram:3,cxl:1 or node0:2,node1:1
+    ///
+    /// dram is every node with CPUs, cxl every node with memory alone. One group binds the program to its nodes. Equal
+    /// shares for each node work on every kernel. Others take Linux 6.9, and weights that are the machine's: root sets
+    /// them if nobody has, and otherwise pages are interleaved evenly, with a message. Without shares, the machine's
+    /// weights count as they are.
+    #[arg(long, hide_short_help = true, value_name = "SHARES")]
+    pub numa: Option<Request>,
 
     /// Which policy chooses the blocks to evict
     #[arg(long, value_name = "NAME", default_value = "s3fifo", value_parser = words(PolicyName::ALL, PolicyName::word))]
@@ -123,6 +133,10 @@ Tiers:
       encrypt=ephemeral   seal what is stored, with keys of this run alone that are kept nowhere
   dram:[size=SIZE]        local memory, to measure the software alone [default: half of what is
                           available]
+  node:N[,size=SIZE]      memory of NUMA node N, such as memory behind CXL [default: nine tenths of
+                          what it has available]
+  dax:PATH[,size=SIZE]    a memory device, such as /dev/dax0.0, or a file on a file system with
+                          -o dax; what it holds is lost [default: all of it]
   compressed:[size=SIZE][,codec=lz4|zstd]
                           local memory, compressed 4KiB at a time; a disk or a donor after it gets
                           what does not compress or is cold
@@ -164,6 +178,8 @@ Examples:
   aquifer run --dram 1GiB --tier emulated:cmm-h,size=4GiB -- ./program
   aquifer run --dram 4GiB --tier compressed:size=2GiB --tier flash:/nvme -- ./program
   aquifer run --dram 1GiB --tier donor:10.0.0.2:7411,security=plain --tier flash:/nvme -- ./program
+  aquifer run --dram 8GiB --numa dram:3,cxl:1 --tier flash:/nvme -- ./program
+  aquifer run --dram 1GiB --tier node:1 --tier flash:/nvme -- ./program
   aquifer run --dram 1GiB --policy lru --block 128KiB --prefetch off -- python3 script.py
 
 Environment:

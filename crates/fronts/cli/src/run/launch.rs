@@ -24,6 +24,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use nix::unistd::Pid;
 
+use super::numa::Placed;
 use super::settings::RunSettings;
 use super::supervise::Signals;
 use super::unsafe_edge;
@@ -107,7 +108,11 @@ pub fn start(
         command.env(log::VARIABLE, "json");
     }
     unsafe_edge::tie_to_parent(&mut command, signals.mask_before());
-    let child = command.spawn().map_err(|error| {
+    let enter = |placement| Placed::enter(placement, settings.strict, settings.quiet);
+    let placed = settings.placement.as_ref().map(enter).transpose()?;
+    let child = command.spawn();
+    drop(placed);
+    let child = child.map_err(|error| {
         let cause = format!("'{}' cannot be started: {error}", program.path.display());
         match (remedy(&error), error.kind()) {
             (Some(remedy), _) => cannot_start(cause, remedy),

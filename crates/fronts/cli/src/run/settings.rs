@@ -11,13 +11,14 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use aquifer_config::{Budget, Config};
+use aquifer_nodes::placement::Placement;
 use aquifer_tiers::{ArraySpec, DonorSecurity, OpenFailure, SpecFailure, TierSpec};
 use nix::unistd::geteuid;
 
 use super::args::RunArgs;
 use super::memory_limit::Allowed;
 use super::program::Program;
-use super::{budget_max, preload, state_dir};
+use super::{budget_max, numa, preload, state_dir};
 use crate::exit::{ExitCode, Failure};
 
 /// What `aquifer run` will do.
@@ -31,6 +32,8 @@ pub struct RunSettings {
     pub program: Program,
     /// Whether the budget applies to the whole tree or to each process.
     pub budget: Budget,
+    /// The NUMA nodes for the program's pages; `None`: as the launcher's own.
+    pub placement: Option<Placement>,
     /// The value of `LD_PRELOAD` for the program.
     pub ld_preload: OsString,
     /// Whether to refuse, instead of warning, when something would escape the budget.
@@ -49,6 +52,7 @@ impl RunSettings {
         let dram = how.dram.of(&allowed)?;
         check_outputs(how.record.as_deref(), how.stats_json.as_deref())?;
         let tiers = check_tiers(&how.tier)?;
+        let placement = how.numa.as_ref().map(numa::check).transpose()?;
         let program = Program::check(command, env::var_os("PATH").as_deref())?;
         let library = preload::find(env::var_os(preload::VARIABLE), &own_path()?)?;
         let state_dir = check_state_dir(how.state_dir.as_deref(), !tiers.is_empty())?;
@@ -77,6 +81,7 @@ impl RunSettings {
             dram_bytes_max: budget_max::bytes(dram.0, &allowed),
             program,
             budget,
+            placement,
             ld_preload,
             strict: how.strict,
             stats_json: how.stats_json,
@@ -136,6 +141,7 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
             return Ok(format!("{kind}:{way}{}{}", resolved(&donor.address)?, donor_options(options, name)?));
         }
         TierSpec::Array(array) => return Ok(format!("{kind}:{}", with_resolved_addresses(rest, array)?)),
+        TierSpec::Dax { path, .. } => path.as_path(),
         TierSpec::Flash(flash) => flash.path.as_path(),
         TierSpec::Emulated { profile, .. } if !aquifer_tiers::profile::names().any(|name| name == profile) => {
             Path::new(profile)
@@ -278,6 +284,8 @@ mod tests {
                 format!("failing:after=1:failing::flash:{here}/cold,buffered"),
             ),
             ("dram:", "dram:".into()),
+            ("node:1,size=1GiB", "node:1,size=1GiB".into()),
+            ("dax:file,size=1GiB", format!("dax:{here}/file,size=1GiB")),
             ("donor:unix:here.sock,size=1GiB", format!("donor:unix:{here}/here.sock,size=1GiB")),
             ("donor:127.0.0.1:7411,security=plain", "donor:127.0.0.1:7411,security=plain".into()),
             ("donor:rdma:127.0.0.1:7411,security=plain", "donor:rdma:127.0.0.1:7411,security=plain".into()),

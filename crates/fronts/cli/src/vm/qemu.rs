@@ -59,6 +59,9 @@ pub fn shown(how: &HowArgs, command: &[OsString]) -> String {
     let mut words: Vec<OsString> = vec!["aquifer".into(), "run".into(), "--dram".into(), how.dram.to_string().into()];
     let mut add = |flag: &str, value: &OsStr| words.extend([flag.into(), value.to_owned()]);
     how.tier.iter().for_each(|spec| add("--tier", OsStr::new(spec)));
+    if let Some(request) = &how.numa {
+        add("--numa", OsStr::new(&request.to_string()));
+    }
     if how.policy != usual.policy {
         add("--policy", OsStr::new(how.policy.word()));
     }

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! `--numa`: over which nodes the program's pages are spread.
+//!
+//! `aquifer_nodes::placement` decides; this file reads the machine and sets the policy of the thread that starts the
+//! program, which the program inherits, with everything that it starts. The pager in the program allocates its frames
+//! under the same policy, so what stays local within `--dram` is spread, too.
+
+use aquifer_nodes::placement::{Decision, Placement, PolicyKind, Request, decide, plan};
+use aquifer_nodes::weights::Weights;
+use aquifer_nodes::{Machine, Nodes, Tree, write_all};
+use aquifer_sys::numa::{NODES_MAX, NodeMask, Policy, set_policy};
+use nix::unistd::geteuid;
+
+use crate::exit::{ExitCode, Failure, say};
+
+/// Finds the nodes of a request on this machine.
+pub fn check(request: &Request) -> Result<Placement, Failure> {
+    let failure = |why: String| Failure::new(ExitCode::CannotStart, format!("--numa: {why}"), "");
+    let nodes = Nodes::read(&Machine::running()).map_err(|error| failure(error.to_string()))?;
+    plan(request, &nodes).map_err(|error| failure(error.to_string()))
+}
+
+/// The policy of this thread until it is dropped: whatever the thread starts meanwhile inherits it.
+pub struct Placed(());
+
+impl Placed {
+    /// Sets the policy for a placement. With `strict`, refuses one that is not exactly as requested.
+    pub fn enter(placement: &Placement, strict: bool, quiet: bool) -> Result<Placed, Failure> {
+        let decision = carry_out(&Machine::running(), placement, geteuid().is_root());
+        if let Some(departure) = &decision.departure {
+            if strict {
+                return Err(Failure::new(ExitCode::Refused, format!("--numa: {departure}"), ""));
+            }
+            say(&format!("--numa: {departure}"));
+        }
+        if let Some(notice) = decision.notice.as_ref().filter(|_| !quiet) {
+            say(&format!("--numa: {notice}"));
+        }
+        let Some(mask) = NodeMask::of(decision.nodes.iter().copied()) else {
+            let cause = format!("--numa: a node of {NODES_MAX} or more cannot be named");
+            return Err(Failure::new(ExitCode::CannotStart, cause, "name nodes with smaller numbers"));
+        };
+        let policy = match decision.policy {
+            PolicyKind::Bind => Policy::Bind(mask),
+            PolicyKind::Interleave => Policy::Interleave(mask),
+            PolicyKind::WeightedInterleave => Policy::WeightedInterleave(mask),
+        };
+        set_policy(policy).map_err(|errno| {
+            let cause = format!("--numa: the kernel refuses the nodes {:?}: {errno}", decision.nodes);
+            let remedy = "name nodes that this process may use (Mems_allowed_list in /proc/self/status)";
+            Failure::new(ExitCode::CannotStart, cause, remedy)
+        })?;
+        Ok(Placed(()))
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        // The launcher's own few pages may come from anywhere.
+        let _ = set_policy(Policy::Default);
+    }
+}
+
+/// Decides, and sets the machine's weights where they have to be set. Where they cannot be, decides without them.
+fn carry_out(tree: &dyn Tree, placement: &Placement, may_set: bool) -> Decision {
+    let decide = |may_set| decide(placement, Weights::read(tree).as_ref(), may_set);
+    let decision = decide(may_set);
+    if write_all(tree, &decision.writes).is_err() { decide(false) } else { decision }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_nodes::Fixture;
+
+    use super::*;
+
+    fn tree() -> Fixture {
+        let weight = |node| format!("/sys/kernel/mm/mempolicy/weighted_interleave/node{node}");
+        Fixture::new().with(&weight(0), "1").with(&weight(1), "1")
+    }
+
+    #[test]
+    fn weights_that_cannot_be_written_are_missed_and_reported() {
+        let placement = Placement::Weighted(vec![(0, 3), (1, 1)]);
+        let set = carry_out(&tree(), &placement, true);
+        assert_eq!((set.policy, set.departure), (PolicyKind::WeightedInterleave, None));
+        for failing in 0..2 {
+            let missed = carry_out(&tree().failing_after(failing), &placement, true);
+            assert_eq!(missed.policy, PolicyKind::Interleave);
+            assert!(missed.departure.is_some(), "{failing}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Makes a region of volatile memory: all of it, or nothing.
+//!
+//! | step | file                                        | undone by                     |
+//! |------|---------------------------------------------|-------------------------------|
+//! | 1    | the window's `create_ram_region`            | `delete_region`               |
+//! | 2    | the region's granularity and ways           | with the region               |
+//! | 3    | each endpoint decoder's `mode`, `dpa_size`  | `dpa_size` 0                  |
+//! | 4    | the region's `size`                         | with the region               |
+//! | 5    | the region's `target0`, `target1` and so on | an empty target               |
+//! | 6    | `commit`                                    | `commit` 0                    |
+//! | 7    | the driver's `bind`                         | `unbind`                      |
+//!
+//! After step 7 the kernel makes a memory device of the region and, as its own default or by the device's driver, a
+//! node (`memory.rs`).
+
+use aquifer_nodes::{Tree, Write, WriteFailure, write_all};
+
+use crate::destroy::{decoder_file, driver_file, region_file};
+use crate::failure::CxlFailure;
+use crate::listing::{DEVICES, Decoder, Listing, Memdev, Region, Window};
+
+/// The unit of a device's capacity, as the specification has it.
+const UNIT_BYTES: u64 = 256 << 20;
+/// The granularities of the specification.
+const GRANULARITY_BYTES_MIN: u64 = 256;
+const GRANULARITY_BYTES_MAX: u64 = 16 << 10;
+/// How often a name of a region is tried: another program may take it first.
+const NAME_ATTEMPTS_MAX: u32 = 8;
+
+/// What region is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The devices, by name or serial number, in the order in which they take turns.
+    pub memdevs: Vec<String>,
+    /// The length of the region; `None`: all that the devices have free, the same from each.
+    pub bytes: Option<u64>,
+    /// How many bytes lie together on one device.
+    pub granularity_bytes: u64,
+    /// The window; `None`: the first that takes volatile memory of that size.
+    pub window: Option<String>,
+}
+
+/// Everything that is decided before the first write.
+struct Plan<'a> {
+    window: &'a Window,
+    decoders: Vec<&'a Decoder>,
+    bytes_each: u64,
+    granularity_bytes: u64,
+}
+
+/// Makes a region and enables it. On failure everything is as before, unless the failure names what is left.
+pub fn create(tree: &dyn Tree, request: &Request) -> Result<Region, CxlFailure> {
+    let listing = Listing::read(tree);
+    let plan = plan(&listing, request)?;
+    let name = new_region(tree, plan.window)?;
+    let made = make(tree, &name, &plan).and_then(|()| {
+        let made = Listing::read(tree).region(&name).cloned();
+        made.filter(|region| region.is_committed && region.targets.len() == plan.decoders.len())
+            .ok_or(CxlFailure::NotCommitted { region: name.clone() })
+    });
+    made.map_err(|failure| undo(tree, &name, &plan, failure))
+}
+
+fn plan<'a>(listing: &'a Listing, request: &Request) -> Result<Plan<'a>, CxlFailure> {
+    let (ways, granularity_bytes) = (request.memdevs.len() as u64, request.granularity_bytes);
+    if !matches!(ways, 1 | 2 | 4 | 8 | 16) {
+        return Err(CxlFailure::Interleave { why: format!("{ways} devices cannot be interleaved") });
+    }
+    let granularities = GRANULARITY_BYTES_MIN..=GRANULARITY_BYTES_MAX;
+    if !granularity_bytes.is_power_of_two() || !granularities.contains(&granularity_bytes) {
+        return Err(CxlFailure::Interleave { why: format!("{granularity_bytes} bytes are no granularity") });
+    }
+    let mut memdevs: Vec<&Memdev> = Vec::new();
+    for named in &request.memdevs {
+        let found = || listing.memdevs.iter().map(Memdev::text).collect();
+        let memdev = listing.memdev(named);
+        let memdev =
+            memdev.ok_or_else(|| CxlFailure::NoSuch { kind: "memdev", name: named.clone(), found: found() })?;
+        if memdevs.iter().any(|other| other.name == memdev.name) {
+            return Err(CxlFailure::Interleave { why: format!("{} is named twice", memdev.text()) });
+        }
+        memdevs.push(memdev);
+    }
+    let bytes_each = bytes_each(&memdevs, request.bytes)?;
+    let decoders = memdevs.iter().map(|memdev| free_decoder(memdev)).collect::<Result<_, _>>()?;
+    let window = window(listing, request.window.as_deref(), bytes_each * ways)?;
+    Ok(Plan { window, decoders, bytes_each, granularity_bytes })
+}
+
+/// What each device gives.
+fn bytes_each(memdevs: &[&Memdev], total: Option<u64>) -> Result<u64, CxlFailure> {
+    let ways = memdevs.len() as u64;
+    let least = memdevs.iter().min_by_key(|memdev| memdev.ram_free_bytes()).expect("there is at least one");
+    let free = least.ram_free_bytes();
+    let each = match total {
+        None => (free / UNIT_BYTES * UNIT_BYTES).max(UNIT_BYTES),
+        Some(total) if total == 0 || !total.is_multiple_of(UNIT_BYTES * ways) => {
+            return Err(CxlFailure::Unit { bytes: total, unit: UNIT_BYTES * ways });
+        }
+        Some(total) => total / ways,
+    };
+    if each > free {
+        return Err(CxlFailure::Capacity { memdev: least.text(), wanted: each, free });
+    }
+    Ok(each)
+}
+
+/// Decoders of a device are used in their order, so the first free one follows those in use.
+fn free_decoder(memdev: &Memdev) -> Result<&Decoder, CxlFailure> {
+    let failure = |what| CxlFailure::NoDecoder { memdev: memdev.text(), what };
+    if memdev.endpoint.is_none() {
+        return Err(failure("no endpoint, so the host does not reach it"));
+    }
+    let free = memdev.decoders.iter().find(|decoder| decoder.dpa_bytes == 0 && decoder.region.is_none());
+    free.ok_or_else(|| failure("no free decoder"))
+}
+
+fn window<'a>(listing: &'a Listing, named: Option<&str>, bytes: u64) -> Result<&'a Window, CxlFailure> {
+    let room = |window: &Window| {
+        let of_window = |region: &&Region| region.window.as_ref() == Some(&window.name);
+        window.bytes.saturating_sub(listing.regions.iter().filter(of_window).map(|region| region.bytes).sum())
+    };
+    if let Some(named) = named {
+        let found = || listing.windows.iter().map(|window| window.name.clone()).collect();
+        let window = listing.windows.iter().find(|window| window.name == named);
+        let window = window.ok_or_else(|| CxlFailure::NoSuch { kind: "window", name: named.into(), found: found() })?;
+        return if window.takes_ram && room(window) >= bytes {
+            Ok(window)
+        } else {
+            Err(CxlFailure::NoWindow { bytes })
+        };
+    }
+    let mut fitting = listing.windows.iter().filter(|window| window.takes_ram && room(window) >= bytes);
+    fitting.next().ok_or(CxlFailure::NoWindow { bytes })
+}
+
+/// Takes the next name of a region, and makes an empty one of it.
+fn new_region(tree: &dyn Tree, window: &Window) -> Result<String, CxlFailure> {
+    let file = format!("{DEVICES}/{}/create_ram_region", window.name);
+    let mut attempt = 1;
+    loop {
+        let unreadable = |source| WriteFailure { write: Write::new(&file, ""), done: 0, source };
+        let name = tree.text(&file).map_err(|source| CxlFailure::write(unreadable(source)))?;
+        match write_all(tree, &[Write::new(&file, &name)]) {
+            Ok(()) => return Ok(name),
+            // Somebody else has taken the name since it was read.
+            Err(failure) if failure.source.raw_os_error() == Some(libc::EBUSY) && attempt < NAME_ATTEMPTS_MAX => {
+                attempt += 1;
+            }
+            Err(failure) => return Err(CxlFailure::write(failure)),
+        }
+    }
+}
+
+fn make(tree: &dyn Tree, name: &str, plan: &Plan<'_>) -> Result<(), CxlFailure> {
+    let ways = plan.decoders.len() as u64;
+    let mut writes = vec![
+        Write::new(region_file(name, "interleave_granularity"), plan.granularity_bytes.to_string()),
+        Write::new(region_file(name, "interleave_ways"), ways.to_string()),
+    ];
+    for decoder in &plan.decoders {
+        writes.push(Write::new(decoder_file(&decoder.name, "mode"), "ram"));
+        writes.push(Write::new(decoder_file(&decoder.name, "dpa_size"), format!("{:#x}", plan.bytes_each)));
+    }
+    writes.push(Write::new(region_file(name, "size"), format!("{:#x}", plan.bytes_each * ways)));
+    for (way, decoder) in plan.decoders.iter().enumerate() {
+        writes.push(Write::new(region_file(name, &format!("target{way}")), &decoder.name));
+    }
+    writes.push(Write::new(region_file(name, "commit"), "1"));
+    writes.push(Write::new(driver_file("bind"), name));
+    write_all(tree, &writes).map_err(CxlFailure::write)
+}
+
+/// Takes back what was made, as far as it is there.
+fn undo(tree: &dyn Tree, name: &str, plan: &Plan<'_>, failure: CxlFailure) -> CxlFailure {
+    let decoders: Vec<&str> = plan.decoders.iter().map(|decoder| decoder.name.as_str()).collect();
+    let left = crate::destroy::take_back(tree, name, &plan.window.name, &decoders).err().map(|_| name.to_owned());
+    match failure {
+        CxlFailure::Write { failure, .. } => CxlFailure::Write { failure, left },
+        other => other,
+    }
+}

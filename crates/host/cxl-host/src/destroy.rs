@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Takes a region back: its memory offline, its devices disabled, its decoders free, the region gone.
+//!
+//! The memory goes first, because it alone can be in use. When it is offline nothing else can be refused for a reason
+//! that an operator could change.
+
+use aquifer_nodes::dax::{Mode, set_mode};
+use aquifer_nodes::{Tree, Write, WriteFailure, write_all};
+
+use crate::failure::CxlFailure;
+use crate::listing::{DEVICES, Listing, Region};
+use crate::memory::{Progress, offline};
+
+/// Takes a region back. With `migrate`, memory in use is moved to other nodes; otherwise its holders are named and
+/// nothing is changed.
+pub fn destroy(
+    tree: &dyn Tree,
+    name: &str,
+    migrate: bool,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Region, CxlFailure> {
+    let listing = Listing::read(tree);
+    let Some(region) = listing.region(name) else {
+        let found = listing.regions.iter().map(|region| region.name.clone()).collect();
+        return Err(CxlFailure::NoSuch { kind: "region", name: name.to_owned(), found });
+    };
+    for device in &region.devices {
+        if device.mode == Mode::SystemRam {
+            offline(tree, device, migrate, progress)?;
+        }
+        let device = aquifer_nodes::dax::device(tree, &device.name).unwrap_or_else(|| device.clone());
+        set_mode(tree, &device, Mode::Disabled).map_err(CxlFailure::write)?;
+    }
+    let targets: Vec<&str> = region.targets.iter().map(String::as_str).collect();
+    let window = region.window.as_deref().unwrap_or("decoder0.0");
+    let left = || CxlFailure::NoSuch { kind: "region", name: name.to_owned(), found: Vec::new() };
+    match take_back(tree, name, window, &targets) {
+        Ok(()) => Ok(region.clone()),
+        Err(Some(failure)) => Err(CxlFailure::Write { failure, left: Some(name.to_owned()) }),
+        Err(None) => Err(left()),
+    }
+}
+
+/// Unbinds, resets, detaches and deletes a region, as far as each applies, and frees its decoders. Goes on after a
+/// failure, because each step that succeeds leaves less; returns the first failure. `None` if the region is not there.
+pub(crate) fn take_back(
+    tree: &dyn Tree,
+    name: &str,
+    window: &str,
+    decoders: &[&str],
+) -> Result<(), Option<WriteFailure>> {
+    let listing = Listing::read(tree);
+    let region = listing.region(name).ok_or(None)?;
+    let mut writes = Vec::new();
+    if region.is_enabled {
+        writes.push(Write::new(driver_file("unbind"), name));
+    }
+    if region.is_committed {
+        writes.push(Write::new(region_file(name, "commit"), "0"));
+    }
+    for way in 0..region.targets.len() {
+        // One line feed: an empty write(2) would not reach the kernel.
+        writes.push(Write::new(region_file(name, &format!("target{way}")), "\n"));
+    }
+    let taken = |decoder: &&&str| {
+        let all = listing.memdevs.iter().flat_map(|memdev| &memdev.decoders);
+        all.into_iter().any(|found| found.name == ***decoder && found.dpa_bytes > 0)
+    };
+    for decoder in decoders.iter().filter(taken) {
+        writes.push(Write::new(decoder_file(decoder, "dpa_size"), "0"));
+    }
+    writes.push(Write::new(format!("{DEVICES}/{window}/delete_region"), name));
+    let mut first = None;
+    for write in writes {
+        if let Err(failure) = write_all(tree, &[write]) {
+            first.get_or_insert(failure);
+        }
+    }
+    first.map_or(Ok(()), |failure| Err(Some(failure)))
+}
+
+pub(crate) fn region_file(region: &str, file: &str) -> String {
+    format!("{DEVICES}/{region}/{file}")
+}
+
+pub(crate) fn decoder_file(decoder: &str, file: &str) -> String {
+    format!("{DEVICES}/{decoder}/{file}")
+}
+
+pub(crate) fn driver_file(file: &str) -> String {
+    format!("/sys/bus/cxl/drivers/cxl_region/{file}")
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! CXL memory on a host: what a fabric manager has bound to it, turned into memory that programs use.
+//!
+//! ```text
+//! memdev  ->  endpoint decoder  ->  region  ->  memory device (dax0.0)  ->  memory blocks  ->  NUMA node
+//!             a range of its         a range of the host's
+//!             own addresses          addresses (a window)
+//! ```
+//!
+//! [`Listing`] reads all of it, and [`check`] compares sizes. [`create`] makes a region, or changes nothing;
+//! [`destroy`] takes one back. [`online`] gives a memory device to the kernel, as a node, and [`offline`] to programs;
+//! memory that is in use is moved away, or its holders are named. Everything works on a [`Tree`](aquifer_nodes::Tree):
+//! the tests have a model of the kernel's files, which fails at every write in turn.
+//!
+//! Next: `listing.rs`. See the kernel's `Documentation/ABI/testing/sysfs-bus-cxl`.
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod create;
+mod destroy;
+mod failure;
+mod holders;
+mod listing;
+mod memory;
+
+pub use check::{Finding, check};
+pub use create::{Request, create};
+pub use destroy::destroy;
+pub use failure::CxlFailure;
+pub use holders::{Holder, holders};
+pub use listing::{Decoder, Listing, Memdev, Region, Window};
+pub use memory::{Blocks, Progress, Zone, blocks, offline, online};

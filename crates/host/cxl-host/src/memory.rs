@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Brings a memory device's memory online as a NUMA node, and takes it offline.
+//!
+//! The kernel adds and removes memory in blocks (128 MiB, or 2 GiB on large machines). A block goes offline when all of
+//! its pages have moved elsewhere: the kernel moves them, if it may and there is room. See the kernel's
+//! `Documentation/admin-guide/mm/memory-hotplug.rst`.
+//!
+//! | before      | [`online`]                                    | [`offline`]                                        |
+//! |-------------|-----------------------------------------------|----------------------------------------------------|
+//! | disabled    | the driver `kmem` takes it, blocks go online  | the driver `device_dax` takes it                   |
+//! | devdax      | the same                                      | nothing                                            |
+//! | system-ram  | blocks go online                              | blocks go offline, then `device_dax` takes it      |
+
+use aquifer_nodes::dax::{self, Device, Mode, set_mode};
+use aquifer_nodes::{Tree, Write, WriteFailure, write_all};
+
+use crate::failure::CxlFailure;
+use crate::holders::holders;
+
+const BLOCKS: &str = "/sys/devices/system/memory";
+/// More blocks than a device has: 128 TiB of the smallest ones.
+const BLOCKS_MAX: u64 = 1 << 20;
+
+/// Which memory may come from a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zone {
+    /// Only what the kernel can move, so that the device can go again.
+    Movable,
+    /// Everything, the kernel's own memory included.
+    Normal,
+}
+
+impl Zone {
+    /// The kernel's word for it.
+    const fn word(self) -> &'static str {
+        match self {
+            Zone::Movable => "online_movable",
+            Zone::Normal => "online_kernel",
+        }
+    }
+}
+
+/// The memory blocks of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Blocks {
+    /// The length of a block.
+    pub block_bytes: u64,
+    /// Their numbers that are online.
+    pub online: Vec<u64>,
+    /// Their numbers that are offline.
+    pub offline: Vec<u64>,
+}
+
+/// How far a device has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The blocks that are done.
+    pub done: usize,
+    /// All of its blocks.
+    pub all: usize,
+    /// The length of a block.
+    pub block_bytes: u64,
+}
+
+/// The blocks that the kernel has made of a device. None before the kernel has its memory.
+pub fn blocks(tree: &dyn Tree, device: &Device) -> Result<Blocks, CxlFailure> {
+    let failure = |what| CxlFailure::NoBlocks { device: device.name.clone(), what };
+    let start = device.resource.ok_or_else(|| failure("its address is not shown (that takes root)"))?;
+    // The kernel writes this one in hexadecimal without a prefix.
+    let size = tree.text(&format!("{BLOCKS}/block_size_bytes")).ok();
+    let block_bytes = size.and_then(|text| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok());
+    let block_bytes = block_bytes.filter(|bytes| *bytes > 0);
+    let block_bytes = block_bytes.ok_or_else(|| failure("this kernel cannot add memory (CONFIG_MEMORY_HOTPLUG)"))?;
+    // Only whole blocks are added.
+    let (first, end) = (start.div_ceil(block_bytes), start.saturating_add(device.bytes) / block_bytes);
+    if end.saturating_sub(first) > BLOCKS_MAX {
+        return Err(failure("the kernel shows more of them than there can be"));
+    }
+    let mut blocks = Blocks { block_bytes, ..Blocks::default() };
+    for block in first..end {
+        match tree.text(&format!("{BLOCKS}/memory{block}/state")).as_deref() {
+            Ok("online") => blocks.online.push(block),
+            Ok(_) => blocks.offline.push(block),
+            Err(_) => {}
+        }
+    }
+    Ok(blocks)
+}
+
+/// Gives a device's memory to the kernel. Blocks that are online already stay as they are.
+pub fn online(
+    tree: &dyn Tree,
+    device: &Device,
+    zone: Zone,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Blocks, CxlFailure> {
+    set_mode(tree, device, Mode::SystemRam).map_err(CxlFailure::write)?;
+    let found = blocks(tree, device)?;
+    if found.online.is_empty() && found.offline.is_empty() {
+        let what = "the kernel has made none; the device may be smaller than one block";
+        return Err(CxlFailure::NoBlocks { device: device.name.clone(), what });
+    }
+    let all = found.online.len() + found.offline.len();
+    for (done, block) in found.offline.iter().enumerate() {
+        set_state(tree, *block, zone.word()).map_err(CxlFailure::write)?;
+        progress(&Progress { done: found.online.len() + done + 1, all, block_bytes: found.block_bytes });
+    }
+    blocks(tree, device)
+}
+
+/// Takes a device's memory from the kernel, for programs that open the device. If it is in use, it is moved to other
+/// nodes with `migrate`, and otherwise nothing is changed. When a block cannot be emptied, the others come back.
+pub fn offline(
+    tree: &dyn Tree,
+    device: &Device,
+    migrate: bool,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<(), CxlFailure> {
+    if device.mode == Mode::SystemRam {
+        empty(tree, device, migrate, progress)?;
+    }
+    let now = dax::device(tree, &device.name).unwrap_or_else(|| device.clone());
+    set_mode(tree, &now, Mode::Devdax).map_err(CxlFailure::write)
+}
+
+fn empty(
+    tree: &dyn Tree,
+    device: &Device,
+    migrate: bool,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<(), CxlFailure> {
+    let found = blocks(tree, device)?;
+    let of_node = || device.node.map(|node| (node, holders(tree, node)));
+    if !migrate
+        && !found.online.is_empty()
+        && let Some((node, holders)) = of_node().filter(|(_, holders)| !holders.is_empty())
+    {
+        return Err(CxlFailure::Held { device: device.name.clone(), node, holders });
+    }
+    let zones: Vec<&str> = found.online.iter().map(|block| zone_of(tree, *block)).collect();
+    // From the end, where memory is allocated last.
+    for (done, block) in found.online.iter().rev().enumerate() {
+        if let Err(write) = set_state(tree, *block, "offline") {
+            let holders = of_node().map(|(_, holders)| holders).unwrap_or_default();
+            let emptied = found.online.iter().zip(&zones).rev().take(done);
+            let left_offline = emptied.filter(|(block, zone)| set_state(tree, **block, zone).is_err()).count();
+            let (device, block, write) = (device.name.clone(), *block, Box::new(write));
+            return Err(CxlFailure::BlockHeld { device, block, write, holders, left_offline });
+        }
+        progress(&Progress { done: done + 1, all: found.online.len(), block_bytes: found.block_bytes });
+    }
+    Ok(())
+}
+
+/// How a block was brought online, to bring it back in the same way.
+fn zone_of(tree: &dyn Tree, block: u64) -> &'static str {
+    let zones = tree.text(&format!("{BLOCKS}/memory{block}/valid_zones")).unwrap_or_default();
+    if zones == "Movable" { Zone::Movable.word() } else { Zone::Normal.word() }
+}
+
+fn set_state(tree: &dyn Tree, block: u64, state: &str) -> Result<(), WriteFailure> {
+    write_all(tree, &[Write::new(format!("{BLOCKS}/memory{block}/state"), state)])
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A guest with far memory: a node without CPUs, a memory device, and, where QEMU has them, CXL devices behind a
+//! switch.
+//!
+//! `AQUIFER_E2E_CXL_KERNEL=DIR` names a directory with an unpacked kernel package of Linux 6.12 or later, which has
+//! weighted interleaving, and perhaps with an unpacked QEMU (`usr/bin/qemu-system-x86_64`): `.ci/guest-kernel DIR cxl`
+//! fills it. Volatile CXL memory takes QEMU 8.1.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::build::{binaries, compile_text, scratch};
+use crate::guest::{kernel, skipped};
+use crate::rdma_guest::{Files, LOADED, read};
+
+/// Names the directory with the kernel.
+pub const KERNEL_VARIABLE: &str = "AQUIFER_E2E_CXL_KERNEL";
+
+/// In load order.
+const MODULES: [&str; 14] = [
+    "cxl/cxl_acpi",
+    "cxl/cxl_pci",
+    "cxl/cxl_mem",
+    "dax/dax_cxl",
+    "dax/device_dax",
+    "dax/kmem",
+    "nvdimm/libnvdimm",
+    "nvdimm/nd_btt",
+    "nvdimm/nd_pmem",
+    "nvdimm/nd_e820",
+    "dax/dax_pmem",
+    "block/loop",
+    "dax/hmem/dax_hmem",
+    "md/dm-mod",
+];
+/// Programs of this machine, and their packages.
+const PROGRAMS: [(&str, [&str; 2], &str); 3] = [
+    ("mkfs.ext4", ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"], "e2fsprogs"),
+    ("dmsetup", ["/usr/sbin/dmsetup", "/sbin/dmsetup"], "dmsetup"),
+    ("busybox", ["/bin/busybox", "/usr/bin/busybox"], "busybox-static"),
+];
+
+/// A guest that can be started.
+pub struct FarGuest {
+    /// QEMU with all of its arguments.
+    pub qemu: Command,
+    /// Whether the guest has CXL devices.
+    pub has_cxl: bool,
+}
+
+/// Builds the guest. Returns `None`, and reports a skip, if something is missing.
+pub fn far() -> Option<FarGuest> {
+    let Some(root) = std::env::var_os(KERNEL_VARIABLE).map(PathBuf::from) else {
+        skipped(&format!("{KERNEL_VARIABLE} is not set; run .ci/guest-kernel DIR cxl and set {KERNEL_VARIABLE}=DIR"));
+        return None;
+    };
+    let Some((kernel, modules)) = kernel(&root) else {
+        skipped(&format!("{} has no boot/vmlinuz-VERSION with lib/modules/VERSION", root.display()));
+        return None;
+    };
+    let initramfs = initramfs(&modules)?;
+    let program = qemu_program(&root);
+    let has_cxl = has_volatile_cxl(&program);
+    let mut qemu = Command::new(program);
+    qemu.args(crate::guest::QEMU_WORDS);
+    // One CPU: on a busy machine, two wait for each other whenever a page is taken away.
+    // With the hypervisor bit, the kernel refuses to commit regions: it cannot flush the processors' caches.
+    qemu.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max,-hypervisor,la57=off", "-smp", "1"]);
+    qemu.args(["-m", "1280M,maxmem=8G,slots=4"]);
+    qemu.args(["-object", "memory-backend-ram,id=ram0,size=1G", "-object", "memory-backend-ram,id=ram1,size=256M"]);
+    qemu.args(["-numa", "node,nodeid=0,cpus=0,memdev=ram0", "-numa", "node,nodeid=1,memdev=ram1"]);
+    qemu.args(["-numa", "dist,src=0,dst=1,val=30"]);
+    let words = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off memhp_default_state=offline memmap=64M!960M";
+    qemu.args(["-append", words]).arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs);
+    qemu.args(if has_cxl { CXL_WORDS } else { &["-machine", "q35"] });
+    Some(FarGuest { qemu, has_cxl })
+}
+
+/// A host bridge with a switch, and two devices of 256 MiB behind it.
+const CXL_WORDS: &[&str] = &[
+    "-machine",
+    "q35,cxl=on,cxl-fmw.0.targets.0=cxl.1,cxl-fmw.0.size=4G",
+    "-object",
+    "memory-backend-ram,id=cxlmem0,share=on,size=256M",
+    "-object",
+    "memory-backend-ram,id=cxlmem1,share=on,size=256M",
+    "-device",
+    "pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.1,hdm_for_passthrough=true",
+    "-device",
+    "cxl-rp,port=0,bus=cxl.1,id=rp0,chassis=0,slot=2",
+    "-device",
+    "cxl-upstream,port=2,bus=rp0,id=us0",
+    "-device",
+    "cxl-downstream,port=0,bus=us0,id=swport0,chassis=0,slot=4",
+    "-device",
+    "cxl-downstream,port=1,bus=us0,id=swport1,chassis=0,slot=5",
+    "-device",
+    "cxl-type3,bus=swport0,volatile-memdev=cxlmem0,id=mem0,sn=0x1000",
+    "-device",
+    "cxl-type3,bus=swport1,volatile-memdev=cxlmem1,id=mem1,sn=0x1001",
+];
+
+/// The QEMU of `AQUIFER_QEMU`, or the unpacked one, or the installed one.
+fn qemu_program(root: &Path) -> PathBuf {
+    let unpacked = root.join("usr/bin/qemu-system-x86_64");
+    let named = std::env::var_os("AQUIFER_QEMU").map(PathBuf::from);
+    named.or_else(|| unpacked.is_file().then_some(unpacked)).unwrap_or_else(|| "qemu-system-x86_64".into())
+}
+
+fn has_volatile_cxl(program: &Path) -> bool {
+    let asked = Command::new(program).args(["-device", "cxl-type3,help"]).output();
+    asked.is_ok_and(|answer| String::from_utf8_lossy(&answer.stdout).contains("volatile-memdev"))
+}
+
+fn initramfs(modules: &Path) -> Option<PathBuf> {
+    let mut archive = Files::default();
+    let built_in = fs::read_to_string(modules.join("modules.builtin")).unwrap_or_default();
+    for (index, module) in MODULES.iter().enumerate() {
+        if !built_in.contains(&format!("{module}.ko")) {
+            let bytes = module_bytes(&modules.join(format!("kernel/drivers/{module}.ko")))?;
+            archive.add(&format!("modules/{index:02}.ko"), &bytes);
+        }
+    }
+    for (name, places, package) in PROGRAMS {
+        let Some(path) = places.iter().map(Path::new).find(|path| path.exists()) else {
+            skipped(&format!("there is no {name} (package {package})"));
+            return None;
+        };
+        archive.program(&format!("bin/{name}"), path)?;
+    }
+    // glibc loads it by name to end threads.
+    archive.program(&LOADED[1][1..], Path::new(LOADED[1]))?;
+    for name in ["aquifer", "libaquifer_preload.so"] {
+        archive.program(&format!("bin/{name}"), &binaries().join(name))?;
+    }
+    archive.program("bin/far-nodes", &compile_text("far-nodes", include_str!("../guest/far-nodes.c"))?)?;
+    archive.add("init", include_bytes!("../guest/far-nodes.sh"));
+    let initramfs = scratch("guest-far").join("initramfs");
+    fs::write(&initramfs, archive.end()).expect("the scratch directory can be written");
+    Some(initramfs)
+}
+
+/// A module, uncompressed: insmod of busybox does not decompress.
+fn module_bytes(path: &Path) -> Option<Vec<u8>> {
+    let compressed = path.with_extension("ko.xz");
+    if !compressed.exists() {
+        return read(path);
+    }
+    match Command::new("xz").arg("-dc").arg(&compressed).output() {
+        Ok(output) if output.status.success() => Some(output.stdout),
+        Ok(output) => panic!("{}: {}", compressed.display(), String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            skipped(&format!("xz cannot be started (package xz-utils): {error}"));
+            None
+        }
+    }
+}

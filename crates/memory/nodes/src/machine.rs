@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The files of this machine, or of a copy of them below another directory.
+//!
+//! See sysfs(5) and proc(5). Threads: any.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write as _};
+use std::path::PathBuf;
+
+use crate::tree::Tree;
+
+/// How much of a text is read. No file of sysfs has more than a page, and /proc/vmstat has about 6 KiB; a program with
+/// 40,000 mappings has a numa_maps of this length.
+const TEXT_BYTES_MAX: u64 = 4 << 20;
+
+/// The files of this machine.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    root: PathBuf,
+}
+
+impl Machine {
+    /// Those of the running kernel.
+    pub fn running() -> Machine {
+        Self::below("/")
+    }
+
+    /// A copy of them below `root`.
+    pub fn below(root: impl Into<PathBuf>) -> Machine {
+        Machine { root: root.into() }
+    }
+
+    fn place(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+}
+
+impl Tree for Machine {
+    fn text(&self, path: &str) -> io::Result<String> {
+        let mut text = String::new();
+        File::open(self.place(path))?.take(TEXT_BYTES_MAX).read_to_string(&mut text)?;
+        Ok(text.trim().to_owned())
+    }
+
+    fn names(&self, path: &str) -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(self.place(path))?;
+        let mut names: Vec<String> =
+            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn link(&self, path: &str) -> io::Result<String> {
+        let target = fs::read_link(self.place(path))?;
+        let name = target.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+        name.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn write(&self, path: &str, value: &str) -> io::Result<()> {
+        // Without O_CREAT: a setting that does not exist is not made, not even below a copy.
+        let mut file = OpenOptions::new().write(true).open(self.place(path))?;
+        // One call, because each write(2) to such a file is a command.
+        let written = file.write(value.as_bytes())?;
+        if written == value.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_running_kernel_is_read_and_nothing_is_created() {
+        let machine = Machine::running();
+        assert!(machine.text("/proc/meminfo").unwrap().starts_with("MemTotal:"));
+        assert!(machine.names("/proc/self").unwrap().contains(&"status".to_owned()));
+        assert_eq!(machine.write("/proc/no-such-setting", "1").unwrap_err().kind(), io::ErrorKind::NotFound);
+        let elsewhere = Machine::below("/proc/self");
+        assert!(elsewhere.text("/status").unwrap().contains("Name:"));
+        assert!(elsewhere.link("/exe").is_ok());
+    }
+}

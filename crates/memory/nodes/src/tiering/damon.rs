@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! DAMON's threads and their schemes: what is monitored, which pages are moved where, and what to write to have cold
+//! pages of the near nodes moved to a far one.
+//!
+//! See the kernel's `Documentation/admin-guide/mm/damon/usage.rst`. The actions `migrate_hot` and `migrate_cold` exist
+//! since Linux 6.11.
+
+use std::error::Error;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::node::Nodes;
+use crate::tree::{Tree, Write};
+
+pub(super) const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
+const BLOCKS: &str = "/sys/devices/system/memory";
+/// The most threads and schemes that are shown. A choice, far more than anybody runs.
+const SHOWN_MAX: u64 = 64;
+/// How long a page is untouched before it is cold, in the aggregation intervals of DAMON, which are 100 ms by default.
+/// A choice: 30 s, so that a program that pauses does not lose its memory.
+const COLD_INTERVALS: u64 = 300;
+/// The most that is moved in a second. A choice: far below the bandwidth of any far memory.
+const QUOTA_BYTES: u64 = 256 << 20;
+
+/// What DAMON does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Damon {
+    /// Its threads.
+    pub kdamonds: Vec<Kdamond>,
+}
+
+/// One thread of DAMON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Kdamond {
+    /// Its number.
+    pub number: u64,
+    /// Whether it runs.
+    pub is_on: bool,
+    /// Its schemes.
+    pub schemes: Vec<Scheme>,
+}
+
+/// One scheme: what is done to which pages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Scheme {
+    /// The action, such as `migrate_cold`.
+    pub action: String,
+    /// The node to which pages are moved, for the actions that move pages.
+    pub target_node: Option<u32>,
+    /// The bytes that it has tried to act on.
+    pub tried_bytes: Option<u64>,
+    /// The bytes that it has acted on.
+    pub applied_bytes: Option<u64>,
+}
+
+impl Damon {
+    /// Reads its threads. `None` if its interface does not exist.
+    pub fn read(tree: &dyn Tree) -> Option<Damon> {
+        let count = tree.number(&format!("{KDAMONDS}/nr_kdamonds")).ok()?;
+        Some(Damon { kdamonds: (0..count.min(SHOWN_MAX)).map(|number| kdamond(tree, number)).collect() })
+    }
+}
+
+fn kdamond(tree: &dyn Tree, number: u64) -> Kdamond {
+    let directory = format!("{KDAMONDS}/{number}");
+    let is_on = tree.text(&format!("{directory}/state")).is_ok_and(|state| state == "on");
+    let context = format!("{directory}/contexts/0");
+    let count = tree.number(&format!("{context}/schemes/nr_schemes")).unwrap_or(0).min(SHOWN_MAX);
+    let scheme = |scheme: u64| {
+        let directory = format!("{context}/schemes/{scheme}");
+        let action = tree.text(&format!("{directory}/action")).unwrap_or_default();
+        let target = tree.number(&format!("{directory}/target_nid")).ok().and_then(|node| u32::try_from(node).ok());
+        Scheme {
+            target_node: target.filter(|_| action.starts_with("migrate_")),
+            action,
+            tried_bytes: tree.number(&format!("{directory}/stats/sz_tried")).ok(),
+            applied_bytes: tree.number(&format!("{directory}/stats/sz_applied")).ok(),
+        }
+    };
+    Kdamond { number, is_on, schemes: (0..count).map(scheme).collect() }
+}
+
+/// Why DAMON cannot be set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DamonFailure {
+    /// The kernel does not have it, or not its interface.
+    Absent,
+    /// Another program uses it.
+    Busy {
+        /// The number of its threads.
+        kdamonds: usize,
+    },
+    /// No node to move to.
+    NoFarNode,
+    /// The physical addresses of the near nodes cannot be found out.
+    NoRanges,
+}
+
+impl fmt::Display for DamonFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DamonFailure::Absent => write!(f, "{KDAMONDS} does not exist; it takes a kernel with CONFIG_DAMON_SYSFS"),
+            DamonFailure::Busy { kdamonds } => write!(
+                f,
+                "DAMON already has {kdamonds} threads, set up by another program; end that, or write 0 to {KDAMONDS}/nr_kdamonds"
+            ),
+            DamonFailure::NoFarNode => {
+                f.write_str("no node has memory and no CPUs, so there is nowhere to move cold pages; bring one online")
+            }
+            DamonFailure::NoRanges => {
+                write!(f, "the memory of the near nodes is not listed in {BLOCKS}; it takes CONFIG_MEMORY_HOTPLUG")
+            }
+        }
+    }
+}
+
+impl Error for DamonFailure {}
+
+/// What sets up a thread that moves cold pages of the near nodes to the first far one, in order.
+pub(super) fn start_writes(tree: &dyn Tree, damon: Option<&Damon>) -> Result<Vec<Write>, DamonFailure> {
+    let damon = damon.ok_or(DamonFailure::Absent)?;
+    if !damon.kdamonds.is_empty() {
+        return Err(DamonFailure::Busy { kdamonds: damon.kdamonds.len() });
+    }
+    let nodes = Nodes::read(tree).map_err(|_| DamonFailure::NoFarNode)?;
+    let far = nodes.far().next().ok_or(DamonFailure::NoFarNode)?.number;
+    let ranges: Vec<(u64, u64)> = nodes.near().flat_map(|node| ranges(tree, node.number)).collect();
+    if ranges.is_empty() {
+        return Err(DamonFailure::NoRanges);
+    }
+    let context = format!("{KDAMONDS}/0/contexts/0");
+    let (target, scheme) = (format!("{context}/targets/0"), format!("{context}/schemes/0"));
+    let mut writes = vec![
+        Write::new(format!("{KDAMONDS}/nr_kdamonds"), "1"),
+        Write::new(format!("{KDAMONDS}/0/contexts/nr_contexts"), "1"),
+        Write::new(format!("{context}/operations"), "paddr"),
+        Write::new(format!("{context}/targets/nr_targets"), "1"),
+        Write::new(format!("{target}/regions/nr_regions"), ranges.len().to_string()),
+    ];
+    for (index, (start, end)) in ranges.iter().enumerate() {
+        writes.push(Write::new(format!("{target}/regions/{index}/start"), start.to_string()));
+        writes.push(Write::new(format!("{target}/regions/{index}/end"), end.to_string()));
+    }
+    let pattern = format!("{scheme}/access_pattern");
+    for (path, value) in [
+        (format!("{context}/schemes/nr_schemes"), "1".to_owned()),
+        (format!("{scheme}/action"), "migrate_cold".to_owned()),
+        (format!("{scheme}/target_nid"), far.to_string()),
+        (format!("{pattern}/sz/min"), "4096".to_owned()),
+        (format!("{pattern}/sz/max"), u64::MAX.to_string()),
+        (format!("{pattern}/nr_accesses/min"), "0".to_owned()),
+        (format!("{pattern}/nr_accesses/max"), "0".to_owned()),
+        (format!("{pattern}/age/min"), COLD_INTERVALS.to_string()),
+        (format!("{pattern}/age/max"), u32::MAX.to_string()),
+        (format!("{scheme}/quotas/bytes"), QUOTA_BYTES.to_string()),
+        (format!("{scheme}/quotas/reset_interval_ms"), "1000".to_owned()),
+        (format!("{KDAMONDS}/0/state"), "on".to_owned()),
+    ] {
+        writes.push(Write::new(path, value));
+    }
+    Ok(writes)
+}
+
+/// What ends all threads of DAMON's interface.
+pub fn stop_writes(damon: &Damon) -> Vec<Write> {
+    let running = damon.kdamonds.iter().filter(|kdamond| kdamond.is_on);
+    let mut writes: Vec<Write> =
+        running.map(|kdamond| Write::new(format!("{KDAMONDS}/{}/state", kdamond.number), "off")).collect();
+    if !damon.kdamonds.is_empty() {
+        writes.push(Write::new(format!("{KDAMONDS}/nr_kdamonds"), "0"));
+    }
+    writes
+}
+
+/// The physical addresses of a node's memory, adjacent blocks together.
+fn ranges(tree: &dyn Tree, node: u32) -> Vec<(u64, u64)> {
+    // The kernel writes this one in hexadecimal without a prefix.
+    let size = tree.text(&format!("{BLOCKS}/block_size_bytes")).ok();
+    let Some(size) = size.and_then(|text| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()) else {
+        return Vec::new();
+    };
+    let names = tree.names(&format!("/sys/devices/system/node/node{node}")).unwrap_or_default();
+    let mut blocks: Vec<u64> = names.iter().filter_map(|name| name.strip_prefix("memory")?.parse().ok()).collect();
+    blocks.sort_unstable();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for block in blocks {
+        let Some((start, end)) = block.checked_mul(size).and_then(|start| Some((start, start.checked_add(size)?)))
+        else {
+            continue;
+        };
+        match ranges.last_mut() {
+            Some(last) if last.1 == start => last.1 = end,
+            _ => ranges.push((start, end)),
+        }
+    }
+    ranges
+}
