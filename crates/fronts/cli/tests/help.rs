@@ -11,7 +11,7 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 68] = [
+const COMMANDS: [&str; 70] = [
     "",
     "run",
     "vm",
