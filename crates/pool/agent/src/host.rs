@@ -191,7 +191,9 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.keeper.take().into_iter().for_each(Keeper::stop);
+        if let Some(keeper) = self.keeper.take() {
+            keeper.stop();
+        }
         self.server.take().into_iter().for_each(|server| server.end());
         self.thread.take().into_iter().for_each(|thread| _ = thread.join());
     }
