@@ -28,7 +28,7 @@ function licenceOf(name: string): string {
   return `${name}\n\n${file(`node_modules/${name}/LICENSE`)}`;
 }
 
-/** Writes the licences of what is linked into the page beside it. */
+/** Writes the licences of the packages that are linked into the page to a file beside it. */
 function licences(): Plugin {
   const { dependencies } = JSON.parse(file("package.json")) as Manifest;
   return {

@@ -3,7 +3,8 @@
 
 //! `aquifer donor`: lends this machine's memory, reclaims it, and shows a donor's status.
 //!
-//! The arguments are defined here and, for fabric managers, in `managed.rs`. `lend.rs` runs the donor; `reclaim.rs` and `status.rs` talk to a running one.
+//! The arguments are defined here and, for fabric managers, in `managed.rs`. `lend.rs` runs the donor; `reclaim.rs` and
+//! `status.rs` talk to a running one.
 
 mod lend;
 mod managed;

@@ -136,8 +136,8 @@ fn a_call_that_traps_in_the_c_librarys_own_function_is_a_cancellation_point() {
     dispatch::install();
     for turn in 0..50 {
         let (mut ends, mut thread, mut result) = ([0; 2], 0, std::ptr::null_mut());
-        // SAFETY: both declarations have the same ABI; the thread ends in this turn, and everything it uses outlives
-        // it.
+        // SAFETY: both declarations have the same ABI; the thread ends in this iteration, and everything it uses
+        // outlives it.
         unsafe {
             // Ends this program if the thread waits for ever.
             libc::alarm(60);

@@ -79,7 +79,7 @@ impl Decoder {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next message; `None` until all of it has arrived. After a failure, the connection is of no use.
+    /// The next message; `None` until all of it has arrived. After a failure, the connection cannot be used.
     pub fn next<M: DeserializeOwned>(&mut self) -> Result<Option<M>, NotAFrame> {
         let Some((head, rest)) = self.bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
         let bytes = u32::from_le_bytes(*head) as usize;

@@ -19,8 +19,8 @@ pub const NAME_BYTES_MAX: usize = 63;
 /// Members in one message at most: the spans of a volume, each with the members of a parity.
 pub const MEMBERS_MAX: usize = 1024;
 
-/// Whether a text can be the name, or the id, of a volume: as in the pool, lower-case letters, digits, `-`, `_` and `.`,
-/// beginning with a letter or a digit.
+/// Whether a text can be the name, or the id, of a volume: as in the pool, lower-case letters, digits, `-`, `_` and
+/// `.`, beginning with a letter or a digit.
 pub fn is_name(text: &str) -> bool {
     let is_allowed = |one: u8| matches!(one, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
     let is_first = |one: u8| matches!(one, b'a'..=b'z' | b'0'..=b'9');

@@ -36,9 +36,9 @@ const WEIGHT_MAX: u64 = 16;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Held {
     report: VolumeReport,
-    /// Members that others replace, and that programs drain.
+    /// Members that are being replaced by others, and that programs drain.
     replaced: BTreeSet<MemberId>,
-    /// Members that go with what they have.
+    /// Members whose bytes are lost or not needed any more.
     abandoned: BTreeSet<MemberId>,
     /// The manager has withdrawn it.
     is_withdrawn: bool,
@@ -84,7 +84,7 @@ pub(crate) struct Ledger {
     volumes: BTreeMap<VolumeId, Held>,
     left: BTreeMap<VolumeId, BTreeSet<MemberId>>,
     users: Vec<User>,
-    /// Where donors are, as the manager has said.
+    /// Where donors are, according to the manager.
     donors: BTreeMap<DonorId, Whereabouts>,
     /// Grows with every change of a view.
     revision: u64,
@@ -135,7 +135,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Asks the gate that this state stands for.
+    /// Asks a gate that is in this state.
     fn admit(&mut self, command: &Command) -> Result<(), String> {
         let mut gate = Gate::new(self.incarnation, self.term);
         if self.sequence > 0 {
@@ -185,7 +185,7 @@ impl Ledger {
             (user.is_connected, user.missed) = (true, 0);
             return true;
         }
-        // Who has memory already goes on: the volume may have been withdrawn since.
+        // A program that has memory already may go on, even if the volume has been withdrawn since.
         let may_open = |held: &&Held| !held.is_withdrawn || !holds.is_empty();
         let Some(held) = self.volumes.get(&id.volume).filter(may_open) else { return false };
         let holds = holds.iter().copied().map(MemberId);
@@ -249,7 +249,7 @@ impl Ledger {
         let is_it = |user: &&mut User| (user.volume, user.process, user.session) == (id.volume, id.process, id.session);
         let user = self.users.iter_mut().find(is_it)?;
         let Some(held) = held else {
-            // All members are let go: the volume has left this host.
+            // The view has no members: the volume has left this host.
             let redundancy = Redundancy::None;
             return Some(View { revision, redundancy, files: None, members: Vec::new(), is_withdrawn: true });
         };

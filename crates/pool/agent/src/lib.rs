@@ -9,7 +9,7 @@
 //! ledger (`ledger.rs`, pure), which is on disk (`kept.rs`), so that programs start while the manager is down and a
 //! restarted agent knows which programs may still have memory of a member (`processes.rs`).
 //!
-//! An agent that has ended stops changes, and no program: programs talk to donors themselves.
+//! When an agent has ended, changes stop and programs go on: programs talk to donors themselves.
 //!
 //! ```
 //! let settings: aquifer_agent::Settings = "

@@ -27,7 +27,7 @@ struct Program {
     agent: AgentArgs,
 }
 
-/// The status for arguments and configurations that cannot be.
+/// The exit status for invalid arguments and configurations.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -66,7 +66,7 @@ fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::low_level::pipe::register(signal, host.ender()?)?;
     }
-    // Nobody may read it.
+    // Standard output may be closed.
     let _ = writeln!(std::io::stdout(), "serving programs at {socket}");
     host.wait();
     Ok(())

@@ -7,7 +7,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// A process of this host. Its number alone could be another process's by now.
+/// A process of this host. Its number alone may have been given to another process since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Process {

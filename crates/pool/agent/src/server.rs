@@ -25,9 +25,9 @@ use crate::session::{Peer, Session};
 
 /// The mode of the socket: its owner and its group may use it.
 const MODE: u32 = 0o660;
-/// How often the agent looks which programs have ended, if nothing else happens.
+/// How often the agent checks which programs have ended, if nothing else happens.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Of the places for programs, one user other than root can take this many quarters.
+/// How many quarters of the places for programs one user other than root can take.
 const QUARTERS_PER_USER: usize = 3;
 /// The pause after a connection could not be accepted, such as without a free descriptor.
 const PAUSE: Duration = Duration::from_millis(100);

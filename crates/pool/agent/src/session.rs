@@ -3,8 +3,8 @@
 
 //! One program: it opens a volume, gets a view of it and every later one, and reports its progress.
 //!
-//! A program that sends what is no message, or sends and reads nothing for too long when it has to, loses its
-//! connection, and nothing else.
+//! A program that sends something that is not a message, or that is too slow to send or to read, loses its connection,
+//! and nothing else.
 //!
 //! Threads: one for each program.
 
@@ -124,7 +124,8 @@ impl Session {
         let not_bound = || Ending::Denied(Denial::NotBound { host: settings.host.to_string() });
         let is_it = |permit: &&crate::settings::Permit| permit.name == volume || permit.id.to_string() == volume;
         let permit = settings.volumes.iter().find(is_it).filter(|_| is_name(&volume));
-        // A volume that is in nobody's list is root's alone; a user who may not use it does not learn whether it exists.
+        // A volume that is in nobody's list is root's alone; a user who may not use it does not learn whether it
+        // exists.
         let id = match permit {
             Some(permit) if permit.allows(uid, gid) => permit.id,
             None if uid == 0 => volume.try_into().map_err(|_| not_bound())?,

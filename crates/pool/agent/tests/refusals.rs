@@ -95,7 +95,7 @@ fn a_client_that_misbehaves_harms_only_itself() {
     (0..2).for_each(|session| send(&stream, &open("db", session)));
     assert!(matches!(answer(&stream), Some(Answer::View(_))));
     assert!(matches!(answer(&stream), Some(Answer::Denied(Denial::Malformed { .. })) | None));
-    // What it reports about members that it was never given is not believed.
+    // Its reports about members that it was never given are ignored.
     let stream = connect(&world);
     send(&stream, &open("db", 5));
     assert!(matches!(answer(&stream), Some(Answer::View(_))));

@@ -23,11 +23,11 @@ use crate::registrar::{Shared, Stranger};
 use crate::registration::{EndId, Kind};
 use crate::stream::Stream;
 
-/// How long a stranger has until it is registered.
+/// How long a connection may take to register.
 const STRANGER_WAIT: Duration = Duration::from_secs(5);
-/// An end that is asked nothing for so long is sent a ping.
+/// How long an end is asked nothing before it is sent a ping.
 const PING_AFTER: Duration = Duration::from_secs(5);
-/// An end that has not answered for so long is taken for gone.
+/// How long an end may take to answer before it counts as gone.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// The time between two directories for one end, while ends come and go.
 const DIRECTORY_PAUSE: Duration = Duration::from_millis(500);
@@ -65,14 +65,14 @@ pub(crate) fn serve(shared: &Shared, stranger: Stranger, socket: TcpStream, peer
     };
     drop(stranger);
     let Some((id, mut channel, jobs)) = registered else { return };
-    // Whatever ended it, the next report of this end says that it is apart, which is an event.
+    // Whatever ended it, the next round reports that this end has no channel, which is an event.
     let _ = channel.work(&jobs);
     shared.part(&id, connection);
 }
 
 type Registered<'a> = (EndId, Channel<'a>, Receiver<Job>);
 
-/// Finds out who the peer is, and registers it. `None`: it was refused, and knows why.
+/// Identifies the peer and registers it. `None`: it was refused, and has been sent the reason.
 fn register<'a>(
     shared: &'a Shared,
     socket: TcpStream,
@@ -167,9 +167,9 @@ impl Channel<'_> {
                 Request::Query { term, is_drained } => self.query(term, is_drained)?,
                 Request::Commands(commands) => self.command(commands)?,
             };
-            // Release pairs with the AcqRel in `registrar.rs`. Before the answer: who has it may send the next job.
+            // Release pairs with the AcqRel in `registrar.rs`. Before the answer, whose receiver may send the next job.
             self.is_busy.store(false, Ordering::Release);
-            // Nobody waits for it any more if it is late.
+            // If it is late, nobody waits for it any more.
             let _ = replies.try_send((id, answer));
         }
     }

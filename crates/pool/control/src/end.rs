@@ -53,10 +53,11 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// A donor or an agent, as its managers see it. Calls come from the threads of a [`Keeper`](crate::Keeper), one at a time.
+/// A donor or an agent, as its managers see it. Calls come from the threads of a [`Keeper`](crate::Keeper), one at a
+/// time.
 ///
-/// An end asks an `aquifer_fabric::Gate` before it reports and before it carries out a command, and stores a greater term
-/// before it acts on it.
+/// An end asks an `aquifer_fabric::Gate` before it reports and before it carries out a command, and stores a greater
+/// term before it acts on it.
 pub trait End: Send {
     /// Stores a term, if it is the greatest so far, before anything is done for its manager. An end that cannot store
     /// it says why, and is silent for this manager.

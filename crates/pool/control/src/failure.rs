@@ -16,11 +16,11 @@ use crate::message::NotAFrame;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ChannelFailure {
-    /// The other end sent something else than was due.
+    /// The other end sent an unexpected message.
     Confused {
-        /// What was due.
+        /// The expected message.
         expected: &'static str,
-        /// What came.
+        /// The received message.
         found: &'static str,
     },
     /// The ends do not trust each other.
@@ -65,7 +65,7 @@ impl fmt::Display for ChannelFailure {
                 Distrust::OwnUnusable => {
                     f.write_str("the manager says that this end's certificate is not one for a client; issue another")
                 }
-                _ => f.write_str("what listens there speaks no TLS 1.3 of a control channel; check the address and port"),
+                _ => f.write_str("the peer does not speak the TLS 1.3 of a control channel; check the address and port"),
             },
             Self::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
                 f.write_str("no answer in time; check the network and the other end")
@@ -108,7 +108,7 @@ pub struct NotAManager(pub(crate) String);
 impl fmt::Display for NotAManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown: String = self.0.chars().take(60).collect();
-        write!(f, "`{}` is no address of a manager; write HOST:PORT", shown.escape_debug())
+        write!(f, "`{}` is not an address of a manager; write HOST:PORT", shown.escape_debug())
     }
 }
 

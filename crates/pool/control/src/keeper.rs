@@ -24,19 +24,19 @@ use crate::message::{FRAME_BYTES_MAX, Message, VERSION_NEWEST, VERSION_OLDEST};
 use crate::registration::Registration;
 use crate::stream::Stream;
 
-/// Managers of one end at most: three or five are elected among themselves.
+/// Maximum number of managers of one end: deployments have one, three or five.
 const MANAGERS_MAX: usize = 8;
 /// How long one address of a manager is tried.
 const CONNECT_WAIT: Duration = Duration::from_secs(3);
 /// How long handshake and registration take at most.
 const REGISTER_WAIT: Duration = Duration::from_secs(10);
-/// A manager that asks nothing for so long is gone: three times the time after which it sends a ping.
+/// How long a manager may ask nothing before it counts as gone: three times the time after which it sends a ping.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// How long sending an answer may take.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// The first wait before a new attempt, doubled after each failure.
 const BACKOFF_MIN_MS: u64 = 100;
-/// The longest wait. A manager that is back has all its ends within so long.
+/// The longest wait. A manager that was restarted has all its ends again within this time.
 const BACKOFF_MAX_MS: u64 = 5000;
 
 /// Where a manager listens for ends: `HOST:PORT`.
@@ -217,7 +217,7 @@ impl Channel<'_> {
             }
             let Err(failure) = ended;
             let line = failure.to_string();
-            // The same reason again and again is one line.
+            // A repeated reason is logged once.
             if line != last {
                 (self.shared.log)(&format!("no channel to the fabric manager at {}: {line}", self.manager()));
                 last = line;

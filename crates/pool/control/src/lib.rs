@@ -3,11 +3,11 @@
 
 //! The control channel: how donors and host agents register with a fabric manager, report to it, and get its commands.
 //!
-//! An *end* (a donor or an agent) connects to the manager, by mutual TLS, and sends its [`Registration`]. From then on the
-//! manager asks and the end answers, one request at a time (`message.rs`): so a command is carried out before the next
-//! report is made, or is lost with the connection. An end that is not asked for a while reconnects.
+//! An *end* (a donor or an agent) connects to the manager, by mutual TLS, and sends its [`Registration`]. From then on
+//! the manager asks and the end answers, one request at a time (`message.rs`): so a command is carried out before the
+//! next report is made, or is lost with the connection. An end that is not asked for a while reconnects.
 //!
-//! - An end implements [`End`] and starts a [`Keeper`], which keeps a channel to each manager it was given (`keeper.rs`).
+//! - An end implements [`End`] and starts a [`Keeper`], which keeps a channel to each of its managers (`keeper.rs`).
 //! - A manager starts a [`Registrar`], which accepts ends (`registrar.rs`), decides who may register as what
 //!   (`roster.rs`, pure), and carries requests (`channel.rs`).
 //!

@@ -18,7 +18,7 @@
 //! | `outcomes` | `commands` | commands, in their order |
 //! | `pong` | `ping` | both are alive |
 //!
-//! Unknown messages and unknown fields end the connection: what changes gets a new version.
+//! Unknown messages and unknown fields end the connection: any change of the messages needs a new version.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -62,8 +62,8 @@ pub struct Whereabouts {
     pub identity: String,
 }
 
-/// Who is who: an agent finds the donors in it, and a donor finds under which name each host borrows. Each gets its part
-/// alone.
+/// Who is who: an agent finds the donors in it, and a donor finds under which name each host borrows. Each gets its
+/// part alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Directory {

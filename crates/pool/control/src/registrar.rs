@@ -29,27 +29,27 @@ use crate::message::Report;
 use crate::registration::{EndId, Kind};
 use crate::roster::{Entry, Patterns, Roster};
 
-/// Connections that are not registered yet at most. A choice: a thousand ends that reconnect together are through in
-/// seconds, and strangers take little.
+/// Maximum number of connections that are not registered yet. A choice: a thousand ends that reconnect together
+/// register within seconds, and strangers use few resources.
 const STRANGERS_MAX: usize = 64;
-/// Of these, from one address.
+/// Maximum number of these from one address.
 const STRANGERS_PER_ADDRESS_MAX: usize = 32;
 /// How long a round waits for reports. An end that takes longer is silent in this round, and is not waited for again
 /// until it has answered.
 const REPORT_WAIT: Duration = Duration::from_secs(2);
 /// How long the outcome of commands is waited for.
 const COMMAND_WAIT: Duration = Duration::from_secs(5);
-/// Commands to one end at once at most; the rest is lost, and due again in the next round.
+/// Maximum number of commands in one request to an end; the rest is lost, and due again in the next round.
 const COMMANDS_MAX: usize = 64;
-/// The time between two readings of the certificates: a renewed one is used so soon.
+/// The time between two readings of the certificates, within which a renewed one is used.
 const RELOAD_PAUSE: Duration = Duration::from_secs(10);
-/// Nothing happens when this ends; it only bounds the wait for a connection.
+/// Only a bound on the wait for a connection; nothing happens when it ends.
 const SLEEP: Duration = Duration::from_secs(60);
 /// The pause after a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The stack of a connection's thread; messages are on the heap, and parsing JSON nests 128 levels at most.
 const STACK_BYTES: usize = 512 << 10;
-/// Lines about strangers in one second at most, so that they cannot fill a log.
+/// Maximum number of log lines about strangers in one second, so that they cannot fill a log.
 const LINES_PER_SECOND_MAX: u32 = 10;
 
 /// How ends reach a registrar, and who may.
@@ -84,7 +84,7 @@ pub enum Unheard {
 /// Why a command was not carried out, as far as the sender knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotSent {
-    /// It may have arrived or not.
+    /// It may or may not have arrived.
     Lost,
     /// It was refused.
     Refused(Refused),
@@ -280,7 +280,8 @@ impl Registrar {
         lock(&self.shared.connected).keys().cloned().collect()
     }
 
-    /// Forgets a registration and ends its channel. Returns whether there was one. An end that is alive registers again.
+    /// Forgets a registration and ends its channel. Returns whether there was one. An end that is alive registers
+    /// again.
     pub fn forget(&self, id: &EndId) -> bool {
         let had = self.shared.roster().forget(id);
         if let Some(old) = lock(&self.shared.connected).remove(id) {

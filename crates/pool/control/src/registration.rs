@@ -10,11 +10,11 @@ use std::net::{IpAddr, SocketAddr};
 use aquifer_fabric::{Bytes, DonorId, EnclosureId, HostId, LatencyClass, RackId, SLAB};
 use serde::{Deserialize, Serialize};
 
-/// Labels of one end at most.
+/// Maximum number of labels of one end.
 pub const LABELS_MAX: usize = 16;
 /// Longest value of a label. A choice: an asset number or a place in a building fits.
 const LABEL_BYTES_MAX: usize = 128;
-/// Addresses of one end at most: several networks, each with IPv4 and IPv6.
+/// Maximum number of addresses of one end: several networks, each with IPv4 and IPv6.
 const ADDRESSES_MAX: usize = 8;
 /// Longest address: a DNS name, a colon, and a port.
 const ADDRESS_BYTES_MAX: usize = 259;
@@ -96,8 +96,8 @@ pub struct Registration {
     /// What a donor lends.
     #[serde(default)]
     pub capacity: Bytes,
-    /// Where it is and what it is like: `class` (`cxl`, `rdma` or `tcp`), `enclosure` and `rack` decide placement; others
-    /// are for people.
+    /// Where it is and what it is like: `class` (`cxl`, `rdma` or `tcp`), `enclosure` and `rack` decide placement;
+    /// others are for people.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
 }
@@ -172,20 +172,20 @@ impl Registration {
         }
     }
 
-    /// What it is in: the label `enclosure`, or one that has no other end.
+    /// The enclosure that it is in: the label `enclosure`, or an enclosure for this end alone.
     pub fn enclosure(&self) -> Result<EnclosureId, NotARegistration> {
         let of_own = || format!("{}.{}", self.kind, self.id).chars().take(aquifer_fabric::NAME_BYTES_MAX).collect();
         let name: String = self.labels.get("enclosure").cloned().unwrap_or_else(of_own);
         name.parse().map_err(|why| NotARegistration(format!("{} {}: label enclosure: {why}", self.kind, self.id)))
     }
 
-    /// Where that stands: the label `rack`, or one rack for all that do not say.
+    /// The rack of the enclosure: the label `rack`, or one rack for all ends without the label.
     pub fn rack(&self) -> Result<RackId, NotARegistration> {
         let name = self.labels.get("rack").map_or("rack", String::as_str);
         name.parse().map_err(|why| NotARegistration(format!("{} {}: label rack: {why}", self.kind, self.id)))
     }
 
-    /// Puts the address from which the end has registered where it gave none that others could use.
+    /// Replaces addresses that others could not use by the one from which the end has registered.
     pub(crate) fn complete(&mut self, peer: IpAddr) {
         for address in &mut self.addresses {
             if let Ok(socket) = address.parse::<SocketAddr>()

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::message::{Directory, Whereabouts};
 use crate::registration::{EndId, Kind, NotARegistration, Registration};
 
-/// Registrations at most, connected or not. A choice: four times the largest pool that is measured.
+/// Maximum number of registrations, connected or not. A choice: four times the largest pool that is measured.
 const ENTRIES_MAX: usize = 4096;
 
 /// Identities, as the configuration lists them: each is a name such as `dns:d1.example`, or has one `*` at its end or
@@ -42,7 +42,7 @@ impl Patterns {
         })
     }
 
-    /// One that has more than one `*`.
+    /// A pattern that has more than one `*`.
     pub fn unclear(&self) -> Option<&str> {
         self.0.iter().find(|pattern| pattern.matches('*').count() > 1).map(String::as_str)
     }
@@ -203,7 +203,7 @@ impl Roster {
         had
     }
 
-    /// Counts the changes of what an end of this kind is told of others.
+    /// Counts the changes of the directory for ends of this kind.
     pub const fn changes_for(&self, kind: Kind) -> u64 {
         match kind {
             Kind::Donor => self.changes_of_hosts,

@@ -16,7 +16,7 @@ use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection, Str
 use crate::failure::ChannelFailure;
 use crate::message::{HEADER_BYTES, Message, decode, encode, payload_bytes};
 
-/// How much room is made for a message ahead of its bytes: an end that only announces bytes gets no memory for them.
+/// How much memory is allocated for a message ahead of its bytes: an end cannot take memory by announcing bytes.
 const STEP_BYTES: usize = 64 << 10;
 
 /// A socket whose reads and writes end at a deadline, however the bytes trickle in.

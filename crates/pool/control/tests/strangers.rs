@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Who is not an end, or not this one, gets nothing and delays nobody.
+//! A peer that is not an end, or not the end that it claims to be, gets nothing and delays nobody.
 
 mod ends;
 

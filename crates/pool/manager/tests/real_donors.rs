@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A real daemon with real donors, each a process: binding, killing either at every step, a lost state, two managers, and
-//! donors that lie.
+//! A real daemon with real donors, each a process: binding, killing either at every step, a lost state, two managers,
+//! and donors that lie.
 //!
-//! That no slab is lent twice is the donor's own invariant (its lease table asserts it, and its model test); here it shows
-//! as capacity: after everything is released, each donor has all of it again.
+//! That no slab is lent twice is the donor's own invariant (its lease table asserts it, and its model test); here it
+//! shows as capacity: after everything is released, each donor has all of it again.
 
 mod daemon;
 mod pool;
@@ -174,8 +174,8 @@ fn a_killed_donor_is_replaced_and_comes_back_empty() {
     }
 }
 
-/// The daemon's state is lost. A new one meets donors that have seen a greater term, takes a greater one, and adopts what
-/// is in use without disturbing anybody.
+/// The daemon's state is lost. A new one meets donors that have seen a greater term, takes a greater one, and adopts
+/// what is in use without disturbing anybody.
 #[test]
 fn after_a_lost_state_the_pool_is_adopted() {
     let (mut pool, daemon) = Pool::start("real-lost");

@@ -34,7 +34,7 @@ impl DonorSpec {
     /// The prefix of the address of a donor that is reached by RDMA.
     pub const RDMA: &str = "rdma:";
 
-    /// The prefix of its address: the transport for bytes, where that differs from the one for requests.
+    /// The prefix of its address, which names the transport for bytes if that differs from the one for requests.
     pub fn way(&self) -> &'static str {
         if self.rdma.is_some() { Self::RDMA } else { "" }
     }

@@ -3,8 +3,8 @@
 
 //! A donor as its fabric managers see it: an end of control channels.
 //!
-//! Threads: those of the channels, one at a time. A command is admitted by the gate (`aquifer_fabric::Gate`), whose term
-//! is on the disk before anything is done for it (`remembered.rs`); `reservations.rs` carries it out.
+//! Threads: those of the channels, one at a time. A command is admitted by the gate (`aquifer_fabric::Gate`), whose
+//! term is on the disk before anything is done for it (`remembered.rs`); `reservations.rs` carries it out.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,8 +20,8 @@ use crate::reservations::{Lender, Reservations};
 use crate::settings::{Address, Managed, Security, Settings, StartFailure};
 use crate::tenants::Tenant;
 
-/// How long borrowers outside of reservations have to move when an operator drains the donor. Nothing is revoked when it
-/// is over: a donor that is to end is stopped, which revokes.
+/// How long borrowers outside of reservations have to move when an operator drains the donor. Nothing is revoked when
+/// it is over: a donor that is to end is stopped, which revokes.
 const DRAIN_WITHIN: Duration = Duration::from_secs(600);
 
 /// What a donor's metrics say about its fabric managers.

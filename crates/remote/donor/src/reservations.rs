@@ -5,7 +5,8 @@
 //!
 //! The lease table (`leases/reserve.rs`) has the slabs; this has whose they are. A member's lease goes through *lent*,
 //! *wiping* and *released*, is never lent a second time, and is listed until the manager says that it may be forgotten.
-//! The memory is gone when the donor ends, and with it all of this, which its next start reports as another incarnation.
+//! The memory is gone when the donor ends, and with it all of this, which its next start reports as another
+//! incarnation.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

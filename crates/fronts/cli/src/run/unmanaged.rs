@@ -34,8 +34,8 @@ const LOOKS_APART: Duration = Duration::from_secs(1);
 const LOOK_PART: u32 = 20;
 /// A total above the previous one is confirmed by a second look after this delay.
 const CONFIRMED_AFTER: Duration = Duration::from_millis(50);
-/// Looks that must all find the budget exceeded, `CONFIRMED_AFTER` apart. The kernel counts pages at once, and the pager
-/// publishes its own figures a moment later: until then, pages that it manages look unmanaged.
+/// Looks that must all find the budget exceeded, `CONFIRMED_AFTER` apart. The kernel counts pages at once, and the
+/// pager publishes its own figures a moment later: until then, pages that it manages look unmanaged.
 const LOOKS_TO_JUDGE: u32 = 4;
 /// Unmanaged memory that is tolerated above the budget: stacks, data of libraries, small mappings. An arbitrary choice:
 /// as much as the smallest budget, or 1/64 of a large budget.

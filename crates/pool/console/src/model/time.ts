@@ -11,7 +11,7 @@ export function clock(at: number): string {
   return CLOCK.format(at);
 }
 
-/** Day and time; what is no instant is shown as it is. */
+/** Day and time; a value that is not an instant is returned unchanged. */
 export function instant(at: number | string | null): string {
   const when = typeof at === "string" ? Date.parse(at) : at;
   return when === null ? "" : Number.isNaN(when) ? String(at) : WHOLE.format(when);

@@ -34,8 +34,8 @@ const ADMIT_PAUSE: Duration = Duration::from_millis(1);
 const ROUND: Duration = Duration::from_millis(20);
 /// The number of slabs that one round checks: some milliseconds.
 const LOOKED_AT_MAX: u32 = 1 << 16;
-/// How long a pin keeps a member from leaving: longer than a thread waits for room at a donor. A process that holds it longer
-/// was killed.
+/// How long a pin keeps a member from leaving: longer than a thread waits for room at a donor. A process that holds it
+/// longer was killed.
 const PIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Words for the leases of one member's ranges, which related processes share.

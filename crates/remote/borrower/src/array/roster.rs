@@ -19,8 +19,8 @@
 //! time publish first and look at the other seats afterwards, so at least one of them sees the other, and the lower
 //! seat stays. Any contents of the table are possible, so nothing here panics because of them.
 //!
-//! A thread that names a member in a place holds a *pin* on its seat in between, so that a member that drains knows when
-//! nobody can name it any more.
+//! A thread that names a member in a place holds a *pin* on its seat in between, so that a member that drains knows
+//! when nobody can name it any more.
 //!
 //! Threads: any, including signal handlers, except for `plan` and `claim`, which allocate. Locks nothing.
 //!

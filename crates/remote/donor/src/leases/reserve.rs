@@ -85,7 +85,7 @@ impl LeaseTable {
         self.held(tenant) + of_tenant.map(|one| one.slabs - one.held).sum::<u32>()
     }
 
-    /// How many slabs can be lent or set aside, now or when they are wiped, by whoever asks first.
+    /// How many slabs can be lent or set aside, now or when they are wiped, to the first that asks.
     pub fn common(&self) -> u32 {
         (self.free.len() as u32 + self.unwiped()).saturating_sub(self.wanted).saturating_sub(self.aside)
     }
