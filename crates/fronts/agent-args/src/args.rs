@@ -9,9 +9,9 @@ use clap::Args;
 
 /// Give the programs of this host the volumes of the pool that are bound to it
 ///
-/// The agent registers this host with the fabric manager, takes volumes in and lets them go as the manager says, and
-/// serves programs at a Unix socket: `aquifer run --tier pool:VOLUME` gets the volume's donors from it. Programs go on
-/// without the agent and without the manager; only changes wait.
+/// The agent registers this host with the fabric manager, presents and withdraws volumes as ordered, and serves
+/// programs at a Unix socket: `aquifer run --tier pool:VOLUME` gets the volume's donors from it. Programs go on without
+/// the agent and without the manager; only changes wait.
 #[derive(Clone, Debug, Args)]
 #[command(after_long_help = "\
 Examples:

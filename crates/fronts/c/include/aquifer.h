@@ -89,10 +89,10 @@ typedef struct { uint64_t handle; } aquifer_fetch_t;
 typedef struct { uint64_t handle; } aquifer_gather_t;
 
 /*
- * The ordinary memory of a program under `aquifer run`, from malloc(3) or mmap(2): these calls take it for a mapping,
- * with addresses, as numbers, for starts: aquifer_prefetch(), aquifer_evict(), aquifer_stream(), aquifer_pattern(),
- * aquifer_priority(), aquifer_block_size(), aquifer_status(), aquifer_ready(), aquifer_pin(). In a program that runs by
- * itself they are AQUIFER_ERR_UNMANAGED.
+ * The ordinary memory of a program under `aquifer run`, from malloc(3) or mmap(2). These calls take it in place of a
+ * mapping, and an address, as a number, in place of a start: aquifer_prefetch(), aquifer_evict(), aquifer_stream(),
+ * aquifer_pattern(), aquifer_priority(), aquifer_block_size(), aquifer_status(), aquifer_ready(), aquifer_pin(). In a
+ * program that `aquifer run` did not start, they return AQUIFER_ERR_UNMANAGED.
  */
 #ifdef __cplusplus
 #define AQUIFER_MEMORY (aquifer_mapping_t{UINT64_MAX})
@@ -196,7 +196,7 @@ struct aquifer_histogram {
     uint64_t away_bytes[AQUIFER_CLASSES];     /* on standby, in a tier, or on their way */
 };
 
-/* One point of a miss-ratio curve: up to this much DRAM, down to that of the point before. */
+/* One point of a miss-ratio curve: it holds for sizes above that of the point before, up to its own. */
 struct aquifer_curve_point {
     uint64_t dram_bytes;
     double bytes_per_s;   /* fetched each second */
@@ -319,9 +319,9 @@ int aquifer_space_statistics_json(aquifer_space_t space, char *into, size_t capa
 int aquifer_space_histogram(aquifer_space_t space, struct aquifer_histogram *histogram);
 
 /*
- * Samples touches for the miss-ratio curve from now on, for `limit_ms` milliseconds, an hour at the most. Goes on if
- * they are being sampled already. Some pages are moved to standby at random, to see when they are touched next, which
- * costs less than 1 % of one CPU.
+ * Samples touches for the miss-ratio curve from now on, for `limit_ms` milliseconds, at most an hour. If they are being
+ * sampled already, sampling continues. Some pages are moved to standby at random, to see when they are touched next,
+ * which costs less than 1 % of one CPU.
  *
  * AQUIFER_ERR_SYSTEM: the thread that samples cannot be started.
  * AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: the space cannot be used any more.
@@ -329,7 +329,7 @@ int aquifer_space_histogram(aquifer_space_t space, struct aquifer_histogram *his
 int aquifer_sample_touches(aquifer_space_t space, uint64_t limit_ms);
 
 /*
- * Samples touches no more. The curve stays as it is until sampling begins again.
+ * Stops sampling touches. The curve stays as it is until sampling begins again.
  *
  * AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: the space cannot be used any more.
  */
@@ -362,14 +362,14 @@ int aquifer_map(aquifer_space_t space, size_t bytes, aquifer_mapping_t *mapping)
 /*
  * Opens the named mapping `name`, whose contents are in a file of the directory `named_in` of the space's options, and
  * were made durable by aquifer_sync() or aquifer_snapshot(). If there is none, creates one of `bytes` bytes of zeros.
- * With 0 for `bytes`, it has the size that it has, and must exist. It is used like any other mapping; what is not
+ * With 0 for `bytes`, it must exist, and keeps its size. It is used like any other mapping; what is not
  * synced is lost with the process.
  *
  * AQUIFER_ERR_NO_DIRECTORY: the space has no `named_in`.
  * AQUIFER_ERR_NOT_FOUND: `bytes` is 0, and there is no mapping with this name.
  * AQUIFER_ERR_OTHER_SIZE: it exists with another size.
  * AQUIFER_ERR_ALREADY_OPEN: it is open, in this process or in another one.
- * AQUIFER_ERR_BAD_NAME, AQUIFER_ERR_MAPPING_SIZE, AQUIFER_ERR_ARGUMENT: it cannot be created so.
+ * AQUIFER_ERR_BAD_NAME, AQUIFER_ERR_MAPPING_SIZE, AQUIFER_ERR_ARGUMENT: the name or the size is not valid.
  * AQUIFER_ERR_DAMAGED, AQUIFER_ERR_NOT_OURS, AQUIFER_ERR_TRUNCATED, AQUIFER_ERR_VERSION: its file cannot be used.
  * AQUIFER_ERR_REFUSED, AQUIFER_ERR_FULL_DISK, AQUIFER_ERR_SYSTEM, AQUIFER_ERR_TOO_MANY_NAMED,
  * AQUIFER_ERR_TOO_MANY_HANDLES: the message says what to do.
@@ -393,7 +393,7 @@ int aquifer_sync(aquifer_mapping_t mapping, size_t start, size_t len);
  * Makes all of a named mapping durable, at one moment: aquifer_sync() of the whole.
  *
  * AQUIFER_ERR_NOT_NAMED, AQUIFER_ERR_FULL_DISK, AQUIFER_ERR_LOST, AQUIFER_ERR_UNFINISHED, AQUIFER_ERR_SYSTEM,
- * AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as of aquifer_sync().
+ * AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for aquifer_sync().
  */
 int aquifer_snapshot(aquifer_mapping_t mapping);
 
@@ -452,7 +452,7 @@ int aquifer_read_in_place(aquifer_mapping_t mapping, size_t at, void *into, size
  * same bytes at the same time.
  *
  * AQUIFER_ERR_LOST, AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED,
- * AQUIFER_ERR_FORKED: as of aquifer_write().
+ * AQUIFER_ERR_FORKED: as for aquifer_write().
  */
 int aquifer_write_in_place(aquifer_mapping_t mapping, size_t at, const void *bytes, size_t len);
 

@@ -38,7 +38,7 @@ pub struct Curve {
     pub least_dram_bytes: u64,
 }
 
-// SAFETY: a size and numbers of eight bytes.
+// SAFETY: the first member is the size, of type `usize`; the others are numbers of eight bytes, without gaps.
 unsafe impl Growing for Curve {
     const SIZE_MIN: usize = 48;
 }

@@ -95,7 +95,7 @@ impl Drop for OrdinaryPin {
     }
 }
 
-/// Refuses what no memory of a program is.
+/// Refuses a range that no memory of a program can have.
 fn check(start: usize, len: usize) -> Result<(), Failure> {
     if len == 0 {
         return Err(aquifer::Error::EmptyRange.into());

@@ -21,7 +21,7 @@ pub struct MissRatioCurve {
     figures: CurveFigures,
 }
 
-/// One point of a [`MissRatioCurve`]: up to this much DRAM, down to that of the point before.
+/// One point of a [`MissRatioCurve`]: it holds for sizes above that of the point before, up to its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CurvePoint {
     /// DRAM, in bytes.
@@ -72,7 +72,7 @@ impl MissRatioCurve {
         self.figures.content_bytes
     }
 
-    /// The number of pages that were sampled: of some thousand on, the curve is right within some percent.
+    /// The number of pages that were sampled. From some thousand on, the curve is right within a few percent.
     pub fn samples(&self) -> u64 {
         self.figures.samples
     }
@@ -84,8 +84,8 @@ impl MissRatioCurve {
 }
 
 impl Space {
-    /// Samples touches for the [miss-ratio curve](Self::miss_ratio_curve) from now on, for `limit`, an hour at the
-    /// most. Goes on if they are being sampled already.
+    /// Samples touches for the [miss-ratio curve](Self::miss_ratio_curve) from now on, for `limit`, at most an hour. If
+    /// they are being sampled already, sampling continues.
     ///
     /// Twenty times a second, some pages are chosen at random, and moved to standby if they are resident, so that their
     /// next touch is seen. That costs less than 1 % of one CPU, and nothing while nobody asks.
@@ -115,7 +115,7 @@ impl Space {
         Ok(self.shared.memory.sample(limit)?)
     }
 
-    /// Samples touches no more. The curve stays as it is until sampling begins again.
+    /// Stops sampling touches. The curve stays as it is until sampling begins again.
     ///
     /// # Errors
     /// [`Error::Ended`], [`Error::Forked`].

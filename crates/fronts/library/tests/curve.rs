@@ -72,7 +72,7 @@ fn below_the_budget_the_curve_is_that_of_less_dram() {
     let space = Space::builder().dram("64MiB").tier("dram:size=64MiB").open().expect("it can be opened");
     let curve = sampled(&space, 32 * MIB, 8 * MIB);
     shows_the_working_set(&curve, 32 * MIB, 8 * MIB);
-    // It can be sampled again, and begins afresh.
+    // It can be sampled again, and starts from zero.
     space.sample_touches(Duration::from_secs(600)).expect("a thread can be started");
     assert!(space.miss_ratio_curve().expect("it is open").is_none_or(|again| again.measured() < curve.measured()));
     space.close().expect("nothing of it is in use");

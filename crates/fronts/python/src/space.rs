@@ -63,7 +63,7 @@ impl Space {
         self.with(py, aquifer::Space::histogram).map(queries::classes)
     }
 
-    /// Samples touches for the miss-ratio curve from now on, for some seconds, an hour at the most.
+    /// Samples touches for the miss-ratio curve from now on, for some seconds, at most an hour.
     #[pyo3(signature = (seconds = 60.0), text_signature = "($self, seconds=60.0)")]
     fn sample_touches(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let limit = Duration::try_from_secs_f64(seconds)
@@ -71,7 +71,7 @@ impl Space {
         self.with(py, |space| space.sample_touches(limit))
     }
 
-    /// Samples touches no more. The curve stays as it is until sampling begins again.
+    /// Stops sampling touches. The curve stays as it is until sampling begins again.
     fn stop_sampling(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, aquifer::Space::stop_sampling)
     }

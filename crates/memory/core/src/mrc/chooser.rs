@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::units::PageIndex;
 
-/// The most mappings to choose from. Of more, the first ones; memory in further mappings is not sampled.
+/// Maximum number of mappings to choose from. If there are more, memory in further mappings is not sampled.
 const MAPPINGS_MAX: usize = 16_384;
 
 /// Chooses pages at random.

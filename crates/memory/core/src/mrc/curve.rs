@@ -10,7 +10,7 @@
 use super::RESOLUTION_NS;
 use crate::engine::FRAMES_PART;
 
-/// The most points of a curve.
+/// Maximum number of points of a curve.
 pub const POINTS_MAX: usize = 64;
 
 /// One step of the measured working set: what was touched within a time.
@@ -146,7 +146,7 @@ impl Curve {
         // The rates are those of a program that waited: without waits it would have touched more in the same time.
         let busy = (1.0 - waited).clamp(BUSY_MIN, 1.0);
         let lost = self.at(pages).fetches_per_s * fetch_s / busy;
-        // Another process may say anything of its fetches.
+        // The figures of another process are not trusted.
         if lost.is_finite() { lost / (1.0 + lost) } else { 1.0 }
     }
 
@@ -189,7 +189,7 @@ fn touched(pieces: &[Piece]) -> f64 {
     pages / resolution
 }
 
-/// Joins neighbours until at most [`POINTS_MAX`] are left: each time those whose join changes the curve least.
+/// Joins neighbours until at most [`POINTS_MAX`] are left: each time the two whose join changes the curve least.
 fn thin(pieces: &mut Vec<Piece>) {
     while pieces.len() > POINTS_MAX {
         let change = |pair: &[Piece]| (pair[0].rate() - pair[1].rate()) * pair[0].pages.min(pair[1].pages);

@@ -10,7 +10,8 @@
 use super::IdleTimes;
 use crate::units::PageIndex;
 
-/// The most pages that are watched at a time. Beyond it, the sample that has been watched for longest is given up.
+/// Maximum number of pages that are watched at a time. Beyond it, the sample that has been watched for longest is
+/// given up.
 pub const SAMPLES_MAX: usize = 2048;
 
 /// Heads of the lists of samples with the same place in the table.
