@@ -70,7 +70,7 @@ impl std::fmt::Display for Stop {
             }
             Self::Ledger(failure) => failure.fmt(f),
             Self::LeadershipLost => {
-                f.write_str("etcd did not hear of this manager in time; check the members and the network")
+                f.write_str("the lease in etcd was not renewed in time; check the members and the network")
             }
         }
     }

@@ -8,7 +8,7 @@
 //! | `PREFIX/format` | [`ETCD_FORMAT`] in digits |
 //! | `PREFIX/state/KEY` | the value of a key; its version is etcd's `mod_revision` |
 //! | `PREFIX/commit` | the name of the transaction that was committed last |
-//! | `PREFIX/leader` | who writes, under a lease; see `etcd/leadership.rs` |
+//! | `PREFIX/leader` | the manager that writes, under a lease; see `etcd/leadership.rs` |
 //!
 //! A transaction is one transaction of etcd's. It gets a name, and it is carried out only while `commit` is as this
 //! store saw it last, which it replaces with its name. So it can be sent again when an answer was lost: it happens once

@@ -44,7 +44,7 @@ impl Request {
 
 /// Whether this manager leads.
 pub(crate) enum Position {
-    /// It does; orders go to its writer.
+    /// This manager leads; orders go to its writer.
     Leader { orders: SyncSender<Posted> },
     /// Another one leads, at this URL if it is known.
     Standby { leader: Option<String> },
@@ -79,7 +79,7 @@ impl Service {
         self.sessions.lock().expect("a panic ends the daemon")
     }
 
-    /// From now on this manager leads, or does not.
+    /// Records whether this manager leads from now on.
     pub(crate) fn take_position(&self, position: Position) {
         *self.position.write().expect("a panic ends the daemon") = position;
     }

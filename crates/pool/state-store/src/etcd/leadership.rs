@@ -40,7 +40,7 @@ pub enum Campaign {
     Won(Box<Leadership>),
     /// Somebody else has the leadership, or nobody yet.
     Lost {
-        /// The text that the holder has given of itself.
+        /// How the holder calls itself.
         holder: Option<String>,
     },
 }
