@@ -3,8 +3,8 @@
 
 //! What operators order of a switch directly: ports, the size and the bandwidth of LDs, and single vPPBs.
 //!
-//! The caller has made sure that no volume is concerned. What is bound so is a stray of the fabric manager until it is
-//! adopted.
+//! The caller has made sure that no volume is concerned. What is bound this way is a stray of the fabric manager until
+//! it is adopted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -164,7 +164,7 @@ impl Peer {
         let path = [Hop::Port(view.ports[0])];
         let unit = client.ld_allocations(&path)?.granularity.bytes().or(Granularity::Mib256.bytes()).unwrap_or(1);
         if !bytes.0.is_multiple_of(unit) {
-            return NotDone::refused(format!("{bytes} are no multiple of {}; round it", Bytes(unit)));
+            return NotDone::refused(format!("{bytes} are not a multiple of {}; round it", Bytes(unit)));
         }
         let allocations = vec![LdAllocation { range_1: bytes.0 / unit, range_2: 0 }];
         // Its addresses lead to other memory from now on.

@@ -32,7 +32,7 @@ const CAN_RELEASE_BY_TAG: u16 = 1;
 /// Commands that release what a host has not answered, whose length no list gives: the length is halved until it fits,
 /// and what is left follows.
 const RELEASES_MAX: usize = 128;
-/// Hosts of one device at most.
+/// Maximum number of hosts of one device.
 const HOSTS_MAX: u16 = 256;
 
 impl Peer {
@@ -54,7 +54,7 @@ impl Peer {
             return Ok(());
         }
         if !capacity.is_sanitized && capacity.offers.is_empty() {
-            // So that what other managers release is wiped, too. A device that cannot is no worse than before.
+            // So that what other managers release is wiped, too. A device that does not support it works as before.
             let (region_id, block_bytes) = (capacity.region_id, capacity.block_bytes);
             let set = SetDcRegion { region_id, block_bytes, sanitize_on_release: 1 };
             match client.set_dc_region(&path, &set) {

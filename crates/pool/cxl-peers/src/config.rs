@@ -34,11 +34,11 @@ pub enum Wipe {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SwitchConfig {
-    /// What it is called. The names of its devices begin with it.
+    /// Its name, with which the names of its devices begin.
     pub name: SwitchId,
     /// Where it is: `mctp-tcp://HOST:PORT`, `tcp:HOST:PORT`, `unix:PATH`, `mailbox:PATH` or `mctp:NETWORK,EID`.
     pub address: String,
-    /// The enclosure that it and its devices are in; one of its own if there is none.
+    /// The enclosure of the switch and its devices; without one, they get an enclosure for themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enclosure: Option<EnclosureId>,
     /// The rack of that enclosure, unless another part of the topology says so.
@@ -153,7 +153,7 @@ mod tests {
             assert_eq!(switch(written).peer_address().expect(written).to_string(), meant);
         }
         let refused = switch("ftp://10.0.0.7").check().expect_err("no peer").to_string();
-        assert!(refused.contains("'ftp' is no kind of peer; write tcp:"), "{refused}");
+        assert!(refused.contains("'ftp' is not a kind of peer; write tcp:"), "{refused}");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(crate) const BUSY_ATTEMPTS_MAX: u32 = 6;
 /// The flag of a region that several hosts can have at once.
 const SHARABLE: u8 = 1 << 3;
 
-/// Asks until the peer is not busy, a bounded number of times. `ask` reads again what its decision rests on.
+/// Asks until the peer is not busy, a bounded number of times. `ask` rereads what its decision depends on.
 pub(crate) fn patiently<T, E>(
     client: &mut Client,
     clock: &dyn Clock,
@@ -80,7 +80,7 @@ pub(crate) fn read(
             }
             (None, is_up) => {
                 let device = if is_up { read_device(client, port)? } else { None };
-                // One that cannot be read now is what it was, as far as is known.
+                // A device that cannot be read now is assumed to be unchanged.
                 let before = || {
                     let (_, device) = last.device_at(port.port_id)?;
                     Some(DeviceView { ports: vec![port.port_id], is_reachable: false, ..device.clone() })

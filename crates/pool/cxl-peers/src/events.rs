@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Reads the event logs of a switch and of its devices with dynamic capacity, clears what was read, and turns it into
-//! notices for people, and into doubt: what was read of a device may have changed, an LD may have been used.
+//! notices for people, and into doubts: what was read of a device may have changed, an LD may have been used.
 
 use std::fmt;
 
@@ -17,10 +17,10 @@ use crate::discover::patiently;
 use crate::inventory::{Inventory, is_up};
 use crate::not_done::{is_busy, is_unsupported};
 
-/// Answers that are read of one log in one round at most. Each has some 60 records, and a peer that records faster than
-/// that is read further in the next round.
+/// Maximum number of answers that are read of one log in one round. Each has some 60 records; the rest of the log of a
+/// peer that records faster is read in the next round.
 const ANSWERS_MAX: usize = 16;
-/// Records that one command clears at most: a byte counts them.
+/// Maximum number of records that one command clears: a byte counts them.
 const HANDLES_MAX: usize = 255;
 const SWITCH_LOGS: [EventLog; 4] = [EventLog::Informational, EventLog::Warning, EventLog::Failure, EventLog::Fatal];
 

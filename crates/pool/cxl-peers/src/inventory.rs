@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What was read of a switch, and who has what of it. Pure.
+//! What was read of a switch, and which vPPB has which LD. Pure.
 
 use std::collections::BTreeMap;
 

@@ -13,7 +13,7 @@ use aquifer_fmapi_client::{Effect, Failure};
 pub enum NotDone {
     /// The switch is busy with something else; nothing has changed.
     Busy(String),
-    /// It may have been carried out or not: the next report shows it.
+    /// It may or may not have been carried out: the next report shows it.
     Lost(String),
     /// It was refused by its guard or by the switch; nothing has changed.
     Refused(String),

@@ -30,13 +30,13 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Everything is read again after this time, for switches that have no event logs.
 const FRESH_AFTER: Duration = Duration::from_secs(60);
-/// After how many times the limit of a background operation one that this manager does not wait for is aborted: another
-/// manager that is alive aborts its own before.
+/// A background operation of another manager is aborted after this many times the limit of one: a manager that is alive
+/// aborts its own before.
 const STALLED_LIMITS: u32 = 2;
-/// Notices that wait to be taken at most; the newest are dropped.
+/// Maximum number of notices that wait to be taken; further ones are dropped.
 const NOTICES_MAX: usize = 1024;
 
-/// Opens a connection to a switch. The client it returns knows whom it speaks to.
+/// Opens a connection to a switch. The client that it returns has recognised the peer's dialect.
 pub type Connect = Box<dyn FnMut() -> Result<Client, String> + Send>;
 
 /// One switch.
@@ -51,13 +51,13 @@ pub struct Peer {
     notices: Vec<Notice>,
     /// `true` while it answers.
     is_answering: bool,
-    /// `true` before everything must be read again.
+    /// `true` if everything must be read again.
     pub(crate) is_doubtful: bool,
     read_at: Duration,
-    /// Not before this time is a silent switch asked again, and how long the pause then was.
+    /// When a silent switch is asked again, and how long the pause is.
     silent_until: Duration,
     pause: Duration,
-    /// Since when a background operation is seen at work that this manager does not wait for.
+    /// When a background operation that this manager does not wait for was first seen.
     busy_since: Option<Duration>,
 }
 
@@ -159,7 +159,7 @@ impl Peer {
         done
     }
 
-    /// Whether it did not answer just now, and is not asked yet.
+    /// Whether it has recently not answered, and is not asked again yet.
     fn is_paused(&self) -> bool {
         self.clock.now() < self.silent_until
     }
@@ -260,7 +260,7 @@ impl Peer {
     }
 
     /// Aborts a background operation that does not end: of an earlier start of this manager, or of another manager that
-    /// is gone, too. It keeps everybody from the switch.
+    /// is gone, too. Until then, it blocks the switch for all managers.
     fn abort_stalled(&mut self, client: &mut Client) -> Result<(), NotDone> {
         let now = self.clock.now();
         if !self.inventory.is_changing() {

@@ -3,7 +3,7 @@
 
 //! Carries out the steps for LDs: bind, unbind, wipe. Each is guarded by what is read of the switch at that moment.
 //!
-//! A switch refuses nothing because it is stale, and other managers may change it, too. So a vPPB is unbound only if it
+//! A switch never refuses a command as stale, and other managers may change it, too. So a vPPB is unbound only if it
 //! is bound to the LD of the step; an LD is wiped only while nobody has it; and an LD is bound only if nobody has had
 //! it since it was wiped. The time between a guard and its command is that of one exchange.
 
@@ -102,7 +102,7 @@ impl Peer {
             let what = format!("{device} LD {ld_id} may hold another host's bytes; it is bound when it is wiped");
             return NotDone::refused(what);
         }
-        // Whatever becomes of the command, a host may have had the LD.
+        // Whatever the outcome of the command is, a host may have had the LD.
         self.contents.set(device, ld_id, Content::Used);
         let ld = if view.is_mld() { ld_id.0 } else { BindVppb::NO_LD };
         let outcome = bind_at_a_head(client, &view, vppb, ld);

@@ -24,11 +24,11 @@ use crate::not_done::NotDone;
 use crate::one_switch::Peer;
 use crate::parts;
 
-/// How long after a round has decided its steps a further one of them is begun. What is left is decided again in the
-/// next round, on newer reports.
+/// How long after a round its steps may still be started. What is left is decided again in the next round, on newer
+/// reports.
 const ROUND_AGE_MAX: Duration = Duration::from_secs(1);
 
-/// What hosts reach of devices, for those who ask whether a member is valid.
+/// What hosts reach of devices: for checks whether a member is valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reached {
     lds: BTreeSet<(HostId, DeviceId, LdId)>,
@@ -55,7 +55,7 @@ pub struct Switches {
     /// What hosts reached by the last report of each device.
     reached: BTreeMap<DeviceId, Reached>,
     notices: Vec<Notice>,
-    /// Switches that the topology has no room for, as was said once.
+    /// Switches that are left out of the topology, which is reported once.
     left_out: BTreeSet<SwitchId>,
 }
 

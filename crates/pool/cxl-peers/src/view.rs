@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Ports and vPPBs in the words of Redfish, for people and programs. Pure.
+//! Ports and vPPBs in Redfish's terms, for people and programs. Pure.
 
 use aquifer_fabric::{DeviceId, LdId, VppbAddress};
 use aquifer_fmapi::{BindingStatus, DeviceMode, DeviceType, LinkState, PortState};

@@ -34,7 +34,7 @@ impl Combined {
         Combined { others, switches, topology: Arc::clone(&topology), others_topology: topology, inventories, notices }
     }
 
-    /// Makes the topology again if a part of it has changed.
+    /// Rebuilds the topology if a part of it has changed.
     fn join_topologies(&mut self) {
         let (others, inventories) = (self.others.topology(), self.switches.inventories());
         let is_same = |name: &SwitchId, now: &Arc<Inventory>| {

@@ -406,7 +406,7 @@ mod tests {
             (&format!("{REGISTERED}key = \"k\"\n"), "belong together"),
             (&format!("{REGISTERED}revocations = \"r\"\n"), "there are none"),
             (&format!("{REGISTERED}donors = [\"dns:*.a.*\"]\n"), "more than one *"),
-            (&format!("{SMALL}[[switches]]\nname = \"s0\"\naddress = \"s0\"\n"), "'s0' is no peer; write tcp:"),
+            (&format!("{SMALL}[[switches]]\nname = \"s0\"\naddress = \"s0\"\n"), "'s0' is not a peer; write tcp:"),
             (&format!("{SMALL}donrs = 3\n"), "unknown field `donrs`"),
             (&format!("{SMALL}devices = 129\n"), "peers.devices = 129 is outside 0 to 128"),
             (&format!("{SMALL}donor-capacity = \"3MiB\"\n"), "write whole 2MiB"),

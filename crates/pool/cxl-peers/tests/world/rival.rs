@@ -147,7 +147,7 @@ impl World {
         self.excused.insert((taken.port_id, taken.ld_id));
         self.unbind_for_rival((vcs_id, vppb_id));
         self.stolen += 1;
-        // What is bound to our hosts is adopted after the state was lost, whoever bound it.
+        // What is bound to our hosts is adopted after the state was lost, also if the rival has bound it.
         if self.random.one_in(2) && !self.has_lost_state {
             self.rival_binds(vcs_id);
         }

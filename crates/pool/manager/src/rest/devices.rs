@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Memory devices, as PCIe devices of their enclosure, and their logical devices: size, bandwidth, who has them.
+//! Memory devices, as PCIe devices of their enclosure, and their logical devices: size, bandwidth, binding.
 
 use aquifer_cxl_peers::{Act as SwitchAct, CapacityView, DeviceView};
 use aquifer_fabric::{Bytes, Device, DeviceId, DeviceKind, LdBinding, LdId, LdReport, NO_LD};
@@ -18,7 +18,7 @@ use crate::order::Act;
 
 /// 256ths of a bandwidth in percent.
 const WHOLE: u64 = 256;
-/// How an SLD's only logical device is called.
+/// The name of an SLD's only logical device.
 const ONLY: &str = "0";
 
 fn kind(device: &Device) -> &'static str {
@@ -120,7 +120,7 @@ pub(super) fn set_device(call: &Call<'_>) -> Result<Answer, Problem> {
     let congestion = call.body.get("Oem").map(|oem| oem["Aquifer"]["Congestion"].clone()).unwrap_or_default();
     let byte = |name: &str| {
         let number = congestion[name].as_u64().and_then(|number| u8::try_from(number).ok());
-        let wrong = || Problem::value("Oem", format!("Aquifer.Congestion.{name} is no number below 256; send one"));
+        let wrong = || Problem::value("Oem", format!("Aquifer.Congestion.{name} is not a number below 256; send one"));
         number.ok_or_else(wrong)
     };
     let (telemetry, moderate_percent, severe_percent) =
@@ -205,7 +205,7 @@ fn part(qos: &Value, name: &str) -> Result<Option<u8>, Problem> {
         None | Some(Value::Null) => Ok(None),
         Some(percent) => {
             let percent = percent.as_u64().filter(|percent| *percent <= 100);
-            let wrong = || Problem::value("QoS", format!("{name} is no percentage; send 0 to 100"));
+            let wrong = || Problem::value("QoS", format!("{name} is not a percentage; send 0 to 100"));
             // Rounded up, so that what is read back is what was written.
             let part = (percent.ok_or_else(wrong)? * WHOLE).div_ceil(100).min(WHOLE - 1);
             Ok(u8::try_from(part).ok())
