@@ -68,6 +68,10 @@ impl Peers for Combined {
         self.switches.command_time_max().max(self.others.command_time_max())
     }
 
+    fn term_min(&self) -> Term {
+        self.others.term_min()
+    }
+
     fn follow(&mut self, desired: &Desired) {
         self.others.follow(desired);
     }

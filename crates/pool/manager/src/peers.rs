@@ -81,6 +81,12 @@ pub trait Peers: Send {
     /// before its first command, since a switch refuses nothing.
     fn command_time_max(&self) -> Duration;
 
+    /// What the term of a manager that starts now exceeds, whatever its store says. Managers whose stores are not the same
+    /// must not have the same term.
+    fn term_min(&self) -> Term {
+        Term(0)
+    }
+
     /// Shows the desired state before the reports of a round: donors learn whether they are drained.
     fn follow(&mut self, desired: &Desired) {
         let _ = desired;

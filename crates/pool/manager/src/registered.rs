@@ -145,6 +145,11 @@ impl Peers for Registered {
         Duration::ZERO
     }
 
+    fn term_min(&self) -> Term {
+        // Two managers with new stores would both begin with 1, and ends would take them for one.
+        Term(now().0)
+    }
+
     fn follow(&mut self, desired: &Desired) {
         self.drained.clone_from(&desired.draining);
         let connected = self.registrar.connected();

@@ -141,7 +141,7 @@ impl Writer {
         now: Millis,
     ) -> Result<Writer, Stop> {
         let mut observed = Observed::default();
-        let mut seen = Term(0);
+        let mut seen = peers.term_min();
         let mut term = Term(0);
         for _ in 0..ELECTIONS_MAX {
             term = ledger.take_term(seen)?;

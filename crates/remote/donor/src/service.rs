@@ -178,9 +178,10 @@ impl Service {
     pub(crate) fn reservation_of(&self, tenant: &Tenant, called: BorrowerId) -> Result<Option<u64>, Refusal> {
         let Some(token) = called.reservation().filter(|_| self.is_managed) else { return Ok(None) };
         match self.table().reservation(token) {
+            Some(reservation) if reservation.is_released => Err(Refusal::NoLease),
             Some(reservation) if reservation.tenant != tenant.id => Err(Refusal::NotYours),
-            Some(reservation) if !reservation.is_released => Ok(Some(token)),
-            _ => Err(Refusal::NoLease),
+            Some(_) => Ok(Some(token)),
+            None => Err(Refusal::NoLease),
         }
     }
 

@@ -141,8 +141,8 @@ impl LeaseTable {
             };
         };
         match self.reservations.get(&token) {
-            Some(one) if one.tenant != tenant.id => Err(Refusal::NotYours),
             Some(one) if one.is_released => Err(Refusal::NoLease),
+            Some(one) if one.tenant != tenant.id => Err(Refusal::NotYours),
             Some(one) if one.held >= one.slabs => Err(Refusal::Full),
             Some(_) => Ok(()),
             None => Err(Refusal::NoLease),
