@@ -155,7 +155,7 @@ fn a_drain_that_fails_at_any_point_changes_no_byte() {
     for (shape, for_good, who) in
         SHAPES.into_iter().flat_map(|shape| [(shape, false, 0), (shape, true, 0), (shape, true, 1), (shape, false, 2)])
     {
-        for n in 0..60 {
+        for n in 0..40 {
             let members = members(shape.total + 2);
             let array = begun(&members, shape, shape.total + 1);
             fill(&array, 1);
