@@ -80,7 +80,7 @@ impl Decoder {
     }
 
     /// The next message; `None` until all of it has arrived. After a failure, the connection cannot be used.
-    pub fn next<M: DeserializeOwned>(&mut self) -> Result<Option<M>, NotAFrame> {
+    pub fn take<M: DeserializeOwned>(&mut self) -> Result<Option<M>, NotAFrame> {
         let Some((head, rest)) = self.bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
         let bytes = u32::from_le_bytes(*head) as usize;
         if bytes > FRAME_BYTES_MAX {
@@ -128,7 +128,7 @@ mod tests {
                 let (part, behind) = rest.split_at(cut.min(rest.len()));
                 decoder.push(part);
                 rest = behind;
-                while let Some(request) = decoder.next::<Request>().unwrap() {
+                while let Some(request) = decoder.take::<Request>().unwrap() {
                     found.push(request);
                 }
             }
@@ -139,8 +139,8 @@ mod tests {
         fn any_bytes_are_a_message_or_a_failure(bytes: Vec<u8>) {
             let mut decoder = Decoder::default();
             decoder.push(&bytes);
-            let _ = decoder.next::<Request>();
-            let _ = decoder.next::<Answer>();
+            let _ = decoder.take::<Request>();
+            let _ = decoder.take::<Answer>();
         }
     }
 
@@ -168,7 +168,7 @@ mod tests {
         for view in [full, empty] {
             let mut decoder = Decoder::default();
             decoder.push(&encode(&Answer::View(view.clone())).unwrap());
-            assert_eq!(decoder.next::<Answer>(), Ok(Some(Answer::View(view))));
+            assert_eq!(decoder.take::<Answer>(), Ok(Some(Answer::View(view))));
         }
     }
 
@@ -176,7 +176,7 @@ mod tests {
     fn what_is_too_long_or_unknown_is_refused_in_one_line() {
         let mut decoder = Decoder::default();
         decoder.push(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes());
-        assert_eq!(decoder.next::<Request>(), Err(NotAFrame::Oversized { bytes: FRAME_BYTES_MAX + 1 }));
+        assert_eq!(decoder.take::<Request>(), Err(NotAFrame::Oversized { bytes: FRAME_BYTES_MAX + 1 }));
         for text in [
             "",
             "{",
@@ -189,7 +189,7 @@ mod tests {
             let mut decoder = Decoder::default();
             decoder.push(&(text.len() as u32).to_le_bytes());
             decoder.push(text.as_bytes());
-            let refusal = decoder.next::<Request>().expect_err(text).to_string();
+            let refusal = decoder.take::<Request>().expect_err(text).to_string();
             assert!(!refusal.contains('\n') && refusal.contains("; "), "{refusal}");
         }
         let long = Answer::Denied(Denial::Malformed { why: "x".repeat(FRAME_BYTES_MAX) });

@@ -14,7 +14,7 @@
 //! let request = Request::Open { version: 1, volume: "db".into(), session: 7, holds: vec![] };
 //! let mut decoder = Decoder::default();
 //! decoder.push(&encode(&request)?);
-//! assert_eq!(decoder.next::<Request>()?, Some(request));
+//! assert_eq!(decoder.take::<Request>()?, Some(request));
 //! # Ok::<(), aquifer_agent_wire::NotAFrame>(())
 //! ```
 

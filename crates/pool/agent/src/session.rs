@@ -103,7 +103,7 @@ impl Session {
         self.stream.set_nonblocking(false)?;
         let deadline = Instant::now() + OPEN_WAIT;
         let request = loop {
-            if let Some(request) = self.decoder.next()? {
+            if let Some(request) = self.decoder.take()? {
                 break request;
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -164,7 +164,7 @@ impl Session {
                 sent = Some(view);
             }
             loop {
-                while let Some(request) = self.decoder.next::<Request>()? {
+                while let Some(request) = self.decoder.take::<Request>()? {
                     self.count()?;
                     match request {
                         Request::Progress(members) => _ = self.shared.change(|ledger| ledger.progress(id, &members)),

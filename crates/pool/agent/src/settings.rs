@@ -135,7 +135,7 @@ impl FromStr for Settings {
 
     fn from_str(text: &str) -> Result<Settings, SettingsFailure> {
         let raw: Raw = toml::from_str(text).map_err(|error| {
-            let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].lines().count().max(1));
+            let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
             SettingsFailure(format!(
                 "line {line}: {}; see docs/agent.md for the settings",
                 error.message().lines().collect::<Vec<_>>().join(" ")

@@ -30,7 +30,7 @@ fn send(mut stream: &UnixStream, request: &Request) {
 fn answer(mut stream: &UnixStream) -> Option<Answer> {
     let mut decoder = Decoder::default();
     loop {
-        if let Some(answer) = decoder.next().expect("an agent speaks the protocol") {
+        if let Some(answer) = decoder.take().expect("an agent speaks the protocol") {
             return Some(answer);
         }
         let mut bytes = [0; 4096];

@@ -23,18 +23,18 @@ fn decode<M: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) {
     whole.push(bytes);
     let (first, second) = bytes.split_at(bytes.len() / 2);
     in_parts.push(first);
-    let early = in_parts.next::<M>();
+    let early = in_parts.take::<M>();
     in_parts.push(second);
     let mut early = Some(early).filter(|early| !matches!(early, Ok(None)));
     loop {
-        let message = whole.next::<M>();
-        let in_parts = early.take().unwrap_or_else(|| in_parts.next::<M>());
+        let message = whole.take::<M>();
+        let in_parts = early.take().unwrap_or_else(|| in_parts.take::<M>());
         assert_eq!(message, in_parts);
         match message {
             Ok(Some(message)) => {
                 let mut again = Decoder::default();
                 again.push(&encode(&message).expect("what was read can be written"));
-                assert_eq!(again.next::<M>(), Ok(Some(message)));
+                assert_eq!(again.take::<M>(), Ok(Some(message)));
             }
             Ok(None) => return,
             Err(failure) => return one_line(&failure.to_string()),

@@ -105,7 +105,7 @@ impl Follower {
         let deadline = Instant::now() + ANSWER_WAIT;
         let answer = loop {
             let malformed = |failure| PoolFailure::Malformed { agent: spec.agent.clone(), failure };
-            if let Some(answer) = link.decoder.next::<Answer>().map_err(malformed)? {
+            if let Some(answer) = link.decoder.take::<Answer>().map_err(malformed)? {
                 break answer;
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -340,7 +340,7 @@ impl Link {
     /// The next message that has arrived.
     fn next(&mut self) -> io::Result<Option<Answer>> {
         for _ in 0..READS_MAX {
-            if let Some(answer) = self.decoder.next().map_err(io::Error::other)? {
+            if let Some(answer) = self.decoder.take().map_err(io::Error::other)? {
                 return Ok(Some(answer));
             }
             match self.receive() {

@@ -225,7 +225,7 @@ fn an_agent_refuses_what_is_not_for_it() {
 #[test]
 fn in_every_history_no_member_leaves_while_a_program_may_have_memory_there() {
     for seed in 0..300 {
-        let mut random = seed;
+        let mut random: u64 = seed;
         let mut below = |bound: u64| {
             random = (random ^ (random >> 12)).wrapping_mul(0x2545_f491_4f6c_dd1d).wrapping_add(0x9e37_79b9_7f4a_7c15);
             (random >> 33) % bound

@@ -287,7 +287,12 @@ impl Parts {
                 return Ok((seen, place));
             }
             let mut pins = Default::default();
-            let chosen = self.take_room(slab, &mut pins)?;
+            let changes = self.roster.changes();
+            let chosen = match self.take_room(slab, &mut pins) {
+                // Members that would have had room have begun to drain, and others have joined.
+                Err(_) if self.roster.changes() != changes => continue,
+                chosen => chosen?,
+            };
             match self.places.change(slab, seen, chosen.0) {
                 Ok(seen) => {
                     self.reach(slab);

@@ -163,6 +163,9 @@ impl Parts {
             // It may have been restarted since it left.
             self.members[seat].suspect();
             let is_there = reached.as_ref().is_none_or(|reached| reached.is_there);
+            if is_there && reached.is_some() {
+                self.members[seat].found();
+            }
             if let Some(reached) = reached {
                 self.connect(seat, reached).map_err(unreachable)?;
             }
