@@ -13,6 +13,9 @@ use std::time::Duration;
 const CHUNK_BYTES: usize = 64 << 10;
 /// How often a forwarding thread checks whether its link has been dropped.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long the end of a connection stays behind what was held: a server that hears of the end at once stops working on
+/// the request that came before it.
+const AFTER_HOLD: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
@@ -128,14 +131,14 @@ fn accept(listener: &TcpListener, server: &str, shared: &Arc<(Mutex<State>, Cond
     }
 }
 
-/// Whether a transfer goes on. Waits while the link holds.
-fn may_pass(shared: &Arc<(Mutex<State>, Condvar)>, epoch: u64, is_answer: bool) -> bool {
+/// Whether a transfer goes on, and whether it was held. Waits while the link holds.
+fn may_pass(shared: &Arc<(Mutex<State>, Condvar)>, epoch: u64, is_answer: bool) -> Option<bool> {
     let mut state = lock(shared);
     state.transfers += 1;
     if is_answer {
         state.answers += 1;
         if state.loses_answers.is_some_and(|every| state.answers.is_multiple_of(every)) {
-            return false;
+            return None;
         }
     }
     match &mut state.countdown {
@@ -143,10 +146,11 @@ fn may_pass(shared: &Arc<(Mutex<State>, Condvar)>, epoch: u64, is_answer: bool) 
         Some(left) => *left -= 1,
         None => {}
     }
+    let was_held = state.mode == Mode::Held;
     while state.mode == Mode::Held && !state.is_over {
         state = shared.1.wait(state).expect("no holder of this lock panics");
     }
-    state.mode == Mode::Open && state.epoch == epoch && !state.is_over
+    (state.mode == Mode::Open && state.epoch == epoch && !state.is_over).then_some(was_held)
 }
 
 fn forward(mut from: TcpStream, mut to: TcpStream, shared: &Arc<(Mutex<State>, Condvar)>, epoch: u64, is_answer: bool) {
@@ -157,8 +161,12 @@ fn forward(mut from: TcpStream, mut to: TcpStream, shared: &Arc<(Mutex<State>, C
         match from.read(&mut chunk) {
             Ok(0) => break,
             Ok(count) => {
-                if !may_pass(shared, epoch, is_answer) || to.write_all(&chunk[..count]).is_err() {
+                let Some(was_held) = may_pass(shared, epoch, is_answer) else { break };
+                if to.write_all(&chunk[..count]).is_err() {
                     break;
+                }
+                if was_held {
+                    std::thread::sleep(AFTER_HOLD);
                 }
             }
             Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {

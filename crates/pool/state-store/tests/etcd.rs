@@ -93,6 +93,29 @@ fn a_transaction_whose_answer_is_lost_happens_once() {
 }
 
 #[test]
+fn an_attempt_that_arrives_after_the_next_one_does_nothing() {
+    let directory = directory("etcd-late");
+    let Some(cluster) = EtcdCluster::start(1, &directory) else { return };
+    let link = Link::to(&cluster.members[0].client);
+    let endpoints = [format!("http://{}", link.address()), format!("http://{}", cluster.members[0].client)];
+    // The first endpoint is given up after a second; the second one may need more than one attempt on a slow machine.
+    let bounds = Bounds { answer_max: Duration::from_secs(1), attempts_max: 200, ..QUICK };
+    let mut store = EtcdStore::open(&settings(&endpoints, "pool", bounds)).expect("opened");
+    link.hold();
+    let put = |value: u8| Transaction::new().put(key("a"), vec![value]);
+    store.commit(&put(1)).expect("by the second endpoint");
+    store.commit(&put(2)).expect("by the second endpoint");
+    link.open();
+    // Long enough for what was held to arrive; nothing is expected to happen.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(
+        store.read(&key("a")).expect("read").expect("present").value,
+        [2],
+        "an older attempt has overwritten it"
+    );
+}
+
+#[test]
 fn members_are_killed_and_stopped_and_no_transaction_is_lost_or_doubled() {
     let directory = directory("etcd-members");
     let Some(mut cluster) = EtcdCluster::start(3, &directory) else { return };
