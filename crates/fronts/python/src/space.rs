@@ -129,7 +129,16 @@ impl Space {
     }
 
     /// Makes a call on the space without the interpreter's lock.
-    fn with<T: Send, E: Raised>(
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&aquifer::Space) -> Result<T, aquifer::Error> + Send,
+    ) -> PyResult<T> {
+        self.raising(py, call)
+    }
+
+    /// As `with`, for calls with any kind of error.
+    fn raising<T: Send, E: Raised>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&aquifer::Space) -> Result<T, E> + Send,
@@ -153,7 +162,7 @@ impl Space {
     /// Opens a named mapping; with a size, creates it if there is none.
     pub fn map_named(&self, py: Python<'_>, name: &str, bytes: Option<usize>) -> PyResult<(aquifer::Mapping, Arc<()>)> {
         let share = Arc::clone(&self.shares);
-        let mapped = self.with(py, |space| match bytes {
+        let mapped = self.raising(py, |space| match bytes {
             Some(bytes) => space.map_named(name, bytes),
             None => space.open_named(name),
         });

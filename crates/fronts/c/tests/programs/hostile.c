@@ -248,7 +248,8 @@ static void a_forked_child_is_refused(aquifer_space_t space, aquifer_mapping_t m
     OK(aquifer_gather_wait(gather));
     OK(aquifer_gather_close(gather));
     OK(aquifer_unpin(pin));
-    CHECK(refuses_all((aquifer_space_t){1}, (aquifer_mapping_t){UINT64_MAX - 1}, pin, fetch, gather, AQUIFER_ERR_HANDLE));
+    CHECK(refuses_all((aquifer_space_t){1}, (aquifer_mapping_t){UINT64_MAX - 1}, pin, fetch, gather,
+                      AQUIFER_ERR_HANDLE));
     /* Handles of the wrong kind. */
     CHECK(refuses_all((aquifer_space_t){mapping.handle}, (aquifer_mapping_t){space.handle},
                       (aquifer_pin_t){space.handle}, (aquifer_fetch_t){space.handle}, (aquifer_gather_t){mapping.handle},
