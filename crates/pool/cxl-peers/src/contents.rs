@@ -3,8 +3,9 @@
 
 //! Keeps which LDs are wiped. Pure.
 //!
-//! The FM API does not report it. An LD counts as used until this manager has wiped it, and from any bind on, whoever
-//! made it: so after a restart every unbound LD of a pool is wiped once more, which costs time and never a byte.
+//! The FM API does not report it. An LD counts as used until this manager has wiped it, and again from any bind on, by
+//! this manager or another one: so after a restart every unbound LD of a pool is wiped once more, which costs time and
+//! never a byte.
 
 use std::collections::BTreeMap;
 

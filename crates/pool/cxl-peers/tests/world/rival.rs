@@ -92,7 +92,7 @@ impl World {
         let ld_id = if port_id == MLD { self.random.below(MLD_LDS) as u16 } else { BindVppb::NO_LD };
         let free = self.vppbs(vcs_id).iter().position(|vppb| vppb.status == BindingStatus::Unbound);
         let Some(vppb_id) = free.map(|at| at as u8) else { return };
-        // What the rival binds exactly as our manager would is the manager's: nobody can tell the two apart.
+        // What the rival binds exactly as our manager would is the manager's: the two look the same.
         if self.is_wanted((vcs_id, vppb_id), (port_id, ld_id)) {
             return;
         }
@@ -147,7 +147,7 @@ impl World {
         self.excused.insert((taken.port_id, taken.ld_id));
         self.unbind_for_rival((vcs_id, vppb_id));
         self.stolen += 1;
-        // What is bound to our hosts is adopted after the state was lost, whoever bound it.
+        // What is bound to our hosts is adopted after the state was lost.
         if self.random.one_in(2) && !self.has_lost_state {
             self.rival_binds(vcs_id);
         }
