@@ -68,7 +68,7 @@ fn offered(inventory: &Inventory, vcs_id: u8) -> BTreeSet<VppbId> {
     let kept = kept_for_capacity(inventory, vcs_id);
     let of_vcs = inventory.vppbs().filter(|(of, _, _)| *of == vcs_id);
     let is_for_lds = |vppb: &aquifer_fmapi::Vppb| match inventory.bound_to(vppb) {
-        Some((name, _)) => inventory.devices.get(name).is_some_and(|device| device.capacity.is_none()),
+        Some((name, _)) => inventory.devices.get(name).is_some_and(|device| !device.lds().is_empty()),
         None => !matches!(vppb.status, BindingStatus::Ld | BindingStatus::Port),
     };
     of_vcs

@@ -219,7 +219,9 @@ fn check_switch(topology: &Topology, desired: &Desired, act: &SwitchAct) -> Resu
         Source::DynamicCapacity { device: of } | Source::LogicalDevice { device: of, .. } => of == device,
         Source::Slabs { .. } => false,
     };
-    let is_ld = |member: &Member, device: &DeviceId, ld: LdId| matches!(&member.source, Source::LogicalDevice { device: of, ld_id } if of == device && *ld_id == ld);
+    let is_ld = |member: &Member, device: &DeviceId, ld_id: LdId| {
+        member.source == Source::LogicalDevice { device: device.clone(), ld_id }
+    };
     let is_concerned = |member: &Member| match act {
         SwitchAct::Bind { vppb, device, ld_id } => member.vppb.as_ref() == Some(vppb) || is_ld(member, device, *ld_id),
         SwitchAct::ControlPort { act: PortAct::Enable, .. } => false,

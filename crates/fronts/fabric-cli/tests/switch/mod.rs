@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! A real software switch in a process of its own: the program `aquifer-cxl-switchd`, run by this test program, which
-//! starts itself for that. It can be killed at any moment, and told to fail.
+//! starts itself for that. It can be killed at any moment, and ordered to fail.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
