@@ -37,8 +37,7 @@ const MODULES: [&str; 14] = [
     "md/dm-mod",
 ];
 /// Programs of this machine, and their packages.
-const PROGRAMS: [(&str, [&str; 2], &str); 3] = [
-    ("mkfs.ext4", ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"], "e2fsprogs"),
+const PROGRAMS: [(&str, [&str; 2], &str); 2] = [
     ("dmsetup", ["/usr/sbin/dmsetup", "/sbin/dmsetup"], "dmsetup"),
     ("busybox", ["/bin/busybox", "/usr/bin/busybox"], "busybox-static"),
 ];

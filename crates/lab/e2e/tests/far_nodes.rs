@@ -18,17 +18,8 @@ use aquifer_e2e::run::run;
 
 /// Long, because QEMU emulates the guest's processors.
 const LIMIT: Duration = Duration::from_secs(1800);
-const PARTS: [&str; 9] = [
-    "even-and-bound",
-    "weighted",
-    "node-tier",
-    "refusals",
-    "fsdax-tier",
-    "devdax-tier",
-    "donor-and-chain",
-    "tiering",
-    "striped",
-];
+const PARTS: [&str; 8] =
+    ["even-and-bound", "weighted", "node-tier", "refusals", "devdax-tier", "donor-and-chain", "tiering", "striped"];
 /// The further parts where QEMU has volatile CXL memory.
 const CXL_PARTS: [&str; 4] = ["cxl-region", "cxl-device", "cxl-online", "cxl-unbind"];
 

@@ -156,10 +156,10 @@ mod tests {
             set_mode(&whole, &device(&whole, name).unwrap(), wanted).unwrap();
             let written: Vec<Write> = steps.iter().map(|step| Write::new(format!("{DRIVERS}/{step}"), name)).collect();
             assert_eq!(whole.written(), written);
-            for failing in 0..steps.len() {
+            for (failing, step) in steps.iter().enumerate() {
                 let tree = with_drivers(tree()).failing_after(failing);
                 let failure = set_mode(&tree, &device(&tree, name).unwrap(), wanted).unwrap_err();
-                assert!(failure.write.path.ends_with(steps[failing]), "{failure}");
+                assert!(failure.write.path.ends_with(step), "{failure}");
             }
         }
     }

@@ -4,7 +4,7 @@
 //! A device that is memory, or a file on one, mapped for reading and writing: loads and stores reach the device itself.
 //!
 //! Such a device (`/dev/dax0.0`) can only be mapped; read(2) and write(2) do not exist for it. Bytes are copied between
-//! the mapping and frames. A file counts if its file system maps it directly (`-o dax`), which `MAP_SYNC` ensures.
+//! the mapping and frames. A file counts if its file system maps it directly (`-o dax`), which `MAP_SYNC` reveals.
 //!
 //! See mmap(2) on `MAP_SYNC`, the kernel's `Documentation/filesystems/dax.rst` and
 //! `Documentation/ABI/testing/sysfs-bus-dax`. A part of the device that has failed raises SIGBUS.
@@ -50,15 +50,20 @@ unsafe impl Sync for DaxMemory {}
 impl DaxMemory {
     /// Maps the first `len` bytes of `file`, a multiple of the device's alignment.
     pub fn map(file: File, len: usize, reach: Reach) -> io::Result<DaxMemory> {
-        let flags = match reach {
-            Reach::Device | Reach::Any => libc::MAP_SHARED,
-            Reach::File => libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC,
-        };
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-        let args = [0, len, protection, flags as usize, file.as_raw_fd() as usize, 0];
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.0);
-        // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
-        let start = unsafe { syscall(libc::SYS_mmap, args) }.map_err(error)?;
+        let map = |flags: i32| {
+            let args = [0, len, protection, flags as usize, file.as_raw_fd() as usize, 0];
+            // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
+            unsafe { syscall(libc::SYS_mmap, args) }.map_err(error)
+        };
+        if reach == Reach::File {
+            // Only asks whether it is direct: with this flag, each fault would wait for the file system's journal.
+            let asked = map(libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC)?;
+            // SAFETY: the range was just mapped, and nothing has its address.
+            let _ = unsafe { unmap(asked, len) };
+        }
+        let start = map(libc::MAP_SHARED)?;
         // What a tier stores does not belong in a core dump. If the kernel refuses, dumps are larger.
         let _ = advise(start, len, libc::MADV_DONTDUMP);
         let start = NonNull::new(std::ptr::with_exposed_provenance_mut(start)).ok_or(error(Errno(libc::ENOMEM)))?;

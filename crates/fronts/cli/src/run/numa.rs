@@ -8,7 +8,7 @@
 //! under the same policy, so what stays local within `--dram` is spread, too.
 
 use aquifer_nodes::placement::{Decision, Placement, PolicyKind, Request, decide, plan};
-use aquifer_nodes::weights::Weights;
+use aquifer_nodes::weights::{self, Weights};
 use aquifer_nodes::{Machine, Nodes, Tree, write_all};
 use aquifer_sys::numa::{NODES_MAX, NodeMask, Policy, set_policy};
 use nix::unistd::geteuid;
@@ -65,9 +65,15 @@ impl Drop for Placed {
 
 /// Decides, and sets the machine's weights where they have to be set. Where they cannot be, decides without them.
 fn carry_out(tree: &dyn Tree, placement: &Placement, may_set: bool) -> Decision {
-    let decide = |may_set| decide(placement, Weights::read(tree).as_ref(), may_set);
-    let decision = decide(may_set);
-    if write_all(tree, &decision.writes).is_err() { decide(false) } else { decision }
+    let before = Weights::read(tree);
+    let decision = decide(placement, before.as_ref(), may_set);
+    if write_all(tree, &decision.writes).is_ok() {
+        return decision;
+    }
+    // Some of them may have been set; a machine where that can be undone is left as it was.
+    let shares: Vec<(u32, u8)> = before.iter().flat_map(|weights| weights.by_node.clone()).collect();
+    let _ = write_all(tree, &weights::writes(&shares));
+    decide(placement, Weights::read(tree).as_ref(), false)
 }
 
 #[cfg(test)]
@@ -83,7 +89,7 @@ mod tests {
 
     #[test]
     fn weights_that_cannot_be_written_are_missed_and_reported() {
-        let placement = Placement::Weighted(vec![(0, 3), (1, 1)]);
+        let placement = Placement::Weighted(vec![(0, 3), (1, 2)]);
         let set = carry_out(&tree(), &placement, true);
         assert_eq!((set.policy, set.departure), (PolicyKind::WeightedInterleave, None));
         for failing in 0..2 {
