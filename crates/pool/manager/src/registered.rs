@@ -23,6 +23,7 @@ use crate::config::ControlConfig;
 use crate::crash::CrashPoint;
 use crate::ledger::json;
 use crate::peers::{Peers, Record, Reports, SendFailure, Silent};
+use crate::rest::now;
 
 /// The prefix of registrations in the store.
 pub(crate) const REGISTRATIONS: &str = "registration/";
