@@ -92,7 +92,7 @@ fn sampled(all: &Visits, seed: u64) -> Curve {
         visited[*block as usize] = true;
         samples.touched(PageIndex((*block).into()), 1, 1, now(visit));
         if all.counted.contains(&visit) && visit % every == 0 {
-            let page = chooser.next().expect("there is memory");
+            let page = chooser.draw_page().expect("there is memory");
             if visited[page.0 as usize] {
                 // After this visit, before the next one.
                 samples.add(page, now(visit), true);

@@ -217,7 +217,7 @@ impl Pager {
         let mut engine = engine;
         let (mut begun, mut vain, mut wakes) = (0, 0, false);
         while begun < SAMPLES_PER_TURN && vain < VAIN_PER_TURN && state.evictions_left > 0 {
-            let Some(page) = state.chooser.next() else { break };
+            let Some(page) = state.chooser.draw_page() else { break };
             let (found, pages) = seen(&engine, page);
             match (found, pages) {
                 (Seen::Away, _) => state.samples.add(page, now_ns, true),

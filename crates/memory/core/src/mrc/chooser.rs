@@ -38,11 +38,11 @@ impl Chooser {
     }
 
     /// A page. `None` if there are no mappings.
-    pub fn next(&mut self) -> Option<PageIndex> {
+    pub fn draw_page(&mut self) -> Option<PageIndex> {
         if self.pages == 0 {
             return None;
         }
-        let place = (u128::from(self.draw()) * u128::from(self.pages) >> 64) as u64;
+        let place = ((u128::from(self.draw()) * u128::from(self.pages)) >> 64) as u64;
         let (start, before) = self.ranges[self.ranges.partition_point(|(_, before)| *before <= place) - 1];
         Some(start + (place - before))
     }
@@ -64,12 +64,12 @@ mod tests {
     #[test]
     fn every_page_is_chosen_as_often_as_any_other() {
         let mut chooser = Chooser::new(1);
-        assert_eq!(chooser.next(), None);
+        assert_eq!(chooser.draw_page(), None);
         let mappings = [10..11, 100..102, 1000..1007].map(|range| PageIndex(range.start)..PageIndex(range.end));
         chooser.renew(mappings.clone().into_iter());
         let mut counts = std::collections::BTreeMap::new();
         for _ in 0..100_000 {
-            *counts.entry(chooser.next().expect("there are mappings").0).or_insert(0) += 1;
+            *counts.entry(chooser.draw_page().expect("there are mappings").0).or_insert(0) += 1;
         }
         let pages: Vec<u64> = mappings.into_iter().flat_map(|range| range.start.0..range.end.0).collect();
         assert_eq!(counts.keys().copied().collect::<Vec<_>>(), pages);
