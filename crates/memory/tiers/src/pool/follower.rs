@@ -87,7 +87,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         if gettid() != self.opener {
             // Closed with its thread, or in its process.
-            self.stream.take().map(mem::forget);
+            self.stream.take().into_iter().for_each(mem::forget);
         }
     }
 }
