@@ -14,7 +14,7 @@ use aquifer_fabric::{Bytes, Term};
 use support::{aquifer, scratch};
 
 /// Longer than anything takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A donor that ends with this.
 struct Donor(Child);
@@ -40,7 +40,7 @@ fn a_donor_registers_as_its_command_line_says() {
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
     let _donor = Donor(child);
     let id = EndId::new(Kind::Donor, "d1").expect("a name");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     let report = loop {
         match registrar.query(Term(3), &BTreeSet::new()).remove(&id) {
             Some(Ok(Report::Donor(report))) => break report,

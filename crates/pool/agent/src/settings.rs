@@ -95,7 +95,7 @@ struct Raw {
     socket: Option<PathBuf>,
     state: Option<PathBuf>,
     programs_max: Option<usize>,
-    manager: RawManager,
+    manager: ManagerTable,
     tenant: Option<RawTenant>,
     #[serde(default)]
     labels: BTreeMap<String, String>,
@@ -107,7 +107,7 @@ struct Raw {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawManager {
+struct ManagerTable {
     addresses: Vec<String>,
 }
 

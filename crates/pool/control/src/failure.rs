@@ -103,16 +103,16 @@ impl From<NotAFrame> for ChannelFailure {
 
 /// Why a text is not a manager's address: one line with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotAManager(pub(crate) String);
+pub struct NotAnAddress(pub(crate) String);
 
-impl fmt::Display for NotAManager {
+impl fmt::Display for NotAnAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown: String = self.0.chars().take(60).collect();
         write!(f, "`{}` is not an address of a manager; write HOST:PORT", shown.escape_debug())
     }
 }
 
-impl std::error::Error for NotAManager {}
+impl std::error::Error for NotAnAddress {}
 
 /// Why a registrar or a keeper does not start.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 
 use crate::end::{Deposed, End, Refused};
-use crate::failure::{ChannelFailure, NotAManager, NotStarted};
+use crate::failure::{ChannelFailure, NotAnAddress, NotStarted};
 use crate::message::{FRAME_BYTES_MAX, Message, VERSION_NEWEST, VERSION_OLDEST};
 use crate::registration::Registration;
 use crate::stream::Stream;
@@ -47,10 +47,10 @@ pub struct ManagerAddress {
 }
 
 impl FromStr for ManagerAddress {
-    type Err = NotAManager;
+    type Err = NotAnAddress;
 
-    fn from_str(text: &str) -> Result<ManagerAddress, NotAManager> {
-        let not = || NotAManager(text.to_owned());
+    fn from_str(text: &str) -> Result<ManagerAddress, NotAnAddress> {
+        let not = || NotAnAddress(text.to_owned());
         let (host, port) = text.rsplit_once(':').ok_or_else(not)?;
         let port = port.parse().map_err(|_| not())?;
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -83,7 +83,7 @@ pub struct KeeperSettings {
 
 /// How a channel stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Standing {
+pub enum ChannelStatus {
     /// There is none, and it is being retried.
     #[default]
     Apart,
@@ -93,7 +93,7 @@ pub enum Standing {
 
 #[derive(Debug, Default)]
 struct Place {
-    standing: Standing,
+    status: ChannelStatus,
     socket: Option<TcpStream>,
 }
 
@@ -157,8 +157,8 @@ impl Keeper {
     }
 
     /// How the channel to each manager stands, in the order of the settings.
-    pub fn standings(&self) -> Vec<Standing> {
-        self.shared.state().places.iter().map(|place| place.standing).collect()
+    pub fn statuses(&self) -> Vec<ChannelStatus> {
+        self.shared.state().places.iter().map(|place| place.status).collect()
     }
 
     /// Ends all connections; they are established again. For tests of what a cut network does.
@@ -211,7 +211,7 @@ impl Channel<'_> {
                 last.clear();
                 (self.shared.log)(&format!("registered with the fabric manager at {}", self.manager()));
             });
-            self.stand(Standing::Apart, None);
+            self.stand(ChannelStatus::Apart, None);
             if self.shared.state().is_over {
                 return;
             }
@@ -238,14 +238,14 @@ impl Channel<'_> {
     }
 
     /// Notes how the channel stands. A keeper that has ended meanwhile ends the connection.
-    fn stand(&self, standing: Standing, socket: Option<TcpStream>) {
+    fn stand(&self, status: ChannelStatus, socket: Option<TcpStream>) {
         let mut state = self.shared.state();
         if let (true, Some(socket)) = (state.is_over, &socket) {
             let _ = socket.shutdown(Shutdown::Both);
         }
         let place = &mut state.places[self.number];
-        place.standing = standing;
-        if standing == Standing::Apart {
+        place.status = status;
+        if status == ChannelStatus::Apart {
             place.socket = socket;
         }
     }
@@ -265,7 +265,7 @@ impl Channel<'_> {
             Message::Refused(refused) => return Err(ChannelFailure::Refused(Refused::new(refused.why))),
             other => return Err(ChannelFailure::Confused { expected: "welcome", found: other.name() }),
         }
-        self.stand(Standing::Registered, None);
+        self.stand(ChannelStatus::Registered, None);
         registered();
         loop {
             stream.within(SILENCE_MAX);
@@ -326,7 +326,7 @@ impl Channel<'_> {
             return Err(ChannelFailure::Plain(address));
         }
         let socket = TcpStream::connect_timeout(&address, CONNECT_WAIT)?;
-        self.stand(Standing::Apart, Some(socket.try_clone()?));
+        self.stand(ChannelStatus::Apart, Some(socket.try_clone()?));
         match tls {
             None => Ok(Stream::plain(socket, REGISTER_WAIT)?),
             Some((config, name)) => Stream::client(socket, config, name.clone(), REGISTER_WAIT),

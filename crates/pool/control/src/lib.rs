@@ -46,8 +46,8 @@ mod roster;
 mod stream;
 
 pub use end::{Deposed, End, Refused};
-pub use failure::{ChannelFailure, NotAManager, NotStarted};
-pub use keeper::{Keeper, KeeperSettings, ManagerAddress, Standing};
+pub use failure::{ChannelFailure, NotAnAddress, NotStarted};
+pub use keeper::{ChannelStatus, Keeper, KeeperSettings, ManagerAddress};
 pub use message::{
     Directory, FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Message, NotAFrame, Query, Report, VERSION_NEWEST,
     VERSION_OLDEST, Whereabouts, decode, encode, payload_bytes,

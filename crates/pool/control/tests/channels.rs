@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use aquifer_control::{Entry, Kind, NotSent, Registrar, Report, Standing, Unheard};
+use aquifer_control::{ChannelStatus, Entry, Kind, NotSent, Registrar, Report, Unheard};
 use aquifer_fabric::{DonorId, Term};
 use ends::{Noted, donor, host, keep, log, plain, registrar, release, report, wait_until};
 
@@ -120,7 +120,7 @@ fn two_managers_and_the_one_with_the_smaller_term_is_deposed() {
     let (keeper, _) = keep(&end, "d1", &[old.address(), new.address()], None);
     report(&old, &donor("d1"), 1);
     report(&new, &donor("d1"), 2);
-    assert_eq!(keeper.standings(), [Standing::Registered, Standing::Registered]);
+    assert_eq!(keeper.statuses(), [ChannelStatus::Registered, ChannelStatus::Registered]);
     let deposed = Err(Unheard::Deposed { seen: Term(2) });
     wait_until("it is deposed", || old.query(Term(1), &BTreeSet::new())[&donor("d1")] == deposed);
     let refused = old.send(&[release("d1", 1, 9)]);

@@ -9,8 +9,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use aquifer_control::{
-    FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Kind, Message, NotStarted, Patterns, Registrar, RegistrarSettings,
-    Standing, decode, encode, payload_bytes,
+    ChannelStatus, FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Kind, Message, NotStarted, Patterns, Registrar,
+    RegistrarSettings, decode, encode, payload_bytes,
 };
 use aquifer_fabric::Term;
 use ends::{
@@ -38,7 +38,7 @@ fn a_certificate_says_who_an_end_is() {
     let thief = authority.sign("d2.donors.example", &authority);
     let (kept, said) = keep(&Noted::new(Kind::Donor), "d1", &[registrar.address()], Some(&thief));
     wait_until("the thief knows", || has_line(&said, "registered with another certificate"));
-    assert_eq!(kept.standings(), [Standing::Apart]);
+    assert_eq!(kept.statuses(), [ChannelStatus::Apart]);
     drop(kept);
 
     // A tenant's certificate registers no donor, and a donor's no name that its operator did not list.

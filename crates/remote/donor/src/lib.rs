@@ -53,7 +53,7 @@ mod status;
 mod tenants;
 mod wiper;
 
-pub use aquifer_control::{ManagerAddress, NotStarted, Standing};
+pub use aquifer_control::{ChannelStatus, ManagerAddress, NotStarted};
 pub use aquifer_fabric::DonorId;
 pub use aquifer_tls::{CredentialFailure, Files};
 pub use aquifer_wire::EVERY_BYTE;

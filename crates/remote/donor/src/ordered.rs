@@ -9,7 +9,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use aquifer_control::{Deposed, End, Keeper, KeeperSettings, Kind, Query, Refused, Registration, Report, Standing};
+use aquifer_control::{
+    ChannelStatus, Deposed, End, Keeper, KeeperSettings, Kind, Query, Refused, Registration, Report,
+};
 use aquifer_fabric::{Bytes, Command, DonorReport, Gate, Incarnation, Stale, Term};
 use aquifer_wire::SLAB_BYTES;
 
@@ -40,7 +42,7 @@ pub struct ManagedStatus {
 impl ManagedStatus {
     /// What it is now.
     pub(crate) fn of(shared: &Shared, keeper: &Keeper) -> ManagedStatus {
-        let registered = keeper.standings().iter().filter(|one| **one == Standing::Registered).count();
+        let registered = keeper.statuses().iter().filter(|one| **one == ChannelStatus::Registered).count();
         let table = shared.service.table();
         let live = || table.reservations().filter(|(_, one)| !one.is_released);
         ManagedStatus {

@@ -25,7 +25,7 @@ use peer::{Peer, settings, start};
 
 const VOLUME: VolumeId = VolumeId(7);
 /// Longer than anything takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A host's agent that has no memory.
 struct Idle;
@@ -41,7 +41,7 @@ impl End for Idle {
 }
 
 /// A manager with two registered hosts, whose names are those of two tenants.
-struct Manager {
+struct Controller {
     registrar: Registrar,
     _agents: Vec<Keeper>,
     term: u64,
@@ -54,8 +54,8 @@ fn other() -> &'static Files {
     OTHER.get_or_init(|| good().authority.sign("other", 2100, &good().authority))
 }
 
-impl Manager {
-    fn start(pair: &Pair, term: u64) -> Manager {
+impl Controller {
+    fn start(pair: &Pair, term: u64) -> Controller {
         let settings = RegistrarSettings {
             listen: ([127, 0, 0, 1], 0).into(),
             tls: Some(pair.donor.clone()),
@@ -78,7 +78,7 @@ impl Manager {
             Keeper::start(settings, &end, Box::new(|_| ())).expect("it starts")
         };
         let agents = vec![agent("h1", &pair.borrower), agent("h2", other())];
-        Manager { registrar, _agents: agents, term, sequence: 0, drained: BTreeSet::new() }
+        Controller { registrar, _agents: agents, term, sequence: 0, drained: BTreeSet::new() }
     }
 
     /// The settings of a donor of this manager.
@@ -106,7 +106,7 @@ impl Manager {
 
     /// Reports until one is as expected.
     fn until(&self, what: &str, holds: impl Fn(&DonorReport) -> bool) -> DonorReport {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         loop {
             let registered = self.registrar.connected().len() == 3;
             let report = if registered { self.ask() } else { Err(Unheard::Apart) };
@@ -135,7 +135,7 @@ impl Manager {
 
     /// Reserves slabs for a member. A host that has registered this moment may not be known yet.
     fn reserve(&mut self, host: &str, member: u64, slabs: u64) -> Result<(), String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         loop {
             match self.send(grant(host, member, slabs)) {
                 Err(why) if why.contains("is not registered") && Instant::now() < deadline => {}
@@ -192,7 +192,7 @@ fn greeting_is_refused(files: &Files, donor: &Donor, who: u128, expected: Refusa
 
 #[test]
 fn what_is_reserved_is_the_tenants_and_nobody_elses() {
-    let mut manager = Manager::start(good(), 1);
+    let mut manager = Controller::start(good(), 1);
     let (donor, _) = start(manager.donor(8, None));
     manager.reserve("h1", 1, 6).expect("there is room");
     manager.reserve("h1", 1, 6).expect("the same again");
@@ -225,7 +225,7 @@ fn what_is_reserved_is_the_tenants_and_nobody_elses() {
 
 #[test]
 fn released_memory_is_wiped_before_another_tenant_has_it() {
-    let mut manager = Manager::start(good(), 1);
+    let mut manager = Controller::start(good(), 1);
     let (donor, _) = start(manager.donor(4, None));
     manager.reserve("h1", 1, 4).expect("there is room");
     let token = manager.token(1);
@@ -244,23 +244,26 @@ fn released_memory_is_wiped_before_another_tenant_has_it() {
     assert!(manager.send(grant("h1", 1, 4)).expect_err("never again").contains("never lent again"));
 
     // As soon as another tenant can have it, it reads zeros.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     while let Err(why) = manager.reserve("h2", 2, 4) {
         assert!(Instant::now() < deadline, "{why}");
     }
     let next = manager.token(2);
     assert!(next > token);
-    let mut heir = Peer::borrower_with(other(), donor.address(), within(next, 1));
+    let mut other_tenant = Peer::borrower_with(other(), donor.address(), within(next, 1));
     for range in 0..4 {
         let lease = loop {
-            match heir.ask(Message::Grant { range: aquifer_wire::RangeIndex(range) }, &[]).0 {
+            match other_tenant.ask(Message::Grant { range: aquifer_wire::RangeIndex(range) }, &[]).0 {
                 Message::Granted { lease, token, .. } => break peer::Lease { lease, token, range },
                 Message::Error { refusal: Refusal::Busy } => assert!(Instant::now() < deadline, "it is not wiped"),
                 other => panic!("not granted: {other:?}"),
             }
         };
         for page in 0..512 {
-            assert!(heir.read(lease, page).expect("lent").iter().all(|byte| *byte == 0), "page {page} has old bytes");
+            assert!(
+                other_tenant.read(lease, page).expect("lent").iter().all(|byte| *byte == 0),
+                "page {page} has old bytes"
+            );
         }
     }
     let state = |report: &DonorReport| report.lease(VOLUME, MemberId(1)).map(|lease| lease.state);
@@ -275,7 +278,7 @@ fn released_memory_is_wiped_before_another_tenant_has_it() {
 
 #[test]
 fn a_release_that_overtakes_its_grant_wins() {
-    let mut manager = Manager::start(good(), 1);
+    let mut manager = Controller::start(good(), 1);
     let (donor, _) = start(manager.donor(4, None));
     manager.send(release(9)).expect("nothing to release");
     let report = manager.until("it reports", |_| true);
@@ -291,15 +294,15 @@ fn a_release_that_overtakes_its_grant_wins() {
 fn a_restarted_donor_has_nothing_and_remembers_the_newest_term() {
     let state = write("donor-state", "");
     std::fs::remove_file(&state).expect("only its name is used");
-    let mut new = Manager::start(good(), 5);
+    let mut new = Controller::start(good(), 5);
     let (donor, _) = start(new.donor(4, Some(state.clone())));
     new.reserve("h1", 1, 2).expect("there is room");
     let (token, before) = (new.token(1), new.until("it reports", |_| true).incarnation);
     donor.stop(Duration::ZERO);
 
-    let mut old = Manager::start(good(), 4);
+    let mut old = Controller::start(good(), 4);
     let (donor, _) = start(old.donor(4, Some(state.clone())));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     while old.ask() != Err(Unheard::Deposed { seen: Term(5) }) {
         assert!(Instant::now() < deadline, "it obeys a deposed manager");
         std::thread::sleep(Duration::from_millis(10));
@@ -321,7 +324,7 @@ fn a_restarted_donor_has_nothing_and_remembers_the_newest_term() {
 
 #[test]
 fn a_drained_donor_lends_nothing_new_until_it_is_used_again() {
-    let mut manager = Manager::start(good(), 1);
+    let mut manager = Controller::start(good(), 1);
     let (donor, _) = start(manager.donor(8, None));
     manager.reserve("h1", 1, 2).expect("there is room");
     let mut outside = Peer::borrower_with(other(), donor.address(), within(OUTSIDE, 1));
@@ -341,7 +344,7 @@ fn a_drained_donor_lends_nothing_new_until_it_is_used_again() {
     assert_eq!((managed.managers, managed.reservations, managed.reserved_bytes), (1, 2, 3 << 21));
 
     // A donor that ends by itself is draining for its manager.
-    donor.reclaim(EVERY_BYTE, PATIENCE);
+    donor.reclaim(EVERY_BYTE, WAIT_MAX);
     manager.until("it wants its memory back", |report| report.availability == Availability::Draining);
     donor.stop(Duration::ZERO);
 }

@@ -74,7 +74,8 @@ impl World {
         let uid = std::os::unix::fs::MetadataExt::uid(&own);
         let mut text = format!(
             "host = 'web-1'\nsocket = '{0}/s'\nstate = '{0}/state'\nprograms_max = {programs}\n[manager]\n\
-             addresses = ['{1}']\n[[volume]]\nname = 'db'\nid = '{VOLUME}'\nuids = [{uid}]\n[[volume]]\nname = 'other'\n\
+             addresses = ['{1}']\n[[volume]]\nname = 'db'\nid = '{VOLUME}'\nuids = [{uid}]\n\
+             [[volume]]\nname = 'other'\n\
              id = '00000000000000b2'\nuids = [{uid}]\n",
             self.directory.display(),
             self.manager
