@@ -81,8 +81,8 @@ pub trait Peers: Send {
     /// before its first command, since a switch refuses nothing.
     fn command_time_max(&self) -> Duration;
 
-    /// What the term of a manager that starts now exceeds, whatever its store says. Managers whose stores are not the same
-    /// must not have the same term.
+    /// The term of a manager that starts now must be greater than this, whatever its store says: managers with separate
+    /// stores must not have the same term.
     fn term_min(&self) -> Term {
         Term(0)
     }

@@ -31,23 +31,23 @@ pub struct ManagedArgs {
     labels: Vec<(String, String)>,
 
     /// Where borrowers reach this donor [default: where it listens]
-    #[arg(long, value_name = "HOST:PORT", requires = "managers")]
+    #[arg(long, value_name = "HOST:PORT", requires = "managers", hide_short_help = true)]
     advertise: Vec<String>,
 
     /// Remember here which manager was elected last, so that a restarted donor obeys no earlier one
-    #[arg(long, value_name = "FILE", requires = "managers")]
+    #[arg(long, value_name = "FILE", requires = "managers", hide_short_help = true)]
     manager_state: Option<PathBuf>,
 
     /// The certificate for managers, in PEM [default: that of --tls-cert]
-    #[arg(long, value_name = "FILE", requires_all = ["managers", "manager_key", "manager_ca"])]
+    #[arg(long, value_name = "FILE", requires_all = ["managers", "manager_key", "manager_ca"], hide_short_help = true)]
     manager_cert: Option<PathBuf>,
 
     /// Its private key, in PEM
-    #[arg(long, value_name = "FILE", requires = "manager_cert")]
+    #[arg(long, value_name = "FILE", requires = "manager_cert", hide_short_help = true)]
     manager_key: Option<PathBuf>,
 
     /// The authority that a manager's certificate must be signed by, in PEM
-    #[arg(long, value_name = "FILE", requires = "manager_cert")]
+    #[arg(long, value_name = "FILE", requires = "manager_cert", hide_short_help = true)]
     manager_ca: Option<PathBuf>,
 }
 

@@ -319,11 +319,11 @@ fn history(seed: u64, shape: Shape) {
     for (page, version) in &written {
         read(&array, *page, *version).unwrap_or_else(|failure| panic!("seed {seed} {shape:?}: {failure}"));
     }
-    for index in 0..members.len() {
+    for (index, member) in members.iter().enumerate() {
         let has_left = !matches!(status(&array, index), Some(MemberStatus::Present | MemberStatus::Draining { .. }));
         // What a member has that was lost when it left expires with its leases.
         assert!(
-            !has_left || any_lost || members[index].held() == 0,
+            !has_left || any_lost || member.held() == 0,
             "seed {seed} {shape:?}: member {index} holds what nobody needs"
         );
     }
