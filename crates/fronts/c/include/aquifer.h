@@ -360,10 +360,10 @@ int aquifer_miss_ratio_curve(aquifer_space_t space, double loss, uint64_t fetch_
 int aquifer_map(aquifer_space_t space, size_t bytes, aquifer_mapping_t *mapping);
 
 /*
- * Opens the named mapping `name`, whose contents are in a file of the directory `named_in` of the space's options, and
- * were made durable by aquifer_sync() or aquifer_snapshot(). If there is none, creates one of `bytes` bytes of zeros.
- * With 0 for `bytes`, it must exist, and keeps its size. It is used like any other mapping; what is not
- * synced is lost with the process.
+ * Opens the named mapping `name`, or creates it. Its contents are in a file of the directory `named_in` of the space's
+ * options, and are those of the last aquifer_sync() or aquifer_snapshot(). If there is none, creates one of `bytes` bytes
+ * of zeros. With 0 for `bytes`, it must exist, and keeps its size. It is used like any other mapping; what is not synced
+ * is lost with the process.
  *
  * AQUIFER_ERR_NO_DIRECTORY: the space has no `named_in`.
  * AQUIFER_ERR_NOT_FOUND: `bytes` is 0, and there is no mapping with this name.

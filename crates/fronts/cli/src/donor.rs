@@ -117,7 +117,7 @@ pub struct DonorArgs {
     lease: Duration,
 
     /// How many connections are served at the same time; a busy program has about ten
-    #[arg(long, value_name = "NUMBER", default_value_t = CONNECTIONS_MAX)]
+    #[arg(long, value_name = "NUMBER", default_value_t = CONNECTIONS_MAX, hide_short_help = true)]
     connections: usize,
 
     /// Create a socket here, through which its owner and root can reclaim memory or query the donor's status

@@ -157,7 +157,7 @@ fn a_tier_that_is_none() {
     }
     // The wording is the same when clap reports the error.
     let line = "invalid value 'tape:' for '--tier <SPEC>': 'tape' is not a kind of tier; write flash:PATH, dram:, \
-                node:N, dax:PATH, compressed:, donor:HOST:PORT or emulated:PROFILE";
+                node:N, dax:PATH, compressed:, donor:HOST:PORT, pool:VOLUME or emulated:PROFILE";
     refuses(preload, &["doctor", "--tier", "tape:"], 2, line);
 }
 

@@ -10,10 +10,19 @@ use std::process::Command;
 
 use support::{aquifer, scratch, stdout};
 
-const UNITS: [&str; 4] =
-    ["aquifer-donor.service", "aquifer-fabricd.service", "aquifer-metrics.service", "aquifer@.service"];
+const UNITS: [&str; 5] = [
+    "aquifer-agent.service",
+    "aquifer-donor.service",
+    "aquifer-fabricd.service",
+    "aquifer-metrics.service",
+    "aquifer@.service",
+];
 /// Where the units have their programs. The command line stands for each, since systemd asks that they exist.
-const PROGRAMS: [&str; 2] = ["/usr/local/libexec/aquifer/aquifer-fabricd", "/usr/local/bin/aquifer"];
+const PROGRAMS: [&str; 3] = [
+    "/usr/local/libexec/aquifer/aquifer-agentd",
+    "/usr/local/libexec/aquifer/aquifer-fabricd",
+    "/usr/local/bin/aquifer",
+];
 
 fn unit(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../packaging").join(name);

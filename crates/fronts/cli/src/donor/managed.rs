@@ -22,12 +22,18 @@ pub struct ManagedArgs {
     managers: Vec<ManagerAddress>,
 
     /// This donor's name in the pool [default: the machine's name]
-    #[arg(long, value_name = "NAME", requires = "managers")]
+    #[arg(long, value_name = "NAME", requires = "managers", hide_short_help = true)]
     id: Option<DonorId>,
 
     /// Tell the managers where this donor is: rack=NAME, enclosure=NAME, class=tcp, rdma or cxl; other names are for
     /// people
-    #[arg(long = "label", value_name = "NAME=VALUE", requires = "managers", value_parser = label)]
+    #[arg(
+        long = "label",
+        value_name = "NAME=VALUE",
+        requires = "managers",
+        value_parser = label,
+        hide_short_help = true
+    )]
     labels: Vec<(String, String)>,
 
     /// Where borrowers reach this donor [default: where it listens]
