@@ -377,7 +377,7 @@ int aquifer_map(aquifer_space_t space, size_t bytes, aquifer_mapping_t *mapping)
 int aquifer_map_named(aquifer_space_t space, const char *name, size_t bytes, aquifer_mapping_t *mapping);
 
 /*
- * Makes a range of a named mapping durable: after a crash at any moment, its file has all of the range as it is now, or
+ * Makes a range of a named mapping durable. After a crash at any moment, its file has all of the range as it is now, or
  * as it was at the sync before. The range is extended to whole pages of 4096 bytes; what has not changed is not
  * written. No other thread writes to it at the same time.
  *
