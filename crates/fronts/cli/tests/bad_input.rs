@@ -136,8 +136,8 @@ fn a_tier_that_is_none() {
     for (spec, why) in [
         (
             "tape:",
-            "'tape' is not a kind of tier; write flash:PATH, dram:, node:N, dax:PATH, compressed:, donor:HOST:PORT or \
-             emulated:PROFILE",
+            "'tape' is not a kind of tier; write flash:PATH, dram:, node:N, dax:PATH, compressed:, donor:HOST:PORT, \
+             pool:VOLUME or emulated:PROFILE",
         ),
         (
             "donor:10.0.0.2:7411",

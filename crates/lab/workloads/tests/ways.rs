@@ -120,7 +120,7 @@ fn what_cannot_be_is_refused_in_one_line() {
     for (words, why) in [
         ("kv --way contexts".to_owned(), "--way contexts needs --dram SIZE"),
         ("kv --way contexts --dram 64MiB".to_owned(), "--way contexts needs --tier SPEC"),
-        ("lookup --bytes 100".to_owned(), "--bytes 100 cannot be"),
+        ("lookup --bytes 100".to_owned(), "--bytes 100 does not fit"),
         ("kv --bytes 32MiB --way hints --dram 4MiB --tier dram:".to_owned(), "below 16 MiB"),
         (format!("bfs-hints --graph {}", not_a_graph.display()), "is not a graph; make one"),
         (format!("bfs-hints --graph {}", damaged.display()), "is damaged; make it again"),
