@@ -135,8 +135,12 @@ impl Device {
         Some(match request {
             Request::IdentifyMemory(_) => {
                 let units = (ld.allocation.range_1 + ld.allocation.range_2) * (UNIT_BYTES / CAPACITY_UNIT_BYTES);
-                let identity =
-                    MemoryIdentity { total_capacity: units, volatile_capacity: units, persistent_capacity: 0 };
+                let identity = MemoryIdentity {
+                    total_capacity: units,
+                    volatile_capacity: units,
+                    dynamic_capacity_log: Some(0),
+                    ..MemoryIdentity::default()
+                };
                 Ok(Response::IdentifyMemory(identity))
             }
             Request::Sanitize(_) => {

@@ -404,7 +404,7 @@ mod tests {
             (&format!("{SMALL}[control]\n"), "is for registered peers"),
             (&format!("{REGISTERED}listen = \"0.0.0.0:1\"\n"), "write control.certificate"),
             (&format!("{REGISTERED}key = \"k\"\n"), "belong together"),
-            (&format!("{REGISTERED}revocations = \"r\"\n"), "there are none"),
+            (&format!("{REGISTERED}revocations = \"r\"\n"), "write control.certificate, too"),
             (&format!("{REGISTERED}donors = [\"dns:*.a.*\"]\n"), "more than one *"),
             (&format!("{SMALL}[[switches]]\nname = \"s0\"\naddress = \"s0\"\n"), "'s0' is not a peer; write tcp:"),
             (&format!("{SMALL}donrs = 3\n"), "unknown field `donrs`"),

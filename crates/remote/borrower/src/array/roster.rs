@@ -16,8 +16,8 @@
 //!
 //! Any process of the family may make these changes, or be killed at any instruction. A seat that a killed process has
 //! claimed stays claimed: one donor fewer can be distinguished. Two processes that admit the same donor at the same
-//! time publish first and look at the other seats afterwards, so at least one of them sees the other, and the lower
-//! seat stays. Any contents of the table are possible, so nothing here panics because of them.
+//! time publish first and look at the other seats afterwards, so at least one of them sees the other. A member stays;
+//! of two that are only published, the lower seat does. Any contents of the table are possible, so nothing here panics because of them.
 //!
 //! A thread that names a member in a place holds a *pin* on its seat in between, so that a member that drains knows
 //! when nobody can name it any more.
@@ -36,6 +36,7 @@
 //! | 7–63 | the text: the address, a zero, the server name       |
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
@@ -57,6 +58,11 @@ const TEXT: usize = 7;
 /// The longest text: what a seat has room for. A host's name has at most 253 characters.
 const TEXT_BYTES_MAX: usize = (SEAT_WORDS - TEXT) * size_of::<u64>();
 const ORDINAL_SHIFT: u32 = 32;
+
+/// How often a process that admits a donor looks whether another one, with a higher seat, has decided, and the pause
+/// between two looks: a tenth of a second together, where the other one needs microseconds unless it was stopped.
+const RIVAL_LOOKS_MAX: u32 = 100;
+const RIVAL_PAUSE: Duration = Duration::from_millis(1);
 
 /// The state of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -325,13 +331,32 @@ impl Roster {
         self.turn(seat, SeatState::Claimed, SeatState::Published);
         let is_rival = |other: &usize| {
             let is_same_donor = self.text(*other) == text && self.ordinal(*other) == ordinal;
-            *other < seat && (is_same_donor || self.key(*other) == newcomer.key)
+            *other != seat && (is_same_donor || self.key(*other) == newcomer.key)
         };
-        if self.named().any(|other| is_rival(&other)) && self.turn(seat, SeatState::Published, SeatState::Vacant) {
+        if self.is_outranked(seat, is_rival) && self.turn(seat, SeatState::Published, SeatState::Vacant) {
             return Ok(None);
         }
         self.turn(seat, SeatState::Published, SeatState::Member);
         Ok(Some(seat))
+    }
+
+    /// Whether one of the rivals of a published seat has the donor. A rival that is only published has it if its seat is
+    /// lower. If its seat is higher, its process may have looked at the others before this seat was published: then it
+    /// becomes a member soon, or gives up.
+    fn is_outranked(&self, seat: usize, is_rival: impl Fn(&usize) -> bool) -> bool {
+        for _ in 0..RIVAL_LOOKS_MAX {
+            let is_undecided = |other: &usize| self.state(*other) == SeatState::Published && *other > seat;
+            let rivals = || self.named().filter(|other| is_rival(other));
+            if rivals().any(|other| !is_undecided(&other)) {
+                return true;
+            }
+            if rivals().next().is_none() {
+                return false;
+            }
+            std::thread::sleep(RIVAL_PAUSE);
+        }
+        // The other process was stopped or killed. This one gives up, and its caller tries again later.
+        true
     }
 
     fn describe(&self, seat: usize, newcomer: &Newcomer) {
