@@ -19,8 +19,8 @@ payload! {
     pub struct IdentifyMemory {}
 }
 
-/// Identify Memory Device (4000h), response: 69 bytes, 67 in CXL 2.0. Fields that a fabric manager does not use are kept
-/// as they are.
+/// Identify Memory Device (4000h), response: 69 bytes, 67 in CXL 2.0. Fields that a fabric manager does not use are
+/// kept as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryIdentity {
     /// Capacity in units of [`CAPACITY_UNIT_BYTES`], without dynamic capacity.

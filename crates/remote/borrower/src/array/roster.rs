@@ -17,7 +17,8 @@
 //! Any process of the family may make these changes, or be killed at any instruction. A seat that a killed process has
 //! claimed stays claimed: one donor fewer can be distinguished. Two processes that admit the same donor at the same
 //! time publish first and look at the other seats afterwards, so at least one of them sees the other. A member stays;
-//! of two that are only published, the lower seat does. Any contents of the table are possible, so nothing here panics because of them.
+//! of two that are only published, the lower seat does. Any contents of the table are possible, so nothing here panics
+//! because of them.
 //!
 //! A thread that names a member in a place holds a *pin* on its seat in between, so that a member that drains knows
 //! when nobody can name it any more.
@@ -340,8 +341,8 @@ impl Roster {
         Ok(Some(seat))
     }
 
-    /// Whether one of the rivals of a published seat has the donor. A rival that is only published has it if its seat is
-    /// lower. If its seat is higher, its process may have looked at the others before this seat was published: then it
+    /// Whether one of the rivals of a published seat has the donor. A rival that is only published has it if its seat
+    /// is lower. If its seat is higher, its process may have looked at the others before this seat was published: then it
     /// becomes a member soon, or gives up.
     fn is_outranked(&self, seat: usize, is_rival: impl Fn(&usize) -> bool) -> bool {
         for _ in 0..RIVAL_LOOKS_MAX {
