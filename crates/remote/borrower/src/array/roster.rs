@@ -342,8 +342,8 @@ impl Roster {
     }
 
     /// Whether one of the rivals of a published seat has the donor. A rival that is only published has it if its seat
-    /// is lower. If its seat is higher, its process may have looked at the others before this seat was published: then it
-    /// becomes a member soon, or gives up.
+    /// is lower. If its seat is higher, its process may have looked at the others before this seat was published. Then
+    /// it becomes a member soon, or gives up.
     fn is_outranked(&self, seat: usize, is_rival: impl Fn(&usize) -> bool) -> bool {
         for _ in 0..RIVAL_LOOKS_MAX {
             let is_undecided = |other: &usize| self.state(*other) == SeatState::Published && *other > seat;
