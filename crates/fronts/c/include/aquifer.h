@@ -321,7 +321,7 @@ int aquifer_space_histogram(aquifer_space_t space, struct aquifer_histogram *his
 /*
  * Samples touches for the miss-ratio curve from now on, for `limit_ms` milliseconds, at most an hour. If they are being
  * sampled already, sampling continues. Some pages are moved to standby at random, to see when they are touched next,
- * which costs less than 1 % of one CPU.
+ * at most 320 a second.
  *
  * AQUIFER_ERR_SYSTEM: the thread that samples cannot be started.
  * AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: the space cannot be used any more.

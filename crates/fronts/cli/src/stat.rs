@@ -56,9 +56,8 @@ pub struct StatArgs {
     /// Sample which memory a program touches, and show its miss-ratio curve
     ///
     /// For each amount of DRAM: how much would be fetched, and which part of the time would be lost. Sampling moves
-    /// some pages to standby at random, to see when they are touched next, which costs less than 1 % of one CPU. A
-    /// program that has always fitted its budget begins at its next allocation, and its memory is registered from then
-    /// on.
+    /// some pages to standby at random, to see when they are touched next, at most 320 a second. A program
+    /// that has always fitted its budget begins at its next allocation, and its memory is registered from then on.
     #[arg(long, conflicts_with_all = ["details", "prometheus", "watch"])]
     mrc: bool,
 

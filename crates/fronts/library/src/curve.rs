@@ -88,7 +88,7 @@ impl Space {
     /// they are being sampled already, sampling continues.
     ///
     /// Twenty times a second, some pages are chosen at random, and moved to standby if they are resident, so that their
-    /// next touch is seen. That costs less than 1 % of one CPU, and nothing while nobody asks.
+    /// next touch is seen. At most 320 move in a second, and none while nobody asks.
     ///
     /// ```
     /// # if aquifer::probe().is_err() { return Ok(()) }
