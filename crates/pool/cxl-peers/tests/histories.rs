@@ -15,6 +15,9 @@ use world::World;
 
 /// Histories of one `make test`.
 const HISTORIES: u64 = 60;
+/// Seeds of histories that found a defect: capacity was added although the device could not be told to wipe what it
+/// gets back.
+const FOUND: [u64; 1] = [8173];
 
 fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
@@ -24,7 +27,7 @@ fn variable(name: &str) -> Option<u64> {
 fn nothing_is_shown_to_others_lost_or_left_bound() {
     let only = variable("AQUIFER_CXL_SEED");
     let histories = variable("AQUIFER_CXL_HISTORIES").unwrap_or(HISTORIES);
-    let seeds = only.map_or(0..histories, |seed| seed..seed + 1);
+    let seeds: Vec<u64> = only.map_or_else(|| (0..histories).chain(FOUND).collect(), |seed| vec![seed]);
     let (mut presented, mut restarts, mut broken, mut stolen, mut adopted) = (0, 0, 0, 0, 0);
     let mut failed = Vec::new();
     for seed in seeds {
