@@ -7,7 +7,7 @@
 //!
 //! Hits on resident memory are not visible, so reuse distances (Mattson's stack, and SHARDS, which samples it) cannot
 //! be observed. What can be observed is this: choose a page at random, at a random moment; move its block to standby,
-//! unless it is away already; and see how long it stays *idle*, which is until the next touch. The part of the pages
+//! unless it has left already; and see how long it stays *idle*, which is until the next touch. The part of the pages
 //! that are touched within a time `t` is the mean working set `W(t)`, and its slope is how many pages per second are
 //! touched that were idle for longer than `t`: those that miss if DRAM holds `W(t)` pages (Denning, Schwartz:
 //! Properties of the working-set model, 1972; Xiang et al.: HOTL, 2013, who show that it is the curve of LRU). So one

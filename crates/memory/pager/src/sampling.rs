@@ -32,7 +32,7 @@ const TURN: Duration = Duration::from_millis(50);
 /// move and a rescue of about 25 us together, that is 0.8 % of one CPU.
 const EVICTIONS: i64 = 16;
 const EVICTION_PAGES: i64 = 128;
-/// Samples that a turn may begin, whose pages are away already or are moved.
+/// Samples that a turn may begin, whose pages have left already or are moved.
 const SAMPLES_PER_TURN: usize = 32;
 /// Pages that a turn may choose in vain, because they have no contents.
 const VAIN_PER_TURN: usize = 64;

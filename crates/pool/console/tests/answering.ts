@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-// A manager for tests of parts: answers by path, counts requests, and plans or refuses as it is told.
+// A manager for tests of parts: answers by path, counts requests, and plans or refuses as the test says.
 
 import { answers } from "./example";
 

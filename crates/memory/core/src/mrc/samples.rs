@@ -234,7 +234,7 @@ mod tests {
             _ => Seen::Gone,
         };
         samples.look(SAMPLES_MAX, 5 * MS, see);
-        // 1 is away now; 2 was refused; 3 came back; 4 has lost its contents.
+        // 1 has left; 2 was refused; 3 came back; 4 has lost its contents.
         assert_eq!((samples.len(), samples.times().touched()), (1, 1));
         assert_eq!(samples.idle_ns(6 * MS).collect::<Vec<_>>(), [6 * MS]);
         assert_eq!(samples.times().curve(100, samples.idle_ns(6 * MS)).map(|curve| curve.samples()), Some(3));
