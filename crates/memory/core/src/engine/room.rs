@@ -186,7 +186,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Exchange, Settings};
+    use crate::engine::{Exchange, PLAN_MAX, Plan, Settings, Task, Transfers};
     use crate::frames::BATCH_FRAMES_MAX;
     use crate::map::Delivery;
     use crate::policy::{self, PolicyName};
@@ -215,6 +215,23 @@ mod tests {
             let step = engine.fault(PageIndex(page), ThreadIndex(0), false, false);
             assert!(matches!(step, FaultStep::Fill { exchange: Exchange::Copy { .. }, .. }), "{page}: {step:?}");
         }
+    }
+
+    #[test]
+    fn the_worker_supplies_credit_over_as_many_plans_as_that_takes() {
+        let mut engine = without_credit(600);
+        engine.copies_lately = true;
+        let mut plan = Plan::new();
+        let mut emptied = 0;
+        for _ in 0..100 {
+            engine.plan(&mut plan, Transfers { blocks: 1, pages: u32::MAX });
+            for task in std::mem::take(&mut plan.tasks) {
+                let Task::Empty { frame } = task else { panic!("{task:?}") };
+                engine.emptied(frame);
+                emptied += 1;
+            }
+        }
+        assert!(emptied > PLAN_MAX && engine.frames.credit_pages() >= engine.watermarks.free_low, "{emptied}");
     }
 
     #[test]
