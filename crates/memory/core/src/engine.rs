@@ -48,6 +48,7 @@ pub use reports::CleanVerdict;
 pub use tables::Tables;
 
 use self::clusters::Clusters;
+use crate::areas::Areas;
 use crate::block::{NONE, State, Waiting};
 use crate::frames::FramePool;
 use crate::map::{BlockMap, Priority};
@@ -130,7 +131,7 @@ pub struct Engine {
     ahead: background::Ahead,
     departures: advice::Departures,
     /// How scattered the latest demand fetches were.
-    scatter: elastic::Scatter,
+    scatter: Areas<elastic::Scatter>,
     /// Whether those fetches lie in clusters.
     clusters: Clusters,
     /// The block size for memory that a stream passes through.
@@ -179,7 +180,7 @@ impl Engine {
             standby_length: StandbyLength::new(settings.budget_pages, settings.fetch_cost),
             ahead: background::Ahead::default(),
             departures: advice::Departures::default(),
-            scatter: elastic::Scatter::default(),
+            scatter: Areas::new(elastic::Scatter::default()),
             clusters: Clusters::new(settings.fetch_cost <= 1, settings.budget_pages),
             large: elastic::large(settings.budget_pages),
             settings,

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod areas;
 pub mod block;
 pub mod engine;
 mod frame_set;

@@ -16,6 +16,7 @@
 //! stream must prove itself first: among random accesses, many are to adjacent pages by chance. And where a graph's
 //! neighbours are visited in ascending order, only half of the next pages are wanted, which is not enough.
 
+use crate::areas::Areas;
 use crate::units::{PAGE_BYTES, ThreadIndex};
 
 mod stream;
@@ -77,8 +78,9 @@ pub struct Advice {
     count: usize,
     /// Consecutive times that the stream continued as predicted; saturates.
     pub confidence: u8,
-    /// True when the fault belongs to a stream, even if there is nothing to read now.
-    pub streams: bool,
+    /// Adjacent pages that the fault's stream has passed, even if there is nothing to read now. 0 when the fault
+    /// belongs to no stream.
+    pub passed_pages: u32,
 }
 
 impl Advice {
@@ -109,6 +111,22 @@ struct Thread {
     trend: Trend,
 }
 
+/// The part of recent read-ahead that was used, in units of `1 / CONFIDENCE_FULL`.
+#[derive(Clone, Copy, Debug)]
+struct Confidence(u32);
+
+impl Confidence {
+    /// So many pages were used, or wasted.
+    fn saw(&mut self, pages: u32, are_used: bool) {
+        let pages = pages.min(CONFIDENCE_PAGES_MAX);
+        if are_used {
+            self.0 += (CONFIDENCE_FULL - self.0) * pages / CONFIDENCE_PART;
+        } else {
+            self.0 -= (self.0 * pages).div_ceil(CONFIDENCE_PART).min(self.0);
+        }
+    }
+}
+
 /// The prefetcher: decides what to read ahead of each thread's faults.
 pub struct Prefetcher {
     threads: Box<[Thread]>,
@@ -118,8 +136,7 @@ pub struct Prefetcher {
     faults: u64,
     /// Number of live streams at the latest count.
     alive: u64,
-    /// The part of recent read-ahead that was used.
-    confidence: u32,
+    confidence: Areas<Confidence>,
     /// True when every stream must prove itself.
     wary: bool,
 }
@@ -130,7 +147,14 @@ impl Prefetcher {
     /// proved themselves gain from it.
     pub fn new(ahead_pages_max: u64, wary: bool) -> Prefetcher {
         let threads = vec![Thread::default(); THREADS_MAX].into_boxed_slice();
-        Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1, confidence: CONFIDENCE_FULL, wary }
+        Prefetcher {
+            threads,
+            ahead_pages_max,
+            faults: 0,
+            alive: 1,
+            confidence: Areas::new(Confidence(CONFIDENCE_FULL)),
+            wary,
+        }
     }
 
     /// Sets a new cap when the budget changes.
@@ -148,18 +172,20 @@ impl Prefetcher {
             self.count_alive();
         }
         let limit = self.limit();
-        let proof = if !announced && (self.wary || self.confidence < CONFIDENCE_MIN) { PROOF_PAGES } else { 0 };
+        let is_low = self.confidence.of(page).0 < CONFIDENCE_MIN;
+        let proof = if !announced && (self.wary || is_low) { PROOF_PAGES } else { 0 };
         let (block, heard) = (block_pages.max(1), self.faults);
         let page = page - page % u64::from(block);
         let Thread { streams, trend } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
         if let Some(stream) = streams.iter_mut().find(|stream| stream.continues_at(page)) {
-            advice.streams = stream.advance(page, block, (limit, proof), heard, &mut advice);
+            advice.passed_pages = stream.advance(page, block, (limit, proof), heard, &mut advice);
             return advice;
         }
         if announced {
-            let oldest = streams.iter_mut().min_by_key(|stream| stream.heard).expect("a thread has streams");
+            let oldest = Self::replaced(streams, heard);
             *oldest = Stream::with_step(page, block.into(), block, heard);
-            advice.streams = oldest.advance(page, block, (limit, proof), heard, &mut advice);
+            oldest.advance(page, block, (limit, proof), heard, &mut advice);
+            advice.passed_pages = u32::MAX;
             return advice;
         }
         trend.record(page);
@@ -170,7 +196,7 @@ impl Prefetcher {
         let unsettled = streams.iter_mut().filter(|stream| !stream.has_step()).filter(near);
         if let Some(stream) = unsettled.min_by_key(|stream| stream.distance(page)) {
             if stream.learn(page, block, heard) {
-                advice.streams = stream.advance(page, block, (limit, proof), heard, &mut advice);
+                advice.passed_pages = stream.advance(page, block, (limit, proof), heard, &mut advice);
                 return advice;
             }
             if let Some(step) = Self::trend_step(trend, block) {
@@ -179,7 +205,7 @@ impl Prefetcher {
             }
             return advice;
         }
-        let oldest = streams.iter_mut().min_by_key(|stream| stream.heard).expect("a thread has streams");
+        let oldest = Self::replaced(streams, heard);
         *oldest = match Self::trend_step(trend, block) {
             Some(step) => Stream::with_step(page, step, block, heard),
             None => Stream::begin(page, heard),
@@ -199,23 +225,24 @@ impl Prefetcher {
     pub fn used(&mut self, page: u64, pages: u32, waits_before: bool, waits_behind: bool) {
         let mut streams = self.threads.iter().flat_map(|thread| &thread.streams);
         let Some(stream) = streams.find(|stream| stream.covers(page)) else { return };
-        let pages = pages.min(CONFIDENCE_PAGES_MAX);
         let in_order = if stream.ascends() { !waits_before } else { !waits_behind };
-        if in_order {
-            self.confidence += (CONFIDENCE_FULL - self.confidence) * pages / CONFIDENCE_PART;
-        } else {
-            self.confidence -= (self.confidence * pages).div_ceil(CONFIDENCE_PART).min(self.confidence);
-        }
+        self.confidence.saw(page, |confidence| confidence.saw(pages, in_order));
     }
 
     /// Reports that a block of `pages` that was read ahead at `page` was evicted unused.
     pub fn wasted(&mut self, page: u64, pages: u32) {
-        self.confidence -=
-            (self.confidence * pages.min(CONFIDENCE_PAGES_MAX)).div_ceil(CONFIDENCE_PART).min(self.confidence);
+        self.confidence.saw(page, |confidence| confidence.saw(pages, false));
         let streams = self.threads.iter_mut().flat_map(|thread| &mut thread.streams);
         if let Some(stream) = streams.into_iter().find(|stream| stream.covers(page)) {
             stream.wasted();
         }
+    }
+
+    /// The stream whose place a new one takes: the oldest of those that have no step yet or were not heard of for long,
+    /// so that a stream of large blocks outlives many scattered faults; else the oldest.
+    fn replaced(streams: &mut [Stream; STREAMS_MAX], now: u64) -> &mut Stream {
+        let is_alive = |stream: &Stream| stream.has_step() && stream.heard + SILENT_MAX > now;
+        streams.iter_mut().min_by_key(|stream| (is_alive(stream), stream.heard)).expect("a thread has streams")
     }
 
     /// Maximum number of pages that one stream may be ahead: its share of the cap.

@@ -149,6 +149,8 @@ struct Run {
     stored: bool,
     /// True when the program has asked for these pages, so that no others are worth fetching.
     asked: bool,
+    /// Adjacent pages that the stream has passed.
+    passed: u32,
 }
 
 impl Run {
@@ -200,14 +202,15 @@ impl Ahead {
 }
 
 impl Engine {
-    /// Shows a fault to the prefetcher and queues what it advises. Returns whether the fault belongs to a stream.
-    pub(super) fn look_ahead(&mut self, page: PageIndex, block: BlockIndex, thread: ThreadIndex) -> bool {
+    /// Shows a fault to the prefetcher and queues what it advises. Returns how many adjacent pages the fault's stream
+    /// has passed; 0 if the fault belongs to none.
+    pub(super) fn look_ahead(&mut self, page: PageIndex, block: BlockIndex, thread: ThreadIndex) -> u32 {
         let pattern = self.map.region_of(block).announced.pattern;
         if !self.settings.prefetch || self.map.block(block).state == State::Resident || pattern == Pattern::Random {
-            return false;
+            return 0;
         }
         let block_pages = self.map.block(block).order.pages();
-        let Some(mapping) = self.map.mapping_of(page) else { return false };
+        let Some(mapping) = self.map.mapping_of(page) else { return 0 };
         // The prefetcher counts in whole blocks, the map from the mapping's origin.
         let shift = mapping.origin.0 % u64::from(block_pages);
         let advice = self.prefetcher.fault(thread, (page - shift).0, block_pages, pattern == Pattern::Sequential);
@@ -216,10 +219,17 @@ impl Engine {
             let end = start + run.pages;
             let (start, end) = (start.max(mapping.start), end.min(mapping.end));
             if start < end {
-                self.ahead.push(Run { start, end, descending: run.descending, stored: false, asked: false });
+                self.ahead.push(Run {
+                    start,
+                    end,
+                    descending: run.descending,
+                    stored: false,
+                    asked: false,
+                    passed: advice.passed_pages,
+                });
             }
         }
-        advice.streams
+        advice.passed_pages
     }
 
     /// Queues the pages of `start..end` for which the program asks; if `stored`, only those with contents.
@@ -229,7 +239,7 @@ impl Engine {
         }
         for mapping in self.map.overlapping(start, end) {
             let (start, end) = (start.max(mapping.start), end.min(mapping.end));
-            self.ahead.push(Run { start, end, descending: false, stored, asked: true });
+            self.ahead.push(Run { start, end, descending: false, stored, asked: true, passed: u32::MAX });
         }
     }
 
@@ -299,7 +309,7 @@ impl Engine {
             let block = match skip {
                 true => block,
                 false if is_short => self.suit_request(page, block),
-                false => self.suit_stream(block),
+                false => self.suit_stream(block, run.passed),
             };
             let pages = self.map.pages(block);
             if skip {

@@ -13,6 +13,7 @@
 //! Large blocks hide how many of their pages are wanted. While they are in use, the blocks of a few granules are
 //! therefore split anyway, as *samples*.
 
+use crate::areas::Areas;
 use crate::units::Order;
 
 /// Pages of a granule: the block size with which all memory begins.
@@ -56,9 +57,26 @@ pub(super) struct Clusters {
     visits: Box<[Visit; REMEMBERED]>,
     fetches: u32,
     near_fetches: u32,
-    near: u32,
     limit: u32,
-    are_dense: bool,
+    density: Areas<Density>,
+}
+
+/// How dense the wanted pages lie.
+#[derive(Clone, Copy, Debug)]
+struct Density {
+    near: u32,
+    is_high: bool,
+}
+
+impl Density {
+    fn saw(&mut self, is_near: bool, limit: u32) {
+        self.near = self.near - (self.near >> MEAN_SHIFT) + if is_near { WHOLE >> MEAN_SHIFT } else { 0 };
+        if self.near > limit + MARGIN {
+            self.is_high = true;
+        } else if self.near + MARGIN < limit {
+            self.is_high = false;
+        }
+    }
 }
 
 impl Clusters {
@@ -68,7 +86,8 @@ impl Clusters {
         let visits = Box::new([Visit::default(); REMEMBERED]);
         let near_fetches = (budget_pages / GRANULE_PAGES / NEAR_PART).clamp(1, u64::from(NEAR_MAX)) as u32;
         // The count starts past the limit, so that the first visit is not near the zeroed entries.
-        Self { visits, fetches: NEAR_MAX + 1, near_fetches, near: limit, limit, are_dense: true }
+        let density = Areas::new(Density { near: limit, is_high: true });
+        Self { visits, fetches: NEAR_MAX + 1, near_fetches, limit, density }
     }
 
     /// Records the fetch of a page that belongs to no stream. `alone` is false when other pages of its granule came
@@ -82,20 +101,16 @@ impl Clusters {
         let visit = &mut self.visits[hash(granule) as usize % REMEMBERED];
         let is_near = visit.granule == granule && self.fetches.wrapping_sub(visit.at) <= self.near_fetches;
         *visit = Visit { granule, at: self.fetches };
-        self.near = self.near - (self.near >> MEAN_SHIFT) + if is_near { WHOLE >> MEAN_SHIFT } else { 0 };
-        if self.near > self.limit + MARGIN {
-            self.are_dense = true;
-        } else if self.near + MARGIN < self.limit {
-            self.are_dense = false;
-        }
+        self.density.saw(page, |density| density.saw(is_near, self.limit));
     }
 
     /// Whether a large block suits the granule with this page: most visits want several of its pages, and the granule
     /// is not a sample.
     pub(super) fn want_large(&self, page: u64) -> bool {
-        let is_plain = self.near.abs_diff(self.limit) > PLAIN;
+        let density = self.density.of(page);
+        let is_plain = density.near.abs_diff(self.limit) > PLAIN;
         let one_of = if is_plain { SAMPLE_PLAIN } else { SAMPLE_OPEN };
-        self.are_dense && !(hash(page / GRANULE_PAGES) >> 32).is_multiple_of(one_of)
+        density.is_high && !(hash(page / GRANULE_PAGES) >> 32).is_multiple_of(one_of)
     }
 }
 
@@ -143,7 +158,7 @@ mod tests {
     fn many_pages_of_each_granule_want_large_blocks_but_for_samples() {
         let mut clusters = Clusters::new(false, BUDGET);
         visit(&mut clusters, 4000, 1);
-        visit(&mut clusters, 200, 10);
+        visit(&mut clusters, 2000, 10);
         assert!((900..1024).contains(&large_of(&clusters)));
         visit(&mut clusters, 8000, 1);
         assert_eq!(large_of(&clusters), 0, "the samples tell when that ends");

@@ -10,9 +10,11 @@
 //!
 //! The program's advice about a region (`advice.rs`) comes first: a size that it wants, or scattered touches. Victims
 //! of a region of high priority are spared a bounded number of times. Other evidence is the prefetcher's verdict on
-//! each fault. A fault of a stream merges its block with the neighbours. A fault of no stream is *scattered*. When most
-//! recent fetches were scattered, `clusters.rs` decides: where visits want few pages of a block, the fault splits the
-//! block; where they want many, it makes the block whole again.
+//! each fault. A fault of a stream merges its block with the neighbours, to no more pages than the stream has passed: a
+//! value of 128 KiB that is read whole is a short stream, and must not come with its neighbours. A fault of no stream
+//! is *scattered*. When most recent fetches of the area were scattered (`areas.rs`), `clusters.rs` decides: where
+//! visits want few pages of a block, the fault splits the block; where they want many, it makes blocks of the default
+//! size.
 //!
 //! A large block that was fetched by a stream and is used page by page afterwards is never evicted for good: some page
 //! of it is always touched while it waits on standby, and that brings all of it back. So a victim is split where a
@@ -56,9 +58,10 @@ impl Scatter {
 }
 
 impl Engine {
-    /// Changes the size of the block with `page` when another size suits better and is possible now. Returns the block
-    /// that holds the page afterwards.
-    pub(super) fn suit_fault(&mut self, page: PageIndex, block: BlockIndex, streams: bool) -> BlockIndex {
+    /// Changes the size of the block with `page` when another size suits better and is possible now. The fault belongs
+    /// to a stream that has passed `passed` adjacent pages, or to none (0). Returns the block that holds the page
+    /// afterwards.
+    pub(super) fn suit_fault(&mut self, page: PageIndex, block: BlockIndex, passed: u32) -> BlockIndex {
         if !self.settings.elastic || !self.map.block(block).is_away() {
             return block;
         }
@@ -69,18 +72,21 @@ impl Engine {
         if self.map.region_of(block).announced.pattern == Pattern::Random {
             return if stored && self.map.stride(block) > 1 { self.split(page, block) } else { block };
         }
+        let streams = passed > 0;
         if stored || streams {
-            self.scatter.saw(streams);
+            self.scatter.saw(page.0, |scatter| scatter.saw(streams));
         }
         if streams {
-            return self.suit_stream(block);
+            return self.suit_stream(block, passed);
         }
-        if !stored || !self.scatter.is_high() {
+        if !stored || !self.scatter.of(page.0).is_high() {
             return block;
         }
-        let suited = match self.map.stride(block) > 1 {
-            _ if self.clusters.want_large(page.0) => self.grow(block, Order::DEFAULT),
-            true => self.split(page, block),
+        let order = self.map.block(block).order;
+        let suited = match self.clusters.want_large(page.0) {
+            true if order > Order::DEFAULT => self.map.split(block, Order::DEFAULT, page),
+            true => self.grow(block, Order::DEFAULT),
+            false if self.map.stride(block) > 1 => self.split(page, block),
             false => block,
         };
         self.clusters.saw(page.0, self.map.stride(suited) == 1);
@@ -128,30 +134,44 @@ impl Engine {
     /// Takes the next victim from the policy, split to the size that suits the faults there.
     pub(super) fn next_victim(&mut self) -> Option<BlockIndex> {
         let victim = self.unspared_victim()?;
-        Some(if self.leaves_in_parts(victim) { self.cut(victim) } else { victim })
+        Some(match self.leaving_order(victim) {
+            Some(order) if order < self.map.order(victim) => self.cut(victim, order),
+            _ => victim,
+        })
     }
 
-    fn leaves_in_parts(&self, block: BlockIndex) -> bool {
+    /// The size of the parts in which a victim leaves; `None` if it leaves whole.
+    fn leaving_order(&self, block: BlockIndex) -> Option<Order> {
         let (region, pages) = (self.map.region_of(block), self.map.pages(block));
         // Parts outside the mapping would be blocks without a page.
         let whole = pages.count == self.map.block(block).order.pages();
-        let scattered = self.scatter.is_high() && !self.clusters.want_large(pages.start.0);
         // Where a fetch costs no more than a rescue, an exchange for each part costs more than it saves.
         let pays = self.settings.elastic && self.settings.fetch_cost > 1;
-        let suits = match self.announced_size(block) {
-            Some(size) => size == region.unit,
-            None => scattered || region.announced.pattern == Pattern::Random,
-        };
-        pays && whole && self.map.stride(block) > 1 && suits
+        if !whole || !pays {
+            return None;
+        }
+        match self.announced_size(block) {
+            Some(size) => Some(size),
+            None if region.announced.pattern == Pattern::Random => Some(region.unit),
+            None if !self.scatter.of(pages.start.0).is_high() => None,
+            None if self.clusters.want_large(pages.start.0) => Some(Order::DEFAULT),
+            None => Some(region.unit),
+        }
     }
 
-    /// Splits a resident block that the policy has given up. All parts but the first go back to the policy, which will
-    /// give them up next.
-    fn cut(&mut self, block: BlockIndex) -> BlockIndex {
+    /// Splits a resident block that the policy has given up into parts of `order`. All parts but the first go back to
+    /// the policy, which will give them up next.
+    fn cut(&mut self, block: BlockIndex, order: Order) -> BlockIndex {
         let (unit, end) = (self.map.region_of(block).unit, block.0 + self.map.stride(block));
-        let first = self.map.split(block, unit, self.map.pages(block).start);
+        let order = order.max(unit);
+        let first = self.map.split(block, order, self.map.pages(block).start);
         debug_assert_eq!(first, block, "the first part has the index of the whole");
-        (first.0 + 1..end).rev().for_each(|part| self.policy.put_back(BlockIndex(part), unit.pages()));
+        let part_units = self.map.stride(first) as usize;
+        (first.0..end)
+            .step_by(part_units)
+            .skip(1)
+            .rev()
+            .for_each(|part| self.policy.put_back(BlockIndex(part), order.pages()));
         first
     }
 
@@ -164,8 +184,10 @@ impl Engine {
         if self.settings.elastic { order.max(self.large) } else { order }
     }
 
-    /// A stream reaches `block`. Returns the block that holds its first page after merging, which may begin earlier.
-    pub(super) fn suit_stream(&mut self, block: BlockIndex) -> BlockIndex {
+    /// A stream that has passed `passed` adjacent pages reaches `block`, which grows to at most as many pages: what is
+    /// only as long as one block, and is visited whole, would otherwise be fetched with its neighbours. Returns the
+    /// block that holds its first page after merging, which may begin earlier.
+    pub(super) fn suit_stream(&mut self, block: BlockIndex, passed: u32) -> BlockIndex {
         let entry = self.map.block(block);
         let random = self.map.region_of(block).announced.pattern == Pattern::Random;
         if !self.settings.elastic || !entry.is_away() {
@@ -177,7 +199,8 @@ impl Engine {
         if random {
             return block;
         }
-        self.grow(block, self.large)
+        let earned = passed.checked_ilog2().and_then(|exponent| Order::new(exponent as u8)).unwrap_or(Order::MAX);
+        self.grow(block, earned.min(self.large))
     }
 
     /// The program asks for a few pages, of which `page` is one. Returns the block that holds it, after splitting where
@@ -213,181 +236,4 @@ pub(super) fn large(budget_pages: u64) -> Order {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine::{Advice, FaultStep, Settings};
-    use crate::map::Delivery;
-    use crate::policy::{self, PolicyName};
-    use crate::units::ThreadIndex;
-
-    const BUDGET_PAGES: u64 = 1 << 17;
-    const PAGES: u64 = 64 * 512;
-
-    fn engine(elastic: bool) -> Engine {
-        let settings = Settings {
-            budget_pages: BUDGET_PAGES,
-            tier_slabs: 64,
-            prefetch: true,
-            elastic,
-            fetch_cost: 2,
-            ..Settings::PLAIN
-        };
-        let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
-        engine.add(PageIndex(0), PageIndex(PAGES), Order::DEFAULT, Delivery::Signal, &mut |_, _| false);
-        engine
-    }
-
-    fn order_at(engine: &Engine, page: PageIndex) -> Order {
-        engine.map.block(engine.map.find(page).expect("managed")).order
-    }
-
-    /// Marks every block as written back, except the block with `page`.
-    fn store_all_but(engine: &mut Engine, page: PageIndex) {
-        let but = engine.map.find(page).expect("managed");
-        let blocks: Vec<BlockIndex> =
-            engine.map.blocks_in(PageIndex(0), PageIndex(PAGES)).filter(|block| *block != but).collect();
-        for block in blocks {
-            engine.slot_for(block).expect("the tier has room");
-            let mut entry = engine.map.block_mut(block);
-            entry.become_state(State::Fetching);
-            entry.become_state(State::Stored);
-        }
-    }
-
-    fn touch(engine: &mut Engine, page: PageIndex) {
-        match engine.fault(page, ThreadIndex(0), true, true) {
-            FaultStep::Fill { block, .. } => drop(engine.installed(block, crate::policy::Arrival::Fresh)),
-            FaultStep::Fetch { block, arrival, .. } => drop(engine.installed(block, arrival)),
-            step => panic!("unforeseen: {step:?}"),
-        }
-    }
-
-    #[test]
-    fn a_stream_grows_the_blocks_it_comes_to() {
-        for (elastic, wanted) in [(true, Order::new(LARGE).expect("1 MiB")), (false, Order::DEFAULT)] {
-            let mut engine = engine(elastic);
-            let mut page = PageIndex(0);
-            while page < PageIndex(2 * 512) {
-                touch(&mut engine, page);
-                page += u64::from(order_at(&engine, page).pages());
-            }
-            assert_eq!(order_at(&engine, PageIndex(256)), wanted, "elastic: {elastic}");
-            assert_eq!(
-                order_at(&engine, PageIndex(0)),
-                Order::DEFAULT,
-                "what was there before the stream was known stays"
-            );
-            assert_eq!(order_at(&engine, PageIndex(7 * 512)), Order::DEFAULT, "where no stream has come");
-        }
-    }
-
-    #[test]
-    fn scattered_faults_split_what_they_hit() {
-        for (elastic, wanted) in [(true, Order::MIN), (false, Order::DEFAULT)] {
-            let mut engine = engine(elastic);
-            store_all_but(&mut engine, PageIndex(0));
-            let last = scatter(&mut engine);
-            assert_eq!(order_at(&engine, last), wanted, "elastic: {elastic}");
-        }
-    }
-
-    /// Touches a page of each of many evicted blocks until fetches count as scattered. Returns the last page touched.
-    fn scatter(engine: &mut Engine) -> PageIndex {
-        let blocks = PAGES / u64::from(Order::DEFAULT.pages());
-        // Positions from a linear congruential generator with full period.
-        let places = std::iter::successors(Some(1), |at| Some((at * 405 + 131) % blocks)).take(300);
-        let mut last = PageIndex(0);
-        for page in places.map(|at| PageIndex(at * 32 + at % 7 * 4)) {
-            if engine.map.block(engine.map.find(page).expect("managed")).is_away() {
-                touch(engine, page);
-                last = page;
-            }
-        }
-        last
-    }
-
-    #[test]
-    fn blocks_get_the_announced_size_at_their_next_fetch() {
-        let size = |exponent| Order::new(exponent).expect("a size");
-        for (announced, wanted) in
-            [(size(0), size(0)), (size(2), size(2)), (size(7), size(7)), (Order::MAX, size(LARGE))]
-        {
-            let mut engine = engine(true);
-            store_all_but(&mut engine, PageIndex(PAGES - 1));
-            engine.advise(PageIndex(0), PageIndex(512), Advice::BlockSize(Some(announced)));
-            touch(&mut engine, PageIndex(40));
-            touch(&mut engine, PageIndex(1024));
-            assert_eq!(order_at(&engine, PageIndex(40)), wanted, "{announced:?}");
-            assert_eq!(order_at(&engine, PageIndex(1024)), Order::DEFAULT, "where nothing was announced");
-        }
-        let mut engine = engine(false);
-        store_all_but(&mut engine, PageIndex(PAGES - 1));
-        engine.advise(PageIndex(0), PageIndex(512), Advice::BlockSize(Some(Order::MIN)));
-        touch(&mut engine, PageIndex(40));
-        assert_eq!(order_at(&engine, PageIndex(40)), Order::DEFAULT, "sizes are fixed");
-    }
-
-    #[test]
-    fn victims_of_high_priority_are_spared_until_there_are_no_others() {
-        let mut engine = engine(true);
-        (0..40).for_each(|index| touch(&mut engine, PageIndex(index * 512)));
-        engine.advise(PageIndex(0), PageIndex(10 * 512), Advice::Priority(Priority::High));
-        let victims: Vec<u64> = (0..30)
-            .map(|_| {
-                let victim = engine.next_victim().expect("blocks are resident");
-                engine.map.pages(victim).start.0 / 512
-            })
-            .collect();
-        assert_eq!(victims, (10..40).collect::<Vec<u64>>());
-        assert!(engine.next_victim().is_some(), "all that are left are of high priority");
-    }
-
-    #[test]
-    fn blocks_of_low_priority_are_not_kept_for_having_come_back() {
-        let settings = Settings { budget_pages: 4096, ..engine(false).settings };
-        let mut engine = Engine::new(settings, policy::build(PolicyName::S3Fifo));
-        engine.add(PageIndex(0), PageIndex(PAGES), Order::DEFAULT, Delivery::Signal, &mut |_, _| false);
-        engine.advise(PageIndex(0), PageIndex(512), Advice::Priority(Priority::Low));
-        let block = |engine: &Engine, page| engine.map.find(PageIndex(page)).expect("managed");
-        let all = 4096 / 32;
-        for index in 0..all {
-            let arriving = block(&engine, index * 32);
-            engine.enter(arriving, Arrival::Rescued);
-        }
-        let first: Vec<u64> =
-            (0..8).filter_map(|_| engine.policy.victim()).map(|of| engine.map.pages(of).start.0).collect();
-        assert!(first.iter().all(|page| *page < 512), "{first:?}");
-    }
-
-    #[test]
-    fn a_large_victim_leaves_whole_where_a_fetch_costs_no_more_than_a_rescue() {
-        let mut engine = engine(true);
-        engine.settings.fetch_cost = 1;
-        touch(&mut engine, PageIndex(0));
-        store_all_but(&mut engine, PageIndex(0));
-        scatter(&mut engine);
-        let victim = engine.next_victim().expect("blocks are resident");
-        assert_eq!(engine.map.block(victim).order, Order::DEFAULT);
-    }
-
-    #[test]
-    fn a_large_victim_leaves_in_parts_where_faults_are_scattered() {
-        for (elastic, scattered, wanted) in
-            [(true, true, Order::MIN), (true, false, Order::DEFAULT), (false, true, Order::DEFAULT)]
-        {
-            let mut engine = engine(elastic);
-            touch(&mut engine, PageIndex(0));
-            if scattered {
-                store_all_but(&mut engine, PageIndex(0));
-                scatter(&mut engine);
-            }
-            let before = engine.resident_pages();
-            let victim = engine.next_victim().expect("blocks are resident");
-            assert_eq!(engine.map.pages(victim).start, PageIndex(0));
-            assert_eq!(engine.map.block(victim).order, wanted, "elastic {elastic}, scattered {scattered}");
-            assert_eq!(engine.policy.resident_pages(), before - u64::from(wanted.pages()));
-            engine.policy.put_back(victim, wanted.pages());
-            engine.check();
-        }
-    }
-}
+mod tests;

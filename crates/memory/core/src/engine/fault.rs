@@ -137,8 +137,8 @@ impl Engine {
     pub fn fault(&mut self, page: PageIndex, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
         let Some(mut block) = self.map.find(page) else { return FaultStep::Foreign };
         if first {
-            let streams = self.look_ahead(page, block, thread);
-            block = self.suit_fault(page, block, streams);
+            let passed_pages = self.look_ahead(page, block, thread);
+            block = self.suit_fault(page, block, passed_pages);
         }
         let pages = self.map.pages(block);
         let Block { order, state, .. } = self.map.block(block);
