@@ -119,9 +119,11 @@ fn time(cost: &Outcome) -> u64 {
 #[test]
 fn structures_side_by_side_cost_little_more_than_each_alone() {
     let alone = |how: Use| time(&cost(&[how]));
-    let (hash, index, log) = (alone(Use::Hash), alone(Use::Index), alone(Use::Log));
+    let (hash, index, log, values) = (alone(Use::Hash), alone(Use::Index), alone(Use::Log), alone(Use::Values));
     for (uses, apart, percent) in [
-        (vec![Use::Hash, Use::Log], hash + log, 120),
+        (vec![Use::Hash, Use::Log], hash + log, 130),
+        (vec![Use::Hash, Use::Index], hash + index, 140),
+        (vec![Use::Hash, Use::Values], hash + values, 160),
         (vec![Use::Index, Use::Log], index + log, 130),
         (vec![Use::Hash, Use::Index, Use::Log], hash + index + log, 150),
     ] {
@@ -137,7 +139,7 @@ fn values_that_are_visited_whole_at_random_come_without_their_neighbours() {
     let visits = 40_000 / u64::from(Use::Values.every());
     let pages = cost(&[Use::Values]).tier_pages();
     println!("{pages} pages for {visits} visits of {GRANULE}");
-    assert!(pages * 10 <= visits * GRANULE * 13, "{pages} pages for {visits} visits of {GRANULE}");
+    assert!(pages <= visits * GRANULE, "{pages} pages for {visits} visits of {GRANULE}");
 }
 
 #[test]
