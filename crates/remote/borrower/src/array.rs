@@ -61,6 +61,7 @@ use self::layout::Rotation;
 pub use self::layout::WEIGHT_MAX;
 use self::member::Member;
 pub(crate) use self::member::{Room, Store};
+pub(crate) use self::membership::SeatWords;
 use self::membership::Admission;
 use self::place::Place;
 pub use self::place::{MEMBERS_MAX, POSITIONS};
