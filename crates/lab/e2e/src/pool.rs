@@ -52,7 +52,7 @@ impl Pool {
     /// a skip and returns `None` without openssl(1).
     #[must_use]
     pub fn start(name: &str, donors: usize, donor_words: &[&str], quota: &str) -> Option<Pool> {
-        let directory = scratch(name);
+        let directory = scratch(&format!("{name}-processes"));
         let pid = std::process::id();
         let ip = format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 2 + name.len() % 250);
         let made = Command::new("sh").args(["-c", CERTIFICATES, "sh", &ip]).current_dir(&directory).output();

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::raw::Errno;
-use aquifer_sys::words::Words;
 use aquifer_tier::{Activity, Cause, KeepAlive, TierFailure, TierQueue};
 use aquifer_wire::{Message, RangeIndex, SLAB_BYTES};
 
