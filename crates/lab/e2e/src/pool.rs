@@ -6,7 +6,8 @@
 //!
 //! All of it is on one loopback address that no other test has, so that what is killed finds its port again.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -45,6 +46,7 @@ pub struct Pool {
     pub donors: Vec<Donor>,
     agent: Option<Child>,
     donor_words: Vec<String>,
+    token: String,
 }
 
 impl Pool {
@@ -78,6 +80,7 @@ impl Pool {
             donors: Vec::new(),
             agent: None,
             donor_words: donor_words.iter().map(|word| (*word).to_owned()).collect(),
+            token: String::new(),
         };
         pool.start_manager();
         pool.login();
@@ -126,11 +129,28 @@ impl Pool {
         end(self.manager.take());
     }
 
-    fn login(&self) {
+    /// Logs in, for the command line and for REST.
+    fn login(&mut self) {
         let password = std::fs::read_to_string(self.file("state/initial-password")).expect("the first password");
         let mut command = self.command(&["login", "admin"]);
         command.env("AQUIFER_FABRIC_PASSWORD", password.trim());
         run(command, LIMIT).expect(0);
+        let body = json!({ "UserName": "admin", "Password": password.trim() });
+        let head = self.rest("POST", "/redfish/v1/SessionService/Sessions", &body);
+        let token = head.lines().find(|line| line.starts_with("x-auth-token: ")).expect("a token");
+        self.token = format!("{token}\r\n");
+    }
+
+    /// One request by REST. Panics unless it succeeds. Returns the answer with its head.
+    pub fn rest(&self, method: &str, path: &str, body: &Value) -> String {
+        let (body, token) = (body.to_string(), &self.token);
+        let mut stream = TcpStream::connect(&self.rest).expect("the manager listens");
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{token}");
+        write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).expect("the manager reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("the manager answers");
+        assert!(answer.starts_with("HTTP/1.1 2"), "{method} {path}: {answer}");
+        answer
     }
 
     /// `aquifer fabric` with these words.
@@ -170,10 +190,8 @@ impl Pool {
         self.fabric(&["create", name, "--size", size, "--zone", "lab", "--class", "tcp", "--redundancy", redundancy]);
         end(self.agent.take());
         let volumes = self.list("volumes");
-        let permits: Vec<(String, String)> = volumes
-            .iter()
-            .map(|volume| (word(&volume["Id"]), word(&volume["Oem"]["Aquifer"]["VolumeId"])))
-            .collect();
+        let permits: Vec<(String, String)> =
+            volumes.iter().map(|volume| (word(&volume["Id"]), word(&volume["Oem"]["Aquifer"]["VolumeId"]))).collect();
         self.start_agent(&permits);
         self.wait_for_ends();
         self.fabric(&["bind", name, HOST]);

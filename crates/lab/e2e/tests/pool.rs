@@ -10,9 +10,10 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use aquifer_e2e::build::compile_text;
 use aquifer_e2e::matrix::{PARTS_ALL, Setting};
 use aquifer_e2e::pool::Pool;
-use aquifer_e2e::run::eventually;
+use aquifer_e2e::run::{LIMIT, eventually, managed, start};
 use aquifer_e2e::verifying::{ALARM, Game, Verified, verified};
 
 /// Serializes the tests, because each uses the whole machine.
@@ -20,6 +21,32 @@ static TURN: Mutex<()> = Mutex::new(());
 
 /// How long there is no manager, and no agent.
 const ABSENT: Duration = Duration::from_secs(2);
+
+/// STREAM (McCalpin) over 96 MiB until the file named by its first argument appears: copy, scale, add, triad. Prints the
+/// passes, and how many elements are wrong at the end: all of one array are equal, and follow from the passes.
+const STREAM: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+enum { LEN = 4 << 20 };
+int main(int argc, char **argv) {
+    volatile double *a = malloc(LEN * sizeof *a), *b = malloc(LEN * sizeof *b), *c = malloc(LEN * sizeof *c);
+    double x = 1, y = 2, z = 0;
+    long passes = 0, wrong = 0;
+    for (long at = 0; at < LEN; at++) a[at] = x, b[at] = y, c[at] = z;
+    while (argc < 2 || access(argv[1], F_OK)) {
+        for (long at = 0; at < LEN; at++) c[at] = a[at];
+        for (long at = 0; at < LEN; at++) b[at] = 0.3 * c[at];
+        for (long at = 0; at < LEN; at++) c[at] = a[at] + b[at];
+        for (long at = 0; at < LEN; at++) a[at] = b[at] + 0.3 * c[at];
+        z = x; y = 0.3 * z; z = x + y; x = y + 0.3 * z;
+        passes++;
+    }
+    for (long at = 0; at < LEN; at++) wrong += (a[at] != x) + (b[at] != y) + (c[at] != z);
+    printf("passes %ld wrong %ld\n", passes, wrong);
+    return wrong != 0 || passes == 0;
+}
+"#;
 
 /// Waits until a volume has no member at this donor.
 fn wait_until_off(pool: &Pool, donor: usize) {
@@ -107,4 +134,40 @@ fn programs_share_a_volume_that_moves() {
     pool.settle();
     // Both programs have ended, and said so to the donors: nothing waits until its lease expires.
     eventually("everything is given back", || pool.donors.iter().all(|donor| donor.number("lent_bytes") == 0));
+}
+
+/// The box of the document: 22 donors with 5.6 TB, of which only what is used takes memory.
+#[test]
+fn one_host_has_one_of_22_donors_then_all_and_then_one_again() {
+    const DONORS: usize = 22;
+    const ALL: &str = "5632GiB";
+    let _turn = TURN.lock();
+    let Some(program) = compile_text("stream", STREAM) else { return };
+    let Some(mut pool) = Pool::start("pool-box", DONORS, &["--size", "256GiB"], "6TiB") else { return };
+    pool.create("db", "256GiB", "none");
+    let tier = pool.tier("db", &format!(",size={ALL}"));
+    let Some(game) = Game::start("pool-box", &[tier.clone()], ALARM, |command| command) else { return };
+    assert_eq!(pool.donors_of("db").len(), 1);
+    pool.fabric(&["grow", "db", ALL]);
+    pool.settle();
+    assert_eq!(pool.donors_of("db").len(), DONORS);
+
+    // What is written now is spread over all of them.
+    let stop = pool.directory().join("stop");
+    let stream = start(managed(&["--dram", "32MiB", "--tier", &tier], &program, &[stop.to_str().expect("a path")]));
+    let lends = |pool: &Pool| pool.donors.iter().filter(|donor| donor.number("lent_bytes") > 0).count();
+    eventually("most donors lend", || lends(&pool) > DONORS / 2);
+    let chunk = "/redfish/v1/Chassis/Pools/MemoryDomains/main/MemoryChunks/db";
+    pool.rest("PATCH", chunk, &serde_json::json!({ "MemoryChunkSizeMiB": 256 << 10 }));
+    pool.settle();
+    assert_eq!(pool.donors_of("db").len(), 1);
+    assert_eq!(lends(&pool), 1, "nothing is left at the others");
+
+    std::fs::write(&stop, "").expect("the scratch directory can be written");
+    let ended = stream.wait(LIMIT);
+    println!("STREAM: {}", ended.stdout.trim());
+    ended.expect(0);
+    let Verified { wrong, lost, longest_ms } = verified(&game.end());
+    println!("the longest access took {longest_ms} ms");
+    assert_eq!((wrong, lost), (0, 0));
 }
