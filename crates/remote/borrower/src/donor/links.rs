@@ -27,7 +27,7 @@ use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::raw::{Errno, current_cpu, now_ns};
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 use aquifer_sys::words::Words;
-use aquifer_wire::{BorrowerId, Message};
+use aquifer_wire::{BorrowerId, Message, Refusal};
 
 use super::channel::{Miss, Security};
 use super::deadline::Deadline;
@@ -238,8 +238,9 @@ impl Links {
     }
 
     fn connect_within(&self, link: &Link, timeouts: &Timeouts) -> Result<Greeting, Miss> {
-        let who = self.who.in_reservation(self.reservation[0].load(Ordering::SeqCst));
-        let greeting = link.connect(&self.endpoint, who, timeouts)?;
+        let token = self.reservation[0].load(Ordering::SeqCst);
+        let greeting = link.connect(&self.endpoint, self.who.in_reservation(token), timeouts);
+        let greeting = greeting.map_err(|miss| self.judge(miss, token))?;
         let known = self.instance().compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
         match known {
             Err(known) if known != greeting.instance => {
@@ -249,6 +250,17 @@ impl Links {
             }
             _ => Ok(greeting),
         }
+    }
+
+    /// A donor that knew the reservation and does not know it now was restarted, and has nothing of what was stored.
+    fn judge(&self, miss: Miss, token: u64) -> Miss {
+        let is_unknown = token != 0 && matches!(miss, Miss::Refused(Refusal::NoLease | Refusal::NotYours));
+        let was_known = self.instance().load(Ordering::Relaxed) != 0;
+        // Unless the donor has joined again since, with another reservation.
+        if is_unknown && was_known && self.reservation[0].load(Ordering::SeqCst) == token {
+            return Loss::Connection(LinkFailure::Restarted).into();
+        }
+        miss
     }
 
     /// The address on this machine from which the donor is reached, if a link is connected.
