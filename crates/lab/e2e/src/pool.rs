@@ -105,7 +105,8 @@ impl Pool {
     /// Starts the manager, with the addresses and the state of the last one.
     pub fn start_manager(&mut self) {
         let config = format!(
-            "state = {:?}\nlisten = \"{}\"\n[control]\nlisten = \"{}\"\ncertificate = {:?}\nkey = {:?}\nauthority = {:?}\n\
+            "state = {:?}\nlisten = \"{}\"\n[control]\nlisten = \"{}\"\n\
+             certificate = {:?}\nkey = {:?}\nauthority = {:?}\n\
              donors = [\"dns:*.donors.example\"]\nhosts = [\"dns:*.hosts.example\"]\n[peers]\nkind = \"registered\"\n\
              [rounds]\nidle-ms = 50\nbusy-ms = 5\nsilent-seconds = 2\n",
             self.file("state"),

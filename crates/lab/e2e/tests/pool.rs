@@ -3,9 +3,9 @@
 
 //! Programs in volumes of a pool: a real manager, an agent and donors, each a process, with TLS between them.
 //!
-//! The trouble it guards against: a volume grows, shrinks or moves, or one of the processes behind it is drained, killed
-//! or absent, and a program that uses it reads other bytes than it has written, or stands still. How long the longest
-//! access took is printed: a busy machine may take longer than the two seconds that are asked for.
+//! The trouble it guards against: a volume grows, shrinks or moves, or one of the processes behind it is drained,
+//! killed or absent, and a program that uses it reads other bytes than it has written, or stands still. How long the
+//! longest access took is printed: a busy machine may take longer than the two seconds that are asked for.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -22,8 +22,8 @@ static TURN: Mutex<()> = Mutex::new(());
 /// How long there is no manager, and no agent.
 const ABSENT: Duration = Duration::from_secs(2);
 
-/// STREAM (McCalpin) over 96 MiB until the file named by its first argument appears: copy, scale, add, triad. Prints the
-/// passes, and how many elements are wrong at the end: all of one array are equal, and follow from the passes.
+/// STREAM (McCalpin) over 96 MiB until the file named by its first argument appears: copy, scale, add, triad. Prints
+/// the passes, and how many elements are wrong at the end: all of one array are equal, and follow from the passes.
 const STREAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>

@@ -139,9 +139,9 @@ impl Lead {
         }
     }
 
-    /// Checks one page of the audit log in each round, until all of it is checked: a log that has grown for years does
-    /// not make a failover longer. Damage is reported and stops nothing: otherwise anyone who can change one record could
-    /// stop the pool's management.
+    /// Checks one page of the audit log in each round, until all of it is checked: a log that has grown for years
+    /// does not make a failover longer. Damage is reported and stops nothing: otherwise anyone who can change one
+    /// record could stop the pool's management.
     fn check_audit(&mut self, service: &Service) -> Result<(), Stop> {
         let Some(check) = &mut self.audit else { return Ok(()) };
         let Some(verified) = self.writer.ledger.continue_audit_check(check)? else { return Ok(()) };

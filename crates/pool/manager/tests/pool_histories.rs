@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Seeded histories of a real daemon with real donors, each a process: a volume is bound, grown, shrunk, moved, drained,
-//! applied and unbound, and in each of these the daemon is killed at some effect, or a donor at some moment, or both.
+//! Seeded histories of a real daemon with real donors, each a process: a volume is bound, grown, shrunk, moved,
+//! drained, applied and unbound, and in each of these the daemon is killed at some effect, or a donor at some moment,
+//! or both.
 //!
-//! Afterwards, each operation has happened as a whole or not at all, one that was answered has happened, and donors lend
-//! exactly what is desired: a slab that is lent twice, or lost, would show in the sum. The model in
-//! `crates/pool/fabric/tests/histories.rs` plays the same with every interleaving; this plays it with sockets, files and
-//! SIGKILL.
+//! Afterwards, each operation has happened as a whole or not at all, one that was answered has happened, and donors
+//! lend exactly what is desired: a slab that is lent twice, or lost, would show in the sum. The model in
+//! `crates/pool/fabric/tests/histories.rs` plays the same with every interleaving; this plays it with sockets, files
+//! and SIGKILL.
 //!
 //! `AQUIFER_POOL_HISTORIES=100` plays more, `AQUIFER_POOL_SEED=N` one of them.
 

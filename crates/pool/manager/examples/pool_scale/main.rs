@@ -4,10 +4,11 @@
 //! Measures a real fabric manager with many ends that lend no memory:
 //! `pool_scale [DONORS] [HOSTS] [VOLUMES] [ETCD_URL]...`; the defaults are 1000, 200, 10000 and the embedded store.
 //!
-//! Starts `aquifer-fabricd` (from `AQUIFER_FABRICD`, or next to this program's directory) in a temporary directory. The
-//! ends are in this process, each with a control channel of its own, as real ones have. All volumes are created, nine of
-//! ten are bound, and then one by one is measured: the status; a bind until the host has the volume; a rack whose donors
-//! all restart without their memory, until every volume has its copies again. One line of JSON for each figure.
+//! Starts `aquifer-fabricd` (from `AQUIFER_FABRICD`, or next to this program's directory) in a temporary directory.
+//! The ends are in this process, each with a control channel of its own, as real ones have. All volumes are created,
+//! nine of ten are bound, and then one by one is measured: the status; a bind until the host has the volume; a rack
+//! whose donors all restart without their memory, until every volume has its copies again. One line of JSON for each
+//! figure.
 
 mod ends;
 mod manager;
@@ -40,8 +41,8 @@ fn main() -> Result<(), Failure> {
         let ms = took.as_secs_f64() * 1000.0;
         println!(
             "{}",
-            json!({ "what": what, "ms": (ms * 10.0).round() / 10.0, "donors": donors, "hosts": hosts, "volumes": volumes,
-                    "store": store })
+            json!({ "what": what, "ms": (ms * 10.0).round() / 10.0, "donors": donors, "hosts": hosts,
+                    "volumes": volumes, "store": store })
         );
     };
     let begun = Instant::now();

@@ -42,7 +42,8 @@ impl Manager {
         let state = match etcd {
             [] => format!("state = {:?}\nlisten = \"127.0.0.1:0\"\n", directory.join("state")),
             endpoints => format!(
-                "listen = \"127.0.0.1:0\"\n[state]\nkind = \"etcd\"\ndirectory = {:?}\nendpoints = {endpoints:?}\nprefix = {:?}\n",
+                "listen = \"127.0.0.1:0\"\n[state]\nkind = \"etcd\"\ndirectory = {:?}\n\
+                 endpoints = {endpoints:?}\nprefix = {:?}\n",
                 directory.join("state"),
                 format!("scale-{}", std::process::id())
             ),
