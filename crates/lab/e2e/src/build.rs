@@ -68,8 +68,9 @@ pub fn binaries() -> &'static Path {
             std::fs::hard_link(&from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
         };
         ["aquifer", "libaquifer_preload.so"].into_iter().for_each(|name| link("release", name));
+        let pool = ["aquifer-agentd", "aquifer-fabric", "aquifer-fabricd"];
         let others = ["aquifer-bench", "aquifer-metrics", "aquifer-sim", "aquifer-workloads"];
-        others.into_iter().for_each(|name| link("debug", name));
+        others.into_iter().chain(pool).for_each(|name| link("debug", name));
         // The pager refuses a library that the group may write to, and the umask of many users makes such a file.
         for library in ["e2e", "debug"].map(|of| target_directory().join(of).join("libaquifer_preload.so")) {
             std::fs::set_permissions(library, std::fs::Permissions::from_mode(0o755)).expect("it was just built");

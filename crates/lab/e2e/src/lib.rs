@@ -29,6 +29,7 @@ pub mod machines;
 pub mod matrix;
 pub mod operating_docs;
 pub mod own_use;
+pub mod pool;
 pub mod programs;
 pub mod rdma_guest;
 pub mod run;

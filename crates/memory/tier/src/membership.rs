@@ -28,6 +28,8 @@ pub struct Newcomer {
     pub weight: u32,
     /// The number of slabs that it lends.
     pub slabs: u64,
+    /// The token of what its donor has set aside for it; 0: nothing.
+    pub reservation: u64,
 }
 
 /// What a member is doing.

@@ -449,6 +449,7 @@ mod tests {
                 security: security.clone(),
                 rdma: None,
                 tree: None,
+                reservation: 0,
             })
         };
         assert_eq!(spec("donor:host:7000,security=plain"), donor("host:7000", None));
@@ -456,7 +457,14 @@ mod tests {
         assert_eq!(spec("donor:[::1]:7000,size=1GiB,security=plain"), sized);
         let local = |size| {
             let security = DonorSecurity::Local;
-            TierSpec::Donor(DonorSpec { address: "unix:/run/a:1.sock".into(), size, security, rdma: None, tree: None })
+            TierSpec::Donor(DonorSpec {
+                address: "unix:/run/a:1.sock".into(),
+                size,
+                security,
+                rdma: None,
+                tree: None,
+                reservation: 0,
+            })
         };
         assert_eq!(spec("donor:unix:/run/a:1.sock"), local(None));
         assert_eq!(spec("donor:unix:/run/a:1.sock,size=1GiB"), local(Some(ByteSize(1 << 30))));

@@ -108,6 +108,10 @@ impl Edit<'_> {
         if matches!(source, AtSource::Retired) || (source == AtSource::Released && volume.host.is_some()) {
             return Health::Lost;
         }
+        // A host joins only what was lent, so a donor that does not list it was restarted since.
+        if joined.is_some() && source == AtSource::Absent && matches!(member.source, Source::Slabs { .. }) {
+            return Health::Lost;
+        }
         let drained = matches!(&member.source, Source::Slabs { donor } if self.desired.draining.contains(donor));
         match availability(observed, &member.source) {
             Some(Availability::Gone { since }) if now.0.saturating_sub(since.0) >= timeout_ms => Health::Silent,

@@ -102,6 +102,14 @@ impl Entry {
     }
 }
 
+/// A check of the audit log that is under way.
+pub(crate) struct AuditCheck {
+    verifier: Verifier,
+    after: Key,
+    /// Records that are still to be checked. Those that were added since it began are another check's.
+    left: u64,
+}
+
 /// The store, and what this manager knows to be in it.
 pub(crate) struct Ledger {
     store: Box<dyn StateStore>,
@@ -253,23 +261,44 @@ impl Ledger {
 
     /// Checks the whole audit log: the chain of its records, and that it ends where it is known to end.
     pub(crate) fn verify_audit(&self) -> Result<Result<Tail, AuditDamage>, LedgerFailure> {
-        let mut verifier = Verifier::new(self.tail);
-        let mut after = key("audit/0");
+        let mut check = AuditCheck { left: u64::MAX, ..self.begin_audit_check() };
         loop {
-            let page = self.store.scan("audit/0", Some(&after))?;
-            for (key, entry) in &page {
-                let record = match parse::<Record>(key, &entry.value) {
-                    Ok(record) => record,
-                    Err(unreadable) => return Ok(Err(AuditDamage(unreadable.to_string()))),
-                };
-                if let Err(broken) = verifier.take(&record) {
-                    return Ok(Err(AuditDamage(broken.to_string())));
-                }
+            if let Some(verified) = self.continue_audit_check(&mut check)? {
+                return Ok(verified);
             }
-            match page.last() {
-                Some((last, _)) if page.len() == SCAN_MAX => after = last.clone(),
-                _ => return Ok(verifier.end().map_err(|broken| AuditDamage(broken.to_string()))),
+        }
+    }
+
+    /// Begins to check the audit log page by page, as far as it goes now.
+    pub(crate) fn begin_audit_check(&self) -> AuditCheck {
+        AuditCheck { verifier: Verifier::new(self.tail), after: key("audit/0"), left: self.tail.records }
+    }
+
+    /// Checks one more page of the audit log. `None`: there is more.
+    pub(crate) fn continue_audit_check(
+        &self,
+        check: &mut AuditCheck,
+    ) -> Result<Option<Result<Tail, AuditDamage>>, LedgerFailure> {
+        let page = self.store.scan("audit/0", Some(&check.after))?;
+        for (key, entry) in &page {
+            if check.left == 0 {
+                break;
             }
+            let record = match parse::<Record>(key, &entry.value) {
+                Ok(record) => record,
+                Err(unreadable) => return Ok(Some(Err(AuditDamage(unreadable.to_string())))),
+            };
+            if let Err(broken) = check.verifier.take(&record) {
+                return Ok(Some(Err(AuditDamage(broken.to_string()))));
+            }
+            check.left -= 1;
+        }
+        match page.last() {
+            Some((last, _)) if page.len() == SCAN_MAX && check.left > 0 => {
+                check.after = last.clone();
+                Ok(None)
+            }
+            _ => Ok(Some(check.verifier.end().map_err(|broken| AuditDamage(broken.to_string())))),
         }
     }
 

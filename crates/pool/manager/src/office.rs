@@ -21,7 +21,7 @@ use crate::combined::Combined;
 use crate::config::{Config, EtcdConfig, PeersConfig, RoundsConfig};
 use crate::crash::CrashPoint;
 use crate::initial;
-use crate::ledger::Ledger;
+use crate::ledger::{AuditCheck, Ledger};
 use crate::notify::Notify;
 use crate::peers::Peers;
 use crate::registered::{REGISTRATIONS, Registered};
@@ -43,6 +43,8 @@ pub(crate) struct Lead {
     writer: Writer,
     rounds: RoundsConfig,
     control: Option<SocketAddr>,
+    /// The check of the audit log, until it is done.
+    audit: Option<AuditCheck>,
 }
 
 /// Why this manager does not lead, and whether that may pass.
@@ -88,9 +90,9 @@ impl Lead {
                 "aquifer-fabricd: account admin was made; its password is in initial-password of the state directory"
             );
         }
-        check_audit(service, &writer.ledger)?;
         shared.meters.count_term();
-        Ok(Lead { writer, rounds: config.rounds.clone(), control })
+        let audit = Some(writer.ledger.begin_audit_check());
+        Ok(Lead { writer, rounds: config.rounds.clone(), control, audit })
     }
 
     /// Where donors and hosts register, if they do.
@@ -109,17 +111,18 @@ impl Lead {
     /// Leads until it cannot.
     pub(crate) fn serve(mut self, posted: Receiver<Posted>, service: &Service, notify: &Notify) -> Stop {
         notify.status("leads");
-        let stop = self.rounds(&posted, notify);
+        let stop = self.rounds(&posted, service, notify);
         service.take_position(Position::Standby { leader: None });
         stop
     }
 
     /// Runs rounds: at once when something is posted, soon while something is under way, else now and then.
-    fn rounds(&mut self, posted: &Receiver<Posted>, notify: &Notify) -> Stop {
+    fn rounds(&mut self, posted: &Receiver<Posted>, service: &Service, notify: &Notify) -> Stop {
         let mut is_busy = true;
         loop {
             notify.alive();
-            let wait = Duration::from_millis(if is_busy { self.rounds.busy_ms } else { self.rounds.idle_ms });
+            let is_soon = is_busy || self.audit.is_some();
+            let wait = Duration::from_millis(if is_soon { self.rounds.busy_ms } else { self.rounds.idle_ms });
             let mut taken: Vec<Posted> = match posted.recv_timeout(notify.wait_max(wait)) {
                 Ok(first) => vec![first],
                 // The sender lives as long as this manager leads.
@@ -130,7 +133,25 @@ impl Lead {
                 Ok(busy) => is_busy = busy,
                 Err(stop) => return stop,
             }
+            if let Err(stop) = self.check_audit(service) {
+                return stop;
+            }
         }
+    }
+
+    /// Checks one page of the audit log in each round, until all of it is checked: a log that has grown for years
+    /// does not make a failover longer. Damage is reported and stops nothing: otherwise anyone who can change one
+    /// record could stop the pool's management.
+    fn check_audit(&mut self, service: &Service) -> Result<(), Stop> {
+        let Some(check) = &mut self.audit else { return Ok(()) };
+        let Some(verified) = self.writer.ledger.continue_audit_check(check)? else { return Ok(()) };
+        self.audit = None;
+        service.shared.meters.note_audit(verified.is_err());
+        if let Err(damage) = verified {
+            eprintln!("aquifer-fabricd: {}", damage.0);
+            service.shared.events.add(now(), "AuditDamaged", "Critical", damage.0);
+        }
+        Ok(())
     }
 }
 
@@ -156,18 +177,6 @@ fn open_peers(
         }
         (PeersConfig::Registered(_), None) => Err(lasting("registered peers need [control]; write it")),
     }
-}
-
-/// Checks the audit log. Damage is reported and stops nothing: otherwise anyone who can change one record could stop
-/// the pool's management.
-fn check_audit(service: &Service, ledger: &Ledger) -> Result<(), Stop> {
-    let verified = ledger.verify_audit()?;
-    service.shared.meters.note_audit(verified.is_err());
-    if let Err(damage) = verified {
-        eprintln!("aquifer-fabricd: {}", damage.0);
-        service.shared.events.add(now(), "AuditDamaged", "Critical", damage.0);
-    }
-    Ok(())
 }
 
 /// The candidate that stands by for the leadership in etcd.

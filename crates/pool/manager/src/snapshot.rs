@@ -10,7 +10,7 @@ use std::sync::Arc;
 use aquifer_cxl_peers::Inventory;
 use aquifer_fabric::{Bytes, Desired, DonorId, LeaseState, Observed, Source, SwitchId, Term, Topology, VolumeId};
 
-use crate::tasks::{Tasks, is_settled};
+use crate::tasks::{Tasks, is_settled, unsettled};
 
 /// Steps since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +43,11 @@ impl Snapshot {
     /// Whether a volume is as it is desired to be.
     pub(crate) fn is_settled(&self, volume: VolumeId) -> bool {
         is_settled(Some(volume), &self.desired, &self.round)
+    }
+
+    /// How many volumes are not as they are desired to be.
+    pub(crate) fn unsettled(&self) -> usize {
+        unsettled(&self.desired, &self.round)
     }
 
     /// What each donor has lent or still has to wipe, by its report.

@@ -4,7 +4,7 @@
 //! Tasks: what orders that are stored still have to do until reports show that it is done. Kept in memory, the newest
 //! ones; the desired state itself does not need them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use aquifer_fabric::{Desired, Millis, Round, Step, VolumeId};
 
@@ -97,6 +97,18 @@ pub(crate) fn is_settled(volume: Option<VolumeId>, desired: &Desired, round: &Ro
     !is_waiting && !is_leaving && !is_stepping
 }
 
+/// How many volumes are not as they are desired to be: as [`is_settled`], in one pass.
+pub(crate) fn unsettled(desired: &Desired, round: &Round) -> usize {
+    let stepping: Vec<Option<VolumeId>> = round.steps.iter().map(volume_of).collect();
+    if stepping.contains(&None) {
+        return desired.volumes.len();
+    }
+    let waiting = round.waiting.iter().map(|waiting| waiting.volume);
+    let leaving = desired.volumes.iter().filter(|(_, volume)| !volume.leaving.is_empty()).map(|(id, _)| *id);
+    let moving: BTreeSet<VolumeId> = stepping.into_iter().flatten().chain(waiting).chain(leaving).collect();
+    moving.iter().filter(|id| desired.volumes.contains_key(id)).count()
+}
+
 /// How many steps, waits and departures are left for a volume, or for everything.
 fn left(volume: Option<VolumeId>, desired: &Desired, round: &Round) -> usize {
     let is_its = |of: Option<VolumeId>| volume.is_none() || of.is_none() || of == volume;
@@ -125,7 +137,39 @@ pub(crate) fn volume_of(step: &Step) -> Option<VolumeId> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use aquifer_fabric::{MemberId, NO_LD, SpanId, Volume};
+
     use super::*;
+
+    /// The count is that of asking for each volume.
+    #[test]
+    fn volumes_that_are_not_settled_are_counted() {
+        let spec = r#"{"size": "1GiB", "pool": "main", "zone": "lab", "class": "tcp"}"#;
+        let mut desired = Desired::default();
+        for id in 1..=5 {
+            let volume = Volume {
+                name: format!("v{id}").parse().expect("a name"),
+                spec: serde_json::from_str(spec).expect("a specification"),
+                spans: Vec::new(),
+                leaving: BTreeMap::new(),
+                host: None,
+                released: false,
+                next_member: MemberId(1),
+                next_span: SpanId(1),
+            };
+            desired.volumes.insert(VolumeId(id), volume);
+        }
+        let donor = || "d".parse().expect("a name");
+        let step = |id| Step::Release { donor: donor(), volume: VolumeId(id), member: MemberId(1) };
+        let wipe = Step::WipeLd { device: "m".parse().expect("a name"), ld_id: NO_LD };
+        for steps in [vec![], vec![step(1), step(1), step(4), step(99)], vec![step(2), wipe]] {
+            let round = Round { steps, ..Round::default() };
+            let one_by_one = desired.volumes.keys().filter(|id| !is_settled(Some(**id), &desired, &round)).count();
+            assert_eq!(unsettled(&desired, &round), one_by_one, "{:?}", round.steps);
+        }
+    }
 
     #[test]
     fn progress_never_falls_and_is_whole_only_at_the_end() {

@@ -34,6 +34,7 @@ fn a_changed_record_is_found_at_the_start_and_when_it_is_asked_for() {
     let config = std::fs::read_to_string(directory.join("fabricd.toml")).expect("the configuration");
     let config = config.replacen("listen = ", "metrics = \"127.0.0.1:0\"\nlisten = ", 1);
     let daemon = Daemon::launch(&directory, &config, &[]);
+    assert!(daemon.settle(&token), "the pool is managed all the same, and rounds have checked the log by now");
     let log = std::fs::read_to_string(directory.join("log")).expect("a log");
     assert!(log.contains("record 2 of the audit log was changed; compare it with an exported copy"), "{log}");
     let metrics = daemon.raw_at(&daemon.metrics, request("GET", "/metrics", "", "").as_bytes()).expect("an answer");
@@ -41,7 +42,6 @@ fn a_changed_record_is_found_at_the_start_and_when_it_is_asked_for() {
     let found = daemon.ask("GET", VERIFICATION, &token, "").expect("an answer");
     assert_eq!(found.body["IsIntact"], false, "{found:?}");
     assert!(found.body["Damage"].as_str().is_some_and(|damage| damage.contains("record 2")), "{found:?}");
-    assert!(daemon.settle(&token), "the pool is managed all the same");
     drop(daemon);
     std::fs::remove_dir_all(directory).expect("removed");
 }

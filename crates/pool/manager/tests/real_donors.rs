@@ -10,9 +10,7 @@
 mod daemon;
 mod pool;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -21,9 +19,10 @@ use aquifer_fabric::{
     Availability, Bytes, Command, DonorReport, Gate, Incarnation, LeaseReport, LeaseState, MemberId, Millis, SLAB,
     Term, Token, VolumeId,
 };
-use daemon::{APPLY, CHUNKS, CONNECTIONS, Daemon, WAIT_MAX, apply_body, bind_body};
-use pool::{DonorProcess, HostEnd, SLABS, keep, wait_until, wait_until_registered};
-use serde_json::{Value, json};
+use daemon::{CHUNKS, Daemon, WAIT_MAX};
+use pool::whole::{DONORS, ENDS, Pool, declaration};
+use pool::{DonorProcess, keep, wait_until, wait_until_registered};
+use serde_json::json;
 
 const OEM: &str = "/redfish/v1/Oem/Aquifer";
 const ADOPT: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt";
@@ -32,87 +31,6 @@ const ADOPT: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt";
 #[test]
 fn donor_process() {
     pool::be_a_donor();
-}
-
-fn declaration(donors: &[&str]) -> Value {
-    json!({
-        "pools": { "main": { "donors": donors } },
-        "zones": { "lab": { "quota": "1GiB", "hosts": ["h1"] } },
-        "volumes": { "db": { "spec": { "size": "16MiB", "pool": "main", "zone": "lab", "class": "tcp",
-                                       "redundancy": { "mirror": { "copies": 2 } } } } },
-    })
-}
-
-/// A pool: a daemon's directory and address, its donors, its host.
-struct Pool {
-    directory: PathBuf,
-    control: SocketAddr,
-    donors: BTreeMap<String, DonorProcess>,
-    host: HostEnd,
-    token: String,
-}
-
-const DONORS: [&str; 3] = ["d1", "d2", "d3"];
-const ENDS: [&str; 4] = ["Donor.d1", "Donor.d2", "Donor.d3", "Host.h1"];
-
-impl Pool {
-    /// Starts all, and declares a volume.
-    fn start(name: &str) -> (Pool, Daemon) {
-        let directory = daemon::directory(name);
-        let first: SocketAddr = format!("{}:0", daemon::address()).parse().expect("an address");
-        let daemon = Daemon::start_registered(&directory, first, None);
-        let control = daemon.control.expect("it says where");
-        let token = daemon.login("admin", &daemon.password());
-        let donors = DONORS.map(|id| (id.to_owned(), DonorProcess::start(&directory, id, &[control])));
-        let host = HostEnd::start("h1", &[control]);
-        wait_until_registered(&daemon, &token, &ENDS);
-        let pool = Pool { directory, control, donors: donors.into(), host, token };
-        pool.apply(&daemon, &declaration(&DONORS));
-        (pool, daemon)
-    }
-
-    fn apply(&self, daemon: &Daemon, declaration: &Value) {
-        let applied = daemon.ask("POST", APPLY, &self.token, &apply_body(declaration)).expect("an answer");
-        assert_eq!(applied.status, 200, "{applied:?}");
-    }
-
-    fn restart(&self, kill_at_effect: Option<u64>) -> Daemon {
-        Daemon::start_registered(&self.directory, self.control, kill_at_effect)
-    }
-
-    /// Binds the volume. `None` if the daemon was killed.
-    fn bind(&self, daemon: &Daemon) -> Option<()> {
-        let answer = daemon.ask("POST", CONNECTIONS, &self.token, &bind_body("db", "h1"))?;
-        assert!((200..300).contains(&answer.status), "{answer:?}");
-        Some(())
-    }
-
-    /// Unbinds the volume if it is bound.
-    fn unbind(&self, daemon: &Daemon) {
-        let bindings = daemon.ask("GET", CONNECTIONS, &self.token, "").expect("an answer").body;
-        for binding in bindings["Members"].as_array().expect("a list") {
-            let path = binding["@odata.id"].as_str().expect("a path");
-            let answer = daemon.ask("DELETE", path, &self.token, "").expect("an answer");
-            assert!((200..300).contains(&answer.status), "{answer:?}");
-        }
-        assert!(daemon.settle(&self.token));
-    }
-
-    fn donor(&self, daemon: &Daemon, id: &str) -> Value {
-        let path = format!("/redfish/v1/Fabrics/Aquifer/Endpoints/Donor.{id}");
-        daemon.ask("GET", &path, &self.token, "").expect("an answer").body["Oem"]["Aquifer"].clone()
-    }
-
-    /// Asserts that nothing is lent, and that every donor has all of its memory.
-    fn expect_nothing_lent(&self, daemon: &Daemon) {
-        assert_eq!(self.host.members(), 0);
-        wait_until("every donor has everything back", || {
-            DONORS.iter().all(|id| {
-                let donor = self.donor(daemon, id);
-                donor["Lent"] == "0B" && donor["Capacity"] == Bytes::slabs(SLABS).to_string()
-            })
-        });
-    }
 }
 
 /// The daemon kills itself before and after each effect of a bind. Whatever was last, a restart finishes it.

@@ -62,6 +62,7 @@ pub use self::layout::WEIGHT_MAX;
 use self::member::Member;
 pub(crate) use self::member::{Room, Store};
 use self::membership::Admission;
+pub(crate) use self::membership::SeatWords;
 use self::place::Place;
 pub use self::place::{MEMBERS_MAX, POSITIONS};
 use self::queue::ArrayQueue;

@@ -103,13 +103,13 @@ impl Donor {
         else {
             return;
         };
-        let who = BorrowerId(u128::from(tree) << 64);
+        let who = BorrowerId(u128::from(tree) << 64).in_reservation(spec.reservation);
         let greeted = addresses.into_iter().find_map(|address| {
             let links = Links::new(tcp::LINKS, Endpoint::Tcp(address), security.clone(), who, Timeouts::ALONE).ok()?;
             links.greet().ok().map(|_| links)
         });
         if let Some(links) = greeted {
-            let _ = links.ask(Message::Release { lease: EVERY_LEASE, token: tree }, &[], &mut []);
+            let _ = links.ask(Message::Release { lease: EVERY_LEASE, token: who.tree() }, &[], &mut []);
         }
     }
 

@@ -17,6 +17,7 @@
 //!     security: DonorSecurity::Local,
 //!     rdma: None,
 //!     tree: None,
+//!     reservation: 0,
 //! };
 //! assert_eq!(spec.socket_path(), Some("/run/aquifer/donor.sock"));
 //! ```

@@ -26,6 +26,8 @@ pub struct DonorSpec {
     /// The tree of processes that borrows, if the tree's memory is given back when all of them have ended. Never typed
     /// by a user.
     pub tree: Option<u64>,
+    /// The token of the reservation that it borrows from; 0: none. Never typed by a user.
+    pub reservation: u64,
 }
 
 impl DonorSpec {

@@ -19,7 +19,7 @@ use aquifer_donor::{Donor, EVERY_BYTE, Files, Managed, Security, Settings};
 use aquifer_fabric::{
     Availability, Bytes, Command, DonorReport, HostReport, Incarnation, LeaseState, MemberId, Step, Term, VolumeId,
 };
-use aquifer_wire::{Message, Refusal};
+use aquifer_wire::{BorrowerId, EVERY_LEASE, Message, Refusal};
 use certificates::{Pair, good, write};
 use peer::{Peer, settings, start};
 
@@ -220,6 +220,30 @@ fn what_is_reserved_is_the_tenants_and_nobody_elses() {
     let report =
         manager.until("leases outside of reservations are not offered", |report| report.capacity == Bytes::slabs(6));
     assert_eq!(report.availability, Availability::Up);
+    donor.stop(Duration::ZERO);
+}
+
+/// Two programs of a volume: each is a tree, and all trees of the volume borrow from one reservation.
+#[test]
+fn the_end_of_one_program_gives_back_nothing_of_another() {
+    let mut manager = Controller::start(good(), 1);
+    let (donor, _) = start(manager.donor(4, None));
+    manager.reserve("h1", 1, 4).expect("there is room");
+    let token = manager.token(1);
+    let program = |tree: u64, number: u64| {
+        let who = BorrowerId(u128::from(tree) << 64 | u128::from(number)).in_reservation(token).0;
+        Peer::borrower_with(&good().borrower, donor.address(), who)
+    };
+    let (first, second) = (0xaaaa_0000_1111_1111, 0xaaaa_0000_2222_2222);
+    let (mut one, mut child, mut other) = (program(first, 1), program(first, 2), program(second, 1));
+    one.grant(0);
+    child.grant(0);
+    let lease = other.grant(0);
+    assert_eq!(other.write(lease, 0, 7), Message::Written);
+    let end = Message::Release { lease: EVERY_LEASE, token };
+    assert_eq!(program(first, 0).ask(end, &[]).0, Message::Released { slabs: 2 });
+    assert!(other.read(lease, 0).expect("it is still lent").iter().all(|byte| *byte == 7));
+    assert_eq!(donor.lent_bytes(), 2 << 20);
     donor.stop(Duration::ZERO);
 }
 

@@ -41,6 +41,23 @@ impl BorrowerId {
         let tree = self.tree();
         if tree > 0 && tree < RESERVATION_TOKENS { Some(tree) } else { None }
     }
+
+    /// This borrower as one that borrows from the reservation with this token, 0 for none. The lower half then has 32
+    /// bits of its tree and 32 of its own: the trees of all programs of a volume borrow from one reservation.
+    pub const fn in_reservation(self, token: u64) -> BorrowerId {
+        match token {
+            0 => self,
+            token => BorrowerId((token as u128) << 64 | ((self.tree() as u32) as u128) << 32 | (self.0 as u32) as u128),
+        }
+    }
+
+    /// What the borrowers of one tree share, and those of others do not.
+    pub const fn family(self) -> (u64, u32) {
+        match self.reservation() {
+            Some(token) => (token, (self.0 >> 32) as u32),
+            None => (self.tree(), 0),
+        }
+    }
 }
 
 /// Tokens of reservations are less than this.

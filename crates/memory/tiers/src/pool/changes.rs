@@ -35,6 +35,7 @@ fn newcomer(member: &MemberView) -> Newcomer {
         server_name: member.server_name.clone(),
         weight: member.weight,
         slabs: member.slabs,
+        reservation: member.reservation,
     }
 }
 

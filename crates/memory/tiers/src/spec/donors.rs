@@ -54,7 +54,8 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
         let name = names.as_ref().map(|names| names[if names.len() == 1 { 0 } else { index }]);
         let security = said.security(address, name, addresses)?;
         let rdma = by_rdma[index].then(|| RdmaSpec { device: said.device.map(str::to_owned) });
-        let donor = DonorSpec { address: (*address).to_owned(), size: None, security, rdma, tree: None };
+        let donor =
+            DonorSpec { address: (*address).to_owned(), size: None, security, rdma, tree: None, reservation: 0 };
         Ok(MemberSpec { donor, weight: weight.unwrap_or(1) })
     });
     let mut specs = specs.collect::<Result<Vec<MemberSpec>, String>>()?;
@@ -104,6 +105,7 @@ fn local(address: &str, rest: &str) -> Result<DonorSpec, String> {
         security: DonorSecurity::Local,
         rdma: None,
         tree: None,
+        reservation: 0,
     })
 }
 

@@ -156,10 +156,14 @@ impl Capacity {
             }
         }
         for (name, zone) in &desired.zones {
-            capacity.zones.insert(name.clone(), ZoneUse { quota: zone.quota, used: desired.zone_bytes(name) });
+            capacity.zones.insert(name.clone(), ZoneUse { quota: zone.quota, used: Bytes::ZERO });
         }
+        // One pass over the volumes, however many zones there are.
         for volume in desired.volumes.values() {
-            volume.taken().iter().for_each(|taken| capacity.count(&taken.source, taken.bytes));
+            for taken in volume.taken() {
+                capacity.count(&taken.source, taken.bytes);
+                capacity.retake_zone(&volume.spec.zone, taken.bytes);
+            }
         }
         capacity.count_strays(desired, observed);
         let offers: Vec<Source> = capacity.offers.keys().cloned().collect();

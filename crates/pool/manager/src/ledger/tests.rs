@@ -88,6 +88,12 @@ fn damage_of_the_audit_log_is_found_in_the_store() {
         ledger.keep(&[], &[Entry::new("amy", format!("{number}"))], Millis(1)).expect("stored");
     }
     assert_eq!(ledger.verify_audit().expect("read"), Ok(ledger.tail()), "more than one page");
+    // Page by page, while records are added.
+    let mut check = ledger.begin_audit_check();
+    let begun_at = ledger.tail();
+    assert_eq!(ledger.continue_audit_check(&mut check).expect("read"), None, "one page is not all");
+    ledger.keep(&[], &[Entry::new("amy", "later")], Millis(2)).expect("stored");
+    assert_eq!(ledger.continue_audit_check(&mut check).expect("read"), Some(Ok(begun_at)));
     let third = key(format!("audit/{:016}", 3));
     let value = store.read(&third).expect("read").expect("present").value;
     let changed = String::from_utf8(value.clone()).expect("JSON").replace("amy", "bob");

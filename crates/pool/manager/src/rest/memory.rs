@@ -3,6 +3,8 @@
 
 //! Volumes as memory chunks of memory domains, which are pools, and their bindings as connections.
 
+use std::collections::BTreeMap;
+
 use aquifer_fabric::{Bytes, DonorId, HostId, PoolId, Source, Volume, VolumeId, VolumeName, VolumeSpec};
 use serde_json::{Value, json};
 
@@ -51,8 +53,14 @@ fn found<'a>(call: &'a Call<'_>, name: &str) -> Option<(VolumeId, &'a Volume)> {
     call.snapshot.desired.volume_named(&name.parse::<VolumeName>().ok()?)
 }
 
-fn volume_body(call: &Call<'_>, name: &str) -> Option<Value> {
-    let (id, volume) = found(call, name)?;
+/// Volumes by their names, for collections: to look for each name would take a pass over all volumes.
+fn by_name<'a>(call: &'a Call<'_>, is_wanted: impl Fn(&Volume) -> bool) -> BTreeMap<&'a str, (VolumeId, &'a Volume)> {
+    let wanted = call.snapshot.desired.volumes.iter().filter(|(_, volume)| !volume.released && is_wanted(volume));
+    wanted.map(|(id, volume)| (volume.name.as_str(), (*id, volume))).collect()
+}
+
+fn volume_body(call: &Call<'_>, (id, volume): (VolumeId, &Volume)) -> Value {
+    let name = &volume.name;
     let path = format!("{POOLS}/{}/MemoryChunks/{name}", volume.spec.pool);
     let state = match (&volume.host, call.snapshot.is_settled(id)) {
         (None, true) => "StandbyOffline",
@@ -73,7 +81,7 @@ fn volume_body(call: &Call<'_>, name: &str) -> Option<Value> {
         })
         .collect();
     let connections: Vec<Value> = volume.host.iter().map(|_| link(format!("{CONNECTIONS}/{name}"))).collect();
-    Some(json!({
+    json!({
         "@odata.id": path, "@odata.type": "#MemoryChunks.v1_6_2.MemoryChunks", "@odata.etag": etag(volume),
         "Id": name, "Name": name, "AddressRangeType": "Volatile", "MemoryChunkSizeMiB": volume.spec.size.0 >> 20,
         "MediaLocation": "Remote", "Status": { "State": state, "Health": "OK" },
@@ -82,7 +90,7 @@ fn volume_body(call: &Call<'_>, name: &str) -> Option<Value> {
             { "target": format!("{path}/Actions/Oem/AquiferMemoryChunk.Move") } } },
         "Oem": { "Aquifer": { "VolumeId": id, "Host": volume.host, "Spec": volume.spec, "Members": members,
                               "Leaving": volume.leaving.len() } },
-    }))
+    })
 }
 
 /// Refuses a volume that is not in the pool of the path.
@@ -96,17 +104,17 @@ pub(super) fn volumes(call: &Call<'_>) -> Result<Answer, Problem> {
     if !call.snapshot.desired.pools.contains_key(&pool) {
         return Err(Problem::not_found(call.path));
     }
-    let wanted = call.snapshot.desired.volumes.values().filter(|volume| !volume.released && volume.spec.pool == pool);
-    let mut ids: Vec<String> = wanted.map(|volume| volume.name.to_string()).collect();
-    ids.sort();
-    let body = |id: &str| volume_body(call, id);
+    let wanted = by_name(call, |volume| volume.spec.pool == pool);
+    let ids: Vec<String> = wanted.keys().map(|name| (*name).to_owned()).collect();
+    let body = |id: &str| wanted.get(id).map(|found| volume_body(call, *found));
     let path = format!("{POOLS}/{pool}/MemoryChunks");
     Ok(Answer::of(200, collection(&path, "MemoryChunksCollection", "Volumes", &call.query, &ids, body)))
 }
 
 pub(super) fn volume(call: &Call<'_>) -> Result<Answer, Problem> {
     let name = check_pool(call)?;
-    let body = volume_body(call, name.as_str()).ok_or_else(|| Problem::not_found(call.path))?;
+    let found = found(call, name.as_str()).ok_or_else(|| Problem::not_found(call.path))?;
+    let body = volume_body(call, found);
     let tag = body["@odata.etag"].as_str().unwrap_or_default().to_owned();
     Ok(Answer::of(200, body).with("etag", tag))
 }
@@ -157,8 +165,8 @@ pub(super) fn move_volume(call: &Call<'_>) -> Result<Answer, Problem> {
     Ok(answered(call, 200, &done, None))
 }
 
-fn connection_body(call: &Call<'_>, name: &str) -> Option<Value> {
-    let (id, volume) = found(call, name)?;
+fn connection_body(call: &Call<'_>, (id, volume): (VolumeId, &Volume)) -> Option<Value> {
+    let name = &volume.name;
     let host = volume.host.as_ref()?;
     let chunk = link(format!("{POOLS}/{}/MemoryChunks/{name}", volume.spec.pool));
     let state = if call.snapshot.is_settled(id) { "Enabled" } else { "Updating" };
@@ -172,15 +180,15 @@ fn connection_body(call: &Call<'_>, name: &str) -> Option<Value> {
 }
 
 pub(super) fn connections(call: &Call<'_>) -> Result<Answer, Problem> {
-    let bound = call.snapshot.desired.volumes.values().filter(|volume| !volume.released && volume.host.is_some());
-    let mut ids: Vec<String> = bound.map(|volume| volume.name.to_string()).collect();
-    ids.sort();
-    let body = |id: &str| connection_body(call, id);
+    let bound = by_name(call, |volume| volume.host.is_some());
+    let ids: Vec<String> = bound.keys().map(|name| (*name).to_owned()).collect();
+    let body = |id: &str| bound.get(id).and_then(|found| connection_body(call, *found));
     Ok(Answer::of(200, collection(CONNECTIONS, "ConnectionCollection", "Bindings", &call.query, &ids, body)))
 }
 
 pub(super) fn connection(call: &Call<'_>) -> Result<Answer, Problem> {
-    let body = connection_body(call, call.name()).ok_or_else(|| Problem::not_found(call.path))?;
+    let body = found(call, call.name()).and_then(|found| connection_body(call, found));
+    let body = body.ok_or_else(|| Problem::not_found(call.path))?;
     let tag = body["@odata.etag"].as_str().unwrap_or_default().to_owned();
     Ok(Answer::of(200, body).with("etag", tag))
 }
@@ -204,7 +212,8 @@ pub(super) fn bind(call: &Call<'_>) -> Result<Answer, Problem> {
 }
 
 pub(super) fn unbind(call: &Call<'_>) -> Result<Answer, Problem> {
-    connection_body(call, call.name()).ok_or_else(|| Problem::not_found(call.path))?;
+    let bound = found(call, call.name()).filter(|(_, volume)| volume.host.is_some());
+    bound.ok_or_else(|| Problem::not_found(call.path))?;
     let done = call.order(Act::Unbind(call.named()?), call.is_dry_run())?;
     Ok(answered(call, 200, &done, None))
 }

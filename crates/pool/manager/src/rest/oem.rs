@@ -39,7 +39,7 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
     let waiting: Vec<String> =
         snapshot.round.waiting.iter().map(|one| format!("volume {}: {}", one.volume, one.reason)).collect();
     let strays: Vec<String> = snapshot.round.strays.iter().map(ToString::to_string).collect();
-    let unsettled = desired.volumes.keys().filter(|id| !snapshot.is_settled(**id)).count();
+    let unsettled = snapshot.unsettled();
     Ok(Answer::of(
         200,
         json!({

@@ -5,6 +5,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod whole;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::unix::process::parent_id;

@@ -43,6 +43,8 @@ pub(crate) struct SeatWords {
     pub(crate) leases: Words,
     /// Only where several processes write to one slab of a donor.
     pub(crate) doubted: Option<Words>,
+    /// One word: the token of the reservation that the member borrows from, now.
+    pub(crate) reservation: Words,
 }
 
 /// A donor that has been asked.
@@ -181,7 +183,8 @@ impl Parts {
         let Some(admission) = &self.admission else { return Ok(()) };
         let ranges = self.shape.ranges(self.slabs);
         let part = |words: &Words| words.part(seat * ranges..(seat + 1) * ranges);
-        let words = SeatWords { leases: part(&admission.leases), doubted: admission.doubted.as_ref().map(part) };
+        let (leases, doubted) = (part(&admission.leases), admission.doubted.as_ref().map(part));
+        let words = SeatWords { leases, doubted, reservation: self.roster.reservation(seat) };
         let store = (reached.accept)(words)?;
         self.members[seat].store.connect(store);
         Ok(())

@@ -55,7 +55,8 @@ const DONOR: usize = 3;
 const PINS: usize = 4;
 const SLABS: usize = 5;
 const TEXT_BYTES: usize = 6;
-const TEXT: usize = 7;
+const RESERVATION: usize = 7;
+const TEXT: usize = 8;
 /// The longest text: what a seat has room for. A host's name has at most 253 characters.
 const TEXT_BYTES_MAX: usize = (SEAT_WORDS - TEXT) * size_of::<u64>();
 const ORDINAL_SHIFT: u32 = 32;
@@ -260,7 +261,15 @@ impl Roster {
             server_name: server_name.to_owned(),
             weight: self.weight(seat),
             slabs: self.slabs(seat),
+            reservation: self.word(seat, RESERVATION).load(Ordering::SeqCst),
         })
+    }
+
+    /// The word with the token of what the donor has set aside for the member of a seat. It changes when the donor
+    /// joins again, and every process connects again then.
+    pub(super) fn reservation(&self, seat: usize) -> Words {
+        let word = seat * SEAT_WORDS + RESERVATION;
+        self.words.part(word..word + 1)
     }
 
     fn text(&self, seat: usize) -> Vec<u8> {
@@ -363,6 +372,7 @@ impl Roster {
     fn describe(&self, seat: usize, newcomer: &Newcomer) {
         self.word(seat, WEIGHT).store(newcomer.weight.clamp(1, WEIGHT_MAX).into(), Ordering::SeqCst);
         self.word(seat, SLABS).store(newcomer.slabs, Ordering::SeqCst);
+        self.word(seat, RESERVATION).store(newcomer.reservation, Ordering::SeqCst);
     }
 }
 
@@ -376,7 +386,8 @@ mod tests {
 
     fn newcomer(key: u64, address: &str) -> Newcomer {
         let address = address.to_owned();
-        Newcomer { key: MemberKey(key), address, server_name: "donor.example".into(), weight: 3, slabs: 7 }
+        let server_name = "donor.example".into();
+        Newcomer { key: MemberKey(key), address, server_name, weight: 3, slabs: 7, reservation: 100 + key }
     }
 
     fn admit(roster: &Roster, newcomer: &Newcomer) -> usize {
@@ -404,6 +415,7 @@ mod tests {
         assert_eq!(roster.plan(&newcomer(12, "a:1")), Plan::Again(0));
         assert_eq!(admit(&roster, &newcomer(12, "a:1")), 0);
         assert_eq!((roster.key(0), roster.seat_of(MemberKey(10))), (MemberKey(12), None));
+        assert_eq!(roster.reservation(0)[0].load(Ordering::SeqCst), 112, "it borrows from what is set aside now");
     }
 
     #[test]

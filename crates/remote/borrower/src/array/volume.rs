@@ -57,8 +57,7 @@ impl Connect for Volume {
         Ok(Reached {
             is_there: offer.slabs().is_some(),
             accept: Box::new(move |words| {
-                let share =
-                    offer.join(words.leases, words.doubted, is_opener).map_err(|failure| failure.to_string())?;
+                let share = offer.join(words, is_opener).map_err(|failure| failure.to_string())?;
                 taken.keep();
                 Ok(Box::new(share) as Box<dyn Store>)
             }),
@@ -98,6 +97,7 @@ fn donor(newcomer: &Newcomer, files: Option<&Files>, tree: u64, ordinal: u32) ->
         security: files.map_or(DonorSecurity::Plain, tls),
         rdma: None,
         tree: Some(tree.wrapping_add(ordinal.into())),
+        reservation: newcomer.reservation,
     }
 }
 

@@ -67,6 +67,8 @@ pub(crate) struct Link {
     cookie: AtomicU64,
     /// The number of the next request.
     next: AtomicU64,
+    /// The token of the reservation for which it greeted last; 0: none.
+    reservation: AtomicU64,
 }
 
 impl Link {
@@ -101,6 +103,7 @@ impl Link {
             is_local: endpoint.is_local(),
             cookie: AtomicU64::new(NO_COOKIE),
             next: AtomicU64::new(0),
+            reservation: AtomicU64::new(0),
         }
     }
 
@@ -123,6 +126,11 @@ impl Link {
         self.is_connected.load(Ordering::Relaxed)
     }
 
+    /// The token of the reservation for which it greeted last; 0: none.
+    pub(crate) fn reservation(&self) -> u64 {
+        self.reservation.load(Ordering::Relaxed)
+    }
+
     /// Whether there is a connection for another request. Must be called while no request is in flight.
     pub(crate) fn is_connected(&self, endpoint: &Endpoint) -> bool {
         if self.channel.is_worn() {
@@ -134,6 +142,7 @@ impl Link {
 
     /// Connects and greets. Only if there is no connection.
     pub(crate) fn connect(&self, endpoint: &Endpoint, who: BorrowerId, timeouts: &Timeouts) -> Result<Greeting, Miss> {
+        self.reservation.store(who.reservation().unwrap_or(0), Ordering::Relaxed);
         let greeting = self.try_connect(endpoint, who, timeouts).map_err(|miss| match self.channel.last_word() {
             Some(distrust) => Miss::Distrust(distrust),
             None => miss,

@@ -27,7 +27,7 @@ use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::raw::{Errno, current_cpu, now_ns};
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 use aquifer_sys::words::Words;
-use aquifer_wire::{BorrowerId, Message};
+use aquifer_wire::{BorrowerId, Message, Refusal};
 
 use super::channel::{Miss, Security};
 use super::deadline::Deadline;
@@ -67,6 +67,8 @@ pub(crate) struct Links {
     /// One word that related processes share, as they share the leases: the run of the donor that the leases are from;
     /// 0 before the first greeting.
     instance: Words,
+    /// One word that related processes share: the token of the reservation that it borrows from; 0: none.
+    reservation: Words,
     /// 1 in the process that owns these sockets.
     own: Arc<OwnWord>,
     /// Until when no further connection is tried, if one exists.
@@ -169,7 +171,7 @@ impl Links {
         timeouts: Timeouts,
     ) -> Result<Links, Errno> {
         let lines = links.into_iter().map(|link| Line { link, taken: AtomicU32::new(FREE) }).collect();
-        let instance = Words::shared(1)?;
+        let (instance, reservation) = Words::shared(2)?.split_at(1);
         Ok(Links {
             endpoint,
             who,
@@ -179,6 +181,7 @@ impl Links {
             lines,
             freed: EventCount::new(),
             instance,
+            reservation,
             own,
             crowded_until_ns: AtomicU64::new(0),
             is_starved: AtomicBool::new(false),
@@ -207,6 +210,25 @@ impl Links {
         &self.timeouts
     }
 
+    /// Borrows from the reservation with this token from now on.
+    pub(crate) fn borrow_from(&self, token: u64) {
+        self.reservation[0].store(token, Ordering::SeqCst);
+    }
+
+    /// Borrows from the reservation whose token this word has at any time.
+    pub(crate) fn follow(&mut self, reservation: Words) {
+        self.reservation = reservation;
+    }
+
+    /// Whether there is a connection of the borrower that this one is now. Ends one from another reservation: its donor
+    /// would refuse everything. Must be called while no request is in flight.
+    pub(crate) fn is_connected(&self, link: &Link) -> bool {
+        if link.may_be_connected() && link.reservation() != self.reservation[0].load(Ordering::SeqCst) {
+            link.disconnect(&self.endpoint);
+        }
+        link.is_connected(&self.endpoint)
+    }
+
     fn instance(&self) -> &AtomicU64 {
         &self.instance[0]
     }
@@ -216,7 +238,9 @@ impl Links {
     }
 
     fn connect_within(&self, link: &Link, timeouts: &Timeouts) -> Result<Greeting, Miss> {
-        let greeting = link.connect(&self.endpoint, self.who, timeouts)?;
+        let token = self.reservation[0].load(Ordering::SeqCst);
+        let greeting = link.connect(&self.endpoint, self.who.in_reservation(token), timeouts);
+        let greeting = greeting.map_err(|miss| self.judge(miss, token))?;
         let known = self.instance().compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
         match known {
             Err(known) if known != greeting.instance => {
@@ -226,6 +250,17 @@ impl Links {
             }
             _ => Ok(greeting),
         }
+    }
+
+    /// A donor that knew the reservation and does not know it now was restarted, and has nothing of what was stored.
+    fn judge(&self, miss: Miss, token: u64) -> Miss {
+        let is_unknown = token != 0 && matches!(miss, Miss::Refused(Refusal::NoLease | Refusal::NotYours));
+        let was_known = self.instance().load(Ordering::Relaxed) != 0;
+        // Unless the donor has joined again since, with another reservation.
+        if is_unknown && was_known && self.reservation[0].load(Ordering::SeqCst) == token {
+            return Loss::Connection(LinkFailure::Restarted).into();
+        }
+        miss
     }
 
     /// The address on this machine from which the donor is reached, if a link is connected.
@@ -257,7 +292,7 @@ impl Links {
             self.is_own() && line.link.may_be_connected() && take()
         };
         let taken = self.in_order().find(may_be_taken).map(|line| Taken { links: self, line })?;
-        taken.line.link.is_connected(&self.endpoint).then_some(taken)
+        self.is_connected(&taken.line.link).then_some(taken)
     }
 
     /// Whether there seems to be a connection for demand.
@@ -332,7 +367,7 @@ impl Links {
         loop {
             let taken = self.take()?;
             let link = &taken.line.link;
-            if link.is_connected(&self.endpoint) {
+            if self.is_connected(link) {
                 return Ok(taken);
             }
             let miss = match self.connect(link) {

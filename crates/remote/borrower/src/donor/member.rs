@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::raw::Errno;
-use aquifer_sys::words::Words;
 use aquifer_tier::{Activity, Cause, KeepAlive, TierFailure, TierQueue};
 use aquifer_wire::{Message, RangeIndex, SLAB_BYTES};
 
@@ -27,7 +26,7 @@ use super::timeouts::Timeouts;
 use super::transport::Loss;
 use super::{failure, greet, network, not_greeted, remote, security, system, who};
 use crate::access_failure::{AccessFailure, LinkFailure};
-use crate::array::{Room, Store};
+use crate::array::{Room, SeatWords, Store};
 use crate::borrow_failure::BorrowFailure;
 use crate::spec::DonorSpec;
 
@@ -76,6 +75,7 @@ impl Offer {
         let security = security(spec).map_err(|failure| BorrowFailure::Credentials { failure })?;
         let links = Links::on_sockets(sockets, Endpoint::Tcp(address), security, who, timeouts)
             .map_err(|errno| system("making links", errno))?;
+        links.borrow_from(spec.reservation);
         let greeting = links.greet().map_err(|miss| not_greeted(spec, miss));
         match greeting {
             Err(refused) if !is_redundant || !matches!(refused, BorrowFailure::NoAnswer { .. }) => Err(refused),
@@ -103,10 +103,11 @@ impl Offer {
 
     /// The donor as a member that joins an array, with leases in words that related processes share. `is_opener`: this
     /// process has opened the array.
-    pub(crate) fn join(self, leases: Words, doubted: Option<Words>, is_opener: bool) -> Result<Share, BorrowFailure> {
+    pub(crate) fn join(mut self, words: SeatWords, is_opener: bool) -> Result<Share, BorrowFailure> {
+        self.links.follow(words.reservation);
         let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
-        let ranges = Ranges::over(leases, doubted);
+        let ranges = Ranges::over(words.leases, words.doubted);
         let remote = Remote::new(transport, ranges, lease, self.timeouts, Unlent::Gone, is_opener);
         Ok(Share(Arc::new(remote), self.spec.address))
     }

@@ -142,7 +142,7 @@ impl TcpQueue {
             return false;
         }
         // Requests in flight continue, even on a connection that has to be replaced.
-        if self.on_the_way() > 0 || self.link.is_connected(self.links.endpoint()) {
+        if self.on_the_way() > 0 || self.links.is_connected(&self.link) {
             return true;
         }
         // The demand links decide how long to look for a donor.

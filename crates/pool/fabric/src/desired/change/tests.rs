@@ -6,6 +6,9 @@
 use super::*;
 use crate::desired::Corrupt;
 use crate::example::{desired, id, memory_box, observed, racks};
+use crate::id::{Millis, Token};
+use crate::observed::{LeaseReport, LeaseState, MemberReport, MemberState, VolumeReport};
+use crate::reconcile::MemberLease;
 use crate::topology::{FaultDomain, LatencyClass};
 use crate::volume::{Presentation, Redundancy};
 
@@ -128,6 +131,40 @@ fn an_unbound_volume_keeps_its_room_and_gets_new_members() {
     edit(&topology, &mut desired, |edit| {
         edit.create(VolumeId(2), id("v"), spec(1, LatencyClass::Tcp)).expect_err("not given back yet");
     });
+}
+
+/// A donor that is restarted at once is never silent. It has nothing of what it had lent, and its report shows that.
+#[test]
+fn a_joined_member_that_its_donor_does_not_list_is_replaced() {
+    let topology = racks(8);
+    let mut desired = desired(&topology);
+    edit(&topology, &mut desired, |edit| {
+        let two = VolumeSpec { redundancy: Redundancy::Mirror { copies: 2 }, ..spec(8, LatencyClass::Tcp) };
+        edit.create(V, id("v"), two).expect("room");
+        edit.bind(V, &id("h0")).expect("bound");
+    });
+    let volume = desired.volumes[&V].clone();
+    let mut observed = observed(&topology);
+    let joined = volume.places().map(|(place, member)| {
+        let (source, bytes, token) = (member.source.clone(), member.bytes, Token(1));
+        let lease = MemberLease { member: member.id, place, source, bytes, token };
+        (member.id, MemberReport { lease, state: MemberState::InSync })
+    });
+    let (redundancy, presentation) = (volume.spec.redundancy, Presentation::OneRange);
+    let view = VolumeReport { redundancy, presentation, members: joined.collect() };
+    observed.hosts.get_mut(&id("h0")).expect("it reports").volumes.insert(V, view);
+    let mut members = volume.places().map(|(_, member)| member);
+    let (lent, restarted) = (members.next().expect("two"), members.next().expect("two"));
+    let Source::Slabs { donor } = &lent.source else { panic!("on a donor") };
+    let lease = LeaseReport { host: id("h0"), bytes: lent.bytes, state: LeaseState::Lent { token: Token(1) } };
+    observed.donors.get_mut(donor).expect("it reports").leases.insert(V, [(lent.id, lease)].into());
+    let mut capacity = Capacity::new(&topology, &desired, &observed);
+    let mut edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
+    assert_eq!(edit.repair(&observed, Millis(0), 1000), []);
+    let volume = &desired.volumes[&V];
+    assert_eq!(volume.leaving.keys().collect::<Vec<_>>(), [&restarted.id]);
+    assert_eq!(volume.leaving[&restarted.id].why, Why::Lost);
+    assert!(volume.member(lent.id).is_some(), "the other copy stays");
 }
 
 #[test]

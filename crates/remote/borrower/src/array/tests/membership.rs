@@ -22,6 +22,7 @@ fn newcomer(index: usize) -> Newcomer {
         server_name: String::new(),
         weight: 1,
         slabs: LENT,
+        reservation: 0,
     }
 }
 

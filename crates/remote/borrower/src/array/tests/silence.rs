@@ -96,7 +96,10 @@ fn with_silent_donors(data: usize, parity: usize, act: impl Fn(&Array, &mut dyn 
     let donors: Vec<_> = (0..data + parity + 1).map(|_| Donor::start()).collect();
     let member = |address: &String| {
         let (address, security) = (address.clone(), DonorSecurity::Plain);
-        MemberSpec { donor: DonorSpec { address, size: None, security, rdma: None, tree: None }, weight: 1 }
+        MemberSpec {
+            donor: DonorSpec { address, size: None, security, rdma: None, tree: None, reservation: 0 },
+            weight: 1,
+        }
     };
     let members = donors.iter().map(|(_, address)| member(address)).collect();
     let spec = ArraySpec { members, redundancy: Redundancy::Parity { data, parity }, size: Some(ByteSize(16 << 20)) };

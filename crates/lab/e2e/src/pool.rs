@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A pool in processes: a fabric manager, donors and an agent, with TLS between all of them. Tests steer it by the
+//! command line, as people do.
+//!
+//! All of it is on one loopback address that no other test has, so that what is killed finds its port again.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::build::{binaries, scratch};
+use crate::donor::{self, Donor};
+use crate::run::{Ended, LIMIT, aquifer, eventually, run};
+
+/// Makes an authority and a certificate for each role: manager, donors, host. The first argument is the address.
+const CERTIFICATES: &str = "set -e
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=pool -keyout ca.key -out ca.pem
+printf 'subjectAltName = IP:%s\\n' \"$1\" > manager.ext
+printf 'subjectAltName = DNS:box.donors.example, IP:%s\\n' \"$1\" > donor.ext
+printf 'subjectAltName = DNS:h1.hosts.example\\n' > host.ext
+for name in manager donor host; do
+  openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=$name -keyout $name.key -out $name.csr
+  openssl x509 -req -in $name.csr -CA ca.pem -CAkey ca.key -set_serial 0x$(openssl rand -hex 16) -days 30 \\
+    -extfile $name.ext -out $name.pem
+done";
+
+/// The host of the agent.
+pub const HOST: &str = "h1";
+
+/// A running pool.
+#[derive(Debug)]
+pub struct Pool {
+    directory: PathBuf,
+    sockets: PathBuf,
+    ip: String,
+    /// Where the manager serves REST, and where it registers ends.
+    rest: String,
+    control: String,
+    manager: Option<Child>,
+    /// The donors, d1 first. A donor that was killed stays in its place until it is started again.
+    pub donors: Vec<Donor>,
+    agent: Option<Child>,
+    donor_words: Vec<String>,
+    token: String,
+}
+
+impl Pool {
+    /// Starts a manager, donors with these arguments, and an agent; declares a pool of all donors, and logs in. Reports
+    /// a skip and returns `None` without openssl(1).
+    #[must_use]
+    pub fn start(name: &str, donors: usize, donor_words: &[&str], quota: &str) -> Option<Pool> {
+        let directory = scratch(&format!("{name}-processes"));
+        let pid = std::process::id();
+        let ip = format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 2 + name.len() % 250);
+        let made = Command::new("sh").args(["-c", CERTIFICATES, "sh", &ip]).current_dir(&directory).output();
+        match made {
+            Ok(made) if made.status.success() => {}
+            Ok(made) if made.status.code() != Some(127) => panic!("{}", String::from_utf8_lossy(&made.stderr)),
+            _ => {
+                aquifer_test_support::skip("there is no openssl");
+                return None;
+            }
+        }
+        // Short, because the length of a socket path is limited.
+        let sockets = std::env::temp_dir().join(format!("aq-{name}-{pid}"));
+        std::fs::create_dir_all(&sockets).expect("a temporary directory");
+        let free = format!("{ip}:0");
+        let mut pool = Pool {
+            directory,
+            sockets,
+            ip,
+            rest: free.clone(),
+            control: free,
+            manager: None,
+            donors: Vec::new(),
+            agent: None,
+            donor_words: donor_words.iter().map(|word| (*word).to_owned()).collect(),
+            token: String::new(),
+        };
+        pool.start_manager();
+        pool.login();
+        pool.donors = (1..=donors).map(|number| pool.launch(number, "0")).collect();
+        pool.start_agent(&[]);
+        pool.wait_for_ends();
+        let names: Vec<String> = (1..=donors).map(|number| format!("d{number}")).collect();
+        let declaration = json!({
+            "pools": { "main": { "donors": names } },
+            "zones": { "lab": { "quota": quota, "hosts": [HOST] } },
+        });
+        let file = pool.directory.join("pool.json");
+        std::fs::write(&file, declaration.to_string()).expect("the scratch directory can be written");
+        pool.fabric(&["apply", file.to_str().expect("a path of ours")]);
+        Some(pool)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.directory.join(name).to_str().expect("a path of ours").to_owned()
+    }
+
+    /// Starts the manager, with the addresses and the state of the last one.
+    pub fn start_manager(&mut self) {
+        let config = format!(
+            "state = {:?}\nlisten = \"{}\"\n[control]\nlisten = \"{}\"\n\
+             certificate = {:?}\nkey = {:?}\nauthority = {:?}\n\
+             donors = [\"dns:*.donors.example\"]\nhosts = [\"dns:*.hosts.example\"]\n[peers]\nkind = \"registered\"\n\
+             [rounds]\nidle-ms = 50\nbusy-ms = 5\nsilent-seconds = 2\n",
+            self.file("state"),
+            self.rest,
+            self.control,
+            self.file("manager.pem"),
+            self.file("manager.key"),
+            self.file("ca.pem")
+        );
+        std::fs::write(self.file("fabricd.toml"), config).expect("the scratch directory can be written");
+        let mut command = Command::new(binaries().join("aquifer-fabricd"));
+        command.args(["--config", &self.file("fabricd.toml")]);
+        let mut lines = Vec::new();
+        self.manager = Some(started(command, 2, &mut lines));
+        self.rest = lines[0].rsplit('/').next().expect("an address").to_owned();
+        self.control = lines[1].rsplit(' ').next().expect("an address").to_owned();
+    }
+
+    /// Kills the manager, as kill -9 does.
+    pub fn kill_manager(&mut self) {
+        end(self.manager.take());
+    }
+
+    /// Logs in, for the command line and for REST.
+    fn login(&mut self) {
+        let password = std::fs::read_to_string(self.file("state/initial-password")).expect("the first password");
+        let mut command = self.command(&["login", "admin"]);
+        command.env("AQUIFER_FABRIC_PASSWORD", password.trim());
+        run(command, LIMIT).expect(0);
+        let body = json!({ "UserName": "admin", "Password": password.trim() });
+        let head = self.rest("POST", "/redfish/v1/SessionService/Sessions", &body);
+        let token = head.lines().find(|line| line.starts_with("x-auth-token: ")).expect("a token");
+        self.token = format!("{token}\r\n");
+    }
+
+    /// One request by REST. Panics unless it succeeds. Returns the answer with its head.
+    pub fn rest(&self, method: &str, path: &str, body: &Value) -> String {
+        let (body, token) = (body.to_string(), &self.token);
+        let mut stream = TcpStream::connect(&self.rest).expect("the manager listens");
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{token}");
+        write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).expect("the manager reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("the manager answers");
+        assert!(answer.starts_with("HTTP/1.1 2"), "{method} {path}: {answer}");
+        answer
+    }
+
+    /// `aquifer fabric` with these words.
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = aquifer();
+        command.args(["fabric", "--url", &format!("http://{}", self.rest)]).args(words);
+        command.env("XDG_RUNTIME_DIR", &self.directory);
+        command
+    }
+
+    /// Runs `aquifer fabric` with these words. Panics unless it succeeds.
+    pub fn fabric(&self, words: &[&str]) -> Ended {
+        let ended = run(self.command(words), LIMIT);
+        assert_eq!(ended.status, Some(0), "aquifer fabric {}: {}{}", words.join(" "), ended.stdout, ended.stderr);
+        ended
+    }
+
+    /// Waits until everything is as it is desired to be.
+    pub fn settle(&self) {
+        self.fabric(&["status", "--until-settled", "--limit", "240"]);
+    }
+
+    /// What a list of `aquifer fabric` has.
+    pub fn list(&self, of: &str) -> Vec<Value> {
+        let text = self.fabric(&[of, "--json"]).stdout;
+        let values = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        values.flat_map(|value| value["Members"].as_array().cloned().unwrap_or_else(|| vec![value])).collect()
+    }
+
+    fn wait_for_ends(&self) {
+        let answer = |of: &str| self.list(of).iter().filter(|end| end["Status"]["State"] == "Enabled").count();
+        eventually("all ends register", || answer("donors") == self.donors.len() && answer("hosts") == 1);
+    }
+
+    /// Creates a volume, binds it to the host, lets everybody on the host use it, and waits until it can be used.
+    pub fn create(&mut self, name: &str, size: &str, redundancy: &str) {
+        self.fabric(&["create", name, "--size", size, "--zone", "lab", "--class", "tcp", "--redundancy", redundancy]);
+        end(self.agent.take());
+        let volumes = self.list("volumes");
+        let permits: Vec<(String, String)> =
+            volumes.iter().map(|volume| (word(&volume["Id"]), word(&volume["Oem"]["Aquifer"]["VolumeId"]))).collect();
+        self.start_agent(&permits);
+        self.wait_for_ends();
+        self.fabric(&["bind", name, HOST]);
+        self.settle();
+    }
+
+    /// The numbers of the donors that have members of a volume.
+    #[must_use]
+    pub fn donors_of(&self, name: &str) -> Vec<usize> {
+        let volumes = self.list("volumes");
+        let volume = volumes.iter().find(|volume| volume["Id"] == name).expect("it is listed");
+        let members = volume["Oem"]["Aquifer"]["Members"].as_array().expect("a list");
+        let number = |member: &Value| member["Source"]["@odata.id"].as_str()?.rsplit_once("Donor.d")?.1.parse().ok();
+        members.iter().filter_map(number).collect()
+    }
+
+    /// The volume as a tier, with more options.
+    #[must_use]
+    pub fn tier(&self, name: &str, options: &str) -> String {
+        format!("pool:{name},agent={}{options}", self.socket().display())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.sockets.join("agent.sock")
+    }
+
+    fn start_agent(&mut self, permits: &[(String, String)]) {
+        let uid = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(&self.directory).expect("it was just made"));
+        let mut text = format!(
+            "host = {HOST:?}\nsocket = {:?}\nstate = {:?}\n[manager]\naddresses = [{:?}]\n[tenant]\ncert = {:?}\n\
+             key = {:?}\nca = {:?}\n",
+            self.socket(),
+            self.file("agent"),
+            self.control,
+            self.file("host.pem"),
+            self.file("host.key"),
+            self.file("ca.pem")
+        );
+        for (name, id) in permits {
+            text += &format!("[[volume]]\nname = {name:?}\nid = {id:?}\nuids = [{uid}]\n");
+        }
+        std::fs::write(self.file("agent.toml"), text).expect("the scratch directory can be written");
+        self.restart_agent();
+    }
+
+    /// Starts the agent with the configuration and the state of the last one.
+    pub fn restart_agent(&mut self) {
+        let mut command = Command::new(binaries().join("aquifer-agentd"));
+        command.args(["--config", &self.file("agent.toml")]);
+        self.agent = Some(started(command, 1, &mut Vec::new()));
+    }
+
+    /// Kills the agent, as kill -9 does.
+    pub fn kill_agent(&mut self) {
+        end(self.agent.take());
+    }
+
+    fn launch(&self, number: usize, port: &str) -> Donor {
+        let mut command = donor::command(format!("{}:{port}", self.ip));
+        command.args(["--tls-cert", &self.file("donor.pem"), "--tls-key", &self.file("donor.key")]);
+        command.args(["--tls-ca", &self.file("ca.pem"), "--manager", &self.control, "--id", &format!("d{number}")]);
+        command.args(["--manager-state", &self.file(&format!("d{number}.json"))]).args(&self.donor_words);
+        let host = ["--tls-cert", &self.file("host.pem"), "--tls-key", &self.file("host.key")].map(str::to_owned);
+        let flags = [&host[..], &["--tls-ca".to_owned(), self.file("ca.pem")]].concat();
+        Donor::run(command).with_security("", &flags)
+    }
+
+    /// Starts a donor again, at its address, after it has ended.
+    pub fn restart_donor(&mut self, number: usize) {
+        let before = &mut self.donors[number - 1];
+        let _ = before.child.wait();
+        let port = before.address.rsplit(':').next().expect("a port").to_owned();
+        self.donors[number - 1] = self.launch(number, &port);
+        self.wait_for_ends();
+    }
+
+    /// Where the files of the test can be.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        end(self.agent.take());
+        end(self.manager.take());
+        let _ = std::fs::remove_dir_all(&self.sockets);
+    }
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().expect("a text").to_owned()
+}
+
+/// Starts a program, and reads the lines with which it says that it is ready.
+fn started(mut command: Command, count: usize, lines: &mut Vec<String>) -> Child {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the program can be started");
+    let mut output = BufReader::new(child.stdout.as_mut().expect("piped"));
+    for _ in 0..count {
+        let mut line = String::new();
+        output.read_line(&mut line).expect("a line, or the end");
+        assert!(!line.is_empty(), "{command:?} does not start");
+        lines.push(line.trim().to_owned());
+    }
+    child
+}
+
+fn end(child: Option<Child>) {
+    if let Some(mut child) = child {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
