@@ -126,10 +126,7 @@ fn operators_control_ports_vppbs_and_lds_unless_a_volume_has_them() {
     assert_eq!(bound.status, 200, "{bound:?}");
     site.wait("it is bound", |site| site.get(&vppb(3))["BindingStatus"] == "BoundLD");
     let body = site.get(&vppb(3));
-    assert_eq!(
-        (body["BoundPortId"].as_str(), body["BoundLDId"].as_str()),
-        (Some("1"), Some(free.to_string().as_str()))
-    );
+    assert_eq!((body["BoundPortId"].as_u64(), body["BoundLDId"].as_u64()), (Some(1), Some(u64::from(free))));
     let resized =
         site.ask("PATCH", &format!("{DEVICES}/{MLD}/CXLLogicalDevices/{free}"), &json!({ "MemorySizeMiB": 512 }));
     assert_eq!(resized.status, 409, "a host has it: {resized:?}");

@@ -106,6 +106,51 @@ pub fn fabric_body() -> Vec<Vec<u8>> {
     ])
 }
 
+/// Requests to the fabric manager: one for each method of each path, and some with bodies, queries and headers.
+pub fn fabric_request() -> Vec<Vec<u8>> {
+    let volume = "/redfish/v1/Chassis/Pools/MemoryDomains/main/MemoryChunks/db";
+    let connections = "POST /redfish/v1/Fabrics/Aquifer/Connections HTTP/1.1\nx-auth-token: OPERATOR\n\n";
+    let host = "/redfish/v1/Fabrics/Aquifer/Endpoints/Host.h001";
+    let (chunks, cache) = volume.rsplit_once("/db").map_or((volume, ""), |(chunks, _)| (chunks, "cache"));
+    let mut all = texts(&[
+        &format!("GET {volume}?$select=Name,Oem/Aquifer&$expand=* HTTP/1.1\nx-auth-token: READER\naccept: */*\n\n"),
+        &format!("PATCH {volume} HTTP/1.1\nx-auth-token: OPERATOR\nif-match: *\n\n{{\"MemoryChunkSizeMiB\": 9216}}"),
+        &format!(
+            "POST {chunks} HTTP/1.1\nx-auth-token: OPERATOR\n\n{{\"Name\": \"new\", \"MemoryChunkSizeMiB\": 2048, \
+             \"Oem\": {{\"Aquifer\": {{\"zone\": \"lab\", \"class\": \"tcp\"}}}}}}"
+        ),
+        &format!(
+            "{connections}{{\"MemoryChunkInfo\": [{{\"MemoryChunk\": {{\"@odata.id\": \"{chunks}/{cache}\"}}}}], \
+             \"Links\": {{\"InitiatorEndpoints\": [{{\"@odata.id\": \"{host}\"}}]}}}}"
+        ),
+        "GET /redfish/v1/Fabrics/Aquifer/Endpoints?$filter=Oem/Aquifer/Kind%20eq%20'Donor'&$top=2&$skip=1 HTTP/1.1\n\
+         x-auth-token: READER\nif-none-match: W/\"a\"\nodata-version: 4.0\n\n",
+        "GET /redfish/v1/Fabrics?only HTTP/1.1\nx-auth-token: READER\n\n",
+        "PATCH /redfish/v1/AccountService/Accounts/rita HTTP/1.1\nx-auth-token: ADMINISTRATOR\n\n\
+         {\"RoleId\": \"Operator\", \"Enabled\": false}",
+        "POST /redfish/v1/EventService/Subscriptions/Members HTTP/1.1\nx-auth-token: ADMINISTRATOR\n\n\
+         {\"Destination\": \"http://[::1]:9/a\", \"Protocol\": \"Redfish\", \"Context\": \"c\", \"MessageIds\": []}",
+        "POST /redfish/v1/Oem/Aquifer/Plans HTTP/1.1\nx-auth-token: READER\n\n\
+         {\"Declaration\": {\"zones\": {\"lab\": {\"quota\": \"1GiB\", \"hosts\": [\"h000\"]}}}}",
+        "POST /redfish/v1/SessionService/Sessions HTTP/1.1\norigin: http://a\nhost: a\n\n\
+         {\"UserName\": \"amy\", \"Password\": \"b\"}",
+        "PUT /redfish/v1 HTTP/1.1\n\n",
+    ]);
+    let names = [("{PoolId}", "main"), ("{VolumeId}", "db"), ("{ZoneId}", "lab"), ("{EndpointId}", "Donor.d0001")];
+    let names = names.into_iter().chain([("{SwitchId}", "s0"), ("{PortId}", "2"), ("{VcsId}", "0"), ("{VppbId}", "1")]);
+    let names =
+        names.chain([("{ChassisId}", "box"), ("{DeviceId}", "m000"), ("{LdId}", "0"), ("{AccountId}", "oscar")]);
+    let names: Vec<(&str, &str)> = names.chain([("{RoleId}", "Operator"), ("{TaskId}", "1")]).collect();
+    let document = aquifer_manager::openapi();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        let path = names.iter().fold(path.clone(), |path, (name, value)| path.replace(name, value));
+        for method in methods.as_object().expect("methods").keys().map(|method| method.to_uppercase()) {
+            all.push(format!("{method} {path} HTTP/1.1\nx-auth-token: ADMINISTRATOR\n\n").into_bytes());
+        }
+    }
+    all
+}
+
 /// Frames of each message, and some that are nearly frames.
 pub fn control() -> Vec<Vec<u8>> {
     let frame = |text: &str| {

@@ -34,7 +34,7 @@ use aquifer_wire::{BODY_BYTES_MAX, DonorStatus, HEADER_BYTES as FRAME_HEADER_BYT
 
 pub use self::agent::agent_messages;
 pub use self::control::control;
-pub use self::fabric::{etcd_answer, fabric_body, fabric_config};
+pub use self::fabric::{etcd_answer, fabric_body, fabric_config, fabric_request};
 pub use self::named::named;
 
 /// Maximum size of a generated segment in words; the product's own is smaller.

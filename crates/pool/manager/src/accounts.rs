@@ -9,6 +9,9 @@ use argon2::password_hash::{PasswordHash, PasswordHasher, PasswordVerifier, Salt
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
+use crate::ledger::json;
+use crate::order::etag_of;
+
 /// Maximum number of accounts.
 pub(crate) const ACCOUNTS_MAX: usize = 1000;
 /// Minimum length of a password.
@@ -62,6 +65,20 @@ pub(crate) struct Account {
     /// In the PHC format, which holds algorithm, costs and salt.
     pub(crate) hash: String,
     pub(crate) is_enabled: bool,
+    /// Counts its changes, so that no ETag comes back.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) changes: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl Account {
+    /// Its ETag. A new password changes it, too.
+    pub(crate) fn etag(&self) -> String {
+        etag_of(&json(self))
+    }
 }
 
 /// Checks a name: the same characters as in a volume's name, so that it needs no escaping in logs and URLs.
@@ -115,7 +132,7 @@ mod tests {
     fn a_password_is_right_or_wrong() {
         let hash = hash("correct horse battery").expect("hashed");
         assert!(hash.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{hash}");
-        let mut account = Account { role: Role::Operator, hash, is_enabled: true };
+        let mut account = Account { role: Role::Operator, hash, is_enabled: true, changes: 0 };
         assert!(verify(Some(&account), "correct horse battery") && !verify(Some(&account), "correct horse batterx"));
         assert!(!verify(None, "correct horse battery") && !verify(None, ""));
         account.is_enabled = false;

@@ -58,7 +58,8 @@ impl Attempts {
     ) -> Result<(), TooMany> {
         make_room(&mut self.addresses, now);
         let rate = self.addresses.entry(address).or_default();
-        if rate.until <= now.0 {
+        // A time further away is from before the clock was set back.
+        if rate.until <= now.0 || rate.until > now.0 + MINUTE_MS {
             *rate = Count { count: 0, until: now.0 + MINUTE_MS };
         }
         let seconds = |until: u64| (until - now.0).div_ceil(1000);
@@ -66,7 +67,12 @@ impl Attempts {
             return Err(TooMany::Rate { seconds: seconds(rate.until) });
         }
         rate.count += 1;
-        let lock = self.accounts.get(account).copied().unwrap_or_default();
+        let mut lock = self.accounts.get(account).copied().unwrap_or_default();
+        let until_max = now.0 + config.locked_seconds * 1000;
+        if lock.until > until_max {
+            lock.until = until_max;
+            self.accounts.insert(account.to_owned(), lock);
+        }
         if lock.count >= config.failures && lock.until > now.0 {
             return Err(TooMany::Locked { seconds: seconds(lock.until) });
         }
@@ -119,6 +125,19 @@ mod tests {
         assert_eq!(attempts.begin(&config, ADDRESS, "b", Millis(0)), Ok(()));
         assert_eq!(attempts.begin(&config, ADDRESS, "c", Millis(30_000)), Err(TooMany::Rate { seconds: 30 }));
         assert_eq!(attempts.begin(&config, ADDRESS, "c", Millis(60_000)), Ok(()));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_locks_nobody_longer_than_from_then_on() {
+        let config =
+            SessionsConfig { failures: 1, locked_seconds: 10, logins_per_minute: 1, ..SessionsConfig::default() };
+        let (late, early) = (Millis(1_000_000_000), Millis(1000));
+        let mut attempts = Attempts::default();
+        assert_eq!(attempts.begin(&config, ADDRESS, "amy", late), Ok(()));
+        attempts.fail(&config, "amy", late);
+        assert_eq!(attempts.begin(&config, ADDRESS, "amy", early), Err(TooMany::Locked { seconds: 10 }));
+        assert_eq!(attempts.begin(&config, ADDRESS, "bob", Millis(61_000)), Ok(()));
+        assert_eq!(attempts.begin(&config, ADDRESS, "amy", Millis(121_000)), Ok(()), "and the lock ends");
     }
 
     #[test]

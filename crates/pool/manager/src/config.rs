@@ -16,9 +16,12 @@ use aquifer_fabric::Bytes;
 use aquifer_tls::Files;
 use serde::{Deserialize, Serialize};
 
+mod events;
 mod state;
 
 use crate::simulated::{DEVICES_MAX, SWITCH_HOSTS_MAX};
+pub use events::EventsConfig;
+pub(crate) use events::is_loopback;
 pub use state::{EmbeddedConfig, EtcdConfig, StateConfig, StoreConfig};
 
 /// Largest configuration file.
@@ -54,6 +57,9 @@ pub struct Config {
     /// Sessions and passwords.
     #[serde(default)]
     pub sessions: SessionsConfig,
+    /// Where events may be sent.
+    #[serde(default)]
+    pub events: EventsConfig,
     /// The rounds of the reconciler.
     #[serde(default)]
     pub rounds: RoundsConfig,

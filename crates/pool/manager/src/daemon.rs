@@ -21,7 +21,7 @@ use crate::rest::{Position, Service};
 use crate::sessions::Sessions;
 use crate::tenure::Tenure;
 use crate::writer::{Posted, Shared};
-use crate::{http, scrape, tls};
+use crate::{http, push, scrape, tls};
 
 /// Threads that answer requests.
 const BLOCKING_MAX: usize = 32;
@@ -130,6 +130,7 @@ impl Daemon {
         let Daemon { runtime, listener, scraped, tls, service, office, config } = self;
         let notify = Notify::from_environment();
         runtime.spawn(http::serve(listener, tls, Arc::clone(&service)));
+        runtime.spawn(push::run(Arc::clone(&service)));
         if let Some(listener) = scraped {
             runtime.spawn(scrape::serve(listener, Arc::clone(&service)));
         }

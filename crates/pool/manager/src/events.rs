@@ -7,7 +7,10 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 
 use aquifer_fabric::Millis;
+use serde_json::{Value, json};
 use tokio::sync::broadcast;
+
+use crate::rest::date;
 
 /// Events that are kept: a client that reconnects within that many misses none.
 pub(crate) const EVENTS_MAX: usize = 1024;
@@ -24,6 +27,33 @@ pub(crate) struct Event {
     pub(crate) kind: &'static str,
     pub(crate) severity: &'static str,
     pub(crate) message: String,
+}
+
+impl Event {
+    /// Its message in our registry.
+    pub(crate) fn message_id(&self) -> String {
+        format!("AquiferFabric.1.0.{}", self.kind)
+    }
+}
+
+/// Events as Redfish writes them, for a listener with a context or for a stream without one.
+pub(crate) fn body(events: &[Event], context: Option<&str>) -> Value {
+    let last = events.last().map_or(0, |event| event.id);
+    let record = |(number, event): (usize, &Event)| {
+        json!({
+            "EventId": event.id.to_string(), "EventTimestamp": date(event.at), "EventType": "Other",
+            "MemberId": number.to_string(), "MessageId": event.message_id(), "MessageSeverity": event.severity,
+            "Message": event.message, "MessageArgs": [event.message],
+        })
+    };
+    let records: Vec<Value> = events.iter().enumerate().map(record).collect();
+    let mut body = json!({
+        "@odata.type": "#Event.v1_11_0.Event", "Id": last.to_string(), "Name": "Event", "Events": records,
+    });
+    if let Some(context) = context {
+        body["Context"] = context.into();
+    }
+    body
 }
 
 /// The events.
@@ -50,6 +80,11 @@ impl Events {
         ring.1.push_back(event.clone());
         // An error means that nobody follows.
         let _ = self.followers.send(event);
+    }
+
+    /// The number of the newest event.
+    pub(crate) fn newest(&self) -> u64 {
+        self.ring.lock().expect("no holder of this lock panics").0
     }
 
     /// The kept events after number `after`, and everything that follows. A number greater than the newest is

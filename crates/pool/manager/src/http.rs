@@ -18,15 +18,14 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
 use crate::console::Page;
-use crate::events::Event;
-use crate::rest::{Answer, BODY_BYTES_MAX, Problem, Request, Service, date, now};
+use crate::events::{self, Event};
+use crate::rest::{Answer, BODY_BYTES_MAX, Problem, Request, Service, now};
 use crate::sessions::Who;
 
 /// Maximum number of connections at a time. Further ones wait in the kernel's queue.
@@ -144,12 +143,15 @@ async fn arrived(request: hyper::Request<Incoming>, from: SocketAddr) -> Result<
 }
 
 fn response(answer: Answer, is_head: bool) -> Response<Body> {
-    let bytes = answer.body.map(|body| format!("{body}\n")).unwrap_or_default();
+    let (media, bytes) = match (answer.text, answer.body) {
+        (Some((media, text)), _) => (media, text),
+        (None, body) => ("application/json", body.map(|body| format!("{body}\n")).unwrap_or_default()),
+    };
     let mut response =
         Response::new(Full::new(Bytes::from(if is_head { String::new() } else { bytes })).boxed_unsync());
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media));
     for (name, value) in [
         ("odata-version", "4.0"),
         ("cache-control", "no-store"),
@@ -222,11 +224,6 @@ fn stream(after: u64, who: Who, service: &Arc<Service>) -> Response<Body> {
 }
 
 fn text(event: &Event) -> Bytes {
-    let body = json!({
-        "@odata.type": "#Event.v1_11_0.Event", "Id": event.id.to_string(), "Name": "Event",
-        "Events": [{ "EventId": event.id.to_string(), "EventTimestamp": date(event.at), "EventType": "Other",
-                     "MemberId": "0", "MessageId": format!("AquiferFabric.1.0.{}", event.kind),
-                     "MessageSeverity": event.severity, "Message": event.message }],
-    });
+    let body = events::body(std::slice::from_ref(event), None);
     Bytes::from(format!("id: {}\ndata: {body}\n\n", event.id))
 }

@@ -36,23 +36,25 @@ mod office;
 mod order;
 mod peers;
 mod pending;
+mod push;
 mod registered;
 mod rest;
 mod scrape;
 mod sessions;
 mod simulated;
 mod snapshot;
+mod subscriptions;
 mod tasks;
 mod tenure;
 mod tls;
 mod writer;
 
 pub use config::{
-    Config, ControlConfig, EmbeddedConfig, EtcdConfig, NotAConfig, PeersConfig, RegisteredConfig, SimulatedConfig,
-    StateConfig, StoreConfig, reference,
+    Config, ControlConfig, EmbeddedConfig, EtcdConfig, EventsConfig, NotAConfig, PeersConfig, RegisteredConfig,
+    SimulatedConfig, StateConfig, StoreConfig, reference,
 };
 pub use daemon::{Daemon, Failure, run};
 pub use exposition::METRICS;
 pub use peers::{Peers, Reports, SendFailure, Silent};
-pub use rest::{openapi, take_body};
+pub use rest::{openapi, take_body, take_request};
 pub use simulated::{Held, read_directory};

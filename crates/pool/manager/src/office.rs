@@ -28,6 +28,7 @@ use crate::registered::{REGISTRATIONS, Registered};
 use crate::rest::{Position, Service, now};
 use crate::sessions::Sessions;
 use crate::simulated::Simulated;
+use crate::subscriptions::Subscriptions;
 use crate::tenure::{Keeper, Tenure};
 use crate::writer::{Posted, Stop, Writer};
 
@@ -85,6 +86,7 @@ impl Lead {
         let mut writer = Writer::start(Arc::clone(shared), ledger, tenure, peers, silent_ms, now())?;
         let sessions = Sessions::load(&writer.ledger, config.sessions.clone()).map_err(Stop::from)?;
         *service.sessions.lock().expect("a panic ends the daemon") = sessions;
+        *shared.subscriptions() = Subscriptions::load(&writer.ledger, config.events.clone()).map_err(Stop::from)?;
         if initial::make_first(&service.sessions, &mut writer.ledger, directory, now()).map_err(lasting)? {
             eprintln!(
                 "aquifer-fabricd: account admin was made; its password is in initial-password of the state directory"

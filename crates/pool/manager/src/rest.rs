@@ -11,17 +11,25 @@ mod answer;
 mod body;
 mod collection;
 mod devices;
+mod events;
 mod fabrics;
 mod memory;
+mod metadata;
 mod oem;
 mod openapi;
+mod protocol;
+mod registries;
 mod roots;
 mod routes;
 mod service;
+mod shape;
 mod switches;
+mod tasks;
+mod trial;
 
 pub use body::take_body;
 pub use openapi::openapi;
+pub use trial::take_request;
 
 pub(crate) use answer::{Answer, Problem};
 pub(crate) use body::BODY_BYTES_MAX;

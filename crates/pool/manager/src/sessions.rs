@@ -18,6 +18,7 @@ use crate::accounts::{ACCOUNTS_MAX, Account, Role, check_name, hex, random, veri
 use crate::attempts::{Attempts, TooMany};
 use crate::config::SessionsConfig;
 use crate::ledger::{Entry, Ledger, LedgerFailure};
+use crate::order::matches;
 use crate::pending::Pending;
 
 /// Maximum number of sessions. A further login ends the one that was idle longest.
@@ -32,6 +33,14 @@ pub(crate) struct Session {
     pub(crate) created: Millis,
     /// When it was used last. In the store, when it was created.
     pub(crate) used: Millis,
+}
+
+impl Session {
+    /// Notes that it is used. If the clock was set back, it is as old as it is now and no younger later.
+    fn use_at(&mut self, now: Millis) {
+        self.created = self.created.min(now);
+        self.used = now;
+    }
 }
 
 /// Who a request comes from.
@@ -53,6 +62,8 @@ pub(crate) enum NotAllowed {
     LastAdministrator,
     /// Name or password is wrong.
     Login,
+    /// The account no longer has the ETag that the client names.
+    Stale,
     /// Too many attempts.
     TooMany(TooMany),
     /// The session does not exist or has ended.
@@ -169,7 +180,7 @@ impl Sessions {
         let account = self.accounts.get(&session.account).filter(|account| account.is_enabled);
         let role = account.ok_or(NotAllowed::Token)?.role;
         let who = Who { name: session.account.clone(), role, session: Some(id.to_owned()) };
-        self.sessions.get_mut(id).expect("it was found").used = now;
+        self.sessions.get_mut(id).expect("it was found").use_at(now);
         Ok(who)
     }
 
@@ -189,7 +200,7 @@ impl Sessions {
         let Some(id) = &who.session else { return true };
         let is_over = self.sessions.get(id).is_none_or(|session| self.is_over(session, now));
         if !is_over && let Some(session) = self.sessions.get_mut(id) {
-            session.used = now;
+            session.use_at(now);
         }
         !is_over
     }
@@ -233,7 +244,7 @@ impl Sessions {
         if self.accounts.len() >= ACCOUNTS_MAX {
             return Err(NotAllowed::Invalid(format!("there are {ACCOUNTS_MAX} accounts; delete one first")));
         }
-        let account = Account { role, hash: hash.to_owned(), is_enabled: true };
+        let account = Account { role, hash: hash.to_owned(), is_enabled: true, changes: 0 };
         let entry = Entry::new(who, format!("create account {name} with role {}", role.name()));
         let accounts = vec![(name.to_owned(), Some(account))];
         Ok(((), Pending { accounts, sessions: Vec::new(), entries: vec![entry] }))
@@ -245,6 +256,13 @@ impl Sessions {
             && self.accounts.values().filter(|account| is_one(account)).count() == 1
     }
 
+    /// Refuses a change of an account that no longer has the ETag which the client names.
+    pub(crate) fn check_match(&self, name: &str, if_match: Option<&str>) -> Result<(), NotAllowed> {
+        let account = self.accounts.get(name).ok_or(NotAllowed::Unknown)?;
+        let is_stale = if_match.is_some_and(|wanted| !matches(wanted, &account.etag()));
+        if is_stale { Err(NotAllowed::Stale) } else { Ok(()) }
+    }
+
     /// Changes an account, and ends its sessions.
     pub(crate) fn change_account(&self, name: &str, change: &AccountChange, who: &str) -> Decided<()> {
         let mut account = self.accounts.get(name).cloned().ok_or(NotAllowed::Unknown)?;
@@ -252,6 +270,7 @@ impl Sessions {
         if loses && self.is_last_administrator(name) {
             return Err(NotAllowed::LastAdministrator);
         }
+        account.changes += 1;
         let mut what = format!("change account {name}:");
         if let Some(hash) = &change.hash {
             account.hash.clone_from(hash);

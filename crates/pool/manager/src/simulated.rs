@@ -33,7 +33,7 @@ use crate::peers::{Peers, Reports, SendFailure, Silent};
 use agent::SimulatedAgent;
 use donor::SimulatedDonor;
 use kept::Kept;
-pub(crate) use rack::{DEVICES_MAX, SWITCH_HOSTS_MAX};
+pub(crate) use rack::{DEVICES_MAX, SWITCH_HOSTS_MAX, topology};
 use switch::SimulatedSwitch;
 
 /// The simulated peers.

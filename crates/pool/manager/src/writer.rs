@@ -8,7 +8,7 @@
 //! acted on after the restart, what was not stored never happened.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Instant;
 
 use aquifer_fabric::{
@@ -24,6 +24,7 @@ use crate::meters::Meters;
 use crate::order::{Act, NotDone, Order, change};
 use crate::peers::Peers;
 use crate::snapshot::{Snapshot, StepCounts};
+use crate::subscriptions::Subscriptions;
 use crate::tasks::Tasks;
 use crate::tenure::Tenure;
 
@@ -104,9 +105,15 @@ pub(crate) struct Shared {
     pub(crate) snapshot: RwLock<Arc<Snapshot>>,
     pub(crate) events: Events,
     pub(crate) meters: Arc<Meters>,
+    subscriptions: Mutex<Subscriptions>,
 }
 
 impl Shared {
+    /// The subscriptions to events. Locked for one look-up, never while the store or a listener is waited for.
+    pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
+        self.subscriptions.lock().expect("a panic ends the daemon")
+    }
+
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         Arc::clone(&self.snapshot.read().expect("a panic ends the daemon"))
     }

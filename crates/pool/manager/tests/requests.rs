@@ -101,12 +101,19 @@ fn a_volume_is_created_bound_grown_moved_and_released() {
 fn every_link_leads_somewhere() {
     let (daemon, token) = ready("links", "");
     let (mut waiting, mut seen) = (vec!["/redfish/v1".to_owned()], std::collections::BTreeSet::new());
+    let document = "GET /redfish/v1/$metadata HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    let metadata = daemon.raw(document.as_bytes()).expect("an answer");
+    assert!(metadata.contains("content-type: application/xml"), "{metadata}");
     while let Some(path) = waiting.pop() {
         if path.ends_with("/SSE") || !seen.insert(path.clone()) {
             continue;
         }
         let answer = daemon.ask("GET", &path, &token, "").expect("an answer");
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        let kind = answer.body["@odata.type"].as_str().expect("a type").trim_start_matches('#').to_owned();
+        let space = kind.rsplit_once('.').map_or(kind.as_str(), |(space, _)| space);
+        let is_described = kind.starts_with("Aquifer") || metadata.contains(&format!("Namespace=\"{space}\""));
+        assert!(is_described, "the metadata document lacks {kind}");
         links(&answer.body, &mut waiting);
     }
     assert!(seen.len() > 30, "only {} resources were found", seen.len());
@@ -169,7 +176,8 @@ fn roles_tokens_and_passwords_are_checked() {
 #[test]
 fn strangers_read_nothing_and_readers_change_nothing() {
     // Where to log in, the root that says so, and the document.
-    const OPEN: [&str; 4] = ["/redfish", "/redfish/v1", "/redfish/v1/odata", "/redfish/v1/openapi.json"];
+    const OPEN: [&str; 5] =
+        ["/redfish", "/redfish/v1", "/redfish/v1/odata", "/redfish/v1/$metadata", "/redfish/v1/openapi.json"];
     let (daemon, admin) = ready("sweep", "");
     let body = json!({ "UserName": "rita", "Password": "a long password", "RoleId": "ReadOnly" }).to_string();
     let added = daemon.ask("POST", "/redfish/v1/AccountService/Accounts", &admin, &body).expect("an answer");

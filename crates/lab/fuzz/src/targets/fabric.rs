@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the fabric manager reads: bodies of requests, its configuration file, and etcd's answers.
+//! What the fabric manager reads: requests and their bodies, its configuration file, and etcd's answers.
 
-use aquifer_manager::{Config, take_body};
+use aquifer_manager::{Config, take_body, take_request};
 use aquifer_state_store::take_answer;
 
 use super::one_line;
@@ -11,6 +11,11 @@ use super::one_line;
 /// The body of a request, for each route.
 pub fn fabric_body(bytes: &[u8]) {
     take_body(bytes);
+}
+
+/// A whole request, answered without sockets by a manager whose state is in memory.
+pub fn fabric_request(bytes: &[u8]) {
+    take_request(bytes);
 }
 
 /// The configuration file. What is accepted is the same when it is written and read again.

@@ -113,6 +113,7 @@ fn account_body(call: &Call<'_>, name: &str) -> Option<Value> {
     let account = sessions.accounts.get(name)?;
     Some(json!({
         "@odata.id": format!("{ACCOUNTS}/{name}"), "@odata.type": "#ManagerAccount.v1_12_1.ManagerAccount",
+        "@odata.etag": account.etag(),
         "Id": name, "Name": "Account", "UserName": name, "Password": null, "RoleId": account.role.name(),
         "Enabled": account.is_enabled, "AccountTypes": ["Redfish"],
         "Links": { "Role": { "@odata.id": format!("{ROLES}/{}", account.role.name()) } },
@@ -137,7 +138,14 @@ fn check_own(call: &Call<'_>) -> Result<(), Problem> {
 
 pub(super) fn account(call: &Call<'_>) -> Result<Answer, Problem> {
     check_own(call)?;
-    account_body(call, call.name()).map(|body| Answer::of(200, body)).ok_or_else(|| Problem::not_found(call.path))
+    let body = account_body(call, call.name()).ok_or_else(|| Problem::not_found(call.path))?;
+    let tag = body["@odata.etag"].as_str().unwrap_or_default().to_owned();
+    Ok(Answer::of(200, body).with("etag", tag))
+}
+
+/// The ETag that an account must have.
+fn if_match(call: &Call<'_>) -> Option<String> {
+    call.request.header("if-match").map(str::to_owned)
 }
 
 fn role_of(call: &Call<'_>) -> Result<Option<Role>, Problem> {
@@ -174,14 +182,22 @@ pub(super) fn change_account(call: &Call<'_>) -> Result<Answer, Problem> {
         ));
     }
     let (name, who) = (call.name().to_owned(), call.who().to_owned());
-    call.service.keep(move |sessions| sessions.change_account(&name, &change, &who))?;
+    let if_match = if_match(call);
+    call.service.keep(move |sessions| {
+        sessions.check_match(&name, if_match.as_deref())?;
+        sessions.change_account(&name, &change, &who)
+    })?;
     crate::initial::forget(&call.service.sessions(), &call.service.directory);
     Ok(Answer::of(200, account_body(call, call.name()).unwrap_or_default()))
 }
 
 pub(super) fn delete_account(call: &Call<'_>) -> Result<Answer, Problem> {
     let (name, who) = (call.name().to_owned(), call.who().to_owned());
-    call.service.keep(move |sessions| sessions.delete_account(&name, &who))?;
+    let if_match = if_match(call);
+    call.service.keep(move |sessions| {
+        sessions.check_match(&name, if_match.as_deref())?;
+        sessions.delete_account(&name, &who)
+    })?;
     crate::initial::forget(&call.service.sessions(), &call.service.directory);
     Ok(Answer::empty())
 }

@@ -10,12 +10,14 @@ use crate::attempts::TooMany;
 use crate::order::NotDone;
 use crate::sessions::{NotAllowed, Who};
 
-/// An answer with a body of JSON, or none.
+/// An answer with a body of JSON, with a text of another type, or with none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Option<Value>,
+    /// A body that is not JSON, and its media type.
+    pub(crate) text: Option<(&'static str, String)>,
     /// The number after which events are to follow, and who follows them, if the answer is the event stream.
     pub(crate) follows: Option<(u64, Who)>,
 }
@@ -77,7 +79,7 @@ impl Problem {
             "code": self.id, "message": format!("{}; {}", self.message, self.remedy),
             "@Message.ExtendedInfo": [message],
         } });
-        Answer { status: self.status, headers: self.headers, body: Some(body), follows: None }
+        Answer { status: self.status, headers: self.headers, body: Some(body), ..Answer::default() }
     }
 }
 
@@ -132,6 +134,7 @@ impl From<NotAllowed> for Problem {
                 problem.headers.push(("retry-after", seconds.to_string()));
                 problem
             }
+            NotAllowed::Stale => NotDone::Stale.into(),
             NotAllowed::Token => {
                 let what = "the session is not known or has ended";
                 let mut problem = Problem::new(

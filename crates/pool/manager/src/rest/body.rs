@@ -12,9 +12,10 @@ use super::routes::{Kind, Property};
 /// Largest body: a declaration of some thousand volumes.
 pub(crate) const BODY_BYTES_MAX: usize = 4 << 20;
 
-/// Parses a body and checks it against a route's properties.
-pub(super) fn parse(bytes: &[u8], properties: &[Property]) -> Result<Map<String, Value>, Problem> {
-    if bytes.is_empty() && properties.iter().all(|property| !property.is_required) {
+/// Parses a body and checks it against a route's properties. Annotations of OData, which clients send back as they got
+/// them, are left out; `is_update` refuses a body that has nothing else.
+pub(super) fn parse(bytes: &[u8], properties: &[Property], is_update: bool) -> Result<Map<String, Value>, Problem> {
+    if bytes.is_empty() && !is_update && properties.iter().all(|property| !property.is_required) {
         return Ok(Map::new());
     }
     let malformed = |what: String| {
@@ -28,7 +29,12 @@ pub(super) fn parse(bytes: &[u8], properties: &[Property]) -> Result<Map<String,
     // serde_json refuses depths over 128, so that parsing cannot exhaust the stack.
     let value: Value =
         serde_json::from_slice(bytes).map_err(|error| malformed(format!("the body is not JSON: {error}")))?;
-    let Value::Object(map) = value else { return Err(malformed("the body is not an object".into())) };
+    let Value::Object(mut map) = value else { return Err(malformed("the body is not an object".into())) };
+    map.retain(|name, _| !name.contains("@odata."));
+    if is_update && map.is_empty() {
+        let what = "the body changes nothing";
+        return Err(Problem::new(400, "Base.1.18.NoOperation", what, "send the properties to change"));
+    }
     for (name, value) in &map {
         let Some(property) = properties.iter().find(|property| property.name == name) else {
             let known: Vec<&str> = properties.iter().map(|property| property.name).collect();
@@ -80,7 +86,7 @@ pub(super) fn linked<'a>(link: &'a Value, prefix: &str) -> Result<&'a str, Probl
 /// For fuzzing: decodes bytes as the body of each route, which must never panic.
 pub fn take_body(bytes: &[u8]) {
     for route in super::routes::ROUTES {
-        if let Ok(map) = parse(bytes, route.body)
+        if let Ok(map) = parse(bytes, route.body, false)
             && let Some(oem) = map.get("Oem")
         {
             let _ = serde_json::from_value::<VolumeSpec>(oem.clone());

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Collections: `$filter`, `$skip`, `$top`, `$expand` and pages.
+//! Queries, and collections: `$filter`, `$skip`, `$top`, `$expand`, `only` and pages. `shape.rs` has what applies to
+//! every resource.
 //!
 //! `$filter` is a bounded subset: up to [`TERMS_MAX`] terms `PATH OP VALUE` joined by `and`; `PATH` is a property or a
 //! path of properties with `/`, `OP` is eq, ne, lt, le, gt or ge, and `VALUE` is a number, true, false or 'a text'.
@@ -14,6 +15,8 @@ use super::answer::Problem;
 pub(super) const PAGE_MAX: usize = 1000;
 /// Maximum number of terms in a filter.
 const TERMS_MAX: usize = 8;
+/// Maximum number of properties that `$select` names.
+const SELECTED_MAX: usize = 32;
 /// Maximum length of a query.
 pub(super) const QUERY_BYTES_MAX: usize = 2048;
 
@@ -22,10 +25,23 @@ pub(super) const QUERY_BYTES_MAX: usize = 2048;
 pub(super) struct Query {
     skip: usize,
     top: Option<usize>,
-    expands: bool,
+    /// Which links are replaced by what they lead to.
+    pub(super) expand: Option<Expansion>,
+    /// The properties that `$select` names, as paths.
+    pub(super) select: Vec<Vec<String>>,
+    /// Whether the only member of a collection is wanted in place of it.
+    pub(super) only: bool,
     filter: Vec<Term>,
-    /// The filter as it was sent, for the link to the next page.
-    filter_text: Option<String>,
+    /// The parameters that the link to the next page repeats, as they were sent.
+    kept: Vec<String>,
+}
+
+/// Which links `$expand` is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expansion {
+    All,
+    Links,
+    NotLinks,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -81,15 +97,20 @@ impl Query {
                     Some(top) => query.top = Some(top),
                     None => return refuse("$top is not a number", "send a number"),
                 },
-                // One level, of links or of everything: members have nothing but links.
-                "$expand" if [".", "*", "~", ".($levels=1)", "*($levels=1)"].contains(&value.as_str()) => {
-                    query.expands = true
+                "$expand" => {
+                    query.expand = Some(expansion(&value)?);
+                    query.kept.push(pair.to_owned());
                 }
-                "$expand" => return refuse("this $expand is not supported", "send $expand=. or $expand=.($levels=1)"),
                 "$filter" => {
                     query.filter = filter(&value)?;
-                    query.filter_text = Some(pair.to_owned());
+                    query.kept.push(pair.to_owned());
                 }
+                "$select" => {
+                    query.select = selection(&value)?;
+                    query.kept.push(pair.to_owned());
+                }
+                "only" if value.is_empty() => query.only = true,
+                "only" => return refuse("only has a value", "send it without one"),
                 name if name.starts_with('$') => {
                     let mut problem = Problem::new(
                         501,
@@ -103,8 +124,39 @@ impl Query {
                 _ => {}
             }
         }
+        if query.only && (query.expand.is_some() || !query.filter.is_empty()) {
+            return refuse("only is sent with $expand or $filter", "send one of them");
+        }
         Ok(query)
     }
+
+    /// Whether it asks for something that only collections have.
+    pub(super) fn is_for_collections(&self) -> bool {
+        self.only || !self.filter.is_empty()
+    }
+}
+
+/// Which links to expand. One level: more are refused.
+fn expansion(text: &str) -> Result<Expansion, Problem> {
+    match text.strip_suffix("($levels=1)").unwrap_or(text) {
+        "*" => Ok(Expansion::All),
+        "~" => Ok(Expansion::Links),
+        "." => Ok(Expansion::NotLinks),
+        _ => refuse("this $expand is not supported", "send $expand=. or $expand=.($levels=1)"),
+    }
+}
+
+/// The paths of properties that `$select` names.
+fn selection(text: &str) -> Result<Vec<Vec<String>>, Problem> {
+    let paths: Vec<Vec<String>> =
+        text.split(',').map(|path| path.trim().split('/').map(str::to_owned).collect()).collect();
+    if paths.iter().flatten().any(String::is_empty) {
+        return refuse("$select cannot be parsed", "write the names of properties, separated by commas");
+    }
+    if paths.len() > SELECTED_MAX {
+        return refuse(format!("$select names more than {SELECTED_MAX} properties"), "leave it out to get all");
+    }
+    Ok(paths)
 }
 
 impl Query {
@@ -190,7 +242,8 @@ pub(super) fn collection(
     let kept: Vec<&String> = ids.iter().filter(is_kept).collect();
     let count = query.top.unwrap_or(PAGE_MAX).min(PAGE_MAX);
     let link = |id: &str| json!({ "@odata.id": format!("{path}/{id}") });
-    let member = |id: &&String| match query.expands {
+    // Members have nothing but links to each of them, so that every form of `$expand` is about them.
+    let member = |id: &&String| match query.expand.is_some() {
         true => body(id).unwrap_or_else(|| link(id)),
         false => link(id),
     };
@@ -201,13 +254,8 @@ pub(super) fn collection(
         "Members@odata.count": kept.len(), "Members": members,
     });
     if next < kept.len() && count == PAGE_MAX {
-        let mut link = format!("{path}?$skip={next}");
-        if query.expands {
-            link += "&$expand=.";
-        }
-        if let Some(filter) = &query.filter_text {
-            link += &format!("&{filter}");
-        }
+        let kept: String = query.kept.iter().map(|pair| format!("&{pair}")).collect();
+        let link = format!("{path}?$skip={next}{kept}");
         value["Members@odata.nextLink"] = link.into();
     }
     value
@@ -230,6 +278,8 @@ mod tests {
         let first = ask("");
         assert_eq!(first["Members"].as_array().map(Vec::len), Some(PAGE_MAX));
         assert_eq!(first["Members@odata.nextLink"], "/c?$skip=1000");
+        let next = ask("$expand=.&$top=1000&$select=Id")["Members@odata.nextLink"].clone();
+        assert_eq!(next, "/c?$skip=1000&$expand=.&$select=Id");
         let last = ask("$skip=2000");
         assert_eq!((last["Members"].as_array().map(Vec::len), last.get("Members@odata.nextLink")), (Some(500), None));
         assert_eq!(ask("$top=2&$skip=3")["Members"], json!([{ "@odata.id": "/c/m3" }, { "@odata.id": "/c/m4" }]));
@@ -256,8 +306,13 @@ mod tests {
             "$filter=a+eq+1+or+b+eq+1",
             "$filter=%ff+eq+1",
             "$filter=%zz",
-            "$select=a",
+            "$select=",
+            "$select=a,,b",
+            "$orderby=a",
+            "only=1",
+            "only&$expand=.",
             "$expand=Members",
+            "$expand=.($levels=2)",
             "$top=99999999999999999999999",
             &format!("$filter={}", ["a+eq+1"; 9].join("+and+")),
             &"x".repeat(QUERY_BYTES_MAX + 1),

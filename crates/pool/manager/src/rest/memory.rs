@@ -30,7 +30,7 @@ fn pool_body(call: &Call<'_>, name: &str) -> Option<Value> {
     let reports = pool.donors.iter().filter_map(|donor| call.snapshot.observed.donors.get(donor));
     let capacity: Bytes = reports.map(|report| report.capacity).sum();
     Some(json!({
-        "@odata.id": format!("{POOLS}/{name}"), "@odata.type": "#MemoryDomain.v1_6_0.MemoryDomain", "Id": name,
+        "@odata.id": format!("{POOLS}/{name}"), "@odata.type": "#MemoryDomain.v1_5_1.MemoryDomain", "Id": name,
         "Name": "Pool", "AllowsMemoryChunkCreation": true, "MemoryChunkIncrementMiB": 2, "MinMemoryChunkSizeMiB": 2,
         "MemorySizeMiB": capacity.0 >> 20, "MemoryChunks": link(format!("{POOLS}/{name}/MemoryChunks")),
         "Oem": { "Aquifer": { "Donors": pool.donors, "Devices": pool.devices, "OvercommitPercent": pool.overcommit_percent } },
@@ -80,16 +80,17 @@ fn volume_body(call: &Call<'_>, (id, volume): (VolumeId, &Volume)) -> Value {
                     "Source": link(source) })
         })
         .collect();
-    let connections: Vec<Value> = volume.host.iter().map(|_| link(format!("{CONNECTIONS}/{name}"))).collect();
+    let endpoints: Vec<Value> = volume.host.iter().map(|host| link(format!("{ENDPOINTS}/Host.{host}"))).collect();
+    let connection = volume.host.as_ref().map(|_| link(format!("{CONNECTIONS}/{name}")));
     json!({
         "@odata.id": path, "@odata.type": "#MemoryChunks.v1_6_2.MemoryChunks", "@odata.etag": etag(volume),
         "Id": name, "Name": name, "AddressRangeType": "Volatile", "MemoryChunkSizeMiB": volume.spec.size.0 >> 20,
         "MediaLocation": "Remote", "Status": { "State": state, "Health": "OK" },
-        "Links": { "Connections": connections },
+        "Links": { "Endpoints": endpoints },
         "Actions": { "Oem": { "#AquiferMemoryChunk.Move":
             { "target": format!("{path}/Actions/Oem/AquiferMemoryChunk.Move") } } },
         "Oem": { "Aquifer": { "VolumeId": id, "Host": volume.host, "Spec": volume.spec, "Members": members,
-                              "Leaving": volume.leaving.len() } },
+                              "Leaving": volume.leaving.len(), "Connection": connection } },
     })
 }
 

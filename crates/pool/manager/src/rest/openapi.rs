@@ -23,10 +23,41 @@ pub fn openapi() -> Value {
                 "token": { "type": "apiKey", "in": "header", "name": "X-Auth-Token" },
                 "basic": { "type": "http", "scheme": "basic" },
             },
-            "schemas": { "Error": { "type": "object", "required": ["error"], "properties": { "error": { "type": "object" } } } },
+            "schemas": schemas(),
         },
         "paths": paths,
     })
+}
+
+/// What every answer has: a resource its names, an error its remedy.
+fn schemas() -> Value {
+    let text = json!({ "type": "string", "minLength": 1 });
+    let message = json!({
+        "type": "object", "required": ["MessageId", "Message", "MessageSeverity", "Resolution"],
+        "properties": { "MessageId": text, "Message": text, "MessageSeverity": text, "Resolution": text },
+    });
+    let messages = json!({ "type": "array", "minItems": 1, "items": message });
+    let error = json!({
+        "type": "object", "required": ["code", "message", "@Message.ExtendedInfo"],
+        "properties": { "code": text, "message": text, "@Message.ExtendedInfo": messages },
+    });
+    json!({
+        "Error": { "type": "object", "required": ["error"], "properties": { "error": error } },
+        "Resource": { "type": "object", "properties": {
+            "@odata.id": text, "@odata.type": text, "@odata.etag": text, "Id": text, "Name": { "type": "string" },
+            "Members": { "type": "array" }, "Members@odata.count": { "type": "integer", "minimum": 0 },
+        } },
+    })
+}
+
+/// What a request that is carried out gets.
+fn done(route: &Route) -> Value {
+    let media = route.media();
+    let schema = match media {
+        "application/json" => json!({ "$ref": "#/components/schemas/Resource" }),
+        _ => json!({ "type": "string" }),
+    };
+    json!({ "description": "Done", "content": { media: { "schema": schema } } })
 }
 
 fn operation(route: &Route) -> Value {
@@ -39,7 +70,7 @@ fn operation(route: &Route) -> Value {
     let mut operation = json!({
         "summary": route.summary,
         "parameters": parameters,
-        "responses": { "2XX": { "description": "Done" }, "4XX": error, "5XX": error },
+        "responses": { "2XX": done(route), "4XX": error, "5XX": error },
     });
     match route.needs {
         None => operation["security"] = json!([]),

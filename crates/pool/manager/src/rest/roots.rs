@@ -8,13 +8,11 @@ use serde_json::{Value, json};
 
 use super::answer::{Answer, Problem};
 use super::collection::collection;
+use super::openapi;
 use super::service::Call;
-use super::{date, openapi};
-use crate::tasks::Task;
 
 const ROOT: &str = "/redfish/v1";
 const CHASSIS: &str = "/redfish/v1/Chassis";
-const TASKS: &str = "/redfish/v1/TaskService/Tasks";
 
 fn link(path: impl std::fmt::Display) -> Value {
     json!({ "@odata.id": path.to_string() })
@@ -33,11 +31,11 @@ pub(super) fn root(_: &Call<'_>) -> Result<Answer, Problem> {
             "Name": "Aquifer fabric manager", "RedfishVersion": "1.22.0", "Product": "Aquifer", "Vendor": "Aquifer",
             "ProtocolFeaturesSupported": {
                 "ExpandQuery": { "ExpandAll": true, "Levels": true, "MaxLevels": 1, "Links": true, "NoLinks": true },
-                "FilterQuery": true, "TopSkipQuery": true, "SelectQuery": false, "OnlyMemberQuery": false,
+                "FilterQuery": true, "TopSkipQuery": true, "SelectQuery": true, "OnlyMemberQuery": true,
             },
             "SessionService": part("SessionService"), "AccountService": part("AccountService"),
             "Fabrics": part("Fabrics"), "Chassis": part("Chassis"), "Tasks": part("TaskService"),
-            "EventService": part("EventService"),
+            "EventService": part("EventService"), "Registries": part("Registries"),
             "Links": { "Sessions": link("/redfish/v1/SessionService/Sessions") },
             "Oem": { "Aquifer": link("/redfish/v1/Oem/Aquifer") },
         }),
@@ -46,7 +44,7 @@ pub(super) fn root(_: &Call<'_>) -> Result<Answer, Problem> {
 
 pub(super) fn odata(_: &Call<'_>) -> Result<Answer, Problem> {
     let entry = |name: &str| json!({ "name": name, "kind": "Singleton", "url": format!("{ROOT}/{name}") });
-    let names = ["SessionService", "AccountService", "Fabrics", "Chassis", "TaskService", "EventService"];
+    let names = ["SessionService", "AccountService", "Fabrics", "Chassis", "TaskService", "EventService", "Registries"];
     Ok(Answer::of(200, json!({ "@odata.context": "/redfish/v1/$metadata", "value": names.map(entry) })))
 }
 
@@ -106,53 +104,4 @@ pub(super) fn chassis_all(call: &Call<'_>) -> Result<Answer, Problem> {
 
 pub(super) fn chassis(call: &Call<'_>) -> Result<Answer, Problem> {
     chassis_body(call, call.name()).map(|body| Answer::of(200, body)).ok_or_else(|| Problem::not_found(call.path))
-}
-
-pub(super) fn task_service(_: &Call<'_>) -> Result<Answer, Problem> {
-    Ok(Answer::of(
-        200,
-        json!({
-            "@odata.id": "/redfish/v1/TaskService", "@odata.type": "#TaskService.v1_2_1.TaskService", "Id": "TaskService",
-            "Name": "Task service", "ServiceEnabled": true, "CompletedTaskOverWritePolicy": "Oldest", "Tasks": link(TASKS),
-        }),
-    ))
-}
-
-fn task_body(task: &Task) -> Value {
-    let state = if task.ended.is_some() { "Completed" } else { "Running" };
-    json!({
-        "@odata.id": format!("{TASKS}/{}", task.id), "@odata.type": "#Task.v1_7_4.Task", "Id": task.id.to_string(),
-        "Name": task.what, "TaskState": state, "TaskStatus": "OK", "PercentComplete": task.percent,
-        "StartTime": date(task.started),
-        "EndTime": task.ended.map(date), "Oem": { "Aquifer": { "Who": task.who, "VolumeId": task.volume } },
-    })
-}
-
-pub(super) fn tasks(call: &Call<'_>) -> Result<Answer, Problem> {
-    let list = &call.snapshot.tasks.list;
-    let ids: Vec<String> = list.iter().map(|task| task.id.to_string()).collect();
-    let body = |id: &str| list.iter().find(|task| task.id.to_string() == id).map(task_body);
-    Ok(Answer::of(200, collection(TASKS, "TaskCollection", "Tasks", &call.query, &ids, body)))
-}
-
-pub(super) fn task(call: &Call<'_>) -> Result<Answer, Problem> {
-    let found = call.snapshot.tasks.list.iter().find(|task| task.id.to_string() == call.name());
-    found.map(|task| Answer::of(200, task_body(task))).ok_or_else(|| Problem::not_found(call.path))
-}
-
-pub(super) fn event_service(_: &Call<'_>) -> Result<Answer, Problem> {
-    Ok(Answer::of(
-        200,
-        json!({
-            "@odata.id": "/redfish/v1/EventService", "@odata.type": "#EventService.v1_10_3.EventService",
-            "Id": "EventService", "Name": "Event service", "ServiceEnabled": true,
-            "ServerSentEventUri": "/redfish/v1/EventService/SSE", "EventFormatTypes": ["Event"],
-        }),
-    ))
-}
-
-pub(super) fn event_stream(call: &Call<'_>) -> Result<Answer, Problem> {
-    let last = call.request.header("last-event-id").and_then(|id| id.parse().ok());
-    let who = call.who.clone().ok_or_else(|| Problem::not_found(call.path))?;
-    Ok(Answer { status: 200, follows: Some((last.unwrap_or(0), who)), ..Answer::default() })
 }

@@ -5,7 +5,7 @@
 
 use super::answer::{Answer, Problem};
 use super::service::Call;
-use super::{access, devices, fabrics, memory, oem, roots, switches};
+use super::{access, devices, events, fabrics, memory, metadata, oem, registries, roots, switches, tasks};
 use crate::accounts::Role;
 
 /// A method.
@@ -102,6 +102,15 @@ const fn change(
 }
 
 impl Route {
+    /// The media type of its answer.
+    pub(super) fn media(&self) -> &'static str {
+        match self.path.rsplit('/').next() {
+            Some("$metadata") => "application/xml",
+            Some("SSE") => "text/event-stream",
+            _ => "application/json",
+        }
+    }
+
     const fn by(self, role: Role) -> Route {
         let Route { method, path, summary, body, answer, .. } = self;
         Route { method, path, summary, needs: Some(role), body, answer }
@@ -118,11 +127,23 @@ const VPPB: &str = "/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/VCSs/{VcsId}
 const DEVICE: &str = "/redfish/v1/Chassis/{ChassisId}/PCIeDevices/{DeviceId}";
 const LD: &str = "/redfish/v1/Chassis/{ChassisId}/PCIeDevices/{DeviceId}/CXLLogicalDevices/{LdId}";
 
+/// What a subscription is made of.
+const SUBSCRIPTION: &[Property] = &[
+    must("Destination", Text),
+    must("Protocol", Text),
+    may("Context", Text),
+    may("SubscriptionType", Text),
+    may("EventFormatType", Text),
+    may("MessageIds", List),
+    may("DeliveryRetryPolicy", Text),
+];
+
 /// Every route.
 pub(super) const ROUTES: &[Route] = &[
     open("/redfish", "The versions of the interface", roots::versions),
     open("/redfish/v1", "The service root", roots::root),
     open("/redfish/v1/odata", "The OData service document", roots::odata),
+    open("/redfish/v1/$metadata", "The OData metadata document: the schemas of all resources", metadata::document),
     open("/redfish/v1/openapi.json", "This document", roots::document),
     get("/redfish/v1/SessionService", "The session service", roots::session_service),
     get("/redfish/v1/SessionService/Sessions", "Sessions", access::sessions),
@@ -247,11 +268,64 @@ pub(super) const ROUTES: &[Route] = &[
         &[may("Donor", Text)],
         memory::move_volume,
     ),
-    get("/redfish/v1/TaskService", "The task service", roots::task_service),
-    get("/redfish/v1/TaskService/Tasks", "Tasks", roots::tasks),
-    get("/redfish/v1/TaskService/Tasks/{TaskId}", "A task", roots::task),
-    get("/redfish/v1/EventService", "The event service", roots::event_service),
-    get("/redfish/v1/EventService/SSE", "Events, as server-sent events", roots::event_stream),
+    get("/redfish/v1/TaskService", "The task service", tasks::service),
+    get("/redfish/v1/TaskService/Tasks", "Tasks", tasks::tasks),
+    get("/redfish/v1/TaskService/Tasks/{TaskId}", "A task", tasks::task),
+    get(
+        "/redfish/v1/TaskService/TaskMonitors/{TaskId}",
+        "The monitor of a task: 202 until it has ended",
+        tasks::monitor,
+    ),
+    get("/redfish/v1/Registries", "The registries of messages", registries::files),
+    get("/redfish/v1/Registries/{RegistryId}", "Where a registry of messages is", registries::file),
+    get(
+        "/redfish/v1/Registries/AquiferFabric/AquiferFabric.1.0.json",
+        "The messages of this manager",
+        registries::ours,
+    ),
+    get("/redfish/v1/EventService", "The event service", events::service),
+    get("/redfish/v1/EventService/SSE", "Events, as server-sent events", events::stream),
+    change(
+        Post,
+        "/redfish/v1/EventService/Actions/EventService.SubmitTestEvent",
+        "Cause an event, to test a subscription",
+        &[may("Message", Text), may("MessageId", Text), may("EventType", Text)],
+        events::submit_test,
+    ),
+    get("/redfish/v1/EventService/Subscriptions", "Subscriptions of listeners", events::subscriptions),
+    change(
+        Post,
+        "/redfish/v1/EventService/Subscriptions",
+        "Send events to a listener",
+        SUBSCRIPTION,
+        events::subscribe,
+    )
+    .by(Administrator),
+    get("/redfish/v1/EventService/Subscriptions/{SubscriptionId}", "A subscription", events::subscription),
+    change(
+        Patch,
+        "/redfish/v1/EventService/Subscriptions/{SubscriptionId}",
+        "Change the context of a subscription",
+        &[must("Context", Text)],
+        events::change_subscription,
+    )
+    .by(Administrator),
+    change(
+        Delete,
+        "/redfish/v1/EventService/Subscriptions/{SubscriptionId}",
+        "Send no events to a listener any more",
+        &[],
+        events::unsubscribe,
+    )
+    .by(Administrator),
+    change(
+        Post,
+        "/redfish/v1/EventService/Subscriptions/{SubscriptionId}/Actions/EventDestination.ResumeSubscription",
+        "Send events again to a listener that was suspended",
+        &[],
+        events::resume,
+    )
+    .by(Administrator),
     get("/redfish/v1/Oem/Aquifer", "The state of the pool in short", oem::status),
     get("/redfish/v1/Oem/Aquifer/Declaration", "The declaration that the desired state fulfils", oem::export),
     change(

@@ -14,11 +14,11 @@ use super::answer::{Answer, Problem};
 use super::body;
 use super::collection::{Query, decoded};
 use super::routes::{Method, ROUTES, Route};
-use super::{ORDER_WAIT_MAX, access, now};
+use super::{ORDER_WAIT_MAX, access, now, protocol, shape};
 use crate::accounts::Role;
 use crate::console::Console;
 use crate::ledger::{Ledger, LedgerFailure};
-use crate::order::{Act, Order, etag_of};
+use crate::order::{Act, Order};
 use crate::pending::carry_out;
 use crate::sessions::{Decided, Sessions, Who};
 use crate::snapshot::Snapshot;
@@ -96,31 +96,28 @@ impl Service {
         if request.header("sec-fetch-mode").is_some() {
             answer.headers.retain(|(name, _)| *name != "www-authenticate");
         }
-        let answer = with_etag(request, answer);
+        let answer = protocol::with_etag(request, answer);
         self.shared.meters.count_answer(counted.0, counted.1, answer.status);
         answer
     }
 
     fn try_answer(&self, request: &Request, counted: &mut (&'static str, &'static str)) -> Result<Answer, Problem> {
-        let path = request.path.strip_suffix('/').filter(|path| !path.is_empty()).unwrap_or(&request.path);
+        let path = protocol::plain_path(request);
         let at_path = || ROUTES.iter().filter_map(|route| Some((route, names(route, path)?)));
         let method = Method::named(&request.method);
         let Some((route, names)) = at_path().find(|(route, _)| Some(route.method) == method) else {
-            let allowed: Vec<&str> = at_path().map(|(route, _)| route.method.name()).collect();
-            if allowed.is_empty() {
+            let allow = protocol::allowed(at_path().map(|(route, _)| route));
+            if allow.is_empty() {
                 return Err(Problem::not_found(&request.path));
             }
-            let mut problem = Problem::new(
-                405,
-                "Base.1.18.OperationNotAllowed",
-                format!("{} is not possible here", request.method.escape_default()),
-                format!("use {}", allowed.join(" or ")),
-            );
-            problem.headers.push(("allow", allowed.join(", ")));
+            let what = format!("{} is not possible here", request.method.escape_default());
+            let mut problem = Problem::new(405, "Base.1.18.OperationNotAllowed", what, format!("use one of {allow}"));
+            problem.headers.push(("allow", allow));
             return Err(problem);
         };
         *counted = (route.method.name(), route.path);
         check_site(request)?;
+        protocol::check_headers(request, route)?;
         let is_local = route.needs.is_none() && route.method == Method::Get;
         if !is_local && let Some(answer) = self.elsewhere(request) {
             return answer;
@@ -130,10 +127,19 @@ impl Service {
             Some(needs) => Some(self.caller(request, needs)?),
         };
         let query = Query::parse(&request.query)?;
-        let body = body::parse(&request.body, route.body)?;
+        let body = body::parse(&request.body, route.body, route.method == Method::Patch)?;
         let snapshot = self.shared.snapshot();
         let call = Call { service: self, snapshot, path, names, query, request, body, who };
-        (route.answer)(&call)
+        if matches!(route.method, Method::Delete | Method::Patch)
+            && let Some(Ok(read)) = request.header("if-match").and_then(|_| call.read(path))
+        {
+            protocol::check_if_match(request, &read)?;
+        }
+        let answer = (route.answer)(&call)?;
+        // A choice of properties has the ETag of the whole resource, and what is expanded one of its own.
+        let answer = if call.query.expand.is_none() { protocol::tagged(request, answer) } else { answer };
+        let answer = call.shaped(answer)?;
+        Ok(protocol::with_headers(request, answer, protocol::allowed(at_path().map(|(route, _)| route))))
     }
 
     /// What a standby answers: where the leader is. A reader is sent there; a change is refused, because its client
@@ -208,6 +214,41 @@ impl Service {
 }
 
 impl Call<'_> {
+    /// Reads another resource for the caller. `None` if there is none, or the caller may not read it.
+    fn read(&self, path: &str) -> Option<Result<Answer, Problem>> {
+        let path = path.strip_suffix('/').unwrap_or(path);
+        let mut gets = ROUTES.iter().filter(|route| route.method == Method::Get);
+        let (route, names) = gets.find_map(|route| Some((route, names(route, path)?)))?;
+        let may = |needs| self.who.as_ref().is_some_and(|who| who.role >= needs);
+        if !route.needs.is_none_or(may) {
+            return None;
+        }
+        let (snapshot, query, body, who) = (Arc::clone(&self.snapshot), Query::default(), Map::new(), self.who.clone());
+        let call = Call { service: self.service, snapshot, path, names, query, request: self.request, body, who };
+        Some((route.answer)(&call))
+    }
+
+    /// Gives an answer the form that the query asks for.
+    fn shaped(&self, mut answer: Answer) -> Result<Answer, Problem> {
+        let Some(mut body) = answer.body.take() else { return Ok(answer) };
+        let members = body.get("Members").and_then(Value::as_array);
+        if self.query.is_for_collections() && members.is_none() {
+            let what = "$filter and only are for collections, and this is none";
+            return Err(Problem::new(400, "Base.1.18.QueryNotSupportedOnResource", what, "leave them out"));
+        }
+        if let (true, Some([only])) = (self.query.only, members.map(Vec::as_slice))
+            && let Some(read) = only["@odata.id"].as_str().and_then(|path| self.read(path))
+        {
+            return read;
+        }
+        if let Some(how) = self.query.expand {
+            let mut fetch = |path: &str| self.read(path)?.ok()?.body;
+            shape::expand(how, &mut body, &mut fetch);
+        }
+        answer.body = Some(shape::select(&self.query, body));
+        Ok(answer)
+    }
+
     /// The name of the caller.
     pub(super) fn who(&self) -> &str {
         self.who.as_ref().map_or("nobody", |who| &who.name)
@@ -282,17 +323,4 @@ fn names(route: &Route, path: &str) -> Option<Vec<String>> {
             _ => return None,
         }
     }
-}
-
-/// Adds an ETag to what was read, and answers 304 to a client that has it.
-fn with_etag(request: &Request, answer: Answer) -> Answer {
-    let (200, Some(body), "GET" | "HEAD") = (answer.status, &answer.body, request.method.as_str()) else {
-        return answer;
-    };
-    let given = answer.headers.iter().find(|(name, _)| *name == "etag").map(|(_, tag)| tag.clone());
-    let tag = given.clone().unwrap_or_else(|| etag_of(body.to_string().as_bytes()));
-    if request.header("if-none-match").is_some_and(|wanted| wanted == tag) {
-        return Answer { status: 304, ..Answer::default() }.with("etag", tag);
-    }
-    if given.is_some() { answer } else { answer.with("etag", tag) }
 }

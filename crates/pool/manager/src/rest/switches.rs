@@ -133,8 +133,8 @@ fn vcs_body(call: &Call<'_>, switch: &str, name: &str) -> Option<Value> {
     Some(json!({
         "@odata.id": path, "@odata.type": "#VirtualCXLSwitch.v1_0_0.VirtualCXLSwitch", "Id": name,
         "Name": "Virtual CXL switch", "Status": { "State": "Enabled", "Health": "OK" },
-        "VPPBs": link(format!("{path}/VPPBs")),
-        "Links": { "USP": link(format!("{}/Ports/{}", switch_path(switch), vcs.upstream)) },
+        "VCSId": name, "VPPBs": link(format!("{path}/VPPBs")),
+        "Links": { "Port": link(format!("{}/Ports/{}", switch_path(switch), vcs.upstream)) },
     }))
 }
 
@@ -176,13 +176,20 @@ fn vppb_body(call: &Call<'_>, names: [&str; 3]) -> Option<Value> {
     let ld_id = bound.as_ref().map(|(_, ld_id)| *ld_id).filter(|ld_id| *ld_id != NO_LD);
     let of_report = if ld_id.is_some() { "BoundLD" } else { "BoundPhysicalPort" };
     let unbound = if bound.is_some() { of_report } else { "Unbound" };
-    Some(json!({
+    let mut body = json!({
         "@odata.id": format!("{}/VCSs/{vcs_id}/VPPBs/{name}", switch_path(switch)),
         "@odata.type": "#VirtualPCI2PCIBridge.v1_0_0.VirtualPCI2PCIBridge", "Id": name, "Name": "vPPB",
         "VPPBId": name, "BindingStatus": view.map_or(unbound, |view| view.status),
-        "BoundPortId": port_id.map(|port_id| port_id.to_string()), "BoundLDId": ld_id.map(|ld_id| ld_id.to_string()),
         "Links": { "Port": port_id.map(|port_id| link(format!("{}/Ports/{port_id}", switch_path(switch)))) },
-    }))
+    });
+    // These are numbers, and never null.
+    if let Some(port_id) = port_id {
+        body["BoundPortId"] = port_id.into();
+    }
+    if let Some(ld_id) = ld_id {
+        body["BoundLDId"] = ld_id.0.into();
+    }
+    Some(body)
 }
 
 pub(super) fn vppbs(call: &Call<'_>) -> Result<Answer, Problem> {

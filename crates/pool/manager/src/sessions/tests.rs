@@ -81,6 +81,36 @@ fn a_stream_keeps_its_session_and_ends_with_it() {
 }
 
 #[test]
+fn a_clock_that_jumps_keeps_no_session_for_ever() {
+    let (mut site, who) = Site::new();
+    let late = 1_000_000_000;
+    let (_, token) = site.keep(late, |sessions| sessions.create(&who, Millis(late))).expect("created");
+    assert!(site.recognise(&token, 1000).is_ok(), "set back: the session goes on");
+    assert!(site.recognise(&token, 9000).is_ok() && site.recognise(&token, 18_000).is_ok());
+    assert!(
+        site.recognise(&token, 27_000).is_ok() && site.recognise(&token, 31_000).is_err(),
+        "for its life from then"
+    );
+    let (_, token) = site.keep(40_000, |sessions| sessions.create(&who, Millis(40_000))).expect("created");
+    assert!(site.recognise(&token, 20_000).is_ok() && site.recognise(&token, 30_000).is_err(), "idle from then on");
+    let (_, token) = site.keep(50_000, |sessions| sessions.create(&who, Millis(50_000))).expect("created");
+    assert!(site.recognise(&token, late).is_err(), "set forward: it ends");
+}
+
+#[test]
+fn a_change_by_somebody_who_read_an_older_account_is_refused() {
+    let (mut site, _) = Site::new();
+    let tag = |site: &Site| site.sessions.lock().expect("a lock").accounts["amy"].etag();
+    let old = tag(&site);
+    let change = AccountChange { is_enabled: Some(true), ..AccountChange::default() };
+    site.keep(1, |sessions| sessions.change_account("amy", &change, "amy")).expect("changed");
+    assert_ne!(tag(&site), old, "even if it is as it was");
+    let check = |if_match: Option<&str>| site.sessions.lock().expect("a lock").check_match("amy", if_match);
+    assert!(matches!(check(Some(&old)), Err(NotAllowed::Stale)));
+    assert!(check(Some(&tag(&site))).is_ok() && check(Some("*")).is_ok() && check(None).is_ok());
+}
+
+#[test]
 fn the_last_administrator_stays() {
     let (mut site, _) = Site::new();
     let lower = AccountChange { role: Some(Role::ReadOnly), ..AccountChange::default() };

@@ -34,7 +34,7 @@ fn enclosure(parts: &mut Parts, kind: &str, number: u32) -> EnclosureId {
 }
 
 /// The topology that a configuration describes.
-pub(super) fn topology(config: &SimulatedConfig) -> Topology {
+pub(crate) fn topology(config: &SimulatedConfig) -> Topology {
     let mut parts = Parts::default();
     for number in 0..config.donors {
         let enclosure = enclosure(&mut parts, "shelf", number);

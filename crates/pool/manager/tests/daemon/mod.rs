@@ -135,11 +135,17 @@ impl Daemon {
 
     /// Starts a daemon with a configuration, and with variables of its environment.
     pub fn launch(directory: &Path, config: &str, variables: &[(&str, String)]) -> Daemon {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-fabricd"));
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        Daemon::launch_by(directory, config, command)
+    }
+
+    /// The same with a command that starts it; the arguments are added.
+    pub fn launch_by(directory: &Path, config: &str, mut command: Command) -> Daemon {
         let file = directory.join("fabricd.toml");
         std::fs::write(&file, config).expect("written");
         let log = std::fs::OpenOptions::new().create(true).append(true).open(directory.join("log")).expect("a log");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-fabricd"));
-        command.arg("--config").arg(&file).envs(variables.iter().map(|(name, value)| (name, value)));
+        command.arg("--config").arg(&file);
         let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().expect("it starts");
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = || {

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What Redfish asks of every request and answer, whatever the resource: the headers `OData-Version`, `Accept`, `Allow`
+//! and `Link`, the address `Members` of a collection, and conditions on ETags.
+
+use serde_json::Value;
+
+use super::answer::{Answer, Problem};
+use super::routes::{Method, Route};
+use super::service::Request;
+use crate::order::{etag_of, matches};
+
+/// The only version of OData that Redfish has.
+const ODATA_VERSION: &str = "4.0";
+/// Where DMTF publishes its schemas.
+const SCHEMAS: &str = "http://redfish.dmtf.org/schemas/v1";
+
+/// The path without the slash at its end. What is posted to `Members` of a collection is posted to the collection.
+pub(super) fn plain_path(request: &Request) -> &str {
+    let path = request.path.strip_suffix('/').filter(|path| !path.is_empty()).unwrap_or(&request.path);
+    let is_posted = request.method == Method::Post.name();
+    path.strip_suffix("/Members").filter(|_| is_posted).unwrap_or(path)
+}
+
+/// Refuses a version of OData or a form of the answer that this server does not have.
+pub(super) fn check_headers(request: &Request, route: &Route) -> Result<(), Problem> {
+    if let Some(version) = request.header("odata-version")
+        && version.trim() != ODATA_VERSION
+    {
+        let what = format!("OData-Version {} is not supported", version.escape_default());
+        return Err(Problem::new(412, "Base.1.18.PreconditionFailed", what, "send 4.0, or leave the header out"));
+    }
+    let media = route.media();
+    if request.header("accept").is_some_and(|accept| !accepts(accept, media)) {
+        let what = format!("the answer would be {media}, which Accept excludes");
+        return Err(Problem::new(406, "Base.1.18.HeaderInvalid", what, format!("send Accept: {media}")));
+    }
+    Ok(())
+}
+
+/// Whether one of the media ranges of an `Accept` header has a media type, by RFC 9110 without its order of preference.
+fn accepts(accept: &str, media: &str) -> bool {
+    let kind = media.split('/').next().unwrap_or_default();
+    let takes = |range: &str| {
+        let mut parts = range.split(';').map(str::trim);
+        let name = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let is_excluded = |part: &str| part.strip_prefix("q=").is_some_and(|q| q.parse::<f32>() == Ok(0.0));
+        let has_it = name == "*/*" || name == media || name.strip_suffix("/*") == Some(kind);
+        has_it && !parts.any(is_excluded)
+    };
+    accept.trim().is_empty() || accept.split(',').any(takes)
+}
+
+/// The methods of a path, for the header `Allow`.
+pub(super) fn allowed<'a>(routes: impl Iterator<Item = &'a Route>) -> String {
+    let names = routes.flat_map(|route| match route.method {
+        Method::Get => vec!["GET", "HEAD"],
+        method => vec![method.name()],
+    });
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// Where the schema of a resource is, for the header `Link`.
+fn described_by(kind: &str) -> String {
+    let name = kind.trim_start_matches('#');
+    let file = name.rsplit_once('.').map_or(name, |(file, _)| file);
+    match name.starts_with("Aquifer") {
+        true => format!("</redfish/v1/$metadata#{name}>; rel=describedby"),
+        false => format!("<{SCHEMAS}/{file}.json>; rel=describedby"),
+    }
+}
+
+/// Adds the headers that every answer to a read has.
+pub(super) fn with_headers(request: &Request, answer: Answer, allow: String) -> Answer {
+    let is_read = ["GET", "HEAD"].contains(&request.method.as_str()) && answer.status == 200;
+    if !is_read {
+        return answer;
+    }
+    let kind = answer.body.as_ref().and_then(|body| body.get("@odata.type")).and_then(Value::as_str);
+    let link = kind.map(described_by);
+    let answer = answer.with("allow", allow);
+    link.into_iter().fold(answer, |answer, link| answer.with("link", link))
+}
+
+/// The ETag of what was read.
+pub(super) fn etag_of_answer(answer: &Answer) -> Option<String> {
+    let given = answer.headers.iter().find(|(name, _)| *name == "etag").map(|(_, tag)| tag.clone());
+    given.or_else(|| answer.body.as_ref().map(|body| etag_of(body.to_string().as_bytes())))
+}
+
+/// Adds an ETag to what was read, if it has none.
+pub(super) fn tagged(request: &Request, answer: Answer) -> Answer {
+    let is_tagged = answer.headers.iter().any(|(name, _)| *name == "etag");
+    if answer.status != 200 || is_tagged || !["GET", "HEAD"].contains(&request.method.as_str()) {
+        return answer;
+    }
+    let tag = etag_of_answer(&answer);
+    tag.into_iter().fold(answer, |answer, tag| answer.with("etag", tag))
+}
+
+/// Answers 304 to a client that has what was read.
+pub(super) fn with_etag(request: &Request, answer: Answer) -> Answer {
+    let answer = tagged(request, answer);
+    let (Some(wanted), 200, "GET" | "HEAD") = (request.header("if-none-match"), answer.status, request.method.as_str())
+    else {
+        return answer;
+    };
+    match etag_of_answer(&answer).filter(|tag| matches(wanted, tag)) {
+        Some(tag) => Answer { status: 304, ..Answer::default() }.with("etag", tag),
+        None => answer,
+    }
+}
+
+/// Refuses a change of something that was changed since the client has read it. The writer compares the ETags of
+/// volumes and accounts itself, on the state that the change is made to.
+pub(super) fn check_if_match(request: &Request, read: &Answer) -> Result<(), Problem> {
+    let (Some(wanted), Some(tag)) = (request.header("if-match"), etag_of_answer(read)) else { return Ok(()) };
+    if matches(wanted, &tag) {
+        return Ok(());
+    }
+    let what = "the resource was changed since its ETag was read";
+    Err(Problem::new(412, "Base.1.18.PreconditionFailed", what, "read it again"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn media_ranges_are_those_of_http() {
+        for accept in
+            ["*/*", "application/*", "text/html, application/json;q=0.5", "application/json; charset=utf-8", ""]
+        {
+            assert!(accepts(accept, "application/json"), "{accept}");
+        }
+        for accept in ["text/html", "application/json;q=0", "application/xml, text/*", "application", ","] {
+            assert!(!accepts(accept, "application/json"), "{accept}");
+        }
+    }
+
+    #[test]
+    fn resources_are_described_by_their_schema() {
+        let link = |kind: &str| described_by(kind).split('>').next().unwrap_or_default().to_owned();
+        assert_eq!(link("#Chassis.v1_26_0.Chassis"), format!("<{SCHEMAS}/Chassis.v1_26_0.json"));
+        assert_eq!(link("#ZoneCollection.ZoneCollection"), format!("<{SCHEMAS}/ZoneCollection.json"));
+        assert!(link("#AquiferPlan.v1_0_0.AquiferPlan").starts_with("</redfish/v1/$metadata#"));
+    }
+}

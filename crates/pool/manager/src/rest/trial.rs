@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! For fuzzing: the whole interface without sockets. A text is a request: its request line, its headers, an empty line
+//! and its body. It is answered by a service with a pool, accounts and a writer, all of them in memory.
+//!
+//! What must hold, whatever the request: nothing panics, a fault of the client's is no fault of the server's (5xx), a
+//! refusal has a remedy, and without a session nothing is read but what is open to everybody.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use aquifer_fabric::{Bytes, Command, Declaration, DonorReport, HostReport, Term, Topology};
+use aquifer_state_store::MemoryStore;
+
+use super::answer::Answer;
+use super::now;
+use super::service::{Position, Request, Service};
+use crate::accounts::{Account, Role};
+use crate::config::{SessionsConfig, SimulatedConfig};
+use crate::console::Console;
+use crate::crash::CrashPoint;
+use crate::ledger::Ledger;
+use crate::order::{Act, NotDone, Order};
+use crate::peers::{Peers, Reports, SendFailure};
+use crate::sessions::{Sessions, Who};
+use crate::simulated::topology;
+use crate::subscriptions::Subscriptions;
+use crate::tenure::Tenure;
+use crate::writer::{Done, Posted, Shared, Writer};
+
+/// Values of the header X-Auth-Token that stand for a session, and the account and the role of each.
+const SESSIONS: [(&str, &str, Role); 3] = [
+    ("READER", "rita", Role::ReadOnly),
+    ("OPERATOR", "oscar", Role::Operator),
+    ("ADMINISTRATOR", "amy", Role::Administrator),
+];
+/// Where requests are carried out. Elsewhere they are dry runs, so that each meets the same pool.
+const CARRIED_OUT: [&str; 3] = ["/redfish/v1/AccountService", "/redfish/v1/SessionService", "/redfish/v1/EventService"];
+/// What everybody may read.
+const OPEN: [&str; 5] =
+    ["/redfish", "/redfish/v1", "/redfish/v1/odata", "/redfish/v1/$metadata", "/redfish/v1/openapi.json"];
+/// Refusals that are not the client's fault, and not a bug: a query that is not supported, and a pool that is full.
+const NOT_BUGS: [u16; 2] = [501, 507];
+/// A pool with a zone, a bound volume and one that is not.
+const DECLARATION: &str = r#"{
+    "pools": {"main": {"donors": ["d0000", "d0001", "d0002", "d0003"]}},
+    "zones": {"lab": {"quota": "200GiB", "hosts": ["h000", "h001"]}},
+    "volumes": {
+        "db": {"spec": {"size": "8GiB", "pool": "main", "zone": "lab", "class": "tcp"}, "host": "h000"},
+        "cache": {"spec": {"size": "4GiB", "pool": "main", "zone": "lab", "class": "tcp"}}}}"#;
+
+/// Peers that have nothing and take everything.
+struct Idle {
+    topology: Arc<Topology>,
+}
+
+impl Peers for Idle {
+    fn topology(&self) -> Arc<Topology> {
+        Arc::clone(&self.topology)
+    }
+
+    fn command_time_max(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn reports(&mut self, term: Term) -> Reports {
+        let parts = self.topology.parts();
+        let donor = |capacity: Bytes| DonorReport { term, capacity, ..DonorReport::default() };
+        Reports {
+            donors: parts.donors.iter().map(|(name, one)| (name.clone(), Ok(donor(one.capacity)))).collect(),
+            hosts: parts
+                .hosts
+                .keys()
+                .map(|id| (id.clone(), Ok(HostReport { term, ..HostReport::default() })))
+                .collect(),
+            devices: BTreeMap::new(),
+        }
+    }
+
+    fn send(&mut self, commands: &[Command]) -> Vec<Result<(), SendFailure>> {
+        commands.iter().map(|_| Ok(())).collect()
+    }
+}
+
+/// A service whose state is in memory, with its writer on a thread.
+fn service() -> &'static Service {
+    static SERVICE: OnceLock<Service> = OnceLock::new();
+    SERVICE.get_or_init(|| {
+        let gib64 = Bytes(64 << 30);
+        let rack = SimulatedConfig {
+            donors: 4,
+            donor_capacity: gib64,
+            hosts: 2,
+            devices: 2,
+            device_capacity: gib64,
+            directory: None,
+            kill_at_effect: None,
+        };
+        let shared = Arc::new(Shared::default());
+        let (ledger, _) = Ledger::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("it is empty");
+        let peers = Box::new(Idle { topology: Arc::new(topology(&rack)) });
+        let writer = Writer::start(Arc::clone(&shared), ledger, Tenure::ForEver, peers, 60_000, now());
+        let mut writer = writer.unwrap_or_else(|stop| panic!("{stop}"));
+        let declaration: Declaration = serde_json::from_str(DECLARATION).expect("a declaration");
+        let order =
+            Order { act: Act::Apply(Box::new(declaration)), who: "amy".into(), if_match: None, is_dry_run: false };
+        let answer = Box::new(|outcome: Result<Done, NotDone>| drop(outcome.expect("it can be applied")));
+        writer.round(vec![Posted::Order(order, answer)], now()).unwrap_or_else(|stop| panic!("{stop}"));
+        let (orders, posted) = sync_channel(16);
+        std::thread::spawn(move || write(writer, &posted));
+        Service {
+            shared,
+            sessions: Arc::new(Mutex::new(Sessions::none(SessionsConfig::default()))),
+            position: Position::Leader { orders }.into(),
+            directory: "/nonexistent".into(),
+            console: Console::default(),
+        }
+    })
+}
+
+fn write(mut writer: Writer, posted: &Receiver<Posted>) {
+    while let Ok(first) = posted.recv() {
+        writer.round(vec![first], now()).unwrap_or_else(|stop| panic!("{stop}"));
+    }
+}
+
+/// Makes accounts and subscriptions what they were, and returns the token of a role's session.
+fn reset(service: &Service, wanted: Option<Role>) -> Option<String> {
+    *service.shared.subscriptions() = Subscriptions::default();
+    let mut sessions = service.sessions();
+    sessions.sessions.clear();
+    sessions.accounts.clear();
+    for (_, name, role) in SESSIONS {
+        let account = Account { role, hash: String::new(), is_enabled: true, changes: 0 };
+        sessions.accounts.insert(name.to_owned(), account);
+    }
+    let (_, name, role) = SESSIONS.into_iter().find(|(_, _, role)| Some(*role) == wanted)?;
+    let who = Who { name: name.to_owned(), role, session: None };
+    let ((_, token), pending) = sessions.create(&who, now()).ok()?;
+    sessions.take_over(pending);
+    Some(token)
+}
+
+/// Parses a request. What is no text, or has no request line, is none.
+fn parse(text: &str) -> Option<Request> {
+    let (head, body) = text.split_once("\n\n").unwrap_or((text, ""));
+    let mut lines = head.lines();
+    let mut words = lines.next()?.split(' ');
+    let (method, target) = (words.next()?, words.next()?);
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let header = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        Some((name.trim().to_ascii_lowercase(), value.trim().to_owned()))
+    };
+    Some(Request {
+        method: method.to_owned(),
+        path: path.to_owned(),
+        query: query.to_owned(),
+        headers: lines.filter_map(header).collect(),
+        body: body.as_bytes().to_vec(),
+        from: IpAddr::V4(Ipv4Addr::LOCALHOST),
+    })
+}
+
+/// For fuzzing: answers bytes as a request, and checks the answer.
+pub fn take_request(bytes: &[u8]) {
+    // Requests change accounts and subscriptions, which the next one resets.
+    static ONE: Mutex<()> = Mutex::new(());
+    let Some(mut request) = std::str::from_utf8(bytes).ok().and_then(parse) else { return };
+    let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let service = service();
+    let role_of = |token: &str| SESSIONS.iter().find(|one| one.0 == token).map(|one| one.2);
+    let role = request.header("x-auth-token").and_then(role_of);
+    let token = reset(service, role);
+    if let Some(token) = token {
+        request.headers.retain(|(name, _)| name != "x-auth-token");
+        request.headers.push(("x-auth-token".to_owned(), token));
+    }
+    if !CARRIED_OUT.iter().any(|path| request.path.starts_with(path)) {
+        request.headers.retain(|(name, _)| name != "aquifer-dry-run");
+        request.headers.push(("aquifer-dry-run".to_owned(), "true".to_owned()));
+    }
+    let answer = service.answer(&request);
+    check(&request, role, &answer);
+}
+
+fn check(request: &Request, role: Option<Role>, answer: &Answer) {
+    let status = answer.status;
+    assert!(status < 500 || NOT_BUGS.contains(&status), "{request:?} gets {answer:?}");
+    let path = request.path.trim_end_matches('/');
+    if role.is_none() && status < 400 {
+        assert!(OPEN.contains(&path), "{request:?} gets {answer:?} without a session");
+    }
+    if status >= 400 {
+        let body = answer.body.as_ref().unwrap_or_else(|| panic!("{request:?} gets {status} without a reason"));
+        let said = &body["error"]["@Message.ExtendedInfo"][0];
+        for part in ["MessageId", "Message", "Resolution"] {
+            let text = said[part].as_str().unwrap_or_default();
+            assert!(!text.is_empty() && !text.contains(['\n', '\r']), "{request:?} gets {answer:?}");
+        }
+    }
+    for (name, value) in &answer.headers {
+        assert!(!value.contains(['\n', '\r', '\0']), "header {name} of {request:?} is {value:?}");
+    }
+}
