@@ -77,10 +77,13 @@ impl Lead {
         let shared = &service.shared;
         let (ledger, _) = Ledger::open(store, crash.clone()).map_err(Stop::from)?;
         let ledger = ledger.counted_by(Arc::clone(&shared.meters));
-        let (others, control) = open_peers(config, &ledger, crash)?;
+        let (others, control) = open_peers(config, &ledger, service, crash)?;
         let peers = Box::new(Combined::new(others, Switches::new(&config.switches)));
         let silent_ms = config.rounds.silent_seconds * 1000;
         let mut writer = Writer::start(Arc::clone(shared), ledger, tenure, peers, silent_ms, now())?;
+        if let Some(issuance) = &service.issuance {
+            issuance.read_list(&writer.ledger, now()).map_err(Stop::from)?.map_err(lasting)?;
+        }
         let sessions = Sessions::load(&writer.ledger, config.sessions.clone()).map_err(Stop::from)?;
         *service.sessions.lock().expect("a panic ends the daemon") = sessions;
         if initial::make_first(&service.sessions, &mut writer.ledger, directory, now()).map_err(lasting)? {
@@ -109,13 +112,13 @@ impl Lead {
     /// Leads until it cannot.
     pub(crate) fn serve(mut self, posted: Receiver<Posted>, service: &Service, notify: &Notify) -> Stop {
         notify.status("leads");
-        let stop = self.rounds(&posted, notify);
+        let stop = self.rounds(&posted, service, notify);
         service.take_position(Position::Standby { leader: None });
         stop
     }
 
     /// Runs rounds: at once when something is posted, soon while something is under way, else now and then.
-    fn rounds(&mut self, posted: &Receiver<Posted>, notify: &Notify) -> Stop {
+    fn rounds(&mut self, posted: &Receiver<Posted>, service: &Service, notify: &Notify) -> Stop {
         let mut is_busy = true;
         loop {
             notify.alive();
@@ -126,6 +129,9 @@ impl Lead {
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
             };
             taken.extend(posted.try_iter().take(ORDERS_MAX));
+            if service.is_ending() {
+                return Stop::Ended;
+            }
             match self.writer.round(taken, now()) {
                 Ok(busy) => is_busy = busy,
                 Err(stop) => return stop,
@@ -138,6 +144,7 @@ impl Lead {
 fn open_peers(
     config: &Config,
     ledger: &Ledger,
+    service: &Service,
     crash: CrashPoint,
 ) -> Result<(Box<dyn Peers>, Option<SocketAddr>), NotLed> {
     match (&config.peers, &config.control) {
@@ -150,7 +157,7 @@ fn open_peers(
         (PeersConfig::Registered(_), Some(control)) => {
             let entries = ledger.all(REGISTRATIONS).map_err(Stop::from)?;
             let entries = entries.into_iter().map(|(_, entry)| entry).collect();
-            let peers = Registered::open(control, entries, crash).map_err(lasting)?;
+            let peers = Registered::open(control, entries, service.issuance.as_ref(), crash).map_err(lasting)?;
             let address = peers.address();
             Ok((Box::new(peers), Some(address)))
         }
@@ -188,7 +195,7 @@ impl Candidate {
     /// Stands by and leads in turn, until a permanent failure.
     pub(crate) fn serve(&self, config: &Config, service: &Service, notify: &Notify) -> String {
         loop {
-            let keeper = self.stand_by(service, notify);
+            let Some(keeper) = self.stand_by(service, notify) else { return Stop::Ended.to_string() };
             let led = EtcdStore::open(&self.etcd.settings())
                 .map_err(|failure| NotLed::from(Stop::Ledger(failure.into())))
                 .and_then(|store| Lead::begin(config, Box::new(store), keeper.tenure.clone(), service));
@@ -206,14 +213,17 @@ impl Candidate {
         }
     }
 
-    /// Waits for the leadership.
-    fn stand_by(&self, service: &Service, notify: &Notify) -> Keeper {
+    /// Waits for the leadership. `None`: a signal ends this manager.
+    fn stand_by(&self, service: &Service, notify: &Notify) -> Option<Keeper> {
         let mut last = None;
         loop {
             notify.alive();
+            if service.is_ending() {
+                return None;
+            }
             let (leader, line) = match self.election.campaign() {
                 Ok(Campaign::Won(leadership)) => {
-                    return Keeper::start(*leadership, Duration::from_secs(self.etcd.lease_seconds));
+                    return Some(Keeper::start(*leadership, Duration::from_secs(self.etcd.lease_seconds)));
                 }
                 Ok(Campaign::Lost { holder: Some(holder) }) => {
                     (Some(holder.clone()), format!("stands by for {holder}"))

@@ -12,6 +12,7 @@ mod body;
 mod collection;
 mod devices;
 mod fabrics;
+mod joining;
 mod memory;
 mod oem;
 mod openapi;
