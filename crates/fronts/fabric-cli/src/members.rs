@@ -3,8 +3,9 @@
 
 //! The managers of a pool, and which of them leads.
 //!
-//! A standby names the leader. It is followed only to a manager that the user has named, with the same scheme: passwords
-//! and tokens go nowhere else, whatever an answer says. TLS checks the leader's certificate as it checked the standby's.
+//! A standby names the leader. It is followed only to a manager that the user has named, with the same scheme:
+//! passwords and tokens go nowhere else, whatever an answer says. TLS checks the leader's certificate as it checked the
+//! standby's.
 
 use std::cell::RefCell;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Types what docs/operating/certificates.md shows, on this machine: its configuration, tokens, joins, and a revocation.
+//! Types what docs/operating/certificates.md shows, on this machine: its configuration, tokens, joins, and a
+//! revocation.
 //!
 //! Differences from the page: addresses and directories. The shell's redirections are the test's.
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Machines join with tokens: what a token gives, once and for one name; and what hostile joiners get, which is nothing:
-//! with a wrong token, a used one, a deleted one, requests for other names, another manager in between, and a thousand
-//! connections. No secret is in the log, in the audit log or in the store.
+//! Machines join with tokens: what a token gives, once and for one name; and what hostile joiners get, which is
+//! nothing: with a wrong token, a used one, a deleted one, requests for other names, another manager in between, and a
+//! thousand connections. No secret is in the log, in the audit log or in the store.
 
 mod program;
 

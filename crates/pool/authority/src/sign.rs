@@ -4,7 +4,8 @@
 //! Signs certificates and revocation lists, with rcgen and ring. No sockets, no files; time is an argument.
 //!
 //! A request proves that its sender has the key, and says no more: which names the certificate has follows from the
-//! token or from the certificate that is renewed. A request that asks for other names, or to be an authority, is refused.
+//! token or from the certificate that is renewed. A request that asks for other names, or to be an authority, is
+//! refused.
 
 use std::fmt;
 use std::sync::Arc;
@@ -151,8 +152,8 @@ impl Authority {
         Ok((certificate.pem(), key.serialize_pem()))
     }
 
-    /// One from its certificate and key, in PEM. What it signs is checked as ends will check it, so that a key of another
-    /// certificate, or an authority that has expired, is noticed now.
+    /// One from its certificate and key, in PEM. What it signs is checked as ends will check it, so that a key of
+    /// another certificate, or an authority that has expired, is noticed now.
     pub fn load(certificate: &str, key: &str, now: Millis) -> Result<Authority, Unusable> {
         let unusable =
             |why: &dyn fmt::Display, remedy: &str| Unusable(format!("the authority cannot be used: {why}; {remedy}"));

@@ -3,8 +3,8 @@
 
 //! Whom a certificate is for. Pure.
 //!
-//! Its first name is `NAME.KIND.DOMAIN`, such as `d1.donor.aquifer.internal`: that is the identity by which managers and
-//! donors know the end. The names after it are those at which other machines reach it.
+//! Its first name is `NAME.KIND.DOMAIN`, such as `d1.donor.aquifer.internal`: that is the identity by which managers
+//! and donors know the end. The names after it are those at which other machines reach it.
 
 use std::fmt;
 use std::net::IpAddr;

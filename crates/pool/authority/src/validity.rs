@@ -7,8 +7,8 @@ use aquifer_fabric::Millis;
 
 /// Longest validity of an end's certificate. A choice: a little more than two years, as public authorities once had.
 pub const DAYS_MAX: u32 = 825;
-/// By how much the clocks of two machines may differ: a certificate is valid this long before it was signed, and a token
-/// this long before it was made.
+/// By how much the clocks of two machines may differ: a certificate is valid this long before it was signed, and a
+/// token this long before it was made.
 pub const SKEW: Millis = Millis(5 * 60_000);
 /// A day in milliseconds.
 pub(crate) const DAY_MS: u64 = 86_400_000;

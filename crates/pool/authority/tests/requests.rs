@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the authority signs, and what it does not: requests for other names, to be an authority, without the key, and any
-//! other bytes; certificates and lists as rustls checks them.
+//! What the authority signs, and what it does not: requests for other names, to be an authority, without the key, and
+//! any other bytes; certificates and lists as rustls checks them.
 
 use std::sync::Arc;
 use std::time::Duration;

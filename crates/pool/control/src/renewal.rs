@@ -3,9 +3,9 @@
 
 //! An end's side of renewal: makes a request, and replaces its certificate with the new one.
 //!
-//! If key and certificate are in one file, as `aquifer fabric join` writes it, each renewal has a new key, and one rename
-//! replaces both. If they are in two files, the key stays, since a crash between two renames would leave a key and the
-//! certificate of another one. Whoever reads the files reads them again: donors when they change, keepers with each
+//! If key and certificate are in one file, as `aquifer fabric join` writes it, each renewal has a new key, and one
+//! rename replaces both. If they are in two files, the key stays, since a crash between two renames would leave a key
+//! and the certificate of another one. The files are read again: by donors when they change, by keepers with each
 //! connection. A new certificate is used only after rustls has accepted it with its key, and if it has the old one's
 //! names; everything else leaves the old one in place.
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Connections that are not registered yet. They have a pool and a time of their own, so that they cannot keep ends out.
+//! Connections that are not registered yet. They have a pool and a time of their own, so that they cannot keep ends
+//! out.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

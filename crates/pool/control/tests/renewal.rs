@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Certificates are renewed over the channel, while it works: with a new key where key and certificate share a file, with
-//! the old key where they do not. A revoked one is cut off at once, and the list reaches the ends.
+//! Certificates are renewed over the channel, while it works: with a new key where key and certificate share a file,
+//! with the old key where they do not. A revoked one is cut off at once, and the list reaches the ends.
 
 mod ends;
 

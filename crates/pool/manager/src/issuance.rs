@@ -8,9 +8,9 @@
 //! | `token/ID` | a join token, without its secret (`aquifer_authority::TokenRecord`) |
 //! | `certificate/SERIAL` | whom a certificate is for, when it is valid, and since when it is revoked |
 //!
-//! A certificate is handed out only after its record and the token's use were stored in one transaction: so a token with
-//! one use gives one certificate, whatever is killed. Tokens and records are read from the store each time; the list of
-//! revoked certificates is kept here, and in a file for the control port.
+//! A certificate is handed out only after its record and the token's use were stored in one transaction: so a token
+//! with one use gives one certificate, whatever is killed. Tokens and records are read from the store each time; the
+//! list of revoked certificates is kept here, and in a file for the control port.
 //!
 //! Threads: any may ask; the writer's alone changes the store. Nothing is locked while the store works.
 

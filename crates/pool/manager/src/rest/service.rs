@@ -90,8 +90,8 @@ impl Service {
         *self.position.write().expect("a panic ends the daemon") = position;
     }
 
-    /// Ends this manager after the round that it is in. A leader gives its leadership up, so that no other manager has to
-    /// wait for its lease.
+    /// Ends this manager after the round that it is in. A leader gives its leadership up, so that no other manager has
+    /// to wait for its lease.
     pub(crate) fn end(&self) {
         self.is_ending.store(true, Ordering::Release);
         // The writer may be waiting for something to do. One that has much to do looks by itself.

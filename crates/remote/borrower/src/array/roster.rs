@@ -423,8 +423,8 @@ mod tests {
         assert!(matches!(long, MembershipFailure::BadDescription { .. }));
     }
 
-    /// The seat of ordinal 0 had given up when the second member was admitted, so that the two were taken for members of
-    /// two donors, and a slab's copies could both be with one.
+    /// The seat of ordinal 0 had given up when the second member was admitted, so that the two were taken for members
+    /// of two donors, and a slab's copies could both be with one.
     #[test]
     fn two_members_of_one_donor_are_known_as_such_although_the_seat_seen_first_gave_up() {
         let roster = Roster::new(3).unwrap();
