@@ -43,7 +43,8 @@ const RINGS: &[Ring] = &[
         crates: &[
             // The edge to tiers is for its tests only: they seal an array.
             ("borrower", &["core", "sys", "tier", "tiers", "tls", "wire"]),
-            ("control", &["fabric", "sys", "test-support", "tls"]),
+            ("authority", &["fabric"]),
+            ("control", &["authority", "fabric", "sys", "test-support", "tls"]),
             // The edge to cxl-switch is for its tests only: they need a switch.
             ("cxl-peers", &["cxl-switch", "fabric", "fmapi", "fmapi-client"]),
             // The edge to cxl-switch is for its tests only: they need a peer.
@@ -64,7 +65,10 @@ const RINGS: &[Ring] = &[
             // The edge to tiers is for donor's tests only: they borrow from a real donor.
             ("donor", &["control", "core", "fabric", "sys", "test-support", "tiers", "tls", "wire"]),
             // The edges to donor and wire are for its tests only: they need donors.
-            ("manager", &["control", "cxl-peers", "donor", "fabric", "state-store", "test-support", "tls", "wire"]),
+            (
+                "manager",
+                &["authority", "control", "cxl-peers", "donor", "fabric", "state-store", "test-support", "tls", "wire"],
+            ),
             // The edge to borrower is for its tests only: their members break.
             ("pager", &["borrower", "core", "driver", "stats", "sys", "test-support", "tiers"]),
         ],
@@ -111,7 +115,10 @@ const RINGS: &[Ring] = &[
             ("cxl-switchd", &["cxl-switch", "fmapi"]),
             ("fabric-args", &["fabric"]),
             // The edges to manager and cxl-switchd are for its tests only: they need a daemon and switches.
-            ("fabric-cli", &["cxl-switchd", "fabric", "fabric-args", "manager", "sys", "test-support"]),
+            (
+                "fabric-cli",
+                &["authority", "cxl-switchd", "fabric", "fabric-args", "manager", "sys", "test-support", "tls"],
+            ),
             ("fmapi-args", &[]),
             // The edges to cxl-switch and cxl-switchd are for its tests only: they need peers.
             ("fmapi-cli", &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "test-support"]),

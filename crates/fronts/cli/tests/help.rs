@@ -11,7 +11,7 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 70] = [
+const COMMANDS: [&str; 76] = [
     "",
     "run",
     "vm",
@@ -68,6 +68,12 @@ const COMMANDS: [&str; 70] = [
     "fabric accounts add",
     "fabric accounts change",
     "fabric accounts remove",
+    "fabric token",
+    "fabric token create",
+    "fabric token delete",
+    "fabric token certificates",
+    "fabric token revoke",
+    "fabric join",
     "fmapi",
     "fmapi check",
     "fmapi identify",

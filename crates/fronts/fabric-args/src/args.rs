@@ -9,9 +9,11 @@ use clap::{Args, Subcommand};
 
 pub mod account;
 pub mod change;
+pub mod joining;
 
 use account::{Accounts, Login};
 use change::{Apply, Bind, Create, DeclareGone, Drain, DryRun, Move, OfVolume, Resize};
+use joining::{Join, Tokens};
 
 const NOTES: &str = "\
 Examples:
@@ -33,7 +35,8 @@ Exit status: 0 done, and `diff` found no difference; 1 it could not be done; 2 b
 /// only its owner can read, and it is sent to no other manager. Every command but `events` and a watched status ends
 /// within a minute or two, whatever the manager does.
 #[derive(Clone, Debug, Args)]
-#[command(after_long_help = NOTES, arg_required_else_help = true)]
+// One line of the short help for a command of the pool, within a screen.
+#[command(after_long_help = NOTES, arg_required_else_help = true, disable_help_subcommand = true)]
 pub struct FabricArgs {
     /// The manager.
     #[command(flatten)]
@@ -59,6 +62,16 @@ pub struct ManagerAccess {
     /// The certificates of the authorities to trust, in PEM; needed for https
     #[arg(long, global = true, hide_short_help = true, value_name = "FILE", env = "AQUIFER_FABRIC_CA")]
     pub ca: Option<PathBuf>,
+    /// Another manager of the pool, to which a standby may send this command; once for each
+    #[arg(
+        long = "member",
+        global = true,
+        hide_short_help = true,
+        value_name = "URL",
+        env = "AQUIFER_FABRIC_MEMBERS",
+        value_delimiter = ','
+    )]
+    pub members: Vec<String>,
     /// Print the manager's answers, one JSON value per line
     #[arg(long, global = true)]
     pub json: bool,
@@ -226,6 +239,21 @@ Examples:
   aquifer fabric accounts change admin --password-stdin
   aquifer fabric accounts remove oscar")]
     Accounts(Accounts),
+    /// List the tokens with which machines join, make them, and revoke certificates
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric token
+  aquifer fabric token create --kind donor --name d1 --address 10.0.0.7
+  aquifer fabric token delete 0f3a5b7c9d1e2f40
+  aquifer fabric token certificates
+  aquifer fabric token revoke 5d0e8f1c2b3a49586776859403120f1e")]
+    Token(Tokens),
+    /// Join a pool: make a key here, and get its certificate for a join token
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric join --manager fabric.example:7443 --token-stdin --out /etc/aquifer/pool < token
+  aquifer fabric join --manager 10.0.0.1:7443 --token aqj1.... --out /etc/aquifer/pool")]
+    Join(Join),
 }
 
 /// The daemon.

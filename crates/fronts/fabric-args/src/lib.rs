@@ -14,4 +14,5 @@ pub use args::account::{AccountCommand, Accounts, AddAccount, ChangeAccount, Log
 pub use args::change::{
     Apply, Bind, Class, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Resize, Spread, redundancy,
 };
+pub use args::joining::{CreateToken, EndKind, Join, TokenCommand, Tokens};
 pub use args::{Audit, Compare, Events, FabricArgs, FabricCommand, ManagerAccess, Serve, Status};

@@ -16,8 +16,9 @@ use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
 
 use crate::address::Address;
-use crate::connection::{connect, trust};
+use crate::connection::{connect, trust, trust_pin};
 use crate::failure::{Failure, failed, refused, usage};
+use crate::members::Members;
 
 /// How long an answer may take. The manager itself answers within 60 seconds.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(90);
@@ -25,6 +26,9 @@ const ANSWER_WAIT_MAX: Duration = Duration::from_secs(90);
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// How long an event stream may be silent. The manager sends a sign of life every 15 seconds.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// What a standby answers: to a reader, and to a change.
+const STANDBY: [u16; 2] = [307, 421];
 
 /// A request.
 #[derive(Clone, Debug, Default)]
@@ -63,19 +67,33 @@ pub(crate) struct Client {
     runtime: Runtime,
     pub(crate) address: Address,
     tls: Option<TlsConnector>,
+    members: Members,
     /// The session's token.
     pub(crate) token: Option<String>,
 }
 
 impl Client {
-    pub(crate) fn new(url: &str, ca: Option<&Path>) -> Result<Client, Failure> {
+    /// `members` are the other managers to which a standby may send this client.
+    pub(crate) fn new(url: &str, ca: Option<&Path>, members: &[String]) -> Result<Client, Failure> {
         let address = Address::parse(url).map_err(usage)?;
         let tls = trust(&address, ca)?;
+        let members = Members::new(&address, members)?;
+        Client::with(address, tls, members)
+    }
+
+    /// A client that trusts managers by a fingerprint, wherever they are.
+    pub(crate) fn pinned(url: &str, pin: &str) -> Result<Client, Failure> {
+        let address = Address::parse(url).map_err(usage)?;
+        let members = Members::any(&address);
+        Client::with(address, Some(trust_pin(pin)?), members)
+    }
+
+    fn with(address: Address, tls: Option<TlsConnector>, members: Members) -> Result<Client, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| failed(format!("no requests can be made: {error}; raise the limit on open files")))?;
-        Ok(Client { runtime, address, tls, token: None })
+        Ok(Client { runtime, address, tls, members, token: None })
     }
 
     /// Asks, and returns the answer. An error of the manager is a failure.
@@ -95,10 +113,19 @@ impl Client {
         }
     }
 
+    /// Asks the leader, to which standbys send this client. A standby has not done what it was asked for.
     fn try_ask(&self, request: &Request<'_>) -> Result<(u16, Answer), Failure> {
+        self.members.find_leader(|address| {
+            let (status, answer) = self.ask_at(address, request)?;
+            let elsewhere = answer.location.clone().filter(|_| STANDBY.contains(&status));
+            Ok((elsewhere, (status, answer)))
+        })
+    }
+
+    fn ask_at(&self, address: &Address, request: &Request<'_>) -> Result<(u16, Answer), Failure> {
         self.runtime.block_on(async {
             let answered = async {
-                let response = self.send(request).await?;
+                let response = self.send(address, request).await?;
                 let status = response.status().as_u16();
                 let header =
                     |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
@@ -107,15 +134,14 @@ impl Client {
                 Ok((status, Answer { body, etag, location, token }))
             };
             let late = failed(format!(
-                "the manager at {} does not answer in time; look at its log, and at the state before you try again",
-                self.address
+                "the manager at {address} does not answer in time; look at its log, and at the state before you try again"
             ));
             tokio::time::timeout(ANSWER_WAIT_MAX, answered).await.unwrap_or(Err(late))
         })
     }
 
-    async fn send(&self, request: &Request<'_>) -> Result<hyper::Response<Incoming>, Failure> {
-        let stream = connect(&self.address, self.tls.as_ref()).await?;
+    async fn send(&self, address: &Address, request: &Request<'_>) -> Result<hyper::Response<Incoming>, Failure> {
+        let stream = connect(address, self.tls.as_ref()).await?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.lost(&error))?;
         // It ends with the request, or with the runtime.
@@ -123,7 +149,7 @@ impl Client {
         let mut built = hyper::Request::builder()
             .method(request.method)
             .uri(request.path)
-            .header("host", self.address.authority())
+            .header("host", address.authority())
             .header("connection", "close");
         let number = request.last_event.map(|number| number.to_string());
         let headers = [
@@ -178,8 +204,13 @@ impl Client {
         request: &Request<'_>,
         mut take: impl FnMut(&[u8]) -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
+        let response = self.members.find_leader(|address| {
+            let response = self.runtime.block_on(self.send(address, request))?;
+            let location = response.headers().get("location").and_then(|value| value.to_str().ok()).map(str::to_owned);
+            let elsewhere = location.filter(|_| STANDBY.contains(&response.status().as_u16()));
+            Ok((elsewhere, response))
+        })?;
         self.runtime.block_on(async {
-            let response = self.send(request).await?;
             let status = response.status().as_u16();
             let mut body = response.into_body();
             if status != 200 {

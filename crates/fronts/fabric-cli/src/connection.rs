@@ -29,6 +29,13 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
+/// Trusts the manager whose chain has the certificate with this fingerprint.
+pub(crate) fn trust_pin(pin: &str) -> Result<TlsConnector, Failure> {
+    let config = aquifer_authority::pinned_client(pin)
+        .map_err(|error| failed(format!("TLS 1.3 cannot be used: {error}; report this bug")))?;
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
 /// Reads the authorities that an address needs.
 pub(crate) fn trust(address: &Address, ca: Option<&Path>) -> Result<Option<TlsConnector>, Failure> {
     let path = match (address.is_https, ca) {

@@ -10,7 +10,7 @@ use aquifer_fabric_args::{FabricArgs, FabricCommand};
 use crate::client::Client;
 use crate::failure::{Failure, failed};
 use crate::look::Session;
-use crate::{accounts, change, follow, lists, look, serve, session};
+use crate::{accounts, change, follow, joining, lists, look, serve, session};
 
 /// The exit code of `diff` that found differences.
 const DIFFERS: u8 = 3;
@@ -20,7 +20,10 @@ pub fn run(args: &FabricArgs, out: &mut dyn Write) -> Result<u8, Failure> {
     if let FabricCommand::Serve(args) = &args.command {
         return Err(serve::serve(args));
     }
-    let client = Client::new(&args.access.url, args.access.ca.as_deref())?;
+    if let FabricCommand::Join(join) = &args.command {
+        return joining::join(out, args.access.json, join).map(|()| 0);
+    }
+    let client = Client::new(&args.access.url, args.access.ca.as_deref(), &args.access.members)?;
     let mut session = Session { client, json: args.access.json, out };
     if let FabricCommand::Login(args) = &args.command {
         return accounts::login(&mut session, args).map(|()| 0);
@@ -60,11 +63,12 @@ fn ask(session: &mut Session<'_>, kept: &session::Session, command: &FabricComma
         FabricCommand::Shrink(args) => change::resize(session, args, false),
         FabricCommand::Status(args) => look::status(session, args),
         FabricCommand::Tasks => lists::tasks(session),
+        FabricCommand::Token(args) => joining::tokens(session, args),
         FabricCommand::Unbind(args) => change::unbind(session, args),
         FabricCommand::Volumes => lists::volumes(session),
         FabricCommand::Zones => lists::zones(session),
         // `run` has carried them out.
-        FabricCommand::Login(_) | FabricCommand::Serve(_) => Ok(()),
+        FabricCommand::Join(_) | FabricCommand::Login(_) | FabricCommand::Serve(_) => Ok(()),
     }
     .map(|()| 0)
 }

@@ -12,15 +12,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::{Command, Term};
-use aquifer_tls::{address_name, tenant_name};
+use aquifer_tls::{DonorSide, address_name, tenant_name};
 
 use crate::end::Refused;
 use crate::failure::ChannelFailure;
+use crate::issuing::Issuing;
 use crate::message::{
     Directory, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, Query, Report, VERSION_NEWEST, VERSION_OLDEST, encode,
 };
-use crate::registrar::{Shared, Stranger};
+use crate::registrar::Shared;
 use crate::registration::{EndId, Kind};
+use crate::strangers::Stranger;
 use crate::stream::Stream;
 
 /// How long a connection may take to register.
@@ -126,6 +128,8 @@ fn register<'a>(
                 told: None,
                 told_at: None,
                 checked_at: Instant::now(),
+                checked_by: shared.side(),
+                issuing: Issuing::new(shared.issuer.clone(), chosen),
             };
             Ok(Some((id, channel, jobs)))
         }
@@ -143,6 +147,9 @@ struct Channel<'a> {
     told: Option<u64>,
     told_at: Option<Instant>,
     checked_at: Instant,
+    /// What the certificate was checked by last.
+    checked_by: Option<Arc<DonorSide>>,
+    issuing: Issuing,
 }
 
 impl Channel<'_> {
@@ -159,9 +166,11 @@ impl Channel<'_> {
             }
             let Some(Job { request, id, replies }) = job else {
                 match self.exchange(&Message::Ping)? {
-                    Some(Message::Pong) => continue,
+                    Some(Message::Pong) => {}
                     other => return Err(confused("pong", other.as_ref())),
                 }
+                self.renew()?;
+                continue;
             };
             let answer = match request {
                 Request::Query { term, is_drained } => self.query(term, is_drained)?,
@@ -171,29 +180,53 @@ impl Channel<'_> {
             self.is_busy.store(false, Ordering::Release);
             // If it is late, nobody waits for it any more.
             let _ = replies.try_send((id, answer));
+            self.renew()?;
         }
     }
 
-    /// Whether the end's certificate is still accepted.
+    /// Whether the end's certificate is still accepted. New files are heeded at once.
     fn is_good(&mut self) -> bool {
-        if self.checked_at.elapsed() < CHECK_PAUSE {
+        let side = self.shared.side();
+        let is_same = match (&side, &self.checked_by) {
+            (Some(now), Some(then)) => Arc::ptr_eq(now, then),
+            (now, then) => now.is_none() && then.is_none(),
+        };
+        if is_same && self.checked_at.elapsed() < CHECK_PAUSE {
             return true;
         }
         self.checked_at = Instant::now();
-        self.shared.side().is_none_or(|side| side.check(self.stream.certificates()).is_ok())
+        self.checked_by.clone_from(&side);
+        side.is_none_or(|side| side.check(self.stream.certificates()).is_ok())
+    }
+
+    /// Asks the end for what its certificate's renewal needs, if that is due.
+    fn renew(&mut self) -> Result<(), ChannelFailure> {
+        let certificate = self.stream.certificates().first().map(|certificate| certificate.to_vec());
+        let Some(request) = self.issuing.due(certificate.as_deref()) else { return Ok(()) };
+        let Some(answer) = self.exchange(&request)? else { return Ok(()) };
+        match self.issuing.answered(answer, &certificate.unwrap_or_default()) {
+            Ok(None) => Ok(()),
+            Ok(Some(refused)) => {
+                self.shared.say(&format!("a certificate is not renewed: {refused}"));
+                Ok(())
+            }
+            Err(other) => Err(confused("request", Some(&other))),
+        }
     }
 
     fn query(&mut self, term: Term, is_drained: bool) -> Result<Answer, ChannelFailure> {
-        let directory = self.news();
-        match self.exchange(&Message::Query(Query { term, is_drained, directory }))? {
+        let (directory, revocations) = (self.news(), self.issuing.news());
+        match self.exchange(&Message::Query(Query { term, is_drained, directory, revocations }))? {
             Some(Message::Reported(report)) => Ok(Answer::Reported(report)),
             Some(Message::Deposed(seen)) if seen > term => {
                 // It may not have learned the directory.
                 self.told = None;
+                self.issuing.forget();
                 Ok(Answer::Deposed(seen))
             }
             Some(Message::Unable(refused)) => {
                 self.told = None;
+                self.issuing.forget();
                 Ok(Answer::Unable(Refused::new(refused.why)))
             }
             other => Err(confused("reported", other.as_ref())),

@@ -69,6 +69,12 @@ pub trait End: Send {
     /// A report to the manager with the query's term, which refuses commands of smaller terms from now on.
     fn report(&mut self, query: &Query) -> Result<Report, Deposed>;
 
+    /// Keeps a list of revoked certificates, in PEM, and heeds it from now on. By default it is ignored.
+    fn take_revocations(&mut self, list: &str) -> Result<(), Refused> {
+        let _ = list;
+        Ok(())
+    }
+
     /// Carries out a command, at most once, or refuses it. It is done, or surely not done, when this returns.
     fn carry_out(&mut self, command: &Command) -> Result<(), Refused>;
 }

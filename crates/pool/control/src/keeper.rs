@@ -20,8 +20,9 @@ use rustls::pki_types::ServerName;
 
 use crate::end::{Deposed, End, Refused};
 use crate::failure::{ChannelFailure, NotAnAddress, NotStarted};
-use crate::message::{FRAME_BYTES_MAX, Message, VERSION_NEWEST, VERSION_OLDEST};
+use crate::message::{FRAME_BYTES_MAX, Message, Query, VERSION_NEWEST, VERSION_OLDEST};
 use crate::registration::Registration;
+use crate::renewal::Renewal;
 use crate::stream::Stream;
 
 /// Maximum number of managers of one end: deployments have one, three or five.
@@ -267,23 +268,27 @@ impl Channel<'_> {
         }
         self.stand(ChannelStatus::Registered, None);
         registered();
+        let mut renewal = Renewal::new(self.shared.settings.tls.as_ref());
         loop {
             stream.within(SILENCE_MAX);
             let (number, request) = stream.receive(FRAME_BYTES_MAX)?;
-            let answer = self.answer(request)?;
+            let answer = self.answer(request, &mut renewal)?;
             stream.within(ANSWER_WAIT);
             stream.send(number, &answer)?;
         }
     }
 
-    fn answer(&self, request: Message) -> Result<Message, ChannelFailure> {
+    fn answer(&self, request: Message, renewal: &mut Renewal<'_>) -> Result<Message, ChannelFailure> {
         let end = || self.end.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(match request {
             Message::Ping => Message::Pong,
             Message::Query(query) => {
                 let mut end = end();
                 match end.prepare(query.term).map(|()| end.report(&query)) {
-                    Ok(Ok(report)) => Message::Reported(report),
+                    Ok(Ok(report)) => match self.take_revocations(&mut *end, &query) {
+                        Ok(()) => Message::Reported(report),
+                        Err(refused) => Message::Unable(refused),
+                    },
                     Ok(Err(Deposed { seen })) => Message::Deposed(seen),
                     Err(refused) => Message::Unable(refused),
                 }
@@ -292,8 +297,26 @@ impl Channel<'_> {
                 let mut end = end();
                 Message::Outcomes(commands.iter().map(|command| end.carry_out(command)).collect())
             }
+            Message::Renew => renewal.request().map_or_else(Message::Unable, Message::Request),
+            Message::Certificate(chain) => match renewal.take(&chain) {
+                Ok(()) => {
+                    (self.shared.log)("the fabric manager has renewed the certificate");
+                    Message::Renewed
+                }
+                Err(refused) => Message::Unable(refused),
+            },
             other => return Err(ChannelFailure::Confused { expected: "query", found: other.name() }),
         })
+    }
+
+    /// After the report, since the list is heeded only if its manager's term is.
+    fn take_revocations(&self, end: &mut dyn End, query: &Query) -> Result<(), Refused> {
+        let Some(list) = &query.revocations else { return Ok(()) };
+        let taken = end.take_revocations(list);
+        if let Err(refused) = &taken {
+            (self.shared.log)(&format!("the list of revoked certificates is not kept: {refused}"));
+        }
+        taken
     }
 
     fn connect(&self) -> Result<Stream, ChannelFailure> {

@@ -8,6 +8,8 @@
 //! next report is made, or is lost with the connection. An end that is not asked for a while reconnects.
 //!
 //! - An end implements [`End`] and starts a [`Keeper`], which keeps a channel to each of its managers (`keeper.rs`).
+//! - From version 2 on, a manager with an authority renews the certificates of its ends and gives them the list of
+//!   revoked ones (`issuing.rs` at the manager, `renewal.rs` at the end).
 //! - A manager starts a [`Registrar`], which accepts ends (`registrar.rs`), decides who may register as what
 //!   (`roster.rs`, pure), and carries requests (`channel.rs`).
 //!
@@ -35,18 +37,24 @@
 
 #![forbid(unsafe_code)]
 
+mod accepting;
 mod channel;
 mod end;
 mod failure;
+mod issuing;
 mod keeper;
 mod message;
 mod registrar;
 mod registration;
+mod renewal;
 mod roster;
+mod strangers;
 mod stream;
 
+pub use aquifer_authority::{Revocations, replace};
 pub use end::{Deposed, End, Refused};
 pub use failure::{ChannelFailure, NotAnAddress, NotStarted};
+pub use issuing::Issuer;
 pub use keeper::{ChannelStatus, Keeper, KeeperSettings, ManagerAddress};
 pub use message::{
     Directory, FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Message, NotAFrame, Query, Report, VERSION_NEWEST,

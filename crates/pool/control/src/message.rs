@@ -17,6 +17,8 @@
 //! | `reported`, `deposed` or `unable` | `query` | a report |
 //! | `outcomes` | `commands` | commands, in their order |
 //! | `pong` | `ping` | both are alive |
+//! | `request` or `unable` | `renew` | a request for a new certificate (version 2) |
+//! | `renewed` or `unable` | `certificate` | the new certificate (version 2) |
 //!
 //! Unknown messages and unknown fields end the connection: any change of the messages needs a new version.
 
@@ -38,7 +40,7 @@ pub const HELLO_BYTES_MAX: usize = 16 << 10;
 /// Oldest version of the protocol that is spoken.
 pub const VERSION_OLDEST: u16 = 1;
 /// Newest version of the protocol that is spoken.
-pub const VERSION_NEWEST: u16 = 1;
+pub const VERSION_NEWEST: u16 = 2;
 
 const MAGIC: [u8; 4] = *b"AQC1";
 
@@ -83,12 +85,18 @@ pub struct Query {
     pub is_drained: bool,
     /// The directory, if it has changed since this end last got it.
     pub directory: Option<Directory>,
+    /// Certificates that the pool's authority has revoked, as a list in PEM, if it has changed since this end last got
+    /// it. From version 2 on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revocations: Option<String>,
 }
 
 /// A message, in either direction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Message {
+    /// A new certificate and those that signed it, in PEM.
+    Certificate(String),
     /// Commands, to be carried out in this order.
     Commands(Vec<Command>),
     /// There is no report, because the end has seen this greater term.
@@ -112,8 +120,14 @@ pub enum Message {
     Query(Query),
     /// The end is not registered. The manager ends the connection.
     Refused(Refused),
+    /// Requests a request for a new certificate.
+    Renew,
+    /// The new certificate is in use.
+    Renewed,
     /// A report.
     Reported(Report),
+    /// A request for a new certificate, in PEM.
+    Request(String),
     /// The end cannot report now.
     Unable(Refused),
     /// The end is registered.
@@ -127,6 +141,7 @@ impl Message {
     /// The message's name on the wire.
     pub const fn name(&self) -> &'static str {
         match self {
+            Self::Certificate(_) => "certificate",
             Self::Commands(_) => "commands",
             Self::Deposed(_) => "deposed",
             Self::Hello { .. } => "hello",
@@ -135,7 +150,10 @@ impl Message {
             Self::Pong => "pong",
             Self::Query(_) => "query",
             Self::Refused(_) => "refused",
+            Self::Renew => "renew",
+            Self::Renewed => "renewed",
             Self::Reported(_) => "reported",
+            Self::Request(_) => "request",
             Self::Unable(_) => "unable",
             Self::Welcome { .. } => "welcome",
         }

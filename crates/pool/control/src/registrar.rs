@@ -3,14 +3,12 @@
 
 //! A manager's side: accepts ends, registers them, and carries requests to all of them at once.
 //!
-//! Threads: one accepts; one for each connection (`channel.rs`). A connection is a stranger's until it is registered:
-//! strangers have a pool and a time of their own, so that they cannot keep ends out.
+//! Threads: one accepts (`accepting.rs`); one for each connection (`channel.rs`). A connection is a stranger's until it
+//! is registered (`strangers.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::ErrorKind;
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -20,20 +18,18 @@ use std::time::{Duration, Instant};
 
 use aquifer_fabric::{Command, DonorId, End as Receiving, Term};
 use aquifer_sys::wakeup::Wakeup;
-use aquifer_tls::{CredentialFailure, DonorSide, Files};
+use aquifer_tls::{DonorSide, Files};
 
+use crate::accepting;
 use crate::channel::{self, Answer, Job};
 use crate::end::Refused;
 use crate::failure::NotStarted;
+use crate::issuing::Issuer;
 use crate::message::Report;
 use crate::registration::{EndId, Kind};
 use crate::roster::{Entry, Patterns, Roster};
+use crate::strangers::Strangers;
 
-/// Maximum number of connections that are not registered yet. A choice: a thousand ends that reconnect together
-/// register within seconds, and strangers use few resources.
-const STRANGERS_MAX: usize = 64;
-/// Maximum number of these from one address.
-const STRANGERS_PER_ADDRESS_MAX: usize = 32;
 /// How long a round waits for reports. An end that takes longer is silent in this round, and is not waited for again
 /// until it has answered.
 const REPORT_WAIT: Duration = Duration::from_secs(2);
@@ -41,14 +37,6 @@ const REPORT_WAIT: Duration = Duration::from_secs(2);
 const COMMAND_WAIT: Duration = Duration::from_secs(5);
 /// Maximum number of commands in one request to an end; the rest is lost, and due again in the next round.
 const COMMANDS_MAX: usize = 64;
-/// The time between two readings of the certificates, within which a renewed one is used.
-const RELOAD_PAUSE: Duration = Duration::from_secs(10);
-/// Only a bound on the wait for a connection; nothing happens when it ends.
-const SLEEP: Duration = Duration::from_secs(60);
-/// The pause after a connection could not be accepted.
-const PAUSE: Duration = Duration::from_millis(100);
-/// The stack of a connection's thread; messages are on the heap, and parsing JSON nests 128 levels at most.
-const STACK_BYTES: usize = 512 << 10;
 /// Maximum number of log lines about strangers in one second, so that they cannot fill a log.
 const LINES_PER_SECOND_MAX: u32 = 10;
 
@@ -101,12 +89,6 @@ struct Connected {
 }
 
 #[derive(Default)]
-struct Strangers {
-    count: usize,
-    by_address: BTreeMap<IpAddr, usize>,
-}
-
-#[derive(Default)]
 struct Lines {
     second: Option<Instant>,
     count: u32,
@@ -117,11 +99,12 @@ pub(crate) struct Shared {
     pub(crate) roster: Mutex<Roster>,
     pub(crate) side: RwLock<Option<Arc<DonorSide>>>,
     connected: Mutex<BTreeMap<EndId, Connected>>,
-    strangers: Mutex<Strangers>,
+    pub(crate) strangers: Mutex<Strangers>,
     lines: Mutex<Lines>,
     log: Box<dyn Fn(&str) + Send + Sync>,
     is_over: AtomicBool,
-    wakeup: Wakeup,
+    pub(crate) wakeup: Wakeup,
+    pub(crate) issuer: Option<Arc<dyn Issuer>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -131,6 +114,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     pub(crate) fn roster(&self) -> MutexGuard<'_, Roster> {
         lock(&self.roster)
+    }
+
+    pub(crate) fn strangers(&self) -> MutexGuard<'_, Strangers> {
+        lock(&self.strangers)
     }
 
     pub(crate) fn side(&self) -> Option<Arc<DonorSide>> {
@@ -182,37 +169,6 @@ impl Shared {
     }
 }
 
-/// A connection that is not registered yet; counts until it is dropped.
-pub(crate) struct Stranger {
-    shared: Arc<Shared>,
-    address: IpAddr,
-}
-
-impl Stranger {
-    fn admit(shared: &Arc<Shared>, address: IpAddr) -> Option<Stranger> {
-        let mut strangers = lock(&shared.strangers);
-        let of_address = strangers.by_address.get(&address).copied().unwrap_or(0);
-        if strangers.count >= STRANGERS_MAX || of_address >= STRANGERS_PER_ADDRESS_MAX {
-            return None;
-        }
-        strangers.count += 1;
-        strangers.by_address.insert(address, of_address + 1);
-        Some(Stranger { shared: Arc::clone(shared), address })
-    }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let mut strangers = lock(&self.shared.strangers);
-        strangers.count -= 1;
-        let left = strangers.by_address.get(&self.address).map_or(0, |count| count - 1);
-        match left {
-            0 => strangers.by_address.remove(&self.address),
-            left => strangers.by_address.insert(self.address, left),
-        };
-    }
-}
-
 /// Accepts ends and carries requests to them, until it is dropped.
 pub struct Registrar {
     shared: Arc<Shared>,
@@ -233,10 +189,20 @@ impl Registrar {
         stored: Vec<Entry>,
         log: Box<dyn Fn(&str) + Send + Sync>,
     ) -> Result<Registrar, NotStarted> {
+        Registrar::start_issuing(settings, stored, None, log)
+    }
+
+    /// The same, with the authority that renews the certificates of ends.
+    pub fn start_issuing(
+        settings: RegistrarSettings,
+        stored: Vec<Entry>,
+        issuer: Option<Arc<dyn Issuer>>,
+        log: Box<dyn Fn(&str) + Send + Sync>,
+    ) -> Result<Registrar, NotStarted> {
         if settings.tls.is_none() && !settings.listen.ip().is_loopback() {
             return Err(NotStarted::Plain(settings.listen));
         }
-        let side = load(&settings).map_err(NotStarted::Credentials)?;
+        let side = accepting::load(&settings).map_err(NotStarted::Credentials)?;
         let failure = |error| NotStarted::Listen(settings.listen, error);
         let listener = TcpListener::bind(settings.listen).map_err(failure)?;
         listener.set_nonblocking(true).map_err(failure)?;
@@ -252,10 +218,12 @@ impl Registrar {
             log,
             is_over: AtomicBool::new(false),
             wakeup,
+            issuer,
         });
-        let accepting = Arc::clone(&shared);
+        let shared_by = Arc::clone(&shared);
         let thread = thread::Builder::new().name("control-accept".into());
-        let thread = thread.spawn(move || accept(&accepting, &listener, &settings)).map_err(NotStarted::Thread)?;
+        let thread =
+            thread.spawn(move || accepting::accept(&shared_by, &listener, &settings)).map_err(NotStarted::Thread)?;
         Ok(Registrar { shared, address, thread: Some(thread) })
     }
 
@@ -397,40 +365,6 @@ impl Drop for Registrar {
         }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
-        }
-    }
-}
-
-fn load(settings: &RegistrarSettings) -> Result<Option<Arc<DonorSide>>, CredentialFailure> {
-    let Some(files) = &settings.tls else { return Ok(None) };
-    Ok(Some(Arc::new(files.load()?.for_manager(settings.revocations.as_deref())?)))
-}
-
-/// The accepting thread's loop.
-fn accept(shared: &Arc<Shared>, listener: &TcpListener, settings: &RegistrarSettings) {
-    let (mut connection, mut loaded) = (0, Instant::now());
-    while !shared.is_over() {
-        match listener.accept() {
-            Ok((socket, peer)) => {
-                if loaded.elapsed() > RELOAD_PAUSE {
-                    loaded = Instant::now();
-                    match load(settings) {
-                        Ok(side) => *shared.side.write().unwrap_or_else(PoisonError::into_inner) = side,
-                        Err(failure) => shared.say(&format!("the certificates stay as they were: {failure}")),
-                    }
-                }
-                connection += 1;
-                // Without an answer: there are too many strangers, and an end tries again.
-                let Some(stranger) = Stranger::admit(shared, peer.ip().to_canonical()) else { continue };
-                let (shared, connection) = (Arc::clone(shared), connection);
-                let serve = move || channel::serve(&shared, stranger, socket, peer.ip(), connection);
-                // If the thread cannot be started, the connection ends with the closure.
-                let _ = thread::Builder::new().name("control-serve".into()).stack_size(STACK_BYTES).spawn(serve);
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                shared.wakeup.sleep(Some(listener.as_raw_fd()), SLEEP);
-            }
-            Err(_) => shared.wakeup.sleep(None, PAUSE),
         }
     }
 }

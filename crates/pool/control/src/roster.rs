@@ -20,7 +20,8 @@ use crate::registration::{EndId, Kind, NotARegistration, Registration};
 const ENTRIES_MAX: usize = 4096;
 
 /// Identities, as the configuration lists them: each is a name such as `dns:d1.example`, or has one `*` at its end or
-/// after its kind, which stands for anything: `uri:spiffe://example/donor/*`, `dns:*.donors.example`, `*`.
+/// after its kind, which stands for anything: `uri:spiffe://example/donor/*`, `dns:*.donors.example`, `*`. `{id}` in it
+/// stands for the name that the end registers: with `dns:{id}.donor.example`, a certificate is for one name only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Patterns(pub Vec<String>);
@@ -32,9 +33,9 @@ impl Default for Patterns {
 }
 
 impl Patterns {
-    /// Whether one of them stands for this identity.
-    pub fn admit(&self, identity: &str) -> bool {
-        self.0.iter().any(|pattern| match pattern.split_once('*') {
+    /// Whether one of them stands for this identity, which registers the end `id`.
+    pub fn admit(&self, identity: &str, id: &str) -> bool {
+        self.0.iter().map(|pattern| pattern.replace("{id}", id)).any(|pattern| match pattern.split_once('*') {
             None => pattern == identity,
             Some((begin, end)) => {
                 identity.len() >= begin.len() + end.len() && identity.starts_with(begin) && identity.ends_with(end)
@@ -154,7 +155,7 @@ impl Roster {
             Kind::Donor => &self.donors,
             Kind::Host => &self.hosts,
         };
-        if !patterns.admit(identity) {
+        if !patterns.admit(identity, id.name()) {
             return Err(NotRegistered::Identity { identity: identity.to_owned(), kind });
         }
         match self.entries.get(&id) {
@@ -279,8 +280,10 @@ mod tests {
             let name = identity.replace(':', "-");
             assert_eq!(roster.register(identity, end(kind, &name, &[])).is_ok(), may, "{identity}");
         }
-        assert!(!patterns(&["dns:a*a"]).admit("dns:a"), "the parts around * do not overlap");
-        assert!(Patterns::default().admit("address:127.0.0.1"));
+        assert!(!patterns(&["dns:a*a"]).admit("dns:a", "d1"), "the parts around * do not overlap");
+        assert!(Patterns::default().admit("address:127.0.0.1", "d1"));
+        let own = patterns(&["dns:{id}.donor.example"]);
+        assert!(own.admit("dns:d1.donor.example", "d1") && !own.admit("dns:d1.donor.example", "d2"));
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn messages() -> Vec<Message> {
         Message::Refused(Refused::new("because; do this")),
         Message::Ping,
         Message::Pong,
-        Message::Query(Query { term: Term(3), is_drained: true, directory: Some(directory) }),
+        Message::Query(Query { term: Term(3), is_drained: true, directory: Some(directory), ..Query::default() }),
         Message::Query(Query::default()),
         Message::Reported(Report::Donor(report)),
         Message::Reported(Report::Host(HostReport::default())),
@@ -47,10 +47,27 @@ fn messages() -> Vec<Message> {
     ]
 }
 
+/// What version 2 has besides.
+fn messages_of_version_2() -> Vec<Message> {
+    vec![
+        Message::Hello { oldest: 1, newest: 2, registration: registration(Kind::Host, "h1") },
+        Message::Query(Query { term: Term(3), revocations: Some("a list".into()), ..Query::default() }),
+        Message::Renew,
+        Message::Request("a request".into()),
+        Message::Certificate("a chain".into()),
+        Message::Renewed,
+    ]
+}
+
 #[test]
 fn what_is_written_is_read_back_and_is_golden() {
+    check(messages(), "messages_v1.jsonl");
+    check(messages_of_version_2(), "messages_v2.jsonl");
+}
+
+fn check(messages: Vec<Message>, golden: &str) {
     let mut text = String::new();
-    for (number, message) in (1..).zip(messages()) {
+    for (number, message) in (1..).zip(messages) {
         let frame = encode(number, &message).expect("short");
         let header = frame[..HEADER_BYTES].try_into().expect("a header");
         assert_eq!(payload_bytes(header, frame.len()), Ok((frame.len() - HEADER_BYTES, number)));
@@ -58,7 +75,7 @@ fn what_is_written_is_read_back_and_is_golden() {
         text.push_str(std::str::from_utf8(&frame[HEADER_BYTES..]).expect("JSON is text"));
         text.push('\n');
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/messages_v1.jsonl");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(golden);
     if std::env::var_os("AQUIFER_BLESS").is_some() {
         std::fs::write(&path, &text).expect("written");
     }

@@ -16,10 +16,12 @@ use aquifer_fabric::Bytes;
 use aquifer_tls::Files;
 use serde::{Deserialize, Serialize};
 
+mod ca;
 mod events;
 mod state;
 
 use crate::simulated::{DEVICES_MAX, SWITCH_HOSTS_MAX};
+pub use ca::CaConfig;
 pub use events::EventsConfig;
 pub(crate) use events::is_loopback;
 pub use state::{EmbeddedConfig, EtcdConfig, StateConfig, StoreConfig};
@@ -46,6 +48,9 @@ pub struct Config {
     /// The server's certificate. Without it, only loopback addresses are allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,
+    /// The pool's authority, which signs certificates of donors, hosts and managers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<CaConfig>,
     /// Where Prometheus gets the metrics, without TLS and without a password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,
@@ -136,8 +141,8 @@ impl ControlConfig {
         }
     }
 
-    fn check(&self) -> Result<(), NotAConfig> {
-        let is_plain = self.files()?.is_none();
+    fn check(&self, has_authority: bool) -> Result<(), NotAConfig> {
+        let is_plain = self.files()?.is_none() && !has_authority;
         if is_plain && !self.listen.ip().is_loopback() {
             return refuse(format!(
                 "control.listen = \"{}\" is reachable from other machines without TLS; write control.certificate, \
@@ -293,7 +298,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), NotAConfig> {
-        if self.tls.is_none() && !self.listen.ip().is_loopback() {
+        if self.tls.is_none() && self.ca.is_none() && !self.listen.ip().is_loopback() {
             return refuse(format!(
                 "listen = \"{}\" is reachable from other machines without TLS; add [tls], or listen on 127.0.0.1",
                 self.listen
@@ -302,13 +307,16 @@ impl Config {
         self.state.check()?;
         match (&self.peers, &self.control) {
             (PeersConfig::Simulated(peers), None) => peers.check()?,
-            (PeersConfig::Registered(_), Some(control)) => control.check()?,
+            (PeersConfig::Registered(_), Some(control)) => control.check(self.ca.is_some())?,
             (PeersConfig::Simulated(_), Some(_)) => {
                 return refuse("[control] is for registered peers; write peers.kind = \"registered\", or remove it");
             }
             (PeersConfig::Registered(_), None) => {
                 return refuse("peers.kind = \"registered\" needs [control]; write where donors and hosts connect");
             }
+        }
+        if let Some(ca) = &self.ca {
+            ca.check(self.state.etcd().is_some())?;
         }
         SwitchConfig::check_all(&self.switches).map_err(|not| NotAConfig(not.to_string()))?;
         let limits = [
@@ -383,7 +391,8 @@ mod tests {
         let config = Config::parse(&format!("state = \"s\"\n{text}")).expect("it can be used");
         let control = config.control.expect("it has a control port");
         assert!(control.files().is_ok_and(|files| files.is_some()));
-        assert!(control.donors.admit("dns:d1.donors.example") && !control.hosts.admit("dns:d1.donors.example"));
+        assert!(control.donors.admit("dns:d1.donors.example", "d1"));
+        assert!(!control.hosts.admit("dns:d1.donors.example", "d1"));
     }
 
     #[test]

@@ -11,17 +11,19 @@ use std::sync::{Arc, Mutex};
 use aquifer_state_store::EmbeddedStore;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tokio_rustls::TlsAcceptor;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
 use crate::console::Console;
+use crate::issuance::Issuance;
 use crate::notify::Notify;
 use crate::office::{Candidate, Lead, make_directory};
 use crate::rest::{Position, Service};
 use crate::sessions::Sessions;
 use crate::tenure::Tenure;
+use crate::tls::{self, Served};
 use crate::writer::{Posted, Shared};
-use crate::{http, push, scrape, tls};
+use crate::{http, push, scrape};
 
 /// Threads that answer requests.
 const BLOCKING_MAX: usize = 32;
@@ -53,7 +55,7 @@ pub struct Daemon {
     runtime: Runtime,
     listener: TcpListener,
     scraped: Option<TcpListener>,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Arc<Served>>,
     service: Arc<Service>,
     office: Office,
     config: Config,
@@ -68,17 +70,29 @@ fn bind(runtime: &Runtime, address: SocketAddr, setting: &str) -> Result<TcpList
 impl Daemon {
     /// Opens an embedded store and takes a term, and binds the addresses.
     pub fn start(config: &Config) -> Result<Daemon, Failure> {
-        let tls = config.tls.as_ref().map(tls::server).transpose().map_err(failed)?;
+        let mut config = config.clone();
+        let named = config.tls.as_ref().map(Served::open).transpose().map_err(failed)?;
         let console = Console::find(config.console.as_deref()).map_err(failed)?;
-        let directory = config.state.directory();
-        make_directory(directory).map_err(failed)?;
+        make_directory(config.state.directory()).map_err(failed)?;
+        let issuance = Issuance::open(&mut config).map_err(failed)?.map(Arc::new);
+        let (config, directory) = (&config, config.state.directory());
+        let tls = match (named, &config.tls) {
+            (None, Some(own)) => Some(Served::open(own).map_err(failed)?),
+            (named, _) => named,
+        };
+        let tls = tls.map(Arc::new);
         let service = Arc::new(Service {
             shared: Arc::new(Shared::default()),
             sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
             position: Position::Standby { leader: None }.into(),
             directory: directory.to_owned(),
             console,
+            issuance,
+            is_ending: false.into(),
         });
+        if let Some(issuance) = &service.issuance {
+            issuance.serve(&service);
+        }
         let lead = match config.state.etcd() {
             Some(_) => None,
             None => {
@@ -95,7 +109,6 @@ impl Daemon {
             .map_err(|error| failed(format!("threads cannot be started: {error}; raise the limit on processes")))?;
         let listener = bind(&runtime, config.listen, "listen")?;
         let scraped = config.metrics.map(|address| bind(&runtime, address, "metrics")).transpose()?;
-        let tls = tls.map(TlsAcceptor::from);
         let office = match (lead, config.state.etcd()) {
             (Some(lead), _) => Office::Lead(Box::new(lead), Lead::take_orders(&service)),
             (None, None) => return Err(failed("nobody leads; report this bug")),
@@ -129,6 +142,12 @@ impl Daemon {
     pub fn serve(self) -> Failure {
         let Daemon { runtime, listener, scraped, tls, service, office, config } = self;
         let notify = Notify::from_environment();
+        if let Some(served) = tls.clone() {
+            let issuance = service.issuance.clone();
+            // Without the thread, the certificates stay as they are until a restart.
+            let watch = move || tls::watch(&served, issuance.as_deref());
+            let _ = std::thread::Builder::new().name("certificates".into()).spawn(watch);
+        }
         runtime.spawn(http::serve(listener, tls, Arc::clone(&service)));
         runtime.spawn(push::run(Arc::clone(&service)));
         if let Some(listener) = scraped {
@@ -142,6 +161,15 @@ impl Daemon {
         notify.stopping();
         runtime.shutdown_background();
         failed(line)
+    }
+}
+
+/// Ends the manager when this signal arrives.
+async fn end_by(kind: SignalKind, service: Arc<Service>) {
+    // Without a handler, a signal ends the process at once, which is as safe and makes the others wait for the lease.
+    if let Ok(mut signal) = signal(kind) {
+        signal.recv().await;
+        service.end();
     }
 }
 
@@ -160,5 +188,10 @@ pub fn run(config: &Config) -> Result<(), Failure> {
     if let Some(address) = daemon.control_address() {
         println!("donors and hosts register at {address}");
     }
-    Err(daemon.serve())
+    let service = Arc::clone(&daemon.service);
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        daemon.runtime.spawn(end_by(kind, Arc::clone(&service)));
+    }
+    let ended = daemon.serve();
+    if service.is_ending() { Ok(()) } else { Err(ended) }
 }

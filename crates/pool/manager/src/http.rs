@@ -21,12 +21,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio_rustls::TlsAcceptor;
 
 use crate::console::Page;
 use crate::events::{self, Event};
 use crate::rest::{Answer, BODY_BYTES_MAX, Problem, Request, Service, now};
 use crate::sessions::Who;
+use crate::tls::Served;
 
 /// Maximum number of connections at a time. Further ones wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 256;
@@ -45,7 +45,7 @@ const SESSION_LOOK: Duration = Duration::from_secs(1);
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// Accepts connections until the process ends.
-pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, service: Arc<Service>) {
+pub(crate) async fn serve(listener: TcpListener, tls: Option<Arc<Served>>, service: Arc<Service>) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
@@ -57,7 +57,7 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, servi
                 continue;
             }
         };
-        let (tls, service) = (tls.clone(), Arc::clone(&service));
+        let (tls, service) = (tls.as_ref().map(|served| served.acceptor()), Arc::clone(&service));
         tokio::spawn(async move {
             match tls {
                 None => connection(stream, from, service).await,

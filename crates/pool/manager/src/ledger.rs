@@ -11,6 +11,7 @@
 //! | `audit/NUMBER` | a record of the audit log, its number in 16 digits |
 //! | `audit/tail` | the end of the audit log |
 //! | `account/NAME`, `session/ID` | see `accounts.rs` and `sessions.rs` |
+//! | `token/ID`, `certificate/SERIAL` | see `issuance.rs` |
 //!
 //! A change is stored with its audit records, under the expectation that `term` and `desired/head` are as this manager
 //! wrote them last: a manager that was deposed stores nothing.
@@ -241,6 +242,11 @@ impl Ledger {
             None => transaction.delete(key(name)),
         });
         self.with_entries(transaction, entries, now).map(drop)
+    }
+
+    /// The value of a key, if there is one.
+    pub(crate) fn one<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, LedgerFailure> {
+        Ok(self.load(name)?.map(|(_, value)| value))
     }
 
     /// All values whose keys begin with `prefix`, with the rest of their keys.

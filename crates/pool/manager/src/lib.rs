@@ -28,6 +28,7 @@ mod events;
 mod exposition;
 mod http;
 mod initial;
+mod issuance;
 mod ledger;
 mod merge;
 mod meters;
@@ -50,8 +51,8 @@ mod tls;
 mod writer;
 
 pub use config::{
-    Config, ControlConfig, EmbeddedConfig, EtcdConfig, EventsConfig, NotAConfig, PeersConfig, RegisteredConfig,
-    SimulatedConfig, StateConfig, StoreConfig, reference,
+    CaConfig, Config, ControlConfig, EmbeddedConfig, EtcdConfig, EventsConfig, NotAConfig, PeersConfig,
+    RegisteredConfig, SimulatedConfig, StateConfig, StoreConfig, reference,
 };
 pub use daemon::{Daemon, Failure, run};
 pub use exposition::METRICS;

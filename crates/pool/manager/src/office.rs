@@ -80,10 +80,13 @@ impl Lead {
         let shared = &service.shared;
         let (ledger, _) = Ledger::open(store, crash.clone()).map_err(Stop::from)?;
         let ledger = ledger.counted_by(Arc::clone(&shared.meters));
-        let (others, control) = open_peers(config, &ledger, crash)?;
+        let (others, control) = open_peers(config, &ledger, service, crash)?;
         let peers = Box::new(Combined::new(others, Switches::new(&config.switches)));
         let silent_ms = config.rounds.silent_seconds * 1000;
         let mut writer = Writer::start(Arc::clone(shared), ledger, tenure, peers, silent_ms, now())?;
+        if let Some(issuance) = &service.issuance {
+            issuance.read_list(&writer.ledger, now()).map_err(Stop::from)?.map_err(lasting)?;
+        }
         let sessions = Sessions::load(&writer.ledger, config.sessions.clone()).map_err(Stop::from)?;
         *service.sessions.lock().expect("a panic ends the daemon") = sessions;
         *shared.subscriptions() = Subscriptions::load(&writer.ledger, config.events.clone()).map_err(Stop::from)?;
@@ -131,6 +134,9 @@ impl Lead {
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
             };
             taken.extend(posted.try_iter().take(ORDERS_MAX));
+            if service.is_ending() {
+                return Stop::Ended;
+            }
             match self.writer.round(taken, now()) {
                 Ok(busy) => is_busy = busy,
                 Err(stop) => return stop,
@@ -161,6 +167,7 @@ impl Lead {
 fn open_peers(
     config: &Config,
     ledger: &Ledger,
+    service: &Service,
     crash: CrashPoint,
 ) -> Result<(Box<dyn Peers>, Option<SocketAddr>), NotLed> {
     match (&config.peers, &config.control) {
@@ -173,7 +180,7 @@ fn open_peers(
         (PeersConfig::Registered(_), Some(control)) => {
             let entries = ledger.all(REGISTRATIONS).map_err(Stop::from)?;
             let entries = entries.into_iter().map(|(_, entry)| entry).collect();
-            let peers = Registered::open(control, entries, crash).map_err(lasting)?;
+            let peers = Registered::open(control, entries, service.issuance.as_ref(), crash).map_err(lasting)?;
             let address = peers.address();
             Ok((Box::new(peers), Some(address)))
         }
@@ -199,7 +206,7 @@ impl Candidate {
     /// Stands by and leads in turn, until a permanent failure.
     pub(crate) fn serve(&self, config: &Config, service: &Service, notify: &Notify) -> String {
         loop {
-            let keeper = self.stand_by(service, notify);
+            let Some(keeper) = self.stand_by(service, notify) else { return Stop::Ended.to_string() };
             let led = EtcdStore::open(&self.etcd.settings())
                 .map_err(|failure| NotLed::from(Stop::Ledger(failure.into())))
                 .and_then(|store| Lead::begin(config, Box::new(store), keeper.tenure.clone(), service));
@@ -217,14 +224,17 @@ impl Candidate {
         }
     }
 
-    /// Waits for the leadership.
-    fn stand_by(&self, service: &Service, notify: &Notify) -> Keeper {
+    /// Waits for the leadership. `None`: a signal ends this manager.
+    fn stand_by(&self, service: &Service, notify: &Notify) -> Option<Keeper> {
         let mut last = None;
         loop {
             notify.alive();
+            if service.is_ending() {
+                return None;
+            }
             let (leader, line) = match self.election.campaign() {
                 Ok(Campaign::Won(leadership)) => {
-                    return Keeper::start(*leadership, Duration::from_secs(self.etcd.lease_seconds));
+                    return Some(Keeper::start(*leadership, Duration::from_secs(self.etcd.lease_seconds)));
                 }
                 Ok(Campaign::Lost { holder: Some(holder) }) => {
                     (Some(holder.clone()), format!("stands by for {holder}"))

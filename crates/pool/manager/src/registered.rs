@@ -14,13 +14,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_control::{EndId, Entry, NotSent, NotStarted, Registrar, RegistrarSettings, Registration, Report, Unheard};
+use aquifer_control::{
+    EndId, Entry, Issuer, NotSent, NotStarted, Registrar, RegistrarSettings, Registration, Report, Unheard,
+};
 use aquifer_fabric::{
     Availability, Bytes, Command, Desired, Donor, DonorId, Enclosure, Host, Parts, SLAB, Source, Term, Topology,
 };
 
 use crate::config::ControlConfig;
 use crate::crash::CrashPoint;
+use crate::issuance::{Issuance, Renewals};
 use crate::ledger::json;
 use crate::peers::{Peers, Record, Reports, SendFailure, Silent};
 use crate::rest::now;
@@ -63,6 +66,7 @@ impl Registered {
     pub(crate) fn open(
         config: &ControlConfig,
         entries: Vec<Entry>,
+        issuance: Option<&Arc<Issuance>>,
         crash: CrashPoint,
     ) -> Result<Registered, NotOpened> {
         let stored = entries.iter().filter_map(|entry| Some((entry.registration.check().ok()?, entry.clone())));
@@ -75,7 +79,8 @@ impl Registered {
             hosts: config.hosts.clone(),
         };
         let log = Box::new(|line: &str| eprintln!("aquifer-fabricd: {line}"));
-        let registrar = Registrar::start(settings, entries, log).map_err(NotOpened::Registrar)?;
+        let issuer = issuance.map(|issuance| Arc::new(Renewals(Arc::clone(issuance))) as Arc<dyn Issuer>);
+        let registrar = Registrar::start_issuing(settings, entries, issuer, log).map_err(NotOpened::Registrar)?;
         let topology = Arc::new(topology_of(&stored));
         let (changes, recording, drained) = (None, None, BTreeSet::new());
         Ok(Registered { registrar, topology, stored, changes, recording, drained, crash })

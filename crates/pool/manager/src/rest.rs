@@ -13,6 +13,7 @@ mod collection;
 mod devices;
 mod events;
 mod fabrics;
+mod joining;
 mod memory;
 mod metadata;
 mod oem;

@@ -41,6 +41,8 @@ type Answer = Box<dyn FnOnce(Result<Done, NotDone>) + Send>;
 pub(crate) enum Stop {
     /// Another manager has a greater term.
     Deposed { seen: Term },
+    /// A signal ends this manager.
+    Ended,
     /// The store failed.
     Ledger(LedgerFailure),
     /// The leadership of the leader was not kept alive in time.
@@ -52,6 +54,7 @@ impl Stop {
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Deposed { .. } | Self::LeadershipLost => true,
+            Self::Ended => false,
             Self::Ledger(failure) => failure.may_pass(),
         }
     }
@@ -69,6 +72,7 @@ impl std::fmt::Display for Stop {
             Self::Deposed { seen } => {
                 write!(f, "another fabric manager has term {seen}; stop one of the two, then start again")
             }
+            Self::Ended => f.write_str("a signal ends this manager; start it again"),
             Self::Ledger(failure) => failure.fmt(f),
             Self::LeadershipLost => {
                 f.write_str("the lease in etcd was not renewed in time; check the members and the network")

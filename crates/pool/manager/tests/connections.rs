@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use aquifer_manager::Config;
 use daemon::{
@@ -181,6 +182,26 @@ fn a_client_that_trusts_another_authority_sends_nothing() {
     let refused = stream.write_all(request("GET", "/redfish/v1", "", "").as_bytes()).expect_err("it is a stranger");
     assert!(refused.to_string().contains("invalid peer certificate"), "{refused}");
     assert_eq!(ask_tls(&daemon, &authority.client(), &request("GET", "/redfish/v1", "", "")).0.status, 200);
+    finish(daemon);
+}
+
+#[test]
+fn a_renewed_certificate_is_served_without_a_restart() {
+    let (directory, old, new) = (directory("renewed"), Authority::new(), Authority::new());
+    let daemon = Daemon::start(&directory, &rack(None), &old.sign(&directory));
+    let text = request("GET", "/redfish/v1", "", "");
+    assert_eq!(ask_tls(&daemon, &old.client(), &text).0.status, 200);
+    // What cannot be used changes nothing.
+    std::fs::write(directory.join("cert.pem"), "no certificate").expect("written");
+    std::thread::sleep(Duration::from_secs(5));
+    assert_eq!(ask_tls(&daemon, &old.client(), &text).0.status, 200);
+    new.sign(&directory);
+    let (begun, client) = (Instant::now(), new.client());
+    while connect_tls(&daemon, &client).write_all(text.as_bytes()).is_err() {
+        assert!(begun.elapsed() < WAIT_MAX, "the old certificate is still served");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(ask_tls(&daemon, &client, &text).0.status, 200);
     finish(daemon);
 }
 

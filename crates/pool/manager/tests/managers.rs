@@ -31,15 +31,21 @@ struct Managers {
     directory: PathBuf,
     rack: SimulatedConfig,
     token: String,
+    lease_seconds: u64,
 }
 
 impl Managers {
     /// Starts members and managers, logs in, and declares a pool.
     fn start(name: &str) -> Option<Managers> {
+        Managers::start_with(name, LEASE_SECONDS)
+    }
+
+    fn start_with(name: &str, lease_seconds: u64) -> Option<Managers> {
         let directory = directory(name);
         let etcd = EtcdCluster::start(3, &directory)?;
         let rack = SimulatedConfig { directory: Some(directory.join("rack")), ..rack(None) };
-        let mut managers = Managers { etcd, daemons: Vec::new(), directory, rack, token: String::new() };
+        let (daemons, token) = (Vec::new(), String::new());
+        let mut managers = Managers { etcd, daemons, directory, rack, token, lease_seconds };
         for number in 0..3 {
             let started = managers.launch(number);
             managers.daemons.push(started);
@@ -77,11 +83,12 @@ impl Managers {
         endpoints.rotate_left(number);
         let config = format!(
             "listen = \"{}:0\"\n[state]\nkind = \"etcd\"\ndirectory = {:?}\nendpoints = {endpoints:?}\n\
-             lease-seconds = {LEASE_SECONDS}\n[peers]\nkind = \"simulated\"\ndirectory = {:?}\ndonors = {}\n\
+             lease-seconds = {}\n[peers]\nkind = \"simulated\"\ndirectory = {:?}\ndonors = {}\n\
              hosts = {}\ndevices = {}\ndonor-capacity = \"{}\"\ndevice-capacity = \"{}\"\n\
              [rounds]\nidle-ms = 50\nbusy-ms = 5\n",
             daemon::address(),
             directory.join("state"),
+            self.lease_seconds,
             self.directory.join("rack"),
             self.rack.donors,
             self.rack.hosts,
@@ -154,7 +161,11 @@ impl Managers {
 
     /// Judges the pool, and the audit log.
     fn judge(&self) {
-        let verified = self.change("GET", VERIFICATION, "");
+        self.judge_but(None);
+    }
+
+    fn judge_but(&self, stopped: Option<usize>) {
+        let verified = self.change_but(stopped, "GET", VERIFICATION, "");
         assert_eq!(verified.body["IsIntact"], true, "{verified:?}");
         let bounds = Bounds { attempts_max: 30, ..Bounds::default() };
         let prefix = "aquifer".to_owned();
@@ -228,6 +239,25 @@ fn one_manager_leads_and_another_takes_over_when_it_is_killed() {
     assert_eq!(back.status, 200);
     managers.settle();
     managers.judge();
+    managers.finish();
+}
+
+/// The lease is longer than the test waits for anything.
+#[test]
+fn a_manager_that_a_signal_ends_gives_its_leadership_up() {
+    let Some(mut managers) = Managers::start_with("managers-ended", 300) else { return };
+    let leader = managers.leader();
+    managers.daemons[leader].signal("-TERM");
+    assert_eq!(managers.daemons[leader].exit_code(), Some(0));
+    managers.bind_but(Some(leader), "cache", "h001");
+    managers.settle_but(Some(leader));
+    let standby = (0..3).find(|number| *number != leader && *number != managers.leader_but(Some(leader)));
+    let standby = standby.expect("three managers");
+    managers.daemons[standby].signal("-INT");
+    assert_eq!(managers.daemons[standby].exit_code(), Some(0), "a standby ends, too");
+    managers.daemons[leader] = managers.launch(leader);
+    managers.settle_but(Some(standby));
+    managers.judge_but(Some(standby));
     managers.finish();
 }
 

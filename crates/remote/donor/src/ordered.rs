@@ -109,6 +109,14 @@ impl End for Ordered {
         Ok(Report::Donor(DonorReport { incarnation, term, ..report }))
     }
 
+    fn take_revocations(&mut self, list: &str) -> Result<(), Refused> {
+        // The thread that watches the files reads it.
+        let Some(path) = &self.shared.settings.revocations else { return Ok(()) };
+        aquifer_control::replace(path, list).map_err(|error| {
+            Refused::new(format!("{} cannot be written: {error}; let the donor write to its directory", path.display()))
+        })
+    }
+
     fn carry_out(&mut self, command: &Command) -> Result<(), Refused> {
         self.remembered.see(command.term).map_err(Refused::new)?;
         self.gate.admit(command).map_err(Refused::new)?;

@@ -32,7 +32,7 @@ impl Rack {
     /// Starts a daemon. Its threads end with the test program.
     pub fn start(name: &str, config: &str) -> Rack {
         let directory = directory(name);
-        let scheme = if config.contains("[tls]") { "https" } else { "http" };
+        let scheme = if config.contains("[tls]") || config.contains("[ca]") { "https" } else { "http" };
         let text = format!(
             "state = {:?}\nlisten = \"127.0.0.1:0\"\n[peers]\nkind = \"simulated\"\ndonors = 4\nhosts = 2\n\
              devices = 2\ndonor-capacity = \"64GiB\"\ndevice-capacity = \"64GiB\"\n\

@@ -11,6 +11,8 @@ const POOLS = "/redfish/v1/Chassis/Pools/MemoryDomains";
 const FABRIC = "/redfish/v1/Fabrics/Aquifer";
 /** Where the command line looks for a manager if nobody says otherwise. */
 const USUAL_ORIGIN = "http://127.0.0.1:7443";
+/** The authority of the pool, in the directory from which the command is run. */
+const USUAL_AUTHORITY = "ca.pem";
 
 export interface Creation {
   readonly volume: string;
@@ -178,7 +180,8 @@ function words(act: Act): string[] {
 
 /** A command line of `aquifer fabric` for the manager at an origin. */
 export function commandLine(words: readonly string[], origin: string): string {
-  const where = origin === USUAL_ORIGIN ? [] : ["--url", origin];
+  const authority = origin.startsWith("https:") ? ["--ca", USUAL_AUTHORITY] : [];
+  const where = origin === USUAL_ORIGIN ? [] : ["--url", origin, ...authority];
   return ["aquifer", "fabric", ...words, ...where].map(quoted).join(" ");
 }
 

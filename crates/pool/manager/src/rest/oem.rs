@@ -53,6 +53,8 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
             "Steps": { "Due": snapshot.round.steps.len(), "Sent": snapshot.steps.sent, "Failed": snapshot.steps.failed },
             "Waiting": waiting, "Strays": strays, "Unrepaired": snapshot.unrepaired,
             "IsSettled": snapshot.rounds > 0 && unsettled == 0 && snapshot.round.is_settled(),
+            "JoinTokens": { "@odata.id": format!("{PATH}/JoinTokens") },
+            "Certificates": { "@odata.id": format!("{PATH}/Certificates") },
             "Declaration": { "@odata.id": format!("{PATH}/Declaration") },
             "Audit": { "@odata.id": format!("{PATH}/Audit") },
         }),

@@ -5,7 +5,7 @@
 
 use super::answer::{Answer, Problem};
 use super::service::Call;
-use super::{access, devices, events, fabrics, memory, metadata, oem, registries, roots, switches, tasks};
+use super::{access, devices, events, fabrics, joining, memory, metadata, oem, registries, roots, switches, tasks};
 use crate::accounts::Role;
 
 /// A method.
@@ -346,6 +346,53 @@ pub(super) const ROUTES: &[Route] = &[
     .by(Administrator),
     change(Post, "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt", "Adopt what is in use", &[], oem::adopt)
         .by(Administrator),
+    get("/redfish/v1/Oem/Aquifer/JoinTokens", "Join tokens, without their secrets", joining::tokens).by(Administrator),
+    change(
+        Post,
+        "/redfish/v1/Oem/Aquifer/JoinTokens",
+        "Make a join token; the answer shows it once, in Token",
+        &[
+            must("Kind", Text),
+            must("EndName", Text),
+            may("Addresses", List),
+            may("ExpiresSeconds", Integer),
+            may("Uses", Integer),
+        ],
+        joining::add_token,
+    )
+    .by(Administrator),
+    get("/redfish/v1/Oem/Aquifer/JoinTokens/{TokenId}", "A join token", joining::token).by(Administrator),
+    change(
+        Delete,
+        "/redfish/v1/Oem/Aquifer/JoinTokens/{TokenId}",
+        "Delete a join token, so that nobody can use it",
+        &[],
+        joining::delete_token,
+    )
+    .by(Administrator),
+    Route {
+        method: Post,
+        path: "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Join",
+        summary: "Join: a token and a certificate signing request for a certificate",
+        needs: None,
+        body: &[must("Token", Text), must("CertificateSigningRequest", Text)],
+        answer: joining::join,
+    },
+    get(
+        "/redfish/v1/Oem/Aquifer/Certificates",
+        "Certificates that the pool's authority has signed",
+        joining::certificates,
+    )
+    .by(Administrator),
+    get("/redfish/v1/Oem/Aquifer/Certificates/{SerialNumber}", "A certificate", joining::certificate).by(Administrator),
+    change(
+        Post,
+        "/redfish/v1/Oem/Aquifer/Certificates/{SerialNumber}/Actions/AquiferCertificate.Revoke",
+        "Revoke a certificate; its owner is cut off",
+        &[],
+        joining::revoke,
+    )
+    .by(Administrator),
     get("/redfish/v1/Oem/Aquifer/Audit", "The audit log, after record $skip", oem::audit).by(Administrator),
     get("/redfish/v1/Oem/Aquifer/Audit/Verification", "Whether the audit log is whole", oem::verification)
         .by(Administrator),
@@ -360,7 +407,7 @@ mod tests {
         for (index, route) in ROUTES.iter().enumerate() {
             let is_same = |other: &Route| other.path == route.path && other.method == route.method;
             assert!(!ROUTES[..index].iter().any(is_same), "{}", route.path);
-            let is_login = route.path.ends_with("/Sessions");
+            let is_login = route.path.ends_with("/Sessions") || route.path.ends_with("/Aquifer.Join");
             assert!(route.method == Method::Get || is_login || route.needs.is_some(), "{}", route.path);
         }
     }

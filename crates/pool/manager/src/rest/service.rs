@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
@@ -17,6 +18,7 @@ use super::routes::{Method, ROUTES, Route};
 use super::{ORDER_WAIT_MAX, access, now, protocol, shape};
 use crate::accounts::Role;
 use crate::console::Console;
+use crate::issuance::Issuance;
 use crate::ledger::{Ledger, LedgerFailure};
 use crate::order::{Act, Order};
 use crate::pending::carry_out;
@@ -57,6 +59,10 @@ pub(crate) struct Service {
     pub(crate) position: RwLock<Position>,
     pub(crate) directory: PathBuf,
     pub(crate) console: Console,
+    /// The pool's authority, if this manager has it.
+    pub(crate) issuance: Option<Arc<Issuance>>,
+    /// `true` once a signal has asked this manager to end.
+    pub(crate) is_ending: AtomicBool,
 }
 
 /// One call of a route's function.
@@ -82,6 +88,18 @@ impl Service {
     /// Records whether this manager leads from now on.
     pub(crate) fn take_position(&self, position: Position) {
         *self.position.write().expect("a panic ends the daemon") = position;
+    }
+
+    /// Ends this manager after the round that it is in. A leader gives its leadership up, so that no other manager has
+    /// to wait for its lease.
+    pub(crate) fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        // The writer may be waiting for something to do. One that has much to do looks by itself.
+        let _ = self.post(Posted::Errand(Box::new(|_| Ok(()))));
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_leader(&self) -> bool {
@@ -166,7 +184,7 @@ impl Service {
     }
 
     /// Hands something to the writer.
-    fn post(&self, posted: Posted) -> Result<(), Problem> {
+    pub(crate) fn post(&self, posted: Posted) -> Result<(), Problem> {
         let orders = match &*self.position.read().expect("a panic ends the daemon") {
             Position::Leader { orders } => orders.clone(),
             Position::Standby { .. } => return Err(busy("this manager has just stopped leading")),

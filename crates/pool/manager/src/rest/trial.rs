@@ -118,6 +118,8 @@ fn service() -> &'static Service {
             position: Position::Leader { orders }.into(),
             directory: "/nonexistent".into(),
             console: Console::default(),
+            issuance: None,
+            is_ending: false.into(),
         }
     })
 }

@@ -183,6 +183,11 @@ impl Daemon {
         self.address.is_empty() || self.child.try_wait().expect("a child").is_some()
     }
 
+    /// Waits until it has ended, and returns its exit code; `None` if a signal's default action ended it.
+    pub fn exit_code(&mut self) -> Option<i32> {
+        self.child.wait().expect("a child").code()
+    }
+
     pub fn wait_until_killed(&mut self) {
         self.child.wait().expect("a child");
     }

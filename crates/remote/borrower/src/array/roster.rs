@@ -30,7 +30,7 @@
 //! | 0    | the state                                            |
 //! | 1    | the key of the member                                |
 //! | 2    | the weight                                           |
-//! | 3    | the first seat of the same donor, and the ordinal    |
+//! | 3    | the ordinal                                          |
 //! | 4    | the number of pins                                   |
 //! | 5    | the number of slabs that the donor lends             |
 //! | 6    | the length of the text in bytes                      |
@@ -51,7 +51,7 @@ const SEAT_WORDS: usize = 64;
 const STATE: usize = 0;
 const KEY: usize = 1;
 const WEIGHT: usize = 2;
-const DONOR: usize = 3;
+const ORDINAL: usize = 3;
 const PINS: usize = 4;
 const SLABS: usize = 5;
 const TEXT_BYTES: usize = 6;
@@ -59,7 +59,6 @@ const RESERVATION: usize = 7;
 const TEXT: usize = 8;
 /// The longest text: what a seat has room for. A host's name has at most 253 characters.
 const TEXT_BYTES_MAX: usize = (SEAT_WORDS - TEXT) * size_of::<u64>();
-const ORDINAL_SHIFT: u32 = 32;
 
 /// How often a process that admits a donor looks whether another one, with a higher seat, has decided, and the pause
 /// between two looks: a tenth of a second together, where the other one needs microseconds unless it was stopped.
@@ -140,7 +139,6 @@ impl Roster {
         for (seat, weight) in weights.iter().enumerate() {
             roster.word(seat, KEY).store(seat as u64, Ordering::Relaxed);
             roster.word(seat, WEIGHT).store((*weight).into(), Ordering::Relaxed);
-            roster.word(seat, DONOR).store(seat as u64, Ordering::Relaxed);
             roster.set(seat, SeatState::Member);
         }
         Ok(roster)
@@ -224,16 +222,21 @@ impl Roster {
 
     /// Which of its donor's members it is, counted from 0.
     pub(super) fn ordinal(&self, seat: usize) -> u32 {
-        (self.word(seat, DONOR).load(Ordering::Relaxed) >> ORDINAL_SHIFT) as u32
+        self.word(seat, ORDINAL).load(Ordering::Relaxed) as u32
     }
 
-    fn donor(&self, seat: usize) -> u32 {
-        self.word(seat, DONOR).load(Ordering::Relaxed) as u32
+    /// Whether two seats are of one donor: their texts say so, whichever other seats there were when they were claimed.
+    /// A seat without a text is of a donor of its own.
+    fn is_same_donor(&self, one: usize, other: usize) -> bool {
+        let word = |seat, word| self.word(seat, word).load(Ordering::Relaxed);
+        let bytes = word(one, TEXT_BYTES).min(TEXT_BYTES_MAX as u64) as usize;
+        let end = TEXT + bytes.div_ceil(size_of::<u64>());
+        one == other || bytes > 0 && (TEXT_BYTES..end).all(|at| word(one, at) == word(other, at))
     }
 
     /// The seats of all donors that have a slab at this place, one bit each.
     pub(super) fn same_donors(&self, place: Place) -> u64 {
-        let donors = |seat: &usize| place.members().any(|member| self.donor(member) == self.donor(*seat));
+        let donors = |seat: &usize| place.members().any(|member| self.is_same_donor(member, *seat));
         (0..self.seats()).filter(donors).fold(place.mask(), |mask, seat| mask | 1 << seat)
     }
 
@@ -329,9 +332,7 @@ impl Roster {
         let Some(seat) = claimed else { return Err(MembershipFailure::TooMany { max: self.seats() }) };
         self.describe(seat, newcomer);
         self.word(seat, KEY).store(newcomer.key.0, Ordering::SeqCst);
-        let first = self.named().find(|other| self.text(*other) == text && self.ordinal(*other) == 0);
-        let donor = first.unwrap_or(seat) as u64 | u64::from(ordinal) << ORDINAL_SHIFT;
-        self.word(seat, DONOR).store(donor, Ordering::SeqCst);
+        self.word(seat, ORDINAL).store(u64::from(ordinal), Ordering::SeqCst);
         self.word(seat, TEXT_BYTES).store(text.len() as u64, Ordering::SeqCst);
         for (word, bytes) in (TEXT..).zip(text.chunks(size_of::<u64>())) {
             let mut padded = [0; size_of::<u64>()];
@@ -432,6 +433,20 @@ mod tests {
         assert_eq!(many, MembershipFailure::TooMany { max: 3 });
         let long = roster.claim(&newcomer(4, &"x".repeat(500)), 0).unwrap_err();
         assert!(matches!(long, MembershipFailure::BadDescription { .. }));
+    }
+
+    /// The seat of ordinal 0 had given up when the second member was admitted, so that the two were taken for members
+    /// of two donors, and a slab's copies could both be with one.
+    #[test]
+    fn two_members_of_one_donor_are_known_as_such_although_the_seat_seen_first_gave_up() {
+        let roster = Roster::new(3).unwrap();
+        assert_eq!(admit(&roster, &newcomer(1, "a:1")), 0);
+        assert_eq!(admit(&roster, &newcomer(2, "a:1")), 1);
+        assert!(roster.turn(0, SeatState::Member, SeatState::Vacant));
+        assert_eq!(admit(&roster, &newcomer(3, "b.example:1")), 0, "the vacant seat is given to another donor");
+        assert_eq!(admit(&roster, &newcomer(4, "a:1")), 2);
+        assert_eq!(roster.same_donors(Place::NOWHERE.with(1)), 0b110);
+        assert_eq!(roster.same_donors(Place::NOWHERE.with(0)), 0b001);
     }
 
     #[test]

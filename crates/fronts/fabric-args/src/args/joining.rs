@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The flags of join tokens, of machines that join, and of certificates.
+
+use std::path::PathBuf;
+
+use aquifer_fabric::DonorId;
+use clap::{Args, Subcommand, ValueEnum};
+
+/// What a token is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EndKind {
+    /// A donor
+    Donor,
+    /// A host: its agent, and the programs on it
+    Host,
+    /// A fabric manager
+    Manager,
+}
+
+/// The tokens.
+#[derive(Clone, Debug, Args)]
+pub struct Tokens {
+    /// What to do with them; without it, they are listed.
+    #[command(subcommand)]
+    pub command: Option<TokenCommand>,
+}
+
+/// What concerns tokens, and the certificates that were signed for them.
+#[derive(Clone, Debug, Subcommand)]
+pub enum TokenCommand {
+    /// List the certificates that the pool's authority has signed
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric token certificates")]
+    Certificates,
+    /// Make a token and print it, this once
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric token create --kind donor --name d1 --address 10.0.0.7
+  aquifer fabric token create --kind host --name h1 --expires 15m")]
+    Create(CreateToken),
+    /// Delete a token, so that nobody can use it
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric token delete 0f3a5b7c9d1e2f40")]
+    Delete {
+        /// The token's first part, as the list shows it
+        #[arg(value_name = "ID", value_parser = digits)]
+        id: String,
+    },
+    /// Revoke a certificate: its owner is cut off from managers and donors
+    #[command(after_long_help = "\
+Examples:
+  aquifer fabric token revoke 5d0e8f1c2b3a49586776859403120f1e")]
+    Revoke {
+        /// Its serial number, as `aquifer fabric token certificates` shows it
+        #[arg(value_name = "SERIAL", value_parser = digits)]
+        serial: String,
+    },
+}
+
+/// A new token.
+#[derive(Clone, Debug, Args)]
+pub struct CreateToken {
+    /// What may join with it
+    #[arg(long, value_enum)]
+    pub kind: EndKind,
+    /// The name in the pool of what joins: its certificate is for this name and no other
+    #[arg(long, value_name = "NAME")]
+    pub name: DonorId,
+    /// A host name or an IP address at which others reach it; once for each
+    #[arg(long = "address", value_name = "HOST")]
+    pub addresses: Vec<String>,
+    /// When the token expires, in s, m, h or d from now
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = seconds)]
+    pub expires: u64,
+    /// How often the token can be used
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub uses: u32,
+}
+
+/// A machine that joins.
+#[derive(Clone, Debug, Args)]
+pub struct Join {
+    /// The manager's REST address
+    #[arg(long, value_name = "HOST:PORT")]
+    pub manager: String,
+    /// The join token; other users may see it in the list of processes, so prefer --token-stdin
+    #[arg(long, value_name = "TOKEN", env = "AQUIFER_JOIN_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// Read the join token from the first line of standard input
+    #[arg(long, conflicts_with = "token")]
+    pub token_stdin: bool,
+    /// The directory for the key with its certificate, the authority's certificate, and the list of revoked ones
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Replace the certificate that is there already
+    #[arg(long)]
+    pub replace: bool,
+}
+
+/// Hexadecimal digits, which need no escaping in a path.
+fn digits(text: &str) -> Result<String, String> {
+    let is_it = (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_it {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err("write the hexadecimal digits as the list shows them".into())
+    }
+}
+
+/// A time in seconds, from `90s`, `15m`, `1h` or `2d`.
+fn seconds(text: &str) -> Result<u64, String> {
+    let wrong = || "write a number and s, m, h or d, such as 15m; 7d at most".to_owned();
+    let unit = match text.bytes().last() {
+        Some(b's') => 1,
+        Some(b'm') => 60,
+        Some(b'h') => 3600,
+        Some(b'd') => 86_400,
+        _ => return Err(wrong()),
+    };
+    let number = text[..text.len() - 1].parse::<u64>().map_err(|_| wrong())?;
+    number.checked_mul(unit).filter(|seconds| (1..=7 * 86_400).contains(seconds)).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_unit_and_an_end() {
+        assert_eq!(seconds("90s"), Ok(90));
+        assert_eq!(seconds("15m"), Ok(900));
+        assert_eq!(seconds("7d"), Ok(604_800));
+        for text in
+            ["", "s", "1", "0s", "8d", "-1h", "1.5h", "99999999999999999999d", "18446744073709551615d", "1\u{e4}"]
+        {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_goes_into_a_path_is_digits() {
+        assert_eq!(digits("0F3a"), Ok("0f3a".to_owned()));
+        for text in ["", "..", "a/b", "%2e", &"a".repeat(65)] {
+            assert!(digits(text).is_err(), "{text}");
+        }
+    }
+}

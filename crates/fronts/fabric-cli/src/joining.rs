@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Join tokens and certificates; and `join`, which runs on the machine that joins, without an account.
+//!
+//! The key is made here and stays here. The manager is trusted by the fingerprint in the token, and gets the token only
+//! after that.
+
+use std::fs::DirBuilder;
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use aquifer_authority::{JoinToken, Request as SigningRequest, replace};
+use aquifer_fabric_args::{CreateToken, EndKind, Join, TokenCommand, Tokens};
+use serde_json::{Value, json};
+
+use crate::client::{Client, Request};
+use crate::failure::{Failure, failed, usage};
+use crate::lists::collection;
+use crate::look::{Session, cell};
+use crate::table::columns;
+
+const TOKENS: &str = "/redfish/v1/Oem/Aquifer/JoinTokens";
+const CERTIFICATES: &str = "/redfish/v1/Oem/Aquifer/Certificates";
+const JOIN: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Join";
+/// Longest input of which the first line is a token.
+const TOKEN_INPUT_MAX: u64 = 4096;
+/// The file with the key and its certificates.
+const CREDENTIALS: &str = "credentials.pem";
+const AUTHORITY: &str = "ca.pem";
+const REVOCATIONS: &str = "revocations.pem";
+
+const fn word(kind: EndKind) -> &'static str {
+    match kind {
+        EndKind::Donor => "donor",
+        EndKind::Host => "host",
+        EndKind::Manager => "manager",
+    }
+}
+
+pub(crate) fn tokens(session: &mut Session<'_>, args: &Tokens) -> Result<(), Failure> {
+    match &args.command {
+        None => {
+            let answer = collection(&session.client, TOKENS, "")?;
+            session.show(&answer, |answer| {
+                let members = answer["Members"].as_array().into_iter().flatten();
+                let row = |one: &Value| {
+                    ["Id", "Kind", "EndName", "UsesLeft", "Expires", "CreatedBy"].map(|name| cell(&one[name]))
+                };
+                let rows: Vec<Vec<String>> = members.map(|one| row(one).to_vec()).collect();
+                columns(&["ID", "KIND", "NAME", "USES", "EXPIRES", "BY"], &rows)
+            })
+        }
+        Some(TokenCommand::Certificates) => certificates(session),
+        Some(TokenCommand::Create(args)) => create(session, args),
+        Some(TokenCommand::Revoke { serial }) => revoke(session, serial),
+        Some(TokenCommand::Delete { id }) => {
+            let path = format!("{TOKENS}/{id}");
+            let answer = session.client.ask(&Request { method: "DELETE", path: &path, ..Request::default() })?;
+            session.show(&answer.body, |_| format!("token {id} is deleted\n"))
+        }
+    }
+}
+
+fn create(session: &mut Session<'_>, args: &CreateToken) -> Result<(), Failure> {
+    let body = json!({
+        "Kind": word(args.kind), "EndName": args.name, "Addresses": args.addresses, "ExpiresSeconds": args.expires,
+        "Uses": args.uses,
+    });
+    let answer = session.client.ask(&Request::post(TOKENS, body))?;
+    let none = || failed("the answer has no token; check --url");
+    let token = answer.body["Token"].as_str().ok_or_else(none)?.to_owned();
+    session.show(&answer.body, |_| format!("{token}\n"))
+}
+
+fn certificates(session: &mut Session<'_>) -> Result<(), Failure> {
+    let answer = collection(&session.client, CERTIFICATES, "")?;
+    session.show(&answer, |answer| {
+        let members = answer["Members"].as_array().into_iter().flatten();
+        let row = |one: &Value| ["Id", "Kind", "EndName", "ValidNotAfter", "Revoked"].map(|name| cell(&one[name]));
+        let rows: Vec<Vec<String>> = members.map(|one| row(one).to_vec()).collect();
+        columns(&["SERIAL", "KIND", "NAME", "UNTIL", "REVOKED"], &rows)
+    })
+}
+
+fn revoke(session: &mut Session<'_>, serial: &str) -> Result<(), Failure> {
+    let path = format!("{CERTIFICATES}/{serial}/Actions/AquiferCertificate.Revoke");
+    let answer = session.client.ask(&Request::post(&path, json!({})))?;
+    session.show(&answer.body, |_| format!("certificate {serial} is revoked\n"))
+}
+
+/// The token, from the argument, the variable or standard input.
+fn token(args: &Join) -> Result<JoinToken, Failure> {
+    let text = match (&args.token, args.token_stdin) {
+        (Some(token), _) => token.clone(),
+        (None, true) => {
+            let mut text = String::new();
+            io::stdin()
+                .take(TOKEN_INPUT_MAX)
+                .read_to_string(&mut text)
+                .map_err(|error| failed(format!("the token cannot be read: {error}; pipe it to --token-stdin")))?;
+            text.lines().next().unwrap_or_default().to_owned()
+        }
+        (None, false) => return Err(usage("no join token was given; pipe it to --token-stdin, or give --token")),
+    };
+    text.parse().map_err(usage)
+}
+
+pub(crate) fn join(out: &mut dyn io::Write, json: bool, args: &Join) -> Result<(), Failure> {
+    let token = token(args)?;
+    let client = Client::pinned(&format!("https://{}", args.manager), &token.pin)?;
+    prepare(&args.out, args.replace)?;
+    let request = SigningRequest::new().map_err(failed)?;
+    let body = json!({ "Token": token.reveal(), "CertificateSigningRequest": request.pem() });
+    let answer = client.ask(&Request::post(JOIN, body))?.body;
+    let text = |name: &str| {
+        let none = || failed(format!("the answer has no {name}; is {} a fabric manager?", args.manager));
+        answer[name].as_str().ok_or_else(none)
+    };
+    let chain = text("CertificateString")?;
+    // The key's file comes last: with it, the machine has joined.
+    write(&args.out.join(AUTHORITY), text("Authority")?)?;
+    write(&args.out.join(REVOCATIONS), text("RevocationList")?)?;
+    write(&args.out.join(CREDENTIALS), &request.credentials(chain))?;
+    let mut session = Session { client, json, out };
+    let place = args.out.display().to_string();
+    session.show(&answer, |answer| {
+        let (kind, name, until) = (cell(&answer["Kind"]), cell(&answer["EndName"]), cell(&answer["ValidNotAfter"]));
+        format!("{kind} {name} has joined; {place}/{CREDENTIALS} is valid until {until}, and is renewed before that\n")
+    })
+}
+
+/// Makes the directory, and finds out whether files can be written there before the token is used.
+fn prepare(out: &Path, replaces: bool) -> Result<(), Failure> {
+    let shown = out.display();
+    let failure = |error: io::Error| {
+        failed(format!("{shown} cannot be used: {error}; name a directory with --out in which files can be written"))
+    };
+    if out.join(CREDENTIALS).exists() && !replaces {
+        return Err(failed(format!(
+            "{shown} has a certificate already; add --replace, or name another directory with --out"
+        )));
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(out).map_err(failure)?;
+    let probe = out.join("joining");
+    replace(&probe, "").and_then(|()| std::fs::remove_file(&probe)).map_err(failure)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    replace(path, text).map_err(|error| {
+        failed(format!("{} cannot be written: {error}; free space, and join with another token", path.display()))
+    })
+}

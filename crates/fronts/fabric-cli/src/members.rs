@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The managers of a pool, and which of them leads.
+//!
+//! A standby names the leader. It is followed only to a manager that the user has named, with the same scheme:
+//! passwords and tokens go nowhere else, whatever an answer says. TLS checks the leader's certificate as it checked the
+//! standby's.
+
+use std::cell::RefCell;
+
+use crate::address::Address;
+use crate::failure::{Failure, failed, usage};
+
+/// How often a command is sent on. Managers that stand by for each other are a pool without a leader.
+const HOPS_MAX: usize = 3;
+/// Maximum number of managers.
+const MEMBERS_MAX: usize = 16;
+
+/// The managers.
+pub(crate) struct Members {
+    /// `None`: any, because another check finds out whether it is one.
+    known: Option<Vec<Address>>,
+    first: Address,
+    leader: RefCell<Address>,
+}
+
+impl Members {
+    /// The one that is asked first, and the others.
+    pub(crate) fn new(first: &Address, others: &[String]) -> Result<Members, Failure> {
+        if others.len() > MEMBERS_MAX {
+            return Err(usage(format!("{} members are named; name {MEMBERS_MAX} at most", others.len())));
+        }
+        let others = others.iter().map(|url| Address::parse(url).map_err(usage));
+        let mut known = others.collect::<Result<Vec<Address>, Failure>>()?;
+        if let Some(other) = known.iter().find(|other| other.is_https != first.is_https) {
+            return Err(usage(format!("{first} and {other} differ in TLS; name members with the scheme of --url")));
+        }
+        known.push(first.clone());
+        Ok(Members { known: Some(known), first: first.clone(), leader: first.clone().into() })
+    }
+
+    /// Any manager.
+    pub(crate) fn any(first: &Address) -> Members {
+        Members { known: None, first: first.clone(), leader: first.clone().into() }
+    }
+
+    /// The manager to which a standby sends a client.
+    fn next(&self, location: &str) -> Result<Address, Failure> {
+        let rest = location.find("://").map_or(location.len(), |at| at + 3);
+        let end = location[rest..].find(['/', '?', '#']).map_or(location.len(), |at| rest + at);
+        let shown: String = location[..end].chars().take(100).collect();
+        let next = Address::parse(&location[..end]).map_err(|_| {
+            failed(format!(
+                "the manager at {} stands by, and '{shown}' leads; name one that leads with --url",
+                self.first
+            ))
+        })?;
+        let is_known = self.known.as_ref().is_none_or(|known| known.contains(&next));
+        if next.is_https != self.first.is_https || !is_known {
+            return Err(failed(format!(
+                "the manager at {} stands by, and {next} leads, which was not named; add --member {next} if it belongs to \
+                 the pool",
+                self.first
+            )));
+        }
+        Ok(next)
+    }
+
+    /// Asks until a manager does not name another one. `ask` answers with the location to which it was sent, if it was.
+    pub(crate) fn find_leader<T>(
+        &self,
+        mut ask: impl FnMut(&Address) -> Result<(Option<String>, T), Failure>,
+    ) -> Result<T, Failure> {
+        for _ in 0..=HOPS_MAX {
+            let at = self.leader.borrow().clone();
+            let (elsewhere, answer) = ask(&at)?;
+            let Some(location) = elsewhere else { return Ok(answer) };
+            let next = self.next(&location)?;
+            self.leader.replace(next);
+        }
+        let line = format!("the managers of {} name each other as the leader; try again in some seconds", self.first);
+        Err(failed(line))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(url: &str) -> Address {
+        Address::parse(url).expect(url)
+    }
+
+    fn members() -> Members {
+        Members::new(&address("https://m1:1"), &["https://m2:1".into(), "https://[2001:db8::3]:1".into()])
+            .expect("good")
+    }
+
+    #[test]
+    fn a_command_is_sent_on_to_members_that_were_named_and_to_nobody_else() {
+        for (location, leader) in [
+            ("https://m2:1/redfish/v1?x=1", "https://m2:1"),
+            ("https://[2001:db8::3]:1/redfish/v1", "https://[2001:db8::3]:1"),
+        ] {
+            let members = members();
+            let mut asked = Vec::new();
+            let led = members.find_leader(|at| {
+                asked.push(at.to_string());
+                Ok(((asked.len() == 1).then(|| location.to_owned()), ()))
+            });
+            assert_eq!((led, asked), (Ok(()), vec!["https://m1:1".to_owned(), leader.to_owned()]));
+        }
+        for location in [
+            "https://m3:1/redfish/v1",
+            "https://m2:2/redfish/v1",
+            "http://m2:1/redfish/v1",
+            "http://127.0.0.1:1/redfish/v1",
+            "https://m2:1@evil:1/",
+            "//m2:1/redfish/v1",
+            "/redfish/v1",
+            "",
+            "https://m2:1\r\nx",
+        ] {
+            let mut count = 0;
+            let refused = members().find_leader(|_| {
+                count += 1;
+                Ok((Some(location.to_owned()), ()))
+            });
+            let line = refused.expect_err(location).to_string();
+            assert!(count == 1 && line.contains("; ") && !line.contains(['\n', '\r']), "{line}");
+        }
+    }
+
+    #[test]
+    fn managers_that_name_each_other_are_asked_a_few_times_only() {
+        let (members, mut count) = (members(), 0);
+        let refused = members.find_leader(|at| {
+            count += 1;
+            let other = if *at == address("https://m1:1") { "https://m2:1/" } else { "https://m1:1/" };
+            Ok((Some(other.to_owned()), ()))
+        });
+        assert!(refused.expect_err("nobody leads").to_string().contains("name each other"));
+        assert_eq!(count, HOPS_MAX + 1);
+    }
+
+    #[test]
+    fn members_have_the_scheme_of_the_first() {
+        assert!(Members::new(&address("http://127.0.0.1:1"), &["https://m2:1".into()]).is_err());
+        assert!(Members::new(&address("https://m1:1"), &["http://127.0.0.1:1".into()]).is_err());
+        assert!(Members::new(&address("https://m1:1"), &["m2".into()]).is_err());
+        assert!(Members::new(&address("https://m1:1"), &vec!["https://m2:1".to_owned(); 17]).is_err());
+    }
+}

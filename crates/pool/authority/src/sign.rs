@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Signs certificates and revocation lists, with rcgen and ring. No sockets, no files; time is an argument.
+//!
+//! A request proves that its sender has the key, and says no more: which names the certificate has follows from the
+//! token or from the certificate that is renewed. A request that asks for other names, or to be an authority, is
+//! refused.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_fabric::Millis;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertificateSigningRequestParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData, RevocationReason,
+    RevokedCertParams, SanType, SerialNumber, date_time_ymd,
+};
+use ring::rand::{SecureRandom, SystemRandom};
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, crypto};
+use time::OffsetDateTime;
+
+use crate::facts::{facts, first_of};
+use crate::request::Request;
+use crate::subject::Subject;
+use crate::validity::{DAY_MS, Validity};
+
+/// Longest request: one with an Ed25519 or P-256 key and all names has 2 KiB.
+pub const REQUEST_BYTES_MAX: usize = 16 << 10;
+/// How long an authority that we make is valid: ten years.
+const AUTHORITY_DAYS: u64 = 3650;
+/// Until when a list says that the next one comes. Ends do not insist on it: they get each new list at once.
+const LIST_DAYS: u64 = 30;
+
+/// Why nothing is signed: one line with the remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotSigned {
+    /// The request asks to be an authority itself.
+    Authority,
+    /// The authority has expired.
+    Expired,
+    /// The key's algorithm is not accepted.
+    Key,
+    /// rcgen refuses.
+    Library(String),
+    /// It is no request, or is not signed with the key in it.
+    NotARequest,
+    /// It asks for a name that it may not have.
+    OtherName(String),
+}
+
+impl fmt::Display for NotSigned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Authority => f.write_str("the request asks to sign certificates; leave that out"),
+            Self::Expired => f.write_str("the pool's authority has expired; give the manager another one"),
+            Self::Key => {
+                f.write_str("the request's key is of another kind; make an ECDSA key on P-256, or an Ed25519 key")
+            }
+            Self::Library(why) => write!(f, "the certificate cannot be made: {why}; report this bug"),
+            Self::NotARequest => {
+                f.write_str("the request is no certificate signing request in PEM; let 'aquifer fabric join' make it")
+            }
+            Self::OtherName(name) => {
+                write!(
+                    f,
+                    "the request asks for the name {}; leave names out, the token has them",
+                    name.escape_default()
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for NotSigned {}
+
+/// Why an authority cannot be used: one line with the remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unusable(String);
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unusable {}
+
+/// A signed certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signed {
+    /// The certificate and the authority's, in PEM.
+    pub chain: String,
+    /// The certificate alone.
+    pub der: Vec<u8>,
+    /// Its serial number, in hexadecimal digits.
+    pub serial: String,
+    /// When it is valid.
+    pub validity: Validity,
+}
+
+/// A list of revoked certificates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Revocations {
+    /// Its number: greater than those of earlier lists.
+    pub number: u64,
+    /// In PEM.
+    pub list: Arc<str>,
+}
+
+/// An authority.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: CertificateDer<'static>,
+    pem: String,
+    until: Millis,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Prints no key.
+        f.debug_struct("Authority").field("until", &self.until).finish_non_exhaustive()
+    }
+}
+
+fn library(error: rcgen::Error) -> NotSigned {
+    NotSigned::Library(error.to_string())
+}
+
+impl Authority {
+    /// A new one, for a pool of this name.
+    pub fn make(pool: &str, now: Millis) -> Result<Authority, NotSigned> {
+        let (certificate, key) = Authority::make_files(pool, now)?;
+        Authority::load(&certificate, &key, now).map_err(|unusable| NotSigned::Library(unusable.to_string()))
+    }
+
+    /// The certificate and the key of a new one, in PEM.
+    pub fn make_files(pool: &str, now: Millis) -> Result<(String, String), NotSigned> {
+        let key = KeyPair::generate().map_err(library)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, format!("Aquifer pool {pool}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.serial_number = Some(serial()?);
+        params.not_before = instant(Millis(now.0.saturating_sub(DAY_MS)));
+        params.not_after = instant(Millis(now.0 + AUTHORITY_DAYS * DAY_MS));
+        let certificate = params.self_signed(&key).map_err(library)?;
+        Ok((certificate.pem(), key.serialize_pem()))
+    }
+
+    /// One from its certificate and key, in PEM. What it signs is checked as ends will check it, so that a key of
+    /// another certificate, or an authority that has expired, is noticed now.
+    pub fn load(certificate: &str, key: &str, now: Millis) -> Result<Authority, Unusable> {
+        let unusable =
+            |why: &dyn fmt::Display, remedy: &str| Unusable(format!("the authority cannot be used: {why}; {remedy}"));
+        let der = first_of(certificate).ok_or_else(|| unusable(&"its certificate is not PEM", "name a file in PEM"))?;
+        let found = facts(&der).ok_or_else(|| unusable(&"its certificate is damaged", "name another file"))?;
+        let pair = "name the certificate and the key of one authority";
+        let key = KeyPair::from_pem(key).map_err(|error| unusable(&error, "name a key in PEM (PKCS #8)"))?;
+        let issuer = Issuer::from_ca_cert_der(&der, key).map_err(|error| unusable(&error, pair))?;
+        let authority =
+            Authority { issuer, certificate: der, pem: certificate.to_owned(), until: found.validity.until };
+        let subject =
+            Subject::new(crate::Kind::Host, "check", "check.internal", &[]).map_err(|why| unusable(&why, pair))?;
+        let request = Request::new().map_err(|why| unusable(&why, pair))?;
+        let signed = authority.sign(request.pem(), &subject, 1, now).map_err(|why| unusable(&why, pair))?;
+        authority.check(&signed.der, now).map_err(|why| unusable(&why, pair))?;
+        authority.revocations(&[], 1, now).map_err(|why| unusable(&why, "let it sign revocation lists, too"))?;
+        Ok(authority)
+    }
+
+    /// Whether ends that trust this authority accept a certificate at this instant.
+    fn check(&self, certificate: &[u8], now: Millis) -> Result<(), String> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.certificate.clone()).map_err(|error| error.to_string())?;
+        let provider = Arc::new(crypto::ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider).build();
+        let verifier = verifier.map_err(|error| error.to_string())?;
+        let at = UnixTime::since_unix_epoch(Duration::from_millis(now.0));
+        let checked = verifier.verify_client_cert(&certificate.into(), &[], at);
+        checked.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Its certificate, in PEM.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// Its certificate, in DER.
+    pub fn der(&self) -> &[u8] {
+        &self.certificate
+    }
+
+    /// Until when it is valid.
+    pub const fn until(&self) -> Millis {
+        self.until
+    }
+
+    /// Signs a certificate for a subject, for the key of a request.
+    pub fn sign(&self, request: &str, subject: &Subject, days: u32, now: Millis) -> Result<Signed, NotSigned> {
+        if request.len() > REQUEST_BYTES_MAX {
+            return Err(NotSigned::NotARequest);
+        }
+        let request = CertificateSigningRequestParams::from_pem(request).map_err(|_| NotSigned::NotARequest)?;
+        check_request(&request.params, subject)?;
+        let algorithms = [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519];
+        if !algorithms.contains(&PublicKeyData::algorithm(&request.public_key)) {
+            return Err(NotSigned::Key);
+        }
+        let validity = Validity::new(now, days, self.until).ok_or(NotSigned::Expired)?;
+        let mut params = CertificateParams::new(subject.names.clone()).map_err(library)?;
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, subject.to_string());
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        params.serial_number = Some(serial()?);
+        (params.not_before, params.not_after) = (instant(validity.from), instant(validity.until));
+        let signed = params.signed_by(&request.public_key, &self.issuer).map_err(library)?;
+        let der = signed.der().to_vec();
+        let found = facts(&der).ok_or_else(|| NotSigned::Library("it cannot be read back".into()))?;
+        Ok(Signed {
+            chain: format!("{}{}", signed.pem(), self.pem),
+            der,
+            serial: found.serial,
+            validity: found.validity,
+        })
+    }
+
+    /// The list of the revoked certificates: serial numbers, and since when.
+    pub fn revocations(
+        &self,
+        revoked: &[(String, Millis)],
+        number: u64,
+        now: Millis,
+    ) -> Result<Revocations, NotSigned> {
+        let one = |(serial, at): &(String, Millis)| {
+            Some(RevokedCertParams {
+                serial_number: SerialNumber::from_slice(&unhex(serial)?),
+                revocation_time: instant(*at),
+                reason_code: Some(RevocationReason::KeyCompromise),
+                invalidity_date: None,
+            })
+        };
+        let params = CertificateRevocationListParams {
+            this_update: instant(now),
+            next_update: instant(Millis(now.0 + LIST_DAYS * DAY_MS)),
+            crl_number: SerialNumber::from(number),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.iter().filter_map(one).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = params.signed_by(&self.issuer).and_then(|list| list.pem()).map_err(library)?;
+        Ok(Revocations { number, list: list.into() })
+    }
+}
+
+/// Refuses a request for more than the subject's names.
+fn check_request(params: &CertificateParams, subject: &Subject) -> Result<(), NotSigned> {
+    let signs = [KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    if matches!(params.is_ca, IsCa::Ca(_)) || params.key_usages.iter().any(|usage| signs.contains(usage)) {
+        return Err(NotSigned::Authority);
+    }
+    for name in &params.subject_alt_names {
+        let text = match name {
+            SanType::DnsName(name) => name.as_str().to_owned(),
+            SanType::IpAddress(address) => address.to_string(),
+            other => return Err(NotSigned::OtherName(format!("{other:?}"))),
+        };
+        if !subject.names.contains(&text) {
+            return Err(NotSigned::OtherName(text));
+        }
+    }
+    for (kind, value) in params.distinguished_name.iter() {
+        let text = match value {
+            rcgen::DnValue::Utf8String(text) => text.clone(),
+            rcgen::DnValue::PrintableString(text) => text.as_str().to_owned(),
+            other => return Err(NotSigned::OtherName(format!("{other:?}"))),
+        };
+        let is_own = *kind == DnType::CommonName && (text == subject.name || subject.names.contains(&text));
+        if !is_own {
+            return Err(NotSigned::OtherName(text));
+        }
+    }
+    Ok(())
+}
+
+/// 16 random bytes, as a positive number.
+fn serial() -> Result<SerialNumber, NotSigned> {
+    let mut bytes = [0; 16];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| NotSigned::Library("there are no random bytes".into()))?;
+    bytes[0] = bytes[0] & 0x3f | 0x40;
+    Ok(SerialNumber::from_slice(&bytes))
+}
+
+fn unhex(digits: &str) -> Option<Vec<u8>> {
+    let bytes = (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok());
+    bytes.collect()
+}
+
+/// An instant as rcgen has it, in whole seconds, as certificates have them.
+fn instant(at: Millis) -> OffsetDateTime {
+    // Certificates end with the year 9999 (RFC 5280, section 4.1.2.5).
+    const LAST_SECOND: u64 = 253_402_300_799;
+    date_time_ymd(1970, 1, 1) + Duration::from_secs((at.0 / 1000).min(LAST_SECOND))
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! An end's side of renewal: makes a request, and replaces its certificate with the new one.
+//!
+//! If key and certificate are in one file, as `aquifer fabric join` writes it, each renewal has a new key, and one
+//! rename replaces both. If they are in two files, the key stays, since a crash between two renames would leave a key
+//! and the certificate of another one. The files are read again: by donors when they change, by keepers with each
+//! connection. A new certificate is used only after rustls has accepted it with its key, and if it has the old one's
+//! names; everything else leaves the old one in place.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::{Path, PathBuf};
+
+use aquifer_authority::{Request, facts, first_of, replace};
+use aquifer_tls::{Credentials, Files};
+
+use crate::end::Refused;
+
+/// The renewal of an end's certificate within one connection.
+pub(crate) struct Renewal<'a> {
+    files: Option<&'a Files>,
+    /// The request that was sent.
+    pending: Option<Request>,
+}
+
+impl<'a> Renewal<'a> {
+    pub(crate) fn new(files: Option<&'a Files>) -> Renewal<'a> {
+        Renewal { files, pending: None }
+    }
+
+    fn files(&self) -> Result<&'a Files, Refused> {
+        self.files.ok_or_else(|| Refused::new("this end has no certificate; give it one"))
+    }
+
+    /// A request for a new certificate, in PEM.
+    pub(crate) fn request(&mut self) -> Result<String, Refused> {
+        let files = self.files()?;
+        let request = if files.cert == files.key {
+            Request::new()
+        } else {
+            let key = fs::read_to_string(&files.key).map_err(|error| unreadable(&files.key, &error))?;
+            Request::with_key(&key)
+        };
+        let request = request.map_err(Refused::new)?;
+        let pem = request.pem().to_owned();
+        self.pending = Some(request);
+        Ok(pem)
+    }
+
+    /// Puts a new certificate in the place of the old one.
+    pub(crate) fn take(&mut self, chain: &str) -> Result<(), Refused> {
+        let files = self.files()?;
+        let none = || Refused::new("this end has asked for no certificate; ask it first");
+        let request = self.pending.take().ok_or_else(none)?;
+        let is_one = files.cert == files.key;
+        let text = if is_one { request.credentials(chain) } else { chain.to_owned() };
+        let old = fs::read_to_string(&files.cert).map_err(|error| unreadable(&files.cert, &error))?;
+        let names = |text: &str| first_of(text).and_then(|certificate| facts(&certificate)).map(|facts| facts.names);
+        if names(&text).is_none() || names(&text) != names(&old) {
+            return Err(Refused::new(
+                "the new certificate has other names than the old one; look at the manager's log",
+            ));
+        }
+        let new = Files { cert: beside(&files.cert), key: files.key.clone(), ca: files.ca.clone() };
+        let new = if is_one { Files { key: new.cert.clone(), ..new } } else { new };
+        let written = replace(&new.cert, &text).map_err(|error| unwritable(&files.cert, &error));
+        let owned =
+            written.and_then(|()| keep_rights(&files.cert, &new.cert).map_err(|error| unwritable(&files.cert, &error)));
+        let checked = owned.and_then(|()| new.load().and_then(Credentials::for_end).map_err(Refused::new));
+        let placed =
+            checked.and_then(|_| fs::rename(&new.cert, &files.cert).map_err(|error| unwritable(&files.cert, &error)));
+        if placed.is_err() {
+            let _ = fs::remove_file(&new.cert);
+        }
+        placed
+    }
+}
+
+/// Gives a new file the owner and the rights of the old one: programs of a group may read it.
+fn keep_rights(old: &Path, new: &Path) -> io::Result<()> {
+    let (before, now) = (fs::metadata(old)?, fs::metadata(new)?);
+    if (before.uid(), before.gid()) != (now.uid(), now.gid()) {
+        chown(new, Some(before.uid()), Some(before.gid()))?;
+    }
+    fs::set_permissions(new, before.permissions())
+}
+
+/// The place of a new file until it was checked.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".renewed");
+    path.with_file_name(name)
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Refused {
+    Refused::new(format!("{} cannot be read: {error}; let this end read it", path.display()))
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> Refused {
+    Refused::new(format!(
+        "{} cannot be replaced: {error}; let this end write to its directory, or renew the certificate by hand",
+        path.display()
+    ))
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The section `[ca]`: the pool's authority.
+
+use std::path::PathBuf;
+
+use aquifer_authority::{DAYS_MAX, Kind, Subject};
+use serde::{Deserialize, Serialize};
+
+use super::{NotAConfig, refuse, within};
+
+/// The pool's authority.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct CaConfig {
+    /// What identities end with: `d1.donor.DOMAIN`.
+    pub domain: String,
+    /// This manager's name in its own certificate.
+    pub name: String,
+    /// The host names and addresses at which this manager is reached.
+    pub addresses: Vec<String>,
+    /// For how many days certificates are valid. They are renewed after two thirds of that.
+    pub days: u32,
+    /// The authority's certificate, as PEM. Without it, one is made in the state directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<PathBuf>,
+    /// Its private key, as PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// Join requests that one address may make in a minute.
+    pub joins_per_minute: u32,
+}
+
+impl Default for CaConfig {
+    fn default() -> CaConfig {
+        CaConfig {
+            domain: "aquifer.internal".into(),
+            name: "manager".into(),
+            addresses: vec!["localhost".into(), "127.0.0.1".into()],
+            days: 90,
+            certificate: None,
+            key: None,
+            joins_per_minute: 30,
+        }
+    }
+}
+
+impl CaConfig {
+    /// Whom this manager's own certificate is for.
+    pub(crate) fn subject(&self) -> Result<Subject, NotAConfig> {
+        let subject = Subject::new(Kind::Manager, &self.name, &self.domain, &self.addresses);
+        subject.or_else(|why| refuse(format!("ca: {why}")))
+    }
+
+    pub(super) fn check(&self, is_shared: bool) -> Result<(), NotAConfig> {
+        self.subject()?;
+        within("ca.days", u64::from(self.days), 1, u64::from(DAYS_MAX))?;
+        within("ca.joins-per-minute", u64::from(self.joins_per_minute), 1, 10_000)?;
+        match (&self.certificate, &self.key) {
+            (Some(_), Some(_)) => Ok(()),
+            (None, None) if is_shared => refuse(
+                "several managers share one authority; write ca.certificate and ca.key, with the same contents at each",
+            ),
+            (None, None) => Ok(()),
+            _ => refuse("ca.certificate and ca.key belong together; write both, or neither"),
+        }
+    }
+}

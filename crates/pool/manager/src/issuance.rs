@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The pool's authority at a manager: its files, what it has signed, and what it has revoked.
+//!
+//! | key | value, as JSON |
+//! |---|---|
+//! | `token/ID` | a join token, without its secret (`aquifer_authority::TokenRecord`) |
+//! | `certificate/SERIAL` | whom a certificate is for, when it is valid, and since when it is revoked |
+//!
+//! A certificate is handed out only after its record and the token's use were stored in one transaction: so a token
+//! with one use gives one certificate, whatever is killed. Tokens and records are read from the store each time; the
+//! list of revoked certificates is kept here, and in a file for the control port.
+//!
+//! Threads: any may ask; the writer's alone changes the store. Nothing is locked while the store works.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+
+use aquifer_authority::{
+    Authority, JoinToken, Kind, Request, Revocations, Signed, Subject, TokenRecord, facts, first_of, pin, replace,
+};
+use aquifer_control::{Issuer, Patterns, Refused};
+use aquifer_fabric::Millis;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde::{Deserialize, Serialize};
+
+use crate::accounts::random;
+use crate::attempts::{Attempts, TooMany};
+use crate::config::{CaConfig, Config, SessionsConfig, TlsConfig};
+use crate::ledger::{Entry, Ledger, LedgerFailure, json};
+use crate::rest::{Service, now};
+use crate::writer::Posted;
+
+/// The prefix of tokens in the store.
+pub(crate) const TOKENS: &str = "token/";
+/// The prefix of certificates in the store.
+pub(crate) const CERTIFICATES: &str = "certificate/";
+/// Maximum number of tokens. Those that are used up or expired do not count.
+pub(crate) const TOKENS_MAX: usize = 1000;
+/// How long the record of an expired certificate is kept: longer than any clock is wrong.
+const KEPT_MS: u64 = 7 * 86_400_000;
+
+/// How many old records one transaction deletes.
+const DELETED_AT_ONCE: usize = 100;
+
+/// A signed certificate, as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Issued {
+    pub(crate) subject: Subject,
+    pub(crate) from: Millis,
+    pub(crate) until: Millis,
+    /// `true` if it replaces an earlier one.
+    pub(crate) is_renewal: bool,
+    pub(crate) revoked: Option<Millis>,
+}
+
+impl Issued {
+    fn of(signed: &Signed, subject: &Subject, is_renewal: bool) -> Issued {
+        let (from, until) = (signed.validity.from, signed.validity.until);
+        Issued { subject: subject.clone(), from, until, is_renewal, revoked: None }
+    }
+}
+
+/// The authority and its files.
+pub(crate) struct Issuance {
+    pub(crate) authority: Authority,
+    pub(crate) config: CaConfig,
+    directory: PathBuf,
+    /// The certificate that clients of REST see.
+    served: PathBuf,
+    revocations: Mutex<Option<Revocations>>,
+    attempts: Mutex<Attempts>,
+    service: OnceLock<Weak<Service>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("a panic ends the daemon")
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| format!("{}: {error}; name a file that can be read", path.display()))
+}
+
+impl Issuance {
+    /// Opens the authority, or makes it in the state directory. Completes a configuration with its files.
+    pub(crate) fn open(config: &mut Config) -> Result<Option<Issuance>, String> {
+        let Some(ca) = config.ca.clone() else { return Ok(None) };
+        let directory = config.state.directory().join("ca");
+        crate::office::make_directory(&directory)?;
+        let authority = match (&ca.certificate, &ca.key) {
+            (Some(certificate), Some(key)) => Authority::load(&read(certificate)?, &read(key)?, now()),
+            _ => Authority::load(&make_or_read(&directory, &ca)?, &read(&directory.join("ca-key.pem"))?, now()),
+        };
+        let authority = authority.map_err(|unusable| unusable.to_string())?;
+        let place = |name: &str| directory.join(name);
+        write(&place("ca.pem"), authority.pem())?;
+        let own = place("manager.pem");
+        let tls = config.tls.get_or_insert(TlsConfig { certificate: own.clone(), key: own.clone() }).clone();
+        if let Some(control) = &mut config.control {
+            if control.certificate.is_none() {
+                (control.certificate, control.key) = (Some(own.clone()), Some(own));
+                control.authority = Some(place("ca.pem"));
+            }
+            if control.revocations.is_none() && control.authority == Some(place("ca.pem")) {
+                control.revocations = Some(place("revocations.pem"));
+            }
+            for (patterns, kind) in [(&mut control.donors, Kind::Donor), (&mut control.hosts, Kind::Host)] {
+                if *patterns == Patterns::default() {
+                    *patterns = Patterns(vec![format!("dns:{{id}}.{kind}.{}", ca.domain)]);
+                }
+            }
+        }
+        let issuance = Issuance {
+            authority,
+            config: ca,
+            directory,
+            served: tls.certificate,
+            revocations: Mutex::default(),
+            attempts: Mutex::default(),
+            service: OnceLock::new(),
+        };
+        issuance.renew_own(now())?;
+        if !issuance.place("revocations.pem").exists() {
+            issuance.list(&[], now())?;
+        }
+        Ok(Some(issuance))
+    }
+
+    fn place(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Where renewals are stored.
+    pub(crate) fn serve(&self, service: &Arc<Service>) {
+        let _ = self.service.set(Arc::downgrade(service));
+    }
+
+    /// Renews this manager's own certificate if that is due, or if it is not the one that the configuration asks for.
+    pub(crate) fn renew_own(&self, now: Millis) -> Result<(), String> {
+        let path = self.place("manager.pem");
+        let subject = self.config.subject().map_err(|not| not.to_string())?;
+        let found = fs::read_to_string(&path).ok();
+        let is_ours = |text: &str| {
+            let mut certificates = CertificateDer::pem_slice_iter(text.as_bytes()).filter_map(Result::ok);
+            let own = certificates.next().and_then(|own| facts(&own));
+            let is_signed_here = certificates.any(|one| one.as_ref() == self.authority.der());
+            own.is_some_and(|own| own.names == subject.names && !own.validity.is_due(now)) && is_signed_here
+        };
+        if found.as_deref().is_some_and(is_ours) {
+            return Ok(());
+        }
+        let signed = Request::new().and_then(|request| {
+            let signed = self.authority.sign(request.pem(), &subject, self.config.days, now)?;
+            Ok(request.credentials(&signed.chain))
+        });
+        write(&path, &signed.map_err(|not| not.to_string())?)
+    }
+
+    /// The list of revoked certificates, in PEM.
+    pub(crate) fn current_list(&self) -> Option<String> {
+        locked(&self.revocations).as_ref().map(|found| found.list.to_string())
+    }
+
+    /// The fingerprint that tokens carry: of the last certificate in the chain that clients of REST see.
+    pub(crate) fn pin(&self) -> Result<String, String> {
+        let text = read(&self.served)?;
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes()).filter_map(Result::ok).collect();
+        chain.last().map(|one| pin(one)).ok_or_else(|| format!("{} has no certificate", self.served.display()))
+    }
+
+    /// Counts a join request, before its token is looked at.
+    pub(crate) fn begin(&self, from: std::net::IpAddr, now: Millis) -> Result<(), TooMany> {
+        let limits = SessionsConfig { logins_per_minute: self.config.joins_per_minute, ..SessionsConfig::default() };
+        locked(&self.attempts).begin(&limits, from, "", now)
+    }
+
+    /// Makes a token. Returns it with the record that is to be stored.
+    pub(crate) fn token(&self, record: impl FnOnce(String) -> TokenRecord) -> Result<(JoinToken, TokenRecord), String> {
+        let token = JoinToken::new(random(), random(), &self.pin()?);
+        let record = record(token.secret_hash());
+        Ok((token, record))
+    }
+
+    /// Signs for a token's holder, and stores that with the token's use. The inner error is the line for the joiner.
+    pub(crate) fn join(
+        &self,
+        ledger: &mut Ledger,
+        token: &JoinToken,
+        request: &str,
+        now: Millis,
+    ) -> Result<Result<(Subject, Signed), String>, LedgerFailure> {
+        let unknown = aquifer_authority::NotAdmitted::Unknown;
+        let key = format!("{TOKENS}{}", token.id);
+        let found = ledger.one::<TokenRecord>(&key)?;
+        let admitted = found.ok_or(unknown).and_then(|record| record.admit(&token.secret_hash(), now));
+        let record = match admitted {
+            Ok(record) => record,
+            Err(not) => return Ok(Err(not.to_string())),
+        };
+        let subject = record.subject.clone();
+        let signed = match self.authority.sign(request, &subject, self.config.days, now) {
+            Ok(signed) => signed,
+            Err(not) => return Ok(Err(not.to_string())),
+        };
+        let entry = Entry::new(
+            format!("token {}", token.id),
+            format!("certificate {} for {subject} ({})", signed.serial, subject.names.join(", ")),
+        );
+        let issued = Issued::of(&signed, &subject, false);
+        let values = [(key, Some(json(&record))), (format!("{CERTIFICATES}{}", signed.serial), Some(json(&issued)))];
+        ledger.keep(&values, &[entry], now)?;
+        Ok(Ok((subject, signed)))
+    }
+
+    /// Signs again for the owner of a certificate that was checked, unless it is revoked.
+    fn sign_again(
+        &self,
+        ledger: &mut Ledger,
+        certificate: &[u8],
+        request: &str,
+        now: Millis,
+    ) -> Result<Result<Signed, String>, LedgerFailure> {
+        let known = facts(certificate)
+            .and_then(|facts| Some((Subject::of_names(&facts.names, &self.config.domain)?, facts.serial)));
+        let Some((subject, serial)) = known else {
+            return Ok(Err("the certificate is not one of this pool's authority; join again".into()));
+        };
+        let old = ledger.one::<Issued>(&format!("{CERTIFICATES}{serial}"))?;
+        if old.is_some_and(|old| old.revoked.is_some()) {
+            return Ok(Err(format!("certificate {serial} is revoked; join again")));
+        }
+        let signed = match self.authority.sign(request, &subject, self.config.days, now) {
+            Ok(signed) => signed,
+            Err(not) => return Ok(Err(not.to_string())),
+        };
+        let what = format!("certificate {} for {subject} renews {serial}", signed.serial);
+        let issued = Issued::of(&signed, &subject, true);
+        let values = [(format!("{CERTIFICATES}{}", signed.serial), Some(json(&issued)))];
+        ledger.keep(&values, &[Entry::new("aquifer-fabricd", what)], now)?;
+        Ok(Ok(signed))
+    }
+
+    /// Stores that certificates are revoked, and makes the new list.
+    pub(crate) fn revoke(
+        &self,
+        ledger: &mut Ledger,
+        serial: &str,
+        who: &str,
+        now: Millis,
+    ) -> Result<Result<(), String>, LedgerFailure> {
+        let key = format!("{CERTIFICATES}{serial}");
+        let Some(issued) = ledger.one::<Issued>(&key)? else {
+            return Ok(Err("there is no such certificate; list them".into()));
+        };
+        if issued.revoked.is_none() {
+            let what = format!("revoke certificate {serial} of {}", issued.subject);
+            let revoked = Issued { revoked: Some(now), ..issued };
+            ledger.keep(&[(key, Some(json(&revoked)))], &[Entry::new(who, what)], now)?;
+        }
+        self.read_list(ledger, now)
+    }
+
+    /// Makes the list from the store: after a revocation, and when this manager begins to lead.
+    pub(crate) fn read_list(&self, ledger: &Ledger, now: Millis) -> Result<Result<(), String>, LedgerFailure> {
+        let revoked = ledger
+            .all::<Issued>(CERTIFICATES)?
+            .into_iter()
+            .filter_map(|(serial, issued)| Some((serial, issued.revoked?)));
+        Ok(self.list(&revoked.collect::<Vec<_>>(), now))
+    }
+
+    /// Stores a new token. Records of certificates that expired long ago, and of tokens that can no longer be used, are
+    /// deleted with it: so neither grows without a bound. The inner error is the line for the caller.
+    pub(crate) fn keep_token(
+        &self,
+        ledger: &mut Ledger,
+        id: &str,
+        record: &TokenRecord,
+        now: Millis,
+    ) -> Result<Result<(), String>, LedgerFailure> {
+        let tokens = ledger.all::<TokenRecord>(TOKENS)?;
+        let (over, live): (Vec<_>, Vec<_>) =
+            tokens.into_iter().partition(|(_, one)| one.uses_left == 0 || one.expires.0 <= now.0);
+        if live.len() >= TOKENS_MAX {
+            return Ok(Err(format!("there are {TOKENS_MAX} join tokens; delete one first")));
+        }
+        let past = ledger.all::<Issued>(CERTIFICATES)?.into_iter();
+        let past = past.filter(|(_, issued)| issued.until.0.saturating_add(KEPT_MS) < now.0);
+        let keys = over.into_iter().map(|(id, _)| format!("{TOKENS}{id}"));
+        let keys = keys.chain(past.map(|(serial, _)| format!("{CERTIFICATES}{serial}")));
+        let mut values: Vec<(String, Option<Vec<u8>>)> = keys.take(DELETED_AT_ONCE).map(|key| (key, None)).collect();
+        values.push((format!("{TOKENS}{id}"), Some(json(record))));
+        let what = format!("create token {id} for {} ({} uses)", record.subject, record.uses_left);
+        ledger.keep(&values, &[Entry::new(&record.by, what)], now)?;
+        Ok(Ok(()))
+    }
+
+    /// Makes the list and its file. Its number grows, even if the clock is set back.
+    fn list(&self, revoked: &[(String, Millis)], now: Millis) -> Result<(), String> {
+        let mut kept = locked(&self.revocations);
+        let number = now.0.max(kept.as_ref().map_or(0, |list| list.number + 1));
+        let list = self.authority.revocations(revoked, number, now).map_err(|not| not.to_string())?;
+        write(&self.place("revocations.pem"), &list.list)?;
+        *kept = Some(list);
+        Ok(())
+    }
+}
+
+/// The certificate of the authority in a directory, which is made if there is none. The key is written first: a crash
+/// leaves a key that nothing was signed with, and it is replaced.
+fn make_or_read(directory: &Path, ca: &CaConfig) -> Result<String, String> {
+    let (certificate, key) = (directory.join("ca.pem"), directory.join("ca-key.pem"));
+    if !certificate.exists() {
+        let (made, secret) = Authority::make_files(&ca.domain, now()).map_err(|not| not.to_string())?;
+        write(&key, &secret)?;
+        write(&certificate, &made)?;
+    }
+    read(&certificate)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    // A file with the same contents is left alone, so that nobody reads it again for nothing.
+    if fs::read_to_string(path).is_ok_and(|found| found == text) {
+        return Ok(());
+    }
+    replace(path, text).map_err(|error| format!("{}: {error}; free space in the state directory", path.display()))
+}
+
+/// The authority as control channels see it.
+pub(crate) struct Renewals(pub(crate) Arc<Issuance>);
+
+impl Issuer for Renewals {
+    fn is_due(&self, certificate: &[u8]) -> bool {
+        facts(certificate).is_some_and(|facts| facts.validity.is_due(now()))
+    }
+
+    fn renew(&self, certificate: &[u8], request: String) -> Receiver<Result<String, Refused>> {
+        let (sender, receiver) = sync_channel(1);
+        let (issuance, certificate) = (Arc::clone(&self.0), certificate.to_vec());
+        let errand = move |ledger: &mut Ledger| {
+            let signed = issuance.sign_again(ledger, &certificate, &request, now())?;
+            send(&sender, signed.map(|signed| signed.chain));
+            Ok(())
+        };
+        // A sender that is dropped ends this attempt; the channel tries again.
+        if let Some(service) = self.0.service.get().and_then(Weak::upgrade) {
+            let _ = service.post(Posted::Errand(Box::new(errand)));
+        }
+        receiver
+    }
+
+    fn revocations(&self) -> Option<Revocations> {
+        locked(&self.0.revocations).clone()
+    }
+}
+
+fn send(sender: &SyncSender<Result<String, Refused>>, outcome: Result<String, String>) {
+    if let Err(why) = &outcome {
+        eprintln!("aquifer-fabricd: a certificate is not renewed: {why}");
+    }
+    // The channel may have ended.
+    let _ = sender.send(outcome.map_err(Refused::new));
+}
+
+/// The validity of the first certificate of a chain, for answers.
+pub(crate) fn validity(chain: &str) -> Option<aquifer_authority::Validity> {
+    first_of(chain).and_then(|certificate| facts(&certificate)).map(|facts| facts.validity)
+}
