@@ -109,6 +109,7 @@ const RINGS: &[Ring] = &[
                 ],
             ),
             ("cxl-switchd", &["cxl-switch", "fmapi"]),
+            ("device-plugin", &["agent-wire"]),
             ("fabric-args", &["fabric"]),
             // The edges to manager and cxl-switchd are for its tests only: they need a daemon and switches.
             ("fabric-cli", &["cxl-switchd", "fabric", "fabric-args", "manager", "sys", "test-support"]),
