@@ -50,8 +50,9 @@ pub fn build(root: &Path, args: &DebArgs) -> Vec<String> {
 /// Builds the packages, and returns their paths.
 fn packages(root: &Path, args: &DebArgs) -> Result<Vec<String>, String> {
     for tool in ["dh", "dpkg-deb", "dpkg-shlibdeps", "make"] {
-        let found = Command::new(tool).arg("--help").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        found.status().map_err(|error| format!("{tool} cannot be started: {error}; install debhelper"))?;
+        let mut command = Command::new(tool);
+        command.arg("--help").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().map_err(|error| format!("{tool} cannot be started: {error}; install debhelper"))?;
     }
     let binaries = args.binaries.canonicalize().map_err(|error| {
         format!("{}: {error}; build the programs first, as 'make deb' does", args.binaries.display())

@@ -130,7 +130,6 @@ impl Endpoint {
         let (end, ended) = oneshot::channel::<()>();
         let server = Server::builder().max_concurrent_streams(STREAMS_MAX).timeout(REQUEST_WAIT);
         let task = tokio::spawn(async move {
-            let mut server = server;
             tokio::select! {
                 _ = server.serve_with_incoming(plugin, UnixListenerStream::new(listener)) => {}
                 _ = ended => {}
