@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use self::changelog::Version;
+use crate::ci::prepared;
 
 /// What to build from what.
 #[derive(clap::Args)]
@@ -60,12 +61,14 @@ fn packages(root: &Path, args: &DebArgs) -> Result<Vec<String>, String> {
     let out = fresh(&args.out)?;
     let tree = fresh(&out.join("tree"))?;
     fill(root, &tree, &args.version.clone().map_or_else(|| Version::of_workspace(root), Ok)?)?;
-    let mut rules = Command::new("debian/rules");
-    rules.arg("binary").current_dir(&tree).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut rules = prepared(root, &tree.join("debian/rules").to_string_lossy(), &["binary"]);
+    rules.current_dir(&tree).stdout(Stdio::null());
     rules.env("AQUIFER_SOURCE", root).env("AQUIFER_BINARIES", &binaries).env("AQUIFER_PACKAGES", &out);
     rules.env("AQUIFER_COMPRESSION", &args.compression).env("SOURCE_DATE_EPOCH", changed(root).to_string());
     rules.env("DEB_BUILD_OPTIONS", if args.no_debug_packages { "noautodbgsym" } else { "" });
-    // debhelper goes by the owner that the package says (Rules-Requires-Root), whoever runs it.
+    // As dpkg-buildpackage sets it: what is packed belongs to root, and nobody has to be root for that.
+    rules.env("DEB_RULES_REQUIRES_ROOT", "no");
+    // Variables of an outer make are not for the inner one.
     rules.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").env_remove("DESTDIR").env_remove("PREFIX");
     let status = rules.status().map_err(|error| format!("debian/rules cannot be run: {error}"))?;
     if !status.success() {
