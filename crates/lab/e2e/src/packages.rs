@@ -15,7 +15,7 @@ use crate::run::run;
 pub const NAMES: [&str; 7] =
     ["aquifer", "aquifer-agent", "aquifer-donor", "aquifer-fabric", "aquifer-tools", "libaquifer-dev", "libaquifer0"];
 /// Programs that `cargo build --workspace` has made beside the command.
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "aquifer-agentd",
     "aquifer-bench",
     "aquifer-cache",
@@ -24,6 +24,7 @@ const PROGRAMS: [&str; 10] = [
     "aquifer-fabricd",
     "aquifer-fmapi",
     "aquifer-metrics",
+    "aquifer-stress",
     "aquifer-workloads",
     "libaquifer_c.a",
 ];
@@ -141,9 +142,6 @@ fn programs() -> Option<PathBuf> {
     for name in ["aquifer", "libaquifer_preload.so"] {
         link(&binaries().join(name), name).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
-    let stress = PathBuf::from(std::env::var_os("CARGO_BIN_EXE_aquifer-stress").unwrap_or_default());
-    let stress = if stress.is_file() { stress } else { built.join("aquifer-stress") };
-    link(&stress, "aquifer-stress").unwrap_or_else(|error| panic!("{}: {error}", stress.display()));
     let torture = torture()?;
     link(torture, "aquifer-torture").unwrap_or_else(|error| panic!("{TORTURE_VARIABLE}: {error}"));
     let mut library = Command::new("make");
