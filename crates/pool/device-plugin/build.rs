@@ -12,10 +12,10 @@ const PACKAGE: &str = "v1beta1";
 fn main() {
     let registration = service("Registration", vec![method("register", "Register", "RegisterRequest", "Empty", false)]);
     let plugin = vec![
-        method("get_device_plugin_options", "GetDevicePluginOptions", "Empty", "DevicePluginOptions", false),
+        method("options", "GetDevicePluginOptions", "Empty", "DevicePluginOptions", false),
         method("list_and_watch", "ListAndWatch", "Empty", "ListAndWatchResponse", true),
         method(
-            "get_preferred_allocation",
+            "preferred_allocation",
             "GetPreferredAllocation",
             "PreferredAllocationRequest",
             "PreferredAllocationResponse",

@@ -4,8 +4,8 @@
 //! Machines with their own systemd, for tests that need root, units, addresses and several hosts: containers of
 //! systemd-nspawn(1) over this machine's files, connected to one switch. Needs root.
 //!
-//! `AQUIFER_E2E_MACHINES=1` enables the tests that take minutes; `AQUIFER_E2E_MACHINES=DIR` also names a directory with additional files for
-//! all of them, such as one that `.ci/machines DIR` fills, with an SSH server.
+//! `AQUIFER_E2E_MACHINES=1` enables the tests that take minutes; `AQUIFER_E2E_MACHINES=DIR` also names a
+//! directory with additional files for all of them, such as one that `.ci/machines DIR` fills, with an SSH server.
 //!
 //! A process (`machines/boot.sh`) holds each machine in separate namespaces and reads from this process: when this
 //! process exits, in whatever way, the holder ends the machine and removes its files. Nothing on the host is changed.

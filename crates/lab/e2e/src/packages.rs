@@ -41,7 +41,8 @@ impl Packages {
     pub fn build(version: &str) -> Option<Packages> {
         let mut dh = Command::new("dh");
         let is_there = dh.arg("--help").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        if !is_there.is_ok_and(|status| status.success()) {
+        // Its status says nothing: it is 1 with the help, too.
+        if is_there.is_err() {
             aquifer_test_support::skip("there is no debhelper (apt-get install debhelper)");
             return None;
         }

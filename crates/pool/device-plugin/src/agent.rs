@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Follows what the host's agent lists. A lost agent is asked for again, with growing pauses; until it answers, its last
-//! listing stands, marked as unanswered.
+//! Follows what the host's agent lists. After a lost connection it connects again, with growing pauses; until the agent
+//! answers, its last listing is kept, marked as unanswered.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;

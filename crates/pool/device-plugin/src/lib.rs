@@ -8,7 +8,7 @@
 //! at which kubelet watches the devices and asks what a container needs (`plugin.rs`, `allocation.rs`, pure). The
 //! programs in the container speak to the agent and to the donors themselves, as on the host.
 //!
-//! It changes nothing on the host and in the pool, and holds no volume: without it, pods run on, and only new ones wait.
+//! It changes nothing on the host and in the pool, and uses no volume: without it, pods run on, and new ones wait.
 //!
 //! ```
 //! use aquifer_device_plugin::{Domain, variable};

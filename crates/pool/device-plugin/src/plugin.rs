@@ -49,7 +49,7 @@ impl Plugin {
 
 #[tonic::async_trait]
 impl DevicePlugin for Plugin {
-    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+    async fn options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(DevicePluginOptions::default()))
     }
 
@@ -62,7 +62,7 @@ impl DevicePlugin for Plugin {
         Ok(Response::new(Box::pin(offers.map(|offer| Ok(offer.list())))))
     }
 
-    async fn get_preferred_allocation(
+    async fn preferred_allocation(
         &self,
         _: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A node for tests: the real plug-in as a process, a kubelet and an agent of the test, all at sockets in a directory of
-//! the test.
+//! A node for tests: the real plug-in as a process, a kubelet and an agent of the test, all at sockets in a directory
+//! of the test.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -200,8 +200,9 @@ impl Node {
         let service = RegistrationServer::new(Kubelet { seen: Arc::clone(&self.seen), refuses });
         let (end, ended) = oneshot::channel::<()>();
         let task = self.runtime.spawn(async move {
+            let server = Server::builder();
             tokio::select! {
-                _ = async { Server::builder().serve_with_incoming(service, UnixListenerStream::new(listener)).await } => {}
+                _ = server.serve_with_incoming(service, UnixListenerStream::new(listener)) => {}
                 _ = ended => {}
             }
         });
