@@ -81,7 +81,7 @@ fn without_its_agent_devices_are_unhealthy_until_it_is_back() {
 
 #[test]
 fn volumes_appear_change_and_go_while_kubelet_watches() {
-    let mut node = Node::start(&[volume("db", DB, false)]);
+    let node = Node::start(&[volume("db", DB, false)]);
     node.wait_for_registrations(1);
     let mut watched = node.watch(DB);
     assert!(watched.next().iter().all(|(_, health)| health == UNHEALTHY));
