@@ -5,7 +5,7 @@
 #   make test      every check and every test
 #   make build     the product: aquifer and its preload library
 #   make bench     what `aquifer bench` starts: the bench and its workloads
-#   make agent     what `aquifer agent` starts
+#   make agent     what `aquifer agent` starts, and the device plug-in for Kubernetes
 #   make cache     what `aquifer cache` starts
 #   make fabric    the fabric manager and its command line: aquifer-fabricd, aquifer-fabric
 #   make console   the fabric manager's page for browsers, into target/console; needs Node.js 20.19 or newer with npm
@@ -15,6 +15,7 @@
 #   make stress    what `aquifer stress` starts
 #   make python    the wheel of the Python package, into target/wheels; needs maturin
 #   make install   all of these but the wheel, and the console if it was built: PREFIX=/usr/local DESTDIR=
+#   make deb       Debian packages of the same, into target/packages; needs debhelper
 #
 # Everything that is more than one command is in crates/xtask.
 
@@ -23,6 +24,10 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 RELEASE := $(TARGET)/release
+# Where `make install-built` takes programs and libraries from.
+BUILT ?= $(RELEASE)
+# Where the C library goes; Debian has a directory for each architecture.
+LIBDIR ?= $(PREFIX)/lib
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 # The program that `aquifer stress` runs, as crates/lab/e2e/src/build.rs compiles it.
 TORTURE_FLAGS := -O1 -g -std=gnu11 -pthread
@@ -46,7 +51,7 @@ bench:
 	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
 
 agent:
-	$(CARGO) build --release --package aquifer-agent
+	$(CARGO) build --release --package aquifer-agent --package aquifer-device-plugin
 
 cache:
 	$(CARGO) build --release --package aquifer-cache
@@ -86,45 +91,53 @@ test:
 # The command looks for the library beside itself, and then in ../lib/aquifer; for the programs that it starts beside
 # itself, and then in ../libexec/aquifer.
 install: build agent bench c cache fabric fmapi metrics stress
-	install -D -m 0755 $(RELEASE)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
-	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
-	install -D -m 0755 $(RELEASE)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
-	install -D -m 0755 $(RELEASE)/aquifer-workloads $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-workloads
-	install -D -m 0755 $(RELEASE)/aquifer-agentd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-agentd
-	install -D -m 0755 $(RELEASE)/aquifer-cache $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-cache
-	install -D -m 0755 $(RELEASE)/aquifer-fabric $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabric
-	install -D -m 0755 $(RELEASE)/aquifer-fabricd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabricd
+	$(MAKE) --no-print-directory install-built DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) LIBDIR=$(LIBDIR)
+
+install-built:
+	install -D -m 0755 $(BUILT)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
+	install -D -m 0755 $(BUILT)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
+	install -D -m 0755 $(BUILT)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
+	install -D -m 0755 $(BUILT)/aquifer-workloads $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-workloads
+	install -D -m 0755 $(BUILT)/aquifer-agentd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-agentd
+	install -D -m 0755 $(BUILT)/aquifer-device-plugin $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-device-plugin
+	install -D -m 0755 $(BUILT)/aquifer-cache $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-cache
+	install -D -m 0755 $(BUILT)/aquifer-fabric $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabric
+	install -D -m 0755 $(BUILT)/aquifer-fabricd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabricd
 	@if [ -f $(TARGET)/console/index.html ]; then \
 	  console=$(DESTDIR)$(PREFIX)/share/aquifer/console && rm -rf $$console && install -d $$console/assets && \
 	  install -m 0644 $(TARGET)/console/assets/* $$console/assets && \
 	  install -m 0644 $(TARGET)/console/*.* $$console; \
 	else echo "the fabric manager's console is not installed: it was not built; run 'make console' first"; fi
-	install -D -m 0755 $(RELEASE)/aquifer-fmapi $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fmapi
-	install -D -m 0755 $(RELEASE)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics
-	install -D -m 0755 $(RELEASE)/aquifer-stress $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-stress
-	install -D -m 0755 $(RELEASE)/aquifer-torture $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-torture
-	install -D -m 0755 $(RELEASE)/libaquifer.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libaquifer.so.$(VERSION)
-	ln -sf libaquifer.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libaquifer.so.0
-	ln -sf libaquifer.so.0 $(DESTDIR)$(PREFIX)/lib/libaquifer.so
-	install -D -m 0644 $(RELEASE)/libaquifer.a $(DESTDIR)$(PREFIX)/lib/libaquifer.a
+	install -D -m 0755 $(BUILT)/aquifer-fmapi $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fmapi
+	install -D -m 0755 $(BUILT)/aquifer-metrics $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-metrics
+	install -D -m 0755 $(BUILT)/aquifer-stress $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-stress
+	install -D -m 0755 $(BUILT)/aquifer-torture $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-torture
+	install -D -m 0755 $(BUILT)/libaquifer.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libaquifer.so.$(VERSION)
+	ln -sf libaquifer.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libaquifer.so.0
+	ln -sf libaquifer.so.0 $(DESTDIR)$(LIBDIR)/libaquifer.so
+	install -D -m 0644 $(BUILT)/libaquifer.a $(DESTDIR)$(LIBDIR)/libaquifer.a
 	install -D -m 0644 crates/fronts/c/include/aquifer.h $(DESTDIR)$(PREFIX)/include/aquifer.h
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man3
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' crates/fronts/c/aquifer.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/aquifer.pc
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man3
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' crates/fronts/c/aquifer.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/aquifer.pc
 	$(CARGO) xtask man3 --dir $(DESTDIR)$(PREFIX)/share/man/man3
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	$(RELEASE)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
+	$(BUILT)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	for unit in aquifer-agent aquifer-donor aquifer-fabricd aquifer-metrics aquifer@; do \
 	  sed "s|/usr/local/|$(PREFIX)/|" packaging/$$unit.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; \
 	done
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 	install -d $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
-	$(RELEASE)/aquifer completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/aquifer
-	$(RELEASE)/aquifer completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_aquifer
-	$(RELEASE)/aquifer completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/aquifer.fish
+	$(BUILT)/aquifer completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/aquifer
+	$(BUILT)/aquifer completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_aquifer
+	$(BUILT)/aquifer completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/aquifer.fish
+
+# The packages are of the same files, by the same target.
+deb: build agent bench c cache fabric fmapi metrics stress
+	$(CARGO) xtask deb --binaries $(RELEASE)
 
 clean:
 	$(CARGO) clean
 
-.PHONY: build agent bench c cache console fabric fmapi metrics python stress demo test install clean
+.PHONY: build agent bench c cache console fabric fmapi metrics python stress demo test install install-built deb clean
 .DEFAULT_GOAL := build

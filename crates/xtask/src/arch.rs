@@ -113,6 +113,7 @@ const RINGS: &[Ring] = &[
                 ],
             ),
             ("cxl-switchd", &["cxl-switch", "fmapi"]),
+            ("device-plugin", &["agent-wire"]),
             ("fabric-args", &["fabric"]),
             // The edges to manager and cxl-switchd are for its tests only: they need a daemon and switches.
             (

@@ -110,7 +110,8 @@ fn cargo_path() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
 }
 
-fn prepared(root: &Path, program: &str, arguments: &[&str]) -> Command {
+/// A command in the repository, without the variables that `cargo run` sets for xtask.
+pub fn prepared(root: &Path, program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(root).stdin(Stdio::null());
     // `cargo run` sets these for xtask, but the crates under test are other packages. `crates/lab/e2e/src/build.rs`

@@ -92,6 +92,15 @@ pub fn outsiders(metadata: &Value) -> Vec<Outsider> {
         .collect()
 }
 
+/// The folder with the sources of a crate from outside the workspace.
+pub fn outsider_folder(metadata: &Value, outsider: &Outsider) -> Option<PathBuf> {
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let is_it =
+        |package: &&Value| text(package, "name") == outsider.name && text(package, "version") == outsider.version;
+    let manifest = packages.filter(|package| !package["source"].is_null()).find(is_it)?;
+    Path::new(text(manifest, "manifest_path")).parent().map(Path::to_path_buf)
+}
+
 /// The packages of the workspace, which are those whose `source` is null.
 fn ours(metadata: &Value) -> impl Iterator<Item = &Value> {
     metadata["packages"].as_array().into_iter().flatten().filter(|package| package["source"].is_null())

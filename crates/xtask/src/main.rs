@@ -10,6 +10,7 @@
 mod arch;
 mod ci;
 mod crate_graph;
+mod deb;
 mod licences;
 mod man3;
 mod skips;
@@ -32,6 +33,8 @@ enum Task {
     Arch,
     /// Everything that CI runs, in order, with the time of each step
     Ci,
+    /// Build the Debian packages from programs that are built already
+    Deb(deb::DebArgs),
     /// Compare the licences of all dependencies with the list in deny.toml
     Licences,
     /// Make the manual pages of the C library from its header
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
     let complaints = match Task::parse() {
         Task::Arch => arch::check(&root),
         Task::Ci => ci::run(&root),
+        Task::Deb(args) => deb::build(&root, &args),
         Task::Licences => licences::check(&root),
         Task::Man3 { dir } => man3::write(&root, &dir),
         Task::Tidy => tidy::check(&root),

@@ -17,6 +17,7 @@ const SLOW: &[&str] = &[
     "far_nodes",
     "older_kernels",
     "donor_loss",
+    "packages",
     "transports",
     "attacks",
     "forks_below",

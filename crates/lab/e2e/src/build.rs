@@ -20,7 +20,8 @@ pub const SCRATCH_VARIABLE: &str = "AQUIFER_E2E_SCRATCH";
 /// Names the installed torture program; by default it is compiled.
 pub const TORTURE_VARIABLE: &str = "AQUIFER_E2E_TORTURE";
 
-fn workspace() -> PathBuf {
+/// The repository.
+pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
@@ -39,6 +40,13 @@ fn cargo() -> Command {
             cargo.env_remove(&variable);
         }
     }
+    cargo
+}
+
+/// `cargo xtask`, built if it has changed.
+pub fn xtask() -> Command {
+    let mut cargo = cargo();
+    cargo.args(["run", "--quiet", "--package", "xtask", "--target-dir"]).arg(target_directory()).arg("--");
     cargo
 }
 

@@ -10,7 +10,8 @@
 //! [`donor`] starts donors, on this machine or on [`hosts`]; [`verifying`] is a program for tests in which donors are
 //! lost, and [`programs`] are common programs; [`attacks`] are programs that try to break a promise; [`tier_kinds`]
 //! lists the tiers that programs are tested over; [`own_use`] measures what the pager takes; [`pages`] parses the
-//! instructions in docs/operating, and [`machines`] starts the machines on which tests carry them out.
+//! instructions in docs/operating, [`machines`] starts the machines on which tests carry them out, and [`packages`]
+//! makes the Debian packages.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep` runs for as
 //! long as requested.
@@ -29,6 +30,7 @@ pub mod machines;
 pub mod matrix;
 pub mod operating_docs;
 pub mod own_use;
+pub mod packages;
 pub mod pool;
 pub mod programs;
 pub mod rdma_guest;

@@ -4,8 +4,8 @@
 //! Machines with their own systemd, for tests that need root, units, addresses and several hosts: containers of
 //! systemd-nspawn(1) over this machine's files, connected to one switch. Needs root.
 //!
-//! `AQUIFER_E2E_MACHINES=1` enables them; `AQUIFER_E2E_MACHINES=DIR` also names a directory with additional files for
-//! all of them, such as one that `.ci/machines DIR` fills, with an SSH server.
+//! `AQUIFER_E2E_MACHINES=1` enables the tests that take minutes; `AQUIFER_E2E_MACHINES=DIR` also names a
+//! directory with additional files for all of them, such as one that `.ci/machines DIR` fills, with an SSH server.
 //!
 //! A process (`machines/boot.sh`) holds each machine in separate namespaces and reads from this process: when this
 //! process exits, in whatever way, the holder ends the machine and removes its files. Nothing on the host is changed.
@@ -41,25 +41,38 @@ impl Switch {
     /// Returns `None`, and reports a skip, if machines are not available.
     #[must_use]
     pub fn new() -> Option<Switch> {
-        let why = match std::env::var_os(VARIABLE) {
-            None => {
-                format!("{VARIABLE} is not set; as root, set {VARIABLE}=1, or to what '.ci/machines DIR' has filled")
-            }
-            Some(_) if !is_root() => "machines need root".into(),
-            Some(_) if !starts("systemd-nspawn") => "there is no systemd-nspawn (package systemd-container)".into(),
-            Some(value) => {
-                let layer = Some(PathBuf::from(value)).filter(|path| path.is_dir() && path.is_absolute());
-                let script = "ip link add switch type bridge && ip link set switch up && echo up && cat";
-                let mut process = held("--net");
-                process.args(["sh", "-c", script]);
-                let mut process = process.spawn().expect("unshare can be started");
-                match said(&mut process).as_str() {
-                    "up" => return Some(Switch { process, layer }),
-                    _ => "a network namespace with a bridge in it cannot be made here".into(),
-                }
-            }
+        let Some(value) = std::env::var_os(VARIABLE) else {
+            let why =
+                format!("{VARIABLE} is not set; as root, set {VARIABLE}=1, or to what '.ci/machines DIR' has filled");
+            skipped(&why);
+            return None;
         };
-        skipped(&why);
+        Switch::with_layer(Some(PathBuf::from(value)).filter(|path| path.is_dir() && path.is_absolute()))
+    }
+
+    /// For tests that are short enough to run wherever machines can be had. Returns `None`, and reports a skip, if they
+    /// cannot.
+    #[must_use]
+    pub fn anywhere() -> Option<Switch> {
+        Switch::with_layer(None)
+    }
+
+    fn with_layer(layer: Option<PathBuf>) -> Option<Switch> {
+        let why = if !is_root() {
+            "machines need root"
+        } else if !starts("systemd-nspawn") {
+            "there is no systemd-nspawn (package systemd-container)"
+        } else {
+            let script = "ip link add switch type bridge && ip link set switch up && echo up && cat";
+            let mut process = held("--net");
+            process.args(["sh", "-c", script]);
+            let mut process = process.spawn().expect("unshare can be started");
+            if said(&mut process) == "up" {
+                return Some(Switch { process, layer });
+            }
+            "a network namespace with a bridge in it cannot be made here"
+        };
+        skipped(why);
         None
     }
 

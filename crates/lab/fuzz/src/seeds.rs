@@ -281,7 +281,8 @@ pub fn tier_spec() -> Vec<Vec<u8>> {
 /// One message of each kind, and two in one stream.
 pub fn agent_messages() -> Vec<Vec<u8>> {
     use aquifer_agent_wire::{
-        Answer, Denial, MemberProgress, MemberView, Order, Progress, Redundancy, Request, TenantFiles, View, encode,
+        Answer, Denial, ListedVolume, Listing, MemberProgress, MemberView, Order, Progress, Redundancy, Request,
+        TenantFiles, View, encode,
     };
     let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into() };
     let (address, server_name) = ("10.0.0.1:7411".into(), "d".into());
@@ -293,9 +294,13 @@ pub fn agent_messages() -> Vec<Vec<u8>> {
     let requests = [
         Request::Open { version: 1, volume: "db".into(), session: 7, holds: vec![3] },
         Request::Progress(vec![progress]),
+        Request::List { version: 1 },
         Request::Close,
     ];
-    let answers = [Answer::View(view), Answer::Denied(Denial::NotPermitted { uid: 1, gid: 2 })];
+    let volume = ListedVolume { name: "db".into(), id: "00000000000000a1".into(), slabs: 8, is_bound: true };
+    let listing = Listing { files: None, volumes: vec![volume] };
+    let answers =
+        [Answer::View(view), Answer::Listing(listing), Answer::Denied(Denial::NotPermitted { uid: 1, gid: 2 })];
     let requests: Vec<Vec<u8>> = requests.iter().map(|request| encode(request).expect("it is short")).collect();
     let answers = answers.iter().map(|answer| encode(answer).expect("it is short"));
     let stream = requests.concat();

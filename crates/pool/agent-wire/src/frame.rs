@@ -104,8 +104,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        Answer, Denial, MemberProgress, MemberView, Order, Progress, Redundancy, Request, SESSION_MAX, TenantFiles,
-        View,
+        Answer, Denial, LISTED_MAX, ListedVolume, Listing, MemberProgress, MemberView, NAME_BYTES_MAX, Order, Progress,
+        Redundancy, Request, SESSION_MAX, TenantFiles, View,
     };
 
     fn requests() -> Vec<Request> {
@@ -115,6 +115,7 @@ mod tests {
                 MemberProgress { member: 3, progress: Progress::Draining { slabs: 9, is_stalled: true } },
                 MemberProgress { member: 4, progress: Progress::Left },
             ]),
+            Request::List { version: 1 },
             Request::Close,
         ]
     }
@@ -173,6 +174,21 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_listing_fits_a_frame_and_is_read_back() {
+        let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into() };
+        let longest =
+            ListedVolume { name: "x".repeat(NAME_BYTES_MAX), id: "f".repeat(16), slabs: SESSION_MAX, is_bound: false };
+        for listing in [
+            Listing { files: Some(files), volumes: vec![longest; LISTED_MAX] },
+            Listing { files: None, volumes: vec![] },
+        ] {
+            let mut decoder = Decoder::default();
+            decoder.push(&encode(&Answer::Listing(listing.clone())).unwrap());
+            assert_eq!(decoder.take::<Answer>(), Ok(Some(Answer::Listing(listing))));
+        }
+    }
+
+    #[test]
     fn what_is_too_long_or_unknown_is_refused_in_one_line() {
         let mut decoder = Decoder::default();
         decoder.push(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes());
@@ -203,5 +219,6 @@ mod tests {
         assert_eq!(std::str::from_utf8(&frame[HEAD_BYTES..]), Ok(text));
         assert_eq!(frame[..HEAD_BYTES], (text.len() as u32).to_le_bytes());
         assert_eq!(&encode(&Request::Close).unwrap()[HEAD_BYTES..], b"message = \"close\"\n");
+        assert_eq!(&encode(&Request::List { version: 1 }).unwrap()[HEAD_BYTES..], b"[message.list]\nversion = 1\n");
     }
 }

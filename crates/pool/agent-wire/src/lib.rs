@@ -5,8 +5,9 @@
 //!
 //! A program opens a volume by its name ([`Request::Open`]) and gets a [`View`] of it: where its members are, and what
 //! to do with each. Whenever that changes, the agent sends the whole view again, so nothing depends on the messages
-//! before. The program reports what it has done ([`Request::Progress`]). The agent is `crates/pool/agent`, and the
-//! program's side is `crates/memory/tiers/src/pool.rs`.
+//! before. The program reports what it has done ([`Request::Progress`]). A client that hands out volumes instead of
+//! using them asks for a list ([`Request::List`]). The agent is `crates/pool/agent`, and the program's side is
+//! `crates/memory/tiers/src/pool.rs`.
 //!
 //! ```
 //! use aquifer_agent_wire::{Decoder, Request, encode};
@@ -25,6 +26,6 @@ mod message;
 
 pub use frame::{Decoder, FRAME_BYTES_MAX, HEAD_BYTES, NotAFrame, encode};
 pub use message::{
-    Answer, Denial, MEMBERS_MAX, MemberProgress, MemberView, NAME_BYTES_MAX, Order, Progress, Redundancy, Request,
-    SESSION_MAX, SOCKET, TenantFiles, VERSION, View, is_name,
+    Answer, Denial, LISTED_MAX, ListedVolume, Listing, MEMBERS_MAX, MemberProgress, MemberView, NAME_BYTES_MAX, Order,
+    Progress, Redundancy, Request, SESSION_MAX, SOCKET, TenantFiles, VERSION, View, is_name,
 };

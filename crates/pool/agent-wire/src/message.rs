@@ -18,6 +18,8 @@ pub const SOCKET: &str = "/run/aquifer/agent.sock";
 pub const NAME_BYTES_MAX: usize = 63;
 /// Members in one message at most: the spans of a volume, each with the members of a parity.
 pub const MEMBERS_MAX: usize = 1024;
+/// Volumes in one listing at most: as many as an agent's configuration can name.
+pub const LISTED_MAX: usize = 4096;
 
 /// Whether a text can be the name, or the id, of a volume: as in the pool, lower-case letters, digits, `-`, `_` and
 /// `.`, beginning with a letter or a digit.
@@ -33,6 +35,12 @@ pub fn is_name(text: &str) -> bool {
 pub enum Request {
     /// The program has closed the volume and needs none of its memory.
     Close,
+    /// Asks for the volumes that the user may open. The answer is a listing, and another one whenever it changes; a
+    /// listing uses no volume. Such a connection opens no volume.
+    List {
+        /// [`VERSION`].
+        version: u16,
+    },
     /// Opens a volume. The answer is a view or a denial.
     Open {
         /// [`VERSION`].
@@ -54,6 +62,8 @@ pub enum Request {
 pub enum Answer {
     /// The volume cannot be used. The agent ends the connection.
     Denied(Denial),
+    /// The volumes that the user may open.
+    Listing(Listing),
     /// The volume, as it should be.
     View(View),
 }
@@ -156,6 +166,31 @@ pub struct TenantFiles {
     pub key: PathBuf,
     /// The authority of the donors' certificates.
     pub ca: PathBuf,
+}
+
+/// The volumes that a user may open.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Listing {
+    /// With which certificate programs borrow; `None`: in plain text.
+    pub files: Option<TenantFiles>,
+    /// The volumes, [`LISTED_MAX`] at most, by name.
+    #[serde(default)]
+    pub volumes: Vec<ListedVolume>,
+}
+
+/// A volume in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListedVolume {
+    /// The name by which programs open it.
+    pub name: String,
+    /// Its id in the pool.
+    pub id: String,
+    /// How many slabs its members lend; 0 while it is not bound.
+    pub slabs: u64,
+    /// `true`: it is bound to this host, and programs can open it.
+    pub is_bound: bool,
 }
 
 /// What a program should do with a member.

@@ -11,6 +11,7 @@
 //! A member that joins in a place that another member has replaces it: programs move everything from the old one, and
 //! the new one counts as being copied until that is done. `order.rs` carries out the manager's steps.
 
+mod listing;
 mod order;
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One program: it opens a volume, gets a view of it and every later one, and reports its progress.
+//! One program: it opens a volume, gets a view of it and every later one, and reports its progress. Or it asks for the
+//! volumes that its user may open (`session/listing.rs`).
 //!
 //! A program that sends something that is not a message, or that is too slow to send or to read, loses its connection,
 //! and nothing else.
 //!
 //! Threads: one for each program.
+
+mod listing;
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -87,24 +90,22 @@ impl Session {
 
     /// Serves the program until it closes the volume, ends, or breaks the protocol.
     pub(crate) fn serve(mut self) {
-        let opened = self.open();
-        let ended = opened.and_then(|id| {
-            let ended = self.follow(id);
-            // If it cannot be stored now, it is with the next change.
-            let _ = self.shared.change(|ledger| ledger.disconnect(id));
-            ended
-        });
+        let ended = match self.first_request() {
+            Ok(Request::List { version }) => self.list(version),
+            Ok(request) => self.use_volume(request),
+            Err(ending) => Err(ending),
+        };
         if let Err(Ending::Denied(denial)) = ended {
             let _ = deny(&self.stream, denial);
         }
     }
 
-    fn open(&mut self) -> Result<UserId, Ending> {
+    fn first_request(&mut self) -> Result<Request, Ending> {
         self.stream.set_nonblocking(false)?;
         let deadline = Instant::now() + OPEN_WAIT;
-        let request = loop {
+        loop {
             if let Some(request) = self.decoder.take()? {
-                break request;
+                return Ok(request);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -112,7 +113,18 @@ impl Session {
             }
             self.stream.set_read_timeout(Some(left))?;
             self.receive()?;
-        };
+        }
+    }
+
+    fn use_volume(&mut self, request: Request) -> Result<(), Ending> {
+        let id = self.open(request)?;
+        let ended = self.follow(id);
+        // If it cannot be stored now, it is with the next change.
+        let _ = self.shared.change(|ledger| ledger.disconnect(id));
+        ended
+    }
+
+    fn open(&mut self, request: Request) -> Result<UserId, Ending> {
         let Request::Open { version, volume, session, holds } = request else {
             return Err(Ending::Denied(Denial::Malformed { why: "the first message does not open a volume".into() }));
         };
@@ -172,7 +184,7 @@ impl Session {
                             let _ = self.shared.change(|ledger| ledger.close(id));
                             return Ok(());
                         }
-                        Request::Open { .. } => {
+                        Request::List { .. } | Request::Open { .. } => {
                             let why = "a volume is open on this connection already".into();
                             return Err(Ending::Denied(Denial::Malformed { why }));
                         }

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquifer_agent_wire::{Answer, Decoder, MemberProgress, Request, SESSION_MAX, VERSION, View, encode};
+use aquifer_agent_wire::{Answer, Decoder, MemberProgress, NotAFrame, Request, SESSION_MAX, VERSION, View, encode};
 use aquifer_borrower::Array;
 use aquifer_sys::raw::random;
 use aquifer_tier::{MemberKey, MemberStatus, Membership, OpenFailure};
@@ -117,6 +117,10 @@ impl Follower {
         };
         match answer {
             Answer::Denied(denial) => Err(PoolFailure::Denied { volume: spec.volume.clone(), denial }.into()),
+            Answer::Listing(_) => {
+                let failure = NotAFrame::Message { why: "a listing was not asked for".into() };
+                Err(PoolFailure::Malformed { agent: spec.agent.clone(), failure }.into())
+            }
             // The upkeep thread connects again. Until then, the agent remembers this process.
             Answer::View(view) => {
                 let following = Following { view: Some(view.clone()), ..Following::default() };
@@ -197,6 +201,10 @@ impl Follower {
                 }
                 Some(Ok(Some(Answer::Denied(denial)))) => {
                     following.alone(&format!("the volume {} cannot be opened again: {denial}", self.volume));
+                    return following.lose(now);
+                }
+                Some(Ok(Some(Answer::Listing(_)))) => {
+                    following.alone(&format!("the agent at {} has sent what was not asked for", self.agent.display()));
                     return following.lose(now);
                 }
                 Some(Ok(None)) | None => return,

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The Debian packages, on a machine of their own with a systemd: installed, started, upgraded under running programs,
+//! removed and purged, by typing docs/operating/packages.md from top to bottom. And what is in them, so that the files
+//! for containers, which are built from them, name nothing that is not there.
+//!
+//! The trouble that this guards against: an upgrade that restarts a donor takes back what it lends, and one that
+//! restarts programs ends them; a purge that forgets a directory leaves a password of the manager behind.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use aquifer_e2e::build::{compile_text, scratch, workspace};
+use aquifer_e2e::machines::{Machine, Switch};
+use aquifer_e2e::packages::{NAMES, Packages};
+use aquifer_e2e::run::eventually;
+use aquifer_e2e::verifying;
+
+/// The version before, to upgrade from.
+const OLDER: &str = "0.0.9-1";
+const VERSION: &str = "0.1.0-1";
+/// Time limit of one query to the machine.
+const QUESTION: Duration = Duration::from_secs(60);
+/// The units, with the user that runs each.
+const UNITS: [&str; 4] = ["aquifer-donor", "aquifer-fabricd", "aquifer-agent", "aquifer-metrics"];
+
+/// The packages, built once for all tests here.
+fn packages() -> Option<&'static Packages> {
+    static BUILT: OnceLock<Option<Packages>> = OnceLock::new();
+    BUILT.get_or_init(|| Packages::build(VERSION)).as_ref()
+}
+
+#[test]
+fn every_package_has_what_its_description_says_and_nothing_that_can_be_written_by_others() {
+    let Some(packages) = packages() else { return };
+    let files = packages.files();
+    for (package, path) in [
+        ("aquifer", "/usr/bin/aquifer"),
+        ("aquifer", "/usr/lib/aquifer/libaquifer_preload.so"),
+        ("aquifer", "/usr/lib/sysusers.d/aquifer.conf"),
+        ("aquifer", "/usr/share/bash-completion/completions/aquifer"),
+        ("aquifer", "/usr/share/doc/aquifer/third-party-licences.gz"),
+        ("aquifer", "/usr/share/man/man1/aquifer-run.1.gz"),
+        ("aquifer", "/lib/systemd/system/aquifer@.service"),
+        ("aquifer-agent", "/usr/libexec/aquifer/aquifer-device-plugin"),
+        ("aquifer-donor", "/etc/aquifer/donor.conf"),
+        ("aquifer-fabric", "/usr/libexec/aquifer/aquifer-fabricd"),
+        ("aquifer-tools", "/usr/libexec/aquifer/aquifer-torture"),
+        ("libaquifer-dev", "/usr/include/aquifer.h"),
+        ("libaquifer-dev", "/usr/share/man/man3/aquifer_open.3.gz"),
+    ] {
+        assert!(files[package].contains_key(path), "{package} has no {path}: {:?}", files[package].keys());
+    }
+    for (package, files) in &files {
+        for name in ["changelog.gz", "changelog.Debian.gz", "copyright"] {
+            let path = format!("/usr/share/doc/{package}/{name}");
+            assert!(files.contains_key(&path), "{package} has no {path}");
+        }
+        for (path, mode) in files.iter().filter(|(_, mode)| !mode.starts_with('l')) {
+            assert!(!mode[5..].contains('w') && !mode.contains(['s', 't']), "{package}: {path} has mode {mode}");
+        }
+        assert!(packages.field(package, "Description").lines().count() > 2, "{package}");
+        assert_eq!(packages.field(package, "Version"), VERSION);
+    }
+    // What links with libraries says so, as dpkg-shlibdeps finds it, and nothing asks for a library that is preloaded.
+    assert!(packages.field("aquifer", "Depends").contains("libc6 (>= "), "{}", packages.field("aquifer", "Depends"));
+    assert_eq!(packages.field("aquifer-agent", "Depends").split(", ").next(), Some("aquifer (>= 0.1.0-1)"));
+    assert_eq!(packages.field("libaquifer-dev", "Depends"), format!("libaquifer0 (= {VERSION})"));
+}
+
+/// A block of the page: what is typed, or a file with its path.
+enum Block {
+    File(String, String),
+    Typed(String),
+}
+
+/// The blocks of the page, each with the heading above it.
+fn blocks() -> Vec<(String, Block)> {
+    let page = include_str!("../../../../docs/operating/packages.md");
+    let (mut blocks, mut section, mut open) = (Vec::new(), String::new(), None::<(String, String)>);
+    for line in page.lines() {
+        match (line.strip_prefix("```"), &mut open) {
+            (Some(words), None) => open = Some((words.to_owned(), String::new())),
+            (Some(_), Some(_)) => {
+                let (words, text) = open.take().expect("it is open");
+                match words.split_once(' ') {
+                    None if words == "sh" => blocks.push((section.clone(), Block::Typed(text))),
+                    Some(("sh", why)) if why.starts_with("skip: ") => {}
+                    Some((_, path)) if path.starts_with('/') => {
+                        blocks.push((section.clone(), Block::File(path.to_owned(), text)));
+                    }
+                    _ => panic!("'{words}' says nothing of how its block is tested"),
+                }
+            }
+            (None, Some((_, text))) => *text += &format!("{line}\n"),
+            (None, None) => section = line.strip_prefix("## ").map_or(section, str::to_owned),
+        }
+    }
+    blocks
+}
+
+/// The machine, with both versions of the packages and a program.
+struct Site(Machine);
+
+impl Site {
+    /// What systemd says of a property of a unit.
+    fn property(&self, unit: &str, property: &str) -> String {
+        self.0.run(&format!("systemctl show --value --property={property} {unit}")).trim().to_owned()
+    }
+
+    fn process(&self, unit: &str) -> String {
+        self.property(unit, "MainPID")
+    }
+
+    fn is_active(&self, unit: &str) -> bool {
+        self.0.attempt(&format!("systemctl is-active --quiet {unit}"), QUESTION).status == Some(0)
+    }
+
+    /// Files that the packages or their services may have made.
+    fn traces(&self) -> BTreeSet<String> {
+        let found = self.0.run(
+            "find /etc /lib/ /opt /run /srv /usr /var -xdev -iname '*aquifer*' -not -path '/usr/local/*' \
+             -not -path '/run/systemd/*' -not -path '*/systemd-private-*'",
+        );
+        found.lines().map(str::to_owned).collect()
+    }
+
+    fn type_block(&self, section: &str, block: &Block) {
+        let directory = if section == "Install" { "/root/older" } else { "/root/packages" };
+        match block {
+            Block::Typed(text) => {
+                drop(self.0.run(&format!("cd {directory}\nexport DEBIAN_FRONTEND=noninteractive\n{text}")))
+            }
+            Block::File(path, text) => std::fs::write(self.0.path(path), text).expect("root may"),
+        }
+    }
+}
+
+#[test]
+fn packages_install_start_upgrade_under_running_programs_and_leave_nothing_behind() {
+    let Some(switch) = Switch::anywhere() else { return };
+    let Some(packages) = packages() else { return };
+    let Some(checking) = compile_text("checking", verifying::PROGRAM) else { return };
+    let programs = scratch("packages-programs").canonicalize().expect("just made");
+    std::fs::copy(checking, programs.join("checking")).expect("the scratch directory can be written");
+    let older = packages.as_version(OLDER);
+    let bind = |from: &Path, to: &str| format!("--bind-ro={}:/root/{to}", from.display());
+    let words = [bind(packages.directory(), "packages"), bind(older.directory(), "older"), bind(&programs, "programs")];
+    let mut machine = switch.plug("packages", "10.0.0.1", &words);
+    machine.wait_until_started();
+    let site = Site(machine);
+    let blocks = blocks();
+    let clean = site.traces();
+    let mut before = None;
+    for (index, (section, block)) in blocks.iter().enumerate() {
+        let is_first = index == 0 || blocks[index - 1].0 != *section;
+        if is_first && section == "Upgrade" {
+            before = Some(Before::of(&site));
+        }
+        if is_first && section == "Remove" {
+            removed_without_purge(&site);
+        }
+        site.type_block(section, block);
+        let is_upgrade = section == "Upgrade" && is_first;
+        let is_last = blocks.get(index + 1).is_none_or(|(next, _)| next != section);
+        match section.as_str() {
+            "Install" => installed(&site),
+            "Configure and start" if is_last => started(&site),
+            "Upgrade" if is_upgrade => upgraded(&site, before.as_ref().expect("taken above")),
+            "Remove" => purged(&site, &clean),
+            _ => {}
+        }
+    }
+}
+
+/// Nothing runs and nothing is enabled, and the user is there.
+fn installed(site: &Site) {
+    for unit in UNITS {
+        assert_eq!(site.property(unit, "UnitFileState"), "disabled", "{unit}");
+        assert!(!site.is_active(unit), "{unit} was started");
+    }
+    let user = site.0.run("getent passwd aquifer");
+    assert!(user.trim().ends_with("/nologin"), "{user}");
+    let versions = site.0.run("dpkg-query --show --showformat='${Version}\\n' $(dpkg-query --list 'libaquifer*' 'aquifer*' | sed -n 's/^ii  \\([^ :]*\\).*/\\1/p')");
+    assert_eq!(versions.lines().collect::<Vec<_>>(), [OLDER; NAMES.len()]);
+    // A program in C builds with what pkg-config says, and the library's package has what it needs to run.
+    site.0.run(
+        "printf '#include <aquifer.h>\\nint main(void) { return aquifer_error_name(0) == 0; }\\n' > one.c
+         cc -o one one.c $(pkg-config --cflags --libs aquifer) && ./one",
+    );
+}
+
+/// All units run, each as its user, and a program has memory at the donor.
+fn started(site: &Site) {
+    for unit in UNITS {
+        eventually(&format!("{unit} starts"), || site.is_active(unit));
+    }
+    for (unit, user) in [("aquifer-agent", Some("aquifer")), ("aquifer-donor", None), ("aquifer-fabricd", None)] {
+        let found = site.0.run(&format!("stat --format=%U /proc/{}", site.process(unit)));
+        assert!(user.is_none_or(|user| found.trim() == user) && found.trim() != "root", "{unit} runs as {found}");
+    }
+    let ready = site.0.path("/root/stop.ready");
+    eventually("the program has filled its memory", || ready.exists());
+    let lent = site.0.run("aquifer donor status --control /run/aquifer-donor/control --json");
+    let lent: serde_json::Value = serde_json::from_str(&lent).expect("one object");
+    assert!(lent.to_string().contains("lent"), "{lent}");
+}
+
+/// What an upgrade must keep.
+struct Before {
+    donor: String,
+    program: String,
+    agent: String,
+    manager: String,
+    configuration: String,
+    password: String,
+}
+
+impl Before {
+    fn of(site: &Site) -> Before {
+        Before {
+            donor: site.process("aquifer-donor"),
+            program: site.process("aquifer@checking"),
+            agent: site.process("aquifer-agent"),
+            manager: site.process("aquifer-fabricd"),
+            configuration: site.0.run("cat /etc/aquifer/*"),
+            password: site.0.run("cat /var/lib/private/aquifer-fabricd/initial-password"),
+        }
+    }
+}
+
+/// The new version is there; programs and donor go on, manager and agent are others, with the same state.
+fn upgraded(site: &Site, before: &Before) {
+    let now = Before::of(site);
+    assert_eq!((&now.donor, &now.program), (&before.donor, &before.program), "they were restarted");
+    assert_ne!(now.agent, before.agent, "the agent runs the old version");
+    assert_ne!(now.manager, before.manager, "the manager runs the old version");
+    assert_eq!(now.configuration, before.configuration);
+    assert_eq!(now.password, before.password);
+    for unit in UNITS {
+        eventually(&format!("{unit} is back"), || site.is_active(unit));
+    }
+    assert_eq!(site.0.run("dpkg-query --show --showformat='${Version}' aquifer"), VERSION);
+    // The program goes on as before, and every byte that it has at the donor is right.
+    site.0.run("touch stop");
+    eventually("the program ends", || !site.is_active("aquifer@checking"));
+    let said = site.0.run("journalctl --no-pager --output=cat --unit=aquifer@checking");
+    assert!(said.lines().any(|line| line.starts_with("wrong 0 lost 0 ")), "{said}");
+    assert_eq!(site.property("aquifer@checking", "Result"), "success", "{said}");
+    site.0.run("rm stop stop.ready");
+}
+
+/// Removing stops everything and keeps what a person has written. Then all is installed again, for the page's purge.
+fn removed_without_purge(site: &Site) {
+    site.0.run("touch stop; systemctl stop aquifer@checking");
+    site.0.run(&format!("DEBIAN_FRONTEND=noninteractive apt-get remove --yes {}", NAMES.join(" ")));
+    for unit in UNITS {
+        assert!(!site.is_active(unit), "{unit} still runs");
+    }
+    assert!(!site.0.path("/usr/bin/aquifer").exists() && !site.0.path("/usr/libexec/aquifer").exists());
+    for kept in ["/etc/aquifer/donor.conf", "/etc/aquifer/agent.toml", "/var/lib/private/aquifer-fabricd"] {
+        assert!(site.0.path(kept).exists(), "{kept} is gone");
+    }
+    site.0.run("cd /root/packages; DEBIAN_FRONTEND=noninteractive apt-get install --yes ./*.deb");
+}
+
+/// Nothing is left but the user, and what the test itself has put there.
+fn purged(site: &Site, clean: &BTreeSet<String>) {
+    let left: Vec<String> = site.traces().difference(clean).cloned().collect();
+    assert_eq!(left, ["/etc/aquifer"]);
+    // The page's own file: what an administrator has written stays.
+    assert_eq!(site.0.run("ls /etc/aquifer").trim(), "checking.conf");
+    assert!(site.0.run("getent passwd aquifer").starts_with("aquifer:"), "the user is gone");
+    let known = site.0.attempt("dpkg-query --list 'aquifer*' 'libaquifer*' | grep -v '^un' | grep '^[a-z]'", QUESTION);
+    assert_eq!(known.stdout, "");
+}
+
+/// The files for containers: see `docs/containers.md`.
+#[test]
+fn container_files_name_only_what_the_packages_have() {
+    let Some(packages) = packages() else { return };
+    let text = std::fs::read_to_string(workspace().join("packaging/containers/Containerfile")).expect("it is there");
+    let files = packages.files();
+    let (mut stage, mut installed, mut stages) = (String::new(), Vec::<String>::new(), Vec::new());
+    for line in text.replace("\\\n", " ").lines().filter(|line| !line.trim_start().starts_with('#')) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match &words[..] {
+            ["FROM", _, "AS", name] => {
+                stage = (*name).to_owned();
+                stages.push(stage.clone());
+                // Every stage but the first is built on it.
+                installed.truncate(usize::from(stage != "base"));
+            }
+            ["RUN", ..] => {
+                let named = line.split_whitespace().filter_map(|word| word.strip_prefix("/packages/"));
+                installed.extend(named.map(|file| file.split('_').next().expect("a name").to_owned()));
+            }
+            ["ENTRYPOINT", ..] => {
+                let words: Vec<String> = serde_json::from_str(line.trim_start_matches("ENTRYPOINT ")).expect("JSON");
+                let has = |package: &String| files[package].contains_key(&words[0]);
+                assert!(installed.iter().any(has), "{stage}: {} is in none of {installed:?}", words[0]);
+            }
+            ["USER", user] => assert!(["aquifer", "65534:65534"].contains(user), "{stage} runs as {user}"),
+            ["EXPOSE", port] => assert!(["6379", "7411", "7443", "7444"].contains(port), "{stage}: port {port}"),
+            ["ARG" | "CMD" | "VOLUME", ..] | [] => {}
+            other => panic!("{stage}: nothing judges {other:?}"),
+        }
+        installed.iter().for_each(|name| assert!(NAMES.contains(&name.as_str()), "{stage}: no package {name}"));
+    }
+    assert_eq!(stages, ["base", "donor", "manager", "agent", "cache"]);
+}

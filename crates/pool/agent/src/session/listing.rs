@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A connection that asks which volumes there are, and gets every change of the answer, until it ends. It uses none of
+//! them. The device plug-in for Kubernetes is such a client.
+
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_agent_wire::{Answer, Denial, Request, VERSION, encode};
+use aquifer_sys::wakeup::{Wakeup, readable};
+
+use super::{Ending, SLEEP, Session, VIEW_WAIT};
+
+impl Session {
+    pub(super) fn list(&mut self, version: u16) -> Result<(), Ending> {
+        if version != VERSION {
+            return Err(Ending::Denied(Denial::Version { version: VERSION }));
+        }
+        let wakeup = Arc::new(Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?);
+        self.shared.watch(&wakeup);
+        self.stream.set_read_timeout(None)?;
+        self.stream.set_write_timeout(Some(VIEW_WAIT))?;
+        let mut sent = None;
+        loop {
+            let (peer, settings) = (self.peer, &self.shared.settings);
+            let files = self.shared.surroundings().files;
+            // Nothing changes, so nothing is stored.
+            let volumes = self.shared.change(|ledger| ledger.listing(&settings.volumes, peer.uid, peer.gid)).0;
+            let listing = aquifer_agent_wire::Listing { files, volumes };
+            if sent.as_ref() != Some(&listing) {
+                self.stream.write_all(&encode(&Answer::Listing(listing.clone()))?)?;
+                sent = Some(listing);
+            }
+            loop {
+                if let Some(request) = self.decoder.take::<Request>()? {
+                    return match request {
+                        Request::Close => Ok(()),
+                        _ => {
+                            let why = "a connection that lists volumes does nothing else".into();
+                            Err(Ending::Denied(Denial::Malformed { why }))
+                        }
+                    };
+                }
+                wakeup.sleep(Some(self.stream.as_raw_fd()), SLEEP);
+                if !readable(self.stream.as_raw_fd(), Duration::ZERO) {
+                    break;
+                }
+                self.receive()?;
+            }
+        }
+    }
+}

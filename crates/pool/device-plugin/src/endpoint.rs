@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The socket of one resource in kubelet's directory: served, registered, and both again when kubelet was restarted.
+//!
+//! A kubelet that starts removes all sockets from its directory and makes its own. It cannot be asked whether it still
+//! knows a plug-in, so the directory is looked at: a socket that is gone is bound again, and a kubelet with another
+//! socket than before is registered with.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Endpoint as Target, Server};
+
+use crate::api::{
+    DevicePluginOptions, DevicePluginServer, KUBELET_SOCKET, RegisterRequest, RegistrationClient, VERSION,
+};
+use crate::plugin::{Offer, Plugin};
+
+/// How often kubelet's directory is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long kubelet has to answer a registration.
+const REGISTER_WAIT: Duration = Duration::from_secs(10);
+/// Calls and streams of one connection at a time. kubelet has one stream and one call.
+const STREAMS_MAX: u32 = 32;
+/// The longest request: ids of devices of some containers.
+const REQUEST_BYTES_MAX: usize = 256 << 10;
+/// How long requests may take.
+const REQUEST_WAIT: Duration = Duration::from_secs(30);
+
+/// Which file a path names, to notice that it is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    /// Nanoseconds; inodes are used again.
+    changed: i128,
+}
+
+impl Identity {
+    /// Of a socket; `None` if there is none.
+    fn of(path: &Path) -> Option<Identity> {
+        let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
+        let changed = i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec());
+        Some(Identity { device: found.dev(), inode: found.ino(), changed })
+    }
+}
+
+/// One resource's socket.
+pub struct Endpoint {
+    /// kubelet's directory.
+    directory: PathBuf,
+    /// The socket's name there.
+    name: String,
+    resource: String,
+    agent: PathBuf,
+    offer: watch::Receiver<Offer>,
+    log: fn(&str),
+}
+
+/// A server that runs. It ends when this is dropped.
+struct Served {
+    identity: Identity,
+    _end: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Endpoint {
+    /// The socket of a resource of the volume with this id.
+    pub fn new(
+        directory: &Path,
+        id: &str,
+        resource: &str,
+        agent: &Path,
+        offer: watch::Receiver<Offer>,
+        log: fn(&str),
+    ) -> Endpoint {
+        let (directory, agent) = (directory.to_owned(), agent.to_owned());
+        Endpoint { directory, name: format!("aquifer-{id}.sock"), resource: resource.to_owned(), agent, offer, log }
+    }
+
+    /// Keeps the socket served and registered for ever.
+    pub async fn keep(self) {
+        let (own, kubelet) = (self.directory.join(&self.name), self.directory.join(KUBELET_SOCKET));
+        let (mut served, mut registered) = (None::<Served>, None::<Identity>);
+        let mut last = String::new();
+        loop {
+            let is_served = served.as_ref().is_some_and(|it| Identity::of(&own) == Some(it.identity) && it.runs());
+            let outcome =
+                if is_served { Ok(()) } else { self.serve(&own).map(|it| (served, registered) = (Some(it), None)) };
+            let there = Identity::of(&kubelet);
+            let outcome = match outcome {
+                Err(error) => Err(format!("{} cannot be served: {error}; mount kubelet's directory", own.display())),
+                Ok(()) if there.is_none() => {
+                    Err(format!("there is no kubelet at {}; waiting for it", kubelet.display()))
+                }
+                Ok(()) if there == registered => Ok(()),
+                Ok(()) => self.register(&kubelet).await.map(|()| {
+                    registered = there;
+                    (self.log)(&format!("{} is registered with kubelet", self.resource));
+                }),
+            };
+            let said = outcome.err().unwrap_or_default();
+            if !said.is_empty() && said != last {
+                (self.log)(&format!("{}: {said}", self.resource));
+            }
+            last = said;
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Binds the socket, in place of one that an earlier plug-in has left behind, and serves it.
+    fn serve(&self, own: &Path) -> io::Result<Served> {
+        if Identity::of(own).is_some() {
+            fs::remove_file(own)?;
+        }
+        let listener = UnixListener::bind(own)?;
+        fs::set_permissions(own, fs::Permissions::from_mode(0o600))?;
+        let identity = Identity::of(own).ok_or(io::ErrorKind::NotFound)?;
+        let plugin = DevicePluginServer::new(Plugin::new(self.offer.clone(), self.agent.clone()));
+        let plugin = plugin.max_decoding_message_size(REQUEST_BYTES_MAX);
+        let (end, ended) = oneshot::channel::<()>();
+        let server = Server::builder().max_concurrent_streams(STREAMS_MAX).timeout(REQUEST_WAIT);
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                _ = server.serve_with_incoming(plugin, UnixListenerStream::new(listener)) => {}
+                _ = ended => {}
+            }
+        });
+        Ok(Served { identity, _end: end, task })
+    }
+
+    async fn register(&self, kubelet: &Path) -> Result<(), String> {
+        let refused = |why: String| format!("kubelet at {} refuses it: {why}", kubelet.display());
+        let target =
+            Target::from_shared(format!("unix://{}", kubelet.display())).map_err(|error| refused(error.to_string()))?;
+        let request = RegisterRequest {
+            version: VERSION.to_owned(),
+            endpoint: self.name.clone(),
+            resource_name: self.resource.clone(),
+            options: Some(DevicePluginOptions::default()),
+        };
+        let asked = async {
+            let channel = target.connect().await.map_err(|error| error.to_string())?;
+            let mut client = RegistrationClient::new(channel);
+            client.register(request).await.map_err(|status| status.message().to_owned())
+        };
+        match timeout(REGISTER_WAIT, asked).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(why)) => Err(refused(why)),
+            Err(_) => Err(refused("it does not answer".to_owned())),
+        }
+    }
+}
+
+impl Served {
+    fn runs(&self) -> bool {
+        !self.task.is_finished()
+    }
+}
+
+/// Removes the socket of a resource that is no more.
+pub fn remove(directory: &Path, id: &str) {
+    let _ = fs::remove_file(directory.join(format!("aquifer-{id}.sock")));
+}
