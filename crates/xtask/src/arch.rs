@@ -80,7 +80,19 @@ const RINGS: &[Ring] = &[
             // The edges to donor and tiers are for its tests only: they open volumes as programs do.
             (
                 "agent",
-                &["agent-args", "agent-wire", "control", "donor", "fabric", "sys", "test-support", "tiers", "tls"],
+                &[
+                    "agent-args",
+                    "agent-wire",
+                    "control",
+                    "cxl-host",
+                    "donor",
+                    "fabric",
+                    "nodes",
+                    "sys",
+                    "test-support",
+                    "tiers",
+                    "tls",
+                ],
             ),
             ("agent-args", &[]),
             ("bench-args", &[]),

@@ -13,6 +13,8 @@ A PEER is a CXL switch, by one of its ways in:
   unix:PATH           the same over a Unix socket
   mailbox:PATH        the mailbox of a PCI function of class 0c0bh, by its file in sysfs; as root
   mctp:[NETWORK,]EID  an endpoint of the kernel's MCTP
+  opencis:ADDR[:PORT] where OpenCIS's switch connects to, port 8100 unless another one is given
+  recorded:FILE       a file of --trace, which answers as the switch did
 
 Examples:
   aquifer fmapi check tcp:10.0.0.7 --html report.html --trace report.pcap
@@ -115,7 +117,7 @@ pub struct Format {
 /// A peer, and how to speak with it.
 #[derive(Clone, Debug, Args)]
 pub struct Peer {
-    /// The switch: tcp:HOST[:PORT], unix:PATH, mailbox:PATH or mctp:[NETWORK,]EID
+    /// The switch: tcp:HOST[:PORT], unix:PATH, or another form that 'aquifer fmapi --help' lists
     #[arg(value_name = "PEER")]
     pub peer: String,
     /// Its dialect: standard, QEMU, OpenCIS or Jackrabbit [default: detected from its first answer]

@@ -5,10 +5,12 @@
 //! wrong is found by its case.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::Path;
 
 use aquifer_fmapi::*;
 use aquifer_fmapi_cli::check::{CASES, DEPARTURES, Report, Verdict, check};
-use aquifer_fmapi_client::Client;
+use aquifer_fmapi_client::{Client, Limits, PcapTrace, PeerAddress, SystemClock};
 
 mod peers;
 
@@ -266,4 +268,28 @@ fn reports_say_the_same_in_every_form() {
     assert_eq!(json["dialect"], "QEMU");
     assert!(text.contains("every link is reported in L2 (7)") && page.contains("every link is reported in L2 (7)"));
     assert!(text.contains("  Identify Switch Device (5100h)\n"), "{text}");
+}
+
+/// A file of `--trace` is as good as the peer itself: the same verdicts, with the known departures of each dialect.
+#[test]
+fn a_peer_that_was_recorded_is_judged_as_the_peer_was() {
+    let jackrabbit = || peers::switch(Dialect::named("Jackrabbit").unwrap(), |_, _| {});
+    let opencis = || peers::switch(Dialect::named("OpenCIS").unwrap(), |_, _| {});
+    let own = || peers::switch(&Dialect::STANDARD, |_, _| {});
+    let peers: [(&str, Client); 4] =
+        [("standard", own()), ("QEMU", peers::qemu()), ("OpenCIS", opencis()), ("Jackrabbit", jackrabbit())];
+    for (name, mut client) in peers {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("recorded-{name}-{}.pcap", std::process::id()));
+        client.add_trace(Box::new(PcapTrace::new(File::create(&file).unwrap()).unwrap()));
+        let live = check(&mut client, true, None).unwrap();
+        client.finish_traces().unwrap();
+        let address: PeerAddress = format!("recorded:{}", file.display()).parse().unwrap();
+        let limits = Limits::default();
+        let mut recorded = Client::new(address.open(limits.connect).unwrap(), SystemClock::shared(), limits);
+        let again = check(&mut recorded, true, None).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(again.dialect, name);
+        assert_eq!(again.findings, live.findings, "{name}:\n{}", aquifer_fmapi_cli::text(&again));
+        assert_eq!(again.counts()[1] > 0, name != "standard", "{name}: known departures");
+    }
 }

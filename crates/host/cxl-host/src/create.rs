@@ -16,6 +16,8 @@
 //! After step 7 the kernel makes a memory device of the region and, as its own default or by the device's driver, a
 //! node (`memory.rs`).
 
+use std::io;
+
 use aquifer_nodes::{Tree, Write, WriteFailure, write_all};
 
 use crate::destroy::{decoder_file, driver_file, region_file};
@@ -53,9 +55,19 @@ struct Plan<'a> {
 
 /// Makes a region and enables it. On failure everything is as before, unless the failure names what is left.
 pub fn create(tree: &dyn Tree, request: &Request) -> Result<Region, CxlFailure> {
+    create_recorded(tree, request, &mut |_| Ok(()))
+}
+
+/// The same; `record` gets the name of the region before there is one, so that a process that is killed on the way can
+/// take it back later.
+pub(crate) fn create_recorded(
+    tree: &dyn Tree,
+    request: &Request,
+    record: &mut dyn FnMut(&str) -> io::Result<()>,
+) -> Result<Region, CxlFailure> {
     let listing = Listing::read(tree);
     let plan = plan(&listing, request)?;
-    let name = new_region(tree, plan.window)?;
+    let name = new_region(tree, plan.window, record)?;
     let made = make(tree, &name, &plan).and_then(|()| {
         let made = Listing::read(tree).region(&name).cloned();
         made.filter(|region| region.is_committed && region.targets.len() == plan.decoders.len())
@@ -138,12 +150,17 @@ fn window<'a>(listing: &'a Listing, named: Option<&str>, bytes: u64) -> Result<&
 }
 
 /// Takes the next name of a region, and makes an empty one of it.
-fn new_region(tree: &dyn Tree, window: &Window) -> Result<String, CxlFailure> {
+fn new_region(
+    tree: &dyn Tree,
+    window: &Window,
+    record: &mut dyn FnMut(&str) -> io::Result<()>,
+) -> Result<String, CxlFailure> {
     let file = format!("{DEVICES}/{}/create_ram_region", window.name);
     let mut attempt = 1;
     loop {
         let unreadable = |source| WriteFailure { write: Write::new(&file, ""), done: 0, source };
         let name = tree.text(&file).map_err(|source| CxlFailure::write(unreadable(source)))?;
+        record(&name).map_err(|source| CxlFailure::NotRecorded { region: name.clone(), source })?;
         match write_all(tree, &[Write::new(&file, &name)]) {
             Ok(()) => return Ok(name),
             // Somebody else has taken the name since it was read.

@@ -81,6 +81,14 @@ pub(crate) fn take_back(
     first.map_or(Ok(()), |failure| Err(Some(failure)))
 }
 
+/// Frees those of these decoders that have memory of their device and no region.
+pub(crate) fn free(tree: &dyn Tree, decoders: &[&str]) -> Result<(), WriteFailure> {
+    let listing = Listing::read(tree);
+    let all = listing.memdevs.iter().flat_map(|memdev| &memdev.decoders);
+    let left = all.filter(|it| decoders.contains(&it.name.as_str()) && it.dpa_bytes > 0 && it.region.is_none());
+    write_all(tree, &left.map(|decoder| Write::new(decoder_file(&decoder.name, "dpa_size"), "0")).collect::<Vec<_>>())
+}
+
 pub(crate) fn region_file(region: &str, file: &str) -> String {
     format!("{DEVICES}/{region}/{file}")
 }

@@ -8,6 +8,7 @@ use std::fmt;
 
 use aquifer_nodes::WriteFailure;
 
+use crate::check::Finding;
 use crate::holders::Holder;
 
 /// The holders that a message names; the rest is counted.
@@ -17,6 +18,18 @@ const NAMED_MAX: usize = 3;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CxlFailure {
+    /// A device that was bound to this host is not here.
+    Absent {
+        /// Its serial number.
+        serial: u64,
+    },
+    /// Several devices have the serial number and the size of the one that was bound.
+    Alike {
+        /// The serial number.
+        serial: u64,
+        /// How many.
+        count: usize,
+    },
     /// A memory block that the kernel could not empty. The blocks that went offline before are online again, unless
     /// `left_offline` says otherwise.
     BlockHeld {
@@ -48,6 +61,20 @@ pub enum CxlFailure {
         node: u32,
         /// Its users.
         holders: Vec<Holder>,
+    },
+    /// A region that belongs to other devices, too.
+    Interleaved {
+        /// The region.
+        region: String,
+        /// The device that is to go.
+        memdev: String,
+    },
+    /// The name of a region could not be recorded before it was made.
+    NotRecorded {
+        /// The region.
+        region: String,
+        /// Why.
+        source: std::io::Error,
     },
     /// The kernel accepted every write, but the result is not what was requested.
     NotCommitted {
@@ -86,6 +113,20 @@ pub enum CxlFailure {
     NoWindow {
         /// The size.
         bytes: u64,
+    },
+    /// A size that differs from what was bound.
+    SizeDiffers {
+        /// What has it.
+        object: String,
+        /// Its size.
+        has: u64,
+        /// What was bound.
+        bound: u64,
+    },
+    /// Something along the way from the device to the host's addresses does not fit.
+    Unfit {
+        /// What, and what to do.
+        finding: Finding,
     },
     /// A size that is not whole units.
     Unit {
@@ -130,6 +171,26 @@ impl fmt::Display for CxlFailure {
                 "the memory of {device} (node {node}) is in use{}; end them, or add --migrate to move their memory",
                 named(holders)
             ),
+            CxlFailure::Absent { serial } => {
+                write!(f, "device {serial:#x} was bound and is not here; see the kernel log (dmesg) on PCIe hotplug")
+            }
+            CxlFailure::Alike { serial, count } => write!(
+                f,
+                "{count} devices here have serial number {serial:#x} and the size that was bound; give logical devices \
+                 of one device different sizes, or bind one of them to each host"
+            ),
+            CxlFailure::Interleaved { region, memdev } => write!(
+                f,
+                "{region} interleaves {memdev} with other devices; destroy it with 'aquifer cxl destroy {region}'"
+            ),
+            CxlFailure::NotRecorded { region, source } => write!(
+                f,
+                "{region} is not made, because that could not be recorded: {source}; free space in the state directory"
+            ),
+            CxlFailure::SizeDiffers { object, has, bound } => {
+                write!(f, "{object} has {has} bytes and {bound} were bound; unbind it and bind it again")
+            }
+            CxlFailure::Unfit { finding } => write!(f, "{} {}", finding.object, finding.finding),
             CxlFailure::NotCommitted { region } => write!(
                 f,
                 "the kernel did not commit {region}, which is removed again; see the kernel log (dmesg) on its decoders"
@@ -218,6 +279,11 @@ mod tests {
             },
             CxlFailure::Capacity { memdev: text("mem0"), wanted: 2 << 30, free: 1 << 30 },
             CxlFailure::Held { device: text("dax0.0"), node: 1, holders: holders() },
+            CxlFailure::Absent { serial: 0x1000 },
+            CxlFailure::Alike { serial: 0x1000, count: 2 },
+            CxlFailure::Interleaved { region: text("region0"), memdev: text("mem0") },
+            CxlFailure::NotRecorded { region: text("region0"), source: io::Error::from_raw_os_error(libc::ENOSPC) },
+            CxlFailure::SizeDiffers { object: text("mem0"), has: 1, bound: 2 },
             CxlFailure::NotCommitted { region: text("region0") },
             CxlFailure::Interleave { why: text("5 devices") },
             CxlFailure::NoSuch { kind: "memdev", name: text("mem\n9"), found: vec![] },

@@ -10,22 +10,26 @@
 //! ```
 //!
 //! [`Listing`] reads all of it, and [`check`] compares sizes. [`create`] makes a region, or changes nothing;
-//! [`destroy`] takes one back. [`online`] gives a memory device to the kernel, as a node, and [`offline`] to programs;
+//! [`destroy`] takes one back. [`attach`] and [`detach`] do all of that for a device that was bound, or is to be unbound. [`online`] gives a memory device to the kernel, as a node, and [`offline`] to programs;
 //! memory that is in use is moved away, or its holders are named. Everything works on a [`Tree`](aquifer_nodes::Tree):
-//! the tests have a model of the kernel's files, which fails at every write in turn.
+//! the tests have a model of the kernel's files ([`model`]), which fails at every write in turn.
 //!
 //! Next: `listing.rs`. See the kernel's `Documentation/ABI/testing/sysfs-bus-cxl`.
 
 #![forbid(unsafe_code)]
 
+mod bound;
 mod check;
 mod create;
 mod destroy;
+mod dvsec;
 mod failure;
 mod holders;
 mod listing;
 mod memory;
+pub mod model;
 
+pub use bound::{Attached, Bound, Nodes, Purpose, attach, detach};
 pub use check::{Finding, check};
 pub use create::{Request, create};
 pub use destroy::destroy;

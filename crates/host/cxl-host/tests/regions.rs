@@ -7,14 +7,12 @@
 //! The trouble that this guards against: a host that is left with half a region after a fabric manager's mistake has
 //! decoders that nothing frees until it is restarted.
 
-mod model;
-
+use aquifer_cxl_host::model::{BLOCK_BYTES, CAPACITY_BYTES, Failing, KernelModel as Model};
 use aquifer_cxl_host::{
     CxlFailure, Listing, Progress, Region, Request, Zone, blocks, check, create, destroy, offline, online,
 };
 use aquifer_nodes::Tree;
 use aquifer_nodes::dax::Mode;
-use model::{BLOCK_BYTES, CAPACITY_BYTES, Failing, Model};
 
 fn request(memdevs: &[&str]) -> Request {
     let memdevs = memdevs.iter().map(|name| (*name).to_owned()).collect();

@@ -44,6 +44,12 @@ impl Tree for Machine {
         Ok(text.trim().to_owned())
     }
 
+    fn bytes(&self, path: &str, max: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(self.place(path))?.take(max as u64).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
     fn names(&self, path: &str) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(self.place(path))?;
         let mut names: Vec<String> =
@@ -77,6 +83,7 @@ mod tests {
         assert!(machine.text("/proc/meminfo").unwrap().starts_with("MemTotal:"));
         assert!(machine.names("/proc/self").unwrap().contains(&"status".to_owned()));
         assert_eq!(machine.write("/proc/no-such-setting", "1").unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(machine.bytes("/proc/self/exe", 4).unwrap(), b"\x7fELF");
         let elsewhere = Machine::below("/proc/self");
         assert!(elsewhere.text("/status").unwrap().contains("Name:"));
         assert!(elsewhere.link("/exe").is_ok());

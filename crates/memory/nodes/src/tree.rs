@@ -22,6 +22,13 @@ pub trait Tree {
     /// Writes a file in one write(2).
     fn write(&self, path: &str, value: &str) -> io::Result<()>;
 
+    /// The bytes of a file that is no text, `max` at most.
+    fn bytes(&self, path: &str, max: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = self.text(path)?.into_bytes();
+        bytes.truncate(max);
+        Ok(bytes)
+    }
+
     /// The number in a file: decimal, or hexadecimal after `0x`.
     fn number(&self, path: &str) -> io::Result<u64> {
         let text = self.text(path)?;

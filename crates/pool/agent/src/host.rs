@@ -19,6 +19,7 @@ use aquifer_control::{End, Keeper, KeeperSettings, Kind, Registration};
 use aquifer_fabric::{Bytes, DonorId};
 use aquifer_sys::wakeup::Wakeup;
 
+use crate::cxl::CxlThread;
 use crate::end::HostEnd;
 use crate::kept::Kept;
 use crate::ledger::{Ledger, Surroundings, host_of};
@@ -49,6 +50,11 @@ pub enum AgentFailure {
         /// Why, and what to do.
         why: String,
     },
+    /// A thread cannot be started.
+    Thread {
+        /// Why.
+        source: io::Error,
+    },
 }
 
 impl fmt::Display for AgentFailure {
@@ -63,6 +69,7 @@ impl fmt::Display for AgentFailure {
                 path.display()
             ),
             Self::State { why } => f.write_str(why),
+            Self::Thread { source } => write!(f, "a thread cannot be started: {source}; raise the limit of tasks"),
         }
     }
 }
@@ -141,6 +148,7 @@ pub struct Host {
     server: Option<Server>,
     thread: Option<JoinHandle<()>>,
     keeper: Option<Keeper>,
+    cxl: Option<CxlThread>,
 }
 
 impl fmt::Debug for Host {
@@ -158,6 +166,9 @@ impl Host {
         let kept = Kept::open(&settings.state).map_err(state)?;
         let mut ledger = kept.load().map_err(state)?.unwrap_or_else(|| Ledger::new(&boot));
         ledger.start(&boot);
+        if settings.cxl.is_some() {
+            ledger.take_devices();
+        }
         let donors = settings.donors.iter().map(|(id, donor)| (id.clone(), place_of(donor))).collect();
         let state = Mutex::new(State { ledger, kept, stored: None });
         let shared = Arc::new(Shared { settings, donors, state, sessions: Mutex::default() });
@@ -167,12 +178,14 @@ impl Host {
         let path = shared.settings.socket.clone();
         let server = Server::bind(&path).map_err(|source| AgentFailure::Socket { path, source })?;
         let keeper = keep(&shared, &log)?;
+        let cxl = shared.settings.cxl.clone().map(|settings| CxlThread::start(&shared, settings, &log));
+        let cxl = cxl.transpose().map_err(|source| AgentFailure::Thread { source })?;
         let thread = std::thread::Builder::new().name("agent-server".into()).spawn({
             let (shared, server) = (Arc::clone(&shared), server.clone());
             move || server.run(&shared, &log)
         });
         let thread = thread.map_err(|source| AgentFailure::Socket { path: shared.settings.socket.clone(), source })?;
-        Ok(Host { shared, server: Some(server), thread: Some(thread), keeper: Some(keeper) })
+        Ok(Host { shared, server: Some(server), thread: Some(thread), keeper: Some(keeper), cxl })
     }
 
     /// A socket that ends the agent when anything is written to it or it is closed.
@@ -194,6 +207,7 @@ impl Drop for Host {
         if let Some(keeper) = self.keeper.take() {
             keeper.stop();
         }
+        self.cxl = None;
         self.server.take().into_iter().for_each(|server| server.end());
         self.thread.take().into_iter().for_each(|thread| _ = thread.join());
     }

@@ -11,6 +11,7 @@
 //! A member that joins in a place that another member has replaces it: programs move everything from the old one, and
 //! the new one counts as being copied until that is done. `order.rs` carries out the manager's steps.
 
+mod devices;
 mod listing;
 mod order;
 #[cfg(test)]
@@ -33,6 +34,8 @@ const MISSED_MAX: u32 = 5;
 /// The greatest weight of a member, as in an array of donors.
 const WEIGHT_MAX: u64 = 16;
 
+pub(crate) use devices::{Act, Attachment, DeviceTask, Outcome};
+
 /// A volume of this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Held {
@@ -43,6 +46,9 @@ struct Held {
     abandoned: BTreeSet<MemberId>,
     /// The manager has withdrawn it.
     is_withdrawn: bool,
+    /// The members on memory devices.
+    #[serde(default)]
+    attachments: BTreeMap<MemberId, Attachment>,
 }
 
 /// A program that uses a volume.
@@ -89,6 +95,9 @@ pub(crate) struct Ledger {
     donors: BTreeMap<DonorId, Whereabouts>,
     /// Grows with every change of a view.
     revision: u64,
+    /// Whether this agent makes memory of devices that are bound to the host.
+    #[serde(skip)]
+    takes_devices: bool,
 }
 
 /// What a view needs besides the ledger.
@@ -112,7 +121,13 @@ impl Ledger {
             users: Vec::new(),
             donors: BTreeMap::new(),
             revision: 1,
+            takes_devices: false,
         }
+    }
+
+    /// From now on, members on memory devices are taken in.
+    pub(crate) fn take_devices(&mut self) {
+        self.takes_devices = true;
     }
 
     /// Called when the agent starts. After a restart of the host, nothing is left of what it had.
@@ -121,7 +136,7 @@ impl Ledger {
             let fresh = Ledger::new(boot);
             let incarnation = Incarnation(self.incarnation.0 + 1);
             let (term, donors) = (self.term, std::mem::take(&mut self.donors));
-            *self = Ledger { incarnation, term, donors, ..fresh };
+            *self = Ledger { incarnation, term, donors, takes_devices: self.takes_devices, ..fresh };
         }
     }
 
@@ -176,6 +191,7 @@ impl Ledger {
             term: self.term,
             volumes: self.volumes.iter().map(|(id, held)| (*id, held.report.clone())).collect(),
             left: self.left.clone(),
+            trouble: self.trouble(),
         }
     }
 
@@ -280,6 +296,9 @@ impl Ledger {
 
     /// Whether no user of a volume has memory at a member, or can get any.
     fn is_free(&self, volume: VolumeId, member: MemberId) -> bool {
+        if !self.volumes.get(&volume).is_none_or(|held| held.is_detached(member)) {
+            return false;
+        }
         let mut users = self.users.iter().filter(|user| user.volume == volume);
         users.all(|user| !user.given.contains(&member) || user.left.contains(&member))
     }
@@ -315,8 +334,11 @@ impl Ledger {
         for (member, report) in &held.report.members {
             let is_free = self.is_free(volume, *member);
             let is_leaving = matches!(report.state, MemberState::Leaving { .. });
-            if is_free && (is_leaving || held.abandoned.contains(member)) || held.is_withdrawn && !is_used {
+            let may_go = held.is_withdrawn && !is_used && held.is_detached(*member);
+            if is_free && (is_leaving || held.abandoned.contains(member)) || may_go {
                 leaves.insert(*member);
+            } else if let Some(state) = held.state_of_device(*member, report) {
+                states.insert(*member, state);
             } else if is_leaving {
                 states.insert(*member, MemberState::Leaving { left: self.left_at(volume, *member) });
             } else if matches!(report.state, MemberState::Copying { .. }) {
@@ -353,6 +375,7 @@ impl Ledger {
             held.report.members.remove(&member);
             held.replaced.remove(&member);
             held.abandoned.remove(&member);
+            held.attachments.remove(&member);
             if held.report.members.is_empty() {
                 self.volumes.remove(&volume);
             }

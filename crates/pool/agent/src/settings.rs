@@ -10,7 +10,8 @@ use std::str::FromStr;
 
 use aquifer_agent_wire::{SOCKET, is_name};
 use aquifer_control::ManagerAddress;
-use aquifer_fabric::{DonorId, HostId, VolumeId};
+use aquifer_cxl_host::{Nodes, Purpose};
+use aquifer_fabric::{DeviceId, DonorId, HostId, VolumeId};
 use aquifer_tls::Files;
 use serde::Deserialize;
 
@@ -42,8 +43,23 @@ pub struct Settings {
     pub donors: BTreeMap<DonorId, DonorAddress>,
     /// What the host is like, for placement and for people.
     pub labels: BTreeMap<String, String>,
+    /// How memory devices that are bound to this host become memory. `None`: they do not.
+    pub cxl: Option<CxlSettings>,
     /// The volumes that programs may use.
     pub volumes: Vec<Permit>,
+}
+
+/// How memory devices become memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CxlSettings {
+    /// What their memory is for.
+    pub purpose: Purpose,
+    /// Whether each has a node.
+    pub nodes: Nodes,
+    /// Whether memory in use is moved to other nodes before an unbind. Otherwise the unbind waits for its holders.
+    pub migrate: bool,
+    /// The serial numbers of devices whose names do not end with them.
+    pub serials: BTreeMap<DeviceId, u64>,
 }
 
 /// Where a donor is.
@@ -101,8 +117,42 @@ struct Raw {
     labels: BTreeMap<String, String>,
     #[serde(default)]
     donors: BTreeMap<String, DonorAddress>,
+    cxl: Option<RawCxl>,
     #[serde(default)]
     volume: Vec<RawVolume>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawCxl {
+    #[serde(default)]
+    memory: RawPurpose,
+    #[serde(default)]
+    nodes: RawNodes,
+    #[serde(default = "yes")]
+    migrate: bool,
+    #[serde(default)]
+    serials: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum RawPurpose {
+    Device,
+    #[default]
+    Node,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum RawNodes {
+    Each,
+    #[default]
+    One,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 #[derive(Deserialize)]
@@ -164,9 +214,27 @@ impl FromStr for Settings {
             tenant,
             donors: donors.collect::<Result<_, SettingsFailure>>()?,
             labels: raw.labels,
+            cxl: raw.cxl.map(cxl).transpose()?,
             volumes: permits(raw.volume)?,
         })
     }
+}
+
+fn cxl(raw: RawCxl) -> Result<CxlSettings, SettingsFailure> {
+    let serial = |(device, text): (String, String)| {
+        let number = u64::from_str_radix(text.trim_start_matches("0x"), 16);
+        let number = number.map_err(|_| {
+            let text = text.escape_debug();
+            failure(format!("'{text}' is not the serial number of {device}; write it in hexadecimal, such as 0x4d4"))
+        })?;
+        Ok((device.parse().map_err(failure)?, number))
+    };
+    Ok(CxlSettings {
+        purpose: if matches!(raw.memory, RawPurpose::Node) { Purpose::Node } else { Purpose::Device },
+        nodes: if matches!(raw.nodes, RawNodes::One) { Nodes::One } else { Nodes::Each },
+        migrate: raw.migrate,
+        serials: raw.serials.into_iter().map(serial).collect::<Result<_, SettingsFailure>>()?,
+    })
 }
 
 fn permits(volumes: Vec<RawVolume>) -> Result<Vec<Permit>, SettingsFailure> {
@@ -209,6 +277,21 @@ mod tests {
         let permit = more.parse::<Settings>().unwrap().volumes.remove(0);
         assert_eq!(permit.name, "00000000000000a1");
         assert!(permit.allows(5, 9) && permit.allows(9, 6) && permit.allows(0, 9) && !permit.allows(9, 9));
+    }
+
+    #[test]
+    fn devices_become_memory_only_where_that_is_written() {
+        assert_eq!(LEAST.parse::<Settings>().unwrap().cxl, None);
+        let cxl = |more: &str| format!("{LEAST}[cxl]\n{more}").parse::<Settings>().map(|it| it.cxl.unwrap());
+        let defaults = cxl("").unwrap();
+        assert_eq!((defaults.purpose, defaults.nodes, defaults.migrate), (Purpose::Node, Nodes::One, true));
+        let other = cxl("memory='device'\nnodes='each'\nmigrate=false\n[cxl.serials]\n's0.p3'='0x10'\n").unwrap();
+        assert_eq!((other.purpose, other.nodes, other.migrate), (Purpose::Device, Nodes::Each, false));
+        assert_eq!(other.serials.into_iter().collect::<Vec<_>>(), [("s0.p3".parse().unwrap(), 16)]);
+        for (text, part) in [("memory='x'", "line 5"), ("[cxl.serials]\na='y'", "in hexadecimal")] {
+            let message = cxl(text).expect_err(text).to_string();
+            assert!(message.contains(part) && !message.contains('\n'), "{message}");
+        }
     }
 
     #[test]

@@ -167,6 +167,9 @@ impl VolumeReport {
     }
 }
 
+/// The longest line about a member that is shown: a cause with three holders, and a remedy.
+const TROUBLE_CHARS_MAX: usize = 400;
+
 /// What an agent reports of its host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -182,9 +185,19 @@ pub struct HostReport {
     pub volumes: BTreeMap<VolumeId, VolumeReport>,
     /// Members that have left, or must never join. The agent lists them until a `ForgetLeft` step.
     pub left: BTreeMap<VolumeId, BTreeSet<MemberId>>,
+    /// Why members on memory devices cannot be used yet, or cannot leave yet: one line each, with the remedy.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub trouble: BTreeMap<VolumeId, BTreeMap<MemberId, String>>,
 }
 
 impl HostReport {
+    /// What keeps a member of a memory device from being used, or from leaving: one line, of limited length, since the
+    /// agent of any host may have written it.
+    pub fn trouble_of(&self, volume: VolumeId, member: MemberId) -> Option<String> {
+        let why = self.trouble.get(&volume)?.get(&member)?;
+        Some(why.chars().map(|one| if one.is_control() { ' ' } else { one }).take(TROUBLE_CHARS_MAX).collect())
+    }
+
     /// Whether the agent has confirmed that a member has left.
     pub fn has_left(&self, volume: VolumeId, member: MemberId) -> bool {
         self.left.get(&volume).is_some_and(|left| left.contains(&member))

@@ -12,7 +12,7 @@
 //! The path of a command: `commands.rs` (typed calls), `client.rs` (retries), `tunnel.rs` (devices behind the switch),
 //! `exchange.rs` (one message and its answer), then a transport: `tcp.rs` and `unix.rs` (MCTP packets on a stream,
 //! `packet_stream.rs`), `mailbox.rs` (a PCI function's registers, `resource_file.rs`), `af_mctp.rs` (the kernel's
-//! MCTP).
+//! MCTP), `opencis.rs` (OpenCIS's framing), `recorded.rs` (a trace that answers).
 //!
 //! ```no_run
 //! use aquifer_fmapi_client::{Client, Limits, PeerAddress, SystemClock};
@@ -38,8 +38,10 @@ mod exchange;
 mod failure;
 mod limits;
 mod mailbox;
+mod opencis;
 mod packet_stream;
 mod peer_address;
+mod recorded;
 mod resource_file;
 mod tcp;
 mod trace;
@@ -53,8 +55,10 @@ pub use clock::{Clock, SystemClock};
 pub use failure::{Cause, Effect, Failure};
 pub use limits::Limits;
 pub use mailbox::{Mailbox, RegisterFailure, Registers};
+pub use opencis::OpenCis;
 pub use packet_stream::{PacketStream, Stream};
 pub use peer_address::{OpenFailure, PeerAddress};
+pub use recorded::Recorded;
 pub use resource_file::ResourceFile;
 pub use tcp::Tcp;
 pub use trace::{

@@ -135,7 +135,7 @@ impl<S: Stream> Transport for PacketStream<S> {
     }
 }
 
-fn failure(doing: &'static str, error: io::Error) -> TransportFailure {
+pub(crate) fn failure(doing: &'static str, error: io::Error) -> TransportFailure {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => TransportFailure::TimedOut,
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted => {

@@ -2,10 +2,11 @@
 // Copyright the Aquifer authors
 
 //! Parses a peer's address and opens its transport: `tcp:HOST[:PORT]`, `unix:PATH`, `mailbox:PATH`,
-//! `mctp:[NETWORK,]EID`.
+//! `mctp:[NETWORK,]EID`, `opencis:ADDRESS[:PORT]`, `recorded:FILE`.
 
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, BufReader};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -15,6 +16,8 @@ use aquifer_sys::mctp_socket::MctpEndpoint;
 use crate::af_mctp::AfMctp;
 use crate::clock::SystemClock;
 use crate::mailbox::Mailbox;
+use crate::opencis::{self, OpenCis};
+use crate::recorded::Recorded;
 use crate::resource_file::ResourceFile;
 use crate::tcp::{self, Tcp};
 use crate::transport::Transport;
@@ -32,6 +35,10 @@ pub enum PeerAddress {
     Mailbox(PathBuf),
     /// An endpoint of the kernel's MCTP: `mctp:8`, `mctp:1,8`.
     Mctp(MctpEndpoint),
+    /// Where OpenCIS's switch connects to: `opencis:127.0.0.1`, `opencis:0.0.0.0:8100`.
+    OpenCis(String),
+    /// A trace that answers: `recorded:report.pcap`.
+    Recorded(PathBuf),
     /// A host and port: `tcp:10.0.0.7`, `tcp:switch:2508`.
     Tcp(String),
     /// A socket: `unix:/run/switch.sock`.
@@ -60,6 +67,8 @@ impl fmt::Display for PeerAddress {
         match self {
             Self::Mailbox(path) => write!(f, "mailbox:{}", path.display()),
             Self::Mctp(endpoint) => write!(f, "mctp:{},{}", endpoint.network, endpoint.id),
+            Self::OpenCis(address) => write!(f, "opencis:{address}"),
+            Self::Recorded(path) => write!(f, "recorded:{}", path.display()),
             Self::Tcp(address) => write!(f, "tcp:{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
@@ -71,7 +80,10 @@ impl FromStr for PeerAddress {
 
     fn from_str(text: &str) -> Result<Self, OpenFailure> {
         let refuse = |cause: String| {
-            let remedy = "write tcp:HOST[:PORT], unix:PATH, mailbox:PATH or mctp:[NETWORK,]EID".into();
+            let remedy =
+                "write tcp:HOST[:PORT], unix:PATH, mailbox:PATH, mctp:[NETWORK,]EID, opencis:ADDRESS[:PORT] or \
+                          recorded:FILE"
+                    .into();
             Err(OpenFailure { cause, remedy })
         };
         let Some((kind, place)) = text.split_once(':').filter(|(_, place)| !place.is_empty()) else {
@@ -86,7 +98,9 @@ impl FromStr for PeerAddress {
                     _ => refuse(format!("'{place}' is not an MCTP endpoint: their IDs are 8 to 254")),
                 }
             }
-            "tcp" => Ok(Self::Tcp(with_port(place))),
+            "opencis" => Ok(Self::OpenCis(with_port(place, opencis::PORT))),
+            "recorded" => Ok(Self::Recorded(place.into())),
+            "tcp" => Ok(Self::Tcp(with_port(place, tcp::PORT))),
             "unix" => Ok(Self::Unix(place.into())),
             _ => refuse(format!("'{kind}' is not a kind of peer")),
         }
@@ -94,13 +108,13 @@ impl FromStr for PeerAddress {
 }
 
 /// Adds the port where there is none. An IPv6 address has brackets if a port follows it.
-fn with_port(place: &str) -> String {
+fn with_port(place: &str, port: u16) -> String {
     let after_brackets = place.rsplit_once(']').map_or(place, |(_, rest)| rest);
     let has_port = after_brackets.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':'));
     match (has_port, place.contains(':') && !place.contains('[')) {
         (true, _) => place.into(),
-        (false, true) => format!("[{place}]:{}", tcp::PORT),
-        (false, false) => format!("{place}:{}", tcp::PORT),
+        (false, true) => format!("[{place}]:{port}"),
+        (false, false) => format!("{place}:{port}"),
     }
 }
 
@@ -132,6 +146,17 @@ impl PeerAddress {
                 })?;
                 Ok(Box::new(transport))
             }
+            Self::OpenCis(address) => {
+                let remedy = "give an address of this machine and a free port, and start the switch with it";
+                let accepted = OpenCis::accept(address, wait);
+                Ok(Box::new(accepted.map_err(|error| cannot(error, remedy))?))
+            }
+            Self::Recorded(path) => {
+                let remedy = "name a file of --trace";
+                let file = File::open(path).map_err(|error| cannot(error, remedy))?;
+                let recorded = Recorded::read(self.to_string(), BufReader::new(file));
+                Ok(Box::new(recorded.map_err(|failure| cannot(io::Error::other(failure), remedy))?))
+            }
             Self::Tcp(address) => {
                 let connected = Tcp::connect(address, wait);
                 Ok(Box::new(connected.map_err(|error| cannot(error, "check that the switch listens there"))?))
@@ -160,6 +185,8 @@ mod tests {
             ("mailbox:/sys/r", "mailbox:/sys/r"),
             ("mctp:8", "mctp:0,8"),
             ("mctp:3,254", "mctp:3,254"),
+            ("opencis:127.0.0.1", "opencis:127.0.0.1:8100"),
+            ("recorded:a.pcap", "recorded:a.pcap"),
         ] {
             assert_eq!(text.parse::<PeerAddress>().unwrap().to_string(), whole);
         }
@@ -181,6 +208,9 @@ mod tests {
         for (peer, cause, remedy) in [
             ("unix:/nowhere/at/all", "No such file", "check that the switch listens"),
             ("mailbox:/nowhere/at/all", "No such file", "resource0"),
+            ("recorded:/nowhere/at/all", "No such file", "--trace"),
+            ("recorded:/proc/self/exe", "not a trace of the FM API", "--trace"),
+            ("opencis:192.0.2.1:1", "opencis:192.0.2.1:1", "an address of this machine"),
             ("tcp:127.0.0.1:1", "refused", "check that the switch listens"),
         ] {
             let failure = peer.parse::<PeerAddress>().unwrap().open(Duration::from_secs(5)).err().unwrap();

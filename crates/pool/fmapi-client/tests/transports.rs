@@ -33,13 +33,35 @@ struct Kind {
     /// False for a mailbox: it has no messages, so none is lost, duplicated or mismatched.
     has_messages: bool,
     dialects: &'static [&'static str],
+    /// A long message's payload.
+    long_bytes: u16,
 }
 
-const KINDS: [Kind; 3] = [
-    Kind { name: "tcp", open: tcp, has_messages: true, dialects: &["standard", "OpenCIS", "Jackrabbit"] },
-    Kind { name: "unix", open: unix, has_messages: true, dialects: &["standard", "OpenCIS", "Jackrabbit"] },
-    Kind { name: "mailbox", open: mailbox, has_messages: false, dialects: &["standard"] },
+const KINDS: [Kind; 4] = [
+    Kind {
+        name: "tcp",
+        open: tcp,
+        has_messages: true,
+        dialects: &["standard", "OpenCIS", "Jackrabbit"],
+        long_bytes: 4096,
+    },
+    Kind {
+        name: "unix",
+        open: unix,
+        has_messages: true,
+        dialects: &["standard", "OpenCIS", "Jackrabbit"],
+        long_bytes: 4096,
+    },
+    Kind { name: "mailbox", open: mailbox, has_messages: false, dialects: &["standard"], long_bytes: 4096 },
+    // The length of its frames has 12 bits.
+    Kind { name: "opencis", open: opencis, has_messages: true, dialects: &["standard", "OpenCIS"], long_bytes: 2048 },
 ];
+
+fn opencis(peer: &Peer, requests_max: usize) -> Box<dyn Transport> {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    peer.serve_frames(theirs, requests_max);
+    Box::new(OpenCis::new("opencis:pair".into(), ours))
+}
 
 fn tcp(peer: &Peer, requests_max: usize) -> Box<dyn Transport> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -88,9 +110,10 @@ fn every_transport_carries_every_command() {
             let bind = BindVppb { vcs_id: 0, vppb_id: 1, port_id: 1, ld_id: 2 };
             client.bind(&bind).unwrap();
             client.identify(&[Hop::Port(1), Hop::Ld(2)]).unwrap();
-            // Two messages of more than 4 KiB. A logical device that is bound belongs to its host.
-            let data: Vec<u8> = (0..4096u32).map(|at| (at * 7) as u8).collect();
-            let access = LdMemoryRequest { port_id: 1, ld_id: 3, bytes: 4096, address: 8192, ..Default::default() };
+            // Two long messages. A logical device that is bound belongs to its host.
+            let data: Vec<u8> = (0..u32::from(kind.long_bytes)).map(|at| (at * 7) as u8).collect();
+            let bytes = kind.long_bytes;
+            let access = LdMemoryRequest { port_id: 1, ld_id: 3, bytes, address: 8192, ..Default::default() };
             let enables = LdMemoryRequest { first_byte_enables: 0xf, last_byte_enables: 0xf, ..access };
             let write = LdMemoryRequest { is_write: true, data: data.clone(), ..enables.clone() };
             client.run(&[], &write).unwrap();

@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_fabric::{
-    Command, MemberId, MemberLease, MemberReport, MemberState, Source, SpanId, Step, VolumeId, VolumeReport, Why,
+    Command, MemberId, MemberLease, MemberReport, MemberState, Redundancy, Source, SpanId, Step, VolumeId,
+    VolumeReport, Why,
 };
 
-use super::{Held, Ledger};
+use super::{Attachment, Held, Ledger};
 
 /// Volumes of one host, with their members, at most. A choice: the state stays a few megabytes.
 const VOLUMES_MAX: usize = 4096;
@@ -32,18 +33,25 @@ impl Ledger {
                 if self.volumes.contains_key(&volume) || !self.are_new(volume, &members) {
                     return Ok(());
                 }
-                are_donors(&members)?;
+                self.are_usable(&members, redundancy)?;
                 if self.volumes.len() >= VOLUMES_MAX {
                     return Err(format!("this host has {VOLUMES_MAX} volumes; unbind some"));
                 }
-                let members = members.into_iter();
-                let members = members.map(|lease| (lease.member, MemberReport { lease, state: MemberState::InSync }));
+                let attachments = attachments(&members);
+                let members = members.into_iter().map(|lease| {
+                    let left = lease.bytes;
+                    let is_here = !attachments.contains_key(&lease.member);
+                    let state = if is_here { MemberState::InSync } else { MemberState::Copying { left } };
+                    (lease.member, MemberReport { lease, state })
+                });
                 let report = VolumeReport { redundancy, presentation, members: members.collect() };
                 let (replaced, abandoned) = (BTreeSet::new(), BTreeSet::new());
-                self.volumes.insert(volume, Held { report, replaced, abandoned, is_withdrawn: false });
+                self.volumes.insert(volume, Held { report, replaced, abandoned, is_withdrawn: false, attachments });
             }
             Step::Join { volume, members, .. } => {
-                are_donors(&members)?;
+                let redundancy = self.volumes.get(&volume).map(|held| held.report.redundancy).unwrap_or_default();
+                self.are_usable(&members, redundancy)?;
+                self.are_of_one_kind(volume, &members)?;
                 self.join(volume, members);
             }
             Step::Leave { volume, members, why, .. } => {
@@ -78,7 +86,9 @@ impl Ledger {
             if held.report.members.contains_key(&lease.member) {
                 continue;
             }
-            let is_new_span = !spans.contains(&lease.place.span);
+            let on_device = attachments(std::slice::from_ref(&lease));
+            let is_new_span = !spans.contains(&lease.place.span) && on_device.is_empty();
+            held.attachments.extend(on_device);
             let state = if is_new_span { MemberState::InSync } else { MemberState::Copying { left: lease.bytes } };
             held.replaced.extend(held.report.at(lease.place).map(|(old, _)| *old));
             held.report.members.insert(lease.member, MemberReport { lease, state });
@@ -88,7 +98,7 @@ impl Ledger {
     /// The manager has decided on an older report, so the ledger asks again whether the member may leave.
     fn leave(&mut self, volume: VolumeId, member: MemberId, why: Why) {
         let is_free = self.is_free(volume, member);
-        let is_used = self.is_used(volume);
+        let is_used = self.is_used(volume) || !self.volumes.get(&volume).is_none_or(|held| held.is_detached(member));
         let Some(held) = self.volumes.get_mut(&volume).filter(|held| held.report.members.contains_key(&member)) else {
             self.left.entry(volume).or_default().insert(member);
             return;
@@ -110,7 +120,7 @@ impl Ledger {
             }
             Why::Replaced if !may_leave || !is_free => {}
             _ if !may_leave => {}
-            // Its memory is lost, or nobody has any there.
+            // Its memory is lost, or nobody has any there. What is on a memory device is taken away first.
             Why::Lost | Why::Replaced | Why::Shrunk => _ = held.abandoned.insert(member),
         }
     }
@@ -122,23 +132,71 @@ impl Ledger {
             held.is_withdrawn = true;
             had = held.report.members.clone();
         }
+        let stays = |member: &MemberId| self.volumes.get(&volume).is_some_and(|held| !held.is_detached(*member));
+        let staying: BTreeSet<MemberId> = had.keys().filter(|member| stays(member)).copied().collect();
         let never_had = members.into_iter().filter(|member| !had.contains_key(member)).collect::<Vec<_>>();
         if !never_had.is_empty() {
             self.left.entry(volume).or_default().extend(never_had);
         }
         if !is_used {
-            had.into_keys().for_each(|member| self.remove(volume, member));
+            let going = had.into_keys().filter(|member| !staying.contains(member));
+            going.for_each(|member| self.remove(volume, member));
         }
+    }
+
+    /// Refuses members that programs of this host could not use.
+    fn are_usable(&self, members: &[MemberLease], redundancy: Redundancy) -> Result<(), String> {
+        let of = |lease: &MemberLease| format!("member {} is on {}", lease.member, lease.source);
+        for lease in members {
+            match &lease.source {
+                Source::Slabs { .. } => {}
+                Source::DynamicCapacity { .. } => {
+                    return Err(format!(
+                        "{}, and Linux takes no dynamic capacity yet; place the volume on logical devices or donors",
+                        of(lease)
+                    ));
+                }
+                Source::LogicalDevice { .. } if !self.takes_devices => {
+                    return Err(format!(
+                        "{}, and this agent makes no memory of devices; write [cxl] into its configuration, or place \
+                         the volume in a pool of donors",
+                        of(lease)
+                    ));
+                }
+                Source::LogicalDevice { .. } if redundancy != Redundancy::None => {
+                    return Err(format!(
+                        "{}, whose memory the kernel has, and the kernel keeps no {redundancy}; place the volume \
+                         without redundancy, or in a pool of donors",
+                        of(lease)
+                    ));
+                }
+                Source::LogicalDevice { .. } => {}
+            }
+        }
+        Ok(())
     }
 }
 
-/// Refuses members that are not memory of donors: a host has those as devices, and needs no agent to read them.
-fn are_donors(members: &[MemberLease]) -> Result<(), String> {
-    match members.iter().find(|lease| !matches!(lease.source, Source::Slabs { .. })) {
-        None => Ok(()),
-        Some(lease) => Err(format!(
-            "member {} is on {}, and programs reach members at donors alone; place the volume in a pool of donors",
-            lease.member, lease.source
-        )),
+impl Ledger {
+    /// Refuses a device in the place of a donor's member: programs could not move its bytes there.
+    fn are_of_one_kind(&self, volume: VolumeId, members: &[MemberLease]) -> Result<(), String> {
+        let Some(held) = self.volumes.get(&volume) else { return Ok(()) };
+        let of_device = |lease: &&MemberLease| matches!(lease.source, Source::LogicalDevice { .. });
+        for lease in members.iter().filter(of_device) {
+            let mut there = held.report.at(lease.place).filter(|(member, _)| **member != lease.member);
+            if let Some((member, old)) = there.find(|(_, old)| matches!(old.lease.source, Source::Slabs { .. })) {
+                return Err(format!(
+                    "{} cannot take the place of member {member} on {}, whose bytes programs have; move it to a donor",
+                    lease.source, old.lease.source
+                ));
+            }
+        }
+        Ok(())
     }
+}
+
+/// What is known at first of those members that are on memory devices.
+fn attachments(members: &[MemberLease]) -> BTreeMap<MemberId, Attachment> {
+    let on_devices = members.iter().filter(|lease| matches!(lease.source, Source::LogicalDevice { .. }));
+    on_devices.map(|lease| (lease.member, Attachment::default())).collect()
 }

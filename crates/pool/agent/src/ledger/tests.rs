@@ -214,7 +214,11 @@ fn an_agent_refuses_what_is_not_for_it() {
         ..lease(1, 0, 0)
     };
     let refused = bench.order(Step::Join { host: host(), volume: VOLUME, members: vec![device] }).unwrap_err();
-    assert!(refused.contains("donors alone"), "{refused}");
+    assert!(refused.contains("no dynamic capacity"), "{refused}");
+    let source = Source::LogicalDevice { device: "s0.4d4".parse().unwrap(), ld_id: aquifer_fabric::LdId(0) };
+    let device = aquifer_fabric::MemberLease { source, ..lease(1, 0, 0) };
+    let refused = bench.order(Step::Join { host: host(), volume: VOLUME, members: vec![device] }).unwrap_err();
+    assert!(refused.contains("write [cxl]"), "{refused}");
     let donor = "d".parse().unwrap();
     let refused = bench.order(Step::Release { donor, volume: VOLUME, member: MemberId(1) }).unwrap_err();
     assert!(refused.contains("an agent cannot"), "{refused}");

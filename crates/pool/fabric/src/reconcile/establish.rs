@@ -10,7 +10,7 @@ use super::progress::{AtSource, agent, at_source, has_left, is_dead};
 use super::{MemberLease, Reason, Round, States, Step, Waiting};
 use crate::desired::{Volume, Why};
 use crate::id::{DeviceId, HostId, LdId, Token, VolumeId};
-use crate::observed::{DeviceReport, LdReport, MemberState, VolumeReport};
+use crate::observed::{DeviceReport, HostReport, LdReport, MemberState, VolumeReport};
 use crate::volume::{Member, Place, Source, Span};
 
 impl States<'_> {
@@ -33,7 +33,10 @@ impl States<'_> {
         }
         match view {
             None => present(id, volume, host, ready, round),
-            Some(view) => join(id, volume, host, view, ready, round),
+            Some(view) => {
+                at_host(id, host, report, view, round);
+                join(id, volume, host, view, ready, round);
+            }
         }
     }
 
@@ -106,6 +109,20 @@ impl States<'_> {
         }
         let lds = report.lds.iter().map(|(ld_id, ld)| (*ld_id, ld));
         lds.filter(|(ld_id, _)| !known.contains(ld_id)).collect()
+    }
+}
+
+/// Waits for members on memory devices whose host has been told to use them and does not use them yet.
+fn at_host(id: VolumeId, host: &HostId, report: &HostReport, view: &VolumeReport, round: &mut Round) {
+    let on_devices = view.members.iter().filter(|(_, one)| !matches!(one.lease.source, Source::Slabs { .. }));
+    for (member, one) in on_devices {
+        let (host, member) = (host.clone(), *member);
+        let reason = match (report.trouble_of(id, member), one.state) {
+            (Some(why), _) => Reason::AtHost { member, host, why },
+            (None, MemberState::Copying { left }) => Reason::ComingOnline { member, left },
+            (None, _) => continue,
+        };
+        round.waiting.push(Waiting { volume: id, reason });
     }
 }
 

@@ -86,6 +86,13 @@ fn at_agent(
 ) {
     let unbound = members.iter().filter(|leaving| leaving.why == Why::Unbound);
     let unbound: Vec<MemberId> = unbound.map(|leaving| leaving.member.id).collect();
+    for leaving in members {
+        let member = leaving.member.id;
+        if let Some(why) = report.trouble_of(id, member) {
+            let reason = Reason::AtHost { member, host: host.clone(), why };
+            round.waiting.push(Waiting { volume: id, reason });
+        }
+    }
     if !unbound.is_empty() {
         round.steps.push(Step::Withdraw { host: host.clone(), volume: id, members: unbound });
     }

@@ -26,6 +26,22 @@ pub enum Reason {
         /// The host.
         host: HostId,
     },
+    /// The host of a member on a memory device cannot use it yet, or cannot let it go yet.
+    AtHost {
+        /// The member.
+        member: MemberId,
+        /// The host.
+        host: HostId,
+        /// Why, and what to do, according to its agent.
+        why: String,
+    },
+    /// The memory of a device is being brought online at its host.
+    ComingOnline {
+        /// The member.
+        member: MemberId,
+        /// The bytes that are not online yet.
+        left: Bytes,
+    },
     /// Bytes are being copied to a member.
     Copying {
         /// The member that will take the place.
@@ -69,6 +85,10 @@ impl fmt::Display for Reason {
                 f,
                 "the agent of host {host} does not answer; start it, or declare the host dead if it is powered off"
             ),
+            Self::AtHost { member, host, why } => write!(f, "member {member} at host {host}: {why}"),
+            Self::ComingOnline { member, left } => {
+                write!(f, "member {member} has {left} left to bring online at its host")
+            }
             Self::Copying { member, left } => write!(f, "member {member} has {left} left to copy"),
             Self::Draining { member, left } => write!(f, "{left} have to move off member {member}"),
             Self::MemberLost { member } => {

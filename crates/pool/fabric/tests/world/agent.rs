@@ -55,6 +55,7 @@ impl SimAgent {
             return None;
         }
         Some(HostReport {
+            trouble: BTreeMap::new(),
             incarnation: self.incarnation,
             availability: Availability::Up,
             term: self.gate.term(),

@@ -62,6 +62,38 @@ impl Peer {
     }
 }
 
+impl Peer {
+    /// The same with OpenCIS's frames. A frame of another kind precedes each answer.
+    pub fn serve_frames(&self, mut stream: impl Read + Write + Send + 'static, requests_max: usize) {
+        let peer = self.clone();
+        thread::spawn(move || {
+            let mut head = [0; 4];
+            for _ in 0..requests_max {
+                if stream.read_exact(&mut head).is_err() {
+                    return;
+                }
+                let first = u16::from_le_bytes([head[0], head[1]]);
+                assert_eq!((first & 0xf, head[2], head[3]), (4, 0, 1), "a request to the switch");
+                let mut request = vec![0; usize::from(first >> 4) - head.len()];
+                stream.read_exact(&mut request).unwrap();
+                for (due_ns, bytes) in peer.replies(&request) {
+                    thread::sleep(Duration::from_nanos(due_ns.saturating_sub(peer.now_ns())));
+                    let frame = |kind: u16, class: u8, bytes: &[u8]| {
+                        let head = (bytes.len() as u16 + 4) << 4 | kind;
+                        [&head.to_le_bytes()[..], &[0, class], bytes].concat()
+                    };
+                    let both = [frame(1, 0, &[0xee; 9]), frame(4, 2, &bytes)].concat();
+                    // In two pieces, so that a frame arrives in parts.
+                    let (one, other) = both.split_at(both.len() / 2);
+                    if stream.write_all(one).and_then(|()| stream.write_all(other)).is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+    }
+}
+
 const MAILBOX: usize = 0x88;
 const PAYLOAD_LOG2: u32 = 13;
 const WINDOW_BYTES: usize = MAILBOX + 0x20 + (1 << PAYLOAD_LOG2);

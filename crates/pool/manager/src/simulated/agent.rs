@@ -36,6 +36,7 @@ impl SimulatedAgent {
 
     pub(super) fn report(&self) -> HostReport {
         HostReport {
+            trouble: BTreeMap::new(),
             incarnation: Incarnation(1),
             availability: Availability::Up,
             term: self.term,

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A model of the kernel's files for CXL memory: what Linux 6.12 does when they are written, as seen in a guest.
+//!
+//! It has some windows, one unless more are wanted, each with a node, and some memdevs with two decoders each, which can
+//! be pulled out. It refuses what the kernel refuses: steps out of order, decoders that are in use, memory blocks with
+//! pages that cannot move. Any one write, or all from one on, can be made to fail. Public for the tests of other crates.
+
+mod commands;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+
+use aquifer_nodes::Tree;
+
+const DEVICES: &str = "/sys/bus/cxl/devices";
+const DAX: &str = "/sys/bus/dax";
+const BLOCKS: &str = "/sys/devices/system/memory";
+/// A memory block.
+pub const BLOCK_BYTES: u64 = 128 << 20;
+const WINDOW_START: u64 = 0x1_9000_0000;
+const WINDOW_BYTES: u64 = 4 << 30;
+/// What each memdev has.
+pub const CAPACITY_BYTES: u64 = 512 << 20;
+/// A place of the configuration space for the capability of CXL devices, after another one.
+const DVSEC_AT: usize = 0x140;
+
+/// Which writes fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failing {
+    /// No write.
+    None,
+    /// The one of this number, from 0.
+    One(usize),
+    /// All from this number on.
+    From(usize),
+}
+
+/// The files, as the kernel keeps them.
+#[derive(Debug)]
+pub struct KernelModel {
+    configs: RefCell<BTreeMap<String, Vec<u8>>>,
+    files: RefCell<BTreeMap<String, String>>,
+    links: RefCell<BTreeMap<String, String>>,
+    failing: Cell<Failing>,
+    writes: Cell<usize>,
+    /// Blocks that cannot be emptied.
+    held: RefCell<Vec<u64>>,
+}
+
+fn errno(number: i32) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
+
+/// A configuration space whose DVSEC declares these ranges.
+pub fn config_of(ranges: &[u64]) -> Vec<u8> {
+    let mut config = vec![0; 4096];
+    let mut put = |at: usize, word: u32| config[at..at + 4].copy_from_slice(&word.to_le_bytes());
+    put(0x100, (DVSEC_AT as u32) << 20 | 1);
+    put(DVSEC_AT, 0x0023);
+    put(DVSEC_AT + 4, 0x1e98);
+    put(DVSEC_AT + 8, (ranges.len() as u32) << 20 | 4 << 16);
+    for (range, bytes) in ranges.iter().enumerate() {
+        let at = DVSEC_AT + 0x18 + 16 * range;
+        put(at, (bytes >> 32) as u32);
+        put(at + 4, (*bytes as u32 & 0xf000_0000) | 3);
+    }
+    config
+}
+
+impl KernelModel {
+    /// A host with this many memdevs, and one window.
+    pub fn new(memdevs: u64) -> KernelModel {
+        Self::with_windows(memdevs, 1)
+    }
+
+    /// A host with this many memdevs, of which memdev N has the serial number `0x1000 + (N ^ 1)`, and windows.
+    pub fn with_windows(memdevs: u64, windows: u64) -> KernelModel {
+        let mut files = BTreeMap::new();
+        let mut add = |path: String, text: &str| files.insert(path, text.to_owned());
+        for number in 0..windows {
+            let window = format!("{DEVICES}/decoder0.{number}");
+            add(format!("{window}/start"), &format!("{:#x}", WINDOW_START + number * WINDOW_BYTES));
+            add(format!("{window}/size"), &format!("{WINDOW_BYTES:#x}"));
+            for (file, text) in
+                [("cap_ram", "1"), ("cap_pmem", "1"), ("create_ram_region", "region0"), ("delete_region", "")]
+            {
+                add(format!("{window}/{file}"), text);
+            }
+        }
+        add(format!("{BLOCKS}/block_size_bytes"), "8000000");
+        add(format!("{DEVICES}/decoder1.0/start"), "0x0");
+        for file in ["bind", "unbind"] {
+            add(format!("/sys/bus/cxl/drivers/cxl_region/{file}"), "");
+            for driver in ["kmem", "device_dax"] {
+                add(format!("{DAX}/drivers/{driver}/{file}"), "");
+            }
+        }
+        for driver in ["kmem", "device_dax"] {
+            add(format!("{DAX}/drivers/{driver}/new_id"), "");
+            add(format!("{DAX}/drivers/{driver}/remove_id"), "");
+        }
+        let model = KernelModel {
+            configs: RefCell::default(),
+            files: RefCell::new(files),
+            links: RefCell::default(),
+            failing: Cell::new(Failing::None),
+            writes: Cell::new(0),
+            held: RefCell::default(),
+        };
+        // The kernel finds them in any order: names and serial numbers differ.
+        (0..memdevs).for_each(|number| model.plug(number, 0x1000 + (number ^ 1), CAPACITY_BYTES));
+        model
+    }
+
+    /// A memdev appears.
+    pub fn plug(&self, number: u64, serial: u64, bytes: u64) {
+        let (memdev, endpoint) = (format!("mem{number}"), format!("endpoint{}", number + 3));
+        self.set(&format!("{DEVICES}/{memdev}/serial"), &format!("{serial:#x}"));
+        self.set(&format!("{DEVICES}/{memdev}/ram/size"), &format!("{bytes:#x}"));
+        self.set(&format!("{DEVICES}/{memdev}/pmem/size"), "0x0");
+        self.configs.borrow_mut().insert(format!("{DEVICES}/{memdev}/../config"), config_of(&[bytes]));
+        self.links.borrow_mut().insert(format!("{DEVICES}/{endpoint}/uport"), memdev);
+        for index in 0..2 {
+            let decoder = format!("decoder{}.{index}", number + 3);
+            // In the endpoint's directory, and in the list of all devices.
+            self.set(&format!("{DEVICES}/{endpoint}/{decoder}/devtype"), "cxl_decoder_endpoint");
+            for (file, text) in [("mode", "none"), ("dpa_size", "0x0"), ("size", "0x0"), ("region", "")] {
+                self.set(&format!("{DEVICES}/{decoder}/{file}"), text);
+            }
+        }
+    }
+
+    /// A memdev is pulled out. Its regions lose it, and their driver, and cannot be used any more.
+    pub fn pull(&self, number: u64) {
+        for index in 0..2 {
+            let decoder = format!("decoder{}.{index}", number + 3);
+            let region = self.get(&format!("{DEVICES}/{decoder}/region")).unwrap_or_default();
+            if !region.is_empty() {
+                let dax = self.dax_of(&region);
+                self.links.borrow_mut().remove(&format!("{DAX}/devices/{dax}/driver"));
+                self.blocks_of(&dax).for_each(|block| self.remove_below(&format!("{BLOCKS}/memory{block}")));
+                let _ = self.unbind(&region);
+                for (file, text) in [("commit", "0"), ("target0", "")] {
+                    self.set(&format!("{DEVICES}/{region}/{file}"), text);
+                }
+            }
+            self.remove_below(&format!("{DEVICES}/{decoder}"));
+        }
+        self.remove_below(&format!("{DEVICES}/endpoint{}", number + 3));
+        self.remove_below(&format!("{DEVICES}/mem{number}"));
+    }
+
+    /// A memdev declares other sizes than it has.
+    pub fn declare(&self, memdev: &str, ranges: &[u64]) {
+        self.configs.borrow_mut().insert(format!("{DEVICES}/{memdev}/../config"), config_of(ranges));
+    }
+
+    /// The same, with failures.
+    pub fn failing(self, failing: Failing) -> KernelModel {
+        self.fail(failing);
+        self
+    }
+
+    /// From now on, counted from now.
+    pub fn fail(&self, failing: Failing) {
+        self.failing.set(failing);
+        self.writes.set(0);
+    }
+
+    /// Writes since failures were last set.
+    pub fn writes(&self) -> usize {
+        self.writes.get()
+    }
+
+    /// Memory blocks from now on cannot be emptied.
+    pub fn hold(&self, blocks: &[u64]) {
+        *self.held.borrow_mut() = blocks.to_vec();
+    }
+
+    /// Sets the text of a file.
+    pub fn set(&self, path: &str, text: &str) {
+        self.files.borrow_mut().insert(path.to_owned(), text.to_owned());
+    }
+
+    /// All files and links, to compare states. What was last written to a command is not a state.
+    pub fn state(&self) -> BTreeMap<String, String> {
+        let is_state = |path: &String| !path.contains("/drivers/") && !path.ends_with("create_ram_region");
+        // The mode of a decoder without memory means nothing, and nothing can set it back.
+        let is_free = |path: &String| path.ends_with("/mode") && path.contains("/decoder");
+        let files = self.files.borrow();
+        let state = files
+            .iter()
+            .chain(self.links.borrow().iter())
+            .map(|(path, text)| (path.clone(), text.clone()))
+            .collect::<Vec<_>>();
+        state.into_iter().filter(|(path, _)| is_state(path) && !is_free(path)).collect()
+    }
+
+    pub(super) fn get(&self, path: &str) -> io::Result<String> {
+        self.files.borrow().get(path).cloned().ok_or_else(|| errno(libc::ENOENT))
+    }
+
+    pub(super) fn value(&self, path: &str) -> u64 {
+        self.number(path).unwrap_or(0)
+    }
+
+    pub(super) fn remove_below(&self, prefix: &str) {
+        let prefix = format!("{prefix}/");
+        self.files.borrow_mut().retain(|path, _| !path.starts_with(&prefix));
+        self.links.borrow_mut().retain(|path, _| !path.starts_with(&prefix));
+    }
+}
+
+impl Tree for KernelModel {
+    fn bytes(&self, path: &str, max: usize) -> io::Result<Vec<u8>> {
+        let configs = self.configs.borrow();
+        let config = configs.get(path).ok_or_else(|| errno(libc::ENOENT))?;
+        Ok(config[..config.len().min(max)].to_vec())
+    }
+
+    fn text(&self, path: &str) -> io::Result<String> {
+        Ok(self.get(path)?.trim().to_owned())
+    }
+
+    fn names(&self, path: &str) -> io::Result<Vec<String>> {
+        let prefix = format!("{path}/");
+        let (files, links) = (self.files.borrow(), self.links.borrow());
+        let below = files.keys().chain(links.keys()).filter_map(|path| path.strip_prefix(&prefix));
+        let names: std::collections::BTreeSet<String> =
+            below.filter_map(|rest| rest.split('/').next()).map(str::to_owned).collect();
+        if names.is_empty() { Err(errno(libc::ENOENT)) } else { Ok(names.into_iter().collect()) }
+    }
+
+    fn link(&self, path: &str) -> io::Result<String> {
+        self.links.borrow().get(path).cloned().ok_or_else(|| errno(libc::ENOENT))
+    }
+
+    fn write(&self, path: &str, value: &str) -> io::Result<()> {
+        let number = self.writes.replace(self.writes.get() + 1);
+        match self.failing.get() {
+            Failing::One(failing) if number == failing => Err(errno(libc::EIO)),
+            Failing::From(failing) if number >= failing => Err(errno(libc::EIO)),
+            _ => self.command(path, value),
+        }
+    }
+}

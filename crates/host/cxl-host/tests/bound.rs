@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a fabric manager binds becomes memory, and goes before it is unbound, whichever write the process was killed at.
+//!
+//! The trouble that this guards against: an agent that is killed between two writes leaves a region that is neither
+//! memory nor free, and an unbind that overtakes the kernel takes memory away under programs.
+
+use std::collections::BTreeMap;
+
+use aquifer_cxl_host::model::{CAPACITY_BYTES, Failing, KernelModel as Model};
+use aquifer_cxl_host::{Attached, Bound, CxlFailure, Listing, Nodes, Purpose, attach, check, detach};
+use aquifer_nodes::dax::Mode;
+
+const NODE: (Purpose, Nodes) = (Purpose::Node, Nodes::One);
+
+fn bound(serial: u64) -> Bound {
+    Bound { serial, bytes: CAPACITY_BYTES, region: None }
+}
+
+/// What an agent does: it keeps the name of the region.
+fn attach_kept(model: &Model, it: &mut Bound, how: (Purpose, Nodes)) -> Result<Attached, CxlFailure> {
+    let mut kept = it.region.clone();
+    let outcome = attach(
+        model,
+        it,
+        how,
+        &mut |name| {
+            kept = Some(name.to_owned());
+            Ok(())
+        },
+        &mut |_| (),
+    );
+    it.region = kept;
+    outcome
+}
+
+/// The state without the numbers of regions, which grow with every attempt.
+fn numberless(model: &Model) -> BTreeMap<String, String> {
+    let name = |text: &str| {
+        let mut out = String::new();
+        for (at, part) in text.split("region").enumerate() {
+            out.push_str(if at == 0 { part } else { part.trim_start_matches(|it: char| it.is_ascii_digit()) });
+        }
+        out.replace("dax1.0", "dax0.0").replace("dax2.0", "dax0.0")
+    };
+    model.state().into_iter().map(|(path, text)| (name(&path), name(&text))).collect()
+}
+
+#[test]
+fn a_device_becomes_a_node_and_goes_again() {
+    let model = Model::new(2);
+    let before = model.state();
+    let mut it = bound(0x1000);
+    let attached = attach_kept(&model, &mut it, NODE).unwrap();
+    assert_eq!((attached.region.as_str(), attached.node), ("region0", Some(1)));
+    let listing = Listing::read(&model);
+    let region = listing.region("region0").unwrap();
+    assert_eq!((region.bytes, region.devices[0].mode), (CAPACITY_BYTES, Mode::SystemRam));
+    assert_eq!(region.targets, ["decoder4.0"], "serial number 0x1000 is the second memdev");
+    let writes = model.writes();
+    assert_eq!(attach_kept(&model, &mut it, NODE).unwrap(), attached);
+    assert_eq!(model.writes(), writes, "what is there already is left alone");
+    detach(&model, &it, false, &mut |_| ()).unwrap();
+    assert_eq!(model.state(), before);
+    detach(&model, &it, false, &mut |_| ()).expect("nothing is left to be done");
+}
+
+#[test]
+fn each_device_has_a_node_if_there_are_windows_enough() {
+    let model = Model::with_windows(3, 2);
+    let each = (Purpose::Node, Nodes::Each);
+    let nodes = [0x1000, 0x1001, 0x1003].map(|serial| attach_kept(&model, &mut bound(serial), each).unwrap().node);
+    assert_eq!(nodes, [Some(1), Some(2), Some(1)], "the third device shares a window");
+    let model = Model::with_windows(2, 2);
+    let nodes = [0x1000, 0x1001].map(|serial| attach_kept(&model, &mut bound(serial), NODE).unwrap().node);
+    assert_eq!(nodes, [Some(1), Some(1)]);
+}
+
+#[test]
+fn a_device_can_be_for_the_program_that_opens_it() {
+    let model = Model::new(1);
+    let mut it = bound(0x1001);
+    let attached = attach_kept(&model, &mut it, (Purpose::Device, Nodes::One)).unwrap();
+    assert_eq!(Listing::read(&model).device(&attached.device).unwrap().mode, Mode::Devdax);
+    let attached = attach_kept(&model, &mut it, NODE).expect("it is changed over");
+    assert_eq!(Listing::read(&model).device(&attached.device).unwrap().mode, Mode::SystemRam);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_written() {
+    let refused = |model: &Model, it: &Bound, part: &str| {
+        let failure = attach(model, it, NODE, &mut |_| Ok(()), &mut |_| ()).unwrap_err().to_string();
+        assert!(failure.contains(part) && failure.contains("; ") && model.writes() == 0, "{failure}");
+    };
+    let model = Model::new(2);
+    refused(&model, &bound(0x9999), "was bound and is not here");
+    refused(&model, &Bound { bytes: 1 << 30, ..bound(0x1000) }, "1073741824 were bound");
+    model.declare("mem1", &[256 << 20]);
+    refused(&model, &bound(0x1000), "the DVSEC of mem1");
+    // Logical devices of one device have one serial number.
+    model.plug(2, 0x1001, CAPACITY_BYTES);
+    refused(&model, &bound(0x1001), "2 devices here have serial number 0x1001");
+    model.plug(2, 0x1001, CAPACITY_BYTES / 2);
+    attach_kept(&model, &mut bound(0x1001), NODE).expect("their sizes differ");
+    let failure = attach(
+        &model,
+        &Bound { bytes: CAPACITY_BYTES / 2, ..bound(0x1001) },
+        NODE,
+        &mut |_| Err(std::io::Error::from_raw_os_error(28)),
+        &mut |_| (),
+    );
+    assert!(matches!(failure, Err(CxlFailure::NotRecorded { .. })), "{failure:?}");
+    assert_eq!(Listing::read(&model).regions.len(), 1, "what is not recorded is not made");
+}
+
+#[test]
+fn a_region_that_interleaves_other_devices_is_left_alone() {
+    let model = Model::new(2);
+    let memdevs = vec!["mem0".to_owned(), "mem1".to_owned()];
+    let request = aquifer_cxl_host::Request { memdevs, bytes: None, granularity_bytes: 256, window: None };
+    aquifer_cxl_host::create(&model, &request).unwrap();
+    let before = model.state();
+    let attached = attach_kept(&model, &mut bound(0x1000), NODE).unwrap_err();
+    let detached = detach(&model, &bound(0x1000), true, &mut |_| ()).unwrap_err();
+    for failure in [attached, detached] {
+        assert!(matches!(failure, CxlFailure::Interleaved { .. }), "{failure}");
+    }
+    assert_eq!(model.state(), before);
+}
+
+/// For every write: the process is killed right before it, and another one goes on with what was recorded.
+#[test]
+fn an_attach_that_was_killed_at_any_write_is_completed_later() {
+    let whole = Model::new(2);
+    attach_kept(&whole, &mut bound(0x1000), NODE).unwrap();
+    let (steps, wanted) = (whole.writes(), numberless(&whole));
+    assert!(steps >= 12, "{steps}");
+    for failing in 0..steps {
+        let model = Model::new(2);
+        model.fail(Failing::From(failing));
+        let mut it = bound(0x1000);
+        let failed = attach_kept(&model, &mut it, NODE).unwrap_err();
+        model.fail(Failing::None);
+        attach_kept(&model, &mut it, NODE).unwrap_or_else(|failure| panic!("{failing}: {failed}; then {failure}"));
+        assert_eq!(numberless(&model), wanted, "write {failing}");
+        assert_eq!(check(&Listing::read(&model), &[(0x1000, CAPACITY_BYTES), (0x1001, CAPACITY_BYTES)]), []);
+    }
+}
+
+/// The same for a detach, and for an attach that was killed and is not wanted any more.
+#[test]
+fn a_detach_completes_whatever_was_begun() {
+    let empty = numberless(&Model::new(2));
+    let (attaching, detaching) = {
+        let model = Model::new(2);
+        let mut it = bound(0x1000);
+        attach_kept(&model, &mut it, NODE).unwrap();
+        let attaching = model.writes();
+        model.fail(Failing::None);
+        detach(&model, &it, true, &mut |_| ()).unwrap();
+        (attaching, model.writes())
+    };
+    for killed_at in 0..attaching + detaching {
+        let model = Model::new(2);
+        let mut it = bound(0x1000);
+        if killed_at < attaching {
+            model.fail(Failing::From(killed_at));
+            let _ = attach_kept(&model, &mut it, NODE);
+        } else {
+            attach_kept(&model, &mut it, NODE).unwrap();
+            model.fail(Failing::From(killed_at - attaching));
+            let _ = detach(&model, &it, true, &mut |_| ());
+        }
+        model.fail(Failing::None);
+        detach(&model, &it, true, &mut |_| ()).unwrap_or_else(|failure| panic!("{killed_at}: {failure}"));
+        assert_eq!(numberless(&model), empty, "write {killed_at}");
+    }
+}
+
+#[test]
+fn memory_in_use_is_moved_or_its_holders_are_named() {
+    let model = Model::new(1);
+    let mut it = bound(0x1001);
+    attach_kept(&model, &mut it, NODE).unwrap();
+    model.set("/proc/4711/numa_maps", "7f00 default anon=512 N1=512 kernelpagesize_kB=4");
+    model.set("/proc/4711/comm", "redis-server");
+    let refused = detach(&model, &it, false, &mut |_| ()).unwrap_err().to_string();
+    assert!(refused.contains("redis-server (4711, 2 MiB)"), "{refused}");
+    let mut left = Vec::new();
+    detach(&model, &it, true, &mut |progress| left.push(progress.all - progress.done)).unwrap();
+    assert_eq!(left, [3, 2, 1, 0]);
+    assert!(Listing::read(&model).regions.is_empty());
+}
+
+/// A port that flaps: the device goes without warning, and comes back.
+#[test]
+fn a_device_that_is_pulled_out_leaves_nothing_and_can_come_back() {
+    let model = Model::new(1);
+    let mut it = bound(0x1001);
+    for turn in 0..3 {
+        attach_kept(&model, &mut it, NODE).unwrap_or_else(|failure| panic!("{turn}: {failure}"));
+        model.pull(0);
+        assert!(matches!(attach_kept(&model, &mut it, NODE), Err(CxlFailure::Absent { .. })));
+        if turn == 1 {
+            detach(&model, &it, false, &mut |_| ()).unwrap();
+            assert!(Listing::read(&model).regions.is_empty());
+        }
+        model.plug(0, 0x1001, CAPACITY_BYTES);
+    }
+    let listing = Listing::read(&model);
+    assert!(listing.regions.iter().all(|region| !region.is_enabled), "{listing:?}");
+}

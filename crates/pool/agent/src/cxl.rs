@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Carries out what the ledger wants of memory devices: memory comes online after a bind, and goes before an unbind.
+//!
+//! Each turn begins with what the kernel has, so it does not matter where an earlier one has ended. What is made next is
+//! recorded first. Failures are reported to the managers, and the next turn tries again.
+//!
+//! Threads: one, which sleeps between turns. A turn can take minutes, while the kernel moves memory, and the agent ends
+//! after it.
+
+use std::io;
+use std::mem::{Discriminant, discriminant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use aquifer_cxl_host::{Bound, CxlFailure, Progress, attach, detach};
+use aquifer_fabric::{Bytes, MemberState};
+use aquifer_nodes::{Machine, Tree};
+use aquifer_sys::wakeup::Wakeup;
+
+use crate::host::Shared;
+use crate::ledger::{Act, DeviceTask, Ledger, Outcome};
+use crate::settings::CxlSettings;
+
+/// How long the thread sleeps if nothing changes: a device may come or go at any time, and memory may become free.
+const TURN_EVERY: Duration = Duration::from_secs(2);
+/// The pause between two turns, even if something has changed: a change of the ledger may be this thread's.
+const PAUSE: Duration = Duration::from_millis(250);
+/// How often progress is noted: each note is stored.
+const NOTE_EVERY: Duration = Duration::from_secs(1);
+
+/// Changes the ledger, and stores it.
+pub(crate) type Change<'a> = &'a dyn Fn(&mut dyn FnMut(&mut Ledger)) -> io::Result<()>;
+
+/// The thread.
+pub(crate) struct CxlThread {
+    thread: Option<JoinHandle<()>>,
+    is_over: Arc<AtomicBool>,
+    wakeup: Arc<Wakeup>,
+}
+
+impl CxlThread {
+    /// Starts it.
+    pub(crate) fn start(
+        shared: &Arc<Shared>,
+        settings: CxlSettings,
+        log: &Arc<dyn Fn(&str) + Send + Sync>,
+    ) -> io::Result<CxlThread> {
+        let wakeup = Arc::new(Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?);
+        shared.watch(&wakeup);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let thread = thread::Builder::new().name("agent-cxl".into()).spawn({
+            let (shared, log) = (Arc::clone(shared), Arc::clone(log));
+            let (wakeup, is_over) = (Arc::clone(&wakeup), Arc::clone(&is_over));
+            move || {
+                let tree = Machine::running();
+                while !is_over.load(Ordering::SeqCst) {
+                    let change = |note: &mut dyn FnMut(&mut Ledger)| shared.change(|ledger| note(ledger)).1;
+                    turn(&tree, &settings, &change, &mut |line| log(line));
+                    thread::sleep(PAUSE);
+                    wakeup.sleep(None, TURN_EVERY);
+                }
+            }
+        })?;
+        Ok(CxlThread { thread: Some(thread), is_over, wakeup })
+    }
+}
+
+impl Drop for CxlThread {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.wakeup.wake();
+        self.thread.take().into_iter().for_each(|thread| _ = thread.join());
+    }
+}
+
+/// Carries out each task once.
+pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, log: &mut dyn FnMut(&str)) {
+    let mut tasks = Vec::new();
+    // What could not be stored is stored with the next change; only the name of a region must be stored at once.
+    let _ = change(&mut |ledger| tasks = ledger.device_tasks());
+    for task in tasks {
+        let outcome = match settings.serial_of(&task.device) {
+            Some(serial) => carry_out(tree, settings, &task, serial, change),
+            None => Outcome::Hindered(format!(
+                "device {} has no serial number in its name; write it into [cxl.serials] of the agent's configuration",
+                task.device
+            )),
+        };
+        let mut is_news = false;
+        let _ = change(&mut |ledger| {
+            let before = standing(ledger, &task);
+            ledger.note(&task, outcome.clone());
+            ledger.settle();
+            is_news = before != standing(ledger, &task);
+        });
+        if is_news {
+            log(&line(&task, &outcome));
+        }
+    }
+}
+
+/// What the operator is told about when it changes. The rest, such as how much a holder has, is in the reports.
+fn standing(ledger: &Ledger, task: &DeviceTask) -> (Option<Discriminant<MemberState>>, bool) {
+    let report = ledger.report();
+    let state = report.member(task.volume, task.member).map(|member| discriminant(&member.state));
+    (state, report.trouble_of(task.volume, task.member).is_some())
+}
+
+fn carry_out(tree: &dyn Tree, settings: &CxlSettings, task: &DeviceTask, serial: u64, change: Change<'_>) -> Outcome {
+    let bound = Bound { serial, bytes: task.bytes, region: task.region.clone() };
+    let note = |outcome: Outcome| change(&mut |ledger| ledger.note(task, outcome.clone()));
+    let mut noted = Instant::now();
+    let mut progress = |progress: &Progress| {
+        if noted.elapsed() >= NOTE_EVERY {
+            noted = Instant::now();
+            let blocks = progress.all.saturating_sub(progress.done) as u64;
+            let _ = note(Outcome::Left(Bytes(blocks.saturating_mul(progress.block_bytes))));
+        }
+    };
+    let done = match task.act {
+        Act::Attach => {
+            let how = (settings.purpose, settings.nodes);
+            let mut record = |region: &str| note(Outcome::Makes(region.to_owned()));
+            attach(tree, &bound, how, &mut record, &mut progress).map(drop)
+        }
+        Act::Detach => detach(tree, &bound, settings.migrate, &mut progress),
+    };
+    match done {
+        Ok(()) => Outcome::Done,
+        Err(failure @ CxlFailure::Absent { .. }) => Outcome::Absent(failure.to_string()),
+        Err(failure) => Outcome::Hindered(failure.to_string()),
+    }
+}
+
+fn line(task: &DeviceTask, outcome: &Outcome) -> String {
+    let of = format!("device {} (member {} of volume {})", task.device, task.member, task.volume);
+    match (outcome, task.act) {
+        (Outcome::Absent(why) | Outcome::Hindered(why), _) => format!("{of}: {why}"),
+        (_, Act::Attach) => format!("{of} is online"),
+        (_, Act::Detach) => format!("{of} is offline, and can be unbound"),
+    }
+}
+
+impl CxlSettings {
+    /// The serial number of a device: from the configuration, or from the end of its name.
+    fn serial_of(&self, device: &aquifer_fabric::DeviceId) -> Option<u64> {
+        let of_name = || u64::from_str_radix(device.as_str().rsplit_once('.')?.1, 16).ok();
+        self.serials.get(device).copied().or_else(of_name)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Binds and unbinds become memory that comes and goes, on the model of the kernel, with the agent killed before every
+//! write in turn.
+//!
+//! The trouble that this guards against: a member that is listed as left while the host still has its region. The
+//! manager then unbinds the device under programs that use its memory.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use aquifer_cxl_host::model::{CAPACITY_BYTES, Failing, KernelModel};
+use aquifer_cxl_host::{Listing, Nodes, Purpose};
+use aquifer_fabric::{
+    Command, HostReport, Incarnation, LdId, MemberId, MemberLease, MemberState, Place, Presentation, Redundancy,
+    Source, SpanId, Step, Term, Token, VolumeId, Why,
+};
+
+use super::*;
+
+const VOLUME: VolumeId = VolumeId(0xa1);
+/// Turns after which everything is done that can be done.
+const TURNS: usize = 4;
+
+fn settings() -> CxlSettings {
+    CxlSettings { purpose: Purpose::Node, nodes: Nodes::One, migrate: true, serials: BTreeMap::new() }
+}
+
+/// The device with this serial number, as a span by itself.
+fn lease(serial: u64) -> MemberLease {
+    MemberLease {
+        member: MemberId(serial - 0x1000),
+        place: Place { span: SpanId((serial - 0x1000) as u32), shard: 0 },
+        source: Source::LogicalDevice { device: format!("s0.{serial:x}").parse().unwrap(), ld_id: LdId(0xffff) },
+        bytes: Bytes(CAPACITY_BYTES),
+        token: Token(0),
+    }
+}
+
+struct Bench {
+    kernel: KernelModel,
+    settings: CxlSettings,
+    ledger: RefCell<Ledger>,
+    /// The ledger as it is on disk.
+    stored: RefCell<String>,
+    sequence: u64,
+    lines: Vec<String>,
+}
+
+impl Bench {
+    fn new(kernel: KernelModel, settings: CxlSettings) -> Bench {
+        let mut ledger = Ledger::new("boot");
+        ledger.take_devices();
+        let stored = RefCell::new(serde_json::to_string(&ledger).unwrap());
+        Bench { kernel, settings, ledger: RefCell::new(ledger), stored, sequence: 0, lines: Vec::new() }
+    }
+
+    fn change(&self, change: &mut dyn FnMut(&mut Ledger)) -> io::Result<()> {
+        let mut ledger = self.ledger.borrow_mut();
+        change(&mut ledger);
+        ledger.settle();
+        *self.stored.borrow_mut() = serde_json::to_string(&*ledger).unwrap();
+        Ok(())
+    }
+
+    fn order(&mut self, step: Step) -> Result<(), String> {
+        self.sequence += 1;
+        let command = Command { term: Term(1), sequence: self.sequence, incarnation: Incarnation(1), step };
+        let mut outcome = Ok(());
+        self.change(&mut |ledger| outcome = ledger.carry_out(&command)).unwrap();
+        outcome
+    }
+
+    fn present(&mut self, serials: &[u64]) {
+        let members = serials.iter().map(|serial| lease(*serial)).collect();
+        let (redundancy, presentation) = (Redundancy::None, Presentation::OneRange);
+        let host = "web-1".parse().unwrap();
+        self.order(Step::Present { host, volume: VOLUME, redundancy, presentation, members }).unwrap();
+    }
+
+    fn withdraw(&mut self, serials: &[u64]) {
+        let members = serials.iter().map(|serial| lease(*serial).member).collect();
+        self.order(Step::Withdraw { host: "web-1".parse().unwrap(), volume: VOLUME, members }).unwrap();
+    }
+
+    fn leave(&mut self, serial: u64, why: Why) {
+        let members = vec![lease(serial).member];
+        self.order(Step::Leave { host: "web-1".parse().unwrap(), volume: VOLUME, members, why }).unwrap();
+    }
+
+    /// As many turns as everything takes. In each of them, what has left has no memory here.
+    fn turns(&mut self) {
+        for _ in 0..TURNS {
+            let mut lines = Vec::new();
+            turn(&self.kernel, &self.settings, &|change| self.change(change), &mut |line| lines.push(line.to_owned()));
+            self.lines.append(&mut lines);
+            self.check();
+        }
+    }
+
+    fn check(&self) {
+        let listing = Listing::read(&self.kernel);
+        for member in self.report().left.get(&VOLUME).into_iter().flatten() {
+            let memdev = listing.memdev(&format!("{:#x}", 0x1000 + member.0));
+            let taken =
+                memdev.into_iter().flat_map(|it| &it.decoders).any(|it| it.dpa_bytes > 0 || it.region.is_some());
+            assert!(!taken, "member {member} has left, and its device has a region: {listing:?}");
+        }
+    }
+
+    /// The agent is killed, and starts again with what is on disk.
+    fn restart(&mut self) {
+        let mut ledger: Ledger = serde_json::from_str(&self.stored.borrow()).unwrap();
+        ledger.start("boot");
+        ledger.take_devices();
+        self.ledger = RefCell::new(ledger);
+    }
+
+    fn report(&self) -> HostReport {
+        self.ledger.borrow().report()
+    }
+
+    fn state(&self, serial: u64) -> Option<MemberState> {
+        self.report().member(VOLUME, lease(serial).member).map(|it| it.state)
+    }
+
+    fn has_left(&self, serial: u64) -> bool {
+        self.report().has_left(VOLUME, lease(serial).member)
+    }
+
+    fn trouble(&self, serial: u64) -> String {
+        self.report().trouble_of(VOLUME, lease(serial).member).unwrap_or_default()
+    }
+}
+
+#[test]
+fn a_bind_becomes_memory_and_an_unbind_waits_until_it_is_gone() {
+    let mut bench = Bench::new(KernelModel::new(2), settings());
+    let empty = bench.kernel.state();
+    bench.present(&[0x1000, 0x1001]);
+    assert_eq!(bench.state(0x1000), Some(MemberState::Copying { left: Bytes(CAPACITY_BYTES) }));
+    bench.turns();
+    assert_eq!([0x1000, 0x1001].map(|serial| bench.state(serial)), [Some(MemberState::InSync); 2]);
+    assert_eq!(Listing::read(&bench.kernel).regions.len(), 2);
+    assert_eq!(bench.lines.len(), 2, "what is done is said once: {:?}", bench.lines);
+    bench.leave(0x1001, Why::Shrunk);
+    assert!(!bench.has_left(0x1001), "its memory is still here");
+    bench.turns();
+    assert!(bench.has_left(0x1001) && !bench.has_left(0x1000));
+    bench.withdraw(&[0x1000]);
+    assert!(!bench.has_left(0x1000));
+    bench.turns();
+    assert!(bench.has_left(0x1000) && bench.report().volumes.is_empty());
+    assert_eq!(bench.kernel.state(), empty);
+}
+
+/// The agent is killed before every write of a life of two devices; the next one goes on.
+#[test]
+fn an_agent_that_was_killed_at_any_write_goes_on() {
+    let life = |killed_at: Option<usize>| {
+        let mut bench = Bench::new(KernelModel::new(2), settings());
+        let empty = bench.kernel.state();
+        bench.kernel.fail(killed_at.map_or(Failing::None, Failing::From));
+        let mut is_killed = killed_at.is_none();
+        let mut step = |bench: &mut Bench, order: &dyn Fn(&mut Bench)| {
+            order(bench);
+            bench.turns();
+            if !is_killed && killed_at.is_some_and(|at| bench.kernel.writes() > at) {
+                is_killed = true;
+                bench.kernel.fail(Failing::None);
+                bench.restart();
+                bench.check();
+                // The manager repeats what it does not see in the reports.
+                order(bench);
+                bench.turns();
+            }
+        };
+        step(&mut bench, &|bench| bench.present(&[0x1000, 0x1001]));
+        assert_eq!([0x1000, 0x1001].map(|serial| bench.state(serial)), [Some(MemberState::InSync); 2], "{killed_at:?}");
+        step(&mut bench, &|bench| bench.leave(0x1000, Why::Shrunk));
+        assert!(bench.has_left(0x1000), "{killed_at:?}: {}", bench.trouble(0x1000));
+        step(&mut bench, &|bench| bench.withdraw(&[0x1001]));
+        assert!(bench.has_left(0x1001), "{killed_at:?}: {}", bench.trouble(0x1001));
+        assert_eq!(bench.kernel.state(), empty, "{killed_at:?}");
+        bench.kernel.writes()
+    };
+    let writes = life(None);
+    assert!(writes > 40, "{writes}");
+    (0..writes).for_each(|killed_at| _ = life(Some(killed_at)));
+}
+
+#[test]
+fn memory_in_use_is_moved_or_keeps_the_device_with_the_names_of_its_holders() {
+    for migrate in [false, true] {
+        let mut bench = Bench::new(KernelModel::new(1), CxlSettings { migrate, ..settings() });
+        bench.present(&[0x1001]);
+        bench.turns();
+        bench.kernel.set("/proc/4711/numa_maps", "7f00 default anon=512 N1=512 kernelpagesize_kB=4");
+        bench.kernel.set("/proc/4711/comm", "redis-server");
+        bench.withdraw(&[0x1001]);
+        bench.turns();
+        assert_eq!(bench.has_left(0x1001), migrate);
+        if !migrate {
+            assert!(bench.trouble(0x1001).contains("redis-server (4711, 2 MiB)"), "{}", bench.trouble(0x1001));
+            bench.kernel.set("/proc/4711/numa_maps", "7f00 default anon=512 N0=512 kernelpagesize_kB=4");
+            bench.turns();
+            assert!(bench.has_left(0x1001));
+        }
+    }
+}
+
+/// Pages that the kernel cannot move keep the device, however often that is tried.
+#[test]
+fn a_block_that_cannot_be_emptied_is_reported_until_it_can() {
+    let mut bench = Bench::new(KernelModel::new(1), settings());
+    bench.present(&[0x1001]);
+    bench.turns();
+    let device = Listing::read(&bench.kernel).regions[0].devices[0].clone();
+    let block = aquifer_cxl_host::blocks(&bench.kernel, &device).unwrap().online[1];
+    bench.kernel.hold(&[block]);
+    bench.withdraw(&[0x1001]);
+    bench.turns();
+    assert!(
+        !bench.has_left(0x1001) && bench.trouble(0x1001).contains("cannot be emptied"),
+        "{}",
+        bench.trouble(0x1001)
+    );
+    bench.kernel.hold(&[]);
+    bench.turns();
+    assert!(bench.has_left(0x1001) && bench.report().trouble.is_empty());
+}
+
+/// The hardware follows the switch late, goes without warning, and comes back.
+#[test]
+fn a_device_may_come_late_and_flap() {
+    let mut bench = Bench::new(KernelModel::new(0), settings());
+    bench.present(&[0x1001]);
+    bench.turns();
+    assert!(bench.trouble(0x1001).contains("is not here"), "{}", bench.trouble(0x1001));
+    assert!(matches!(bench.state(0x1001), Some(MemberState::Copying { .. })), "it has lost nothing");
+    for _ in 0..3 {
+        bench.kernel.plug(0, 0x1001, CAPACITY_BYTES);
+        bench.turns();
+        assert_eq!((bench.state(0x1001), bench.trouble(0x1001)), (Some(MemberState::InSync), String::new()));
+        bench.kernel.pull(0);
+        bench.turns();
+        assert_eq!(bench.state(0x1001), Some(MemberState::Broken));
+    }
+    bench.leave(0x1001, Why::Lost);
+    bench.turns();
+    assert!(bench.has_left(0x1001) && Listing::read(&bench.kernel).regions.is_empty());
+}
+
+#[test]
+fn a_device_that_takes_the_place_of_another_is_online_first() {
+    let mut bench = Bench::new(KernelModel::new(1), settings());
+    bench.present(&[0x1001]);
+    bench.turns();
+    let new = MemberLease { place: lease(0x1001).place, ..lease(0x1002) };
+    bench.order(Step::Join { host: "web-1".parse().unwrap(), volume: VOLUME, members: vec![new] }).unwrap();
+    bench.turns();
+    bench.leave(0x1001, Why::Replaced);
+    bench.turns();
+    assert_eq!(bench.state(0x1001), Some(MemberState::InSync), "the new one is not here yet");
+    bench.kernel.plug(1, 0x1002, CAPACITY_BYTES);
+    bench.turns();
+    assert_eq!(bench.state(0x1002), Some(MemberState::InSync));
+    bench.leave(0x1001, Why::Replaced);
+    bench.turns();
+    assert!(bench.has_left(0x1001) && !bench.has_left(0x1002));
+    assert_eq!(Listing::read(&bench.kernel).regions.len(), 1);
+}
+
+#[test]
+fn what_cannot_become_memory_is_refused_or_reported() {
+    let mut bench = Bench::new(KernelModel::new(1), settings());
+    let host = || "web-1".parse().unwrap();
+    let mut refused = |members: Vec<MemberLease>, redundancy, part: &str| {
+        let presentation = Presentation::OneRange;
+        let step = Step::Present { host: host(), volume: VOLUME, redundancy, presentation, members };
+        let why = bench.order(step).unwrap_err();
+        assert!(why.contains(part) && why.contains("; "), "{why}");
+    };
+    let device = "s0.1001".parse().unwrap();
+    refused(vec![lease(0x1001), lease(0x1002)], Redundancy::Mirror { copies: 2 }, "keeps no mirror=2");
+    let dynamic = MemberLease { source: Source::DynamicCapacity { device }, ..lease(0x1001) };
+    refused(vec![dynamic], Redundancy::None, "no dynamic capacity");
+    // Half of what was bound, and a name without a number.
+    let larger = MemberLease { bytes: Bytes(2 * CAPACITY_BYTES), ..lease(0x1001) };
+    let source = Source::LogicalDevice { device: "s0-p7".parse().unwrap(), ld_id: LdId(0xffff) };
+    let nameless = MemberLease { source, ..lease(0x1002) };
+    let (redundancy, presentation) = (Redundancy::None, Presentation::OneRange);
+    let members = vec![larger, nameless];
+    bench.order(Step::Present { host: host(), volume: VOLUME, redundancy, presentation, members }).unwrap();
+    bench.turns();
+    assert!(bench.trouble(0x1001).contains("1073741824 were bound"), "{}", bench.trouble(0x1001));
+    assert!(bench.trouble(0x1002).contains("[cxl.serials]"), "{}", bench.trouble(0x1002));
+    assert!(Listing::read(&bench.kernel).regions.is_empty());
+}

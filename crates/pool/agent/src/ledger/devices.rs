@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Members on memory devices: when their memory is to come online at this host, and when it is to go. Pure.
+//!
+//! The kernel has this memory, and any program may use it, so no user of the volume is asked. A member is `Copying`
+//! until its memory is online, and it has left only when its region is destroyed: the manager unbinds the device after
+//! that, and not before. `crate::cxl` carries the tasks out.
+
+use std::collections::BTreeMap;
+
+use aquifer_agent_wire::Order;
+use aquifer_fabric::{Bytes, DeviceId, MemberId, MemberReport, MemberState, Source, VolumeId};
+use serde::{Deserialize, Serialize};
+
+use super::{Held, Ledger};
+
+/// What this host has of a member on a memory device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Attachment {
+    /// The region that was made, or begun. Recorded before it is made.
+    region: Option<String>,
+    stage: Stage,
+    /// The bytes that have still to come or to go, once that is known.
+    #[serde(skip)]
+    left: Option<Bytes>,
+    /// What hinders it, in one line.
+    #[serde(skip)]
+    trouble: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Stage {
+    /// Its memory is online.
+    Attached,
+    /// Nothing of it is at this host.
+    Detached,
+    /// Its memory was online, and its device is not here any more.
+    Lost,
+    /// Its memory is not online yet.
+    #[default]
+    Waiting,
+}
+
+/// What is to be done for a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    Attach,
+    Detach,
+}
+
+/// A member, and what is to be done for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceTask {
+    pub(crate) volume: VolumeId,
+    pub(crate) member: MemberId,
+    pub(crate) device: DeviceId,
+    pub(crate) bytes: u64,
+    pub(crate) region: Option<String>,
+    pub(crate) act: Act,
+}
+
+/// How a task has gone, or how far it has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The device is not here.
+    Absent(String),
+    /// It is done: the memory is online, or nothing is left.
+    Done,
+    /// It could not be done; it is tried again.
+    Hindered(String),
+    /// A region of this name is made next.
+    Makes(String),
+    /// These bytes are left.
+    Left(Bytes),
+}
+
+impl Held {
+    /// Whether nothing of a member is at this host as memory of the kernel. True of members at donors.
+    pub(super) fn is_detached(&self, member: MemberId) -> bool {
+        self.attachments.get(&member).is_none_or(|it| it.stage == Stage::Detached)
+    }
+
+    /// The state of a member on a memory device; `None` for others.
+    pub(super) fn state_of_device(&self, member: MemberId, report: &MemberReport) -> Option<MemberState> {
+        let attachment = self.attachments.get(&member)?;
+        let left = attachment.left.unwrap_or(report.lease.bytes);
+        if self.act(member) == Act::Detach {
+            let is_leaving = matches!(report.state, MemberState::Leaving { .. });
+            // One that is replaced stays as it is until the manager lets it go.
+            return Some(if is_leaving { MemberState::Leaving { left } } else { report.state });
+        }
+        Some(match attachment.stage {
+            Stage::Attached => MemberState::InSync,
+            Stage::Lost => MemberState::Broken,
+            Stage::Waiting | Stage::Detached => MemberState::Copying { left },
+        })
+    }
+
+    /// A member that is replaced keeps its memory until all that take its place have theirs: the kernel moves its pages
+    /// there.
+    fn act(&self, member: MemberId) -> Act {
+        let waits = || {
+            let is_leaving =
+                self.report.members.get(&member).is_some_and(|it| matches!(it.state, MemberState::Leaving { .. }));
+            let mut others = self.attachments.iter().filter(|(other, _)| **other != member);
+            self.replaced.contains(&member)
+                && !self.abandoned.contains(&member)
+                && !is_leaving
+                && others.any(|(other, it)| self.order(*other) == Order::Use && it.stage == Stage::Waiting)
+        };
+        match self.is_withdrawn || self.order(member) != Order::Use && !waits() {
+            true => Act::Detach,
+            false => Act::Attach,
+        }
+    }
+}
+
+impl Ledger {
+    /// What is to be done for members on memory devices, again and again until it is done. What is attached is looked
+    /// at, too: its device may have gone.
+    pub(crate) fn device_tasks(&self) -> Vec<DeviceTask> {
+        let mut tasks = Vec::new();
+        for (volume, held) in &self.volumes {
+            for (member, attachment) in &held.attachments {
+                let Some(report) = held.report.members.get(member) else { continue };
+                let Source::LogicalDevice { device, .. } = &report.lease.source else { continue };
+                let act = held.act(*member);
+                if act == Act::Detach && attachment.stage == Stage::Detached {
+                    continue;
+                }
+                tasks.push(DeviceTask {
+                    volume: *volume,
+                    member: *member,
+                    device: device.clone(),
+                    bytes: report.lease.bytes.0,
+                    region: attachment.region.clone(),
+                    act,
+                });
+            }
+        }
+        // What goes makes room for what comes.
+        tasks.sort_by_key(|task| task.act == Act::Attach);
+        tasks
+    }
+
+    /// Notes how a task has gone. Ignored if the member is not here any more, or something else is to be done for it by
+    /// now.
+    pub(crate) fn note(&mut self, task: &DeviceTask, outcome: Outcome) {
+        let Some(held) = self.volumes.get_mut(&task.volume) else { return };
+        let is_current = held.act(task.member) == task.act;
+        let Some(attachment) = held.attachments.get_mut(&task.member) else { return };
+        match outcome {
+            Outcome::Makes(region) => attachment.region = Some(region),
+            _ if !is_current => attachment.left = None,
+            Outcome::Absent(why) => {
+                if matches!(attachment.stage, Stage::Attached | Stage::Lost) {
+                    attachment.stage = Stage::Lost;
+                }
+                attachment.trouble = Some(why);
+            }
+            Outcome::Done => {
+                attachment.stage = if task.act == Act::Attach { Stage::Attached } else { Stage::Detached };
+                (attachment.left, attachment.trouble) = (None, None);
+            }
+            Outcome::Hindered(why) => attachment.trouble = Some(why),
+            Outcome::Left(bytes) => attachment.left = Some(bytes),
+        }
+    }
+
+    /// What hinders members on memory devices.
+    pub(super) fn trouble(&self) -> BTreeMap<VolumeId, BTreeMap<MemberId, String>> {
+        let of = |held: &Held| -> BTreeMap<MemberId, String> {
+            let of_member = |(member, it): (&MemberId, &Attachment)| Some((*member, it.trouble.clone()?));
+            held.attachments.iter().filter_map(of_member).collect()
+        };
+        let all = self.volumes.iter().map(|(volume, held)| (*volume, of(held)));
+        all.filter(|(_, trouble)| !trouble.is_empty()).collect()
+    }
+}

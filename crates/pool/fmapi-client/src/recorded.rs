@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A peer that is a trace: answers each request as it was answered when it was recorded. So a peer can be judged where it
+//! is not, from a file of `--trace`.
+//!
+//! A request that was sent several times gets its answers in their order, and the last one from then on. Tags are not
+//! compared; an answer gets those of its request. What was never asked is answered with Unsupported (0003h), since most
+//! commands are optional.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::Read;
+use std::time::Duration;
+
+use aquifer_fmapi::{Category, Dialect, HEADER_BYTES, Message, MessageType, Opcode, ReturnCode};
+
+use crate::trace::{PcapFailure, PcapReader};
+use crate::transport::{Transport, TransportFailure};
+
+/// Messages that are read: a check has some hundred.
+const MESSAGES_MAX: usize = 1 << 16;
+/// As over TCP.
+const MESSAGE_BYTES_MAX: usize = 8192;
+/// Tunnels in tunnels: the second ends at a logical device.
+const TUNNELS_MAX: usize = 3;
+const TAG_AT: usize = 1;
+/// Target, type and size of a tunnelled message, which follows.
+const TUNNEL_BYTES: usize = 4;
+
+/// A transport that answers from a trace.
+#[derive(Debug)]
+pub struct Recorded {
+    name: String,
+    answers: BTreeMap<Vec<u8>, VecDeque<Vec<u8>>>,
+    waiting: VecDeque<Vec<u8>>,
+}
+
+impl Recorded {
+    /// Reads a trace.
+    pub fn read(name: String, input: impl Read) -> Result<Self, PcapFailure> {
+        let mut reader = PcapReader::new(input)?;
+        let (mut answers, mut asked) = (BTreeMap::<_, VecDeque<_>>::new(), None::<Vec<u8>>);
+        let mut messages = 0;
+        while let Some(message) = reader.read()? {
+            messages += 1;
+            if messages > MESSAGES_MAX {
+                return Err(PcapFailure::Format { what: format!("it has more than {MESSAGES_MAX} messages") });
+            }
+            match (message.is_sent, &asked) {
+                (true, _) => asked = Some(message.bytes),
+                // A late answer belongs to an earlier request, and a notification to none.
+                (false, Some(request)) if message.bytes.get(TAG_AT) == request.get(TAG_AT) => {
+                    answers.entry(untagged(request)).or_default().push_back(message.bytes);
+                    asked = None;
+                }
+                (false, _) => {}
+            }
+        }
+        Ok(Self { name, answers, waiting: VecDeque::new() })
+    }
+}
+
+impl Transport for Recorded {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        MESSAGE_BYTES_MAX
+    }
+
+    fn message_type(&self, opcode: Opcode) -> Option<MessageType> {
+        Some(MessageType::of(opcode))
+    }
+
+    fn send(&mut self, message: &[u8], dialect: &'static Dialect, _: Duration) -> Result<(), TransportFailure> {
+        let answer = match self.answers.get_mut(&untagged(message)) {
+            Some(answers) if answers.len() > 1 => answers.pop_front(),
+            Some(answers) => answers.front().cloned(),
+            None => None,
+        };
+        let answer = match answer {
+            Some(mut answer) => {
+                let tunnels = tunnels(message);
+                let places = places_of_tags(message, tunnels).into_iter().zip(places_of_tags(&answer, tunnels));
+                places.for_each(|(from, to)| answer[to] = message[from]);
+                answer
+            }
+            None => unsupported(message, dialect),
+        };
+        self.waiting.push_back(answer);
+        Ok(())
+    }
+
+    fn receive(&mut self, _: &'static Dialect, _: Duration) -> Result<Vec<u8>, TransportFailure> {
+        self.waiting.pop_front().ok_or(TransportFailure::TimedOut)
+    }
+}
+
+fn unsupported(message: &[u8], dialect: &Dialect) -> Vec<u8> {
+    let byte = |at: usize| message.get(at).copied().unwrap_or(0);
+    let opcode = Opcode(u16::from_le_bytes([byte(3), byte(4)]));
+    Message::new(Category::Response, byte(TAG_AT), opcode, ReturnCode::UNSUPPORTED, Vec::new()).encode(dialect)
+}
+
+/// Where the tags of a request or of its answer are: the message's, and those of messages in tunnels.
+fn places_of_tags(message: &[u8], tunnels: usize) -> Vec<usize> {
+    let mut at = 0;
+    let mut places = Vec::new();
+    while places.len() <= tunnels && message.len() >= at + HEADER_BYTES {
+        places.push(at + TAG_AT);
+        at = inner(message, at);
+    }
+    places
+}
+
+/// How many messages are tunnelled in a request.
+fn tunnels(request: &[u8]) -> usize {
+    let is_tunnel = |at: usize| request.get(at + 3..at + 5) == Some(&Opcode::TUNNEL.0.to_le_bytes());
+    let (mut at, mut tunnels) = (0, 0);
+    while tunnels < TUNNELS_MAX && is_tunnel(at) {
+        at = inner(request, at);
+        tunnels += 1;
+    }
+    tunnels
+}
+
+/// Where the message in a tunnel begins. In some dialects its message type precedes it, which is no category.
+fn inner(message: &[u8], at: usize) -> usize {
+    let at = at + HEADER_BYTES + TUNNEL_BYTES;
+    let has_type = message.get(at).is_some_and(|first| *first > 1 && MessageType::of_bits(*first).is_some());
+    at + usize::from(has_type)
+}
+
+fn untagged(request: &[u8]) -> Vec<u8> {
+    let mut untagged = request.to_vec();
+    places_of_tags(request, tunnels(request)).into_iter().for_each(|place| untagged[place] = 0);
+    untagged
+}
