@@ -182,12 +182,15 @@ impl ExecutorReads {
         free.push(number);
     }
 
-    /// Begins reads and takes those that have ended; with [`Wait::ForOne`], at least one if any is in flight.
+    /// Begins reads and takes those that have ended. [`Wait::ForOne`], when no context can run: at least one ends.
     pub(crate) fn turn(&self, memory: &MemorySpace, wait: Wait, wakers: &mut Vec<Waker>) {
         let mut list = self.list();
         let list = &mut *list;
         if list.reads.is_some() {
             list.begin(memory, wakers);
+            if wait == Wait::ForOne {
+                list.give_up_without_room(wakers);
+            }
             list.finish(wait, wakers);
         }
     }
@@ -249,6 +252,24 @@ impl List {
             reads.start();
             if begun < count {
                 return;
+            }
+        }
+    }
+
+    /// Nothing in flight, and no room: futures that nobody polls keep all scratch pages. Whoever waits reads in the usual
+    /// way.
+    fn give_up_without_room(&mut self, wakers: &mut Vec<Waker>) {
+        if self.reads.as_ref().is_none_or(|reads| reads.in_flight() > 0) {
+            return;
+        }
+        for number in self.waiting.drain(..) {
+            let asked = &mut self.asked[number];
+            if asked.is_abandoned {
+                (asked.state, asked.is_abandoned) = (State::Free, false);
+                self.free.push(number);
+            } else {
+                asked.state = State::Usual;
+                wakers.extend(asked.waker.take());
             }
         }
     }

@@ -22,7 +22,7 @@ use crate::{Error, Mapping};
 
 /// A read of some bytes in place, made by [`Mapping::copy`].
 #[must_use = "nothing is copied until the future is polled"]
-pub struct Copy<'m, 'b> {
+pub struct Copying<'m, 'b> {
     mapping: &'m Mapping,
     range: Result<usize, Error>,
     into: &'b mut [u8],
@@ -69,13 +69,13 @@ impl Mapping {
     /// # Errors
     /// [`Error::Lost`] if the tier has lost some of the bytes; also [`Error::OutOfRange`], [`Error::NoRoom`],
     /// [`Error::Ended`], [`Error::Forked`]. After an error, some of the bytes may have been copied.
-    pub fn copy<'m, 'b>(&'m self, at: usize, into: &'b mut [u8]) -> Copy<'m, 'b> {
+    pub fn copy<'m, 'b>(&'m self, at: usize, into: &'b mut [u8]) -> Copying<'m, 'b> {
         let range = within(at..at.saturating_add(into.len()), self.len()).map(|range| range.start);
-        Copy { mapping: self, range, into, done: 0, step: Step::Ask }
+        Copying { mapping: self, range, into, done: 0, step: Step::Ask }
     }
 }
 
-impl Copy<'_, '_> {
+impl Copying<'_, '_> {
     /// The next part: where it begins in the mapping, and in its page, and its length.
     fn part(&self, at: usize) -> (usize, usize, usize) {
         let at = at + self.done;
@@ -91,7 +91,7 @@ impl Copy<'_, '_> {
     }
 }
 
-impl Future for Copy<'_, '_> {
+impl Future for Copying<'_, '_> {
     type Output = Result<(), Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -146,7 +146,7 @@ impl Future for Copy<'_, '_> {
     }
 }
 
-impl Drop for Copy<'_, '_> {
+impl Drop for Copying<'_, '_> {
     fn drop(&mut self) {
         if let Step::Executor(reads, number) = &self.step
             && self.done < self.into.len()
@@ -156,8 +156,8 @@ impl Drop for Copy<'_, '_> {
     }
 }
 
-impl std::fmt::Debug for Copy<'_, '_> {
+impl std::fmt::Debug for Copying<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Copy").field("len", &self.into.len()).field("done", &self.done).finish_non_exhaustive()
+        f.debug_struct("Copying").field("len", &self.into.len()).field("done", &self.done).finish_non_exhaustive()
     }
 }

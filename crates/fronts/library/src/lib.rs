@@ -83,7 +83,7 @@ pub use error::{CloseError, EndReason, Error, OpenError};
 pub use fetch::Fetch;
 pub use gather::{Gather, Piece};
 pub use hints::{Hints, Intent, Pattern, Priority};
-pub use in_place::Copy;
+pub use in_place::Copying;
 pub use mapping::Mapping;
 pub use named::NamedError;
 pub use pin::Pin;

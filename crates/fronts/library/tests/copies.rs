@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use aquifer::{Copy, Error, Intent, Mapping, Space, contexts};
+use aquifer::{Copying, Error, Intent, Mapping, Space, contexts};
 use common::{MIB, PAGE, bytes_with, can_run, evict_all, filled, is_stored, space, wait_until};
 
 /// Tiers whose reads overlap, and one whose reads do not.
@@ -194,7 +194,7 @@ fn a_lying_tier_is_an_error_and_never_wrong_bytes_for_contexts() {
 }
 
 /// Polls a copy once.
-fn once(copy: &mut Copy<'_, '_>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+fn once(copy: &mut Copying<'_, '_>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
     Pin::new(copy).poll(context)
 }
 
@@ -241,6 +241,36 @@ fn a_copy_may_be_given_up_or_outlive_its_executor() {
     begun.into_inner().into_iter().for_each(|copy| block_on(copy).unwrap());
     drop(mapping);
     space.close().unwrap();
+}
+
+/// Bytes that have arrived wait in the executor's pages until they are copied. It has 64 of them.
+#[test]
+fn copies_that_nobody_polls_do_not_keep_others_waiting() {
+    if !can_run() {
+        return;
+    }
+    let space = space(TIERS[0], "4KiB");
+    let mapping = evicted(&space, 4 * MIB);
+    let (mapping, begun) = (&mapping, &RefCell::new(Vec::new()));
+    let contexts = (0..400).map(|number| async move {
+        let at = number * 2 * PAGE;
+        if number % 4 > 0 {
+            let mut copy = mapping.copy(at, vec![0; 64].leak());
+            std::future::poll_fn(|context| {
+                assert!(once(&mut copy, context).is_pending(), "from {at:#x}");
+                Poll::Ready(())
+            })
+            .await;
+            begun.borrow_mut().push(copy);
+        } else {
+            let mut found = [0; 64];
+            mapping.copy(at, &mut found).await.unwrap();
+            assert!(are_right(at, &found), "from {at:#x}");
+        }
+    });
+    assert_eq!(contexts::run(&space, contexts).contexts, 400);
+    assert_eq!(begun.borrow().len(), 300);
+    begun.borrow_mut().drain(..).for_each(|copy| block_on(copy).unwrap());
 }
 
 /// A seeded history of writes, hints, evictions and copies by contexts: each copy finds the last write.
