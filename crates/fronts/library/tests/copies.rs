@@ -229,14 +229,17 @@ fn a_copy_may_be_given_up_or_outlive_its_executor() {
             Poll::Ready(())
         })
     };
-    contexts::run(&space, (0..40).map(|number| {
-        let inner = begin((number * 2 + 1) * 11 * PAGE);
-        let (outer, space) = (begin(number * 22 * PAGE), &space);
-        async move {
-            contexts::run(space, [inner]);
-            outer.await;
-        }
-    }));
+    contexts::run(
+        &space,
+        (0..40).map(|number| {
+            let inner = begin((number * 2 + 1) * 11 * PAGE);
+            let (outer, space) = (begin(number * 22 * PAGE), &space);
+            async move {
+                contexts::run(space, [inner]);
+                outer.await;
+            }
+        }),
+    );
     assert_eq!(begun.borrow().len(), 80);
     begun.into_inner().into_iter().for_each(|copy| block_on(copy).unwrap());
     drop(mapping);
@@ -302,11 +305,14 @@ fn every_copy_is_the_last_write() {
             }
             let (mapping, model) = (&mapping, &model);
             let copies = (0..50).map(|_| (random.below(BYTES - 9000), 1 + random.below(9000)));
-            contexts::run(&space, copies.map(|(at, len)| async move {
-                let mut found = vec![0xEE; len];
-                mapping.copy(at, &mut found).await.unwrap();
-                assert!(found == model[at..at + len], "seed {seed}, {tier}, step {step}: {len} bytes from {at:#x}");
-            }));
+            contexts::run(
+                &space,
+                copies.map(|(at, len)| async move {
+                    let mut found = vec![0xEE; len];
+                    mapping.copy(at, &mut found).await.unwrap();
+                    assert!(found == model[at..at + len], "seed {seed}, {tier}, step {step}: {len} bytes from {at:#x}");
+                }),
+            );
         }
     }
 }

@@ -184,7 +184,8 @@ pub const BARS: [Bar; 7] = [
 pub fn judge_lookups(runs: &[Run], points: &[FioPoint]) -> Verdict {
     let ours = figures(runs, "lookup", 10, "contexts");
     let best = fio::best(points, fio::RANDOM_READS);
-    let ceiling = best.map(|point| ours.iter().map(|(round, _)| (*round, point.reads_per_second())).collect::<Vec<_>>());
+    let ceiling =
+        best.map(|point| ours.iter().map(|(round, _)| (*round, point.reads_per_second())).collect::<Vec<_>>());
     let missing = if ours.is_empty() { "contexts has no figure" } else { "fio was not asked" };
     let ratio = ceiling.and_then(|ceiling| compare(&ours, &ceiling, Better::Higher));
     let text = "lookup at 10 %: contexts over fio's random reads of 4 KiB at the same depth";

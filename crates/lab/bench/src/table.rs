@@ -215,7 +215,8 @@ fn fio_lines(text: &mut String, record: &Record) {
     }) {
         if (point.reads, point.writes) == crate::fio::RANDOM_READS {
             let (size, rate) = (format_size(point.block_bytes), point.reads_per_second());
-            let _ = writeln!(text, "\nfio, random reads of {size}, depth {} ({}): {rate:.0}/s", point.depth, point.engine);
+            let _ =
+                writeln!(text, "\nfio, random reads of {size}, depth {} ({}): {rate:.0}/s", point.depth, point.engine);
             continue;
         }
         let _ = writeln!(

@@ -79,9 +79,8 @@ fn reads_with_touches_sampled_are_compared_with_those_without() {
     if !can_run() {
         return;
     }
-    let line = result(
-        "kv --bytes 40MiB --seconds 1 --warmup 0.1 --curve --way blocking --dram 30MiB --tier dram:size=64MiB",
-    );
+    let line =
+        result("kv --bytes 40MiB --seconds 1 --warmup 0.1 --curve --way blocking --dram 30MiB --tier dram:size=64MiB");
     assert_eq!((&line["verified"], &line["figure"]["name"]), (&true.into(), &"sampled over not".into()), "{line}");
     assert!(line["figure"]["value"].as_f64() > Some(0.0) && line["figure"]["samples"].is_u64(), "{line}");
 }
