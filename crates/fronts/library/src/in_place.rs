@@ -44,8 +44,7 @@ enum Step {
 impl Mapping {
     /// Copies the bytes from `at` on, as [`read_in_place`](Self::read_in_place) does, without stopping the thread while
     /// the tier works. For contexts that want few bytes of each page: [`contexts::run`](crate::contexts::run) has up to
-    /// 64 pages under way at a time, and a page that is read in this way costs about as much as copying it. In other
-    /// executors, pages become resident, as after [`fetch`](Self::fetch).
+    /// 64 pages under way at a time. In other executors, pages become resident, as after [`fetch`](Self::fetch).
     ///
     /// The pages of a range are read one after the other; for long ranges use `fetch`.
     ///
