@@ -171,7 +171,7 @@ const RINGS: &[Ring] = &[
             ),
             ("sim", &["core", "driver", "sys"]),
             // Its distributions are the simulator's, and its index is the cache's.
-            ("workloads", &["aquifer", "cache", "core", "sim", "test-support"]),
+            ("workloads", &["aquifer", "cache", "core", "sim", "sys", "test-support"]),
             ("xtask", &[]),
         ],
     },

@@ -39,6 +39,9 @@ Bars stand at the end, each met, missed or not measured, and with --check a miss
   a read from a donor, TLS    --overhead donor
   contexts left of dram       --workload kv --contender dram,contexts:emulated:xl-flash-slc
   contexts, hints over loads  --workload lookup,bfs-hints
+  contexts over mmap, swap    --workload lookup --contender contexts,mmap-file,swap-disk,fio
+  gathers over loads          --workload gather --contender in-place,blocking
+  a miss-ratio curve          --overhead curve
 
 Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;
 4 a measured bar was missed (with --check); 129, 130, 143 ended by a signal, with everything cleaned
@@ -53,7 +56,8 @@ pub struct BenchArgs {
     /// NUMA node, and of the tiers of the named contenders
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
-    /// What Aquifer itself costs: fault, listener, scattered, below-budget, idle, donor, or `all`
+    /// What Aquifer itself costs: fault, listener, scattered, curve, below-budget, idle,
+    /// donor, or `all`
     ///
     /// Without --workload, nothing else is measured.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]

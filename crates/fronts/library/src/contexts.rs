@@ -8,7 +8,9 @@
 //! follows the latency and the parallelism of the tier: few where memory is near, up to the depth of the tier's queue
 //! where it is far.
 //!
-//! The thread looks for arrivals by itself, so no other thread has to be woken for them.
+//! The thread looks for arrivals by itself, so no other thread has to be woken for them. A context that wants few bytes
+//! of a page [copies](crate::Mapping::copy) them: then this thread alone reads the page, in place, and the space's worker
+//! has nothing to do.
 //!
 //! ```
 //! # if aquifer::probe().is_err() { return Ok(()) }
@@ -43,7 +45,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Wake, Waker};
 
+use aquifer_tiers::Wait;
+
 use crate::Space;
+use crate::executor_reads::{ExecutorReads, Running};
 use crate::fetches::{DEPTH, Fetches, WAIT_ONCE};
 use crate::space::Shared;
 
@@ -78,17 +83,18 @@ where
     I::Item: Future<Output = ()>,
 {
     let enlisted = Enlisted::new(&space.shared);
-    let mut executor = Executor::<I::Item>::new(&space.shared);
+    let running = Running::new(&space.shared);
+    let mut executor = Executor::<I::Item>::new(&space.shared, Arc::clone(&running.reads));
     let mut contexts = contexts.into_iter().fuse();
     loop {
         executor.run_ready();
-        let has_room = executor.live < CONTEXTS_MAX && space.shared.fetches.len() < FETCHES_WANTED;
+        let has_room = executor.live < CONTEXTS_MAX && executor.transfers() < FETCHES_WANTED;
         // Other executors' fetches may fill the queue: one context runs in any case.
         let next = if has_room || executor.live == 0 { contexts.next() } else { None };
         match next {
             Some(context) => executor.begin(context),
             None if executor.live == 0 => {
-                drop(enlisted);
+                drop((running, enlisted));
                 return executor.report;
             }
             None => executor.wait(),
@@ -114,6 +120,9 @@ impl Drop for Enlisted<'_> {
 
 struct Executor<'s, F> {
     space: &'s Arc<Shared>,
+    reads: Arc<ExecutorReads>,
+    /// Of contexts whose reads have ended; kept so that a turn does not allocate.
+    wakers: Vec<Waker>,
     ready: Arc<Ready>,
     slots: Vec<Slot<F>>,
     free: Vec<usize>,
@@ -129,10 +138,11 @@ struct Slot<F> {
 }
 
 impl<'s, F: Future<Output = ()>> Executor<'s, F> {
-    fn new(space: &'s Arc<Shared>) -> Self {
+    fn new(space: &'s Arc<Shared>, reads: Arc<ExecutorReads>) -> Self {
         let ready = Ready { queue: Mutex::default(), is_waiting: AtomicBool::new(false), space: Arc::downgrade(space) };
         let (ready, report) = (Arc::new(ready), Report::default());
-        Self { space, ready, slots: Vec::new(), free: Vec::new(), live: 0, runs_since_turn: 0, report }
+        let (wakers, slots, free) = (Vec::new(), Vec::new(), Vec::new());
+        Self { space, reads, wakers, ready, slots, free, live: 0, runs_since_turn: 0, report }
     }
 
     fn begin(&mut self, context: F) {
@@ -176,15 +186,32 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
         }
     }
 
+    /// Fetches and reads in place that are under way or wait to begin.
+    fn transfers(&self) -> usize {
+        self.space.fetches.len() + self.reads.len()
+    }
+
     fn turn(&mut self) {
         self.runs_since_turn = 0;
         self.space.fetches.turn(self.space);
+        self.turn_reads(Wait::No);
+    }
+
+    fn turn_reads(&mut self, wait: Wait) {
+        let mut wakers = std::mem::take(&mut self.wakers);
+        self.reads.turn(&self.space.memory, wait, &mut wakers);
+        wakers.drain(..).for_each(Waker::wake);
+        self.wakers = wakers;
     }
 
     /// Waits until a context can run, or for a bounded time.
     fn wait(&mut self) {
         let ticket = self.space.memory.ticket();
         self.turn();
+        if self.ready.len() == 0 && self.reads.len() > 0 {
+            // For as long as the tier takes. Whoever is woken by others runs after that.
+            return self.turn_reads(Wait::ForOne);
+        }
         self.ready.is_waiting.store(true, Ordering::SeqCst);
         if self.ready.len() == 0 {
             self.space.memory.wait(ticket, WAIT_ONCE);

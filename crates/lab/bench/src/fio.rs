@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Measures with fio what the disk can do with a workload's mix of reads and writes: the ceiling for a pager without a
-//! cache.
+//! cache. The mix [`RANDOM_READS`] stands for reads of single pages at random places.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,6 +21,11 @@ use crate::undo::{self, Undo, UndoList};
 /// more.
 const BLOCKS: [u64; 4] = [128 << 10, 512 << 10, 1 << 20, 2 << 20];
 const DEPTHS: [u32; 3] = [1, 4, 16];
+/// Reads at random places.
+pub const RANDOM_READS: (u32, u32) = (1, 0);
+/// Of one page, one at a time and as many as contexts have under way.
+const RANDOM_BLOCKS: [u64; 1] = [4 << 10];
+const RANDOM_DEPTHS: [u32; 2] = [1, 64];
 
 /// Long enough to exhaust the write buffer of most devices, short enough for twelve points.
 const SECONDS_PER_POINT: u32 = 3;
@@ -44,6 +49,11 @@ impl FioPoint {
     /// counts.
     pub fn triad_bytes_per_second(&self) -> f64 {
         (self.read_bytes_per_second + self.write_bytes_per_second) * 24.0 / 32.0
+    }
+
+    /// Blocks read in a second.
+    pub fn reads_per_second(&self) -> f64 {
+        self.read_bytes_per_second / self.block_bytes as f64
     }
 }
 
@@ -86,14 +96,18 @@ pub fn measure(
     let mut points = Vec::new();
     for (reads, writes) in mixes {
         let share = format!("--rwmixread={}", reads * 100 / (reads + writes));
-        for block in BLOCKS {
-            for depth in DEPTHS {
+        let (blocks, depths, order): (&[u64], &[u32], _) = match (*reads, *writes) {
+            RANDOM_READS => (&RANDOM_BLOCKS, &RANDOM_DEPTHS, "--rw=randread"),
+            _ => (&BLOCKS, &DEPTHS, "--rw=rw"),
+        };
+        for block in blocks.iter().copied() {
+            for depth in depths.iter().copied() {
                 let arguments = [
                     &format!("--bs={block}"),
                     &format!("--iodepth={depth}"),
                     &format!("--runtime={SECONDS_PER_POINT}"),
                     "--time_based",
-                    "--rw=rw",
+                    order,
                     &share,
                 ];
                 let document = call(&file, engine, &arguments.map(AsRef::as_ref), interrupt)?;

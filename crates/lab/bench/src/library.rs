@@ -15,9 +15,10 @@ use std::str::FromStr;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::ratios::Spread;
-use crate::record::{Run, Summary};
-use crate::verdict::Bar;
+use crate::fio::{self, FioPoint};
+use crate::ratios::{Better, Spread, compare};
+use crate::record::{Run, Summary, figures};
+use crate::verdict::{Bar, Verdict, from_ratio};
 
 /// The file name of the program.
 pub const PROGRAM: &str = "aquifer-workloads";
@@ -168,18 +169,37 @@ const fn bar(workload: &'static str, percent: u32, ours: &'static str, theirs: &
 }
 
 /// The bars of these workloads. Those of `kv` are what its device's document promises of DRAM's throughput.
-pub const BARS: [Bar; 4] = [
+pub const BARS: [Bar; 7] = [
     Bar { aim: Some(0.95), ..bar("kv", 25, "contexts:emulated:xl-flash-slc", "dram", 0.9) },
     bar("kv", 25, "contexts:emulated:xl-flash-mlc", "dram", 0.8),
     bar("lookup", 10, "contexts", "blocking", 5.0),
+    bar("lookup", 10, "contexts", "mmap-file", 1.0),
+    bar("lookup", 10, "contexts", "swap-disk", 1.0),
     bar("bfs-hints", 30, "hints", "blocking", 2.0),
+    // Over loads of one item after the other.
+    bar("gather", 30, "in-place", "blocking", 3.0),
 ];
+
+/// Lookups by contexts against what the disk can do with as many reads of a page at a time.
+pub fn judge_lookups(runs: &[Run], points: &[FioPoint]) -> Verdict {
+    let ours = figures(runs, "lookup", 10, "contexts");
+    let best = fio::best(points, fio::RANDOM_READS);
+    let ceiling =
+        best.map(|point| ours.iter().map(|(round, _)| (*round, point.reads_per_second())).collect::<Vec<_>>());
+    let missing = if ours.is_empty() { "contexts has no figure" } else { "fio was not asked" };
+    let ratio = ceiling.and_then(|ceiling| compare(&ours, &ceiling, Better::Higher));
+    let text = "lookup at 10 %: contexts over fio's random reads of 4 KiB at the same depth";
+    let mut verdict = from_ratio(text.into(), 0.85, None, ratio, missing.into());
+    if let Some(point) = best {
+        verdict.note = format!("{:.0} reads a second at depth {}", point.reads_per_second(), point.depth);
+    }
+    verdict
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::contender::Contender;
-    use crate::ratios::Better;
     use crate::record::summarise;
     use crate::record::tests::run;
 
@@ -203,6 +223,24 @@ mod tests {
         let flash: InLibrary = "in-place".parse().unwrap();
         assert_eq!(flash.words(9, "/d/f", 5).join(" "), "--way in-place --dram 9 --tier flash:/d/f,size=5");
         assert!(flash.is_limited());
+    }
+
+    #[test]
+    fn lookups_are_judged_by_the_best_random_reads() {
+        let point = |depth, rate: f64| FioPoint {
+            reads: 1,
+            writes: 0,
+            block_bytes: 4096,
+            depth,
+            engine: "e".into(),
+            read_bytes_per_second: rate * 4096.0,
+            write_bytes_per_second: 0.0,
+        };
+        let runs = [run("lookup", 10, "contexts", 0, 90e3, Better::Higher)];
+        let verdict = judge_lookups(&runs, &[point(1, 10e3), point(64, 100e3)]);
+        assert_eq!((verdict.measured, verdict.met), (Some(0.9), Some(true)));
+        assert!(verdict.note.contains("depth 64"), "{}", verdict.note);
+        assert_eq!(judge_lookups(&runs, &[]).met, None);
     }
 
     #[test]

@@ -3,9 +3,9 @@
 
 //! The costs of the pager itself: the programs that show them, the reading of their numbers, and the bars. Pure.
 //!
-//! Six costs, each against a bar: a fault beyond the time of its medium, the additional cost under listener delivery,
-//! the CPU time of a fault where accesses are scattered, a run below the budget, a program at rest, and a read from a
-//! donor beyond the network's own time. `overhead_run.rs` makes the runs, `overhead_donor.rs` those with a donor,
+//! Seven costs, each against a bar: a fault beyond the time of its medium, the additional cost under listener delivery,
+//! the CPU time of a fault where accesses are scattered, a miss-ratio curve, a run below the budget, a program at rest,
+//! and a read from a donor beyond the network's own time. `overhead_run.rs` makes the runs, `overhead_donor.rs` those with a donor,
 //! `overhead_scattered.rs` those with scattered accesses.
 
 use std::fmt;
@@ -14,6 +14,7 @@ use std::str::FromStr;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::library;
 use crate::ratios::Spread;
 use crate::size::{MIB, format_size};
 use crate::verdict::Verdict;
@@ -24,6 +25,8 @@ use crate::verdict::Verdict;
 pub enum Overhead {
     /// The cost of a run that never needs the pager.
     BelowBudget,
+    /// The throughput that is left while touches are sampled for a miss-ratio curve.
+    Curve,
     /// The cost of a read from a donor beyond a round trip of the same sizes or, with RDMA, beyond the device's own
     /// read; and the part of the throughput that TLS costs.
     Donor,
@@ -39,10 +42,11 @@ pub enum Overhead {
 
 impl Overhead {
     /// Each of them, in the order in which they run.
-    pub const ALL: [Overhead; 6] = [
+    pub const ALL: [Overhead; 7] = [
         Overhead::Fault,
         Overhead::Listener,
         Overhead::Scattered,
+        Overhead::Curve,
         Overhead::Donor,
         Overhead::BelowBudget,
         Overhead::Idle,
@@ -51,6 +55,7 @@ impl Overhead {
     fn name(self) -> &'static str {
         match self {
             Self::BelowBudget => "below-budget",
+            Self::Curve => "curve",
             Self::Donor => "donor",
             Self::Fault => "fault",
             Self::Idle => "idle",
@@ -92,7 +97,7 @@ pub struct Case {
     /// The value of `--block`, in bytes; 0 to omit it, so that the size is learnt.
     pub block_bytes: u64,
     /// Fault: the maximum in microseconds. Listener: the maximum multiple of the cost by signal. Below the budget: the
-    /// minimum of native time over Aquifer's. Idle: the maximum in ticks. Scattered: the maximum in microseconds.
+    /// minimum of native time over Aquifer's. Curve: the minimum of throughput with it over that without. Idle: the maximum in ticks. Scattered: the maximum in microseconds.
     /// Donor: the same, and for TLS the minimum relative to plain text. [`NO_BAR`]: only reported.
     pub bar: f64,
 }
@@ -110,7 +115,7 @@ impl Case {
 
     /// Whether a larger value is better.
     pub(crate) fn is_minimum(&self) -> bool {
-        self.overhead == Overhead::BelowBudget || self.name == TLS_THROUGHPUT
+        matches!(self.overhead, Overhead::BelowBudget | Overhead::Curve) || self.name == TLS_THROUGHPUT
     }
 }
 
@@ -126,7 +131,7 @@ const fn of_scattered(name: &'static str, arguments: &'static [&'static str], ba
 
 /// Each fault case has eight times as much memory as budget, so that seven touches in eight miss. A program below its
 /// budget runs for more than a second, so that starting two more processes does not affect the result.
-pub const CASES: [Case; 17] = [
+pub const CASES: [Case; 18] = [
     Case {
         overhead: Overhead::Fault,
         name: "4KiB",
@@ -171,6 +176,16 @@ pub const CASES: [Case; 17] = [
     of_scattered("2-disjoint", &["--updates", "0", "--bytes", "256MiB", "--threads", "2", "--disjoint"], 6.0),
     of_scattered("2-shared", &["--updates", "0", "--bytes", "256MiB", "--threads", "2"], 6.0),
     of_scattered("2-updates", &["--updates", "50", "--bytes", "256MiB", "--threads", "2"], NO_BAR),
+    Case {
+        overhead: Overhead::Curve,
+        name: "kv",
+        program: library::PROGRAM,
+        arguments: &["kv", "--curve", "--way", "blocking", "--bytes", "256MiB", "--warmup", "5", "--seconds", "16"],
+        budget_bytes: 200 * MIB,
+        tier_bytes: 512 * MIB,
+        block_bytes: 0,
+        bar: 0.99,
+    },
     of_donor("tcp-4KiB", 4 << 10, 5.0),
     of_donor("tls-4KiB", 4 << 10, NO_BAR),
     of_donor("shm-4KiB", 4 << 10, NO_BAR),
@@ -280,6 +295,17 @@ pub fn below_budget(native_seconds: f64, ours_seconds: f64, stats: &Value) -> Re
     Ok((native_seconds / ours_seconds, format!("{native_seconds:.3} s without us, {ours_seconds:.3} s with us")))
 }
 
+/// Throughput while touches are sampled over that while they are not, as the program has measured them in turns.
+pub fn curve(printed: &Value) -> Result<(f64, String), String> {
+    let figure = printed.get("figure").ok_or("it did not report its figure")?;
+    let (ratio, samples) = (number(figure, "value")?, number(figure, "samples")?);
+    if samples == 0.0 {
+        return Err("no touch was sampled".into());
+    }
+    let (reads, far) = (number(printed, "reads")?, number(printed, "far_reads")?);
+    Ok((ratio, format!("{samples:.0} touches sampled in {reads:.0} reads, of which {far:.0} far")))
+}
+
 /// Clock ticks that the process used while at rest.
 pub fn idle(printed: &Value, stats: &Value) -> Result<(f64, String), String> {
     if number(stats, "evicted_blocks")? == 0.0 {
@@ -300,6 +326,7 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
     let spread = Spread::of(&values);
     let (bar, unit) = match case.overhead {
         Overhead::BelowBudget => (format!("{} below its budget: run time of dram over ours", case.name), "x"),
+        Overhead::Curve => ("throughput with touches sampled for a miss-ratio curve over that without".into(), "x"),
         Overhead::Donor if case.name == TLS_THROUGHPUT => {
             ("a donor's throughput over TLS over that in plain text".into(), "x")
         }
@@ -367,6 +394,8 @@ mod tests {
         assert_eq!(met(Overhead::Fault, "128KiB", &[13.1]), Some(false));
         assert_eq!(met(Overhead::BelowBudget, "stream", &[0.98, 0.99, 1.0]), Some(true));
         assert_eq!(met(Overhead::BelowBudget, "stream", &[0.98]), Some(false));
+        assert_eq!(met(Overhead::Curve, "kv", &[0.985, 0.991, 1.01]), Some(true));
+        assert_eq!(met(Overhead::Curve, "kv", &[0.985]), Some(false));
         assert_eq!(met(Overhead::Idle, "rest", &[0.0, 0.0]), Some(true));
         assert_eq!(met(Overhead::Idle, "rest", &[0.0, 0.0, 1.0]), Some(false));
         assert_eq!(met(Overhead::Idle, "rest", &[]), None);
@@ -401,6 +430,9 @@ mod tests {
         let none = json!({"faults": 100, "faults_fresh": 100, "fetched_blocks": 0});
         assert!(fault_cost(&missed, &none, 1.0).is_err(), "slow touches that were no faults");
         assert!(below_budget(1.0, 1.0, &json!({"active": 1})).is_err());
+        let printed = |samples| json!({"figure": {"value": 0.995, "samples": samples}, "reads": 9, "far_reads": 1});
+        assert!(curve(&printed(0)).unwrap_err().contains("sampled"));
+        assert_eq!(curve(&printed(40)).unwrap().0, 0.995);
         assert!(
             idle(&json!({"rest_ticks": 0, "rest_cpu_us": 0, "rest_seconds": 5}), &json!({"evicted_blocks": 0}))
                 .is_err()

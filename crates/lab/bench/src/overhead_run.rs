@@ -16,6 +16,7 @@ use crate::args::Settings;
 use crate::contender::OTHER_BUILD;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
+use crate::library::program_path;
 use crate::order::{self, Turn};
 use crate::overhead::{self, CASES, Case, Overhead, OverheadRun};
 use crate::process;
@@ -107,6 +108,14 @@ impl OverheadBench<'_> {
                 let (native, (_, stats, ours)) =
                     order::both(round, || self.native(case), || self.managed(case, run, &[]))?;
                 overhead::below_budget(native, ours, &stats).map_err(nonsense)
+            }
+            Overhead::Curve => {
+                let mut command = Command::new(program_path(&self.settings.programs, case.program));
+                command.args(case.arguments).args(["--dram", &case.budget_bytes.to_string(), "--tier"]);
+                command.arg(format!("dram:size={}", case.tier_bytes));
+                let (printed, _) = self.run(command)?;
+                run.program = Some(printed.clone());
+                overhead::curve(&printed).map_err(nonsense)
             }
             Overhead::Donor => self.donor(case, round),
             Overhead::Fault => {

@@ -117,6 +117,7 @@ impl Obstacles {
             }
             Contender::Library(_) => None,
             Contender::MmapFile => self.limit.clone().or(no_file),
+            Contender::Umap if workload.uses_library() => Some("it is not built for UMap".to_owned()),
             Contender::Umap => self.limit.clone().or_else(|| self.umap.clone()).or(no_file),
             Contender::Fio => self.fio.clone(),
         }

@@ -194,7 +194,8 @@ pub fn obstacles(
     let servers = measured.iter().filter_map(|one| one.workload.server());
     // If arrays cannot be put into a file, there is no such program, and the plan says why.
     let umap_missing = measured.iter().find(|one| {
-        one.workload.no_file.is_none() && !settings.programs.join(format!("{}_umap", one.workload.program)).is_file()
+        let maps_files = one.workload.no_file.is_none() && !one.workload.uses_library();
+        maps_files && !settings.programs.join(format!("{}_umap", one.workload.program)).is_file()
     });
     Obstacles {
         aquifer: (!aquifer).then(|| "there is no aquifer binary; build it, or say --aquifer FILE".to_string()),

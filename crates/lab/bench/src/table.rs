@@ -213,6 +213,12 @@ fn fio_lines(text: &mut String, record: &Record) {
     for point in record.fio.iter().filter(|point| {
         crate::fio::best(&record.fio, (point.reads, point.writes)).is_some_and(|best| std::ptr::eq(best, *point))
     }) {
+        if (point.reads, point.writes) == crate::fio::RANDOM_READS {
+            let (size, rate) = (format_size(point.block_bytes), point.reads_per_second());
+            let _ =
+                writeln!(text, "\nfio, random reads of {size}, depth {} ({}): {rate:.0}/s", point.depth, point.engine);
+            continue;
+        }
         let _ = writeln!(
             text,
             "\nfio, {} reads : {} writes: best {:.2} + {:.2} GB/s at {} blocks, depth {} ({}); a triad that keeps nothing: {:.2} GB/s",

@@ -99,6 +99,9 @@ pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
     if ran("stream") {
         verdicts.push(judge_ceiling(runs, fio));
     }
+    if ran("lookup") {
+        verdicts.push(library::judge_lookups(runs, fio));
+    }
     verdicts.extend(judge_budget(runs));
     verdicts.extend(judge_below_budget(runs));
     verdicts.extend(average_loss(runs));

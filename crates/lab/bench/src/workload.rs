@@ -8,6 +8,7 @@
 
 use std::path::Path;
 
+use crate::fio;
 use crate::library::PROGRAM;
 
 /// The data of a workload.
@@ -196,7 +197,7 @@ pub const WORKLOADS: [Workload; 18] = [
         program: PROGRAM,
         arguments: &["kv"],
         input: Input::Arrays { bytes: HALF_GIB },
-        no_file: IN_LIBRARY,
+        no_file: None,
         processes: 1,
         device_mix: None,
         about: "values of 1 KiB by key, Zipf-distributed, with the library",
@@ -206,9 +207,9 @@ pub const WORKLOADS: [Workload; 18] = [
         program: PROGRAM,
         arguments: &["lookup"],
         input: Input::Arrays { bytes: GIB },
-        no_file: IN_LIBRARY,
+        no_file: None,
         processes: 1,
-        device_mix: None,
+        device_mix: Some(fio::RANDOM_READS),
         about: "uniformly random pages of 4 KiB, with the library",
     },
     Workload {
@@ -226,7 +227,7 @@ pub const WORKLOADS: [Workload; 18] = [
         program: PROGRAM,
         arguments: &["gather"],
         input: Input::Arrays { bytes: HALF_GIB },
-        no_file: IN_LIBRARY,
+        no_file: None,
         processes: 1,
         device_mix: None,
         about: "items of 64 bytes from a large array, with the library",

@@ -61,6 +61,13 @@ impl Way {
     }
 }
 
+impl Args {
+    /// The name of the way in the result.
+    pub fn way_name(&self) -> &'static str {
+        if self.file.is_some() { "mmap-file" } else { self.way.name() }
+    }
+}
+
 /// The command line.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "aquifer-workloads", version, max_term_width = 100)]
@@ -68,9 +75,16 @@ pub struct Args {
     /// What is read
     #[arg(value_enum)]
     pub workload: Workload,
-    /// How it is read
+    /// How it is read; not of a file
     #[arg(long, value_enum, default_value = "dram")]
     pub way: Way,
+    /// kv, lookup, gather: the items are in this new file, and are read through a mapping with MADV_RANDOM
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// kv, lookup, gather: sample touches for a miss-ratio curve half of the time, and print reads a second with it over
+    /// those without
+    #[arg(long, conflicts_with = "file")]
+    pub curve: bool,
     /// Local memory for everything: the index and other ordinary memory of the workload are taken off it
     #[arg(long, value_name = "SIZE")]
     pub dram: Option<ByteSize>,

@@ -33,6 +33,13 @@ pub fn is_right(key: u64, words: &[u64]) -> bool {
     words[0] == key && words.iter().fold(0, |sum, word| sum ^ word) == sum(key)
 }
 
+/// As [`is_right`], of bytes that were copied.
+#[inline]
+pub fn are_right(key: u64, bytes: &[u8]) -> bool {
+    let words = || bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+    words().next() == Some(key) && words().fold(0, |sum, word| sum ^ word) == sum(key)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,6 +51,8 @@ mod tests {
             fill(7, &mut words);
             fill(8, &mut other);
             assert!(is_right(key(7), &words) && !is_right(key(7), &other));
+            let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+            assert!(are_right(key(7), &bytes(&words)) && !are_right(key(7), &bytes(&other)));
             for index in 0..len {
                 words[index] ^= 1 << (index % 64);
                 assert!(!is_right(key(7), &words), "word {index}");

@@ -63,7 +63,7 @@ impl Measured {
         for (name, value) in [
             ("program", json!("aquifer-workloads")),
             ("workload", json!(args.workload.name())),
-            ("way", json!(args.way.name())),
+            ("way", json!(args.way_name())),
             ("bytes", json!(self.bytes)),
             ("ordinary_bytes", json!(self.ordinary_bytes)),
             ("reads", json!(self.reads)),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use aquifer_cache::index::{Index, Place};
 use aquifer_sim::random::Random;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::{Args, Workload};
 use crate::failure::Failure;
@@ -22,6 +22,10 @@ use crate::ways::{Outcome, Wanted, read_all};
 
 /// Items of a batch.
 const BATCH: usize = 16 << 10;
+/// Turns with touches sampled, and as many without.
+const CURVE_TURNS: u32 = 16;
+/// Longer than any measurement.
+const SAMPLED_MAX: Duration = Duration::from_secs(3600);
 
 /// The items of a workload.
 struct Shape {
@@ -62,9 +66,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn filled(args: &Args, shape: Shape) -> Result<Reader<'_>, Failure> {
-        let mut memory = Memory::open(args, shape.count as usize * shape.item_words, shape.ordinary_bytes())?;
-        let items = memory.words_mut()?.chunks_exact_mut(shape.item_words);
-        (0..).zip(items).for_each(|(number, words)| items::fill(number, words));
+        let memory = Memory::filled(args, shape.count, shape.item_words, shape.ordinary_bytes(), items::fill)?;
         let index = shape.has_index.then(|| {
             let mut index = Index::new(u64::from(shape.count));
             for number in 0..shape.count {
@@ -96,6 +98,46 @@ impl Reader<'_> {
     }
 }
 
+/// What a measurement took, what it read, and its figure.
+type Figure = (Spent, Outcome, Value);
+
+impl Reader<'_> {
+    fn without_curve(&mut self, limit: Duration) -> Result<Figure, Failure> {
+        let mut spent = Spent::default();
+        let outcome = self.read_for(limit, &mut spent)?;
+        let value = per_second(outcome.reads, &spent);
+        Ok((spent, outcome, json!({ "name": "reads", "value": value, "unit": "/s", "better": "higher" })))
+    }
+
+    /// Reads in turns with touches sampled and without. Every other time, sampling comes first.
+    fn with_curve(&mut self, limit: Duration) -> Result<Figure, Failure> {
+        let mut spent = [Spent::default(); 2];
+        let mut outcomes = [Outcome::default(); 2];
+        for turn in 0..2 * CURVE_TURNS {
+            let is_sampled = matches!(turn % 4, 1 | 2);
+            let (space, _) = self.memory.far()?;
+            match is_sampled {
+                true => space.sample_touches(SAMPLED_MAX)?,
+                false => space.stop_sampling()?,
+            }
+            let which = usize::from(is_sampled);
+            let until = limit.mul_f64(f64::from(turn / 2 + 1) / f64::from(2 * CURVE_TURNS));
+            let read = self.read_for(until, &mut spent[which])?;
+            outcomes[which].add(read);
+        }
+        let (space, _) = self.memory.far()?;
+        let samples = space.miss_ratio_curve()?.map_or(0, |curve| curve.samples());
+        let [plain, sampled] = [0, 1].map(|which| per_second(outcomes[which].reads, &spent[which]));
+        let [mut all, more] = outcomes;
+        all.add(more);
+        let spent = Spent { wall: spent[0].wall + spent[1].wall, cpu: spent[0].cpu + spent[1].cpu };
+        let figure = json!({
+            "name": "sampled over not", "value": sampled / plain, "unit": "x", "better": "higher", "samples": samples,
+        });
+        Ok((spent, all, figure))
+    }
+}
+
 /// An item by its key, as a client of a store knows it, or by its place.
 fn wanted(index: Option<&Index>, number: u32, item_words: usize) -> Wanted {
     let key = items::key(number);
@@ -115,8 +157,11 @@ pub fn run(args: &Args) -> Result<String, Failure> {
     }
     let mut reader = Reader::filled(args, shape)?;
     let warmup = reader.read_for(Duration::from_secs_f64(args.warmup), &mut Spent::default())?;
-    let (mut spent, fetched_before) = (Spent::default(), reader.memory.fetched_bytes());
-    let outcome = reader.read_for(Duration::from_secs_f64(args.seconds), &mut spent)?;
+    let fetched_before = reader.memory.fetched_bytes();
+    let (spent, outcome, figure) = match args.curve {
+        true => reader.with_curve(Duration::from_secs_f64(args.seconds))?,
+        false => reader.without_curve(Duration::from_secs_f64(args.seconds))?,
+    };
     let measured = Measured {
         spent,
         reads: outcome.reads,
@@ -126,7 +171,9 @@ pub fn run(args: &Args) -> Result<String, Failure> {
         ordinary_bytes,
         is_verified: outcome.wrong + warmup.wrong == 0 && outcome.reads > 0,
     };
-    let per_second = outcome.reads as f64 / spent.wall.as_secs_f64().max(f64::MIN_POSITIVE);
-    let figure = json!({ "name": "reads", "value": per_second, "unit": "/s", "better": "higher" });
     Ok(measured.line(args, figure))
+}
+
+fn per_second(reads: u64, spent: &Spent) -> f64 {
+    reads as f64 / spent.wall.as_secs_f64().max(f64::MIN_POSITIVE)
 }

@@ -46,13 +46,15 @@ mod gather;
 mod hints;
 mod in_place;
 mod named;
+mod page_reads;
 mod sampled;
 mod write_in_place;
 
-use self::gather::GatherQueues;
 pub use self::gather::{Gathering, Piece};
 pub use self::hints::{BlockReport, LastingPin};
 use self::in_place::InPlace;
+use self::page_reads::ScratchQueues;
+pub use self::page_reads::{Begun, Done, PageReads, TOGETHER_MAX};
 
 /// The most bytes that one step of a read or write keeps resident.
 const STEP_BYTES: usize = 64 << 10;
@@ -185,7 +187,7 @@ pub struct MemorySpace {
     /// What [`spaces::forks`] was then.
     forks: u32,
     in_place: InPlace,
-    gather_queues: GatherQueues,
+    scratch_queues: ScratchQueues,
 }
 
 impl MemorySpace {
@@ -232,7 +234,7 @@ impl MemorySpace {
                 process: std::process::id(),
                 forks: spaces::forks(),
                 in_place: InPlace::default(),
-                gather_queues: GatherQueues::default(),
+                scratch_queues: ScratchQueues::default(),
             }),
             Err(failure) => {
                 if pager.end_threads() {
@@ -291,7 +293,7 @@ impl MemorySpace {
             // In a forked child this value is only a copy, and there is nothing to end.
             return Ok(());
         }
-        self.gather_queues.close();
+        self.scratch_queues.close();
         if !self.pager.end_threads() || !listed.wait_for_users() {
             return Err(StillInUse);
         }

@@ -207,6 +207,11 @@ impl Mapping<'_> {
         next
     }
 
+    /// The page with the byte at `at`.
+    pub fn page_at(&self, at: usize) -> PageIndex {
+        PageIndex::at(self.start.as_ptr() as usize + at)
+    }
+
     pub(super) fn check_range(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {
         self.space.check()?;
         if at.checked_add(len).is_none_or(|end| end > self.len) { Err(SpaceFailure::OutOfRange) } else { Ok(()) }
