@@ -147,11 +147,14 @@ fn response(answer: Answer, is_head: bool) -> Response<Body> {
         (Some((media, text)), _) => (media, text),
         (None, body) => ("application/json", body.map(|body| format!("{body}\n")).unwrap_or_default()),
     };
+    let is_empty = bytes.is_empty();
     let mut response =
         Response::new(Full::new(Bytes::from(if is_head { String::new() } else { bytes })).boxed_unsync());
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media));
+    if !is_empty {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(media));
+    }
     for (name, value) in [
         ("odata-version", "4.0"),
         ("cache-control", "no-store"),

@@ -21,7 +21,7 @@ const VARIABLE: &str = "AQUIFER_REDFISH_CLIENTS";
 /// How long a judge may take. The slowest takes half a minute on an idle machine.
 const JUDGE_MAX: Duration = Duration::from_secs(900);
 /// Judges try wrong passwords and log in often, which is not what is judged.
-const GENEROUS: &str = "[sessions]\nfailures = 1000\nlogins-per-minute = 100000\n";
+const GENEROUS: &str = "[sessions]\nfailures = 100\nlogins-per-minute = 6000\n";
 
 /// What `.ci/redfish` has installed.
 struct Clients(PathBuf);
