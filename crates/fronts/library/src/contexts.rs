@@ -9,8 +9,8 @@
 //! where it is far.
 //!
 //! The thread looks for arrivals by itself, so no other thread has to be woken for them. A context that wants few bytes
-//! of a page [copies](crate::Mapping::copy) them: then this thread alone reads the page, in place, and the space's worker
-//! has nothing to do.
+//! of a page [copies](crate::Mapping::copy) them: then this thread alone reads the page, in place, and the space's
+//! worker has nothing to do.
 //!
 //! ```
 //! # if aquifer::probe().is_err() { return Ok(()) }
@@ -209,7 +209,7 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
         let ticket = self.space.memory.ticket();
         self.turn();
         if self.ready.len() == 0 && self.reads.len() > 0 {
-            // For as long as the tier takes. Whoever is woken by others runs after that.
+            // For as long as the tier takes. Contexts that others wake run after that.
             return self.turn_reads(Wait::ForOne);
         }
         self.ready.is_waiting.store(true, Ordering::SeqCst);

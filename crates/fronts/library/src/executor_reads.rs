@@ -195,7 +195,7 @@ impl ExecutorReads {
         }
     }
 
-    /// Ends all reads: whoever asks is answered that the page must be read in the usual way.
+    /// Ends all reads: each caller learns that the page must be read in the usual way.
     fn end(&self, memory: &MemorySpace) {
         let mut wakers = Vec::new();
         let mut list = self.list();
@@ -256,8 +256,8 @@ impl List {
         }
     }
 
-    /// Nothing in flight, and no room: futures that nobody polls keep all scratch pages. Whoever waits reads in the usual
-    /// way.
+    /// Nothing in flight, and no room: futures that nobody polls keep all scratch pages. Those that
+    /// wait read in the usual way.
     fn give_up_without_room(&mut self, wakers: &mut Vec<Waker>) {
         if self.reads.as_ref().is_none_or(|reads| reads.in_flight() > 0) {
             return;

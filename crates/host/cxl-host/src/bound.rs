@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Turns what a fabric manager has bound to this host into memory that programs use, and takes it away before the unbind.
+//! Turns what a fabric manager has bound to this host into memory that programs use, and takes it away before the
+//! unbind.
 //!
 //! Both calls look at what there is and do the rest, so they can be repeated after any failure, and after the process
 //! was killed between any two writes:

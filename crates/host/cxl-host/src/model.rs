@@ -3,9 +3,10 @@
 
 //! A model of the kernel's files for CXL memory: what Linux 6.12 does when they are written, as seen in a guest.
 //!
-//! It has some windows, one unless more are wanted, each with a node, and some memdevs with two decoders each, which can
-//! be pulled out. It refuses what the kernel refuses: steps out of order, decoders that are in use, memory blocks with
-//! pages that cannot move. Any one write, or all from one on, can be made to fail. Public for the tests of other crates.
+//! It has some windows, one unless more are wanted, each with a node, and some memdevs with two decoders each, which
+//! can be pulled out. It refuses what the kernel refuses: steps out of order, decoders that are in use, memory blocks
+//! with pages that cannot move. Any one write, or all from one on, can be made to fail. Public for the tests of other
+//! crates.
 
 mod commands;
 

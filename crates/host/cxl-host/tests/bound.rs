@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a fabric manager binds becomes memory, and goes before it is unbound, whichever write the process was killed at.
+//! What a fabric manager binds becomes memory, and goes before it is unbound, whichever write the process was killed
+//! at.
 //!
 //! The trouble that this guards against: an agent that is killed between two writes leaves a region that is neither
 //! memory nor free, and an unbind that overtakes the kernel takes memory away under programs.

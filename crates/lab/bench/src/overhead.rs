@@ -5,8 +5,8 @@
 //!
 //! Seven costs, each against a bar: a fault beyond the time of its medium, the additional cost under listener delivery,
 //! the CPU time of a fault where accesses are scattered, a miss-ratio curve, a run below the budget, a program at rest,
-//! and a read from a donor beyond the network's own time. `overhead_run.rs` makes the runs, `overhead_donor.rs` those with a donor,
-//! `overhead_scattered.rs` those with scattered accesses.
+//! and a read from a donor beyond the network's own time. `overhead_run.rs` makes the runs,
+//! `overhead_donor.rs` those with a donor, `overhead_scattered.rs` those with scattered accesses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -97,8 +97,9 @@ pub struct Case {
     /// The value of `--block`, in bytes; 0 to omit it, so that the size is learnt.
     pub block_bytes: u64,
     /// Fault: the maximum in microseconds. Listener: the maximum multiple of the cost by signal. Below the budget: the
-    /// minimum of native time over Aquifer's. Curve: the minimum of throughput with it over that without. Idle: the maximum in ticks. Scattered: the maximum in microseconds.
-    /// Donor: the same, and for TLS the minimum relative to plain text. [`NO_BAR`]: only reported.
+    /// minimum of native time over Aquifer's. Curve: the minimum of throughput with it over that without. Idle: the
+    /// maximum in ticks. Scattered: the maximum in microseconds. Donor: the same, and for TLS the minimum relative to
+    /// plain text. [`NO_BAR`]: only reported.
     pub bar: f64,
 }
 

@@ -81,8 +81,8 @@ pub struct Args {
     /// kv, lookup, gather: the items are in this new file, and are read through a mapping with MADV_RANDOM
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// kv, lookup, gather: sample touches for a miss-ratio curve half of the time, and print reads a second with it over
-    /// those without
+    /// kv, lookup, gather: sample touches for a miss-ratio curve half of the time, and print reads a second with it
+    /// over those without
     #[arg(long, conflicts_with = "file")]
     pub curve: bool,
     /// Local memory for everything: the index and other ordinary memory of the workload are taken off it

@@ -3,8 +3,8 @@
 
 //! Carries out what the ledger wants of memory devices: memory comes online after a bind, and goes before an unbind.
 //!
-//! Each turn begins with what the kernel has, so it does not matter where an earlier one has ended. What is made next is
-//! recorded first. Failures are reported to the managers, and the next turn tries again.
+//! Each turn begins with what the kernel has, so it does not matter where an earlier one has ended. What is made next
+//! is recorded first. Failures are reported to the managers, and the next turn tries again.
 //!
 //! Threads: one, which sleeps between turns. A turn can take minutes, while the kernel moves memory, and the agent ends
 //! after it.
@@ -92,10 +92,10 @@ pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, 
         };
         let mut is_news = false;
         let _ = change(&mut |ledger| {
-            let before = standing(ledger, &task);
+            let before = told_of(ledger, &task);
             ledger.note(&task, outcome.clone());
             ledger.settle();
-            is_news = before != standing(ledger, &task);
+            is_news = before != told_of(ledger, &task);
         });
         if is_news {
             log(&line(&task, &outcome));
@@ -104,7 +104,7 @@ pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, 
 }
 
 /// What the operator is told about when it changes. The rest, such as how much a holder has, is in the reports.
-fn standing(ledger: &Ledger, task: &DeviceTask) -> (Option<Discriminant<MemberState>>, bool) {
+fn told_of(ledger: &Ledger, task: &DeviceTask) -> (Option<Discriminant<MemberState>>, bool) {
     let report = ledger.report();
     let state = report.member(task.volume, task.member).map(|member| discriminant(&member.state));
     (state, report.trouble_of(task.volume, task.member).is_some())

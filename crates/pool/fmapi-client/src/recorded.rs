@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A peer that is a trace: answers each request as it was answered when it was recorded. So a peer can be judged where it
-//! is not, from a file of `--trace`.
+//! A peer that is a trace: answers each request as it was answered when it was recorded. So a peer can be judged where
+//! it is not, from a file of `--trace`.
 //!
 //! A request that was sent several times gets its answers in their order, and the last one from then on. Tags are not
 //! compared; an answer gets those of its request. What was never asked is answered with Unsupported (0003h), since most

@@ -195,8 +195,8 @@ fn curl_reads_with_the_headers_that_redfish_asks_for() {
     finish(daemon);
 }
 
-/// DMTF's service validator finds nothing wrong with any resource. It looks at DMTF's schemas, and at ours not: it warns
-/// of properties below `Oem`.
+/// DMTF's service validator finds nothing wrong with any resource. It looks at DMTF's schemas, and at ours not: it
+/// warns of properties below `Oem`.
 #[test]
 fn every_resource_is_what_its_schema_says() {
     let Some(clients) = Clients::find() else { return };

@@ -14,7 +14,7 @@ use aquifer_fabric::{
 };
 
 use crate::RACK;
-use crate::manager::Failure;
+use crate::running::Failure;
 
 /// What each donor lends.
 const CAPACITY: Bytes = Bytes::gib(1);

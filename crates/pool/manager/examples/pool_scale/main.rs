@@ -11,12 +11,12 @@
 //! figure.
 
 mod ends;
-mod manager;
+mod running;
 
 use std::time::{Duration, Instant};
 
 use ends::Ends;
-use manager::{Failure, Manager};
+use running::{Failure, Running};
 use serde_json::{Value, json};
 
 /// Requests for the status, and binds, that are measured.
@@ -34,7 +34,7 @@ fn main() -> Result<(), Failure> {
     let number = |at: usize, default: usize| words.get(at).map_or(Ok(default), |word| word.parse::<usize>());
     let (donors, hosts, volumes) = (number(0, 1000)?, number(1, 200)?, number(2, 10_000)?);
     let etcd = words.get(3..).unwrap_or_default();
-    let manager = Manager::start(etcd)?;
+    let manager = Running::start(etcd)?;
     let mut ends = Ends::start(donors, hosts, &manager.control)?;
     let of = |what: &str, took: Duration| {
         let store = if etcd.is_empty() { "embedded" } else { "etcd" };

@@ -40,7 +40,7 @@ pub(super) fn stream(call: &Call<'_>) -> Result<Answer, Problem> {
     Ok(Answer { status: 200, follows: Some((last.unwrap_or(0), who)), ..Answer::default() })
 }
 
-/// Adds an event, so that whoever sets up a listener sees one arrive.
+/// Adds an event, so that one arrives at a listener that was just set up.
 pub(super) fn submit_test(call: &Call<'_>) -> Result<Answer, Problem> {
     let what = format!("{} tests the subscriptions", call.who());
     call.service.shared.events.add(now(), "TestEvent", "OK", what);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The registry of our messages: the events, and the errors that DMTF's registry has no message for. A client has DMTF's.
+//! The registry of our messages: the events, and the errors that DMTF's registry has no message for. A client has
+//! DMTF's.
 
 use serde_json::{Map, Value, json};
 

@@ -25,7 +25,7 @@ const LOOK_AT_BIND: Duration = Duration::from_millis(2);
 const ANSWER_MAX: Duration = Duration::from_secs(600);
 
 /// A running daemon. It ends with this.
-pub(crate) struct Manager {
+pub(crate) struct Running {
     child: Child,
     rest: String,
     /// Where ends register.
@@ -34,9 +34,9 @@ pub(crate) struct Manager {
     token: String,
 }
 
-impl Manager {
+impl Running {
     /// Starts a daemon with its state in etcd at these URLs, or in a file.
-    pub(crate) fn start(etcd: &[String]) -> Result<Manager, Failure> {
+    pub(crate) fn start(etcd: &[String]) -> Result<Running, Failure> {
         let directory = std::env::temp_dir().join(format!("aquifer-pool-scale-{}", std::process::id()));
         std::fs::create_dir_all(&directory)?;
         let state = match etcd {
@@ -61,7 +61,7 @@ impl Manager {
         let mut line = || lines.next().unwrap_or_else(|| Ok(String::new()));
         let rest = line()?.rsplit('/').next().unwrap_or_default().to_owned();
         let control = line()?.rsplit(' ').next().unwrap_or_default().parse()?;
-        let mut manager = Manager { child, rest, control, directory, token: String::new() };
+        let mut manager = Running { child, rest, control, directory, token: String::new() };
         manager.log_in()?;
         Ok(manager)
     }
@@ -145,7 +145,7 @@ impl Manager {
     }
 }
 
-impl Drop for Manager {
+impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
