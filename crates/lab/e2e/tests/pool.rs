@@ -147,7 +147,7 @@ fn one_host_has_one_of_22_donors_then_all_and_then_one_again() {
     pool.create("db", "256GiB", "none");
     // What one program can use: its table of slabs counts in its budget.
     let tier = pool.tier("db", ",size=1GiB");
-    let Some(game) = Game::start("pool-box", &[tier.clone()], ALARM, |command| command) else { return };
+    let Some(game) = Game::start("pool-box", std::slice::from_ref(&tier), ALARM, |command| command) else { return };
     assert_eq!(pool.donors_of("db").len(), 1);
     pool.fabric(&["grow", "db", ALL]);
     pool.settle();

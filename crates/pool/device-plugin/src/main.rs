@@ -45,7 +45,7 @@ struct Program {
 
 fn main() -> ExitCode {
     let Program { agent, kubelet, domain, pods_max } = Program::parse();
-    for path in [&agent, &kubelet].into_iter().filter(|path| !path.is_absolute()) {
+    if let Some(path) = [&agent, &kubelet].into_iter().find(|path| !path.is_absolute()) {
         eprintln!("aquifer-device-plugin: {} is not an absolute path; write one", path.display());
         return ExitCode::from(2);
     }

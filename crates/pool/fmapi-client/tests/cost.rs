@@ -84,6 +84,9 @@ fn port_states() -> Vec<u8> {
     payload
 }
 
+/// A command and what its answer must be.
+type Ask<'a> = &'a dyn Fn(&mut Client);
+
 #[test]
 fn a_command_costs_its_codec_and_its_packets() {
     let mut identity = vec![0; 73];
@@ -97,7 +100,7 @@ fn a_command_costs_its_codec_and_its_packets() {
     let mut client = Client::new(Box::new(stream), SystemClock::shared(), Limits::default());
     let ports: Vec<u8> = (0..PORTS).collect();
     let bind = BindVppb { vcs_id: 0, vppb_id: 1, port_id: 1, ld_id: 2 };
-    let kinds: [(&str, &dyn Fn(&mut Client)); 3] = [
+    let kinds: [(&str, Ask<'_>); 3] = [
         ("Identify Switch Device", &|client| {
             assert_eq!(client.identify_switch().expect("an answer").physical_ports, PORTS)
         }),

@@ -146,7 +146,7 @@ impl Watched {
     /// The next list: ids and healths.
     pub fn next(&mut self) -> Vec<(String, String)> {
         let next = tokio::time::timeout(TIMEOUT, self.stream.message());
-        let list = self.runtime.block_on(async { next.await }).expect("in time").expect("it goes on").expect("a list");
+        let list = self.runtime.block_on(next).expect("in time").expect("it goes on").expect("a list");
         list.devices.into_iter().map(|device| (device.id, device.health)).collect()
     }
 }
