@@ -159,6 +159,10 @@ impl Authority {
             |why: &dyn fmt::Display, remedy: &str| Unusable(format!("the authority cannot be used: {why}; {remedy}"));
         let der = first_of(certificate).ok_or_else(|| unusable(&"its certificate is not PEM", "name a file in PEM"))?;
         let found = facts(&der).ok_or_else(|| unusable(&"its certificate is damaged", "name another file"))?;
+        if now < found.validity.from || found.validity.until <= now {
+            let remedy = "set the clock, or make another authority and have all ends join again";
+            return Err(unusable(&"its certificate is not valid now", remedy));
+        }
         let pair = "name the certificate and the key of one authority";
         let key = KeyPair::from_pem(key).map_err(|error| unusable(&error, "name a key in PEM (PKCS #8)"))?;
         let issuer = Issuer::from_ca_cert_der(&der, key).map_err(|error| unusable(&error, pair))?;

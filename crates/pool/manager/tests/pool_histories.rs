@@ -73,7 +73,7 @@ fn operation(random: &mut Random, seen: &Seen) -> Operation {
         what: what.to_owned(),
         method,
         path: path.to_owned(),
-        body: body.to_string(),
+        body: if body.is_null() { String::new() } else { body.to_string() },
         after,
     };
     let resized = || Seen { size: if seen.size == SMALL { LARGE } else { SMALL }.to_owned(), ..seen.clone() };

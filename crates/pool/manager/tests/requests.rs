@@ -189,7 +189,10 @@ fn strangers_read_nothing_and_readers_change_nothing() {
     for (path, methods) in document["paths"].as_object().expect("paths") {
         let concrete = path.replace("{PoolId}", "main").replace("{VolumeId}", "db").replace(['{', '}'], "");
         for method in methods.as_object().expect("methods").keys().map(|method| method.to_uppercase()) {
-            let status = |token: &str| daemon.ask(&method, &concrete, token, "").expect("an answer").status;
+            // Each account may change its own password, so only the handler knows who is refused.
+            let is_account = method == "PATCH" && path.starts_with("/redfish/v1/AccountService/");
+            let body = if is_account { r#"{"Password": "a long password"}"# } else { "" };
+            let status = |token: &str| daemon.ask(&method, &concrete, token, body).expect("an answer").status;
             let is_login = method == "POST" && (path == SESSIONS || path.ends_with("/Aquifer.Join"));
             if is_login || OPEN.contains(&path.as_str()) {
                 continue;

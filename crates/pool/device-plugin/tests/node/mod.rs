@@ -145,8 +145,11 @@ pub struct Watched {
 impl Watched {
     /// The next list: ids and healths.
     pub fn next(&mut self) -> Vec<(String, String)> {
-        let next = tokio::time::timeout(TIMEOUT, self.stream.message());
-        let list = self.runtime.block_on(next).expect("in time").expect("it goes on").expect("a list");
+        // A timeout can be made only inside the runtime.
+        let list = self.runtime.block_on(async {
+            let next = tokio::time::timeout(TIMEOUT, self.stream.message()).await;
+            next.expect("in time").expect("it goes on").expect("a list")
+        });
         list.devices.into_iter().map(|device| (device.id, device.health)).collect()
     }
 }

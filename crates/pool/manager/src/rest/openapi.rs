@@ -72,6 +72,9 @@ fn operation(route: &Route) -> Value {
         "parameters": parameters,
         "responses": { "2XX": done(route), "4XX": error, "5XX": error },
     });
+    if route.method != Method::Get {
+        operation["responses"]["204"] = json!({ "description": "Done; there is no body" });
+    }
     match route.needs {
         None => operation["security"] = json!([]),
         Some(role) => {

@@ -231,7 +231,8 @@ impl Roster {
         let word = |seat, word| self.word(seat, word).load(Ordering::Relaxed);
         let bytes = word(one, TEXT_BYTES).min(TEXT_BYTES_MAX as u64) as usize;
         let end = TEXT + bytes.div_ceil(size_of::<u64>());
-        one == other || bytes > 0 && (TEXT_BYTES..end).all(|at| word(one, at) == word(other, at))
+        let alike = |at: usize| word(one, at) == word(other, at);
+        one == other || bytes > 0 && alike(TEXT_BYTES) && (TEXT..end).all(alike)
     }
 
     /// The seats of all donors that have a slab at this place, one bit each.
