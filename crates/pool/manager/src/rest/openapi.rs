@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::routes::{ROUTES, Route};
+use super::routes::{Method, ROUTES, Route};
 
 /// The document.
 pub fn openapi() -> Value {
