@@ -48,10 +48,9 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Waits until a volume has no member at this donor.
+/// Waits until a volume has no member at this donor, which may be gone.
 fn wait_until_off(pool: &Pool, donor: usize) {
     eventually("the volume has left the donor", || !pool.donors_of("db").contains(&donor));
-    pool.settle();
 }
 
 #[test]
@@ -79,13 +78,16 @@ fn a_program_goes_on_whatever_happens_to_its_volume_and_to_the_processes_behind_
     println!("d{stopped} is stopped");
     pool.donors[stopped - 1].signal("-TERM");
     wait_until_off(&pool, stopped);
+    // What it lent is given back only when it answers again.
     pool.restart_donor(stopped);
+    pool.settle();
 
     let killed = pool.donors_of("db")[0];
     println!("d{killed} is killed");
     pool.donors[killed - 1].signal("-KILL");
     wait_until_off(&pool, killed);
     pool.restart_donor(killed);
+    pool.settle();
 
     println!("the agent is killed");
     pool.kill_agent();

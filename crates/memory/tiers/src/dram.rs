@@ -8,7 +8,6 @@
 //! of the file counts in its memory cgroup. The costs: `memory_file.rs`.
 
 use std::fs::File;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use aquifer_core::units::ByteSize;
@@ -29,6 +28,9 @@ pub(crate) const DEFAULT_BYTES_MIN: u64 = 64 << 20;
 /// A tier in local memory.
 pub struct Dram {
     memory: Arc<Memory>,
+    /// Mapped when the first queue is opened: until the pager starts, a program may still limit its addresses. `None`
+    /// where they are limited.
+    mapped: OnceLock<Option<MappedFile>>,
     notices: Vec<String>,
 }
 
@@ -37,11 +39,6 @@ pub(crate) struct Memory {
     name: &'static str,
     file: KeptFile,
     capacity_bytes: u64,
-    /// Where the last byte ends that was written: the file is at least as long.
-    written_bytes: AtomicU64,
-    /// Mapped when the first queue is opened: until the pager starts, a program may still limit its addresses. `None`
-    /// where they are limited.
-    mapped: OnceLock<Option<MappedFile>>,
 }
 
 impl Dram {
@@ -73,14 +70,8 @@ impl Dram {
                  CAP_SYS_ADMIN, or write `within_size` to /sys/kernel/mm/transparent_hugepage/shmem_enabled"
             )],
         };
-        let memory = Memory {
-            name,
-            file: KeptFile::new(file),
-            capacity_bytes,
-            written_bytes: AtomicU64::new(0),
-            mapped: OnceLock::new(),
-        };
-        Ok(Dram { memory: Arc::new(memory), notices })
+        let memory = Memory { name, file: KeptFile::new(file), capacity_bytes };
+        Ok(Dram { memory: Arc::new(memory), mapped: OnceLock::new(), notices })
     }
 
     /// The synchronous part, for queues of tiers that are built on memory.
@@ -115,7 +106,7 @@ impl Tier for Dram {
     }
 
     fn mapped(&self, offset: u64, len: usize) -> Option<FileRange<'_>> {
-        self.memory.mapped()?.range(offset, len)
+        self.mapped.get()?.as_ref()?.range(offset, len)
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
@@ -123,7 +114,7 @@ impl Tier for Dram {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
-        let Memory { name, file, capacity_bytes, .. } = &*self.memory;
+        let Memory { name, file, capacity_bytes } = &*self.memory;
         check_range(name, Activity::Discard, offset, len, *capacity_bytes)?;
         direct_io::punch_hole(file, offset, len).map_err(|error| TierFailure {
             tier: name,
@@ -138,7 +129,9 @@ impl Tier for Dram {
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
-        self.memory.map();
+        let Memory { file, capacity_bytes, .. } = &*self.memory;
+        let map = || MappedFile::new(&**file, usize::try_from(*capacity_bytes).ok()?).ok();
+        self.mapped.get_or_init(map);
         Ok(Box::new(PlainQueue::new(Arc::clone(&self.memory), depth)))
     }
 }
@@ -146,27 +139,6 @@ impl Tier for Dram {
 impl Memory {
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
-    }
-
-    /// Maps the file, unless addresses are limited.
-    pub(crate) fn map(&self) {
-        self.mapped.get_or_init(|| MappedFile::new(&*self.file, usize::try_from(self.capacity_bytes).ok()?).ok());
-    }
-
-    fn mapped(&self) -> Option<&MappedFile> {
-        self.mapped.get()?.as_ref()
-    }
-
-    /// As `read`, without a system call where the file is mapped: as cheap as the transfer of a device that writes to
-    /// memory by itself.
-    pub(crate) fn copy(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
-        check_buffer(self.name, Activity::Read, offset, buffer, self.capacity_bytes)?;
-        let is_written = offset + buffer.len() as u64 <= self.written_bytes.load(Ordering::Relaxed);
-        // The file is at least as long as what was written.
-        if is_written && self.mapped().is_some_and(|mapped| mapped.copy(offset, buffer.bytes_mut())) {
-            return Ok(());
-        }
-        self.read(offset, buffer)
     }
 }
 
@@ -192,9 +164,7 @@ impl Blocking for Memory {
             activity: Activity::Write,
             offset,
             cause,
-        })?;
-        self.written_bytes.fetch_max(offset + buffer.len() as u64, Ordering::Relaxed);
-        Ok(())
+        })
     }
 }
 
@@ -242,23 +212,6 @@ mod tests {
         let text = "MemTotal:       24684084 kB\nMemAvailable:   100 kB\n";
         assert_eq!(meminfo_bytes(text, "MemAvailable:"), Some(102_400));
         assert_eq!(meminfo_bytes(text, "SwapTotal:"), None);
-    }
-
-    #[test]
-    fn a_copy_gives_what_was_written_and_zeros_beyond_it() {
-        use aquifer_sys::direct_io::lasting_buffer;
-        let tier = Dram::open(Some(ByteSize(4 << 20))).unwrap();
-        let memory = tier.memory();
-        memory.map();
-        let (mut written, mut found) = (lasting_buffer(1), lasting_buffer(1));
-        written.bytes_mut().fill(7);
-        memory.write(PAGE as u64, &written).unwrap();
-        for (page, byte) in [(1, 7), (0, 0), (2, 0), (1023, 0)] {
-            found.bytes_mut().fill(9);
-            memory.copy(page * PAGE as u64, &mut found).unwrap();
-            assert!(found.bytes().iter().all(|found| *found == byte), "page {page}");
-        }
-        assert!(memory.copy(4 << 20, &mut found).is_err(), "beyond the capacity");
     }
 
     #[test]
