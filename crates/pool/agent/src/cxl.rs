@@ -92,10 +92,10 @@ pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, 
         };
         let mut is_news = false;
         let _ = change(&mut |ledger| {
-            let before = told_of(ledger, &task);
+            let before = logged_part(ledger, &task);
             ledger.note(&task, outcome.clone());
             ledger.settle();
-            is_news = before != told_of(ledger, &task);
+            is_news = before != logged_part(ledger, &task);
         });
         if is_news {
             log(&line(&task, &outcome));
@@ -103,8 +103,9 @@ pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, 
     }
 }
 
-/// What the operator is told about when it changes. The rest, such as how much a holder has, is in the reports.
-fn told_of(ledger: &Ledger, task: &DeviceTask) -> (Option<Discriminant<MemberState>>, bool) {
+/// The part of a member's report whose changes are logged: its state, and whether there is trouble. Details, such as
+/// how much memory a holder has, appear only in the report.
+fn logged_part(ledger: &Ledger, task: &DeviceTask) -> (Option<Discriminant<MemberState>>, bool) {
     let report = ledger.report();
     let state = report.member(task.volume, task.member).map(|member| discriminant(&member.state));
     (state, report.trouble_of(task.volume, task.member).is_some())

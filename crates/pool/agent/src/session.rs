@@ -155,12 +155,18 @@ impl Session {
         Ok(id)
     }
 
-    /// Sends each new view, and takes reports.
-    fn follow(&mut self, id: UserId) -> Result<(), Ending> {
+    /// Begins to send what changes: signalled at each change, and a client that does not read is given up.
+    fn watch_changes(&self) -> io::Result<Arc<Wakeup>> {
         let wakeup = Arc::new(Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?);
         self.shared.watch(&wakeup);
         self.stream.set_read_timeout(None)?;
         self.stream.set_write_timeout(Some(VIEW_WAIT))?;
+        Ok(wakeup)
+    }
+
+    /// Sends each new view, and takes reports.
+    fn follow(&mut self, id: UserId) -> Result<(), Ending> {
+        let wakeup = self.watch_changes()?;
         let mut sent = None;
         loop {
             let surroundings = self.shared.surroundings();

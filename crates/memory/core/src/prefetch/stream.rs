@@ -20,8 +20,8 @@ use super::{Advice, NO_MARKER, Run, WINDOW_MAX, WINDOW_MIN};
 const MISSED_MAX: u8 = 2;
 
 /// Blocks beyond what was advised at which a fault still continues a stream that skips none. A choice: where half of
-/// the blocks are in DRAM, more than this many in a row are in one place of 16. With
-/// twice as many, breadth-first searches fetched a third more (`aquifer-sim --prefetch --block auto --workload bfs`).
+/// the blocks are in DRAM, more than this many in a row are in one place of 16. With twice as many, breadth-first
+/// searches fetched 10 to 41 % more (`aquifer-sim --prefetch --block auto --workload bfs`).
 const MISSING_MAX: u64 = 4;
 /// Continuations after which so much is allowed: before, it would make streams of accesses that are near by chance.
 const SURE: u8 = 2;

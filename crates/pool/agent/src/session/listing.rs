@@ -4,25 +4,21 @@
 //! A connection that asks which volumes there are, and gets every change of the answer, until it ends. It uses none of
 //! them. The device plug-in for Kubernetes is such a client.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_agent_wire::{Answer, Denial, Request, VERSION, encode};
-use aquifer_sys::wakeup::{Wakeup, readable};
+use aquifer_sys::wakeup::readable;
 
-use super::{Ending, SLEEP, Session, VIEW_WAIT};
+use super::{Ending, SLEEP, Session};
 
 impl Session {
     pub(super) fn list(&mut self, version: u16) -> Result<(), Ending> {
         if version != VERSION {
             return Err(Ending::Denied(Denial::Version { version: VERSION }));
         }
-        let wakeup = Arc::new(Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?);
-        self.shared.watch(&wakeup);
-        self.stream.set_read_timeout(None)?;
-        self.stream.set_write_timeout(Some(VIEW_WAIT))?;
+        let wakeup = self.watch_changes()?;
         let mut sent = None;
         loop {
             let (peer, settings) = (self.peer, &self.shared.settings);
