@@ -69,6 +69,8 @@ const RINGS: &[Ring] = &[
                 "manager",
                 &["authority", "control", "cxl-peers", "donor", "fabric", "state-store", "test-support", "tls", "wire"],
             ),
+            // For tests of fronts: a machine of QEMU without a guest.
+            ("qtest", &["fmapi", "fmapi-client"]),
             // The edge to borrower is for its tests only: their members break.
             ("pager", &["borrower", "core", "driver", "stats", "sys", "test-support", "tiers"]),
         ],
@@ -127,14 +129,27 @@ const RINGS: &[Ring] = &[
             ("cxl-switchd", &["cxl-switch", "fmapi"]),
             ("device-plugin", &["agent-wire"]),
             ("fabric-args", &["fabric"]),
-            // The edges to manager and cxl-switchd are for its tests only: they need a daemon and switches.
+            // The edges to manager, cxl-switchd, fmapi-client and qtest are for its tests only: they need a daemon and
+            // switches.
             (
                 "fabric-cli",
-                &["authority", "cxl-switchd", "fabric", "fabric-args", "manager", "sys", "test-support", "tls"],
+                &[
+                    "authority",
+                    "cxl-switchd",
+                    "fabric",
+                    "fabric-args",
+                    "fmapi-client",
+                    "manager",
+                    "qtest",
+                    "sys",
+                    "test-support",
+                    "tls",
+                ],
             ),
             ("fmapi-args", &[]),
-            // The edges to cxl-switch and cxl-switchd are for its tests only: they need peers.
-            ("fmapi-cli", &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "test-support"]),
+            // The edges to cxl-switchd and qtest are for its tests only: they need peers. Its bench has a switch in the
+            // same process.
+            ("fmapi-cli", &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "qtest", "test-support"]),
             ("metrics", &["config"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
             ("python", &["aquifer", "test-support"]),

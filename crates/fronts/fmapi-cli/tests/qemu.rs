@@ -10,18 +10,19 @@ use std::path::Path;
 use aquifer_fmapi::{ComponentType, DeviceType, GetTimestamp};
 use aquifer_fmapi_cli::check::{DEPARTURES, Verdict, check};
 use aquifer_fmapi_client::{Cause, Client, Hop, Limits, Mailbox, SystemClock};
+use aquifer_qtest::{Bus, Machine, find};
 use aquifer_test_support::skip;
-
-mod qtest;
 
 #[test]
 fn the_switch_of_qemu_is_read_through_its_mailbox_and_departs_as_it_is_known_to() {
-    let program = match qtest::find() {
+    let program = match find() {
         Ok(program) => program,
         Err(why) => return skip(why),
     };
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("qemu-{}", std::process::id()));
-    let (mut qemu, registers) = qtest::Qemu::start(&program, &directory);
+    let machine = Machine { ports: 4, devices: vec![0, 1, 2], ..Machine::default() };
+    let mut qemu = machine.start(&program, &directory);
+    let registers = Bus::new(&qemu.line).switch_mailbox();
     let mailbox = Mailbox::new("mailbox:qemu".into(), Box::new(registers), SystemClock::shared()).unwrap();
     let mut client = Client::new(Box::new(mailbox), SystemClock::shared(), Limits::default());
     assert_eq!(client.recognise().unwrap().name, "QEMU");
@@ -42,5 +43,5 @@ fn the_switch_of_qemu_is_read_through_its_mailbox_and_departs_as_it_is_known_to(
     // Later versions may depart less.
     assert!(departs.is_subset(&known), "{text}");
     assert!(report.counts()[0] > 15, "{text}");
-    assert!(qemu.child.try_wait().unwrap().is_none(), "QEMU has survived");
+    assert!(qemu.is_running(), "QEMU has survived");
 }

@@ -10,7 +10,10 @@
 use std::collections::BTreeMap;
 
 use aquifer_fabric::{DeviceId, SwitchId};
-use aquifer_fmapi::{DcRegion, GetLdCapabilities, Granularity, IdentifyMemory, PortStatus};
+use aquifer_fmapi::{
+    BindingStatus, DcRegion, GetLdCapabilities, Granularity, IdentifyMemory, PortState, PortStatus, SwitchIdentity,
+    VcsState, VirtualSwitch, Vppb,
+};
 use aquifer_fmapi_client::{Client, Clock, Failure, Hop};
 
 use crate::inventory::{CapacityView, DeviceView, Inventory, Memory, Offer, has_memory, is_up};
@@ -50,14 +53,31 @@ pub(crate) fn read_bindings(client: &mut Client, clock: &dyn Clock, into: &mut I
     for vcs_id in 0..identity.virtual_switches {
         match patiently(client, clock, is_busy, |client| client.virtual_switch(vcs_id)) {
             Ok(vcs) => drop(vcss.insert(vcs_id, vcs)),
-            // QEMU's switch has one fixed virtual switch, and does not describe it.
-            Err(failure) if is_unsupported(&failure) => break,
+            Err(failure) if is_unsupported(&failure) => {
+                vcss.extend(fixed_bindings(&identity, &ports).map(|vcs| (vcs.vcs_id, vcs)));
+                break;
+            }
             Err(failure) => return Err(failure),
         }
     }
     into.ports = ports.into_iter().map(|port| (port.port_id, port)).collect();
     into.vcss = vcss;
     Ok(())
+}
+
+/// The virtual switch of a peer that does not describe it, such as QEMU's: all vPPBs of the only one are bound, so each
+/// downstream port is bound to it for good.
+fn fixed_bindings(identity: &SwitchIdentity, ports: &[PortStatus]) -> Option<VirtualSwitch> {
+    let is_fixed = identity.virtual_switches == 1 && identity.vppbs_active == identity.vppbs_total;
+    let in_state = |state| ports.iter().filter(move |port| port.state == state);
+    let (upstream, more) = (in_state(PortState::Upstream).next()?, in_state(PortState::Upstream).count() > 1);
+    if !is_fixed || more {
+        return None;
+    }
+    let bound = |port: &PortStatus| Vppb { status: BindingStatus::Port, port_id: port.port_id, ld_id: Vppb::NO_LD };
+    let vppbs: Vec<Vppb> = in_state(PortState::Downstream).map(bound).collect();
+    let vppbs_total = u8::try_from(vppbs.len()).ok()?;
+    Some(VirtualSwitch { vcs_id: 0, state: VcsState::Enabled, usp_id: upstream.port_id, vppbs_total, vppbs })
 }
 
 /// Reads everything. `last` is what was read before; with `is_fresh`, nothing of it is trusted.
