@@ -149,7 +149,10 @@ const RINGS: &[Ring] = &[
             ("fmapi-args", &[]),
             // The edges to cxl-switchd and qtest are for its tests only: they need peers. Its bench has a switch in the
             // same process.
-            ("fmapi-cli", &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "qtest", "test-support"]),
+            (
+                "fmapi-cli",
+                &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "qtest", "test-support"],
+            ),
             ("metrics", &["config"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
             ("python", &["aquifer", "test-support"]),

@@ -66,7 +66,7 @@ impl Manager {
         let section = |number: u32| {
             let socket = directory.join(format!("s{number}.s"));
             format!(
-                "[[switches]]\nname = \"s{number}\"\naddress = \"unix:{}\"\nanswer-ms = 60000\n\
+                "[[switches]]\nname = \"s{number}\"\naddress = \"unix:{}\"\n\
                  hosts = {{ h{number:03} = [{upstream}] }}\n",
                 socket.display()
             )
@@ -164,7 +164,8 @@ fn dynamic_capacity_of_qemus_device_is_added_with_a_tag_used_and_released() {
     let memory = Decoders::program(&rig.qemu, &rig.bus, DC_PORT, DEVICE_BYTES + 2 * REGION_BYTES);
     let manager = Manager::start(&directory, machine.ports, 1);
     manager.wait("the device is read", |manager| manager.has(&format!("{ENDPOINTS}/Device.s0.1001")));
-    let volume = |size: &str| json!({ "spec": { "size": size, "pool": "main", "zone": "lab", "class": "cxl" }, "host": "h000" });
+    let volume =
+        |size: &str| json!({ "spec": { "size": size, "pool": "main", "zone": "lab", "class": "cxl" }, "host": "h000" });
     manager.apply(1, &json!({ "a": volume("64MiB"), "b": volume("32MiB") }));
     let mut taken = 0;
     manager.wait("both are offered and accepted", |manager| {
@@ -193,7 +194,8 @@ fn dynamic_capacity_of_qemus_device_is_added_with_a_tag_used_and_released() {
     });
     let (kept, _) = rig.host().extents();
     assert_eq!(kept.iter().map(|extent| extent.length).sum::<u64>(), 32 * MIB, "{kept:?}");
-    let freed = extents.iter().find(|extent| !kept.iter().any(|kept| kept.start == extent.start)).expect("one is freed");
+    let freed =
+        extents.iter().find(|extent| !kept.iter().any(|kept| kept.start == extent.start)).expect("one is freed");
     memory.write(freed.start, WORD);
     assert_eq!(memory.read(freed.start), 0, "it is not backed any more");
     assert_eq!(memory.read(kept[0].start), WORD);
@@ -207,8 +209,7 @@ fn two_machines_share_a_devices_memory_as_far_as_each_has_capacity_there() {
     let directory = directory("t");
     let shared = Some(directory.join("pool"));
     let machine = Machine { ports: 2, devices: vec![0, DC_PORT], dynamic: vec![DC_PORT], shared };
-    let rigs: Vec<Rig> =
-        ["s0", "s1"].iter().map(|name| Rig::start(&machine, &program, &directory, name)).collect();
+    let rigs: Vec<Rig> = ["s0", "s1"].iter().map(|name| Rig::start(&machine, &program, &directory, name)).collect();
     let manager = Manager::start(&directory, machine.ports, 2);
     for switch in ["s0", "s1"] {
         let path = format!("{ENDPOINTS}/Device.{switch}.1001");

@@ -6,7 +6,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use aquifer_fmapi::{CapacityEventKind, DcRegion, Dialect, EventData, EventLog, Extent, Opcode, Payload, Reader, Writer};
+use aquifer_fmapi::{
+    CapacityEventKind, DcRegion, Dialect, EventData, EventLog, Extent, Opcode, Payload, Reader, Writer,
+};
 use aquifer_fmapi_client::{Client, Limits, Mailbox, SystemClock};
 
 use crate::bus::Function;

@@ -51,7 +51,8 @@ impl Machine {
             format!("cxl-upstream,port={},sn=1234,bus=rp0,id=us0,addr=0.0,multifunction=on", self.ports),
             "cxl-switch-mailbox-cci,bus=rp0,addr=0.1,target=us0".into(),
         ];
-        let downstream = |port| format!("cxl-downstream,port={port},bus=us0,id=swport{port},chassis=0,slot={}", 4 + port);
+        let downstream =
+            |port| format!("cxl-downstream,port={port},bus=us0,id=swport{port},chassis=0,slot={}", 4 + port);
         words.extend((0..self.ports).map(downstream));
         let mut all: Vec<String> = words.into_iter().flat_map(|word| ["-device".to_owned(), word]).collect();
         for port in &self.devices {
