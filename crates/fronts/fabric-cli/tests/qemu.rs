@@ -56,13 +56,13 @@ impl Rig {
 }
 
 /// A manager of these switches, `s0` and so on. Host `h00N` is at the upstream port of switch `sN`.
-struct Manager {
+struct ManagerProcess {
     daemon: Daemon,
     token: String,
 }
 
-impl Manager {
-    fn start(directory: &Path, upstream: u8, switches: u32) -> Manager {
+impl ManagerProcess {
+    fn start(directory: &Path, upstream: u8, switches: u32) -> ManagerProcess {
         let section = |number: u32| {
             let socket = directory.join(format!("s{number}.s"));
             format!(
@@ -74,7 +74,7 @@ impl Manager {
         let sections: String = (0..switches).map(section).collect();
         let daemon = Daemon::start(directory, switches, &sections);
         let token = daemon.login();
-        Manager { daemon, token }
+        ManagerProcess { daemon, token }
     }
 
     fn get(&self, path: &str) -> Value {
@@ -87,7 +87,7 @@ impl Manager {
         self.daemon.ask("GET", path, &self.token, "").status == 200
     }
 
-    fn wait(&self, what: &str, mut holds: impl FnMut(&Manager) -> bool) {
+    fn wait(&self, what: &str, mut holds: impl FnMut(&ManagerProcess) -> bool) {
         let begun = Instant::now();
         while !holds(self) {
             assert!(begun.elapsed() < WAIT_MAX, "{what}: {}", self.get("/redfish/v1/Oem/Aquifer"));
@@ -120,7 +120,7 @@ fn program() -> Option<std::path::PathBuf> {
     find().map_err(skip).ok()
 }
 
-fn finish(manager: Manager, rigs: Vec<Rig>, directory: &Path) {
+fn finish(manager: ManagerProcess, rigs: Vec<Rig>, directory: &Path) {
     drop((manager, rigs));
     std::fs::remove_dir_all(directory).expect("removed");
 }
@@ -131,12 +131,12 @@ fn the_ports_and_devices_of_qemus_switch_are_read_and_devices_come_and_go() {
     let directory = directory("q");
     let machine = Machine { ports: 3, devices: vec![0, 1], ..Machine::default() };
     let mut rig = Rig::start(&machine, &program, &directory, "s0");
-    let manager = Manager::start(&directory, machine.ports, 1);
+    let manager = ManagerProcess::start(&directory, machine.ports, 1);
     let port = |number: u8| format!("{SWITCHES}/s0/Ports/{number}");
     manager.wait("the switch is read", |manager| manager.has(&port(3)));
     let body = |number| manager.get(&port(number));
     assert_eq!(body(3)["PortType"], "UpstreamPort");
-    let kind = |manager: &Manager, number| manager.get(&port(number))["CXL"]["ConnectedDeviceType"].clone();
+    let kind = |manager: &ManagerProcess, number| manager.get(&port(number))["CXL"]["ConnectedDeviceType"].clone();
     let (filled, empty) = (kind(&manager, 0), kind(&manager, 2));
     assert_eq!((&filled, kind(&manager, 1)), (&json!("Type3MLD"), json!("Type3MLD")));
     assert_ne!(empty, filled);
@@ -162,7 +162,7 @@ fn dynamic_capacity_of_qemus_device_is_added_with_a_tag_used_and_released() {
     let machine = Machine { ports: 3, devices: vec![0, DC_PORT], dynamic: vec![DC_PORT], shared: None };
     let mut rig = Rig::start(&machine, &program, &directory, "s0");
     let memory = Decoders::program(&rig.qemu, &rig.bus, DC_PORT, DEVICE_BYTES + 2 * REGION_BYTES);
-    let manager = Manager::start(&directory, machine.ports, 1);
+    let manager = ManagerProcess::start(&directory, machine.ports, 1);
     manager.wait("the device is read", |manager| manager.has(&format!("{ENDPOINTS}/Device.s0.1001")));
     let volume =
         |size: &str| json!({ "spec": { "size": size, "pool": "main", "zone": "lab", "class": "cxl" }, "host": "h000" });
@@ -210,7 +210,7 @@ fn two_machines_share_a_devices_memory_as_far_as_each_has_capacity_there() {
     let shared = Some(directory.join("pool"));
     let machine = Machine { ports: 2, devices: vec![0, DC_PORT], dynamic: vec![DC_PORT], shared };
     let rigs: Vec<Rig> = ["s0", "s1"].iter().map(|name| Rig::start(&machine, &program, &directory, name)).collect();
-    let manager = Manager::start(&directory, machine.ports, 2);
+    let manager = ManagerProcess::start(&directory, machine.ports, 2);
     for switch in ["s0", "s1"] {
         let path = format!("{ENDPOINTS}/Device.{switch}.1001");
         manager.wait("the devices are read", |manager| manager.has(&path));

@@ -61,11 +61,11 @@ impl Machine {
             all.extend(["-object".into(), format!("memory-backend-ram,id=vmem{port},share=on,size={DEVICE_BYTES}")]);
             if self.dynamic.contains(port) {
                 let bytes = 2 * REGION_BYTES;
-                let backend = match &self.shared {
+                let memory = match &self.shared {
                     Some(file) => format!("memory-backend-file,mem-path={},", file.display()),
                     None => "memory-backend-ram,".to_owned(),
                 };
-                all.extend(["-object".into(), format!("{backend}id=dcmem{port},share=on,size={bytes}")]);
+                all.extend(["-object".into(), format!("{memory}id=dcmem{port},share=on,size={bytes}")]);
                 device += &format!(",volatile-dc-memdev=dcmem{port},num-dc-regions=2");
             }
             all.extend(["-device".into(), device]);
