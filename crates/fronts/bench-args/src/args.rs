@@ -44,7 +44,8 @@ Bars stand at the end, each met, missed or not measured, and with --check a miss
   gathers over loads          --workload gather --contender in-place,blocking
   Python's, and over memmap   --workload gather-python --contender in-place,blocking,mmap-file
   YCSB: left of DRAM          --workload ycsb-a,ycsb-c
-                              --contender dram,aquifer-emulated:xl-flash-slc,cache,cache:emulated:xl-flash-slc
+                              --contender dram,aquifer-emulated:xl-flash-slc
+                              --contender cache,cache:emulated:xl-flash-slc
   a miss-ratio curve          --overhead curve
 
 Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;

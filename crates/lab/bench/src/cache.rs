@@ -22,8 +22,8 @@ pub const NAMES: &str = "cache (all of it in DRAM) and cache:TIER";
 const NAME: &str = "cache";
 /// Bytes of a record in YCSB's workloads, ten fields of 100 bytes: `--value` in the list of workloads.
 const RECORD_BYTES: u64 = 1000;
-/// What the cache takes for a record beside its bytes: a header of 16 in the log, a key of 16, 8 to the next multiple of
-/// 16; and the key's part of the index (docs/cache.md).
+/// What the cache takes for a record beside its bytes: a header of 16 in the log, a key of 16, 8 to the next multiple
+/// of 16; and the key's part of the index (docs/cache.md).
 const BESIDE_BYTES: u64 = 16 + 16 + 8 + 30;
 /// Room in the log beyond the records, in per cent: half of the requests of workload A replace a record, and what is
 /// replaced is there until it is cleaned.

@@ -31,7 +31,7 @@ const HOT_READS: u32 = 16;
 const SCANNED: u32 = 8;
 /// What the scan prefetches and gives up at a time: the largest block, as blocks that lie partly in a range stay.
 const PART_BYTES: usize = 2 << 20;
-/// What the scan prefetches at most at a time, and keeps announced: a request for more than a space accepts would be cut.
+/// What the scan prefetches at most at a time, and keeps announced.
 const AHEAD_BYTES: usize = 256 << 10;
 
 /// How the scan announces what it does.
@@ -211,7 +211,9 @@ fn measured(parts: &[Read], bytes: u64, fetched_bytes: u64) -> Measured {
 
 /// The figure, and what it was computed from.
 fn figure(kinds: &[Hints], parts: &[Read]) -> Value {
-    let alone = parts[1].hit_ratio();
+    // The warm-ups have no scan either. On a slow disk the first part can end before the hot set is resident.
+    let without = parts[1..2].iter().chain(parts.iter().skip(2).step_by(2));
+    let alone = without.map(Read::hit_ratio).fold(0.0, f64::max);
     let beside: Vec<&Read> = parts.iter().skip(3).step_by(2).collect();
     let ratio = |read: &&Read| if alone > 0.0 { read.hit_ratio() / alone } else { 0.0 };
     let value = beside.iter().map(ratio).fold(f64::INFINITY, f64::min);
