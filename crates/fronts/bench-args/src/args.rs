@@ -73,7 +73,8 @@ pub struct BenchArgs {
     /// aquifer-donors:N, 1 to 8 donors together, each on a host of its own, which is a network namespace. The workloads
     /// kv, lookup, bfs-hints, gather, gather-python and hints use the library and have the contenders blocking, hints,
     /// contexts and in-place: over flash, or over another tier by contexts:dram, contexts:compressed,
-    /// contexts:emulated:PROFILE. Of ycsb-a and ycsb-c, `aquifer cache` can be the server: cache has everything in DRAM,
+    /// contexts:emulated:PROFILE. Of ycsb-a and ycsb-c, `aquifer cache` can be the server: cache has everything in
+    /// DRAM,
     /// cache:TIER what its part of local memory does not hold in a tier
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,
