@@ -53,6 +53,23 @@ static void scattered_ranks_are_each_key_once() {
     for (const int hit : hits) check(hit == 1, "a key has none or several ranks");
 }
 
+static void scrambled_ranks_are_those_of_ycsb() {
+    const Scrambled scrambled(1000);
+    const Zipf ranks(Scrambled::ITEMS, 0.99);
+    Random random{mix64(3)};
+    std::vector<uint64_t> hits(1000);
+    const uint64_t draws = 1000000;
+    for (uint64_t draw = 0; draw < draws; ++draw)
+        ++hits[scrambled.key(ranks.draw([&] { return random.uniform(); }) - 1)];
+    std::vector<uint64_t> order = hits;
+    std::sort(order.rbegin(), order.rend());
+    // Of 10^10 ranks the first has one part in 26.469 (YCSB's constant zeta), and each key its part of all others.
+    const double first = static_cast<double>(order[0]) / draws;
+    check(first > 0.036 && first < 0.041, "the most popular key has " + std::to_string(first));
+    check(hits[scrambled.key(0)] == order[0] && hits[scrambled.key(1)] == order[1], "the first ranks are not the first keys");
+    check(order[999] > 100, "a key is hardly ever drawn, although many ranks share it");
+}
+
 static void percentiles_are_right_to_one_part_in_64() {
     Histogram times;
     check(times.percentile_us(0.99) == 0, "no times have no percentile");
@@ -133,6 +150,7 @@ int main() {
     ranks_follow_the_law(100000, 1.0);
     ranks_follow_the_law(524288, 0.99);
     scattered_ranks_are_each_key_once();
+    scrambled_ranks_are_those_of_ycsb();
     percentiles_are_right_to_one_part_in_64();
     wrong_values_are_told_apart();
     any_of_the_writes_under_way_may_be_the_last();

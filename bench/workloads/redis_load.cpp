@@ -4,7 +4,7 @@
 // Loads a private Redis server with values, requests them by Zipf's law, and checks every byte that comes back.
 //
 // The words after `--` start the server, as in `redis_load -- aquifer run --dram 300MiB --`; without any, it runs
-// natively. The figure is the number of requests answered per second, measured after all keys have been loaded and a
+// natively. With --cache, they are all of the command of `aquifer cache`, which is loaded instead. The figure is the number of requests answered per second, measured after all keys have been loaded and a
 // warm-up with the same requests. At the end every key is read. With --save, BGSAVE runs while the requests go on, and
 // the figure covers these requests; then a native server loads the dump, in which each key must have a value that it
 // had when BGSAVE was called.
@@ -64,16 +64,19 @@ static void enter_directory(const std::string &wanted) {
 // Generates random requests.
 class Load {
   public:
-    Load(uint64_t keys, double exponent, uint64_t sets_percent, uint64_t seed, Versions &versions)
+    Load(uint64_t keys, double exponent, bool is_scrambled, uint64_t sets_percent, uint64_t seed, Versions &versions)
         : versions_(versions),
-          ranks_(keys, exponent),
+          ranks_(is_scrambled ? Scrambled::ITEMS : keys, exponent),
           scatter_(keys, 7),
+          scrambled_(keys),
+          is_scrambled_(is_scrambled),
           random_{mix64(seed)},
           sets_percent_(sets_percent) {}
 
     // Scatters ranks over the keys, so that neighbours in memory are not requested equally often.
     bool draw(Request &request) {
-        const uint64_t key = scatter_.forward(ranks_.draw([&] { return random_.uniform(); }) - 1);
+        const uint64_t rank = ranks_.draw([&] { return random_.uniform(); }) - 1;
+        const uint64_t key = is_scrambled_ ? scrambled_.key(rank) : scatter_.forward(rank);
         request.key = static_cast<uint32_t>(key);
         request.kind = random_.next() % 100 < sets_percent_ ? Request::Set : Request::Get;
         request.window = versions_.window(request.key);
@@ -84,6 +87,8 @@ class Load {
     Versions &versions_;
     const Zipf ranks_;
     const Permutation scatter_;
+    const Scrambled scrambled_;
+    const bool is_scrambled_;
     Random random_;
     uint64_t sets_percent_;
 };
@@ -165,6 +170,9 @@ int main(int argc, char **argv) {
                            {"sets", "10", "per cent of the requests that are SET; the others are GET"},
                            {"connections", "50", "connections"},
                            {"pipeline", "1", "requests that are sent at once on each connection"},
+                           {"scrambled", nullptr, "draw keys as YCSB does: of 10^10 ranks, hashed"},
+                           {"cores", "0", "CPUs that the server may use; 0 for all"},
+                           {"cache", nullptr, "what is behind -- is all of `aquifer cache`, and runs instead of Redis"},
                            {"warmup", "10", "seconds of requests before they count"},
                            {"seconds", "10", "how long to measure"},
                            {"seed", "1", "seed of the requests"},
@@ -184,7 +192,11 @@ int main(int argc, char **argv) {
     const uint64_t connections = options.count("connections", 1, 1000), depth = options.count("pipeline", 1, 10000);
     const std::string program = options.text("server");
     std::vector<std::string> command = options.has("footprint") ? std::vector<std::string>() : options.words();
-    command.push_back(program);
+    const Server::Kind kind = options.has("cache") && !options.has("footprint") ? Server::Cache : Server::Redis;
+    if (kind == Server::Redis) command.push_back(program);
+    else if (options.has("save") || options.has("planted")) usage_error("--cache cannot save, and has no planted error");
+    else if (command.empty()) usage_error("--cache needs the command of aquifer cache behind --");
+    const uint64_t cores = options.count("cores", 0, 1024);
 
     struct sigaction stopper{};
     stopper.sa_handler = [](int signal) { stop_signal = signal; };
@@ -193,13 +205,13 @@ int main(int argc, char **argv) {
 
     Versions versions(keys);
     Values values(value_bytes);
-    Load load(keys, exponent, sets_percent, seed, versions);
+    Load load(keys, exponent, options.has("scrambled"), sets_percent, seed, versions);
     Counts loaded, warm, measured, saving, read, dump;
     Snapshot snapshot;
     Usage usage;
     uint64_t resident_bytes = 0;
     {
-        Server server(command, directory);
+        Server server(command, directory, kind, cores);
         Clients clients(connections, versions, values);
         const auto now = [&](uint32_t key) { return versions.window(key); };
         each_key(clients, keys, Request::Set, loaded, now);
@@ -226,7 +238,7 @@ int main(int argc, char **argv) {
     Result result("redis_load");
     const uint64_t checked = warm.gets + measured.gets + saving.gets + read.gets + dump.gets;
     result.number("keys", keys).number("value_bytes", value_bytes).real("exponent", exponent);
-    result.number("sets_percent", sets_percent).number("connections", connections).number("pipeline", depth);
+    result.number("cores", cores).number("sets_percent", sets_percent).number("connections", connections).number("pipeline", depth);
     result.real("load_seconds", loaded.seconds).number("loaded_resident_bytes", resident_bytes);
     result.number("values_checked", checked);
     if (options.has("save")) result.real("save_seconds", snapshot.seconds).number("dump_keys", dump.gets);

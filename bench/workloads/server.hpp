@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// A private Redis server: runs in its own directory under any given command, is reached through a socket there, and
-// ends with this program however it ends.
+// A private server: Redis, which is reached through a socket in its directory, or `aquifer cache`, which is reached
+// through a port of this machine. It runs under any given command, and ends with this program however it ends.
 
 #pragma once
 
@@ -11,6 +11,9 @@
 #include <cstdio>
 #include <fcntl.h>
 #include <fstream>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sched.h>
 #include <string>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -40,6 +43,8 @@ inline volatile std::sig_atomic_t stop_signal = 0;
 inline pid_t server_process = 0;
 // The initial working directory, to which relative paths in the server's command refer.
 inline int start_directory = AT_FDCWD;
+// The port of `aquifer cache`; 0 for Redis.
+inline uint16_t server_port = 0;
 
 // Ends the program if a signal has arrived, so that the signal is reported and not the error that it caused.
 inline void check_signals() {
@@ -63,7 +68,22 @@ inline void end_server() {
     ended_within(END_SECONDS_MAX, status);
 }
 
+inline int connect_to_port() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(server_port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) trouble(std::string("socket: ") + std::strerror(errno));
+    const int on = 1;
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (::connect(fd, reinterpret_cast<sockaddr *>(&address), sizeof address) == 0) return fd;
+    ::close(fd);
+    return -1;
+}
+
 inline int connect_to_server() {
+    if (server_port != 0) return connect_to_port();
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::snprintf(address.sun_path, sizeof address.sun_path, "%s", SOCKET_NAME);
@@ -76,22 +96,33 @@ inline int connect_to_server() {
 
 class Server {
   public:
-    // `command`: the words up to and including the server's own program. The working directory is the server's
-    // directory.
-    explicit Server(const std::vector<std::string> &command, const std::string &directory) {
+    enum Kind { Redis, Cache };
+
+    // `command`: the words up to and including Redis' own program, or all words of `aquifer cache` but the address. The
+    // working directory is the server's directory. `cores`: the CPUs that it may use; 0 for all.
+    explicit Server(const std::vector<std::string> &command, const std::string &directory, Kind kind = Redis,
+                    uint64_t cores = 0)
+        : kind_(kind), cores_(cores) {
         std::vector<std::string> words = command;
         const auto add = [&](std::initializer_list<const char *> more) {
             words.insert(words.end(), more.begin(), more.end());
         };
-        add({"--port", "0", "--unixsocket", SOCKET_NAME, "--dir", directory.c_str()});
-        add({"--dbfilename", DUMP_NAME, "--save", "", "--appendonly", "no", "--daemonize", "no"});
+        if (kind_ == Cache) {
+            add({"--listen", "127.0.0.1:0"});
+        } else {
+            add({"--port", "0", "--unixsocket", SOCKET_NAME, "--dir", directory.c_str()});
+            add({"--dbfilename", DUMP_NAME, "--save", "", "--appendonly", "no", "--daemonize", "no"});
+        }
         start(words);
         control_ = greet();
         process_ = info("server", "process_id");
     }
     Server(const Server &) = delete;
     Server &operator=(const Server &) = delete;
-    ~Server() { ::close(control_); }
+    ~Server() {
+        ::close(control_);
+        server_port = 0;
+    }
 
     // Sends one command and returns its reply, on a connection that is used for nothing else.
     std::string ask(const std::vector<std::string> &words) {
@@ -126,11 +157,15 @@ class Server {
     const std::string &process() const { return process_; }
 
     void end() {
-        std::string request;
-        add_command(request, 2);
-        add_word(request, "SHUTDOWN");
-        add_word(request, "NOSAVE");
-        ::send(control_, request.data(), request.size(), MSG_NOSIGNAL);
+        if (kind_ == Cache) {
+            ::kill(server_process, SIGTERM);
+        } else {
+            std::string request;
+            add_command(request, 2);
+            add_word(request, "SHUTDOWN");
+            add_word(request, "NOSAVE");
+            ::send(control_, request.data(), request.size(), MSG_NOSIGNAL);
+        }
         int status = 0;
         if (!ended_within(END_SECONDS_MAX, status)) trouble("the server does not end");
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
@@ -152,7 +187,32 @@ class Server {
     }
 
   private:
-    static void start(const std::vector<std::string> &words) {
+    // The first CPUs that this program may use.
+    static void use_cores(uint64_t cores) {
+        cpu_set_t all, some;
+        CPU_ZERO(&some);
+        if (::sched_getaffinity(0, sizeof all, &all) != 0) ::_exit(127);
+        uint64_t chosen = 0;
+        for (int cpu = 0; cpu < CPU_SETSIZE && chosen < cores; ++cpu) {
+            if (!CPU_ISSET(cpu, &all)) continue;
+            CPU_SET(cpu, &some);
+            ++chosen;
+        }
+        if (::sched_setaffinity(0, sizeof some, &some) != 0) ::_exit(127);
+    }
+
+    // The port that `aquifer cache` has printed; 0 if it has not yet.
+    static uint16_t printed_port() {
+        std::ifstream log(LOG_NAME);
+        std::string line;
+        const std::string before = "listening on 127.0.0.1:";
+        while (std::getline(log, line))
+            if (line.rfind(before, 0) == 0)
+                return static_cast<uint16_t>(std::strtoul(line.c_str() + before.size(), nullptr, 10));
+        return 0;
+    }
+
+    void start(const std::vector<std::string> &words) {
         std::vector<char *> arguments;
         for (const std::string &word : words) arguments.push_back(const_cast<char *>(word.c_str()));
         arguments.push_back(nullptr);
@@ -165,6 +225,7 @@ class Server {
             // Ends the server if this program is killed.
             ::prctl(PR_SET_PDEATHSIG, SIGTERM);
             if (::getppid() != parent || ::fchdir(start_directory) != 0) ::_exit(127);
+            if (cores_ != 0) use_cores(cores_);
             ::dup2(log, STDOUT_FILENO);
             ::dup2(log, STDERR_FILENO);
             ::execvp(arguments[0], arguments.data());
@@ -180,6 +241,7 @@ class Server {
             check_signals();
             int status = 0;
             if (ended_within(0, status)) trouble("the server does not start: " + last_words());
+            if (kind_ == Cache && (server_port = printed_port()) == 0) continue;
             const int fd = connect_to_server();
             if (fd < 0) continue;
             const timeval timeout{static_cast<time_t>(REPLY_SECONDS_MAX), 0};
@@ -193,6 +255,8 @@ class Server {
         trouble("the server does not answer");
     }
 
+    const Kind kind_;
+    const uint64_t cores_;
     int control_ = -1;
     std::string process_;
 };

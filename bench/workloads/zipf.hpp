@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Draws ranks that follow Zipf's law, and the random numbers for it.
+// Draws ranks that follow Zipf's law, the random numbers for it, and the keys of ranks in YCSB.
 
 #pragma once
 
@@ -36,6 +36,25 @@ class Zipf {
         return s_ == 1.0 ? std::exp(y) : std::pow(std::max(0.0, 1.0 + y * (1.0 - s_)), 1.0 / (1.0 - s_));
     }
     double n_, s_, low_, high_, shortcut_;
+};
+
+// Scrambles ranks as YCSB does (ScrambledZipfianGenerator): ranks are drawn of ten thousand million items, however many
+// keys there are, and a rank's key is its FNV-1a hash, as a signed number without its sign, modulo the keys. So several
+// ranks share a key, and the most popular key has about 4 % of the requests.
+class Scrambled {
+  public:
+    static constexpr uint64_t ITEMS = 10000000000;
+    explicit Scrambled(uint64_t keys) : keys_(keys) {}
+
+    uint64_t key(uint64_t rank) const {
+        uint64_t hash = 0xcbf29ce484222325;
+        for (int byte = 0; byte < 8; ++byte, rank >>= 8) hash = (hash ^ (rank & 0xff)) * 0x100000001b3;
+        const int64_t with_sign = static_cast<int64_t>(hash);
+        return (with_sign < 0 ? -static_cast<uint64_t>(with_sign) : static_cast<uint64_t>(with_sign)) % keys_;
+    }
+
+  private:
+    uint64_t keys_;
 };
 
 struct Random {

@@ -39,8 +39,13 @@ Bars stand at the end, each met, missed or not measured, and with --check a miss
   a read from a donor, TLS    --overhead donor
   contexts left of dram       --workload kv --contender dram,contexts:emulated:xl-flash-slc
   contexts, hints over loads  --workload lookup,bfs-hints
+  what hints are worth        --workload hints
   contexts over mmap, swap    --workload lookup --contender contexts,mmap-file,swap-disk,fio
   gathers over loads          --workload gather --contender in-place,blocking
+  Python's, and over memmap   --workload gather-python --contender in-place,blocking,mmap-file
+  YCSB: left of DRAM          --workload ycsb-a,ycsb-c
+                              --contender dram,aquifer-emulated:xl-flash-slc
+                              --contender cache,cache:emulated:xl-flash-slc
   a miss-ratio curve          --overhead curve
 
 Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;
@@ -66,8 +71,11 @@ pub struct BenchArgs {
     ///
     /// Only when they are named: aquifer-compressed, aquifer-flash-encrypted, aquifer-emulated:PROFILE, and
     /// aquifer-donors:N, 1 to 8 donors together, each on a host of its own, which is a network namespace. The workloads
-    /// kv, lookup, bfs-hints and gather use the library and have the contenders blocking, hints, contexts and in-place:
-    /// over flash, or over another tier by contexts:dram, contexts:compressed, contexts:emulated:PROFILE
+    /// kv, lookup, bfs-hints, gather, gather-python and hints use the library and have the contenders blocking, hints,
+    /// contexts and in-place: over flash, or over another tier by contexts:dram, contexts:compressed,
+    /// contexts:emulated:PROFILE. Of ycsb-a and ycsb-c, `aquifer cache` can be the server: cache has everything in
+    /// DRAM,
+    /// cache:TIER what its part of local memory does not hold in a tier
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,
     /// Local memory in per cent of the workload's footprint [default: 30,50,70; docs/library.md has others]
@@ -94,10 +102,10 @@ pub struct BenchArgs {
     /// Graph workloads and matmul: trials in one run
     #[arg(long)]
     pub trials: Option<u32>,
-    /// Random access, pointer chase, kv, lookup, gather: how long one run measures [default: 5s]; Redis [10s]
+    /// Random access, pointer chase, kv, lookup, gather, hints: how long one run measures [default: 5s]; Redis [10s]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
     pub seconds: Option<Duration>,
-    /// Threads of every program [default: one per CPU]
+    /// Threads of every program [default: one per CPU]; of ycsb-a and ycsb-c, the CPUs of the server
     #[arg(long)]
     pub threads: Option<u32>,
     /// Directory on the disk to measure: flash tier, swap file and mapped file lie there

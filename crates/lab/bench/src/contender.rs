@@ -6,6 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::cache::{self, InCache};
 use crate::hosts::HOSTS_MAX;
 use crate::library::{self, InLibrary};
 
@@ -44,6 +45,8 @@ pub enum Contender {
     AquiferEmulated(String),
     /// As `AquiferDonor`, over shared memory.
     AquiferShm,
+    /// `aquifer cache` instead of Redis as the server of a workload.
+    Cache(InCache),
     /// A workload that uses the library, in one of its ways. Its space's budget is the local memory.
     Library(InLibrary),
     /// Kernel swap.
@@ -143,6 +146,7 @@ impl fmt::Display for Contender {
             Self::AquiferDram => "aquifer-dram",
             Self::AquiferShm => "aquifer-shm",
             Self::AquiferEmulated(profile) => return f.pad(&format!("{EMULATED}{profile}")),
+            Self::Cache(cache) => return cache.fmt(f),
             Self::Library(library) => return library.fmt(f),
             Self::Swap(SwapKind::Disk) => "swap-disk",
             Self::Swap(SwapKind::Ram) => "swap-ram",
@@ -178,8 +182,9 @@ impl FromStr for Contender {
             _ => return parameterised(text).ok_or_else(|| {
                 format!(
                     "'{text}' is not a contender; choose from {STANDARD},{COMPRESSED},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to \
-                     {HOSTS_MAX}); workloads that use the library also have {}",
-                    library::NAMES
+                     {HOSTS_MAX}); workloads that use the library also have {}; ycsb-a and ycsb-c also have {}",
+                    library::NAMES,
+                    cache::NAMES
                 )
             }),
         })
@@ -190,6 +195,9 @@ impl FromStr for Contender {
 fn parameterised(text: &str) -> Option<Contender> {
     if let Ok(library) = text.parse() {
         return Some(Contender::Library(library));
+    }
+    if let Ok(cache) = text.parse() {
+        return Some(Contender::Cache(cache));
     }
     if let Some(number) = text.strip_prefix(DONORS) {
         return (1..=HOSTS_MAX).find(|count| count.to_string() == number).map(Contender::AquiferDonors);

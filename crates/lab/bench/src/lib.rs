@@ -19,6 +19,7 @@
 //! ```
 
 mod args;
+mod cache;
 mod certificates;
 mod cgroup;
 mod contender;

@@ -16,12 +16,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::fio::{self, FioPoint};
-use crate::ratios::{Better, Spread, compare};
+use crate::ratios::{Better, Ratio, Spread, compare};
 use crate::record::{Run, Summary, figures};
 use crate::verdict::{Bar, Verdict, from_ratio};
 
 /// The file name of the program.
 pub const PROGRAM: &str = "aquifer-workloads";
+/// The file name of the script that uses the Python package.
+pub const GATHER_PYTHON: &str = "gather_python";
 /// The contenders that run when none is named and every workload uses the library.
 pub const STANDARD: &str = "dram,blocking,hints,contexts,in-place";
 /// How the names of the contenders are written after the standard ones.
@@ -49,11 +51,48 @@ const WAYS: [(Way, &str); 4] =
 
 /// The tier of the program's space.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Tier {
+pub enum Tier {
     Compressed,
     Dram,
     Emulated(String),
     Flash,
+}
+
+impl Tier {
+    /// The tier as `aquifer run --tier` takes it. `place` is the file of a flash tier.
+    pub fn spec(&self, place: &str, bytes: u64) -> String {
+        match self {
+            Self::Compressed => format!("compressed:size={bytes}"),
+            Self::Dram => format!("dram:size={bytes}"),
+            Self::Emulated(profile) => format!("emulated:{profile},size={bytes}"),
+            Self::Flash => format!("flash:{place},size={bytes}"),
+        }
+    }
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Compressed => f.write_str("compressed"),
+            Self::Dram => f.write_str("dram"),
+            Self::Emulated(profile) => write!(f, "emulated:{profile}"),
+            Self::Flash => f.write_str("flash"),
+        }
+    }
+}
+
+impl FromStr for Tier {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text.split_once(':') {
+            None if text == "compressed" => Ok(Self::Compressed),
+            None if text == "dram" => Ok(Self::Dram),
+            None if text == "flash" => Ok(Self::Flash),
+            Some(("emulated", profile)) if !profile.is_empty() => Ok(Self::Emulated(profile.to_owned())),
+            _ => Err(()),
+        }
+    }
 }
 
 /// One way over one tier, as a contender.
@@ -64,6 +103,11 @@ pub struct InLibrary {
 }
 
 impl InLibrary {
+    /// How it reads.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
     /// Whether all its memory is within the limit, or on a disk.
     pub fn is_limited(&self) -> bool {
         matches!(self.tier, Tier::Compressed | Tier::Flash)
@@ -71,12 +115,7 @@ impl InLibrary {
 
     /// The arguments of the program. `place` is the file of a flash tier.
     pub fn words(&self, local_bytes: u64, place: &str, tier_bytes: u64) -> Vec<String> {
-        let tier = match &self.tier {
-            Tier::Compressed => format!("compressed:size={tier_bytes}"),
-            Tier::Dram => format!("dram:size={tier_bytes}"),
-            Tier::Emulated(profile) => format!("emulated:{profile},size={tier_bytes}"),
-            Tier::Flash => format!("flash:{place},size={tier_bytes}"),
-        };
+        let tier = self.tier.spec(place, tier_bytes);
         ["--way", name_of(self.way), "--dram", &local_bytes.to_string(), "--tier", &tier].map(str::to_owned).to_vec()
     }
 }
@@ -89,10 +128,8 @@ impl fmt::Display for InLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let way = name_of(self.way);
         match &self.tier {
-            Tier::Compressed => f.pad(&format!("{way}:compressed")),
-            Tier::Dram => f.pad(&format!("{way}:dram")),
-            Tier::Emulated(profile) => f.pad(&format!("{way}:emulated:{profile}")),
             Tier::Flash => f.pad(way),
+            tier => f.pad(&format!("{way}:{tier}")),
         }
     }
 }
@@ -103,14 +140,7 @@ impl FromStr for InLibrary {
     fn from_str(text: &str) -> Result<Self, ()> {
         let (name, tier) = text.split_once(':').unwrap_or((text, "flash"));
         let (way, _) = WAYS.iter().find(|(_, known)| *known == name).ok_or(())?;
-        let tier = match tier.split_once(':') {
-            None if tier == "compressed" => Tier::Compressed,
-            None if tier == "dram" => Tier::Dram,
-            None if tier == "flash" => Tier::Flash,
-            Some(("emulated", profile)) if !profile.is_empty() => Tier::Emulated(profile.to_owned()),
-            _ => return Err(()),
-        };
-        Ok(Self { way: *way, tier })
+        Ok(Self { way: *way, tier: tier.parse()? })
     }
 }
 
@@ -169,16 +199,39 @@ const fn bar(workload: &'static str, percent: u32, ours: &'static str, theirs: &
 }
 
 /// The bars of these workloads. Those of `kv` are what its device's document promises of DRAM's throughput.
-pub const BARS: [Bar; 7] = [
+pub const BARS: [Bar; 14] = [
     Bar { aim: Some(0.95), ..bar("kv", 25, "contexts:emulated:xl-flash-slc", "dram", 0.9) },
     bar("kv", 25, "contexts:emulated:xl-flash-mlc", "dram", 0.8),
     bar("lookup", 10, "contexts", "blocking", 5.0),
     bar("lookup", 10, "contexts", "mmap-file", 1.0),
     bar("lookup", 10, "contexts", "swap-disk", 1.0),
     bar("bfs-hints", 30, "hints", "blocking", 2.0),
+    bar("bfs-hints", 30, "contexts", "blocking", 2.0),
     // Over loads of one item after the other.
     bar("gather", 30, "in-place", "blocking", 3.0),
+    bar("gather-python", 30, "in-place", "blocking", 3.0),
+    bar("gather-python", 30, "in-place", "mmap-file", 2.0),
+    bar("ycsb-a", 75, "aquifer-emulated:xl-flash-slc", "dram", 0.95),
+    bar("ycsb-a", 75, "cache:emulated:xl-flash-slc", "cache", 0.95),
+    bar("ycsb-c", 75, "aquifer-emulated:xl-flash-slc", "dram", 0.95),
+    bar("ycsb-c", 75, "cache:emulated:xl-flash-slc", "cache", 0.95),
 ];
+
+/// Hits of the hot set beside a scan with hints, over those without a scan.
+const HOT_HITS_MIN: f64 = 0.98;
+
+/// What hints about a scan are worth: the figure of `hints` is a ratio by itself.
+pub fn judge_hints(runs: &[Run]) -> Verdict {
+    let (figures, without) = (figures(runs, "hints", 25, "hints"), figures(runs, "hints", 25, "blocking"));
+    let values = |series: &[(u32, f64)]| series.iter().map(|(_, value)| *value).collect::<Vec<f64>>();
+    let ratio = Spread::of(&values(&figures)).map(|all| Ratio { ratio: all.median, min: all.min, max: all.max });
+    let text = "hints at 25 %: hits of a hot set beside a scan with hints, over those without a scan";
+    let mut verdict = from_ratio(text.into(), HOT_HITS_MIN, None, ratio, "hints has no figure".into());
+    if let Some(without) = Spread::of(&values(&without)) {
+        verdict.note = format!("without hints {:.3}", without.median);
+    }
+    verdict
+}
 
 /// Lookups by contexts against what the disk can do with as many reads of a page at a time.
 pub fn judge_lookups(runs: &[Run], points: &[FioPoint]) -> Verdict {
@@ -241,6 +294,19 @@ mod tests {
         assert_eq!((verdict.measured, verdict.met), (Some(0.9), Some(true)));
         assert!(verdict.note.contains("depth 64"), "{}", verdict.note);
         assert_eq!(judge_lookups(&runs, &[]).met, None);
+    }
+
+    #[test]
+    fn hints_are_judged_by_their_own_figure() {
+        let runs = [
+            run("hints", 25, "hints", 0, 0.97, Better::Higher),
+            run("hints", 25, "hints", 1, 0.99, Better::Higher),
+            run("hints", 25, "blocking", 0, 0.5, Better::Higher),
+        ];
+        let verdict = judge_hints(&runs);
+        assert_eq!((verdict.measured, verdict.met), (Some(0.98), Some(true)));
+        assert_eq!((verdict.min, verdict.max, verdict.note.as_str()), (Some(0.97), Some(0.99), "without hints 0.500"));
+        assert_eq!(judge_hints(&[]).met, None);
     }
 
     #[test]

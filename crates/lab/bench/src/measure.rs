@@ -10,6 +10,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::args::Settings;
+use crate::cache;
 use crate::cgroup::{Cgroup, Hierarchy, Measured};
 use crate::contender::Contender;
 use crate::failure::BenchFailure;
@@ -24,6 +25,7 @@ use crate::result::{figure_of, parse_output};
 use crate::size::{MIB, format_size};
 use crate::swap::SwapArea;
 use crate::undo::{self, CERTIFICATES_KIND, SERVER_KIND, Undo, UndoList};
+use crate::workload::{Input, Workload};
 
 /// In a small limit the kernel occasionally kills a program all of whose pages are being swapped out, although swap has
 /// room. A baseline must not lose its figure because of that.
@@ -184,7 +186,18 @@ impl Bench<'_> {
         if matches!(step.contender, Contender::MmapFile | Contender::Umap) {
             words.extend(["--file".into(), arrays.display().to_string()]);
         }
-        if let Some(name) = workload.server() {
+        if workload.is_ycsb() {
+            words.extend(self.settings.threads.iter().flat_map(|cores| ["--cores".to_owned(), cores.to_string()]));
+        }
+        if let Contender::Cache(in_cache) = &step.contender {
+            let program = program_path(&self.settings.programs, cache::PROGRAM);
+            let program = fs::canonicalize(program)
+                .map_err(|error| BenchFailure::io(format!("cannot find {}", cache::PROGRAM), &error))?;
+            words.extend(["--cache".into(), "--dir".into(), server.display().to_string(), "--".into()]);
+            words.append(&mut around);
+            words.push(program.display().to_string());
+            words.extend(in_cache.words(self.records_bytes(workload), step.local_percent, place));
+        } else if let Some(name) = workload.server() {
             let installed = find_program(name).ok_or_else(|| {
                 BenchFailure::trouble(format!("{name} is not installed any more"), "install it again")
             })?;
@@ -201,6 +214,12 @@ impl Bench<'_> {
             command.env("UMAP_BUFSIZE", (step.local_bytes / page).max(1).to_string());
         }
         Ok(command)
+    }
+
+    /// Bytes of all values of a workload with a server.
+    fn records_bytes(&self, workload: &Workload) -> u64 {
+        let Input::Server { bytes, .. } = workload.input else { return 0 };
+        self.settings.sizing.bytes.unwrap_or(bytes)
     }
 
     /// The words before a program that runs under the pager; none for other contenders.

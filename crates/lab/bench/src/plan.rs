@@ -35,12 +35,16 @@ pub struct Measured {
 #[derive(Debug, Clone, Default)]
 pub struct Obstacles {
     pub aquifer: Option<String>,
+    /// `aquifer cache`.
+    pub cache: Option<String>,
     pub fio: Option<String>,
     /// Separate hosts, for several donors.
     pub hosts: Option<String>,
     pub limit: Option<String>,
     /// Servers of workloads that are not installed, by their programs.
     pub missing_servers: Vec<&'static str>,
+    /// A Python with NumPy and the package.
+    pub python: Option<String>,
     /// Any swap at all.
     pub swap: Option<String>,
     pub swap_ram: Option<String>,
@@ -91,6 +95,12 @@ impl Obstacles {
         if let Some(server) = workload.server().filter(|server| self.missing_servers.contains(server)) {
             return Some(format!("{server} is not installed; install Redis, 6 or newer"));
         }
+        if let Some(reason) = self.python.as_ref().filter(|_| workload.is_python()) {
+            return Some(reason.clone());
+        }
+        if workload.is_about_library() && !matches!(contender, Contender::Library(_)) {
+            return Some("its figure says what hints of the library are worth".to_owned());
+        }
         let no_file = workload.no_file.map(str::to_string);
         match contender.kind() {
             // Another build is never nested in another build.
@@ -112,9 +122,16 @@ impl Obstacles {
                 };
                 self.limit.clone().or_else(|| self.swap.clone()).or(own)
             }
-            Contender::Library(_) if !workload.uses_library() => {
-                Some("it does not use the library; kv, lookup, bfs-hints and gather do".to_owned())
+            Contender::Library(_) if !workload.uses_library() => Some(
+                "it does not use the library; kv, lookup, bfs-hints, gather, gather-python and hints do".to_owned(),
+            ),
+            Contender::Library(library) if !workload.ways().contains(&library.way()) => {
+                Some("its program does not read in this way".to_owned())
             }
+            Contender::Cache(_) if !workload.is_ycsb() => {
+                Some("only ycsb-a and ycsb-c can have it as server".to_owned())
+            }
+            Contender::Cache(_) => self.cache.clone(),
             Contender::Library(_) => None,
             Contender::MmapFile => self.limit.clone().or(no_file),
             Contender::Umap if workload.uses_library() => Some("it is not built for UMap".to_owned()),
@@ -241,6 +258,31 @@ mod tests {
         assert!(
             plan.skipped.iter().all(|it| it.workload == "stream" && it.reason.contains("does not use the library"))
         );
+    }
+
+    #[test]
+    fn a_workload_that_is_about_hints_or_python_has_the_ways_of_its_program_alone() {
+        let names = contenders("dram,blocking,hints,contexts,in-place,mmap-file");
+        let all = [measured("hints"), measured("gather-python")];
+        let plan = plan(&all, &[30], &names, 1, &Obstacles::default());
+        let steps: Vec<_> = plan.steps.iter().map(|s| format!("{} {}", s.workload.name, s.contender)).collect();
+        let of_python = ["dram", "blocking", "in-place", "mmap-file"].map(|name| format!("gather-python {name}"));
+        assert_eq!(steps, [&["hints blocking".to_owned(), "hints hints".to_owned()][..], &of_python].concat());
+        let obstacles = Obstacles { python: Some("no NumPy".into()), ..Obstacles::default() };
+        let plan = super::plan(&[measured("gather-python")], &[30], &names, 1, &obstacles);
+        assert!(plan.steps.is_empty() && plan.skipped.iter().all(|skipped| skipped.reason == "no NumPy"));
+    }
+
+    #[test]
+    fn the_cache_is_a_server_of_ycsb_alone() {
+        let names = contenders("dram,cache,cache:emulated:xl-flash-slc");
+        let both = [measured("ycsb-a"), measured("redis")];
+        let plan = plan(&both, &[75], &names, 1, &Obstacles::default());
+        let steps: Vec<_> = plan.steps.iter().map(|s| format!("{} {}", s.workload.name, s.contender)).collect();
+        assert_eq!(steps, ["ycsb-a dram", "ycsb-a cache", "ycsb-a cache:emulated:xl-flash-slc", "redis dram"]);
+        let obstacles = Obstacles { cache: Some("not built".into()), ..Obstacles::default() };
+        let plan = super::plan(&both[..1], &[75], &names, 1, &obstacles);
+        assert_eq!(plan.skipped.iter().filter(|skipped| skipped.reason == "not built").count(), 2);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::args::Settings;
+use crate::cache;
 use crate::certificates;
 use crate::cgroup::Hierarchy;
 use crate::contender::{Contender, SwapKind};
@@ -126,7 +127,7 @@ pub fn footprints(
     interrupt: &Interrupt,
 ) -> Result<Vec<Measured>, BenchFailure> {
     // The same server with the same values is filled once.
-    let mut filled: Option<(Input, u64)> = None;
+    let mut filled: Option<((Input, bool), u64)> = None;
     let mut footprint = |workload: &'static Workload| {
         if workload.is_own() {
             return own::footprint(workload, settings, interrupt);
@@ -137,10 +138,11 @@ pub fn footprints(
             // value.
             return Ok(settings.sizing.bytes.unwrap_or(bytes) / 2 * 3);
         }
-        if let Some((_, bytes)) = filled.filter(|(input, _)| *input == workload.input) {
+        let values = (workload.input, workload.is_ycsb());
+        if let Some((_, bytes)) = filled.filter(|(known, _)| *known == values) {
             return Ok(bytes);
         }
-        if let Some((_, None)) = server {
+        if matches!(server, Some((_, None))) || (workload.is_python() && python_obstacle().is_some()) {
             return Ok(0); // Nothing runs with this value: the plan skips what is not installed.
         }
         if workload.is_graph() && settings.plan_only && !graph.exists() {
@@ -161,7 +163,7 @@ pub fn footprints(
             BenchFailure::usage(format!("{} refused its arguments: {}", workload.name, finished.complaint()), "")
         })?;
         if server.is_some() {
-            filled = Some((workload.input, bytes));
+            filled = Some((values, bytes));
         }
         Ok(bytes)
     };
@@ -197,12 +199,16 @@ pub fn obstacles(
         let maps_files = one.workload.no_file.is_none() && !one.workload.uses_library();
         maps_files && !settings.programs.join(format!("{}_umap", one.workload.program)).is_file()
     });
+    let asked_cache = settings.contenders.iter().any(|contender| matches!(contender, Contender::Cache(_)));
+    let asked_python = measured.iter().any(|one| one.workload.is_python());
     Obstacles {
         aquifer: (!aquifer).then(|| "there is no aquifer binary; build it, or say --aquifer FILE".to_string()),
+        cache: asked_cache.then(|| cache::obstacle(&settings.programs)).flatten(),
         fio: asked(&Contender::Fio).then(fio::obstacle).flatten(),
         hosts: asked_hosts.then(|| hosts::obstacle(token, settings.cable_rate)).flatten(),
         limit: hierarchy.as_ref().err().map(ToString::to_string),
         missing_servers: servers.filter(|server| find_program(server).is_none()).collect(),
+        python: asked_python.then(python_obstacle).flatten(),
         swap: swap::obstacle(),
         swap_ram: swap::obstacle_ram(largest),
         swap_zram: asked(&Contender::Swap(SwapKind::Zram)).then(swap::obstacle_zram).flatten(),
@@ -214,6 +220,16 @@ pub fn obstacles(
             )
         }),
     }
+}
+
+/// Why a script that uses the Python package cannot run; None if it can.
+fn python_obstacle() -> Option<String> {
+    let asked = Command::new("python3").args(["-c", "import aquifer, numpy"]).output();
+    let is_there = asked.is_ok_and(|output| output.status.success());
+    (!is_there).then(|| {
+        "python3 has no NumPy, or not the package aquifer; install NumPy, and the wheel that `make python` makes"
+            .to_owned()
+    })
 }
 
 /// Prepares each kind of swap that the plan needs, and tries it once. A kind that fails is removed from the plan.

@@ -102,6 +102,9 @@ pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
     if ran("lookup") {
         verdicts.push(library::judge_lookups(runs, fio));
     }
+    if ran("hints") {
+        verdicts.push(library::judge_hints(runs));
+    }
     verdicts.extend(judge_budget(runs));
     verdicts.extend(judge_below_budget(runs));
     verdicts.extend(average_loss(runs));

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The list of workloads: which program, with which arguments, with which footprint.
+//! What a workload is: which program, with which arguments, with which footprint.
 //!
 //! The programs are those of `bench/workloads`. A program reports its footprint when called with `--footprint`, and
-//! says in its result which of its numbers is the figure; nothing here knows what a program does.
+//! says in its result which of its numbers is the figure; nothing here knows what a program does. The list itself is in
+//! `workload/list.rs`.
 
 use std::path::Path;
 
-use crate::fio;
-use crate::library::PROGRAM;
+use crate::library::{GATHER_PYTHON, PROGRAM, Way};
+
+mod list;
+
+pub use list::WORKLOADS;
 
 /// The data of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,197 +47,6 @@ pub struct Workload {
     pub about: &'static str,
 }
 
-const GIB: u64 = 1 << 30;
-const HALF_GIB: u64 = 512 << 20;
-const IN_LIBRARY: Option<&str> = Some("the program maps its own memory, and cannot be put into a file");
-const REDIS: Input = Input::Server { bytes: 512 << 20, program: "redis-server" };
-
-/// The workloads, in the order in which they run.
-pub const WORKLOADS: [Workload; 18] = [
-    // Triad reads two arrays, fetches the third because it is written to, and writes that one back: 3 to 1.
-    Workload {
-        name: "stream",
-        program: "stream",
-        arguments: &[],
-        input: Input::Arrays { bytes: GIB },
-        no_file: None,
-        processes: 1,
-        device_mix: Some((3, 1)),
-        about: "STREAM, arrays on the heap",
-    },
-    Workload {
-        name: "stream-static",
-        program: "stream_static",
-        arguments: &[],
-        input: Input::Arrays { bytes: GIB },
-        no_file: Some("its static arrays cannot be put into a file"),
-        processes: 1,
-        device_mix: Some((3, 1)),
-        about: "STREAM, static arrays as in the original",
-    },
-    Workload {
-        name: "uniform-read",
-        program: "random_access",
-        arguments: &["--updates", "0"],
-        input: Input::Arrays { bytes: GIB },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "reads of uniformly random records",
-    },
-    Workload {
-        name: "uniform-update",
-        program: "random_access",
-        arguments: &["--updates", "50"],
-        input: Input::Arrays { bytes: GIB },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "reads and updates of uniformly random records, half each",
-    },
-    Workload {
-        name: "zipf-read",
-        program: "random_access",
-        arguments: &["--updates", "0", "--distribution", "zipf"],
-        input: Input::Arrays { bytes: GIB },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "reads of Zipf-distributed records",
-    },
-    Workload {
-        name: "zipf-update",
-        program: "random_access",
-        arguments: &["--updates", "50", "--distribution", "zipf"],
-        input: Input::Arrays { bytes: GIB },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "reads and updates of Zipf-distributed records, half each",
-    },
-    Workload {
-        name: "chase",
-        program: "pointer_chase",
-        arguments: &[],
-        input: Input::Arrays { bytes: GIB },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "dependent loads along a random cycle",
-    },
-    Workload {
-        name: "matmul",
-        program: "matmul",
-        arguments: &[],
-        input: Input::Arrays { bytes: 384 << 20 },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "blocked matrix product",
-    },
-    Workload {
-        name: "bfs",
-        program: "graph",
-        arguments: &["bfs"],
-        input: Input::Graph { trials: 3 },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "breadth-first search",
-    },
-    Workload {
-        name: "pr",
-        program: "graph",
-        arguments: &["pr"],
-        input: Input::Graph { trials: 2 },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "PageRank",
-    },
-    Workload {
-        name: "bc",
-        program: "graph",
-        arguments: &["bc"],
-        input: Input::Graph { trials: 1 },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "betweenness centrality",
-    },
-    Workload {
-        name: "load",
-        program: "graph",
-        arguments: &["load"],
-        input: Input::Graph { trials: 1 },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "loading the serialised graph",
-    },
-    Workload {
-        name: "redis",
-        program: "redis_load",
-        arguments: &[],
-        input: REDIS,
-        no_file: Some("a server's memory cannot be put into a file"),
-        processes: 1,
-        device_mix: None,
-        about: "Redis under Zipf requests for values of 1 KiB",
-    },
-    Workload {
-        name: "redis-save",
-        program: "redis_load",
-        arguments: &["--save"],
-        input: REDIS,
-        no_file: Some("a server's memory cannot be put into a file"),
-        // The serving process, and the one that it forked for BGSAVE.
-        processes: 2,
-        device_mix: None,
-        about: "the same requests while Redis saves, and every value in the dump",
-    },
-    Workload {
-        name: "kv",
-        program: PROGRAM,
-        arguments: &["kv"],
-        input: Input::Arrays { bytes: HALF_GIB },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "values of 1 KiB by key, Zipf-distributed, with the library",
-    },
-    Workload {
-        name: "lookup",
-        program: PROGRAM,
-        arguments: &["lookup"],
-        input: Input::Arrays { bytes: GIB },
-        no_file: None,
-        processes: 1,
-        device_mix: Some(fio::RANDOM_READS),
-        about: "uniformly random pages of 4 KiB, with the library",
-    },
-    Workload {
-        name: "bfs-hints",
-        program: PROGRAM,
-        arguments: &["bfs-hints"],
-        input: Input::Graph { trials: 3 },
-        no_file: IN_LIBRARY,
-        processes: 1,
-        device_mix: None,
-        about: "breadth-first search that announces the next vertices, with the library",
-    },
-    Workload {
-        name: "gather",
-        program: PROGRAM,
-        arguments: &["gather"],
-        input: Input::Arrays { bytes: HALF_GIB },
-        no_file: None,
-        processes: 1,
-        device_mix: None,
-        about: "items of 64 bytes from a large array, with the library",
-    },
-];
-
 /// Finds a workload by name.
 pub fn find(name: &str) -> Option<&'static Workload> {
     WORKLOADS.iter().find(|workload| workload.name == name)
@@ -260,15 +73,41 @@ impl Workload {
 
     /// Whether it uses the library, and has the contenders of `library.rs`.
     pub fn uses_library(&self) -> bool {
-        self.program == PROGRAM
+        self.program == PROGRAM || self.is_python()
+    }
+
+    /// Whether its program is a script that needs the Python package and NumPy.
+    pub fn is_python(&self) -> bool {
+        self.program == GATHER_PYTHON
+    }
+
+    /// The ways in which it can use the library.
+    pub fn ways(&self) -> &'static [Way] {
+        match self.name {
+            "hints" => &[Way::Blocking, Way::Hints],
+            _ if self.is_python() => &[Way::Blocking, Way::InPlace],
+            _ if self.uses_library() => &[Way::Blocking, Way::Contexts, Way::Hints, Way::InPlace],
+            _ => &[],
+        }
+    }
+
+    /// Whether its figure says something only about the library, so that no other contender has one.
+    pub fn is_about_library(&self) -> bool {
+        self.name == "hints"
+    }
+
+    /// Whether it is one of YCSB's: then `aquifer cache` can be its server, too.
+    pub fn is_ycsb(&self) -> bool {
+        self.name.starts_with("ycsb-")
     }
 
     /// Local memory in per cent at which it is measured unless the user names another one.
     pub fn own_local(&self) -> Option<u32> {
         match self.name {
-            "kv" => Some(25),
+            "hints" | "kv" => Some(25),
             "lookup" => Some(10),
-            "bfs-hints" | "gather" => Some(30),
+            "bfs-hints" | "gather" | "gather-python" => Some(30),
+            "ycsb-a" | "ycsb-c" => Some(75),
             _ => None,
         }
     }
@@ -312,7 +151,7 @@ impl Workload {
             "stream" | "stream_static" => add("--iterations", sizing.iterations.unwrap_or(3).to_string()),
             "matmul" => add("--trials", sizing.trials.unwrap_or(1).to_string()),
             "random_access" | "pointer_chase" => add("--seconds", sizing.seconds.unwrap_or(5.0).to_string()),
-            PROGRAM if !self.is_graph() => {
+            PROGRAM | GATHER_PYTHON if !self.is_graph() => {
                 // The same reads first fetch what is read often.
                 let seconds = sizing.seconds.unwrap_or(5.0);
                 add("--seconds", seconds.to_string());
@@ -345,9 +184,11 @@ mod tests {
     }
 
     #[test]
-    fn workloads_of_the_library_have_a_local_memory_of_their_own() {
+    fn workloads_of_the_library_have_ways_and_a_local_memory_of_their_own() {
         for workload in &WORKLOADS {
-            assert_eq!(workload.own_local().is_some(), workload.uses_library(), "{}", workload.name);
+            let has_own = workload.uses_library() || workload.is_ycsb();
+            assert_eq!(workload.own_local().is_some(), has_own, "{}", workload.name);
+            assert_eq!(workload.ways().is_empty(), !workload.uses_library(), "{}", workload.name);
         }
     }
 

@@ -8,6 +8,7 @@
 //! So the result shows how good the decisions are, not how long they take.
 
 use aquifer_core::block::State;
+use aquifer_core::engine::Advice;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{Order, PageIndex, ThreadIndex};
 use aquifer_driver::{Fatal, Outcome, Space, Turn, Worker, discard, resolve};
@@ -74,6 +75,12 @@ impl<'a> InstantProgram<'a> {
         let forget = || self.machine.forget(start, end);
         sound(discard(self.machine, start, end, remove, || (forget(), true), |_, _| {}));
         self.work_if_woken();
+    }
+
+    /// The program says what it will do with the pages `start..end`.
+    pub fn advise(&mut self, start: PageIndex, end: PageIndex, advice: Advice) {
+        self.machine.engine().advise(start, end, advice);
+        self.work();
     }
 
     /// The program touches one page, and changes it if `write` is true.

@@ -15,6 +15,8 @@ pub enum Workload {
     BfsHints,
     /// Items of 64 bytes at uniformly random places of a large array.
     Gather,
+    /// A hot set beside a scan, and what hints about the scan are worth.
+    Hints,
     /// Values of 1 KiB by key, by Zipf's law with exponent 0.99, scrambled.
     Kv,
     /// Pages of 4 KiB, uniformly random.
@@ -27,6 +29,7 @@ impl Workload {
         match self {
             Self::BfsHints => "bfs-hints",
             Self::Gather => "gather",
+            Self::Hints => "hints",
             Self::Kv => "kv",
             Self::Lookup => "lookup",
         }

@@ -9,6 +9,7 @@
 //!   of the simulator, the index of `kv` is the cache's.
 //! - `memory.rs`: the same bytes in DRAM or in a space; `ways.rs`: the ways of reading items.
 //! - `reads.rs`: `kv`, `lookup` and `gather`. `graph.rs`, `bfs.rs`: `bfs-hints`, over a graph of `bench/workloads`.
+//!   `beside_scan.rs`: `hints`.
 //! - `meter.rs`: time, CPU time and the line that is printed.
 //!
 //! Everything that is read is checked.
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod beside_scan;
 mod bfs;
 mod failure;
 mod graph;
@@ -33,6 +35,7 @@ pub use failure::Failure;
 pub fn run(args: &Args) -> Result<String, Failure> {
     match args.workload {
         Workload::BfsHints => bfs::run(args),
+        Workload::Hints => beside_scan::run(args),
         Workload::Gather | Workload::Kv | Workload::Lookup => reads::run(args),
     }
 }

@@ -39,7 +39,7 @@ impl Shape {
         let (item_bytes, has_index) = match args.workload {
             Workload::Kv => (1024, true),
             Workload::Lookup => (4096, false),
-            Workload::Gather | Workload::BfsHints => (64, false),
+            Workload::Gather | Workload::BfsHints | Workload::Hints => (64, false),
         };
         let count = u32::try_from(args.bytes.0 / item_bytes).ok().filter(|count| *count > 0);
         let count = count.ok_or_else(|| {

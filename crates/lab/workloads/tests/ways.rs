@@ -61,6 +61,24 @@ fn items_are_read_and_verified_in_every_way() {
 }
 
 #[test]
+fn a_hot_set_beside_a_scan_is_read_with_hints_and_without() {
+    if !can_run() {
+        return;
+    }
+    for way in ["blocking", "hints"] {
+        let words = format!("hints --bytes 64MiB --seconds 0.3 --warmup 0.1 --way {way} --dram 16MiB");
+        let line = result(&format!("{words} --tier emulated:xl-flash-slc,size=96MiB"));
+        assert_eq!(line["verified"], true, "{line}");
+        assert!(line["figure"]["value"].as_f64() > Some(0.0), "{line}");
+        let kinds: Vec<&Value> =
+            line["figure"]["beside"].as_array().expect("a list").iter().map(|kind| &kind["hints"]).collect();
+        let expected = if way == "hints" { &["stream", "evict"][..] } else { &["nothing"] };
+        assert_eq!(kinds, expected, "{line}");
+        assert!(line["far_reads"].as_u64() > Some(0) && line["fetched_bytes"].as_u64() > Some(0), "{line}");
+    }
+}
+
+#[test]
 fn items_of_a_file_are_read_and_verified() {
     let directory = directory("file");
     for workload in ["kv", "lookup", "gather"] {
@@ -149,6 +167,8 @@ fn what_cannot_be_is_refused_in_one_line() {
         ("kv --curve".to_owned(), "memory in DRAM or in a file has no hints"),
         ("lookup --file /nowhere/items".to_owned(), "the file /nowhere/items cannot be written"),
         ("kv --way contexts".to_owned(), "--way contexts needs --dram SIZE"),
+        ("hints --way dram".to_owned(), "use --way hints or --way blocking"),
+        ("hints --bytes 4096 --way hints".to_owned(), "use 100 pages or more"),
         ("kv --way contexts --dram 64MiB".to_owned(), "--way contexts needs --tier SPEC"),
         ("lookup --bytes 100".to_owned(), "--bytes 100 does not fit"),
         ("kv --bytes 32MiB --way hints --dram 4MiB --tier dram:".to_owned(), "below 16 MiB"),
