@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Join tokens, the requests of machines that join, and the certificates that they got.
+//! Join tokens, the requests of joining machines, and the certificates that they received.
 
 use aquifer_authority::{EXPIRES_SECONDS_MAX, JoinToken, Kind, Subject, TokenRecord, USES_MAX};
 use aquifer_fabric::Millis;
@@ -17,7 +17,7 @@ use crate::sessions::NotAllowed;
 
 const TOKENS_PATH: &str = "/redfish/v1/Oem/Aquifer/JoinTokens";
 const CERTIFICATES_PATH: &str = "/redfish/v1/Oem/Aquifer/Certificates";
-/// How long a token lasts, unless the request says otherwise.
+/// The default lifetime of a token.
 const EXPIRES_SECONDS: u64 = 3600;
 
 fn issuance<'a>(call: &Call<'a>) -> Result<&'a std::sync::Arc<Issuance>, Problem> {
@@ -114,7 +114,8 @@ pub(super) fn delete_token(call: &Call<'_>) -> Result<Answer, Problem> {
     if deleted { Ok(Answer::empty()) } else { Err(Problem::not_found(call.path)) }
 }
 
-/// A machine joins. It has no account: its token is what admits it, so addresses are limited before tokens are read.
+/// Lets a machine join. The machine has no account; its token admits it, so the limit for each address is applied
+/// before the token is read.
 pub(super) fn join(call: &Call<'_>) -> Result<Answer, Problem> {
     let issuance = std::sync::Arc::clone(issuance(call)?);
     issuance.begin(call.request.from, now()).map_err(NotAllowed::TooMany)?;
