@@ -112,7 +112,7 @@ impl States<'_> {
     }
 }
 
-/// Waits for members on memory devices whose host has been told to use them and does not use them yet.
+/// Waits for members on memory devices that their host has an order to use and does not use yet.
 fn at_host(id: VolumeId, host: &HostId, report: &HostReport, view: &VolumeReport, round: &mut Round) {
     let on_devices = view.members.iter().filter(|(_, one)| !matches!(one.lease.source, Source::Slabs { .. }));
     for (member, one) in on_devices {
