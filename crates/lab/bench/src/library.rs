@@ -176,11 +176,11 @@ pub const BARS: [Bar; 7] = [
     bar("lookup", 10, "contexts", "mmap-file", 1.0),
     bar("lookup", 10, "contexts", "swap-disk", 1.0),
     bar("bfs-hints", 30, "hints", "blocking", 2.0),
-    // Over loads of one item after the other.
+    // Relative to loads of one item after the other.
     bar("gather", 30, "in-place", "blocking", 3.0),
 ];
 
-/// Lookups by contexts against what the disk can do with as many reads of a page at a time.
+/// Lookups by contexts, relative to the disk's random reads of a page at the same depth.
 pub fn judge_lookups(runs: &[Run], points: &[FioPoint]) -> Verdict {
     let ours = figures(runs, "lookup", 10, "contexts");
     let best = fio::best(points, fio::RANDOM_READS);

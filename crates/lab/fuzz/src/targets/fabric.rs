@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the fabric manager reads: requests and their bodies, its configuration file, and etcd's answers.
+//! Targets for the input of the fabric manager: requests and their bodies, its configuration file, and etcd's answers.
 
 use aquifer_manager::{Config, take_body, take_request};
 use aquifer_state_store::take_answer;
