@@ -24,7 +24,7 @@ pub struct DebArgs {
     /// The directory of the programs and libraries, as `make build agent bench c ...` leaves them
     #[arg(long, value_name = "DIR", default_value = "target/release")]
     binaries: PathBuf,
-    /// Where to put the packages; what has been there is removed
+    /// Where to put the packages; the earlier contents are removed
     #[arg(long, value_name = "DIR", default_value = "target/packages")]
     out: PathBuf,
     /// The version of the packages; by default the workspace's, with the revision 1

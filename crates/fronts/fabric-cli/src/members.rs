@@ -52,15 +52,15 @@ impl Members {
         let shown: String = location[..end].chars().take(100).collect();
         let next = Address::parse(&location[..end]).map_err(|_| {
             failed(format!(
-                "the manager at {} stands by, and '{shown}' leads; name one that leads with --url",
+                "the manager at {} is a standby, and '{shown}' leads; name the leader with --url",
                 self.first
             ))
         })?;
         let is_known = self.known.as_ref().is_none_or(|known| known.contains(&next));
         if next.is_https != self.first.is_https || !is_known {
             return Err(failed(format!(
-                "the manager at {} stands by, and {next} leads, which was not named; add --member {next} if it belongs to \
-                 the pool",
+                "the manager at {} is a standby, and {next} leads, which was not named; add --member {next} if it \
+                 belongs to the pool",
                 self.first
             )));
         }
@@ -79,7 +79,7 @@ impl Members {
             let next = self.next(&location)?;
             self.leader.replace(next);
         }
-        let line = format!("the managers of {} name each other as the leader; try again in some seconds", self.first);
+        let line = format!("the managers of {} name each other as the leader; try again in a few seconds", self.first);
         Err(failed(line))
     }
 }

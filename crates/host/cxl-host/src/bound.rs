@@ -220,7 +220,7 @@ fn only_device(tree: &dyn Tree, region: &str) -> Result<Device, CxlFailure> {
     let device = listing.region(region).and_then(|region| region.devices.first());
     device.cloned().ok_or_else(|| CxlFailure::NoBlocks {
         device: region.to_owned(),
-        what: "the kernel has not made a memory device of it yet",
+        what: "the kernel has not created its memory device yet",
     })
 }
 

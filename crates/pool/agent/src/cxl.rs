@@ -89,7 +89,7 @@ pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, 
         let outcome = match settings.serial_of(&task.device) {
             Some(serial) => carry_out(tree, settings, &task, serial, change),
             None => Outcome::Hindered(format!(
-                "device {} has no serial number in its name; write it into [cxl.serials] of the agent's configuration",
+                "the name of device {} has no serial number; write it into [cxl.serials] of the agent's configuration",
                 task.device
             )),
         };

@@ -226,7 +226,7 @@ fn cxl(raw: RawCxl) -> Result<CxlSettings, SettingsFailure> {
         let number = u64::from_str_radix(text.trim_start_matches("0x"), 16);
         let number = number.map_err(|_| {
             let text = text.escape_debug();
-            failure(format!("'{text}' is not the serial number of {device}; write it in hexadecimal, such as 0x4d4"))
+            failure(format!("'{text}' is not a serial number for {device}; write it in hexadecimal, such as 0x4d4"))
         })?;
         Ok((device.parse().map_err(failure)?, number))
     };

@@ -54,14 +54,14 @@ pub enum NotSigned {
 impl fmt::Display for NotSigned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Authority => f.write_str("the request asks to sign certificates; leave that out"),
+            Self::Authority => f.write_str("the request asks for a certificate that can sign others; leave that out"),
             Self::Expired => f.write_str("the pool's authority has expired; give the manager another one"),
             Self::Key => {
-                f.write_str("the request's key is of another kind; make an ECDSA key on P-256, or an Ed25519 key")
+                f.write_str("this type of key is not supported; make an ECDSA key on P-256, or an Ed25519 key")
             }
             Self::Library(why) => write!(f, "the certificate cannot be made: {why}; report this bug"),
             Self::NotARequest => {
-                f.write_str("the request is no certificate signing request in PEM; let 'aquifer fabric join' make it")
+                f.write_str("the request is not a signing request in PEM; make it with 'aquifer fabric join'")
             }
             Self::OtherName(name) => {
                 write!(
@@ -296,7 +296,9 @@ fn check_request(params: &CertificateParams, subject: &Subject) -> Result<(), No
 /// 16 random bytes, as a positive number.
 fn serial() -> Result<SerialNumber, NotSigned> {
     let mut bytes = [0; 16];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| NotSigned::Library("there are no random bytes".into()))?;
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| NotSigned::Library("the system returns no random bytes".into()))?;
     bytes[0] = bytes[0] & 0x3f | 0x40;
     Ok(SerialNumber::from_slice(&bytes))
 }

@@ -92,7 +92,7 @@ impl Subject {
         }
         if !is_dns(domain) {
             return Err(NotASubject(format!(
-                "'{}' is no domain; write one such as pool.internal",
+                "'{}' is not a domain; write one such as pool.internal",
                 domain.escape_default()
             )));
         }
@@ -110,8 +110,8 @@ impl Subject {
                 let shown: String = one.chars().take(60).collect();
                 let shown = shown.escape_default();
                 let why =
-                    if is_inside { "is in the domain of identities" } else { "is no host name and no IP address" };
-                return Err(NotASubject(format!("'{shown}' {why}; give the one at which it is reached")));
+                    if is_inside { "is in the domain of identities" } else { "is not a host name or an IP address" };
+                return Err(NotASubject(format!("'{shown}' {why}; give one at which the machine is reached")));
             }
         }
         let names = std::iter::once(identity).chain(more.iter().cloned()).collect();

@@ -53,7 +53,7 @@ pub struct NotAToken;
 
 impl fmt::Display for NotAToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the text is no join token; copy the whole line that 'aquifer fabric token create' printed")
+        f.write_str("the text is not a join token; copy the whole line that 'aquifer fabric token create' printed")
     }
 }
 

@@ -66,7 +66,7 @@ impl Watch<'_> {
         self.seen = now;
         match load(self.settings) {
             Ok(side) => *shared.side.write().unwrap_or_else(PoisonError::into_inner) = side,
-            Err(failure) => shared.say(&format!("the certificates stay as they were: {failure}")),
+            Err(failure) => shared.say(&format!("the old certificates stay in use: {failure}")),
         }
     }
 }

@@ -314,7 +314,7 @@ impl Channel<'_> {
         let Some(list) = &query.revocations else { return Ok(()) };
         let taken = end.take_revocations(list);
         if let Err(refused) = &taken {
-            (self.shared.log)(&format!("the list of revoked certificates is not kept: {refused}"));
+            (self.shared.log)(&format!("the list of revoked certificates cannot be stored: {refused}"));
         }
         taken
     }

@@ -52,7 +52,7 @@ impl<'a> Renewal<'a> {
     /// Replaces the old certificate with a new one.
     pub(crate) fn take(&mut self, chain: &str) -> Result<(), Refused> {
         let files = self.files()?;
-        let none = || Refused::new("this end has asked for no certificate; ask it first");
+        let none = || Refused::new("this end has requested no certificate; ask it for a request first");
         let request = self.pending.take().ok_or_else(none)?;
         let is_one = files.cert == files.key;
         let text = if is_one { request.credentials(chain) } else { chain.to_owned() };

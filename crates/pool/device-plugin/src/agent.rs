@@ -99,7 +99,7 @@ impl Listener {
             match self.decoder.take().map_err(io::Error::other)? {
                 Some(Answer::Listing(listing)) => return Ok(listing),
                 Some(Answer::Denied(denial)) => return Err(io::Error::other(denial.to_string())),
-                Some(Answer::View(_)) => return Err(io::Error::other("it has sent what was not asked for")),
+                Some(Answer::View(_)) => return Err(io::Error::other("it has sent an answer that was not requested")),
                 None => {}
             }
             let mut bytes = [0; READ_BYTES];

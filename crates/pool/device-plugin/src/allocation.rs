@@ -58,7 +58,7 @@ impl fmt::Display for Refusal {
             Self::Device { id, resource } => {
                 write!(
                     f,
-                    "'{}' is no device of {resource}; restart kubelet, which remembers old ones",
+                    "'{}' is not a device of {resource}; restart kubelet, which remembers old ones",
                     id.escape_debug()
                 )
             }

@@ -74,7 +74,7 @@ impl Fleet<'_> {
         if found.refused != self.refused {
             for volume in &found.refused {
                 (self.log)(&format!(
-                    "the volume {volume} cannot be a resource of Kubernetes; name it otherwise in the \
+                    "the volume {volume} cannot be a resource of Kubernetes; give it another name in the \
                                      agent's file, ending with a letter or a digit"
                 ));
             }

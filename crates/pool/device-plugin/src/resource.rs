@@ -50,7 +50,7 @@ impl std::str::FromStr for Domain {
         match is_domain && !is_reserved {
             true => Ok(Domain(text.to_owned())),
             false => {
-                Err(format!("'{}' is no domain for resources; write one such as aquifer.dev", text.escape_debug()))
+                Err(format!("'{}' is not a domain for resources; write one such as aquifer.dev", text.escape_debug()))
             }
         }
     }

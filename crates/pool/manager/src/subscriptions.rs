@@ -70,9 +70,7 @@ impl Listener {
         let port = port.ok_or("its port is not a number from 1 to 65535; correct it")?;
         let is_host = |one: char| one.is_ascii_alphanumeric() || ".-[]:_".contains(one);
         if host.is_empty() || !host.chars().all(is_host) || path.contains('#') {
-            return Err(
-                "its host cannot be one, or it has a name, a password or a fragment; leave these out".to_owned()
-            );
+            return Err("its host is not valid, or it has a user name, a password or a fragment; correct it".to_owned());
         }
         let path = if path.is_empty() { "/" } else { path };
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();

@@ -55,7 +55,7 @@ pub(crate) fn watch(served: &Served, issuance: Option<&Issuance>) {
         if let Err(line) = outcome.and_then(|()| served.renew())
             && last.as_ref() != Some(&line)
         {
-            eprintln!("aquifer-fabricd: the certificate stays as it was: {line}");
+            eprintln!("aquifer-fabricd: the old certificate stays in use: {line}");
             last = Some(line);
         }
     }

@@ -152,20 +152,20 @@ impl Ledger {
                 Source::Slabs { .. } => {}
                 Source::DynamicCapacity { .. } => {
                     return Err(format!(
-                        "{}, and Linux takes no dynamic capacity yet; place the volume on logical devices or donors",
+                        "{}, and Linux supports no dynamic capacity yet; place the volume on logical devices or donors",
                         of(lease)
                     ));
                 }
                 Source::LogicalDevice { .. } if !self.takes_devices => {
                     return Err(format!(
-                        "{}, and this agent makes no memory of devices; write [cxl] into its configuration, or place \
+                        "{}, and this agent brings no devices online; write [cxl] into its configuration, or place \
                          the volume in a pool of donors",
                         of(lease)
                     ));
                 }
                 Source::LogicalDevice { .. } if redundancy != Redundancy::None => {
                     return Err(format!(
-                        "{}, whose memory the kernel has, and the kernel keeps no {redundancy}; place the volume \
+                        "{}, whose memory the kernel manages, and the kernel keeps no {redundancy}; place the volume \
                          without redundancy, or in a pool of donors",
                         of(lease)
                     ));

@@ -110,7 +110,7 @@ impl Query {
                     query.kept.push(pair.to_owned());
                 }
                 "only" if value.is_empty() => query.only = true,
-                "only" => return refuse("only has a value", "send it without one"),
+                "only" => return refuse("the parameter 'only' has a value", "send it without one"),
                 name if name.starts_with('$') => {
                     let mut problem = Problem::new(
                         501,
@@ -125,7 +125,7 @@ impl Query {
             }
         }
         if query.only && (query.expand.is_some() || !query.filter.is_empty()) {
-            return refuse("only is sent with $expand or $filter", "send one of them");
+            return refuse("the parameter 'only' is sent with $expand or $filter", "send one of them");
         }
         Ok(query)
     }

@@ -72,11 +72,12 @@ pub(super) fn add_token(call: &Call<'_>) -> Result<Answer, Problem> {
     let issuance = issuance(call)?;
     let word = call.text("Kind").unwrap_or_default();
     let kind = Kind::named(word).ok_or_else(|| {
-        Problem::value("Kind", format!("'{}' is no kind; send donor, host or manager", word.escape_default()))
+        Problem::value("Kind", format!("'{}' is not a kind; send donor, host or manager", word.escape_default()))
     })?;
     let texts = call.body.get("Addresses").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let more: Option<Vec<String>> = texts.iter().map(|one| one.as_str().map(str::to_owned)).collect();
-    let more = more.ok_or_else(|| Problem::value("Addresses", "it has something that is no text; send texts"))?;
+    let more =
+        more.ok_or_else(|| Problem::value("Addresses", "it has an element that is not a string; send strings"))?;
     let subject = Subject::new(kind, call.text("EndName").unwrap_or_default(), &issuance.config.domain, &more)
         .map_err(|not| Problem::value("EndName", not))?;
     let seconds = number(call, "ExpiresSeconds", EXPIRES_SECONDS, EXPIRES_SECONDS_MAX)?;

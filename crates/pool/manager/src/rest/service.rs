@@ -251,7 +251,7 @@ impl Call<'_> {
         let Some(mut body) = answer.body.take() else { return Ok(answer) };
         let members = body.get("Members").and_then(Value::as_array);
         if self.query.is_for_collections() && members.is_none() {
-            let what = "$filter and only are for collections, and this is none";
+            let what = "$filter and only are for collections, and this resource is not one";
             return Err(Problem::new(400, "Base.1.18.QueryNotSupportedOnResource", what, "leave them out"));
         }
         if let (true, Some([only])) = (self.query.only, members.map(Vec::as_slice))
