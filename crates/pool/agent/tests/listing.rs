@@ -61,7 +61,7 @@ fn db(slabs: u64, is_bound: bool) -> ListedVolume {
 }
 
 #[test]
-fn a_list_follows_the_volume_and_holds_nothing() {
+fn a_list_follows_the_volume_and_uses_nothing() {
     let mut world = World::start(2, 4);
     let mut client = Client::list(&world);
     assert_eq!(client.listed(), db(0, false));

@@ -170,7 +170,7 @@ impl Gathering<'_, '_> {
         mapping.read(at, self.bytes_of(part))
     }
 
-    /// Copies what has arrived, and reads in the usual way what has not arrived as it was stored.
+    /// Copies parts that have arrived, and reads parts whose bytes do not match their guard in the usual way.
     fn finish_some(&mut self, wait: Wait) -> Result<(), SpaceFailure> {
         let Some(reads) = &mut self.reads else { return Ok(()) };
         reads.finish(wait);
