@@ -140,8 +140,8 @@ fn present(id: VolumeId, volume: &Volume, host: &HostId, ready: Vec<Vec<MemberLe
     }
 }
 
-/// Joins what is ready: a new span as a whole, otherwise each member by itself, in the place of the one that it
-/// replaces.
+/// Joins members that are ready: those of a new span all at once, others one by one, each in the place of the member
+/// that it replaces.
 fn join(
     id: VolumeId,
     volume: &Volume,
