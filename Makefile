@@ -24,9 +24,9 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 RELEASE := $(TARGET)/release
-# Where `make install-built` takes programs and libraries from.
+# The directory from which `make install-built` takes programs and libraries.
 BUILT ?= $(RELEASE)
-# Where the C library goes; Debian has a directory for each architecture.
+# The directory for the C library; Debian has one for each architecture.
 LIBDIR ?= $(PREFIX)/lib
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 # The program that `aquifer stress` runs, as crates/lab/e2e/src/build.rs compiles it.
@@ -132,7 +132,7 @@ install-built:
 	$(BUILT)/aquifer completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_aquifer
 	$(BUILT)/aquifer completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/aquifer.fish
 
-# The packages are of the same files, by the same target.
+# The Debian packages install the same files through this target.
 deb: build agent bench c cache fabric fmapi metrics stress
 	$(CARGO) xtask deb --binaries $(RELEASE)
 

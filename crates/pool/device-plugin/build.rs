@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Makes the two services of kubelet's device-plugin interface from one table, without protoc: client and server of
-//! both, since the tests are a kubelet. The messages are in `src/api.rs`.
+//! Generates the two services of kubelet's device-plugin interface from one table, without protoc. Generates client and
+//! server of both, because the tests play the kubelet. The messages are in `src/api.rs`.
 
 use tonic_build::manual::{Builder, Method, Service};
 
@@ -38,7 +38,7 @@ fn service(name: &str, methods: Vec<Method>) -> Service {
     methods.into_iter().fold(start, |service, method| service.method(method)).build()
 }
 
-/// A method with its name here and on the wire; `is_stream`: the answer is a stream of messages.
+/// A method, with its name in Rust and on the wire; `is_stream` if the answer is a stream of messages.
 fn method(name: &str, route: &str, input: &str, output: &str, is_stream: bool) -> Method {
     let method = Method::builder().name(name).route_name(route);
     let method = method.input_type(format!("crate::api::{input}")).output_type(format!("crate::api::{output}"));

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Builds the Debian packages of `packaging/debian` from programs that are built already.
+//! Makes the Debian packages of `packaging/debian` from programs that are already built.
 //!
-//! debhelper does the work: this task makes a tree with `debian/`, writes the two files of it that depend on the
-//! repository (`changelog.rs`, `notices.rs`), and runs `debian/rules binary` there. `docs/decisions/0053` says why.
+//! debhelper does the work: this task makes a tree with `debian/`, writes the two files in it that depend on the
+//! repository (`changelog.rs`, `notices.rs`), and runs `debian/rules binary` there. `docs/decisions/0053` gives the
+//! reasons.
 
 mod changelog;
 mod notices;
@@ -17,13 +18,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use self::changelog::Version;
 use crate::ci::prepared;
 
-/// What to build from what.
+/// The input and the output of the task.
 #[derive(clap::Args)]
 pub struct DebArgs {
     /// The directory of the programs and libraries, as `make build agent bench c ...` leaves them
     #[arg(long, value_name = "DIR", default_value = "target/release")]
     binaries: PathBuf,
-    /// Where to put the packages; what has been there is removed
+    /// Where to put the packages; the earlier contents are removed
     #[arg(long, value_name = "DIR", default_value = "target/packages")]
     out: PathBuf,
     /// The version of the packages; by default the workspace's, with the revision 1
@@ -66,9 +67,9 @@ fn packages(root: &Path, args: &DebArgs) -> Result<Vec<String>, String> {
     rules.env("AQUIFER_SOURCE", root).env("AQUIFER_BINARIES", &binaries).env("AQUIFER_PACKAGES", &out);
     rules.env("AQUIFER_COMPRESSION", &args.compression).env("SOURCE_DATE_EPOCH", changed(root).to_string());
     rules.env("DEB_BUILD_OPTIONS", if args.no_debug_packages { "noautodbgsym" } else { "" });
-    // As dpkg-buildpackage sets it: what is packed belongs to root, and nobody has to be root for that.
+    // As dpkg-buildpackage sets it: packed files belong to root, without the need to run as root.
     rules.env("DEB_RULES_REQUIRES_ROOT", "no");
-    // Variables of an outer make are not for the inner one.
+    // The inner make must not inherit the variables of an outer one.
     rules.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").env_remove("DESTDIR").env_remove("PREFIX");
     let status = rules.status().map_err(|error| format!("debian/rules cannot be run: {error}"))?;
     if !status.success() {
@@ -100,7 +101,8 @@ fn fill(root: &Path, tree: &Path, version: &Version) -> Result<(), String> {
     fs::write(debian.join("third-party-licences"), notices).map_err(|error| failed(&debian, error))
 }
 
-/// When the sources were changed last, in seconds, so that a build can be repeated: of the newest commit, or now.
+/// The time of the sources' last change, in seconds, so that a build is reproducible: that of the newest commit, or
+/// now.
 fn changed(root: &Path) -> u64 {
     if let Some(seconds) = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|text| text.parse().ok()) {
         return seconds;
@@ -110,7 +112,7 @@ fn changed(root: &Path) -> u64 {
     committed.unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
-/// An empty directory in place of this one.
+/// Replaces this directory by an empty one.
 fn fresh(path: &Path) -> Result<PathBuf, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     if path.exists() {

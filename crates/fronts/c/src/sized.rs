@@ -25,12 +25,12 @@ pub unsafe trait Growing: Copy {
 /// The size that the program has set.
 ///
 /// # Safety
-/// If it is not NULL, there is a number at `pointer`.
+/// If `pointer` is not NULL, it points to a readable number.
 unsafe fn size_of_theirs<T: Growing>(pointer: *const T, name: &str) -> Result<usize, Failure> {
     if pointer.is_null() || !pointer.is_aligned() {
         return Err(Failure::argument(format!("`{name}` is NULL or not aligned; give it a place")));
     }
-    // SAFETY: the first member is the size, and the caller's promise.
+    // SAFETY: the first member of the struct is the size, and the caller promises that it is readable.
     let size = unsafe { pointer.cast::<usize>().read() };
     if !(T::SIZE_MIN..=SIZE_MAX).contains(&size) {
         return Err(Failure::argument(format!("`{name}->size` is {size}; begin with the struct's _INIT")));
@@ -38,10 +38,10 @@ unsafe fn size_of_theirs<T: Growing>(pointer: *const T, name: &str) -> Result<us
     Ok(size)
 }
 
-/// Reads as much of a struct as the program has. `initial` has the members that it does not know.
+/// Reads the members that the program's version of a struct has, and takes the others from `initial`.
 ///
 /// # Safety
-/// If it is not NULL, it points to a number, and as many bytes as that says.
+/// If the pointer is not NULL, it points to a number, which is the number of readable bytes there.
 pub unsafe fn read<T: Growing>(pointer: *const T, initial: T, name: &str) -> Result<T, Failure> {
     // SAFETY: the caller's promise.
     let size = unsafe { size_of_theirs(pointer, name) }?;

@@ -27,7 +27,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// How long an event stream may be silent. The manager sends a sign of life every 15 seconds.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// What a standby answers: to a reader, and to a change.
+/// The statuses with which a standby answers: to a reader, and to a change.
 const STANDBY: [u16; 2] = [307, 421];
 
 /// A request.
@@ -81,7 +81,7 @@ impl Client {
         Client::with(address, tls, members)
     }
 
-    /// A client that trusts managers by a fingerprint, wherever they are.
+    /// A client that trusts managers by a fingerprint, at any address.
     pub(crate) fn pinned(url: &str, pin: &str) -> Result<Client, Failure> {
         let address = Address::parse(url).map_err(usage)?;
         let members = Members::any(&address);
@@ -113,7 +113,7 @@ impl Client {
         }
     }
 
-    /// Asks the leader, to which standbys send this client. A standby has not done what it was asked for.
+    /// Sends a request to the leader, to which standbys redirect this client. A standby has carried out nothing.
     fn try_ask(&self, request: &Request<'_>) -> Result<(u16, Answer), Failure> {
         self.members.find_leader(|address| {
             let (status, answer) = self.ask_at(address, request)?;

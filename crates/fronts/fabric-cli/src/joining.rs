@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Join tokens and certificates; and `join`, which runs on the machine that joins, without an account.
+//! The commands for join tokens and certificates; and `join`, which runs on the joining machine, without an account.
 //!
-//! The key is made here and stays here. The manager is trusted by the fingerprint in the token, and gets the token only
-//! after that.
+//! `join` makes the key, which never leaves the machine. It checks the manager against the fingerprint in the token,
+//! and only then sends the token.
 
 use std::fs::DirBuilder;
 use std::io::{self, Read};
@@ -24,7 +24,7 @@ use crate::table::columns;
 const TOKENS: &str = "/redfish/v1/Oem/Aquifer/JoinTokens";
 const CERTIFICATES: &str = "/redfish/v1/Oem/Aquifer/Certificates";
 const JOIN: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Join";
-/// Longest input of which the first line is a token.
+/// Maximum length of the input whose first line is a token.
 const TOKEN_INPUT_MAX: u64 = 4096;
 /// The file with the key and its certificates.
 const CREDENTIALS: &str = "credentials.pem";
@@ -90,7 +90,7 @@ fn revoke(session: &mut Session<'_>, serial: &str) -> Result<(), Failure> {
     session.show(&answer.body, |_| format!("certificate {serial} is revoked\n"))
 }
 
-/// The token, from the argument, the variable or standard input.
+/// Reads the token from the argument, the variable or standard input.
 fn token(args: &Join) -> Result<JoinToken, Failure> {
     let text = match (&args.token, args.token_stdin) {
         (Some(token), _) => token.clone(),
@@ -119,7 +119,7 @@ pub(crate) fn join(out: &mut dyn io::Write, json: bool, args: &Join) -> Result<(
         answer[name].as_str().ok_or_else(none)
     };
     let chain = text("CertificateString")?;
-    // The key's file comes last: with it, the machine has joined.
+    // Writes the key's file last: once it exists, the machine has joined.
     write(&args.out.join(AUTHORITY), text("Authority")?)?;
     write(&args.out.join(REVOCATIONS), text("RevocationList")?)?;
     write(&args.out.join(CREDENTIALS), &request.credentials(chain))?;
@@ -131,7 +131,7 @@ pub(crate) fn join(out: &mut dyn io::Write, json: bool, args: &Join) -> Result<(
     })
 }
 
-/// Makes the directory, and finds out whether files can be written there before the token is used.
+/// Makes the directory, and checks that files can be written there, before the token is used.
 fn prepare(out: &Path, replaces: bool) -> Result<(), Failure> {
     let shown = out.display();
     let failure = |error: io::Error| {

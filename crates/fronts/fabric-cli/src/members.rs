@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The managers of a pool, and which of them leads.
+//! Finds the leader among the managers of a pool.
 //!
-//! A standby names the leader. It is followed only to a manager that the user has named, with the same scheme:
-//! passwords and tokens go nowhere else, whatever an answer says. TLS checks the leader's certificate as it checked the
-//! standby's.
+//! A standby names the leader. The command follows that name only to a manager that the user has named, with the same
+//! scheme, so that no answer can make it send passwords and tokens elsewhere. TLS checks the leader's certificate as it
+//! checked the standby's.
 
 use std::cell::RefCell;
 
 use crate::address::Address;
 use crate::failure::{Failure, failed, usage};
 
-/// How often a command is sent on. Managers that stand by for each other are a pool without a leader.
+/// Maximum number of redirects of a command. If standbys name each other, the pool has no leader.
 const HOPS_MAX: usize = 3;
 /// Maximum number of managers.
 const MEMBERS_MAX: usize = 16;
 
 /// The managers.
 pub(crate) struct Members {
-    /// `None`: any, because another check finds out whether it is one.
+    /// `None` for any, because another check verifies the manager.
     known: Option<Vec<Address>>,
     first: Address,
     leader: RefCell<Address>,
 }
 
 impl Members {
-    /// The one that is asked first, and the others.
+    /// The manager that is asked first, and the others.
     pub(crate) fn new(first: &Address, others: &[String]) -> Result<Members, Failure> {
         if others.len() > MEMBERS_MAX {
             return Err(usage(format!("{} members are named; name {MEMBERS_MAX} at most", others.len())));
@@ -45,29 +45,29 @@ impl Members {
         Members { known: None, first: first.clone(), leader: first.clone().into() }
     }
 
-    /// The manager to which a standby sends a client.
+    /// Checks the manager to which a standby redirects a client.
     fn next(&self, location: &str) -> Result<Address, Failure> {
         let rest = location.find("://").map_or(location.len(), |at| at + 3);
         let end = location[rest..].find(['/', '?', '#']).map_or(location.len(), |at| rest + at);
         let shown: String = location[..end].chars().take(100).collect();
         let next = Address::parse(&location[..end]).map_err(|_| {
             failed(format!(
-                "the manager at {} stands by, and '{shown}' leads; name one that leads with --url",
+                "the manager at {} is a standby, and '{shown}' leads; name the leader with --url",
                 self.first
             ))
         })?;
         let is_known = self.known.as_ref().is_none_or(|known| known.contains(&next));
         if next.is_https != self.first.is_https || !is_known {
             return Err(failed(format!(
-                "the manager at {} stands by, and {next} leads, which was not named; add --member {next} if it belongs to \
-                 the pool",
+                "the manager at {} is a standby, and {next} leads, which was not named; add --member {next} if it \
+                 belongs to the pool",
                 self.first
             )));
         }
         Ok(next)
     }
 
-    /// Asks until a manager does not name another one. `ask` answers with the location to which it was sent, if it was.
+    /// Follows redirects until a manager does not redirect. `ask` returns the location of a redirect, if it got one.
     pub(crate) fn find_leader<T>(
         &self,
         mut ask: impl FnMut(&Address) -> Result<(Option<String>, T), Failure>,
@@ -79,7 +79,7 @@ impl Members {
             let next = self.next(&location)?;
             self.leader.replace(next);
         }
-        let line = format!("the managers of {} name each other as the leader; try again in some seconds", self.first);
+        let line = format!("the managers of {} name each other as the leader; try again in a few seconds", self.first);
         Err(failed(line))
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Types what docs/operating/certificates.md shows, on this machine: its configuration, tokens, joins, and a
+//! Runs the commands of docs/operating/certificates.md on this machine: its configuration, tokens, joins, and a
 //! revocation.
 //!
-//! Differences from the page: addresses and directories. The shell's redirections are the test's.
+//! Differs from the page in addresses and directories. The test carries out the shell's redirections.
 
 mod program;
 
@@ -18,7 +18,7 @@ const COMMAND: &str = "aquifer fabric ";
 /// The serial number on the page.
 const SERIAL: &str = "5d0e8f1c2b3a49586776859403120f1e";
 
-/// The text of the blocks with these words after their fence.
+/// The text of the blocks with these words after their opening fence.
 fn blocks(words: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut lines = PAGE.lines();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Machines join with tokens: what a token gives, once and for one name; and what hostile joiners get, which is
-//! nothing: with a wrong token, a used one, a deleted one, requests for other names, another manager in between, and a
-//! thousand connections. No secret is in the log, in the audit log or in the store.
+//! Machines join with tokens: a token gives one certificate, for one name. Hostile joiners get nothing: with a wrong, a
+//! used or a deleted token, with requests for other names, with another manager in between, and with a thousand
+//! connections. No secret is in the log, in the audit log or in the store.
 
 mod program;
 
@@ -39,7 +39,7 @@ fn manager(rack: &Rack) -> &str {
     rack.url.strip_prefix("https://").expect("TLS")
 }
 
-/// Joins with the program, as a machine that has nothing but the token.
+/// Joins by running the program, with nothing but the token.
 fn join(rack: &Rack, token: &str, out: &Path) -> std::process::Output {
     let out = out.display().to_string();
     let mut child = program::spawn(
@@ -52,7 +52,7 @@ fn join(rack: &Rack, token: &str, out: &Path) -> std::process::Output {
     child.wait_with_output().expect("it ends")
 }
 
-/// The status and the body of a request to join, written by hand.
+/// Sends a handwritten request to join, and returns the status and the body of the answer.
 fn ask(rack: &Rack, fingerprint: &str, body: &Value) -> (u16, Value) {
     let address = manager(rack);
     let config = Arc::new(pinned_client(fingerprint).expect("a configuration"));
@@ -65,7 +65,7 @@ fn ask(rack: &Rack, fingerprint: &str, body: &Value) -> (u16, Value) {
         format!("POST {JOIN} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}");
     stream.write_all(text.as_bytes()).expect("sent");
     let mut answer = String::new();
-    // A server may close without a last word.
+    // The server may close the connection without an answer.
     let _ = stream.read_to_string(&mut answer);
     let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
@@ -148,7 +148,7 @@ fn hostile_joiners_get_nothing() {
         let line = body["error"]["message"].as_str().expect("a message");
         assert!(line.contains("; ") && !line.contains('\n') && !line.contains(&text[22..80]), "{line}");
     }
-    // A request for another's name, for more names, and to be an authority.
+    // Requests for another machine's name, for more names, and to be an authority.
     let named = |names: &[&str], is_ca: bool| {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = rcgen::CertificateParams::new(names).expect("names");
@@ -170,7 +170,7 @@ fn hostile_joiners_get_nothing() {
     assert_eq!(rack.json(&["token", "certificates"])["Members@odata.count"], 0, "nothing was signed");
     assert_eq!(rack.json(&["token"])["Members"][0]["UsesLeft"], 3, "a refused request uses nothing up");
 
-    // Many at once with one token: it gives as many certificates as it has uses.
+    // Many joins at once with one token get only as many certificates as the token has uses.
     let given: usize = std::thread::scope(|scope| {
         let ask = || usize::from(request(&text, Request::new().expect("made").pem()).0 == 200);
         let asked: Vec<_> = (0..12).map(|_| scope.spawn(ask)).collect();
@@ -219,7 +219,7 @@ fn a_thousand_connections_wait_and_an_address_that_asks_too_often_is_told_to() {
     rack.more = vec!["--ca".into(), rack.directory.join("state/ca/ca.pem").display().to_string()];
     rack.log_in();
     let text = token(&rack, &["--kind", "donor", "--name", "d1"]);
-    // As many at a time as the manager accepts, so that other tests of this process have descriptors left.
+    // No more at a time than the manager accepts, so that the other tests of this process have descriptors left.
     for _ in 0..4 {
         let silent: Vec<TcpStream> = (0..250).map_while(|_| TcpStream::connect(manager(&rack)).ok()).collect();
         drop(silent);
@@ -227,7 +227,7 @@ fn a_thousand_connections_wait_and_an_address_that_asks_too_often_is_told_to() {
     let wrong = json!({ "Token": "aqj1.x", "CertificateSigningRequest": "x" });
     let statuses: Vec<u16> = (0..12).map(|_| ask(&rack, &fingerprint(&text), &wrong).0).collect();
     assert!(statuses.contains(&403) && statuses.contains(&429), "{statuses:?}");
-    // What an administrator does is not limited with it.
+    // The limit does not apply to an administrator.
     assert_eq!(rack.json(&["token"])["Members"][0]["UsesLeft"], 1);
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The command line of `aquifer fmapi`, without what carries it out.
+//! The command line of `aquifer fmapi`, without the code that carries it out.
 //!
-//! `aquifer fmapi` checks its arguments and then starts the program `aquifer-fmapi` with them. Both parse them by this
-//! one table, which is also the source of help, completions and the manual.
+//! `aquifer fmapi` checks its arguments and then starts the program `aquifer-fmapi` with them. Both use this table to
+//! parse them, which is also the source of help, completions and the manual.
 
 #![forbid(unsafe_code)]
 

@@ -270,7 +270,8 @@ fn reports_say_the_same_in_every_form() {
     assert!(text.contains("  Identify Switch Device (5100h)\n"), "{text}");
 }
 
-/// A file of `--trace` is as good as the peer itself: the same verdicts, with the known departures of each dialect.
+/// A check of a file from `--trace` reaches the same verdicts as a check of the peer itself, with the known departures
+/// of each dialect.
 #[test]
 fn a_peer_that_was_recorded_is_judged_as_the_peer_was() {
     let jackrabbit = || peers::switch(Dialect::named("Jackrabbit").unwrap(), |_, _| {});

@@ -8,9 +8,9 @@
 //! follows the latency and the parallelism of the tier: few where memory is near, up to the depth of the tier's queue
 //! where it is far.
 //!
-//! The thread looks for arrivals by itself, so no other thread has to be woken for them. A context that wants few bytes
-//! of a page [copies](crate::Mapping::copy) them: then this thread alone reads the page, in place, and the space's
-//! worker has nothing to do.
+//! The thread polls for arrivals itself, so no other thread has to be woken for them. A context that needs only a few
+//! bytes of a page [copies](crate::Mapping::copy) them: then this thread reads the page in place, without the space's
+//! worker.
 //!
 //! ```
 //! # if aquifer::probe().is_err() { return Ok(()) }
@@ -121,7 +121,7 @@ impl Drop for Enlisted<'_> {
 struct Executor<'s, F> {
     space: &'s Arc<Shared>,
     reads: Arc<ExecutorReads>,
-    /// Of contexts whose reads have ended; kept so that a turn does not allocate.
+    /// The wakers of contexts whose reads have ended; kept so that a turn does not allocate.
     wakers: Vec<Waker>,
     ready: Arc<Ready>,
     slots: Vec<Slot<F>>,
@@ -186,7 +186,7 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
         }
     }
 
-    /// Fetches and reads in place that are under way or wait to begin.
+    /// Fetches and reads in place that are in flight or queued.
     fn transfers(&self) -> usize {
         self.space.fetches.len() + self.reads.len()
     }
@@ -209,7 +209,7 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
         let ticket = self.space.memory.ticket();
         self.turn();
         if self.ready.len() == 0 && self.reads.len() > 0 {
-            // For as long as the tier takes. Contexts that others wake run after that.
+            // Blocks until the tier completes a read. Contexts that other threads wake run after that.
             return self.turn_reads(Wait::ForOne);
         }
         self.ready.is_waiting.store(true, Ordering::SeqCst);

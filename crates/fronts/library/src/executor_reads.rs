@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The reads in place of one executor of contexts: which pages its contexts have asked for, and whom to wake.
+//! The reads in place of one executor of contexts: the pages that its contexts have requested, and the wakers of these
+//! contexts.
 //!
-//! A context only puts its page on the list. The executor begins the reads in its turns, several at a time, and takes
-//! those that have ended; a context that is woken copies its bytes. So a read costs no wake-up of another thread, no
-//! allocation, and only its part of a lock of the engine.
+//! A context only adds its page to the list. In its turns, the executor starts several reads at a time and collects
+//! those that have ended; a woken context copies its bytes. So a read costs no wake-up of another thread and no
+//! allocation, and several reads share one acquisition of the engine's lock.
 //!
-//! The list belongs to the executor, whose thread alone finds it by [`ExecutorReads::current`]. A future that is polled
-//! elsewhere meanwhile, or after the executor has ended, is answered all the same.
+//! The list belongs to the executor; only the executor's thread finds it by [`ExecutorReads::current`]. A future that
+//! is polled on another thread, or after the executor has ended, still gets an answer.
 //!
-//! Locks: the list's, and then the engine's. Wakers are called without either.
+//! Locks: the list's before the engine's. Wakers are called without either.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -28,18 +29,18 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<ExecutorReads>>> = const { RefCell::new(None) };
 }
 
-/// What a context learns about its read.
+/// The answer to a context about its read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// The bytes have been copied. The number is no longer valid.
     Copied,
-    /// Not yet; the waker is woken when there is an answer.
+    /// There is no answer yet; the waker will be woken.
     Pending,
     /// The page must be read in the usual way. The number is no longer valid.
     Usual,
 }
 
-/// How far a read is.
+/// The state of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Nobody uses this number.
@@ -48,11 +49,11 @@ enum State {
     Waiting,
     /// In flight.
     Reading,
-    /// In this scratch page.
+    /// The bytes are in this scratch page.
     Arrived(usize),
-    /// Zeros.
+    /// The page consists of zeros.
     Zeros,
-    /// To be read in the usual way.
+    /// The page must be read in the usual way.
     Usual,
 }
 
@@ -66,7 +67,7 @@ struct Asked {
 
 #[derive(Default)]
 struct List {
-    /// `None` if the tier gains nothing from reads that overlap, and after the executor has ended.
+    /// `None` if the tier gains nothing from overlapping reads, and after the executor has ended.
     reads: Option<PageReads<usize>>,
     asked: Vec<Asked>,
     free: Vec<usize>,
@@ -87,7 +88,7 @@ pub(crate) struct Running<'s> {
 }
 
 impl<'s> Running<'s> {
-    /// A list for the executor that begins on this thread. Executors may be nested.
+    /// Makes a list for an executor that starts on this thread. Executors may be nested.
     pub(crate) fn new(space: &'s Arc<Shared>) -> Self {
         let list = List { reads: space.memory.page_reads(), ..List::default() };
         let reads = Arc::new(ExecutorReads { list: Mutex::new(list), space: Arc::downgrade(space) });
@@ -104,7 +105,8 @@ impl Drop for Running<'_> {
 }
 
 impl ExecutorReads {
-    /// The list of this thread's executor, if there is one, it is one of this space, and the tier has a use for it.
+    /// The list of this thread's executor, if there is one, it is for this space, and its tier gains from overlapping
+    /// reads.
     pub(crate) fn current(space: &Arc<Shared>) -> Option<Arc<ExecutorReads>> {
         let is_of = |reads: &&Arc<ExecutorReads>| std::ptr::eq(Weak::as_ptr(&reads.space), Arc::as_ptr(space));
         let current = CURRENT.with_borrow(|current| current.as_ref().filter(is_of).cloned());
@@ -115,7 +117,7 @@ impl ExecutorReads {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a page on the list. Returns the number of the read, which is valid until it is answered or abandoned.
+    /// Adds a page to the list. Returns the number of the read, which is valid until the read is answered or abandoned.
     pub(crate) fn ask(&self, page: PageIndex, waker: &Waker) -> usize {
         let mut list = self.list();
         let asked = Asked { page, state: State::Waiting, waker: Some(waker.clone()), is_abandoned: false };
@@ -133,13 +135,13 @@ impl ExecutorReads {
         number
     }
 
-    /// Reads that are under way or wait to begin.
+    /// Reads that are in flight or queued.
     pub(crate) fn len(&self) -> usize {
         let list = self.list();
         list.waiting.len() + list.reads.as_ref().map_or(0, PageReads::in_flight)
     }
 
-    /// Copies the bytes from `within` of the page on, if they have arrived.
+    /// Copies the bytes from offset `within` of the page, if they have arrived.
     pub(crate) fn answer(&self, number: usize, within: usize, into: &mut [u8], waker: &Waker) -> Answer {
         let mut list = self.list();
         let List { reads, asked, free, .. } = &mut *list;
@@ -170,7 +172,7 @@ impl ExecutorReads {
         let mut list = self.list();
         let List { reads, asked, free, .. } = &mut *list;
         match (asked[number].state, reads) {
-            // What is on its way is dropped when it arrives.
+            // If the read is in flight, its bytes are dropped when they arrive.
             (State::Waiting | State::Reading, Some(_)) => {
                 (asked[number].waker, asked[number].is_abandoned) = (None, true);
                 return;
@@ -182,7 +184,8 @@ impl ExecutorReads {
         free.push(number);
     }
 
-    /// Begins reads and takes those that have ended. [`Wait::ForOne`], when no context can run: at least one ends.
+    /// Starts reads and collects those that have ended. With [`Wait::ForOne`], for when no context can run, waits until
+    /// at least one ends.
     pub(crate) fn turn(&self, memory: &MemorySpace, wait: Wait, wakers: &mut Vec<Waker>) {
         let mut list = self.list();
         let list = &mut *list;
@@ -195,7 +198,7 @@ impl ExecutorReads {
         }
     }
 
-    /// Ends all reads: each caller learns that the page must be read in the usual way.
+    /// Ends all reads: each caller is answered that the page must be read in the usual way.
     fn end(&self, memory: &MemorySpace) {
         let mut wakers = Vec::new();
         let mut list = self.list();
@@ -247,7 +250,7 @@ impl List {
                     wakers.extend(asked.waker.take());
                 }
             });
-            // Those without room wait on, before the others.
+            // Reads without room stay queued, before the others.
             wanted[begun..count].iter().rev().for_each(|(_, number)| waiting.push_front(*number));
             reads.start();
             if begun < count {
@@ -256,8 +259,8 @@ impl List {
         }
     }
 
-    /// Nothing in flight, and no room: futures that nobody polls keep all scratch pages. Those that
-    /// wait read in the usual way.
+    /// Called when nothing is in flight and there is no room, because futures that nobody polls hold all scratch pages.
+    /// Queued reads are then done in the usual way.
     fn give_up_without_room(&mut self, wakers: &mut Vec<Waker>) {
         if self.reads.as_ref().is_none_or(|reads| reads.in_flight() > 0) {
             return;

@@ -3,12 +3,12 @@
 
 //! The future that copies bytes of far memory without making a page resident.
 //!
-//! Under the executor of `contexts.rs`, an evicted page is read by the executor's own reads in place
-//! (`executor_reads.rs`), many at a time and without the space's worker. Elsewhere, and where a page cannot be read in
-//! place, the page is fetched (`fetch.rs`) and then copied.
+//! Under the executor of `contexts.rs`, the executor itself reads evicted pages in place (`executor_reads.rs`), many at
+//! a time and without the space's worker. Under other executors, or if a page cannot be read in place, the page is
+//! fetched (`fetch.rs`) and then copied.
 //!
-//! The bytes are copied while the future is polled, so a future can be dropped at any time: a transfer that is under
-//! way goes on into a page of the executor's.
+//! Bytes are copied only while the future is polled, so a future can be dropped at any time: a transfer in flight ends
+//! in a scratch page of the executor.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -31,20 +31,20 @@ pub struct Copying<'m, 'b> {
     step: Step,
 }
 
-/// What the next part, which lies within one page, waits for.
+/// What the next part waits for. A part lies within one page.
 enum Step {
     /// Nothing yet.
     Ask,
     /// The executor's read with this number.
     Executor(Arc<ExecutorReads>, usize),
-    /// The page to be resident.
+    /// The page's fetch.
     Fetch(Fetch),
 }
 
 impl Mapping {
-    /// Copies the bytes from `at` on, as [`read_in_place`](Self::read_in_place) does, without stopping the thread while
-    /// the tier works. For contexts that want few bytes of each page: [`contexts::run`](crate::contexts::run) has up to
-    /// 64 pages under way at a time. In other executors, pages become resident, as after [`fetch`](Self::fetch).
+    /// Copies the bytes from `at` on, as [`read_in_place`](Self::read_in_place) does, without blocking the thread while
+    /// the tier works. For contexts that need a few bytes of each page: [`contexts::run`](crate::contexts::run) reads
+    /// up to 64 pages at a time. In other executors, pages become resident, as after [`fetch`](Self::fetch).
     ///
     /// The pages of a range are read one after the other; for long ranges use `fetch`.
     ///
@@ -75,7 +75,7 @@ impl Mapping {
 }
 
 impl Copying<'_, '_> {
-    /// The next part: where it begins in the mapping, and in its page, and its length.
+    /// The next part: its offset in the mapping, its offset in its page, and its length.
     fn part(&self, at: usize) -> (usize, usize, usize) {
         let at = at + self.done;
         let within = at % PAGE;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Contexts copy far memory in place: the right bytes or an error, at any time, and nothing becomes resident for it.
+//! Contexts copy far memory in place: each copy gets the right bytes or an error, and makes nothing resident.
 
 mod common;
 
@@ -26,7 +26,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The smallest executor that knows nothing of spaces.
+/// A minimal executor that knows nothing of spaces.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
@@ -68,7 +68,7 @@ fn contexts_copy_the_right_bytes_wherever_they_are() {
     }
     for (tier, block_size) in TIERS.iter().zip(["4KiB", "64KiB", "auto"]) {
         let space = space(tier, block_size);
-        // More than the budget: some of it is resident, some on standby, most evicted.
+        // More than the budget: some blocks are resident, some on standby, most evicted.
         let mapping = filled(&space, 40 * MIB, 3);
         let (mapping, random) = (&mapping, &RefCell::new(Random(7)));
         let copies = (0..2000).map(|number| async move {
@@ -79,7 +79,7 @@ fn contexts_copy_the_right_bytes_wherever_they_are() {
             assert!(are_right(at, &found), "{tier}, {block_size}: {len} bytes from {at:#x}");
         });
         assert_eq!(contexts::run(&space, copies).contexts, 2000);
-        // In any other executor, too, and from two threads.
+        // Also under another executor, and from two threads.
         std::thread::scope(|scope| {
             for thread in 0..2 {
                 scope.spawn(move || {
@@ -118,7 +118,7 @@ fn a_copy_leaves_evicted_and_empty_memory_as_it_is_and_fetches_what_is_used_agai
         each_page_once(4 * PAGE);
         bytes_with(mapping, is_stored) < 4 * MIB
     });
-    // Several contexts that want the same page at the same time.
+    // Several contexts copy from the same page at the same time.
     let same = (0..300).map(|number| async move {
         let mut found = [0; 16];
         mapping.copy(number / 100 * PAGE + 16, &mut found).await.unwrap();
@@ -141,7 +141,7 @@ fn what_is_outside_is_refused_and_no_bytes_are_no_error() {
     assert_eq!(found, [7; 16]);
 }
 
-/// The tier's reads fail after the first n, for each n: copies of 12 pages give the right bytes, or are errors.
+/// The tier's reads fail after the first n, for each n: each copy of 12 pages returns the right bytes or an error.
 #[test]
 fn copies_from_a_tier_that_fails_after_n_reads_are_right_or_an_error_for_every_n() {
     if !can_run() {
@@ -179,7 +179,7 @@ fn a_lying_tier_is_an_error_and_never_wrong_bytes_for_contexts() {
     let mapping = evicted(&space, 2 * MIB);
     let (mapping, good) = (&mapping, &Cell::new(0));
     let copies = (0..512).map(|page| async move {
-        // The tier changes a bit in the middle of what it reads.
+        // The tier flips a bit in the middle of the bytes that it reads.
         let (at, mut found) = (page * PAGE + PAGE / 2, [0; 8]);
         match mapping.copy(at, &mut found).await {
             Ok(()) => {
@@ -216,7 +216,7 @@ fn a_copy_may_be_given_up_or_outlive_its_executor() {
         })
     });
     assert_eq!(contexts::run(&space, abandoned).contexts, 200);
-    // Copies that were begun in an executor which has ended since, some of them in an executor within an executor.
+    // Copies that were started in an executor that has ended since, some of them in a nested executor.
     let begun = RefCell::new(Vec::new());
     let begin = |at: usize| {
         let (mapping, begun) = (&mapping, &begun);
@@ -246,7 +246,7 @@ fn a_copy_may_be_given_up_or_outlive_its_executor() {
     space.close().unwrap();
 }
 
-/// Bytes that have arrived wait in the executor's pages until they are copied. It has 64 of them.
+/// Bytes that have arrived stay in one of the executor's 64 scratch pages until they are copied.
 #[test]
 fn copies_that_nobody_polls_do_not_keep_others_waiting() {
     if !can_run() {

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Turns what a fabric manager has bound to this host into memory that programs use, and takes it away before the
+//! Brings devices that a fabric manager has bound to this host online as memory, and takes them offline before the
 //! unbind.
 //!
-//! Both calls look at what there is and do the rest, so they can be repeated after any failure, and after the process
-//! was killed between any two writes:
+//! Both calls look at the kernel's state and carry out the missing steps, so they can be repeated after any failure,
+//! and after the process was killed between any two writes:
 //!
 //! | there is                              | [`attach`]                         | [`detach`]                        |
 //! |---------------------------------------|------------------------------------|-----------------------------------|
-//! | no device                             | waits: [`CxlFailure::Absent`]      | nothing is left                   |
+//! | no device                             | waits: [`CxlFailure::Absent`]      | is done                           |
 //! | a device whose sizes differ           | refuses                            | as below                          |
-//! | a half-made region, taken decoders    | takes them back, and begins        | takes them back                   |
-//! | a region whose memory nobody has      | brings it online                   | destroys the region               |
-//! | a region whose memory is in use       | nothing is to be done              | moves it, or names its holders    |
+//! | a half-made region, taken decoders    | frees them, and starts over        | frees them                        |
+//! | a region whose memory is not in use   | brings it online                   | destroys the region               |
+//! | a region whose memory is in use       | is done                            | migrates it, or names its holders |
 //!
-//! A region has one device, because the devices of a host come and go one by one. Programs interleave over nodes.
+//! Each region has one device, because devices are bound and unbound one by one. Programs interleave over nodes
+//! instead.
 
 use std::io;
 
@@ -30,7 +31,7 @@ use crate::failure::CxlFailure;
 use crate::listing::{DEVICES, Decoder, Listing, Memdev, Region};
 use crate::memory::{Progress, Zone, blocks, offline, online};
 
-/// With one device, nothing is interleaved, and the smallest granularity is as good as any.
+/// With one device, nothing is interleaved, so the granularity does not matter; this is the smallest.
 const GRANULARITY_BYTES: u64 = 256;
 
 /// A device that was bound to this host.
@@ -40,11 +41,11 @@ pub struct Bound {
     pub serial: u64,
     /// Its size.
     pub bytes: u64,
-    /// The region that was made, or begun, for it.
+    /// The region that was created for it, or whose creation was started.
     pub region: Option<String>,
 }
 
-/// What its memory becomes.
+/// The form in which a device's memory is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
     /// A memory device for the program that opens it.
@@ -54,17 +55,17 @@ pub enum Purpose {
     Node,
 }
 
-/// Which node the memory of a device is on. The kernel gives each window of the host's addresses one.
+/// The choice of the node for a device's memory. The kernel has one node for each window of the host's addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nodes {
-    /// Each device in a window that no other region is in, as long as there are such windows.
+    /// Each device in a window without other regions, as long as there are such windows.
     Each,
     /// All devices in the first window with room.
     #[default]
     One,
 }
 
-/// What has become of a device.
+/// The result of an attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
     /// Its region.
@@ -75,7 +76,7 @@ pub struct Attached {
     pub node: Option<u32>,
 }
 
-/// Makes memory of a device that was bound. `record` gets the name of the region before there is one.
+/// Brings a bound device online as memory. `record` gets the region's name before the region is created.
 pub fn attach(
     tree: &dyn Tree,
     bound: &Bound,
@@ -107,8 +108,8 @@ pub fn attach(
     Ok(Attached { region: region.name, device: device.name, node })
 }
 
-/// Takes the memory of a device away, and its region. Memory in use is moved to other nodes with `migrate`; otherwise
-/// its holders are named and nothing is changed.
+/// Takes the memory of a device offline, and destroys its region. If memory is in use, `migrate` moves it to other
+/// nodes; without `migrate`, the call names the holders and changes nothing.
 pub fn detach(
     tree: &dyn Tree,
     bound: &Bound,
@@ -118,11 +119,11 @@ pub fn detach(
     let listing = Listing::read(tree);
     let memdev = match found(&listing, bound) {
         Ok(memdev) => memdev,
-        // It was pulled out: the kernel has its memory no more.
+        // The device was pulled out: the kernel no longer has its memory.
         Err(CxlFailure::Absent { .. }) => return clear(tree, None, bound.region.as_deref()),
         Err(failure) => return Err(failure),
     };
-    // More than one if somebody else has made another one of what was left.
+    // More than one if somebody else has created another region from the device's remaining capacity.
     let mut now = listing.clone();
     for _ in &memdev.decoders {
         let Some(memdev) = now.memdev(&memdev.name) else { break };
@@ -133,8 +134,7 @@ pub fn detach(
     clear(tree, now.memdev(&memdev.name), bound.region.as_deref())
 }
 
-/// The device that was bound. Logical devices of one device have its serial number in common, and differ by their sizes
-/// alone.
+/// Finds the bound device. The logical devices of one device share its serial number, and differ only in their sizes.
 fn found<'a>(listing: &'a Listing, bound: &Bound) -> Result<&'a Memdev, CxlFailure> {
     let here: Vec<&Memdev> = listing.memdevs.iter().filter(|memdev| memdev.serial == Some(bound.serial)).collect();
     let alike: Vec<&Memdev> = here.iter().copied().filter(|memdev| bytes_of(memdev) == bound.bytes).collect();
@@ -150,13 +150,13 @@ fn bytes_of(memdev: &Memdev) -> u64 {
     memdev.ram_bytes.saturating_add(memdev.pmem_bytes)
 }
 
-/// Compares the device's sizes, as the kernel has them and as it declares them, with what was bound.
+/// Compares the size that was bound with the size in sysfs and the size that the device declares.
 fn fits_what_was_bound(tree: &dyn Tree, memdev: &Memdev, bound: &Bound) -> Result<(), CxlFailure> {
     let differs = |object: String, has| CxlFailure::SizeDiffers { object, has, bound: bound.bytes };
     if bytes_of(memdev) != bound.bytes {
         return Err(differs(memdev.text(), bytes_of(memdev)));
     }
-    // Through the link of the memdev, `..` is the PCI device that it belongs to.
+    // Through the memdev's link, `..` is the PCI device of the memdev.
     let config = tree.bytes(&format!("{DEVICES}/{}/../config", memdev.name), CONFIG_BYTES).ok();
     match config.and_then(|config| declared_bytes(&config)) {
         Some(has) if has != bound.bytes => Err(differs(format!("the DVSEC of {}", memdev.text()), has)),
@@ -178,7 +178,7 @@ fn fits_the_host(tree: &dyn Tree, memdev: &Memdev, region: &str) -> Result<(), C
     }
 }
 
-/// The region that a device is in, if it is in it alone.
+/// The region of a device, if that region has no other device.
 fn region_of<'a>(listing: &'a Listing, memdev: &Memdev) -> Result<Option<&'a Region>, CxlFailure> {
     let mut named = memdev.decoders.iter().filter_map(|decoder| decoder.region.as_deref());
     let Some(region) = named.find_map(|name| listing.region(name)) else { return Ok(None) };
@@ -195,7 +195,7 @@ fn is_of(region: &Region, memdev: Option<&Memdev>) -> bool {
     region.targets.iter().all(of_memdev)
 }
 
-/// Takes back what is half-made: regions that are not in use, and decoders of the device that have no region.
+/// Frees half-made state: regions that are not in use, and decoders of the device that have no region.
 fn clear(tree: &dyn Tree, memdev: Option<&Memdev>, recorded: Option<&str>) -> Result<(), CxlFailure> {
     let listing = Listing::read(tree);
     let decoders: Vec<&Decoder> = memdev.iter().flat_map(|memdev| &memdev.decoders).collect();
@@ -214,13 +214,13 @@ fn clear(tree: &dyn Tree, memdev: Option<&Memdev>, recorded: Option<&str>) -> Re
     crate::destroy::free(tree, &taken).map_err(CxlFailure::write)
 }
 
-/// The one memory device that the kernel makes of a region.
+/// The memory device that the kernel creates for a region.
 fn only_device(tree: &dyn Tree, region: &str) -> Result<Device, CxlFailure> {
     let listing = Listing::read(tree);
     let device = listing.region(region).and_then(|region| region.devices.first());
     device.cloned().ok_or_else(|| CxlFailure::NoBlocks {
         device: region.to_owned(),
-        what: "the kernel has not made a memory device of it yet",
+        what: "the kernel has not created its memory device yet",
     })
 }
 

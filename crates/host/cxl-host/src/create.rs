@@ -58,8 +58,8 @@ pub fn create(tree: &dyn Tree, request: &Request) -> Result<Region, CxlFailure> 
     create_recorded(tree, request, &mut |_| Ok(()))
 }
 
-/// The same; `record` gets the name of the region before there is one, so that a process that is killed on the way can
-/// take it back later.
+/// Like the function above; `record` gets the region's name before the region is created, so that the next process can
+/// destroy the region if this one is killed meanwhile.
 pub(crate) fn create_recorded(
     tree: &dyn Tree,
     request: &Request,

@@ -81,7 +81,7 @@ pub(crate) fn take_back(
     first.map_or(Ok(()), |failure| Err(Some(failure)))
 }
 
-/// Frees those of these decoders that have memory of their device and no region.
+/// Frees those decoders of the list that have memory of their device and no region.
 pub(crate) fn free(tree: &dyn Tree, decoders: &[&str]) -> Result<(), WriteFailure> {
     let listing = Listing::read(tree);
     let all = listing.memdevs.iter().flat_map(|memdev| &memdev.decoders);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How much memory a device declares in its configuration space: the CXL device DVSEC (CXL 3.1 section 8.1.3). Pure.
+//! Reads how much memory a device declares in its configuration space: the CXL device DVSEC (CXL 3.1 section 8.1.3).
+//! Pure.
 //!
-//! The extended capabilities are a list from 0x100 on. Each begins with a double word: the capability's number in bits
-//! 15:0, the next one's place in bits 31:20. Little-endian; places within the DVSEC:
+//! The extended capabilities are a linked list that starts at 0x100. Each begins with a double word: the capability's
+//! number in bits 15:0, the offset of the next one in bits 31:20. Little-endian; offsets within the DVSEC:
 //!
 //! | offset | bytes | field                     | meaning                                                      |
 //! |--------|-------|---------------------------|--------------------------------------------------------------|
@@ -14,10 +15,10 @@
 //! | 0x18   | 8     | range 1 size: high, low   | bits 31:28 of the low word are bits 31:28 of the size        |
 //! | 0x28   | 8     | range 2 size: high, low   | bit 0 of the low word: the size is valid                     |
 
-/// Bytes of a configuration space.
+/// Size of a configuration space.
 pub(crate) const CONFIG_BYTES: usize = 4096;
 const FIRST: usize = 0x100;
-/// More capabilities than fit into a configuration space.
+/// Maximum number of capabilities that are visited: more than fit into a configuration space.
 const CAPABILITIES_MAX: usize = CONFIG_BYTES / 4;
 const DVSEC: u32 = 0x0023;
 const CONSORTIUM: u32 = 0x1e98;
@@ -25,7 +26,8 @@ const DEVICE: u32 = 0;
 const HAS_MEMORY: u32 = 1 << 2;
 const RANGES: [usize; 2] = [0x18, 0x28];
 
-/// The bytes that a device declares. `None` without the capability, without memory, or while a size is not valid yet.
+/// The amount of memory that a device declares. `None` without the capability, without memory, or while a size is not
+/// valid yet.
 pub(crate) fn declared_bytes(config: &[u8]) -> Option<u64> {
     let at = device_dvsec(config)?;
     let capability = word(config, at + 0x08)? >> 16;
@@ -44,7 +46,7 @@ pub(crate) fn declared_bytes(config: &[u8]) -> Option<u64> {
     Some(bytes)
 }
 
-/// Where the DVSEC of CXL devices begins.
+/// The offset of the DVSEC of CXL devices.
 fn device_dvsec(config: &[u8]) -> Option<usize> {
     let mut at = FIRST;
     for _ in 0..CAPABILITIES_MAX {
@@ -97,7 +99,7 @@ mod tests {
             config.truncate(below(CONFIG_BYTES + 1));
             let _ = declared_bytes(&config);
         }
-        // A list that leads to itself.
+        // A list with a cycle.
         let mut circle = vec![0; CONFIG_BYTES];
         circle[FIRST..FIRST + 4].copy_from_slice(&(0x100_u32 << 20).to_le_bytes());
         assert_eq!(declared_bytes(&circle), None);

@@ -18,12 +18,12 @@ const NAMED_MAX: usize = 3;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CxlFailure {
-    /// A device that was bound to this host is not here.
+    /// A device that was bound to this host is not present.
     Absent {
         /// Its serial number.
         serial: u64,
     },
-    /// Several devices have the serial number and the size of the one that was bound.
+    /// Several devices have the serial number and the size that were bound.
     Alike {
         /// The serial number.
         serial: u64,
@@ -62,14 +62,14 @@ pub enum CxlFailure {
         /// Its users.
         holders: Vec<Holder>,
     },
-    /// A region that belongs to other devices, too.
+    /// The region also has other devices.
     Interleaved {
         /// The region.
         region: String,
-        /// The device that is to go.
+        /// The device to detach.
         memdev: String,
     },
-    /// The name of a region could not be recorded before it was made.
+    /// The name of a region could not be recorded before its creation.
     NotRecorded {
         /// The region.
         region: String,
@@ -114,18 +114,18 @@ pub enum CxlFailure {
         /// The size.
         bytes: u64,
     },
-    /// A size that differs from what was bound.
+    /// A size differs from the size that was bound.
     SizeDiffers {
-        /// What has it.
+        /// The object with that size.
         object: String,
         /// Its size.
         has: u64,
-        /// What was bound.
+        /// The size that was bound.
         bound: u64,
     },
-    /// Something along the way from the device to the host's addresses does not fit.
+    /// The path from the device to the host's addresses is inconsistent.
     Unfit {
-        /// What, and what to do.
+        /// The cause, and the remedy.
         finding: Finding,
     },
     /// A size that is not whole units.

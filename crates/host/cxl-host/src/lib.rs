@@ -10,9 +10,9 @@
 //! ```
 //!
 //! [`Listing`] reads all of it, and [`check`] compares sizes. [`create`] makes a region, or changes nothing;
-//! [`destroy`] takes one back. [`attach`] and [`detach`] do all of that for a device that was bound, or is to be
-//! unbound. [`online`] gives a memory device to the kernel, as a node, and [`offline`] to programs; memory that is in
-//! use is moved away, or its holders are named. Everything works on a [`Tree`](aquifer_nodes::Tree): the tests have a
+//! [`destroy`] destroys one. [`attach`] and [`detach`] carry out all steps for a device that was bound, or is about to
+//! be unbound. [`online`] gives a memory device to the kernel, as a node, and [`offline`] gives it to programs; memory
+//! in use is migrated, or its holders are named. Everything works on a [`Tree`](aquifer_nodes::Tree): the tests have a
 //! model of the kernel's files ([`model`]), which fails at every write in turn.
 //!
 //! Next: `listing.rs`. See the kernel's `Documentation/ABI/testing/sysfs-bus-cxl`.

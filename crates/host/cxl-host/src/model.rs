@@ -3,10 +3,9 @@
 
 //! A model of the kernel's files for CXL memory: what Linux 6.12 does when they are written, as seen in a guest.
 //!
-//! It has some windows, one unless more are wanted, each with a node, and some memdevs with two decoders each, which
-//! can be pulled out. It refuses what the kernel refuses: steps out of order, decoders that are in use, memory blocks
-//! with pages that cannot move. Any one write, or all from one on, can be made to fail. Public for the tests of other
-//! crates.
+//! It has one or more windows, each with a node, and memdevs with two decoders each, which can be pulled out. It
+//! refuses what the kernel refuses: steps out of order, decoders that are in use, memory blocks with pages that cannot
+//! move. A test can make any one write fail, or all writes from one on. Public for the tests of other crates.
 
 mod commands;
 
@@ -23,23 +22,23 @@ const BLOCKS: &str = "/sys/devices/system/memory";
 pub const BLOCK_BYTES: u64 = 128 << 20;
 const WINDOW_START: u64 = 0x1_9000_0000;
 const WINDOW_BYTES: u64 = 4 << 30;
-/// What each memdev has.
+/// The size of each memdev.
 pub const CAPACITY_BYTES: u64 = 512 << 20;
-/// A place of the configuration space for the capability of CXL devices, after another one.
+/// The offset of the capability of CXL devices in the configuration space, after another capability.
 const DVSEC_AT: usize = 0x140;
 
-/// Which writes fail.
+/// The writes that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
     /// No write.
     None,
-    /// The one of this number, from 0.
+    /// The write with this number, counted from 0.
     One(usize),
-    /// All from this number on.
+    /// All writes from this number on.
     From(usize),
 }
 
-/// The files, as the kernel keeps them.
+/// The kernel's files.
 #[derive(Debug)]
 pub struct KernelModel {
     configs: RefCell<BTreeMap<String, Vec<u8>>>,
@@ -154,29 +153,29 @@ impl KernelModel {
         self.remove_below(&format!("{DEVICES}/mem{number}"));
     }
 
-    /// A memdev declares other sizes than it has.
+    /// Makes a memdev declare other sizes than it has.
     pub fn declare(&self, memdev: &str, ranges: &[u64]) {
         self.configs.borrow_mut().insert(format!("{DEVICES}/{memdev}/../config"), config_of(ranges));
     }
 
-    /// The same, with failures.
+    /// The same model, with failing writes.
     pub fn failing(self, failing: Failing) -> KernelModel {
         self.fail(failing);
         self
     }
 
-    /// From now on, counted from now.
+    /// Sets the writes that fail, counted from now.
     pub fn fail(&self, failing: Failing) {
         self.failing.set(failing);
         self.writes.set(0);
     }
 
-    /// Writes since failures were last set.
+    /// Number of writes since the failures were last set.
     pub fn writes(&self) -> usize {
         self.writes.get()
     }
 
-    /// Memory blocks from now on cannot be emptied.
+    /// Sets the memory blocks that cannot be emptied.
     pub fn hold(&self, blocks: &[u64]) {
         *self.held.borrow_mut() = blocks.to_vec();
     }
@@ -186,10 +185,10 @@ impl KernelModel {
         self.files.borrow_mut().insert(path.to_owned(), text.to_owned());
     }
 
-    /// All files and links, to compare states. What was last written to a command is not a state.
+    /// All files and links, to compare states, without the files that only take commands.
     pub fn state(&self) -> BTreeMap<String, String> {
         let is_state = |path: &String| !path.contains("/drivers/") && !path.ends_with("create_ram_region");
-        // The mode of a decoder without memory means nothing, and nothing can set it back.
+        // The mode of a decoder without memory has no meaning and cannot be reset.
         let is_free = |path: &String| path.ends_with("/mode") && path.contains("/decoder");
         let files = self.files.borrow();
         let state = files

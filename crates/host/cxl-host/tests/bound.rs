@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a fabric manager binds becomes memory, and goes before it is unbound, whichever write the process was killed
-//! at.
+//! A bound device comes online as memory, and goes offline before it is unbound, at whichever write the process is
+//! killed.
 //!
-//! The trouble that this guards against: an agent that is killed between two writes leaves a region that is neither
-//! memory nor free, and an unbind that overtakes the kernel takes memory away under programs.
+//! Guards against two failures: an agent that is killed between two writes leaves a region that is neither online nor
+//! free, and an unbind that overtakes the kernel removes memory under programs.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ fn bound(serial: u64) -> Bound {
     Bound { serial, bytes: CAPACITY_BYTES, region: None }
 }
 
-/// What an agent does: it keeps the name of the region.
+/// Attaches as an agent does, which records the name of the region.
 fn attach_kept(model: &Model, it: &mut Bound, how: (Purpose, Nodes)) -> Result<Attached, CxlFailure> {
     let mut kept = it.region.clone();
     let outcome = attach(
@@ -36,7 +36,7 @@ fn attach_kept(model: &Model, it: &mut Bound, how: (Purpose, Nodes)) -> Result<A
     outcome
 }
 
-/// The state without the numbers of regions, which grow with every attempt.
+/// The state without the numbers of regions, which increase with every attempt.
 fn numberless(model: &Model) -> BTreeMap<String, String> {
     let name = |text: &str| {
         let mut out = String::new();
@@ -130,7 +130,7 @@ fn a_region_that_interleaves_other_devices_is_left_alone() {
     assert_eq!(model.state(), before);
 }
 
-/// For every write: the process is killed right before it, and another one goes on with what was recorded.
+/// For every write: the process is killed right before it, and another one continues from the record.
 #[test]
 fn an_attach_that_was_killed_at_any_write_is_completed_later() {
     let whole = Model::new(2);
@@ -149,7 +149,7 @@ fn an_attach_that_was_killed_at_any_write_is_completed_later() {
     }
 }
 
-/// The same for a detach, and for an attach that was killed and is not wanted any more.
+/// The same for a detach, and for an attach that was interrupted and is no longer wanted.
 #[test]
 fn a_detach_completes_whatever_was_begun() {
     let empty = numberless(&Model::new(2));
@@ -194,7 +194,7 @@ fn memory_in_use_is_moved_or_its_holders_are_named() {
     assert!(Listing::read(&model).regions.is_empty());
 }
 
-/// A port that flaps: the device goes without warning, and comes back.
+/// A port flaps: the device disappears without warning, and comes back.
 #[test]
 fn a_device_that_is_pulled_out_leaves_nothing_and_can_come_back() {
     let model = Model::new(1);

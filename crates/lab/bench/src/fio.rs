@@ -23,7 +23,7 @@ const BLOCKS: [u64; 4] = [128 << 10, 512 << 10, 1 << 20, 2 << 20];
 const DEPTHS: [u32; 3] = [1, 4, 16];
 /// Reads at random places.
 pub const RANDOM_READS: (u32, u32) = (1, 0);
-/// Of one page, one at a time and as many as contexts have under way.
+/// Reads of one page, one at a time and as many at a time as contexts have in flight.
 const RANDOM_BLOCKS: [u64; 1] = [4 << 10];
 const RANDOM_DEPTHS: [u32; 2] = [1, 64];
 
@@ -51,7 +51,7 @@ impl FioPoint {
         (self.read_bytes_per_second + self.write_bytes_per_second) * 24.0 / 32.0
     }
 
-    /// Blocks read in a second.
+    /// Blocks read per second.
     pub fn reads_per_second(&self) -> f64 {
         self.read_bytes_per_second / self.block_bytes as f64
     }

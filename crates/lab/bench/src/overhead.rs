@@ -25,7 +25,7 @@ use crate::verdict::Verdict;
 pub enum Overhead {
     /// The cost of a run that never needs the pager.
     BelowBudget,
-    /// The throughput that is left while touches are sampled for a miss-ratio curve.
+    /// The relative throughput while touches are sampled for a miss-ratio curve.
     Curve,
     /// The cost of a read from a donor beyond a round trip of the same sizes or, with RDMA, beyond the device's own
     /// read; and the part of the throughput that TLS costs.
@@ -296,7 +296,7 @@ pub fn below_budget(native_seconds: f64, ours_seconds: f64, stats: &Value) -> Re
     Ok((native_seconds / ours_seconds, format!("{native_seconds:.3} s without us, {ours_seconds:.3} s with us")))
 }
 
-/// Throughput while touches are sampled over that while they are not, as the program has measured them in turns.
+/// The ratio of the throughput with sampled touches to that without, which the program measures in turn.
 pub fn curve(printed: &Value) -> Result<(f64, String), String> {
     let figure = printed.get("figure").ok_or("it did not report its figure")?;
     let (ratio, samples) = (number(figure, "value")?, number(figure, "samples")?);

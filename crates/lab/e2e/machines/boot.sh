@@ -56,7 +56,7 @@ rm -f etc/machine-id etc/resolv.conf
 tr -d - </proc/sys/kernel/random/uuid >etc/machine-id
 echo "$name" >etc/hostname
 : >etc/resolv.conf
-# Images of containers forbid packages to start services; a machine does not.
+# Container images forbid packages to start services; a machine must allow it.
 rm -rf etc/systemd/system/*.wants etc/aquifer usr/local/bin/aquifer usr/sbin/policy-rc.d
 cd /
 

@@ -50,8 +50,8 @@ impl Switch {
         Switch::with_layer(Some(PathBuf::from(value)).filter(|path| path.is_dir() && path.is_absolute()))
     }
 
-    /// For tests that are short enough to run wherever machines can be had. Returns `None`, and reports a skip, if they
-    /// cannot.
+    /// For tests that are short enough to run wherever machines can be started. Returns `None`, and reports a skip, if
+    /// they cannot be started here.
     #[must_use]
     pub fn anywhere() -> Option<Switch> {
         Switch::with_layer(None)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The Debian packages of the binaries under test, made as `make deb` makes them, and what is in them.
+//! Makes the Debian packages of the binaries under test, as `make deb` does, and lists their contents.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::run::run;
 /// The packages.
 pub const NAMES: [&str; 7] =
     ["aquifer", "aquifer-agent", "aquifer-donor", "aquifer-fabric", "aquifer-tools", "libaquifer-dev", "libaquifer0"];
-/// Programs that `cargo build --workspace` has made beside the command.
+/// Programs that `cargo build --workspace` makes besides the command.
 const PROGRAMS: [&str; 11] = [
     "aquifer-agentd",
     "aquifer-bench",
@@ -41,7 +41,7 @@ impl Packages {
     pub fn build(version: &str) -> Option<Packages> {
         let mut dh = Command::new("dh");
         let is_there = dh.arg("--help").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        // Its status says nothing: it is 1 with the help, too.
+        // The exit status is ignored: it is 1 even for the help.
         if is_there.is_err() {
             aquifer_test_support::skip("there is no debhelper (apt-get install debhelper)");
             return None;
@@ -55,7 +55,7 @@ impl Packages {
         Some(Packages(out))
     }
 
-    /// The same packages with another version, as an earlier or a later one.
+    /// The same packages with another version, which stands for an earlier or a later release.
     #[must_use]
     pub fn as_version(&self, version: &str) -> Packages {
         let out = scratch(&format!("packages-{version}")).canonicalize().expect("just made");
@@ -127,8 +127,8 @@ impl Drop for Packages {
     }
 }
 
-/// All programs that are packaged, in one directory, as `make` would leave them in target/release. What is built
-/// already is used: the command and its library in release mode, the others as `cargo test` has them.
+/// Collects all packaged programs in one directory, as `make` leaves them in target/release. Uses programs that are
+/// already built: the command and its library in release mode, the others as `cargo test` builds them.
 fn programs() -> Option<PathBuf> {
     let directory = scratch("packaged").canonicalize().expect("just made");
     let link = |from: &Path, name: &str| {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A pool in processes: a fabric manager, donors and an agent, with TLS between all of them. Tests steer it by the
-//! command line, as people do.
+//! A pool of real processes: a fabric manager, donors and an agent, with TLS between them. Tests control it with the
+//! command line, as operators do.
 //!
-//! All of it is on one loopback address that no other test has, so that what is killed finds its port again.
+//! All processes listen on one loopback address that no other test uses, so that a restarted process gets its port
+//! again.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -38,7 +39,7 @@ pub struct Pool {
     directory: PathBuf,
     sockets: PathBuf,
     ip: String,
-    /// Where the manager serves REST, and where it registers ends.
+    /// The addresses at which the manager serves REST and registers ends.
     rest: String,
     control: String,
     manager: Option<Child>,
@@ -102,7 +103,7 @@ impl Pool {
         self.directory.join(name).to_str().expect("a path of ours").to_owned()
     }
 
-    /// Starts the manager, with the addresses and the state of the last one.
+    /// Starts a manager with the addresses and the state of the previous one.
     pub fn start_manager(&mut self) {
         let config = format!(
             "state = {:?}\nlisten = \"{}\"\n[control]\nlisten = \"{}\"\n\
@@ -125,12 +126,12 @@ impl Pool {
         self.control = lines[1].rsplit(' ').next().expect("an address").to_owned();
     }
 
-    /// Kills the manager, as kill -9 does.
+    /// Kills the manager with SIGKILL.
     pub fn kill_manager(&mut self) {
         end(self.manager.take());
     }
 
-    /// Logs in, for the command line and for REST.
+    /// Logs in with the command line and with REST.
     fn login(&mut self) {
         let password = std::fs::read_to_string(self.file("state/initial-password")).expect("the first password");
         let mut command = self.command(&["login", "admin"]);
@@ -142,7 +143,7 @@ impl Pool {
         self.token = format!("{token}\r\n");
     }
 
-    /// One request by REST. Panics unless it succeeds. Returns the answer with its head.
+    /// Sends one REST request. Panics unless it succeeds. Returns the answer with its head.
     pub fn rest(&self, method: &str, path: &str, body: &Value) -> String {
         let (body, token) = (body.to_string(), &self.token);
         let mut stream = TcpStream::connect(&self.rest).expect("the manager listens");
@@ -162,7 +163,7 @@ impl Pool {
         command
     }
 
-    /// Runs `aquifer fabric` with these words. Panics unless it succeeds.
+    /// Runs `aquifer fabric` with these arguments. Panics unless it succeeds.
     pub fn fabric(&self, words: &[&str]) -> Ended {
         let ended = run(self.command(words), LIMIT);
         assert_eq!(ended.status, Some(0), "aquifer fabric {}: {}{}", words.join(" "), ended.stdout, ended.stderr);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The Debian packages, on a machine of their own with a systemd: installed, started, upgraded under running programs,
-//! removed and purged, by typing docs/operating/packages.md from top to bottom. And what is in them, so that the files
-//! for containers, which are built from them, name nothing that is not there.
+//! Installs the Debian packages in a container with systemd, starts them, upgrades them under running programs, removes
+//! and purges them, by running the commands of docs/operating/packages.md from top to bottom. Also checks their
+//! contents, so that the container files, which install them, name nothing that does not exist.
 //!
-//! The trouble that this guards against: an upgrade that restarts a donor takes back what it lends, and one that
-//! restarts programs ends them; a purge that forgets a directory leaves a password of the manager behind.
+//! Guards against these failures: an upgrade that restarts a donor loses the memory that it lends, and one that
+//! restarts programs ends them; a purge that forgets a directory leaves a password of the manager.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,7 +19,7 @@ use aquifer_e2e::packages::{NAMES, Packages};
 use aquifer_e2e::run::eventually;
 use aquifer_e2e::verifying;
 
-/// The version before, to upgrade from.
+/// The earlier version, from which to upgrade.
 const OLDER: &str = "0.0.9-1";
 const VERSION: &str = "0.1.0-1";
 /// Time limit of one query to the machine.
@@ -65,13 +65,14 @@ fn every_package_has_what_its_description_says_and_nothing_that_can_be_written_b
         assert!(packages.field(package, "Description").lines().count() > 2, "{package}");
         assert_eq!(packages.field(package, "Version"), VERSION);
     }
-    // What links with libraries says so, as dpkg-shlibdeps finds it, and nothing asks for a library that is preloaded.
+    // Packages declare the libraries that they link with, as dpkg-shlibdeps finds them, and none depends on a library
+    // that is preloaded.
     assert!(packages.field("aquifer", "Depends").contains("libc6 (>= "), "{}", packages.field("aquifer", "Depends"));
     assert_eq!(packages.field("aquifer-agent", "Depends").split(", ").next(), Some("aquifer (>= 0.1.0-1)"));
     assert_eq!(packages.field("libaquifer-dev", "Depends"), format!("libaquifer0 (= {VERSION})"));
 }
 
-/// A block of the page: what is typed, or a file with its path.
+/// A block of the page: commands, or a file with its path.
 enum Block {
     File(String, String),
     Typed(String),
@@ -106,7 +107,7 @@ fn blocks() -> Vec<(String, Block)> {
 struct Site(Machine);
 
 impl Site {
-    /// What systemd says of a property of a unit.
+    /// The value of a property of a unit, from systemd.
     fn property(&self, unit: &str, property: &str) -> String {
         self.0.run(&format!("systemctl show --value --property={property} {unit}")).trim().to_owned()
     }
@@ -186,7 +187,7 @@ fn installed(site: &Site) {
     assert!(user.trim().ends_with("/nologin"), "{user}");
     let versions = site.0.run("dpkg-query --show --showformat='${Version}\\n' $(dpkg-query --list 'libaquifer*' 'aquifer*' | sed -n 's/^ii  \\([^ :]*\\).*/\\1/p')");
     assert_eq!(versions.lines().collect::<Vec<_>>(), [OLDER; NAMES.len()]);
-    // A program in C builds with what pkg-config says, and the library's package has what it needs to run.
+    // A C program builds with the flags from pkg-config, and runs with the library's package.
     site.0.run(
         "printf '#include <aquifer.h>\\nint main(void) { return aquifer_error_name(0) == 0; }\\n' > one.c
          cc -o one one.c $(pkg-config --cflags --libs aquifer) && ./one",
@@ -209,7 +210,7 @@ fn started(site: &Site) {
     assert!(lent.to_string().contains("lent"), "{lent}");
 }
 
-/// What an upgrade must keep.
+/// The state that an upgrade must keep.
 struct Before {
     donor: String,
     program: String,
@@ -232,7 +233,8 @@ impl Before {
     }
 }
 
-/// The new version is there; programs and donor go on, manager and agent are others, with the same state.
+/// Checks that the new version is installed, that programs and the donor still run, and that manager and agent were
+/// restarted with the same state.
 fn upgraded(site: &Site, before: &Before) {
     let now = Before::of(site);
     assert_eq!((&now.donor, &now.program), (&before.donor, &before.program), "they were restarted");
@@ -244,7 +246,7 @@ fn upgraded(site: &Site, before: &Before) {
         eventually(&format!("{unit} is back"), || site.is_active(unit));
     }
     assert_eq!(site.0.run("dpkg-query --show --showformat='${Version}' aquifer"), VERSION);
-    // The program goes on as before, and every byte that it has at the donor is right.
+    // The program continues, and every byte that it has at the donor is right.
     site.0.run("touch stop");
     eventually("the program ends", || !site.is_active("aquifer@checking"));
     let said = site.0.run("journalctl --no-pager --output=cat --unit=aquifer@checking");
@@ -253,7 +255,8 @@ fn upgraded(site: &Site, before: &Before) {
     site.0.run("rm stop stop.ready");
 }
 
-/// Removing stops everything and keeps what a person has written. Then all is installed again, for the page's purge.
+/// Removes the packages, which stops everything and keeps the files that a person has written. Then installs everything
+/// again, for the page's purge.
 fn removed_without_purge(site: &Site) {
     site.0.run("touch stop; systemctl stop aquifer@checking");
     site.0.run(&format!("DEBIAN_FRONTEND=noninteractive apt-get remove --yes {}", NAMES.join(" ")));
@@ -267,11 +270,11 @@ fn removed_without_purge(site: &Site) {
     site.0.run("cd /root/packages; DEBIAN_FRONTEND=noninteractive apt-get install --yes ./*.deb");
 }
 
-/// Nothing is left but the user, and what the test itself has put there.
+/// Checks that nothing is left except the user and the test's own files.
 fn purged(site: &Site, clean: &BTreeSet<String>) {
     let left: Vec<String> = site.traces().difference(clean).cloned().collect();
     assert_eq!(left, ["/etc/aquifer"]);
-    // The page's own file: what an administrator has written stays.
+    // The page itself has written this file: an administrator's files stay.
     assert_eq!(site.0.run("ls /etc/aquifer").trim(), "checking.conf");
     assert!(site.0.run("getent passwd aquifer").starts_with("aquifer:"), "the user is gone");
     let known = site.0.attempt("dpkg-query --list 'aquifer*' 'libaquifer*' | grep -v '^un' | grep '^[a-z]'", QUESTION);
@@ -291,7 +294,7 @@ fn container_files_name_only_what_the_packages_have() {
             ["FROM", _, "AS", name] => {
                 stage = (*name).to_owned();
                 stages.push(stage.clone());
-                // Every stage but the first is built on it.
+                // Every stage except the first is based on the first.
                 installed.truncate(usize::from(stage != "base"));
             }
             ["RUN", ..] => {

@@ -3,9 +3,9 @@
 
 //! Programs in volumes of a pool: a real manager, an agent and donors, each a process, with TLS between them.
 //!
-//! The trouble it guards against: a volume grows, shrinks or moves, or one of the processes behind it is drained,
-//! killed or absent, and a program that uses it reads other bytes than it has written, or stands still. How long the
-//! longest access took is printed: a busy machine may take longer than the two seconds that are asked for.
+//! Guards against this failure: a volume grows, shrinks or moves, or one of its processes is drained, killed or absent,
+//! and a program that uses the volume reads other bytes than it has written, or hangs. The tests print how long the
+//! longest access took, and do not fail above the required two seconds, because a busy machine may need longer.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use aquifer_e2e::verifying::{ALARM, Game, Verified, verified};
 /// Serializes the tests, because each uses the whole machine.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// How long there is no manager, and no agent.
+/// How long the manager, and the agent, are down.
 const ABSENT: Duration = Duration::from_secs(2);
 
 /// STREAM (McCalpin) over 96 MiB until the file named by its first argument appears: copy, scale, add, triad. Prints
@@ -68,7 +68,7 @@ fn a_program_goes_on_whatever_happens_to_its_volume_and_to_the_processes_behind_
     step(&pool, &["shrink", "db", "64MiB"]);
     step(&pool, &["move", "db"]);
 
-    // Its operator drains a donor at the manager; then another donor's operator stops it at the donor.
+    // One donor is drained with the manager's command; then another one is stopped on its own machine.
     let drained = pool.donors_of("db")[0];
     let name = format!("d{drained}");
     step(&pool, &["drain", &name]);
@@ -78,7 +78,7 @@ fn a_program_goes_on_whatever_happens_to_its_volume_and_to_the_processes_behind_
     println!("d{stopped} is stopped");
     pool.donors[stopped - 1].signal("-TERM");
     wait_until_off(&pool, stopped);
-    // What it lent is given back only when it answers again.
+    // The memory that it lent is given back only when it answers again.
     pool.restart_donor(stopped);
     pool.settle();
 
@@ -134,11 +134,11 @@ fn programs_share_a_volume_that_moves() {
         }
     });
     pool.settle();
-    // Both programs have ended, and said so to the donors: nothing waits until its lease expires.
+    // Both programs have ended and have notified the donors, so nothing has to wait until a lease expires.
     eventually("everything is given back", || pool.donors.iter().all(|donor| donor.number("lent_bytes") == 0));
 }
 
-/// The box of the document: 22 donors with 5.6 TB, of which only what is used takes memory.
+/// The box of the specification: 22 donors with 5.6 TB. Only the used part takes memory.
 #[test]
 fn one_host_has_one_of_22_donors_then_all_and_then_one_again() {
     const DONORS: usize = 22;
@@ -147,7 +147,7 @@ fn one_host_has_one_of_22_donors_then_all_and_then_one_again() {
     let Some(program) = compile_text("stream", STREAM) else { return };
     let Some(mut pool) = Pool::start("pool-box", DONORS, &["--size", "256GiB"], "6TiB") else { return };
     pool.create("db", "256GiB", "none");
-    // What one program can use: its table of slabs counts in its budget.
+    // The amount that one program can use, because its table of slabs counts in its budget.
     let tier = pool.tier("db", ",size=1GiB");
     let Some(game) = Game::start("pool-box", std::slice::from_ref(&tier), ALARM, |command| command) else { return };
     assert_eq!(pool.donors_of("db").len(), 1);
@@ -155,7 +155,7 @@ fn one_host_has_one_of_22_donors_then_all_and_then_one_again() {
     pool.settle();
     assert_eq!(pool.donors_of("db").len(), DONORS);
 
-    // What is written now is spread over all of them.
+    // Memory that is written from now on is spread over all donors.
     let stop = pool.directory().join("stop");
     let stream = start(managed(&["--dram", "32MiB", "--tier", &tier], &program, &[stop.to_str().expect("a path")]));
     let lends = |pool: &Pool| pool.donors.iter().filter(|donor| donor.number("lent_bytes") > 0).count();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One program with several structures: does each get the blocks that suit it, whatever the others do?
+//! Programs with several data structures: does each structure get the block size that suits it, whatever the others do?
 //!
-//! The trouble it guards against: a hash table whose single pages make the blocks of an index small, a scan that makes
-//! those of a hash table large, and memory that keeps the blocks of what it was used for before.
+//! Guards against these failures: a hash table of which single pages are used makes the blocks of an index small; a
+//! scan makes the blocks of a hash table large; memory keeps the block size of its former use.
 
 use aquifer_core::engine::Settings;
 use aquifer_core::map::{Delivery, Pages};
@@ -20,7 +20,7 @@ use aquifer_sim::synthetic::SETTINGS;
 const PAGES: u64 = 1 << 16;
 const START: PageIndex = PageIndex(1 << 20);
 const THREAD: ThreadIndex = ThreadIndex(0);
-/// Pages of one block at first.
+/// Pages of a block of the initial size.
 const GRANULE: u64 = Order::DEFAULT.pages() as u64;
 
 /// How a structure is used.
@@ -28,11 +28,11 @@ const GRANULE: u64 = Order::DEFAULT.pages() as u64;
 enum Use {
     /// One page at random.
     Hash,
-    /// Twenty pages of one block at random, in no order; once in twenty rounds.
+    /// Every twenty rounds, twenty pages of a random block, in random order.
     Index,
     /// The next page.
     Log,
-    /// All pages of one block at random, in order; once in twenty rounds.
+    /// Every twenty rounds, all pages of a random block, in order.
     Values,
 }
 
@@ -42,7 +42,7 @@ impl Use {
     }
 }
 
-/// A program with one structure behind the other.
+/// A program whose structures follow each other in memory.
 struct Program<'a> {
     machine: &'a InstantMachine,
     on: InstantProgram<'a>,
@@ -51,7 +51,7 @@ struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    /// With this many structures, each written once from its start to its end.
+    /// A program with this many structures, each written once from start to end.
     fn new(machine: &'a InstantMachine, structures: usize) -> Program<'a> {
         let mut on = InstantProgram::new(machine);
         let pages = structures as u64 * PAGES;
@@ -85,7 +85,7 @@ impl<'a> Program<'a> {
         self.on.touch(START + page, THREAD, false);
     }
 
-    /// Uses each structure in turn. Returns what that cost.
+    /// Uses each structure in turn. Returns the cost.
     fn mix(&mut self, uses: &[Use], rounds: u32) -> Outcome {
         let before = self.machine.outcome();
         for round in 0..rounds {
@@ -96,14 +96,14 @@ impl<'a> Program<'a> {
     }
 }
 
-/// 40 % of the memory of so many structures is local.
+/// The budget: 40 % of the memory of that many structures.
 fn machine(structures: usize) -> InstantMachine {
     let pages = structures as u64 * PAGES;
     let tier_slabs = (pages / u64::from(REGION_PAGES)) as u32;
     InstantMachine::new(Settings { budget_pages: pages * 2 / 5, tier_slabs, ..SETTINGS }, PolicyName::S3Fifo)
 }
 
-/// The cost of 40,000 rounds after as many to learn from.
+/// The cost of 40,000 rounds, after 40,000 others to learn from.
 fn cost(uses: &[Use]) -> Outcome {
     let machine = machine(uses.len());
     let mut program = Program::new(&machine, uses.len());
@@ -111,7 +111,7 @@ fn cost(uses: &[Use]) -> Outcome {
     program.mix(uses, 40_000)
 }
 
-/// What the tier takes for it, in the time of one page: a disk's request takes that of 16 more.
+/// The tier's time, in units of the time for one page: each request of a disk takes as long as 16 more pages.
 fn time(cost: &Outcome) -> u64 {
     cost.fetches * 16 + cost.tier_pages()
 }

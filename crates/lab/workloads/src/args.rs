@@ -36,7 +36,7 @@ impl Workload {
     }
 }
 
-/// How it is read.
+/// How items are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Way {
     /// By loads, which wait for the tier.
@@ -47,7 +47,7 @@ pub enum Way {
     Dram,
     /// By loads, with prefetches of what is read soon.
     Hints,
-    /// Where it is, without making pages resident.
+    /// In place, without making pages resident.
     InPlace,
 }
 
@@ -78,14 +78,14 @@ pub struct Args {
     /// What is read
     #[arg(value_enum)]
     pub workload: Workload,
-    /// How it is read; not of a file
+    /// How items are read; not with --file
     #[arg(long, value_enum, default_value = "dram")]
     pub way: Way,
     /// kv, lookup, gather: the items are in this new file, and are read through a mapping with MADV_RANDOM
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// kv, lookup, gather: sample touches for a miss-ratio curve half of the time, and print reads a second with it
-    /// over those without
+    /// kv, lookup, gather: sample touches for a miss-ratio curve half of the time, and print the reads per second
+    /// with sampling, relative to those without
     #[arg(long, conflicts_with = "file")]
     pub curve: bool,
     /// Local memory for everything: the index and other ordinary memory of the workload are taken off it

@@ -33,7 +33,7 @@ pub fn is_right(key: u64, words: &[u64]) -> bool {
     words[0] == key && words.iter().fold(0, |sum, word| sum ^ word) == sum(key)
 }
 
-/// As [`is_right`], of bytes that were copied.
+/// Like [`is_right`], for bytes that were copied.
 #[inline]
 pub fn are_right(key: u64, bytes: &[u8]) -> bool {
     let words = || bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));

@@ -28,7 +28,7 @@ pub enum Memory {
     File(MappedFile),
 }
 
-/// Items that are written to a file together.
+/// Number of items that are written to a file together.
 const WRITTEN_TOGETHER: usize = 256;
 
 impl Memory {
@@ -111,7 +111,7 @@ fn no_words() -> Failure {
     Failure("the items of a file are copied, not loaded; use kv, lookup or gather".to_owned())
 }
 
-/// Writes the items to a new file, of which nothing stays in the page cache, and maps it.
+/// Writes the items to a new file, removes it from the page cache, and maps it.
 fn write_items(
     path: &std::path::Path,
     count: u32,

@@ -22,9 +22,9 @@ use crate::ways::{Outcome, Wanted, read_all};
 
 /// Items of a batch.
 const BATCH: usize = 16 << 10;
-/// Turns with touches sampled, and as many without.
+/// Number of turns with sampling, and of turns without.
 const CURVE_TURNS: u32 = 16;
-/// Longer than any measurement.
+/// A time longer than any measurement.
 const SAMPLED_MAX: Duration = Duration::from_secs(3600);
 
 /// The items of a workload.
@@ -98,7 +98,7 @@ impl Reader<'_> {
     }
 }
 
-/// What a measurement took, what it read, and its figure.
+/// The duration of a measurement, its reads, and its figure.
 type Figure = (Spent, Outcome, Value);
 
 impl Reader<'_> {
@@ -109,7 +109,8 @@ impl Reader<'_> {
         Ok((spent, outcome, json!({ "name": "reads", "value": value, "unit": "/s", "better": "higher" })))
     }
 
-    /// Reads in turns with touches sampled and without. Every other time, sampling comes first.
+    /// Alternates turns of reads with and without sampling of touches. In every other pair, the turn with sampling
+    /// comes first.
     fn with_curve(&mut self, limit: Duration) -> Result<Figure, Failure> {
         let mut spent = [Spent::default(); 2];
         let mut outcomes = [Outcome::default(); 2];

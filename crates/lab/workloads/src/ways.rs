@@ -129,7 +129,7 @@ fn by_contexts(
     }
 }
 
-/// Through a mapping of a file. Which of the reads were far, the kernel does not say.
+/// Reads through a mapping of a file. The kernel does not report which of the reads were far.
 fn of_file(mapped: &MappedFile, item_words: usize, batch: &[Wanted]) -> Outcome {
     let mut item = vec![0; item_words * 8];
     let is_wrong =

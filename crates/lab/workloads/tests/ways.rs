@@ -39,7 +39,7 @@ fn every_way(words: &str, dram_bytes: u64, tier: &str) {
         assert!(line["reads"].as_u64() > Some(0) && line["cpu_us_per_read"].as_f64() > Some(0.0), "{line}");
         let is_far = line["far_reads"].as_u64() > Some(0);
         assert_eq!(is_far, way != "dram", "{way}: {line}");
-        // What is read in place is fetched only once it is read again.
+        // A page that is read in place is fetched only when it is read again.
         let fetches = !matches!(way, "dram" | "contexts" | "in-place");
         assert!(line["fetched_bytes"].as_u64() > Some(0) || !fetches, "{way}: {line}");
         assert_eq!(line["cpu_us_per_far_read"].is_number(), is_far, "{line}");

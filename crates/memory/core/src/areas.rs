@@ -1,36 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Evidence about memory, for each part of it: a program's hash table, its log and its index are used differently.
+//! Keeps evidence about the use of memory for each part of it, because a program uses its hash table, its log and its
+//! index differently.
 //!
-//! Pure, and called on the fault path; allocates only in [`Areas::new`]. An *area* is 16 MiB of the address space. What
-//! is seen of a page counts for its area and for the whole. An area's own evidence is used once it has seen enough, and
-//! lately; until then the whole speaks for it. So memory that is rarely used, or for the first time in a while, follows
-//! what the program does now, and a program that uses all its memory alike learns as fast as from one set of evidence.
+//! Pure, and called on the fault path; allocates only in [`Areas::new`]. An *area* is 16 MiB of the address space. Each
+//! observation of a page counts for its area and for all memory. An area's own evidence is used once it has enough
+//! recent observations; until then, that of all memory is used. So an area that is rarely used, or was not used for a
+//! while, follows the program's current behaviour, and if all memory is used alike, evidence builds up as fast as with
+//! a single set.
 
 use crate::units::PAGE_BYTES;
 
-/// Pages of an area: 16 MiB, or 128 blocks of the size with which all memory begins. Structures that differ in use are
-/// seldom smaller where memory is short.
+/// Pages of an area: 16 MiB, or 128 blocks of the initial size. Where memory is short, structures that differ in use
+/// are seldom smaller.
 const AREA_PAGES: u64 = (16 << 20) / PAGE_BYTES;
-/// Areas with evidence at the same time: as many as 16 GiB have. Two areas that share a place take turns.
+/// Maximum number of areas with evidence: those of 16 GiB. Of two areas that share an entry of the table, the later one
+/// replaces the other's evidence.
 const AREAS: usize = 1024;
-/// How often an area must be seen before its own evidence is used: about as often as [`Evidence`] takes to turn round.
+/// Number of observations before an area's own evidence is used: about as many as [`Evidence`] needs to change its
+/// verdict.
 const OWN_MIN: u32 = 32;
-/// Evidence is out of date when its area was not among the latest `LATELY` that were seen.
+/// Evidence is out of date if the area's last observation is not among the latest `LATELY` of all observations.
 const LATELY: u32 = 4096;
 
 /// The evidence of one area.
 #[derive(Clone, Copy, Debug)]
 struct Area<E> {
     number: u64,
-    /// How often it was seen, and when last, as a count of all that was seen.
+    /// The number of its observations, and the time of the last one as a count of all observations.
     seen: u32,
     at: u32,
     evidence: E,
 }
 
-/// Evidence of one kind: that of the whole, and that of each area.
+/// Evidence of one kind: for all memory, and for each area.
 #[derive(Clone, Debug)]
 pub(crate) struct Areas<E> {
     whole: E,
@@ -39,13 +43,13 @@ pub(crate) struct Areas<E> {
 }
 
 impl<E: Copy> Areas<E> {
-    /// Begins with `evidence` everywhere. Allocates.
+    /// Starts with `evidence` for all memory and each area. Allocates.
     pub(crate) fn new(evidence: E) -> Self {
         let nothing = Area { number: u64::MAX, seen: 0, at: 0, evidence };
         Self { whole: evidence, areas: vec![nothing; AREAS].into_boxed_slice(), clock: 0 }
     }
 
-    /// The evidence that holds for `page`.
+    /// The evidence to use for `page`.
     pub(crate) fn of(&self, page: u64) -> &E {
         let number = page / AREA_PAGES;
         let area = &self.areas[place(number)];
@@ -53,7 +57,7 @@ impl<E: Copy> Areas<E> {
         if speaks { &area.evidence } else { &self.whole }
     }
 
-    /// Something was seen of `page`: `update` changes the evidence accordingly.
+    /// Records an observation of `page`: `update` changes the evidence accordingly.
     pub(crate) fn saw(&mut self, page: u64, update: impl Fn(&mut E)) {
         self.clock = self.clock.wrapping_add(1);
         update(&mut self.whole);

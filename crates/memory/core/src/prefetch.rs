@@ -78,8 +78,8 @@ pub struct Advice {
     count: usize,
     /// Consecutive times that the stream continued as predicted; saturates.
     pub confidence: u8,
-    /// Adjacent pages that the fault's stream has passed, even if there is nothing to read now. 0 when the fault
-    /// belongs to no stream.
+    /// Number of adjacent pages that the fault's stream has passed, even if there is nothing to read now. 0 if the
+    /// fault belongs to no stream.
     pub passed_pages: u32,
 }
 
@@ -116,7 +116,7 @@ struct Thread {
 struct Confidence(u32);
 
 impl Confidence {
-    /// So many pages were used, or wasted.
+    /// Counts pages that were used, or wasted.
     fn saw(&mut self, pages: u32, are_used: bool) {
         let pages = pages.min(CONFIDENCE_PAGES_MAX);
         if are_used {
@@ -238,8 +238,8 @@ impl Prefetcher {
         }
     }
 
-    /// The stream whose place a new one takes: the oldest of those that have no step yet or were not heard of for long,
-    /// so that a stream of large blocks outlives many scattered faults; else the oldest.
+    /// The stream that a new one replaces: the oldest stream without a step or without a recent fault, so that a stream
+    /// of large blocks survives many scattered faults; if there is none, the oldest of all.
     fn replaced(streams: &mut [Stream; STREAMS_MAX], now: u64) -> &mut Stream {
         let is_alive = |stream: &Stream| stream.has_step() && stream.heard + SILENT_MAX > now;
         streams.iter_mut().min_by_key(|stream| (is_alive(stream), stream.heard)).expect("a thread has streams")

@@ -21,7 +21,7 @@ pub enum Fatal {
     ZeroPage(i32),
     /// The kernel refused to take back the pages of a frame, with this errno.
     FramePages(i32),
-    /// A block could be taken away only in part.
+    /// Only a part of a block's pages could be evicted.
     Divided,
     /// The kernel no longer reports faults, with this errno.
     UnreadFaults(i32),

@@ -22,7 +22,7 @@ pub trait Tree {
     /// Writes a file in one write(2).
     fn write(&self, path: &str, value: &str) -> io::Result<()>;
 
-    /// The bytes of a file that is no text, `max` at most.
+    /// Reads a binary file, at most `max` bytes.
     fn bytes(&self, path: &str, max: usize) -> io::Result<Vec<u8>> {
         let mut bytes = self.text(path)?.into_bytes();
         bytes.truncate(max);

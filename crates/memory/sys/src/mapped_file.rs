@@ -56,7 +56,7 @@ impl MappedFile {
         Ok(MappedFile { start, len })
     }
 
-    /// Tells the kernel that the file is read at scattered places, so that it reads nothing ahead.
+    /// Advises the kernel that the file is read at scattered places, so that it does not read ahead.
     pub fn expect_scattered_reads(&self) -> Result<(), Errno> {
         advise(self.start.as_ptr() as usize, self.len, libc::MADV_RANDOM)
     }
@@ -72,14 +72,14 @@ impl MappedFile {
         Some(FileRange { start, len, mapping: PhantomData })
     }
 
-    /// Copies the bytes at `offset` to `to`. False, and nothing copied, if they are not within the mapping. Others may
-    /// write to the file meanwhile: then `to` gets old and new bytes in any mixture, as from read(2).
+    /// Copies the bytes at `offset` to `to`. Returns false and copies nothing if they are not within the mapping. If
+    /// others write to the file meanwhile, `to` gets any mixture of old and new bytes, as from read(2).
     ///
     /// The file must not end before these bytes do: the kernel raises SIGBUS then.
     pub fn copy(&self, offset: u64, to: &mut [u8]) -> bool {
         let Some(range) = self.range(offset, to.len()) else { return false };
         // SAFETY: the range is mapped for as long as `self` lives, and `to` is exclusive and as long. The copy is one
-        // instruction that the compiler knows nothing of, so it assumes nothing about bytes that others change.
+        // instruction that is opaque to the compiler, so the compiler assumes nothing about bytes that others change.
         unsafe {
             asm!(
                 "rep movsb",

@@ -28,7 +28,7 @@ pub struct Newcomer {
     pub weight: u32,
     /// The number of slabs that it lends.
     pub slabs: u64,
-    /// The token of what its donor has set aside for it; 0: nothing.
+    /// The token of the reservation that its donor has made for it; 0 if there is none.
     pub reservation: u64,
 }
 

@@ -171,8 +171,8 @@ pub trait Tier: Send + Sync {
         None
     }
 
-    /// What has to be done when the process forks. `None` when parent and child can both go on as they are, and either
-    /// may read what the other writes.
+    /// What has to be done when the process forks. `None` when parent and child can both keep using the tier unchanged,
+    /// and each may read what the other writes.
     fn forks(&self) -> Option<&dyn Forks> {
         None
     }

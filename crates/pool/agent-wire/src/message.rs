@@ -18,7 +18,7 @@ pub const SOCKET: &str = "/run/aquifer/agent.sock";
 pub const NAME_BYTES_MAX: usize = 63;
 /// Members in one message at most: the spans of a volume, each with the members of a parity.
 pub const MEMBERS_MAX: usize = 1024;
-/// Volumes in one listing at most: as many as an agent's configuration can name.
+/// Maximum number of volumes in one listing: the maximum that an agent's configuration can name.
 pub const LISTED_MAX: usize = 4096;
 
 /// Whether a text can be the name, or the id, of a volume: as in the pool, lower-case letters, digits, `-`, `_` and
@@ -35,8 +35,8 @@ pub fn is_name(text: &str) -> bool {
 pub enum Request {
     /// The program has closed the volume and needs none of its memory.
     Close,
-    /// Asks for the volumes that the user may open. The answer is a listing, and another one whenever it changes; a
-    /// listing uses no volume. Such a connection opens no volume.
+    /// Asks for the volumes that the user may open. The answer is a listing, and another one whenever it changes. Such
+    /// a connection neither opens nor uses a volume.
     List {
         /// [`VERSION`].
         version: u16,
@@ -172,7 +172,7 @@ pub struct TenantFiles {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Listing {
-    /// With which certificate programs borrow; `None`: in plain text.
+    /// The certificate with which programs borrow; `None` for plain text.
     pub files: Option<TenantFiles>,
     /// The volumes, [`LISTED_MAX`] at most, by name.
     #[serde(default)]
@@ -189,7 +189,7 @@ pub struct ListedVolume {
     pub id: String,
     /// How many slabs its members lend; 0 while it is not bound.
     pub slabs: u64,
-    /// `true`: it is bound to this host, and programs can open it.
+    /// Whether it is bound to this host, so that programs can open it.
     pub is_bound: bool,
 }
 

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Carries out what the ledger wants of memory devices: memory comes online after a bind, and goes before an unbind.
+//! Carries out the ledger's tasks for memory devices: brings their memory online after a bind, and takes it offline
+//! before an unbind.
 //!
-//! Each turn begins with what the kernel has, so it does not matter where an earlier one has ended. What is made next
-//! is recorded first. Failures are reported to the managers, and the next turn tries again.
+//! Each turn starts from the kernel's state, so it does not matter where an earlier turn was interrupted. The agent
+//! records a region's name before it creates the region. It reports failures to the managers, and the next turn tries
+//! again.
 //!
-//! Threads: one, which sleeps between turns. A turn can take minutes, while the kernel moves memory, and the agent ends
-//! after it.
+//! Threads: one, which sleeps between turns. A turn can take minutes while the kernel migrates memory; the agent exits
+//! only after the turn.
 
 use std::io;
 use std::mem::{Discriminant, discriminant};
@@ -25,11 +27,12 @@ use crate::host::Shared;
 use crate::ledger::{Act, DeviceTask, Ledger, Outcome};
 use crate::settings::CxlSettings;
 
-/// How long the thread sleeps if nothing changes: a device may come or go at any time, and memory may become free.
+/// How long the thread sleeps if nothing changes: a device may appear or disappear at any time, and memory may become
+/// free.
 const TURN_EVERY: Duration = Duration::from_secs(2);
-/// The pause between two turns, even if something has changed: a change of the ledger may be this thread's.
+/// The pause between two turns even if the ledger has changed, because this thread may have changed it.
 const PAUSE: Duration = Duration::from_millis(250);
-/// How often progress is noted: each note is stored.
+/// The time between two notes of progress: each note is written to disk.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
 
 /// Changes the ledger, and stores it.
@@ -80,13 +83,13 @@ impl Drop for CxlThread {
 /// Carries out each task once.
 pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, log: &mut dyn FnMut(&str)) {
     let mut tasks = Vec::new();
-    // What could not be stored is stored with the next change; only the name of a region must be stored at once.
+    // If storing fails, the next change stores this one, too; only the name of a region must be stored at once.
     let _ = change(&mut |ledger| tasks = ledger.device_tasks());
     for task in tasks {
         let outcome = match settings.serial_of(&task.device) {
             Some(serial) => carry_out(tree, settings, &task, serial, change),
             None => Outcome::Hindered(format!(
-                "device {} has no serial number in its name; write it into [cxl.serials] of the agent's configuration",
+                "the name of device {} has no serial number; write it into [cxl.serials] of the agent's configuration",
                 task.device
             )),
         };

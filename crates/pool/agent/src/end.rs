@@ -34,7 +34,7 @@ impl End for HostEnd {
         });
         outcome?;
         let (report, seen) = self.shared.change(|ledger| (ledger.report(), ledger.term())).0;
-        // What is not on disk is not known after a restart, so a manager must not act on it.
+        // State that is not on disk is lost at a restart, so a manager must not act on it.
         stored.map_err(|_| Deposed { seen })?;
         Ok(Report::Host(report))
     }

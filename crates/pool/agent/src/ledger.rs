@@ -95,7 +95,7 @@ pub(crate) struct Ledger {
     donors: BTreeMap<DonorId, Whereabouts>,
     /// Grows with every change of a view.
     revision: u64,
-    /// Whether this agent makes memory of devices that are bound to the host.
+    /// Whether this agent brings devices that are bound to the host online as memory.
     #[serde(skip)]
     takes_devices: bool,
 }
@@ -125,7 +125,7 @@ impl Ledger {
         }
     }
 
-    /// From now on, members on memory devices are taken in.
+    /// Accepts members on memory devices from now on.
     pub(crate) fn take_devices(&mut self) {
         self.takes_devices = true;
     }

@@ -9,8 +9,9 @@
 //! ledger (`ledger.rs`, pure), which is on disk (`kept.rs`), so that programs start while the manager is down and a
 //! restarted agent knows which programs may still have memory of a member (`processes.rs`).
 //!
-//! Members on memory devices are no donors' memory: `ledger/devices.rs` decides when such memory comes online and goes,
-//! and `cxl.rs` has the kernel do it, so that a device is unbound only when nothing of it is left at this host.
+//! Members on memory devices are not memory of donors: `ledger/devices.rs` decides when such memory comes online and
+//! goes offline, and `cxl.rs` has the kernel do it, so that a device is unbound only when this host has no memory of
+//! it.
 //!
 //! When an agent has ended, changes stop and programs go on: programs talk to donors themselves.
 //!

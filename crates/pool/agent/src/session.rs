@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One program: it opens a volume, gets a view of it and every later one, and reports its progress. Or it asks for the
-//! volumes that its user may open (`session/listing.rs`).
+//! The connection of one program: it opens a volume, gets the current and every later view of it, and reports its
+//! progress. Or it asks for the volumes that its user may open (`session/listing.rs`).
 //!
 //! A program that sends something that is not a message, or that is too slow to send or to read, loses its connection,
 //! and nothing else.
@@ -119,7 +119,7 @@ impl Session {
     fn use_volume(&mut self, request: Request) -> Result<(), Ending> {
         let id = self.open(request)?;
         let ended = self.follow(id);
-        // If it cannot be stored now, it is with the next change.
+        // If storing fails now, the next change stores it.
         let _ = self.shared.change(|ledger| ledger.disconnect(id));
         ended
     }
@@ -155,7 +155,8 @@ impl Session {
         Ok(id)
     }
 
-    /// Begins to send what changes: signalled at each change, and a client that does not read is given up.
+    /// Starts to send changes: the ledger signals each change, and the connection of a client that does not read is
+    /// closed.
     fn watch_changes(&self) -> io::Result<Arc<Wakeup>> {
         let wakeup = Arc::new(Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?);
         self.shared.watch(&wakeup);
@@ -164,7 +165,7 @@ impl Session {
         Ok(wakeup)
     }
 
-    /// Sends each new view, and takes reports.
+    /// Sends each new view, and receives reports.
     fn follow(&mut self, id: UserId) -> Result<(), Ending> {
         let wakeup = self.watch_changes()?;
         let mut sent = None;

@@ -43,20 +43,21 @@ pub struct Settings {
     pub donors: BTreeMap<DonorId, DonorAddress>,
     /// What the host is like, for placement and for people.
     pub labels: BTreeMap<String, String>,
-    /// How memory devices that are bound to this host become memory. `None`: they do not.
+    /// How to bring memory devices that are bound to this host online. `None`: the agent refuses them.
     pub cxl: Option<CxlSettings>,
     /// The volumes that programs may use.
     pub volumes: Vec<Permit>,
 }
 
-/// How memory devices become memory.
+/// How to bring memory devices online.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CxlSettings {
-    /// What their memory is for.
+    /// Whether their memory becomes a node or stays a device.
     pub purpose: Purpose,
-    /// Whether each has a node.
+    /// Whether each device gets a node of its own.
     pub nodes: Nodes,
-    /// Whether memory in use is moved to other nodes before an unbind. Otherwise the unbind waits for its holders.
+    /// Whether memory in use is migrated to other nodes before an unbind. If not, the unbind waits until its holders
+    /// end.
     pub migrate: bool,
     /// The serial numbers of devices whose names do not end with them.
     pub serials: BTreeMap<DeviceId, u64>,
@@ -225,7 +226,7 @@ fn cxl(raw: RawCxl) -> Result<CxlSettings, SettingsFailure> {
         let number = u64::from_str_radix(text.trim_start_matches("0x"), 16);
         let number = number.map_err(|_| {
             let text = text.escape_debug();
-            failure(format!("'{text}' is not the serial number of {device}; write it in hexadecimal, such as 0x4d4"))
+            failure(format!("'{text}' is not a serial number for {device}; write it in hexadecimal, such as 0x4d4"))
         })?;
         Ok((device.parse().map_err(failure)?, number))
     };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Lists of volumes, as the device plug-in for Kubernetes asks for them: they follow what the manager orders, and a
-//! client that lists uses nothing.
+//! Lists of volumes, as the device plug-in for Kubernetes requests them: they follow the manager's orders, and a client
+//! that lists volumes uses none.
 
 mod world;
 
@@ -14,7 +14,7 @@ use aquifer_fabric::{Redundancy, Why};
 
 use world::{SLABS, TIMEOUT, VOLUME, World, lease, wait_until};
 
-/// A connection, with what has arrived.
+/// A connection, with the bytes that have arrived.
 struct Client(UnixStream, Decoder);
 
 impl Client {
@@ -61,7 +61,7 @@ fn db(slabs: u64, is_bound: bool) -> ListedVolume {
 }
 
 #[test]
-fn a_list_follows_the_volume_and_holds_nothing() {
+fn a_list_follows_the_volume_and_uses_nothing() {
     let mut world = World::start(2, 4);
     let mut client = Client::list(&world);
     assert_eq!(client.listed(), db(0, false));

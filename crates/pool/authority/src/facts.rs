@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a certificate says: serial number, names, validity. Pure. It was checked by rustls before, or it is our own.
+//! Reads what a certificate says: serial number, names, validity. Pure. Checks no signature: rustls has accepted the
+//! certificate before, or this program has made it.
 
 use std::net::IpAddr;
 
@@ -24,7 +25,7 @@ pub struct Facts {
     pub validity: Validity,
 }
 
-/// Reads a certificate in DER. `None`: it is none.
+/// Reads a certificate in DER. `None` if the bytes are not a certificate.
 pub fn facts(der: &[u8]) -> Option<Facts> {
     let (rest, found) = x509_parser::parse_x509_certificate(der).ok()?;
     if !rest.is_empty() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Replaces a file at once: after a crash it has the old contents or the new ones, and never both or half of them.
+//! Replaces a file atomically: after a crash it has either all of the old contents or all of the new ones.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ pub fn replace(path: &Path, text: &str) -> io::Result<()> {
     let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
     name.push(format!(".new-{}", std::process::id()));
     let new = path.with_file_name(name);
-    // One that a crash has left.
+    // Remove a temporary file that a crash has left.
     let _ = fs::remove_file(&new);
     let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).and_then(|mut file| {
         file.write_all(text.as_bytes())?;

@@ -4,9 +4,10 @@
 //! A small certificate authority for the donors, hosts and managers of one pool.
 //!
 //! An operator makes a [`JoinToken`]; the machine that joins makes a key and a [`Request`], shows the token, and gets a
-//! certificate for the one name that the token is for. The rules are pure: what a token admits (`token.rs`), which
-//! names a certificate has (`subject.rs`), how long it is valid and when it is renewed (`validity.rs`), and what a
-//! request may ask for (`sign.rs`, which signs with rcgen and ring). Sockets and the store are the manager's.
+//! certificate for the one name that the token is for. The rules are pure: whether a token admits a machine
+//! (`token.rs`), which names a certificate has (`subject.rs`), how long it is valid and when it is renewed
+//! (`validity.rs`), and what a request may contain (`sign.rs`, which signs with rcgen and ring). Sockets and the store
+//! are in the manager.
 //!
 //! ```
 //! use aquifer_authority::{Authority, Kind, Request, Subject, facts};

@@ -3,8 +3,9 @@
 
 //! Trusts a manager by the fingerprint in a join token, before the joining machine has the authority's certificate.
 //!
-//! The manager's chain must contain the certificate with this fingerprint: either it is the manager's own, or rustls
-//! checks the chain with it as the only authority, and the name. rustls checks the handshake's signature in both cases.
+//! The manager's chain must contain the certificate with this fingerprint. Either that is the manager's own
+//! certificate, or rustls checks the chain with it as the only authority, and checks the manager's name. In both cases
+//! rustls checks the signature of the handshake.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ pub fn pin(certificate: &[u8]) -> String {
     hex(digest(&SHA256, certificate).as_ref())
 }
 
-/// The configuration of a client that trusts the manager with this fingerprint alone.
+/// The configuration of a client that trusts only the manager with this fingerprint.
 pub fn pinned_client(pin: &str) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));

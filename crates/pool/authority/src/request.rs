@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A machine's side: its key, which never leaves it, and the request that is signed with it.
+//! The joining machine's side: its key, which never leaves the machine, and a request signed with that key.
 
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
 
 use crate::sign::NotSigned;
 
-/// A key, and a request for a certificate for it. The request names nobody: the authority decides whom it is for.
+/// A key, and a request for a certificate for this key. The request contains no names: the authority decides them.
 pub struct Request {
     key: KeyPair,
     pem: String,
@@ -25,12 +25,12 @@ fn failed(error: rcgen::Error) -> NotSigned {
 }
 
 impl Request {
-    /// With a new key, for ECDSA on P-256.
+    /// Makes a request with a new key, for ECDSA on P-256.
     pub fn new() -> Result<Request, NotSigned> {
         Request::of(KeyPair::generate().map_err(failed)?)
     }
 
-    /// With the key of a text in PEM (PKCS #8).
+    /// Makes a request with an existing key in PEM (PKCS #8).
     pub fn with_key(pem: &str) -> Result<Request, NotSigned> {
         Request::of(KeyPair::from_pem(pem).map_err(failed)?)
     }

@@ -3,9 +3,8 @@
 
 //! Signs certificates and revocation lists, with rcgen and ring. No sockets, no files; time is an argument.
 //!
-//! A request proves that its sender has the key, and says no more: which names the certificate has follows from the
-//! token or from the certificate that is renewed. A request that asks for other names, or to be an authority, is
-//! refused.
+//! A request only proves that its sender has the key. The names in the certificate come from the token, or from the
+//! certificate that is renewed. A request for other names, or for a certificate that may sign others, is refused.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,14 +27,14 @@ use crate::request::Request;
 use crate::subject::Subject;
 use crate::validity::{DAY_MS, Validity};
 
-/// Longest request: one with an Ed25519 or P-256 key and all names has 2 KiB.
+/// Maximum length of a request: one with an Ed25519 or P-256 key and all names has 2 KiB.
 pub const REQUEST_BYTES_MAX: usize = 16 << 10;
 /// How long an authority that we make is valid: ten years.
 const AUTHORITY_DAYS: u64 = 3650;
-/// Until when a list says that the next one comes. Ends do not insist on it: they get each new list at once.
+/// The time after which a list announces its successor. Ends do not enforce it, because they get each new list at once.
 const LIST_DAYS: u64 = 30;
 
-/// Why nothing is signed: one line with the remedy.
+/// Why the authority refuses to sign: one line with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotSigned {
     /// The request asks to be an authority itself.
@@ -44,25 +43,25 @@ pub enum NotSigned {
     Expired,
     /// The key's algorithm is not accepted.
     Key,
-    /// rcgen refuses.
+    /// rcgen reported an error.
     Library(String),
-    /// It is no request, or is not signed with the key in it.
+    /// The bytes are not a request, or the request is not signed with the key in it.
     NotARequest,
-    /// It asks for a name that it may not have.
+    /// The request contains a name that its sender may not have.
     OtherName(String),
 }
 
 impl fmt::Display for NotSigned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Authority => f.write_str("the request asks to sign certificates; leave that out"),
+            Self::Authority => f.write_str("the request asks for a certificate that can sign others; leave that out"),
             Self::Expired => f.write_str("the pool's authority has expired; give the manager another one"),
             Self::Key => {
-                f.write_str("the request's key is of another kind; make an ECDSA key on P-256, or an Ed25519 key")
+                f.write_str("this type of key is not supported; make an ECDSA key on P-256, or an Ed25519 key")
             }
             Self::Library(why) => write!(f, "the certificate cannot be made: {why}; report this bug"),
             Self::NotARequest => {
-                f.write_str("the request is no certificate signing request in PEM; let 'aquifer fabric join' make it")
+                f.write_str("the request is not a signing request in PEM; make it with 'aquifer fabric join'")
             }
             Self::OtherName(name) => {
                 write!(
@@ -94,7 +93,7 @@ impl std::error::Error for Unusable {}
 pub struct Signed {
     /// The certificate and the authority's, in PEM.
     pub chain: String,
-    /// The certificate alone.
+    /// The certificate without its chain.
     pub der: Vec<u8>,
     /// Its serial number, in hexadecimal digits.
     pub serial: String,
@@ -105,9 +104,9 @@ pub struct Signed {
 /// A list of revoked certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revocations {
-    /// Its number: greater than those of earlier lists.
+    /// The list's number, greater than that of any earlier list.
     pub number: u64,
-    /// In PEM.
+    /// The list, in PEM.
     pub list: Arc<str>,
 }
 
@@ -131,13 +130,13 @@ fn library(error: rcgen::Error) -> NotSigned {
 }
 
 impl Authority {
-    /// A new one, for a pool of this name.
+    /// Makes a new authority, for a pool of this name.
     pub fn make(pool: &str, now: Millis) -> Result<Authority, NotSigned> {
         let (certificate, key) = Authority::make_files(pool, now)?;
         Authority::load(&certificate, &key, now).map_err(|unusable| NotSigned::Library(unusable.to_string()))
     }
 
-    /// The certificate and the key of a new one, in PEM.
+    /// Makes a new authority, and returns its certificate and its key, in PEM.
     pub fn make_files(pool: &str, now: Millis) -> Result<(String, String), NotSigned> {
         let key = KeyPair::generate().map_err(library)?;
         let mut params = CertificateParams::default();
@@ -152,8 +151,8 @@ impl Authority {
         Ok((certificate.pem(), key.serialize_pem()))
     }
 
-    /// One from its certificate and key, in PEM. What it signs is checked as ends will check it, so that a key of
-    /// another certificate, or an authority that has expired, is noticed now.
+    /// An authority from its certificate and key, in PEM. Checks a signature as ends will check it, so that an expired
+    /// authority, or a key that belongs to another certificate, is detected now.
     pub fn load(certificate: &str, key: &str, now: Millis) -> Result<Authority, Unusable> {
         let unusable =
             |why: &dyn fmt::Display, remedy: &str| Unusable(format!("the authority cannot be used: {why}; {remedy}"));
@@ -199,12 +198,12 @@ impl Authority {
         &self.certificate
     }
 
-    /// Until when it is valid.
+    /// The last instant of its validity.
     pub const fn until(&self) -> Millis {
         self.until
     }
 
-    /// Signs a certificate for a subject, for the key of a request.
+    /// Signs a certificate for the subject and for the request's key.
     pub fn sign(&self, request: &str, subject: &Subject, days: u32, now: Millis) -> Result<Signed, NotSigned> {
         if request.len() > REQUEST_BYTES_MAX {
             return Err(NotSigned::NotARequest);
@@ -236,7 +235,7 @@ impl Authority {
         })
     }
 
-    /// The list of the revoked certificates: serial numbers, and since when.
+    /// Signs the list of revoked certificates: their serial numbers, and when each was revoked.
     pub fn revocations(
         &self,
         revoked: &[(String, Millis)],
@@ -264,7 +263,7 @@ impl Authority {
     }
 }
 
-/// Refuses a request for more than the subject's names.
+/// Refuses a request that contains any but the subject's names.
 fn check_request(params: &CertificateParams, subject: &Subject) -> Result<(), NotSigned> {
     let signs = [KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     if matches!(params.is_ca, IsCa::Ca(_)) || params.key_usages.iter().any(|usage| signs.contains(usage)) {
@@ -297,7 +296,9 @@ fn check_request(params: &CertificateParams, subject: &Subject) -> Result<(), No
 /// 16 random bytes, as a positive number.
 fn serial() -> Result<SerialNumber, NotSigned> {
     let mut bytes = [0; 16];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| NotSigned::Library("there are no random bytes".into()))?;
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| NotSigned::Library("the system returns no random bytes".into()))?;
     bytes[0] = bytes[0] & 0x3f | 0x40;
     Ok(SerialNumber::from_slice(&bytes))
 }
@@ -307,7 +308,7 @@ fn unhex(digits: &str) -> Option<Vec<u8>> {
     bytes.collect()
 }
 
-/// An instant as rcgen has it, in whole seconds, as certificates have them.
+/// Converts an instant to rcgen's type, in whole seconds, because certificates store seconds.
 fn instant(at: Millis) -> OffsetDateTime {
     // Certificates end with the year 9999 (RFC 5280, section 4.1.2.5).
     const LAST_SECOND: u64 = 253_402_300_799;

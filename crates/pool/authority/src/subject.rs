@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Whom a certificate is for. Pure.
+//! The subject of a certificate: the names for which it is issued. Pure.
 //!
-//! Its first name is `NAME.KIND.DOMAIN`, such as `d1.donor.aquifer.internal`: that is the identity by which managers
-//! and donors know the end. The names after it are those at which other machines reach it.
+//! Its first name is `NAME.KIND.DOMAIN`, such as `d1.donor.aquifer.internal`: this is the identity by which managers
+//! and donors recognise the end. The other names are those at which other machines reach the end.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use aquifer_fabric::DonorId;
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of names besides the identity: as many as a registration has addresses.
+/// Maximum number of names besides the identity: the maximum number of addresses in a registration.
 pub const NAMES_MAX: usize = 8;
 /// Longest DNS name (RFC 1035, section 2.3.4).
 const NAME_BYTES_MAX: usize = 253;
@@ -35,7 +35,7 @@ impl Kind {
     /// All of them.
     pub const ALL: [Kind; 3] = [Kind::Donor, Kind::Host, Kind::Manager];
 
-    /// Its word in names, in REST and on the command line.
+    /// The word for this kind in names, in REST and on the command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Donor => "donor",
@@ -56,19 +56,19 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Whom a certificate is for.
+/// The names for which a certificate is issued.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Subject {
     /// What it is.
     pub kind: Kind,
-    /// Its name in the pool.
+    /// The owner's name in the pool.
     pub name: String,
-    /// `NAME.KIND.DOMAIN`, and then the names at which it is reached.
+    /// `NAME.KIND.DOMAIN`, followed by the names at which the owner is reached.
     pub names: Vec<String>,
 }
 
-/// Why a certificate cannot be for this: one line with the remedy.
+/// Why no certificate can be issued for these names: one line with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotASubject(String);
 
@@ -81,7 +81,7 @@ impl fmt::Display for NotASubject {
 impl std::error::Error for NotASubject {}
 
 impl Subject {
-    /// Checks everything. `more` are host names and addresses at which it is reached.
+    /// Checks all names. `more` are the host names and addresses at which the owner is reached.
     pub fn new(kind: Kind, name: &str, domain: &str, more: &[String]) -> Result<Subject, NotASubject> {
         // The names of donors, hosts and managers have the same form; a label of a DNS name has no dot.
         let is_label = name.parse::<DonorId>().is_ok() && !name.contains(['.', '_']) && is_dns(name);
@@ -92,7 +92,7 @@ impl Subject {
         }
         if !is_dns(domain) {
             return Err(NotASubject(format!(
-                "'{}' is no domain; write one such as pool.internal",
+                "'{}' is not a domain; write one such as pool.internal",
                 domain.escape_default()
             )));
         }
@@ -110,15 +110,15 @@ impl Subject {
                 let shown: String = one.chars().take(60).collect();
                 let shown = shown.escape_default();
                 let why =
-                    if is_inside { "is in the domain of identities" } else { "is no host name and no IP address" };
-                return Err(NotASubject(format!("'{shown}' {why}; give the one at which it is reached")));
+                    if is_inside { "is in the domain of identities" } else { "is not a host name or an IP address" };
+                return Err(NotASubject(format!("'{shown}' {why}; give one at which the machine is reached")));
             }
         }
         let names = std::iter::once(identity).chain(more.iter().cloned()).collect();
         Ok(Subject { kind, name: name.to_owned(), names })
     }
 
-    /// The subject of a certificate with these names, if the first is an identity in this domain.
+    /// The subject of a certificate with these names, if the first of them is an identity in this domain.
     pub fn of_names(names: &[String], domain: &str) -> Option<Subject> {
         let (identity, more) = names.split_first()?;
         let (name, kind) = identity.strip_suffix(domain)?.strip_suffix('.')?.rsplit_once('.')?;
@@ -149,7 +149,7 @@ fn is_dns(text: &str) -> bool {
     text.len() <= NAME_BYTES_MAX && text.split('.').all(is_label)
 }
 
-/// Whether a name would be read as a number, which some resolvers take for an IPv4 address.
+/// Whether a name looks like a number: some resolvers would take it for an IPv4 address.
 fn is_number(text: &str) -> bool {
     text.rsplit('.').next().is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()))
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Join tokens: how they look, what is stored of them, and what they admit. Pure; randomness and time are arguments.
+//! Join tokens: their text, the record that the manager stores, and whether a token admits a machine. Pure; randomness
+//! and time are arguments.
 //!
 //! ```text
 //! aqj1.ID.SECRET.PIN
 //!      │  │      └── SHA-256 of a certificate in the manager's chain: the joining machine trusts no other
 //!      │  └───────── 32 random bytes, of which only the hash is stored
-//!      └──────────── 8 random bytes, by which the manager finds the token, and which may be logged
+//!      └──────────── 8 random bytes that name the token; they may be logged
 //! ```
 
 use std::fmt;
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::subject::Subject;
 use crate::validity::SKEW;
 
-/// Longest time until a token expires: a week. A choice: a token is for a machine that is being set up.
+/// Maximum lifetime of a token: a week. A choice: a token is for a machine that is being set up.
 pub const EXPIRES_SECONDS_MAX: u64 = 7 * 86_400;
 /// Largest number of uses.
 pub const USES_MAX: u32 = 1000;
@@ -29,13 +30,13 @@ const PREFIX: &str = "aqj1";
 const ID_DIGITS: usize = 16;
 const HASH_DIGITS: usize = 64;
 
-/// A token, as it is shown once.
+/// A token with its secret, which is shown once.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken {
-    /// By which it is found.
+    /// The name under which the manager stores the token's record.
     pub id: String,
     secret: String,
-    /// Of the manager's certificate.
+    /// The fingerprint of a certificate in the manager's chain.
     pub pin: String,
 }
 
@@ -46,13 +47,13 @@ impl fmt::Debug for JoinToken {
     }
 }
 
-/// The text is no join token. It does not repeat the text, which may be a secret.
+/// The text is not a join token. The message does not repeat the text, which may be a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAToken;
 
 impl fmt::Display for NotAToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the text is no join token; copy the whole line that 'aquifer fabric token create' printed")
+        f.write_str("the text is not a join token; copy the whole line that 'aquifer fabric token create' printed")
     }
 }
 
@@ -64,17 +65,17 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 impl JoinToken {
-    /// A token of random bytes.
+    /// Makes a token from random bytes.
     pub fn new(id: [u8; 8], secret: [u8; 32], pin: &str) -> JoinToken {
         JoinToken { id: hex(&id), secret: hex(&secret), pin: pin.to_owned() }
     }
 
-    /// The whole text, with the secret: for the one answer that shows it.
+    /// The token's text with its secret, for the only answer that shows it.
     pub fn reveal(&self) -> String {
         format!("{PREFIX}.{}.{}.{}", self.id, self.secret, self.pin)
     }
 
-    /// What is stored of the secret.
+    /// The hash that is stored in place of the secret.
     pub fn secret_hash(&self) -> String {
         hex(digest(&SHA256, self.secret.as_bytes()).as_ref())
     }
@@ -96,11 +97,11 @@ impl FromStr for JoinToken {
     }
 }
 
-/// What is stored of a token.
+/// The record that a manager stores about a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct TokenRecord {
-    /// Whom its certificate is for.
+    /// The subject of the certificate that the token admits to.
     pub subject: Subject,
     /// The hash of its secret.
     pub secret_hash: String,
@@ -108,22 +109,22 @@ pub struct TokenRecord {
     pub created: Millis,
     /// When it expires.
     pub expires: Millis,
-    /// How often it can be used still.
+    /// How many uses are left.
     pub uses_left: u32,
     /// Who made it.
     pub by: String,
 }
 
-/// Why a token does not admit.
+/// Why a token does not admit a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotAdmitted {
     /// It has expired.
     Expired,
     /// It was made in the future: a clock is wrong.
     NotYet,
-    /// It is not known, or its secret is wrong. Callers do not distinguish these.
+    /// The token is unknown or its secret is wrong. Callers cannot distinguish the two.
     Unknown,
-    /// It was used as often as it may be.
+    /// All its uses are spent.
     Used,
 }
 
@@ -141,9 +142,9 @@ impl fmt::Display for NotAdmitted {
 impl std::error::Error for NotAdmitted {}
 
 impl TokenRecord {
-    /// Whether a token with this hash of its secret admits now. Returns the record after this use.
+    /// Counts one use by a token with this hash of its secret, if it admits now. Returns the record after this use.
     pub fn admit(&self, secret_hash: &str, now: Millis) -> Result<TokenRecord, NotAdmitted> {
-        // Hashes are compared, so that the time of the comparison says nothing about the secret.
+        // Compares hashes, so that the time of the comparison reveals nothing about the secret.
         if secret_hash != self.secret_hash {
             return Err(NotAdmitted::Unknown);
         }

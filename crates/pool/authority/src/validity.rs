@@ -5,15 +5,16 @@
 
 use aquifer_fabric::Millis;
 
-/// Longest validity of an end's certificate. A choice: a little more than two years, as public authorities once had.
+/// Maximum validity of an end's certificate. A choice: a little more than two years, once the limit of public
+/// authorities.
 pub const DAYS_MAX: u32 = 825;
-/// By how much the clocks of two machines may differ: a certificate is valid this long before it was signed, and a
-/// token this long before it was made.
+/// Maximum difference between the clocks of two machines: a certificate is valid from this long before it was signed,
+/// and a token from this long before it was made.
 pub const SKEW: Millis = Millis(5 * 60_000);
 /// A day in milliseconds.
 pub(crate) const DAY_MS: u64 = 86_400_000;
 
-/// From when to when a certificate is valid.
+/// The period in which a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     /// Its first instant.
@@ -23,22 +24,22 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// That of a certificate that is signed now for so many days by an authority that is valid until `authority`, whose
-    /// own end no certificate outlives. `None`: the authority has expired, or is about to.
+    /// The validity of a certificate that is signed now, for `days` days, but not beyond the end of its authority's
+    /// validity, `authority`. `None` if the authority has expired or is about to.
     pub fn new(now: Millis, days: u32, authority: Millis) -> Option<Validity> {
         let from = Millis(now.0.saturating_sub(SKEW.0));
         let until = Millis(now.0.saturating_add(u64::from(days.min(DAYS_MAX)) * DAY_MS).min(authority.0));
         (until.0 > now.0).then_some(Validity { from, until })
     }
 
-    /// Whether it is time to renew: two thirds of the validity are over. Before its first instant, a certificate is not
-    /// renewed: the clock is wrong, and a new certificate would be as wrong.
+    /// Whether a renewal is due: two thirds of the validity are over. A certificate that is not valid yet is not
+    /// renewed: the clock is wrong, and the dates of a new certificate would be as wrong.
     pub const fn is_due(&self, now: Millis) -> bool {
         let whole = self.until.0.saturating_sub(self.from.0);
         now.0 >= self.from.0.saturating_add(whole / 3 * 2)
     }
 
-    /// Whether it is valid at this instant.
+    /// Whether the certificate is valid at this instant.
     pub const fn holds(&self, now: Millis) -> bool {
         self.from.0 <= now.0 && now.0 <= self.until.0
     }

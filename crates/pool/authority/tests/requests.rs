@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the authority signs, and what it does not: requests for other names, to be an authority, without the key, and
-//! any other bytes; certificates and lists as rustls checks them.
+//! The authority refuses requests for other names, requests to be an authority, requests that are not signed with their
+//! key, and other bytes; rustls accepts the certificates and lists that the authority signs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn authority() -> Authority {
     Authority::make("lab", NOW).expect("made")
 }
 
-/// A request with what `change` adds.
+/// A request to which `change` has added something.
 fn request(change: impl FnOnce(&mut CertificateParams)) -> String {
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -103,8 +103,8 @@ fn what_is_no_request_or_lacks_the_key_is_refused() {
     for text in ["", "x", authority.pem(), &whole[..whole.len() / 2], &"A".repeat(REQUEST_BYTES_MAX + 1)] {
         assert_eq!(refused(text), NotSigned::NotARequest);
     }
-    // Another letter at any place. What is signed, the key included, are the first 103 bytes; behind them, the name of
-    // the algorithm may be spelt otherwise, but no other signature is valid.
+    // Change one letter at every position. The signature covers the first 103 bytes, which include the key. After them,
+    // the name of the algorithm can have another spelling, but no other signature is valid.
     let begin = whole.find('\n').expect("lines") + 1;
     let end = whole.rfind("\n-----").expect("the end");
     for at in (begin..end).filter(|at| !b"\r\n=".contains(&whole.as_bytes()[*at])) {

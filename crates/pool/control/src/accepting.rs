@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Accepts connections, and reads the certificates again when their files change.
+//! Accepts connections, and reloads the certificates when their files change.
 //!
-//! Threads: one of its own. Files that cannot be used change nothing.
+//! Threads: runs on a thread of its own. If the new files cannot be used, the old certificates stay in use.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -21,7 +21,7 @@ use crate::channel;
 use crate::registrar::{RegistrarSettings, Shared};
 use crate::strangers::Stranger;
 
-/// The longest time that a change of the files goes unnoticed.
+/// The time between two checks of the files for a change.
 const LOOK: Duration = Duration::from_secs(2);
 /// The pause after a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -45,7 +45,7 @@ fn looks(settings: &RegistrarSettings) -> Vec<Look> {
     files.chain(&settings.revocations).map(look).collect()
 }
 
-/// The certificates as they were read last.
+/// The certificates as last read.
 struct Watch<'a> {
     settings: &'a RegistrarSettings,
     seen: Vec<Look>,
@@ -66,14 +66,14 @@ impl Watch<'_> {
         self.seen = now;
         match load(self.settings) {
             Ok(side) => *shared.side.write().unwrap_or_else(PoisonError::into_inner) = side,
-            Err(failure) => shared.say(&format!("the certificates stay as they were: {failure}")),
+            Err(failure) => shared.say(&format!("the old certificates stay in use: {failure}")),
         }
     }
 }
 
 /// The accepting thread's loop.
 pub(crate) fn accept(shared: &Arc<Shared>, listener: &TcpListener, settings: &RegistrarSettings) {
-    // What was read when the registrar started may be older than what is there now.
+    // The files may have changed since the registrar read them at its start.
     let mut watch = Watch { settings, seen: Vec::new(), at: Instant::now() };
     let mut connection = 0;
     while !shared.is_over() {
@@ -81,7 +81,7 @@ pub(crate) fn accept(shared: &Arc<Shared>, listener: &TcpListener, settings: &Re
         match listener.accept() {
             Ok((socket, peer)) => {
                 connection += 1;
-                // Without an answer: there are too many strangers, and an end tries again.
+                // Closed without an answer: there are too many unauthenticated connections. An end tries again.
                 let Some(stranger) = Stranger::admit(shared, peer.ip().to_canonical()) else { continue };
                 let (shared, connection) = (Arc::clone(shared), connection);
                 let serve = move || channel::serve(&shared, stranger, socket, peer.ip(), connection);

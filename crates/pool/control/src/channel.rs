@@ -147,7 +147,7 @@ struct Channel<'a> {
     told: Option<u64>,
     told_at: Option<Instant>,
     checked_at: Instant,
-    /// What the certificate was checked by last.
+    /// The authority and the revocation list against which the certificate was last checked.
     checked_by: Option<Arc<DonorSide>>,
     issuing: Issuing,
 }
@@ -184,7 +184,7 @@ impl Channel<'_> {
         }
     }
 
-    /// Whether the end's certificate is still accepted. New files are heeded at once.
+    /// Whether the end's certificate is still accepted, by the newest files.
     fn is_good(&mut self) -> bool {
         let side = self.shared.side();
         let is_same = match (&side, &self.checked_by) {
@@ -199,7 +199,7 @@ impl Channel<'_> {
         side.is_none_or(|side| side.check(self.stream.certificates()).is_ok())
     }
 
-    /// Asks the end for what its certificate's renewal needs, if that is due.
+    /// Carries out the next step of renewing the end's certificate, if one is due.
     fn renew(&mut self) -> Result<(), ChannelFailure> {
         let certificate = self.stream.certificates().first().map(|certificate| certificate.to_vec());
         let Some(request) = self.issuing.due(certificate.as_deref()) else { return Ok(()) };

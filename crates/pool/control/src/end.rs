@@ -69,7 +69,8 @@ pub trait End: Send {
     /// A report to the manager with the query's term, which refuses commands of smaller terms from now on.
     fn report(&mut self, query: &Query) -> Result<Report, Deposed>;
 
-    /// Keeps a list of revoked certificates, in PEM, and heeds it from now on. By default it is ignored.
+    /// Stores a list of revoked certificates, in PEM, and refuses these certificates from now on. By default the list
+    /// is ignored.
     fn take_revocations(&mut self, list: &str) -> Result<(), Refused> {
         let _ = list;
         Ok(())

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A manager's side of renewal and revocation, on one channel: when its end is asked for a request, and gets a list.
+//! The manager's side of renewal and revocation on one channel: decides when to ask the end for a certificate request,
+//! and when to send it the revocation list.
 //!
-//! Threads: the channel's. What the authority signs is stored by the writer, which may be waiting for a report of this
-//! very end: so the channel never waits for it, and looks for the result between two other requests.
+//! Threads: runs on the channel's thread. The writer stores what the authority signs, and may itself be waiting for a
+//! report of this end. So the channel never waits for the writer; it polls for the result between two other requests.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -15,50 +16,50 @@ use aquifer_authority::Revocations;
 use crate::end::Refused;
 use crate::message::Message;
 
-/// The time between two looks whether a certificate is due, and between two attempts.
+/// The time between two checks whether a renewal is due, and between two attempts to renew.
 const LOOK: Duration = Duration::from_secs(10);
 /// The first version with these messages.
 pub(crate) const VERSION: u16 = 2;
 
 /// What channels need of a pool's authority.
 pub trait Issuer: Send + Sync {
-    /// Whether it is time to renew a certificate, in DER, which was checked.
+    /// Whether a renewal of this certificate, in DER, is due. The certificate has been verified.
     fn is_due(&self, certificate: &[u8]) -> bool;
 
-    /// Begins to renew a certificate, for the key of a request in PEM. The chain of the new one, in PEM, is sent on the
-    /// channel that is returned; nothing here waits.
+    /// Starts the renewal of a certificate, for the key of a request in PEM. Does not block: the chain of the new
+    /// certificate, in PEM, arrives on the returned channel.
     fn renew(&self, certificate: &[u8], request: String) -> Receiver<Result<String, Refused>>;
 
     /// The list of revoked certificates, if there is one.
     fn revocations(&self) -> Option<Revocations>;
 }
 
-/// Where the renewal of an end's certificate stands.
+/// The progress of a renewal.
 #[derive(Debug)]
 enum State {
-    /// The certificate of this connection has a successor.
+    /// The end has a new certificate; this connection still uses the old one.
     Done,
-    /// Nothing is due; last looked at that instant.
+    /// No renewal is due; last checked at that instant.
     Idle(Option<Instant>),
-    /// The authority signs.
+    /// Waiting for the authority to sign.
     Signing(Receiver<Result<String, Refused>>),
 }
 
-/// What a channel does for its end's certificate.
+/// The state of renewal and revocation on one channel.
 pub(crate) struct Issuing {
     issuer: Option<Arc<dyn Issuer>>,
     state: State,
-    /// The number of the list that the end has.
+    /// The number of the revocation list that the end has.
     listed: Option<u64>,
 }
 
 impl Issuing {
-    /// For an end that speaks this version.
+    /// Makes the state for an end that speaks this version.
     pub(crate) fn new(issuer: Option<Arc<dyn Issuer>>, version: u16) -> Issuing {
         Issuing { issuer: issuer.filter(|_| version >= VERSION), state: State::Idle(None), listed: None }
     }
 
-    /// The list, if the end does not have it.
+    /// The newest list, unless the end has it.
     pub(crate) fn news(&mut self) -> Option<String> {
         let found = self.issuer.as_ref()?.revocations()?;
         if self.listed == Some(found.number) {
@@ -68,12 +69,12 @@ impl Issuing {
         Some(found.list.to_string())
     }
 
-    /// The end may not have the list that it was sent.
+    /// Notes that the end may not have received the list, so that it is sent again.
     pub(crate) fn forget(&mut self) {
         self.listed = None;
     }
 
-    /// The request to the end that is due now.
+    /// The next request to the end, if one is due now.
     pub(crate) fn due(&mut self, certificate: Option<&[u8]>) -> Option<Message> {
         let (issuer, certificate) = (self.issuer.as_ref()?, certificate?);
         match &self.state {
@@ -86,7 +87,7 @@ impl Issuing {
             State::Signing(receiver) => match receiver.try_recv() {
                 Ok(Ok(chain)) => Some(Message::Certificate(chain)),
                 Err(TryRecvError::Empty) => None,
-                // The authority has logged why; another attempt follows.
+                // The authority has logged the cause; another attempt follows.
                 Ok(Err(_)) | Err(TryRecvError::Disconnected) => {
                     self.state = State::Idle(Some(Instant::now()));
                     None
@@ -95,7 +96,7 @@ impl Issuing {
         }
     }
 
-    /// Takes the end's answer. `Err`: it is none to what it was asked.
+    /// Applies the end's answer. `Err` if it does not answer the last request.
     pub(crate) fn answered(&mut self, answer: Message, certificate: &[u8]) -> Result<Option<Refused>, Message> {
         match (answer, &self.issuer) {
             (Message::Request(request), Some(issuer)) => {

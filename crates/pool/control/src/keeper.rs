@@ -309,12 +309,12 @@ impl Channel<'_> {
         })
     }
 
-    /// After the report, since the list is heeded only if its manager's term is.
+    /// After the report, because the end accepts a list only from a manager whose term it accepts.
     fn take_revocations(&self, end: &mut dyn End, query: &Query) -> Result<(), Refused> {
         let Some(list) = &query.revocations else { return Ok(()) };
         let taken = end.take_revocations(list);
         if let Err(refused) = &taken {
-            (self.shared.log)(&format!("the list of revoked certificates is not kept: {refused}"));
+            (self.shared.log)(&format!("the list of revoked certificates cannot be stored: {refused}"));
         }
         taken
     }

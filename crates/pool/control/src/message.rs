@@ -85,8 +85,8 @@ pub struct Query {
     pub is_drained: bool,
     /// The directory, if it has changed since this end last got it.
     pub directory: Option<Directory>,
-    /// Certificates that the pool's authority has revoked, as a list in PEM, if it has changed since this end last got
-    /// it. From version 2 on.
+    /// The list of certificates that the pool's authority has revoked, in PEM, if the list has changed since this end
+    /// last received it. From version 2 on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revocations: Option<String>,
 }
@@ -120,7 +120,7 @@ pub enum Message {
     Query(Query),
     /// The end is not registered. The manager ends the connection.
     Refused(Refused),
-    /// Requests a request for a new certificate.
+    /// Asks the end for a certificate request.
     Renew,
     /// The new certificate is in use.
     Renewed,

@@ -3,8 +3,8 @@
 
 //! A manager's side: accepts ends, registers them, and carries requests to all of them at once.
 //!
-//! Threads: one accepts (`accepting.rs`); one for each connection (`channel.rs`). A connection is a stranger's until it
-//! is registered (`strangers.rs`).
+//! Threads: one accepts (`accepting.rs`); one for each connection (`channel.rs`). `strangers.rs` bounds the connections
+//! that are not registered yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -192,7 +192,7 @@ impl Registrar {
         Registrar::start_issuing(settings, stored, None, log)
     }
 
-    /// The same, with the authority that renews the certificates of ends.
+    /// Also sets the authority that renews the certificates of ends.
     pub fn start_issuing(
         settings: RegistrarSettings,
         stored: Vec<Entry>,

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! An end's side of renewal: makes a request, and replaces its certificate with the new one.
+//! The end's side of renewal: makes a certificate request, and replaces its certificate with the new one.
 //!
-//! If key and certificate are in one file, as `aquifer fabric join` writes it, each renewal has a new key, and one
-//! rename replaces both. If they are in two files, the key stays, since a crash between two renames would leave a key
-//! and the certificate of another one. The files are read again: by donors when they change, by keepers with each
-//! connection. A new certificate is used only after rustls has accepted it with its key, and if it has the old one's
-//! names; everything else leaves the old one in place.
+//! If key and certificate are in one file, as `aquifer fabric join` writes it, each renewal generates a new key, and
+//! one rename replaces both. If they are in two files, the key is kept, because a crash between two renames would leave
+//! a key with the certificate of another key. Donors reload the files when they change, keepers for each connection. A
+//! new certificate replaces the old one only if rustls accepts it with its key and if it has the same names.
 
 use std::fs;
 use std::io;
@@ -19,10 +18,10 @@ use aquifer_tls::{Credentials, Files};
 
 use crate::end::Refused;
 
-/// The renewal of an end's certificate within one connection.
+/// The renewal of an end's certificate over one connection.
 pub(crate) struct Renewal<'a> {
     files: Option<&'a Files>,
-    /// The request that was sent.
+    /// The request that was sent last.
     pending: Option<Request>,
 }
 
@@ -50,10 +49,10 @@ impl<'a> Renewal<'a> {
         Ok(pem)
     }
 
-    /// Puts a new certificate in the place of the old one.
+    /// Replaces the old certificate with a new one.
     pub(crate) fn take(&mut self, chain: &str) -> Result<(), Refused> {
         let files = self.files()?;
-        let none = || Refused::new("this end has asked for no certificate; ask it first");
+        let none = || Refused::new("this end has requested no certificate; ask it for a request first");
         let request = self.pending.take().ok_or_else(none)?;
         let is_one = files.cert == files.key;
         let text = if is_one { request.credentials(chain) } else { chain.to_owned() };
@@ -88,7 +87,7 @@ fn keep_rights(old: &Path, new: &Path) -> io::Result<()> {
     fs::set_permissions(new, before.permissions())
 }
 
-/// The place of a new file until it was checked.
+/// The path of a new file until it has been checked.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".renewed");

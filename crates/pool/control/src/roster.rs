@@ -33,7 +33,7 @@ impl Default for Patterns {
 }
 
 impl Patterns {
-    /// Whether one of them stands for this identity, which registers the end `id`.
+    /// Whether one of the patterns matches this identity, which registers the end `id`.
     pub fn admit(&self, identity: &str, id: &str) -> bool {
         self.0.iter().map(|pattern| pattern.replace("{id}", id)).any(|pattern| match pattern.split_once('*') {
             None => pattern == identity,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Connections that are not registered yet. They have a pool and a time of their own, so that they cannot keep ends
-//! out.
+//! Bounds the connections that are not registered yet. They have their own limit and their own deadline, so that they
+//! cannot keep registered ends from connecting.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::registrar::Shared;
 /// Maximum number of connections that are not registered yet. A choice: a thousand ends that reconnect together
 /// register within seconds, and strangers use few resources.
 const STRANGERS_MAX: usize = 64;
-/// Maximum number of these from one address.
+/// Maximum number of such connections from one address.
 const STRANGERS_PER_ADDRESS_MAX: usize = 32;
 #[derive(Default)]
 pub(crate) struct Strangers {

@@ -47,7 +47,7 @@ fn messages() -> Vec<Message> {
     ]
 }
 
-/// What version 2 has besides.
+/// The messages that version 2 adds.
 fn messages_of_version_2() -> Vec<Message> {
     vec![
         Message::Hello { oldest: 1, newest: 2, registration: registration(Kind::Host, "h1") },

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Certificates are renewed over the channel, while it works: with a new key where key and certificate share a file,
-//! with the old key where they do not. A revoked one is cut off at once, and the list reaches the ends.
+//! Certificates are renewed over the channel while it is in use: with a new key if key and certificate share a file,
+//! and otherwise with the old key. An end with a revoked certificate is cut off at once, and the list reaches the other
+//! ends.
 
 mod ends;
 
@@ -37,7 +38,7 @@ struct Issuing {
     is_due: AtomicBool,
     renewals: AtomicU32,
     list: Mutex<Option<Revocations>>,
-    /// What it answers instead of a certificate.
+    /// The chain that the authority returns instead of a signed certificate.
     chain: Mutex<Option<String>>,
 }
 
@@ -77,7 +78,7 @@ impl Issuer for Issuing {
 
 type Lists = Arc<Mutex<Vec<String>>>;
 
-/// A donor that keeps lists.
+/// A donor that stores revocation lists.
 struct Listed(Lists);
 
 impl End for Listed {
@@ -126,7 +127,7 @@ impl Site {
         Site { issuing, directory, registrar }
     }
 
-    /// The files of an end with this name, with the key in a file of its own if `is_split`.
+    /// The files of an end with this name; the key has its own file if `is_split`.
     fn join(&self, kind: SubjectKind, name: &str, is_split: bool) -> Files {
         let request = Request::new().expect("made");
         let chain = self.issuing.sign(kind, name, &request);
@@ -183,7 +184,7 @@ fn a_certificate_is_renewed_while_the_channel_works() {
         assert_eq!(is_new_key, !is_split, "{name}");
         let rights = fs::metadata(&files.cert).expect("there").permissions();
         assert_eq!(rights.mode() & 0o777, readable.mode(), "the rights stay");
-        // The new one is used with the next connection.
+        // The next connection uses the new certificate.
         keeper.cut();
         wait_until("it registers again", || {
             lines.lock().expect("no panic").iter().filter(|line| line.starts_with("registered")).count() >= 2

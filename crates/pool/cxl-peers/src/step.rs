@@ -112,7 +112,7 @@ impl Peer {
         outcome
     }
 
-    /// Unbinds a vPPB, if it is bound to this LD. Without one, whatever it is bound to: an operator's order.
+    /// Unbinds a vPPB if it is bound to this LD. If no LD is given, as in an operator's order, unbinds it from any.
     pub(crate) fn unbind(
         &mut self,
         client: &mut Client,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Follows what the host's agent lists. After a lost connection it connects again, with growing pauses; until the agent
-//! answers, its last listing is kept, marked as unanswered.
+//! Follows the listing of the host's agent. Reconnects after a lost connection, with growing pauses; until the agent
+//! answers, keeps its last listing, marked as unanswered.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -14,13 +14,13 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-/// How long the agent has for its first answer.
+/// The time limit for the agent's first answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// The first pause after a lost connection; each later one is twice as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
-/// The longest such pause, as that of programs.
+/// The longest such pause, the same as that of programs.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Bytes that are read at a time.
+/// Size of one read.
 const READ_BYTES: usize = 16 << 10;
 
 /// What is known of the agent.
@@ -28,11 +28,11 @@ const READ_BYTES: usize = 16 << 10;
 pub struct Known {
     /// Its last listing; `None` before the first one.
     pub listing: Option<Listing>,
-    /// `true`: it is connected, so the listing is that of now.
+    /// Whether the agent is connected, so that the listing is current.
     pub is_answered: bool,
 }
 
-/// Follows the agent for ever. `log` gets a line when it is lost and when it is back.
+/// Follows the agent for ever. `log` gets a line when the connection is lost and when it is back.
 pub async fn follow(socket: &Path, known: watch::Sender<Known>, log: fn(&str)) {
     let mut pause = PAUSE_FIRST;
     loop {
@@ -51,7 +51,7 @@ pub async fn follow(socket: &Path, known: watch::Sender<Known>, log: fn(&str)) {
     }
 }
 
-/// Takes listings until the connection is lost. Returns why.
+/// Receives listings until the connection is lost. Returns the cause.
 async fn listen(socket: &Path, known: &watch::Sender<Known>, log: fn(&str)) -> io::Error {
     let mut listener = match Listener::connect(socket).await {
         Ok(listener) => listener,
@@ -99,7 +99,7 @@ impl Listener {
             match self.decoder.take().map_err(io::Error::other)? {
                 Some(Answer::Listing(listing)) => return Ok(listing),
                 Some(Answer::Denied(denial)) => return Err(io::Error::other(denial.to_string())),
-                Some(Answer::View(_)) => return Err(io::Error::other("it has sent what was not asked for")),
+                Some(Answer::View(_)) => return Err(io::Error::other("it has sent an answer that was not requested")),
                 None => {}
             }
             let mut bytes = [0; READ_BYTES];

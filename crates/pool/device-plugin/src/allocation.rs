@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a container gets with a volume: the agent's socket, the files that programs read, the device for faults, and a
-//! variable that says how to write the volume as a tier. Pure.
+//! Decides what a container gets with a volume: the agent's socket, the files that programs read, the device for
+//! faults, and a variable that describes the volume as a tier. Pure.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use crate::api::{AllocateRequest, AllocateResponse, ContainerAllocateResponse, DeviceSpec, Mount};
 use crate::resource::{Resource, USERFAULTFD};
 
-/// Containers in one request at most. kubelet asks for one; this is far above what a pod has.
+/// Maximum number of containers in one request. kubelet asks for one at a time; no pod has nearly as many.
 pub const CONTAINERS_MAX: usize = 64;
 
-/// What the host has.
+/// The paths on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surroundings {
     /// The agent's socket.
     pub socket: PathBuf,
-    /// `true`: there is a [`USERFAULTFD`].
+    /// Whether the host has [`USERFAULTFD`].
     pub has_userfaultfd: bool,
 }
 
@@ -42,7 +42,7 @@ pub enum Refusal {
         /// The volume.
         volume: String,
     },
-    /// A path that is not UTF-8, which kubelet cannot be given.
+    /// A path is not UTF-8, so it cannot be sent to kubelet.
     Path {
         /// The path.
         path: PathBuf,
@@ -58,7 +58,7 @@ impl fmt::Display for Refusal {
             Self::Device { id, resource } => {
                 write!(
                     f,
-                    "'{}' is no device of {resource}; restart kubelet, which remembers old ones",
+                    "'{}' is not a device of {resource}; restart kubelet, which remembers old ones",
                     id.escape_debug()
                 )
             }
@@ -76,7 +76,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Characters of a foreign id that a message repeats.
+/// Maximum number of characters of a received id that a message repeats.
 const ID_CHARS_MAX: usize = 64;
 
 /// Answers a request for devices of a resource.
@@ -105,7 +105,7 @@ pub fn allocate(
 /// What each container gets, whichever of the devices it has.
 fn container(resource: &Resource, surroundings: &Surroundings) -> Result<ContainerAllocateResponse, Refusal> {
     let Surroundings { socket, has_userfaultfd } = surroundings;
-    // The directory, not the socket: an agent that is started again has a new socket there.
+    // The directory and not the socket, because a restarted agent creates a new socket there.
     let directory = socket.parent().filter(|directory| *directory != Path::new("/")).unwrap_or(socket);
     let mut mounts = vec![mount(directory)?];
     for file in resource.tenant_files() {

@@ -4,7 +4,7 @@
 //! The messages between kubelet and a device plug-in, version `v1beta1`, and the services that carry them.
 //!
 //! Numbers and types of the fields are those of kubelet's `api.proto`; they are stable, and a test pins their bytes.
-//! Fields that this plug-in neither reads nor writes are left out: both sides skip fields that they do not know.
+//! Fields that this plug-in neither reads nor writes are left out; both sides skip unknown fields.
 
 use std::collections::HashMap;
 
@@ -38,7 +38,7 @@ pub struct RegisterRequest {
     /// [`VERSION`].
     #[prost(string, tag = "1")]
     pub version: String,
-    /// The name of the plug-in's socket, in the directory of kubelet's.
+    /// The name of the plug-in's socket, in the directory of kubelet's socket.
     #[prost(string, tag = "2")]
     pub endpoint: String,
     /// What pods ask for, such as `aquifer.dev/db`.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The socket of one resource in kubelet's directory: served, registered, and both again when kubelet was restarted.
+//! Serves the socket of one resource in kubelet's directory and registers it with kubelet, and does both again after
+//! kubelet was restarted.
 //!
-//! A kubelet that starts removes all sockets from its directory and makes its own. It cannot be asked whether it still
-//! knows a plug-in, so the directory is looked at: a socket that is gone is bound again, and a kubelet with another
-//! socket than before is registered with.
+//! When kubelet starts, it removes all sockets from its directory and creates its own. Its interface has no query for
+//! the registered plug-ins, so this file polls the directory: it binds its socket again when that is gone, and
+//! registers again when kubelet has a new socket.
 
 use std::fs;
 use std::io;
@@ -25,28 +26,28 @@ use crate::api::{
 };
 use crate::plugin::{Offer, Plugin};
 
-/// How often kubelet's directory is looked at.
+/// The time between two checks of kubelet's directory.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long kubelet has to answer a registration.
+/// The time limit for kubelet's answer to a registration.
 const REGISTER_WAIT: Duration = Duration::from_secs(10);
-/// Calls and streams of one connection at a time. kubelet has one stream and one call.
+/// Maximum number of concurrent calls and streams on one connection. kubelet uses one stream and one call.
 const STREAMS_MAX: u32 = 32;
-/// The longest request: ids of devices of some containers.
+/// Maximum length of a request, which contains the device ids of a few containers.
 const REQUEST_BYTES_MAX: usize = 256 << 10;
-/// How long requests may take.
+/// The time limit for a request.
 const REQUEST_WAIT: Duration = Duration::from_secs(30);
 
-/// Which file a path names, to notice that it is another one.
+/// The identity of the file at a path, to detect that it was replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
     inode: u64,
-    /// Nanoseconds; inodes are used again.
+    /// In nanoseconds. Needed because inode numbers are reused.
     changed: i128,
 }
 
 impl Identity {
-    /// Of a socket; `None` if there is none.
+    /// The identity of a socket; `None` if there is none.
     fn of(path: &Path) -> Option<Identity> {
         let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
         let changed = i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec());
@@ -117,7 +118,7 @@ impl Endpoint {
         }
     }
 
-    /// Binds the socket, in place of one that an earlier plug-in has left behind, and serves it.
+    /// Binds the socket, replacing one that an earlier plug-in left, and serves it.
     fn serve(&self, own: &Path) -> io::Result<Served> {
         if Identity::of(own).is_some() {
             fs::remove_file(own)?;
@@ -167,7 +168,7 @@ impl Served {
     }
 }
 
-/// Removes the socket of a resource that is no more.
+/// Removes the socket of a resource that no longer exists.
 pub fn remove(directory: &Path, id: &str) {
     let _ = fs::remove_file(directory.join(format!("aquifer-{id}.sock")));
 }

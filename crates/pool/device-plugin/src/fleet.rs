@@ -14,14 +14,14 @@ use crate::endpoint::{Endpoint, remove};
 use crate::plugin::Offer;
 use crate::resource::{Naming, Resource, resources};
 
-/// What a plug-in needs to know.
+/// The settings of the plug-in.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The agent's socket, on the host and here alike.
     pub agent: PathBuf,
     /// kubelet's directory for plug-ins.
     pub kubelet: PathBuf,
-    /// How resources are named and shared.
+    /// The resources' domain, and how many containers share each.
     pub naming: Naming,
 }
 
@@ -65,15 +65,16 @@ struct Fleet<'a> {
 }
 
 impl Fleet<'_> {
-    /// Brings the endpoints in line with what is known.
+    /// Starts and ends endpoints so that they match the listing.
     fn follow(&mut self, known: &Known) {
-        // Before the first listing, nothing is known; later, the last one stands.
+        // Before the first listing, nothing is known. Later, the last listing stays valid while the agent does not
+        // answer.
         let Some(listing) = &known.listing else { return };
         let found = resources(&listing.volumes, listing.files.as_ref(), &self.settings.naming);
         if found.refused != self.refused {
             for volume in &found.refused {
                 (self.log)(&format!(
-                    "the volume {volume} cannot be a resource of Kubernetes; name it otherwise in the \
+                    "the volume {volume} cannot be a resource of Kubernetes; give it another name in the \
                                      agent's file, ending with a letter or a digit"
                 ));
             }

@@ -8,7 +8,8 @@
 //! at which kubelet watches the devices and asks what a container needs (`plugin.rs`, `allocation.rs`, pure). The
 //! programs in the container speak to the agent and to the donors themselves, as on the host.
 //!
-//! It changes nothing on the host and in the pool, and uses no volume: without it, pods run on, and new ones wait.
+//! It changes nothing on the host or in the pool, and uses no volume: while it is down, running pods continue, and new
+//! ones wait.
 //!
 //! ```
 //! use aquifer_device_plugin::{Domain, variable};

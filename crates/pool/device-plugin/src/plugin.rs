@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What kubelet calls: the devices of one resource, and what containers get with them.
+//! The calls of kubelet: watch the devices of one resource, and allocate devices to containers.
 
 use std::path::PathBuf;
 
@@ -22,12 +22,12 @@ use crate::resource::{Resource, USERFAULTFD};
 pub struct Offer {
     /// The resource; `None`: the agent does not list the volume any more.
     pub resource: Option<Resource>,
-    /// `true`: the agent answers.
+    /// Whether the agent answers.
     pub is_answered: bool,
 }
 
 impl Offer {
-    /// All devices, as kubelet is sent them.
+    /// All devices, in the form that kubelet receives.
     fn list(&self) -> ListAndWatchResponse {
         let devices = self.resource.as_ref().map(|resource| resource.devices(self.is_answered));
         ListAndWatchResponse { devices: devices.unwrap_or_default() }
@@ -41,7 +41,7 @@ pub struct Plugin {
 }
 
 impl Plugin {
-    /// A service that offers this, with the agent's socket.
+    /// A service that offers this resource, with the agent's socket.
     pub fn new(offer: watch::Receiver<Offer>, socket: PathBuf) -> Plugin {
         Plugin { offer, socket }
     }
@@ -56,7 +56,7 @@ impl DevicePlugin for Plugin {
     type ListAndWatchStream =
         std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
-    /// Sends the devices, and again whenever they change. The stream ends with the offer.
+    /// Sends the devices, and sends them again whenever they change. The stream ends with the offer.
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let offers = WatchStream::new(self.offer.clone());
         Ok(Response::new(Box::pin(offers.map(|offer| Ok(offer.list())))))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What pods can ask for, from what the agent lists: one resource for each volume, with as many devices as pods may
-//! share the volume. Pure.
+//! Derives the resources that pods can request from the agent's listing: one resource for each volume, with one device
+//! for each pod that may share it. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,19 +14,19 @@ use crate::api::{Device, HEALTHY, UNHEALTHY};
 
 /// The device file that lets programs in a container resolve their faults.
 pub const USERFAULTFD: &str = "/dev/userfaultfd";
-/// The longest domain of resources: a choice, far above what anybody needs.
+/// Maximum length of the resources' domain: a choice, far above any real need.
 const DOMAIN_BYTES_MAX: usize = 63;
 
 /// How resources are named and shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Naming {
-    /// What precedes the `/`.
+    /// The part before the `/`.
     pub domain: Domain,
     /// How many devices each volume has.
     pub pods_max: u32,
 }
 
-/// The domain of resource names: a DNS name, as Kubernetes asks for.
+/// The domain of resource names: a DNS name, as Kubernetes requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Domain(String);
 
@@ -45,36 +45,36 @@ impl std::str::FromStr for Domain {
             !label.is_empty() && label.bytes().all(is_allowed) && !label.starts_with('-') && !label.ends_with('-')
         };
         let is_domain = text.len() <= DOMAIN_BYTES_MAX && text.contains('.') && text.split('.').all(is_label);
-        // Kubernetes keeps these for itself.
+        // Kubernetes reserves these.
         let is_reserved = text == "kubernetes.io" || text.ends_with(".kubernetes.io");
         match is_domain && !is_reserved {
             true => Ok(Domain(text.to_owned())),
             false => {
-                Err(format!("'{}' is no domain for resources; write one such as aquifer.dev", text.escape_debug()))
+                Err(format!("'{}' is not a domain for resources; write one such as aquifer.dev", text.escape_debug()))
             }
         }
     }
 }
 
-/// What pods can ask for: a volume.
+/// A resource that pods can request: a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
     /// The resource's name, such as `aquifer.dev/db`.
     pub name: String,
     /// The volume, as programs open it.
     pub volume: String,
-    /// How many pods can have it.
+    /// How many pods can share it.
     pods_max: u32,
-    /// `true`: programs can open it now.
+    /// Whether programs can open it now.
     pub is_open: bool,
     /// The certificate with which programs borrow.
     pub files: Option<TenantFiles>,
 }
 
-/// What the agent has listed, as resources by the volume's id, and what cannot be one.
+/// The listed volumes as resources, by id, and the volumes that cannot be resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// By id of the volume, of which the socket's name is made: names of volumes are too long for it.
+    /// By id of the volume, which also names the socket: a volume's name can be too long for a socket path.
     pub by_id: BTreeMap<String, Resource>,
     /// Volumes whose names Kubernetes would refuse.
     pub refused: Vec<String>,
@@ -100,7 +100,7 @@ pub fn resources(volumes: &[ListedVolume], files: Option<&TenantFiles>, naming: 
     resources
 }
 
-/// Whether Kubernetes takes a volume's name, of which the pool also allows endings that Kubernetes does not.
+/// Whether Kubernetes accepts a volume's name. The pool also allows names with endings that Kubernetes refuses.
 fn is_resource_name(name: &str) -> bool {
     aquifer_agent_wire::is_name(name) && name.ends_with(|last: char| last.is_ascii_alphanumeric())
 }
@@ -111,7 +111,7 @@ fn is_id(id: &str) -> bool {
 }
 
 impl Resource {
-    /// The devices, all of one health. `is_answered`: the agent answers.
+    /// The devices, all with the same health. `is_answered` says whether the agent answers.
     pub fn devices(&self, is_answered: bool) -> Vec<Device> {
         let health = if self.is_open && is_answered { HEALTHY } else { UNHEALTHY };
         (0..self.pods_max).map(|index| Device { id: device_id(index), health: health.to_owned() }).collect()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The plug-in with a kubelet and an agent in the hands of the test, over real sockets: what pods get, restarts of
-//! either side, volumes that come and go, and requests that no kubelet would send.
+//! Runs the plug-in with a kubelet and an agent that the test simulates, over real sockets: what pods get, restarts of
+//! either side, volumes that appear and disappear, and requests that no kubelet would send.
 
 mod node;
 
@@ -48,7 +48,7 @@ fn a_restarted_kubelet_is_registered_with_again() {
         wait_until("the plug-in serves again", || node.try_devices(DB).is_some());
         assert!(node.allocate(DB, request(&["0"])).is_ok());
     }
-    // A kubelet whose directory the plug-in's socket was removed from, as by hand.
+    // Somebody removes the plug-in's socket from kubelet's directory by hand.
     node.remove_plugin_sockets();
     wait_until("the socket is back", || node.try_devices(DB).is_some());
 }
@@ -133,7 +133,7 @@ fn bad_arguments_get_one_line_and_the_status_two() {
     }
 }
 
-/// The manifest says what the program's defaults are.
+/// The manifest must agree with the program's defaults.
 #[test]
 fn the_manifest_mounts_what_the_program_uses() {
     let manifest = include_str!("../../../../packaging/kubernetes/device-plugin.yaml");

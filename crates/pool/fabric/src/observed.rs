@@ -167,7 +167,7 @@ impl VolumeReport {
     }
 }
 
-/// The longest line about a member that is shown: a cause with three holders, and a remedy.
+/// Maximum length of a line about a member: a cause with three holders, and a remedy.
 const TROUBLE_CHARS_MAX: usize = 400;
 
 /// What an agent reports of its host.
@@ -185,14 +185,14 @@ pub struct HostReport {
     pub volumes: BTreeMap<VolumeId, VolumeReport>,
     /// Members that have left, or must never join. The agent lists them until a `ForgetLeft` step.
     pub left: BTreeMap<VolumeId, BTreeSet<MemberId>>,
-    /// Why members on memory devices cannot be used yet, or cannot leave yet: one line each, with the remedy.
+    /// Why members on memory devices are not online yet, or not offline yet: one line each, with the remedy.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub trouble: BTreeMap<VolumeId, BTreeMap<MemberId, String>>,
 }
 
 impl HostReport {
-    /// What keeps a member of a memory device from being used, or from leaving: one line, of limited length, since the
-    /// agent of any host may have written it.
+    /// Why a member on a memory device is not online, or not offline, yet: one line of limited length, because any
+    /// host's agent may have written it.
     pub fn trouble_of(&self, volume: VolumeId, member: MemberId) -> Option<String> {
         let why = self.trouble.get(&volume)?.get(&member)?;
         Some(why.chars().map(|one| if one.is_control() { ' ' } else { one }).take(TROUBLE_CHARS_MAX).collect())

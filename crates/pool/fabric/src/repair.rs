@@ -108,7 +108,8 @@ impl Edit<'_> {
         if matches!(source, AtSource::Retired) || (source == AtSource::Released && volume.host.is_some()) {
             return Health::Lost;
         }
-        // A host joins only what was lent, so a donor that does not list it was restarted since.
+        // A host joins a member only after its donor has lent it, so a donor that does not list the member was
+        // restarted since.
         if joined.is_some() && source == AtSource::Absent && matches!(member.source, Source::Slabs { .. }) {
             return Health::Lost;
         }

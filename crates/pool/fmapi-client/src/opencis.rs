@@ -10,7 +10,7 @@
 //! | 3      | 1     | class | 1: a request, 2: an answer                                                       |
 //! | 4      |       |       | the message, from its CCI header on                                              |
 //!
-//! Little-endian. Frames of other kinds are the emulated links' and are dropped.
+//! Little-endian. Frames of other kinds belong to the emulated links and are dropped.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -21,7 +21,7 @@ use aquifer_fmapi::{Dialect, HEADER_BYTES, MessageType, Opcode};
 use crate::packet_stream::{Stream, failure};
 use crate::transport::{Transport, TransportFailure};
 
-/// Where OpenCIS's switch looks for its fabric manager.
+/// The port at which OpenCIS's switch expects its fabric manager.
 pub(crate) const PORT: u16 = 8100;
 const HEAD_BYTES: usize = 2;
 const FRAME_HEADER_BYTES: usize = 4;
@@ -30,10 +30,10 @@ const FRAME_BYTES_MAX: usize = 0xfff;
 const CCI: u16 = 4;
 const REQUEST: u8 = 1;
 const ANSWER: u8 = 2;
-/// How often a waiting listener looks for the switch.
+/// The time between two checks whether the switch has connected.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A transport to a switch that has connected.
+/// A transport over a connection that the switch has made.
 #[derive(Debug)]
 pub struct OpenCis<S = TcpStream> {
     name: String,
@@ -73,14 +73,14 @@ impl<S: Stream> OpenCis<S> {
         Self { name, stream, arrived: Vec::new(), is_broken: false }
     }
 
-    /// Takes the next whole message that has arrived; frames that are none are dropped.
+    /// Takes the next complete message that has arrived; drops other frames.
     fn take(&mut self) -> Result<Option<Vec<u8>>, TransportFailure> {
         loop {
             let Some(head) = self.arrived.first_chunk::<HEAD_BYTES>() else { return Ok(None) };
             let head = u16::from_le_bytes(*head);
             let bytes = usize::from(head >> 4);
             if bytes < HEAD_BYTES {
-                // Nothing after it can be understood.
+                // The bytes after it cannot be parsed.
                 self.is_broken = true;
                 return Err(TransportFailure::Closed);
             }
@@ -123,7 +123,7 @@ impl<S: Stream> Transport for OpenCis<S> {
         frame.extend_from_slice(message);
         let sent = self.stream.limit_write(wait).and_then(|()| self.stream.write_all(&frame));
         sent.map_err(|error| {
-            // A part of the frame may have gone.
+            // A part of the frame may have been sent.
             self.is_broken = true;
             failure("sending", error)
         })
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// A switch that sends these bytes, some at a time, and then ends.
+    /// A switch that sends these bytes in pieces and then closes the connection.
     struct Sends {
         bytes: Vec<u8>,
         at_once: usize,

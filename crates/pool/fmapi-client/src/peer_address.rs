@@ -35,9 +35,9 @@ pub enum PeerAddress {
     Mailbox(PathBuf),
     /// An endpoint of the kernel's MCTP: `mctp:8`, `mctp:1,8`.
     Mctp(MctpEndpoint),
-    /// Where OpenCIS's switch connects to: `opencis:127.0.0.1`, `opencis:0.0.0.0:8100`.
+    /// The address to which OpenCIS's switch connects: `opencis:127.0.0.1`, `opencis:0.0.0.0:8100`.
     OpenCis(String),
-    /// A trace that answers: `recorded:report.pcap`.
+    /// A recorded trace: `recorded:report.pcap`.
     Recorded(PathBuf),
     /// A host and port: `tcp:10.0.0.7`, `tcp:switch:2508`.
     Tcp(String),

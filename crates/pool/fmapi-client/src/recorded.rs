@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A peer that is a trace: answers each request as it was answered when it was recorded. So a peer can be judged where
-//! it is not, from a file of `--trace`.
+//! A peer that replays a trace: answers each request as the recorded peer did. So a peer can be checked elsewhere, from
+//! a file written by `--trace`.
 //!
-//! A request that was sent several times gets its answers in their order, and the last one from then on. Tags are not
-//! compared; an answer gets those of its request. What was never asked is answered with Unsupported (0003h), since most
-//! commands are optional.
+//! A request that was sent several times gets the recorded answers in their order, and then repeats the last one. Tags
+//! are not compared; an answer gets the tags of its request. A request that was not recorded is answered with
+//! Unsupported (0003h), because most commands are optional.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
@@ -17,17 +17,17 @@ use aquifer_fmapi::{Category, Dialect, HEADER_BYTES, Message, MessageType, Opcod
 use crate::trace::{PcapFailure, PcapReader};
 use crate::transport::{Transport, TransportFailure};
 
-/// Messages that are read: a check has some hundred.
+/// Maximum number of messages in a trace: a check has a few hundred.
 const MESSAGES_MAX: usize = 1 << 16;
 /// As over TCP.
 const MESSAGE_BYTES_MAX: usize = 8192;
-/// Tunnels in tunnels: the second ends at a logical device.
+/// Maximum depth of nested tunnels: the second tunnel ends at a logical device.
 const TUNNELS_MAX: usize = 3;
 const TAG_AT: usize = 1;
 /// Target, type and size of a tunnelled message, which follows.
 const TUNNEL_BYTES: usize = 4;
 
-/// A transport that answers from a trace.
+/// A transport that replays a trace.
 #[derive(Debug)]
 pub struct Recorded {
     name: String,
@@ -48,7 +48,7 @@ impl Recorded {
             }
             match (message.is_sent, &asked) {
                 (true, _) => asked = Some(message.bytes),
-                // A late answer belongs to an earlier request, and a notification to none.
+                // A late answer belongs to an earlier request, and a notification to no request.
                 (false, Some(request)) if message.bytes.get(TAG_AT) == request.get(TAG_AT) => {
                     answers.entry(untagged(request)).or_default().push_back(message.bytes);
                     asked = None;
@@ -103,7 +103,7 @@ fn unsupported(message: &[u8], dialect: &Dialect) -> Vec<u8> {
     Message::new(Category::Response, byte(TAG_AT), opcode, ReturnCode::UNSUPPORTED, Vec::new()).encode(dialect)
 }
 
-/// Where the tags of a request or of its answer are: the message's, and those of messages in tunnels.
+/// The offsets of the tags in a request or an answer: the message's own, and those of tunnelled messages.
 fn places_of_tags(message: &[u8], tunnels: usize) -> Vec<usize> {
     let mut at = 0;
     let mut places = Vec::new();
@@ -114,7 +114,7 @@ fn places_of_tags(message: &[u8], tunnels: usize) -> Vec<usize> {
     places
 }
 
-/// How many messages are tunnelled in a request.
+/// The number of messages that are tunnelled in a request.
 fn tunnels(request: &[u8]) -> usize {
     let is_tunnel = |at: usize| request.get(at + 3..at + 5) == Some(&Opcode::TUNNEL.0.to_le_bytes());
     let (mut at, mut tunnels) = (0, 0);
@@ -125,7 +125,7 @@ fn tunnels(request: &[u8]) -> usize {
     tunnels
 }
 
-/// Where the message in a tunnel begins. In some dialects its message type precedes it, which is no category.
+/// The offset of the message in a tunnel. In some dialects the message type precedes it; no category has that value.
 fn inner(message: &[u8], at: usize) -> usize {
     let at = at + HEADER_BYTES + TUNNEL_BYTES;
     let has_type = message.get(at).is_some_and(|first| *first > 1 && MessageType::of_bits(*first).is_some());

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a command costs by itself: the codec, the client, and MCTP packets on a stream, with a peer that takes no time.
+//! Measures the cost of a command itself: the codec, the client, and MCTP packets on a stream, with a peer that takes
+//! no time.
 //!
-//! Prints the figures: `cargo test --release -p aquifer-fmapi-client --test cost -- --nocapture`. On a machine that is
-//! otherwise idle a command is to take at most 20 us; nothing is asserted about time, since tests run on busy ones.
+//! Prints the figures: `cargo test --release -p aquifer-fmapi-client --test cost -- --nocapture`. On an idle machine a
+//! command should take at most 20 us; the test asserts nothing about time, because it also runs on busy machines.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use aquifer_fmapi::*;
 use aquifer_fmapi_client::{Client, Limits, PacketStream, Stream, SystemClock};
 
-/// Commands that are timed, of each kind.
+/// Number of timed commands of each kind.
 const ROUNDS: u32 = 2000;
 /// Ports of the switch.
 const PORTS: u8 = 32;

@@ -65,7 +65,7 @@ pub(crate) struct Account {
     /// In the PHC format, which holds algorithm, costs and salt.
     pub(crate) hash: String,
     pub(crate) is_enabled: bool,
-    /// Counts its changes, so that no ETag comes back.
+    /// Counts the account's changes, so that no ETag is ever used twice.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) changes: u64,
 }
@@ -75,7 +75,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Account {
-    /// Its ETag. A new password changes it, too.
+    /// The account's ETag. A new password changes it, too.
     pub(crate) fn etag(&self) -> String {
         etag_of(&json(self))
     }

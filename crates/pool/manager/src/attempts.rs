@@ -58,7 +58,7 @@ impl Attempts {
     ) -> Result<(), TooMany> {
         make_room(&mut self.addresses, now);
         let rate = self.addresses.entry(address).or_default();
-        // A time further away is from before the clock was set back.
+        // An instant further away was noted before the clock was set back.
         if rate.until <= now.0 || rate.until > now.0 + MINUTE_MS {
             *rate = Count { count: 0, until: now.0 + MINUTE_MS };
         }

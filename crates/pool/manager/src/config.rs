@@ -62,7 +62,7 @@ pub struct Config {
     /// Sessions and passwords.
     #[serde(default)]
     pub sessions: SessionsConfig,
-    /// Where events may be sent.
+    /// The machines to which events may be sent.
     #[serde(default)]
     pub events: EventsConfig,
     /// The rounds of the reconciler.

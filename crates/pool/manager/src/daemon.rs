@@ -144,7 +144,7 @@ impl Daemon {
         let notify = Notify::from_environment();
         if let Some(served) = tls.clone() {
             let issuance = service.issuance.clone();
-            // Without the thread, the certificates stay as they are until a restart.
+            // If the thread does not start, the certificates are not renewed until a restart.
             let watch = move || tls::watch(&served, issuance.as_deref());
             let _ = std::thread::Builder::new().name("certificates".into()).spawn(watch);
         }
@@ -166,7 +166,8 @@ impl Daemon {
 
 /// Ends the manager when this signal arrives.
 async fn end_by(kind: SignalKind, service: Arc<Service>) {
-    // Without a handler, a signal ends the process at once, which is as safe and makes the others wait for the lease.
+    // Without a handler, a signal ends the process at once. That is as safe, but the other managers must wait until the
+    // lease expires.
     if let Ok(mut signal) = signal(kind) {
         signal.recv().await;
         service.end();

@@ -30,13 +30,13 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// Its message in our registry.
+    /// The event's name in the manager's message registry.
     pub(crate) fn message_id(&self) -> String {
         format!("AquiferFabric.1.0.{}", self.kind)
     }
 }
 
-/// Events as Redfish writes them, for a listener with a context or for a stream without one.
+/// Formats events as Redfish does, for a listener, which has a context, or for a stream, which has none.
 pub(crate) fn body(events: &[Event], context: Option<&str>) -> Value {
     let last = events.last().map_or(0, |event| event.id);
     let record = |(number, event): (usize, &Event)| {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The pool's authority at a manager: its files, what it has signed, and what it has revoked.
+//! The pool's authority in a manager: its files, and the certificates that it has signed and revoked.
 //!
 //! | key | value, as JSON |
 //! |---|---|
 //! | `token/ID` | a join token, without its secret (`aquifer_authority::TokenRecord`) |
-//! | `certificate/SERIAL` | whom a certificate is for, when it is valid, and since when it is revoked |
+//! | `certificate/SERIAL` | the subject of a certificate, its validity, and when it was revoked |
 //!
-//! A certificate is handed out only after its record and the token's use were stored in one transaction: so a token
-//! with one use gives one certificate, whatever is killed. Tokens and records are read from the store each time; the
-//! list of revoked certificates is kept here, and in a file for the control port.
+//! The manager hands a certificate out only after one transaction has stored its record and the token's use: so a token
+//! with one use gives one certificate, whichever process is killed. Tokens and records are read from the store each
+//! time; the list of revoked certificates is also kept in memory, and in a file for the control port.
 //!
-//! Threads: any may ask; the writer's alone changes the store. Nothing is locked while the store works.
+//! Threads: any thread may call; only the writer's changes the store. No lock is held during an operation of the store.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub(crate) const TOKENS: &str = "token/";
 pub(crate) const CERTIFICATES: &str = "certificate/";
 /// Maximum number of tokens. Those that are used up or expired do not count.
 pub(crate) const TOKENS_MAX: usize = 1000;
-/// How long the record of an expired certificate is kept: longer than any clock is wrong.
+/// How long the record of an expired certificate is kept: longer than the largest error of a clock that we allow for.
 const KEPT_MS: u64 = 7 * 86_400_000;
 
 /// How many old records one transaction deletes.
@@ -71,7 +71,7 @@ pub(crate) struct Issuance {
     pub(crate) authority: Authority,
     pub(crate) config: CaConfig,
     directory: PathBuf,
-    /// The certificate that clients of REST see.
+    /// The file of the certificate that REST clients see.
     served: PathBuf,
     revocations: Mutex<Option<Revocations>>,
     attempts: Mutex<Attempts>,
@@ -87,7 +87,7 @@ fn read(path: &Path) -> Result<String, String> {
 }
 
 impl Issuance {
-    /// Opens the authority, or makes it in the state directory. Completes a configuration with its files.
+    /// Opens the authority, or creates it in the state directory. Adds its files to the configuration.
     pub(crate) fn open(config: &mut Config) -> Result<Option<Issuance>, String> {
         let Some(ca) = config.ca.clone() else { return Ok(None) };
         let directory = config.state.directory().join("ca");
@@ -135,12 +135,12 @@ impl Issuance {
         self.directory.join(name)
     }
 
-    /// Where renewals are stored.
+    /// Sets the writer that stores renewals.
     pub(crate) fn serve(&self, service: &Arc<Service>) {
         let _ = self.service.set(Arc::downgrade(service));
     }
 
-    /// Renews this manager's own certificate if that is due, or if it is not the one that the configuration asks for.
+    /// Renews this manager's own certificate if a renewal is due, or if its names are not those in the configuration.
     pub(crate) fn renew_own(&self, now: Millis) -> Result<(), String> {
         let path = self.place("manager.pem");
         let subject = self.config.subject().map_err(|not| not.to_string())?;
@@ -166,27 +166,28 @@ impl Issuance {
         locked(&self.revocations).as_ref().map(|found| found.list.to_string())
     }
 
-    /// The fingerprint that tokens carry: of the last certificate in the chain that clients of REST see.
+    /// The fingerprint for tokens: that of the last certificate in the chain that REST clients see.
     pub(crate) fn pin(&self) -> Result<String, String> {
         let text = read(&self.served)?;
         let chain: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes()).filter_map(Result::ok).collect();
         chain.last().map(|one| pin(one)).ok_or_else(|| format!("{} has no certificate", self.served.display()))
     }
 
-    /// Counts a join request, before its token is looked at.
+    /// Counts a join request, before its token is checked.
     pub(crate) fn begin(&self, from: std::net::IpAddr, now: Millis) -> Result<(), TooMany> {
         let limits = SessionsConfig { logins_per_minute: self.config.joins_per_minute, ..SessionsConfig::default() };
         locked(&self.attempts).begin(&limits, from, "", now)
     }
 
-    /// Makes a token. Returns it with the record that is to be stored.
+    /// Makes a token. Returns it with its record, which the caller stores.
     pub(crate) fn token(&self, record: impl FnOnce(String) -> TokenRecord) -> Result<(JoinToken, TokenRecord), String> {
         let token = JoinToken::new(random(), random(), &self.pin()?);
         let record = record(token.secret_hash());
         Ok((token, record))
     }
 
-    /// Signs for a token's holder, and stores that with the token's use. The inner error is the line for the joiner.
+    /// Signs a certificate for a token's holder, and stores its record together with the token's use. The inner error
+    /// is a line for the joining machine.
     pub(crate) fn join(
         &self,
         ledger: &mut Ledger,
@@ -217,7 +218,7 @@ impl Issuance {
         Ok(Ok((subject, signed)))
     }
 
-    /// Signs again for the owner of a certificate that was checked, unless it is revoked.
+    /// Signs a new certificate for the owner of a verified one, unless that one is revoked.
     fn sign_again(
         &self,
         ledger: &mut Ledger,
@@ -245,7 +246,7 @@ impl Issuance {
         Ok(Ok(signed))
     }
 
-    /// Stores that certificates are revoked, and makes the new list.
+    /// Stores that a certificate is revoked, and makes the new list.
     pub(crate) fn revoke(
         &self,
         ledger: &mut Ledger,
@@ -275,7 +276,7 @@ impl Issuance {
     }
 
     /// Stores a new token. Records of certificates that expired long ago, and of tokens that can no longer be used, are
-    /// deleted with it: so neither grows without a bound. The inner error is the line for the caller.
+    /// deleted with it: so neither grows without a bound. The inner error is a line for the caller.
     pub(crate) fn keep_token(
         &self,
         ledger: &mut Ledger,
@@ -311,8 +312,8 @@ impl Issuance {
     }
 }
 
-/// The certificate of the authority in a directory, which is made if there is none. The key is written first: a crash
-/// leaves a key that nothing was signed with, and it is replaced.
+/// The certificate of the authority in a directory; creates the authority if there is none. Writes the key first: a
+/// crash can only leave a key that has signed nothing, and the next start replaces it.
 fn make_or_read(directory: &Path, ca: &CaConfig) -> Result<String, String> {
     let (certificate, key) = (directory.join("ca.pem"), directory.join("ca-key.pem"));
     if !certificate.exists() {
@@ -324,14 +325,14 @@ fn make_or_read(directory: &Path, ca: &CaConfig) -> Result<String, String> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {
-    // A file with the same contents is left alone, so that nobody reads it again for nothing.
+    // A file with the same contents is not written, so that nobody reloads it needlessly.
     if fs::read_to_string(path).is_ok_and(|found| found == text) {
         return Ok(());
     }
     replace(path, text).map_err(|error| format!("{}: {error}; free space in the state directory", path.display()))
 }
 
-/// The authority as control channels see it.
+/// The authority's interface for control channels.
 pub(crate) struct Renewals(pub(crate) Arc<Issuance>);
 
 impl Issuer for Renewals {
@@ -347,7 +348,7 @@ impl Issuer for Renewals {
             send(&sender, signed.map(|signed| signed.chain));
             Ok(())
         };
-        // A sender that is dropped ends this attempt; the channel tries again.
+        // Dropping the sender ends this attempt; the channel tries again.
         if let Some(service) = self.0.service.get().and_then(Weak::upgrade) {
             let _ = service.post(Posted::Errand(Box::new(errand)));
         }

@@ -103,11 +103,11 @@ impl Entry {
     }
 }
 
-/// A check of the audit log that is under way.
+/// A check of the audit log in progress.
 pub(crate) struct AuditCheck {
     verifier: Verifier,
     after: Key,
-    /// Records that are still to be checked. Those that were added since it began are another check's.
+    /// Records that are still to be checked. Records that were added since the check began are left to the next check.
     left: u64,
 }
 
@@ -275,12 +275,12 @@ impl Ledger {
         }
     }
 
-    /// Begins to check the audit log page by page, as far as it goes now.
+    /// Starts to check the audit log page by page, up to its current end.
     pub(crate) fn begin_audit_check(&self) -> AuditCheck {
         AuditCheck { verifier: Verifier::new(self.tail), after: key("audit/0"), left: self.tail.records }
     }
 
-    /// Checks one more page of the audit log. `None`: there is more.
+    /// Checks one more page of the audit log. `None` if the check is not done.
     pub(crate) fn continue_audit_check(
         &self,
         check: &mut AuditCheck,

@@ -3,11 +3,11 @@
 
 //! The `aquifer-fabricd` program: the fabric manager.
 //!
-//! Exit codes: 0 help, version, a configuration that was printed or checked, or ended by a signal; 1 it could not
-//! start, or its store failed, or another manager took over; 2 invalid arguments; 101 one of its threads has panicked,
-//! which is a bug.
-//! SIGTERM and SIGINT end it after the round that it is in, with 0: a leader gives its leadership up at once. Any other
-//! signal ends it by its default action, at any time: what was stored is acted on after the next start.
+//! Exit codes: 0 it printed its help, version or configuration, checked a configuration, or was ended by a signal; 1 it
+//! could not start, its store failed, or another manager took over; 2 invalid arguments; 101 one of its threads has
+//! panicked, which is a bug. SIGTERM and SIGINT end it after its current round, with 0; a leader then gives up its
+//! leadership at once. Any other signal ends it by its default action, at any time: what was stored is acted on after
+//! the next start.
 
 #![forbid(unsafe_code)]
 

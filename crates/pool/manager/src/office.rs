@@ -147,8 +147,8 @@ impl Lead {
         }
     }
 
-    /// Checks one page of the audit log in each round, until all of it is checked: a log that has grown for years
-    /// does not make a failover longer. Damage is reported and stops nothing: otherwise anyone who can change one
+    /// Checks one page of the audit log in each round, until all of it is checked, so that a log that has grown for
+    /// years does not delay a failover. Damage is only reported: if it stopped the manager, anyone who can change one
     /// record could stop the pool's management.
     fn check_audit(&mut self, service: &Service) -> Result<(), Stop> {
         let Some(check) = &mut self.audit else { return Ok(()) };
@@ -224,7 +224,7 @@ impl Candidate {
         }
     }
 
-    /// Waits for the leadership. `None`: a signal ends this manager.
+    /// Waits for the leadership. `None` if a signal ends this manager.
     fn stand_by(&self, service: &Service, notify: &Notify) -> Option<Keeper> {
         let mut last = None;
         loop {

@@ -2,10 +2,10 @@
 // Copyright the Aquifer authors
 
 //! Sends events to listeners: one task for each subscription, so that a slow listener delays no other. A listener that
-//! does not take its events within some attempts is suspended, with an event that says so.
+//! fails all attempts is suspended, and an event reports that.
 //!
 //! A listener gets each event at most [`ATTEMPTS_MAX`] times, in order, in requests of at most [`BATCH_MAX`] events.
-//! Events that fell out of the ring of `events.rs` meanwhile are lost to it.
+//! It misses events that the ring of `events.rs` has dropped meanwhile.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ use crate::events::{self, Event};
 use crate::rest::{Service, now};
 use crate::subscriptions::Listener;
 
-/// How often a request is tried.
+/// Maximum number of attempts for a request.
 pub(crate) const ATTEMPTS_MAX: u32 = 3;
 /// The pause between attempts.
 pub(crate) const ATTEMPT_PAUSE: Duration = Duration::from_secs(2);
@@ -32,14 +32,15 @@ pub(crate) const ATTEMPT_PAUSE: Duration = Duration::from_secs(2);
 const ATTEMPT_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of events in one request.
 const BATCH_MAX: usize = 64;
-/// How often subscriptions are compared with the tasks that serve them.
+/// The time between two comparisons of the subscriptions with the tasks that serve them.
 const LOOK: Duration = Duration::from_millis(250);
-/// How much of an answer is read: the status line is all that matters.
+/// Maximum number of bytes that are read of an answer: only the status line is needed.
 const ANSWER_BYTES_MAX: usize = 1024;
-/// Certificates of authorities, where Debian has them. The variable SSL_CERT_FILE names another file.
+/// The file of trusted authorities on Debian. The variable SSL_CERT_FILE names another file.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Starts and ends tasks as subscriptions come and go, until the process ends. Only the leader sends.
+/// Starts a task for each new subscription and ends those of deleted ones, until the process ends. Only the leader
+/// sends events.
 pub(crate) async fn run(service: Arc<Service>) {
     let mut running: BTreeMap<String, JoinHandle<()>> = BTreeMap::new();
     loop {
@@ -59,14 +60,14 @@ pub(crate) async fn run(service: Arc<Service>) {
     }
 }
 
-/// Sends what a listener does not have yet, until its subscription ends or is suspended.
+/// Sends a listener the events that it does not have, until its subscription ends or is suspended.
 async fn serve(service: Arc<Service>, id: String) {
     loop {
         let Some((subscription, after)) = service.shared.subscriptions().next(&id) else { return };
         let (mut kept, mut following) = service.shared.events.follow(after);
         kept.truncate(BATCH_MAX);
         let Some(last) = kept.last().map(|event| event.id) else {
-            // What arrives is in the ring, too. If nothing does, the subscription is looked at again.
+            // The awaited event is also in the ring. After a timeout, check the subscription again.
             let _ = tokio::time::timeout(LOOK, following.recv()).await;
             continue;
         };
@@ -84,7 +85,7 @@ async fn serve(service: Arc<Service>, id: String) {
     }
 }
 
-/// Sends one request, again if need be.
+/// Sends one request, and repeats it if it fails.
 async fn deliver(destination: &str, body: &str) -> Result<(), String> {
     let listener = Listener::parse(destination)?;
     let mut why = String::new();

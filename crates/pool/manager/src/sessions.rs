@@ -36,7 +36,8 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Notes that it is used. If the clock was set back, it is as old as it is now and no younger later.
+    /// Notes that the session is used. If the clock was set back, the session keeps its age, so that it does not last
+    /// longer.
     fn use_at(&mut self, now: Millis) {
         self.created = self.created.min(now);
         self.used = now;

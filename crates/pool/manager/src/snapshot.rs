@@ -45,7 +45,7 @@ impl Snapshot {
         is_settled(Some(volume), &self.desired, &self.round)
     }
 
-    /// How many volumes are not as they are desired to be.
+    /// The number of volumes that do not match their desired state.
     pub(crate) fn unsettled(&self) -> usize {
         unsettled(&self.desired, &self.round)
     }

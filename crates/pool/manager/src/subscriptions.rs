@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Subscriptions: listeners to which the manager sends events. They are stored under `subscription/ID`; how far each
-//! listener is, and whether it is suspended, is kept in memory. `push.rs` sends.
+//! Subscriptions: listeners to which the manager sends events. They are stored under `subscription/ID`; the progress of
+//! each listener, and whether it is suspended, are only in memory. `push.rs` sends the events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::ledger::{Entry, Ledger, LedgerFailure, json};
 
 /// Maximum number of subscriptions: each has a task of its own.
 pub(crate) const SUBSCRIPTIONS_MAX: usize = 32;
-/// Longest URL of a listener, and longest context of a subscription.
+/// Maximum length of a listener's URL, and of a subscription's context.
 pub(crate) const TEXT_BYTES_MAX: usize = 1024;
 /// Maximum number of messages that one subscription names.
 pub(crate) const MESSAGES_MAX: usize = 64;
@@ -26,9 +26,9 @@ pub(crate) const MESSAGES_MAX: usize = 64;
 pub(crate) struct Subscription {
     /// The URL of the listener.
     pub(crate) destination: String,
-    /// A text of the client's, which every event for it has.
+    /// The client's text, which is part of every event that its listener gets.
     pub(crate) context: String,
-    /// The messages that are wanted; all if there are none.
+    /// The messages to send; empty for all.
     pub(crate) messages: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ impl Subscription {
     }
 }
 
-/// Where a listener is.
+/// The address of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Listener {
     pub(crate) is_tls: bool,
@@ -52,7 +52,7 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Parses a URL. What is refused is refused in one line with the remedy.
+    /// Parses a URL. The error is one line with the remedy.
     pub(crate) fn parse(url: &str) -> Result<Listener, String> {
         if url.len() > TEXT_BYTES_MAX || !url.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(format!("it is not a URL of at most {TEXT_BYTES_MAX} ASCII characters; encode it"));
@@ -70,9 +70,7 @@ impl Listener {
         let port = port.ok_or("its port is not a number from 1 to 65535; correct it")?;
         let is_host = |one: char| one.is_ascii_alphanumeric() || ".-[]:_".contains(one);
         if host.is_empty() || !host.chars().all(is_host) || path.contains('#') {
-            return Err(
-                "its host cannot be one, or it has a name, a password or a fragment; leave these out".to_owned()
-            );
+            return Err("its host is not valid, or it has a user name, a password or a fragment; correct it".to_owned());
         }
         let path = if path.is_empty() { "/" } else { path };
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -97,23 +95,23 @@ pub(crate) struct Subscriptions {
     pub(crate) config: EventsConfig,
     pub(crate) all: BTreeMap<String, Subscription>,
     suspended: BTreeSet<String>,
-    /// The number of the last event that each listener took, or need not get.
+    /// The number of the last event that each listener took, or does not need to get.
     taken: BTreeMap<String, u64>,
 }
 
 impl Subscriptions {
-    /// Reads what is stored.
+    /// Reads the stored subscriptions.
     pub(crate) fn load(ledger: &Ledger, config: EventsConfig) -> Result<Subscriptions, LedgerFailure> {
         let all = ledger.all("subscription/")?.into_iter().collect();
         Ok(Subscriptions { config, all, ..Subscriptions::default() })
     }
 
-    /// Those whose listeners get events.
+    /// The subscriptions that are not suspended.
     pub(crate) fn active(&self) -> BTreeSet<String> {
         self.all.keys().filter(|id| !self.suspended.contains(*id)).cloned().collect()
     }
 
-    /// Whether a subscription of this name can be kept.
+    /// Whether a subscription with this name can be stored.
     pub(crate) fn has_room(&self, id: &str) -> bool {
         self.all.len() < SUBSCRIPTIONS_MAX || self.all.contains_key(id)
     }
@@ -122,32 +120,32 @@ impl Subscriptions {
         self.suspended.contains(id)
     }
 
-    /// A subscription whose listener gets events, and the number of the last event that it has.
+    /// A subscription that is not suspended, and the number of the last event that its listener has.
     pub(crate) fn next(&self, id: &str) -> Option<(Subscription, u64)> {
         let subscription = self.all.get(id).filter(|_| !self.is_suspended(id))?;
         Some((subscription.clone(), self.taken.get(id).copied().unwrap_or_default()))
     }
 
-    /// Notes how far a listener is.
+    /// Notes the last event that a listener took.
     pub(crate) fn note_taken(&mut self, id: &str, event: u64) {
         if self.all.contains_key(id) {
             self.taken.insert(id.to_owned(), event);
         }
     }
 
-    /// Sends nothing to a listener until its subscription is resumed.
+    /// Suspends a subscription: its listener gets no events until it is resumed.
     pub(crate) fn suspend(&mut self, id: &str) {
         if self.all.contains_key(id) {
             self.suspended.insert(id.to_owned());
         }
     }
 
-    /// Sends to a listener again.
+    /// Resumes a subscription.
     pub(crate) fn resume(&mut self, id: &str) {
         self.suspended.remove(id);
     }
 
-    /// Takes over what was stored; `None` deletes. A new listener gets events after number `after`.
+    /// Applies a change that was stored; `None` deletes. A new listener gets the events after number `after`.
     pub(crate) fn take_over(&mut self, id: &str, subscription: Option<Subscription>, after: u64) {
         match subscription {
             Some(subscription) => {

@@ -97,7 +97,7 @@ pub(crate) fn is_settled(volume: Option<VolumeId>, desired: &Desired, round: &Ro
     !is_waiting && !is_leaving && !is_stepping
 }
 
-/// How many volumes are not as they are desired to be: as [`is_settled`], in one pass.
+/// The number of volumes that do not match their desired state: like [`is_settled`] for each, but in one pass.
 pub(crate) fn unsettled(desired: &Desired, round: &Round) -> usize {
     let stepping: Vec<Option<VolumeId>> = round.steps.iter().map(volume_of).collect();
     if stepping.contains(&None) {
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// The count is that of asking for each volume.
+    /// The count equals that of calling `is_settled` for each volume.
     #[test]
     fn volumes_that_are_not_settled_are_counted() {
         let spec = r#"{"size": "1GiB", "pool": "main", "zone": "lab", "class": "tcp"}"#;

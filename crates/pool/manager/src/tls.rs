@@ -34,9 +34,9 @@ fn server(config: &TlsConfig) -> Result<Arc<ServerConfig>, String> {
     Ok(Arc::new(server))
 }
 
-/// How often the files are looked at.
+/// The time between two checks of the files for a change.
 const LOOK: Duration = Duration::from_secs(2);
-/// How often this manager looks whether its own certificate is to be renewed: far more often than days pass.
+/// The time between two checks whether this manager's own certificate must be renewed: much shorter than a day.
 const RENEW: Duration = Duration::from_secs(60);
 
 /// Renews this manager's certificate and reads renewed files, for as long as the process runs.
@@ -55,13 +55,13 @@ pub(crate) fn watch(served: &Served, issuance: Option<&Issuance>) {
         if let Err(line) = outcome.and_then(|()| served.renew())
             && last.as_ref() != Some(&line)
         {
-            eprintln!("aquifer-fabricd: the certificate stays as it was: {line}");
+            eprintln!("aquifer-fabricd: the old certificate stays in use: {line}");
             last = Some(line);
         }
     }
 }
 
-/// What identifies the contents of both files without reading them.
+/// Identifies the contents of both files without reading them.
 type Look = [Option<(u64, u64, i64, i64)>; 2];
 
 fn look(config: &TlsConfig) -> Look {
@@ -85,12 +85,13 @@ impl Served {
         Ok(Served { config: config.clone(), acceptor: acceptor.into(), seen: seen.into() })
     }
 
-    /// What accepts the next connection.
+    /// The configuration for the next connection.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         self.acceptor.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the files again if they have changed. Files that cannot be used change nothing, and are an error once.
+    /// Reloads the files if they have changed. Returns an error once if the new files cannot be used; the old
+    /// certificate then stays in use.
     pub(crate) fn renew(&self) -> Result<(), String> {
         let now = look(&self.config);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Trouble from outside that `requests.rs` has not: names with every trick of Unicode, quotas, a full disk under the
-//! store, a store that was cut short or is of another version, listeners that cannot be, stale ETags on any resource.
+//! Bad input that `requests.rs` does not cover: deceptive Unicode names, exceeded quotas, a full disk under the store,
+//! a store that is truncated or of another version, impossible listeners, stale ETags on any resource.
 
 mod daemon;
 
@@ -43,7 +43,7 @@ fn check_refused(what: &str, answer: &Answer, statuses: &[u16]) {
     }
 }
 
-/// Names that look like others, hide parts of themselves, or are nothing at all.
+/// Names that look like others, contain invisible characters, or are empty.
 const TRICKS: [&str; 18] = [
     "",
     " ",
@@ -177,7 +177,7 @@ fn events_go_only_where_the_configuration_allows() {
     }
     let other = json!({ "Destination": "http://127.0.0.1:9/", "Protocol": "SNMPv3" }).to_string();
     check_refused("another protocol", &ask("POST", SUBSCRIPTIONS, &other), &[400]);
-    // Nobody listens there: it is suspended after its attempts, and goes on when it is resumed.
+    // Nobody listens there: the subscription is suspended after its attempts, and continues when it is resumed.
     let made = ask("POST", SUBSCRIPTIONS, &body("http://127.0.0.1:9/"));
     assert_eq!(made.status, 201, "{made:?}");
     let path = made.header("location").expect("a location").to_owned();
@@ -198,7 +198,7 @@ fn events_go_only_where_the_configuration_allows() {
     finish(daemon);
 }
 
-/// What a daemon says that does not start.
+/// The message of a daemon that does not start.
 fn last_words(directory: &Path) -> String {
     let file = directory.join("fabricd.toml");
     let mut daemon = Command::new(env!("CARGO_BIN_EXE_aquifer-fabricd"));
@@ -221,7 +221,7 @@ fn a_store_that_is_cut_short_or_foreign_is_not_served() {
         assert!(said.trim_end().lines().count() == 1 && said.contains("; "), "{what}: {said}");
         assert_eq!(std::fs::read(&store).expect("a store"), bytes, "{what}: the file was changed");
     }
-    // redb asserts on some damage instead of reporting it, which ends the daemon all the same.
+    // For some damage redb panics instead of reporting it, which also ends the daemon.
     for length in [100, 5000, whole.len() / 2] {
         std::fs::write(&store, &whole[..length]).expect("written");
         last_words(&daemon.directory);
@@ -250,7 +250,7 @@ fn a_full_disk_under_the_store_loses_nothing_that_was_answered() {
     };
     drop(daemon);
     let size = std::fs::metadata(directory.join("state/state.redb")).expect("a store").len();
-    // A limit on the size of files, in blocks of 512 bytes, refuses the growth of the store as a full disk does.
+    // A limit on the size of files, in blocks of 512 bytes, stops the growth of the store as a full disk does.
     let mut limited = Command::new("sh");
     let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$@\"", size / 512);
     limited.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_aquifer-fabricd")]);

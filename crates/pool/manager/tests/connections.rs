@@ -191,7 +191,7 @@ fn a_renewed_certificate_is_served_without_a_restart() {
     let daemon = Daemon::start(&directory, &rack(None), &old.sign(&directory));
     let text = request("GET", "/redfish/v1", "", "");
     assert_eq!(ask_tls(&daemon, &old.client(), &text).0.status, 200);
-    // What cannot be used changes nothing.
+    // An unusable file leaves the old certificate in use.
     std::fs::write(directory.join("cert.pem"), "no certificate").expect("written");
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(ask_tls(&daemon, &old.client(), &text).0.status, 200);

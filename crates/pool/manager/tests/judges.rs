@@ -4,8 +4,8 @@
 //! Redfish's own clients and validators on a real daemon: DMTF's library and `redfishtool`, OpenStack's `sushy`, DMTF's
 //! service and protocol validators, `schemathesis` on the OpenAPI document, and `curl`.
 //!
-//! `AQUIFER_REDFISH_CLIENTS` names the directory that `.ci/redfish DIR` has filled: a Python with these programs, and
-//! DMTF's schemas.
+//! `AQUIFER_REDFISH_CLIENTS` names the directory that `.ci/redfish DIR` has filled: a Python environment with these
+//! programs, and DMTF's schemas.
 
 mod daemon;
 
@@ -18,16 +18,16 @@ use daemon::{APPLY, Daemon, address, apply_body, declaration, directory, rack};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, SanType};
 
 const VARIABLE: &str = "AQUIFER_REDFISH_CLIENTS";
-/// How long a judge may take. The slowest takes half a minute on an idle machine.
+/// The time limit for one client. The slowest takes half a minute on an idle machine.
 const JUDGE_MAX: Duration = Duration::from_secs(900);
-/// Judges try wrong passwords and log in often, which is not what is judged.
+/// The clients try wrong passwords and log in often, so the limits on both are raised.
 const GENEROUS: &str = "[sessions]\nfailures = 100\nlogins-per-minute = 6000\n";
 
-/// What `.ci/redfish` has installed.
+/// The files that `.ci/redfish` has installed.
 struct Clients(PathBuf);
 
 impl Clients {
-    /// Skips the test where they are not installed.
+    /// Skips the test if they are not installed.
     fn find() -> Option<Clients> {
         let Some(directory) = std::env::var_os(VARIABLE) else {
             skip(format!("{VARIABLE} is not set: there are no Redfish clients here; `.ci/redfish DIR` installs them"));
@@ -38,7 +38,7 @@ impl Clients {
 
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.0.join("python/bin").join(name));
-        // Nothing of the machine's configuration takes part.
+        // The machine's own configuration is not used.
         command.env("NO_PROXY", "*").env_remove("http_proxy").env_remove("https_proxy");
         command
     }
@@ -64,7 +64,7 @@ fn finish(daemon: Daemon) {
     std::fs::remove_dir_all(directory).expect("removed");
 }
 
-/// Runs a program to its end. Returns whether it succeeded, and all that it wrote.
+/// Runs a program to its end. Returns whether it succeeded, and its output.
 fn run(command: &mut Command, directory: &Path) -> (bool, String) {
     let log = directory.join(format!("judge-{}.log", std::fs::read_dir(directory).map_or(0, Iterator::count)));
     let file = std::fs::File::create(&log).expect("a log");
@@ -94,7 +94,7 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/judges").join(name)
 }
 
-/// Runs one of our scripts, which use a client's library.
+/// Runs one of our scripts, which uses the library of a client.
 fn run_script(name: &str, file: &str) {
     let Some(clients) = Clients::find() else { return };
     let (daemon, _) = ready(name);
@@ -195,8 +195,8 @@ fn curl_reads_with_the_headers_that_redfish_asks_for() {
     finish(daemon);
 }
 
-/// DMTF's service validator finds nothing wrong with any resource. It looks at DMTF's schemas, and at ours not: it
-/// warns of properties below `Oem`.
+/// DMTF's service validator reports no error for any resource. It has DMTF's schemas but not ours, so it warns about
+/// properties below `Oem`.
 #[test]
 fn every_resource_is_what_its_schema_says() {
     let Some(clients) = Clients::find() else { return };
@@ -213,7 +213,7 @@ fn every_resource_is_what_its_schema_says() {
     finish(daemon);
 }
 
-/// What DMTF's protocol validator finds wrong, and why it stays so: decisions/0054.
+/// The errors that DMTF's protocol validator reports, and why we keep that behaviour: decisions/0054.
 const DEPARTURES: [(&str, &str); 1] = [(
     "SERV_EVENT_POST_RESP",
     "events go to machines that the configuration lists, and to no address that a client names",
@@ -241,7 +241,7 @@ fn the_protocol_is_the_one_of_redfish() {
         "--rhost",
         &format!("https://{}", daemon.address),
     ]);
-    // Its requests without a session know nothing of the option.
+    // Its requests without a session ignore the option.
     command.env("REQUESTS_CA_BUNDLE", &authority).arg("--ca-bundle").arg(&authority).arg("--report-dir").arg(&report);
     command.args(["--report-type", "tsv", "--avoid-http-redirect"]);
     let (_, said) = run(&mut command, &directory);
@@ -271,7 +271,7 @@ fn tls(directory: &Path, address: &str) -> PathBuf {
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority");
     let key = KeyPair::generate().expect("a key");
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
-    // With its issuer's name it would be taken for self-signed.
+    // With the name of its issuer, it would be taken for self-signed.
     params.distinguished_name.push(DnType::CommonName, "manager");
     params.use_authority_key_identifier_extension = true;
     params.subject_alt_names = vec![SanType::IpAddress(address.parse().expect("an address"))];
@@ -283,8 +283,9 @@ fn tls(directory: &Path, address: &str) -> PathBuf {
     file
 }
 
-/// `schemathesis` asks each operation of the OpenAPI document what it allows and what it does not. The same requests
-/// each time. It may not judge that whatever fits the document is accepted: which names exist is not in it.
+/// `schemathesis` sends each operation of the OpenAPI document requests that it allows and requests that it does not
+/// allow, the same in each run. It does not check that every request that conforms is accepted, because the document
+/// does not say which names exist.
 #[test]
 fn answers_fit_the_openapi_document() {
     let Some(clients) = Clients::find() else { return };
@@ -298,9 +299,9 @@ fn answers_fit_the_openapi_document() {
     command.arg("--config-file").arg(config).args(["run", &format!("{}/redfish/v1/openapi.json", url(&daemon))]);
     command.args(["-H", token.trim(), "--max-examples", &examples, "--generation-deterministic", "--no-shrink"]);
     command.args(["--phases", "coverage,fuzzing", "--workers", "1", "--no-color", "--request-timeout", "120"]);
-    // A stream does not end, which schemathesis waits for; `connections.rs` tests it.
+    // schemathesis waits for the end of an answer, and a stream has none; `connections.rs` tests streams.
     command.args(["--exclude-path", "/redfish/v1/EventService/SSE"]);
-    // Nor can it ask without the header that it was given; `requests.rs` does.
+    // Nor can it send requests without the header that it was given; `requests.rs` does.
     command.args(["--exclude-checks", "positive_data_acceptance,ignored_auth"]);
     let (is_well, said) = run(&mut command, &daemon.directory);
     assert!(is_well, "{said}");

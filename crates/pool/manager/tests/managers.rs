@@ -242,7 +242,7 @@ fn one_manager_leads_and_another_takes_over_when_it_is_killed() {
     managers.finish();
 }
 
-/// The lease is longer than the test waits for anything.
+/// The lease lasts longer than any wait of the test.
 #[test]
 fn a_manager_that_a_signal_ends_gives_its_leadership_up() {
     let Some(mut managers) = Managers::start_with("managers-ended", 300) else { return };

@@ -2,13 +2,13 @@
 // Copyright the Aquifer authors
 
 //! Seeded histories of a real daemon with real donors, each a process: a volume is bound, grown, shrunk, moved,
-//! drained, applied and unbound, and in each of these the daemon is killed at some effect, or a donor at some moment,
+//! drained, applied and unbound. During each operation the daemon is killed at some effect, or a donor at some moment,
 //! or both.
 //!
-//! Afterwards, each operation has happened as a whole or not at all, one that was answered has happened, and donors
-//! lend exactly what is desired: a slab that is lent twice, or lost, would show in the sum. The model in
-//! `crates/pool/fabric/tests/histories.rs` plays the same with every interleaving; this plays it with sockets, files
-//! and SIGKILL.
+//! Afterwards, each operation must have happened as a whole or not at all, each answered operation must have happened,
+//! and donors must lend exactly the desired amount: a slab that is lent twice, or lost, would show in the sum. The
+//! model in `crates/pool/fabric/tests/histories.rs` checks the same with every interleaving; this test uses sockets,
+//! files and SIGKILL.
 //!
 //! `AQUIFER_POOL_HISTORIES=100` plays more, `AQUIFER_POOL_SEED=N` one of them.
 
@@ -23,16 +23,16 @@ use pool::whole::{DONORS, ENDS, Pool, declaration};
 use pool::{wait_until, wait_until_registered};
 use serde_json::{Value, json};
 
-/// Histories without a setting: some ten seconds.
+/// The default number of histories: they take about ten seconds.
 const HISTORIES: u64 = 3;
 /// Operations of one history.
 const OPERATIONS: u64 = 5;
-/// The last effect at which the daemon is killed: most operations have fewer.
+/// The largest number of the effect at which the daemon is killed; most operations have fewer effects.
 const EFFECTS_MAX: u64 = 24;
 const SMALL: &str = "16MiB";
 const LARGE: &str = "32MiB";
 
-/// Not a test of anything by itself: the other test starts this program with this test alone, to be a donor.
+/// Tests nothing itself: the other test runs this program with only this test, as a donor.
 #[test]
 fn donor_process() {
     pool::be_a_donor();
@@ -51,14 +51,14 @@ impl Random {
     }
 }
 
-/// What the volume is like.
+/// The state of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     size: String,
     is_bound: bool,
 }
 
-/// An order, and what the volume is like after it.
+/// An order, and the state of the volume after it.
 struct Operation {
     what: String,
     method: &'static str,
@@ -110,11 +110,11 @@ fn drain_path(donor: &str) -> String {
     format!("/redfish/v1/Fabrics/Aquifer/Endpoints/Donor.{donor}/Actions/Oem/AquiferEndpoint.Drain")
 }
 
-/// What is killed.
+/// The process to kill.
 #[derive(Debug)]
 struct Kills {
     daemon_at_effect: Option<u64>,
-    /// A donor, and whether it is killed before the order and not after it.
+    /// A donor, and whether it is killed before the order or after it.
     donor: Option<(&'static str, bool)>,
 }
 
@@ -162,7 +162,7 @@ fn seen(daemon: &Daemon, pool: &Pool) -> (Seen, u64) {
     (Seen { size, is_bound }, lent)
 }
 
-/// Donors lend what is desired: no more, and no less.
+/// Checks that donors lend exactly the desired amount.
 fn judge(daemon: &Daemon, pool: &Pool, lent: u64) {
     wait_until("donors lend what is desired", || {
         let lends = |id: &&str| pool.donor(daemon, id)["Lent"].as_str().and_then(|lent| lent.parse::<Bytes>().ok());
@@ -187,13 +187,13 @@ fn play(seed: u64) {
             answer = daemon.ask(order.method, &order.path, &pool.token, &order.body);
             let _ = kills.donor.filter(|(_, is_first)| !*is_first).map(|(id, _)| kill(&mut pool, id));
             let status = answer.as_ref().map(|answer| answer.status);
-            // Without a donor there may be no room, which is a refusal as a whole.
+            // With one donor missing there may be no room; the order is then refused as a whole.
             let is_refused = status == Some(409) || status == Some(507);
             assert!(status.is_none_or(|status| (200..300).contains(&status)) || is_refused, "{story}: {answer:?}");
             if is_refused {
                 answer = None;
             }
-            // The chosen effect may come while the order is carried out, or never.
+            // The order may have fewer effects than the chosen number; then the daemon is not killed.
             std::thread::sleep(std::time::Duration::from_millis(random.below(200)));
             if let Some((id, _)) = kills.donor {
                 pool.donors.get_mut(id).expect("it is there").restart();

@@ -189,7 +189,7 @@ fn strangers_read_nothing_and_readers_change_nothing() {
     for (path, methods) in document["paths"].as_object().expect("paths") {
         let concrete = path.replace("{PoolId}", "main").replace("{VolumeId}", "db").replace(['{', '}'], "");
         for method in methods.as_object().expect("methods").keys().map(|method| method.to_uppercase()) {
-            // Each account may change its own password, so only the handler knows who is refused.
+            // Each account may change its own password, so only the handler can refuse.
             let is_account = method == "PATCH" && path.starts_with("/redfish/v1/AccountService/");
             let body = if is_account { r#"{"Password": "a long password"}"# } else { "" };
             let status = |token: &str| daemon.ask(&method, &concrete, token, body).expect("an answer").status;

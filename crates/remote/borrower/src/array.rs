@@ -170,7 +170,8 @@ impl Parts {
         self.place_of(self.places.see(slab))
     }
 
-    /// The place that was seen, as far as it is possible: any process of the family may have overwritten the table.
+    /// The place as read from the table, corrected to a possible one, because any process of the family may have
+    /// overwritten the table.
     fn place_of(&self, seen: Seen) -> Place {
         Place(seen.place).possible(self.members.len(), self.shape.total)
     }

@@ -26,7 +26,7 @@ pub struct DonorSpec {
     /// The tree of processes that borrows, if the tree's memory is given back when all of them have ended. Never typed
     /// by a user.
     pub tree: Option<u64>,
-    /// The token of the reservation that it borrows from; 0: none. Never typed by a user.
+    /// The token of the reservation from which it borrows; 0 for none. Never typed by a user.
     pub reservation: u64,
 }
 

@@ -110,7 +110,7 @@ impl End for Ordered {
     }
 
     fn take_revocations(&mut self, list: &str) -> Result<(), Refused> {
-        // The thread that watches the files reads it.
+        // The thread that watches the files reloads it.
         let Some(path) = &self.shared.settings.revocations else { return Ok(()) };
         aquifer_control::replace(path, list).map_err(|error| {
             Refused::new(format!("{} cannot be written: {error}; let the donor write to its directory", path.display()))

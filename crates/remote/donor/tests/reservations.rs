@@ -223,7 +223,7 @@ fn what_is_reserved_is_the_tenants_and_nobody_elses() {
     donor.stop(Duration::ZERO);
 }
 
-/// Two programs of a volume: each is a tree, and all trees of the volume borrow from one reservation.
+/// Two programs use one volume: each is a tree, and both trees borrow from one reservation.
 #[test]
 fn the_end_of_one_program_gives_back_nothing_of_another() {
     let mut manager = Controller::start(good(), 1);

@@ -42,8 +42,8 @@ impl BorrowerId {
         if tree > 0 && tree < RESERVATION_TOKENS { Some(tree) } else { None }
     }
 
-    /// This borrower as one that borrows from the reservation with this token, 0 for none. The lower half then has 32
-    /// bits of its tree and 32 of its own: the trees of all programs of a volume borrow from one reservation.
+    /// This borrower's number for the reservation with this token; 0 for none. The lower half then has 32 bits of its
+    /// tree and 32 of its own, because the trees of all programs of a volume borrow from one reservation.
     pub const fn in_reservation(self, token: u64) -> BorrowerId {
         match token {
             0 => self,
@@ -51,7 +51,7 @@ impl BorrowerId {
         }
     }
 
-    /// What the borrowers of one tree share, and those of others do not.
+    /// The part of the number that only the borrowers of one tree share.
     pub const fn family(self) -> (u64, u32) {
         match self.reservation() {
             Some(token) => (token, (self.0 >> 32) as u32),

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The version of the packages, and the entry of `debian/changelog` that tells dpkg about it. Pure but for reading the
-//! workspace's manifest. The changes themselves are in CHANGELOG.md, which the packages contain.
+//! The version of the packages, and the entry of `debian/changelog` from which dpkg reads it. Pure except that it reads
+//! the workspace's manifest. The changes themselves are in CHANGELOG.md, which the packages contain.
 
 use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Who packages, as in `packaging/debian/control`.
+/// The maintainer, as in `packaging/debian/control`.
 const MAINTAINER: &str = "The Aquifer authors <packages@aquifer.dev>";
 
 /// The version of a package: that of the sources, `-`, and the revision of the packaging.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The licences and copyright notices of the crates that the packaged programs are linked with, which their licences
-//! ask to be passed on with the programs.
+//! Collects the licences and copyright notices of the crates that the packaged programs link. Their licences require
+//! that the notices accompany the programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::crate_graph::{self, Outsider};
 
-/// The crates of ours whose programs and libraries are packaged.
+/// Our crates whose programs and libraries are packaged.
 const PACKAGED: &[&str] = &[
     "agent",
     "bench",
@@ -26,13 +26,13 @@ const PACKAGED: &[&str] = &[
     "preload",
     "workloads",
 ];
-/// How the files with notices are named in crates.
+/// The usual names of the files with notices.
 const NAMES: &[&str] = &["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"];
 
 /// A text of a licence or a notice, with the crates that have it.
 type Texts = BTreeMap<String, BTreeSet<String>>;
 
-/// What goes into the packages: a list of the crates, then each text once.
+/// The file in the packages: a list of the crates, then each text once.
 pub fn of_all_packages(root: &Path) -> Result<String, String> {
     let metadata = crate_graph::metadata(root, true)?;
     let built = PACKAGED.iter().flat_map(|package| crate_graph::built_from(&metadata, package));

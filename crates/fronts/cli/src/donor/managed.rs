@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The arguments of a donor that belongs to a pool: its fabric managers, and what they are to know of it.
+//! The arguments of a donor that belongs to a pool: its fabric managers, and what it reports to them.
 
 use std::collections::BTreeMap;
 use std::fs;

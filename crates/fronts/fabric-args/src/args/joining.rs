@@ -22,12 +22,12 @@ pub enum EndKind {
 /// The tokens.
 #[derive(Clone, Debug, Args)]
 pub struct Tokens {
-    /// What to do with them; without it, they are listed.
+    /// The action; without one, the tokens are listed.
     #[command(subcommand)]
     pub command: Option<TokenCommand>,
 }
 
-/// What concerns tokens, and the certificates that were signed for them.
+/// The actions on tokens and on the certificates that were signed for them.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TokenCommand {
     /// List the certificates that the pool's authority has signed
@@ -35,7 +35,7 @@ pub enum TokenCommand {
 Examples:
   aquifer fabric token certificates")]
     Certificates,
-    /// Make a token and print it, this once
+    /// Make a token and print it; no command shows it again
     #[command(after_long_help = "\
 Examples:
   aquifer fabric token create --kind donor --name d1 --address 10.0.0.7
@@ -55,7 +55,7 @@ Examples:
 Examples:
   aquifer fabric token revoke 5d0e8f1c2b3a49586776859403120f1e")]
     Revoke {
-        /// Its serial number, as `aquifer fabric token certificates` shows it
+        /// The certificate's serial number, as `aquifer fabric token certificates` shows it
         #[arg(value_name = "SERIAL", value_parser = digits)]
         serial: String,
     },
@@ -64,13 +64,13 @@ Examples:
 /// A new token.
 #[derive(Clone, Debug, Args)]
 pub struct CreateToken {
-    /// What may join with it
+    /// The kind of end that may join with the token
     #[arg(long, value_enum)]
     pub kind: EndKind,
-    /// The name in the pool of what joins: its certificate is for this name and no other
+    /// The name that the end gets in the pool; its certificate is for this name only
     #[arg(long, value_name = "NAME")]
     pub name: DonorId,
-    /// A host name or an IP address at which others reach it; once for each
+    /// A host name or an IP address at which others reach the end; once for each
     #[arg(long = "address", value_name = "HOST")]
     pub addresses: Vec<String>,
     /// When the token expires, in s, m, h or d from now
@@ -93,10 +93,10 @@ pub struct Join {
     /// Read the join token from the first line of standard input
     #[arg(long, conflicts_with = "token")]
     pub token_stdin: bool,
-    /// The directory for the key with its certificate, the authority's certificate, and the list of revoked ones
+    /// The directory for the key with its certificate, the authority's certificate, and the revocation list
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// Replace the certificate that is there already
+    /// Replace a certificate that is already in the directory
     #[arg(long)]
     pub replace: bool,
 }

@@ -9,7 +9,7 @@ use super::{Step, Suite};
 
 /// An opcode of the FM API's last set that no revision has.
 const NO_OPCODE: Opcode = Opcode(0x56ff);
-/// A virtual switch and a port that are not there; a peer that has them is not asked.
+/// A virtual switch and a port that do not exist; the case is left out for a peer that has them.
 const NOWHERE: u8 = 0xee;
 
 impl Suite<'_> {
@@ -18,7 +18,7 @@ impl Suite<'_> {
             let is_other = code != ReturnCode::UNSUPPORTED;
             self.judge("unsupported", is_other.then(|| format!("{NO_OPCODE} is answered by {code}")));
         }
-        // Commands that have no payload, each with one byte; those that need some, with none.
+        // Sends commands that have no payload with one byte, and commands that need a payload without it.
         let without = [
             Opcode::IDENTIFY,
             Opcode::BACKGROUND_STATUS,

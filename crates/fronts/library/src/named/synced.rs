@@ -143,7 +143,7 @@ fn put(
     Ok(())
 }
 
-/// Reads whole pages; what is after the end of the mapping is zeros.
+/// Reads whole pages; bytes after the end of the mapping are zeros.
 fn read(
     mapping: &memory_space::Mapping<'_>,
     page: usize,

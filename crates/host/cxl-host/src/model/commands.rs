@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the kernel does when a file is written.
+//! The effects of writes to the kernel's files.
 
 use std::io;
 
@@ -27,7 +27,7 @@ impl KernelModel {
             return Err(errno(libc::EBUSY));
         }
         let number: u32 = name.trim_start_matches("region").parse().map_err(|_| errno(libc::EINVAL))?;
-        // All windows show the same next name.
+        // All windows show the same name for the next region.
         for other in (0..16).map(|number| format!("decoder0.{number}")).filter(|other| self.get(&file(other)).is_ok()) {
             self.set(&file(&other), &format!("region{}", number + 1));
         }
@@ -98,7 +98,7 @@ impl KernelModel {
         self.take("kmem", &dax)
     }
 
-    /// The first address of a region's window that no memory device has.
+    /// The first free address of a region's window.
     fn free_address(&self, region: &str) -> u64 {
         let names = self.names(&format!("{DAX}/devices")).unwrap_or_default();
         let taken: Vec<u64> = names.iter().map(|name| self.value(&format!("{DAX}/devices/{name}/resource"))).collect();

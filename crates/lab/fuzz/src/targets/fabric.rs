@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the fabric manager reads: requests and their bodies, its configuration file, and etcd's answers.
+//! Targets for the input of the fabric manager: requests and their bodies, its configuration file, and etcd's answers.
 
 use aquifer_manager::{Config, take_body, take_request};
 use aquifer_state_store::take_answer;
@@ -18,7 +18,7 @@ pub fn fabric_request(bytes: &[u8]) {
     take_request(bytes);
 }
 
-/// The configuration file. What is accepted is the same when it is written and read again.
+/// The configuration file. An accepted file must be the same after it is written and read again.
 pub fn fabric_config(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match Config::parse(&text) {

@@ -30,7 +30,7 @@ pub enum Kind {
 pub const KINDS: [Kind; 7] =
     [Kind::Read, Kind::Lie, Kind::Corruption, Kind::Write, Kind::Refuse, Kind::Copy, Kind::Partial];
 
-/// Number of failures in a row, when failures begin after a number of opportunities. More than the tries of one fault.
+/// Number of failures in a row, once failures have begun. Greater than the number of attempts of one fault.
 const FAILING: u64 = 24;
 
 /// The maximum share of transfers that take long, in percent, and the maximum time that one takes.
@@ -44,8 +44,8 @@ pub struct Delays {
 }
 
 impl Delays {
-    /// In one world of three, some transfers are delayed. `seed` is a source of randomness of its own: what else
-    /// happens does not depend on whether there are delays.
+    /// In one world of three, some transfers are delayed. Delays are drawn from `seed` alone, so that all other random
+    /// choices are the same with and without delays.
     pub fn new(seed: u64) -> Self {
         let mut luck = Random::new(seed);
         let percent = if luck.below(3) == 0 { 1 + luck.below(SLOW_PERCENT_MAX) } else { 0 };

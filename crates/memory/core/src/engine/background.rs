@@ -149,7 +149,7 @@ struct Run {
     stored: bool,
     /// True when the program has asked for these pages, so that no others are worth fetching.
     asked: bool,
-    /// Adjacent pages that the stream has passed.
+    /// Number of adjacent pages that the stream has passed.
     passed: u32,
 }
 
@@ -202,8 +202,8 @@ impl Ahead {
 }
 
 impl Engine {
-    /// Shows a fault to the prefetcher and queues what it advises. Returns how many adjacent pages the fault's stream
-    /// has passed; 0 if the fault belongs to none.
+    /// Shows a fault to the prefetcher and queues the reads that it advises. Returns how many adjacent pages the
+    /// fault's stream has passed; 0 if the fault belongs to no stream.
     pub(super) fn look_ahead(&mut self, page: PageIndex, block: BlockIndex, thread: ThreadIndex) -> u32 {
         let pattern = self.map.region_of(block).announced.pattern;
         if !self.settings.prefetch || self.map.block(block).state == State::Resident || pattern == Pattern::Random {

@@ -61,7 +61,7 @@ pub(super) struct Clusters {
     density: Areas<Density>,
 }
 
-/// How dense the wanted pages lie.
+/// How densely the wanted pages lie.
 #[derive(Clone, Copy, Debug)]
 struct Density {
     near: u32,

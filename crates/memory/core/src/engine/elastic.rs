@@ -10,11 +10,11 @@
 //!
 //! The program's advice about a region (`advice.rs`) comes first: a size that it wants, or scattered touches. Victims
 //! of a region of high priority are spared a bounded number of times. Other evidence is the prefetcher's verdict on
-//! each fault. A fault of a stream merges its block with the neighbours, to no more pages than the stream has passed: a
-//! value of 128 KiB that is read whole is a short stream, and must not come with its neighbours. A fault of no stream
-//! is *scattered*. When most recent fetches of the area were scattered (`areas.rs`), `clusters.rs` decides: where
-//! visits want few pages of a block, the fault splits the block; where they want many, it makes blocks of the default
-//! size.
+//! each fault. A fault of a stream merges its block with the neighbours, into a block of at most as many pages as the
+//! stream has passed: a value of 128 KiB that is read whole is a short stream, and must not be fetched together with
+//! its neighbours. A fault of no stream is *scattered*. When most recent fetches of the area were scattered
+//! (`areas.rs`), `clusters.rs` decides: if visits touch few pages of a block, the fault splits the block; if they touch
+//! many, it makes blocks of the default size.
 //!
 //! A large block that was fetched by a stream and is used page by page afterwards is never evicted for good: some page
 //! of it is always touched while it waits on standby, and that brings all of it back. So a victim is split where a
@@ -58,9 +58,9 @@ impl Scatter {
 }
 
 impl Engine {
-    /// Changes the size of the block with `page` when another size suits better and is possible now. The fault belongs
-    /// to a stream that has passed `passed` adjacent pages, or to none (0). Returns the block that holds the page
-    /// afterwards.
+    /// Changes the size of the block with `page` if another size suits better and is possible now. `passed` is the
+    /// number of adjacent pages that the fault's stream has passed, or 0 if the fault belongs to no stream. Returns the
+    /// block that holds the page afterwards.
     pub(super) fn suit_fault(&mut self, page: PageIndex, block: BlockIndex, passed: u32) -> BlockIndex {
         if !self.settings.elastic || !self.map.block(block).is_away() {
             return block;
@@ -140,7 +140,7 @@ impl Engine {
         })
     }
 
-    /// The size of the parts in which a victim leaves; `None` if it leaves whole.
+    /// The size of the parts in which a victim is evicted; `None` if it is evicted whole.
     fn leaving_order(&self, block: BlockIndex) -> Option<Order> {
         let (region, pages) = (self.map.region_of(block), self.map.pages(block));
         // Parts outside the mapping would be blocks without a page.
@@ -159,8 +159,8 @@ impl Engine {
         }
     }
 
-    /// Splits a resident block that the policy has given up into parts of `order`. All parts but the first go back to
-    /// the policy, which will give them up next.
+    /// Splits a resident block that the policy has chosen as victim into parts of `order`. All parts but the first go
+    /// back to the policy, which will choose them next.
     fn cut(&mut self, block: BlockIndex, order: Order) -> BlockIndex {
         let (unit, end) = (self.map.region_of(block).unit, block.0 + self.map.stride(block));
         let order = order.max(unit);
@@ -184,9 +184,9 @@ impl Engine {
         if self.settings.elastic { order.max(self.large) } else { order }
     }
 
-    /// A stream that has passed `passed` adjacent pages reaches `block`, which grows to at most as many pages: what is
-    /// only as long as one block, and is visited whole, would otherwise be fetched with its neighbours. Returns the
-    /// block that holds its first page after merging, which may begin earlier.
+    /// Merges `block`, which a stream reaches that has passed `passed` adjacent pages, with its neighbours, to at most
+    /// `passed` pages: otherwise, an item that is as long as one block and visited whole would be fetched with its
+    /// neighbours. Returns the merged block, which may begin before `block`.
     pub(super) fn suit_stream(&mut self, block: BlockIndex, passed: u32) -> BlockIndex {
         let entry = self.map.block(block);
         let random = self.map.region_of(block).announced.pattern == Pattern::Random;

@@ -75,7 +75,7 @@ const RESCUES: u8 = 7 << 1;
 const ROUND: u8 = 1 << 4;
 /// Maximum number of blocks that one search for a victim sends round again.
 const SEARCH_MAX: u32 = 64;
-/// Set in the second word of a note once the block was evicted; the first word says when.
+/// Set in the second word of a note once the block is evicted; the first word then has the time of the eviction.
 const LEFT: u32 = 1 << 30;
 /// Bits of the second word of a note: index of the block's duel plus one; 0 for none.
 const DUEL_MASK: u32 = 0xffff;

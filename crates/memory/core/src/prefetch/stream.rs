@@ -19,11 +19,12 @@ use super::{Advice, NO_MARKER, Run, WINDOW_MAX, WINDOW_MIN};
 /// Number of faults before the marker after which the advice is repeated: the advised pages did not arrive.
 const MISSED_MAX: u8 = 2;
 
-/// Blocks beyond what was advised at which a fault still continues a stream that skips none. A choice: where half of
-/// the blocks are in DRAM, more than this many in a row are in one place of 16. With twice as many, breadth-first
-/// searches fetched 10 to 41 % more (`aquifer-sim --prefetch --block auto --workload bfs`).
+/// A fault up to this many blocks beyond the advised reads still continues a stream that skips no blocks. A choice: if
+/// half of the blocks are in DRAM, a run of more than this many of them occurs at one place in 16. With twice as many,
+/// breadth-first searches fetched 10 to 41 % more (`aquifer-sim --prefetch --block auto --workload bfs`).
 const MISSING_MAX: u64 = 4;
-/// Continuations after which so much is allowed: before, it would make streams of accesses that are near by chance.
+/// Number of continuations after which such gaps are allowed: before, accesses that are near each other by chance would
+/// form streams.
 const SURE: u8 = 2;
 
 /// One stream of faults that advance by equal steps. Pages are start pages of blocks.
@@ -45,7 +46,7 @@ pub(super) struct Stream {
     block: u32,
     /// Consecutive continuations.
     successes: u8,
-    /// Pages passed in a row, without those that it skips.
+    /// Number of pages passed in a row, without those that the stream skips.
     passed: u32,
     missed: u8,
     /// The prefetcher's count of faults at this stream's latest fault; 0 for never.
@@ -176,7 +177,7 @@ impl Stream {
         true
     }
 
-    /// Adjacent pages that it has passed: one block where it skips others.
+    /// Number of adjacent pages that the stream has passed: one block if it skips blocks.
     fn run_pages(&self) -> u32 {
         if self.step.unsigned_abs() == u64::from(self.block) { self.passed } else { self.block }
     }

@@ -3,10 +3,10 @@
 
 //! Copies many pieces of a mapping, and reads the evicted ones in place, many at a time.
 //!
-//! A page that is read for the second time within a while is read in place again, since a gather does not wait for one
-//! page; the worker is asked to fetch its block. Requests for one page that are in flight at the same time are one.
+//! A page that is read for the second time within a while is also read in place, because a gather does not wait for a
+//! single page; the worker then fetches its block. Simultaneous requests for one page share one read.
 //!
-//! Threads: any of the caller's; a gathering has a queue and scratch pages to itself.
+//! Threads: any thread of the caller; each gather has its own queue and scratch pages.
 //!
 //! Next on the path: `page_reads.rs`.
 
@@ -91,7 +91,7 @@ impl Gathering<'_, '_> {
         self.reads.as_ref().map_or(0, PageReads::in_flight)
     }
 
-    /// The part that begins at `next`, or after it if nothing is left of that piece.
+    /// The part that begins at `next`, or the first part of a later piece if that piece is complete.
     fn part_at(&self, next: (usize, usize)) -> Option<Part> {
         let (mut piece, mut done) = next;
         while done == self.pieces.get(piece)?.into.len() {
@@ -106,7 +106,7 @@ impl Gathering<'_, '_> {
         PageIndex::at(self.mapping.start.as_ptr() as usize + self.pieces[part.piece].offset + part.done)
     }
 
-    /// Asks for the next parts, or copies them. False if none is left, or as much is in flight as can be.
+    /// Requests the next parts, or copies them. False if no part is left, or no more requests can be in flight.
     fn begin_some(&mut self) -> Result<bool, SpaceFailure> {
         let mut wanted = std::mem::take(&mut self.wanted);
         wanted.clear();
@@ -123,14 +123,14 @@ impl Gathering<'_, '_> {
             Err(_) => false,
         };
         if wanted.is_empty() {
-            // Pieces of no bytes may be left.
+            // Empty pieces may be left.
             self.next = (self.pieces.len(), 0);
         }
         self.wanted = wanted;
         begun.map(|_| is_left)
     }
 
-    /// Returns how many of the parts need not be asked for again.
+    /// Returns how many of the parts need no further request.
     fn begin(&mut self, wanted: &[(PageIndex, Part)]) -> Result<usize, SpaceFailure> {
         let (mut here, mut count) = ([None; TOGETHER_MAX], 0);
         match &mut self.reads {
@@ -170,7 +170,7 @@ impl Gathering<'_, '_> {
         mapping.read(at, self.bytes_of(part))
     }
 
-    /// Copies what has arrived, and reads in the usual way what has not arrived as it was stored.
+    /// Copies parts that have arrived, and reads parts whose bytes do not match their guard in the usual way.
     fn finish_some(&mut self, wait: Wait) -> Result<(), SpaceFailure> {
         let Some(reads) = &mut self.reads else { return Ok(()) };
         reads.finish(wait);

@@ -207,7 +207,7 @@ impl Mapping<'_> {
         next
     }
 
-    /// The page with the byte at `at`.
+    /// The page that contains the byte at `at`.
     pub fn page_at(&self, at: usize) -> PageIndex {
         PageIndex::at(self.start.as_ptr() as usize + at)
     }

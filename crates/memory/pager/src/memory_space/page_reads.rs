@@ -2,18 +2,18 @@
 // Copyright the Aquifer authors
 
 //! Reads evicted pages in place, many at a time: each through a queue of the tier into a scratch page, where it is
-//! checked against its guard and stays until its users have copied what they want.
+//! checked against its guard and stays until its users have copied their bytes.
 //!
-//! As in `in_place.rs`, no block changes its state, and what cannot be read in this way is left to the caller. The
-//! worker is asked to fetch a page that is read for the second time within a while.
+//! As in `in_place.rs`, no block changes its state, and a page that cannot be read in this way is left to the caller.
+//! If a page is read for the second time within a while, the worker also fetches it.
 //!
 //! Users of one page share its read while the page's guard is the same: bytes that match the guard are the page's.
 //!
-//! What costs as much as a read itself is done for several pages at a time: blocking signals takes two system calls,
-//! and the engine's lock is taken once.
+//! Steps that cost as much as a read are shared by several pages: signals are blocked and unblocked once, with two
+//! system calls, and the engine's lock is taken once.
 //!
-//! Threads: one at a time. Signals are blocked while the engine or the queue is used, and not while bytes are copied:
-//! their destination may be memory of a space, too.
+//! Threads: one at a time. Signals are blocked while the engine or the queue is used, but not while bytes are copied,
+//! because their destination may also be memory of a space and fault.
 
 #![allow(unsafe_code, reason = "scratch pages are lent to the tier")]
 
@@ -33,20 +33,20 @@ use super::in_place::PAGE;
 
 /// Reads in flight: twice the worker's, as a page is far smaller than its blocks. A choice.
 const DEPTH: usize = 64;
-/// Pages that are looked up under one lock, of which a lookup takes a tenth of a microsecond; and requests that are
-/// started together.
+/// Maximum number of pages that are looked up under one acquisition of the lock, where each takes a tenth of a
+/// microsecond, and of requests that are started together.
 pub const TOGETHER_MAX: usize = 16;
-/// Queues that a space keeps for later use. More are opened when more threads read at the same time.
+/// Number of queues that a space keeps for reuse. More are opened when more threads read at the same time.
 const KEPT_MAX: usize = 8;
 
 /// A queue of the tier, and a scratch page for each request.
 struct ScratchQueue {
-    // Declared first, so dropped first: the queue then waits for what is in flight into the scratch pages.
+    // Declared first, so dropped first: the queue then waits for the requests that write into the scratch pages.
     queue: Box<dyn TierQueue>,
     scratch: Reserved,
 }
 
-/// The queues of one space that nobody uses now.
+/// The idle queues of one space.
 #[derive(Default)]
 pub(super) struct ScratchQueues(Mutex<Vec<ScratchQueue>>);
 
@@ -72,12 +72,12 @@ impl ScratchQueues {
     }
 }
 
-/// Where a page's bytes are at one moment.
+/// The place of a page's bytes at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// In the tier, with this guard.
     Stored { offset: u64, guard: u64 },
-    /// To be read in the usual way.
+    /// Elsewhere: the page must be read in the usual way.
     Usual,
     /// Nowhere: they are zeros.
     Zeros,
@@ -99,7 +99,7 @@ impl Place {
     }
 }
 
-/// What becomes of a page that was asked for.
+/// The answer to a request for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
     /// Its read is in flight.
@@ -110,35 +110,36 @@ pub enum Begun {
     Zeros,
 }
 
-/// The end of a read for one of its users.
+/// A completed read, for one of its users.
 #[derive(Clone, Copy, Debug)]
 pub struct Done<U> {
     /// The user.
     pub user: U,
-    /// The scratch page, to be copied from and then released; `None` if the page must be read in the usual way.
+    /// The scratch page, from which the user copies and which it then releases; `None` if the page must be read in the
+    /// usual way.
     pub scratch: Option<usize>,
 }
 
-/// No page: of a scratch page that is free.
+/// The page number of a free scratch page.
 const NO_PAGE: PageIndex = PageIndex(u64::MAX);
 
 /// A scratch page's guard and users.
 struct Slot<U> {
     guard: u64,
-    /// Users that wait for the read. The first is apart, as most pages have one user.
+    /// Users that wait for the read. The first is stored separately, because most pages have one user.
     first: Option<U>,
     more: Vec<U>,
-    /// Whether the bytes have arrived, and are right.
+    /// Whether the bytes have arrived and match the guard.
     has_arrived: bool,
-    /// Users that have been handed out and have not released the scratch page.
+    /// Number of users that have got the completed read and have not released the scratch page.
     holders: u32,
 }
 
-/// Reads of one thread. `U` is what the caller knows its users by.
+/// The reads of one thread. `U` identifies a user for the caller.
 pub struct PageReads<U> {
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     base: Option<ScratchQueue>,
-    /// The page of each scratch page: apart from the rest, because they are searched.
+    /// The page in each scratch page: stored separately from the rest, because it is searched.
     pages: [PageIndex; DEPTH],
     slots: Box<[Slot<U>]>,
     free: Vec<usize>,
@@ -149,8 +150,8 @@ pub struct PageReads<U> {
 }
 
 impl MemorySpace {
-    /// Reads in place for a thread. `None` if the tier gains nothing from requests that overlap, or cannot have one
-    /// more queue.
+    /// Makes the reads of a thread. `None` if the tier gains nothing from overlapping requests, or cannot open another
+    /// queue.
     pub fn page_reads<U: Copy>(&self) -> Option<PageReads<U>> {
         let tier = &*self.pager.tier;
         let base = self.scratch_queues.take(tier).filter(|_| tier.overlaps())?;
@@ -167,10 +168,10 @@ impl MemorySpace {
         })
     }
 
-    /// Gives reads back. Those in flight end first.
+    /// Returns the queue to the space. Requests in flight end first.
     pub fn end_page_reads<U: Copy>(&self, mut reads: PageReads<U>) {
         let is_idle = reads.in_flight == 0;
-        // A queue with requests in flight is dropped, and waits for them.
+        // Dropping a queue with requests in flight waits for them.
         if let Some(base) = reads.base.take().filter(|_| is_idle) {
             self.scratch_queues.put(base);
         }
@@ -183,8 +184,8 @@ impl<U: Copy> PageReads<U> {
         self.in_flight
     }
 
-    /// Begins to read pages, at most [`TOGETHER_MAX`] of them, in order, and calls `each` with what becomes of each.
-    /// Stops at the first page for which there is no room. The caller [starts](Self::start) the reads.
+    /// Submits reads of pages in order, at most [`TOGETHER_MAX`], and calls `each` with the answer for each page. Stops
+    /// at the first page for which there is no room. The caller [starts](Self::start) the reads.
     pub fn begin(&mut self, space: &MemorySpace, wanted: &[(PageIndex, U)], mut each: impl FnMut(U, Begun)) {
         let wanted = &wanted[..wanted.len().min(TOGETHER_MAX)];
         let mut done = 0;
@@ -207,7 +208,8 @@ impl<U: Copy> PageReads<U> {
         }
     }
 
-    /// Finds out where the pages are, and the reads that they can share. Asks the worker for what is used again.
+    /// Looks up where the pages are, and the reads that they can share. Asks the worker to fetch pages that are used
+    /// again.
     fn look_up(&mut self, space: &MemorySpace, wanted: &[(PageIndex, U)]) {
         self.found.clear();
         let mut again = [PageIndex(0); TOGETHER_MAX];
@@ -231,18 +233,18 @@ impl<U: Copy> PageReads<U> {
         }
     }
 
-    /// The scratch page that gets or has the bytes of a page.
+    /// The scratch page for which a page is being read, or which has its bytes.
     fn slot_of(&self, page: PageIndex, place: Place) -> Option<usize> {
         let Place::Stored { guard, .. } = place else { return None };
         let scratch = self.pages.iter().position(|other| *other == page)?;
         Some(scratch).filter(|scratch| self.slots[*scratch].guard == guard)
     }
 
-    /// Begins the read of one page that was looked up. False if there is no room for it.
+    /// Submits the read of one page that was looked up. False if there is no room for it.
     fn begin_one(&mut self, index: usize, wanted: &[(PageIndex, U)]) -> bool {
         let ((page, user), (place, shared)) = (wanted[index], self.found[index]);
         let Place::Stored { offset, guard } = place else { return true };
-        // A page that occurs twice among those that were looked up together.
+        // The page occurs twice among those that were looked up together.
         let shared = shared.or_else(|| if index > 0 { self.slot_of(page, place) } else { None });
         if let Some(scratch) = shared {
             self.found[index].1 = Some(scratch);
@@ -256,7 +258,7 @@ impl<U: Copy> PageReads<U> {
         let buffer = unsafe { pages.buffer(scratch * PAGE, PAGE) };
         if queue.submit(Request { operation: Operation::Read, offset, buffer, tag: scratch as u64 }).is_err() {
             self.free.push(scratch);
-            // A queue that is empty and takes nothing is not to be waited for.
+            // If an empty queue accepts nothing, waiting for it would not help.
             return self.in_flight == 0;
         }
         let slot = &mut self.slots[scratch];
@@ -267,7 +269,7 @@ impl<U: Copy> PageReads<U> {
         true
     }
 
-    /// One more user of a scratch page.
+    /// Adds a user to a scratch page.
     fn join(&mut self, scratch: usize, user: U) {
         let slot = &mut self.slots[scratch];
         if slot.has_arrived {
@@ -278,7 +280,7 @@ impl<U: Copy> PageReads<U> {
         }
     }
 
-    /// Starts the reads that were begun. If the queue cannot, the completions say so.
+    /// Starts the submitted reads. If the queue fails, their completions report it.
     pub fn start(&mut self) {
         if let Some(base) = self.base.as_mut().filter(|_| self.unstarted > 0) {
             let _blocked = Blocked::all();
@@ -286,7 +288,7 @@ impl<U: Copy> PageReads<U> {
         }
     }
 
-    /// Takes the reads that have ended; with [`Wait::ForOne`], at least one if any is in flight.
+    /// Collects completed reads; with [`Wait::ForOne`], at least one if any is in flight.
     pub fn finish(&mut self, wait: Wait) {
         let Self { base: Some(base), pages, slots, in_flight, done, free, .. } = self else { return };
         if *in_flight == 0 {
@@ -310,12 +312,12 @@ impl<U: Copy> PageReads<U> {
         });
     }
 
-    /// The next of the ends that were taken.
+    /// The next completed read that was collected.
     pub fn next_done(&mut self) -> Option<Done<U>> {
         self.done.pop()
     }
 
-    /// Copies the bytes of a scratch page that was handed out, from its byte `within` on.
+    /// Copies bytes of a scratch page whose read was returned, from offset `within`.
     pub fn copy(&self, scratch: usize, within: usize, into: &mut [u8]) {
         assert!(self.slots[scratch].holders > 0, "a scratch page is copied while it is held");
         let Some(base) = &self.base else { return };
@@ -325,7 +327,7 @@ impl<U: Copy> PageReads<U> {
         into.copy_from_slice(&buffer.bytes()[within..within + into.len()]);
     }
 
-    /// One user has copied what it wants.
+    /// Releases the scratch page for one user, which has copied its bytes.
     pub fn release(&mut self, scratch: usize) {
         let slot = &mut self.slots[scratch];
         slot.holders -= 1;

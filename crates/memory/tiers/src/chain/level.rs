@@ -59,7 +59,7 @@ impl Level {
         self.tier.write(slab.offset() + within, buffer)
     }
 
-    /// Takes back a slab of which nobody needs anything.
+    /// Frees a slab whose bytes nobody needs.
     pub(super) fn take_back(&self, slab: LevelSlab) -> Result<(), TierFailure> {
         let discarded = self.tier.discard(slab.offset(), REGION_BYTES);
         self.free_slabs.release(slab);

@@ -169,8 +169,8 @@ fn kept_file(path: &Path, overwrite: bool) -> Result<File, OpenFailure> {
     Ok(file)
 }
 
-/// What a program that has exited left at `path`, with its length: a file that is marked as ours, or a device. `None`
-/// if it is something else, or if anybody has it open.
+/// Opens the backing that an exited program left at `path`, with its length: a file with our mark, or a device. `None`
+/// if `path` is something else, or if any process has it open.
 pub(super) fn left(path: &Path) -> Option<(File, Kind, u64)> {
     let kind = path.metadata().ok()?.file_type();
     if kind.is_block_device() {

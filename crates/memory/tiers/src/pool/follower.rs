@@ -118,7 +118,7 @@ impl Follower {
         match answer {
             Answer::Denied(denial) => Err(PoolFailure::Denied { volume: spec.volume.clone(), denial }.into()),
             Answer::Listing(_) => {
-                let failure = NotAFrame::Message { why: "a listing was not asked for".into() };
+                let failure = NotAFrame::Message { why: "a listing was not requested".into() };
                 Err(PoolFailure::Malformed { agent: spec.agent.clone(), failure }.into())
             }
             // The upkeep thread connects again. Until then, the agent remembers this process.
@@ -204,7 +204,7 @@ impl Follower {
                     return following.lose(now);
                 }
                 Some(Ok(Some(Answer::Listing(_)))) => {
-                    following.alone(&format!("the agent at {} has sent what was not asked for", self.agent.display()));
+                    following.alone(&format!("the agent at {} has sent an unrequested answer", self.agent.display()));
                     return following.lose(now);
                 }
                 Some(Ok(None)) | None => return,

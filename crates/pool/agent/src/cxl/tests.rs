@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Binds and unbinds become memory that comes and goes, on the model of the kernel, with the agent killed before every
+//! Binds bring memory online and unbinds take it offline, on the model of the kernel, with the agent killed before each
 //! write in turn.
 //!
-//! The trouble that this guards against: a member that is listed as left while the host still has its region. The
-//! manager then unbinds the device under programs that use its memory.
+//! Guards against this failure: a member is reported as left while the host still has its region, and the manager
+//! unbinds the device under programs that use its memory.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use aquifer_fabric::{
 use super::*;
 
 const VOLUME: VolumeId = VolumeId(0xa1);
-/// Turns after which everything is done that can be done.
+/// Number of turns that suffices for everything that can be done.
 const TURNS: usize = 4;
 
 fn settings() -> CxlSettings {
@@ -89,7 +89,7 @@ impl Bench {
         self.order(Step::Leave { host: "web-1".parse().unwrap(), volume: VOLUME, members, why }).unwrap();
     }
 
-    /// As many turns as everything takes. In each of them, what has left has no memory here.
+    /// Runs enough turns. Checks after each that members that have left have no memory at this host.
     fn turns(&mut self) {
         for _ in 0..TURNS {
             let mut lines = Vec::new();
@@ -109,7 +109,7 @@ impl Bench {
         }
     }
 
-    /// The agent is killed, and starts again with what is on disk.
+    /// Kills the agent and starts another one with the ledger on disk.
     fn restart(&mut self) {
         let mut ledger: Ledger = serde_json::from_str(&self.stored.borrow()).unwrap();
         ledger.start("boot");
@@ -155,7 +155,7 @@ fn a_bind_becomes_memory_and_an_unbind_waits_until_it_is_gone() {
     assert_eq!(bench.kernel.state(), empty);
 }
 
-/// The agent is killed before every write of a life of two devices; the next one goes on.
+/// Kills the agent before each write in the life of two devices; the next agent continues.
 #[test]
 fn an_agent_that_was_killed_at_any_write_goes_on() {
     let life = |killed_at: Option<usize>| {
@@ -171,7 +171,7 @@ fn an_agent_that_was_killed_at_any_write_goes_on() {
                 bench.kernel.fail(Failing::None);
                 bench.restart();
                 bench.check();
-                // The manager repeats what it does not see in the reports.
+                // The manager repeats an order until a report shows its effect.
                 order(bench);
                 bench.turns();
             }
@@ -210,7 +210,7 @@ fn memory_in_use_is_moved_or_keeps_the_device_with_the_names_of_its_holders() {
     }
 }
 
-/// Pages that the kernel cannot move keep the device, however often that is tried.
+/// A device with pages that the kernel cannot migrate stays online, however often the agent tries.
 #[test]
 fn a_block_that_cannot_be_emptied_is_reported_until_it_can() {
     let mut bench = Bench::new(KernelModel::new(1), settings());
@@ -231,7 +231,7 @@ fn a_block_that_cannot_be_emptied_is_reported_until_it_can() {
     assert!(bench.has_left(0x1001) && bench.report().trouble.is_empty());
 }
 
-/// The hardware follows the switch late, goes without warning, and comes back.
+/// The device appears long after the bind, disappears without warning, and comes back.
 #[test]
 fn a_device_may_come_late_and_flap() {
     let mut bench = Bench::new(KernelModel::new(0), settings());
@@ -286,7 +286,7 @@ fn what_cannot_become_memory_is_refused_or_reported() {
     refused(vec![lease(0x1001), lease(0x1002)], Redundancy::Mirror { copies: 2 }, "keeps no mirror=2");
     let dynamic = MemberLease { source: Source::DynamicCapacity { device }, ..lease(0x1001) };
     refused(vec![dynamic], Redundancy::None, "no dynamic capacity");
-    // Half of what was bound, and a name without a number.
+    // A device with half the size that was bound, and a name without a serial number.
     let larger = MemberLease { bytes: Bytes(2 * CAPACITY_BYTES), ..lease(0x1001) };
     let source = Source::LogicalDevice { device: "s0-p7".parse().unwrap(), ld_id: LdId(0xffff) };
     let nameless = MemberLease { source, ..lease(0x1002) };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Members on memory devices: when their memory is to come online at this host, and when it is to go. Pure.
+//! Members on memory devices: decides when their memory comes online at this host, and when it goes offline. Pure.
 //!
-//! The kernel has this memory, and any program may use it, so no user of the volume is asked. A member is `Copying`
-//! until its memory is online, and it has left only when its region is destroyed: the manager unbinds the device after
-//! that, and not before. `crate::cxl` carries the tasks out.
+//! The kernel manages this memory, and any program may use it, so the users of the volume have no say. A member is
+//! `Copying` until its memory is online, and it has left only when its region is destroyed; only after that does the
+//! manager unbind the device. `crate::cxl` carries the tasks out.
 
 use std::collections::BTreeMap;
 
@@ -15,17 +15,17 @@ use serde::{Deserialize, Serialize};
 
 use super::{Held, Ledger};
 
-/// What this host has of a member on a memory device.
+/// The state of a member on a memory device at this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Attachment {
-    /// The region that was made, or begun. Recorded before it is made.
+    /// The name of its region, recorded before the region is created.
     region: Option<String>,
     stage: Stage,
-    /// The bytes that have still to come or to go, once that is known.
+    /// The bytes that are not online yet, or not offline yet, once known.
     #[serde(skip)]
     left: Option<Bytes>,
-    /// What hinders it, in one line.
+    /// Why it is not online yet, or not offline yet, in one line.
     #[serde(skip)]
     trouble: Option<String>,
 }
@@ -35,23 +35,23 @@ pub(crate) struct Attachment {
 enum Stage {
     /// Its memory is online.
     Attached,
-    /// Nothing of it is at this host.
+    /// It has no memory at this host.
     Detached,
-    /// Its memory was online, and its device is not here any more.
+    /// Its memory was online, and its device has disappeared.
     Lost,
     /// Its memory is not online yet.
     #[default]
     Waiting,
 }
 
-/// What is to be done for a member.
+/// What to do for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Attach,
     Detach,
 }
 
-/// A member, and what is to be done for it.
+/// A member, and what to do for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceTask {
     pub(crate) volume: VolumeId,
@@ -62,23 +62,23 @@ pub(crate) struct DeviceTask {
     pub(crate) act: Act,
 }
 
-/// How a task has gone, or how far it has come.
+/// The outcome of a task, or its progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The device is not here.
+    /// The device is not present.
     Absent(String),
-    /// It is done: the memory is online, or nothing is left.
+    /// The task is done: the memory is online, or the region is destroyed.
     Done,
-    /// It could not be done; it is tried again.
+    /// The task failed; it is tried again.
     Hindered(String),
-    /// A region of this name is made next.
+    /// A region of this name is about to be created.
     Makes(String),
     /// These bytes are left.
     Left(Bytes),
 }
 
 impl Held {
-    /// Whether nothing of a member is at this host as memory of the kernel. True of members at donors.
+    /// Whether the kernel of this host has no memory of a member. Always true for members at donors.
     pub(super) fn is_detached(&self, member: MemberId) -> bool {
         self.attachments.get(&member).is_none_or(|it| it.stage == Stage::Detached)
     }
@@ -89,7 +89,7 @@ impl Held {
         let left = attachment.left.unwrap_or(report.lease.bytes);
         if self.act(member) == Act::Detach {
             let is_leaving = matches!(report.state, MemberState::Leaving { .. });
-            // One that is replaced stays as it is until the manager lets it go.
+            // A member that is being replaced keeps its state until the manager releases it.
             return Some(if is_leaving { MemberState::Leaving { left } } else { report.state });
         }
         Some(match attachment.stage {
@@ -99,8 +99,8 @@ impl Held {
         })
     }
 
-    /// A member that is replaced keeps its memory until all that take its place have theirs: the kernel moves its pages
-    /// there.
+    /// A member that is being replaced keeps its memory until all its replacements are online, because the kernel
+    /// migrates its pages to them.
     fn act(&self, member: MemberId) -> Act {
         let waits = || {
             let is_leaving =
@@ -119,8 +119,8 @@ impl Held {
 }
 
 impl Ledger {
-    /// What is to be done for members on memory devices, again and again until it is done. What is attached is looked
-    /// at, too: its device may have gone.
+    /// The tasks for members on memory devices, repeated until they are done. Attached members have one, too: their
+    /// device may have disappeared.
     pub(crate) fn device_tasks(&self) -> Vec<DeviceTask> {
         let mut tasks = Vec::new();
         for (volume, held) in &self.volumes {
@@ -141,13 +141,12 @@ impl Ledger {
                 });
             }
         }
-        // What goes makes room for what comes.
+        // Detach first, to make room for members to attach.
         tasks.sort_by_key(|task| task.act == Act::Attach);
         tasks
     }
 
-    /// Notes how a task has gone. Ignored if the member is not here any more, or something else is to be done for it by
-    /// now.
+    /// Notes a task's outcome. Ignored if the member has gone, or has another task by now.
     pub(crate) fn note(&mut self, task: &DeviceTask, outcome: Outcome) {
         let Some(held) = self.volumes.get_mut(&task.volume) else { return };
         let is_current = held.act(task.member) == task.act;
@@ -170,7 +169,7 @@ impl Ledger {
         }
     }
 
-    /// What hinders members on memory devices.
+    /// The trouble of members on memory devices.
     pub(super) fn trouble(&self) -> BTreeMap<VolumeId, BTreeMap<MemberId, String>> {
         let of = |held: &Held| -> BTreeMap<MemberId, String> {
             let of_member = |(member, it): (&MemberId, &Attachment)| Some((*member, it.trouble.clone()?));

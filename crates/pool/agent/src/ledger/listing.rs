@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which volumes a user may open, and which of them are there. Pure.
+//! Which volumes a user may open, and which of them are bound. Pure.
 
 use aquifer_agent_wire::{LISTED_MAX, ListedVolume};
 use aquifer_fabric::{SLAB, VolumeId};
@@ -11,7 +11,7 @@ use crate::settings::Permit;
 
 impl Ledger {
     /// The volumes that a user may open, by name: those that the configuration permits, bound or not. Root may also
-    /// open bound volumes that it does not name, by their ids.
+    /// open, by id, bound volumes that the configuration does not name.
     pub(crate) fn listing(&self, permits: &[Permit], uid: u32, gid: u32) -> Vec<ListedVolume> {
         let named = permits.iter().filter(|permit| permit.allows(uid, gid));
         let mut listing: Vec<ListedVolume> = named.map(|permit| self.listed(permit.id, permit.name.clone())).collect();

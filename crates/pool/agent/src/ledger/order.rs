@@ -120,7 +120,7 @@ impl Ledger {
             }
             Why::Replaced if !may_leave || !is_free => {}
             _ if !may_leave => {}
-            // Its memory is lost, or nobody has any there. What is on a memory device is taken away first.
+            // Its memory is lost, or nobody has any there. Memory of a device must be offline first.
             Why::Lost | Why::Replaced | Why::Shrunk => _ = held.abandoned.insert(member),
         }
     }
@@ -152,20 +152,20 @@ impl Ledger {
                 Source::Slabs { .. } => {}
                 Source::DynamicCapacity { .. } => {
                     return Err(format!(
-                        "{}, and Linux takes no dynamic capacity yet; place the volume on logical devices or donors",
+                        "{}, and Linux supports no dynamic capacity yet; place the volume on logical devices or donors",
                         of(lease)
                     ));
                 }
                 Source::LogicalDevice { .. } if !self.takes_devices => {
                     return Err(format!(
-                        "{}, and this agent makes no memory of devices; write [cxl] into its configuration, or place \
+                        "{}, and this agent brings no devices online; write [cxl] into its configuration, or place \
                          the volume in a pool of donors",
                         of(lease)
                     ));
                 }
                 Source::LogicalDevice { .. } if redundancy != Redundancy::None => {
                     return Err(format!(
-                        "{}, whose memory the kernel has, and the kernel keeps no {redundancy}; place the volume \
+                        "{}, whose memory the kernel manages, and the kernel keeps no {redundancy}; place the volume \
                          without redundancy, or in a pool of donors",
                         of(lease)
                     ));
@@ -178,7 +178,7 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// Refuses a device in the place of a donor's member: programs could not move its bytes there.
+    /// Refuses to replace a donor's member by a device: programs could not move its bytes there.
     fn are_of_one_kind(&self, volume: VolumeId, members: &[MemberLease]) -> Result<(), String> {
         let Some(held) = self.volumes.get(&volume) else { return Ok(()) };
         let of_device = |lease: &&MemberLease| matches!(lease.source, Source::LogicalDevice { .. });
@@ -195,7 +195,7 @@ impl Ledger {
     }
 }
 
-/// What is known at first of those members that are on memory devices.
+/// The initial state of the members on memory devices.
 fn attachments(members: &[MemberLease]) -> BTreeMap<MemberId, Attachment> {
     let on_devices = members.iter().filter(|lease| matches!(lease.source, Source::LogicalDevice { .. }));
     on_devices.map(|lease| (lease.member, Attachment::default())).collect()

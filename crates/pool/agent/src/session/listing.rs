@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A connection that asks which volumes there are, and gets every change of the answer, until it ends. It uses none of
-//! them. The device plug-in for Kubernetes is such a client.
+//! A connection that asks for the list of volumes, and gets a new list at every change, until it ends. It uses none of
+//! the volumes. The device plug-in for Kubernetes is such a client.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -23,7 +23,7 @@ impl Session {
         loop {
             let (peer, settings) = (self.peer, &self.shared.settings);
             let files = self.shared.surroundings().files;
-            // Nothing changes, so nothing is stored.
+            // The ledger does not change, so nothing is stored.
             let volumes = self.shared.change(|ledger| ledger.listing(&settings.volumes, peer.uid, peer.gid)).0;
             let listing = aquifer_agent_wire::Listing { files, volumes };
             if sent.as_ref() != Some(&listing) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A node for tests: the real plug-in as a process, a kubelet and an agent of the test, all at sockets in a directory
-//! of the test.
+//! A node for tests: the real plug-in as a process, a simulated kubelet and a simulated agent, with all sockets in a
+//! directory of the test.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Response, Status, Streaming};
 
-/// Longer than anything takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 /// The ids of two volumes.
 pub const DB: &str = "00000000000000a1";
@@ -72,7 +72,7 @@ impl Registration for Kubelet {
     }
 }
 
-/// An agent that lists what the test says. It ends, with its connections, when it is dropped.
+/// An agent that lists the test's volumes. Dropping it ends it and its connections.
 struct Agent {
     listing: Arc<Mutex<Vec<ListedVolume>>>,
     is_ended: Arc<AtomicBool>,
@@ -220,7 +220,7 @@ impl Node {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).registered.clear();
     }
 
-    /// As kubelet does it: all sockets are removed, then its own is made.
+    /// Starts a kubelet: as the real one does, it removes all sockets, then creates its own.
     pub fn restart_kubelet(&mut self) {
         self.stop_kubelet();
         self.remove_plugin_sockets();
@@ -256,7 +256,7 @@ impl Node {
         self.agent = Some(Agent::start(&self.agent_socket(), volumes));
     }
 
-    /// The agent lists these from now on.
+    /// Makes the agent list these volumes from now on.
     pub fn list(&self, volumes: &[ListedVolume]) {
         let agent = self.agent.as_ref().expect("it runs");
         *agent.listing.lock().unwrap_or_else(PoisonError::into_inner) = volumes.to_vec();

@@ -112,7 +112,7 @@ impl States<'_> {
     }
 }
 
-/// Waits for members on memory devices whose host has been told to use them and does not use them yet.
+/// Waits for members on memory devices that their host has an order to use and does not use yet.
 fn at_host(id: VolumeId, host: &HostId, report: &HostReport, view: &VolumeReport, round: &mut Round) {
     let on_devices = view.members.iter().filter(|(_, one)| !matches!(one.lease.source, Source::Slabs { .. }));
     for (member, one) in on_devices {
@@ -140,8 +140,8 @@ fn present(id: VolumeId, volume: &Volume, host: &HostId, ready: Vec<Vec<MemberLe
     }
 }
 
-/// Joins what is ready: a new span as a whole, otherwise each member by itself, in the place of the one that it
-/// replaces.
+/// Joins members that are ready: those of a new span all at once, others one by one, each in the place of the member
+/// that it replaces.
 fn join(
     id: VolumeId,
     volume: &Volume,

@@ -26,7 +26,7 @@ pub enum Reason {
         /// The host.
         host: HostId,
     },
-    /// The host of a member on a memory device cannot use it yet, or cannot let it go yet.
+    /// A member on a memory device is not online yet, or not offline yet, at its host.
     AtHost {
         /// The member.
         member: MemberId,

@@ -276,13 +276,13 @@ impl World {
         self.writers.clear();
     }
 
-    /// An operator releases what can be neither repaired nor granted for want of room.
+    /// Plays an operator who releases volumes for which there is no room, neither to grant nor to repair them.
     fn give_up_what_does_not_fit(&mut self) {
         if !self.now.is_multiple_of(60) {
             return;
         }
         let Some(writer) = self.writers.last_mut() else { return };
-        // A volume that cannot be adopted any more: restarting its host ends its programs, as the message asks for.
+        // A volume can no longer be adopted: restart its host, which ends its programs, as the message demands.
         for stray in reconcile(&self.store.desired, &writer.observed).strays {
             if let Stray::Volume { host, .. } = stray {
                 self.agents.get_mut(&host).expect("a host of the site").restart_host();

@@ -83,7 +83,7 @@ impl Peer {
                         [&head.to_le_bytes()[..], &[0, class], bytes].concat()
                     };
                     let both = [frame(1, 0, &[0xee; 9]), frame(4, 2, &bytes)].concat();
-                    // In two pieces, so that a frame arrives in parts.
+                    // Sent in two pieces, so that a frame arrives in parts.
                     let (one, other) = both.split_at(both.len() / 2);
                     if stream.write_all(one).and_then(|()| stream.write_all(other)).is_err() {
                         return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Donors and agents that keep their contract and have no bytes, each with a control channel of its own.
+//! Donors and agents that follow the protocol but lend no memory, each with its own control channel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -16,10 +16,10 @@ use aquifer_fabric::{
 use crate::RACK;
 use crate::running::Failure;
 
-/// What each donor lends.
+/// The amount that each donor lends.
 const CAPACITY: Bytes = Bytes::gib(1);
 
-/// A donor that lends everything that it is asked for.
+/// A donor that grants every request.
 struct Donor {
     gate: Gate,
     incarnation: Incarnation,

@@ -5,10 +5,10 @@
 //! `pool_scale [DONORS] [HOSTS] [VOLUMES] [ETCD_URL]...`; the defaults are 1000, 200, 10000 and the embedded store.
 //!
 //! Starts `aquifer-fabricd` (from `AQUIFER_FABRICD`, or next to this program's directory) in a temporary directory.
-//! The ends are in this process, each with a control channel of its own, as real ones have. All volumes are created,
-//! nine of ten are bound, and then one by one is measured: the status; a bind until the host has the volume; a rack
-//! whose donors all restart without their memory, until every volume has its copies again. One line of JSON for each
-//! figure.
+//! The ends are in this process; like real ends, each has its own control channel. The program creates all volumes and
+//! binds nine of ten. Then it measures, one after the other: a request for the status; the time from a bind until the
+//! host has the volume; the time from a restart of all donors of a rack, without their memory, until every volume has
+//! its copies again. It prints one line of JSON for each figure.
 
 mod ends;
 mod running;
@@ -19,14 +19,14 @@ use ends::Ends;
 use running::{Failure, Running};
 use serde_json::{Value, json};
 
-/// Requests for the status, and binds, that are measured.
+/// Number of status requests, and of binds, that are measured.
 const STATUSES: usize = 200;
 const BINDS: usize = 100;
-/// Donors that stand in one rack.
+/// Number of donors in one rack.
 pub(crate) const RACK: usize = 20;
-/// How long anything may take.
+/// The time limit for each step.
 const WAIT_MAX: Duration = Duration::from_secs(1800);
-/// What each volume takes: two copies of one slab.
+/// The size of each volume, which takes two copies of one slab.
 const VOLUME_MIB: u64 = 2;
 
 fn main() -> Result<(), Failure> {
@@ -80,7 +80,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the median and the largest of some durations, and forgets them.
+/// Prints the median and the maximum of some durations, and clears them.
 fn report(what: &str, took: &mut Vec<Duration>, of: impl Fn(&str, Duration)) {
     took.sort();
     if let (Some(median), Some(max)) = (took.get(took.len() / 2), took.last()) {
@@ -90,7 +90,7 @@ fn report(what: &str, took: &mut Vec<Duration>, of: impl Fn(&str, Duration)) {
     took.clear();
 }
 
-/// One pool, a zone for each host, and volumes of which every tenth is unbound.
+/// One pool, a zone for each host, and volumes, every tenth of which stays unbound.
 fn declaration(donors: usize, hosts: usize, volumes: usize) -> Value {
     let donors: Vec<String> = (0..donors).map(|number| format!("d{number:04}")).collect();
     let zones = (0..hosts).map(|number| {

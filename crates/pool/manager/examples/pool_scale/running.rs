@@ -17,18 +17,18 @@ pub(crate) type Failure = Box<dyn std::error::Error>;
 
 const STATUS: &str = "/redfish/v1/Oem/Aquifer";
 const CONNECTIONS: &str = "/redfish/v1/Fabrics/Aquifer/Connections";
-/// How often something is looked at that takes long.
+/// The time between two checks of a slow step.
 const LOOK: Duration = Duration::from_millis(50);
-/// How often a bind is looked at: the finest that does not occupy a CPU.
+/// The time between two checks of a bind: the shortest that does not occupy a CPU.
 const LOOK_AT_BIND: Duration = Duration::from_millis(2);
-/// How long one answer may take.
+/// The time limit for one answer.
 const ANSWER_MAX: Duration = Duration::from_secs(600);
 
-/// A running daemon. It ends with this.
+/// A running daemon. Dropping this ends it.
 pub(crate) struct Running {
     child: Child,
     rest: String,
-    /// Where ends register.
+    /// The address at which ends register.
     pub(crate) control: SocketAddr,
     directory: PathBuf,
     token: String,
@@ -103,7 +103,7 @@ impl Running {
         self.ask("GET", STATUS, &Value::Null).map(|(_, body)| body)
     }
 
-    /// Waits until the status is as wanted.
+    /// Waits until the status meets a condition.
     pub(crate) fn until(&self, holds: impl Fn(&Value) -> bool) -> Result<(), Failure> {
         let begun = Instant::now();
         while !holds(&self.status()?) {

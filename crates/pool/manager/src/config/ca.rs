@@ -14,7 +14,7 @@ use super::{NotAConfig, refuse, within};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct CaConfig {
-    /// What identities end with: `d1.donor.DOMAIN`.
+    /// The domain at the end of identities: `d1.donor.DOMAIN`.
     pub domain: String,
     /// This manager's name in its own certificate.
     pub name: String,
@@ -28,7 +28,7 @@ pub struct CaConfig {
     /// Its private key, as PEM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
-    /// Join requests that one address may make in a minute.
+    /// Maximum number of join requests from one address in a minute.
     pub joins_per_minute: u32,
 }
 
@@ -47,7 +47,7 @@ impl Default for CaConfig {
 }
 
 impl CaConfig {
-    /// Whom this manager's own certificate is for.
+    /// The subject of this manager's own certificate.
     pub(crate) fn subject(&self) -> Result<Subject, NotAConfig> {
         let subject = Subject::new(Kind::Manager, &self.name, &self.domain, &self.addresses);
         subject.or_else(|why| refuse(format!("ca: {why}")))

@@ -143,7 +143,7 @@ pub(super) fn account(call: &Call<'_>) -> Result<Answer, Problem> {
     Ok(Answer::of(200, body).with("etag", tag))
 }
 
-/// The ETag that an account must have.
+/// The ETag in `If-Match` that the account must still have.
 fn if_match(call: &Call<'_>) -> Option<String> {
     call.request.header("if-match").map(str::to_owned)
 }

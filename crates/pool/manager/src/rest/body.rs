@@ -12,8 +12,8 @@ use super::routes::{Kind, Property};
 /// Largest body: a declaration of some thousand volumes.
 pub(crate) const BODY_BYTES_MAX: usize = 4 << 20;
 
-/// Parses a body and checks it against a route's properties. Annotations of OData, which clients send back as they got
-/// them, are left out; `is_update` refuses a body that has nothing else.
+/// Parses a body and checks it against a route's properties. Ignores OData annotations, which clients send back
+/// unchanged. If `is_update`, refuses a body that contains only annotations.
 pub(super) fn parse(bytes: &[u8], properties: &[Property], is_update: bool) -> Result<Map<String, Value>, Problem> {
     if bytes.is_empty() && !is_update && properties.iter().all(|property| !property.is_required) {
         return Ok(Map::new());

@@ -25,18 +25,18 @@ pub(super) const QUERY_BYTES_MAX: usize = 2048;
 pub(super) struct Query {
     skip: usize,
     top: Option<usize>,
-    /// Which links are replaced by what they lead to.
+    /// The links that the answer replaces by their resources.
     pub(super) expand: Option<Expansion>,
     /// The properties that `$select` names, as paths.
     pub(super) select: Vec<Vec<String>>,
-    /// Whether the only member of a collection is wanted in place of it.
+    /// Whether a collection with one member is answered with this member.
     pub(super) only: bool,
     filter: Vec<Term>,
     /// The parameters that the link to the next page repeats, as they were sent.
     kept: Vec<String>,
 }
 
-/// Which links `$expand` is about.
+/// The links that `$expand` covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expansion {
     All,
@@ -110,7 +110,7 @@ impl Query {
                     query.kept.push(pair.to_owned());
                 }
                 "only" if value.is_empty() => query.only = true,
-                "only" => return refuse("only has a value", "send it without one"),
+                "only" => return refuse("the parameter 'only' has a value", "send it without one"),
                 name if name.starts_with('$') => {
                     let mut problem = Problem::new(
                         501,
@@ -125,18 +125,18 @@ impl Query {
             }
         }
         if query.only && (query.expand.is_some() || !query.filter.is_empty()) {
-            return refuse("only is sent with $expand or $filter", "send one of them");
+            return refuse("the parameter 'only' is sent with $expand or $filter", "send one of them");
         }
         Ok(query)
     }
 
-    /// Whether it asks for something that only collections have.
+    /// Whether the query has a parameter that only collections support.
     pub(super) fn is_for_collections(&self) -> bool {
         self.only || !self.filter.is_empty()
     }
 }
 
-/// Which links to expand. One level: more are refused.
+/// Parses which links to expand. Only one level is supported.
 fn expansion(text: &str) -> Result<Expansion, Problem> {
     match text.strip_suffix("($levels=1)").unwrap_or(text) {
         "*" => Ok(Expansion::All),
@@ -146,7 +146,7 @@ fn expansion(text: &str) -> Result<Expansion, Problem> {
     }
 }
 
-/// The paths of properties that `$select` names.
+/// Parses the paths of the properties that `$select` names.
 fn selection(text: &str) -> Result<Vec<Vec<String>>, Problem> {
     let paths: Vec<Vec<String>> =
         text.split(',').map(|path| path.trim().split('/').map(str::to_owned).collect()).collect();
@@ -242,7 +242,7 @@ pub(super) fn collection(
     let kept: Vec<&String> = ids.iter().filter(is_kept).collect();
     let count = query.top.unwrap_or(PAGE_MAX).min(PAGE_MAX);
     let link = |id: &str| json!({ "@odata.id": format!("{path}/{id}") });
-    // Members have nothing but links to each of them, so that every form of `$expand` is about them.
+    // A collection contains only links to its members, so every form of `$expand` expands these.
     let member = |id: &&String| match query.expand.is_some() {
         true => body(id).unwrap_or_else(|| link(id)),
         false => link(id),

@@ -40,7 +40,7 @@ pub(super) fn stream(call: &Call<'_>) -> Result<Answer, Problem> {
     Ok(Answer { status: 200, follows: Some((last.unwrap_or(0), who)), ..Answer::default() })
 }
 
-/// Adds an event, so that one arrives at a listener that was just set up.
+/// Adds an event, so that a new listener receives one.
 pub(super) fn submit_test(call: &Call<'_>) -> Result<Answer, Problem> {
     let what = format!("{} tests the subscriptions", call.who());
     call.service.shared.events.add(now(), "TestEvent", "OK", what);
@@ -73,7 +73,7 @@ pub(super) fn subscription(call: &Call<'_>) -> Result<Answer, Problem> {
     subscription_body(call, call.name()).map(|body| Answer::of(200, body)).ok_or_else(|| Problem::not_found(call.path))
 }
 
-/// Refuses another value of a property that has only one here.
+/// Refuses any other value of a property for which this manager supports only one.
 fn check_only(call: &Call<'_>, name: &str, value: &str) -> Result<(), Problem> {
     match call.text(name) {
         None => Ok(()),
@@ -109,7 +109,7 @@ pub(super) fn subscribe(call: &Call<'_>) -> Result<Answer, Problem> {
     let listener = listener.map_err(|line| Problem::value("Destination", line))?;
     let new = Subscription { destination, context: context(call)?, messages: messages(call)? };
     let id = new_id();
-    // The path of a URL may have a secret, which the audit log is not to have.
+    // The path of a URL may contain a secret, which must not get into the audit log.
     let entry = Entry::new(call.who(), format!("send events to {}", listener.authority));
     keep(call, &id, Some(new), entry)?;
     let body = subscription_body(call, &id).unwrap_or_default();
@@ -154,7 +154,7 @@ pub(super) fn unsubscribe(call: &Call<'_>) -> Result<Answer, Problem> {
     Ok(Answer::empty())
 }
 
-/// Sends to a listener again that was suspended.
+/// Resumes a suspended subscription.
 pub(super) fn resume(call: &Call<'_>) -> Result<Answer, Problem> {
     found(call)?;
     call.service.shared.subscriptions().resume(call.name());

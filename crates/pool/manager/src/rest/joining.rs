@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Join tokens, the requests of machines that join, and the certificates that they got.
+//! Join tokens, the requests of joining machines, and the certificates that they received.
 
 use aquifer_authority::{EXPIRES_SECONDS_MAX, JoinToken, Kind, Subject, TokenRecord, USES_MAX};
 use aquifer_fabric::Millis;
@@ -17,7 +17,7 @@ use crate::sessions::NotAllowed;
 
 const TOKENS_PATH: &str = "/redfish/v1/Oem/Aquifer/JoinTokens";
 const CERTIFICATES_PATH: &str = "/redfish/v1/Oem/Aquifer/Certificates";
-/// How long a token lasts, unless the request says otherwise.
+/// The default lifetime of a token.
 const EXPIRES_SECONDS: u64 = 3600;
 
 fn issuance<'a>(call: &Call<'a>) -> Result<&'a std::sync::Arc<Issuance>, Problem> {
@@ -72,11 +72,12 @@ pub(super) fn add_token(call: &Call<'_>) -> Result<Answer, Problem> {
     let issuance = issuance(call)?;
     let word = call.text("Kind").unwrap_or_default();
     let kind = Kind::named(word).ok_or_else(|| {
-        Problem::value("Kind", format!("'{}' is no kind; send donor, host or manager", word.escape_default()))
+        Problem::value("Kind", format!("'{}' is not a kind; send donor, host or manager", word.escape_default()))
     })?;
     let texts = call.body.get("Addresses").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let more: Option<Vec<String>> = texts.iter().map(|one| one.as_str().map(str::to_owned)).collect();
-    let more = more.ok_or_else(|| Problem::value("Addresses", "it has something that is no text; send texts"))?;
+    let more =
+        more.ok_or_else(|| Problem::value("Addresses", "it has an element that is not a string; send strings"))?;
     let subject = Subject::new(kind, call.text("EndName").unwrap_or_default(), &issuance.config.domain, &more)
         .map_err(|not| Problem::value("EndName", not))?;
     let seconds = number(call, "ExpiresSeconds", EXPIRES_SECONDS, EXPIRES_SECONDS_MAX)?;
@@ -114,7 +115,8 @@ pub(super) fn delete_token(call: &Call<'_>) -> Result<Answer, Problem> {
     if deleted { Ok(Answer::empty()) } else { Err(Problem::not_found(call.path)) }
 }
 
-/// A machine joins. It has no account: its token is what admits it, so addresses are limited before tokens are read.
+/// Lets a machine join. The machine has no account; its token admits it, so the limit for each address is applied
+/// before the token is read.
 pub(super) fn join(call: &Call<'_>) -> Result<Answer, Problem> {
     let issuance = std::sync::Arc::clone(issuance(call)?);
     issuance.begin(call.request.from, now()).map_err(NotAllowed::TooMany)?;

@@ -53,7 +53,7 @@ fn found<'a>(call: &'a Call<'_>, name: &str) -> Option<(VolumeId, &'a Volume)> {
     call.snapshot.desired.volume_named(&name.parse::<VolumeName>().ok()?)
 }
 
-/// Volumes by their names, for collections: to look for each name would take a pass over all volumes.
+/// Volumes by their names, for collections: a search for each name would pass over all volumes.
 fn by_name<'a>(call: &'a Call<'_>, is_wanted: impl Fn(&Volume) -> bool) -> BTreeMap<&'a str, (VolumeId, &'a Volume)> {
     let wanted = call.snapshot.desired.volumes.iter().filter(|(_, volume)| !volume.released && is_wanted(volume));
     wanted.map(|(id, volume)| (volume.name.as_str(), (*id, volume))).collect()

@@ -29,7 +29,7 @@ pub fn openapi() -> Value {
     })
 }
 
-/// What every answer has: a resource its names, an error its remedy.
+/// The properties that every answer has: a resource its names, an error its remedy.
 fn schemas() -> Value {
     let text = json!({ "type": "string", "minLength": 1 });
     let message = json!({
@@ -50,7 +50,7 @@ fn schemas() -> Value {
     })
 }
 
-/// What a request that is carried out gets.
+/// The answer to a request that was carried out.
 fn done(route: &Route) -> Value {
     let media = route.media();
     let schema = match media {

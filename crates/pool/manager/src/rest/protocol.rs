@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What Redfish asks of every request and answer, whatever the resource: the headers `OData-Version`, `Accept`, `Allow`
-//! and `Link`, the address `Members` of a collection, and conditions on ETags.
+//! What Redfish requires of every request and answer, whatever the resource: the headers `OData-Version`, `Accept`,
+//! `Allow` and `Link`, the address `Members` of a collection, and conditions on ETags.
 
 use serde_json::Value;
 
@@ -11,19 +11,19 @@ use super::routes::{Method, Route};
 use super::service::Request;
 use crate::order::{etag_of, matches};
 
-/// The only version of OData that Redfish has.
+/// The only version of OData that Redfish uses.
 const ODATA_VERSION: &str = "4.0";
 /// Where DMTF publishes its schemas.
 const SCHEMAS: &str = "http://redfish.dmtf.org/schemas/v1";
 
-/// The path without the slash at its end. What is posted to `Members` of a collection is posted to the collection.
+/// The path without a final slash. A POST to `Members` of a collection is one to the collection.
 pub(super) fn plain_path(request: &Request) -> &str {
     let path = request.path.strip_suffix('/').filter(|path| !path.is_empty()).unwrap_or(&request.path);
     let is_posted = request.method == Method::Post.name();
     path.strip_suffix("/Members").filter(|_| is_posted).unwrap_or(path)
 }
 
-/// Refuses a version of OData or a form of the answer that this server does not have.
+/// Refuses a request for a version of OData or a media type that this server does not support.
 pub(super) fn check_headers(request: &Request, route: &Route) -> Result<(), Problem> {
     if let Some(version) = request.header("odata-version")
         && version.trim() != ODATA_VERSION
@@ -39,7 +39,7 @@ pub(super) fn check_headers(request: &Request, route: &Route) -> Result<(), Prob
     Ok(())
 }
 
-/// Whether one of the media ranges of an `Accept` header has a media type, by RFC 9110 without its order of preference.
+/// Whether an `Accept` header includes a media type (RFC 9110; preferences are ignored).
 fn accepts(accept: &str, media: &str) -> bool {
     let kind = media.split('/').next().unwrap_or_default();
     let takes = |range: &str| {
@@ -61,7 +61,7 @@ pub(super) fn allowed<'a>(routes: impl Iterator<Item = &'a Route>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Where the schema of a resource is, for the header `Link`.
+/// The URL of a resource's schema, for the header `Link`.
 fn described_by(kind: &str) -> String {
     let name = kind.trim_start_matches('#');
     let file = name.rsplit_once('.').map_or(name, |(file, _)| file);
@@ -83,13 +83,13 @@ pub(super) fn with_headers(request: &Request, answer: Answer, allow: String) -> 
     link.into_iter().fold(answer, |answer, link| answer.with("link", link))
 }
 
-/// The ETag of what was read.
+/// The ETag of an answer to a read.
 pub(super) fn etag_of_answer(answer: &Answer) -> Option<String> {
     let given = answer.headers.iter().find(|(name, _)| *name == "etag").map(|(_, tag)| tag.clone());
     given.or_else(|| answer.body.as_ref().map(|body| etag_of(body.to_string().as_bytes())))
 }
 
-/// Adds an ETag to what was read, if it has none.
+/// Adds an ETag to an answer to a read, if it has none.
 pub(super) fn tagged(request: &Request, answer: Answer) -> Answer {
     let is_tagged = answer.headers.iter().any(|(name, _)| *name == "etag");
     if answer.status != 200 || is_tagged || !["GET", "HEAD"].contains(&request.method.as_str()) {
@@ -99,7 +99,7 @@ pub(super) fn tagged(request: &Request, answer: Answer) -> Answer {
     tag.into_iter().fold(answer, |answer, tag| answer.with("etag", tag))
 }
 
-/// Answers 304 to a client that has what was read.
+/// Answers 304 to a client that already has this answer.
 pub(super) fn with_etag(request: &Request, answer: Answer) -> Answer {
     let answer = tagged(request, answer);
     let (Some(wanted), 200, "GET" | "HEAD") = (request.header("if-none-match"), answer.status, request.method.as_str())
@@ -112,8 +112,8 @@ pub(super) fn with_etag(request: &Request, answer: Answer) -> Answer {
     }
 }
 
-/// Refuses a change of something that was changed since the client has read it. The writer compares the ETags of
-/// volumes and accounts itself, on the state that the change is made to.
+/// Refuses to change a resource that was changed since the client read it. For volumes and accounts, the writer
+/// compares the ETag again with the state that it is about to change.
 pub(super) fn check_if_match(request: &Request, read: &Answer) -> Result<(), Problem> {
     let (Some(wanted), Some(tag)) = (request.header("if-match"), etag_of_answer(read)) else { return Ok(()) };
     if matches(wanted, &tag) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The registry of our messages: the events, and the errors that DMTF's registry has no message for. A client has
-//! DMTF's.
+//! The manager's message registry: the events, and the errors for which DMTF's registry has no message. Clients have
+//! DMTF's registry already.
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,7 @@ use super::service::Call;
 const REGISTRIES: &str = "/redfish/v1/Registries";
 const OURS: &str = "AquiferFabric";
 
-/// Our messages: name, severity, what it means, what to do. Each has one argument, the whole text.
+/// The manager's messages: name, severity, meaning, resolution. Each has one argument, the whole text.
 const MESSAGES: [(&str, &str, &str, &str); 27] = [
     ("AuditDamaged", "Critical", "The audit log is damaged.", "Compare it with an exported copy."),
     ("Changed", "OK", "Somebody changed the desired state.", "None."),

@@ -90,11 +90,11 @@ impl Service {
         *self.position.write().expect("a panic ends the daemon") = position;
     }
 
-    /// Ends this manager after the round that it is in. A leader gives its leadership up, so that no other manager has
-    /// to wait for its lease.
+    /// Ends this manager after its current round. A leader gives up its leadership, so that no other manager has to
+    /// wait until the lease expires.
     pub(crate) fn end(&self) {
         self.is_ending.store(true, Ordering::Release);
-        // The writer may be waiting for something to do. One that has much to do looks by itself.
+        // Wakes a writer that is waiting for work. A busy writer checks by itself.
         let _ = self.post(Posted::Errand(Box::new(|_| Ok(()))));
     }
 
@@ -154,7 +154,7 @@ impl Service {
             protocol::check_if_match(request, &read)?;
         }
         let answer = (route.answer)(&call)?;
-        // A choice of properties has the ETag of the whole resource, and what is expanded one of its own.
+        // An answer to `$select` has the ETag of the whole resource; an expanded answer has an ETag of its own.
         let answer = if call.query.expand.is_none() { protocol::tagged(request, answer) } else { answer };
         let answer = call.shaped(answer)?;
         Ok(protocol::with_headers(request, answer, protocol::allowed(at_path().map(|(route, _)| route))))
@@ -232,7 +232,7 @@ impl Service {
 }
 
 impl Call<'_> {
-    /// Reads another resource for the caller. `None` if there is none, or the caller may not read it.
+    /// Reads another resource for the caller. `None` if it does not exist or the caller may not read it.
     fn read(&self, path: &str) -> Option<Result<Answer, Problem>> {
         let path = path.strip_suffix('/').unwrap_or(path);
         let mut gets = ROUTES.iter().filter(|route| route.method == Method::Get);
@@ -246,12 +246,12 @@ impl Call<'_> {
         Some((route.answer)(&call))
     }
 
-    /// Gives an answer the form that the query asks for.
+    /// Applies the query's parameters to an answer.
     fn shaped(&self, mut answer: Answer) -> Result<Answer, Problem> {
         let Some(mut body) = answer.body.take() else { return Ok(answer) };
         let members = body.get("Members").and_then(Value::as_array);
         if self.query.is_for_collections() && members.is_none() {
-            let what = "$filter and only are for collections, and this is none";
+            let what = "$filter and only are for collections, and this resource is not one";
             return Err(Problem::new(400, "Base.1.18.QueryNotSupportedOnResource", what, "leave them out"));
         }
         if let (true, Some([only])) = (self.query.only, members.map(Vec::as_slice))

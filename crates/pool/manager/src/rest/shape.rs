@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Query parameters that change the form of any resource: `$select` and `$expand`. Those of collections alone are in
-//! `collection.rs`.
+//! Query parameters that change the form of any resource: `$select` and `$expand`. `collection.rs` has those that only
+//! collections support.
 
 use serde_json::{Map, Value};
 
 use super::collection::{Expansion, Query};
 
-/// Maximum number of links that one answer replaces by what they lead to, besides the members of a collection.
+/// Maximum number of links that one answer replaces by their resources, not counting the members of a collection.
 const EXPANDED_MAX: usize = 256;
 
-/// Leaves only the properties that `$select` names, and annotations of the resource itself. Of a collection, those of
-/// its members.
+/// Keeps only the properties that `$select` names, and the resource's own annotations. For a collection, this applies
+/// to its members.
 pub(super) fn select(query: &Query, body: Value) -> Value {
     if query.select.is_empty() {
         return body;
@@ -50,8 +50,8 @@ fn selected(paths: &[Vec<String>], body: Value) -> Value {
     Value::Object(kept)
 }
 
-/// Replaces the links of a resource by what they lead to: one level. `fetch` answers nothing for what the caller may
-/// not read, which stays a link.
+/// Replaces the links of a resource by the resources, one level deep. `fetch` returns nothing for a resource that the
+/// caller may not read; its link stays.
 pub(super) fn expand(how: Expansion, body: &mut Value, fetch: &mut impl FnMut(&str) -> Option<Value>) {
     let mut left = EXPANDED_MAX;
     let Value::Object(map) = body else { return };

@@ -182,7 +182,7 @@ fn vppb_body(call: &Call<'_>, names: [&str; 3]) -> Option<Value> {
         "VPPBId": name, "BindingStatus": view.map_or(unbound, |view| view.status),
         "Links": { "Port": port_id.map(|port_id| link(format!("{}/Ports/{port_id}", switch_path(switch)))) },
     });
-    // These are numbers, and never null.
+    // By the schema these are numbers, never null.
     if let Some(port_id) = port_id {
         body["BoundPortId"] = port_id.into();
     }

@@ -13,7 +13,7 @@ use crate::tasks::Task;
 
 const TASKS: &str = "/redfish/v1/TaskService/Tasks";
 const MONITORS: &str = "/redfish/v1/TaskService/TaskMonitors";
-/// When to look at a monitor again, in seconds. Most tasks take some rounds.
+/// The time, in seconds, after which a client should poll a monitor again. Most tasks take a few rounds.
 const LOOK_AGAIN: &str = "1";
 
 pub(super) fn service(_: &Call<'_>) -> Result<Answer, Problem> {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! For fuzzing: the whole interface without sockets. A text is a request: its request line, its headers, an empty line
-//! and its body. It is answered by a service with a pool, accounts and a writer, all of them in memory.
+//! For fuzzing: the whole interface without sockets. A text is parsed as a request: request line, headers, an empty
+//! line, body. A service answers it whose pool, accounts and writer are all in memory.
 //!
-//! What must hold, whatever the request: nothing panics, a fault of the client's is no fault of the server's (5xx), a
-//! refusal has a remedy, and without a session nothing is read but what is open to everybody.
+//! For every request must hold: nothing panics, a client's mistake is not answered with a server error (5xx), a refusal
+//! has a remedy, and without a session only what is open to everybody can be read.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -32,18 +32,19 @@ use crate::subscriptions::Subscriptions;
 use crate::tenure::Tenure;
 use crate::writer::{Done, Posted, Shared, Writer};
 
-/// Values of the header X-Auth-Token that stand for a session, and the account and the role of each.
+/// Values of the header X-Auth-Token that stand for a session, each with its account and role.
 const SESSIONS: [(&str, &str, Role); 3] = [
     ("READER", "rita", Role::ReadOnly),
     ("OPERATOR", "oscar", Role::Operator),
     ("ADMINISTRATOR", "amy", Role::Administrator),
 ];
-/// Where requests are carried out. Elsewhere they are dry runs, so that each meets the same pool.
+/// The paths at which requests are carried out. At all others they are dry runs, so that each request finds the same
+/// pool.
 const CARRIED_OUT: [&str; 3] = ["/redfish/v1/AccountService", "/redfish/v1/SessionService", "/redfish/v1/EventService"];
-/// What everybody may read.
+/// The paths that need no session.
 const OPEN: [&str; 5] =
     ["/redfish", "/redfish/v1", "/redfish/v1/odata", "/redfish/v1/$metadata", "/redfish/v1/openapi.json"];
-/// Refusals that are not the client's fault, and not a bug: a query that is not supported, and a pool that is full.
+/// The 5xx answers that are no bug: to a query that is not supported, and from a pool that is full.
 const NOT_BUGS: [u16; 2] = [501, 507];
 /// A pool with a zone, a bound volume and one that is not.
 const DECLARATION: &str = r#"{
@@ -53,7 +54,7 @@ const DECLARATION: &str = r#"{
         "db": {"spec": {"size": "8GiB", "pool": "main", "zone": "lab", "class": "tcp"}, "host": "h000"},
         "cache": {"spec": {"size": "4GiB", "pool": "main", "zone": "lab", "class": "tcp"}}}}"#;
 
-/// Peers that have nothing and take everything.
+/// Peers that report nothing and accept every command.
 struct Idle {
     topology: Arc<Topology>,
 }
@@ -130,7 +131,7 @@ fn write(mut writer: Writer, posted: &Receiver<Posted>) {
     }
 }
 
-/// Makes accounts and subscriptions what they were, and returns the token of a role's session.
+/// Resets accounts and subscriptions, and returns the token of a session with this role.
 fn reset(service: &Service, wanted: Option<Role>) -> Option<String> {
     *service.shared.subscriptions() = Subscriptions::default();
     let mut sessions = service.sessions();
@@ -147,7 +148,7 @@ fn reset(service: &Service, wanted: Option<Role>) -> Option<String> {
     Some(token)
 }
 
-/// Parses a request. What is no text, or has no request line, is none.
+/// Parses a request. `None` if the bytes are not text or have no request line.
 fn parse(text: &str) -> Option<Request> {
     let (head, body) = text.split_once("\n\n").unwrap_or((text, ""));
     let mut lines = head.lines();
@@ -170,7 +171,7 @@ fn parse(text: &str) -> Option<Request> {
 
 /// For fuzzing: answers bytes as a request, and checks the answer.
 pub fn take_request(bytes: &[u8]) {
-    // Requests change accounts and subscriptions, which the next one resets.
+    // A request may change accounts and subscriptions; the next one resets them.
     static ONE: Mutex<()> = Mutex::new(());
     let Some(mut request) = std::str::from_utf8(bytes).ok().and_then(parse) else { return };
     let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

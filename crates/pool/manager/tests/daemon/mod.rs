@@ -140,7 +140,7 @@ impl Daemon {
         Daemon::launch_by(directory, config, command)
     }
 
-    /// The same with a command that starts it; the arguments are added.
+    /// Like the function above, but starts the daemon with this command, to which it adds the arguments.
     pub fn launch_by(directory: &Path, config: &str, mut command: Command) -> Daemon {
         let file = directory.join("fabricd.toml");
         std::fs::write(&file, config).expect("written");
@@ -183,7 +183,7 @@ impl Daemon {
         self.address.is_empty() || self.child.try_wait().expect("a child").is_some()
     }
 
-    /// Waits until it has ended, and returns its exit code; `None` if a signal's default action ended it.
+    /// Waits until the daemon has ended, and returns its exit code; `None` if the default action of a signal ended it.
     pub fn exit_code(&mut self) -> Option<i32> {
         self.child.wait().expect("a child").code()
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{DonorProcess, HostEnd, SLABS, wait_until, wait_until_registered};
 use crate::daemon::{self, APPLY, CONNECTIONS, Daemon, apply_body, bind_body};
 
-/// A pool of these donors, and a volume with two copies.
+/// Declares a pool of these donors, and a volume with two copies.
 pub fn declaration(donors: &[&str]) -> Value {
     json!({
         "pools": { "main": { "donors": donors } },

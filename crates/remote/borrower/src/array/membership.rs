@@ -43,7 +43,7 @@ pub(crate) struct SeatWords {
     pub(crate) leases: Words,
     /// Only where several processes write to one slab of a donor.
     pub(crate) doubted: Option<Words>,
-    /// One word: the token of the reservation that the member borrows from, now.
+    /// One word: the token of the reservation from which the member borrows now.
     pub(crate) reservation: Words,
 }
 

@@ -225,8 +225,8 @@ impl Roster {
         self.word(seat, ORDINAL).load(Ordering::Relaxed) as u32
     }
 
-    /// Whether two seats are of one donor: their texts say so, whichever other seats there were when they were claimed.
-    /// A seat without a text is of a donor of its own.
+    /// Whether two seats are of one donor. Compares their texts, so that it does not matter which other seats existed
+    /// when they were claimed. A seat without a text counts as a donor of its own.
     fn is_same_donor(&self, one: usize, other: usize) -> bool {
         let word = |seat, word| self.word(seat, word).load(Ordering::Relaxed);
         let bytes = word(one, TEXT_BYTES).min(TEXT_BYTES_MAX as u64) as usize;
@@ -269,8 +269,8 @@ impl Roster {
         })
     }
 
-    /// The word with the token of what the donor has set aside for the member of a seat. It changes when the donor
-    /// joins again, and every process connects again then.
+    /// The word with the token of the reservation that the donor has made for the member of a seat. When the donor
+    /// joins again, the word changes, and every process reconnects.
     pub(super) fn reservation(&self, seat: usize) -> Words {
         let word = seat * SEAT_WORDS + RESERVATION;
         self.words.part(word..word + 1)
@@ -436,8 +436,8 @@ mod tests {
         assert!(matches!(long, MembershipFailure::BadDescription { .. }));
     }
 
-    /// The seat of ordinal 0 had given up when the second member was admitted, so that the two were taken for members
-    /// of two donors, and a slab's copies could both be with one.
+    /// The seat of ordinal 0 had given up when the second member was admitted. So the two members were taken for
+    /// members of two donors, and both copies of a slab could be on one donor.
     #[test]
     fn two_members_of_one_donor_are_known_as_such_although_the_seat_seen_first_gave_up() {
         let roster = Roster::new(3).unwrap();

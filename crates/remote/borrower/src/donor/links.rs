@@ -67,7 +67,7 @@ pub(crate) struct Links {
     /// One word that related processes share, as they share the leases: the run of the donor that the leases are from;
     /// 0 before the first greeting.
     instance: Words,
-    /// One word that related processes share: the token of the reservation that it borrows from; 0: none.
+    /// One word that related processes share: the token of the reservation from which they borrow; 0 for none.
     reservation: Words,
     /// 1 in the process that owns these sockets.
     own: Arc<OwnWord>,
@@ -215,13 +215,13 @@ impl Links {
         self.reservation[0].store(token, Ordering::SeqCst);
     }
 
-    /// Borrows from the reservation whose token this word has at any time.
+    /// Borrows from the reservation whose token is in this word, also after the word changes.
     pub(crate) fn follow(&mut self, reservation: Words) {
         self.reservation = reservation;
     }
 
-    /// Whether there is a connection of the borrower that this one is now. Ends one from another reservation: its donor
-    /// would refuse everything. Must be called while no request is in flight.
+    /// Whether there is a connection for the current reservation. Closes a connection for another reservation, because
+    /// its donor would refuse every request. Must be called while no request is in flight.
     pub(crate) fn is_connected(&self, link: &Link) -> bool {
         if link.may_be_connected() && link.reservation() != self.reservation[0].load(Ordering::SeqCst) {
             link.disconnect(&self.endpoint);
@@ -252,11 +252,11 @@ impl Links {
         }
     }
 
-    /// A donor that knew the reservation and does not know it now was restarted, and has nothing of what was stored.
+    /// A donor that knew the reservation and no longer knows it was restarted, and has lost all stored bytes.
     fn judge(&self, miss: Miss, token: u64) -> Miss {
         let is_unknown = token != 0 && matches!(miss, Miss::Refused(Refusal::NoLease | Refusal::NotYours));
         let was_known = self.instance().load(Ordering::Relaxed) != 0;
-        // Unless the donor has joined again since, with another reservation.
+        // Unless the donor has joined again meanwhile, with another reservation.
         if is_unknown && was_known && self.reservation[0].load(Ordering::SeqCst) == token {
             return Loss::Connection(LinkFailure::Restarted).into();
         }

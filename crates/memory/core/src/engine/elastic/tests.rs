@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Tests of the choice of block sizes, on an engine alone.
+//! Tests of the choice of block sizes, on an engine without a driver.
 
 use super::*;
 use crate::engine::{Advice, FaultStep, Settings};

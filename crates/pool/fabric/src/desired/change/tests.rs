@@ -133,7 +133,8 @@ fn an_unbound_volume_keeps_its_room_and_gets_new_members() {
     });
 }
 
-/// A donor that is restarted at once is never silent. It has nothing of what it had lent, and its report shows that.
+/// A donor that is restarted at once is never silent. It has lost the slabs that it had lent, and its report shows
+/// that.
 #[test]
 fn a_joined_member_that_its_donor_does_not_list_is_replaced() {
     let topology = racks(8);
