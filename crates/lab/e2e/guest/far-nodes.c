@@ -6,6 +6,9 @@
 //   far-nodes count PAGES          touches PAGES pages and prints how many are on each node
 //   far-nodes fill MIB             fills MIB of memory, verifies it, and prints how many words were wrong, and how
 //                                  much the memory files on nodes 0 and 1 have grown
+//   far-nodes interleave A B PAGES touches PAGES pages that the kernel interleaves over nodes A and B by its weights,
+//                                  and prints how many are on each
+//   far-nodes reread MIB           fills MIB of memory, then verifies it again and again, and prints a line each time
 //   far-nodes hold NODE KIB FILE   has KIB of memory on NODE until FILE exists, and prints where it is then
 
 #define _GNU_SOURCE
@@ -17,7 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, NODES = 8, BIND = 2, WAIT_US = 100000, WAITS_MAX = 3000 };
+enum { PAGE = 4096, NODES = 8, BIND = 2, WEIGHTED_INTERLEAVE = 6, WAIT_US = 100000, WAITS_MAX = 3000 };
 
 static volatile char *map(size_t bytes) {
     void *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -81,6 +84,31 @@ static int hold(int node, size_t kib, const char *file) {
     return 0;
 }
 
+static int interleave(int one, int other, size_t pages) {
+    unsigned long mask = 1ul << one | 1ul << other;
+    volatile char *start = map(pages * PAGE);
+    if (syscall(SYS_mbind, start, pages * PAGE, WEIGHTED_INTERLEAVE, &mask, 64ul, 0)) return 2;
+    for (size_t page = 0; page < pages; page++) start[page * PAGE] = 1;
+    count(start, pages);
+    return 0;
+}
+
+static int reread(size_t mib) {
+    size_t words = (mib << 20) / 8;
+    volatile uint64_t *memory = (volatile uint64_t *)map(mib << 20);
+    for (size_t at = 0; at < words; at++) memory[at] = word(at);
+    for (int times = 0; times < WAITS_MAX; times++) {
+        for (size_t at = 0; at < words; at++) {
+            if (memory[at] == word(at)) continue;
+            printf("wrong word %zu\n", at);
+            return 1;
+        }
+        printf("read %d\n", times);
+        fflush(stdout);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "count")) {
         size_t pages = strtoul(argv[2], NULL, 10);
@@ -90,6 +118,9 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (argc == 3 && !strcmp(argv[1], "fill")) return fill(strtoul(argv[2], NULL, 10));
+    if (argc == 5 && !strcmp(argv[1], "interleave"))
+        return interleave(atoi(argv[2]), atoi(argv[3]), strtoul(argv[4], NULL, 10));
+    if (argc == 3 && !strcmp(argv[1], "reread")) return reread(strtoul(argv[2], NULL, 10));
     if (argc == 5 && !strcmp(argv[1], "hold")) return hold(atoi(argv[2]), strtoul(argv[3], NULL, 10), argv[4]);
     return 64;
 }

@@ -14,6 +14,7 @@ use std::process::Command;
 
 use crate::build::{binaries, compile_text, scratch};
 use crate::guest::{kernel, skipped};
+use crate::operator::Operator;
 use crate::rdma_guest::{Files, LOADED, read};
 
 /// Names the directory with the kernel.
@@ -75,13 +76,17 @@ pub fn far() -> Option<FarGuest> {
     let words = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off memhp_default_state=offline memmap=64M!960M";
     qemu.args(["-append", words]).arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs);
     qemu.args(if has_cxl { CXL_WORDS } else { &["-machine", "q35"] });
+    if has_cxl {
+        Operator::start(&mut qemu);
+    }
     Some(FarGuest { qemu, has_cxl })
 }
 
-/// A host bridge with a switch, and two devices of 256 MiB behind it.
+/// A host bridge with a switch, two devices of 256 MiB behind it, and a port where the operator plugs a third one. The
+/// two windows become two nodes.
 const CXL_WORDS: &[&str] = &[
     "-machine",
-    "q35,cxl=on,cxl-fmw.0.targets.0=cxl.1,cxl-fmw.0.size=4G",
+    "q35,cxl=on,cxl-fmw.0.targets.0=cxl.1,cxl-fmw.0.size=4G,cxl-fmw.1.targets.0=cxl.1,cxl-fmw.1.size=1G",
     "-object",
     "memory-backend-ram,id=cxlmem0,share=on,size=256M",
     "-object",
@@ -96,6 +101,10 @@ const CXL_WORDS: &[&str] = &[
     "cxl-downstream,port=0,bus=us0,id=swport0,chassis=0,slot=4",
     "-device",
     "cxl-downstream,port=1,bus=us0,id=swport1,chassis=0,slot=5",
+    "-object",
+    "memory-backend-ram,id=cxlmem2,share=on,size=256M",
+    "-device",
+    "cxl-downstream,port=3,bus=us0,id=swport2,chassis=0,slot=6",
     "-device",
     "cxl-type3,bus=swport0,volatile-memdev=cxlmem0,id=mem0,sn=0x1000",
     "-device",
@@ -136,7 +145,13 @@ fn initramfs(modules: &Path) -> Option<PathBuf> {
         archive.program(&format!("bin/{name}"), &binaries().join(name))?;
     }
     archive.program("bin/far-nodes", &compile_text("far-nodes", include_str!("../guest/far-nodes.c"))?)?;
+    // The pool's programs, for what a bind and an unbind do to this host.
+    for name in ["aquifer-agentd", "aquifer-cxl-switchd", "aquifer-fabric", "aquifer-fabricd"] {
+        archive.program(&format!("bin/{name}"), &binaries().join(name))?;
+    }
     archive.add("init", include_bytes!("../guest/far-nodes.sh"));
+    archive.add("guest/start.sh", include_bytes!("../guest/start.sh"));
+    archive.add("guest/far-pool.sh", include_bytes!("../guest/far-pool.sh"));
     let initramfs = scratch("guest-far").join("initramfs");
     fs::write(&initramfs, archive.end()).expect("the scratch directory can be written");
     Some(initramfs)

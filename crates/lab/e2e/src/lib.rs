@@ -29,6 +29,7 @@ pub mod hosts;
 pub mod machines;
 pub mod matrix;
 pub mod operating_docs;
+pub mod operator;
 pub mod own_use;
 pub mod packages;
 pub mod pool;

@@ -3,7 +3,8 @@
 
 //! Far memory that the kernel knows, in a QEMU guest with a node without CPUs, a memory device and CXL devices:
 //! programs spread over nodes with exact counts of their pages, tiers on a node and on memory devices, donors that lend
-//! them, the kernel's tiering, and CXL regions from nothing to a node and back. `guest/far-nodes.sh` has the steps.
+//! them, the kernel's tiering, CXL regions from nothing to a node and back, and what binds and unbinds of a fabric
+//! manager do to the host. `guest/far-nodes.sh` and `guest/far-pool.sh` have the steps.
 //!
 //! The trouble that it guards against: memory that is on another node than requested, which only costs speed and is
 //! noticed by nobody; and a device that is taken away while a program's memory is on it.
@@ -21,7 +22,23 @@ const LIMIT: Duration = Duration::from_secs(1800);
 const PARTS: [&str; 8] =
     ["even-and-bound", "weighted", "node-tier", "refusals", "devdax-tier", "donor-and-chain", "tiering", "striped"];
 /// The further parts where QEMU has volatile CXL memory.
-const CXL_PARTS: [&str; 4] = ["cxl-region", "cxl-device", "cxl-online", "cxl-unbind"];
+const CXL_PARTS: [&str; 15] = [
+    "cxl-region",
+    "cxl-device",
+    "cxl-online",
+    "cxl-unbind",
+    "pool-start",
+    "pool-bind",
+    "pool-busy",
+    "pool-chain",
+    "pool-spread",
+    "pool-dax",
+    "pool-misfit",
+    "pool-refused",
+    "pool-drained",
+    "pool-rebound",
+    "pool-pulled",
+];
 
 #[test]
 fn a_guest_uses_far_nodes_memory_devices_and_cxl_regions() {

@@ -23,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bandwidth;
 pub mod dax;
 mod fixture;
 mod machine;

@@ -9,10 +9,10 @@ use std::str::FromStr;
 
 use aquifer_config::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
 use aquifer_core::units::ByteSize;
-use aquifer_nodes::placement::Request;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::dram::Dram;
+use super::numa::Spread;
 use crate::exit;
 
 /// Run a program on less DRAM than it needs
@@ -53,14 +53,15 @@ pub struct HowArgs {
     #[arg(long, value_name = "SPEC")]
     pub tier: Vec<String>,
 
-    /// Over which NUMA nodes pages are spread: shares, such as dram:3,cxl:1 or node0:2,node1:1
+    /// Over which NUMA nodes pages are spread: shares, such as dram:3,cxl:1 or node0:2,node1:1, or auto
     ///
     /// dram is every node with CPUs, cxl every node with memory alone. One group binds the program to its nodes. Equal
     /// shares for each node work on every kernel. Others take Linux 6.9, and weights that are the machine's: root sets
     /// them if nobody has, and otherwise pages are interleaved evenly, with a message. Without shares, the machine's
-    /// weights count as they are.
-    #[arg(long, hide_short_help = true, value_name = "SHARES")]
-    pub numa: Option<Request>,
+    /// weights count as they are. auto gives each node a share by its bandwidth, which is measured once, in less than a
+    /// second for each node, and kept in the state directory.
+    #[arg(long, hide_short_help = true, value_name = "SHARES|auto")]
+    pub numa: Option<Spread>,
 
     /// Which policy chooses the blocks to evict
     #[arg(long, value_name = "NAME", default_value = "s3fifo", value_parser = words(PolicyName::ALL, PolicyName::word))]

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `--numa`: over which nodes the program's pages are spread.
+//! `--numa`: over which nodes the program's pages are spread. `auto` spreads them by measured bandwidth
+//! (`numa/measured.rs`).
 //!
 //! `aquifer_nodes::placement` decides; this file reads the machine and sets the policy of the thread that starts the
 //! program, which the program inherits, with everything that it starts. The pager in the program allocates its frames
 //! under the same policy, so what stays local within `--dram` is spread, too.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
 
 use aquifer_nodes::placement::{Decision, Placement, PolicyKind, Request, decide, plan};
 use aquifer_nodes::weights::{self, Weights};
@@ -15,11 +20,43 @@ use nix::unistd::geteuid;
 
 use crate::exit::{ExitCode, Failure, say};
 
-/// Finds the nodes of a request on this machine.
-pub fn check(request: &Request) -> Result<Placement, Failure> {
+mod measured;
+
+/// What was typed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spread {
+    /// By measured bandwidth.
+    Auto,
+    /// By these shares.
+    Shares(Request),
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spread::Auto => f.write_str("auto"),
+            Spread::Shares(request) => request.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Spread {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Spread, String> {
+        if text == "auto" { Ok(Spread::Auto) } else { text.parse().map(Spread::Shares) }
+    }
+}
+
+/// Finds the nodes of a request on this machine. `state_dir` is where a measurement is kept. Returns `None` if there is
+/// nothing to spread the program over.
+pub fn check(spread: &Spread, state_dir: &str, quiet: bool) -> Result<Option<Placement>, Failure> {
     let failure = |why: String| Failure::new(ExitCode::CannotStart, format!("--numa: {why}"), "");
     let nodes = Nodes::read(&Machine::running()).map_err(|error| failure(error.to_string()))?;
-    plan(request, &nodes).map_err(|error| failure(error.to_string()))
+    match spread {
+        Spread::Auto => measured::placement(&nodes, Path::new(state_dir), quiet),
+        Spread::Shares(request) => plan(request, &nodes).map(Some).map_err(|error| failure(error.to_string())),
+    }
 }
 
 /// The policy of this thread until it is dropped: whatever the thread starts meanwhile inherits it.
@@ -85,6 +122,14 @@ mod tests {
     fn tree() -> Fixture {
         let weight = |node| format!("/sys/kernel/mm/mempolicy/weighted_interleave/node{node}");
         Fixture::new().with(&weight(0), "1").with(&weight(1), "1")
+    }
+
+    #[test]
+    fn what_was_typed_is_shown_as_typed() {
+        for text in ["auto", "dram:3,cxl:1", "node1"] {
+            assert_eq!(text.parse::<Spread>().unwrap().to_string(), text);
+        }
+        assert!("auto:3".parse::<Spread>().unwrap_err().contains("not a group"));
     }
 
     #[test]

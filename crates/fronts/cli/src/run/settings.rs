@@ -52,10 +52,11 @@ impl RunSettings {
         let dram = how.dram.of(&allowed)?;
         check_outputs(how.record.as_deref(), how.stats_json.as_deref())?;
         let tiers = check_tiers(&how.tier)?;
-        let placement = how.numa.as_ref().map(numa::check).transpose()?;
         let program = Program::check(command, env::var_os("PATH").as_deref())?;
         let library = preload::find(env::var_os(preload::VARIABLE), &own_path()?)?;
         let state_dir = check_state_dir(how.state_dir.as_deref(), !tiers.is_empty())?;
+        // The last one, because it may measure the machine's memory.
+        let placement = how.numa.as_ref().map(|spread| numa::check(spread, &state_dir, how.quiet)).transpose()?;
         let config = Config {
             dram_bytes: dram.0,
             tiers,
@@ -81,7 +82,7 @@ impl RunSettings {
             dram_bytes_max: budget_max::bytes(dram.0, &allowed),
             program,
             budget,
-            placement,
+            placement: placement.flatten(),
             ld_preload,
             strict: how.strict,
             stats_json: how.stats_json,
