@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The connection of one program: it opens a volume, gets the current and every later view of it, and reports its
-//! progress. Or it asks for the volumes that its user may open (`session/listing.rs`).
+//! One program: it opens a volume, gets a view of it and every later one, and reports its progress. Or it asks for the
+//! volumes that its user may open (`session/listing.rs`).
 //!
 //! A program that sends something that is not a message, or that is too slow to send or to read, loses its connection,
 //! and nothing else.
@@ -18,8 +18,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aquifer_agent_wire::{Answer, Decoder, Denial, NotAFrame, Request, VERSION, encode, is_name};
-use aquifer_sys::wakeup::Wakeup;
+use aquifer_agent_wire::{Answer, Decoder, Denial, NotAFrame, Request, VERSION, View, encode, is_name};
+use aquifer_sys::wakeup::{Wakeup, readable};
 
 use crate::host::Shared;
 use crate::ledger::UserId;
@@ -119,7 +119,7 @@ impl Session {
     fn use_volume(&mut self, request: Request) -> Result<(), Ending> {
         let id = self.open(request)?;
         let ended = self.follow(id);
-        // If storing fails now, the next change stores it.
+        // If it cannot be stored now, it is with the next change.
         let _ = self.shared.change(|ledger| ledger.disconnect(id));
         ended
     }
@@ -155,8 +155,7 @@ impl Session {
         Ok(id)
     }
 
-    /// Starts to send changes: the ledger signals each change, and the connection of a client that does not read is
-    /// closed.
+    /// Begins to send what changes: signalled at each change, and a client that does not read is given up.
     fn watch_changes(&self) -> io::Result<Arc<Wakeup>> {
         let wakeup = Arc::new(Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?);
         self.shared.watch(&wakeup);
@@ -165,44 +164,61 @@ impl Session {
         Ok(wakeup)
     }
 
-    /// Sends each new view, and receives reports.
+    /// Sends each new view, and takes reports. What a program sent before it went counts although it gets no view any
+    /// more: it may have closed the volume.
     fn follow(&mut self, id: UserId) -> Result<(), Ending> {
         let wakeup = self.watch_changes()?;
         let mut sent = None;
         loop {
-            let surroundings = self.shared.surroundings();
-            let (view, stored) = self.shared.change(|ledger| ledger.view(id, &surroundings));
-            // A member that a restarted agent would not know of must not be given.
-            stored?;
-            let Some(mut view) = view else { return Ok(()) };
-            view.members.iter_mut().for_each(|member| resolve(&mut member.address));
-            let revision = std::mem::take(&mut view.revision);
-            if sent.as_ref() != Some(&view) {
-                let numbered = aquifer_agent_wire::View { revision, ..view.clone() };
-                self.stream.write_all(&encode(&Answer::View(numbered))?)?;
-                sent = Some(view);
+            if let Err(ending) = self.send_view(id, &mut sent) {
+                return if self.take_reports(id)? { Ok(()) } else { Err(ending) };
             }
-            loop {
-                while let Some(request) = self.decoder.take::<Request>()? {
-                    self.count()?;
-                    match request {
-                        Request::Progress(members) => _ = self.shared.change(|ledger| ledger.progress(id, &members)),
-                        Request::Close => {
-                            let _ = self.shared.change(|ledger| ledger.close(id));
-                            return Ok(());
-                        }
-                        Request::List { .. } | Request::Open { .. } => {
-                            let why = "a volume is open on this connection already".into();
-                            return Err(Ending::Denied(Denial::Malformed { why }));
-                        }
+            if self.take_reports(id)? {
+                return Ok(());
+            }
+            wakeup.sleep(Some(self.stream.as_raw_fd()), SLEEP);
+        }
+    }
+
+    /// Sends the view if it is not the one that was sent last.
+    fn send_view(&self, id: UserId, sent: &mut Option<View>) -> Result<(), Ending> {
+        let surroundings = self.shared.surroundings();
+        let (view, stored) = self.shared.change(|ledger| ledger.view(id, &surroundings));
+        // A member that a restarted agent would not know of must not be given.
+        stored?;
+        // The volume was closed on another connection.
+        let mut view = view.ok_or(Ending::Lost)?;
+        view.members.iter_mut().for_each(|member| resolve(&mut member.address));
+        let revision = std::mem::take(&mut view.revision);
+        if sent.as_ref() != Some(&view) {
+            let numbered = View { revision, ..view.clone() };
+            (&self.stream).write_all(&encode(&Answer::View(numbered))?)?;
+            *sent = Some(view);
+        }
+        Ok(())
+    }
+
+    /// Takes what the program has sent, and waits for nothing. Returns whether it has closed the volume.
+    fn take_reports(&mut self, id: UserId) -> Result<bool, Ending> {
+        loop {
+            while let Some(request) = self.decoder.take::<Request>()? {
+                self.count()?;
+                match request {
+                    Request::Progress(members) => _ = self.shared.change(|ledger| ledger.progress(id, &members)),
+                    Request::Close => {
+                        let _ = self.shared.change(|ledger| ledger.close(id));
+                        return Ok(true);
+                    }
+                    Request::List { .. } | Request::Open { .. } => {
+                        let why = "a volume is open on this connection already".into();
+                        return Err(Ending::Denied(Denial::Malformed { why }));
                     }
                 }
-                wakeup.sleep(Some(self.stream.as_raw_fd()), SLEEP);
-                if !aquifer_sys::wakeup::readable(self.stream.as_raw_fd(), Duration::ZERO) {
-                    break;
-                }
-                self.receive()?;
             }
+            if !readable(self.stream.as_raw_fd(), Duration::ZERO) {
+                return Ok(false);
+            }
+            self.receive()?;
         }
     }
 

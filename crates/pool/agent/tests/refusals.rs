@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use aquifer_agent_wire::{Answer, Decoder, Denial, FRAME_BYTES_MAX, MemberProgress, Progress, Request, encode};
-use aquifer_fabric::Redundancy;
+use aquifer_fabric::{Redundancy, Why};
 
 use world::{TIMEOUT, World, lease, wait_until};
 
@@ -110,6 +110,24 @@ fn a_client_that_misbehaves_harms_only_itself() {
     assert!(is_ended || !matches!(answer(&stream), Some(Answer::View(_))));
     is_served(&world);
     assert!(!world.has_left(9));
+}
+
+/// It does not wait for the agent, which may be slow.
+#[test]
+fn a_program_that_closes_its_volume_and_goes_has_closed_it() {
+    let mut world = World::start(1, 64);
+    world.present(Redundancy::None, vec![lease(0, 0, 0)]);
+    for session in 0..20 {
+        let opened = connect(&world);
+        send(&opened, &open("db", session));
+        assert!(matches!(answer(&opened), Some(Answer::View(_))));
+        drop(opened);
+        let closing = connect(&world);
+        let both = [open("db", session), Request::Close].map(|request| encode(&request).expect("it is short"));
+        (&closing).write_all(&both.concat()).expect("the agent reads");
+    }
+    world.leave(&[0], Why::Shrunk);
+    wait_until("no program has the member", || world.has_left(0));
 }
 
 #[test]

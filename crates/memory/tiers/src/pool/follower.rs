@@ -16,9 +16,12 @@ use std::mem;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_agent_wire::{Answer, Decoder, MemberProgress, NotAFrame, Request, SESSION_MAX, VERSION, View, encode};
+use aquifer_agent_wire::{
+    Answer, Decoder, Denial, MemberProgress, NotAFrame, Request, SESSION_MAX, VERSION, View, encode,
+};
 use aquifer_borrower::Array;
 use aquifer_sys::raw::random;
 use aquifer_tier::{MemberKey, MemberStatus, Membership, OpenFailure};
@@ -133,8 +136,15 @@ impl Follower {
     /// Notifies the agent that this process has closed the volume.
     pub(super) fn close(&self) {
         drop(self.state.try_lock().ok().and_then(|mut state| state.take()));
+        let deadline = Instant::now() + CLOSE_WAIT;
         // If it fails, the agent notices the end of the process.
-        let _ = self.connect(Vec::new()).and_then(Link::close);
+        while self
+            .connect(Vec::new())
+            .and_then(|link| link.close(deadline))
+            .is_ok_and(|closing| closing == Closing::Busy)
+        {
+            thread::sleep(PAUSE_FIRST);
+        }
     }
 
     /// Called in a forked child, which follows the agent by itself.
@@ -315,6 +325,14 @@ impl Following {
     }
 }
 
+/// What the agent did when the volume was closed.
+#[derive(PartialEq, Eq)]
+enum Closing {
+    Noted,
+    /// It serves as many programs as it may, and did not look at the message.
+    Busy,
+}
+
 impl Link {
     /// The socket, in the thread that has opened it.
     fn stream(&self) -> io::Result<&UnixStream> {
@@ -322,18 +340,23 @@ impl Link {
         self.stream.as_ref().filter(|_| is_ours).ok_or_else(|| ErrorKind::NotConnected.into())
     }
 
-    /// Closes the volume, and waits until the agent has noted that, for a limited time.
-    fn close(mut self) -> io::Result<()> {
+    /// Closes the volume, and waits until the agent has noted that.
+    fn close(mut self, deadline: Instant) -> io::Result<Closing> {
         self.send(&Request::Close)?;
-        let deadline = Instant::now() + CLOSE_WAIT;
         self.stream()?.set_nonblocking(false)?;
         loop {
+            if let Some(Answer::Denied(Denial::Busy { .. })) = self.decoder.take().map_err(io::Error::other)? {
+                return Ok(Closing::Busy);
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(ErrorKind::TimedOut.into());
             }
             self.stream()?.set_read_timeout(Some(left))?;
-            self.receive()?;
+            match self.receive() {
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(Closing::Noted),
+                received => received?,
+            }
         }
     }
 
