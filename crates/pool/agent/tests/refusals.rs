@@ -131,6 +131,30 @@ fn a_program_that_closes_its_volume_and_goes_has_closed_it() {
 }
 
 #[test]
+fn a_volume_is_closed_although_the_agent_was_full_at_first() {
+    let mut world = World::start(1, 2);
+    world.present(Redundancy::None, vec![lease(0, 0, 0)]);
+    let tier = world.open("4MiB");
+    let closing = std::thread::scope(|scope| {
+        let mut taken = Vec::new();
+        wait_until("the agent is full", || {
+            let stream = connect(&world);
+            send(&stream, &open("db", 100 + taken.len() as u64));
+            let is_full = matches!(answer(&stream), Some(Answer::Denied(Denial::Busy { .. })));
+            taken.push(stream);
+            is_full
+        });
+        let closing = scope.spawn(|| drop(tier));
+        std::thread::sleep(Duration::from_millis(50));
+        taken[..taken.len() - 1].iter().for_each(|stream| send(stream, &Request::Close));
+        closing.join()
+    });
+    closing.expect("it closes the volume");
+    world.leave(&[0], Why::Shrunk);
+    wait_until("no program has the member", || world.has_left(0));
+}
+
+#[test]
 fn nobody_takes_all_places() {
     let world = world();
     let taken: Vec<UnixStream> = (0..4).map(|_| connect(&world)).collect();

@@ -138,10 +138,8 @@ impl Follower {
         drop(self.state.try_lock().ok().and_then(|mut state| state.take()));
         let deadline = Instant::now() + CLOSE_WAIT;
         // If it fails, the agent notices the end of the process.
-        while self
-            .connect(Vec::new())
-            .and_then(|link| link.close(deadline))
-            .is_ok_and(|closing| closing == Closing::Busy)
+        while self.connect(Vec::new()).and_then(|link| link.close(deadline)).is_err_and(|error| is_crowded(&error))
+            && Instant::now() < deadline
         {
             thread::sleep(PAUSE_FIRST);
         }
@@ -325,12 +323,9 @@ impl Following {
     }
 }
 
-/// What the agent did when the volume was closed.
-#[derive(PartialEq, Eq)]
-enum Closing {
-    Noted,
-    /// It serves as many programs as it may, and did not look at the message.
-    Busy,
+/// Whether the agent serves as many programs as it may. It ends further connections, perhaps before anything is sent.
+fn is_crowded(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
 }
 
 impl Link {
@@ -341,12 +336,12 @@ impl Link {
     }
 
     /// Closes the volume, and waits until the agent has noted that.
-    fn close(mut self, deadline: Instant) -> io::Result<Closing> {
+    fn close(mut self, deadline: Instant) -> io::Result<()> {
         self.send(&Request::Close)?;
         self.stream()?.set_nonblocking(false)?;
         loop {
             if let Some(Answer::Denied(Denial::Busy { .. })) = self.decoder.take().map_err(io::Error::other)? {
-                return Ok(Closing::Busy);
+                return Err(ErrorKind::ResourceBusy.into());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -354,7 +349,7 @@ impl Link {
             }
             self.stream()?.set_read_timeout(Some(left))?;
             match self.receive() {
-                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(Closing::Noted),
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
                 received => received?,
             }
         }
