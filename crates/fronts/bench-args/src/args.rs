@@ -87,7 +87,7 @@ pub struct BenchArgs {
     /// equally often; with an odd number, one of them comes first once more than the other
     #[arg(short, long)]
     pub rounds: Option<u32>,
-    /// Bytes of the arrays of the array workloads, or of Redis' values, such as 1GiB
+    /// Bytes of the arrays, or of the values in Redis, such as 1GiB
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     pub bytes: Option<u64>,
     /// Graph workloads: log2 of the number of vertices
