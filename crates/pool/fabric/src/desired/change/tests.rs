@@ -183,11 +183,11 @@ fn a_changed_state_of_another_format_or_cut_is_refused() {
     assert_eq!(damaged(|desired| desired.format = 2), Corrupt::Format { found: 2 });
     assert_eq!(damaged(|desired| desired.zones.clear()), Corrupt::Unlisted { volume: V });
     assert_eq!(
-        damaged(|desired| desired.volumes.get_mut(&V).expect("listed").next_member = MemberId(1)),
+        damaged(|desired| drop(desired.volumes.change(V, |one| one.next_member = MemberId(1)))),
         Corrupt::Member { volume: V, member: MemberId(1) }
     );
     assert_eq!(
-        damaged(|desired| desired.volumes.get_mut(&V).expect("listed").spans[0].members.clear()),
+        damaged(|desired| drop(desired.volumes.change(V, |one| one.spans[0].members.clear()))),
         Corrupt::Span { volume: V }
     );
 }
