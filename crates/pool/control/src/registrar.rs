@@ -260,8 +260,22 @@ impl Registrar {
 
     /// Asks every registered end for a report.
     pub fn query(&self, term: Term, drained: &BTreeSet<DonorId>) -> BTreeMap<EndId, Result<Report, Unheard>> {
+        let all = self.shared.roster().entries().keys().cloned().collect();
+        self.query_these(term, drained, &all)
+    }
+
+    /// Asks these ends for a report, as far as they are registered.
+    pub fn query_these(
+        &self,
+        term: Term,
+        drained: &BTreeSet<DonorId>,
+        whom: &BTreeSet<EndId>,
+    ) -> BTreeMap<EndId, Result<Report, Unheard>> {
+        let roster = self.shared.roster();
+        let registered = whom.iter().filter(|id| roster.entries().contains_key(*id));
         let mut reports: BTreeMap<EndId, Result<Report, Unheard>> =
-            self.shared.roster().entries().keys().map(|id| (id.clone(), Err(Unheard::Apart))).collect();
+            registered.map(|id| (id.clone(), Err(Unheard::Apart))).collect();
+        drop(roster);
         let drains = |id: &EndId| matches!(id, EndId::Donor(donor) if drained.contains(donor));
         let requests = reports.keys().map(|id| (id.clone(), channel::Request::Query { term, is_drained: drains(id) }));
         let answers = self.ask(requests.collect(), REPORT_WAIT, |id, reached| {

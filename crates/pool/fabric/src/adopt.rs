@@ -15,7 +15,7 @@ use crate::desired::{Edit, Leaving, Volume, Why};
 use crate::id::{HostId, LdId, MemberId, PoolId, SpanId, VolumeId, VolumeName, VppbAddress, ZoneId};
 use crate::observed::{HostReport, LdBinding, LeaseState, MemberState, Observed, VolumeReport};
 use crate::reconcile::progress::agent;
-use crate::reconcile::{MemberLease, States};
+use crate::reconcile::{MemberLease, unknown_lds};
 use crate::topology::{FaultDomain, LatencyClass};
 use crate::volume::{Member, Place, Source, Span, VolumeSpec};
 
@@ -149,7 +149,7 @@ impl Edit<'_> {
         let Lent { source, volume: id, member, host, bytes } = lent;
         let (zone, pool) = (self.zone_with(&host)?, self.pool_with(&source)?);
         let spec = self.spec_of(pool, zone, &VolumeReport::default(), &[]);
-        let volume = self.desired.volumes.entry(id).or_insert_with(|| Volume {
+        let new = || Volume {
             name: adopted_name(id),
             spec,
             spans: Vec::new(),
@@ -158,12 +158,14 @@ impl Edit<'_> {
             released: true,
             next_member: MemberId(1),
             next_span: SpanId(1),
-        });
+        };
+        let mut volume = self.desired.volumes.get(&id).cloned().unwrap_or_else(new);
         volume.next_member = volume.next_member.max(MemberId(member.0 + 1));
         let place = Place { span: SpanId(0), shard: 0 };
         let member = Member { id: member, source, bytes, vppb: None };
         let why = if volume.released { Why::Unbound } else { Why::Lost };
         volume.leaving.insert(member.id, Leaving { member, place, host, why });
+        self.desired.volumes.insert(id, volume);
         self.changed();
         Ok(())
     }
@@ -176,8 +178,7 @@ impl Edit<'_> {
         not_adopted: &mut BTreeSet<NotAdopted>,
     ) {
         for (device, report) in observed.devices.iter().filter(|(_, report)| report.availability.answers()) {
-            let states = States { desired: self.desired, observed };
-            let unknown = states.unknown_lds(device, report).into_iter();
+            let unknown = unknown_lds(self.desired, device, report).into_iter();
             let bound = unknown.filter_map(|(ld_id, ld)| match &ld.binding {
                 LdBinding::Bound(vppb) => Some((ld_id, vppb.clone())),
                 LdBinding::Busy | LdBinding::Unbound => None,

@@ -10,8 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::desired::{Desired, Pool, Zone};
+use crate::desired::{Desired, Pool, Volume, Zone};
 use crate::id::{DonorId, HostId, PoolId, VolumeName, ZoneId};
+use crate::shared_map::SharedMap;
 use crate::volume::VolumeSpec;
 
 /// A volume as it is written down.
@@ -42,16 +43,30 @@ pub struct Declaration {
 impl Declaration {
     /// The declaration that a desired state fulfils.
     pub fn of(desired: &Desired) -> Declaration {
-        let wanted = desired.volumes.values().filter(|volume| !volume.released);
-        let declared = wanted.map(|volume| {
+        Declaration::with(desired, desired.volumes.values())
+    }
+
+    /// The declarations that two states fulfil, as far as they differ: without the volumes that both have.
+    pub fn of_both(from: &Desired, to: &Desired) -> (Declaration, Declaration) {
+        let ids = from.volumes.differences(&to.volumes);
+        let of = |desired: &Desired| Declaration::with(desired, ids.iter().filter_map(|id| desired.volumes.get(id)));
+        (of(from), of(to))
+    }
+
+    fn with<'a>(desired: &Desired, volumes: impl Iterator<Item = &'a Volume>) -> Declaration {
+        let declared = volumes.filter(|volume| !volume.released).map(|volume| {
             let declared = DeclaredVolume { spec: volume.spec.clone(), host: volume.host.clone() };
             (volume.name.clone(), declared)
         });
         Declaration {
-            pools: desired.pools.clone(),
-            zones: desired.zones.clone(),
+            pools: owned(&desired.pools),
+            zones: owned(&desired.zones),
             volumes: declared.collect(),
             draining: desired.draining.clone(),
         }
     }
+}
+
+fn owned<K: Ord + Clone, V: Clone>(map: &SharedMap<K, V>) -> BTreeMap<K, V> {
+    map.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
 }

@@ -7,6 +7,8 @@
 //! is listed here, in a span or as [`Leaving`]. A member is dropped only when reports show that it was given back
 //! (`settle.rs`). So nothing that was lent is forgotten, whichever reports are lost.
 //!
+//! A copy of the state shares what it has in common with the original (`shared_map.rs`), so a change is made on a copy.
+//!
 //! Changes: `change.rs`. Consistency of what was read from a store: `check.rs`.
 
 mod change;
@@ -24,7 +26,9 @@ use crate::id::{
     DeviceId, DonorId, HostId, Incarnation, MemberId, PoolId, SpanId, VolumeId, VolumeName, VppbAddress, ZoneId,
 };
 use crate::placement::Choice;
+use crate::shared_map::SharedMap;
 use crate::volume::{Member, Place, Source, Span, VolumeSpec};
+use crate::volumes::Volumes;
 
 /// The version of the stored format. A state with another version is refused.
 pub const FORMAT: u32 = 1;
@@ -175,13 +179,13 @@ pub struct Desired {
     pub version: u64,
     /// Pools.
     #[serde(default)]
-    pub pools: BTreeMap<PoolId, Pool>,
+    pub pools: SharedMap<PoolId, Pool>,
     /// Zones.
     #[serde(default)]
-    pub zones: BTreeMap<ZoneId, Zone>,
+    pub zones: SharedMap<ZoneId, Zone>,
     /// Volumes, including those that are released but not dropped yet.
     #[serde(default)]
-    pub volumes: BTreeMap<VolumeId, Volume>,
+    pub volumes: Volumes,
     /// Donors that are drained: everything is to move off them.
     #[serde(default)]
     pub draining: BTreeSet<DonorId>,
@@ -200,9 +204,9 @@ impl Default for Desired {
         Desired {
             format: FORMAT,
             version: 0,
-            pools: BTreeMap::new(),
-            zones: BTreeMap::new(),
-            volumes: BTreeMap::new(),
+            pools: SharedMap::new(),
+            zones: SharedMap::new(),
+            volumes: Volumes::default(),
             draining: BTreeSet::new(),
             dead_hosts: BTreeMap::new(),
             retired_donors: BTreeMap::new(),
@@ -213,16 +217,18 @@ impl Default for Desired {
 impl Desired {
     /// The wanted volume with this name.
     pub fn volume_named(&self, name: &VolumeName) -> Option<(VolumeId, &Volume)> {
-        self.volumes
-            .iter()
-            .find(|(_, volume)| !volume.released && volume.name == *name)
-            .map(|(id, volume)| (*id, volume))
+        self.volumes.named(name)
     }
 
     /// What the volumes of a zone take from pools, including what is still to be given back.
     pub fn zone_bytes(&self, zone: &ZoneId) -> Bytes {
         let volumes = self.volumes.values().filter(|volume| volume.spec.zone == *zone);
         volumes.flat_map(Volume::taken).map(|taken| taken.bytes).sum()
+    }
+
+    /// The pool of a donor.
+    pub(crate) fn pool_with_donor(&self, donor: &DonorId) -> Option<&PoolId> {
+        self.pools.iter().find(|(_, pool)| pool.donors.contains(donor)).map(|(name, _)| name)
     }
 
     /// The pool of a source.

@@ -57,8 +57,10 @@ mod plan;
 mod reconcile;
 mod repair;
 mod settle;
+mod shared_map;
 mod topology;
 mod volume;
+mod volumes;
 
 #[cfg(test)]
 mod example;
@@ -71,10 +73,12 @@ pub use desired::{Corrupt, Desired, Edit, FORMAT, Leaving, Pool, Volume, Why, Zo
 pub use gate::{Command, Gate, Stale};
 pub use id::*;
 pub use observed::*;
-pub use placement::{Capacity, Choice, Placement, Reach, Refusal, Request};
+pub use placement::{Capacity, Choice, Placement, Reach, Refusal, Request, RunningCapacity};
 pub use plan::{Change, NotApplied, apply, diff};
-pub use reconcile::{End, MemberLease, Reason, Round, Step, Stray, Waiting, reconcile};
+pub use reconcile::{Backlog, End, MemberLease, Reason, Round, Step, Stray, Waiting, reconcile};
 pub use repair::Unrepaired;
 pub use settle::settle;
+pub use shared_map::SharedMap;
 pub use topology::*;
 pub use volume::*;
+pub use volumes::Volumes;

@@ -15,6 +15,7 @@ use crate::bytes::Bytes;
 use crate::desired::Why;
 use crate::id::{DeviceId, DonorId, HostId, Incarnation, LdId, MemberId, Millis, Term, Token, VolumeId, VppbAddress};
 use crate::reconcile::MemberLease;
+use crate::shared_map::SharedMap;
 use crate::volume::{Place, Presentation, Redundancy};
 
 /// Whether a donor, an agent or a switch answers.
@@ -274,11 +275,11 @@ pub struct ExtentReport {
 #[serde(default, deny_unknown_fields)]
 pub struct Observed {
     /// Of donors.
-    pub donors: BTreeMap<DonorId, DonorReport>,
+    pub donors: SharedMap<DonorId, DonorReport>,
     /// Of hosts.
-    pub hosts: BTreeMap<HostId, HostReport>,
+    pub hosts: SharedMap<HostId, HostReport>,
     /// Of devices.
-    pub devices: BTreeMap<DeviceId, DeviceReport>,
+    pub devices: SharedMap<DeviceId, DeviceReport>,
 }
 
 impl Observed {

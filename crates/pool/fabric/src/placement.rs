@@ -16,7 +16,7 @@ mod refusal;
 
 use std::collections::BTreeSet;
 
-pub use capacity::{Capacity, Reach};
+pub use capacity::{Capacity, Reach, RunningCapacity};
 pub use refusal::Refusal;
 
 use crate::bytes::{Bytes, SLAB};

@@ -10,19 +10,23 @@
 //! The life of a member: granted, joined, (copied,) in sync; then it leaves at its host, is released at its source,
 //! wiped, dropped from the desired state (`settle.rs`), and forgotten by both ends.
 
+mod backlog;
 mod establish;
 mod give_back;
+mod listings;
 pub(crate) mod progress;
 mod step;
 mod waiting;
 
+pub use backlog::Backlog;
 pub use step::{End, MemberLease, Step};
 pub use waiting::{Reason, Stray, Waiting};
 
 use crate::desired::{Desired, Volume};
-use crate::id::{DeviceId, LdId, MemberId, VolumeId};
-use crate::observed::{Content, LdBinding, LeaseState, Observed};
+use crate::id::{DeviceId, DonorId, HostId, LdId, MemberId, VolumeId};
+use crate::observed::{Content, DeviceReport, LdBinding, LdReport, LeaseState, Observed};
 use crate::volume::Source;
+use listings::Listings;
 
 /// The steps to take, what is waited for, and what is missing from the desired state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,25 +51,43 @@ impl Round {
 pub(crate) struct States<'a> {
     pub(crate) desired: &'a Desired,
     pub(crate) observed: &'a Observed,
+    /// Whose reports list a volume.
+    pub(crate) listings: &'a Listings,
 }
 
 /// Decides the steps from what is observed towards what is desired.
+///
+/// This looks at everything. [`Backlog`] looks only at what has changed, and decides the same.
 pub fn reconcile(desired: &Desired, observed: &Observed) -> Round {
-    let states = States { desired, observed };
+    let listings = Listings::of(observed);
+    let states = States { desired, observed, listings: &listings };
     let mut round = Round::default();
-    for (id, volume) in &desired.volumes {
-        if let Some(host) = &volume.host {
-            states.establish(*id, volume, host, &mut round);
-        }
-        states.give_back(*id, volume, &mut round);
+    for id in desired.volumes.keys() {
+        states.volume(*id, &mut round);
     }
-    states.tidy_hosts(&mut round);
-    states.tidy_donors(&mut round);
-    states.tidy_devices(&mut round);
+    for (host, report) in &observed.hosts {
+        report.volumes.keys().for_each(|id| states.presented(host, *id, &mut round));
+    }
+    for (host, report) in &observed.hosts {
+        report.left.keys().for_each(|id| states.left(host, *id, &mut round));
+    }
+    for (donor, report) in &observed.donors {
+        report.leases.keys().for_each(|id| states.lent(donor, *id, &mut round));
+    }
+    observed.devices.keys().for_each(|device| states.device(device, &mut round));
     round
 }
 
 impl States<'_> {
+    /// Decides about a volume of the desired state.
+    fn volume(self, id: VolumeId, round: &mut Round) {
+        let Some(volume) = self.desired.volumes.get(&id) else { return };
+        if let Some(host) = &volume.host {
+            self.establish(id, volume, host, round);
+        }
+        self.give_back(id, volume, round);
+    }
+
     /// Whether a member of a volume is in the desired state, in a span or leaving.
     fn knows(self, volume: VolumeId, member: MemberId) -> bool {
         let volume = self.desired.volumes.get(&volume);
@@ -79,68 +101,80 @@ impl States<'_> {
         self.desired.pool_of(&source).is_some()
     }
 
-    /// Handles what agents list and the desired state does not.
-    fn tidy_hosts(self, round: &mut Round) {
-        for host in self.observed.hosts.keys() {
-            let Some(report) = progress::agent(self.desired, self.observed, host) else { continue };
-            for (volume, view) in &report.volumes {
-                if !self.desired.volumes.contains_key(volume) {
-                    round.strays.push(Stray::Volume { host: host.clone(), volume: *volume });
-                    continue;
-                }
-                // The host was declared dead by mistake: its memory was given to others.
-                let members: Vec<MemberId> =
-                    view.members.keys().filter(|member| !self.knows(*volume, **member)).copied().collect();
-                if !members.is_empty() {
-                    let why = crate::desired::Why::Lost;
-                    round.steps.push(Step::Leave { host: host.clone(), volume: *volume, members, why });
-                }
-            }
-            let left = report.left.iter().flat_map(|(volume, left)| left.iter().map(|member| (*volume, *member)));
-            for (volume, member) in left.filter(|(volume, member)| !self.knows(*volume, *member)) {
-                round.steps.push(Step::ForgetLeft { host: host.clone(), volume, member });
-            }
+    /// Handles what an agent has of a volume and the desired state does not.
+    fn presented(self, host: &HostId, id: VolumeId, round: &mut Round) {
+        let report = progress::agent(self.desired, self.observed, host);
+        let Some(view) = report.and_then(|report| report.volumes.get(&id)) else { return };
+        if !self.desired.volumes.contains_key(&id) {
+            round.strays.push(Stray::Volume { host: host.clone(), volume: id });
+            return;
+        }
+        // The host was declared dead by mistake: its memory was given to others.
+        let members: Vec<MemberId> = view.members.keys().filter(|member| !self.knows(id, **member)).copied().collect();
+        if !members.is_empty() {
+            let why = crate::desired::Why::Lost;
+            round.steps.push(Step::Leave { host: host.clone(), volume: id, members, why });
         }
     }
 
-    /// Handles what donors list and the desired state does not.
-    fn tidy_donors(self, round: &mut Round) {
-        for (donor, report) in &self.observed.donors {
-            if !report.availability.answers() || self.desired.retired_donors.get(donor) == Some(&report.incarnation) {
-                continue;
-            }
-            let leases = report.leases.iter().flat_map(|(volume, leases)| leases.iter().map(move |one| (*volume, one)));
-            for (volume, (member, lease)) in leases.filter(|(volume, (member, _))| !self.knows(*volume, **member)) {
-                let (donor, member) = (donor.clone(), *member);
-                match lease.state {
-                    LeaseState::Released => round.steps.push(Step::ForgetLease { donor, volume, member }),
-                    LeaseState::Lent { .. } => round.strays.push(Stray::Lease { donor, volume, member }),
-                    LeaseState::Wiping { .. } => {}
-                }
+    /// Handles members that an agent lists as left, and that the desired state has dropped.
+    fn left(self, host: &HostId, id: VolumeId, round: &mut Round) {
+        let report = progress::agent(self.desired, self.observed, host);
+        let left = report.and_then(|report| report.left.get(&id)).into_iter().flatten();
+        for member in left.filter(|member| !self.knows(id, **member)) {
+            round.steps.push(Step::ForgetLeft { host: host.clone(), volume: id, member: *member });
+        }
+    }
+
+    /// Handles leases of a volume that a donor lists and the desired state does not.
+    fn lent(self, donor: &DonorId, id: VolumeId, round: &mut Round) {
+        let Some(report) = self.observed.donors.get(donor) else { return };
+        if !report.availability.answers() || self.desired.retired_donors.get(donor) == Some(&report.incarnation) {
+            return;
+        }
+        let leases = report.leases.get(&id).into_iter().flatten();
+        for (member, lease) in leases.filter(|(member, _)| !self.knows(id, **member)) {
+            let (donor, volume, member) = (donor.clone(), id, *member);
+            match lease.state {
+                LeaseState::Released => round.steps.push(Step::ForgetLease { donor, volume, member }),
+                LeaseState::Lent { .. } => round.strays.push(Stray::Lease { donor, volume, member }),
+                LeaseState::Wiping { .. } => {}
             }
         }
     }
 
     /// Handles what is bound, or was added, and is not in the desired state.
-    fn tidy_devices(self, round: &mut Round) {
-        for (device, report) in &self.observed.devices {
-            let tags = report.extents.iter().flat_map(|(volume, tags)| tags.keys().map(|member| (*volume, *member)));
-            for (volume, member) in tags.filter(|(volume, member)| !self.knows(*volume, *member)) {
-                round.strays.push(Stray::Extent { device: device.clone(), volume, member });
-            }
-            for (ld_id, ld) in self.unknown_lds(device, report) {
-                match (&ld.binding, ld.content) {
-                    (LdBinding::Bound(_), _) => round.strays.push(Stray::Ld { device: device.clone(), ld_id }),
-                    // No host has the LD, and the next one must not find old bytes in it. What is in no pool is not
-                    // ours to wipe.
-                    (LdBinding::Unbound, Content::Used)
-                        if report.availability.answers() && self.is_pooled(device, ld_id) =>
-                    {
-                        round.steps.push(Step::WipeLd { device: device.clone(), ld_id });
-                    }
-                    _ => {}
+    fn device(self, device: &DeviceId, round: &mut Round) {
+        let Some(report) = self.observed.devices.get(device) else { return };
+        let tags = report.extents.iter().flat_map(|(volume, tags)| tags.keys().map(|member| (*volume, *member)));
+        for (volume, member) in tags.filter(|(volume, member)| !self.knows(*volume, *member)) {
+            round.strays.push(Stray::Extent { device: device.clone(), volume, member });
+        }
+        for (ld_id, ld) in unknown_lds(self.desired, device, report) {
+            match (&ld.binding, ld.content) {
+                (LdBinding::Bound(_), _) => round.strays.push(Stray::Ld { device: device.clone(), ld_id }),
+                // No host has the LD, and the next one must not find old bytes in it. What is in no pool is not
+                // ours to wipe.
+                (LdBinding::Unbound, Content::Used)
+                    if report.availability.answers() && self.is_pooled(device, ld_id) =>
+                {
+                    round.steps.push(Step::WipeLd { device: device.clone(), ld_id });
                 }
+                _ => {}
             }
         }
     }
+}
+
+/// LDs of a device that are in no volume.
+pub(crate) fn unknown_lds<'a>(
+    desired: &Desired,
+    device: &DeviceId,
+    report: &'a DeviceReport,
+) -> Vec<(LdId, &'a LdReport)> {
+    let is_known = |ld_id: LdId| {
+        let source = Source::LogicalDevice { device: device.clone(), ld_id };
+        desired.volumes.on(&source).next().is_some()
+    };
+    report.lds.iter().map(|(ld_id, ld)| (*ld_id, ld)).filter(|(ld_id, _)| !is_known(*ld_id)).collect()
 }

@@ -7,9 +7,9 @@
 //! A drained member leaves only after it was copied. A silent one is replaced only if the other members of its span
 //! have all its bytes: otherwise the bytes may come back with the donor, and it is best to wait.
 
-use crate::desired::{Edit, Volume, Why};
+use crate::desired::{Desired, Edit, Volume, Why};
 use crate::id::{MemberId, Millis, VolumeId};
-use crate::observed::{Availability, MemberState, Observed, VolumeReport};
+use crate::observed::{Availability, HostReport, MemberState, Observed, VolumeReport};
 use crate::placement::Refusal;
 use crate::reconcile::progress::{AtSource, agent, at_source, availability};
 use crate::volume::{Member, Source, Span};
@@ -41,13 +41,25 @@ enum Health {
 impl Edit<'_> {
     /// Replaces what must be replaced. `timeout_ms` is how long a source may be silent.
     pub fn repair(&mut self, observed: &Observed, now: Millis, timeout_ms: u64) -> Vec<Unrepaired> {
-        let ailing: Vec<_> = self
-            .desired
-            .volumes
-            .iter()
-            .filter(|(_, volume)| !volume.released)
-            .flat_map(|(id, volume)| self.ailing(*id, volume, observed, now, timeout_ms))
-            .collect();
+        let all: Vec<VolumeId> = self.desired.volumes.keys().copied().collect();
+        self.repair_these(all, observed, now, timeout_ms)
+    }
+
+    /// Replaces what must be replaced in these volumes: those that [`Backlog::ailing`](crate::Backlog::ailing) lists,
+    /// with the same outcome as for all.
+    pub fn repair_these(
+        &mut self,
+        volumes: impl IntoIterator<Item = VolumeId>,
+        observed: &Observed,
+        now: Millis,
+        timeout_ms: u64,
+    ) -> Vec<Unrepaired> {
+        let mut ailing = Vec::new();
+        for id in volumes {
+            if let Some(volume) = self.desired.volumes.get(&id).filter(|volume| !volume.released) {
+                ailing.extend(members_ailing(self.desired, id, volume, observed, now, timeout_ms));
+            }
+        }
         let mut unrepaired = Vec::new();
         for (volume, member, why) in ailing {
             if let Err(refusal) = self.replace(volume, member, why) {
@@ -56,56 +68,78 @@ impl Edit<'_> {
         }
         unrepaired
     }
+}
 
-    /// The members of a volume that must be replaced.
-    fn ailing(
-        &self,
-        id: VolumeId,
-        volume: &Volume,
-        observed: &Observed,
-        now: Millis,
-        timeout_ms: u64,
-    ) -> Vec<(VolumeId, MemberId, Why)> {
-        let host = volume.host.as_ref();
-        let report = host.and_then(|host| agent(self.desired, observed, host));
-        let view = report.and_then(|report| report.volumes.get(&id));
-        // No program has the volume yet, so no member has bytes that could be lost.
-        let unused = host.is_none() || (report.is_some() && view.is_none());
-        let mut ailing = Vec::new();
-        for span in &volume.spans {
-            let health = |member: &Member| self.health(id, volume, view, member, observed, now, timeout_ms);
-            let spare = unused || spare(volume, view, span, health);
-            for member in &span.members {
-                let why = match health(member) {
-                    Health::Good => continue,
-                    Health::Draining => Why::Replaced,
-                    Health::Lost => Why::Lost,
-                    Health::Silent if spare => Why::Lost,
-                    Health::Silent => continue,
-                };
-                ailing.push((id, member.id, why));
-            }
+/// Whether any member of a volume is not well, now or once its source was silent for long enough.
+pub(crate) fn is_ailing(desired: &Desired, observed: &Observed, id: VolumeId, volume: &Volume) -> bool {
+    let view = view(desired, observed, id, volume).1;
+    let is_well = |member: &Member| {
+        let asked = Asked { desired, observed, id, volume, view, now: Millis(u64::MAX), timeout_ms: 0 };
+        asked.health(member) == Health::Good
+    };
+    !volume.released && !volume.places().all(|(_, member)| is_well(member))
+}
+
+/// The report of the host that has a volume, and what it says of the volume.
+fn view<'a>(
+    desired: &Desired,
+    observed: &'a Observed,
+    id: VolumeId,
+    volume: &Volume,
+) -> (Option<&'a HostReport>, Option<&'a VolumeReport>) {
+    let report = volume.host.as_ref().and_then(|host| agent(desired, observed, host));
+    (report, report.and_then(|report| report.volumes.get(&id)))
+}
+
+/// The members of a volume that must be replaced.
+fn members_ailing(
+    desired: &Desired,
+    id: VolumeId,
+    volume: &Volume,
+    observed: &Observed,
+    now: Millis,
+    timeout_ms: u64,
+) -> Vec<(VolumeId, MemberId, Why)> {
+    let (report, view) = view(desired, observed, id, volume);
+    // No program has the volume yet, so no member has bytes that could be lost.
+    let unused = volume.host.is_none() || (report.is_some() && view.is_none());
+    let asked = Asked { desired, observed, id, volume, view, now, timeout_ms };
+    let mut ailing = Vec::new();
+    for span in &volume.spans {
+        let spare = unused || spare(volume, view, span, |member| asked.health(member));
+        for member in &span.members {
+            let why = match asked.health(member) {
+                Health::Good => continue,
+                Health::Draining => Why::Replaced,
+                Health::Lost => Why::Lost,
+                Health::Silent if spare => Why::Lost,
+                Health::Silent => continue,
+            };
+            ailing.push((id, member.id, why));
         }
-        ailing
     }
+    ailing
+}
 
-    #[expect(clippy::too_many_arguments, reason = "all of them are what a member's health depends on")]
-    fn health(
-        &self,
-        id: VolumeId,
-        volume: &Volume,
-        view: Option<&VolumeReport>,
-        member: &Member,
-        observed: &Observed,
-        now: Millis,
-        timeout_ms: u64,
-    ) -> Health {
-        let joined = view.and_then(|view| view.members.get(&member.id));
+/// Whose health is asked for, and what it depends on.
+struct Asked<'a> {
+    desired: &'a Desired,
+    observed: &'a Observed,
+    id: VolumeId,
+    volume: &'a Volume,
+    view: Option<&'a VolumeReport>,
+    now: Millis,
+    timeout_ms: u64,
+}
+
+impl Asked<'_> {
+    fn health(&self, member: &Member) -> Health {
+        let joined = self.view.and_then(|view| view.members.get(&member.id));
         if joined.is_some_and(|joined| joined.state == MemberState::Broken) {
             return Health::Lost;
         }
-        let source = at_source(self.desired, observed, id, member);
-        if matches!(source, AtSource::Retired) || (source == AtSource::Released && volume.host.is_some()) {
+        let source = at_source(self.desired, self.observed, self.id, member);
+        if matches!(source, AtSource::Retired) || (source == AtSource::Released && self.volume.host.is_some()) {
             return Health::Lost;
         }
         // A host joins a member only after its donor has lent it, so a donor that does not list the member was
@@ -114,8 +148,10 @@ impl Edit<'_> {
             return Health::Lost;
         }
         let drained = matches!(&member.source, Source::Slabs { donor } if self.desired.draining.contains(donor));
-        match availability(observed, &member.source) {
-            Some(Availability::Gone { since }) if now.0.saturating_sub(since.0) >= timeout_ms => Health::Silent,
+        match availability(self.observed, &member.source) {
+            Some(Availability::Gone { since }) if self.now.0.saturating_sub(since.0) >= self.timeout_ms => {
+                Health::Silent
+            }
             Some(Availability::Draining) => Health::Draining,
             _ if drained => Health::Draining,
             _ => Health::Good,

@@ -8,43 +8,45 @@
 //! because the host is dead; and it must be released and wiped at its source, unless the source is retired. `settle` is
 //! called with the newest reports before each round; what it changes is stored before a step is taken.
 
-use crate::desired::Desired;
-use crate::id::{Millis, VolumeId};
+use crate::desired::{Desired, Leaving, Volume};
+use crate::id::{MemberId, Millis, VolumeId};
 use crate::observed::Observed;
 use crate::reconcile::progress::{at_source, has_left};
 
 /// Drops what has ended, and releases expired volumes. Returns whether anything changed, and so must be stored.
 pub fn settle(desired: &mut Desired, observed: &Observed, now: Millis) -> bool {
     let mut changed = forget_the_dead(desired, observed);
-    let expired = |desired: &Desired| -> Vec<VolumeId> {
-        let volumes = desired.volumes.iter().filter(|(_, volume)| !volume.released);
-        volumes.filter(|(_, volume)| volume.spec.expires_at.is_some_and(|at| at <= now)).map(|(id, _)| *id).collect()
-    };
-    for id in expired(desired) {
-        let Some(volume) = desired.volumes.get_mut(&id) else { continue };
-        volume.release();
+    let expired: Vec<VolumeId> = desired.volumes.expired(now).collect();
+    for id in expired {
+        desired.volumes.change(id, Volume::release);
         changed = true;
     }
-    let over: Vec<_> = desired
-        .volumes
-        .iter()
-        .flat_map(|(id, volume)| volume.leaving.values().map(move |leaving| (*id, leaving)))
-        .filter(|(id, leaving)| {
-            has_left(desired, observed, *id, leaving)
-                && at_source(desired, observed, *id, &leaving.member).is_given_back(&leaving.member.source)
-        })
-        .map(|(id, leaving)| (id, leaving.member.id))
-        .collect();
-    for (id, member) in over {
-        changed |= desired.volumes.get_mut(&id).is_some_and(|volume| volume.leaving.remove(&member).is_some());
+    let ending: Vec<VolumeId> = desired.volumes.ending().collect();
+    for id in ending {
+        changed |= settle_one(desired, observed, id);
     }
-    let before = desired.volumes.len();
-    desired.volumes.retain(|_, volume| !volume.released || !volume.leaving.is_empty());
-    changed |= desired.volumes.len() != before;
     if changed {
         desired.version += 1;
     }
     changed
+}
+
+/// Drops from a volume what was given back, and the volume itself when it was released and nothing of it is left.
+fn settle_one(desired: &mut Desired, observed: &Observed, id: VolumeId) -> bool {
+    let Some(volume) = desired.volumes.get(&id) else { return false };
+    let is_over = |leaving: &Leaving| {
+        has_left(desired, observed, id, leaving)
+            && at_source(desired, observed, id, &leaving.member).is_given_back(&leaving.member.source)
+    };
+    let over: Vec<MemberId> =
+        volume.leaving.values().filter(|leaving| is_over(leaving)).map(|leaving| leaving.member.id).collect();
+    if volume.released && over.len() == volume.leaving.len() {
+        return desired.volumes.remove(&id);
+    }
+    if !over.is_empty() {
+        desired.volumes.change(id, |volume| volume.leaving.retain(|member, _| !over.contains(member)));
+    }
+    !over.is_empty()
 }
 
 /// Forgets that a host was declared dead or a donor retired, once it has been restarted. This is stored before the host

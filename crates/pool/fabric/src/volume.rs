@@ -163,6 +163,24 @@ pub enum Source {
     },
 }
 
+impl Source {
+    /// The donor, if it is one.
+    pub const fn donor(&self) -> Option<&DonorId> {
+        match self {
+            Self::Slabs { donor } => Some(donor),
+            Self::DynamicCapacity { .. } | Self::LogicalDevice { .. } => None,
+        }
+    }
+
+    /// The device, if it is on one.
+    pub const fn device(&self) -> Option<&DeviceId> {
+        match self {
+            Self::DynamicCapacity { device } | Self::LogicalDevice { device, .. } => Some(device),
+            Self::Slabs { .. } => None,
+        }
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use aquifer_cxl_peers::{Act, Inventory, NotDone, Notice, Reached, Switches};
 use aquifer_fabric::{Command, Desired, End, Step, SwitchId, Term, Topology};
 
-use crate::peers::{Peers, Record, Reports, SendFailure, Silent};
+use crate::peers::{Asked, Peers, Record, Reports, SendFailure, Silent};
 
 /// CXL switches and other peers as one.
 pub(crate) struct Combined {
@@ -85,14 +85,18 @@ impl Peers for Combined {
         self.join_topologies();
     }
 
-    fn reports(&mut self, term: Term) -> Reports {
+    fn reports(&mut self, term: Term, asked: Asked<'_>) -> Reports {
         let devices = self.switches.reports();
         self.join_topologies();
         self.others.see_reached(self.switches.reached());
-        let mut reports = self.others.reports(term);
+        let mut reports = self.others.reports(term, asked);
         let ours = devices.into_iter().map(|(name, report)| (name, report.ok_or(Silent::NoAnswer)));
         reports.devices.extend(ours);
         reports
+    }
+
+    fn turns(&self) -> u32 {
+        self.others.turns()
     }
 
     fn send(&mut self, commands: &[Command]) -> Vec<Result<(), SendFailure>> {

@@ -74,12 +74,10 @@ impl Page {
         self.add("aquifer_fabric_term", "", "", snapshot.term.0);
         self.add("aquifer_fabric_capacity_bytes", "", "", capacity.0);
         self.add("aquifer_fabric_lent_bytes", "", "", lent.0);
-        let wanted = snapshot.desired.volumes.values().filter(|volume| !volume.released);
-        let (bound, unbound): (Vec<_>, Vec<_>) = wanted.partition(|volume| volume.host.is_some());
-        self.add("aquifer_fabric_volumes", "", "state=\"bound\"", bound.len());
-        self.add("aquifer_fabric_volumes", "", "state=\"unbound\"", unbound.len());
-        let unsettled = snapshot.desired.volumes.keys().filter(|id| !snapshot.is_settled(**id)).count();
-        self.add("aquifer_fabric_unsettled_volumes", "", "", unsettled);
+        let (wanted, bound) = (snapshot.desired.volumes.wanted_count(), snapshot.desired.volumes.bound_count());
+        self.add("aquifer_fabric_volumes", "", "state=\"bound\"", bound);
+        self.add("aquifer_fabric_volumes", "", "state=\"unbound\"", wanted - bound);
+        self.add("aquifer_fabric_unsettled_volumes", "", "", snapshot.unsettled());
         self.add("aquifer_fabric_unrepaired_members", "", "", snapshot.unrepaired.len());
         let donors = observed.donors.values().filter(|one| one.availability.answers()).count();
         let hosts = observed.hosts.values().filter(|one| one.availability.answers()).count();

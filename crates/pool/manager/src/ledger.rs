@@ -219,11 +219,11 @@ impl Ledger {
         let mut transaction = Transaction::new().expect(key("desired/head"), expected(self.head_version));
         let head = Desired { volumes: Default::default(), ..new.clone() };
         transaction = transaction.put(key("desired/head"), json(&head));
-        for (id, volume) in new.volumes.iter().filter(|(id, volume)| old.volumes.get(*id) != Some(*volume)) {
-            transaction = transaction.put(volume_key(*id), json(volume));
-        }
-        for id in old.volumes.keys().filter(|id| !new.volumes.contains_key(*id)) {
-            transaction = transaction.delete(volume_key(*id));
+        for id in old.volumes.differences(&new.volumes) {
+            transaction = match new.volumes.get(&id) {
+                Some(volume) => transaction.put(volume_key(id), json(volume)),
+                None => transaction.delete(volume_key(id)),
+            };
         }
         let version = self.with_entries(transaction, entries, now)?;
         self.head_version = Some(version);

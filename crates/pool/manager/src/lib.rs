@@ -56,6 +56,6 @@ pub use config::{
 };
 pub use daemon::{Daemon, Failure, run};
 pub use exposition::METRICS;
-pub use peers::{Peers, Reports, SendFailure, Silent};
+pub use peers::{Asked, Peers, Reports, SendFailure, Silent};
 pub use rest::{openapi, take_body, take_request};
 pub use simulated::{Held, read_directory};

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use aquifer_fabric::{Availability, DeviceReport, DonorReport, HostReport, Millis, Observed, Term};
+use aquifer_fabric::{Availability, DeviceReport, DonorReport, HostReport, Millis, Observed, SharedMap, Term};
 
 use crate::peers::{Reports, Silent};
 
@@ -23,22 +23,35 @@ pub(crate) struct Merged {
 }
 
 trait Report {
+    fn is_answering(&self) -> bool;
     fn availability(&mut self) -> &mut Availability;
 }
 
 impl Report for DonorReport {
+    fn is_answering(&self) -> bool {
+        self.availability.answers()
+    }
+
     fn availability(&mut self) -> &mut Availability {
         &mut self.availability
     }
 }
 
 impl Report for HostReport {
+    fn is_answering(&self) -> bool {
+        self.availability.answers()
+    }
+
     fn availability(&mut self) -> &mut Availability {
         &mut self.availability
     }
 }
 
 impl Report for DeviceReport {
+    fn is_answering(&self) -> bool {
+        self.availability.answers()
+    }
+
     fn availability(&mut self) -> &mut Availability {
         &mut self.availability
     }
@@ -53,9 +66,9 @@ pub(crate) fn merge(observed: &mut Observed, reports: Reports, now: Millis) -> M
     merged
 }
 
-fn one_kind<K: Ord + Display, R: Report + Default>(
+fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
     kind: &str,
-    known: &mut BTreeMap<K, R>,
+    known: &mut SharedMap<K, R>,
     reports: BTreeMap<K, Result<R, Silent>>,
     now: Millis,
     merged: &mut Merged,
@@ -63,11 +76,14 @@ fn one_kind<K: Ord + Display, R: Report + Default>(
     for (name, report) in reports {
         match report {
             Ok(report) => {
-                let was_silent = known.get_mut(&name).is_some_and(|known| !known.availability().answers());
-                if was_silent {
+                let before = known.get(&name);
+                if before.is_some_and(|known| !known.is_answering()) {
                     merged.notices.push((true, format!("{kind} {name} answers again")));
                 }
-                known.insert(name, report);
+                // What says the same stays, so that it is seen without a comparison that nothing has changed.
+                if before != Some(&report) {
+                    known.insert(name, report);
+                }
             }
             Err(Silent::Deposed { seen }) if known.contains_key(&name) => {
                 merged.deposed_by = merged.deposed_by.max(Some(seen));
@@ -75,11 +91,12 @@ fn one_kind<K: Ord + Display, R: Report + Default>(
             Err(Silent::Deposed { seen }) => merged.outrun_by = merged.outrun_by.max(Some(seen)),
             Err(Silent::NoAnswer) => {
                 // One that has never reported stays unknown: nothing is guessed about it.
-                let Some(known) = known.get_mut(&name) else { continue };
-                if known.availability().answers() {
-                    *known.availability() = Availability::Gone { since: now };
-                    merged.notices.push((false, format!("{kind} {name} does not answer")));
+                if !known.get(&name).is_some_and(Report::is_answering) {
+                    continue;
                 }
+                let silent = known.value_mut(&name).map(Report::availability);
+                silent.into_iter().for_each(|availability| *availability = Availability::Gone { since: now });
+                merged.notices.push((false, format!("{kind} {name} does not answer")));
             }
         }
     }

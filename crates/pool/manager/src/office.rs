@@ -30,7 +30,7 @@ use crate::sessions::Sessions;
 use crate::simulated::Simulated;
 use crate::subscriptions::Subscriptions;
 use crate::tenure::{Keeper, Tenure};
-use crate::writer::{Posted, Stop, Writer};
+use crate::writer::{Pace, Posted, Stop, Writer};
 
 /// Maximum number of orders that wait for the writer; further ones are answered with 503.
 const ORDERS_MAX: usize = 256;
@@ -123,11 +123,10 @@ impl Lead {
 
     /// Runs rounds: at once when something is posted, soon while something is under way, else now and then.
     fn rounds(&mut self, posted: &Receiver<Posted>, service: &Service, notify: &Notify) -> Stop {
-        let mut is_busy = true;
+        let mut pace = Pace::Waiting;
         loop {
             notify.alive();
-            let is_soon = is_busy || self.audit.is_some();
-            let wait = Duration::from_millis(if is_soon { self.rounds.busy_ms } else { self.rounds.idle_ms });
+            let wait = self.wait(pace);
             let mut taken: Vec<Posted> = match posted.recv_timeout(notify.wait_max(wait)) {
                 Ok(first) => vec![first],
                 // The sender lives as long as this manager leads.
@@ -138,12 +137,23 @@ impl Lead {
                 return Stop::Ended;
             }
             match self.writer.round(taken, now()) {
-                Ok(busy) => is_busy = busy,
+                Ok(next) => pace = next,
                 Err(stop) => return stop,
             }
             if let Err(stop) = self.check_audit(service) {
                 return stop;
             }
+        }
+    }
+
+    /// How long to wait for orders before the next round. Every end is queried once within `idle-ms`.
+    fn wait(&self, pace: Pace) -> Duration {
+        let (busy, idle) = (Duration::from_millis(self.rounds.busy_ms), Duration::from_millis(self.rounds.idle_ms));
+        match pace {
+            Pace::Moving => Duration::ZERO,
+            Pace::Waiting => busy,
+            Pace::Idle if self.audit.is_some() => busy,
+            Pace::Idle => (idle / self.writer.turns()).max(busy),
         }
     }
 

@@ -137,11 +137,12 @@ pub(crate) fn matches(if_match: &str, etag: &str) -> bool {
 }
 
 /// Changes the desired state as an order asks. Returns what could not be adopted. On failure `desired` may be half
-/// changed: the caller works on a copy.
+/// changed: the caller works on a copy, and counts `capacity` again from what it keeps.
 pub(crate) fn change(
     topology: &Topology,
     desired: &mut Desired,
     observed: &Observed,
+    capacity: &mut Capacity,
     order: &Order,
     mut draw: impl FnMut() -> VolumeId,
 ) -> Result<Vec<NotAdopted>, NotDone> {
@@ -152,8 +153,7 @@ pub(crate) fn change(
     let id = order.act.volume().and_then(|name| desired.volume_named(name)).map(|(id, _)| id);
     let unknown = || NotDone::UnknownVolume(order.act.volume().expect("only acts on volumes ask").clone());
     let id = || id.ok_or_else(unknown);
-    let mut capacity = Capacity::new(topology, desired, observed);
-    let mut edit = Edit { topology, desired, capacity: &mut capacity };
+    let mut edit = Edit { topology, desired, capacity };
     match &order.act {
         Act::Adopt => return Ok(edit.adopt(observed, draw)),
         Act::Apply(_) => {}

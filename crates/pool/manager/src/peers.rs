@@ -7,14 +7,14 @@
 //! command is carried out at most once, by the rules of `aquifer_fabric::Gate`, or is lost. An implementation bounds
 //! each wait by a constant with a name, and answers for every donor, host and device of its topology.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_cxl_peers::{Act, Inventory, Notice, Reached};
 use aquifer_fabric::{
-    Command, Desired, DeviceId, DeviceReport, DonorId, DonorReport, HostId, HostReport, SwitchId, Term, Topology,
+    Command, Desired, DeviceId, DeviceReport, DonorId, DonorReport, End, HostId, HostReport, SwitchId, Term, Topology,
 };
 
 /// Why there is no report.
@@ -72,6 +72,15 @@ pub struct Record {
     pub what: String,
 }
 
+/// Whose reports a round needs.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked<'a> {
+    /// Everybody's.
+    All,
+    /// Those that something is awaited from. The others are asked in turns.
+    Awaited(&'a BTreeSet<End>),
+}
+
 /// Donors, agents and switches.
 pub trait Peers: Send {
     /// What they are and where. It may change from round to round, as they register and leave.
@@ -101,8 +110,14 @@ pub trait Peers: Send {
     /// What `records` returned last is stored.
     fn recorded(&mut self) {}
 
-    /// A report of each. Those that have seen a greater term report only that term.
-    fn reports(&mut self, term: Term) -> Reports;
+    /// A report of each of those that are asked, and perhaps of others. Those that have seen a greater term report only
+    /// that term.
+    fn reports(&mut self, term: Term, asked: Asked<'_>) -> Reports;
+
+    /// The number of rounds in which everybody was asked once.
+    fn turns(&self) -> u32 {
+        1
+    }
 
     /// Sends commands, and returns what became of each, in their order.
     fn send(&mut self, commands: &[Command]) -> Vec<Result<(), SendFailure>>;

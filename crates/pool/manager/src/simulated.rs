@@ -29,7 +29,7 @@ use aquifer_fabric::{Command, DonorId, End, HostId, MemberId, Term, Topology, Vo
 
 use crate::config::SimulatedConfig;
 use crate::crash::CrashPoint;
-use crate::peers::{Peers, Reports, SendFailure, Silent};
+use crate::peers::{Asked, Peers, Reports, SendFailure, Silent};
 use agent::SimulatedAgent;
 use donor::SimulatedDonor;
 use kept::Kept;
@@ -157,7 +157,7 @@ impl Peers for Simulated {
         Duration::ZERO
     }
 
-    fn reports(&mut self, term: Term) -> Reports {
+    fn reports(&mut self, term: Term, _asked: Asked<'_>) -> Reports {
         if let Err(error) = self.take_turn() {
             eprintln!("aquifer-fabricd: simulated peers: {error}; make their directory readable and writable");
             return self.silence();

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use aquifer_fabric::{Desired, Millis, Round, Step, VolumeId};
+use aquifer_fabric::{Desired, Millis, Round, Step, Volume, VolumeId};
 
 /// Tasks that are kept.
 pub(crate) const TASKS_MAX: usize = 512;
@@ -87,14 +87,20 @@ impl Tasks {
 /// Whether a volume, or everything, is as it is desired to be.
 pub(crate) fn is_settled(volume: Option<VolumeId>, desired: &Desired, round: &Round) -> bool {
     let Some(id) = volume else {
-        let leaving = desired.volumes.values().any(|volume| !volume.leaving.is_empty());
-        return round.steps.is_empty() && round.waiting.is_empty() && !leaving;
+        let is_leaving = ending(desired).next().is_some();
+        return round.steps.is_empty() && round.waiting.is_empty() && !is_leaving;
     };
     let is_waiting = round.waiting.iter().any(|waiting| waiting.volume == id);
     let is_leaving = desired.volumes.get(&id).is_some_and(|volume| !volume.leaving.is_empty());
     // Steps for LDs name no volume, and count for all.
     let is_stepping = round.steps.iter().any(|step| volume_of(step).is_none_or(|of| of == id));
     !is_waiting && !is_leaving && !is_stepping
+}
+
+/// The volumes with members that leave.
+fn ending(desired: &Desired) -> impl Iterator<Item = (VolumeId, &Volume)> {
+    let ending = desired.volumes.ending().filter_map(|id| desired.volumes.get(&id).map(|volume| (id, volume)));
+    ending.filter(|(_, volume)| !volume.leaving.is_empty())
 }
 
 /// The number of volumes that do not match their desired state: like [`is_settled`] for each, but in one pass.
@@ -104,7 +110,7 @@ pub(crate) fn unsettled(desired: &Desired, round: &Round) -> usize {
         return desired.volumes.len();
     }
     let waiting = round.waiting.iter().map(|waiting| waiting.volume);
-    let leaving = desired.volumes.iter().filter(|(_, volume)| !volume.leaving.is_empty()).map(|(id, _)| *id);
+    let leaving = ending(desired).map(|(id, _)| id);
     let moving: BTreeSet<VolumeId> = stepping.into_iter().flatten().chain(waiting).chain(leaving).collect();
     moving.iter().filter(|id| desired.volumes.contains_key(id)).count()
 }
@@ -114,7 +120,7 @@ fn left(volume: Option<VolumeId>, desired: &Desired, round: &Round) -> usize {
     let is_its = |of: Option<VolumeId>| volume.is_none() || of.is_none() || of == volume;
     let steps = round.steps.iter().filter(|step| is_its(volume_of(step))).count();
     let waiting = round.waiting.iter().filter(|waiting| is_its(Some(waiting.volume))).count();
-    let leaving = desired.volumes.iter().filter(|(id, _)| is_its(Some(**id))).map(|(_, one)| one.leaving.len());
+    let leaving = ending(desired).filter(|(id, _)| is_its(Some(*id))).map(|(_, one)| one.leaving.len());
     steps + waiting + leaving.sum::<usize>()
 }
 
@@ -139,7 +145,7 @@ pub(crate) fn volume_of(step: &Step) -> Option<VolumeId> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use aquifer_fabric::{MemberId, NO_LD, SpanId, Volume};
+    use aquifer_fabric::{MemberId, NO_LD, SpanId};
 
     use super::*;
 

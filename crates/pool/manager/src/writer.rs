@@ -7,120 +7,42 @@
 //! transaction; answer the orders; send the steps of the reconciler. A crash anywhere costs a round: what was stored is
 //! acted on after the restart, what was not stored never happened.
 
+mod orders;
+mod posted;
+mod stop;
+
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use aquifer_fabric::{
-    Capacity, Command, Declaration, Desired, Edit, End, Incarnation, Millis, Observed, Step, Term, VolumeId, diff,
-    reconcile, settle,
+    Backlog, Command, Desired, Edit, End, Incarnation, Millis, Observed, Round, RunningCapacity, Step, Term, Topology,
+    settle,
 };
 
-use crate::accounts::random;
-use crate::events::Events;
-use crate::ledger::{Entry, Ledger, LedgerFailure};
+use crate::ledger::{Entry, Ledger};
 use crate::merge::{Merged, merge};
-use crate::meters::Meters;
-use crate::order::{Act, NotDone, Order, change};
-use crate::peers::Peers;
+use crate::order::{NotDone, Order};
+use crate::peers::{Asked, Peers};
 use crate::snapshot::{Snapshot, StepCounts};
-use crate::subscriptions::Subscriptions;
 use crate::tasks::Tasks;
 use crate::tenure::Tenure;
+use posted::Answer;
+pub(crate) use posted::{Done, Posted, Shared};
+pub(crate) use stop::Stop;
 
 /// Maximum number of terms that a start tries, each greater than what the peers have seen.
 const ELECTIONS_MAX: usize = 16;
 
-/// What runs with the store.
-pub(crate) type Errand = Box<dyn FnOnce(&mut Ledger) -> Result<(), LedgerFailure> + Send>;
-/// What takes the answer to an order.
-type Answer = Box<dyn FnOnce(Result<Done, NotDone>) + Send>;
-
-/// Why the writer ends.
-#[derive(Debug)]
-pub(crate) enum Stop {
-    /// Another manager has a greater term.
-    Deposed { seen: Term },
-    /// A signal ends this manager.
-    Ended,
-    /// The store failed.
-    Ledger(LedgerFailure),
-    /// The leadership of the leader was not kept alive in time.
-    LeadershipLost,
-}
-
-impl Stop {
-    /// Whether this manager or another one may lead afterwards.
-    pub(crate) fn may_pass(&self) -> bool {
-        match self {
-            Self::Deposed { .. } | Self::LeadershipLost => true,
-            Self::Ended => false,
-            Self::Ledger(failure) => failure.may_pass(),
-        }
-    }
-}
-
-impl From<LedgerFailure> for Stop {
-    fn from(failure: LedgerFailure) -> Stop {
-        Stop::Ledger(failure)
-    }
-}
-
-impl std::fmt::Display for Stop {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Deposed { seen } => {
-                write!(f, "another fabric manager has term {seen}; stop one of the two, then start again")
-            }
-            Self::Ended => f.write_str("a signal ends this manager; start it again"),
-            Self::Ledger(failure) => failure.fmt(f),
-            Self::LeadershipLost => {
-                f.write_str("the lease in etcd was not renewed in time; check the members and the network")
-            }
-        }
-    }
-}
-
-/// A request to the writer.
-pub(crate) enum Posted {
-    /// What needs the store and not the pool: accounts, sessions, the audit log. An error is the store's.
-    Errand(Errand),
-    /// An order, with the function that takes the answer.
-    Order(Order, Answer),
-}
-
-/// What became of an order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Done {
-    /// Changes to pools, zones and volumes.
-    pub(crate) changes: Vec<String>,
-    /// Steps that become due.
-    pub(crate) steps: Vec<String>,
-    /// What could not be adopted.
-    pub(crate) remarks: Vec<String>,
-    /// The version of the desired state after it.
-    pub(crate) version: u64,
-    pub(crate) task: Option<u64>,
-}
-
-/// What the writer shares with requests.
-#[derive(Default)]
-pub(crate) struct Shared {
-    pub(crate) snapshot: RwLock<Arc<Snapshot>>,
-    pub(crate) events: Events,
-    pub(crate) meters: Arc<Meters>,
-    subscriptions: Mutex<Subscriptions>,
-}
-
-impl Shared {
-    /// The subscriptions to events. Locked only for one lookup, never while waiting for the store or a listener.
-    pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
-        self.subscriptions.lock().expect("a panic ends the daemon")
-    }
-
-    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.snapshot.read().expect("a panic ends the daemon"))
-    }
+/// How soon the next round makes sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// Nothing is under way.
+    Idle,
+    /// New steps were carried out: at once.
+    Moving,
+    /// Something is waited for.
+    Waiting,
 }
 
 /// The writer.
@@ -132,6 +54,11 @@ pub(crate) struct Writer {
     term: Term,
     desired: Desired,
     observed: Observed,
+    /// What is left to do, and what is free, from round to round.
+    backlog: Backlog,
+    capacity: RunningCapacity,
+    /// The steps of the last round.
+    due: Vec<Step>,
     sequences: BTreeMap<End, u64>,
     tasks: Tasks,
     unrepaired: Vec<String>,
@@ -156,7 +83,7 @@ impl Writer {
         let mut term = Term(0);
         for _ in 0..ELECTIONS_MAX {
             term = ledger.take_term(seen)?;
-            let merged = merge(&mut observed, peers.reports(term), now);
+            let merged = merge(&mut observed, peers.reports(term, Asked::All), now);
             match merged.deposed_by.max(merged.outrun_by) {
                 None => {
                     let desired = ledger.reload()?;
@@ -171,6 +98,9 @@ impl Writer {
                         term,
                         desired,
                         observed,
+                        backlog: Backlog::default(),
+                        capacity: RunningCapacity::default(),
+                        due: Vec::new(),
                         sequences,
                         tasks,
                         unrepaired,
@@ -180,7 +110,7 @@ impl Writer {
                     };
                     writer.store_records(now)?;
                     let topology = writer.peers.topology();
-                    writer.publish(&topology, Some(aquifer_fabric::Round::default()));
+                    writer.publish(&topology, Round::default());
                     return Ok(writer);
                 }
                 Some(greater) => seen = greater,
@@ -191,7 +121,9 @@ impl Writer {
 
     /// Reads reports. If one that reports for the first time has seen a greater term, this takes a still greater one.
     fn hear(&mut self, now: Millis) -> Result<Merged, Stop> {
-        let mut merged = merge(&mut self.observed, self.peers.reports(self.term), now);
+        let awaited = self.backlog.awaited();
+        let reports = self.peers.reports(self.term, Asked::Awaited(&awaited));
+        let mut merged = merge(&mut self.observed, reports, now);
         for _ in 0..ELECTIONS_MAX {
             match (merged.deposed_by, merged.outrun_by) {
                 (Some(seen), _) => return Err(Stop::Deposed { seen }),
@@ -199,7 +131,7 @@ impl Writer {
                 (None, Some(seen)) => self.term = self.ledger.take_term(seen)?,
             }
             self.sequences.clear();
-            let again = merge(&mut self.observed, self.peers.reports(self.term), now);
+            let again = merge(&mut self.observed, self.peers.reports(self.term, Asked::All), now);
             merged.notices.extend(again.notices);
             (merged.deposed_by, merged.outrun_by) = (again.deposed_by, again.outrun_by);
         }
@@ -224,8 +156,8 @@ impl Writer {
         Ok(())
     }
 
-    /// One round. Answers what was posted, and returns whether anything is still under way.
-    pub(crate) fn round(&mut self, posted: Vec<Posted>, now: Millis) -> Result<bool, Stop> {
+    /// One round. Answers what was posted, and returns how soon the next round makes sense.
+    pub(crate) fn round(&mut self, posted: Vec<Posted>, now: Millis) -> Result<Pace, Stop> {
         let begun = Instant::now();
         let mut orders = Vec::new();
         for one in posted {
@@ -239,7 +171,7 @@ impl Writer {
         outcome
     }
 
-    fn round_of(&mut self, orders: Vec<(Order, Answer)>, now: Millis) -> Result<bool, Stop> {
+    fn round_of(&mut self, orders: Vec<(Order, Answer)>, now: Millis) -> Result<Pace, Stop> {
         self.peers.follow(&self.desired);
         let merged = self.hear(now)?;
         self.store_records(now)?;
@@ -252,28 +184,14 @@ impl Writer {
             self.shared.events.add(now, notice.kind, severity(notice.severity), notice.message);
         }
         let mut desired = self.desired.clone();
-        let mut entries = Vec::new();
-        let before: Vec<VolumeId> = desired.volumes.keys().copied().collect();
         settle(&mut desired, &self.observed, now);
-        for id in before.iter().filter(|id| !desired.volumes.contains_key(*id)) {
-            entries.push(Entry::new("aquifer-fabricd", format!("volume {id} is released and wiped")));
-        }
+        let mut entries = self.dropped(&desired);
         let mut answers = Vec::new();
         for (order, answer) in orders {
             let outcome = self.carry_out(&topology, &mut desired, &order, &mut entries);
             answers.push((order, answer, outcome));
         }
-        let mut capacity = Capacity::new(&topology, &desired, &self.observed);
-        let version = desired.version;
-        let mut edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
-        let unrepaired = edit.repair(&self.observed, now, self.silent_ms);
-        if desired.version != version {
-            entries.push(Entry::new("aquifer-fabricd", "replace members that are drained, lost or silent"));
-        }
-        self.unrepaired = unrepaired
-            .iter()
-            .map(|one| format!("member {} of volume {} cannot be replaced: {}", one.member, one.volume, one.refusal))
-            .collect();
+        self.repair(&topology, &mut desired, &mut entries, now);
         if desired != self.desired || !entries.is_empty() {
             match self.ledger.change(&self.desired, &desired, &entries, now) {
                 Ok(()) => self.desired = desired,
@@ -296,80 +214,33 @@ impl Writer {
         self.act(&topology, now)
     }
 
-    /// Carries an order out on the copy of this round.
-    fn carry_out(
-        &self,
-        topology: &aquifer_fabric::Topology,
-        desired: &mut Desired,
-        order: &Order,
-        entries: &mut Vec<Entry>,
-    ) -> Result<Done, NotDone> {
-        let mut new = desired.clone();
-        let draw = || VolumeId(u64::from_le_bytes(random()));
-        let outcome = change(topology, &mut new, &self.observed, order, draw);
-        let not_adopted = match outcome {
-            Ok(not_adopted) => not_adopted,
-            Err(not) => {
-                return Err(not);
-            }
-        };
-        let changes = diff(&Declaration::of(desired), &Declaration::of(&new));
-        let mut changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
-        if changes.is_empty() && new != *desired {
-            changes.push(format!("~ {}", order.act));
-        }
-        let mut done = Done {
-            changes,
-            remarks: not_adopted.iter().map(ToString::to_string).collect(),
-            version: new.version,
-            ..Done::default()
-        };
-        if order.is_dry_run {
-            let due = reconcile(desired, &self.observed).steps;
-            let steps = reconcile(&new, &self.observed).steps;
-            done.steps = steps.iter().filter(|step| !due.contains(step)).map(ToString::to_string).collect();
-        } else if matches!(order.act, Act::Switch(_)) {
-            // Its record is stored before the switch gets it.
-            entries.push(Entry::new(&order.who, order.act.to_string()));
-        } else if new != *desired {
-            entries.push(Entry::new(&order.who, order.act.to_string()));
-            *desired = new;
-        }
-        if matches!(order.act, Act::Switch(_)) {
-            done.changes.push(format!("~ {}", order.act));
-        }
-        Ok(done)
+    /// Audit records of the volumes that a settled state no longer has.
+    fn dropped(&self, settled: &Desired) -> Vec<Entry> {
+        let ids = self.desired.volumes.differences(&settled.volumes).into_iter();
+        let gone = ids.filter(|id| !settled.volumes.contains_key(id));
+        gone.map(|id| Entry::new("aquifer-fabricd", format!("volume {id} is released and wiped"))).collect()
     }
 
-    /// Sends an order to its switch, after its record was stored.
-    fn act_at_switch(&mut self, order: &Order, outcome: &mut Result<Done, NotDone>) {
-        let (Act::Switch(act), Ok(_), false) = (&order.act, &outcome, order.is_dry_run) else { return };
-        if let Err(failure) = self.peers.act(act) {
-            *outcome = Err(NotDone::Switch(failure.to_string()));
+    /// Replaces failing members.
+    fn repair(&mut self, topology: &Arc<Topology>, desired: &mut Desired, entries: &mut Vec<Entry>, now: Millis) {
+        self.backlog.follow(desired, &self.observed);
+        let capacity = self.capacity.follow(topology, desired, &self.observed);
+        let version = desired.version;
+        let mut edit = Edit { topology, desired, capacity };
+        let unrepaired = edit.repair_these(self.backlog.ailing(), &self.observed, now, self.silent_ms);
+        if desired.version != version {
+            entries.push(Entry::new("aquifer-fabricd", "replace members that are drained, lost or silent"));
         }
+        self.unrepaired = unrepaired
+            .iter()
+            .map(|one| format!("member {} of volume {} cannot be replaced: {}", one.member, one.volume, one.refusal))
+            .collect();
     }
 
-    /// Answers orders, after what they changed was stored.
-    fn answer(&mut self, answers: Vec<(Order, Answer, Result<Done, NotDone>)>, now: Millis) {
-        for (order, answer, outcome) in answers {
-            let outcome = outcome.map(|mut done| {
-                let is_over = matches!(order.act, Act::Switch(_));
-                if !order.is_dry_run && !is_over && !done.changes.is_empty() {
-                    let volume = order.act.volume().and_then(|name| self.desired.volume_named(name));
-                    let volume = volume.map(|(id, _)| id);
-                    done.task = Some(self.tasks.add(order.act.to_string(), order.who.clone(), volume, now));
-                }
-                done
-            });
-            // What an order changed can be read as soon as it is answered.
-            self.publish(&self.peers.topology(), None);
-            answer(outcome);
-        }
-    }
-
-    /// Sends what is due. Returns whether anything is under way.
-    fn act(&mut self, topology: &Arc<aquifer_fabric::Topology>, now: Millis) -> Result<bool, Stop> {
-        let round = reconcile(&self.desired, &self.observed);
+    /// Sends what is due.
+    fn act(&mut self, topology: &Arc<Topology>, now: Millis) -> Result<Pace, Stop> {
+        self.backlog.follow(&self.desired, &self.observed);
+        let round = self.backlog.round();
         let commands: Vec<Command> = round.steps.iter().map(|step| self.command(step.clone())).collect();
         if !self.tenure.is_held() {
             return Err(Stop::LeadershipLost);
@@ -393,10 +264,17 @@ impl Writer {
         for what in self.tasks.end_settled(&self.desired, &round, now) {
             self.shared.events.add(now, "TaskDone", "OK", what);
         }
-        let leaving = self.desired.volumes.values().any(|volume| volume.released || !volume.leaving.is_empty());
-        let is_busy = !round.steps.is_empty() || !round.waiting.is_empty() || leaving || self.tasks.is_any_running();
-        self.publish(topology, Some(round));
-        Ok(is_busy)
+        let is_ending = self.desired.volumes.ending().next().is_some();
+        let is_busy = !round.steps.is_empty() || !round.waiting.is_empty() || is_ending || self.tasks.is_any_running();
+        // A step that is repeated waits for something; one that is new may have made the next one possible.
+        let is_moving = !round.steps.is_empty() && round.steps != self.due && failed == 0;
+        self.due.clone_from(&round.steps);
+        self.publish(topology, round);
+        Ok(match (is_moving, is_busy) {
+            (true, _) => Pace::Moving,
+            (false, true) => Pace::Waiting,
+            (false, false) => Pace::Idle,
+        })
     }
 
     fn command(&mut self, step: Step) -> Command {
@@ -411,8 +289,13 @@ impl Writer {
         Command { term: self.term, sequence: *sequence, incarnation: incarnation.unwrap_or(Incarnation(0)), step }
     }
 
+    /// The number of rounds in which each peer was asked once, if nothing is awaited.
+    pub(crate) fn turns(&self) -> u32 {
+        self.peers.turns()
+    }
+
     /// Publishes the states; parts that have not changed are shared with the last snapshot.
-    fn publish(&self, topology: &Arc<aquifer_fabric::Topology>, round: Option<aquifer_fabric::Round>) {
+    fn publish(&self, topology: &Arc<Topology>, round: Round) {
         let last = self.shared.snapshot();
         let desired = match *last.desired == self.desired {
             true => Arc::clone(&last.desired),
@@ -426,7 +309,7 @@ impl Writer {
             topology: Arc::clone(topology),
             desired,
             observed,
-            round: round.map_or_else(|| Arc::clone(&last.round), Arc::new),
+            round: Arc::new(round),
             unrepaired: self.unrepaired.clone(),
             tasks: self.tasks.clone(),
             inventories: self.peers.inventories(),

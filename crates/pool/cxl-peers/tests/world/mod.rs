@@ -229,7 +229,7 @@ impl World {
         let reports = self.switches.reports();
         let topology = self.switches.topology(&self.base);
         for (name, report) in reports {
-            match (report, self.observed.devices.get_mut(&name)) {
+            match (report, self.observed.devices.value_mut(&name)) {
                 (Some(report), _) => drop(self.observed.devices.insert(name, report)),
                 (None, Some(known)) if known.availability.answers() => {
                     known.availability = Availability::Gone { since: now }

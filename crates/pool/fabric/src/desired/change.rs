@@ -280,12 +280,8 @@ impl Edit<'_> {
 
     /// Stores a changed volume. `placed` is the part of it that is already reserved, which must not be counted twice.
     fn put(&mut self, id: VolumeId, volume: Volume, placed: &[Choice]) {
-        let zone = &volume.spec.zone;
-        self.capacity.refund(zone, placed);
-        if let Some(old) = self.desired.volumes.get(&id) {
-            self.capacity.refund(zone, &old.taken());
-        }
-        self.capacity.retake(zone, &volume.taken());
+        self.capacity.refund(&volume.spec.zone, placed);
+        self.capacity.recount(id, Some(&volume));
         self.desired.volumes.insert(id, volume);
         self.changed();
     }

@@ -6,17 +6,23 @@
 //! A *shelf* indexes the sources of one pool, reach and class by one kind of fault domain. It orders the domains by the
 //! largest free amount of one of their sources, and the sources of each domain by their free amount. A reservation
 //! moves one source on three shelves, one for each kind of domain: a handful of look-ups in ordered maps, whatever the
-//! number of donors.
+//! number of donors. Next: `capacity/running.rs`, which keeps the figures up to date from round to round.
+
+mod running;
+
+pub use running::RunningCapacity;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Choice, Pick, Refusal};
 use crate::bytes::{Bytes, SLAB};
-use crate::desired::Desired;
-use crate::id::{DeviceId, DonorId, EnclosureId, HostId, PoolId, RackId, SwitchId, VppbAddress, ZoneId};
+use crate::desired::{Desired, Volume};
+use crate::id::{DeviceId, DonorId, EnclosureId, HostId, PoolId, RackId, SwitchId, VolumeId, VppbAddress, ZoneId};
 use crate::observed::{Availability, LdBinding, LeaseState, Observed};
+use crate::shared_map::SharedMap;
 use crate::topology::{DeviceKind, FaultDomain, LatencyClass, Topology};
 use crate::volume::Source;
+use crate::volumes::Volumes;
 
 /// Where a source can be used from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +55,7 @@ pub(super) enum Domain {
 }
 
 /// What one source offers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Offer {
     pool: PoolId,
     reach: Reach,
@@ -58,24 +64,14 @@ struct Offer {
     rack: RackId,
     /// The total that may be promised.
     total: Bytes,
-    /// The amount that is promised. More than `total` if a report gives less than before.
-    reserved: Bytes,
     /// The unit in which it is handed out; all of it for an LD.
     unit: Bytes,
     /// `true` while the source takes new members: it answers and is not draining.
     open: bool,
 }
 
-impl Offer {
-    /// What can be handed out: whole units.
-    fn free(&self) -> Bytes {
-        let free = if self.open { self.total.minus(self.reserved) } else { Bytes::ZERO };
-        Bytes(free.0 - free.0 % self.unit.0)
-    }
-}
-
 /// Sources with room, for one kind of fault domain.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Shelf {
     domains: BTreeMap<Domain, BTreeSet<(Bytes, Source)>>,
     by_max: BTreeSet<(Bytes, Domain)>,
@@ -111,7 +107,7 @@ impl Shelf {
 }
 
 /// What a zone uses, and may use.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ZoneUse {
     pub quota: Bytes,
     pub used: Bytes,
@@ -127,15 +123,22 @@ pub(super) struct Found {
 type ShelfKey = (PoolId, Reach, LatencyClass, FaultDomain);
 
 /// The free capacity of each pool, and what each zone may still take.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    offers: BTreeMap<Source, Offer>,
+    offers: SharedMap<Source, Offer>,
+    /// What is promised of each source, whether it is offered or not. More than it offers if a report gives less than
+    /// before.
+    reserved: SharedMap<Source, Bytes>,
     shelves: BTreeMap<ShelfKey, Shelf>,
-    zones: BTreeMap<ZoneId, ZoneUse>,
+    zones: SharedMap<ZoneId, ZoneUse>,
     /// vPPBs that an LD is bound to, as reported.
     vppbs_bound: BTreeSet<VppbAddress>,
     /// Switches whose devices have all reported, so that every bound vPPB is known.
     switches_known: BTreeSet<SwitchId>,
+    /// The volumes that are counted.
+    counted: Volumes,
+    /// Leases of each donor that are in no volume, as counted.
+    strays: SharedMap<Source, Bytes>,
 }
 
 impl Capacity {
@@ -145,34 +148,51 @@ impl Capacity {
     /// offers what it reports. Leases that are not in the desired state take room, too.
     pub fn new(topology: &Topology, desired: &Desired, observed: &Observed) -> Capacity {
         let mut capacity = Capacity::default();
-        capacity.look_at_switches(topology, observed);
-        for (name, pool) in &desired.pools {
-            let percent = pool.overcommit_percent.saturating_add(100);
-            for donor in &pool.donors {
-                capacity.offer_donor(topology, desired, observed, name, donor, percent);
-            }
-            for device in &pool.devices {
-                capacity.offer_device(topology, observed, name, device);
-            }
-        }
         for (name, zone) in &desired.zones {
             capacity.zones.insert(name.clone(), ZoneUse { quota: zone.quota, used: Bytes::ZERO });
         }
         // One pass over the volumes, however many zones there are.
-        for volume in desired.volumes.values() {
-            for taken in volume.taken() {
-                capacity.count(&taken.source, taken.bytes);
-                capacity.retake_zone(&volume.spec.zone, taken.bytes);
+        for (id, volume) in &desired.volumes {
+            capacity.recount(*id, Some(volume));
+        }
+        for donor in observed.donors.keys() {
+            capacity.recount_strays(desired, observed, donor);
+        }
+        capacity.offer_all(topology, desired, observed);
+        capacity
+    }
+
+    fn offer_all(&mut self, topology: &Topology, desired: &Desired, observed: &Observed) {
+        self.look_at_switches(topology, observed);
+        for (name, pool) in &desired.pools {
+            for donor in &pool.donors {
+                self.offer_donor(topology, desired, observed, name, donor);
+            }
+            for device in &pool.devices {
+                self.offer_device(topology, observed, name, device);
             }
         }
-        capacity.count_strays(desired, observed);
-        let offers: Vec<Source> = capacity.offers.keys().cloned().collect();
-        offers.iter().for_each(|source| capacity.shelve(source, true));
-        capacity
+    }
+
+    /// Counts a volume as it is now, instead of as it was counted last.
+    pub(crate) fn recount(&mut self, id: VolumeId, volume: Option<&Volume>) {
+        // A copy shares the volume with the original.
+        let counted = self.counted.clone();
+        if let Some(old) = counted.get(&id) {
+            self.refund(&old.spec.zone, &old.taken());
+        }
+        match volume {
+            Some(volume) => {
+                self.retake(&volume.spec.zone, &volume.taken());
+                self.counted.insert(id, volume.clone());
+            }
+            None => drop(self.counted.remove(&id)),
+        }
     }
 
     fn look_at_switches(&mut self, topology: &Topology, observed: &Observed) {
         self.switches_known = topology.parts().switches.keys().cloned().collect();
+        self.vppbs_bound.clear();
         for device in topology.parts().devices.keys() {
             match (observed.devices.get(device), topology.slot(device)) {
                 (None, Some(slot)) => drop(self.switches_known.remove(&slot.switch)),
@@ -199,12 +219,14 @@ impl Capacity {
         observed: &Observed,
         pool: &PoolId,
         name: &DonorId,
-        percent: u16,
     ) {
-        let (Some(donor), report) = (topology.parts().donors.get(name), observed.donors.get(name)) else { return };
+        let source = Source::Slabs { donor: name.clone() };
+        let Some(donor) = topology.parts().donors.get(name) else { return self.offer(source, None) };
+        let (report, rules) = (observed.donors.get(name), desired.pools.get(pool));
         let retired = |incarnation| desired.retired_donors.get(name) == Some(incarnation);
         let up = report.is_some_and(|report| report.availability == Availability::Up && !retired(&report.incarnation));
         let said = report.map_or(Bytes::ZERO, |report| report.capacity).min(donor.capacity);
+        let percent = rules.map_or(0, |pool| pool.overcommit_percent).saturating_add(100);
         let offer = Offer {
             pool: pool.clone(),
             reach: Reach::Network,
@@ -212,11 +234,25 @@ impl Capacity {
             enclosure: donor.enclosure.clone(),
             rack: topology.rack(&donor.enclosure).clone(),
             total: said.percent(percent),
-            reserved: Bytes::ZERO,
             unit: SLAB,
             open: up && !desired.draining.contains(name),
         };
-        self.offers.insert(Source::Slabs { donor: name.clone() }, offer);
+        self.offer(source, Some(offer));
+    }
+
+    /// Offers a source as it is now, or no longer.
+    fn offer(&mut self, source: Source, offer: Option<Offer>) {
+        if self.offers.get(&source) == offer.as_ref() {
+            return;
+        }
+        self.shelve(&source, false);
+        match offer {
+            Some(offer) => {
+                self.offers.insert(source.clone(), offer);
+                self.shelve(&source, true);
+            }
+            None => drop(self.offers.remove(&source)),
+        }
     }
 
     fn offer_device(&mut self, topology: &Topology, observed: &Observed, pool: &PoolId, name: &DeviceId) {
@@ -231,49 +267,56 @@ impl Capacity {
             enclosure: device.enclosure.clone(),
             rack: topology.rack(&device.enclosure).clone(),
             total,
-            reserved: Bytes::ZERO,
             unit,
             open,
         };
         if let DeviceKind::DynamicCapacity { capacity, block } = device.kind {
-            self.offers.insert(Source::DynamicCapacity { device: name.clone() }, offer(capacity, block, up));
+            self.offer(Source::DynamicCapacity { device: name.clone() }, Some(offer(capacity, block, up)));
         }
         for (ld_id, bytes) in device.lds() {
             let ld = report.and_then(|report| report.lds.get(&ld_id));
             let unbound = ld.is_some_and(|ld| ld.binding == LdBinding::Unbound);
             let source = Source::LogicalDevice { device: name.clone(), ld_id };
-            self.offers.insert(source, offer(bytes, bytes, up && unbound));
+            self.offer(source, Some(offer(bytes, bytes, up && unbound)));
         }
     }
 
-    /// Counts as reserved the leases that are not in the desired state and not released yet.
-    fn count_strays(&mut self, desired: &Desired, observed: &Observed) {
-        for (name, donor) in &observed.donors {
-            for (id, leases) in &donor.leases {
-                let volume = desired.volumes.get(id);
-                let is_known = |member| {
-                    volume.is_some_and(|one| one.member(member).is_some() || one.leaving.contains_key(&member))
-                };
-                let lent = leases.iter().filter(|(_, lease)| lease.state != LeaseState::Released);
-                let strays: Bytes = lent.filter(|(member, _)| !is_known(**member)).map(|(_, lease)| lease.bytes).sum();
-                self.count(&Source::Slabs { donor: name.clone() }, strays);
+    /// Counts as reserved the leases of a donor that are not in the desired state and not released yet.
+    fn recount_strays(&mut self, desired: &Desired, observed: &Observed, name: &DonorId) {
+        let mut strays = Bytes::ZERO;
+        for (id, leases) in observed.donors.get(name).into_iter().flat_map(|donor| &donor.leases) {
+            let volume = desired.volumes.get(id);
+            let is_known =
+                |member| volume.is_some_and(|one| one.member(member).is_some() || one.leaving.contains_key(&member));
+            let lent = leases.iter().filter(|(_, lease)| lease.state != LeaseState::Released);
+            strays = strays.plus(lent.filter(|(member, _)| !is_known(**member)).map(|(_, lease)| lease.bytes).sum());
+        }
+        let source = Source::Slabs { donor: name.clone() };
+        let before = self.strays.get(&source).copied().unwrap_or_default();
+        if before != strays {
+            self.change(&source, |reserved| reserved.minus(before).plus(strays));
+            match strays {
+                Bytes::ZERO => drop(self.strays.remove(&source)),
+                strays => drop(self.strays.insert(source, strays)),
             }
         }
     }
 
-    fn count(&mut self, source: &Source, bytes: Bytes) {
-        if let Some(offer) = self.offers.get_mut(source) {
-            offer.reserved = offer.reserved.plus(bytes);
-        }
+    /// What a source can hand out: whole units.
+    fn free(&self, source: &Source, offer: &Offer) -> Bytes {
+        let reserved = self.reserved.get(source).copied().unwrap_or_default();
+        let free = if offer.open { offer.total.minus(reserved) } else { Bytes::ZERO };
+        Bytes(free.0 - free.0 % offer.unit.0)
     }
 
     /// Puts a source on its shelves, or takes it off.
     fn shelve(&mut self, source: &Source, put: bool) {
         let Some(offer) = self.offers.get(source) else { return };
+        let free = self.free(source, offer);
         for level in FaultDomain::ALL {
             let key = (offer.pool.clone(), offer.reach.clone(), offer.class, level);
             let domain = domain_of(source, offer, level);
-            self.shelves.entry(key).or_default().change(&domain, offer.free(), source, put);
+            self.shelves.entry(key).or_default().change(&domain, free, source, put);
         }
     }
 
@@ -284,13 +327,13 @@ impl Capacity {
 
     /// The use and quota of a zone.
     pub(super) fn zone(&mut self, zone: &ZoneId) -> Result<&mut ZoneUse, Refusal> {
-        self.zones.get_mut(zone).ok_or_else(|| Refusal::UnknownZone { zone: zone.clone() })
+        self.zones.value_mut(zone).ok_or_else(|| Refusal::UnknownZone { zone: zone.clone() })
     }
 
     /// Returns what a volume takes, to its sources and to the quota of its zone.
     pub(crate) fn refund(&mut self, zone: &ZoneId, choices: &[Choice]) {
         for choice in choices {
-            if let Some(zone_use) = self.zones.get_mut(zone) {
+            if let Some(zone_use) = self.zones.value_mut(zone) {
                 zone_use.used = zone_use.used.minus(choice.bytes);
             }
             self.give_back(choice);
@@ -307,7 +350,7 @@ impl Capacity {
 
     /// Counts what a zone takes, within its quota or not.
     pub(crate) fn retake_zone(&mut self, zone: &ZoneId, bytes: Bytes) {
-        if let Some(zone_use) = self.zones.get_mut(zone) {
+        if let Some(zone_use) = self.zones.value_mut(zone) {
             zone_use.used = zone_use.used.plus(bytes);
         }
     }
@@ -328,8 +371,10 @@ impl Capacity {
 
     fn change(&mut self, source: &Source, change: impl FnOnce(Bytes) -> Bytes) {
         self.shelve(source, false);
-        if let Some(offer) = self.offers.get_mut(source) {
-            offer.reserved = change(offer.reserved);
+        let reserved = self.reserved.get(source).copied().unwrap_or_default();
+        match change(reserved) {
+            Bytes::ZERO => drop(self.reserved.remove(source)),
+            reserved => drop(self.reserved.insert(source.clone(), reserved)),
         }
         self.shelve(source, true);
     }

@@ -93,7 +93,7 @@ fn donors_that_drain_are_silent_or_unheard_get_nothing() {
     let topology = racks(4);
     let mut capacity = fresh(&topology, |desired, observed| {
         desired.draining.insert(id("d0000"));
-        observed.donors.get_mut(&id::<DonorId>("d0001")).expect("listed").availability = Availability::Draining;
+        observed.donors.value_mut(&id::<DonorId>("d0001")).expect("listed").availability = Availability::Draining;
         observed.donors.remove(&id::<DonorId>("d0002"));
     });
     let placement = place(&mut capacity, &spec(Bytes::gib(64), Redundancy::None, FaultDomain::Host, 1)).expect("one");
@@ -105,7 +105,7 @@ fn donors_that_drain_are_silent_or_unheard_get_nothing() {
 fn a_report_counts_more_than_the_topology_and_strays_take_room() {
     let topology = racks(1);
     let mut capacity = fresh(&topology, |_, observed| {
-        let report = observed.donors.values_mut().next().expect("one");
+        let report = observed.donors.value_mut(&id("d0000")).expect("listed");
         report.capacity = Bytes::gib(10);
         let state = LeaseState::Lent { token: Default::default() };
         let lease = LeaseReport { host: id("h0"), bytes: Bytes::gib(4), state };
@@ -122,7 +122,7 @@ fn more_is_promised_than_there_is_only_when_asked() {
     let mut capacity = fresh(&topology, |_, _| ());
     place(&mut capacity, &wanted).expect_err("64 are there");
     let mut capacity = fresh(&topology, |desired, _| {
-        desired.pools.values_mut().for_each(|pool| pool.overcommit_percent = 50);
+        desired.pools.value_mut(&id("main")).expect("listed").overcommit_percent = 50;
     });
     place(&mut capacity, &wanted).expect("96 are promised");
     place(&mut capacity, &spec(SLAB, Redundancy::None, FaultDomain::Host, 1)).expect_err("no more");
@@ -132,7 +132,7 @@ fn more_is_promised_than_there_is_only_when_asked() {
 fn a_quota_counts_redundancy() {
     let topology = racks(8);
     let mut capacity = fresh(&topology, |desired, _| {
-        desired.zones.values_mut().for_each(|zone| zone.quota = Bytes::gib(10));
+        desired.zones.value_mut(&id("lab")).expect("listed").quota = Bytes::gib(10);
     });
     place(&mut capacity, &spec(Bytes::gib(4), MIRROR, FaultDomain::Host, 1)).expect("8 of 10");
     let refusal = place(&mut capacity, &spec(Bytes::gib(2), MIRROR, FaultDomain::Host, 1)).expect_err("12 of 10");

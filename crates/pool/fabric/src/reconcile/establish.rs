@@ -4,13 +4,11 @@
 //! Decides the steps that bring a bound volume to its host: first grants, then the volume as a whole, later members
 //! that join it.
 
-use std::collections::BTreeSet;
-
 use super::progress::{AtSource, agent, at_source, has_left, is_dead};
-use super::{MemberLease, Reason, Round, States, Step, Waiting};
+use super::{End, MemberLease, Reason, Round, States, Step, Waiting};
 use crate::desired::{Volume, Why};
-use crate::id::{DeviceId, HostId, LdId, Token, VolumeId};
-use crate::observed::{DeviceReport, HostReport, LdReport, MemberState, VolumeReport};
+use crate::id::{HostId, Token, VolumeId};
+use crate::observed::{HostReport, MemberState, VolumeReport};
 use crate::volume::{Member, Place, Source, Span};
 
 impl States<'_> {
@@ -88,27 +86,15 @@ impl States<'_> {
         if let Some(leaving) = leaving.find(|leaving| !has_left(self.desired, self.observed, id, leaving)) {
             return Some(leaving.host.clone());
         }
-        let mut others = self.observed.hosts.iter().filter(|(other, report)| {
-            *other != host && report.volumes.contains_key(&id) && !is_dead(self.desired, self.observed, other)
+        let others = self.listings.of_volume(id).filter_map(|end| match end {
+            End::Host(other) if other != host => Some(other),
+            _ => None,
         });
-        others.next().map(|(other, _)| other.clone())
-    }
-
-    /// LDs of a device that are in no volume.
-    pub(crate) fn unknown_lds<'b>(self, device: &DeviceId, report: &'b DeviceReport) -> Vec<(LdId, &'b LdReport)> {
-        let mut known: BTreeSet<LdId> = BTreeSet::new();
-        for volume in self.desired.volumes.values() {
-            let leaving = volume.leaving.values().map(|leaving| &leaving.member);
-            for member in volume.places().map(|(_, member)| member).chain(leaving) {
-                if let Source::LogicalDevice { device: of, ld_id } = &member.source
-                    && of == device
-                {
-                    known.insert(*ld_id);
-                }
-            }
-        }
-        let lds = report.lds.iter().map(|(ld_id, ld)| (*ld_id, ld));
-        lds.filter(|(ld_id, _)| !known.contains(ld_id)).collect()
+        let mut having = others.filter(|other| {
+            self.observed.hosts.get(other).is_some_and(|report| report.volumes.contains_key(&id))
+                && !is_dead(self.desired, self.observed, other)
+        });
+        having.next().cloned()
     }
 }
 

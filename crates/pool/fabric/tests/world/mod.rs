@@ -17,6 +17,7 @@ pub mod site;
 pub mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use aquifer_fabric::*;
 
@@ -80,7 +81,7 @@ pub struct World {
     pub trouble: bool,
     /// `true` in histories in which no donor loses its memory: then no byte may be lost.
     pub donors_keep_memory: bool,
-    pub topology: Topology,
+    pub topology: Arc<Topology>,
     pub donors: BTreeMap<DonorId, SimDonor>,
     pub agents: BTreeMap<HostId, SimAgent>,
     pub switch: SimSwitch,
@@ -131,7 +132,7 @@ impl World {
             traces: false,
             loses_state_at: None,
             has_lost_state: false,
-            topology,
+            topology: Arc::new(topology),
             random,
         }
     }

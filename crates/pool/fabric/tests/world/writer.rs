@@ -35,6 +35,9 @@ pub struct Writer {
     pub is_idle: bool,
     /// Volumes that could not be repaired, or still wait for a grant or something else.
     pub stuck: Vec<VolumeId>,
+    /// What is left to do and what is free, kept from round to round.
+    backlog: Backlog,
+    running: RunningCapacity,
     desired: Desired,
     sequences: BTreeMap<End, u64>,
     /// When each donor and each host was first missed.
@@ -50,6 +53,8 @@ impl Writer {
             orders: Vec::new(),
             is_idle: false,
             stuck: Vec::new(),
+            backlog: Backlog::default(),
+            running: RunningCapacity::default(),
             desired,
             sequences: BTreeMap::new(),
             missed: BTreeMap::new(),
@@ -61,7 +66,7 @@ impl Writer {
         self.read_reports(world);
         let mut desired = self.desired.clone();
         self.settle(world, &mut desired);
-        self.change(world, &mut desired);
+        self.change(world, &mut desired)?;
         desired.check().map_err(|corrupt| format!("a change made the desired state corrupt: {corrupt}"))?;
         quotas(&desired)?;
         self.is_idle = desired == self.desired;
@@ -93,7 +98,9 @@ impl Writer {
         if world.plant == Some(Plant::CopiesAreNotAwaited) {
             copies_are_done(&mut observed);
         }
-        let round = reconcile(desired, &observed);
+        self.backlog.follow(desired, &observed);
+        let round = self.backlog.round();
+        same_round(&round, &reconcile(desired, &observed))?;
         self.is_idle &= round.steps.is_empty();
         for step in round.steps {
             if world.trouble && world.random.one_in(80) {
@@ -140,7 +147,7 @@ impl Writer {
             let end = End::Donor(name.clone());
             if !donor.is_on || donor.is_cut {
                 let since = Millis(*self.missed.entry(end).or_insert(now));
-                if let Some(report) = self.observed.donors.get_mut(name) {
+                if let Some(report) = self.observed.donors.value_mut(name) {
                     report.availability = Availability::Gone { since };
                 }
             } else if !late(&mut world.random, world.trouble)
@@ -154,7 +161,7 @@ impl Writer {
             let end = End::Host(name.clone());
             if !agent.is_on || agent.is_cut {
                 let since = Millis(*self.missed.entry(end).or_insert(now));
-                if let Some(report) = self.observed.hosts.get_mut(name) {
+                if let Some(report) = self.observed.hosts.value_mut(name) {
                     report.availability = Availability::Gone { since };
                 }
             } else if !late(&mut world.random, world.trouble)
@@ -174,17 +181,21 @@ impl Writer {
     fn settle(&mut self, world: &World, desired: &mut Desired) {
         settle(desired, &self.observed, Millis(world.now));
         if world.plant == Some(Plant::DropsWithoutConfirmation) {
-            for volume in desired.volumes.values_mut() {
-                volume.leaving.clear();
+            let all: Vec<VolumeId> = desired.volumes.keys().copied().collect();
+            for id in all {
+                desired.volumes.change(id, |volume| volume.leaving.clear());
             }
             desired.volumes.retain(|_, volume| !volume.released);
         }
     }
 
     /// Makes the changes that operators ask for, and repairs.
-    fn change(&mut self, world: &mut World, desired: &mut Desired) {
-        let mut capacity = Capacity::new(&world.topology, desired, &self.observed);
-        let mut edit = Edit { topology: &world.topology, desired, capacity: &mut capacity };
+    fn change(&mut self, world: &mut World, desired: &mut Desired) -> Result<(), String> {
+        let topology = std::sync::Arc::clone(&world.topology);
+        let counted = Capacity::new(&topology, desired, &self.observed);
+        let capacity = self.running.follow(&topology, desired, &self.observed);
+        same_capacity(capacity, &counted)?;
+        let mut edit = Edit { topology: &topology, desired, capacity };
         if world.has_lost_state {
             self.orders.push(Order::Adopt);
         }
@@ -216,7 +227,16 @@ impl Writer {
                 Order::Unbind(volume) => edit.unbind(volume),
             };
         }
-        let unrepaired = edit.repair(&self.observed, Millis(world.now), TIMEOUT_MS);
+        self.backlog.follow(desired, &self.observed);
+        let mut all = desired.clone();
+        let capacity = self.running.follow(&topology, desired, &self.observed);
+        let mut edit = Edit { topology: &topology, desired, capacity };
+        let unrepaired = edit.repair_these(self.backlog.ailing(), &self.observed, Millis(world.now), TIMEOUT_MS);
+        let mut capacity = Capacity::new(&topology, &all, &self.observed);
+        let mut of_all = Edit { topology: &topology, desired: &mut all, capacity: &mut capacity };
+        if unrepaired != of_all.repair(&self.observed, Millis(world.now), TIMEOUT_MS) || all != *edit.desired {
+            return Err("a repair of the volumes that ail is not the repair of all".into());
+        }
         self.stuck = unrepaired.into_iter().map(|one| one.volume).collect();
         let waiting = reconcile(desired, &self.observed);
         let grants = waiting.steps.iter().filter_map(|step| match step {
@@ -224,6 +244,23 @@ impl Writer {
             _ => None,
         });
         self.stuck.extend(grants.chain(waiting.waiting.iter().map(|waiting| waiting.volume)));
+        Ok(())
+    }
+}
+
+/// Checks that what was decided about changes alone is what is decided about everything.
+fn same_round(kept: &Round, whole: &Round) -> Result<(), String> {
+    match kept == whole {
+        true => Ok(()),
+        false => Err(format!("a backlog has {kept:#?}\nand a look at everything decides {whole:#?}")),
+    }
+}
+
+/// Checks that what was counted from changes alone is what is counted from everything.
+fn same_capacity(running: &Capacity, counted: &Capacity) -> Result<(), String> {
+    match running == counted {
+        true => Ok(()),
+        false => Err(format!("the running capacity is {running:#?}\nand a count of everything gives {counted:#?}")),
     }
 }
 
@@ -244,20 +281,24 @@ fn quotas(desired: &Desired) -> Result<(), String> {
 fn silence_is_consent(desired: &Desired, observed: &mut Observed) {
     for (id, volume) in &desired.volumes {
         for leaving in volume.leaving.values() {
-            let report = observed.hosts.entry(leaving.host.clone()).or_default();
+            let mut report = observed.hosts.get(&leaving.host).cloned().unwrap_or_default();
             if !report.availability.answers() || report.volumes.is_empty() {
                 report.left.entry(*id).or_default().insert(leaving.member.id);
             }
+            observed.hosts.insert(leaving.host.clone(), report);
         }
     }
 }
 
 /// The bug: a copy that has begun is taken for one that is done.
 fn copies_are_done(observed: &mut Observed) {
-    let views = observed.hosts.values_mut().flat_map(|report| report.volumes.values_mut());
-    for member in views.flat_map(|view| view.members.values_mut()) {
-        if let MemberState::Copying { .. } = member.state {
-            member.state = MemberState::InSync;
+    let hosts: Vec<HostId> = observed.hosts.keys().cloned().collect();
+    for report in hosts.iter() {
+        let Some(report) = observed.hosts.value_mut(report) else { continue };
+        for member in report.volumes.values_mut().flat_map(|view| view.members.values_mut()) {
+            if let MemberState::Copying { .. } = member.state {
+                member.state = MemberState::InSync;
+            }
         }
     }
 }

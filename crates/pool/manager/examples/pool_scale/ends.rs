@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use aquifer_control::{Deposed, End, Keeper, KeeperSettings, Kind, Query, Refused, Registration, Report};
 use aquifer_fabric::{
@@ -150,7 +150,7 @@ impl End for Agent {
 /// The channels of all ends.
 pub(crate) struct Ends {
     control: SocketAddr,
-    donors: Vec<Option<Keeper>>,
+    donors: Vec<Option<(Keeper, Arc<Mutex<Donor>>)>>,
     _agents: Vec<Keeper>,
 }
 
@@ -159,8 +159,8 @@ impl Ends {
     pub(crate) fn start(donors: usize, hosts: usize, control: &SocketAddr) -> Result<Ends, Failure> {
         let mut ends = Ends { control: *control, donors: Vec::new(), _agents: Vec::new() };
         for number in 0..donors {
-            let keeper = ends.start_donor(number, 1)?;
-            ends.donors.push(Some(keeper));
+            let donor = ends.start_donor(number, 1)?;
+            ends.donors.push(Some(donor));
         }
         for number in 0..hosts {
             let agent = Agent { gate: Gate::new(AGENT, Term(0)), volumes: BTreeMap::new(), left: BTreeMap::new() };
@@ -170,9 +170,21 @@ impl Ends {
         Ok(ends)
     }
 
-    fn start_donor(&self, number: usize, incarnation: u64) -> Result<Keeper, Failure> {
-        let end: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(Donor::started(incarnation)));
-        keep(Kind::Donor, format!("d{number:04}"), Some(number / RACK), self.control, &end)
+    fn start_donor(&self, number: usize, incarnation: u64) -> Result<(Keeper, Arc<Mutex<Donor>>), Failure> {
+        let donor = Arc::new(Mutex::new(Donor::started(incarnation)));
+        let end: Arc<Mutex<dyn End>> = Arc::<Mutex<Donor>>::clone(&donor);
+        let keeper = keep(Kind::Donor, format!("d{number:04}"), Some(number / RACK), self.control, &end)?;
+        Ok((keeper, donor))
+    }
+
+    /// The number of leases that all donors have lent.
+    pub(crate) fn lent(&self) -> u64 {
+        let lent = |donor: &Mutex<Donor>| {
+            let donor = donor.lock().unwrap_or_else(PoisonError::into_inner);
+            let leases = donor.leases.values().flat_map(BTreeMap::values);
+            leases.filter(|lease| matches!(lease.state, LeaseState::Lent { .. })).count() as u64
+        };
+        self.donors.iter().flatten().map(|(_, donor)| lent(donor)).sum()
     }
 
     /// The donors of a rack lose their channels and their memory, and come back.

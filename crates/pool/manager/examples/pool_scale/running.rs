@@ -18,9 +18,11 @@ pub(crate) type Failure = Box<dyn std::error::Error>;
 const STATUS: &str = "/redfish/v1/Oem/Aquifer";
 const CONNECTIONS: &str = "/redfish/v1/Fabrics/Aquifer/Connections";
 /// The time between two checks of a slow step.
-const LOOK: Duration = Duration::from_millis(50);
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
 /// The time between two checks of a bind: the shortest that does not occupy a CPU.
 const LOOK_AT_BIND: Duration = Duration::from_millis(2);
+/// A tick of proc(5) on x86-64.
+const TICK_MS: u64 = 10;
 /// The time limit for one answer.
 const ANSWER_MAX: Duration = Duration::from_secs(600);
 
@@ -101,6 +103,20 @@ impl Running {
 
     pub(crate) fn status(&self) -> Result<Value, Failure> {
         self.ask("GET", STATUS, &Value::Null).map(|(_, body)| body)
+    }
+
+    /// Whether everything is as desired.
+    pub(crate) fn is_settled(&self) -> Result<bool, Failure> {
+        Ok(self.status()?["IsSettled"] == true)
+    }
+
+    /// The processor time that the daemon has used.
+    pub(crate) fn cpu(&self) -> Result<Duration, Failure> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // After the name in parentheses; user and system time are the 14th and the 15th field, in ticks.
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<u64>().ok()).ok_or("no processor time");
+        Ok(Duration::from_millis((ticks(11)? + ticks(12)?) * TICK_MS))
     }
 
     /// Waits until the status meets a condition.

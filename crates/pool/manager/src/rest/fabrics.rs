@@ -85,7 +85,8 @@ fn endpoint_body(call: &Call<'_>, promised: &Promised, id: &str) -> Option<Value
         "Host" => {
             let host: HostId = name.parse().ok()?;
             let report = observed.hosts.get(&host);
-            let volumes = desired.volumes.values().filter(|volume| volume.host.as_ref() == Some(&host)).count();
+            let volumes =
+                desired.volumes.of_host(&host).filter(|id| desired.volumes[id].host.as_ref() == Some(&host)).count();
             let ours =
                 json!({ "Kind": "Host", "Volumes": volumes, "IsDeclaredGone": desired.dead_hosts.contains_key(&host) });
             ("Initiator", report.map(|report| report.availability), &parts.hosts.get(&host)?.enclosure, ours)

@@ -33,7 +33,6 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
     let hosts = observed.hosts.values().filter(|one| one.availability.answers()).count();
     let devices = observed.devices.values().filter(|one| one.availability.answers()).count();
     let desired = &snapshot.desired;
-    let wanted = desired.volumes.values().filter(|volume| !volume.released);
     let capacity: aquifer_fabric::Bytes = observed.donors.values().map(|one| one.capacity).sum();
     let lent: aquifer_fabric::Bytes = parts.donors.keys().map(|donor| snapshot.lent(donor)).sum();
     let waiting: Vec<String> =
@@ -47,7 +46,7 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
             "Term": snapshot.term, "Rounds": snapshot.rounds, "Version": desired.version,
             "Donors": count(donors, parts.donors.len()), "Hosts": count(hosts, parts.hosts.len()),
             "Devices": count(devices, parts.devices.len()),
-            "Volumes": { "All": wanted.clone().count(), "Bound": wanted.filter(|one| one.host.is_some()).count(),
+            "Volumes": { "All": desired.volumes.wanted_count(), "Bound": desired.volumes.bound_count(),
                          "Unsettled": unsettled },
             "Capacity": capacity, "Lent": lent,
             "Steps": { "Due": snapshot.round.steps.len(), "Sent": snapshot.steps.sent, "Failed": snapshot.steps.failed },

@@ -25,7 +25,7 @@ use crate::console::Console;
 use crate::crash::CrashPoint;
 use crate::ledger::Ledger;
 use crate::order::{Act, NotDone, Order};
-use crate::peers::{Peers, Reports, SendFailure};
+use crate::peers::{Asked, Peers, Reports, SendFailure};
 use crate::sessions::{Sessions, Who};
 use crate::simulated::topology;
 use crate::subscriptions::Subscriptions;
@@ -68,7 +68,7 @@ impl Peers for Idle {
         Duration::ZERO
     }
 
-    fn reports(&mut self, term: Term) -> Reports {
+    fn reports(&mut self, term: Term, _asked: Asked<'_>) -> Reports {
         let parts = self.topology.parts();
         let donor = |capacity: Bytes| DonorReport { term, capacity, ..DonorReport::default() };
         Reports {

@@ -70,7 +70,7 @@ fn grant(term: u64, sequence: u64, member: u64, slabs: u64) -> Command {
 
 /// What a donor reports to a term, or why it does not.
 fn answer(simulated: &mut Simulated, term: u64) -> Result<BTreeMap<MemberId, Token>, Silent> {
-    let report = simulated.reports(Term(term)).donors.remove(&donor()).expect("every donor answers")?;
+    let report = simulated.reports(Term(term), Asked::All).donors.remove(&donor()).expect("every donor answers")?;
     let leases = report.leases.into_values().flatten();
     let lent = leases.filter_map(|(member, lease)| match lease.state {
         LeaseState::Lent { token } => Some((member, token)),
@@ -82,10 +82,10 @@ fn answer(simulated: &mut Simulated, term: u64) -> Result<BTreeMap<MemberId, Tok
 #[test]
 fn peers_that_reported_to_a_term_refuse_smaller_ones_after_a_restart() {
     let scratch = Scratch::new();
-    let first = scratch.open().reports(Term(5));
+    let first = scratch.open().reports(Term(5), Asked::All);
     assert!(first.donors.values().all(Result::is_ok) && first.hosts.values().all(Result::is_ok));
     let mut restarted = scratch.open();
-    let second = restarted.reports(Term(4));
+    let second = restarted.reports(Term(4), Asked::All);
     for (name, report) in &second.donors {
         assert_eq!(report.as_ref().err(), Some(&Silent::Deposed { seen: Term(5) }), "donor {name}");
     }
@@ -113,7 +113,7 @@ fn a_peer_whose_file_cannot_be_written_says_nothing_until_it_can() {
     fs::remove_dir_all(&donors).expect("removed");
     assert_eq!(answer(&mut simulated, 2), Err(Silent::NoAnswer), "its term is not stored");
     assert_eq!(answer(&mut simulated, 2), Err(Silent::NoAnswer), "and not the second time");
-    assert!(simulated.reports(Term(2)).hosts.values().all(Result::is_ok), "others answer");
+    assert!(simulated.reports(Term(2), Asked::All).hosts.values().all(Result::is_ok), "others answer");
     assert!(simulated.send(&[grant(2, 1, 1, 1)])[0].is_err(), "what cannot be stored is not confirmed");
     fs::create_dir_all(&donors).expect("made");
     let lent = answer(&mut simulated, 2).expect("a report");

@@ -87,7 +87,7 @@ type Try = fn(&mut Edit<'_>) -> Result<(), Refusal>;
 fn a_refused_change_changes_nothing() {
     let topology = racks(8);
     let mut desired = desired(&topology);
-    desired.zones.get_mut(&id("lab")).expect("listed").hosts.remove(&id("h1"));
+    desired.zones.value_mut(&id("lab")).expect("listed").hosts.remove(&id("h1"));
     edit(&topology, &mut desired, |edit| edit.create(V, id("v"), spec(8, LatencyClass::Tcp)).expect("room"));
     let before = desired.clone();
     let cases: [(&str, Try); 9] = [
@@ -153,12 +153,12 @@ fn a_joined_member_that_its_donor_does_not_list_is_replaced() {
     });
     let (redundancy, presentation) = (volume.spec.redundancy, Presentation::OneRange);
     let view = VolumeReport { redundancy, presentation, members: joined.collect() };
-    observed.hosts.get_mut(&id("h0")).expect("it reports").volumes.insert(V, view);
+    observed.hosts.value_mut(&id("h0")).expect("it reports").volumes.insert(V, view);
     let mut members = volume.places().map(|(_, member)| member);
     let (lent, restarted) = (members.next().expect("two"), members.next().expect("two"));
     let Source::Slabs { donor } = &lent.source else { panic!("on a donor") };
     let lease = LeaseReport { host: id("h0"), bytes: lent.bytes, state: LeaseState::Lent { token: Token(1) } };
-    observed.donors.get_mut(donor).expect("it reports").leases.insert(V, [(lent.id, lease)].into());
+    observed.donors.value_mut(donor).expect("it reports").leases.insert(V, [(lent.id, lease)].into());
     let mut capacity = Capacity::new(&topology, &desired, &observed);
     let mut edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
     assert_eq!(edit.repair(&observed, Millis(0), 1000), []);
@@ -184,11 +184,11 @@ fn a_changed_state_of_another_format_or_cut_is_refused() {
     assert_eq!(damaged(|desired| desired.format = 2), Corrupt::Format { found: 2 });
     assert_eq!(damaged(|desired| desired.zones.clear()), Corrupt::Unlisted { volume: V });
     assert_eq!(
-        damaged(|desired| desired.volumes.get_mut(&V).expect("listed").next_member = MemberId(1)),
+        damaged(|desired| desired.volumes.change(V, |one| one.next_member = MemberId(1)).unwrap()),
         Corrupt::Member { volume: V, member: MemberId(1) }
     );
     assert_eq!(
-        damaged(|desired| desired.volumes.get_mut(&V).expect("listed").spans[0].members.clear()),
+        damaged(|desired| desired.volumes.change(V, |one| one.spans[0].members.clear()).unwrap()),
         Corrupt::Span { volume: V }
     );
 }

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Orders: carried out on the copy of a round, and answered after what they changed was stored.
+
+use std::sync::Arc;
+
+use aquifer_fabric::{Declaration, Desired, Millis, Topology, VolumeId, diff};
+
+use super::posted::Answer;
+use super::{Done, Writer};
+use crate::accounts::random;
+use crate::ledger::Entry;
+use crate::order::{Act, NotDone, Order, change};
+
+impl Writer {
+    /// Carries an order out on the copy of this round.
+    pub(super) fn carry_out(
+        &mut self,
+        topology: &Arc<Topology>,
+        desired: &mut Desired,
+        order: &Order,
+        entries: &mut Vec<Entry>,
+    ) -> Result<Done, NotDone> {
+        let mut new = desired.clone();
+        let draw = || VolumeId(u64::from_le_bytes(random()));
+        let capacity = self.capacity.follow(topology, desired, &self.observed);
+        let not_adopted = change(topology, &mut new, &self.observed, capacity, order, draw)?;
+        let (before, after) = Declaration::of_both(desired, &new);
+        let mut changes: Vec<String> = diff(&before, &after).iter().map(ToString::to_string).collect();
+        if changes.is_empty() && new != *desired {
+            changes.push(format!("~ {}", order.act));
+        }
+        let mut done = Done {
+            changes,
+            remarks: not_adopted.iter().map(ToString::to_string).collect(),
+            version: new.version,
+            ..Done::default()
+        };
+        if order.is_dry_run {
+            let mut ahead = self.backlog.clone();
+            ahead.follow(desired, &self.observed);
+            let due = ahead.round().steps;
+            ahead.follow(&new, &self.observed);
+            let steps = ahead.round().steps;
+            done.steps = steps.iter().filter(|step| !due.contains(step)).map(ToString::to_string).collect();
+        } else if matches!(order.act, Act::Switch(_)) {
+            // Its record is stored before the switch gets it.
+            entries.push(Entry::new(&order.who, order.act.to_string()));
+        } else if new != *desired {
+            entries.push(Entry::new(&order.who, order.act.to_string()));
+            *desired = new;
+        }
+        if matches!(order.act, Act::Switch(_)) {
+            done.changes.push(format!("~ {}", order.act));
+        }
+        Ok(done)
+    }
+
+    /// Sends an order to its switch, after its record was stored.
+    pub(super) fn act_at_switch(&mut self, order: &Order, outcome: &mut Result<Done, NotDone>) {
+        let (Act::Switch(act), Ok(_), false) = (&order.act, &outcome, order.is_dry_run) else { return };
+        if let Err(failure) = self.peers.act(act) {
+            *outcome = Err(NotDone::Switch(failure.to_string()));
+        }
+    }
+
+    /// Answers orders, after what they changed was stored.
+    pub(super) fn answer(&mut self, answers: Vec<(Order, Answer, Result<Done, NotDone>)>, now: Millis) {
+        // What was stored is what has to be done, so that nothing looks settled before its steps are sent.
+        self.backlog.follow(&self.desired, &self.observed);
+        for (order, answer, outcome) in answers {
+            let outcome = outcome.map(|mut done| {
+                let is_over = matches!(order.act, Act::Switch(_));
+                if !order.is_dry_run && !is_over && !done.changes.is_empty() {
+                    let volume = order.act.volume().and_then(|name| self.desired.volume_named(name));
+                    let volume = volume.map(|(id, _)| id);
+                    done.task = Some(self.tasks.add(order.act.to_string(), order.who.clone(), volume, now));
+                }
+                done
+            });
+            // What an order changed can be read as soon as it is answered.
+            self.publish(&self.peers.topology(), self.backlog.round());
+            answer(outcome);
+        }
+    }
+}

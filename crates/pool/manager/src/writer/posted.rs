@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the writer shares with requests: what they post, what they get, and what they read.
+
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+
+use crate::events::Events;
+use crate::ledger::{Ledger, LedgerFailure};
+use crate::meters::Meters;
+use crate::order::{NotDone, Order};
+use crate::snapshot::Snapshot;
+use crate::subscriptions::Subscriptions;
+
+/// What runs with the store.
+pub(crate) type Errand = Box<dyn FnOnce(&mut Ledger) -> Result<(), LedgerFailure> + Send>;
+/// What takes the answer to an order.
+pub(super) type Answer = Box<dyn FnOnce(Result<Done, NotDone>) + Send>;
+
+/// A request to the writer.
+pub(crate) enum Posted {
+    /// What needs the store and not the pool: accounts, sessions, the audit log. An error is the store's.
+    Errand(Errand),
+    /// An order, with the function that takes the answer.
+    Order(Order, Answer),
+}
+
+/// What became of an order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Done {
+    /// Changes to pools, zones and volumes.
+    pub(crate) changes: Vec<String>,
+    /// Steps that become due.
+    pub(crate) steps: Vec<String>,
+    /// What could not be adopted.
+    pub(crate) remarks: Vec<String>,
+    /// The version of the desired state after it.
+    pub(crate) version: u64,
+    pub(crate) task: Option<u64>,
+}
+
+/// What the writer shares with requests.
+#[derive(Default)]
+pub(crate) struct Shared {
+    pub(crate) snapshot: RwLock<Arc<Snapshot>>,
+    pub(crate) events: Events,
+    pub(crate) meters: Arc<Meters>,
+    subscriptions: Mutex<Subscriptions>,
+}
+
+impl Shared {
+    /// The subscriptions to events. Locked for one look-up, never while the store or a listener is waited for.
+    pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
+        self.subscriptions.lock().expect("a panic ends the daemon")
+    }
+
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshot.read().expect("a panic ends the daemon"))
+    }
+}

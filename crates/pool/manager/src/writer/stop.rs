@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Why the writer ends, and whether that may pass.
+
+use aquifer_fabric::Term;
+
+use crate::ledger::LedgerFailure;
+
+/// Why the writer ends.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Another manager has a greater term.
+    Deposed { seen: Term },
+    /// A signal ends this manager.
+    Ended,
+    /// The store failed.
+    Ledger(LedgerFailure),
+    /// The leadership of the leader was not kept alive in time.
+    LeadershipLost,
+}
+
+impl Stop {
+    /// Whether this manager or another one may lead afterwards.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Deposed { .. } | Self::LeadershipLost => true,
+            Self::Ended => false,
+            Self::Ledger(failure) => failure.may_pass(),
+        }
+    }
+}
+
+impl From<LedgerFailure> for Stop {
+    fn from(failure: LedgerFailure) -> Stop {
+        Stop::Ledger(failure)
+    }
+}
+
+impl std::fmt::Display for Stop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Deposed { seen } => {
+                write!(f, "another fabric manager has term {seen}; stop one of the two, then start again")
+            }
+            Self::Ended => f.write_str("a signal ends this manager; start it again"),
+            Self::Ledger(failure) => failure.fmt(f),
+            Self::LeadershipLost => {
+                f.write_str("the lease in etcd was not renewed in time; check the members and the network")
+            }
+        }
+    }
+}
