@@ -23,8 +23,10 @@ const SKIPS_VARIABLE: &str = "AQUIFER_TEST_SKIPS";
 const POLL: Duration = Duration::from_millis(20);
 /// One that runs for longer hangs; it is ended, and fails.
 const PROGRAM_MAX: Duration = Duration::from_secs(30 * 60);
-/// Failed tests that get a second run, alone. With more of them, load is not the cause.
-const SECOND_RUNS_MAX: usize = 3;
+/// Maximum number of failed tests that get a second run, alone. With more of them, load is not the cause.
+const SECOND_RUNS_MAX: usize = 6;
+/// Lines of what a failed test printed that the summary repeats: the last ones, where the panic is.
+const LAST_LINES: usize = 8;
 /// A test that printed this found wrong bytes. That is never a matter of load, so there is no second run.
 const FOUND_WRONG: &str = "wrong";
 
@@ -33,6 +35,8 @@ pub struct Summary {
     counts: TestCounts,
     skips: BTreeSet<Skip>,
     unsteady: Vec<String>,
+    /// The tests that failed, also those that passed in a second run, each with the end of what it printed.
+    failures: Vec<String>,
 }
 
 /// One command that runs tests.
@@ -111,7 +115,10 @@ fn run_jobs(mut jobs: Vec<Job>, file: &Path, allowed: Option<&str>) -> (Summary,
             Err(why) => complaints.push(format!("{}: {why}", job.name)),
         }
         for name in names {
-            let is_wrong = test_counts::printed_by(&ended.output, &name).contains(FOUND_WRONG);
+            let printed = test_counts::printed_by(&ended.output, &name);
+            summary.failures.push(format!("  {} {name}", job.name));
+            summary.failures.extend(last_lines(printed).map(|line| format!("    {line}")));
+            let is_wrong = printed.contains(FOUND_WRONG);
             failed.push((index, name, is_wrong || !job.has_names));
         }
     };
@@ -153,6 +160,14 @@ fn beside_each_other(jobs: &mut [Job], logs: &Path, report: &mut dyn FnMut(usize
 
 fn log_of(logs: &Path, index: usize) -> PathBuf {
     logs.join(index.to_string())
+}
+
+/// The last lines that a test printed, without the notes and frames of a backtrace.
+fn last_lines(printed: &str) -> impl Iterator<Item = &str> {
+    let message = printed.split("\nstack backtrace:").next().unwrap_or(printed);
+    let mut lines: Vec<&str> = message.lines().filter(|line| !line.is_empty()).collect();
+    lines.drain(..lines.len().saturating_sub(LAST_LINES));
+    lines.into_iter()
 }
 
 /// Runs one test that failed beside others once more, with nothing beside it.
@@ -210,7 +225,7 @@ fn spawn(command: &mut Command, log: &Path) -> io::Result<Child> {
 
 impl Summary {
     fn new(counts: TestCounts, skips: BTreeSet<Skip>) -> Self {
-        Self { counts, skips, unsteady: Vec::new() }
+        Self { counts, skips, unsteady: Vec::new(), failures: Vec::new() }
     }
 
     /// Reads which tests were skipped, and complains of reasons that are not allowed.
@@ -242,6 +257,10 @@ impl Summary {
             lines.push("skipped in part, and counted as passed:".to_owned());
         }
         lines.extend(self.skips.iter().filter(|skip| skip.is_partial).map(name));
+        if !self.failures.is_empty() {
+            lines.push("what failed beside others, with the end of what it printed:".to_owned());
+        }
+        lines.extend(self.failures.iter().cloned());
         if !self.unsteady.is_empty() {
             lines.push("failed beside others, passed alone, and counted as passed; repair them:".to_owned());
         }
@@ -312,6 +331,7 @@ mod tests {
         let (lines, complaints) = summary("unsteady", &[&fails_beside_others("too late")], None);
         assert!(complaints.is_empty(), "{complaints:?}");
         assert_eq!(lines[lines.len() - 2..], ["  pins a", "1 passed, 0 failed, 0 skipped"]);
+        assert!(lines.join("\n").contains("\n  pins a\n    too late\n"), "{lines:?}");
     }
 
     #[test]
@@ -321,6 +341,6 @@ mod tests {
         let script = fails_beside_others("too late");
         let (lines, complaints) = summary("many", &[script.as_str(); SECOND_RUNS_MAX + 1], None);
         assert_eq!(complaints.len(), SECOND_RUNS_MAX + 1, "{complaints:?}");
-        assert_eq!(lines.last().map(String::as_str), Some("0 passed, 4 failed, 0 skipped"));
+        assert_eq!(lines.last(), Some(&format!("0 passed, {} failed, 0 skipped", SECOND_RUNS_MAX + 1)));
     }
 }

@@ -9,6 +9,7 @@ mod scratch;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use aquifer_tiers::conformance::{check, frames};
 use aquifer_tiers::{Flash, FlashSpec, OpenFailure, PAGE, TierSpec, report_exit};
@@ -87,6 +88,19 @@ fn a_device_that_is_held_is_refused() {
     let second = Flash::open(&FlashSpec { overwrite: true, ..device.spec() });
     assert!(matches!(second, Err(OpenFailure::DeviceInUse { .. })));
     drop(first);
+}
+
+#[test]
+fn a_device_that_its_holder_is_about_to_close_is_taken() {
+    let Some(device) = Loop::new() else { return };
+    let first = Flash::open(&device.spec()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(first);
+        });
+        drop(Flash::open(&device.spec()).unwrap_or_else(|failure| panic!("it is closed soon: {failure}")));
+    });
 }
 
 #[test]

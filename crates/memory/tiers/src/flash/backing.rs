@@ -19,6 +19,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use aquifer_sys::direct_io;
 use aquifer_sys::safe_open::{self, Purpose};
@@ -38,6 +39,9 @@ const MARK: &std::ffi::CStr = c"user.aquifer.tier";
 const DEVICE_END_BYTES: u64 = 1 << 20;
 /// How many names are tried for a temporary file before giving up.
 const NAME_ATTEMPTS_MAX: u32 = 16;
+/// How long a device that something holds is tried, and how often.
+const HELD_MAX: Duration = Duration::from_millis(500);
+const HELD_POLL: Duration = Duration::from_millis(10);
 /// File systems that keep files in memory, by `f_type` of statfs(2).
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
@@ -174,7 +178,7 @@ fn kept_file(path: &Path, overwrite: bool) -> Result<File, OpenFailure> {
 pub(super) fn left(path: &Path) -> Option<(File, Kind, u64)> {
     let kind = path.metadata().ok()?.file_type();
     if kind.is_block_device() {
-        let mut file = open_own(path, libc::O_RDWR | libc::O_EXCL).ok()?;
+        let mut file = open_device(path).ok()?;
         let bytes = file.seek(SeekFrom::End(0)).ok()?;
         return Some((file, Kind::Device, bytes));
     }
@@ -186,10 +190,7 @@ pub(super) fn left(path: &Path) -> Option<(File, Kind, u64)> {
 fn device(spec: &FlashSpec) -> Result<Backing, OpenFailure> {
     let path = &*spec.path;
     let failure = |source| OpenFailure::Path { path: path.into(), source };
-    let mut file = open_own(path, libc::O_RDWR | libc::O_EXCL).map_err(|refused| match refused.errno() {
-        Some(libc::EBUSY) => OpenFailure::DeviceInUse { path: path.into() },
-        _ => refused,
-    })?;
+    let mut file = open_device(path)?;
     if !file.metadata().map_err(failure)?.file_type().is_block_device() {
         return Err(OpenFailure::NotStorage { path: path.into() });
     }
@@ -203,6 +204,23 @@ fn device(spec: &FlashSpec) -> Result<Backing, OpenFailure> {
     }
     let capacity_bytes = capacity_bytes(spec, Room::of_device(device_bytes))?;
     Ok(Backing { file, kind: Kind::Device, capacity_bytes, notices: Vec::new() })
+}
+
+/// Opens a block device that nothing else holds. A process that has just closed the device may still hold it through a
+/// child that it forked and that has not executed its program yet, so a refusal is final only after [`HELD_MAX`].
+fn open_device(path: &Path) -> Result<File, OpenFailure> {
+    let begun = Instant::now();
+    loop {
+        match open_own(path, libc::O_RDWR | libc::O_EXCL) {
+            Err(refused) if refused.errno() == Some(libc::EBUSY) && begun.elapsed() < HELD_MAX => {
+                std::thread::sleep(HELD_POLL);
+            }
+            Err(refused) if refused.errno() == Some(libc::EBUSY) => {
+                return Err(OpenFailure::DeviceInUse { path: path.into() });
+            }
+            opened => return opened,
+        }
+    }
 }
 
 fn ends_are_zero(file: &File, device_bytes: u64) -> io::Result<bool> {
