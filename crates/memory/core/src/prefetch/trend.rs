@@ -42,22 +42,11 @@ impl Trend {
 
     /// The step of the majority, if there is one; never zero.
     pub fn majority(&self) -> Option<i64> {
-        let mut window = WINDOW_MIN;
-        while window <= self.known {
-            let candidate = self.vote(window);
-            let count = self.latest(window).filter(|step| *step == candidate).count();
-            if candidate != 0 && count * 2 > window {
-                return Some(candidate);
-            }
-            window *= 2;
-        }
-        None
-    }
-
-    /// Boyer and Moore: if any step has the majority of the window, it is the returned one.
-    fn vote(&self, window: usize) -> i64 {
+        // Boyer and Moore: if any step has the majority of the steps so far, it is `candidate`. The vote over a window
+        // goes on where that over the window before it ended.
         let (mut candidate, mut count) = (0, 0u32);
-        for step in self.latest(window) {
+        let mut window = WINDOW_MIN;
+        for (seen, step) in (1..).zip(self.latest(self.known)) {
             if count == 0 {
                 (candidate, count) = (step, 1);
             } else if step == candidate {
@@ -65,12 +54,23 @@ impl Trend {
             } else {
                 count -= 1;
             }
+            if seen == window {
+                if count > 0 && candidate != 0 && self.is_majority(candidate, window) {
+                    return Some(candidate);
+                }
+                window *= 2;
+            }
         }
-        candidate
+        None
+    }
+
+    fn is_majority(&self, candidate: i64, window: usize) -> bool {
+        self.latest(window).filter(|step| *step == candidate).count() * 2 > window
     }
 
     fn latest(&self, window: usize) -> impl Iterator<Item = i64> {
-        (1..=window).map(|back| self.steps[(self.place + STEPS - back) % STEPS])
+        let (before, after) = self.steps.split_at(self.place);
+        before.iter().rev().chain(after.iter().rev()).take(window).copied()
     }
 }
 
