@@ -112,7 +112,7 @@ pub enum CommandFailure {
     Database,
     /// An impossible expiry time.
     ExpireTime(String),
-    /// What HTTP clients send. The connection is closed: a web page may be behind it.
+    /// What HTTP clients send. The connection is closed, because a web page may have sent it.
     Http,
     /// A key beyond [`KEY_BYTES_MAX`].
     KeyTooLong,

@@ -4,8 +4,8 @@
 //! Decodes what clients send: requests of RESP2, as arrays of bulk strings or as lines of words.
 //!
 //! Pure. Nothing is allocated for what was only announced: a request's bytes are where they arrived, and its words are
-//! ranges of them. Every length has a limit, which is checked before the bytes are waited for. A request that arrives
-//! in parts is decoded once: [`Decoder`] remembers how far it has come.
+//! ranges of them. Every length has a limit, which is checked before waiting for the bytes. A request that arrives in
+//! parts is decoded once: [`Decoder`] remembers how far it has come.
 //!
 //! | bytes                              | meaning                                                    |
 //! |------------------------------------|------------------------------------------------------------|

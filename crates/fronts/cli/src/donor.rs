@@ -66,7 +66,7 @@ pub struct DonorArgs {
     #[arg(long, value_name = "SIZE", required = true)]
     size: Option<ByteSize>,
 
-    /// Where to listen; port 0 is any that is free; unix:PATH shares it with programs of this user and root
+    /// Where to listen; port 0 takes any free port; unix:PATH shares the memory with programs of this user and root
     #[arg(long, value_name = "ADDRESS:PORT", default_value = LISTEN)]
     listen: Address,
 

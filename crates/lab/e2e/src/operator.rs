@@ -24,14 +24,14 @@ fn device() -> Value {
     json!({ "driver": "cxl-type3", "bus": "swport2", "id": NAME, "volatile-memdev": "cxlmem2", "sn": SERIAL })
 }
 
-/// Both ends of what it says and hears.
+/// The two connections: QEMU's monitor, and the guest's serial port.
 pub struct Operator {
     qmp: BufReader<UnixStream>,
     guest: BufReader<UnixStream>,
 }
 
 impl Operator {
-    /// Gives QEMU the words that connect it to an operator. Its thread waits for the guest, and ends with QEMU.
+    /// Gives QEMU the arguments that connect it to an operator. Its thread waits for the guest, and ends with QEMU.
     pub fn start(qemu: &mut Command) {
         // Not in the scratch directory: the length of a socket's path is limited.
         let directory = std::env::temp_dir().join(format!("aq-operator-{}", std::process::id()));
@@ -46,7 +46,7 @@ impl Operator {
         qemu.arg("-serial").arg(format!("unix:{}", guest_path.display()));
         std::thread::spawn(move || {
             let accept = |listener: &UnixListener| listener.accept().map(|(stream, _)| BufReader::new(stream));
-            // QEMU connects in the order of its words, and waits for nobody.
+            // QEMU connects in the order of its arguments, and does not wait to be accepted.
             let operator = accept(&qmp).and_then(|qmp| Ok(Operator { qmp, guest: accept(&guest)? }));
             let _ = std::fs::remove_dir_all(&directory);
             let ended = operator.and_then(Operator::serve);

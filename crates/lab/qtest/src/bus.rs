@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! As much of a firmware as CXL devices need: numbers the buses below the host bridge, gives the functions addresses,
-//! and finds their registers.
+//! The part of a firmware that CXL devices need: numbers the buses below the host bridge, gives the functions
+//! addresses, and finds their registers.
 
 use crate::line::{Line, Window};
 

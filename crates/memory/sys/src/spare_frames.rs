@@ -72,7 +72,7 @@ impl SpareFrames {
     /// The first `len` bytes of one of the frames with these numbers, until it is given back. `None` if all of them are
     /// in use.
     pub fn claim(&self, among: Range<u32>, len: usize) -> Option<FrameBuffer> {
-        assert!(among.end <= self.count && len <= self.frame_bytes, "there are so many, and they are so long");
+        assert!(among.end <= self.count && len <= self.frame_bytes, "the frames exist, and are long enough");
         let used = self.used.word();
         for index in among {
             // Acquire: the previous user's accesses happen before this one's. Pairs with the Release below.

@@ -24,7 +24,7 @@ const BACKGROUND: u16 = 1 << 6;
 const CAN_ABORT: u16 = 1 << 8;
 /// Bit 9 says that bits 10 and 11 are valid, and both are set.
 const RESETS: u16 = 1 << 9 | 1 << 10 | 1 << 11;
-/// All of what the FM API's setters change.
+/// Everything that the FM API's setters change.
 const SETTING: u16 = COLD_RESET | CONFIGURATION | RESETS;
 
 type Lines = &'static [(Opcode, u16)];

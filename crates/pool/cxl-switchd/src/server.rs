@@ -36,7 +36,7 @@ const OWN_EID: u8 = 8;
 /// What simulated hosts do with dynamic capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Hosts {
-    /// They take what is offered, and give back what they are asked for
+    /// They take what is offered, and give back what is requested
     Answer,
     /// Nothing, so that offers stay pending
     Wait,

@@ -48,7 +48,7 @@ pub(crate) struct Lead {
     audit: Option<AuditCheck>,
 }
 
-/// Why this manager does not lead, and whether that may pass.
+/// Why this manager does not lead, and whether that may change.
 pub(crate) struct NotLed {
     pub(crate) line: String,
     pub(crate) may_pass: bool,

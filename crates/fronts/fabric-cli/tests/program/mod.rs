@@ -100,7 +100,7 @@ impl Rack {
         stdout(&output)
     }
 
-    /// The answer of what must succeed.
+    /// The answer to a request that must succeed.
     pub fn json(&self, words: &[&str]) -> Value {
         let text = self.done(&[words, &["--json"]].concat());
         assert_eq!(text.lines().count(), 1, "{text}");

@@ -22,7 +22,7 @@ pub(super) fn file_name(name: &str) -> String {
     format!("{name}{ENDING}")
 }
 
-/// The file in which a process makes the mapping, before it is complete. No mapping has it.
+/// The file in which a process makes the mapping, before it is complete. No mapping can have this name.
 pub(super) fn new_file_name(name: &str, process: u32, number: u64) -> String {
     format!(".{name}.{process}.{number}{ENDING}")
 }

@@ -131,7 +131,7 @@ fn prefetched_blocks_used_out_of_order_are_no_evidence_of_a_stream() {
         (0..400).for_each(|_| prefetcher.used(page, 1, waits_before, waits_behind));
         fault(&mut prefetcher, 0, 1 << 30);
         let read = fault(&mut prefetcher, 1, 1 << 30).pages() > 0;
-        assert_eq!(read, reads, "step {step}, before {waits_before}, behind {waits_behind}");
+        assert_eq!(read, reads, "step {step}, before {waits_before}, after {waits_behind}");
     }
 }
 

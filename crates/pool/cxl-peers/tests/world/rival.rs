@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// The rival lets go of everything, also of what it has forgotten. An operation may fail first.
+    /// The rival gives everything up, including what it has forgotten. An operation may fail first.
     pub fn rival_leaves(&mut self) {
         for _ in 0..3 {
             for (vcs_id, vppb_id) in self.rival_tried.clone() {
@@ -147,7 +147,7 @@ impl World {
         self.excused.insert((taken.port_id, taken.ld_id));
         self.unbind_for_rival((vcs_id, vppb_id));
         self.stolen += 1;
-        // What is bound to our hosts is adopted after the state was lost, also if the rival has bound it.
+        // What is bound to our hosts is adopted after the state was lost, even if the rival has bound it.
         if self.random.one_in(2) && !self.has_lost_state {
             self.rival_binds(vcs_id);
         }

@@ -52,7 +52,7 @@ impl World {
         self.agents[host].is_on && !self.zombies.contains(host)
     }
 
-    /// Before a donor obeys: nothing is released that a program uses.
+    /// Before a donor obeys: nothing that a program uses is released.
     pub fn judge_release(&self, donor: &DonorId, command: &Command) -> Result<(), String> {
         let Step::Release { volume, member, .. } = command.step else { return Ok(()) };
         let donor = &self.donors[donor];
