@@ -103,7 +103,7 @@ pub enum Command<'r> {
     },
 }
 
-/// Why a request is no command. Its text is Redis's.
+/// Why a request is not a command. Its text is Redis's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandFailure {
     /// Too few or too many words.

@@ -40,9 +40,9 @@ pub struct Request {
 /// What makes a connection's bytes unreadable from here on. Its text is Redis's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolFailure {
-    /// An array of a length that is no number, or beyond [`WORDS_MAX`].
+    /// An array of a length that is not a number, or beyond [`WORDS_MAX`].
     ArrayLength,
-    /// A bulk string of a length that is no number, negative, or beyond [`WORD_BYTES_MAX`].
+    /// A bulk string of a length that is not a number, negative, or beyond [`WORD_BYTES_MAX`].
     BulkLength,
     /// A bulk string does not end where its length says.
     BulkEnd,

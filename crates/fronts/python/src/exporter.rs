@@ -56,7 +56,7 @@ pub fn class(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     ];
     let mut spec = ffi::PyType_Spec {
         name: c"aquifer._native.Exporter".as_ptr(),
-        // That of `object`: a class can inherit from this one and from one with fields.
+        // That of `object`, so that a class can inherit both from this one and from one with fields.
         basicsize: 0,
         itemsize: 0,
         flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_BASETYPE) as c_uint,
@@ -67,7 +67,7 @@ pub fn class(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&raw mut spec)) }
 }
 
-/// The mapping that an instance of a class with this exporter is.
+/// The mapping of an object whose class inherits from this exporter and from [`Mapping`].
 ///
 /// # Safety
 /// `this` is an object, and the interpreter's lock is held.

@@ -179,6 +179,6 @@ mod tests {
             assert!(!path(&token, host).exists());
             assert!(!Path::new("/sys/class/net").join(cable_of(&token, host)).exists());
         }
-        assert_eq!(remove(&path(&token, 1)), Ok(()), "twice is no error");
+        assert_eq!(remove(&path(&token, 1)), Ok(()), "twice is not an error");
     }
 }

@@ -3,9 +3,10 @@
 
 //! The operator of a guest's CXL switch: plugs and pulls a device when the guest asks for it.
 //!
-//! QEMU 10 has no binds; a device that is added to a port, or removed, is what a host sees of them. The guest asks on
-//! its second serial line, and gets `done`, or why not: `plug` and `pull` a third device, `yank` the first one. QEMU is
-//! asked by QMP (its `docs/interop/qmp-spec.rst`), and lets go of a device when the guest has.
+//! QEMU 10 has no binds. To a host, a bind is a device that is added to a port, and an unbind is one that is removed.
+//! The guest sends its requests on its second serial line: `plug` and `pull` for a third device, `yank` for the first
+//! one. It gets `done`, or why not. The operator passes them on to QEMU by QMP (its `docs/interop/qmp-spec.rst`), which
+//! removes a device when the guest has released it.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -278,7 +278,7 @@ fn goes_to_the_disk(name: &str, start: impl Fn(&str) -> Donor) {
         assert!(lent + kept >= 40 << 20, "{}", stats["levels"]);
         assert!(if has_room { lent >= 32 << 20 } else { kept >= 12 << 20 }, "{}", stats["levels"]);
         assert!(level(0, "capacity_bytes") == mib << 20 && (has_room || level(1, "reads") > 0), "{}", stats["levels"]);
-        assert_eq!(stats["errors"], 0, "a refusal is no failure where there is another tier");
+        assert_eq!(stats["errors"], 0, "a refusal is not a failure where there is another tier");
     }
 }
 

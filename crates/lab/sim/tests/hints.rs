@@ -35,7 +35,7 @@ struct Hints {
     gives_up: Option<Advice>,
 }
 
-/// Of the touches of the hot set, and of the pages of the scan, how many did not wait.
+/// How many touches of the hot set, and how many pages of the scan, did not wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ready {
     hot: f64,

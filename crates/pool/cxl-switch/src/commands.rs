@@ -100,7 +100,7 @@ impl Commands {
     /// The commands of a device.
     pub fn of_device(is_memory: bool, is_mld: bool, has_capacity: bool) -> Self {
         let mut sets = vec![IDENTIFY, MESSAGE_LIMIT, EVENTS, TIMESTAMP, LOGS];
-        // Of an MLD, the FM-owned LD has no memory; its logical devices have.
+        // In an MLD, the FM-owned LD has no memory; the other logical devices have.
         let more = [(is_memory && !is_mld, MEMORY), (is_memory, TUNNEL), (is_mld, MLD), (has_capacity, CAPACITY)];
         sets.extend(more.iter().filter(|(has, _)| *has).map(|(_, set)| *set));
         Self::concat(&sets)

@@ -12,7 +12,7 @@ use super::mrc::Row;
 /// Columns and lines of the text.
 pub const COLUMNS: usize = 60;
 const LINES: usize = 12;
-/// Of the SVG: the drawing, and the margins for its labels.
+/// The size of the SVG, and its margins for the labels.
 const SIZE: (f64, f64) = (720.0, 420.0);
 const MARGIN: f64 = 60.0;
 

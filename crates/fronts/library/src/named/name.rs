@@ -5,7 +5,7 @@
 //!
 //! Pure. A name is part of a file name, and must not be able to lead elsewhere.
 
-/// The longest name, so that with the ending it is one of a file on every file system.
+/// The longest name. With the ending, it is still short enough for a file on every file system.
 const NAME_BYTES_MAX: usize = 128;
 /// What the names of the files end with.
 const ENDING: &str = ".aquifer";

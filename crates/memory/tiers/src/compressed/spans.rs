@@ -293,7 +293,7 @@ impl Spans {
         }
     }
 
-    /// Makes a span free that this thread has marked as being emptied.
+    /// Frees a span that this thread has marked as being emptied.
     fn give_back(&self, span: u32, emptied: Span, punch: Punch<'_>) {
         if emptied.filled > 0 {
             punch(u64::from(span) * SPAN_BYTES as u64, emptied.bytes());

@@ -28,7 +28,7 @@ pub enum Fault {
     DropRequest,
     /// The answer arrives twice.
     Duplicate,
-    /// Bytes that are no message arrive before the answer.
+    /// Bytes that are not a message arrive before the answer.
     Garbage,
     /// The answer arrives this much later.
     Late(u64),
