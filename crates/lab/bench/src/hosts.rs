@@ -21,7 +21,7 @@ use crate::undo::{self, Undo, UndoList};
 pub const DIRECTORY: &str = "/run/netns";
 /// Maximum number of hosts.
 pub const HOSTS_MAX: u32 = 8;
-/// The name of the host's end of its cable. The other end has a name of its own, because its namespace may contain
+/// The name of the host's end of its cable. The other end has its own name, because its namespace may contain
 /// other interfaces.
 const CABLE: &str = "cable";
 /// As in the examples of tc-tbf(8): a packet that would have to wait longer than this is dropped.

@@ -4,7 +4,7 @@
 //! The workloads that use the library: their ways, their tiers, where their program is, and their bars. Pure, but for
 //! the look for the program.
 //!
-//! A program that uses the library has a space of its own, so no pager is put around it: the contender is an argument
+//! A program that uses the library has its own space, so no pager is put around it: the contender is an argument
 //! of the program. Its budget is the local memory that every other contender gets, and its index and other ordinary
 //! memory are taken off it. The other contenders run the same program with everything in ordinary memory.
 

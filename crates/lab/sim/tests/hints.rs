@@ -27,11 +27,11 @@ const AHEAD_PAGES: u64 = 64;
 const PART_PAGES: u64 = REGION_PAGES as u64;
 const THREAD: ThreadIndex = ThreadIndex(0);
 
-/// What the scan says.
+/// The hints that the scan gives.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hints {
     prefetches: bool,
-    /// About what has been read.
+    /// The advice about memory that it has read.
     gives_up: Option<Advice>,
 }
 

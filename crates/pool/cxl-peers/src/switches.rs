@@ -3,7 +3,7 @@
 
 //! All switches of a fabric manager.
 //!
-//! Threads: each switch is read, and gets its steps, on a thread of its own, which ends before the call does: a slow
+//! Threads: each switch is read, and gets its steps, on its own thread, which ends before the call does: a slow
 //! switch delays a round, and none of them waits for another.
 
 use std::collections::{BTreeMap, BTreeSet};

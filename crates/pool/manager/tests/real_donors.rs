@@ -124,7 +124,7 @@ fn after_a_lost_state_the_pool_is_adopted() {
     pool.expect_nothing_lent(&daemon);
 }
 
-/// A second manager with a state of its own takes the donors over. The first one stops, and donors refuse it.
+/// A second manager with its own state takes the donors over. The first one stops, and donors refuse it.
 #[test]
 fn of_two_managers_the_one_that_was_elected_last_stays() {
     let directory = daemon::directory("real-two");

@@ -137,7 +137,7 @@ fn measure(cgroup: &Cgroup, source: &str, bytes: u64) -> Result<Measured, Failur
     Ok(Measured { rest, beside, wiped_in })
 }
 
-/// A donor in a process of its own, until it is dropped.
+/// A donor in its own process, until it is dropped.
 struct Lender {
     child: Child,
     address: SocketAddr,

@@ -64,7 +64,7 @@ impl Limits {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TenantLimits {
     named: BTreeMap<String, Limits>,
-    /// The limits of tenants without a line of their own.
+    /// The limits of tenants without their own line.
     others: Limits,
 }
 

@@ -44,7 +44,7 @@ pub fn text(rows: &[Row], budget_bytes: u64) -> String {
     plot
 }
 
-/// The curve as an SVG of its own: the part of the touches that miss, by DRAM.
+/// The curve as a separate SVG: the part of the touches that miss, by DRAM.
 pub fn svg(points: &[Row], content_bytes: u64, budget_bytes: u64) -> String {
     let (width, height) = (SIZE.0 - 2.0 * MARGIN, SIZE.1 - 2.0 * MARGIN);
     let most = content_bytes.max(1) as f64;

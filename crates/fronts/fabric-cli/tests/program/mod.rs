@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A real daemon in this process, on a free port and with a simulated rack; and the program, with a home of its own.
+//! A real daemon in this process, on a free port and with a simulated rack; and the program, with its own home.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

@@ -3,7 +3,7 @@
 
 //! Parses what follows `donor:`, one donor or several, into a checked description.
 //!
-//! Pure. One donor is a tier of its own (`borrower/src/donor.rs`), several are an array (`borrower/src/array.rs`).
+//! Pure. One donor is a tier by itself (`borrower/src/donor.rs`), several are an array (`borrower/src/array.rs`).
 
 use aquifer_borrower::{
     ArraySpec, DATA_SHARDS, DonorSecurity, DonorSpec, MEMBERS_MAX, MemberSpec, POSITIONS, RdmaSpec, Redundancy,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Another manager at the same switch, with a host of its own. It takes what is free, writes its stamp and reads it
+//! Another manager at the same switch, with its own host. It takes what is free, writes its stamp and reads it
 //! back; it lets go; and at times it takes what is ours. It acts between our steps.
 
 use aquifer_cxl_switch::{Connection, HostAction};

@@ -228,7 +228,7 @@ impl Roster {
     }
 
     /// Whether two seats are of one donor. Compares their texts, so that it does not matter which other seats existed
-    /// when they were claimed. A seat without a text counts as a donor of its own.
+    /// when they were claimed. A seat without a text counts as a separate donor.
     fn is_same_donor(&self, one: usize, other: usize) -> bool {
         let word = |seat, word| self.word(seat, word).load(Ordering::Relaxed);
         let bytes = word(one, TEXT_BYTES).min(TEXT_BYTES_MAX as u64) as usize;
