@@ -24,7 +24,7 @@ const SWITCH_MAILBOX: u32 = 0x0c0b;
 const MEMORY: u32 = 0x0502;
 const UPSTREAM_PORT: u32 = 0xa128;
 const DOWNSTREAM_PORT: u32 = 0xa129;
-/// Of PCIe, whose link capabilities have the port's number.
+/// The PCIe capability, whose link capabilities have the port's number.
 const PCIE_CAPABILITY: u32 = 0x10;
 const SLOT_CONTROL: u64 = 0x18;
 /// The power controller off, and the power indicator, too.

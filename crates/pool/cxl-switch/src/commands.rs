@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which component answers which commands, and what each changes: the command effects log (CEL).
+//! Lists which commands each component answers, and what each command changes: the command effects log (CEL).
 //!
 //! | component | command sets |
 //! |---|---|

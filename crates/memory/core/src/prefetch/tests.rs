@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Traces against the prefetcher. The model program faults on every block that was not advised, and on markers; nothing
-//! else reaches the prefetcher.
+//! Traces against the prefetcher. The model program faults on every block that was not read ahead, and on markers;
+//! nothing else reaches the prefetcher.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +17,7 @@ const CAP: u64 = 1 << 16;
 #[derive(Debug, Default)]
 struct Outcome {
     visits: usize,
-    /// Visits to blocks that had not been advised.
+    /// Visits to blocks that had not been read ahead.
     misses: usize,
     markers: usize,
     advised: usize,
