@@ -81,7 +81,7 @@ impl DaxMemory {
         self.len == 0
     }
 
-    /// Fills `buffer` from `offset`. The bytes may be any if another thread stores there at the same time.
+    /// Fills `buffer` from `offset`. If another thread stores there at the same time, the bytes are undefined.
     pub fn copy_out(&self, offset: usize, buffer: &mut FrameBuffer) {
         let (source, target) = (self.place(offset, buffer.len()), buffer.bytes_mut());
         // SAFETY: the source lies within the mapping, as `place` has checked, and the target is a frame, which is

@@ -114,7 +114,7 @@ impl SpareFrames {
         // Taken by value: from here on, no buffer of the frame exists.
         let index = self.index(&frame);
         let before = self.used.word().fetch_and(!(1 << index), Ordering::Release);
-        debug_assert!(before & 1 << index != 0, "who gives a frame back has claimed it");
+        debug_assert!(before & 1 << index != 0, "a frame is claimed before it is given back");
     }
 }
 

@@ -157,7 +157,7 @@ impl Peer {
         }
     }
 
-    /// The device's number of a host; binds the host to the device if it is not.
+    /// The device's number for a host. Binds the host to the device if it is not bound.
     fn connect_host(
         &mut self,
         client: &mut Client,

@@ -177,7 +177,7 @@ impl World {
         self.restarts += 1;
     }
 
-    /// The place of a device in the switch's configuration, and the device's number of the host that has the source.
+    /// The place of a device in the switch's configuration, and the device's number for the host that has the source.
     pub fn index_of(&self, source: &Source) -> Option<(usize, u16)> {
         let (Source::DynamicCapacity { device } | Source::LogicalDevice { device, .. }) = source else { return None };
         let serial = u64::from_str_radix(device.as_str().strip_prefix("s0.")?, 16).ok()?;

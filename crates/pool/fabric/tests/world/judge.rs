@@ -208,7 +208,7 @@ impl World {
                 let is_bound = volume.host.as_ref() == Some(host);
                 let wanted = volume.places().filter(|_| is_bound).map(|(_, member)| member.id).collect();
                 if has != wanted {
-                    return Err(format!("host {host} has members {has:?} of {id}, and shall have {wanted:?}"));
+                    return Err(format!("host {host} has members {has:?} of {id}, and should have {wanted:?}"));
                 }
             }
         }
