@@ -259,7 +259,7 @@ mod tests {
                 .flat_map(|one| one.split(|letter: char| !letter.is_alphanumeric() && letter != '_'))
             {
                 let is_known = !word.starts_with("AQUIFER_ERR_") || errors.contains(&format!("{word} ="));
-                assert!(is_known, "{}: {word} is no error", call.name);
+                assert!(is_known, "{}: {word} is not an error", call.name);
             }
             let heading = call.paragraphs[0].split(". ").next().unwrap_or_default();
             assert!(heading.len() < 120, "{}: '{heading}' is long for a heading", call.name);

@@ -17,7 +17,7 @@ use crate::test_counts::{self, TestCounts};
 use crate::test_programs::{self, TestProgram};
 use crate::test_schedule::{LANES, Schedule};
 
-/// Names the file to which tests write that they were skipped; as in `crates/lab/test-support/src/skips.rs`.
+/// Names the file in which tests record their skips; as in `crates/lab/test-support/src/skips.rs`.
 const SKIPS_VARIABLE: &str = "AQUIFER_TEST_SKIPS";
 /// How often running programs are looked at.
 const POLL: Duration = Duration::from_millis(20);

@@ -266,7 +266,7 @@ const char *aquifer_error_message(void);
  */
 int aquifer_error_errno(void);
 
-/* The name of an error, "AQUIFER_ERR_LOST" for example. "AQUIFER_ERR_OTHER" for a number that is no error. Never freed. */
+/* The name of an error, such as "AQUIFER_ERR_LOST"; "AQUIFER_ERR_OTHER" for any other number. Never freed. */
 const char *aquifer_error_name(int code);
 
 /*

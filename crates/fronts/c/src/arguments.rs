@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Checks what can be checked of the arguments of a call: NULL, alignment, lengths that overflow, text.
+//! Checks the arguments of a call as far as possible: NULL, alignment, lengths that overflow, text.
 //!
 //! What remains is each caller's promise, which `aquifer.h` states: a pointer that is not NULL points to as much as the
 //! call says, and nobody else uses that meanwhile.

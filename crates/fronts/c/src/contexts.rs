@@ -73,7 +73,7 @@ type Body = extern "C" fn(*mut c_void, usize);
 /// The context that runs on this thread. It lives on the context's stack.
 struct Running<'y> {
     yielder: &'y Yielder<Waker, ()>,
-    /// Of the poll in which the context runs.
+    /// The waker of the poll in which the context runs.
     waker: RefCell<Waker>,
 }
 

@@ -133,7 +133,7 @@ pub extern "C" fn aquifer_fetch_wait(fetch: Fetch, timeout_ms: i64) -> c_int {
     done(|| {
         let fetching = get(fetch)?;
         let limit = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        // A time beyond what a clock can show is no limit.
+        // A time beyond what a clock can show is not a limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         wait_for(until, |context| fetching.poll(context))
     })

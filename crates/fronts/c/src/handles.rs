@@ -34,7 +34,7 @@ type Entry = Arc<dyn Any + Send + Sync>;
 
 #[derive(Default)]
 struct Place {
-    /// Of the present entry, or of the next one, less 1.
+    /// The generation of the present entry; if there is none, that of the next one, less 1.
     generation: u32,
     entry: Option<Entry>,
 }

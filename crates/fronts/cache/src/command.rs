@@ -103,7 +103,7 @@ pub enum Command<'r> {
     },
 }
 
-/// Why a request is no command. Its text is Redis's.
+/// Why a request is not a command. Its text is Redis's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandFailure {
     /// Too few or too many words.
@@ -112,7 +112,7 @@ pub enum CommandFailure {
     Database,
     /// An impossible expiry time.
     ExpireTime(String),
-    /// What HTTP clients send. The connection is closed: a web page may be behind it.
+    /// What HTTP clients send. The connection is closed, because a web page may have sent it.
     Http,
     /// A key beyond [`KEY_BYTES_MAX`].
     KeyTooLong,

@@ -4,8 +4,8 @@
 //! Decodes what clients send: requests of RESP2, as arrays of bulk strings or as lines of words.
 //!
 //! Pure. Nothing is allocated for what was only announced: a request's bytes are where they arrived, and its words are
-//! ranges of them. Every length has a limit, which is checked before the bytes are waited for. A request that arrives
-//! in parts is decoded once: [`Decoder`] remembers how far it has come.
+//! ranges of them. Every length has a limit, which is checked before waiting for the bytes. A request that arrives in
+//! parts is decoded once: [`Decoder`] remembers how far it has come.
 //!
 //! | bytes                              | meaning                                                    |
 //! |------------------------------------|------------------------------------------------------------|
@@ -40,9 +40,9 @@ pub struct Request {
 /// What makes a connection's bytes unreadable from here on. Its text is Redis's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolFailure {
-    /// An array of a length that is no number, or beyond [`WORDS_MAX`].
+    /// An array of a length that is not a number, or beyond [`WORDS_MAX`].
     ArrayLength,
-    /// A bulk string of a length that is no number, negative, or beyond [`WORD_BYTES_MAX`].
+    /// A bulk string of a length that is not a number, negative, or beyond [`WORD_BYTES_MAX`].
     BulkLength,
     /// A bulk string does not end where its length says.
     BulkEnd,

@@ -23,7 +23,8 @@ use crate::session;
 use crate::settings::Settings;
 use crate::store::{Store, StoreFailure};
 
-/// Batches that are begun before the sockets are looked at again: a client that sends much does not keep others out.
+/// Batches that are begun before the sockets are checked again, so that a client that sends much does not keep others
+/// out.
 const BATCHES_PER_LOOK: u32 = 16;
 
 /// Why a server could not be started, or ended. Its text says the cause and the remedy.

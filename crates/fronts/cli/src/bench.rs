@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer bench`: starts the bench, a program of its own, with the arguments that this command has checked.
+//! `aquifer bench`: starts the bench, a separate program, with the arguments that this command has checked.
 //!
 //! Help, completions and the manual need only the table of flags (the crate `bench-args`). `crates/lab/bench` measures,
 //! judges and plots.

@@ -64,7 +64,8 @@ impl Companion {
     }
 
     /// Replaces this process with the program, whose exit status is then that of the subcommand `name`. The program
-    /// gets the subcommand's arguments, without the option that is this command's own: it writes lines for a person.
+    /// gets the subcommand's arguments without `--log-format`, which only this command has: the program writes lines
+    /// for a person.
     pub fn replace_command(self, name: &str) -> Result<process::ExitCode, Failure> {
         let program = self.find()?;
         let words = arguments_without(name, env::args_os().skip(1));

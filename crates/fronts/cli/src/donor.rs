@@ -30,11 +30,11 @@ const LISTEN: &str = "127.0.0.1:7411";
 
 /// Lend this machine's memory to programs on others
 ///
-/// Runs until SIGTERM or SIGINT, at which it asks everything back and waits for it as long as --grace says; a second
-/// one ends it at once. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE; one on this
-/// machine shares the memory itself, with --tier donor:unix:PATH. Memory that a borrower gives back is wiped before
-/// another borrower gets it; leases that it does not renew expire. Changed certificates, revocation lists and limits
-/// are read within seconds, and at SIGHUP. docs/donor.md has the commands that make certificates.
+/// Runs until SIGTERM or SIGINT. Then it asks borrowers to return everything, and waits for as long as --grace says; a
+/// second signal ends it at once. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE;
+/// one on this machine shares the memory itself, with --tier donor:unix:PATH. Memory that a borrower gives back is
+/// wiped before another borrower gets it; leases that it does not renew expire. Changed certificates, revocation lists
+/// and limits are read within seconds, and at SIGHUP. docs/donor.md has the commands that make certificates.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_long_help = "\
@@ -66,7 +66,7 @@ pub struct DonorArgs {
     #[arg(long, value_name = "SIZE", required = true)]
     size: Option<ByteSize>,
 
-    /// Where to listen; port 0 is any that is free; unix:PATH shares it with programs of this user and root
+    /// Where to listen; port 0 takes any free port; unix:PATH shares the memory with programs of this user and root
     #[arg(long, value_name = "ADDRESS:PORT", default_value = LISTEN)]
     listen: Address,
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A user may set a stack limit so low (`ulimit -s 64`) that parsing the command line would overflow the stack. The
-//! limit is meant for the program: this command raises it for itself, and restores it for the program.
+//! Raises the stack limit for this command, and restores it for the program. A user may set a limit so low (`ulimit -s
+//! 64`) that parsing the command line would overflow the stack.
 //!
 //! The kernel checks the limit when a stack grows, and at exec leaves at least 128 MiB of address space below the stack
 //! (`mmap_base` in arch/x86/mm/mmap.c), so that raising the limit later is enough. See getrlimit(2).

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer stress`: starts the stress suite, a program of its own (`companion.rs`).
+//! `aquifer stress`: starts the stress suite, a separate program (`companion.rs`).
 
 use std::env;
 use std::os::unix::process::CommandExt;

@@ -68,7 +68,7 @@ fn the_fabric_program_gets_the_words_and_its_status_is_the_commands() {
     assert_eq!(stdout(&output), "bind\nfabric\nh000\n--json\n--dry-run\n");
     assert_eq!((output.status.code(), stderr(&output)), (Some(4), String::new()));
     let output = aquifer_at(&command).args(["fabric", "grow", "db", "16GB"]).output().unwrap();
-    assert!(stderr(&output).contains("`16GB` is no size; write"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("`16GB` is not a size; write"), "{}", stderr(&output));
     assert_eq!(output.status.code(), Some(2));
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer donor --manager`: it registers with what the command line says, and impossible arguments are refused.
+//! `aquifer donor --manager`: it registers as the command line says, and impossible arguments are refused.
 
 mod support;
 

@@ -37,7 +37,7 @@ fn every_flag_of_the_unit_is_one_of_the_donors() {
     let known = |flag: &str| help.contains(&format!("{flag} <")) || flag == "--bytes";
     let flags: Vec<&str> = flags.map(|flag| flag.trim_end_matches(['.', ',', ')'])).collect();
     assert!(flags.len() > 5, "{flags:?}");
-    flags.iter().for_each(|flag| assert!(known(flag), "{flag} is no flag of 'aquifer donor'"));
+    flags.iter().for_each(|flag| assert!(known(flag), "{flag} is not a flag of 'aquifer donor'"));
 }
 
 #[test]

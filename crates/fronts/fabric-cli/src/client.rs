@@ -53,7 +53,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// An answer that is no error.
+/// An answer that is not an error.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) body: Value,

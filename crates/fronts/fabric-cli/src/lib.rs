@@ -5,8 +5,9 @@
 //!
 //! `program.rs` carries out the command line. `look.rs` prints what the manager answers, `lists.rs` its collections,
 //! `change.rs` asks for changes, `follow.rs` follows the events, `accounts.rs` has sessions and accounts. `client.rs`
-//! speaks HTTP over sockets and TLS, to what `address.rs` parses; `session.rs` keeps the token. Bytes of the manager
-//! are decoded by [`Decoder`] and serde_json, and printed by `table.rs`, which lets no control character through.
+//! speaks HTTP over sockets and TLS, to the address that `address.rs` parses; `session.rs` keeps the token. Bytes of
+//! the manager are decoded by [`Decoder`] and serde_json, and printed by `table.rs`, which lets no control character
+//! through.
 
 #![forbid(unsafe_code)]
 

@@ -42,7 +42,7 @@ fn the_page_of_certificates_works_as_it_is_typed() {
     let etc = rack.directory.join("etc").display().to_string();
     let mut typed = 0;
     for line in blocks("sh").iter().flat_map(|block| block.lines()) {
-        let line = line.strip_prefix(COMMAND).unwrap_or_else(|| panic!("{line} is no command of the pool"));
+        let line = line.strip_prefix(COMMAND).unwrap_or_else(|| panic!("{line} is not a command of the pool"));
         let serial =
             || rack.json(&["token", "certificates"])["Members"][0]["Id"].as_str().expect("a serial number").to_owned();
         let line = line.replace("fabric.example:7443", &manager).replace("/etc/aquifer", &etc);

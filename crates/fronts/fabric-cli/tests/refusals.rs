@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! What must not work: bad input, a wrong password, no daemon, an expired session, files that others can read, servers
-//! that are no manager; and TLS with the wrong authority.
+//! that are not a manager; and TLS with the wrong authority.
 
 mod program;
 
@@ -27,7 +27,7 @@ fn bad_input_is_a_usage_error_before_anything_is_asked() {
     for (words, cause) in [
         (&["volums"][..], "volumes"),
         (&["create", "A b", "--size", "2MiB", "--zone", "lab", "--class", "tcp"], "use only a-z"),
-        (&[&create[..], &["8GB"]].concat(), "is no size"),
+        (&[&create[..], &["8GB"]].concat(), "is not a size"),
         (&[&create[..], &["1KiB"]].concat(), "not a whole number of MiB"),
         (&[&create[..], &["2MiB", "--redundancy", "mirror=1"]].concat(), "write none, mirror=2"),
         (&["bind", "db"], "<HOST>"),

@@ -102,7 +102,7 @@ fn cannot_write(file: &Path, error: &io::Error) -> Failure {
     failed(format!("{}: {error}; name a file that can be written", file.display()))
 }
 
-/// Connects, acts, and ends the traces. An incomplete trace is a failure of its own.
+/// Connects, acts, and ends the traces. An incomplete trace is a separate failure.
 fn with_client<T>(
     args: &Peer,
     act: impl FnOnce(&mut Client, Option<&'static Dialect>) -> Result<T, aquifer_fmapi_client::Failure>,

@@ -240,7 +240,7 @@ fn every_way_of_being_wrong_is_found_by_its_case() {
 #[test]
 fn a_peer_that_does_not_answer_is_reported_and_the_rest_is_judged() {
     let mut switch = peers::switch(&Dialect::STANDARD, |asked, answer| {
-        // No answer of its own: the tag is that of nobody.
+        // Not an answer to the request, because no request has this tag.
         if asked.header.opcode == Opcode::GET_VIRTUAL_SWITCH_INFO {
             answer.header.tag = answer.header.tag.wrapping_add(7);
         }

@@ -16,7 +16,7 @@ use serde_json::Value;
 /// How long the switch may take to listen.
 const START: Duration = Duration::from_secs(30);
 
-/// A switch that listens in a directory of its own until the test's process ends.
+/// A switch that listens in its own directory until the test's process ends.
 struct Switch {
     directory: PathBuf,
 }

@@ -198,7 +198,7 @@ impl ExecutorReads {
         }
     }
 
-    /// Ends all reads: each caller is answered that the page must be read in the usual way.
+    /// Ends all reads: each caller gets the answer that it must read the page in the usual way.
     fn end(&self, memory: &MemorySpace) {
         let mut wakers = Vec::new();
         let mut list = self.list();

@@ -33,7 +33,7 @@ impl Fetch {
         Self { mapping, range, asked: None }
     }
 
-    /// What can be said without asking the space to fetch: `None` if it must.
+    /// The result, if it is known without asking the space to fetch.
     fn begin(inner: &Inner, range: &Range<usize>) -> Option<Result<(), Error>> {
         if inner.ready(range.clone()) {
             return Some(inner.memory.check().map_err(Error::from));

@@ -3,9 +3,9 @@
 
 //! The fetches that futures of one space wait for.
 //!
-//! At most [`DEPTH`] of them are with the space's worker at a time, which starts them through the tier's queue; the
-//! others wait here, in order. What waits for arrivals calls [`Fetches::turn`]: the executor of `contexts.rs`, on its
-//! own thread, or a thread that lives while there are fetches and no such executor.
+//! The space's worker has at most [`DEPTH`] of them at a time, and starts them through the tier's queue; the others
+//! wait here, in order. The thread that waits for arrivals calls [`Fetches::turn`]. It is the thread of the executor of
+//! `contexts.rs`, or a separate one that lives while there are fetches and no such executor.
 //!
 //! A request is only advice to the space, which may drop it. One that has not begun after a while is made again, and
 //! after [`TRIES_MAX`] times its future fetches the range itself, on the thread that polls it.

@@ -343,8 +343,8 @@ impl Mapping {
         self.inner.status(range)
     }
 
-    /// How hot the range is: by what the space sees, which is how soon after its eviction memory comes back. Adjacent
-    /// bytes of one temperature are one run. Memory without contents is left out.
+    /// How hot the range is, judged by how soon memory comes back after its eviction, which is all that the space sees.
+    /// Adjacent bytes of one temperature are one run. Memory without contents is left out.
     ///
     /// # Errors
     /// As for [`status`](Self::status).

@@ -49,7 +49,7 @@ type Lasting = memory_space::Mapping<'static>;
 pub(crate) struct Inner {
     // Declared first, so dropped first.
     pub(crate) memory: Lasting,
-    /// Of a named mapping; dropped before the space, too.
+    /// The file of a named mapping. Dropped before the space, too.
     pub(crate) named: Option<NamedFile>,
     pub(crate) space: Arc<Shared>,
 }

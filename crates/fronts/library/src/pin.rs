@@ -3,7 +3,7 @@
 
 //! A range that stays resident for as long as a value lives.
 
-#![allow(unsafe_code, reason = "the pin and the mapping that it is of are in one value")]
+#![allow(unsafe_code, reason = "a pin and its mapping are in one value")]
 
 use std::fmt;
 use std::ops::Range;

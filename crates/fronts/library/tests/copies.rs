@@ -79,7 +79,7 @@ fn contexts_copy_the_right_bytes_wherever_they_are() {
             assert!(are_right(at, &found), "{tier}, {block_size}: {len} bytes from {at:#x}");
         });
         assert_eq!(contexts::run(&space, copies).contexts, 2000);
-        // Also under another executor, and from two threads.
+        // The same under another executor, and from two threads.
         std::thread::scope(|scope| {
             for thread in 0..2 {
                 scope.spawn(move || {

@@ -121,7 +121,7 @@ fn what_is_outside_or_has_no_room_is_refused_before_anything_is_copied() {
         let pieces = &mut [Piece { offset: 8, into: &mut one }, Piece { offset: MIB - 7, into: &mut two }];
         assert_eq!(mapping.gather_pieces(pieces), outside(MIB - 7, MIB + 1));
         assert_eq!((found, one, two), ([7; 16], [7; 8], [7; 8]));
-        // Nothing at all is no error.
+        // An empty gather is not an error.
         mapping.gather(8, &[], &mut []).unwrap();
         mapping.gather(0, &[1, 2], &mut []).unwrap();
         mapping.gather_pieces(&mut [Piece { offset: MIB, into: &mut [] }]).unwrap();
@@ -129,7 +129,7 @@ fn what_is_outside_or_has_no_room_is_refused_before_anything_is_copied() {
 }
 
 /// The tier's reads fail after the first n, for each n: a gather of 12 pages gives the right bytes, or is an error, and
-/// what it has copied until then is right.
+/// what it has copied by then is right.
 #[test]
 fn a_gather_from_a_tier_that_fails_after_n_reads_is_right_or_an_error_for_every_n() {
     if !can_run() {

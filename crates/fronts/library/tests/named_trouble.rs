@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Everything that can be wrong with a named mapping is an error of its own, and never wrong bytes.
+//! Everything that can be wrong with a named mapping is a distinct error, and never wrong bytes.
 
 #![allow(unsafe_code, reason = "a process forks")]
 

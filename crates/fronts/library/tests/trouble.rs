@@ -216,7 +216,7 @@ fn fetches_of_a_failing_tier_end_with_bytes_or_an_error() {
     assert_eq!(mapping.view::<u8>(..9).unwrap(), [7, 7, 7, 7, 7, 7, 7, 7, 0]);
 }
 
-/// A tier that returns other bytes than were written is found out, also by reads in place.
+/// A tier that returns other bytes than were written is detected, even by reads in place.
 #[test]
 fn a_lying_tier_is_an_error_and_never_wrong_bytes() {
     if !can_run() {

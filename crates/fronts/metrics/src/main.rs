@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! The `aquifer-metrics` program: serves metrics over HTTP. `aquifer metrics` and `aquifer donor --metrics` start it,
-//! and supply the numbers. It is a program of its own, so that requests from untrusted clients are parsed in a process
+//! and supply the numbers. It is a separate program, so that requests from untrusted clients are parsed in a process
 //! that has neither the lent memory nor the statistics of others, and so that the command is not linked with an HTTP
 //! server.
 //!

@@ -9,7 +9,7 @@
 //! the libraries listed there. An existing configuration is kept, since it is that of another `aquifer run`.
 //!
 //! Runs on the program's threads, also between vfork(2) and execve(2): nothing is allocated from the program's heap.
-//! The new environment is on the stack, or in a mapping of its own if it is long.
+//! The new environment is on the stack, or in its own mapping if it is long.
 
 #![allow(unsafe_code, reason = "the program's arrays of strings")]
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program closes descriptors: the library's own descriptors behave as if they were not open.
+//! Protects the library's own descriptors when the program closes descriptors: to the program, they are not open.
 //!
 //! close(2) of such a descriptor gives EBADF, and ranges skip them. dup2(2) and dup3(2) onto one give EBADF too, as for
 //! a number above the limit. `sys/src/own_descriptors.rs` says why, and has the table.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Called before the program gives up rights. If the library did not see the call that created this process, the
-//! process closes its access to its parent's resources here.
+//! Closes a process's access to its parent's resources before the program gives up rights, if the library did not see
+//! the call that created the process.
 //!
 //! A child of a call that the library saw (fork(2) or clone(2)) did so when it was created. A child that was created by
 //! the bare instruction, in a process whose calls do not trap, does it here at the latest, so that afterwards it cannot

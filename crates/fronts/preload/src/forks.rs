@@ -56,7 +56,7 @@ fn with_trap<T>(by_library: bool, call: impl FnOnce() -> T) -> T {
     let (active, trapped) = (is_active(), forking.is_some() && signal::trap_fork());
     if active && !trapped {
         abort(&[
-            "the program forks while part of its memory is away, and this kernel does not let system calls be ",
+            "the program forks while part of its memory is evicted, and this kernel does not let system calls be ",
             "trapped (Linux 5.11); give it enough DRAM (--dram) to stay below its budget",
         ]);
     }

@@ -66,7 +66,7 @@ pub type Dlmopen = unsafe extern "C" fn(libc::c_long, *const c_char, c_int) -> *
 /// `signal(2)`.
 pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
 
-/// `setuid(2)` and similar functions: identities, flags, sizes and addresses, each in a register of its own.
+/// `setuid(2)` and similar functions: identities, flags, sizes and addresses, each in its own register.
 pub type SetRights = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
 /// `setsockopt(2)`.
 pub type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;

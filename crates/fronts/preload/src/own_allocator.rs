@@ -66,8 +66,8 @@ unsafe impl Allocator for Ranges {
     }
 }
 
-/// From this size on, an allocation is a mapping of its own. The tables of `core/src/table.rs` have chunks of 128 KiB
-/// and more; the pages that rounding up to whole ones wastes are at most 1/32 of that.
+/// From this size on, an allocation is a separate mapping. The tables of `core/src/table.rs` have chunks of 128 KiB
+/// and more; rounding up to whole pages wastes at most 1/32 of that.
 const LARGE_BYTES: usize = 128 << 10;
 const PAGE: usize = 4096;
 

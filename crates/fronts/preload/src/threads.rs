@@ -4,7 +4,7 @@
 //! Gives every thread an alternate signal stack, on which the fault handler runs.
 //!
 //! A thread's own stack may be too small for a signal frame and the handler, or may itself lie in managed memory
-//! (coroutines). If a program sets an alternate stack of its own, its handlers run there, and the kernel keeps the
+//! (coroutines). If a program sets its own alternate stack, its handlers run there, and the kernel keeps the
 //! library's: see `aquifer_sys::signal_stack`.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library, and a stack for the kernel")]

@@ -5,8 +5,8 @@
 //!
 //! The limited API has `Py_buffer` and the two slots for it from CPython 3.11 on, and pyo3 offers them from there on
 //! only. The interpreters of 3.9 and 3.10 take the slots as well, with the same numbers and the same struct, which the
-//! stable ABI of 3.11 then fixed. So this file makes a class of its own that has nothing but these two slots, and the
-//! Python class inherits from it and from [`Mapping`]. No function is called that the stable ABI of 3.9 lacks.
+//! stable ABI of 3.11 then fixed. So this file makes its own class that has nothing but these two slots, and the
+//! Python class inherits from it and from [`Mapping`]. It calls no function that the stable ABI of 3.9 lacks.
 //!
 //! A consumer that takes a pointer and gives the buffer back at once, while it goes on to use the pointer, would use
 //! memory that is unmapped after `close()`. `numpy.ndarray(buffer=mapping)` does that. Such a consumer asks for bytes
@@ -56,7 +56,7 @@ pub fn class(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     ];
     let mut spec = ffi::PyType_Spec {
         name: c"aquifer._native.Exporter".as_ptr(),
-        // That of `object`: a class can inherit from this one and from one with fields.
+        // That of `object`, so that a class can inherit both from this one and from one with fields.
         basicsize: 0,
         itemsize: 0,
         flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_BASETYPE) as c_uint,
@@ -67,7 +67,7 @@ pub fn class(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&raw mut spec)) }
 }
 
-/// The mapping that an instance of a class with this exporter is.
+/// The mapping of an object whose class inherits from this exporter and from [`Mapping`].
 ///
 /// # Safety
 /// `this` is an object, and the interpreter's lock is held.

@@ -33,7 +33,7 @@ impl Items {
     }
 }
 
-/// Indices as the bytes of an array of 64-bit numbers; the rest of a number is left out.
+/// The indices in the bytes of an array of 64-bit numbers; an incomplete number at the end is ignored.
 pub fn indices(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks().0.iter().map(|index| u64::from_ne_bytes(*index)).collect()
 }

@@ -291,7 +291,7 @@ impl Mapping {
         self.process != std::process::id()
     }
 
-    /// Refuses a forked child, where a lock may be that of a thread which the child does not have.
+    /// Refuses a forked child, where a lock may be held by a thread that the child does not have.
     fn here(&self, py: Python<'_>) -> PyResult<()> {
         if self.is_foreign() { Err(errors::of(py, &Error::Forked)) } else { Ok(()) }
     }

@@ -151,7 +151,7 @@ fn the_types_are_those_of_the_module() {
     succeeded(stubtest.env("PYTHONPATH", site).env("MYPYPATH", site).current_dir(site), "stubtest");
 }
 
-/// Each block of the page is a script of its own.
+/// Each block of the page is a separate script.
 #[test]
 fn the_examples_of_the_documentation_run() {
     let Some(site) = installed() else { return };

@@ -5,7 +5,7 @@
 //!
 //! It has one or more windows, each with a node, and memdevs with two decoders each, which can be pulled out. It
 //! refuses what the kernel refuses: steps out of order, decoders that are in use, memory blocks with pages that cannot
-//! move. A test can make any one write fail, or all writes from one on. Public for the tests of other crates.
+//! move. A test can make any single write fail, or that write and all later ones. Public for the tests of other crates.
 
 mod commands;
 

@@ -119,7 +119,7 @@ impl Settings {
         }
         // The workloads' arrays begin at multiples of 2 MiB in their files.
         if args.umap_page.is_some_and(|bytes| !bytes.is_power_of_two() || !(4 << 10..=2 << 20).contains(&bytes)) {
-            return Err(BenchFailure::usage("--umap-page is no power of two from 4KiB to 2MiB", "use 1MiB"));
+            return Err(BenchFailure::usage("--umap-page is not a power of two from 4KiB to 2MiB", "use 1MiB"));
         }
         if !CABLE_RATES.contains(&args.cable_rate) {
             return Err(BenchFailure::usage("--cable-rate is out of range", "use 1MB/s to 100GB/s"));
@@ -236,7 +236,7 @@ fn contenders_named(names: &[String]) -> Result<Vec<Contender>, BenchFailure> {
 /// Lists each Aquifer contender, followed by the same contender run by the other build.
 fn beside_another_build(contenders: Vec<Contender>, other: &Path) -> Result<Vec<Contender>, BenchFailure> {
     if !other.is_file() {
-        let cause = format!("--against {} is no file", other.display());
+        let cause = format!("--against {} is not a file", other.display());
         return Err(BenchFailure::usage(
             cause,
             "use the aquifer binary of the other build, beside its preload library",

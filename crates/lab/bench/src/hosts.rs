@@ -21,7 +21,7 @@ use crate::undo::{self, Undo, UndoList};
 pub const DIRECTORY: &str = "/run/netns";
 /// Maximum number of hosts.
 pub const HOSTS_MAX: u32 = 8;
-/// The name of the host's end of its cable. The other end has a name of its own, because its namespace may contain
+/// The name of the host's end of its cable. The other end has its own name, because its namespace may contain
 /// other interfaces.
 const CABLE: &str = "cable";
 /// As in the examples of tc-tbf(8): a packet that would have to wait longer than this is dropped.
@@ -179,6 +179,6 @@ mod tests {
             assert!(!path(&token, host).exists());
             assert!(!Path::new("/sys/class/net").join(cable_of(&token, host)).exists());
         }
-        assert_eq!(remove(&path(&token, 1)), Ok(()), "twice is no error");
+        assert_eq!(remove(&path(&token, 1)), Ok(()), "twice is not an error");
     }
 }

@@ -4,7 +4,7 @@
 //! The workloads that use the library: their ways, their tiers, where their program is, and their bars. Pure, but for
 //! the look for the program.
 //!
-//! A program that uses the library has a space of its own, so no pager is put around it: the contender is an argument
+//! A program that uses the library has its own space, so no pager is put around it: the contender is an argument
 //! of the program. Its budget is the local memory that every other contender gets, and its index and other ordinary
 //! memory are taken off it. The other contenders run the same program with everything in ordinary memory.
 
@@ -161,9 +161,10 @@ pub struct FarAccess {
     pub workload: String,
     pub local_percent: u32,
     pub contender: String,
-    /// Of all threads, for each read of memory that was not resident. All that the workload does is in it.
+    /// The CPU time of all threads for each read of memory that was not resident, with everything that the workload
+    /// does.
     pub cpu_us: f64,
-    /// For each read, resident or not.
+    /// The same for each read, resident or not.
     pub cpu_us_per_read: f64,
     /// What ten million such accesses a second would take of 128 cores, in per cent. A published system took 5.
     pub cores_percent: f64,

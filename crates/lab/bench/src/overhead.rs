@@ -77,7 +77,7 @@ impl FromStr for Overhead {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|overhead| overhead.name() == text).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            format!("'{text}' is no overhead; choose from all, {names}")
+            format!("'{text}' is not an overhead; choose from all, {names}")
         })
     }
 }
@@ -329,7 +329,7 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
         Overhead::BelowBudget => (format!("{} below its budget: run time of dram over ours", case.name), "x"),
         Overhead::Curve => ("throughput with touches sampled for a miss-ratio curve over that without".into(), "x"),
         Overhead::Donor if case.name == TLS_THROUGHPUT => {
-            ("a donor's throughput over TLS over that in plain text".into(), "x")
+            ("a donor's throughput over TLS, divided by that in plain text".into(), "x")
         }
         Overhead::Donor if case.is_rdma() => {
             (format!("a read from a donor beyond the device's own time for it, {}", case.name), " us")
@@ -339,7 +339,9 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
             let budget = format_size(case.budget_bytes);
             (format!("a fault beyond the tier's read, {} blocks, {budget} of DRAM", case.name), " us")
         }
-        Overhead::Listener => (format!("the same by a listener over by signal, {} blocks, one CPU", case.name), "x"),
+        Overhead::Listener => {
+            (format!("the same by a listener, divided by that by signal, {} blocks, one CPU", case.name), "x")
+        }
         Overhead::Scattered => (format!("CPU time of a scattered fault with its program, {}, dram", case.name), " us"),
         Overhead::Idle => ("CPU time of a program at rest for 5 s, the worst".into(), " ticks"),
     };

@@ -133,7 +133,8 @@ impl OverheadBench<'_> {
         Ok(kernel_note(fault, number(&printed, "drop_us").map_err(nonsense)?))
     }
 
-    /// One run with so many accesses. `counts`: under perf(1), which writes its counts there, with the lock timed.
+    /// One run with this many accesses. With `counts`, it runs under perf(1), which writes its counts there, and the
+    /// lock is timed.
     fn totals(
         &self,
         case: &Case,

@@ -74,7 +74,7 @@ pub fn render(record: &Record) -> String {
         let _ = writeln!(text, "  {}", verdict_line(verdict));
     }
     if !record.complete {
-        text.push_str("\nInterrupted: what stands above is what was measured until then.\n");
+        text.push_str("\nInterrupted: the table shows what was measured by then.\n");
     }
     text
 }

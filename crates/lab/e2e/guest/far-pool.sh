@@ -109,7 +109,7 @@ pool_bind() {
     [ "$(node_kib 2)" = 262144 ] && [ "$(bound)" = 1 ] || { echo "node 2 has $(node_kib 2) KiB"; aquifer cxl list; return 1; }
 }
 
-# A decoder that is in use is reported with what to do. When that is done, the device gets a node of its own.
+# A decoder that is in use is reported with what to do. When that is done, the device gets its own node.
 pool_busy() {
     aquifer cxl create 0x1000 0x1001 >/tmp/out || { cat /tmp/out; return 1; }
     region=$(ls -d /sys/bus/cxl/devices/region* | sed 's,.*/,,' | tail -n 1)

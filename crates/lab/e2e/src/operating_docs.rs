@@ -119,7 +119,7 @@ fn label(kind: &SnippetKind, machines: &[String]) -> Option<String> {
     }
 }
 
-/// Parses the text after a fence. No kind if it is none of those above.
+/// Parses the text after a fence. Other texts have no kind.
 fn fence(words: &str) -> (Option<SnippetKind>, Vec<String>) {
     if words == "text" {
         return (Some(SnippetKind::Text), Vec::new());

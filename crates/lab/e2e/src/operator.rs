@@ -3,9 +3,10 @@
 
 //! The operator of a guest's CXL switch: plugs and pulls a device when the guest asks for it.
 //!
-//! QEMU 10 has no binds; a device that is added to a port, or removed, is what a host sees of them. The guest asks on
-//! its second serial line, and gets `done`, or why not: `plug` and `pull` a third device, `yank` the first one. QEMU is
-//! asked by QMP (its `docs/interop/qmp-spec.rst`), and lets go of a device when the guest has.
+//! QEMU 10 has no binds. To a host, a bind is a device that is added to a port, and an unbind is one that is removed.
+//! The guest sends its requests on its second serial line: `plug` and `pull` for a third device, `yank` for the first
+//! one. It gets `done`, or why not. The operator passes them on to QEMU by QMP (its `docs/interop/qmp-spec.rst`), which
+//! removes a device when the guest has released it.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -24,14 +25,14 @@ fn device() -> Value {
     json!({ "driver": "cxl-type3", "bus": "swport2", "id": NAME, "volatile-memdev": "cxlmem2", "sn": SERIAL })
 }
 
-/// Both ends of what it says and hears.
+/// The two connections: QEMU's monitor, and the guest's serial port.
 pub struct Operator {
     qmp: BufReader<UnixStream>,
     guest: BufReader<UnixStream>,
 }
 
 impl Operator {
-    /// Gives QEMU the words that connect it to an operator. Its thread waits for the guest, and ends with QEMU.
+    /// Gives QEMU the arguments that connect it to an operator. Its thread waits for the guest, and ends with QEMU.
     pub fn start(qemu: &mut Command) {
         // Not in the scratch directory: the length of a socket's path is limited.
         let directory = std::env::temp_dir().join(format!("aq-operator-{}", std::process::id()));
@@ -46,7 +47,7 @@ impl Operator {
         qemu.arg("-serial").arg(format!("unix:{}", guest_path.display()));
         std::thread::spawn(move || {
             let accept = |listener: &UnixListener| listener.accept().map(|(stream, _)| BufReader::new(stream));
-            // QEMU connects in the order of its words, and waits for nobody.
+            // QEMU connects in the order of its arguments, and does not wait to be accepted.
             let operator = accept(&qmp).and_then(|qmp| Ok(Operator { qmp, guest: accept(&guest)? }));
             let _ = std::fs::remove_dir_all(&directory);
             let ended = operator.and_then(Operator::serve);

@@ -59,7 +59,7 @@ impl Memory {
     }
 
     fn of(process: u32) -> Option<Self> {
-        // Not smaps_rollup: it walks the page tables, and counts a page twice that is moved meanwhile.
+        // Not smaps_rollup: it walks the page tables, and counts a page that is moved meanwhile twice.
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
         Some(Self { anonymous: kibibytes(&status, "RssAnon:")?, page_tables: kibibytes(&status, "VmPTE:")? })
     }

@@ -45,7 +45,7 @@ pub struct Turn {
     pub kind: TierKind,
     /// The round's number, from which ports are derived.
     pub number: u64,
-    /// How long a workload without an end of its own runs.
+    /// How long a workload that does not end by itself runs.
     pub seconds: u64,
 }
 

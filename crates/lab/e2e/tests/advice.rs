@@ -26,7 +26,7 @@ static size_t seen_there(volatile unsigned char *start, size_t len) {
     for (size_t at = 0; at < len; at += PAGE) (void)start[at], count += there(start + at, PAGE);
     return count;
 }
-/* Advice may pass a block by that the kernel does not let go just then: it is given again. */
+/* Advice may skip a block that the kernel cannot release at that moment, so it is given again. */
 static int leaves(unsigned char *start, size_t len, int advice) {
     for (int turn = 0; turn < 20000; turn++, usleep(1000)) {
         if (turn % 100 == 0) must(madvise(start, len, advice) == 0, "madvise");
@@ -226,7 +226,7 @@ fn locked_memory_is_emptied_and_guard_pages_guard() {
             for (int turn = 0; turn < 2; turn++) {
                 must(faults(start + at) && faults(start + at + 3 * PAGE - 1), "guard pages guard");
                 right(start, at, "before the guard pages");
-                right(start + at + 3 * PAGE, (8 << 20) - at - 3 * PAGE, "behind the guard pages");
+                right(start + at + 3 * PAGE, (8 << 20) - at - 3 * PAGE, "after the guard pages");
                 press();
             }
             must(madvise(start + at, 3 * PAGE, 103 /* MADV_GUARD_REMOVE */) == 0, "MADV_GUARD_REMOVE");

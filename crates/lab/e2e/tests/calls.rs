@@ -124,7 +124,7 @@ fn words_behind_structures_are_found_and_filled() {
             }
             int status = -1;
             must(made > 0 && waitpid(made, &status, 0) == made && status == 0, "a child");
-            must(*parent == made && (!kind || (int)*pidfd > 2), "what the parent is told");
+            must(*parent == made && (!kind || (int)*pidfd > 2), "the parent gets the child's ids");
         }
         uint32_t *pidfd = word(-1);
         press();

@@ -28,7 +28,7 @@ const PROGRAM: &str = r#"
     return memory[0] == 1 ? 0 : 4;
 "#;
 
-/// The program in a directory of its own, once it has read all of it once.
+/// The program in its own directory, once it has read all of it once.
 fn begun(test: &str, settings: &[&str]) -> Option<(Running, PathBuf)> {
     let program = compile_small(&format!("curve-{test}"), PROGRAM)?;
     let directory = scratch(&format!("curve-{test}"));

@@ -230,7 +230,7 @@ fn a_core_dump_has_the_bytes_or_says_that_it_has_not() {
         if whole {
             assert_eq!(place.look(&core), (pages, 0), "{how} on {settings:?}");
         }
-        let says = ended.said().iter().any(|line| line.contains("the core dump is without"));
+        let says = ended.said().iter().any(|line| line.contains("the core dump leaves out"));
         assert_eq!(says, !whole, "{}", ended.stderr);
         let _ = std::fs::remove_file(core);
     }

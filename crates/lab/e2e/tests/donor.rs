@@ -80,8 +80,8 @@ int main(int argc, char **argv) {
     snprintf(ready, sizeof ready, "%s.ready", argv[2]);
     FILE *file = fopen(ready, "w");
     if (!file || fclose(file)) return 3;
-    /* So that every block has its room in the tier: without a donor there is no more of it. Advice may pass a block by
-     * that the kernel does not let go just then, so it is given again. */
+    /* So that every block has its room in the tier: without a donor there is no more of it. Advice may skip a block
+     * that the kernel cannot release at that moment, so it is given again. */
     for (int turn = 0; access(argv[2], F_OK); turn++, usleep(1000))
         if (turn % 100 == 0 && madvise((void *)((uintptr_t)start & -(uintptr_t)PAGE), LEN, MADV_PAGEOUT)) return 4;
     volatile size_t lost = 0, at;
@@ -278,7 +278,7 @@ fn goes_to_the_disk(name: &str, start: impl Fn(&str) -> Donor) {
         assert!(lent + kept >= 40 << 20, "{}", stats["levels"]);
         assert!(if has_room { lent >= 32 << 20 } else { kept >= 12 << 20 }, "{}", stats["levels"]);
         assert!(level(0, "capacity_bytes") == mib << 20 && (has_room || level(1, "reads") > 0), "{}", stats["levels"]);
-        assert_eq!(stats["errors"], 0, "a refusal is no failure where there is another tier");
+        assert_eq!(stats["errors"], 0, "a refusal is not a failure where there is another tier");
     }
 }
 

@@ -182,7 +182,7 @@ static void busy(void) {
         must(child >= 0, "fork");
         if (child == 0) {
             for (size_t at = 0; at < pages; at++) {
-                /* The parent goes on: which turn it is can be told from the value alone. */
+                /* The parent goes on. The value alone says which turn it is. */
                 uint64_t first = large[at * WORDS], key = 0xbf58476d1ce4e5b9ull, inverse = key;
                 for (int step = 0; step < 6; step++) inverse *= 2 - key * inverse;
                 uint64_t turn = (first ^ value(at, 0)) * inverse;

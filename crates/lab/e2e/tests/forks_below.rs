@@ -82,7 +82,7 @@ int main(void) {
     run(managed(&words, &program, &[]), LIMIT).expect(0);
 }
 
-/// A child that starts in a function of its own never returns to where the call was made, and used to stay without a
+/// A child that starts in a separate function never returns to where the call was made, and used to stay without a
 /// pager.
 #[test]
 fn a_child_with_a_stack_of_its_own_keeps_to_the_budget_too() {

@@ -20,15 +20,15 @@ static void refused(long result, const char *what) { must(result < 0, what); }
     size_t wraps[] = {~(size_t)0, ~(size_t)4095, (size_t)0 - (size_t)start, (size_t)1 << 62};
     for (int i = 0; i < 4; i++) {
         size_t len = wraps[i];
-        refused(munmap(start, len), "munmap of what wraps");
-        refused((long)mremap(start, len, LEN, MREMAP_MAYMOVE), "mremap from what wraps");
-        refused((long)mremap(start, LEN, len, MREMAP_MAYMOVE), "mremap to what wraps");
+        refused(munmap(start, len), "munmap of a range that wraps");
+        refused((long)mremap(start, len, LEN, MREMAP_MAYMOVE), "mremap from a range that wraps");
+        refused((long)mremap(start, LEN, len, MREMAP_MAYMOVE), "mremap to a range that wraps");
         refused((long)mremap(start, LEN, len, MREMAP_MAYMOVE | MREMAP_FIXED, start + (64 << 20)), "mremap, fixed");
         refused((long)mmap(start, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), "mmap");
     }
-    refused(madvise(start, ~(size_t)0, MADV_DONTNEED), "madvise of what wraps");
-    refused(madvise(start + 1, PAGE, MADV_DONTNEED), "madvise of what begins within a page");
-    refused(munmap(start + 1, PAGE), "munmap of what begins within a page");
+    refused(madvise(start, ~(size_t)0, MADV_DONTNEED), "madvise of a range that wraps");
+    refused(madvise(start + 1, PAGE, MADV_DONTNEED), "madvise of a range that begins within a page");
+    refused(munmap(start + 1, PAGE), "munmap of a range that begins within a page");
     all(start, LEN, 7, "after calls that were refused");
 "#;
     works("odd-ranges", functions, body);

@@ -47,6 +47,6 @@ fn a_budget_that_is_too_small_for_the_tables_says_so() {
     let shape = Shape { len: 8 << 30, step: 2 << 20, touches: 100 };
     let tier = format!("flash:{}", scratch("own-use-small-tier").display());
     let (shown, said) = shape.show_with_messages(&program, "own-use-small", "24MiB", &tier);
-    assert!(said.iter().any(|line| line.contains("is too small for the tables of what is managed")), "{said:?}");
+    assert!(said.iter().any(|line| line.contains("is too small for the tables of the managed memory")), "{said:?}");
     assert_eq!(shown.figure("errors"), 0, "{}", shown.stats);
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! RDMA against a real device, in a QEMU guest with Soft-RoCE: the tests of the transports, a program whose memory is
-//! with a donor whose processor serves no byte of it, leases that are revoked, and donors that are killed.
+//! RDMA against a real device, in a QEMU guest with Soft-RoCE: the tests of the transports, a program with memory on a
+//! donor, whose processor transfers none of its bytes, leases that are revoked, and donors that are killed.
 //! `guest/rdma.sh` has the steps in the guest.
 //!
-//! The trouble it guards against: memory that a borrower can still access although it now belongs to another, since the
-//! donor's processor is not involved; and a device that waits for a peer that is gone.
+//! Guards against two failures: a borrower can still access memory that now belongs to another, which the donor's
+//! processor cannot prevent because it is not involved; and a device waits for a peer that no longer exists.
 //!
 //! Needs QEMU and `AQUIFER_E2E_RDMA_KERNEL=DIR` (`src/rdma_guest.rs`), and takes some minutes, because QEMU emulates
 //! the guest's processors. `AQUIFER_E2E_RDMA_STEPS=leases,lending` runs only those steps.

@@ -72,7 +72,7 @@ int main(void) {
     unsigned char *start = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED) { perror("mmap"); return 3; }
     for (size_t at = 0; at < LEN; at += PAGE) *(uint64_t *)(start + at) = at + 1;
-    // All pages behind the first 8 MiB, from the last one down; of those, every other page.
+    // All pages after the first 8 MiB, from the last one down; of the first 8 MiB, every other page.
     for (size_t at = LEN - PAGE; at >= KEPT; at -= PAGE) madvise(start + at, PAGE, MADV_DONTNEED);
     for (size_t at = 0; at < KEPT; at += 2 * PAGE) madvise(start + at, PAGE, MADV_DONTNEED);
     sleep(1);

@@ -9,8 +9,8 @@
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{Ended, LIMIT, managed, run, stats};
 
-/// `shared MIB CHILDREN`: touches the given amount of anonymous shared memory, also in the given number of children,
-/// and waits.
+/// `shared MIB CHILDREN`: touches the given amount of anonymous shared memory, in itself and in the given number of
+/// children, and waits.
 const SHARED: &str = r#"
 #define _GNU_SOURCE
 #include <stdlib.h>

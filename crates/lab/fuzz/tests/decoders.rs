@@ -29,7 +29,7 @@ fn first_panic(target: &Target, inputs: usize) -> Option<Vec<u8>> {
 fn holds(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).expect("a target of this name");
     if let Some(input) = first_panic(target, INPUTS) {
-        panic!("{name} is surprised by b\"{}\"", input.escape_ascii());
+        panic!("{name} panics on b\"{}\"", input.escape_ascii());
     }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! As much of a firmware as CXL devices need: numbers the buses below the host bridge, gives the functions addresses,
-//! and finds their registers.
+//! The part of a firmware that CXL devices need: numbers the buses below the host bridge, gives the functions
+//! addresses, and finds their registers.
 
 use crate::line::{Line, Window};
 
@@ -24,7 +24,7 @@ const SWITCH_MAILBOX: u32 = 0x0c0b;
 const MEMORY: u32 = 0x0502;
 const UPSTREAM_PORT: u32 = 0xa128;
 const DOWNSTREAM_PORT: u32 = 0xa129;
-/// Of PCIe, whose link capabilities have the port's number.
+/// The PCIe capability, whose link capabilities have the port's number.
 const PCIE_CAPABILITY: u32 = 0x10;
 const SLOT_CONTROL: u64 = 0x18;
 /// The power controller off, and the power indicator, too.

@@ -101,7 +101,8 @@ impl DcHost {
         self.ask(RELEASE, &listed(extents));
     }
 
-    /// Does what the records ask for: accepts what is offered, gives back what is asked for. Returns how many extents.
+    /// Does what the records ask for: accepts offered extents, and gives back those that are requested. Returns how
+    /// many extents.
     pub fn answer(&self) -> usize {
         let events = self.events();
         let of = |kind| events.iter().filter(|it| it.kind == kind).map(|it| it.extent).collect::<Vec<_>>();

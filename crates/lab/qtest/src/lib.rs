@@ -3,10 +3,10 @@
 
 //! QEMU without a guest, for tests: its CXL switch and memory devices, accessed register by register.
 //!
-//! The CPU stands on HLT instructions, and the test does what firmware, fabric manager and hosts do. [`find`] names a
-//! program, [`Qemu`] starts it, [`Line`] is the text protocol of `-qtest`, `bus.rs` numbers the buses and finds
+//! The CPU only executes HLT, and the test does the work of the firmware, the fabric manager and the hosts. [`find`]
+//! names a program, [`Qemu`] starts it, [`Line`] is the text protocol of `-qtest`, `bus.rs` numbers the buses and finds
 //! registers, [`Monitor`] is QMP. [`Relay`] puts the switch's mailbox behind a Unix socket, so that another process can
-//! manage it; [`Capacity`] adds the commands for dynamic capacity that QEMU 10 has in its monitor only; [`DcHost`] is a
+//! manage it; [`Capacity`] adds the commands for dynamic capacity that QEMU 10 has only in its monitor; [`DcHost`] is a
 //! host that answers them; [`Decoders`] lead to a device's memory.
 
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Finds a QEMU that has a CXL switch mailbox, which takes version 8.2.
+//! Finds a QEMU with a CXL switch mailbox: version 8.2 or later.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

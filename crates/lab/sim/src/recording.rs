@@ -84,7 +84,7 @@ pub fn replay(
         format!("{}: recorded with a policy that this release does not have: {error}", path.display())
     })?;
     if header.settings.budget_pages > BUDGET_PAGES_MAX {
-        return Err(format!("{}: a budget of {} pages is none", path.display(), header.settings.budget_pages));
+        return Err(format!("{}: {} pages are not a budget", path.display(), header.settings.budget_pages));
     }
     let next_slab = NextSlab::default();
     let slabs = Box::new(RecordedSlabs::new(next_slab.clone()));

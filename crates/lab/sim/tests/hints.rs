@@ -27,15 +27,15 @@ const AHEAD_PAGES: u64 = 64;
 const PART_PAGES: u64 = REGION_PAGES as u64;
 const THREAD: ThreadIndex = ThreadIndex(0);
 
-/// What the scan says.
+/// The hints that the scan gives.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hints {
     prefetches: bool,
-    /// About what has been read.
+    /// The advice about memory that it has read.
     gives_up: Option<Advice>,
 }
 
-/// Of the touches of the hot set, and of the pages of the scan, how many did not wait.
+/// How many touches of the hot set, and how many pages of the scan, did not wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ready {
     hot: f64,

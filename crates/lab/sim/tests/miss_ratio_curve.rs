@@ -124,7 +124,7 @@ fn differences(exact: &[f64], sampled: &[f64]) -> (f64, f64) {
 #[test]
 fn the_sampled_curve_is_within_two_points_of_the_exact_one() {
     let mut reports = Vec::new();
-    // The graphs have a size of their own, a hundred times that of the others.
+    // The graphs have their own size, a hundred times that of the others.
     let workloads = Workload::ALL.into_iter().filter(|it| !matches!(it, Workload::Bfs | Workload::PageRank));
     for workload in workloads {
         let visits = Visits::of(&workload.trace(BLOCKS, 1));

@@ -13,8 +13,8 @@ use std::time::Duration;
 const CHUNK_BYTES: usize = 64 << 10;
 /// How often a forwarding thread checks whether its link has been dropped.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long the end of a connection stays behind what was held: a server that hears of the end at once stops working on
-/// the request that came before it.
+/// How long after the held bytes the end of a connection is passed on: a server that learns of the end at once stops
+/// working on the request that came before it.
 const AFTER_HOLD: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

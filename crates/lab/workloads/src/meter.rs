@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Time and CPU time of what is measured, and the line of JSON that says the result, as every workload of the bench
-//! prints one.
+//! Measures time and CPU time, and prints the result as one line of JSON, as every workload of the bench does.
 
 use std::time::{Duration, Instant};
 

@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Keeps evidence about the use of memory for each part of it, because a program uses its hash table, its log and its
-//! index differently.
+//! Keeps evidence about the use of memory separately for each part of the address space, because a program uses its
+//! hash table, its log and its index differently.
 //!
 //! Pure, and called on the fault path; allocates only in [`Areas::new`]. An *area* is 16 MiB of the address space. Each
 //! observation of a page counts for its area and for all memory. An area's own evidence is used once it has enough
-//! recent observations; until then, that of all memory is used. So an area that is rarely used, or was not used for a
-//! while, follows the program's current behaviour, and if all memory is used alike, evidence builds up as fast as with
-//! a single set.
+//! recent observations; until then, the evidence of all memory is used. So an area that is rarely used, or was not used
+//! for a while, follows the program's current behaviour; and if the program uses all memory in the same way, the
+//! evidence becomes usable as fast as with a single set.
 
 use crate::units::PAGE_BYTES;
 
 /// Pages of an area: 16 MiB, or 128 blocks of the initial size. Where memory is short, structures that differ in use
 /// are seldom smaller.
 const AREA_PAGES: u64 = (16 << 20) / PAGE_BYTES;
-/// Maximum number of areas with evidence: those of 16 GiB. Of two areas that share an entry of the table, the later one
-/// replaces the other's evidence.
+/// Maximum number of areas with evidence: those of 16 GiB. If two areas share an entry of the table, an observation of
+/// one discards the evidence of the other.
 const AREAS: usize = 1024;
 /// Number of observations before an area's own evidence is used: about as many as [`Evidence`] needs to change its
 /// verdict.
 const OWN_MIN: u32 = 32;
-/// Evidence is out of date if the area's last observation is not among the latest `LATELY` of all observations.
+/// Evidence is out of date when more than this many observations of other areas have followed the area's last one.
 const LATELY: u32 = 4096;
 
 /// The evidence of one area.
 #[derive(Clone, Copy, Debug)]
 struct Area<E> {
     number: u64,
-    /// The number of its observations, and the time of the last one as a count of all observations.
+    /// The number of its observations, and when the last one was, as the value of `clock`.
     seen: u32,
     at: u32,
     evidence: E,

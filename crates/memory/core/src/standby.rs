@@ -6,7 +6,7 @@
 //! Pure; allocates only in [`Standby::grow`]. First-in first-out lists, one for each reason to wait ([`Waiting`]). A
 //! victim waits here before its frame is reused; a touch during the wait costs no I/O and tells the policy that the
 //! block is hot. Blocks that were read ahead wait here for their first touch, and blocks whose write-back failed wait
-//! for another try, on a list of their own so that they delay no other block.
+//! for another try, on their own list so that they delay no other block.
 //!
 //! The lists are threaded through the frames that the blocks are in, not through the blocks: frames are as many as the
 //! budget has pages, and the managed memory can be many times as large.

@@ -4,9 +4,9 @@
 //! Tables with one entry for each unit, page or frame: they grow without moving, and take memory only where written.
 //!
 //! Pure; allocates only in [`Table::grow`]. Entries are plain words, and an entry of zeros means that nothing is
-//! recorded. Chunks are allocated as zeros, which large allocations get from the kernel as pages without memory: a
-//! program may map far more than it uses, and what it does not use costs addresses only. A chunk stays where it is, so
-//! growing copies nothing, and there is never a moment with an old and a new copy of the table.
+//! recorded. Chunks are allocated as zeros, and for large allocations the kernel supplies these without memory until a
+//! page is written. So a program may map far more than it uses, and what it does not use costs only addresses. A chunk
+//! stays where it is, so growing copies nothing, and there is never a moment with an old and a new copy of the table.
 
 use std::ops::{Index, IndexMut, Range};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Quantities with a type each, so that a block cannot be passed as a frame, or bytes as pages.
+//! Gives each quantity its own type, so that a block cannot be passed as a frame, or bytes as pages.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};

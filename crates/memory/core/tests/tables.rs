@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the engine's tables take for 1 TiB of managed memory behind 48 GiB of local memory, by playing a part of it.
+//! Measures how much the engine's tables take for 1 TiB of managed memory in 48 GiB of local memory, from a simulated
+//! part of it.
 //!
-//! All regions of 1 TiB are added. Eight in a row of each 512 are used, behind one 64th of the local memory, and nearly
-//! all of that is evicted and written back; its part of the tables is then multiplied. No managed memory exists here.
+//! All regions of 1 TiB are added. Eight in a row of each 512 are used, with one 64th of the local memory, and nearly
+//! all of these are evicted and written back; their part of the tables is then multiplied. No managed memory exists
+//! here.
 
 use aquifer_core::engine::{CleanVerdict, Engine, FaultStep, Settings, Tables};
 use aquifer_core::map::Delivery;

@@ -279,7 +279,7 @@ proptest! {
         chain.make(&moves);
     }
 
-    /// For any heats: while they do not change, moves end.
+    /// For any heats that do not change, moves end.
     #[test]
     fn nothing_goes_back_and_forth(mut chain in chains()) {
         for _ in 0..chain.slabs.len() * LEVELS_MAX + 1 {

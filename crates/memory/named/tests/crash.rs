@@ -5,7 +5,7 @@
 //! as a whole.
 //!
 //! Between two confirmed syncs a disk may carry out writes in any order, and tear any of them. So for each number of
-//! steps the file is reopened from what survived: all of the unconfirmed steps, none, all but the last which is torn,
+//! steps the file is reopened from what survived: all of the unconfirmed steps, none, all but the last, which is torn,
 //! and random selections.
 
 mod common;

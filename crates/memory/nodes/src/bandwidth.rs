@@ -59,7 +59,7 @@ impl fmt::Display for Measurement {
 }
 
 impl Measurement {
-    /// Of these nodes.
+    /// The measurement of these nodes.
     pub fn of(mut nodes: Vec<NodeBandwidth>) -> Measurement {
         nodes.sort_unstable_by_key(|node| node.number);
         Measurement { format: FORMAT, nodes }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Memory devices: which there are, how large they are, and whether a program or the kernel has their memory.
+//! Memory devices: which ones the machine has, how large they are, and whether a program or the kernel uses their
+//! memory.
 //!
 //! See the kernel's `Documentation/ABI/testing/sysfs-bus-dax`.
 

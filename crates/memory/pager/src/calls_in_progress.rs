@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Memory of system calls that are in progress when the pager starts.
+//! Finds the memory of system calls that are in progress when the pager starts.
 //!
 //! Such a call has neither made its memory resident nor pinned it, since nothing was evicted when it began. If its
 //! memory were registered now, the kernel would meet a missing page half way: EFAULT under signal delivery; and where

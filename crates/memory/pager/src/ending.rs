@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A process ends with its last thread, and the pager's own threads must not keep it alive.
+//! Ends the process when the last thread of the program has ended: the pager's own threads must not keep it alive.
 //!
 //! Most programs end by exit(3). A program whose main thread has ended earlier (pthread_exit(3), a direct exit(2), a
 //! system call filter) ends when the last of its other threads does. The kernel notifies the worker, however that

@@ -125,7 +125,7 @@ impl Family {
         self.processes.occupy_own(child)
     }
 
-    /// Called before this process uses slabs: gives it an entry of its own, if it has none.
+    /// Called before this process uses slabs: gives it its own entry, if it has none.
     pub(crate) fn join(&self) -> Result<(), TooMany> {
         if self.processes.own().is_none() {
             let setup = self.prepare().ok_or(TooMany)?;

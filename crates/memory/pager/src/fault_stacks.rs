@@ -5,7 +5,7 @@
 //!
 //! The fault handler runs on the thread's alternate stack for signals. Rust's own have 8 KiB, of which the kernel's
 //! frame takes up to a half; resolving a fault takes more than the rest. The preload library gives each thread of an
-//! unchanged program a stack of its own; a library cannot, since it does not see threads start. So a fault borrows one
+//! unchanged program its own stack; a library cannot, since it does not see threads start. So a fault borrows one
 //! of these stacks.
 //!
 //! Threads: any, in the handler of SIGBUS. Takes no lock, and allocates nothing after [`prepare`].

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! fork(2) of a process some of whose memory is evicted. The child continues with a pager of its own.
+//! fork(2) of a process some of whose memory is evicted. The child continues with its own pager.
 //!
 //! In the parent: no new work begins, work in progress ends, and blocks that exist only on standby are installed again.
 //! This thread takes every lock of the pager, so that the child finds none held by a thread that it does not have. The
 //! slabs become inherited slabs (`core/src/map/slots.rs`): neither process writes to slots that the other reads.
 //!
-//! In the child, before any code of the program runs: descriptors, frames and registrations of its own replace those
-//! that it must not use or does not have. At first it has no worker and no listener, so all its faults arrive by signal
-//! and are resolved by the faulting thread; [`Adopter::upkeep`] starts the worker once there is work for it.
+//! In the child, before any code of the program runs: new descriptors, frames and registrations replace those that it
+//! must not use or does not have. At first it has no worker and no listener, so all its faults arrive by signal and are
+//! resolved by the faulting thread; [`Adopter::upkeep`] starts the worker once there is work for it.
 //!
 //! The program's fork(2) gets here by trapping (`preload/src/trap.rs`), so no foreign code runs between these steps.
 
@@ -186,8 +186,8 @@ impl Adopter {
 
 impl Adopter {
     /// Called in a child that was forked below the budget. Such a child claims its part of the tree's budget once it
-    /// has lived for a while, because each page that it changes becomes a copy of its own. It has no data of its
-    /// parent's in the tier, and closes its access to the parent's part.
+    /// has lived for a while, because it copies each page that it changes. It has no data of its parent's in the tier,
+    /// and closes its access to the parent's part.
     pub fn was_forked(&'static self) {
         self.look_at_ns.store(now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64, Ordering::Relaxed);
         if self.is_seen.word().swap(1, Ordering::Relaxed) == 0 {

@@ -44,14 +44,14 @@ pub struct Place {
     pub len: usize,
     /// The state of the block. `None`: they are not managed.
     pub state: Option<BlockState>,
-    /// Of a chain of tiers, the level that has a stored block.
+    /// In a chain of tiers, the level that stores the block.
     pub level: u8,
     /// Whether the tier is known to have the same bytes.
     pub is_clean: bool,
 }
 
 impl Adopter {
-    /// Gives a hint about a range, of which a part at least is managed.
+    /// Gives a hint about a range, at least part of which is managed.
     pub fn hint(&'static self, start: usize, len: usize, advice: Advice) -> Result<(), Unserved> {
         if len == 0 || !self.manages(start, len) {
             return Err(Unserved::Unmanaged);

@@ -3,7 +3,7 @@
 
 //! What the pager itself takes in local DRAM, by part. It is part of the budget: `share.rs` takes it off.
 //!
-//! Counted, not measured: a look at /proc/PID/smaps takes milliseconds, and this is asked after each turn of the
+//! Counted, not measured: reading /proc/PID/smaps takes milliseconds, and this is computed after each turn of the
 //! worker. The tables are exact to a page of the kernel, since memory that was never written to is not counted; the
 //! stacks are an estimate for each thread. `lab/e2e/tests/own_use.rs` compares the sum with what the kernel says.
 

@@ -219,7 +219,8 @@ pub struct Pager {
     features: u64,
     /// Bytes that were installed from where a mapped tier has them.
     pub(crate) in_place_bytes: AtomicU64,
-    /// The pages in DRAM that were last published, and how many reports on the fault path published nothing since.
+    /// The number of pages in DRAM that was last published, and how many reports on the fault path have published
+    /// nothing since.
     published_pages: AtomicU64,
     unpublished_reports: AtomicU64,
     /// How much of the engine's counts was added to the counters.

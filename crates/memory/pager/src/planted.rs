@@ -24,7 +24,7 @@ pub fn prepare() {
     IS_PLANTED.store(std::env::var_os(VARIABLE).is_some(), Ordering::Relaxed);
 }
 
-/// Whether the bug is planted: it is in what arrives in a frame.
+/// Whether the bug is planted. It affects pages that arrive in a frame.
 pub fn is_planted() -> bool {
     IS_PLANTED.load(Ordering::Relaxed)
 }

@@ -157,7 +157,7 @@ impl Recorder {
 }
 
 /// Closes the process's recording, if there is one: writes the events recorded so far, and waits for that up to a
-/// bound. For the end of the process, also by an abort. Nothing is recorded afterwards.
+/// bound. For the end of the process, including by an abort. Nothing is recorded afterwards.
 #[allow(unsafe_code, reason = "a static reference that is published once")]
 pub fn finish() {
     // SAFETY: the pointer is null, or of an `Arc` that is never freed.

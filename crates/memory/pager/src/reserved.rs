@@ -20,7 +20,7 @@ use aquifer_sys::uffd::mode;
 
 use crate::adopt::{Adopter, Range, State};
 
-/// The unit that is opened together: also the unit in which the tier allots slabs.
+/// The unit in which memory is opened. It is also the unit in which the tier allots slabs.
 const GRANULE: usize = REGION_BYTES as usize;
 /// Number of granules that are remembered as containing no reservation: enough for 2 GiB of code that changes between
 /// writable and executable.

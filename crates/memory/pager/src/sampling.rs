@@ -134,7 +134,7 @@ impl Pager {
         })
     }
 
-    /// As `sample_until`, for somebody outside this process.
+    /// As `sample_until`, for another process.
     pub(crate) fn sample_as_asked(&'static self, until_ns: u64) {
         if let Err(failure) = self.sample_until(until_ns) {
             say(&["touches are not sampled: ", &failure.to_string()]);

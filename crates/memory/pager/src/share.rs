@@ -28,13 +28,13 @@ const SHORT_AGAIN: Duration = Duration::from_millis(20);
 const CONTENDED_AGAIN: Duration = Duration::from_millis(500);
 /// Nothing happens when this ends; it only bounds the wait.
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
-/// Growing by less than this part of a share is not worth it. The engine always shrinks to its part, so that a budget
-/// that follows figures which vary shrinks to the lowest and stays there.
+/// Growing by less than this part of a share is not worth it. The engine always shrinks to its part, so a budget that
+/// follows varying figures shrinks to the lowest of them and stays there, instead of oscillating.
 const CHANGE_PART: u64 = 64;
-/// A change of what a tier takes of a share is followed from this part on: the share is exceeded by at most this part
-/// and `1 / OWN_PART`.
+/// The budget is adjusted when the memory that a tier takes has changed by at least this part of the share, so the
+/// share is exceeded by at most this part and `1 / OWN_PART`.
 const TIER_PART: u64 = 128;
-/// The same for what the pager itself takes, which varies less.
+/// The same for the memory that the pager itself takes, which varies less.
 const OWN_PART: u64 = 512;
 
 impl Pager {
@@ -161,7 +161,7 @@ impl Pager {
             say(&[
                 "the budget of ",
                 share.text(),
-                " MiB is too small for the tables of what is managed: they and the pager take ",
+                " MiB is too small for the tables of the managed memory: they and the pager take ",
                 own.text(),
                 " MiB, and the program's memory keeps ",
                 min.text(),

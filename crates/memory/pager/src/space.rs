@@ -35,8 +35,8 @@ use aquifer_sys::thread_slot;
 use crate::pager::Pager;
 use crate::recorder::Recorder;
 
-/// The most transfers in flight of the worker. Sixteen of 128 KiB saturate the disk of design.md; twice that covers the
-/// gaps between plans.
+/// The worker's maximum number of transfers in flight. Sixteen of 128 KiB saturate the disk for which this was
+/// designed; twice that covers the gaps between plans.
 pub(crate) const QUEUE_DEPTH: u32 = 32;
 
 /// How long a thread tries to get the engine's lock before it sleeps. The lock is held for one or two microseconds, and

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Returns to the tier the room that the program has freed, later and on a thread of its own.
+//! Returns to the tier the room that the program has freed, later and on a separate thread.
 //!
 //! A discard takes a file system milliseconds, and a program that frees memory must not wait for it. A freed slab goes
 //! to the next region that needs one. So a slab that is needed again is taken off the list, or waited for if it is

@@ -119,7 +119,7 @@ fn a_space_fails_alone_and_says_so() {
     bad.close().unwrap();
 }
 
-/// A load of lost memory is SIGBUS, also on one of Rust's threads, whose stack for signals is small. The handler used
+/// A load of lost memory is SIGBUS, even on one of Rust's threads, whose stack for signals is small. The handler used
 /// to overflow that stack where the kernel reports a poisoned page like any other failed access.
 #[test]
 fn a_load_of_lost_memory_is_a_sigbus() {

@@ -9,7 +9,7 @@
 //! See mmap(2) on `MAP_SYNC`, the kernel's `Documentation/filesystems/dax.rst` and
 //! `Documentation/ABI/testing/sysfs-bus-dax`. A part of the device that has failed raises SIGBUS.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing after it is opened.
+//! Threads: any, including in a signal handler. Allocates nothing after it is opened.
 
 use std::fs::File;
 use std::io;
@@ -37,7 +37,7 @@ pub enum Reach {
 pub struct DaxMemory {
     start: NonNull<u8>,
     len: usize,
-    /// Kept open, because the lock on it is this value's.
+    /// Kept open, because closing it would release its lock.
     _file: File,
 }
 
@@ -58,7 +58,8 @@ impl DaxMemory {
             unsafe { syscall(libc::SYS_mmap, args) }.map_err(error)
         };
         if reach == Reach::File {
-            // Only asks whether it is direct: with this flag, each fault would wait for the file system's journal.
+            // Only tests whether the file is mapped directly. A mapping with this flag is not kept, since each of its
+            // faults would wait for the file system's journal.
             let asked = map(libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC)?;
             // SAFETY: the range was just mapped, and nothing has its address.
             let _ = unsafe { unmap(asked, len) };
@@ -80,7 +81,7 @@ impl DaxMemory {
         self.len == 0
     }
 
-    /// Fills `buffer` from `offset`. The bytes may be any if another thread stores there at the same time.
+    /// Fills `buffer` from `offset`. If another thread stores there at the same time, the bytes are undefined.
     pub fn copy_out(&self, offset: usize, buffer: &mut FrameBuffer) {
         let (source, target) = (self.place(offset, buffer.len()), buffer.bytes_mut());
         // SAFETY: the source lies within the mapping, as `place` has checked, and the target is a frame, which is

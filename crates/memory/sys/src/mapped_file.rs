@@ -6,7 +6,7 @@
 //! The kernel counts the pages that were read through the mapping in this process's resident set (RssShmem), although
 //! they are the file's. They are counted once in a memory cgroup, as pages of the file.
 //!
-//! Threads: any, also in a signal handler. See mmap(2), setrlimit(2) on RLIMIT_AS.
+//! Threads: any, including in a signal handler. See mmap(2), setrlimit(2) on RLIMIT_AS.
 
 use std::arch::asm;
 use std::marker::PhantomData;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Whether a process, or a transfer that it started, may still write to memory that other processes of its family use.
+//! Detects by a lock whether a process, or a transfer that it started, may still write to memory that other processes
+//! of its family use.
 //!
 //! A process number is not enough. The first thread of a process can end long before the others do, and is a zombie
 //! from then on; a killed process's pending disk writes can complete when it has been a zombie for a while. So each

@@ -7,7 +7,7 @@
 //! announced calls. So at least one of the two sees the other: a thread whose call is not seen here will see that it
 //! must wait.
 //!
-//! Threads: any, also in signal handlers. Allocates nothing.
+//! Threads: any, including in signal handlers. Allocates nothing.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering};
 

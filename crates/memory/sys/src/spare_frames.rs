@@ -72,7 +72,7 @@ impl SpareFrames {
     /// The first `len` bytes of one of the frames with these numbers, until it is given back. `None` if all of them are
     /// in use.
     pub fn claim(&self, among: Range<u32>, len: usize) -> Option<FrameBuffer> {
-        assert!(among.end <= self.count && len <= self.frame_bytes, "there are so many, and they are so long");
+        assert!(among.end <= self.count && len <= self.frame_bytes, "the frames exist, and are long enough");
         let used = self.used.word();
         for index in among {
             // Acquire: the previous user's accesses happen before this one's. Pairs with the Release below.
@@ -114,7 +114,7 @@ impl SpareFrames {
         // Taken by value: from here on, no buffer of the frame exists.
         let index = self.index(&frame);
         let before = self.used.word().fetch_and(!(1 << index), Ordering::Release);
-        debug_assert!(before & 1 << index != 0, "who gives a frame back has claimed it");
+        debug_assert!(before & 1 << index != 0, "a frame is claimed before it is given back");
     }
 }
 

@@ -17,7 +17,7 @@ const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 const WOKEN: u32 = 2;
 
-/// Wakes one sleeping thread. Any thread may do so, also from a signal handler.
+/// Wakes one sleeping thread. Any thread may do so, even from a signal handler.
 #[derive(Debug)]
 pub struct Wakeup {
     descriptor: i32,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Zeroed words in a mapping of their own, which forked children share or get a copy of.
+//! Zeroed words in their own mapping, which forked children share or get a copy of.
 //!
 //! The mapping lives as long as any handle to a part of it, in this process. Pages are allocated on touch.
 

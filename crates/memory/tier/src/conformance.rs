@@ -33,7 +33,7 @@ const CHECKS: [(&str, Check); 18] = [
     ("blocks of every size are whole", synchronous::blocks_of_every_size_are_whole),
     ("the last page can be used", synchronous::the_last_page_can_be_used),
     ("unaligned requests are refused", synchronous::unaligned_requests_are_refused),
-    ("requests behind the end are refused", synchronous::requests_behind_the_end_are_refused),
+    ("requests past the end are refused", synchronous::requests_past_the_end_are_refused),
     ("discarding leaves neighbours alone", synchronous::discarding_leaves_neighbours_alone),
     ("threads share a tier", synchronous::threads_share_a_tier),
     ("requests in flight overlap", background::requests_in_flight_overlap),

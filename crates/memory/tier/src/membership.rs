@@ -122,8 +122,8 @@ pub trait Membership: Sync {
     /// if that turns out later, the member stays, and its [`MemberStatus`] says so.
     fn drain(&self, key: MemberKey) -> Result<(), MembershipFailure>;
 
-    /// Lets a member go with what it has: its memory is lost, or nobody needs it. A slab that no other member has is
-    /// lost.
+    /// Gives a member up with all of its slabs: its memory is lost or no longer needed. A slab that no other member has
+    /// is lost.
     fn leave(&self, key: MemberKey);
 
     /// Every member that this tier has had, with what it is doing.

@@ -3,7 +3,7 @@
 
 //! Finds the way by which a tier returns the bytes that were stored, after the first read returned others.
 //!
-//! Threads: any, also the faulting thread. Allocates nothing.
+//! Threads: any, including the faulting thread. Allocates nothing.
 
 use aquifer_sys::FrameBuffer;
 

@@ -39,7 +39,7 @@ fn a_slab_moves_when_nobody_writes() {
     assert!(going.commit(2));
     assert_eq!(places.see(FIRST).place, 2);
     drop(places.begin_move(FIRST).unwrap());
-    assert!(places.begin_move(FIRST).unwrap().commit(3), "one that was given up is not in the way");
+    assert!(places.begin_move(FIRST).unwrap().commit(3), "a move that was given up does not prevent the next one");
     assert_eq!(places.see(FIRST).place, 3);
 }
 

@@ -156,7 +156,7 @@ impl Memory {
         self.writers.try_with(compresses).is_none_or(|compressed| compressed > 0)
     }
 
-    /// Notes that so many bytes were written or discarded, and cleans when it is time.
+    /// Notes that this many bytes were written or discarded, and cleans when it is time.
     fn note_change(&self, bytes: u64) {
         let so_far = self.changed_bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         let is_large = self.store.spans.touched() > LARGE_SPANS;

@@ -49,7 +49,7 @@ const QUEUE_FRAMES: Range<u32> = 0..16;
 /// Frames for threads that write without a queue: more than the number of threads that usually do so at the same time.
 const OTHER_FRAMES: Range<u32> = 16..24;
 /// How long to wait for a frame, and the pause between two attempts. The thread that holds a frame is in a request to
-/// the tier, which has a time limit of its own: some seconds with a donor.
+/// the tier, which has its own time limit: some seconds with a donor.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 const FRAME_PAUSE: Duration = Duration::from_micros(200);
 

@@ -15,13 +15,12 @@
 //! donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE[,name=SERVERNAME][,size=SIZE]
 //! donor:HOST:PORT,security=plain[,size=SIZE]
 //! donor:unix:PATH[,size=SIZE]
-//! donor:rdma:HOST:PORT[,device=NAME],OPTION...     bytes by RDMA; what is asked goes over HOST:PORT as above
-//! donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION...[,mirror=N]     several donors; the rest is as for one
-//! donor:...[,parity=K+M]                                                the same, each page in shards
-//! pool:VOLUME[,agent=SOCKET][,size=SIZE]     a volume of the pool, whose donors the host's agent knows
-//! emulated:PROFILE[,size=SIZE]     the name of a profile, or the path of one
-//! flash:..., donor:..., pool:... [,encrypt=ephemeral]   sealed, with a key of this run that is kept nowhere
-//! failing:RULE[,RULE]...:SPEC      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
+//! donor:rdma:HOST:PORT[,device=NAME],OPTION... bytes go by RDMA, requests over HOST:PORT as above
+//! donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION...[,mirror=N] several donors; the rest is as for one
+//! donor:...[,parity=K+M] the same, each page in shards pool:VOLUME[,agent=SOCKET][,size=SIZE] a volume of the pool,
+//! whose donors the host's agent knows emulated:PROFILE[,size=SIZE] the name of a profile, or the path of one
+//! flash:..., donor:..., pool:... [,encrypt=ephemeral] sealed, with a key of this run that is kept nowhere
+//! failing:RULE[,RULE]...:SPEC a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
 //! ```
 //!
 //! A path cannot contain a comma: whatever follows a comma is an option.
@@ -553,7 +552,7 @@ mod tests {
             ("compressed:4GiB", "'4GiB'", "codec=zstd"),
             ("emulated:", "needs a profile", "xl-flash-slc"),
             ("emulated:cmm-h,4GiB", "'4GiB'", "size=SIZE"),
-            ("donor:", "no donor's address", "donor:HOST:PORT"),
+            ("donor:", "not a donor's address", "donor:HOST:PORT"),
             ("donor:host", "'host'", "donor:HOST:PORT"),
             ("donor::7000", "':7000'", "donor:HOST:PORT"),
             ("donor:host:0", "'host:0'", "donor:HOST:PORT"),
@@ -567,7 +566,7 @@ mod tests {
             ("donor:host:7000,security=plain,cert=c", "no certificates", "leave it out"),
             ("donor:host:7000,security=ssl", "'ssl'", "security=plain"),
             ("donor:host:7000,security", "'security'", "security=plain"),
-            ("donor:unix:", "no path of a socket", "donor:unix:PATH"),
+            ("donor:unix:", "not a socket path", "donor:unix:PATH"),
             ("donor:unix:/s,security=plain", "'security'", "size=SIZE"),
             ("node:x", "'x'", "node:1"),
             ("dax:", "needs a path", "/dev/dax0.0"),

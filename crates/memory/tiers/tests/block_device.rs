@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A block device is a flash tier, too, unless another program needs it. The tests use a loop device of their own, and
+//! A block device is a flash tier, too, unless another program needs it. The tests use their own loop device, and
 //! are skipped, with the reason, where none can be made (not root, no losetup).
 
 mod scratch;

@@ -199,7 +199,7 @@ pub struct ListedVolume {
 pub enum Order {
     /// Move everything from it to other members, and give it nothing.
     Drain,
-    /// Let it go with what it has.
+    /// Give it up with all of its slabs.
     Leave,
     /// Use it.
     Use,

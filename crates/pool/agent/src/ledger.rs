@@ -140,7 +140,7 @@ impl Ledger {
         }
     }
 
-    /// Whether a manager of this term gets a report. Otherwise, the greatest term that was seen.
+    /// Whether a manager of this term gets a report. If not, the error is the greatest term that was seen.
     pub(crate) fn admit_term(&mut self, term: Term) -> Result<(), Term> {
         if term < self.term {
             return Err(self.term);
@@ -151,11 +151,11 @@ impl Ledger {
         Ok(())
     }
 
-    /// Asks a gate that is in this state.
+    /// Asks a gate in the ledger's state whether it admits a command.
     fn admit(&mut self, command: &Command) -> Result<(), String> {
         let mut gate = Gate::new(self.incarnation, self.term);
         if self.sequence > 0 {
-            // What the gate has admitted in this term before the agent was restarted.
+            // The newest command of this term that was admitted before the agent was restarted.
             let (term, sequence, incarnation) = (self.term, self.sequence, self.incarnation);
             let earlier = Command { term, sequence, incarnation, step: command.step.clone() };
             gate.admit(&earlier).map_err(|stale| stale.to_string())?;

@@ -54,7 +54,7 @@ pub struct Settings {
 pub struct CxlSettings {
     /// Whether their memory becomes a node or stays a device.
     pub purpose: Purpose,
-    /// Whether each device gets a node of its own.
+    /// Whether each device gets its own node.
     pub nodes: Nodes,
     /// Whether memory in use is migrated to other nodes before an unbind. If not, the unbind waits until its holders
     /// end.

@@ -120,7 +120,7 @@ describe("a failure", () => {
   });
 });
 
-test("a manager without tokens is no manager", async () => {
+test("a manager without tokens is not a manager", async () => {
   const plain = new Client(
     async () => Response.json({}, { status: 201 }),
     () => undefined,

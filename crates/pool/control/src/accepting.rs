@@ -3,7 +3,7 @@
 
 //! Accepts connections, and reloads the certificates when their files change.
 //!
-//! Threads: runs on a thread of its own. If the new files cannot be used, the old certificates stay in use.
+//! Threads: runs on its own thread. If the new files cannot be used, the old certificates stay in use.
 
 use std::fs;
 use std::io::ErrorKind;

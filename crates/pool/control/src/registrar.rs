@@ -33,7 +33,7 @@ use crate::strangers::Strangers;
 /// How long a round waits for reports. An end that takes longer is silent in this round, and is not waited for again
 /// until it has answered.
 const REPORT_WAIT: Duration = Duration::from_secs(2);
-/// How long the outcome of commands is waited for.
+/// How long to wait for the outcome of commands.
 const COMMAND_WAIT: Duration = Duration::from_secs(5);
 /// Maximum number of commands in one request to an end; the rest is lost, and due again in the next round.
 const COMMANDS_MAX: usize = 64;

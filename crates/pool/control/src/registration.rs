@@ -127,7 +127,7 @@ impl Registration {
         }
         if let Some(address) = self.addresses.iter().find(|address| !is_address(address)) {
             let shown: String = address.chars().take(60).collect();
-            return not(format!("{id}: `{}` is no address; write HOST:PORT", shown.escape_default()));
+            return not(format!("{id}: `{}` is not an address; write HOST:PORT", shown.escape_default()));
         }
         if self.kind == Kind::Donor {
             if self.addresses.is_empty() {
@@ -151,7 +151,7 @@ impl Registration {
             }
             if value.len() > LABEL_BYTES_MAX || !value.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
                 return not(format!(
-                    "{id}: the value of label {name} is no plain text; write {LABEL_BYTES_MAX} \
+                    "{id}: the value of label {name} is not plain text; write {LABEL_BYTES_MAX} \
                                     characters of ASCII at most"
                 ));
             }
@@ -236,7 +236,7 @@ mod tests {
             (Registration { capacity: Bytes::gib(1 << 20), ..donor("d1") }, "lends 32TiB at most"),
             (Registration { labels: many, ..donor("d1") }, "give 16 at most"),
             (labelled("Zone", "a"), "no plain name"),
-            (labelled("zone", "a\nb"), "no plain text"),
+            (labelled("zone", "a\nb"), "not plain text"),
             (labelled("class", "warp"), "not one of cxl, rdma, tcp"),
             (labelled("enclosure", "x y"), "label enclosure"),
             (labelled("rack", ""), "label rack"),

@@ -41,7 +41,8 @@ fn a_certificate_says_who_an_end_is() {
     assert_eq!(kept.statuses(), [ChannelStatus::Apart]);
     drop(kept);
 
-    // A tenant's certificate registers no donor, and a donor's no name that its operator did not list.
+    // A tenant's certificate registers no donor, and a donor's certificate registers no name that its operator did not
+    // list.
     let tenant = authority.sign("batch.example", &authority);
     let (kept, said) = keep(&Noted::new(Kind::Donor), "d3", &[registrar.address()], Some(&tenant));
     wait_until("the tenant knows", || has_line(&said, "dns:batch.example may not register a donor"));

@@ -55,8 +55,8 @@ impl Peer {
         }
         if !capacity.is_sanitized && capacity.offers.is_empty() {
             // So that what other managers release, and what a host loses with its vPPB, is wiped, too. A device that
-            // does not support it works as before. Any other failure may pass, and what was added meanwhile would be
-            // shown to the next host.
+            // does not support it works as before. Any other failure may be transient, and capacity that is added
+            // meanwhile would show its contents to the next host.
             let (region_id, block_bytes) = (capacity.region_id, capacity.block_bytes);
             let set = SetDcRegion { region_id, block_bytes, sanitize_on_release: 1 };
             match client.set_dc_region(&path, &set) {
@@ -157,7 +157,7 @@ impl Peer {
         }
     }
 
-    /// The device's number of a host; binds the host to the device if it is not.
+    /// The device's number for a host. Binds the host to the device if it is not bound.
     fn connect_host(
         &mut self,
         client: &mut Client,

@@ -22,7 +22,7 @@ pub enum Memory {
 /// Dynamic capacity that a host has, or is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The device's number of the host.
+    /// The device's number for the host.
     pub host_id: u16,
     /// Its tag.
     pub tag: Tag,

@@ -213,7 +213,7 @@ impl Peer {
     pub(crate) fn read_events(&mut self, client: &mut Client) -> Result<(), NotDone> {
         let (clock, mut said) = (Arc::clone(&self.clock), Said::default());
         let read = self.events.read(client, &*clock, &self.config.name, &mut said);
-        // What was read counts, also if not all of it was.
+        // What was read counts, even if some could not be read.
         self.take_in(said);
         Ok(read?)
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Carries out the steps for LDs: bind, unbind, wipe. Each is guarded by what is read of the switch at that moment.
+//! Carries out the steps for LDs: bind, unbind, wipe. Before each step, a guard reads the state of the switch.
 //!
 //! A switch never refuses a command as stale, and other managers may change it, too. So a vPPB is unbound only if it
 //! is bound to the LD of the step; an LD is wiped only while nobody has it; and an LD is bound only if nobody has had

@@ -3,7 +3,7 @@
 
 //! All switches of a fabric manager.
 //!
-//! Threads: each switch is read, and gets its steps, on a thread of its own, which ends before the call does: a slow
+//! Threads: each switch is read, and gets its steps, on its own thread, which ends before the call does: a slow
 //! switch delays a round, and none of them waits for another.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,8 +24,8 @@ use crate::not_done::NotDone;
 use crate::one_switch::Peer;
 use crate::parts;
 
-/// How long after a round its steps may still be started. What is left is decided again in the next round, on newer
-/// reports.
+/// How long after a round its steps may still be started. Steps that have not been started by then are decided again in
+/// the next round, on newer reports.
 const ROUND_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// What hosts reach of devices: for checks whether a member is valid.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The tag of dynamic capacity names the volume and the member that it belongs to, so that a manager that has lost its
-//! state still knows.
+//! The tag of dynamic capacity: it names the volume and the member to which the capacity belongs, so that a manager
+//! that has lost its state can still find out.
 //!
 //! | offset | bytes | field |
 //! |--------|-------|------------------------|

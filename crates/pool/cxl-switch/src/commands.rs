@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which component answers which commands, and what each changes: the command effects log (CEL).
+//! Lists which commands each component answers, and what each command changes: the command effects log (CEL).
 //!
 //! | component | command sets |
 //! |---|---|
@@ -24,7 +24,7 @@ const BACKGROUND: u16 = 1 << 6;
 const CAN_ABORT: u16 = 1 << 8;
 /// Bit 9 says that bits 10 and 11 are valid, and both are set.
 const RESETS: u16 = 1 << 9 | 1 << 10 | 1 << 11;
-/// All of what the FM API's setters change.
+/// Everything that the FM API's setters change.
 const SETTING: u16 = COLD_RESET | CONFIGURATION | RESETS;
 
 type Lines = &'static [(Opcode, u16)];
@@ -100,7 +100,7 @@ impl Commands {
     /// The commands of a device.
     pub fn of_device(is_memory: bool, is_mld: bool, has_capacity: bool) -> Self {
         let mut sets = vec![IDENTIFY, MESSAGE_LIMIT, EVENTS, TIMESTAMP, LOGS];
-        // Of an MLD, the FM-owned LD has no memory; its logical devices have.
+        // In an MLD, the FM-owned LD has no memory; the other logical devices have.
         let more = [(is_memory && !is_mld, MEMORY), (is_memory, TUNNEL), (is_mld, MLD), (has_capacity, CAPACITY)];
         sets.extend(more.iter().filter(|(has, _)| *has).map(|(_, set)| *set));
         Self::concat(&sets)

@@ -109,7 +109,7 @@ impl Device {
         self.config.ports.iter().position(|port| *port == port_id).map(|head| head as u8)
     }
 
-    /// The FM API's number of the host that is bound to a logical device, or to the whole of a port.
+    /// The FM API's number for the host that is bound to a logical device, or to the whole of a port.
     pub fn host_id(&self, port_id: u8, ld_id: Option<u8>) -> u16 {
         ld_id.or(self.head_at(port_id)).unwrap_or_default().into()
     }

@@ -64,7 +64,7 @@ impl EventLogs {
             log.overflow_count = log.overflow_count.saturating_add(1);
             return Kept::Lost;
         }
-        // 0 is no handle.
+        // 0 is not a handle.
         self.last_handle = self.last_handle.checked_add(1).unwrap_or(1);
         record.handle = self.last_handle;
         log.records.push_back(*record);

@@ -9,9 +9,9 @@
 //! driver carries out. [`Switch::advance`] ends what is due. Hosts act by a [`HostAction`]; failures are injected by
 //! an [`Injection`].
 //!
-//! The path of a request: `switch.rs` (answer or refuse), `commands.rs` (who answers what), then one file for each
-//! command set: `generic.rs` (00h to 04h), `ports.rs` (51h), `virtual_switch.rs` (52h), `tunnel.rs` (53h), `lds.rs` and
-//! `qos.rs` (54h), `heads.rs` (55h), `capacity.rs` (56h).
+//! The path of a request: `switch.rs` (answer or refuse), `commands.rs` (which component answers it), then one file for
+//! each command set: `generic.rs` (00h to 04h), `ports.rs` (51h), `virtual_switch.rs` (52h), `tunnel.rs` (53h),
+//! `lds.rs` and `qos.rs` (54h), `heads.rs` (55h), `capacity.rs` (56h).
 //!
 //! ```
 //! use aquifer_cxl_switch::{Connection, Switch, SwitchConfig};

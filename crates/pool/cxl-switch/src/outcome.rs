@@ -72,7 +72,7 @@ pub enum Effect {
     },
     /// Capacity no longer belongs to any host.
     CapacityFreed {
-        /// Of which device.
+        /// The device.
         device: usize,
         /// The extent.
         extent: Extent,
@@ -81,7 +81,7 @@ pub enum Effect {
     },
     /// A host is offered capacity. It answers by [`HostAction::AnswerOffer`](crate::HostAction::AnswerOffer).
     CapacityOffered {
-        /// Of which device.
+        /// The device.
         device: usize,
         /// The host that gets it.
         host_id: u16,
@@ -91,7 +91,7 @@ pub enum Effect {
     /// A host is asked to release capacity. It answers by
     /// [`HostAction::ReleaseCapacity`](crate::HostAction::ReleaseCapacity).
     CapacityReleaseRequested {
-        /// Of which device.
+        /// The device.
         device: usize,
         /// The host that is asked.
         host_id: u16,
@@ -100,7 +100,7 @@ pub enum Effect {
     },
     /// Capacity was taken from a host by force.
     CapacityRevoked {
-        /// Of which device.
+        /// The device.
         device: usize,
         /// The host that has lost it.
         host_id: u16,
@@ -121,7 +121,7 @@ pub enum Effect {
     },
     /// A logical device has more or less memory.
     LdResized {
-        /// Of which device.
+        /// The device.
         device: usize,
         /// The logical device.
         ld_id: u8,
@@ -130,7 +130,7 @@ pub enum Effect {
     },
     /// The bytes of a logical device are to be zeros. An SLD is its own logical device 0.
     LdWiped {
-        /// Of which device.
+        /// The device.
         device: usize,
         /// The logical device.
         ld_id: u8,

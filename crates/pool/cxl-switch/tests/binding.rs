@@ -146,7 +146,7 @@ fn a_bound_logical_device_keeps_its_bytes_and_gets_zeros() {
     assert_eq!(client.bind(0, 0, 1, 0), ReturnCode::SUCCESS);
     client.host(0, 0, write(0, 5)).unwrap();
     assert_eq!(client.code(&at_device(1), &set(0, &[2, 1, 1, 0])), ReturnCode::INVALID_INPUT);
-    // Setting the same allocation again is no change.
+    // Setting the same allocation again is not a change.
     assert_eq!(client.code(&at_device(1), &set(0, &[1, 2, 1, 0])), ReturnCode::SUCCESS);
     assert_eq!(client.host(0, 0, read(0)).unwrap(), [5; 64]);
     assert_eq!(client.host(0, 0, read(256 << 20)), Err(HostFailure::Beyond));

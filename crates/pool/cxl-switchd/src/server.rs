@@ -4,7 +4,7 @@
 //! Carries messages between managers and the switch, lets time pass, and acts for the hosts.
 //!
 //! Threads: one reads each connection, one lets time pass. The switch is behind one lock, `state`; it is never held
-//! while bytes are written. A connection's writer has a lock of its own, and a limit on how long it waits for its peer.
+//! while bytes are written. A connection's writer has its own lock, and a limit on how long it waits for its peer.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -36,7 +36,7 @@ const OWN_EID: u8 = 8;
 /// What simulated hosts do with dynamic capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Hosts {
-    /// They take what is offered, and give back what they are asked for
+    /// They take what is offered, and give back what is requested
     Answer,
     /// Nothing, so that offers stay pending
     Wait,
@@ -147,7 +147,7 @@ impl Server {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Serves a connection on a thread of its own, if there is room for it.
+    /// Serves a connection on its own thread, if there is room for it.
     pub fn admit(self: Arc<Self>, stream: Box<dyn Stream>) -> Result<(), Failure> {
         let refuse = |error: io::Error| Failure::new(format!("a connection has failed: {error}"), "connect again");
         let writer = Mutex::new((stream.twin().map_err(refuse)?, 0));

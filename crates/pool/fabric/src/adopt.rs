@@ -170,7 +170,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Adopts LDs that are bound and in no volume: each becomes a volume of its own, bound to the host that has it.
+    /// Adopts LDs that are bound and in no volume: each becomes a separate volume, bound to the host that has it.
     fn adopt_lds(
         &mut self,
         observed: &Observed,

@@ -91,7 +91,7 @@ impl fmt::Display for NotBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` is no size; write a whole number and a unit (B, KiB, MiB, GiB, TiB, PiB)",
+            "`{}` is not a size; write a whole number and a unit (B, KiB, MiB, GiB, TiB, PiB)",
             self.0.escape_debug()
         )
     }

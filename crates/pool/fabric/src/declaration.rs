@@ -3,8 +3,8 @@
 
 //! The pool as people write it down: pools, zones, and volumes by name with the host that each is bound to.
 //!
-//! A declaration says nothing of placement. [`Declaration::of`] exports one from a desired state; `plan.rs` says what
-//! must change between two, and carries it out.
+//! A declaration says nothing about placement. [`Declaration::of`] exports one from a desired state; `plan.rs` says
+//! what must change between two, and carries it out.
 
 use std::collections::{BTreeMap, BTreeSet};
 

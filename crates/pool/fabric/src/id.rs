@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Names and numbers of what the pool consists of, each a type of its own.
+//! Names and numbers of what the pool consists of, each its own type.
 //!
 //! A name is 1 to [`NAME_BYTES_MAX`] characters of `a`-`z`, `0`-`9`, `-`, `_` and `.`, and begins with a letter or a
 //! digit. So no two names differ only by case or by Unicode characters that look alike, and no name has a special

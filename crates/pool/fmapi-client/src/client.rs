@@ -110,7 +110,7 @@ impl Client {
     /// Adopts the message limit that the peer reports.
     fn note_identity(&mut self, identity: &Identity) {
         let log2 = identity.message_limit_log2.clamp(MESSAGE_LIMIT_LOG2_MIN, MESSAGE_LIMIT_LOG2_MAX);
-        // Of a mailbox, the limit is that of the payload.
+        // A mailbox's limit is on the payload.
         let header =
             if self.transport.message_type(Opcode::IDENTIFY).is_none() { aquifer_fmapi::HEADER_BYTES } else { 0 };
         self.message_bytes_max = ((1 << log2) + header).min(self.transport.message_bytes_max());

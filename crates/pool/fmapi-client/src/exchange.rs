@@ -5,7 +5,7 @@
 //!
 //! A message that is not the answer is a late answer to an earlier request, a notification of the peer's, or garbage.
 //! Tags are 8 bits, so a late answer is mistaken for another one only if it is 256 commands late and has the same
-//! opcode; the limit of an answer's wait excludes that in practice.
+//! opcode; the limit on the wait for an answer excludes that in practice.
 
 use std::time::Duration;
 

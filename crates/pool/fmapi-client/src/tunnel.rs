@@ -11,7 +11,7 @@ use crate::failure::{Cause, Effect, Failure};
 /// From one component to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hop {
-    /// From the switch to the device at a port; of an MLD, to its FM-owned LD.
+    /// From the switch to the device at a port; in an MLD, to its FM-owned LD.
     Port(u8),
     /// From a device to one of its logical devices.
     Ld(u8),

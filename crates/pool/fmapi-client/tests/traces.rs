@@ -18,7 +18,7 @@ use world::{Fault, VirtualClock, Wire, World};
 /// Files with changed bytes; a second of them.
 const CHANGED_FILES: usize = 4000;
 
-/// A file that a test can read while a trace writes it. It has room for so many bytes.
+/// A file that a test can read while a trace writes it. It has room for a limited number of bytes.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Vec<u8>>>, usize);
 

@@ -28,7 +28,7 @@ const TAG: u8 = 7;
 const OWNER: u8 = 1 << 3;
 const END: u8 = 1 << 6;
 const START: u8 = 1 << 7;
-/// The number of tags. Of each tag, one message may be under way.
+/// The number of tags. One message for each tag may be under way.
 const TAGS: usize = 8;
 
 /// The type of a message.

@@ -9,7 +9,7 @@ use crate::failure::DecodeFailure;
 /// Get Virtual CXL Switch Info (5200h), request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GetVirtualSwitches {
-    /// Of each switch, from this vPPB on.
+    /// The first vPPB to list of each switch.
     pub first_vppb: u8,
     /// The most vPPBs to list of each switch.
     pub vppbs_max: u8,

@@ -80,7 +80,8 @@ fn places(program: &Path) -> [PathBuf; 2] {
 }
 
 impl Console {
-    /// Reads the files: of the directory that is named, or of the first usual one. Without one there is no console.
+    /// Reads the files of the configured directory, or of the first usual one that exists. Without one there is no
+    /// console.
     pub(crate) fn find(named: Option<&Path>) -> Result<Console, NotAConsole> {
         if let Some(directory) = named {
             return Console::read(directory);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the main thread does: it leads, or it stands by until it may.
+//! The leadership, on the main thread: this manager leads, or stands by until it may.
 //!
 //! With an embedded store this manager leads until its store fails. With etcd it stands by while another one has the
 //! leadership; it takes the leadership, takes a term, reads the state, leads; and when it is deposed, or etcd does not
@@ -48,7 +48,7 @@ pub(crate) struct Lead {
     audit: Option<AuditCheck>,
 }
 
-/// Why this manager does not lead, and whether that may pass.
+/// Why this manager does not lead, and whether that may change.
 pub(crate) struct NotLed {
     pub(crate) line: String,
     pub(crate) may_pass: bool,

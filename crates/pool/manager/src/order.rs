@@ -88,7 +88,7 @@ pub(crate) enum NotDone {
     Stale,
     /// The store takes no change of this size; the line says why.
     TooLarge(String),
-    /// A volume has what an order to a switch is about, or the switch refused it. The line says which.
+    /// The target of an order to a switch belongs to a volume, or the switch refused the order. The line says which.
     Switch(String),
     /// A donor or a host is not in the topology.
     Unknown(String),

@@ -13,7 +13,7 @@ use crate::config::{EventsConfig, is_loopback};
 use crate::events::Event;
 use crate::ledger::{Entry, Ledger, LedgerFailure, json};
 
-/// Maximum number of subscriptions: each has a task of its own.
+/// Maximum number of subscriptions: each has its own task.
 pub(crate) const SUBSCRIPTIONS_MAX: usize = 32;
 /// Maximum length of a listener's URL, and of a subscription's context.
 pub(crate) const TEXT_BYTES_MAX: usize = 1024;

@@ -41,7 +41,7 @@ pub(crate) enum Pace {
     Idle,
     /// New steps were carried out: at once.
     Moving,
-    /// Something is waited for.
+    /// Something has to be waited for, such as a report.
     Waiting,
 }
 

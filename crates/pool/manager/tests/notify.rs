@@ -45,7 +45,7 @@ fn systemd_is_told_that_the_daemon_is_ready_and_lives() {
     let answer = daemon.ask("GET", "/redfish/v1", "", "").expect("clients can connect");
     assert_eq!(answer.status, 200);
     systemd.wait_for("STATUS=leads");
-    // Also while it has nothing to do for a minute.
+    // The watchdog is served even while the daemon has nothing to do for a minute.
     for _ in 0..3 {
         systemd.wait_for("WATCHDOG=1");
     }

@@ -102,7 +102,7 @@ fn after_a_lost_state_the_pool_is_adopted() {
     let term = daemon.ask("GET", OEM, &pool.token, "").expect("an answer").body["Term"].as_u64();
     let before = pool.host.agent.lock().expect("no panic").volumes.clone();
     drop(daemon);
-    // Some restarts more, so that a first term would not do.
+    // A few more restarts, so that a first term would not do.
     drop(pool.restart(None));
     std::fs::remove_dir_all(pool.directory.join("state")).expect("removed");
 
@@ -124,7 +124,7 @@ fn after_a_lost_state_the_pool_is_adopted() {
     pool.expect_nothing_lent(&daemon);
 }
 
-/// A second manager with a state of its own takes the donors over. The first one stops, and donors refuse it.
+/// A second manager with its own state takes the donors over. The first one stops, and donors refuse it.
 #[test]
 fn of_two_managers_the_one_that_was_elected_last_stays() {
     let directory = daemon::directory("real-two");

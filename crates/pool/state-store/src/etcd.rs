@@ -91,7 +91,7 @@ impl EtcdStore {
         let [format, commit] = found.as_slice() else { return Err(odd()) };
         let format = format.first().map_or(&[][..], |pair| &pair.entry.value);
         let format = std::str::from_utf8(format).ok().and_then(|text| text.parse().ok());
-        let format: u32 = format.ok_or_else(|| StoreFailure::Damaged { what: "format is no number".into() })?;
+        let format: u32 = format.ok_or_else(|| StoreFailure::Damaged { what: "format is not a number".into() })?;
         if format != ETCD_FORMAT {
             return Err(StoreFailure::Format { found: format, known: ETCD_FORMAT });
         }

@@ -25,7 +25,7 @@ pub(crate) enum LinkFailure {
     Protocol,
     /// The donor accepts no connection, now or at any time.
     Refused,
-    /// The donor was restarted, and has nothing of what was stored before.
+    /// The donor was restarted, and has lost everything that was stored before.
     Restarted,
     /// Another error of the kernel or of a device.
     System(Errno),

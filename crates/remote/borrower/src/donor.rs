@@ -5,7 +5,7 @@
 //! that the donor shares with programs on its own machine.
 //!
 //! A demand read is one round trip, made by the faulting thread itself, straight into the frame; background workers
-//! have a connection of their own. From the outside in: `remote.rs` takes and renews leases, and `ranges.rs` has the
+//! have their own connection. From the outside in: `remote.rs` takes and renews leases, and `ranges.rs` has the
 //! lease of each range; `transport.rs` is the interface of a transport, and `tcp.rs`, `shared_memory.rs` and `rdma.rs`
 //! are the transports; `links.rs` has their connections and `link.rs` is one connection; `channel.rs` protects a
 //! connection, with TLS or with nothing; `completion.rs` waits for an RDMA device. The protocol: `docs/formats.md`. The

@@ -4,10 +4,11 @@
 //! Shows the longest read beside a wipe: `wipe_beside_reads [BYTES_MIB] [CPU_PERCENT] [SOURCE]...`; the defaults are
 //! 8192, 25 and all sources.
 //!
-//! Starts `aquifer donor` (from `AQUIFER`, or `target/release/aquifer`) in a cgroup with that much of a CPU, once
-//! for each source. One borrower fills the memory; another one reads a page of its own, again and again with a
-//! pause of a millisecond: at rest, while what the first one has given back is wiped, and at rest again for as long
-//! as that took, so that the machine's other work has the same chance to be in the way. Needs root, for the cgroup.
+//! Starts `aquifer donor` (from `AQUIFER`, or `target/release/aquifer`) in a cgroup that limits its share of a CPU to
+//! CPU_PERCENT, once for each source. One borrower fills the memory. Another one reads its own page once a millisecond:
+//! first while the donor is at rest; then while it wipes what the first borrower has given back; then at rest again,
+//! for as long as the wipe took, so that the machine's other work has the same chance to disturb the reads. Needs root,
+//! for the cgroup.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -136,7 +137,7 @@ fn measure(cgroup: &Cgroup, source: &str, bytes: u64) -> Result<Measured, Failur
     Ok(Measured { rest, beside, wiped_in })
 }
 
-/// A donor in a process of its own, until it is dropped.
+/// A donor in its own process, until it is dropped.
 struct Lender {
     child: Child,
     address: SocketAddr,

@@ -223,7 +223,7 @@ impl LeaseTable {
         let reservation = tenant.reservation.unwrap_or(0);
         let nothing = match (self.is_draining(), self.lacks_wiped()) {
             (true, _) => Refusal::Ending,
-            // This may pass: a slab that came back can be granted once it is wiped.
+            // This is transient: a slab that came back can be granted once it is wiped.
             (false, true) => Refusal::Busy,
             (false, false) => Refusal::Full,
         };

@@ -117,8 +117,8 @@ impl LentFile {
         }
     }
 
-    /// Makes a part of a slab read as zeros. Its memory stays allocated: what the borrower stores there next is on the
-    /// donor's cgroup.
+    /// Makes a part of a slab read as zeros. Its memory stays allocated, so that what the borrower stores there next is
+    /// charged to the donor's cgroup.
     pub(crate) fn discard(&self, offset: u64, bytes: u64) {
         // Only a file system that is not in memory refuses this. If there is no memory to allocate, the borrower's next
         // write allocates it.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Admits connections, up to the limits of `admission.rs`, and gives each a thread of its own.
+//! Admits connections, up to the limits of `admission.rs`, and gives each its own thread.
 //!
 //! Blocking sockets and one thread for each: the kernel does the waiting, and the thread that is woken is the one that
 //! answers. There is no queue of requests in between, in which a demand read would have to wait.

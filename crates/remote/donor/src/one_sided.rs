@@ -9,7 +9,7 @@
 //! - A window covers one slab. It is opened when a borrower asks for the slab's key under a valid lease.
 //! - It is closed when the lease gets another token, before the borrower learns the new token; and when the lease has
 //!   ended, before the slab is wiped. From then on the device refuses late accesses, and reports this to the borrower.
-//! - Each borrower has a protection domain of its own, so the key of another borrower's window opens nothing.
+//! - Each borrower has its own protection domain, so the key of another borrower's window opens nothing.
 //!
 //! While a window is open the kernel has the slab's pages pinned. So a discarded part of a slab is overwritten, and not
 //! given back to the machine (`service.rs`).

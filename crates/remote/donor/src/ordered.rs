@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor as its fabric managers see it: an end of control channels.
+//! Takes orders from fabric managers: a donor as an end of their control channels.
 //!
 //! Threads: those of the channels, one at a time. A command is admitted by the gate (`aquifer_fabric::Gate`), whose
 //! term is on the disk before anything is done for it (`remembered.rs`); `reservations.rs` carries it out.

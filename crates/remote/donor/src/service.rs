@@ -3,9 +3,9 @@
 
 //! Carries out a borrower's request: the lease table decides, the memory is accessed, and the counters count.
 //!
-//! The table's lock is never held while memory is accessed or a peer is waited for: an access is begun, carried out,
-//! and ended. A request gets here only when all of its body has arrived and was checked, so a slow or broken peer holds
-//! no slab and changes no byte.
+//! No thread holds the table's lock while it accesses memory or waits for a peer: an access is begun, carried out, and
+//! ended. A request gets here only when all of its body has arrived and was checked, so a slow or broken peer holds no
+//! slab and changes no byte.
 //!
 //! Threads: any connection's, and the keeper, which ends leases when they expire and wipes their slabs (`wiper.rs`).
 

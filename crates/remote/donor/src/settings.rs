@@ -345,7 +345,7 @@ impl fmt::Display for StartFailure {
             }
             StartFailure::Memory(Source::Huge, error) => write!(
                 f,
-                "there are not so many huge pages ({error}); reserve them with 'sysctl vm.nr_hugepages=N' \
+                "there are not enough huge pages ({error}); reserve them with 'sysctl vm.nr_hugepages=N' \
                  (one for each 2 MiB), or lend anonymous memory"
             ),
             StartFailure::Memory(Source::Memfd, error) => {

@@ -44,7 +44,7 @@ impl fmt::Display for StatusFailure {
             StatusFailure::Distrust(distrust) => f.write_str(&distrust.explain(Words::FLAGS)),
             StatusFailure::Io(error) => write!(f, "{error}"),
             StatusFailure::Name(name) => {
-                write!(f, "'{}' is no name that a certificate can be for", name.escape_debug())
+                write!(f, "'{}' is not a name that a certificate can be for", name.escape_debug())
             }
             StatusFailure::Refused(refusal) => write!(f, "{refusal}"),
         }

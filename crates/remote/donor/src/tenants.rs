@@ -28,7 +28,7 @@ use aquifer_wire::SLAB_BYTES;
 use crate::bodies::BodyBudget;
 use crate::pace::Pace;
 
-/// The lowest rates: borrowers consider a donor lost that answers more slowly.
+/// The lowest rates. If a donor answers more slowly, borrowers consider it lost.
 const RATE_BYTES_MIN: u64 = 16 << 20;
 const REQUESTS_MIN: u64 = 100;
 /// How many tenants are remembered before those without connections and leases are forgotten.
@@ -64,7 +64,7 @@ impl Limits {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TenantLimits {
     named: BTreeMap<String, Limits>,
-    /// The limits of tenants without a line of their own.
+    /// The limits of tenants without their own line.
     others: Limits,
 }
 
@@ -86,7 +86,10 @@ impl TenantLimits {
             let mut seen = Vec::new();
             for word in words {
                 let (key, value) = word.split_once('=').ok_or_else(|| {
-                    at(format!("'{}' is no limit; write quota=, connections=, rate= or requests=", word.escape_debug()))
+                    at(format!(
+                        "'{}' is not a limit; write quota=, connections=, rate= or requests=",
+                        word.escape_debug()
+                    ))
                 })?;
                 if seen.contains(&key) {
                     return Err(at(format!("{key}= is given twice; leave one out")));
@@ -122,7 +125,7 @@ impl TenantLimits {
 impl Limits {
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         let size = |what: &str| ByteSize::from_str(value).map(|size| size.0).map_err(|why| format!("{what}: {why}"));
-        let number = || value.parse::<u64>().map_err(|_| format!("{key}={} is no number", value.escape_debug()));
+        let number = || value.parse::<u64>().map_err(|_| format!("{key}={} is not a number", value.escape_debug()));
         match key {
             "quota" if value == "all" => self.quota_bytes = None,
             "quota" if value == "0" => self.quota_bytes = Some(0),
@@ -150,7 +153,7 @@ impl Limits {
             },
             _ => {
                 let key = key.escape_debug();
-                return Err(format!("'{key}' is no limit; write quota=, connections=, rate= or requests="));
+                return Err(format!("'{key}' is not a limit; write quota=, connections=, rate= or requests="));
             }
         }
         Ok(())
@@ -162,7 +165,7 @@ fn check_name(name: &str) -> Result<(), String> {
     match name.split_once(':') {
         Some((kind, rest)) if KINDS.contains(&kind) && !rest.is_empty() => Ok(()),
         _ => Err(format!(
-            "'{}' is no tenant; write uri:, dns:, email:, cn:, address: or uid: and its name, or * for all others",
+            "'{}' is not a tenant; write uri:, dns:, email:, cn:, address: or uid: and its name, or * for all others",
             name.escape_debug()
         )),
     }
@@ -274,14 +277,14 @@ mod tests {
     fn an_invalid_file_is_reported_in_one_line_with_a_remedy() {
         for (text, expected) in [
             ("batch quota=4MiB", "uri:, dns:"),
-            ("dns: quota=4MiB", "is no tenant"),
+            ("dns: quota=4MiB", "is not a tenant"),
             ("dns:a", "without limits"),
-            ("dns:a fast", "is no limit"),
-            ("dns:a speed=3", "is no limit"),
+            ("dns:a fast", "is not a limit"),
+            ("dns:a speed=3", "is not a limit"),
             ("dns:a quota=1MiB", "2MiB or more"),
             ("dns:a quota=much", "quota="),
             ("dns:a connections=0", "quota=0"),
-            ("dns:a connections=x", "no number"),
+            ("dns:a connections=x", "not a number"),
             ("dns:a rate=1KiB", "16MiB"),
             ("dns:a requests=1", "requests=100"),
             ("dns:a quota=4MiB quota=8MiB", "twice"),

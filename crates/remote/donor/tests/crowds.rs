@@ -45,7 +45,7 @@ fn read(tier: &dyn Tier, offset: u64, version: u64) {
     frames::give_back(frame);
 }
 
-/// Eight threads, each with a slab of its own.
+/// Eight threads, each with its own slab.
 fn eight_threads(tier: &dyn Tier, versions: u64) {
     std::thread::scope(|scope| {
         for thread in 0..8 {

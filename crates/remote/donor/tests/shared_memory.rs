@@ -35,7 +35,7 @@ fn settings(slabs: u64) -> Settings {
 fn path(donor: &Donor) -> PathBuf {
     match donor.place() {
         Address::Local(path) => path.clone(),
-        Address::Tcp(address) => panic!("{address} is no socket"),
+        Address::Tcp(address) => panic!("{address} is not a socket"),
     }
 }
 
@@ -235,7 +235,7 @@ fn a_socket_that_is_in_use_is_refused_and_one_that_was_left_is_replaced() {
     std::fs::write(&left, "somebody's").unwrap();
     let settings = Settings { listen: Address::Local(left.clone()), ..settings(4) };
     assert!(Donor::start(settings, Box::new(|_| ())).is_err());
-    assert_eq!(std::fs::read_to_string(&left).unwrap(), "somebody's", "a file that is no socket is left alone");
+    assert_eq!(std::fs::read_to_string(&left).unwrap(), "somebody's", "a file that is not a socket is left alone");
     std::fs::remove_file(&left).unwrap();
 }
 

@@ -139,7 +139,7 @@ fn a_tenant_is_kept_to_its_rate() {
     assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
 }
 
-/// A pair with an authority of its own: lists are about one authority.
+/// A pair with its own authority: lists are about one authority.
 fn fresh() -> (Pair, Files) {
     let authority = certificates::Authority::new();
     let donor = authority.sign_numbered("127.0.0.1", 1, &authority);

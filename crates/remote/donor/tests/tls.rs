@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A peer without a valid certificate borrows nothing, and receives the reason; a peer that does not speak TLS is told
-//! so, and delays nobody.
+//! A peer without a valid certificate borrows nothing, and receives the reason; a peer that does not speak TLS gets
+//! that answer, and delays no other.
 
 mod certificates;
 mod peer;

@@ -4,8 +4,8 @@
 //! One list of tests that every transport passes, over a real donor in this process: as a tier like any other, and when
 //! failures occur between the two ends, or at one of them.
 //!
-//! The bug it guards against: a transport that is right without failures, but after one stores the write of a minute
-//! ago over that of a second ago; or waits forever; or answers with zeros.
+//! Guards against a transport that works until a failure occurs, and then overwrites a recent write with an older one,
+//! waits forever, or answers with zeros.
 //!
 //! A new transport is a line in `kinds/mod.rs`. The behaviour of forked processes over each is tested in
 //! `crates/lab/e2e/tests/donor.rs`, because a test here cannot fork.

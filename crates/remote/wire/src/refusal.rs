@@ -91,7 +91,7 @@ impl Refusal {
         Refusal::ALL.get(index).copied()
     }
 
-    /// Whether the refusal is final or may pass.
+    /// Whether the refusal is final or may be transient.
     pub const fn kind(self) -> RefusalKind {
         match self {
             Refusal::Busy

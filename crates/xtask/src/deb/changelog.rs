@@ -44,7 +44,7 @@ impl FromStr for Version {
             && upstream.chars().all(|one| is_allowed(one) || one == '-')
             && !revision.is_empty()
             && revision.chars().all(is_allowed);
-        is_right.then(|| Version(text.to_owned())).ok_or_else(|| format!("'{text}' is no version such as 0.1.0-1"))
+        is_right.then(|| Version(text.to_owned())).ok_or_else(|| format!("'{text}' is not a version such as 0.1.0-1"))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::spans::{Purpose, SpanIndex, Victim};
 /// How far ahead of the cleaner the span is fetched.
 const AHEAD_BYTES: u64 = 128 << 10;
 
-/// How far the cleaner is.
+/// The cleaner's progress.
 #[derive(Debug, Default)]
 pub(super) struct Cleaner {
     now: Option<Cleaning>,

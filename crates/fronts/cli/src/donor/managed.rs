@@ -74,7 +74,7 @@ impl ManagedArgs {
             Some(id) => id.clone(),
             None => match own_name().and_then(|name| name.parse().ok()) {
                 Some(id) => id,
-                None => return usage("this machine's name is no name for a pool", "name the donor with --id"),
+                None => return usage("this machine's name is not a name for a pool", "name the donor with --id"),
             },
         };
         let mut labels = BTreeMap::new();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `--metrics`: supplies a donor's figures as Prometheus text. This is done by a thread of its own, so the threads that
-//! serve borrowers are not delayed; scrapers connect to a separate process: see `exporter.rs`.
+//! `--metrics`: supplies a donor's figures as Prometheus text. A separate thread does this, so the threads that serve
+//! borrowers are not delayed; scrapers connect to a separate process: see `exporter.rs`.
 
 use std::net::SocketAddr;
 use std::thread;

@@ -139,7 +139,7 @@ fn epitaph(name: &str, end: End) -> Option<String> {
 /// Explains an incomplete core dump: managed memory is excluded from dumps, because evicted pages would read as zeros.
 fn incomplete_dump(managed_bytes: u64) -> String {
     format!(
-        "the core dump is without the program's {} of managed memory: what a debugger shows there is not the program's \
+        "the core dump leaves out the program's {} of managed memory: what a debugger shows there is not the program's \
          (gdb: zeros); run with a larger --dram for a complete dump (docs/debugging.md)",
         ByteSize(managed_bytes)
     )

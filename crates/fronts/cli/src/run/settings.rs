@@ -150,7 +150,7 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
         TierSpec::Encrypted { inner } => return with_absolute_path(spec, inner),
         TierSpec::Pool(pool) => return Ok(format!("{kind}:{}", with_absolute_agent(rest, &pool.agent)?)),
         TierSpec::Failing { inner, .. } => {
-            let (rules, spec) = rest.split_once(':').expect("it could be read, so it has a tier behind its rules");
+            let (rules, spec) = rest.split_once(':').expect("it could be read, so a tier follows its rules");
             return Ok(format!("{kind}:{rules}:{}", with_absolute_path(spec, inner)?));
         }
         _ => return Ok(spec.to_owned()),

@@ -12,7 +12,7 @@ use super::mrc::Row;
 /// Columns and lines of the text.
 pub const COLUMNS: usize = 60;
 const LINES: usize = 12;
-/// Of the SVG: the drawing, and the margins for its labels.
+/// The size of the SVG, and its margins for the labels.
 const SIZE: (f64, f64) = (720.0, 420.0);
 const MARGIN: f64 = 60.0;
 
@@ -44,7 +44,7 @@ pub fn text(rows: &[Row], budget_bytes: u64) -> String {
     plot
 }
 
-/// The curve as an SVG of its own: the part of the touches that miss, by DRAM.
+/// The curve as a separate SVG: the part of the touches that miss, by DRAM.
 pub fn svg(points: &[Row], content_bytes: u64, budget_bytes: u64) -> String {
     let (width, height) = (SIZE.0 - 2.0 * MARGIN, SIZE.1 - 2.0 * MARGIN);
     let most = content_bytes.max(1) as f64;

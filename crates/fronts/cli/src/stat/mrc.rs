@@ -180,7 +180,7 @@ pub fn mrc(pid: Option<u32>, json: bool, args: &SamplingArgs) -> Result<process:
     let figures = sample(&instance, &ledger, time)?;
     let loss = args.loss.unwrap_or(LOSS_USUAL);
     let Some(measured) = Measured::of(&figures, args.fetch_time) else {
-        let cause = format!("process {} published numbers that are no curve", instance.holder());
+        let cause = format!("process {} published numbers that are not a curve", instance.holder());
         return Err(Failure::new(ExitCode::Failure, cause, "use the release of 'aquifer' that started the program"));
     };
     let snapshot = instance.snapshot(&SettleTime::default())?;

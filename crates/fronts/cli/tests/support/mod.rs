@@ -39,7 +39,7 @@ pub fn build(package: &str) {
     assert!(cargo.status().is_ok_and(|status| status.success()), "{package} does not build");
 }
 
-/// The command in a directory of its own, where a test can put other programs beside it. It is a hard link, because a
+/// The command in its own directory, where a test can put other programs beside it. It is a hard link, because a
 /// copy may be busy: a child that another test has just forked can still have it open for writing.
 pub fn alone(test: &str) -> PathBuf {
     let command = scratch(test).canonicalize().expect("just made").join("bin/aquifer");

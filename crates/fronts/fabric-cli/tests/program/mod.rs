@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A real daemon in this process, on a free port and with a simulated rack; and the program, with a home of its own.
+//! A real daemon in this process, on a free port and with a simulated rack; and the program, with its own home.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -100,7 +100,7 @@ impl Rack {
         stdout(&output)
     }
 
-    /// The answer of what must succeed.
+    /// The answer to a request that must succeed.
     pub fn json(&self, words: &[&str]) -> Value {
         let text = self.done(&[words, &["--json"]].concat());
         assert_eq!(text.lines().count(), 1, "{text}");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A fabric manager in a process of its own, run by this test program, which starts itself for that; and a client that
+//! A fabric manager in its own process, run by this test program, which starts itself for that; and a client that
 //! writes HTTP by hand. It can be killed at any moment.
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A real software switch in a process of its own: the program `aquifer-cxl-switchd`, run by this test program, which
+//! A real software switch in its own process: the program `aquifer-cxl-switchd`, run by this test program, which
 //! starts itself for that. It can be killed at any moment, and ordered to fail.
 
 #![allow(dead_code, reason = "each test program uses a part")]

@@ -128,7 +128,7 @@ fn create(directory: &Path, name: &str, bytes: usize) -> Result<Option<Store<Fil
     let what = || format!("{} cannot be created", path.display());
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
     let opened = safe_open::open(&new, Purpose::Memory, flags, MODE);
-    // Also if it exists already: then a process that had this one's number has left it behind.
+    // Removed at the end even if it exists already, because then a process that had this one's number has left it.
     let new = Unfinished(new);
     let file = match opened {
         Err(OpenFailure::Io(error)) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),

@@ -5,7 +5,7 @@
 //!
 //! Pure. A name is part of a file name, and must not be able to lead elsewhere.
 
-/// The longest name, so that with the ending it is one of a file on every file system.
+/// The longest name. With the ending, it is still short enough for a file on every file system.
 const NAME_BYTES_MAX: usize = 128;
 /// What the names of the files end with.
 const ENDING: &str = ".aquifer";
@@ -22,7 +22,7 @@ pub(super) fn file_name(name: &str) -> String {
     format!("{name}{ENDING}")
 }
 
-/// The file in which a process makes the mapping, before it is complete. No mapping has it.
+/// The file in which a process makes the mapping, before it is complete. No mapping can have this name.
 pub(super) fn new_file_name(name: &str, process: u32, number: u64) -> String {
     format!(".{name}.{process}.{number}{ENDING}")
 }

@@ -22,7 +22,7 @@ use super::NamedError;
 use super::file::{self, FileMedium, MappedPages};
 use crate::Error;
 
-/// Pages that are looked at at a time: the bytes of a region.
+/// Pages that are examined at a time: the bytes of a region.
 const LOOK_PAGES: usize = 512;
 /// Pages that are read at a time from DRAM.
 const READ_PAGES: usize = 16;

@@ -31,7 +31,7 @@ pub fn space(tier: &str, block_size: &str) -> Space {
     Space::builder().dram("16MiB").tier(tier).block_size(block_size).open().expect("it can be opened")
 }
 
-/// A mapping of which every word is its index times `salt`.
+/// A mapping in which every word is its index times `salt`.
 pub fn filled(space: &Space, bytes: usize, salt: u64) -> Mapping {
     let mut mapping = space.map(bytes).expect("it can be mapped");
     let words = mapping.view_mut::<u64>(..).expect("aligned");

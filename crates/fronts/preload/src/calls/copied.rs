@@ -88,7 +88,7 @@ impl Structure {
         Some(Self { index, start, before, ours })
     }
 
-    /// Stores the changed bytes only: the memory next to the structure may be in use by anybody.
+    /// Stores only the changed bytes, because another thread may be using the bytes next to them.
     fn give_back(&self) {
         let changed = self.before.iter().zip(&self.ours).enumerate().filter(|(_, (before, after))| before != after);
         for (at, (_, after)) in changed {

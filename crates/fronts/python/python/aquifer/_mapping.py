@@ -48,7 +48,7 @@ class Mapping(_native.Mapping, _native.Exporter):
         return self.copied(start, stop, False)
 
     def read_in_place(self, start: int = 0, stop: Optional[int] = None) -> bytes:
-        """Copies a range without making it resident, unless it is read so once more soon."""
+        """Copies a range without making it resident, unless the same pages are read this way again soon."""
         return self.copied(start, stop, True)
 
     def write(self, start: int, data: Any) -> None:
@@ -56,7 +56,7 @@ class Mapping(_native.Mapping, _native.Exporter):
         self._overwrite(start, data, False)
 
     def write_in_place(self, start: int, data: Any) -> None:
-        """As ``write``, for a few bytes: changes evicted pages in the tier, unless they are touched once more soon."""
+        """As ``write``, for a few bytes: changes evicted pages in the tier, unless they are touched again soon."""
         self._overwrite(start, data, True)
 
     def _overwrite(self, start: int, data: Any, in_place: bool) -> None:

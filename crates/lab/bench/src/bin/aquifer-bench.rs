@@ -14,7 +14,7 @@ use clap::Parser;
 struct CommandLine {
     #[command(flatten)]
     bench: aquifer_bench::BenchArgs,
-    /// An option of every command of `aquifer`, checked there. What the bench says is lines for people.
+    /// An option of every command of `aquifer`, checked there. The bench writes lines for people.
     #[arg(long, hide = true, value_name = "FORMAT")]
     log_format: Option<String>,
 }

@@ -67,7 +67,7 @@ impl Wanted {
     }
 
     fn set(&mut self, flag: &str, value: &str) -> Result<(), String> {
-        let number = || value.parse::<u64>().map_err(|_| format!("{flag} {value} is no number"));
+        let number = || value.parse::<u64>().map_err(|_| format!("{flag} {value} is not a number"));
         match flag {
             "--minutes" => self.minutes = number()?,
             "--seed" => self.seed = number()?,

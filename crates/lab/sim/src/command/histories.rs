@@ -16,7 +16,7 @@ use super::args::Histories;
 /// How often the progress is shown on a terminal.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
-/// Runs the histories. Returns 0 if none went wrong. At the first one that does, prints its seed and returns 1.
+/// Runs the histories. Returns 0 if none goes wrong. If one does, prints its seed and returns 1.
 pub fn run(arguments: &Histories, out: &mut impl Write) -> Result<u8, Failure> {
     std::panic::set_hook(Box::new(|_| {}));
     let began = Instant::now();

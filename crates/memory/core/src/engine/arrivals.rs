@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! For callers that have asked for pages with [`Advice::WillNeed`](super::Advice) and wait for their arrival.
+//! Says which pages have arrived, for callers that have asked for them with [`Advice::WillNeed`](super::Advice), and
+//! publishes presence.
 //!
 //! Pure. A caller is woken by the report that ends the work on the block, as a fault is.
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The budget can change while the engine runs: the processes of a tree share one (`shares.rs`).
+//! Changes the budget while the engine runs, because the processes of a tree share one (`shares.rs`).
 //!
 //! Pure, but may allocate, because the policy adjusts to the new size: not on the fault path. A larger budget can be
 //! spent immediately. A smaller one is reached gradually: pages in excess of it are debt, which eviction pays back

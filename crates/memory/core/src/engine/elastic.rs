@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Chooses block sizes, including that of the next victim: large where a stream passes, small where faults are
+//! Chooses block sizes, and the next victim with its size: large where a stream passes, small where faults are
 //! scattered.
 //!
 //! Pure, and called on the fault path. A large block costs one fault, one exchange and one request for many pages.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Counts of changes to resident blocks: by them, a thread without the engine's lock can tell that a block has not
+//! Counts of changes to resident blocks, from which a thread without the engine's lock can tell that a block has not
 //! changed.
 //!
 //! A system call may use pages that were once found resident, as long as their blocks have not changed since. The

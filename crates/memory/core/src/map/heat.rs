@@ -23,7 +23,7 @@ impl BlockMap {
         &self.temperatures
     }
 
-    /// Records that a block becomes resident; `near` is the distance up to which a refault counts as soon.
+    /// Records that a block becomes resident; a refault at a distance of up to `near` counts as an early one.
     pub(crate) fn heat(&mut self, block: BlockIndex, arrival: Arrival, near: u64) {
         let Block { mut reading, order, .. } = self.block(block);
         self.temperatures.arrived(&mut reading, order.pages(), arrival, near);

@@ -141,7 +141,7 @@ impl Curve {
     }
 
     /// The part of the time that a program loses to fetches with `pages` of DRAM, if each delays it by `fetch_s`
-    /// seconds; from 0 to 1. While it was sampled, it lost the time of `waited`, as a part of the whole.
+    /// seconds; from 0 to 1. `waited` is the part of its time that it lost while it was sampled.
     pub fn loss(&self, pages: u64, fetch_s: f64, waited: f64) -> f64 {
         // The rates are those of a program that waited: without waits it would have touched more in the same time.
         let busy = (1.0 - waited).clamp(BUSY_MIN, 1.0);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Traces against the prefetcher. The model program faults on every block that was not advised, and on markers; nothing
-//! else reaches the prefetcher.
+//! Traces against the prefetcher. The model program faults on every block that was not read ahead, and on markers;
+//! nothing else reaches the prefetcher.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +17,7 @@ const CAP: u64 = 1 << 16;
 #[derive(Debug, Default)]
 struct Outcome {
     visits: usize,
-    /// Visits to blocks that had not been advised.
+    /// Visits to blocks that had not been read ahead.
     misses: usize,
     markers: usize,
     advised: usize,
@@ -131,7 +131,7 @@ fn prefetched_blocks_used_out_of_order_are_no_evidence_of_a_stream() {
         (0..400).for_each(|_| prefetcher.used(page, 1, waits_before, waits_behind));
         fault(&mut prefetcher, 0, 1 << 30);
         let read = fault(&mut prefetcher, 1, 1 << 30).pages() > 0;
-        assert_eq!(read, reads, "step {step}, before {waits_before}, behind {waits_behind}");
+        assert_eq!(read, reads, "step {step}, before {waits_before}, after {waits_behind}");
     }
 }
 

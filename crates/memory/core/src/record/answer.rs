@@ -3,7 +3,7 @@
 
 //! The recorded form of an engine's answer: enough to tell whether another answer was the same.
 //!
-//! Pure. A flag is kept whole. Of a larger answer, the kind and 32 bits of a digest over every field are kept. Two
+//! Pure. A flag is kept as it is. A larger answer is kept as its kind and 32 bits of a digest over every field. Two
 //! different answers have the same digest once in 2^32; answers that follow would then show the difference.
 
 use std::hash::{Hash, Hasher};

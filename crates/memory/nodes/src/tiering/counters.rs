@@ -184,6 +184,6 @@ mod tests {
         let between = after.since(&before);
         assert_eq!((between.promoted_pages, between.demoted_pages), (Some(3), Some(1)));
         assert_eq!((between.nodes[0].promoted_pages, between.hint_faults), (Some(3), None));
-        assert_eq!(before.since(&after).promoted_pages, Some(0), "a counter that went back is no difference");
+        assert_eq!(before.since(&after).promoted_pages, Some(0), "a counter that went back is not a difference");
     }
 }

@@ -4,13 +4,13 @@
 //! Reads a few bytes of evicted memory where they are, without making a block resident.
 //!
 //! The page is read from the tier into a scratch page and checked against its guard, and only the bytes that were asked
-//! for are handed over. No block changes its state, so there is nothing to exclude: the guard that was looked up under
-//! the engine's lock is that of the last write at that moment, and bytes that match it are the right answer, whatever
-//! happens to the block meanwhile. Anything else (the block is in DRAM, another thread works on it, the tier fails, the
-//! bytes do not match because the slot was written again) goes the usual way, by making the page resident.
+//! for are handed over. No block changes its state, so no other thread has to be excluded: the guard, which is read
+//! under the engine's lock, is that of the last write up to then, and bytes that match it are the right answer,
+//! whatever happens to the block meanwhile. Anything else (the block is in DRAM, another thread works on it, the tier
+//! fails, the bytes do not match because the slot was written again) goes the usual way, by making the page resident.
 //!
-//! The second read or write of a page within a while is the usual one, which makes the page resident: it is being used.
-//! Writes are in `write_in_place.rs`.
+//! If the same page is read or written again soon, the access takes the usual path and makes the page resident, because
+//! the page is in use. Writes are in `write_in_place.rs`.
 //!
 //! Threads: any of the caller's.
 

@@ -23,7 +23,7 @@ const LOOK_PAGES: u64 = REGION_PAGES as u64;
 
 impl MemorySpace {
     /// Maps at least `bytes` bytes, with the contents of a file beside the tier, whose first slab is `first`. `guard`
-    /// receives the number of each page, also of some after the last, and returns its guard.
+    /// receives the number of each page, including some after the last, and returns its guard.
     pub fn map_file(
         &self,
         bytes: usize,

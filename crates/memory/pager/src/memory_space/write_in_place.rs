@@ -30,7 +30,7 @@ use super::in_place::PAGE;
 use super::{Mapping, SpaceFailure};
 use crate::pager::Pager;
 
-/// How often one page is written that the tier has torn, and the pause before the next time: a choice. A tier that
+/// How many times a page that the tier has torn is rewritten, and the pause before each time: a choice. A tier that
 /// fails this often in a row has failed.
 const WRITES_MAX: u32 = 4;
 const WRITE_PAUSE: Duration = Duration::from_millis(2);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Pages go to the program's address and leave it: `exchange.rs` for one block, and here many sealed blocks at a time.
+//! Installs pages at the program's address and takes them away: one block by `exchange.rs`, and many sealed blocks at a
+//! time here.
 
 #![allow(unsafe_code, reason = "pages of the program are copied and dropped; each site says why nobody misses them")]
 

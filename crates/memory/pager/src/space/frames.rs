@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The frames' pages and bytes.
+//! Gives frames their pages, takes these back, and accesses their bytes.
 
 #![allow(unsafe_code, reason = "pages of frames are dropped; the site says why nobody misses them")]
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Counters and messages.
+//! Turns the driver's events into counters and messages.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

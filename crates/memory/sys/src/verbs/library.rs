@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! libibverbs, loaded when RDMA is first needed, in a linker namespace of its own.
+//! libibverbs, loaded when RDMA is first needed, in its own linker namespace.
 //!
 //! dlmopen(3) gives the library, its drivers and their dependencies (above all a C library) symbols that are visible to
 //! nothing else. This is necessary: in a program that runs with the preload library, `malloc` is the program's, whose

@@ -85,7 +85,7 @@ pub enum Completion {
     Failed(i32),
 }
 
-/// A queue pair of a reliable connection, with a completion queue of its own.
+/// A queue pair of a reliable connection, with its own completion queue.
 pub struct QueuePair {
     domain: Arc<Domain>,
     qp: NonNull<abi::Qp>,

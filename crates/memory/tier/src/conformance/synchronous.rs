@@ -115,7 +115,7 @@ pub(super) fn unaligned_requests_are_refused(open: &Open) {
     give_back(page);
 }
 
-pub(super) fn requests_behind_the_end_are_refused(open: &Open) {
+pub(super) fn requests_past_the_end_are_refused(open: &Open) {
     let tier = open();
     let end = tier.capacity_bytes();
     let mut two = frame(2, 0);

@@ -48,7 +48,7 @@ pub(super) struct ChainMover {
 }
 
 impl ChainMover {
-    /// A mover of these levels, with a buffer of its own.
+    /// A mover of these levels, with its own buffer.
     pub(super) fn new(levels: Arc<Levels>) -> Result<ChainMover, Errno> {
         let frame = SpareFrames::new(1, COPY_PAGES * PAGE)?;
         Ok(ChainMover {

@@ -5,8 +5,7 @@
 //!
 //! The cleaner reads a span, and looks at each of its units for the header of a record. A record is live if the entry
 //! of the page that its header names points to it; anything else, including what a killed process has left, is dead.
-//! Live records are appended behind the cleaner's own head, and an entry changes only if it is still the one that was
-//! seen.
+//! Live records are appended at the cleaner's own head, and an entry changes only if it is still the one that was seen.
 //!
 //! Threads: the one that has just written or discarded, in the background as a rule; one of a process at a time.
 

@@ -53,7 +53,7 @@ pub(super) enum Compressor {
 pub(super) enum Encoded {
     /// Without a record.
     Alone(Stored),
-    /// As a record of this kind, with so many bytes.
+    /// As a record of this kind, with this many bytes.
     Record(Kind, usize),
 }
 

@@ -195,8 +195,8 @@ impl Spans {
         None
     }
 
-    /// Takes room behind a head. `fit` gets the units that an open span has left, and returns how many of them to take;
-    /// 0 closes the span. `None`: there is no free span.
+    /// Takes room at a head. `fit` gets the units that an open span has left, and returns how many of them to take; 0
+    /// closes the span. `None`: there is no free span.
     pub(super) fn reserve(&self, head: Head, fit: &dyn Fn(u32) -> u32, punch: Punch<'_>) -> Option<Room> {
         let open = &self.heads[head as usize];
         for _ in 0..TRIES_MAX {
@@ -273,7 +273,7 @@ impl Spans {
         self.end_use(span, units, 0, punch);
     }
 
-    /// Ends the work in this room, of which so many units hold no live record.
+    /// Ends the work in this room. `dead` of its units hold no live record.
     pub(super) fn done(&self, room: Room, dead: u32, punch: Punch<'_>) {
         self.end_use(room.span, dead, 1, punch);
     }
@@ -293,7 +293,7 @@ impl Spans {
         }
     }
 
-    /// Makes a span free that this thread has marked as being emptied.
+    /// Frees a span that this thread has marked as being emptied.
     fn give_back(&self, span: u32, emptied: Span, punch: Punch<'_>) {
         if emptied.filled > 0 {
             punch(u64::from(span) * SPAN_BYTES as u64, emptied.bytes());

@@ -205,7 +205,7 @@ impl Store {
     /// Appends records to the log, as many at a time as the open span has room for.
     fn append(&self, mut made: &[Made], bytes: &[u8]) -> Result<(), Cause> {
         while let Some(first) = made.first() {
-            // The number of the first records that fit into so many units.
+            // How many of the first records fit into this many units.
             let fitting = |left: u32| {
                 let ends = made.iter().take_while(|one| one.end() - first.start <= left as usize * UNIT_BYTES);
                 ends.count()
@@ -331,7 +331,7 @@ impl Store {
     }
 }
 
-/// The bytes of the tables of so many pages and spans.
+/// The bytes of the tables for this many pages and spans.
 pub(super) fn table_bytes(pages: u64, spans: u32) -> u64 {
     (pages + (Spans::words(spans) + COUNTERS) as u64) * size_of::<AtomicU64>() as u64
 }

@@ -36,7 +36,7 @@ pub enum DaxFailure {
     },
     /// The kernel refused the mapping.
     Mapping {
-        /// Of what.
+        /// The device or file.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,

@@ -6,7 +6,7 @@
 //!
 //! A forked child has a copy of everything that its parent knew, and may drop privileges. So what either of them stores
 //! afterwards, where the other can reach it, is sealed with AES-128-GCM under a key that did not exist at the fork.
-//! Each page of each write has a key of its own, drawn by getrandom(2), with which nothing else is ever sealed; so the
+//! Each page of each write has its own key, drawn by getrandom(2), with which nothing else is ever sealed; so the
 //! nonce is always zero, and there is no generation, counter or seed that a fork could copy. Key and tag of a stored
 //! page are its record, in private memory: a child has a copy of the records at the moment of its fork, and so can read
 //! what it has inherited.

@@ -26,13 +26,14 @@ impl Room {
     }
 }
 
-/// Share of the file system that a default leaves to others. Picked by feel: what ext4 reserves for root.
+/// The share of the file system that the default capacity leaves to others. Picked by feel: what ext4 reserves for
+/// root.
 const RESERVE_DIVISOR: u64 = 20;
-/// The share of the free space that a default leaves to others at most: 5 % of a large disk may be more than is free on
-/// it, and half of the free space is still a useful tier.
+/// The default capacity leaves at most this share of the free space to others: 5 % of a large disk may be more than is
+/// free on it, and half of the free space is still a useful tier.
 const AVAILABLE_DIVISOR: u64 = 2;
-/// A default holds at most this many times the machine's memory: beyond that, a program would do little but wait for
-/// fetches. A user who wants more sets `size=`.
+/// The default capacity is at most this many times the machine's memory: beyond that, a program would do little but
+/// wait for fetches. A user who wants more sets `size=`.
 const MEMORY_FACTOR: u64 = 4;
 
 /// The capacity without `size=`: all the available space except a reserve, at most four times the memory.

@@ -3,9 +3,9 @@
 
 //! Where a file may be created for a path that does not exist.
 //!
-//! A name that does not exist means a new file, or it is a mistake for a directory or a device. In `/` it is most
-//! likely the mount point of a disk that is not mounted, and in `/dev` a device with another name: a file there would
-//! be on the wrong disk, or in memory, and nobody would notice.
+//! A path that does not exist is meant to be a new file, or is a mistyped directory or device. In `/` it is most likely
+//! the mount point of a disk that is not mounted, and in `/dev` a device with another name: a file there would be on
+//! the wrong disk, or in memory, and nobody would notice.
 
 use std::path::{Path, PathBuf};
 

@@ -6,7 +6,7 @@
 //! The upkeep thread looks for messages at intervals and never waits for the agent, except for what the kernel does
 //! within this machine. A lost connection changes nothing, and is established again with growing pauses.
 //!
-//! Threads: the one that opens the tier, then the pager's upkeep thread, which has a descriptor table of its own; each
+//! Threads: the one that opens the tier, then the pager's upkeep thread, which has its own descriptor table; each
 //! opens a connection for itself. Nobody waits for the lock, and it is held for a few instructions: fork(2) may have
 //! copied it while it was held.
 

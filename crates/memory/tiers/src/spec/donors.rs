@@ -3,7 +3,7 @@
 
 //! Parses what follows `donor:`, one donor or several, into a checked description.
 //!
-//! Pure. One donor is a tier of its own (`borrower/src/donor.rs`), several are an array (`borrower/src/array.rs`).
+//! Pure. One donor is a tier by itself (`borrower/src/donor.rs`), several are an array (`borrower/src/array.rs`).
 
 use aquifer_borrower::{
     ArraySpec, DATA_SHARDS, DonorSecurity, DonorSpec, MEMBERS_MAX, MemberSpec, POSITIONS, RdmaSpec, Redundancy,
@@ -95,7 +95,7 @@ fn local(address: &str, rest: &str) -> Result<DonorSpec, String> {
     let path = &address[DonorSpec::LOCAL.len()..];
     if path.is_empty() || path.len() > SOCKET_PATH_BYTES_MAX {
         return Err(format!(
-            "'{path}' is no path of a socket; write donor:unix:PATH with a path of {SOCKET_PATH_BYTES_MAX} bytes at \
+            "'{path}' is not a socket path; write donor:unix:PATH with a path of {SOCKET_PATH_BYTES_MAX} bytes at \
              most"
         ));
     }
@@ -118,14 +118,14 @@ fn member(text: &str) -> Result<(&str, Option<u32>), String> {
     let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
     if !matches!(port, Some(Ok(1..))) {
         return Err(format!(
-            "'{address}' is no donor's address; write donor:HOST:PORT, for example donor:10.0.0.2:7000, or \
+            "'{address}' is not a donor's address; write donor:HOST:PORT, for example donor:10.0.0.2:7000, or \
              donor:HOST:PORT+HOST:PORT"
         ));
     }
     let weight = weight
         .map(|weight| match weight.parse() {
             Ok(weight @ 1..=WEIGHT_MAX) => Ok(weight),
-            _ => Err(format!("'{weight}' is no weight; write a number from 1 to {WEIGHT_MAX}")),
+            _ => Err(format!("'{weight}' is not a weight; write a number from 1 to {WEIGHT_MAX}")),
         })
         .transpose()?;
     Ok((address, weight))
@@ -140,7 +140,7 @@ impl<'a> Said<'a> {
                 ("security", Some("plain")) => said.is_plain = true,
                 ("security", Some("tls")) => said.is_plain = false,
                 ("security", Some(other)) => {
-                    return Err(format!("'{other}' is no security; write security=tls or security=plain"));
+                    return Err(format!("'{other}' is not a kind of security; write security=tls or security=plain"));
                 }
                 ("cert", Some(file)) if !file.is_empty() => said.cert = Some(file),
                 ("key", Some(file)) if !file.is_empty() => said.key = Some(file),
@@ -166,7 +166,7 @@ impl<'a> Said<'a> {
         let Some(text) = self.names else { return Ok(None) };
         let names: Vec<&str> = text.split('+').collect();
         if let Some(bad) = names.iter().find(|name| Borrower::name(name).is_none()) {
-            return Err(format!("'{bad}' is no name of a server; write a host's name or an address"));
+            return Err(format!("'{bad}' is not a server name; write a host's name or an address"));
         }
         if names.len() != 1 && names.len() != donors {
             return Err(format!(
@@ -195,7 +195,7 @@ impl<'a> Said<'a> {
                 let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
                 if Borrower::name(&host).is_none() {
                     return Err(format!(
-                        "'{host}' is no name that a certificate can be for; give one with name=SERVERNAME"
+                        "'{host}' is not a name that a certificate can be for; give one with name=SERVERNAME"
                     ));
                 }
                 host
@@ -216,7 +216,7 @@ impl<'a> Said<'a> {
                 Err(format!("mirror={number} takes as many donors; name them as donor:HOST:PORT+HOST:PORT"))
             }
             Ok(2..) => Err(format!("mirror={number} is more than can be kept here; write mirror={max} at most")),
-            _ => Err(format!("'{number}' is no number of copies; write mirror=2, or leave it out for one copy")),
+            _ => Err(format!("'{number}' is not a number of copies; write mirror=2, or leave it out for one copy")),
         }
     }
 }
@@ -228,7 +228,7 @@ fn parity(text: &str, donors: usize) -> Result<Redundancy, String> {
     let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
     let Some((data, parity)) = text.split_once('+').and_then(|(data, parity)| number(data).zip(number(parity))) else {
         return Err(format!(
-            "'{text}' is no number of data shards and of parity shards; write parity=K+M, for example parity=4+1"
+            "'{text}' is not a number of data and parity shards; write parity=K+M, for example parity=4+1"
         ));
     };
     if !DATA_SHARDS.contains(&data) {
@@ -305,9 +305,9 @@ mod tests {
         for (text, cause, remedy) in [
             ("donor:a:1+,security=plain", "''", "donor:HOST:PORT+HOST:PORT"),
             ("donor:a:1+b,security=plain", "'b'", "donor:HOST:PORT+HOST:PORT"),
-            ("donor:a:1+b:2*0,security=plain", "'0' is no weight", "from 1 to 16"),
-            ("donor:a:1+b:2*17,security=plain", "'17' is no weight", "from 1 to 16"),
-            ("donor:a:1+b:2*x,security=plain", "'x' is no weight", "from 1 to 16"),
+            ("donor:a:1+b:2*0,security=plain", "'0' is not a weight", "from 1 to 16"),
+            ("donor:a:1+b:2*17,security=plain", "'17' is not a weight", "from 1 to 16"),
+            ("donor:a:1+b:2*x,security=plain", "'x' is not a weight", "from 1 to 16"),
             ("donor:a:1*2,security=plain", "among several", "leave *WEIGHT out"),
             ("donor:a:1+b:2+a:1,security=plain", "'a:1' is given twice", "a weight"),
             ("donor:a:1,mirror=2,security=plain", "mirror=2", "donor:HOST:PORT+HOST:PORT"),

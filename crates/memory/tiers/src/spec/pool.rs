@@ -33,7 +33,7 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
             ("agent", Some(path)) if !path.is_empty() && path.len() <= SOCKET_PATH_BYTES_MAX => agent = Some(path),
             ("agent", Some(path)) => {
                 return Err(format!(
-                    "'{path}' is no path of a socket; write agent=SOCKET with a path of {SOCKET_PATH_BYTES_MAX} bytes at \
+                    "'{path}' is not a socket path; write agent=SOCKET with a path of {SOCKET_PATH_BYTES_MAX} bytes at \
                      most"
                 ));
             }
@@ -75,8 +75,8 @@ mod tests {
             (&long, "cannot be the name", "63 at most"),
             ("pool:db,size=1GiB,size=2GiB", "twice", "once"),
             ("pool:db,agent=/a,agent=/b", "twice", "once"),
-            ("pool:db,agent=", "no path of a socket", "agent=SOCKET"),
-            (&path, "no path of a socket", "107 bytes"),
+            ("pool:db,agent=", "not a socket path", "agent=SOCKET"),
+            (&path, "not a socket path", "107 bytes"),
             ("pool:db,mirror=2", "'mirror'", "agent=SOCKET"),
             ("pool:db,agnet=/a", "'agnet'", "did you mean agent?"),
         ] {

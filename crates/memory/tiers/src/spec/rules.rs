@@ -47,7 +47,7 @@ fn number(text: &str) -> Result<u64, String> {
 
 fn period(text: &str) -> Result<u64, String> {
     match number(text)? {
-        0 => Err("'0' is no period; write a number of at least 1, for example every=7".into()),
+        0 => Err("'0' is not a period; write a number of at least 1, for example every=7".into()),
         period => Ok(period),
     }
 }

@@ -32,7 +32,7 @@ export function showBytes(bytes: Bytes): string {
   return `${rounded}${name}`;
 }
 
-/** Why a text is no size of a volume; `null` if it is one. The manager takes whole MiB. */
+/** Why a text is not a size of a volume; `null` if it is one. The manager takes whole MiB. */
 export function sizeProblem(text: string): string | null {
   const bytes = parseBytes(text.trim());
   if (bytes === null) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A fabric manager, a switch with its devices, two hosts, and a rival: another manager with a host of its own. In one
-//! thread, on a clock of its own; everything follows from the seed.
+//! A fabric manager, a switch with its devices, two hosts, and a rival: another manager with its own host. In one
+//! thread, on its own clock; everything follows from the seed.
 //!
 //! The manager decides with `aquifer_fabric` and reaches the switch by the crate under test. What is true is judged by
 //! the bytes: programs stamp what they have and read it back (`agent.rs`), and so does the rival (`rival.rs`).
@@ -177,7 +177,7 @@ impl World {
         self.restarts += 1;
     }
 
-    /// The place of a device in the switch's configuration, and the device's number of the host that has the source.
+    /// The place of a device in the switch's configuration, and the device's number for the host that has the source.
     pub fn index_of(&self, source: &Source) -> Option<(usize, u16)> {
         let (Source::DynamicCapacity { device } | Source::LogicalDevice { device, .. }) = source else { return None };
         let serial = u64::from_str_radix(device.as_str().strip_prefix("s0.")?, 16).ok()?;

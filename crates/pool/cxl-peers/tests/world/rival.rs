@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Another manager at the same switch, with a host of its own. It takes what is free, writes its stamp and reads it
+//! Another manager at the same switch, with its own host. It takes what is free, writes its stamp and reads it
 //! back; it lets go; and at times it takes what is ours. It acts between our steps.
 
 use aquifer_cxl_switch::{Connection, HostAction};
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// The rival lets go of everything, also of what it has forgotten. An operation may fail first.
+    /// The rival gives everything up, including what it has forgotten. An operation may fail first.
     pub fn rival_leaves(&mut self) {
         for _ in 0..3 {
             for (vcs_id, vppb_id) in self.rival_tried.clone() {
@@ -147,7 +147,7 @@ impl World {
         self.excused.insert((taken.port_id, taken.ld_id));
         self.unbind_for_rival((vcs_id, vppb_id));
         self.stolen += 1;
-        // What is bound to our hosts is adopted after the state was lost, also if the rival has bound it.
+        // What is bound to our hosts is adopted after the state was lost, even if the rival has bound it.
         if self.random.one_in(2) && !self.has_lost_state {
             self.rival_binds(vcs_id);
         }

@@ -87,7 +87,7 @@ impl Box22 {
         }))
     }
 
-    /// Takes in what a step of the switch led to: hosts answer offers, and give back what they are asked for.
+    /// Takes in what a step of the switch led to: hosts answer offers, and give back what the switch requests.
     pub fn take(&mut self, now_ns: u64, outcome: Outcome) {
         for reply in outcome.replies {
             let due_ns = reply.due_ns.max(now_ns) + 100_000;

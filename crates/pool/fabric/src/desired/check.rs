@@ -20,7 +20,7 @@ pub enum Corrupt {
         /// What it says.
         found: u32,
     },
-    /// A member id is listed twice, or was not given out yet.
+    /// A member id is listed twice, or has not been assigned yet.
     Member {
         /// The volume.
         volume: VolumeId,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A shared map is written and read as an ordinary map. Of a key that is listed twice, the last value counts, as for
-//! the maps of the standard library.
+//! Serializes a shared map as an ordinary map. If a key is listed twice, its last value counts, as for the maps of the
+//! standard library.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The indexes say what a look at all volumes says, whatever was changed.
+//! The indexes agree with the volumes after any change.
 
 use std::collections::BTreeMap;
 

@@ -52,7 +52,7 @@ impl World {
         self.agents[host].is_on && !self.zombies.contains(host)
     }
 
-    /// Before a donor obeys: nothing is released that a program uses.
+    /// Before a donor obeys: nothing that a program uses is released.
     pub fn judge_release(&self, donor: &DonorId, command: &Command) -> Result<(), String> {
         let Step::Release { volume, member, .. } = command.step else { return Ok(()) };
         let donor = &self.donors[donor];
@@ -208,7 +208,7 @@ impl World {
                 let is_bound = volume.host.as_ref() == Some(host);
                 let wanted = volume.places().filter(|_| is_bound).map(|(_, member)| member.id).collect();
                 if has != wanted {
-                    return Err(format!("host {host} has members {has:?} of {id}, and shall have {wanted:?}"));
+                    return Err(format!("host {host} has members {has:?} of {id}, and should have {wanted:?}"));
                 }
             }
         }

@@ -40,7 +40,7 @@ impl Peer {
         outcome.replies.into_iter().map(|reply| (reply.due_ns, reply.bytes)).collect()
     }
 
-    /// Serves a connection on a thread, until it ends, or until so many requests have been answered.
+    /// Serves a connection on a thread, until it ends, or until `requests_max` requests have been answered.
     pub fn serve(&self, mut stream: impl Read + Write + Send + 'static, requests_max: usize) {
         let peer = self.clone();
         thread::spawn(move || {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A switch, its managers and the messages between them in one thread, on a clock of its own. Each request is given a
+//! A switch, its managers and the messages between them in one thread, on its own clock. Each request is given a
 //! [`Fault`]; another manager can act whenever time passes.
 
 #![allow(dead_code, reason = "each test uses less than all of it")]
@@ -28,7 +28,7 @@ pub enum Fault {
     DropRequest,
     /// The answer arrives twice.
     Duplicate,
-    /// Bytes that are no message arrive before the answer.
+    /// Bytes that are not a message arrive before the answer.
     Garbage,
     /// The answer arrives this much later.
     Late(u64),

@@ -4,7 +4,7 @@
 //! Measures a real fabric manager with many ends that lend no memory, and compares the figures with the project's bars.
 //!
 //! Starts `aquifer-fabricd` (from `AQUIFER_FABRICD`, or next to this program's directory) in a temporary directory.
-//! The ends are in this process, each with a control channel of its own, as real ones have. For each number of volumes:
+//! The ends are in this process, each with its own control channel, as real ones have. For each number of volumes:
 //! all are created, nine of ten are bound, and then the status and binds are measured one by one, each bind until the
 //! host has the volume. At the end a rack's donors all restart without their memory, and the time is measured until
 //! every volume has its copies again.
@@ -36,7 +36,7 @@ struct Args {
     /// Donors, in racks of 20.
     #[arg(long, default_value_t = 1000)]
     donors: usize,
-    /// Hosts, each with a zone of its own.
+    /// Hosts, each with its own zone.
     #[arg(long, default_value_t = 200)]
     hosts: usize,
     /// Volumes: the pool grows from one number to the next.

@@ -190,7 +190,7 @@ mod tests {
             (etcd("key = \"k\"\ncertificate = \"c\""), "name the authorities"),
             (etcd("url = \"manager1\""), "write https://HOST:PORT"),
             (etcd("lease-seconds = 1"), "state.lease-seconds = 1 is outside 3 to 300"),
-            (etcd("prefix = \"\""), "is no key"),
+            (etcd("prefix = \"\""), "is not a key"),
         ] {
             let refusal = parse(&table).expect_err(&table).to_string();
             assert!(refusal.contains(line) && !refusal.contains('\n') && refusal.contains("; "), "{refusal}");

@@ -154,7 +154,7 @@ impl Service {
             protocol::check_if_match(request, &read)?;
         }
         let answer = (route.answer)(&call)?;
-        // An answer to `$select` has the ETag of the whole resource; an expanded answer has an ETag of its own.
+        // An answer to `$select` has the ETag of the whole resource; an expanded answer has its own ETag.
         let answer = if call.query.expand.is_none() { protocol::tagged(request, answer) } else { answer };
         let answer = call.shaped(answer)?;
         Ok(protocol::with_headers(request, answer, protocol::allowed(at_path().map(|(route, _)| route))))

@@ -211,8 +211,8 @@ pub(super) fn vppb(call: &Call<'_>) -> Result<Answer, Problem> {
     or_missing(call, vppb_body(call, names(call)))
 }
 
-/// Binds a vPPB to what is at a port, or unbinds it: `Links.Port` is a link, or null. Of an MLD, `Oem.Aquifer.LDId` in
-/// `Links` names the LD.
+/// Binds a vPPB to the device at a port, or unbinds it: `Links.Port` is a link, or null. For an MLD, `Oem.Aquifer.LDId`
+/// in `Links` names the LD.
 pub(super) fn set_vppb(call: &Call<'_>) -> Result<Answer, Problem> {
     let vppb = address(call, names(call)).ok_or_else(|| Problem::not_found(call.path))?;
     let links = call.body.get("Links").cloned().unwrap_or_default();

@@ -2,10 +2,10 @@
 // Copyright the Aquifer authors
 
 //! For fuzzing: the whole interface without sockets. A text is parsed as a request: request line, headers, an empty
-//! line, body. A service answers it whose pool, accounts and writer are all in memory.
+//! line, body. A service whose pool, accounts and writer are all in memory answers it.
 //!
-//! For every request must hold: nothing panics, a client's mistake is not answered with a server error (5xx), a refusal
-//! has a remedy, and without a session only what is open to everybody can be read.
+//! What must hold for every request: nothing panics, a client's mistake is not answered with a server error (5xx), a
+//! refusal has a remedy, and a client without a session can read only what is public.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};

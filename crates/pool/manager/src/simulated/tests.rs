@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a peer has reported or confirmed, it still knows after its process was killed. Once, a peer that reported to a
-//! new manager raised its term in memory alone: killed and started again, it would have obeyed the manager before.
+//! A peer still knows what it has reported or confirmed after its process was killed. A peer that reported to a new
+//! manager used to raise its term in memory alone: killed and started again, it would have obeyed the earlier manager.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -67,7 +67,7 @@ impl Writer {
 
     /// Answers orders, after what they changed was stored.
     pub(super) fn answer(&mut self, answers: Vec<(Order, Answer, Result<Done, NotDone>)>, now: Millis) {
-        // What was stored is what has to be done, so that nothing looks settled before its steps are sent.
+        // The backlog follows what was stored, so that nothing looks settled before its steps are sent.
         self.backlog.follow(&self.desired, &self.observed);
         for (order, answer, outcome) in answers {
             let outcome = outcome.map(|mut done| {

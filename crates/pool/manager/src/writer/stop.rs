@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Why the writer ends, and whether that may pass.
+//! Why the writer ends, and whether a manager may lead afterwards.
 
 use aquifer_fabric::Term;
 

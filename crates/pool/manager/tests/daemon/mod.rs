@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A real daemon on a free port with a directory of its own, and a client that writes HTTP by hand.
+//! A real daemon on a free port with its own directory, and a client that writes HTTP by hand.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Real donors, each a process of its own, and a host whose agent keeps its contract and no bytes.
+//! Real donors, each in its own process, and a host whose agent keeps its contract and no bytes.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -29,7 +29,7 @@ pub const SLABS: u64 = 32;
 /// How a test program knows that it is to be a donor.
 const ROLE: &str = "AQUIFER_TEST_DONOR";
 
-/// If this process is to be a donor, lends until it is killed. Each test program calls it from a test of its own.
+/// If this process is to be a donor, lends until it is killed. Each test program calls it from a separate test.
 pub fn be_a_donor() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
@@ -52,7 +52,7 @@ pub fn be_a_donor() {
     }
 }
 
-/// A donor in a process of its own, which ends with this.
+/// A donor in its own process, which ends with this.
 pub struct DonorProcess {
     child: Child,
     role: String,

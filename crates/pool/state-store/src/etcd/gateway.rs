@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Sends requests to etcd's JSON gateway, and retries what may pass at the next endpoint.
+//! Sends requests to etcd's JSON gateway, and retries transient failures at the next endpoint.
 //!
-//! Every request that is sent here may arrive twice, because an answer that was lost leaves no other choice: reads are
-//! harmless, and the transactions of `commit.rs` and `leadership.rs` recognise their own earlier attempt.
+//! Every request that is sent here may arrive twice, because a request whose answer was lost must be sent again.
+//! Repeated reads are harmless, and the transactions of `commit.rs` and `leadership.rs` recognise their own earlier
+//! attempt.
 
 use std::cell::RefCell;
 use std::fmt;

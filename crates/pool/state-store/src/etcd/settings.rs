@@ -102,7 +102,7 @@ impl Endpoint {
     /// Parses `http://HOST:PORT` or `https://HOST:PORT`.
     pub(super) fn parse(url: &str) -> Result<Endpoint, NotSettings> {
         let shown = url.escape_default();
-        let refuse = || NotSettings(format!("\"{shown}\" is no endpoint of etcd; write https://HOST:2379"));
+        let refuse = || NotSettings(format!("\"{shown}\" is not an endpoint of etcd; write https://HOST:2379"));
         let (is_https, rest) = match url.split_once("://") {
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),
@@ -139,7 +139,7 @@ impl EtcdSettings {
         if !is_prefix || self.prefix.ends_with('/') {
             let shown = self.prefix.escape_default();
             return refuse(format!(
-                "prefix \"{shown}\" is no key; use letters, digits and '/' within, such as aquifer"
+                "prefix \"{shown}\" is not a key; use letters, digits and '/' within, such as aquifer"
             ));
         }
         let endpoints: Vec<Endpoint> =
@@ -184,8 +184,8 @@ mod tests {
         for (wrong, line) in [
             (settings(&[], "aquifer"), "name 1 to 16"),
             (settings(&["http://a:1"; 17], "aquifer"), "17 endpoints"),
-            (settings(&["http://a:1"], "aquifer/"), "is no key"),
-            (settings(&["http://a:1"], "\u{202e}"), "is no key"),
+            (settings(&["http://a:1"], "aquifer/"), "is not a key"),
+            (settings(&["http://a:1"], "\u{202e}"), "is not a key"),
             (settings(&["https://a:1"], "aquifer"), "set ca"),
         ] {
             let refusal = wrong.check().expect_err(line).to_string();

@@ -3,9 +3,9 @@
 
 //! Reads from two members if the first one is slow: the first answer wins.
 //!
-//! How long the first member is waited for alone depends on how long its recent answers took (`member.rs`). The member
-//! that is no longer waited for loses its connection, which is rebuilt when it is needed. This costs less than letting
-//! the program wait, and the time is chosen so that it is rare. The ordinary read (`copies.rs`) deals with failures.
+//! The wait for the first member alone depends on how long its recent answers took (`member.rs`). The member that
+//! answers too late loses its connection, which is rebuilt when it is needed. This costs less than letting the program
+//! wait, and the wait is chosen so that it is rare. The ordinary read (`copies.rs`) deals with failures.
 //!
 //! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
 

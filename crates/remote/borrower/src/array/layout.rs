@@ -81,7 +81,7 @@ impl Rotation {
     }
 }
 
-/// How many slabs there is room for when each lies on `copies` of the members; `room` is what each member has room for.
+/// How many slabs fit when each lies on `copies` of the members. `room` is the number of slabs that fit on each member.
 pub(crate) fn slabs(room: &[u64], copies: usize) -> u64 {
     let fits = |slabs: u64| room.iter().map(|room| (*room).min(slabs)).sum::<u64>() >= slabs * copies as u64;
     // If a number of slabs fits, any smaller number fits, too.

@@ -48,7 +48,7 @@ const HEDGE_AFTER_MIN: Duration = Duration::from_millis(5);
 const HEDGE_AFTER_MAX: Duration = Duration::from_millis(50);
 
 /// What an array needs of each of its members, whatever the member is. `LinkFailure::Restarted`
-/// means that nothing of what was stored before is left.
+/// means that everything that was stored before is lost.
 pub(crate) trait Store: Send + Sync {
     /// The member's name in messages.
     fn name(&self) -> &str;

@@ -21,7 +21,7 @@ use super::piece::pieces;
 use super::place::Place;
 use super::shards::choice;
 
-/// How many pages of one member may be wrong. A choice: more than memory with an occasional bit flip causes, but broken
+/// How many pages of one member may be wrong. A choice: memory with an occasional bit flip stays below it, and broken
 /// memory soon reaches it.
 const WRONG_PAGES_MAX: u64 = 16;
 

@@ -229,8 +229,8 @@ impl Parts {
         written.inspect_err(|failure| _ = self.note(target, *failure)).is_ok()
     }
 
-    /// `bytes` is a piece as it was read. Replaces its wrong pages by the right ones of some member. Returns how many
-    /// pages no member has right; they are left as they were read.
+    /// `bytes` is a piece as it was read. Replaces its wrong pages by the right ones of some member. Returns the number
+    /// of pages for which no member has the right bytes; they are left as they were read.
     fn repair_pages(
         &self,
         sources: Place,

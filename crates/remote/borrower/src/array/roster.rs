@@ -3,10 +3,10 @@
 
 //! Who the members of an array are: a table that related processes share.
 //!
-//! A *seat* is the number by which places name a member (`place.rs`). A seat is given to one donor and keeps it for as
-//! long as the array lives, because a related process may have a connection for it: a donor that has left and joins
-//! again gets its old seat. If one donor is two members at the same time, it has two seats, with an *ordinal* each, and
-//! the donor sees two borrowers. No slab is ever with two members of one donor.
+//! A *seat* is the number by which places name a member (`place.rs`). A seat belongs to one donor for as long as the
+//! array lives, because a related process may have a connection for it: a donor that has left and joins again gets its
+//! old seat. If one donor is two members at the same time, it has two seats, each with its own *ordinal*, and the donor
+//! sees two borrowers. No slab is ever with two members of one donor.
 //!
 //! ```text
 //! vacant ──► claimed ──► published ──► member ◄──► draining ──► left ──► claimed
@@ -14,14 +14,15 @@
 //!    └───────────────────────┘ another process has claimed a seat for the same donor at the same time
 //! ```
 //!
-//! Any process of the family may make these changes, or be killed at any instruction. A seat that a killed process has
-//! claimed stays claimed: one donor fewer can be distinguished. Two processes that admit the same donor at the same
-//! time publish first and look at the other seats afterwards, so at least one of them sees the other. A member stays;
-//! of two that are only published, the lower seat does. Any contents of the table are possible, so nothing here panics
-//! because of them.
+//! A seat that has been left goes from claimed to member directly, and is not published. Any process of the family may
+//! make these changes, or be killed at any instruction. A seat that a killed process has claimed stays claimed: the
+//! array can have one donor fewer. Two processes that admit the same donor at the same time first publish their seats
+//! and then look at the other seats, so at least one of them sees the other. A seat that is already a member's stays;
+//! of two seats that are only published, the lower one does. Any contents of the table are possible, so nothing here
+//! panics because of them.
 //!
-//! A thread that names a member in a place holds a *pin* on its seat in between, so that a member that drains knows
-//! when nobody can name it any more.
+//! A thread holds a *pin* on a member's seat from before it chooses the member until the place names it, so that a
+//! member that drains knows when no thread can name it any more.
 //!
 //! Threads: any, including signal handlers, except for `plan` and `claim`, which allocate. Locks nothing.
 //!
@@ -34,7 +35,8 @@
 //! | 4    | the number of pins                                   |
 //! | 5    | the number of slabs that the donor lends             |
 //! | 6    | the length of the text in bytes                      |
-//! | 7–63 | the text: the address, a zero, the server name       |
+//! | 7    | the token of the donor's reservation; 0 without one  |
+//! | 8–63 | the text: the address, a zero, the server name       |
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -57,11 +59,11 @@ const SLABS: usize = 5;
 const TEXT_BYTES: usize = 6;
 const RESERVATION: usize = 7;
 const TEXT: usize = 8;
-/// The longest text: what a seat has room for. A host's name has at most 253 characters.
+/// The longest text that a seat has room for. A host's name has at most 253 characters.
 const TEXT_BYTES_MAX: usize = (SEAT_WORDS - TEXT) * size_of::<u64>();
 
-/// How often a process that admits a donor looks whether another one, with a higher seat, has decided, and the pause
-/// between two looks: a tenth of a second together, where the other one needs microseconds unless it was stopped.
+/// How many times a process that admits a donor checks whether another one, with a higher seat, has decided, and the
+/// pause between two checks: a tenth of a second in all. The other process needs microseconds unless it was stopped.
 const RIVAL_LOOKS_MAX: u32 = 100;
 const RIVAL_PAUSE: Duration = Duration::from_millis(1);
 
@@ -94,13 +96,13 @@ impl SeatState {
 /// How a newcomer can be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// It has this seat.
+    /// It already has this seat.
     Has(usize),
-    /// Its donor has left this seat.
+    /// Its donor had this seat and has left it.
     Again(usize),
-    /// It needs a seat, and is this member of its donor.
+    /// It needs a new seat.
     New {
-        /// 0 for the first member at this donor.
+        /// Which of its donor's members it will be, counted from 0.
         ordinal: u32,
     },
     /// Another process is admitting it.
@@ -133,7 +135,7 @@ impl Roster {
         Ok(Roster { words, changes })
     }
 
-    /// Seats that are taken, by one donor each.
+    /// Seats that are all taken, each by a different donor.
     pub(super) fn taken(weights: &[u32]) -> Result<Roster, Errno> {
         let roster = Roster::new(weights.len())?;
         for (seat, weight) in weights.iter().enumerate() {
@@ -156,7 +158,7 @@ impl Roster {
         SeatState::of(self.word(seat, STATE).load(Ordering::SeqCst))
     }
 
-    /// How many changes there were.
+    /// The number of changes so far.
     pub(super) fn changes(&self) -> u64 {
         self.changes[0].load(Ordering::SeqCst)
     }
@@ -226,7 +228,7 @@ impl Roster {
     }
 
     /// Whether two seats are of one donor. Compares their texts, so that it does not matter which other seats existed
-    /// when they were claimed. A seat without a text counts as a donor of its own.
+    /// when they were claimed. A seat without a text counts as a separate donor.
     fn is_same_donor(&self, one: usize, other: usize) -> bool {
         let word = |seat, word| self.word(seat, word).load(Ordering::Relaxed);
         let bytes = word(one, TEXT_BYTES).min(TEXT_BYTES_MAX as u64) as usize;
@@ -241,12 +243,12 @@ impl Roster {
         (0..self.seats()).filter(donors).fold(place.mask(), |mask, seat| mask | 1 << seat)
     }
 
-    /// A pin on a seat, unless its member gets no more slabs.
+    /// A pin on a seat, or `None` if its member gets no more slabs.
     pub(super) fn pin(&self, seat: usize) -> Option<Pin<'_>> {
         let pins = self.word(seat, PINS);
         pins.fetch_add(1, Ordering::SeqCst);
         let pin = Pin { pins };
-        // Either this load sees that the member drains, or the member that drains sees the pin.
+        // Either this load sees that the member drains, or the thread that drains the member sees the pin.
         self.is_member(seat).then_some(pin)
     }
 
@@ -297,7 +299,7 @@ impl Roster {
         }
     }
 
-    /// Gives a member that has left, or that drains, its seat again. Returns false if another process was faster.
+    /// Gives a member that has left, or that drains, its seat back. Returns false if another process was faster.
     pub(super) fn readmit(&self, seat: usize, newcomer: &Newcomer) -> bool {
         if self.is_member(seat) {
             self.describe(seat, newcomer);
@@ -316,7 +318,8 @@ impl Roster {
         self.turn(seat, SeatState::Claimed, SeatState::Member)
     }
 
-    /// After a time in which a process must have admitted its newcomer: finishes that, since the process was killed.
+    /// Completes an admission for a process that was killed. Called after a time in which a running process would have
+    /// done so.
     pub(super) fn finish(&self, key: MemberKey) {
         if let Some(seat) = self.seat_of(key) {
             self.turn(seat, SeatState::Published, SeatState::Member);
@@ -352,9 +355,9 @@ impl Roster {
         Ok(Some(seat))
     }
 
-    /// Whether one of the rivals of a published seat has the donor. A rival that is only published has it if its seat
-    /// is lower. If its seat is higher, its process may have looked at the others before this seat was published. Then
-    /// it becomes a member soon, or gives up.
+    /// Whether a published seat must give way to a rival. It gives way to a present or former member, and to a
+    /// published rival with a lower seat. A published rival with a higher seat may have looked at the others before
+    /// this seat was published; it soon becomes a member or gives up.
     fn is_outranked(&self, seat: usize, is_rival: impl Fn(&usize) -> bool) -> bool {
         for _ in 0..RIVAL_LOOKS_MAX {
             let is_undecided = |other: &usize| self.state(*other) == SeatState::Published && *other > seat;

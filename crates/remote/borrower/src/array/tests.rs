@@ -151,8 +151,8 @@ fn a_lost_copy_is_made_elsewhere_and_the_next_loss_costs_nothing_either() {
     assert_eq!(members.iter().map(|member| member.held()).sum::<usize>(), 2 * SLABS, "and nothing is held twice");
 }
 
-/// A member that had revoked its leases lacked slabs that nobody read, so nobody knew: with the next member, they were
-/// lost.
+/// A member that had revoked its leases lacked slabs. Nobody read them, so this went unnoticed, and when the next
+/// member was lost, so were they.
 #[test]
 fn a_member_that_lacks_one_slab_is_asked_for_its_others() {
     for (shape, donors) in [(Shape { needed: 1, total: 2 }, 3), (Shape { needed: 4, total: 5 }, 6)] {

@@ -4,7 +4,7 @@
 //! Waits for the completion of an RDMA work request: polls first, and then lets the kernel wake the thread.
 //!
 //! A device reports every work request that it was given, at the latest when it gives the request up. A device that
-//! hangs does not, so each wait has a time limit of its own.
+//! hangs does not, so each wait has its own time limit.
 //!
 //! Threads: any, including signal handlers.
 

@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn a_donor_that_is_lost_is_asked_now_and_then_and_found_again() {
         let contact = Contact::new(LOSS_TIMEOUT);
-        assert!(contact.begin().unwrap().again(LinkFailure::Ended.into()), "the first failure is no loss");
+        assert!(contact.begin().unwrap().again(LinkFailure::Ended.into()), "the first failure is not a loss");
         contact.lost_since_ns.store(now_ns() - LOSS_TIMEOUT.as_nanos() as u64, Ordering::Relaxed);
         let mut tries = contact.begin().expect("somebody may ask");
         assert_eq!(contact.begin().err(), Some(LinkFailure::Ended), "and nobody else meanwhile");

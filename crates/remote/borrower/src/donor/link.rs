@@ -3,7 +3,7 @@
 
 //! One connection to a donor. Where possible, its socket stays the same when it reconnects.
 //!
-//! A thread of the pager has a descriptor table of its own (`sys/src/own_descriptors.rs`), so a socket that another
+//! A thread of the pager has its own descriptor table (`sys/src/own_descriptors.rs`), so a socket that another
 //! thread opens later does not exist in it. Hence sockets are created once; connect(2) with `AF_UNSPEC` dissolves a TCP
 //! socket's connection, and the next connect(2) establishes another one: in every table.
 //!
@@ -107,7 +107,7 @@ impl Link {
         }
     }
 
-    /// Called in a forked child: creates a socket of its own under the same number. Returns false when the link cannot
+    /// Called in a forked child: creates its own socket under the same number. Returns false when the link cannot
     /// be used in the child.
     pub(crate) fn replace_in_child(&self, endpoint: &Endpoint) -> Result<bool, raw::Errno> {
         let own = endpoint.socket().map_err(|errno| raw::Errno(errno.raw_os_error()))?;

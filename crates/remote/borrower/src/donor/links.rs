@@ -8,12 +8,12 @@
 //!
 //! A donor may have no room for another connection, or be unreachable for new ones. While one link is connected, all
 //! threads continue over it: if a connection cannot be opened, the request does not fail but waits for a connected
-//! link, and new connections are tried now and then. The background workers open a connection only when demand has one,
-//! and give it up when demand has none.
+//! link, and new connections are tried now and then. The background workers open a connection only when threads that
+//! wait for a fault have one, and give it up when these have none.
 //!
-//! After fork(2) the child gets sockets of its own under the same numbers before the program's code runs in it: two
-//! processes on one stream would read each other's answers. A child that was created without our knowledge is detected
-//! by a word that fork(2) clears, and refused.
+//! After fork(2) the child gets its own sockets under the same numbers before the program's code runs in it, because
+//! two processes on one stream would read each other's answers. A child that was created without our knowledge is
+//! detected by a word that fork(2) clears, and refused.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -41,9 +41,9 @@ use crate::access_failure::LinkFailure;
 /// How many times to check for a free link before waiting in the kernel: some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
-/// How long no further connection is tried after one could not be opened, while another one exists.
+/// How long to wait, after a connection could not be opened, before trying again, if another connection exists.
 const CROWDED_PAUSE: Duration = Duration::from_millis(250);
-/// The pause after which a program that starts asks a donor without room again.
+/// The pause between a starting program's attempts to greet a donor that has no room.
 const GREET_PAUSE: Duration = Duration::from_millis(100);
 
 const FREE: u32 = 0;
@@ -64,16 +64,16 @@ pub(crate) struct Links {
     lines: Box<[Line]>,
     /// Signalled when a link becomes free.
     freed: EventCount,
-    /// One word that related processes share, as they share the leases: the run of the donor that the leases are from;
-    /// 0 before the first greeting.
+    /// One word that related processes share, as they share the leases: the incarnation of the donor that granted the
+    /// leases; 0 before the first greeting.
     instance: Words,
     /// One word that related processes share: the token of the reservation from which they borrow; 0 for none.
     reservation: Words,
     /// 1 in the process that owns these sockets.
     own: Arc<OwnWord>,
-    /// Until when no further connection is tried, if one exists.
+    /// If a connection exists, no further one is tried before this time.
     crowded_until_ns: AtomicU64,
-    /// Whether the donor had no room for the only connection that demand would have.
+    /// Whether the donor had no room for a connection while threads that wait for a fault had none.
     is_starved: AtomicBool,
 }
 
@@ -215,7 +215,7 @@ impl Links {
         self.reservation[0].store(token, Ordering::SeqCst);
     }
 
-    /// Borrows from the reservation whose token is in this word, also after the word changes.
+    /// Borrows from the reservation whose token is in this word, and follows changes of the word.
     pub(crate) fn follow(&mut self, reservation: Words) {
         self.reservation = reservation;
     }
@@ -244,7 +244,7 @@ impl Links {
         let known = self.instance().compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
         match known {
             Err(known) if known != greeting.instance => {
-                // The donor was restarted, and has nothing of what was stored in its previous run.
+                // The donor was restarted, and has lost everything that was stored before.
                 link.disconnect(&self.endpoint);
                 Err(Loss::Connection(LinkFailure::Restarted).into())
             }
@@ -278,8 +278,8 @@ impl Links {
         self.own.word().load(Ordering::Relaxed) == 1
     }
 
-    /// The links, starting with the one of this CPU: a donor on this machine has a thread for each link, which the
-    /// kernel wakes where it ran last, so that no other CPU has to be woken.
+    /// The links, starting with this CPU's. A donor on this machine has a thread for each link, and the kernel wakes
+    /// that thread on the CPU where it last ran: with the same link for the same CPU, no other CPU has to be woken.
     fn in_order(&self) -> impl Iterator<Item = &Line> {
         let (before, from) = self.lines.split_at(current_cpu() % self.lines.len());
         from.iter().chain(before)
@@ -379,8 +379,7 @@ impl Links {
             };
             self.crowd();
             match Loss::from(miss) {
-                // A different error from that of a late answer: a donor that does not even answer a greeting is not
-                // asked again.
+                // Not the error of a late answer: a donor that does not even answer a greeting is not asked again.
                 Loss::Connection(LinkFailure::TimedOut) => return Err(Loss::Connection(LinkFailure::NoGreeting)),
                 // Another link is connected: this thread waits for it to become free.
                 loss if loss.may_pass() && self.any_connected() => deadline.check()?,
@@ -400,7 +399,7 @@ impl Links {
         Some(Begun { taken, request, deadline, is_finished: false })
     }
 
-    /// Forgets which incarnation of the donor it was connected to: whichever answers next is accepted.
+    /// Forgets which incarnation of the donor it was connected to. The next one that answers is accepted.
     pub(crate) fn start_over(&self) {
         self.instance().store(0, Ordering::Relaxed);
     }
@@ -412,7 +411,7 @@ impl Links {
         }
         let mut usable = 0;
         for line in &self.lines {
-            // A thread of the parent may have had the link. If that thread was using the channel, the link cannot be
+            // A thread of the parent may have taken the link. If that thread was using the channel, the link cannot be
             // used in the child.
             let is_usable = line.link.replace_in_child(&self.endpoint)?;
             line.taken.store(if is_usable { FREE } else { TAKEN }, Ordering::Relaxed);

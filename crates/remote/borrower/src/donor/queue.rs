@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The background workers' transfers to a donor over TCP: many requests in flight, on a connection of their own.
+//! The background workers' transfers to a donor over TCP: many requests in flight, on their own connection.
 //!
 //! The donor answers in the order of the requests, so each answer belongs to the oldest one. Bytes go from and to
 //! frames as the socket accepts and delivers them; only `complete` waits. Exceptional cases take the ordinary path, one
@@ -59,7 +59,7 @@ struct Arriving {
 
 const NOTHING: Arriving = Arriving { bytes: [0; HEADER_BYTES], filled: 0, header: None, body_filled: 0 };
 
-/// A queue to a donor over TCP: many requests in flight, on a connection of its own.
+/// A queue to a donor over TCP: many requests in flight, on its own connection.
 pub(crate) struct TcpQueue {
     links: Arc<Links>,
     remote: Arc<Remote>,

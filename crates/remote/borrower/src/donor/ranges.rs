@@ -323,7 +323,7 @@ mod tests {
             ranges.learn(RANGE, old);
             let known = ranges.lease(RANGE).unwrap();
             assert_eq!(known.token(), new.token());
-            assert!(!known.may_write(), "a token that is not the last one is no right");
+            assert!(!known.may_write(), "a token that is not the last one is not a right");
             ranges.forget(RANGE, old);
             assert!(ranges.any());
             ranges.forget(RANGE, new);

@@ -6,7 +6,7 @@
 //! A slab is leased when its range is first written to, and given back when all of it is discarded. A read may be
 //! repeated any number of times. A write may not: a write without an answer may take effect later, over what was
 //! written since. So the write is fenced: this process first gets a new token, after which the donor refuses everything
-//! that was sent with the old one. For the same reason a forked child gets a token of its own before it writes to a
+//! that was sent with the old one. For the same reason a forked child gets its own token before it writes to a
 //! slab that it has from its parent.
 //!
 //! Threads: any, including signal handlers. Allocates nothing, and locks nothing.

@@ -3,7 +3,7 @@
 
 //! Sockets for donors that will be borrowed from later.
 //!
-//! Every thread of the pager has a descriptor table of its own (`sys/src/own_descriptors.rs`), so a socket that one of
+//! Every thread of the pager has its own descriptor table (`sys/src/own_descriptors.rs`), so a socket that one of
 //! them opens exists in no other. Hence the sockets for members that may join an array are created when the array is
 //! opened, before those threads start. A TCP socket can be connected to any address of its family later.
 //!

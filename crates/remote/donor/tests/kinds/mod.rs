@@ -55,7 +55,7 @@ impl Kind {
         Some(failure.to_string())
     }
 
-    /// The settings of a donor that lends this many bytes, at an address of its own.
+    /// The settings of a donor that lends this many bytes, at its own address.
     pub fn settings(self, bytes: u64) -> Settings {
         let port = || Address::from(([127, 0, 0, 1], 0));
         let (address, security) = match self {

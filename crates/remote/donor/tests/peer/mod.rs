@@ -25,7 +25,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// What a donor has said.
 pub type Lines = Arc<Mutex<Vec<String>>>;
 
-/// Settings of a small donor on a port of its own.
+/// Settings of a small donor on its own port.
 pub fn settings(slabs: u64) -> Settings {
     Settings::new(([127, 0, 0, 1], 0).into(), slabs * SLAB_BYTES, Source::Anonymous, Security::Plain)
 }

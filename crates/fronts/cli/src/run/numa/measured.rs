@@ -33,11 +33,11 @@ const FILE_BYTES_MAX: u64 = 16 << 10;
 /// What each thread reads: more than its part of the last-level cache. glibc takes an allocation of this size from the
 /// kernel, whatever was freed before, so that its pages are new and follow the policy.
 const BYTES_EACH: usize = 64 << 20;
-/// And this part of what the node has available, for all threads together.
+/// At most this part of the node's available memory is read, by all threads together.
 const AVAILABLE_PART: u64 = 8;
 /// More threads than it takes to saturate a node.
 const THREADS_MAX: usize = 32;
-/// How long memory is filled, at most. A slow node is measured with what came of it.
+/// How long memory is filled, at most. A slow node is measured with the memory that was filled by then.
 const FILL_TIME_MAX: Duration = Duration::from_millis(300);
 /// How long one round reads.
 const ROUND_TIME: Duration = Duration::from_millis(80);
@@ -47,7 +47,8 @@ const ROUNDS: usize = 3;
 const CHUNK_WORDS: usize = 8192;
 const PAGE_BYTES: usize = 4096;
 
-/// The placement by what was measured, now or earlier. `None` if one node has all the bandwidth.
+/// The placement that follows from the measured bandwidth, measured now or earlier. `None` if one node has all the
+/// bandwidth.
 pub fn placement(nodes: &Nodes, state_dir: &Path, quiet: bool) -> Result<Option<Placement>, Failure> {
     let path = Some(state_dir).filter(|directory| directory.is_absolute()).map(|directory| directory.join(FILE));
     let kept = path.as_deref().and_then(read).filter(|kept| kept.is_of(nodes));

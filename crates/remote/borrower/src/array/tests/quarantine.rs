@@ -87,7 +87,7 @@ fn a_member_that_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_restar
             member.restart();
             lie(member, false);
             repair_all(&array);
-            assert_eq!(quarantined(&array), [], "it has nothing of what was wrong");
+            assert_eq!(quarantined(&array), [], "it has none of the corrupt bytes");
         }
     }
 }
