@@ -180,6 +180,17 @@ fn a_bench_that_cannot_bind_a_device_unbinds_the_others() {
 }
 
 #[test]
+fn a_log_that_overflowed_says_how_many_records_are_lost_and_where_to_look() {
+    let switch = Switch::new("overflow");
+    let peer = switch.peer();
+    assert_eq!(json(&["events", &peer])["lost"], serde_json::json!({}));
+    switch.inject(r#"{"event_overflow": {"log": 1}}"#);
+    let text = prints(&["events", &peer]);
+    assert!(text.contains("warning: 1 records or more were lost, because the log was full; look at"), "{text}");
+    assert_eq!(json(&["events", &peer])["lost"]["warning"], 1);
+}
+
+#[test]
 fn verbose_prints_what_goes_over_the_wire() {
     let switch = Switch::new("verbose");
     let output = program(&["ports", &switch.peer(), "-v"]);
