@@ -11,7 +11,7 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 76] = [
+const COMMANDS: [&str; 77] = [
     "",
     "run",
     "vm",
@@ -75,6 +75,7 @@ const COMMANDS: [&str; 76] = [
     "fabric token revoke",
     "fabric join",
     "fmapi",
+    "fmapi bench",
     "fmapi check",
     "fmapi identify",
     "fmapi ports",

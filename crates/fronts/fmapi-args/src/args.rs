@@ -26,7 +26,7 @@ Examples:
 Exit status: 0 done, and a check found no departure that is not known; 1 it could not be done;
 2 bad arguments; 3 a check found departures; 125 the program cannot be started.";
 
-/// Speak the CXL fabric-manager API to a switch: check it, look at it, bind and unbind
+/// Speak the CXL fabric-manager API to a switch: check it, time it, bind and unbind
 ///
 /// Every wait has a limit. A command that changes something is never sent twice, and a bind and an unbind are judged by
 /// the state that the switch reports afterwards. Commands that are known to crash a peer are not sent to it.
@@ -41,6 +41,22 @@ pub struct FmapiArgs {
 /// One variant for each command.
 #[derive(Clone, Debug, Subcommand)]
 pub enum FmapiCommand {
+    /// Time commands: their own cost, a peer's answers, and the binding of all its devices
+    #[command(after_long_help = "\
+The own cost is that of the codec, the client and MCTP packets, at a peer in this process that
+answers at once. The other peer is asked what changes nothing: Identify, and the state of the switch,
+a port and a virtual switch. A kind of command is sent for at most 10 s. Times include retries.
+
+With --bind, a bench that is interrupted leaves devices bound; 'aquifer fmapi vcs' lists them.
+
+Examples:
+  aquifer fmapi bench tcp:10.0.0.7
+  aquifer fmapi bench mailbox:/sys/bus/pci/devices/0000:0d:00.1/resource0 --count 100 --json
+
+  # 22 devices for three hosts, from nothing to all bound: the software switch of a box
+  aquifer-cxl-switchd --example box &
+  aquifer fmapi bench tcp:127.0.0.1 --bind")]
+    Bench(Bench),
     /// Find out what a peer answers, and where it departs from the specification's tables
     #[command(after_long_help = "\
 Examples:
@@ -155,6 +171,20 @@ pub struct At {
     /// For dynamic capacity: this host's
     #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub host: u16,
+}
+
+/// A bench.
+#[derive(Clone, Debug, Args)]
+pub struct Bench {
+    /// The peer.
+    #[command(flatten)]
+    pub peer: Peer,
+    /// How often each command is sent
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub count: u32,
+    /// Bind every device that is bound nowhere, and unbind it afterwards. Its memory may be wiped
+    #[arg(long)]
+    pub bind: bool,
 }
 
 /// A check.

@@ -10,4 +10,4 @@
 
 mod args;
 
-pub use args::{At, Bind, Check, FmapiArgs, FmapiCommand, Format, Log, Peer, Removal, Unbind};
+pub use args::{At, Bench, Bind, Check, FmapiArgs, FmapiCommand, Format, Log, Peer, Removal, Unbind};

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program `aquifer-fmapi`: shows and changes a CXL switch over the fabric-manager API, and checks peers.
+//! The program `aquifer-fmapi`: shows and changes a CXL switch over the fabric-manager API, and checks and
+//! times peers.
 //!
 //! `program.rs` carries out the command line, `show.rs` prints what a switch reports. [`check`] is the suite for peers:
 //! `check/cases.rs` has its table, `check/departures.rs` what is known of some peers, `report.rs` and `html.rs` the
-//! report.
+//! report. `bench.rs` times commands.
 
 #![forbid(unsafe_code)]
 
+mod bench;
 pub mod check;
 mod html;
 mod program;

@@ -7,15 +7,16 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_fmapi::{BindVppb, Dialect, UnbindOption, UnbindVppb};
-use aquifer_fmapi_args::{At, Bind, Check, FmapiArgs, FmapiCommand, Log, Peer, Removal, Unbind};
+use aquifer_fmapi_args::{At, Bench, Bind, Check, FmapiArgs, FmapiCommand, Log, Peer, Removal, Unbind};
 use aquifer_fmapi_client::{
     Client, Describer, Direction, Hop, Limits, PcapReader, PcapTrace, PeerAddress, SystemClock, TextTrace,
 };
 use serde_json::json;
 
+use crate::bench;
 use crate::check::check;
 use crate::report;
 use crate::show::{self, Shown};
@@ -58,6 +59,7 @@ fn failed(line: impl fmt::Display) -> Failure {
 /// Carries out a command line.
 pub fn run(args: &FmapiArgs) -> Result<Outcome, Failure> {
     match &args.command {
+        FmapiCommand::Bench(bench) => run_bench(bench),
         FmapiCommand::Check(check) => run_check(check),
         FmapiCommand::Identify(at) => shown(&at.peer, |client| show::identify(client, &path(at))),
         FmapiCommand::Ports(peer) => shown(peer, show::ports),
@@ -103,9 +105,9 @@ fn cannot_write(file: &Path, error: &io::Error) -> Failure {
 }
 
 /// Connects, acts, and ends the traces. An incomplete trace is a separate failure.
-fn with_client<T>(
+fn with_client<T, E: fmt::Display>(
     args: &Peer,
-    act: impl FnOnce(&mut Client, Option<&'static Dialect>) -> Result<T, aquifer_fmapi_client::Failure>,
+    act: impl FnOnce(&mut Client, Option<&'static Dialect>) -> Result<T, E>,
 ) -> Result<T, Failure> {
     let (mut client, dialect) = connect(args)?;
     let acted = act(&mut client, dialect);
@@ -118,9 +120,9 @@ fn with_client<T>(
 }
 
 /// Connects in the peer's dialect, or in the one that was named.
-fn recognised<T>(
+fn recognised<T, E: fmt::Display + From<aquifer_fmapi_client::Failure>>(
     args: &Peer,
-    act: impl FnOnce(&mut Client) -> Result<T, aquifer_fmapi_client::Failure>,
+    act: impl FnOnce(&mut Client) -> Result<T, E>,
 ) -> Result<T, Failure> {
     with_client(args, |client, dialect| {
         client.recognise()?;
@@ -137,6 +139,13 @@ fn shown(
 ) -> Result<Outcome, Failure> {
     let shown = recognised(args, act)?;
     let output = if args.format.json { format!("{}\n", shown.json) } else { shown.text };
+    Ok(Outcome { output, code: 0 })
+}
+
+fn run_bench(args: &Bench) -> Result<Outcome, Failure> {
+    let begun = Instant::now();
+    let bench = recognised(&args.peer, |client| bench::bench(client, begun, args.count, args.bind))?;
+    let output = if args.peer.format.json { format!("{}\n", bench.json()) } else { bench.text() };
     Ok(Outcome { output, code: 0 })
 }
 

@@ -167,13 +167,22 @@ pub(crate) fn capacity(client: &mut Client, path: &[Hop], host_id: u16) -> Resul
     Ok(Shown { text, json })
 }
 
-/// The records of every log.
+/// The records of every log, and how many a log has lost.
 pub(crate) fn events(client: &mut Client, path: &[Hop], clear: bool) -> Result<Shown, Failure> {
-    let (mut text, mut list) = (String::new(), Vec::new());
+    let (mut text, mut list, mut lost) = (String::new(), Vec::new(), serde_json::Map::new());
     for log in (0..=4).map(EventLog::of_bits) {
-        for record in client.events(path, log, clear)? {
+        let (contents, name) = (client.events(path, log, clear)?, word(log));
+        if contents.lost > 0 {
+            let _ = writeln!(
+                text,
+                "{name}: {} records or more were lost, because the log was full; look at 'aquifer fmapi ports' and \
+                 'vcs', and clear the log more often",
+                contents.lost,
+            );
+            lost.insert(name.clone(), contents.lost.into());
+        }
+        for record in contents.records {
             let data = record.meaning();
-            let name = word(log);
             let _ = writeln!(text, "{name} {} at {} ns: {}", record.handle, record.unix_ns, meaning(data.as_ref()));
             list.push(json!({
                 "log": name, "handle": record.handle, "unix_ns": record.unix_ns, "ld_id": record.ld_id,
@@ -184,7 +193,7 @@ pub(crate) fn events(client: &mut Client, path: &[Hop], clear: bool) -> Result<S
     if text.is_empty() {
         text.push_str("no records\n");
     }
-    Ok(Shown { text, json: json!({ "events": list }) })
+    Ok(Shown { text, json: json!({ "events": list, "lost": lost }) })
 }
 
 fn meaning(data: Option<&EventData>) -> String {

@@ -23,13 +23,17 @@ struct Switch {
 
 impl Switch {
     fn new(name: &str) -> Self {
+        Self::with(name, &[])
+    }
+
+    fn with(name: &str, more: &[&str]) -> Self {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
         let (socket, control) = (directory.join("s"), directory.join("c"));
         let words =
             ["switch", "--no-tcp", "--socket", socket.to_str().unwrap(), "--control", control.to_str().unwrap()];
-        let args = aquifer_cxl_switchd::Args::parse_from(words);
+        let args = aquifer_cxl_switchd::Args::parse_from([&words[..], more].concat());
         std::thread::spawn(move || aquifer_cxl_switchd::run(&args));
         let begun = Instant::now();
         while UnixStream::connect(&control).is_err() {
@@ -126,6 +130,64 @@ fn a_check_writes_its_report_and_its_trace() {
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     let line = "Background Operation Status (0002h) is answered by Internal Error (0004h)";
     assert!(stdout(&output).contains(line), "{}", stdout(&output));
+}
+
+#[test]
+fn a_bench_prints_what_commands_take_and_leaves_the_switch_as_it_was() {
+    let switch = Switch::with("bench", &["--example", "box"]);
+    let peer = switch.peer();
+    let text = prints(&["bench", &peer, "--count", "20"]);
+    for part in ["bar: a median of at most 20 us", "Bind vPPB", "dialect standard", "commands/s"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("devices were bound"), "{text}");
+    assert_eq!(prints(&["events", &peer]), "no records\n", "nothing was changed");
+    let figures = json(&["bench", &peer, "--count", "20", "--bind"]);
+    let own = &figures["own_cost"];
+    assert_eq!((&own["bar_us"], own["commands"].as_array().unwrap().len()), (&Value::from(20.0), 3));
+    for command in figures["commands"].as_array().unwrap() {
+        assert_eq!(command["count"], 20, "{command}");
+        let times = ["median_us", "p99_us", "max_us"].map(|time| command[time].as_f64().unwrap());
+        assert!(times.is_sorted() && times[0] > 0.0 && command["commands_per_second"].as_f64().unwrap() > 0.0);
+    }
+    let bound = &figures["bound"];
+    assert_eq!((&bound["devices"], &bound["hosts"]), (&Value::from(22), &Value::from(3)));
+    // Whether the bar is kept depends on the machine; that there is a verdict does not.
+    assert!(bound["keeps_bar"].is_boolean() && bound["left_bound"].as_array().unwrap().is_empty(), "{bound}");
+    let switches = json(&["vcs", &peer]);
+    let mut vppbs = switches["virtual_switches"].as_array().unwrap().iter().map(|vcs| vcs["vppbs"].as_array().unwrap());
+    assert!(vppbs.all(|vppbs| vppbs.len() == 22 && vppbs.iter().all(|vppb| vppb["status"] == "unbound")));
+}
+
+/// A device with two heads lists all its logical devices at both, and each can be bound at one of them only.
+#[test]
+fn a_bench_that_cannot_bind_a_device_unbinds_the_others() {
+    let example = aquifer_cxl_switch::SwitchConfig::example();
+    let mut two_heads = example.devices[1].clone();
+    (two_heads.ports, two_heads.lds_mib, two_heads.ld_heads) = (vec![0, 1], vec![256, 256], vec![0, 1]);
+    let config = aquifer_cxl_switch::SwitchConfig { devices: vec![two_heads], ..example };
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("two-heads-{}.json", std::process::id()));
+    std::fs::write(&file, serde_json::to_string(&config).unwrap()).unwrap();
+    let switch = Switch::with("bench-fails", &["--config", file.to_str().unwrap()]);
+    std::fs::remove_file(&file).unwrap();
+    let peer = switch.peer();
+    let output = program(&["bench", &peer, "--bind"]);
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""));
+    let line = stderr(&output);
+    assert!(line.contains("Bind vPPB (5201h)") && line.contains("Invalid Input") && !line.contains("stay"), "{line}");
+    assert_eq!(prints(&["events", &peer]).matches("BindingChange").count(), 2, "one was bound, and unbound again");
+    assert!(!prints(&["vcs", &peer]).contains("port 0, logical"));
+}
+
+#[test]
+fn a_log_that_overflowed_says_how_many_records_are_lost_and_where_to_look() {
+    let switch = Switch::new("overflow");
+    let peer = switch.peer();
+    assert_eq!(json(&["events", &peer])["lost"], serde_json::json!({}));
+    switch.inject(r#"{"event_overflow": {"log": 1}}"#);
+    let text = prints(&["events", &peer]);
+    assert!(text.contains("warning: 1 records or more were lost, because the log was full; look at"), "{text}");
+    assert_eq!(json(&["events", &peer])["lost"]["warning"], 1);
 }
 
 #[test]

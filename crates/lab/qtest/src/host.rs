@@ -82,8 +82,8 @@ impl DcHost {
     /// Takes the records of dynamic capacity, and clears them.
     pub fn events(&self) -> Vec<HostEvent> {
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        let records = client.events(&[], EventLog::DynamicCapacity, true).expect("the device's log");
-        let meant = records.iter().filter_map(|record| record.meaning());
+        let log = client.events(&[], EventLog::DynamicCapacity, true).expect("the device's log");
+        let meant = log.records.iter().filter_map(|record| record.meaning());
         let of_capacity = meant.filter_map(|data| match data {
             EventData::Capacity(event) => Some(HostEvent { kind: event.kind, extent: event.extent }),
             _ => None,

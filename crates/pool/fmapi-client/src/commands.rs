@@ -22,6 +22,15 @@ const RECORDS_MAX: usize = 255;
 /// Maximum number of bytes of the command effects log that are read: four for each opcode.
 const EFFECTS_BYTES_MAX: u32 = 4 << 16;
 
+/// What was read of an event log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogContents {
+    /// The records, oldest first.
+    pub records: Vec<EventRecord>,
+    /// How many records the component has lost because the log was full.
+    pub lost: u16,
+}
+
 impl Client {
     /// Identify (0001h).
     pub fn identify(&mut self, path: &[Hop]) -> Result<Identity, Failure> {
@@ -151,19 +160,23 @@ impl Client {
 
     /// The records of a log (0100h), oldest first; `clear` clears what was read (0101h), and reads on until the log is
     /// empty.
-    pub fn events(&mut self, path: &[Hop], log: EventLog, clear: bool) -> Result<Vec<EventRecord>, Failure> {
-        let mut records = Vec::new();
+    pub fn events(&mut self, path: &[Hop], log: EventLog, clear: bool) -> Result<LogContents, Failure> {
+        let mut contents = LogContents::default();
         for _ in 0..self.limits.pieces {
             let mut piece = self.call(path, &GetEventRecords { log })?;
             piece.records.truncate(RECORDS_MAX);
+            if piece.has_overflowed() {
+                // A peer that does not count them has lost one at least.
+                contents.lost = contents.lost.max(piece.overflow_count).max(1);
+            }
             let (is_last, handles) = (!piece.has_more(), piece.records.iter().map(|it| it.handle).collect::<Vec<_>>());
-            records.extend(piece.records);
+            contents.records.extend(piece.records);
             if clear && !handles.is_empty() {
                 self.run(path, &ClearEventRecords { log, flags: 0, handles })?;
             }
             // Without clearing, the same records would be read again.
             if is_last || !clear {
-                return Ok(records);
+                return Ok(contents);
             }
         }
         Err(self.inconsistent(GetEventRecords::OPCODE, "the log does not become empty".into()))

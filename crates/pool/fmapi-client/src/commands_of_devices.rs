@@ -7,6 +7,7 @@
 use aquifer_fmapi::*;
 
 use crate::client::Client;
+use crate::extents;
 use crate::failure::Failure;
 use crate::tunnel::Hop;
 
@@ -88,7 +89,7 @@ impl Client {
         self.run(path, set)
     }
 
-    /// Get DC Region Extent Lists (5603h): all extents of one generation.
+    /// Get DC Region Extent Lists (5603h): all extents of one generation. They share no byte.
     pub fn dc_extents(&mut self, path: &[Hop], host_id: u16) -> Result<DcExtentLists, Failure> {
         let count = (self.entries(EXTENT_BYTES).saturating_sub(LIST_BYTES / EXTENT_BYTES + 1)).max(1) as u32;
         'list: for _ in 0..READS_MAX {
@@ -96,6 +97,11 @@ impl Client {
             for _ in 0..self.limits.pieces {
                 let first_extent = whole.as_ref().map_or(0, |whole| whole.extents.len() as u32);
                 let piece = self.call(path, &GetDcExtentLists { host_id, count, first_extent })?;
+                if (piece.host_id, piece.first_extent) != (host_id, first_extent) {
+                    let (host, first) = (piece.host_id, piece.first_extent);
+                    let what = format!("extents of host {host} from {first}, not of {host_id} from {first_extent}");
+                    return Err(self.inconsistent(GetDcExtentLists::OPCODE, what));
+                }
                 let (listed, generation) = (piece.extents.len(), piece.generation);
                 let whole = match &mut whole {
                     None => whole.insert(piece),
@@ -106,7 +112,11 @@ impl Client {
                     }
                 };
                 if whole.extents.len() >= whole.total as usize {
-                    return Ok(whole.clone());
+                    let wrong = extents::wrong(&whole.extents);
+                    return match wrong {
+                        Some(what) => Err(self.inconsistent(GetDcExtentLists::OPCODE, what)),
+                        None => Ok(whole.clone()),
+                    };
                 }
                 if listed == 0 {
                     continue 'list;

@@ -64,8 +64,8 @@ fn a_switch_is_read_bound_and_unbound() {
     it.client.bind(&ld).unwrap();
     assert_eq!(it.client.virtual_switch(0).unwrap().vppbs[2].ld_id, 3);
     assert_eq!(it.client.command_effects(&[]).unwrap().len(), 29);
-    assert!(!it.client.events(&[], EventLog::Informational, true).unwrap().is_empty());
-    assert!(it.client.events(&[], EventLog::Informational, true).unwrap().is_empty());
+    assert!(!it.client.events(&[], EventLog::Informational, true).unwrap().records.is_empty());
+    assert!(it.client.events(&[], EventLog::Informational, true).unwrap().records.is_empty());
 }
 
 #[test]

@@ -4,68 +4,13 @@
 //! Peers that behave as no correct switch does: they send without end, answer another command inside a tunnel, or
 //! report another manager's background operation.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
-
 use aquifer_fmapi::*;
 use aquifer_fmapi_client::*;
 
+mod script;
 mod world;
 
-use world::VirtualClock;
-
-/// What a peer sends in answer to a request.
-type Script = Box<dyn FnMut(&Message) -> Vec<Message> + Send>;
-
-struct Scripted {
-    clock: Arc<VirtualClock>,
-    script: Script,
-    waiting: VecDeque<Message>,
-    /// True for a peer that repeats its last message for ever.
-    repeats: bool,
-}
-
-impl Transport for Scripted {
-    fn name(&self) -> String {
-        "script".into()
-    }
-
-    fn message_bytes_max(&self) -> usize {
-        8192
-    }
-
-    fn message_type(&self, _: Opcode) -> Option<MessageType> {
-        None
-    }
-
-    fn send(&mut self, message: &[u8], dialect: &'static Dialect, _: Duration) -> Result<(), TransportFailure> {
-        let request = Message::decode(message, dialect).unwrap();
-        self.waiting = (self.script)(&request).into();
-        Ok(())
-    }
-
-    fn receive(&mut self, dialect: &'static Dialect, wait: Duration) -> Result<Vec<u8>, TransportFailure> {
-        let Some(message) = self.waiting.pop_front() else {
-            self.clock.advance(wait);
-            return Err(TransportFailure::TimedOut);
-        };
-        if self.repeats && self.waiting.is_empty() {
-            self.waiting.push_back(message.clone());
-        }
-        Ok(message.encode(dialect))
-    }
-}
-
-fn client(repeats: bool, script: impl FnMut(&Message) -> Vec<Message> + Send + 'static) -> Client {
-    let clock = Arc::<VirtualClock>::default();
-    let scripted = Scripted { clock: Arc::clone(&clock), script: Box::new(script), waiting: VecDeque::new(), repeats };
-    Client::new(Box::new(scripted), clock, Limits::default())
-}
-
-fn answer(asked: &Message, code: ReturnCode, response: Option<&Response>) -> Message {
-    Message::answer(&asked.header, code, response, &Dialect::STANDARD)
-}
+use script::{answer, client};
 
 /// A peer that floods the client does not hold it up, although no time passes.
 #[test]
