@@ -37,6 +37,7 @@ Bars stand at the end, each met, missed or not measured, and with --check a miss
   a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 16
   fault, below budget, rest   --overhead all
   a read from a donor, TLS    --overhead donor
+  several donors' cables used --overhead striping
   contexts left of dram       --workload kv --contender dram,contexts:emulated:xl-flash-slc
   contexts, hints over loads  --workload lookup,bfs-hints
   what hints are worth        --workload hints
@@ -62,7 +63,7 @@ pub struct BenchArgs {
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
     /// What Aquifer itself costs: fault, listener, scattered, curve, below-budget, idle,
-    /// donor, or `all`
+    /// donor, striping, or `all`
     ///
     /// Without --workload, nothing else is measured.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
@@ -126,7 +127,7 @@ pub struct BenchArgs {
     /// UMap: bytes of its page [default: the best for each workload of those that were tried]
     #[arg(long, hide_short_help = true, value_parser = parse_size, value_name = "SIZE")]
     pub umap_page: Option<u64>,
-    /// aquifer-donors:N: bytes a second that each donor's cable carries each way; 250MB/s are 2 Gbit/s
+    /// aquifer-donors:N, striping: bytes a second that each donor's cable carries each way; 250MB/s are 2 Gbit/s
     #[arg(long, hide_short_help = true, value_parser = parse_rate, default_value = "250MB/s", value_name = "RATE")]
     pub cable_rate: u64,
     /// A run that takes longer has failed

@@ -46,6 +46,7 @@ mod overhead_donor;
 mod overhead_rdma;
 mod overhead_run;
 mod overhead_scattered;
+mod overhead_striping;
 mod own;
 mod ping_pong;
 mod plan;

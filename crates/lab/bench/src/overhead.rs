@@ -3,10 +3,11 @@
 
 //! The costs of the pager itself: the programs that show them, the reading of their numbers, and the bars. Pure.
 //!
-//! Seven costs, each against a bar: a fault beyond the time of its medium, the additional cost under listener delivery,
+//! Eight costs, each against a bar: a fault beyond the time of its medium, the additional cost under listener delivery,
 //! the CPU time of a fault where accesses are scattered, a miss-ratio curve, a run below the budget, a program at rest,
-//! and a read from a donor beyond the network's own time. `overhead_run.rs` makes the runs,
-//! `overhead_donor.rs` those with a donor, `overhead_scattered.rs` those with scattered accesses.
+//! a read from a donor beyond the network's own time, and the bandwidth of several donors' cables that a sequential
+//! reader leaves unused. `overhead_run.rs` makes the runs, `overhead_donor.rs` those with a donor,
+//! `overhead_striping.rs` those with several, `overhead_scattered.rs` those with scattered accesses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,16 +39,19 @@ pub enum Overhead {
     Listener,
     /// The CPU time of a fault on a page chosen at random, by one thread and by two at the same time.
     Scattered,
+    /// The throughput of a sequential reader over the sum of its donors' cables.
+    Striping,
 }
 
 impl Overhead {
     /// Each of them, in the order in which they run.
-    pub const ALL: [Overhead; 7] = [
+    pub const ALL: [Overhead; 8] = [
         Overhead::Fault,
         Overhead::Listener,
         Overhead::Scattered,
         Overhead::Curve,
         Overhead::Donor,
+        Overhead::Striping,
         Overhead::BelowBudget,
         Overhead::Idle,
     ];
@@ -61,6 +65,7 @@ impl Overhead {
             Self::Idle => "idle",
             Self::Listener => "listener",
             Self::Scattered => "scattered",
+            Self::Striping => "striping",
         }
     }
 }
@@ -99,7 +104,7 @@ pub struct Case {
     /// Fault: the maximum in microseconds. Listener: the maximum multiple of the cost by signal. Below the budget: the
     /// minimum of native time over Aquifer's. Curve: the minimum of throughput with it over that without. Idle: the
     /// maximum in ticks. Scattered: the maximum in microseconds. Donor: the same, and for TLS the minimum relative to
-    /// plain text. [`NO_BAR`]: only reported.
+    /// plain text. Striping: the minimum of the throughput over the sum of the cables. [`NO_BAR`]: only reported.
     pub bar: f64,
 }
 
@@ -116,7 +121,8 @@ impl Case {
 
     /// Whether a larger value is better.
     pub(crate) fn is_minimum(&self) -> bool {
-        matches!(self.overhead, Overhead::BelowBudget | Overhead::Curve) || self.name == TLS_THROUGHPUT
+        matches!(self.overhead, Overhead::BelowBudget | Overhead::Curve | Overhead::Striping)
+            || self.name == TLS_THROUGHPUT
     }
 }
 
@@ -130,9 +136,17 @@ const fn of_scattered(name: &'static str, arguments: &'static [&'static str], ba
     Case { overhead, name, program, arguments, budget_bytes, tier_bytes: 512 * MIB, block_bytes: 0, bar }
 }
 
+/// The reader's budget is a third of its array, so that two thirds of each pass come from the donors, and so large that
+/// read-ahead, which takes a part of it, can have slabs of all of them in flight.
+const fn of_striping(name: &'static str) -> Case {
+    let (overhead, program) = (Overhead::Striping, "sequential_read");
+    let (arguments, budget_bytes, tier_bytes) = (&["--bytes", "768MiB"], 256 * MIB, 1024 * MIB);
+    Case { overhead, name, program, arguments, budget_bytes, tier_bytes, block_bytes: 0, bar: 0.8 }
+}
+
 /// Each fault case has eight times as much memory as budget, so that seven touches in eight miss. A program below its
 /// budget runs for more than a second, so that starting two more processes does not affect the result.
-pub const CASES: [Case; 18] = [
+pub const CASES: [Case; 22] = [
     Case {
         overhead: Overhead::Fault,
         name: "4KiB",
@@ -193,6 +207,10 @@ pub const CASES: [Case; 18] = [
     of_donor(TLS_THROUGHPUT, 2 << 20, 0.5),
     of_donor("rdma-4KiB", 4 << 10, NO_BAR),
     of_donor("rdma-128KiB", 128 << 10, NO_BAR),
+    of_striping("1-donor"),
+    of_striping("2-donors"),
+    of_striping("4-donors"),
+    of_striping("7-donors"),
     Case {
         overhead: Overhead::BelowBudget,
         name: "stream",
@@ -307,6 +325,22 @@ pub fn curve(printed: &Value) -> Result<(f64, String), String> {
     Ok((ratio, format!("{samples:.0} touches sampled in {reads:.0} reads, of which {far:.0} far")))
 }
 
+/// The rate at which a sequential reader fetched in all of its passes but the first, over that of all its donors'
+/// cables. `first` are the statistics of a run with one pass. In the first pass, the donors also get what the set-up
+/// wrote.
+pub fn striping(printed: &Value, stats: &Value, first: &Value, cables_rate: f64) -> Result<(f64, String), String> {
+    let fetched = number(stats, "fetched_bytes")? - number(first, "fetched_bytes")?;
+    let passes = printed.get("pass_seconds").and_then(Value::as_array).ok_or("it did not report its passes")?;
+    let seconds: Vec<f64> = passes.iter().skip(1).filter_map(Value::as_f64).collect();
+    if fetched < number(printed, "footprint_bytes")? * seconds.len() as f64 / 2.0 {
+        return Err(format!("{fetched} bytes were fetched in {} passes: it did not outgrow its budget", seconds.len()));
+    }
+    let rate = fetched / seconds.iter().sum::<f64>();
+    let (used, wasted) = (number(stats, "prefetch_hits")?, number(stats, "prefetch_wasted")?);
+    let rates = format!("{:.0} MB/s fetched, of {:.0} MB/s", rate / 1e6, cables_rate / 1e6);
+    Ok((rate / cables_rate, format!("{rates}; of the blocks read ahead, {used:.0} were used, {wasted:.0} were not")))
+}
+
 /// Clock ticks that the process used while at rest.
 pub fn idle(printed: &Value, stats: &Value) -> Result<(f64, String), String> {
     if number(stats, "evicted_blocks")? == 0.0 {
@@ -343,6 +377,9 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
             (format!("the same by a listener, divided by that by signal, {} blocks, one CPU", case.name), "x")
         }
         Overhead::Scattered => (format!("CPU time of a scattered fault with its program, {}, dram", case.name), " us"),
+        Overhead::Striping => {
+            (format!("a sequential reader's throughput over the sum of the cables, {}", case.name), "x")
+        }
         Overhead::Idle => ("CPU time of a program at rest for 5 s, the worst".into(), " ticks"),
     };
     let (at_least, is_judged) = (case.is_minimum(), case.bar.is_finite());
@@ -406,6 +443,8 @@ mod tests {
         assert_eq!(met(Overhead::Donor, "tcp-4KiB", &[5.1]), Some(false));
         assert_eq!(met(Overhead::Donor, TLS_THROUGHPUT, &[0.49]), Some(false));
         assert_eq!(met(Overhead::Donor, "shm-4KiB", &[0.49]), None, "it is only reported");
+        assert_eq!(met(Overhead::Striping, "7-donors", &[0.79, 0.8, 0.9]), Some(true));
+        assert_eq!(met(Overhead::Striping, "7-donors", &[0.79]), Some(false));
     }
 
     #[test]
@@ -433,6 +472,10 @@ mod tests {
         let none = json!({"faults": 100, "faults_fresh": 100, "fetched_blocks": 0});
         assert!(fault_cost(&missed, &none, 1.0).is_err(), "slow touches that were no faults");
         assert!(below_budget(1.0, 1.0, &json!({"active": 1})).is_err());
+        let passes = json!({"footprint_bytes": 200, "pass_seconds": [9.0, 1.0, 1.0]});
+        let fetched = |bytes| json!({"fetched_bytes": bytes, "prefetch_hits": 3, "prefetch_wasted": 0});
+        assert!(striping(&passes, &fetched(299), &fetched(100), 100.0).unwrap_err().contains("outgrow"));
+        assert_eq!(striping(&passes, &fetched(400), &fetched(100), 200.0).unwrap().0, 0.75);
         let printed = |samples| json!({"figure": {"value": 0.995, "samples": samples}, "reads": 9, "far_reads": 1});
         assert!(curve(&printed(0)).unwrap_err().contains("sampled"));
         assert_eq!(curve(&printed(40)).unwrap().0, 0.995);

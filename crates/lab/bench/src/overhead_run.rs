@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::args::Settings;
 use crate::contender::OTHER_BUILD;
 use crate::failure::BenchFailure;
+use crate::hosts;
 use crate::interrupt::Interrupt;
 use crate::library::program_path;
 use crate::order::{self, Turn};
@@ -44,17 +45,24 @@ impl OverheadBench<'_> {
     pub fn cases(&self) -> Result<(Vec<&'static Case>, Vec<Skipped>), BenchFailure> {
         let asked = CASES.iter().filter(|case| self.settings.overheads.contains(&case.overhead));
         let (past, mut here): (Vec<&Case>, Vec<&Case>) = asked.partition(|case| case.is_rdma());
-        let reason = if past.is_empty() { None } else { self.no_rdma()? };
-        let Some(reason) = reason else {
-            here.extend(past);
-            return Ok((here, Vec::new()));
-        };
-        let skipped = |case: &Case| Skipped {
-            workload: format!("overhead {}", case.overhead),
-            contender: case.name.into(),
-            reason: reason.clone(),
-        };
-        Ok((here, past.into_iter().map(skipped).collect()))
+        let (apart, near): (Vec<&Case>, Vec<&Case>) =
+            here.into_iter().partition(|case| case.overhead == Overhead::Striping);
+        here = near;
+        let no_rdma = if past.is_empty() { None } else { self.no_rdma()? };
+        let no_hosts = if apart.is_empty() { None } else { hosts::obstacle(self.token, self.settings.cable_rate) };
+        let mut skipped = Vec::new();
+        for (cases, obstacle) in [(past, no_rdma), (apart, no_hosts)] {
+            let Some(reason) = obstacle else {
+                here.extend(cases);
+                continue;
+            };
+            skipped.extend(cases.into_iter().map(|case| Skipped {
+                workload: format!("overhead {}", case.overhead),
+                contender: case.name.into(),
+                reason: reason.clone(),
+            }));
+        }
+        Ok((here, skipped))
     }
 
     /// Measures these cases, in rounds. Stops early only for a signal; completed measurements are kept.
@@ -136,6 +144,7 @@ impl OverheadBench<'_> {
                 overhead::listener_cost(&signal, &listener).map_err(nonsense)
             }
             Overhead::Scattered => self.scattered(case, run),
+            Overhead::Striping => self.striping(case, run),
             Overhead::Idle => {
                 let (printed, stats, _) = self.managed(case, run, &[])?;
                 overhead::idle(&printed, &stats).map_err(nonsense)
@@ -170,6 +179,20 @@ impl OverheadBench<'_> {
         more: &[&str],
         words: &[&str],
     ) -> Result<(Value, Value, f64), BenchFailure> {
+        let tier = format!("dram:size={}", case.tier_bytes);
+        self.managed_on(&tier, case, run, starter, more, words)
+    }
+
+    /// As `managed_by`, with this tier.
+    pub(crate) fn managed_on(
+        &self,
+        tier: &str,
+        case: &Case,
+        run: &mut OverheadRun,
+        starter: &[&str],
+        more: &[&str],
+        words: &[&str],
+    ) -> Result<(Value, Value, f64), BenchFailure> {
         let path = self.settings.dir.join(undo::name(self.token, "stats"));
         let mut files = UndoList::default();
         files.push(Undo::RemoveFile(path.clone()));
@@ -182,8 +205,7 @@ impl OverheadBench<'_> {
                 command
             }
         };
-        command.args(["run", "--dram", &case.budget_bytes.to_string(), "--tier"]);
-        command.arg(format!("dram:size={}", case.tier_bytes)).arg("--stats-json").arg(&path);
+        command.args(["run", "--dram", &case.budget_bytes.to_string(), "--tier", tier, "--stats-json"]).arg(&path);
         if case.block_bytes > 0 {
             command.args(["--block", &case.block_bytes.to_string()]);
         }

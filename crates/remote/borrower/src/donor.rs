@@ -291,7 +291,12 @@ impl Tier for Donor {
 
 impl Upkeep for Donor {
     fn turn(&self, _: Option<&Verify<'_>>) -> Duration {
-        self.remote.upkeep()
+        let refresh = self.remote.refresh();
+        self.remote.upkeep().min(refresh.unwrap_or(Duration::MAX))
+    }
+
+    fn report_changes(&self, say: &mut dyn FnMut(&str)) {
+        self.remote.take_notice().iter().for_each(|line| say(line));
     }
 
     fn keep_alive_every(&self) -> Option<Duration> {

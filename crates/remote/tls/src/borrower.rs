@@ -7,14 +7,16 @@
 //! Records are read one at a time, so that no byte after the handshake is consumed, and a peer that speaks another
 //! protocol is recognised by its first bytes.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::Mutex;
 
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
 use crate::distrust::Distrust;
-use crate::files::{CredentialFailure, Credentials};
+use crate::files::{CredentialFailure, Credentials, Files};
 use crate::records::{Opening, RECORD_BYTES_MAX, RECORD_HEAD_BYTES, Sealing};
+use crate::renewal::{Replaceable, Seen};
 
 /// Maximum number of records in a donor's part of a handshake: usually five, and each certificate of a long chain may
 /// be one more.
@@ -51,17 +53,60 @@ pub struct Protection {
     pub opening: Opening,
 }
 
-/// A borrower's credentials, and the donor that it trusts.
-#[derive(Debug)]
+/// A borrower's credentials, and the donor that it trusts. The credentials follow their files, as often as somebody
+/// calls [`refresh`](Self::refresh).
 pub struct Borrower {
-    config: Arc<ClientConfig>,
+    config: Replaceable<ClientConfig>,
     name: ServerName<'static>,
+    /// With absolute paths: the program may change its directory.
+    files: Files,
+    seen: Seen,
+    /// Why the files cannot be used, until it is reported. Never waited for: in a forked child, it may stay locked.
+    failure: Mutex<Option<CredentialFailure>>,
+}
+
+impl fmt::Debug for Borrower {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Prints no keys.
+        f.debug_struct("Borrower").field("name", &self.name).field("files", &self.files).finish_non_exhaustive()
+    }
 }
 
 impl Borrower {
     /// `name` is the name that the donor's certificate must have: a host name or an address.
     pub fn new(credentials: Credentials, name: ServerName<'static>) -> Result<Borrower, CredentialFailure> {
-        Ok(Borrower { config: credentials.for_borrower()?, name })
+        let (files, look) = (credentials.files().absolute(), credentials.look());
+        let config = Replaceable::new(credentials.for_borrower()?);
+        Ok(Borrower { config, name, files, seen: Seen::new(look), failure: Mutex::new(None) })
+    }
+
+    /// Reads the files again if they have changed; new connections use what was read. If the files cannot be used,
+    /// connections are made with the previous contents until that is corrected. Called by one thread at a time. May
+    /// allocate, and reads files.
+    pub fn refresh(&self) {
+        let look = self.files.look();
+        if self.seen.is_used(look) {
+            return;
+        }
+        match self.files.load().and_then(Credentials::for_borrower) {
+            Ok(config) => {
+                // Without a free slot, the next call tries again.
+                if self.config.replace(config) {
+                    self.seen.use_it(look);
+                }
+            }
+            Err(failure) if self.seen.fail(look) => {
+                if let Ok(mut place) = self.failure.try_lock() {
+                    *place = Some(failure);
+                }
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Why changed files cannot be used, once.
+    pub fn take_failure(&self) -> Option<CredentialFailure> {
+        self.failure.try_lock().ok()?.take()
     }
 
     /// Parses a name that a certificate can have.
@@ -74,7 +119,8 @@ impl Borrower {
     pub fn shake_hands<P: Pipe>(&self, pipe: &mut P) -> Result<Protection, ShakeFailure<P::Failure>> {
         let distrust = |error: rustls::Error| ShakeFailure::Distrust(Distrust::of_borrower(&error));
         let no_handshake = || ShakeFailure::Distrust(Distrust::NoHandshake);
-        let mut session = ClientConnection::new(Arc::clone(&self.config), self.name.clone()).map_err(distrust)?;
+        let config = self.config.present().ok_or_else(no_handshake)?;
+        let mut session = ClientConnection::new(config, self.name.clone()).map_err(distrust)?;
         let mut record = vec![0; RECORD_BYTES_MAX];
         let mut records = 0;
         loop {

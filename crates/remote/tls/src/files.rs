@@ -4,7 +4,7 @@
 //! The three files of each end: its certificate, the certificate's key, and the authority that the other end's
 //! certificate must be signed by.
 
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
 
@@ -19,7 +19,7 @@ use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 use aquifer_sys::safe_open::{self, Objected, OpenFailure};
 
 use crate::donor_side::DonorSide;
-use crate::{CONTROL_PROTOCOL, PROTOCOL};
+use crate::{CONTROL_PROTOCOL, PROTOCOL, renewal};
 
 /// Maximum size of a file with a certificate, a key, or an authority's certificates. A choice, so that a wrong path
 /// does not make the process read a huge file to its end.
@@ -139,11 +139,15 @@ pub struct Credentials {
     key: PrivateKeyDer<'static>,
     roots: Arc<RootCertStore>,
     files: Files,
+    /// How the files looked before they were read.
+    look: u64,
 }
 
 impl Files {
     /// Reads the files.
     pub fn load(&self) -> Result<Credentials, CredentialFailure> {
+        // Before they are read: what changes meanwhile will look different the next time.
+        let look = self.look();
         let file = |purpose, path: &Path| File { purpose, path: path.to_owned() };
         let key_file = file(Purpose::Key, &self.key);
         let key = match PrivateKeyDer::from_pem_slice(&read(&key_file)?) {
@@ -156,7 +160,18 @@ impl Files {
             roots.add(certificate).map_err(|error| CredentialFailure::Unusable(ca.clone(), error))?;
         }
         let chain = certificates(&file(Purpose::Certificate, &self.cert))?;
-        Ok(Credentials { chain, key, roots: Arc::new(roots), files: self.clone() })
+        Ok(Credentials { chain, key, roots: Arc::new(roots), files: self.clone(), look })
+    }
+
+    /// What identifies the contents of the files without reading them.
+    pub(crate) fn look(&self) -> u64 {
+        renewal::look([&self.cert, &self.key, &self.ca])
+    }
+
+    /// The same files, wherever the process goes.
+    pub(crate) fn absolute(&self) -> Files {
+        let absolute = |path: &Path| path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        Files { cert: absolute(&self.cert), key: absolute(&self.key), ca: absolute(&self.ca) }
     }
 }
 
@@ -255,6 +270,14 @@ impl Credentials {
         config.alpn_protocols = vec![protocol.to_vec()];
         config.resumption = Resumption::disabled();
         Ok(config)
+    }
+
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    pub(crate) fn look(&self) -> u64 {
+        self.look
     }
 
     fn file(&self, purpose: Purpose) -> File {

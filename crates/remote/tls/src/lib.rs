@@ -19,6 +19,7 @@ mod donor_side;
 mod files;
 mod identity;
 mod records;
+mod renewal;
 
 pub use borrower::{Borrower, Pipe, Protection, ShakeFailure};
 pub use distrust::{Distrust, Words};

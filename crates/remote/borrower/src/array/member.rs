@@ -110,6 +110,14 @@ pub(crate) trait Store: Send + Sync {
     /// The interval at which the member needs a look or that request.
     fn look_every(&self) -> Duration;
 
+    /// Reads files again that new connections to the member need, if they have changed. On the upkeep thread.
+    fn refresh(&self) {}
+
+    /// Why such files cannot be used, once.
+    fn take_notice(&self) -> Option<String> {
+        None
+    }
+
     /// After a restart of the member: forgets everything that the member had, and starts again.
     fn start_over(&self);
 }

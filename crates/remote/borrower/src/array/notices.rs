@@ -2,6 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Notices about an array's members: which are gone and what that means, which are back, and which are in quarantine.
+//! Also, which of the files that protect connections to them cannot be used.
 //!
 //! Each change is reported once, but a hiccup is not. Each process of a family reports what it has seen itself.
 //!
@@ -36,6 +37,11 @@ impl Parts {
     /// Reports through `say` which members were lost, have come back or were quarantined since the last call.
     pub(super) fn report_changes(&self, say: &mut dyn FnMut(&str)) {
         self.report_damage(say);
+        // Members usually have the same files.
+        let mut of_files: Vec<String> = self.in_use().filter_map(|it| self.members[it].store.take_notice()).collect();
+        of_files.sort_unstable();
+        of_files.dedup();
+        of_files.iter().for_each(|line| say(line));
         for member in self.in_use().map(|index| &self.members[index]) {
             let name = member.store.name();
             if member.was_restarted.swap(false, Ordering::AcqRel) {

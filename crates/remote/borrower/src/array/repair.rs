@@ -65,6 +65,7 @@ impl Parts {
         let mut next = IDLE;
         self.follow();
         for index in self.in_use() {
+            self.members[index].store.refresh();
             self.look_after(index, verify);
             self.take_stock(index);
             next = next.min(self.members[index].look_in());

@@ -45,6 +45,8 @@ const SPINS: u32 = 200;
 const CROWDED_PAUSE: Duration = Duration::from_millis(250);
 /// The pause between a starting program's attempts to greet a donor that has no room.
 const GREET_PAUSE: Duration = Duration::from_millis(100);
+/// How often files with credentials are looked at: as often as donors look at theirs.
+const REFRESH_EVERY: Duration = Duration::from_secs(2);
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -199,6 +201,21 @@ impl Links {
                 greeted => return greeted,
             }
         }
+    }
+
+    /// Reads the files of the credentials again if they have changed. Returns the time until the next call; `None` if
+    /// there are no such files.
+    pub(crate) fn refresh(&self) -> Option<Duration> {
+        let Security::Tls(borrower) = &self.security else { return None };
+        borrower.refresh();
+        Some(REFRESH_EVERY)
+    }
+
+    /// Why changed files of the credentials cannot be used, once.
+    pub(crate) fn take_notice(&self) -> Option<String> {
+        let Security::Tls(borrower) = &self.security else { return None };
+        let failure = borrower.take_failure()?;
+        Some(format!("{failure}; until then, connections to donors are made with what was read before"))
     }
 
     /// The record of the donor's notices that it is reclaiming memory.

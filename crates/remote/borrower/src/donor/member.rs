@@ -234,6 +234,15 @@ impl Store for Share {
         self.0.renewal()
     }
 
+    fn refresh(&self) {
+        // An array has a turn at least once a second.
+        let _ = self.0.refresh();
+    }
+
+    fn take_notice(&self) -> Option<String> {
+        self.0.take_notice()
+    }
+
     fn start_over(&self) {
         self.0.start_over();
     }

@@ -24,6 +24,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
 
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::{Errno, now_ns, random};
@@ -323,6 +324,14 @@ impl Transport for Rdma {
 
     fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno> {
         Ok(Box::new(PlainQueue::new(Arc::clone(remote), depth)))
+    }
+
+    fn refresh(&self) -> Option<Duration> {
+        self.tcp.refresh()
+    }
+
+    fn take_notice(&self) -> Option<String> {
+        self.tcp.take_notice()
     }
 
     fn recalls(&self) -> &Recalls {

@@ -401,6 +401,17 @@ impl Remote {
         self.renewal()
     }
 
+    /// Reads the files of the credentials again if they have changed. Returns the time until the next call; `None` if
+    /// there are no such files.
+    pub(crate) fn refresh(&self) -> Option<Duration> {
+        self.transport.refresh()
+    }
+
+    /// Why changed files of the credentials cannot be used, once.
+    pub(crate) fn take_notice(&self) -> Option<String> {
+        self.transport.take_notice()
+    }
+
     /// Sends a renewal of the leases, if there are any, without waiting for the answer.
     pub(crate) fn begin_keep_alive(&self) -> Option<Box<dyn KeepAlive + '_>> {
         if !self.ranges.any() || self.contact.is_lost() {

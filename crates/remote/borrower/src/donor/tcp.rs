@@ -5,6 +5,7 @@
 //! links, and each queue has one more.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use aquifer_sys::raw::Errno;
 use aquifer_tier::TierQueue;
@@ -57,6 +58,14 @@ impl Transport for Tcp {
 
     fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno> {
         Ok(Box::new(TcpQueue::new(Arc::clone(&self.0), Arc::clone(remote), depth)?))
+    }
+
+    fn refresh(&self) -> Option<Duration> {
+        self.0.refresh()
+    }
+
+    fn take_notice(&self) -> Option<String> {
+        self.0.take_notice()
     }
 
     fn recalls(&self) -> &Recalls {

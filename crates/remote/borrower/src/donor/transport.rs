@@ -14,6 +14,7 @@
 //! Every transport passes one list of tests, `crates/remote/donor/tests/transports.rs`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use aquifer_sys::raw::Errno;
 use aquifer_tier::TierQueue;
@@ -107,6 +108,17 @@ pub(crate) trait Transport: Send + Sync {
 
     /// Opens a queue for one worker.
     fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno>;
+
+    /// Reads the files of the credentials again if they have changed. Returns the time until the next call; `None` if
+    /// there are no such files. On the upkeep thread.
+    fn refresh(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Why changed files of the credentials cannot be used, once.
+    fn take_notice(&self) -> Option<String> {
+        None
+    }
 
     /// The record of the donor's notices that it is reclaiming memory.
     fn recalls(&self) -> &Recalls;

@@ -8,6 +8,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_donor::{Files, Security};
 use rcgen::{
@@ -98,6 +99,14 @@ impl Authority {
         self.write_signed(params, ca)
     }
 
+    /// A certificate for `name` that is valid for `time` from now on, and its key. Its holder trusts `ca`.
+    pub fn sign_for(&self, name: &str, time: Duration, ca: &Authority) -> Files {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(2000, 1, 1), date_time_ymd(1970, 1, 1) + now + time);
+        self.write_signed(params, ca)
+    }
+
     fn write_signed(&self, params: CertificateParams, ca: &Authority) -> Files {
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.0).unwrap();
@@ -124,6 +133,16 @@ pub fn good() -> &'static Pair {
             (authority.sign("127.0.0.1", 2100, &authority), authority.sign("borrower", 2100, &authority));
         Pair { authority, donor, borrower }
     })
+}
+
+/// Puts other contents in the place of files, one after the other, as a tool does that renews certificates.
+pub fn replace(files: &Files, by: &Files) {
+    for (old, new) in [(&files.key, &by.key), (&files.cert, &by.cert), (&files.ca, &by.ca)] {
+        let beside = old.with_extension("new");
+        // The copy has the permissions of the original.
+        std::fs::copy(new, &beside).unwrap();
+        std::fs::rename(&beside, old).unwrap();
+    }
 }
 
 /// A tier's options.
