@@ -126,7 +126,7 @@ const RINGS: &[Ring] = &[
                     "wire",
                 ],
             ),
-            ("cxl-switchd", &["cxl-switch", "fmapi"]),
+            ("cxl-switchd", &["cxl-switch", "fmapi", "test-support"]),
             ("device-plugin", &["agent-wire"]),
             ("fabric-args", &["fabric"]),
             // The edges to manager, cxl-switchd, fmapi-client and qtest are for its tests only: they need a daemon and

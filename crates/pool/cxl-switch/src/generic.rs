@@ -6,7 +6,7 @@
 
 use aquifer_fmapi::{
     ClearEventRecords, Empty, EventInterruptPolicy, GetLog, LogBytes, LogCapabilities, MctpEventPolicy, MessageLimit,
-    Request, Response, ReturnCode, SupportedLog, SupportedLogs, Timestamp,
+    NewMctpEventPolicy, Request, Response, ReturnCode, SupportedLog, SupportedLogs, Timestamp,
 };
 
 use crate::component::{Component, MESSAGE_LIMIT_LOG2, MESSAGE_LIMIT_LOG2_MIN};
@@ -84,7 +84,7 @@ impl Component {
             return Err(ReturnCode::INVALID_INPUT);
         }
         self.notifications = (events, Some(context.connection));
-        Ok(Response::SetMctpEventPolicy(self.mctp_policy()))
+        Ok(Response::SetMctpEventPolicy(NewMctpEventPolicy { events: Some(self.notifications.0) }))
     }
 
     fn supported_logs(&self) -> SupportedLogs {

@@ -140,7 +140,7 @@ commands! {
     0x0102 GET_EVENT_INTERRUPT_POLICY "Get Event Interrupt Policy" GetEventInterruptPolicy => EventInterruptPolicy;
     0x0103 SET_EVENT_INTERRUPT_POLICY "Set Event Interrupt Policy" SetEventInterruptPolicy => Empty;
     0x0104 GET_MCTP_EVENT_POLICY "Get MCTP Event Interrupt Policy" GetMctpEventPolicy => MctpEventPolicy;
-    0x0105 SET_MCTP_EVENT_POLICY "Set MCTP Event Interrupt Policy" SetMctpEventPolicy => MctpEventPolicy;
+    0x0105 SET_MCTP_EVENT_POLICY "Set MCTP Event Interrupt Policy" SetMctpEventPolicy => NewMctpEventPolicy;
     0x0106 EVENT_NOTIFICATION "Event Notification" EventNotification => Empty;
     0x0300 GET_TIMESTAMP "Get Timestamp" GetTimestamp => Timestamp;
     0x0301 SET_TIMESTAMP "Set Timestamp" SetTimestamp => Empty;

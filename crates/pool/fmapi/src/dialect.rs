@@ -20,6 +20,7 @@
 //! | 13 | the event interrupt policy has 4 or 5 bytes | `interrupt_policy_is_short` |
 //! | 14 | a second logical device of a port cannot be bound | `binds_one_ld_of_a_port` |
 //! | 15 | Get Host DC Region Configuration's answer always has eight regions | `host_regions_are_padded` |
+//! | 16 | Set MCTP Event Interrupt Policy's answer is empty | `mctp_policy_is_not_echoed` |
 
 use crate::opcode::Opcode;
 
@@ -66,6 +67,8 @@ pub struct Dialect {
     pub binds_one_ld_of_a_port: bool,
     /// See the table.
     pub host_regions_are_padded: bool,
+    /// See the table.
+    pub mctp_policy_is_not_echoed: bool,
     /// How long the peer needs after Physical Port Control (5102h) before it takes another command, in milliseconds.
     pub port_control_gap_ms: u16,
     /// Opcodes that must not be sent, because they crash the peer.
@@ -101,6 +104,7 @@ impl Dialect {
         interrupt_policy_is_short: false,
         binds_one_ld_of_a_port: false,
         host_regions_are_padded: false,
+        mctp_policy_is_not_echoed: false,
         port_control_gap_ms: 0,
         never_sent: &[],
     };
@@ -115,8 +119,13 @@ impl Dialect {
     };
 
     /// libcxlmi, which asks rather than answers.
-    pub const LIBCXLMI: Self =
-        Self { name: "libcxlmi", ld_memory_request_is_short: true, host_regions_are_padded: true, ..Self::STANDARD };
+    pub const LIBCXLMI: Self = Self {
+        name: "libcxlmi",
+        ld_memory_request_is_short: true,
+        host_regions_are_padded: true,
+        mctp_policy_is_not_echoed: true,
+        ..Self::STANDARD
+    };
 
     /// OpenCIS.
     pub const OPENCIS: Self =

@@ -228,7 +228,7 @@ payload! {
     pub struct GetMctpEventPolicy {}
 }
 payload! {
-    /// Get and Set MCTP Event Interrupt Policy (0104h, 0105h), response.
+    /// Get MCTP Event Interrupt Policy (0104h), response.
     pub struct MctpEventPolicy {
         /// A bit for each log, and bit 15 for the end of a background operation.
         pub events: u16;
@@ -241,6 +241,26 @@ payload! {
         pub events: u16;
     }
 }
+/// Set MCTP Event Interrupt Policy (0105h), response: the policy that now applies, or nothing in a dialect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NewMctpEventPolicy {
+    /// As in [`MctpEventPolicy`].
+    pub events: Option<u16>,
+}
+
+impl Payload for NewMctpEventPolicy {
+    fn write(&self, out: &mut Writer<'_>) {
+        if let Some(events) = self.events.filter(|_| !out.dialect.mctp_policy_is_not_echoed) {
+            out.put(&events);
+        }
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        let is_there = input.left() > 0 && !input.dialect.mctp_policy_is_not_echoed;
+        Ok(Self { events: if is_there { Some(input.read()?) } else { None } })
+    }
+}
+
 payload! {
     /// Event Notification (0106h), a request that the device sends.
     pub struct EventNotification {
