@@ -126,6 +126,7 @@ install-built:
 	for unit in aquifer-agent aquifer-donor aquifer-fabricd aquifer-metrics aquifer@; do \
 	  sed "s|/usr/local/|$(PREFIX)/|" packaging/$$unit.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; \
 	done
+	install -D -m 0644 packaging/aquifer-agent-cxl.conf $(DESTDIR)$(PREFIX)/share/aquifer/aquifer-agent-cxl.conf
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 	install -d $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	$(BUILT)/aquifer completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/aquifer

@@ -168,6 +168,7 @@ const RINGS: &[Ring] = &[
                 "fuzz",
                 &[
                     "agent-wire",
+                    "authority",
                     "bench",
                     "c",
                     "cache",
@@ -176,6 +177,7 @@ const RINGS: &[Ring] = &[
                     "core",
                     "cxl-switch",
                     "donor",
+                    "fabric",
                     "fmapi",
                     "manager",
                     "named",

@@ -3,6 +3,7 @@
 
 //! Initial inputs: valid ones, which reach deep into a decoder, and for each decoder some that are nearly valid.
 
+use aquifer_authority::JoinToken;
 use aquifer_config::Config;
 use aquifer_core::record::{BATCH_HEADER_BYTES, HEADER_BYTES};
 use aquifer_fmapi::{Category, Dialect, Message, Opcode, ReturnCode};
@@ -157,11 +158,30 @@ pub fn control() -> Vec<Vec<u8>> {
         let length = u32::try_from(text.len()).expect("a short text").to_le_bytes();
         [&b"AQC1"[..], &length, &[7, 0, 0, 0], text.as_bytes()].concat()
     };
-    let golden = include_str!("../../../pool/control/tests/golden/messages_v1.jsonl");
+    let golden = concat!(
+        include_str!("../../../pool/control/tests/golden/messages_v1.jsonl"),
+        include_str!("../../../pool/control/tests/golden/messages_v2.jsonl"),
+        include_str!("../../../pool/control/tests/golden/messages_v3.jsonl"),
+    );
     let mut seeds: Vec<Vec<u8>> = golden.lines().map(frame).collect();
     seeds.push(golden.lines().flat_map(frame).collect());
     seeds.extend(texts(&["AQC1", "AQC1\u{7f}\u{7f}\u{7f}\u{7f}\0\0\0\0{}", "GET / HTTP/1.1\r\n\r\n"]));
     seeds
+}
+
+/// A join token, as it is shown and as people copy it, and some that are nearly one.
+pub fn join_token() -> Vec<Vec<u8>> {
+    let token = JoinToken::new([7; 8], [9; 32], &"ab".repeat(32)).reveal();
+    let (cut, (head, tail)) = (&token[..token.len() - 1], token.split_at(40));
+    texts(&[
+        &token,
+        &format!("  {token}\n"),
+        cut,
+        &format!("{head}\n{tail}"),
+        &token.to_uppercase(),
+        "aqj1...",
+        "aqj2.",
+    ])
 }
 
 /// The fabric manager's reference configuration, and short ones.

@@ -9,32 +9,30 @@
 //! has just started does not take a program that has not connected again for one that has ended.
 //!
 //! A member that joins in a place that another member has replaces it: programs move everything from the old one, and
-//! the new one counts as being copied until that is done. `order.rs` carries out the manager's steps.
+//! the new one counts as being copied until that is done. `order.rs` carries out the manager's steps, `users.rs` has
+//! the users, and `view.rs` says what each of them is to do.
 
 mod devices;
 mod listing;
 mod order;
 #[cfg(test)]
 mod tests;
+mod users;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aquifer_agent_wire::{MemberProgress, MemberView, Order, Progress, Redundancy, TenantFiles, View};
 use aquifer_control::Whereabouts;
 use aquifer_fabric::{
-    Availability, Bytes, Command, DonorId, Gate, HostReport, Incarnation, MemberId, MemberReport, MemberState, SLAB,
-    Source, Term, VolumeId, VolumeReport,
+    Availability, Bytes, Command, DonorId, Gate, HostReport, Incarnation, MemberId, MemberState, SLAB, Term, VolumeId,
+    VolumeReport,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::processes::Process;
-
-/// How many looks in a row a user may be missing: at one a second, longer than a forked child takes to connect.
-const MISSED_MAX: u32 = 5;
-/// The greatest weight of a member, as in an array of donors.
-const WEIGHT_MAX: u64 = 16;
-
 pub(crate) use devices::{Act, Attachment, DeviceTask, Outcome};
+use users::User;
+pub(crate) use users::UserId;
+pub(crate) use view::{Surroundings, host_of};
 
 /// A volume of this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,34 +47,6 @@ struct Held {
     /// The members on memory devices.
     #[serde(default)]
     attachments: BTreeMap<MemberId, Attachment>,
-}
-
-/// A program that uses a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct User {
-    volume: VolumeId,
-    process: Process,
-    session: u64,
-    /// Members that it was ever given.
-    given: BTreeSet<MemberId>,
-    /// Members that it has left.
-    left: BTreeSet<MemberId>,
-    /// Slabs that it still has at members that drain.
-    #[serde(skip)]
-    draining: BTreeMap<MemberId, u64>,
-    #[serde(skip)]
-    is_connected: bool,
-    /// How many times in a row it was neither connected nor running.
-    #[serde(skip)]
-    missed: u32,
-}
-
-/// Who uses a volume: a process, and its number for this use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct UserId {
-    pub(crate) volume: VolumeId,
-    pub(crate) process: Process,
-    pub(crate) session: u64,
 }
 
 /// What an agent knows.
@@ -98,14 +68,6 @@ pub(crate) struct Ledger {
     /// Whether this agent brings devices that are bound to the host online as memory.
     #[serde(skip)]
     takes_devices: bool,
-}
-
-/// What a view needs besides the ledger.
-pub(crate) struct Surroundings<'a> {
-    /// The certificate of this host.
-    pub(crate) files: Option<TenantFiles>,
-    /// Where donors are, if not where the manager says: address and server name.
-    pub(crate) donors: &'a BTreeMap<DonorId, (String, String)>,
 }
 
 impl Ledger {
@@ -195,105 +157,6 @@ impl Ledger {
         }
     }
 
-    /// Adds a user that has memory of some members, or notes that it has connected again. Returns false if the volume
-    /// is not bound to this host.
-    pub(crate) fn open(&mut self, id: UserId, holds: &[u64]) -> bool {
-        if let Some(user) = self.user(id) {
-            (user.is_connected, user.missed) = (true, 0);
-            return true;
-        }
-        // A program that has memory already may go on, even if the volume has been withdrawn since.
-        let may_open = |held: &&Held| !held.is_withdrawn || !holds.is_empty();
-        let Some(held) = self.volumes.get(&id.volume).filter(may_open) else { return false };
-        let holds = holds.iter().copied().map(MemberId);
-        let given = holds.filter(|member| held.report.members.contains_key(member)).collect();
-        self.users.push(User {
-            volume: id.volume,
-            process: id.process,
-            session: id.session,
-            given,
-            left: BTreeSet::new(),
-            draining: BTreeMap::new(),
-            is_connected: true,
-            missed: 0,
-        });
-        true
-    }
-
-    fn user(&mut self, id: UserId) -> Option<&mut User> {
-        let is_it = |user: &&mut User| (user.volume, user.process, user.session) == (id.volume, id.process, id.session);
-        self.users.iter_mut().find(is_it)
-    }
-
-    /// A user's connection has ended. The user itself may still run.
-    pub(crate) fn disconnect(&mut self, id: UserId) {
-        if let Some(user) = self.user(id) {
-            user.is_connected = false;
-        }
-    }
-
-    /// A user has closed the volume.
-    pub(crate) fn close(&mut self, id: UserId) {
-        self.users.retain(|user| (user.volume, user.process, user.session) != (id.volume, id.process, id.session));
-    }
-
-    /// What a user has done. Returns whether something was noted that must be on disk.
-    pub(crate) fn progress(&mut self, id: UserId, members: &[MemberProgress]) -> bool {
-        let Some(user) = self.user(id) else { return false };
-        let before = user.left.len();
-        for MemberProgress { member, progress } in members {
-            let member = MemberId(*member);
-            user.draining.remove(&member);
-            // Only of what it was given, so that a user cannot make this state grow.
-            match progress {
-                _ if !user.given.contains(&member) => {}
-                Progress::Left => _ = user.left.insert(member),
-                Progress::Draining { slabs, .. } => {
-                    user.left.remove(&member);
-                    user.draining.insert(member, *slabs);
-                }
-                Progress::Lost | Progress::Present => _ = user.left.remove(&member),
-            }
-        }
-        user.left.len() != before
-    }
-
-    /// The volume for a user, and notes which members the user is given. `None` if it is no user.
-    pub(crate) fn view(&mut self, id: UserId, surroundings: &Surroundings<'_>) -> Option<View> {
-        let revision = self.revision;
-        let donors = &self.donors;
-        let held = self.volumes.get(&id.volume);
-        let is_it = |user: &&mut User| (user.volume, user.process, user.session) == (id.volume, id.process, id.session);
-        let user = self.users.iter_mut().find(is_it)?;
-        let Some(held) = held else {
-            // The view has no members: the volume has left this host.
-            let redundancy = Redundancy::None;
-            return Some(View { revision, redundancy, files: None, members: Vec::new(), is_withdrawn: true });
-        };
-        let largest = held.report.members.values().map(|member| member.lease.bytes.0).max().unwrap_or(1).max(1);
-        let mut members = Vec::new();
-        for (member, report) in &held.report.members {
-            let order = held.order(*member);
-            if order != Order::Use && !user.given.contains(member) {
-                continue;
-            }
-            let Some((address, server_name)) = whereabouts(report, donors, surroundings.donors) else { continue };
-            user.given.insert(*member);
-            members.push(MemberView {
-                member: member.0,
-                address,
-                server_name,
-                weight: (report.lease.bytes.0.saturating_mul(WEIGHT_MAX) / largest).clamp(1, WEIGHT_MAX) as u32,
-                slabs: report.lease.bytes.0 / SLAB.0,
-                reservation: report.lease.token.0,
-                order,
-            });
-        }
-        let redundancy = redundancy(held.report.redundancy);
-        let (files, is_withdrawn) = (surroundings.files.clone(), held.is_withdrawn);
-        Some(View { revision, redundancy, files, members, is_withdrawn })
-    }
-
     /// Whether no user of a volume has memory at a member, or can get any.
     fn is_free(&self, volume: VolumeId, member: MemberId) -> bool {
         if !self.volumes.get(&volume).is_none_or(|held| held.is_detached(member)) {
@@ -301,19 +164,6 @@ impl Ledger {
         }
         let mut users = self.users.iter().filter(|user| user.volume == volume);
         users.all(|user| !user.given.contains(&member) || user.left.contains(&member))
-    }
-
-    fn is_used(&self, volume: VolumeId) -> bool {
-        self.users.iter().any(|user| user.volume == volume)
-    }
-
-    /// Looks which users have ended. They are forgotten when they have been missing for [`MISSED_MAX`] looks: a forked
-    /// child that goes on with their memory connects before that.
-    pub(crate) fn look(&mut self, runs: impl Fn(Process) -> bool) {
-        for user in &mut self.users {
-            user.missed = if user.is_connected || runs(user.process) { 0 } else { user.missed + 1 };
-        }
-        self.users.retain(|user| user.missed <= MISSED_MAX);
     }
 
     /// Draws the conclusions: which members have left, and which are complete.
@@ -381,48 +231,5 @@ impl Ledger {
             }
         }
         self.left.entry(volume).or_default().insert(member);
-    }
-}
-
-impl Held {
-    fn order(&self, member: MemberId) -> Order {
-        let is_leaving = |report: &MemberReport| matches!(report.state, MemberState::Leaving { .. });
-        match self.report.members.get(&member) {
-            None => Order::Leave,
-            Some(_) if self.abandoned.contains(&member) => Order::Leave,
-            Some(report) if is_leaving(report) || self.replaced.contains(&member) => Order::Drain,
-            Some(_) => Order::Use,
-        }
-    }
-}
-
-/// Where a member's donor is: its address and the name in its certificate. `None` while nobody has said so.
-fn whereabouts(
-    report: &MemberReport,
-    known: &BTreeMap<DonorId, Whereabouts>,
-    set: &BTreeMap<DonorId, (String, String)>,
-) -> Option<(String, String)> {
-    let Source::Slabs { donor } = &report.lease.source else { return None };
-    if let Some(found) = set.get(donor) {
-        return Some(found.clone());
-    }
-    let whereabouts = known.get(donor)?;
-    let address = whereabouts.addresses.first()?;
-    // A certificate that is for a URI or a person is checked for the host of the address.
-    let name = whereabouts.identity.strip_prefix("dns:").map_or_else(|| host_of(address), str::to_owned);
-    Some((address.clone(), name))
-}
-
-/// The host of `HOST:PORT`, without the brackets of an IPv6 address.
-pub(crate) fn host_of(address: &str) -> String {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    host.trim_start_matches('[').trim_end_matches(']').to_owned()
-}
-
-fn redundancy(of: aquifer_fabric::Redundancy) -> Redundancy {
-    match of {
-        aquifer_fabric::Redundancy::Mirror { copies } => Redundancy::Mirror { copies },
-        aquifer_fabric::Redundancy::None => Redundancy::None,
-        aquifer_fabric::Redundancy::Parity { data, parity } => Redundancy::Parity { data, parity },
     }
 }

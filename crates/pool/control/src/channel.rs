@@ -18,10 +18,11 @@ use crate::end::Refused;
 use crate::failure::ChannelFailure;
 use crate::issuing::Issuing;
 use crate::message::{
-    Directory, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, Query, Report, VERSION_NEWEST, VERSION_OLDEST, encode,
+    Directory, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, Query, VERSION_NEWEST, VERSION_OLDEST, encode,
 };
 use crate::registrar::Shared;
 use crate::registration::{EndId, Kind};
+use crate::reports::{Heard, Held};
 use crate::strangers::Stranger;
 use crate::stream::Stream;
 
@@ -46,7 +47,7 @@ pub(crate) enum Request {
 pub(crate) enum Answer {
     Deposed(Term),
     Outcomes(Vec<Result<(), Refused>>),
-    Reported(Report),
+    Reported(Heard),
     /// The request was not sent, since it is too long.
     TooLong(String),
     Unable(Refused),
@@ -130,6 +131,7 @@ fn register<'a>(
                 checked_at: Instant::now(),
                 checked_by: shared.side(),
                 issuing: Issuing::new(shared.issuer.clone(), chosen),
+                held: Held::new(chosen),
             };
             Ok(Some((id, channel, jobs)))
         }
@@ -150,6 +152,7 @@ struct Channel<'a> {
     /// The authority and the revocation list against which the certificate was last checked.
     checked_by: Option<Arc<DonorSide>>,
     issuing: Issuing,
+    held: Held,
 }
 
 impl Channel<'_> {
@@ -215,21 +218,32 @@ impl Channel<'_> {
     }
 
     fn query(&mut self, term: Term, is_drained: bool) -> Result<Answer, ChannelFailure> {
-        let (directory, revocations) = (self.news(), self.issuing.news());
-        match self.exchange(&Message::Query(Query { term, is_drained, directory, revocations }))? {
-            Some(Message::Reported(report)) => Ok(Answer::Reported(report)),
-            Some(Message::Deposed(seen)) if seen > term => {
+        let (directory, revocations, known) = (self.news(), self.issuing.news(), self.held.known());
+        let query = Query { term, is_drained, directory, revocations, known };
+        let Some((answer, bytes)) = self.exchange_sized(&Message::Query(query))? else {
+            return Err(confused("reported", None));
+        };
+        match self.held.take(known, self.number, answer, bytes) {
+            Ok(heard) => Ok(Answer::Reported(heard)),
+            Err(answer) => self.no_report(term, answer),
+        }
+    }
+
+    /// What an answer without a report means.
+    fn no_report(&mut self, term: Term, answer: Message) -> Result<Answer, ChannelFailure> {
+        match answer {
+            Message::Deposed(seen) if seen > term => {
                 // It may not have learned the directory.
                 self.told = None;
                 self.issuing.forget();
                 Ok(Answer::Deposed(seen))
             }
-            Some(Message::Unable(refused)) => {
+            Message::Unable(refused) => {
                 self.told = None;
                 self.issuing.forget();
                 Ok(Answer::Unable(Refused::new(refused.why)))
             }
-            other => Err(confused("reported", other.as_ref())),
+            other => Err(confused("reported", Some(&other))),
         }
     }
 
@@ -262,13 +276,18 @@ impl Channel<'_> {
 
     /// Sends a request and waits for its answer. `None`: it is too long, and was not sent.
     fn exchange(&mut self, request: &Message) -> Result<Option<Message>, ChannelFailure> {
+        Ok(self.exchange_sized(request)?.map(|(answer, _)| answer))
+    }
+
+    /// Like `exchange`, with the bytes of the answer.
+    fn exchange_sized(&mut self, request: &Message) -> Result<Option<(Message, usize)>, ChannelFailure> {
         self.number = self.number.wrapping_add(1);
         let Ok(frame) = encode(self.number, request) else { return Ok(None) };
         self.stream.within(ANSWER_WAIT);
         self.stream.send_bytes(&frame)?;
-        let (number, answer) = self.stream.receive(FRAME_BYTES_MAX)?;
+        let (number, answer, bytes) = self.stream.receive_sized(FRAME_BYTES_MAX)?;
         match number == self.number {
-            true => Ok(Some(answer)),
+            true => Ok(Some((answer, bytes))),
             false => Err(ChannelFailure::Confused { expected: "the answer's number", found: "another" }),
         }
     }

@@ -23,6 +23,7 @@ use crate::failure::{ChannelFailure, NotAnAddress, NotStarted};
 use crate::message::{FRAME_BYTES_MAX, Message, Query, VERSION_NEWEST, VERSION_OLDEST};
 use crate::registration::Registration;
 use crate::renewal::Renewal;
+use crate::reports::Sent;
 use crate::stream::Stream;
 
 /// Maximum number of managers of one end: deployments have one, three or five.
@@ -269,16 +270,23 @@ impl Channel<'_> {
         self.stand(ChannelStatus::Registered, None);
         registered();
         let mut renewal = Renewal::new(self.shared.settings.tls.as_ref());
+        let mut sent = Sent::default();
         loop {
             stream.within(SILENCE_MAX);
             let (number, request) = stream.receive(FRAME_BYTES_MAX)?;
-            let answer = self.answer(request, &mut renewal)?;
+            let answer = self.answer(number, request, &mut renewal, &mut sent)?;
             stream.within(ANSWER_WAIT);
             stream.send(number, &answer)?;
         }
     }
 
-    fn answer(&self, request: Message, renewal: &mut Renewal<'_>) -> Result<Message, ChannelFailure> {
+    fn answer(
+        &self,
+        number: u32,
+        request: Message,
+        renewal: &mut Renewal<'_>,
+        sent: &mut Sent,
+    ) -> Result<Message, ChannelFailure> {
         let end = || self.end.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(match request {
             Message::Ping => Message::Pong,
@@ -286,7 +294,7 @@ impl Channel<'_> {
                 let mut end = end();
                 match end.prepare(query.term).map(|()| end.report(&query)) {
                     Ok(Ok(report)) => match self.take_revocations(&mut *end, &query) {
-                        Ok(()) => Message::Reported(report),
+                        Ok(()) => sent.answer(number, &query, report),
                         Err(refused) => Message::Unable(refused),
                     },
                     Ok(Err(Deposed { seen })) => Message::Deposed(seen),

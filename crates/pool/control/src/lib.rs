@@ -10,6 +10,7 @@
 //! - An end implements [`End`] and starts a [`Keeper`], which keeps a channel to each of its managers (`keeper.rs`).
 //! - From version 2 on, a manager with an authority renews the certificates of its ends and gives them the list of
 //!   revoked ones (`issuing.rs` at the manager, `renewal.rs` at the end).
+//! - From version 3 on, an end that has reported sends what has changed since (`reports.rs`).
 //! - A manager starts a [`Registrar`], which accepts ends (`registrar.rs`), decides who may register as what
 //!   (`roster.rs`, pure), and carries requests (`channel.rs`).
 //!
@@ -38,6 +39,7 @@
 #![forbid(unsafe_code)]
 
 mod accepting;
+mod changes;
 mod channel;
 mod end;
 mod failure;
@@ -47,11 +49,13 @@ mod message;
 mod registrar;
 mod registration;
 mod renewal;
+mod reports;
 mod roster;
 mod strangers;
 mod stream;
 
 pub use aquifer_authority::{Revocations, replace};
+pub use changes::{Changes, DonorChanges, HostChanges};
 pub use end::{Deposed, End, Refused};
 pub use failure::{ChannelFailure, NotAnAddress, NotStarted};
 pub use issuing::Issuer;
@@ -62,4 +66,5 @@ pub use message::{
 };
 pub use registrar::{NotSent, Registrar, RegistrarSettings, Unheard};
 pub use registration::{EndId, Kind, LABELS_MAX, NotARegistration, Registration};
+pub use reports::Heard;
 pub use roster::{Entry, NotRegistered, Patterns, Roster};

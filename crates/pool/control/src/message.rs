@@ -15,6 +15,7 @@
 //! |---|---|---|
 //! | `hello` | `welcome` or `refused` | registration |
 //! | `reported`, `deposed` or `unable` | `query` | a report |
+//! | `changed` or `unchanged` | `query` with `known` | what has changed in the report since then (version 3) |
 //! | `outcomes` | `commands` | commands, in their order |
 //! | `pong` | `ping` | both are alive |
 //! | `request` or `unable` | `renew` | a request for a new certificate (version 2) |
@@ -28,6 +29,7 @@ use std::fmt;
 use aquifer_fabric::{Command, DonorId, DonorReport, HostId, HostReport, Term};
 use serde::{Deserialize, Serialize};
 
+use crate::changes::Changes;
 use crate::end::Refused;
 use crate::registration::Registration;
 
@@ -40,7 +42,7 @@ pub const HELLO_BYTES_MAX: usize = 16 << 10;
 /// Oldest version of the protocol that is spoken.
 pub const VERSION_OLDEST: u16 = 1;
 /// Newest version of the protocol that is spoken.
-pub const VERSION_NEWEST: u16 = 2;
+pub const VERSION_NEWEST: u16 = 3;
 
 const MAGIC: [u8; 4] = *b"AQC1";
 
@@ -89,6 +91,10 @@ pub struct Query {
     /// last received it. From version 2 on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revocations: Option<String>,
+    /// The number of the request over this connection that the last report answered, if the manager still has it: the
+    /// end need send only what has changed since. From version 3 on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known: Option<u32>,
 }
 
 /// A message, in either direction.
@@ -97,6 +103,8 @@ pub struct Query {
 pub enum Message {
     /// A new certificate and those that signed it, in PEM.
     Certificate(String),
+    /// What has changed in the report since the one that the query names.
+    Changed(Changes),
     /// Commands, to be carried out in this order.
     Commands(Vec<Command>),
     /// There is no report, because the end has seen this greater term.
@@ -130,6 +138,8 @@ pub enum Message {
     Request(String),
     /// The end cannot report now.
     Unable(Refused),
+    /// The report is the one that the query names.
+    Unchanged,
     /// The end is registered.
     Welcome {
         /// The version that both speak from now on.
@@ -142,6 +152,7 @@ impl Message {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Certificate(_) => "certificate",
+            Self::Changed(_) => "changed",
             Self::Commands(_) => "commands",
             Self::Deposed(_) => "deposed",
             Self::Hello { .. } => "hello",
@@ -155,6 +166,7 @@ impl Message {
             Self::Reported(_) => "reported",
             Self::Request(_) => "request",
             Self::Unable(_) => "unable",
+            Self::Unchanged => "unchanged",
             Self::Welcome { .. } => "welcome",
         }
     }

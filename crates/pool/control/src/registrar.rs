@@ -27,6 +27,7 @@ use crate::failure::NotStarted;
 use crate::issuing::Issuer;
 use crate::message::Report;
 use crate::registration::{EndId, Kind};
+use crate::reports::Heard;
 use crate::roster::{Entry, Patterns, Roster};
 use crate::strangers::Strangers;
 
@@ -261,19 +262,21 @@ impl Registrar {
     /// Asks every registered end for a report.
     pub fn query(&self, term: Term, drained: &BTreeSet<DonorId>) -> BTreeMap<EndId, Result<Report, Unheard>> {
         let all = self.shared.roster().entries().keys().cloned().collect();
-        self.query_these(term, drained, &all)
+        let heard = self.query_these(term, drained, &all).into_iter();
+        heard.map(|(id, outcome)| (id, outcome.map(Report::from))).collect()
     }
 
-    /// Asks these ends for a report, as far as they are registered.
+    /// Asks those of these ends that are registered for a report. A report that has not changed is the same allocation
+    /// as before.
     pub fn query_these(
         &self,
         term: Term,
         drained: &BTreeSet<DonorId>,
         whom: &BTreeSet<EndId>,
-    ) -> BTreeMap<EndId, Result<Report, Unheard>> {
+    ) -> BTreeMap<EndId, Result<Heard, Unheard>> {
         let roster = self.shared.roster();
         let registered = whom.iter().filter(|id| roster.entries().contains_key(*id));
-        let mut reports: BTreeMap<EndId, Result<Report, Unheard>> =
+        let mut reports: BTreeMap<EndId, Result<Heard, Unheard>> =
             registered.map(|id| (id.clone(), Err(Unheard::Apart))).collect();
         drop(roster);
         let drains = |id: &EndId| matches!(id, EndId::Donor(donor) if drained.contains(donor));
@@ -283,8 +286,8 @@ impl Registrar {
         });
         for (id, answer) in answers {
             let report = match (answer, id.kind()) {
-                (Answer::Reported(report @ Report::Donor(_)), Kind::Donor) => Ok(report),
-                (Answer::Reported(report @ Report::Host(_)), Kind::Host) => Ok(report),
+                (Answer::Reported(heard @ Heard::Donor(_)), Kind::Donor) => Ok(heard),
+                (Answer::Reported(heard @ Heard::Host(_)), Kind::Host) => Ok(heard),
                 (Answer::Deposed(seen), _) => Err(Unheard::Deposed { seen }),
                 (Answer::Unable(refused), _) => {
                     self.shared.say(&format!("{id} cannot report: {refused}"));

@@ -136,6 +136,11 @@ impl Stream {
 
     /// Receives one message of at most `max` bytes, and its number.
     pub(crate) fn receive(&mut self, max: usize) -> Result<(u32, Message), ChannelFailure> {
+        self.receive_sized(max).map(|(number, message, _)| (number, message))
+    }
+
+    /// Receives one message of at most `max` bytes, its number, and its bytes.
+    pub(crate) fn receive_sized(&mut self, max: usize) -> Result<(u32, Message, usize), ChannelFailure> {
         let mut header = [0; HEADER_BYTES];
         self.read_exact(&mut header)?;
         let (bytes, number) = payload_bytes(&header, max)?;
@@ -145,7 +150,7 @@ impl Stream {
             payload.resize(bytes.min(start + STEP_BYTES), 0);
             self.read_exact(&mut payload[start..])?;
         }
-        Ok((number, decode(&payload)?))
+        Ok((number, decode(&payload)?, bytes))
     }
 }
 

@@ -8,10 +8,10 @@ mod ends;
 use std::path::Path;
 
 use aquifer_control::{
-    Directory, HEADER_BYTES, Kind, Message, Query, Refused, Report, Whereabouts, decode, encode, payload_bytes,
+    Changes, Directory, HEADER_BYTES, Kind, Message, Query, Refused, Report, Whereabouts, decode, encode, payload_bytes,
 };
 use aquifer_fabric::{Bytes, MemberId, VolumeId};
-use aquifer_fabric::{DonorReport, HostReport, LeaseReport, LeaseState, Term, Token};
+use aquifer_fabric::{DonorReport, HostReport, LeaseReport, LeaseState, Term, Token, VolumeReport};
 use ends::{registration, release};
 
 fn messages() -> Vec<Message> {
@@ -59,10 +59,33 @@ fn messages_of_version_2() -> Vec<Message> {
     ]
 }
 
+/// The messages that version 3 adds.
+fn messages_of_version_3() -> Vec<Message> {
+    let lease = LeaseReport {
+        host: "h1".parse().expect("a name"),
+        bytes: Bytes::gib(1),
+        state: LeaseState::Lent { token: Token(5) },
+    };
+    let lent = DonorReport { capacity: Bytes::gib(8), ..DonorReport::default() };
+    let more = DonorReport { leases: [(VolumeId(7), [(MemberId(1), lease)].into())].into(), ..lent.clone() };
+    let presented = HostReport { volumes: [(VolumeId(7), VolumeReport::default())].into(), ..HostReport::default() };
+    let left = HostReport { left: [(VolumeId(7), [MemberId(1)].into())].into(), ..HostReport::default() };
+    let between = |old: Report, new: Report| Message::Changed(Changes::between(&old, &new).expect("of one kind"));
+    vec![
+        Message::Query(Query { term: Term(3), known: Some(8), ..Query::default() }),
+        between(Report::Donor(lent.clone()), Report::Donor(more.clone())),
+        between(Report::Donor(more), Report::Donor(lent)),
+        between(Report::Host(presented.clone()), Report::Host(left.clone())),
+        between(Report::Host(left), Report::Host(presented)),
+        Message::Unchanged,
+    ]
+}
+
 #[test]
 fn what_is_written_is_read_back_and_is_golden() {
     check(messages(), "messages_v1.jsonl");
     check(messages_of_version_2(), "messages_v2.jsonl");
+    check(messages_of_version_3(), "messages_v3.jsonl");
 }
 
 fn check(messages: Vec<Message>, golden: &str) {

@@ -129,7 +129,7 @@ fn what_is_no_registration_ends_the_connection() {
     );
     let wrong = Message::Hello { oldest: 1, newest: 1, registration: registration(Kind::Donor, "D 1") };
     assert!(matches!(exchange(&mut connect(&registrar), &wrong), Some(Message::Refused(_))));
-    assert_eq!(exchange(&mut connect(&registrar), &hello(1, 9)), Some(Message::Welcome { version: 2 }));
+    assert_eq!(exchange(&mut connect(&registrar), &hello(1, 9)), Some(Message::Welcome { version: 3 }));
 }
 
 #[test]
@@ -141,6 +141,8 @@ fn an_end_that_answers_something_else_loses_its_channel() {
         encode(77, &Message::Deposed(Term(9))).expect("short"),
         // A term that is not greater deposes nobody.
         encode(1, &Message::Deposed(Term(0))).expect("short"),
+        // Nothing can have changed since a report that there was not.
+        encode(1, &Message::Unchanged).expect("short"),
         b"AQC1\xff\xff\xff\xff\x01\0\0\0".to_vec(),
         b"AQC1\x02\0\0\0\x01\0\0\0{}".to_vec(),
     ] {

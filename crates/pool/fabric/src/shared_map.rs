@@ -122,7 +122,8 @@ impl<K, V> SharedMap<K, V> {
 }
 
 impl<K: Ord, V> SharedMap<K, V> {
-    fn find(&self, key: &K) -> Option<&Arc<V>> {
+    /// The value of a key, to be shared.
+    pub fn shared(&self, key: &K) -> Option<&Arc<V>> {
         let mut link = &self.root;
         while let Some(node) = link {
             link = match key.cmp(&node.key) {
@@ -136,12 +137,12 @@ impl<K: Ord, V> SharedMap<K, V> {
 
     /// The value of a key.
     pub fn get(&self, key: &K) -> Option<&V> {
-        self.find(key).map(AsRef::as_ref)
+        self.shared(key).map(AsRef::as_ref)
     }
 
     /// Whether a key has a value.
     pub fn contains_key(&self, key: &K) -> bool {
-        self.find(key).is_some()
+        self.shared(key).is_some()
     }
 
     /// The entries from a key on, in the order of their keys.
@@ -153,7 +154,12 @@ impl<K: Ord, V> SharedMap<K, V> {
 impl<K: Ord + Clone, V> SharedMap<K, V> {
     /// Gives a key a value, and returns the one that it had.
     pub fn insert(&mut self, key: K, value: V) -> Option<Arc<V>> {
-        insert(&mut self.root, key, Arc::new(value))
+        self.insert_shared(key, Arc::new(value))
+    }
+
+    /// Gives a key a value that is shared with others, and returns the one that it had.
+    pub fn insert_shared(&mut self, key: K, value: Arc<V>) -> Option<Arc<V>> {
+        insert(&mut self.root, key, value)
     }
 
     /// Removes a key, and returns its value.

@@ -14,7 +14,7 @@ use aquifer_fabric::*;
 
 use world::site::id;
 use world::writer::Order;
-use world::{Plant, World};
+use world::{Plant, World, Wrong};
 
 /// Histories of one `make test`.
 const HISTORIES: u64 = 300;
@@ -54,10 +54,14 @@ fn nothing_is_lent_twice_lost_or_written_by_two() {
 /// The first seed whose history finds the bug, and what it says.
 fn found(plant: Plant) -> (u64, String) {
     for seed in 0..HISTORIES_TO_FIND_A_BUG {
-        if let Err(what) = World::new(seed, Some(plant)).run() {
-            let first = what.lines().next().unwrap_or_default().to_owned();
-            println!("{plant:?}: seed {seed}: {first}");
-            return (seed, first);
+        match World::new(seed, Some(plant)).run() {
+            Err(Wrong::Judged(what)) => {
+                let first = what.lines().next().unwrap_or_default().to_owned();
+                println!("{plant:?}: seed {seed}: {first}");
+                return (seed, first);
+            }
+            Err(Wrong::Mismatch(what)) => panic!("{plant:?}, seed {seed}: no judge's find, but a mismatch: {what}"),
+            Ok(_) => {}
         }
     }
     panic!("{plant:?} was not found in {HISTORIES_TO_FIND_A_BUG} histories");

@@ -90,7 +90,7 @@ impl Peers for Combined {
         self.join_topologies();
         self.others.see_reached(self.switches.reached());
         let mut reports = self.others.reports(term, asked);
-        let ours = devices.into_iter().map(|(name, report)| (name, report.ok_or(Silent::NoAnswer)));
+        let ours = devices.into_iter().map(|(name, report)| (name, report.map(Arc::new).ok_or(Silent::NoAnswer)));
         reports.devices.extend(ours);
         reports
     }

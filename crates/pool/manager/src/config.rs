@@ -10,28 +10,24 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use aquifer_control::Patterns;
 use aquifer_cxl_peers::SwitchConfig;
-use aquifer_fabric::Bytes;
-use aquifer_tls::Files;
 use serde::{Deserialize, Serialize};
 
 mod ca;
+mod control;
 mod events;
+mod peers;
 mod state;
 
-use crate::simulated::{DEVICES_MAX, SWITCH_HOSTS_MAX};
 pub use ca::CaConfig;
+pub use control::ControlConfig;
 pub use events::EventsConfig;
 pub(crate) use events::is_loopback;
+pub use peers::{PeersConfig, RegisteredConfig, SimulatedConfig};
 pub use state::{EmbeddedConfig, EtcdConfig, StateConfig, StoreConfig};
 
 /// Largest configuration file.
 pub const CONFIG_BYTES_MAX: usize = 1 << 20;
-/// Maximum number of simulated donors, so that a mistyped number does not fill the disk.
-const DONORS_MAX: u32 = 10_000;
-/// Maximum number of simulated hosts.
-const HOSTS_MAX: u32 = 1000;
 
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,110 +79,6 @@ pub struct TlsConfig {
     pub key: PathBuf,
 }
 
-/// Donors, hosts and switches.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum PeersConfig {
-    /// They have registered at the control port.
-    Registered(RegisteredConfig),
-    /// They are simulated.
-    Simulated(SimulatedConfig),
-}
-
-/// Peers that have registered.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct RegisteredConfig {
-    /// The effect before or after which the daemon kills itself; see `crash.rs`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kill_at_effect: Option<u64>,
-}
-
-/// Where donors and host agents connect.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct ControlConfig {
-    /// The address. Without certificates, only loopback addresses are allowed.
-    #[serde(default = "default_control")]
-    pub listen: SocketAddr,
-    /// The manager's certificate and those that signed it, as PEM.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub certificate: Option<PathBuf>,
-    /// Its private key, as PEM.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<PathBuf>,
-    /// The authority that certificates of donors and hosts must be signed by, as PEM.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub authority: Option<PathBuf>,
-    /// Certificates that the authority has revoked, as PEM.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub revocations: Option<PathBuf>,
-    /// Names in certificates that may register as donors.
-    #[serde(default)]
-    pub donors: Patterns,
-    /// Names in certificates that may register as hosts.
-    #[serde(default)]
-    pub hosts: Patterns,
-}
-
-impl ControlConfig {
-    /// The files of TLS: all of them, or none.
-    pub(crate) fn files(&self) -> Result<Option<Files>, NotAConfig> {
-        match (&self.certificate, &self.key, &self.authority) {
-            (None, None, None) => Ok(None),
-            (Some(cert), Some(key), Some(ca)) => {
-                Ok(Some(Files { cert: cert.clone(), key: key.clone(), ca: ca.clone() }))
-            }
-            _ => refuse("control.certificate, control.key and control.authority belong together; write all of them"),
-        }
-    }
-
-    fn check(&self, has_authority: bool) -> Result<(), NotAConfig> {
-        let is_plain = self.files()?.is_none() && !has_authority;
-        if is_plain && !self.listen.ip().is_loopback() {
-            return refuse(format!(
-                "control.listen = \"{}\" is reachable from other machines without TLS; write control.certificate, \
-                 control.key and control.authority, or listen on 127.0.0.1",
-                self.listen
-            ));
-        }
-        if is_plain && self.revocations.is_some() {
-            return refuse("control.revocations is set without control.certificate; write control.certificate, too");
-        }
-        match self.donors.unclear().or(self.hosts.unclear()) {
-            Some(pattern) => refuse(format!("control: `{}` has more than one *; write one", pattern.escape_default())),
-            None => Ok(()),
-        }
-    }
-}
-
-/// A simulated rack.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct SimulatedConfig {
-    /// How many donors.
-    #[serde(default = "default_donors")]
-    pub donors: u32,
-    /// What each of them lends.
-    #[serde(default = "default_capacity")]
-    pub donor_capacity: Bytes,
-    /// How many hosts.
-    #[serde(default = "default_hosts")]
-    pub hosts: u32,
-    /// How many memory devices there are behind one switch.
-    #[serde(default)]
-    pub devices: u32,
-    /// What each of them holds.
-    #[serde(default = "default_capacity")]
-    pub device_capacity: Bytes,
-    /// A directory of the rack that several managers share; by default one in the state directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub directory: Option<PathBuf>,
-    /// The effect before or after which the daemon kills itself; see `crash.rs`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kill_at_effect: Option<u64>,
-}
-
 /// Sessions and passwords.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
@@ -235,22 +127,6 @@ impl Default for RoundsConfig {
 
 fn default_listen() -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7443)
-}
-
-fn default_control() -> SocketAddr {
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7444)
-}
-
-fn default_donors() -> u32 {
-    22
-}
-
-fn default_hosts() -> u32 {
-    3
-}
-
-fn default_capacity() -> Bytes {
-    Bytes::gib(256)
 }
 
 /// Why a configuration is refused: one line with the setting and the remedy.
@@ -340,24 +216,6 @@ fn within(name: &str, value: u64, min: u64, max: u64) -> Result<(), NotAConfig> 
     }
 }
 
-impl SimulatedConfig {
-    fn check(&self) -> Result<(), NotAConfig> {
-        within("peers.donors", u64::from(self.donors), 0, u64::from(DONORS_MAX))?;
-        within("peers.hosts", u64::from(self.hosts), 0, u64::from(HOSTS_MAX))?;
-        within("peers.devices", u64::from(self.devices), 0, u64::from(DEVICES_MAX))?;
-        if self.devices > 0 && self.hosts == 0 {
-            return refuse(format!("peers.devices need a host; write peers.hosts = 1 to {SWITCH_HOSTS_MAX}"));
-        }
-        for (name, capacity) in [("donor", self.donor_capacity), ("device", self.device_capacity)] {
-            let is_sane = capacity.is_whole_slabs() && capacity > Bytes::ZERO && capacity <= Bytes::gib(1 << 16);
-            if !is_sane {
-                return refuse(format!("peers.{name}-capacity = \"{capacity}\"; write whole 2MiB, 64TiB at most"));
-            }
-        }
-        Ok(())
-    }
-}
-
 /// A configuration with every setting, its default and its meaning.
 pub fn reference() -> &'static str {
     include_str!("reference.toml")
@@ -365,6 +223,7 @@ pub fn reference() -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use super::control::default_control;
     use super::*;
 
     const SMALL: &str = "state = \"s\"\n[peers]\nkind = \"simulated\"\n";

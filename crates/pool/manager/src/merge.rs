@@ -5,10 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::sync::Arc;
 
 use aquifer_fabric::{Availability, DeviceReport, DonorReport, HostReport, Millis, Observed, SharedMap, Term};
 
-use crate::peers::{Reports, Silent};
+use crate::peers::{Reported, Reports, Silent};
 
 /// What follows from a round of reports, besides the observed state.
 #[derive(Debug, Default)]
@@ -69,20 +70,20 @@ pub(crate) fn merge(observed: &mut Observed, reports: Reports, now: Millis) -> M
 fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
     kind: &str,
     known: &mut SharedMap<K, R>,
-    reports: BTreeMap<K, Result<R, Silent>>,
+    reports: BTreeMap<K, Reported<R>>,
     now: Millis,
     merged: &mut Merged,
 ) {
     for (name, report) in reports {
         match report {
             Ok(report) => {
-                let before = known.get(&name);
+                let before = known.shared(&name);
                 if before.is_some_and(|known| !known.is_answering()) {
                     merged.notices.push((true, format!("{kind} {name} answers again")));
                 }
                 // What says the same stays, so that it is seen without a comparison that nothing has changed.
-                if before != Some(&report) {
-                    known.insert(name, report);
+                if !before.is_some_and(|before| Arc::ptr_eq(before, &report) || **before == *report) {
+                    known.insert_shared(name, report);
                 }
             }
             Err(Silent::Deposed { seen }) if known.contains_key(&name) => {
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     fn reports(report: Result<DonorReport, Silent>) -> Reports {
-        Reports { donors: [("d0".parse().expect("a name"), report)].into(), ..Reports::default() }
+        Reports { donors: [("d0".parse().expect("a name"), report.map(Arc::new))].into(), ..Reports::default() }
     }
 
     #[test]

@@ -29,15 +29,19 @@ pub enum Silent {
     NoAnswer,
 }
 
+/// A report, or why there is none. One that has not changed should be the same allocation as before: it is then seen
+/// without a comparison.
+pub type Reported<R> = Result<Arc<R>, Silent>;
+
 /// The reports of one round.
 #[derive(Clone, Debug, Default)]
 pub struct Reports {
     /// Of donors.
-    pub donors: BTreeMap<DonorId, Result<DonorReport, Silent>>,
+    pub donors: BTreeMap<DonorId, Reported<DonorReport>>,
     /// Of hosts.
-    pub hosts: BTreeMap<HostId, Result<HostReport, Silent>>,
+    pub hosts: BTreeMap<HostId, Reported<HostReport>>,
     /// Of devices, from their switches.
-    pub devices: BTreeMap<DeviceId, Result<DeviceReport, Silent>>,
+    pub devices: BTreeMap<DeviceId, Reported<DeviceReport>>,
 }
 
 /// Why a command was not carried out, as far as the sender knows.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_control::{
-    EndId, Entry, Issuer, NotSent, NotStarted, Registrar, RegistrarSettings, Registration, Report, Unheard,
+    EndId, Entry, Heard, Issuer, NotSent, NotStarted, Registrar, RegistrarSettings, Registration, Unheard,
 };
 use aquifer_fabric::{
     Availability, Bytes, Command, Desired, Donor, DonorId, Enclosure, End, Host, Parts, SLAB, Source, Term, Topology,
@@ -148,14 +148,6 @@ fn add(parts: &mut Parts, id: &EndId, registration: &Registration) -> Result<(),
     Ok(())
 }
 
-/// The availability of an end that answers: never `Gone`, whatever its report says.
-fn answering(availability: Availability) -> Availability {
-    match availability {
-        Availability::Gone { .. } => Availability::Draining,
-        other => other,
-    }
-}
-
 fn silent(unheard: Unheard) -> Silent {
     match unheard {
         Unheard::Deposed { seen } => Silent::Deposed { seen },
@@ -230,13 +222,18 @@ impl Peers for Registered {
             if !self.stored.contains_key(&id) {
                 continue;
             }
+            // An end that answers is never `Gone`, whatever its report says.
             match (id, outcome) {
-                (EndId::Donor(donor), Ok(Report::Donor(mut report))) => {
-                    report.availability = answering(report.availability);
+                (EndId::Donor(donor), Ok(Heard::Donor(mut report))) => {
+                    if !report.availability.answers() {
+                        Arc::make_mut(&mut report).availability = Availability::Draining;
+                    }
                     reports.donors.insert(donor, Ok(report));
                 }
-                (EndId::Host(host), Ok(Report::Host(mut report))) => {
-                    report.availability = answering(report.availability);
+                (EndId::Host(host), Ok(Heard::Host(mut report))) => {
+                    if !report.availability.answers() {
+                        Arc::make_mut(&mut report).availability = Availability::Draining;
+                    }
                     reports.hosts.insert(host, Ok(report));
                 }
                 (EndId::Donor(donor), Err(unheard)) => {

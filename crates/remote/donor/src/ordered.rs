@@ -13,7 +13,6 @@ use aquifer_control::{
     ChannelStatus, Deposed, End, Keeper, KeeperSettings, Kind, Query, Refused, Registration, Report,
 };
 use aquifer_fabric::{Bytes, Command, DonorReport, Gate, Incarnation, Stale, Term};
-use aquifer_wire::SLAB_BYTES;
 
 use crate::leases::LeaseTable;
 use crate::listener::Shared;
@@ -26,15 +25,11 @@ use crate::tenants::Tenant;
 /// it is over: a donor that is to end is stopped, which revokes.
 const DRAIN_WITHIN: Duration = Duration::from_secs(600);
 
-/// What a donor's metrics say about its fabric managers.
+/// What a donor's metrics say about its fabric managers, besides the reservations, which are in its status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ManagedStatus {
     /// Fabric managers that have registered this donor.
     pub managers: u64,
-    /// Reservations that are not released.
-    pub reservations: u64,
-    /// What is set aside for them, lent or not.
-    pub reserved_bytes: u64,
     /// `true` while an operator drains this donor.
     pub is_drained: bool,
 }
@@ -43,14 +38,7 @@ impl ManagedStatus {
     /// What it is now.
     pub(crate) fn of(shared: &Shared, keeper: &Keeper) -> ManagedStatus {
         let registered = keeper.statuses().iter().filter(|one| **one == ChannelStatus::Registered).count();
-        let table = shared.service.table();
-        let live = || table.reservations().filter(|(_, one)| !one.is_released);
-        ManagedStatus {
-            managers: registered as u64,
-            reservations: live().count() as u64,
-            reserved_bytes: live().map(|(_, one)| u64::from(one.slabs) * SLAB_BYTES).sum(),
-            is_drained: table.is_drained(),
-        }
+        ManagedStatus { managers: registered as u64, is_drained: shared.service.table().is_drained() }
     }
 }
 

@@ -37,8 +37,6 @@ pub fn managed_to_prometheus(status: &ManagedStatus) -> String {
     let mut text = String::new();
     for (name, meaning, value) in [
         ("managers", "Fabric managers that have registered this donor", status.managers),
-        ("reservations", "Reservations that are not released", status.reservations),
-        ("reserved_bytes", "What is set aside for reservations, lent or not", status.reserved_bytes),
         ("drained", "1 while an operator drains this donor", u64::from(status.is_drained)),
     ] {
         let name = format!("aquifer_donor_{name}");

@@ -526,6 +526,7 @@ impl Service {
         let mut status = self.counters.status();
         let table = self.table();
         let endings = table.endings();
+        let reservations = || table.reservations().map(|(_, one)| one).filter(|one| !one.is_released);
         for (figure, value) in [
             (Figure::CapacityBytes, self.slabs.capacity_bytes()),
             (Figure::LentBytes, u64::from(table.leased()) * SLAB_BYTES),
@@ -533,6 +534,8 @@ impl Service {
             (Figure::DrainingBytes, u64::from(table.wanted()) * SLAB_BYTES),
             (Figure::ReclaimedBytes, u64::from(table.reclaimed()) * SLAB_BYTES),
             (Figure::LockedBytes, self.slabs.locked_bytes()),
+            (Figure::Reservations, reservations().count() as u64),
+            (Figure::ReservedBytes, reservations().map(|one| u64::from(one.slabs) * SLAB_BYTES).sum()),
             (Figure::Borrowers, table.borrowers() as u64),
             (Figure::Connections, connections as u64),
             (Figure::UptimeMs, self.now_ms()),

@@ -42,6 +42,8 @@ figures! {
     DrainingBytes "draining_bytes" "What the donor takes back and has not got yet",
     ReclaimedBytes "reclaimed_bytes" "What the donor has taken back and lends no more",
     LockedBytes "locked_bytes" "What of it never goes to the donor's swap",
+    Reservations "reservations" "Reservations that are not released",
+    ReservedBytes "reserved_bytes" "What is set aside for reservations, lent or not",
     Borrowers "borrowers" "Borrowers that have a lease",
     Connections "connections" "Connections that are open",
     UptimeMs "uptime_ms" "How long the donor has been running",

@@ -4,8 +4,10 @@
 //! What donors, agents and fabric managers send each other over control channels.
 
 use aquifer_control::{
-    Entry, FRAME_BYTES_MAX, HEADER_BYTES, Kind, Message, Patterns, Roster, decode, encode, payload_bytes,
+    Changes, Entry, FRAME_BYTES_MAX, HEADER_BYTES, Kind, Message, Patterns, Report, Roster, decode, encode,
+    payload_bytes,
 };
+use aquifer_fabric::{DonorReport, HostReport};
 
 use super::one_line;
 
@@ -34,10 +36,31 @@ pub fn control(bytes: &[u8]) {
 fn take(roster: &mut Roster, message: Message) {
     let frame = encode(1, &message).expect("it was shorter");
     assert_eq!(decode(&frame[HEADER_BYTES..]).as_ref(), Ok(&message));
-    if let Message::Hello { registration, .. } = message {
-        match roster.register("dns:fuzz", registration) {
+    match message {
+        Message::Hello { registration, .. } => match roster.register("dns:fuzz", registration) {
             Ok(id) => assert!(roster.entries().contains_key(&id)),
             Err(refused) => one_line(&refused.to_string()),
-        }
+        },
+        Message::Changed(changes) => change(changes),
+        _ => {}
     }
+}
+
+/// Changes of an empty report. What leads from the one to the other gives the same report.
+fn change(changes: Changes) {
+    let applied = |changes: Changes| match changes {
+        Changes::Donor(changes) => {
+            let mut report = DonorReport::default();
+            changes.apply(&mut report);
+            (Report::Donor(DonorReport::default()), Report::Donor(report))
+        }
+        Changes::Host(changes) => {
+            let mut report = HostReport::default();
+            changes.apply(&mut report);
+            (Report::Host(HostReport::default()), Report::Host(report))
+        }
+    };
+    let (empty, report) = applied(changes);
+    let again = Changes::between(&empty, &report).expect("both are of one kind");
+    assert_eq!(applied(again).1, report);
 }

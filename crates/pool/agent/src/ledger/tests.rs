@@ -4,9 +4,12 @@
 //! The ledger's rules, and histories of managers and programs: no member is listed as left while a program may have
 //! memory there.
 
-use aquifer_fabric::{HostId, Place, Presentation, SpanId, Step, Token, Why};
+use aquifer_agent_wire::{MemberProgress, Order, Progress, Redundancy, View};
+use aquifer_fabric::{HostId, Place, Presentation, Source, SpanId, Step, Token, Why};
 
+use super::users::MISSED_MAX;
 use super::*;
+use crate::processes::Process;
 
 const VOLUME: VolumeId = VolumeId(0xa1);
 

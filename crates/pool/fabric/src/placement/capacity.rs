@@ -135,7 +135,8 @@ pub struct Capacity {
     vppbs_bound: BTreeSet<VppbAddress>,
     /// Switches whose devices have all reported, so that every bound vPPB is known.
     switches_known: BTreeSet<SwitchId>,
-    /// The volumes that are counted.
+    /// The volumes that are counted. They share their nodes with the desired state that they were taken from: otherwise
+    /// the search for what differs would look at all of them.
     counted: Volumes,
     /// Leases of each donor that are in no volume, as counted.
     strays: SharedMap<Source, Bytes>,
@@ -152,9 +153,10 @@ impl Capacity {
             capacity.zones.insert(name.clone(), ZoneUse { quota: zone.quota, used: Bytes::ZERO });
         }
         // One pass over the volumes, however many zones there are.
-        for (id, volume) in &desired.volumes {
-            capacity.recount(*id, Some(volume));
+        for volume in desired.volumes.values() {
+            capacity.retake(&volume.spec.zone, &volume.taken());
         }
+        capacity.counted = desired.volumes.clone();
         for donor in observed.donors.keys() {
             capacity.recount_strays(desired, observed, donor);
         }
@@ -176,10 +178,8 @@ impl Capacity {
 
     /// Counts a volume as it is now, instead of as it was counted last.
     pub(crate) fn recount(&mut self, id: VolumeId, volume: Option<&Volume>) {
-        // A copy shares the volume with the original.
-        let counted = self.counted.clone();
-        if let Some(old) = counted.get(&id) {
-            self.refund(&old.spec.zone, &old.taken());
+        if let Some((zone, taken)) = self.counted.get(&id).map(|old| (old.spec.zone.clone(), old.taken())) {
+            self.refund(&zone, &taken);
         }
         match volume {
             Some(volume) => {

@@ -56,6 +56,30 @@ pub enum Plant {
     SilenceIsConsent,
 }
 
+/// What ends a history.
+#[derive(Clone, Debug)]
+pub enum Wrong {
+    /// The judge finds that a part has broken the contract.
+    Judged(String),
+    /// What a manager kept from round to round is not what it decides from everything. No planted bug excuses that, and
+    /// it is no find.
+    Mismatch(String),
+}
+
+impl From<String> for Wrong {
+    fn from(what: String) -> Wrong {
+        Wrong::Judged(what)
+    }
+}
+
+impl std::fmt::Display for Wrong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Judged(what) | Self::Mismatch(what) => f.write_str(what),
+        }
+    }
+}
+
 /// A command on its way.
 #[derive(Clone)]
 struct Letter {
@@ -138,7 +162,7 @@ impl World {
     }
 
     /// One history: trouble, then calm, in which the desired state must be reached.
-    pub fn run(mut self) -> Result<World, String> {
+    pub fn run(mut self) -> Result<World, Wrong> {
         while self.now < TROUBLE_TICKS {
             self.tick()?;
         }
@@ -153,12 +177,12 @@ impl World {
         }
         let writer = self.writers.last().expect("a writer in calm");
         let round = reconcile(&self.store.desired, &writer.observed);
-        Err(format!("not settled after {CALM_TICKS} calm ticks: {round:#?}"))
+        Err(Wrong::Judged(format!("not settled after {CALM_TICKS} calm ticks: {round:#?}")))
     }
 
     /// One tick: commands arrive; donors, the switch and agents proceed; writers run their rounds; an order or a
     /// failure may happen.
-    pub fn tick(&mut self) -> Result<(), String> {
+    pub fn tick(&mut self) -> Result<(), Wrong> {
         self.now += 1;
         if self.loses_state_at == Some(self.now) {
             self.lose_state();
@@ -184,7 +208,7 @@ impl World {
         if self.trouble {
             operator::something_happens(self);
         }
-        self.judge_all()
+        Ok(self.judge_all()?)
     }
 
     /// Loses the store and all managers. The next term is greater than any that a donor or an agent has seen.

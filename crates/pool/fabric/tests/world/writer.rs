@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use aquifer_fabric::*;
 
 use super::random::Random;
-use super::{Plant, TIMEOUT_MS, World};
+use super::{Plant, TIMEOUT_MS, World, Wrong};
 
 /// What an operator asks for.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ impl Writer {
     }
 
     /// One round.
-    pub fn round(&mut self, world: &mut World) -> Result<(), String> {
+    pub fn round(&mut self, world: &mut World) -> Result<(), Wrong> {
         self.read_reports(world);
         let mut desired = self.desired.clone();
         self.settle(world, &mut desired);
@@ -90,7 +90,7 @@ impl Writer {
         self.act(world, &desired)
     }
 
-    fn act(&mut self, world: &mut World, desired: &Desired) -> Result<(), String> {
+    fn act(&mut self, world: &mut World, desired: &Desired) -> Result<(), Wrong> {
         let mut observed = self.observed.clone();
         if world.plant == Some(Plant::SilenceIsConsent) {
             silence_is_consent(desired, &mut observed);
@@ -190,7 +190,7 @@ impl Writer {
     }
 
     /// Makes the changes that operators ask for, and repairs.
-    fn change(&mut self, world: &mut World, desired: &mut Desired) -> Result<(), String> {
+    fn change(&mut self, world: &mut World, desired: &mut Desired) -> Result<(), Wrong> {
         let topology = std::sync::Arc::clone(&world.topology);
         let counted = Capacity::new(&topology, desired, &self.observed);
         let capacity = self.running.follow(&topology, desired, &self.observed);
@@ -235,7 +235,7 @@ impl Writer {
         let mut capacity = Capacity::new(&topology, &all, &self.observed);
         let mut of_all = Edit { topology: &topology, desired: &mut all, capacity: &mut capacity };
         if unrepaired != of_all.repair(&self.observed, Millis(world.now), TIMEOUT_MS) || all != *edit.desired {
-            return Err("a repair of the volumes that ail is not the repair of all".into());
+            return Err(Wrong::Mismatch("a repair of the volumes that ail is not the repair of all".into()));
         }
         self.stuck = unrepaired.into_iter().map(|one| one.volume).collect();
         let waiting = reconcile(desired, &self.observed);
@@ -249,18 +249,24 @@ impl Writer {
 }
 
 /// Checks that what was decided about changes alone is what is decided about everything.
-fn same_round(kept: &Round, whole: &Round) -> Result<(), String> {
+fn same_round(kept: &Round, whole: &Round) -> Result<(), Wrong> {
     match kept == whole {
         true => Ok(()),
-        false => Err(format!("a backlog has {kept:#?}\nand a look at everything decides {whole:#?}")),
+        false => {
+            let what = format!("a backlog has {kept:#?}\nand a look at everything decides {whole:#?}");
+            Err(Wrong::Mismatch(what))
+        }
     }
 }
 
 /// Checks that what was counted from changes alone is what is counted from everything.
-fn same_capacity(running: &Capacity, counted: &Capacity) -> Result<(), String> {
+fn same_capacity(running: &Capacity, counted: &Capacity) -> Result<(), Wrong> {
     match running == counted {
         true => Ok(()),
-        false => Err(format!("the running capacity is {running:#?}\nand a count of everything gives {counted:#?}")),
+        false => {
+            let what = format!("the running capacity is {running:#?}\nand a count of everything gives {counted:#?}");
+            Err(Wrong::Mismatch(what))
+        }
     }
 }
 

@@ -70,13 +70,13 @@ impl Peers for Idle {
 
     fn reports(&mut self, term: Term, _asked: Asked<'_>) -> Reports {
         let parts = self.topology.parts();
-        let donor = |capacity: Bytes| DonorReport { term, capacity, ..DonorReport::default() };
+        let donor = |capacity: Bytes| Arc::new(DonorReport { term, capacity, ..DonorReport::default() });
         Reports {
             donors: parts.donors.iter().map(|(name, one)| (name.clone(), Ok(donor(one.capacity)))).collect(),
             hosts: parts
                 .hosts
                 .keys()
-                .map(|id| (id.clone(), Ok(HostReport { term, ..HostReport::default() })))
+                .map(|id| (id.clone(), Ok(Arc::new(HostReport { term, ..HostReport::default() }))))
                 .collect(),
             devices: BTreeMap::new(),
         }

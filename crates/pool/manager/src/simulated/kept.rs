@@ -7,12 +7,13 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use aquifer_fabric::Term;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::peers::{SendFailure, Silent};
+use crate::peers::{Reported, SendFailure, Silent};
 
 /// A peer and its file.
 pub(super) struct Kept<T> {
@@ -46,11 +47,11 @@ impl<T: Serialize + DeserializeOwned + Default> Kept<T> {
         &mut self,
         see: impl FnOnce(&mut T) -> Result<bool, Term>,
         report: impl FnOnce(&T) -> R,
-    ) -> Result<R, Silent> {
+    ) -> Reported<R> {
         let is_new = see(&mut self.peer).map_err(|seen| Silent::Deposed { seen })?;
         self.is_saved &= !is_new;
         self.save().map_err(|_| Silent::NoAnswer)?;
-        Ok(report(&self.peer))
+        Ok(Arc::new(report(&self.peer)))
     }
 
     /// Carries a command out.

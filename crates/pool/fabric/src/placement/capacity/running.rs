@@ -47,6 +47,7 @@ impl RunningCapacity {
         for id in &edited {
             capacity.recount(*id, desired.volumes.get(id));
         }
+        capacity.counted = desired.volumes.clone();
         // Which leases are strays depends on the volumes, too.
         let mut changed: Vec<VolumeId> = self.desired.volumes.differences(&desired.volumes);
         changed.extend(edited);
@@ -81,15 +82,12 @@ impl RunningCapacity {
     /// Notes the leases that donors list now.
     fn take_listings(&mut self, observed: &Observed) {
         for donor in self.observed.donors.differences(&observed.donors) {
-            let volumes = |of: &Observed| -> Vec<VolumeId> {
+            let volumes = |of: &Observed| -> BTreeSet<VolumeId> {
                 of.donors.get(&donor).into_iter().flat_map(|report| report.leases.keys().copied()).collect()
             };
-            for id in volumes(&self.observed) {
-                self.listing.remove(&(id, donor.clone()));
-            }
-            for id in volumes(observed) {
-                self.listing.insert((id, donor.clone()), ());
-            }
+            let (old, new) = (volumes(&self.observed), volumes(observed));
+            old.difference(&new).for_each(|id| drop(self.listing.remove(&(*id, donor.clone()))));
+            new.difference(&old).for_each(|id| drop(self.listing.insert((*id, donor.clone()), ())));
         }
     }
 
