@@ -73,10 +73,6 @@ fn systemd_takes_the_units_with_their_drop_ins() {
         assert!(found.iter().any(|line| line.contains("Userr")), "{found:#?}");
     }
 }
-#[test]
-fn systemd_takes_the_units() {
-    UNITS.iter().for_each(|name| systemd_takes(name));
-}
 
 /// What systemd says about a unit, with a drop-in or without one. `None`: it cannot be asked here.
 fn complaints(name: &str, drop_in: Option<&str>) -> Option<Vec<String>> {

@@ -47,17 +47,17 @@ pub struct HostChanges {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Changes {
     /// Of a donor.
-    Donor(DonorChanges),
+    Donor(Box<DonorChanges>),
     /// Of a host's agent.
-    Host(HostChanges),
+    Host(Box<HostChanges>),
 }
 
 impl Changes {
     /// What leads from one report to another of the same kind.
     pub fn between(old: &Report, new: &Report) -> Option<Changes> {
         match (old, new) {
-            (Report::Donor(old), Report::Donor(new)) => Some(Changes::Donor(DonorChanges::between(old, new))),
-            (Report::Host(old), Report::Host(new)) => Some(Changes::Host(HostChanges::between(old, new))),
+            (Report::Donor(old), Report::Donor(new)) => Some(Changes::Donor(Box::new(DonorChanges::between(old, new)))),
+            (Report::Host(old), Report::Host(new)) => Some(Changes::Host(Box::new(HostChanges::between(old, new)))),
             (Report::Donor(_), Report::Host(_)) | (Report::Host(_), Report::Donor(_)) => None,
         }
     }

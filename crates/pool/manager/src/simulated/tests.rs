@@ -71,9 +71,9 @@ fn grant(term: u64, sequence: u64, member: u64, slabs: u64) -> Command {
 /// What a donor reports to a term, or why it does not.
 fn answer(simulated: &mut Simulated, term: u64) -> Result<BTreeMap<MemberId, Token>, Silent> {
     let report = simulated.reports(Term(term), Asked::All).donors.remove(&donor()).expect("every donor answers")?;
-    let leases = report.leases.into_values().flatten();
+    let leases = report.leases.values().flatten();
     let lent = leases.filter_map(|(member, lease)| match lease.state {
-        LeaseState::Lent { token } => Some((member, token)),
+        LeaseState::Lent { token } => Some((*member, token)),
         _ => None,
     });
     Ok(lent.collect())
