@@ -134,6 +134,9 @@ impl Peer {
                 release_pending(client, &path, &capacity, offer.host_id, tag)?;
                 continue;
             }
+            if self.asked.is_recent(device, offer.host_id, tag, self.clock.now()) {
+                continue;
+            }
             let by_tag = capacity.policies.1 & CAN_RELEASE_BY_TAG != 0;
             let extents = match by_tag {
                 true => Vec::new(),
@@ -143,6 +146,7 @@ impl Peer {
             let flags = SANITIZED | u8::from(!by_tag);
             let release = InitiateDcRelease { host_id: offer.host_id, flags, length: offer.bytes, tag, extents };
             client.initiate_dc_release(&path, &release)?;
+            self.asked.note(device, offer.host_id, tag, self.clock.now());
         }
         Ok(())
     }

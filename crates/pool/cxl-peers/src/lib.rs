@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod act;
+mod asked_back;
 mod capacity;
 mod config;
 mod contents;

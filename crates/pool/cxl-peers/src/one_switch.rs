@@ -15,6 +15,7 @@ use aquifer_fabric::{Content, DeviceId, DeviceReport, LdId};
 use aquifer_fmapi::{AbortBackground, GetBackgroundStatus, ReturnCode};
 use aquifer_fmapi_client::{Client, Clock};
 
+use crate::asked_back::AskedBack;
 use crate::config::SwitchConfig;
 use crate::contents::Contents;
 use crate::discover;
@@ -47,6 +48,7 @@ pub struct Peer {
     client: Option<Client>,
     pub(crate) inventory: Arc<Inventory>,
     pub(crate) contents: Contents,
+    pub(crate) asked: AskedBack,
     events: Events,
     notices: Vec<Notice>,
     /// `true` while it answers.
@@ -71,6 +73,7 @@ impl Peer {
             client: None,
             inventory: Arc::default(),
             contents: Contents::default(),
+            asked: AskedBack::default(),
             events: Events::default(),
             notices: Vec::new(),
             is_answering: false,
