@@ -139,14 +139,17 @@ fn a_volume_is_closed_although_the_agent_was_full_at_first() {
         let mut taken = Vec::new();
         wait_until("the agent is full", || {
             let stream = connect(&world);
-            send(&stream, &open("db", 100 + taken.len() as u64));
-            let is_full = matches!(answer(&stream), Some(Answer::Denied(Denial::Busy { .. })));
-            taken.push(stream);
-            is_full
+            // An agent that is full may end the connection before it is asked anything.
+            let _ = (&stream).write_all(&encode(&open("db", 100 + taken.len() as u64)).expect("it is short"));
+            let answer = answer(&stream);
+            if matches!(answer, Some(Answer::View(_))) {
+                taken.push(stream);
+            }
+            matches!(answer, Some(Answer::Denied(Denial::Busy { .. })))
         });
         let closing = scope.spawn(|| drop(tier));
         std::thread::sleep(Duration::from_millis(50));
-        taken[..taken.len() - 1].iter().for_each(|stream| send(stream, &Request::Close));
+        taken.iter().for_each(|stream| send(stream, &Request::Close));
         closing.join()
     });
     closing.expect("it closes the volume");
