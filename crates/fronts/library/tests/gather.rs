@@ -91,7 +91,8 @@ fn a_gather_leaves_evicted_memory_in_the_tier_and_fetches_what_is_used_again() {
     // An item of every fourth page.
     let indices: Vec<usize> = (0..256).map(|number| number * 4 * PAGE / 8 + 1).collect();
     mapping.gather(8, &indices, &mut found).unwrap();
-    assert_eq!(bytes_with(&mapping, is_stored), 4 * MIB);
+    // A page of a block on which the space's worker is working at that moment is fetched in the usual way.
+    assert!(bytes_with(&mapping, is_stored) >= 4 * MIB - 4 * MIB / 16);
     wait_until("the second gather to bring memory", || {
         mapping.gather(8, &indices, &mut found).unwrap();
         bytes_with(&mapping, is_stored) < 4 * MIB
