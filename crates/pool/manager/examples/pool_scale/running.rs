@@ -4,7 +4,7 @@
 //! The daemon in its own process, and a client of its REST interface.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -23,6 +23,8 @@ pub(crate) const LOOK: Duration = Duration::from_millis(50);
 const LOOK_AT_BIND: Duration = Duration::from_millis(2);
 /// A tick of proc(5) on x86-64.
 const TICK_MS: u64 = 10;
+/// How long a manager may take until it leads.
+const LEADER_WAIT: Duration = Duration::from_secs(60);
 /// The time limit for one answer.
 const ANSWER_MAX: Duration = Duration::from_secs(600);
 
@@ -51,18 +53,16 @@ impl Running {
             ),
         };
         let config = directory.join("fabricd.toml");
-        std::fs::write(
-            &config,
-            format!("{state}[control]\nlisten = \"127.0.0.1:0\"\n[peers]\nkind = \"registered\"\n"),
-        )?;
+        // A port that is free now: with etcd, the daemon listens there once it leads, and does not print where.
+        let control = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        std::fs::write(&config, format!("{state}[control]\nlisten = \"{control}\"\n[peers]\nkind = \"registered\"\n"))?;
         let own = std::env::current_exe()?;
         let beside = own.parent().and_then(|examples| examples.parent()).map(|debug| debug.join("aquifer-fabricd"));
         let program = std::env::var_os("AQUIFER_FABRICD").map(PathBuf::from).or(beside).ok_or("no aquifer-fabricd")?;
         let mut child = Command::new(program).arg("--config").arg(&config).stdout(Stdio::piped()).spawn()?;
         let mut lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
-        let mut line = || lines.next().unwrap_or_else(|| Ok(String::new()));
-        let rest = line()?.rsplit('/').next().unwrap_or_default().to_owned();
-        let control = line()?.rsplit(' ').next().unwrap_or_default().parse()?;
+        let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+        let rest = first.rsplit('/').next().unwrap_or_default().to_owned();
         let mut manager = Running { child, rest, control, directory, token: String::new() };
         manager.log_in()?;
         Ok(manager)
@@ -76,7 +76,13 @@ impl Running {
         }
         let password = std::fs::read_to_string(file)?;
         let body = json!({ "UserName": "admin", "Password": password.trim() });
-        let (head, _) = self.ask("POST", "/redfish/v1/SessionService/Sessions", &body)?;
+        // With etcd, a manager leads some time after it has started.
+        let (head, _) = loop {
+            match self.ask("POST", "/redfish/v1/SessionService/Sessions", &body) {
+                Err(_) if begun.elapsed() < LEADER_WAIT => std::thread::sleep(LOOK),
+                answered => break answered?,
+            }
+        };
         let token = head.lines().find_map(|line| line.strip_prefix("x-auth-token: ")).ok_or("no token")?;
         self.token = format!("x-auth-token: {token}\r\n");
         Ok(())
