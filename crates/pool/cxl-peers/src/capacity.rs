@@ -10,11 +10,10 @@
 use std::sync::Arc;
 
 use aquifer_fabric::{Bytes, DeviceId, HostId, MemberId, NO_LD, VolumeId};
-use aquifer_fmapi::{
-    BindVppb, BindingStatus, Extent, InitiateDcAdd, InitiateDcRelease, ReturnCode, SetDcRegion, add_policy,
-};
+use aquifer_fmapi::{BindVppb, BindingStatus, InitiateDcAdd, InitiateDcRelease, ReturnCode, SetDcRegion, add_policy};
 use aquifer_fmapi_client::{Client, Hop};
 
+use crate::choice::Choice;
 use crate::discover::read_offers;
 use crate::inventory::{CapacityView, DeviceView};
 use crate::not_done::NotDone;
@@ -66,10 +65,22 @@ impl Peer {
                 Err(failure) => return Err(failure.into()),
             }
         }
-        let is_free = capacity.policies.0 & 1 << add_policy::FREE != 0;
-        let (policy, extents) = match is_free {
-            true => (add_policy::FREE, Vec::new()),
-            false => (add_policy::PRESCRIPTIVE, self.choose(client, &path, &capacity, bytes.0, tag)?),
+        let (policy, extents) = if capacity.policies.0 & 1 << add_policy::FREE != 0 {
+            (add_policy::FREE, Vec::new())
+        } else {
+            let mut taken = Vec::new();
+            for host_id in 0..capacity.hosts.min(HOSTS_MAX) {
+                taken.extend(client.dc_extents(&path, host_id)?.extents);
+            }
+            let region = (capacity.start, capacity.start.saturating_add(capacity.bytes));
+            match self.choices.choose((device, host_id, tag), bytes.0, region, &mut taken) {
+                // Since the offers were read.
+                Choice::Added => return Ok(()),
+                Choice::Offer(extents) => (add_policy::PRESCRIPTIVE, extents),
+                Choice::Missing(missing) => {
+                    return NotDone::refused(format!("{} are not free; release some capacity", Bytes(missing)));
+                }
+            }
         };
         let add = InitiateDcAdd { host_id, policy, region: capacity.region_id, length: bytes.0, tag, extents };
         match client.initiate_dc_add(&path, &add) {
@@ -78,37 +89,6 @@ impl Peer {
                 NotDone::refused(format!("device {device} does not have {bytes} free; release some of its capacity"))
             }
             Err(failure) => Err(failure.into()),
-        }
-    }
-
-    /// Chooses free blocks, for a device that leaves the choice to its manager.
-    fn choose(
-        &self,
-        client: &mut Client,
-        path: &[Hop],
-        capacity: &CapacityView,
-        bytes: u64,
-        tag: [u8; 16],
-    ) -> Result<Vec<Extent>, NotDone> {
-        let mut taken = Vec::new();
-        for host_id in 0..capacity.hosts.min(HOSTS_MAX) {
-            taken.extend(client.dc_extents(path, host_id)?.extents);
-        }
-        taken.sort_by_key(|extent| extent.start);
-        let (mut at, end) = (capacity.start, capacity.start.saturating_add(capacity.bytes));
-        let (mut chosen, mut missing) = (Vec::new(), bytes);
-        let border = Extent { start: end, ..Extent::default() };
-        for extent in taken.iter().chain([&border]) {
-            let length = extent.start.saturating_sub(at).min(missing);
-            if length > 0 && at < end {
-                chosen.push(Extent { start: at, length, tag, shared_sequence: 0 });
-                missing -= length;
-            }
-            at = at.max(extent.start.saturating_add(extent.length));
-        }
-        match missing {
-            0 => Ok(chosen),
-            _ => NotDone::refused(format!("{} are not free; release some capacity", Bytes(missing))),
         }
     }
 
@@ -121,6 +101,7 @@ impl Peer {
     ) -> Result<(), NotDone> {
         let (view, mut capacity) = self.dcd(client, device)?;
         let (tag, path) = (tag_of(volume, member), [Hop::Port(view.ports[0])]);
+        self.choices.forget(device, tag);
         capacity.offers = read_offers(client, &path, &capacity)?;
         let state = Arc::clone(&self.inventory);
         let of_host = |host_id: u16| {

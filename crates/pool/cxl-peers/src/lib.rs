@@ -11,15 +11,16 @@
 //!
 //! The way of a round: `switches.rs` (all switches, each on a thread), `one_switch.rs` (its connection), `discover.rs`
 //! (reads an [`Inventory`]), `events.rs` (the records of its logs), then `report.rs` and `parts.rs` (pure: reports and
-//! topology). The way of a step: `step.rs` (bind, unbind, wipe), `capacity.rs` (dynamic capacity), `act.rs` (what
-//! operators order directly). `contents.rs` keeps which LDs are wiped; `config.rs` is a switch's part of the
-//! configuration.
+//! topology). The way of a step: `step.rs` (bind, unbind, wipe), `capacity.rs` (dynamic capacity; `choice.rs` decides
+//! what is offered, `asked_back.rs` when a release is requested again), `act.rs` (what operators order directly).
+//! `contents.rs` keeps which LDs are wiped; `config.rs` is a switch's part of the configuration.
 
 #![forbid(unsafe_code)]
 
 mod act;
 mod asked_back;
 mod capacity;
+mod choice;
 mod config;
 mod contents;
 mod discover;

@@ -16,6 +16,7 @@ use aquifer_fmapi::{AbortBackground, GetBackgroundStatus, ReturnCode};
 use aquifer_fmapi_client::{Client, Clock};
 
 use crate::asked_back::AskedBack;
+use crate::choice::Choices;
 use crate::config::SwitchConfig;
 use crate::contents::Contents;
 use crate::discover;
@@ -49,6 +50,7 @@ pub struct Peer {
     pub(crate) inventory: Arc<Inventory>,
     pub(crate) contents: Contents,
     pub(crate) asked: AskedBack,
+    pub(crate) choices: Choices,
     events: Events,
     notices: Vec<Notice>,
     /// `true` while it answers.
@@ -74,6 +76,7 @@ impl Peer {
             inventory: Arc::default(),
             contents: Contents::default(),
             asked: AskedBack::default(),
+            choices: Choices::default(),
             events: Events::default(),
             notices: Vec::new(),
             is_answering: false,
