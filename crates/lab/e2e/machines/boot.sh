@@ -57,7 +57,7 @@ tr -d - </proc/sys/kernel/random/uuid >etc/machine-id
 echo "$name" >etc/hostname
 : >etc/resolv.conf
 # Container images forbid packages to start services; a machine must allow it.
-rm -rf etc/systemd/system/*.wants etc/aquifer usr/local/bin/aquifer usr/sbin/policy-rc.d
+rm -rf etc/systemd/system/*.wants etc/aquifer usr/local/bin/aquifer usr/sbin/policy-rc.d var/lib/aquifer
 cd /
 
 trap 'exit 0' TERM

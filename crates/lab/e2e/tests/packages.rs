@@ -187,6 +187,8 @@ fn installed(site: &Site) {
     assert!(user.trim().ends_with("/nologin"), "{user}");
     let versions = site.0.run("dpkg-query --show --showformat='${Version}\\n' $(dpkg-query --list 'libaquifer*' 'aquifer*' | sed -n 's/^ii  \\([^ :]*\\).*/\\1/p')");
     assert_eq!(versions.lines().collect::<Vec<_>>(), [OLDER; NAMES.len()]);
+    // A program that root runs makes the directory in which services keep their state; they must get at it.
+    site.0.run("umask 077; aquifer run --dram 16MiB -- true; test -d /var/lib/aquifer");
     // A C program builds with the flags from pkg-config, and runs with the library's package.
     site.0.run(
         "printf '#include <aquifer.h>\\nint main(void) { return aquifer_error_name(0) == 0; }\\n' > one.c

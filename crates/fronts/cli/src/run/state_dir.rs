@@ -5,8 +5,9 @@
 //! which is in memory, is not considered.
 
 use std::ffi::OsString;
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use aquifer_sys::safe_open::{self, OpenFailure, Purpose};
@@ -16,11 +17,14 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::exit::{ExitCode, Failure, say};
 
+/// That of root, which services share.
+const ROOTS: &str = "/var/lib/aquifer";
+
 /// The default state directory.
 pub fn default_path(root: bool, state_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|path| path.is_absolute());
     if root {
-        return Some("/var/lib/aquifer".into());
+        return Some(ROOTS.into());
     }
     // The XDG base directory specification says to ignore a relative path.
     absolute(state_home)
@@ -28,14 +32,23 @@ pub fn default_path(root: bool, state_home: Option<OsString>, home: Option<OsStr
         .map(|state| state.join("aquifer"))
 }
 
-/// Creates the default directory if it is missing, accessible to its owner alone: it holds the program's memory.
+/// Creates a state directory if it is missing. A user's own is accessible to its owner alone; the files in it are of the
+/// program's memory, and unlinked. That of root has the directories of the agent and other services in it, which run as
+/// other users, so everybody may pass through it, whatever root's umask is.
 pub fn create(path: &Path) -> Result<(), Failure> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
-        cannot_start(
+    let is_shared = path == Path::new(ROOTS);
+    let made = if is_shared {
+        fs::create_dir(path).and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
+    } else {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)
+    };
+    match made {
+        Err(error) if !is_shared || error.kind() != io::ErrorKind::AlreadyExists => Err(cannot_start(
             format!("the state directory {} cannot be made: {error}", path.display()),
             "name another with --state-dir",
-        )
-    })
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that files can be created in the directory. Warns if it is in memory, since evicting to it saves no DRAM.
