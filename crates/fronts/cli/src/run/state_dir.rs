@@ -32,9 +32,9 @@ pub fn default_path(root: bool, state_home: Option<OsString>, home: Option<OsStr
         .map(|state| state.join("aquifer"))
 }
 
-/// Creates a state directory if it is missing. A user's own is accessible to its owner alone; the files in it are of the
-/// program's memory, and unlinked. That of root has the directories of the agent and other services in it, which run as
-/// other users, so everybody may pass through it, whatever root's umask is.
+/// Creates a state directory if it is missing. A user's directory is accessible to its owner alone: its files hold the
+/// program's memory. Root's also holds the directories of services that run as other users, such as the agent, so
+/// everybody may search it, whatever root's umask is.
 pub fn create(path: &Path) -> Result<(), Failure> {
     let is_shared = path == Path::new(ROOTS);
     let made = if is_shared {
