@@ -353,6 +353,7 @@ impl Mapping {
     }
 
     /// How much of the range is how hot. [`Space::histogram`](crate::Space::histogram) is cheaper, for all of a space.
+    /// Memory that a fault is just bringing in counts a moment after its first access.
     ///
     /// ```
     /// # if aquifer::probe().is_err() { return Ok(()) }
@@ -363,7 +364,7 @@ impl Mapping {
     /// mapping.view_mut::<u8>(..)?.fill(1);
     /// let histogram = mapping.histogram(..)?;
     /// let bytes: u64 = histogram.resident_bytes.iter().chain(&histogram.away_bytes).sum();
-    /// assert_eq!(bytes, 48 << 20);
+    /// assert!(bytes > 40 << 20 && bytes <= 48 << 20);
     /// assert!(!mapping.temperature(..)?.is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

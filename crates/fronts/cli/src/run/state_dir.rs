@@ -6,7 +6,6 @@
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions};
-use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -36,19 +35,20 @@ pub fn default_path(root: bool, state_home: Option<OsString>, home: Option<OsStr
 /// program's memory. Root's also holds the directories of services that run as other users, such as the agent, so
 /// everybody may search it, whatever root's umask is.
 pub fn create(path: &Path) -> Result<(), Failure> {
-    let is_shared = path == Path::new(ROOTS);
-    let made = if is_shared {
-        fs::create_dir(path).and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
+    let made = if path == Path::new(ROOTS) && !path.exists() {
+        DirBuilder::new()
+            .recursive(true)
+            .create(path)
+            .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
     } else {
         DirBuilder::new().recursive(true).mode(0o700).create(path)
     };
-    match made {
-        Err(error) if !is_shared || error.kind() != io::ErrorKind::AlreadyExists => Err(cannot_start(
+    made.map_err(|error| {
+        cannot_start(
             format!("the state directory {} cannot be made: {error}", path.display()),
             "name another with --state-dir",
-        )),
-        _ => Ok(()),
-    }
+        )
+    })
 }
 
 /// Checks that files can be created in the directory. Warns if it is in memory, since evicting to it saves no DRAM.
