@@ -38,6 +38,7 @@ Bars stand at the end, each met, missed or not measured, and with --check a miss
   fault, below budget, rest   --overhead all
   a read from a donor, TLS    --overhead donor
   several donors' cables used --overhead striping
+  faults of many threads      --overhead threads
   contexts left of dram       --workload kv --contender dram,contexts:emulated:xl-flash-slc
   contexts, hints over loads  --workload lookup,bfs-hints
   what hints are worth        --workload hints
@@ -63,7 +64,7 @@ pub struct BenchArgs {
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
     /// What Aquifer itself costs: fault, listener, scattered, curve, below-budget, idle,
-    /// donor, striping, or `all`
+    /// donor, striping, threads, or `all`
     ///
     /// Without --workload, nothing else is measured.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]

@@ -47,6 +47,7 @@ mod overhead_rdma;
 mod overhead_run;
 mod overhead_scattered;
 mod overhead_striping;
+mod overhead_threads;
 mod own;
 mod ping_pong;
 mod plan;

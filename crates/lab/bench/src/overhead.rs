@@ -41,14 +41,17 @@ pub enum Overhead {
     Scattered,
     /// The throughput of a sequential reader over the sum of its donors' cables.
     Striping,
+    /// The throughput of scattered faults by one thread and by more.
+    Threads,
 }
 
 impl Overhead {
     /// Each of them, in the order in which they run.
-    pub const ALL: [Overhead; 8] = [
+    pub const ALL: [Overhead; 9] = [
         Overhead::Fault,
         Overhead::Listener,
         Overhead::Scattered,
+        Overhead::Threads,
         Overhead::Curve,
         Overhead::Donor,
         Overhead::Striping,
@@ -66,6 +69,7 @@ impl Overhead {
             Self::Listener => "listener",
             Self::Scattered => "scattered",
             Self::Striping => "striping",
+            Self::Threads => "threads",
         }
     }
 }
@@ -121,7 +125,7 @@ impl Case {
 
     /// Whether a larger value is better.
     pub(crate) fn is_minimum(&self) -> bool {
-        matches!(self.overhead, Overhead::BelowBudget | Overhead::Curve | Overhead::Striping)
+        matches!(self.overhead, Overhead::BelowBudget | Overhead::Curve | Overhead::Striping | Overhead::Threads)
             || self.name == TLS_THROUGHPUT
     }
 }
@@ -136,6 +140,12 @@ const fn of_scattered(name: &'static str, arguments: &'static [&'static str], ba
     Case { overhead, name, program, arguments, budget_bytes, tier_bytes: 512 * MIB, block_bytes: 0, bar }
 }
 
+const fn of_threads(name: &'static str) -> Case {
+    let (overhead, program, budget_bytes) = (Overhead::Threads, "random_access", 77 * MIB);
+    let arguments = &["--updates", "0", "--bytes", "256MiB", "--disjoint"];
+    Case { overhead, name, program, arguments, budget_bytes, tier_bytes: 512 * MIB, block_bytes: 0, bar: NO_BAR }
+}
+
 /// The reader's budget is a third of its array, so that two thirds of each pass come from the donors, and so large that
 /// read-ahead, which takes a part of it, can have slabs of all of them in flight.
 const fn of_striping(name: &'static str) -> Case {
@@ -146,7 +156,7 @@ const fn of_striping(name: &'static str) -> Case {
 
 /// Each fault case has eight times as much memory as budget, so that seven touches in eight miss. A program below its
 /// budget runs for more than a second, so that starting two more processes does not affect the result.
-pub const CASES: [Case; 22] = [
+pub const CASES: [Case; 26] = [
     Case {
         overhead: Overhead::Fault,
         name: "4KiB",
@@ -191,6 +201,10 @@ pub const CASES: [Case; 22] = [
     of_scattered("2-disjoint", &["--updates", "0", "--bytes", "256MiB", "--threads", "2", "--disjoint"], 6.0),
     of_scattered("2-shared", &["--updates", "0", "--bytes", "256MiB", "--threads", "2"], 6.0),
     of_scattered("2-updates", &["--updates", "50", "--bytes", "256MiB", "--threads", "2"], NO_BAR),
+    of_threads("1-thread"),
+    of_threads("2-threads"),
+    of_threads("4-threads"),
+    of_threads("8-threads"),
     Case {
         overhead: Overhead::Curve,
         name: "kv",
@@ -380,6 +394,7 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
         Overhead::Striping => {
             (format!("a sequential reader's throughput over the sum of the cables, {}", case.name), "x")
         }
+        Overhead::Threads => (format!("scattered faults per second, {}, dram", case.name), " thousand"),
         Overhead::Idle => ("CPU time of a program at rest for 5 s, the worst".into(), " ticks"),
     };
     let (at_least, is_judged) = (case.is_minimum(), case.bar.is_finite());

@@ -145,6 +145,7 @@ impl OverheadBench<'_> {
             }
             Overhead::Scattered => self.scattered(case, run),
             Overhead::Striping => self.striping(case, run),
+            Overhead::Threads => self.threads(case, run),
             Overhead::Idle => {
                 let (printed, stats, _) = self.managed(case, run, &[])?;
                 overhead::idle(&printed, &stats).map_err(nonsense)

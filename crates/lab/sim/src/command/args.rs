@@ -18,13 +18,14 @@ const EXAMPLES: &str = "Examples:
   aquifer-sim replay run.rec                       does the engine decide as it did when it was recorded?
   aquifer-sim replay run.rec --policy lru,fifo     what others would have cost
   aquifer-sim histories --count 100000             the driver, interrupted anywhere, with failures
+  aquifer-sim contention --thread-us 8 --worker-us 2 --locks 2.5 --held-us 1.5
+                                                   what more cores would give, from what a fault costs
 
 Each figure of the table is the part of visited pages that took nothing from the tier. With --prefetch a second one
 follows: the part of visits that did not wait for it. 'opt' is the optimum that knows the future.
 
 Exit codes: 0 done, and the same decisions; 1 a replay differs, a history went wrong, or output refused; 2 bad
-arguments; 3 a recording
-that cannot be read.";
+arguments; 3 a recording that cannot be read.";
 
 /// Plays workloads and recordings against Aquifer's engine, and prints what it decides.
 #[derive(Debug, Parser)]
@@ -47,6 +48,56 @@ pub enum Command {
     /// Run the shipped driver on a modelled kernel and tier, interrupted anywhere, with failures: does every read
     /// return the last write, or an error? The first history that goes wrong is printed with its seed
     Histories(Histories),
+    /// Simulate threads that fault all the time and share cores, the lock of a space and its worker: how many faults
+    /// per second would a larger machine give? The figures are upper bounds
+    Contention(Contention),
+}
+
+/// Whose faults are simulated, and what each costs. 'aquifer bench --overhead threads' measures it.
+#[derive(Args, Debug)]
+pub struct Contention {
+    /// CPU time of the thread that faults, in microseconds, with its own work between faults
+    #[arg(long, value_name = "US", value_parser = time)]
+    pub thread_us: f64,
+    /// CPU time of the worker for a fault, in microseconds
+    #[arg(long, value_name = "US", value_parser = time, default_value = "0")]
+    pub worker_us: f64,
+    /// Uses of the engine's lock for a fault
+    #[arg(long, value_name = "COUNT", value_parser = time)]
+    pub locks: f64,
+    /// How long a fault holds the lock, in microseconds; a part of the CPU time
+    #[arg(long, value_name = "US", value_parser = time)]
+    pub held_us: f64,
+    /// Cores of the machines
+    #[arg(long, value_name = "COUNT", value_delimiter = ',', default_values_t = [2, 8, 32], value_parser = up_to_1024())]
+    pub cores: Vec<u32>,
+    /// Threads of the program
+    #[arg(long, value_name = "COUNT", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 64], value_parser = up_to_1024())]
+    pub threads: Vec<u32>,
+    /// Parts of the space, each with a lock and a worker
+    #[arg(long, value_name = "COUNT", value_delimiter = ',', default_values_t = [1, 4, 16], value_parser = up_to_1024())]
+    pub shards: Vec<u32>,
+    /// Faults of each simulation
+    #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    pub faults: u64,
+    /// Seed of all random numbers
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// One JSON object per line instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn up_to_1024() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=1024)
+}
+
+fn time(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| format!("{text} is not a number"))?;
+    if value.is_finite() && (0.0..=1e6).contains(&value) {
+        return Ok(value);
+    }
+    Err(format!("{text} is not between 0 and 1000000"))
 }
 
 /// How synthetic workloads are played.

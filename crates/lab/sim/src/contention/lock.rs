@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The lock of a shard, as the standard library's mutex on a futex behaves: those that spin get it first; one sleeper is
+//! woken by each release, and has to ask again.
+
+use std::collections::VecDeque;
+
+/// A lock, with the actors that want it.
+#[derive(Debug, Default)]
+pub(super) struct Lock {
+    is_held: bool,
+    spinners: VecDeque<usize>,
+    sleepers: VecDeque<usize>,
+}
+
+/// Whether the lock was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    Now,
+    Later,
+}
+
+/// What a release led to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Given {
+    /// Has the lock now.
+    pub(super) spinner: Option<usize>,
+    /// Is woken, to ask again.
+    pub(super) woken: Option<usize>,
+}
+
+impl Lock {
+    pub(super) fn take(&mut self, actor: usize) -> Taken {
+        if self.is_held {
+            self.spinners.push_back(actor);
+            return Taken::Later;
+        }
+        self.is_held = true;
+        Taken::Now
+    }
+
+    /// The actor has spun for long enough. Returns whether it sleeps now: it may have got the lock in the meantime.
+    pub(super) fn sleep(&mut self, actor: usize) -> bool {
+        let Some(place) = self.spinners.iter().position(|spinner| *spinner == actor) else { return false };
+        self.spinners.remove(place);
+        self.sleepers.push_back(actor);
+        true
+    }
+
+    pub(super) fn release(&mut self) -> Given {
+        let spinner = self.spinners.pop_front();
+        self.is_held = spinner.is_some();
+        Given { spinner, woken: self.sleepers.pop_front() }
+    }
+}
