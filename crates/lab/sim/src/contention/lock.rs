@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The lock of a shard, as the standard library's mutex on a futex behaves: those that spin get it first; one sleeper is
-//! woken by each release, and has to ask again.
+//! The lock of a shard. It behaves as the standard library's mutex on a futex: those that spin get it first; each
+//! release wakes one sleeper, which has to ask again.
 
 use std::collections::VecDeque;
 
