@@ -161,7 +161,8 @@ const RINGS: &[Ring] = &[
     Ring {
         name: "lab",
         crates: &[
-            ("bench", &["bench-args", "test-support"]),
+            ("bench", &["bench-args", "contention", "test-support"]),
+            ("contention", &[]),
             ("e2e", &["aquifer", "test-support"]),
             // Every decoder of foreign bytes, wherever it is.
             (
@@ -189,7 +190,7 @@ const RINGS: &[Ring] = &[
                     "wire",
                 ],
             ),
-            ("sim", &["core", "driver", "sys"]),
+            ("sim", &["contention", "core", "driver", "sys"]),
             // Its distributions are the simulator's, and its index is the cache's.
             ("workloads", &["aquifer", "cache", "core", "sim", "sys", "test-support"]),
             ("xtask", &[]),

@@ -2,14 +2,14 @@
 // Copyright the Aquifer authors
 
 //! Makes the runs that show how many faults per second 1, 2, 4 and 8 threads get, each in its own part of the memory,
-//! and what the contention model of the simulator says of them and of larger machines.
+//! and what the contention model says of them and of larger machines.
 //!
 //! The model gets its figures from one thread on this machine, measured in the same round. So the cases with more
 //! threads check it, as far as this machine has cores.
 
 use std::thread::available_parallelism;
 
-use aquifer_sim::contention::{Cost, Setting, simulate};
+use aquifer_contention::{Cost, Setting, simulate};
 use serde_json::Value;
 
 use crate::failure::BenchFailure;

@@ -10,7 +10,6 @@
 //! - `instant_program.rs`: a program on the shipped driver, on a machine without delays: `instant.rs`, `contents.rs`.
 //!   `synthetic.rs`: runs workloads on it.
 //! - `model.rs`: the shipped driver on a modelled kernel and tier, interrupted anywhere.
-//! - `contention.rs`: what more cores would give, from what a fault costs and how long it holds the lock.
 //! - `recording.rs`: gives an engine the inputs of a recorded one, and compares; `recorded_slabs.rs` gives it the
 //!   recorded slabs. `accesses.rs`: what these inputs reveal about the program. `counterfactual.rs`: the same program
 //!   under other settings.
@@ -18,7 +17,6 @@
 #![forbid(unsafe_code)]
 
 pub mod accesses;
-pub mod contention;
 pub mod contents;
 pub mod counterfactual;
 pub mod graph;

@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use aquifer_sim::contention::{Cost, Setting, simulate};
+use aquifer_contention::{Cost, Setting, simulate};
 use serde_json::json;
 
 use super::Failure;

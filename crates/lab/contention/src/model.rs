@@ -1,29 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What more cores would give a program whose threads fault all the time: a model of threads that share cores, one
-//! lock for each part of a space, and a worker.
-//!
-//! A discrete-event simulation. A fault is CPU time of its thread, with a few uses of the lock in it, and CPU time of
-//! the worker, which evicts what the fault displaced. `aquifer bench --overhead threads` measures these with one thread
-//! on this machine, and compares what the model says of two and more threads with what they do there.
-//!
-//! In the model as in the pager, a thread that finds the lock taken spins for a moment and then sleeps, a woken one may
-//! find the lock taken again, a thread that holds the lock may be preempted, and a thread that is far ahead of the
-//! worker evicts by itself. What cores do to each other outside of this lock (the kernel's locks, interrupts, memory
-//! bandwidth) is not in the model: its figures are upper bounds.
-//!
-//! `contention/machine.rs` has the cores, `contention/lock.rs` the lock; this file has the threads.
-
-mod lock;
-mod machine;
+//! The threads and the workers: what each does next on its core.
 
 use std::collections::VecDeque;
 
-use lock::{Lock, Taken};
-use machine::{Event, Machine};
+use fastrand::Rng;
 
-use crate::random::Random;
+use crate::lock::{Lock, Taken};
+use crate::machine::{Event, Machine};
 
 /// Evictions that the worker may owe before faulting threads do their own.
 const OWED_MAX: u32 = 32;
@@ -94,7 +79,7 @@ struct Model {
     actors: Vec<Actor>,
     locks: Vec<Lock>,
     machine: Machine,
-    random: Random,
+    random: Rng,
     threads: usize,
     faults: u64,
     waited_ns: f64,
@@ -111,7 +96,7 @@ pub fn simulate(cost: Cost, setting: Setting, faults: u64, seed: u64) -> Through
         actors: (0..threads).map(thread).chain((0..shards).map(worker)).collect(),
         locks: (0..shards).map(|_| Lock::default()).collect(),
         machine: Machine::new(setting.cores.max(1)),
-        random: Random::new(seed),
+        random: Rng::with_seed(seed),
         threads,
         faults: 0,
         waited_ns: 0.0,
@@ -208,7 +193,6 @@ impl Model {
 
     /// Plans the next fault of a thread, or the next eviction of a worker. Returns false if there is none.
     fn begin_next(&mut self, actor: usize) -> bool {
-        let shards = self.locks.len() as u64;
         if let Some(shard) = self.actors[actor].worker_of {
             if self.actors[actor].owed == 0 {
                 return false;
@@ -218,7 +202,7 @@ impl Model {
             return true;
         }
         self.faults += 1;
-        let shard = self.random.below(shards) as usize;
+        let shard = self.random.usize(..self.locks.len());
         let worker = self.threads + shard;
         let mut ns = self.cost.thread_ns;
         if self.actors[worker].owed >= OWED_MAX {
@@ -238,7 +222,7 @@ impl Model {
     fn plan(&mut self, actor: usize, shard: usize, ns: f64) {
         let all = (self.cost.thread_ns + self.cost.worker_ns).max(1.0);
         let (locks, held) = (self.cost.locks * ns / all, self.cost.held_ns * ns / all);
-        let count = locks as u32 + u32::from(self.random.unit() < locks.fract());
+        let count = locks as u32 + u32::from(self.random.f64() < locks.fract());
         let free = (ns - held).max(0.0) / f64::from(count + 1);
         let each = if locks > 0.0 { held / locks } else { 0.0 };
         let mut plan = std::mem::take(&mut self.actors[actor].plan);
@@ -251,7 +235,7 @@ impl Model {
     }
 
     fn exponential(&mut self, mean: f64) -> f64 {
-        -mean * (1.0 - self.random.unit()).ln()
+        -mean * (1.0 - self.random.f64()).ln()
     }
 }
 

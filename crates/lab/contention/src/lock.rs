@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 /// A lock, with the actors that want it.
 #[derive(Debug, Default)]
-pub(super) struct Lock {
+pub(crate) struct Lock {
     is_held: bool,
     spinners: VecDeque<usize>,
     sleepers: VecDeque<usize>,
@@ -16,22 +16,22 @@ pub(super) struct Lock {
 
 /// Whether the lock was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(crate) enum Taken {
     Now,
     Later,
 }
 
 /// What a release led to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Given {
+pub(crate) struct Given {
     /// Has the lock now.
-    pub(super) spinner: Option<usize>,
+    pub(crate) spinner: Option<usize>,
     /// Is woken, to ask again.
-    pub(super) woken: Option<usize>,
+    pub(crate) woken: Option<usize>,
 }
 
 impl Lock {
-    pub(super) fn take(&mut self, actor: usize) -> Taken {
+    pub(crate) fn take(&mut self, actor: usize) -> Taken {
         if self.is_held {
             self.spinners.push_back(actor);
             return Taken::Later;
@@ -41,14 +41,14 @@ impl Lock {
     }
 
     /// The actor has spun for long enough. Returns whether it sleeps now: it may have got the lock in the meantime.
-    pub(super) fn sleep(&mut self, actor: usize) -> bool {
+    pub(crate) fn sleep(&mut self, actor: usize) -> bool {
         let Some(place) = self.spinners.iter().position(|spinner| *spinner == actor) else { return false };
         self.spinners.remove(place);
         self.sleepers.push_back(actor);
         true
     }
 
-    pub(super) fn release(&mut self) -> Given {
+    pub(crate) fn release(&mut self) -> Given {
         let spinner = self.spinners.pop_front();
         self.is_held = spinner.is_some();
         Given { spinner, woken: self.sleepers.pop_front() }

@@ -15,7 +15,7 @@ const SPIN_NS: f64 = 4_000.0;
 
 /// What happens to an actor.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// It may run again.
     Woken,
     /// It has spun for long enough.
@@ -58,7 +58,7 @@ struct OnCore {
 }
 
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     now_ns: f64,
     free_cores: u32,
     ready: VecDeque<usize>,
@@ -68,21 +68,21 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn new(cores: u32) -> Machine {
+    pub(crate) fn new(cores: u32) -> Machine {
         let (ready, due, on_core) = (VecDeque::new(), BinaryHeap::new(), Vec::new());
         Machine { now_ns: 0.0, free_cores: cores, ready, due, planned: 0, on_core }
     }
 
-    pub(super) fn now_ns(&self) -> f64 {
+    pub(crate) fn now_ns(&self) -> f64 {
         self.now_ns
     }
 
-    pub(super) fn make_ready(&mut self, actor: usize) {
+    pub(crate) fn make_ready(&mut self, actor: usize) {
         self.ready.push_back(actor);
     }
 
     /// Puts the next ready actor on a free core.
-    pub(super) fn place_next(&mut self) -> Option<usize> {
+    pub(crate) fn place_next(&mut self) -> Option<usize> {
         if self.free_cores == 0 {
             return None;
         }
@@ -93,13 +93,13 @@ impl Machine {
         Some(actor)
     }
 
-    pub(super) fn leave_core(&mut self, actor: usize) {
+    pub(crate) fn leave_core(&mut self, actor: usize) {
         self.of(actor).awaits = 0;
         self.free_cores += 1;
     }
 
     /// Runs an actor on its core for this long, or until its slice ends and another is ready.
-    pub(super) fn run(&mut self, actor: usize, ns: f64) {
+    pub(crate) fn run(&mut self, actor: usize, ns: f64) {
         let left = self.of(actor).slice_end_ns - self.now_ns;
         let (after, event) = if self.ready.is_empty() || ns <= left {
             (ns, Event::StretchOver)
@@ -110,22 +110,22 @@ impl Machine {
         self.of(actor).awaits = number;
     }
 
-    pub(super) fn spin(&mut self, actor: usize) {
+    pub(crate) fn spin(&mut self, actor: usize) {
         let number = self.plan(actor, SPIN_NS, Event::SpinOver);
         self.of(actor).awaits = number;
     }
 
     /// The actor has got what it spun for.
-    pub(super) fn end_spin(&mut self, actor: usize) {
+    pub(crate) fn end_spin(&mut self, actor: usize) {
         self.of(actor).awaits = 0;
     }
 
-    pub(super) fn wake(&mut self, actor: usize, after_ns: f64) {
+    pub(crate) fn wake(&mut self, actor: usize, after_ns: f64) {
         self.plan(actor, after_ns, Event::Woken);
     }
 
     /// The next thing that happens, and to whom.
-    pub(super) fn next_event(&mut self) -> Option<(usize, Event)> {
+    pub(crate) fn next_event(&mut self) -> Option<(usize, Event)> {
         while let Some(Due { at_ns, number, actor, event }) = self.due.pop() {
             if event == Event::Woken || self.of(actor).awaits == number {
                 self.now_ns = at_ns;
