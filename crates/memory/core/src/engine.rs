@@ -25,6 +25,7 @@ mod arrivals;
 mod background;
 mod budget;
 mod clusters;
+mod dropping;
 mod elastic;
 mod fault;
 mod fork;
@@ -39,6 +40,7 @@ pub use advice::Advice;
 pub use arrivals::Arrived;
 pub use background::{PLAN_MAX, Plan, Task, Transfers};
 pub use budget::budget_pages_min;
+pub use dropping::{DROPS_MAX, DropBatch};
 pub use fault::{Exchange, FaultStep};
 pub use fork::ForkObstacle;
 pub use in_place::{Change, Changed};
@@ -154,6 +156,8 @@ pub struct Engine {
     pub(crate) tries_again: bool,
     /// Whether a small block has been installed since credit was last made for small blocks.
     pub(crate) copies_lately: bool,
+    /// Small blocks that were moved for lack of credit. Each time that the worker supplies credit, half are forgotten.
+    pub(crate) moves_lately: u32,
     /// How many victims are taken without regard to their priority.
     unspared: u32,
     /// Whether every arrival of a read-ahead is to be reported, since callers wait for some.
@@ -193,6 +197,7 @@ impl Engine {
             failed_in_a_row: 0,
             tries_again: false,
             copies_lately: false,
+            moves_lately: 0,
             unspared: 0,
             arrivals_are_awaited: false,
         }

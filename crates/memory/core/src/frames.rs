@@ -244,6 +244,11 @@ impl FramePool {
         pages - spent
     }
 
+    /// Pages of the frames that may be used.
+    pub fn backed_pages(&self) -> u64 {
+        self.backed_pages
+    }
+
     /// Pages of the budget that are unspent.
     pub fn credit_pages(&self) -> u64 {
         self.credit_pages

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The worker's evictions, many at a time.
+//! Evictions, many at a time: the worker's, and those of a fault that finds no room and many victims to drop.
 //!
 //! Each kernel call that takes pages away interrupts every CPU that runs the program, which costs as much as many page
 //! copies. So neighbours move in one call. And a sealed block needs no call of its own: it has been write-protected
@@ -9,9 +9,9 @@
 //! Nothing is lost in between: a store faults on the protection and waits, since the block is Leaving; and no device
 //! can be about to write to a page, since a pin for writing would have lifted the protection first.
 
-use aquifer_core::engine::Task;
+use aquifer_core::engine::{DROPS_MAX, Task};
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::{BlockIndex, FrameIndex};
+use aquifer_core::units::{BlockIndex, FrameIndex, PageIndex};
 
 use crate::engine_lock::LockedEngine;
 use crate::evict::{evict, stays, take_away};
@@ -128,6 +128,21 @@ fn evict_at_once<S: Space>(space: &S, pages: Pages, members: &[Victim]) -> Resul
         report_each(space, members, |engine, member| engine.evicted(member.block));
     }
     Ok(taken)
+}
+
+/// Drops sealed victims on the thread of a fault. Returns whether any was dropped.
+///
+/// May run in a signal handler: does not allocate.
+pub(crate) fn drop_victims<S: Space>(space: &S, blocks: &[BlockIndex]) -> Result<bool, Fatal> {
+    let nothing = Sealed { block: BlockIndex(0), pages: Pages { start: PageIndex(0), count: 0 }, frame: None };
+    let mut victims = [nothing; DROPS_MAX];
+    let victims = &mut victims[..blocks.len()];
+    let engine = space.engine();
+    for (victim, block) in victims.iter_mut().zip(blocks) {
+        *victim = Sealed { block: *block, pages: engine.map().pages(*block), frame: None };
+    }
+    drop(engine);
+    evict_sealed(space, victims)
 }
 
 /// Takes sealed `victims` away. Returns whether any was evicted.

@@ -131,6 +131,11 @@ pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write:
                     return Ok(Outcome::NoRoom);
                 }
             }
+            FaultStep::Drop { victims } => {
+                if !batch::drop_victims(space, victims.blocks())? && !refusals.go_on(space, ticket) {
+                    return Ok(Outcome::NoRoom);
+                }
+            }
             FaultStep::Clean { block, pages, frame, known_clean } => {
                 if !clean(space, block, pages, frame, known_clean, &guards)? && !failures.go_on(space, failed_before) {
                     return Ok(Outcome::NoRoom);
@@ -214,7 +219,11 @@ fn decide<S: Space>(
         | FaultStep::FillHole { block, .. }
         | FaultStep::Rescue { block, .. }
         | FaultStep::Evict { block, .. } => delivery = engine.map().region_of(*block).delivery,
-        FaultStep::Empty { .. } | FaultStep::Wait | FaultStep::Poisoned | FaultStep::Foreign => {}
+        FaultStep::Drop { .. }
+        | FaultStep::Empty { .. }
+        | FaultStep::Wait
+        | FaultStep::Poisoned
+        | FaultStep::Foreign => {}
     }
     let wants_worker = engine.wants_worker();
     drop(engine);

@@ -118,7 +118,7 @@ pub trait Exchanger {
     fn drop_sealed(&self, pages: Pages) -> Result<bool, Fatal>;
 
     /// Takes away the first of the sealed `victims`: copies each to its frame if it has one, and drops its pages. May
-    /// allocate; the worker calls it.
+    /// allocate if there are more than [`DROPS_MAX`](aquifer_core::engine::DROPS_MAX) victims or one has a frame.
     fn take_away_sealed(&self, victims: &[Sealed]) -> Gone;
 
     /// Whether every page of a block is at the program's address, as far as can be seen.

@@ -293,6 +293,7 @@ impl Engine {
             plan.tasks.push(Task::Empty { frame });
         }
         self.copies_lately = false;
+        self.moves_lately /= 2;
     }
 
     fn plan_read_ahead(&mut self, plan: &mut Plan, transfers: Transfers) {
@@ -408,9 +409,8 @@ impl Engine {
     /// Evicts a block that the policy has given up. False when the block cannot be evicted now and stays.
     pub(super) fn plan_leaving(&mut self, block: BlockIndex, plan: &mut Plan) -> bool {
         let pages = self.map.pages(block);
-        if self.map.block(block).sealed && self.settings.fetch_cost <= 1 {
-            self.map.block_mut(block).become_state(State::Leaving);
-            self.leaving_pages += self.leaving_room(block);
+        if self.is_droppable(block) {
+            self.start_dropping(block);
             plan.tasks.push(Task::Drop { block, pages });
             return true;
         }

@@ -12,6 +12,8 @@
 //! Called by `driver/src/fault.rs`, which carries out the steps.
 
 use super::Engine;
+use super::dropping::DropBatch;
+use super::room::MOVES_COUNTED;
 use crate::block::{Block, State, Waiting};
 use crate::frames::FrameBatch;
 use crate::guard;
@@ -116,6 +118,12 @@ pub enum FaultStep {
     Poisoned,
     /// The page is not managed.
     Foreign,
+    /// No frame is free: drop the pages of these victims, of which the tier has the same bytes; report `dropped` for
+    /// each; ask again.
+    Drop {
+        /// The victims, which are sealed.
+        victims: DropBatch,
+    },
 }
 
 /// How a block's bytes move from its frame to the program's address.
@@ -143,8 +151,11 @@ impl Engine {
         let pages = self.map.pages(block);
         let Block { order, state, .. } = self.map.block(block);
         let arrives = matches!(state, State::Stored | State::Empty | State::Standby);
-        if let Some(frames) = arrives.then(|| self.credit_frames(order)).flatten() {
-            return FaultStep::Empty { frames };
+        if arrives
+            && self.lacks_credit(order)
+            && let Some(step) = self.make_credit(order)
+        {
+            return step;
         }
         match state {
             State::Resident => {
@@ -244,7 +255,11 @@ impl Engine {
         let weight = self.weight(first);
         let small = weight * count <= self.settings.copied_pages_max;
         self.copies_lately |= small;
-        if !small || !self.frames.reserve(u64::from(weight * count)) {
+        if !small {
+            return Exchange::Move;
+        }
+        if !self.frames.reserve(u64::from(weight * count)) {
+            self.moves_lately = (self.moves_lately + 1).min(MOVES_COUNTED);
             return Exchange::Move;
         }
         let stride = self.map.stride(first);

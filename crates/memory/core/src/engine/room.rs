@@ -6,7 +6,7 @@
 //! Pure. Standby blocks are used first, then a victim of the policy. A block whose write-back failed waits on a list of
 //! its own, so that it delays no other block; it is retried occasionally, and when nothing else is left.
 //!
-//! Next on the path: `reports.rs`, which ends the steps begun here.
+//! Next on the path: `dropping.rs`, for victims that need no frame, and `reports.rs`, which ends the steps begun here.
 
 use super::Engine;
 use super::fault::FaultStep;
@@ -30,6 +30,12 @@ const FAILURES_MAX: u32 = 8;
 
 /// A fault that finds no credit empties frames only if they have this many pages: fewer would soon be wanted again.
 const CREDIT_PAGES_MIN: u64 = 32;
+/// With this many moves for lack of credit, the worker evidently does not supply enough, and faults have to.
+const MOVES_MAX: u32 = 64;
+/// How far such moves are counted.
+pub(super) const MOVES_COUNTED: u32 = 1024;
+/// Then this many pages are enough, since a fault has to evict for each.
+const STARVED_PAGES_MIN: u64 = 16;
 
 impl Engine {
     /// A frame to fill, if one is available without any work by the driver.
@@ -44,15 +50,35 @@ impl Engine {
         }
     }
 
-    /// Frames to empty when a block of `order` should be copied and no credit is left. The worker supplies credit ahead
-    /// of demand (`plan_credit`). Where it does not run in time, a move for each block would interrupt the other CPUs
-    /// as often as there are faults, and a batch does so once for many.
-    pub(super) fn credit_frames(&mut self, order: Order) -> Option<FrameBatch> {
-        let is_short = self.frames.credit_pages() < u64::from(order.pages()) && self.debt_pages == 0;
-        if order.pages() > self.settings.copied_pages_max || !is_short {
-            return None;
+    /// Whether a block of `order` should be copied and no credit is left for it.
+    pub(super) fn lacks_credit(&self, order: Order) -> bool {
+        order.pages() <= self.settings.copied_pages_max
+            && self.frames.credit_pages() < u64::from(order.pages())
+            && self.debt_pages == 0
+    }
+
+    /// A step that leads to credit for many faults. The worker supplies credit ahead of demand (`plan_credit`). Where
+    /// it does not run in time, a move for each block would interrupt the other CPUs as often as there are faults, and
+    /// a batch does so once for many: of frames to empty or of victims to drop. Where there are neither, because blocks
+    /// have been moved for a while, victims are evicted until there are frames enough for a batch.
+    pub(super) fn make_credit(&mut self, order: Order) -> Option<FaultStep> {
+        let is_memory = self.settings.fetch_cost <= 1;
+        let is_starved = self.moves_lately >= MOVES_MAX && is_memory && !self.waits_for_tier();
+        let pages_min = if is_starved { STARVED_PAGES_MIN } else { CREDIT_PAGES_MIN };
+        while is_starved && self.frames.backed_pages() < pages_min && self.drop_clean().is_some() {}
+        if let Some(frames) = self.frames.take_batch(pages_min) {
+            return Some(FaultStep::Empty { frames });
         }
-        self.frames.take_batch(CREDIT_PAGES_MIN)
+        if is_starved {
+            let step = self.make_room(order);
+            return (step != FaultStep::Wait).then_some(step);
+        }
+        let block = if is_memory { self.next_victim()? } else { return None };
+        if self.is_droppable(block) {
+            return Some(FaultStep::Drop { victims: self.drop_batch(block) });
+        }
+        self.policy.put_back(block, self.weight(block));
+        None
     }
 
     /// The cheapest way to one free frame of `order`.
@@ -66,6 +92,9 @@ impl Engine {
         }
         let crowded = self.standby.pages(Waiting::Unwritable) > self.budget_pages() / UNWRITABLE_PART;
         let victim = if crowded { None } else { self.next_victim() };
+        if let Some(block) = victim.filter(|block| self.is_droppable(*block)) {
+            return FaultStep::Drop { victims: self.drop_batch(block) };
+        }
         if let Some((block, frame)) = victim.and_then(|block| Some((block, self.start_leaving(block, false)?))) {
             return FaultStep::Evict { block, pages: self.map.pages(block), frame };
         }

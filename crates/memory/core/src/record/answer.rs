@@ -21,7 +21,7 @@ pub struct Summary {
 }
 
 /// Names of the steps of a fault, by their kind.
-const STEPS: [&str; 11] = [
+const STEPS: [&str; 12] = [
     "fetch",
     "fill",
     "fill a hole",
@@ -32,6 +32,7 @@ const STEPS: [&str; 11] = [
     "wait",
     "poisoned",
     "foreign",
+    "drop",
     "another step",
 ];
 /// Names of the places of a page, by their kind.
@@ -75,6 +76,7 @@ impl Summary {
             FaultStep::Wait => 7,
             FaultStep::Poisoned => 8,
             FaultStep::Foreign => 9,
+            FaultStep::Drop { .. } => 10,
         };
         Self { kind, digest: Digest::of(step) }
     }

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code, reason = "pages of the program are copied and dropped; each site says why nobody misses them")]
 
-use aquifer_core::engine::Exchange;
+use aquifer_core::engine::{DROPS_MAX, Exchange};
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex};
 use aquifer_driver::{BATCH_MAX, Exchanger, Fatal, Gone, Installed, Populated, Sealed, TakeAway};
@@ -62,6 +62,15 @@ impl Exchanger for Pager {
     }
 
     fn take_away_sealed(&self, victims: &[Sealed]) -> Gone {
+        let mut few = [Span::default(); DROPS_MAX];
+        if victims.len() <= few.len() && victims.iter().all(|victim| victim.frame.is_none()) {
+            let spans = &mut few[..victims.len()];
+            spans.iter_mut().zip(victims).for_each(|(span, victim)| *span = source(victim));
+            // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them, and the tier has their
+            // bytes.
+            let count = whole(spans, unsafe { drop_spans(spans) }.unwrap_or(0));
+            return Gone { count, next_stayed: count < victims.len() };
+        }
         let copied = self.copy_out(victims);
         let spans: Vec<Span> = victims[..copied].iter().map(source).collect();
         // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them; their bytes have been copied,

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Victims that a fault drops together, because the tier has their bytes.
+//!
+//! Pure, and called on the fault path. The worker evicts ahead of demand, in batches. Where it does not run in time,
+//! for instance because the program has more threads than the machine has CPUs, the faulting threads evict. Taking one
+//! block away interrupts every CPU that runs the program, and so does taking many away by one call. So a fault that
+//! needs room and meets a sealed victim also takes the victims that follow it.
+//!
+//! Next on the path: `reports.rs`, whose `dropped` ends the step for each victim.
+
+use super::Engine;
+use crate::block::State;
+use crate::units::BlockIndex;
+
+/// The most victims that a fault drops by one call.
+pub const DROPS_MAX: usize = 32;
+/// The most pages of them: the fault needs one block, and what is dropped beyond that must be little of any budget.
+const DROPPED_PAGES_MAX: u64 = 32;
+
+/// Sealed victims, to be dropped together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DropBatch {
+    blocks: [BlockIndex; DROPS_MAX],
+    count: u8,
+}
+
+impl DropBatch {
+    fn new() -> Self {
+        Self { blocks: [BlockIndex(0); DROPS_MAX], count: 0 }
+    }
+
+    /// The victims.
+    pub fn blocks(&self) -> &[BlockIndex] {
+        &self.blocks[..usize::from(self.count)]
+    }
+
+    fn push(&mut self, block: BlockIndex) {
+        self.blocks[usize::from(self.count)] = block;
+        self.count += 1;
+    }
+}
+
+impl Engine {
+    /// Whether a victim needs no frame: the tier has the same bytes, and a fetch costs no more than a rescue.
+    pub(super) fn is_droppable(&self, block: BlockIndex) -> bool {
+        self.map.block(block).sealed && self.settings.fetch_cost <= 1
+    }
+
+    /// Begins to drop a block that the policy has given up.
+    pub(super) fn start_dropping(&mut self, block: BlockIndex) {
+        self.map.block_mut(block).become_state(State::Leaving);
+        self.leaving_pages += self.leaving_room(block);
+    }
+
+    /// Begins to drop `first`, and the victims that follow it as long as they can be dropped, too. The first that
+    /// cannot be dropped goes back to the policy, which will choose it next.
+    pub(super) fn drop_batch(&mut self, first: BlockIndex) -> DropBatch {
+        let (mut batch, mut next, mut pages) = (DropBatch::new(), Some(first), 0);
+        while let Some(block) = next {
+            let weight = self.weight(block);
+            let is_too_much = !batch.blocks().is_empty() && pages + u64::from(weight) > DROPPED_PAGES_MAX;
+            if is_too_much || !self.is_droppable(block) {
+                self.policy.put_back(block, weight);
+                break;
+            }
+            self.start_dropping(block);
+            batch.push(block);
+            pages += u64::from(weight);
+            next = if batch.blocks().len() < DROPS_MAX { self.next_victim() } else { None };
+        }
+        batch
+    }
+}
