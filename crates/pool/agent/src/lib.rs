@@ -6,7 +6,7 @@
 //! It has two sides. To the fabric manager it is an end of the control channel (`end.rs`): it reports its volumes, and
 //! takes members in and lets them go as commanded. To programs it is a Unix socket (`server.rs`, `session.rs`): a
 //! program that may use a volume gets a view of it, and a new one whenever it changes. What both sides share is the
-//! ledger (`ledger.rs`, pure), which is on disk (`kept.rs`), so that programs start while the manager is down and a
+//! ledger (`ledger.rs`, pure), which is on disk (`state_file.rs`), so that programs start while the manager is down and a
 //! restarted agent knows which programs may still have memory of a member (`processes.rs`).
 //!
 //! Members on memory devices are not memory of donors: `ledger/devices.rs` decides when such memory comes online and
@@ -34,12 +34,12 @@
 mod cxl;
 mod end;
 mod host;
-mod kept;
 mod ledger;
 mod processes;
 mod server;
 mod session;
 mod settings;
+mod state_file;
 
 pub use host::{AgentFailure, Host};
 pub use settings::{CxlSettings, Settings, SettingsFailure};
