@@ -7,7 +7,7 @@
 //! cannot be repeated. So all memory that the kernel will touch is made resident first, and pinned until the call
 //! returns. Where eviction copies pages, pins also keep pages resident while a device writes to them.
 //!
-//! A pin is published before its blocks are brought (`driver/src/bring.rs`, which says why this order is safe).
+//! A pin is published before its blocks are brought (`driver/src/make_resident.rs`, which says why this order is safe).
 //!
 //! Threads: any thread of the program, with signals blocked unless everything is known to be resident. Does not
 //! allocate. The slots are in `pins/table.rs`, pins for threads in `pins/threads.rs`, ranges recently found resident

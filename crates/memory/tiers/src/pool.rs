@@ -8,7 +8,7 @@
 //! (`changes.rs`, pure). Without the agent, or the fabric manager behind it, the tier goes on with what it has.
 //!
 //! After fork(2), the child follows the agent by itself. What either of them changes, both see: the array's roster is
-//! in memory that they share (`borrower/src/array/roster.rs`).
+//! in memory that they share (`borrower/src/array/member_table.rs`).
 
 mod changes;
 mod follower;

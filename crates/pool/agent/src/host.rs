@@ -19,8 +19,8 @@ use aquifer_control::{End, Keeper, KeeperSettings, Kind, Registration};
 use aquifer_fabric::{Bytes, DonorId};
 use aquifer_sys::wakeup::Wakeup;
 
+use crate::control_end::HostEnd;
 use crate::cxl::CxlThread;
-use crate::end::HostEnd;
 use crate::ledger::{Ledger, Surroundings, host_of};
 use crate::processes;
 use crate::server::Server;

@@ -15,7 +15,7 @@ use aquifer_fmapi_client::{Client, Clock, Failure, Hop};
 
 use crate::discover::patiently;
 use crate::inventory::{Inventory, is_up};
-use crate::not_done::{is_busy, is_unsupported};
+use crate::step_failure::{is_busy, is_unsupported};
 
 /// Maximum number of answers that are read of one log in one round. Each has some 60 records; the rest of the log of a
 /// peer that records faster is read in the next round.

@@ -15,15 +15,15 @@ use aquifer_fabric::{Content, DeviceId, DeviceReport, LdId};
 use aquifer_fmapi::{AbortBackground, GetBackgroundStatus, ReturnCode};
 use aquifer_fmapi_client::{Client, Clock};
 
-use crate::asked_back::AskedBack;
 use crate::config::SwitchConfig;
-use crate::contents::Contents;
 use crate::discover;
 use crate::events::{Events, Notice, Said, Severity};
 use crate::inventory::{DeviceView, Inventory};
-use crate::not_done::NotDone;
+use crate::release_requests::AskedBack;
 use crate::report::report;
 use crate::step::path_of;
+use crate::step_failure::NotDone;
+use crate::wiped_lds::Contents;
 
 /// The first pause after a switch did not answer; it doubles each time, up to the second figure, so that a switch that
 /// restarts is found again within seconds.

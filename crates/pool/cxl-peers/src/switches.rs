@@ -16,13 +16,13 @@ use aquifer_fabric::{
 };
 use aquifer_fmapi_client::{Clock, SystemClock};
 
-use crate::act::Act;
 use crate::config::SwitchConfig;
+use crate::direct_orders::Act;
 use crate::events::{Notice, Severity};
 use crate::inventory::Inventory;
-use crate::not_done::NotDone;
 use crate::one_switch::Peer;
 use crate::parts;
+use crate::step_failure::NotDone;
 
 /// How long after a round its steps may still be started. Steps that have not been started by then are decided again in
 /// the next round, on newer reports.

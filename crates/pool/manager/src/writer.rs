@@ -21,7 +21,7 @@ use aquifer_fabric::{
 };
 
 use crate::ledger::{Entry, Ledger};
-use crate::merge::{Merged, merge};
+use crate::newest_reports::{Merged, merge};
 use crate::order::{NotDone, Order};
 use crate::peers::{Asked, Peers};
 use crate::snapshot::{Snapshot, StepCounts};

@@ -11,7 +11,7 @@
 //! making the page resident. New bytes: it has succeeded. Anything else: it is repeated, and in the end the page is
 //! lost, and reported so. A mixture of old and new bytes matches no guard, so it is never taken for either.
 //!
-//! Next on the path: `core/src/engine/in_place.rs`, which begins and ends a change. Threads: any of the caller's.
+//! Next on the path: `core/src/engine/write_in_place.rs`, which begins and ends a change. Threads: any of the caller's.
 
 #![allow(unsafe_code, reason = "scratch pages are lent to the tier")]
 

@@ -95,7 +95,7 @@ impl Parts {
         reason: Reason,
         verify: Option<&Verify<'_>>,
     ) -> Copied {
-        let free = self.takers() & !place.mask() & !self.roster.same_donors(kept(place, reason));
+        let free = self.takers() & !place.mask() & !self.member_table.same_donors(kept(place, reason));
         let is_dispensable = self.is_dispensable(place, reason);
         if free == 0 && !is_dispensable || self.lacks_healthy(place) {
             return Copied::NotNow;
@@ -107,7 +107,7 @@ impl Parts {
         // Tries every candidate: with many small members, those whose turn it is may all be full, again and again.
         let range = self.shape.range_of(slab);
         let takes = |target: usize| {
-            let pin = self.roster.pin(target)?;
+            let pin = self.member_table.pin(target)?;
             let taken = self.members[target].store.take(range);
             taken.inspect_err(|failure| _ = self.note(target, *failure)).ok().map(|()| (target, pin))
         };

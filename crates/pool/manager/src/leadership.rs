@@ -20,7 +20,7 @@ use aquifer_state_store::{Campaign, Election, EtcdStore, StateStore};
 use crate::combined::Combined;
 use crate::config::{Config, EtcdConfig, PeersConfig, RoundsConfig};
 use crate::crash::CrashPoint;
-use crate::initial;
+use crate::first_account;
 use crate::ledger::{AuditCheck, Ledger};
 use crate::notify::Notify;
 use crate::peers::Peers;
@@ -90,7 +90,7 @@ impl Lead {
         let sessions = Sessions::load(&writer.ledger, config.sessions.clone()).map_err(Stop::from)?;
         *service.sessions.lock().expect("a panic ends the daemon") = sessions;
         *shared.subscriptions() = Subscriptions::load(&writer.ledger, config.events.clone()).map_err(Stop::from)?;
-        if initial::make_first(&service.sessions, &mut writer.ledger, directory, now()).map_err(lasting)? {
+        if first_account::make_first(&service.sessions, &mut writer.ledger, directory, now()).map_err(lasting)? {
             eprintln!(
                 "aquifer-fabricd: account admin was made; its password is in initial-password of the state directory"
             );

@@ -17,9 +17,9 @@ use aquifer_fmapi_client::{Client, Hop};
 
 use crate::discover::patiently;
 use crate::inventory::{DeviceView, Holder};
-use crate::not_done::NotDone;
 use crate::one_switch::Peer;
 use crate::step::is_busy;
+use crate::step_failure::NotDone;
 
 /// What is done to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
