@@ -93,8 +93,8 @@ fn memory_locked_early_stays() {
     }
 }
 
-/// A process has 1024 entries for pins. When locked memory has taken them all, a further lock is ENOMEM, and calls
-/// still find their memory.
+/// A process has 1024 entries for pins. When locked memory has taken them all, a further lock fails with ENOMEM, and
+/// calls still find their memory.
 #[test]
 fn calls_work_when_nothing_more_can_be_pinned() {
     let body = "char *start = touch(80); size_t mib = 1 << 20; int locked = 0;\

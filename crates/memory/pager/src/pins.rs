@@ -311,9 +311,8 @@ impl Pager {
         None
     }
 
-    /// Once the pages `start..end` are resident, keeps them from eviction until
-    /// [`release_pin`](Self::release_pin). `None` if no slot is free, or so much is pinned already that faults might
-    /// find no victim.
+    /// Once the pages `start..end` are resident, keeps them from eviction until [`release_pin`](Self::release_pin).
+    /// `None` if no slot is free, or if so much is pinned already that faults might find no victim.
     pub(crate) fn claim_pin(&self, start: PageIndex, end: PageIndex) -> Option<usize> {
         let index = self.pins.claim(thread_slot::token(), 0, start, end, self.weight(start, end))?;
         if self.pins.calls_pages() > self.calls_pages_max() {

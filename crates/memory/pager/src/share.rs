@@ -121,8 +121,8 @@ impl Pager {
     }
 
     /// Makes the engine's budget follow what the pager itself and a tier in local memory take. Called by the worker
-    /// before each turn: between two turns the tables grow by no more than what threads touch for the first time, and
-    /// the tier takes no more than one plan of write-backs, and what threads write that find no free frame.
+    /// before each turn: between two turns the tables grow only by what threads touch for the first time, and the tier
+    /// by at most one plan of write-backs and the blocks that threads without a free frame write back.
     pub(crate) fn follow_local_use(&self) {
         let share = self.share_now.load(Ordering::Relaxed);
         let differs =

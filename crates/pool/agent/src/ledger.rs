@@ -40,7 +40,7 @@ struct Held {
     report: VolumeReport,
     /// Members that are being replaced by others, and that programs drain.
     replaced: BTreeSet<MemberId>,
-    /// Members whose bytes are lost or not needed any more.
+    /// Members whose bytes are lost or no longer needed.
     abandoned: BTreeSet<MemberId>,
     /// The manager has withdrawn it.
     is_withdrawn: bool,

@@ -32,7 +32,7 @@ const STRANGER_WAIT: Duration = Duration::from_secs(5);
 const PING_AFTER: Duration = Duration::from_secs(5);
 /// How long an end may take to answer before it counts as gone.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// The time between two directories for one end, while ends come and go.
+/// The shortest time between two directories that are sent to one end, while ends come and go.
 const DIRECTORY_PAUSE: Duration = Duration::from_millis(500);
 /// The time between two checks whether the certificate of an end is still good.
 const CHECK_PAUSE: Duration = Duration::from_secs(10);

@@ -57,7 +57,7 @@ impl Managers {
         Some(managers)
     }
 
-    /// Logs in at the leader. The first leader has written the password; on a slow machine it may not lead any more.
+    /// Logs in at the leader. The first leader has written the password; on a slow machine another one may lead by now.
     fn log_in(&self) -> String {
         let begun = Instant::now();
         while begun.elapsed() < WAIT_MAX {

@@ -27,7 +27,7 @@ pub enum Seen {
     Resident(u32),
     /// Elsewhere: a touch is a fault.
     Away,
-    /// Without contents, or not managed any more.
+    /// Without contents, or no longer managed.
     Gone,
 }
 

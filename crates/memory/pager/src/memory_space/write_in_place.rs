@@ -47,9 +47,9 @@ enum Written {
 }
 
 impl Mapping<'_> {
-    /// Overwrites the bytes from `at` on, like [`write`](Self::write), but makes no page resident that is read or
-    /// written in place for the first time within a while. Returns how many pages were written in place. After an
-    /// error, some of the bytes may have been written.
+    /// Overwrites the bytes from `at` on, like [`write`](Self::write), but makes a page resident only if it has been
+    /// read or written in place recently. Returns how many pages were written in place. After an error, some of the
+    /// bytes may have been written.
     pub fn write_in_place(&self, at: usize, bytes: &[u8]) -> Result<usize, SpaceFailure> {
         self.check_range(at, bytes.len())?;
         let (mut done, mut in_place) = (0, 0);

@@ -57,7 +57,7 @@ pub struct End {
     pub psn: u32,
     /// Its address in an InfiniBand subnet; 0 for RoCE.
     pub lid: u16,
-    /// Its largest packet, as a code from 1 to 5: 1 is 256 bytes, and each next code is twice as many.
+    /// Its largest packet, as a code from 1 to 5: 1 is 256 bytes, and each further code doubles the size.
     pub mtu: u8,
     /// Its address.
     pub gid: [u8; 16],

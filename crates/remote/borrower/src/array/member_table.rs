@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Who the members of an array are: a table that related processes share.
+//! The members of an array: a table that related processes share.
 //!
 //! A *seat* is the number by which places name a member (`place.rs`). A seat belongs to one donor for as long as the
 //! array lives, because a related process may have a connection for it: a donor that has left and joins again gets its

@@ -86,8 +86,9 @@ struct Copying<'a> {
 }
 
 impl Parts {
-    /// Copies the slab at `place` to a member that does not have it. If there is none, a silent member's copy is given
-    /// up all the same, once the other members' bytes are verified: what it has is uncertain.
+    /// Copies the slab at `place` to a member that does not have it. If there is no such member, a silent member's copy
+    /// is still given up once the other members' bytes are verified, because the contents of the silent copy are
+    /// uncertain.
     pub(super) fn copy_to_another(
         &self,
         slab: SlabIndex,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A member whose memory is damaged, next to a lost one: the new copy was made from whichever copy came first, so that
-//! the damaged one could exist twice, and the good one was lost with the next member. The layer that seals what is
-//! stored can distinguish the two, and new copies are made from what the seals confirm.
+//! One member's memory is damaged, and another member is lost. The new copy used to be made from whichever copy came
+//! first, so the damaged copy could exist twice, and the good one was lost with the next member. The layer that seals
+//! what is stored can distinguish the two, and new copies are made from what the seals confirm.
 
 use aquifer_tiers::Encrypted;
 
