@@ -7,8 +7,8 @@
 use aquifer_e2e::build::compile_small;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// Memory is locked up to half the budget, and the rest is still evicted. Locking more is ENOMEM, and so is a lock on
-/// future mappings: when such a lock was granted, it took every frame, and the program ended.
+/// Memory is locked up to half the budget, and the rest is still evicted. Locking more fails with ENOMEM, and so does a
+/// lock on future mappings: when such a lock was granted, it took every frame, and the program ended.
 #[test]
 fn memory_is_locked_up_to_half_the_budget() {
     let body = "char *start = touch(80); size_t mib = 1 << 20;\

@@ -171,7 +171,8 @@ impl Pager {
     }
 }
 
-/// Whether an engine with `before` pages is to get `pages`. Shrinks soon and grows late, so that it does not flutter.
+/// Whether the budget of an engine is to change from `before` to `pages`. A smaller budget takes effect at once and a
+/// larger one late, so that it does not oscillate.
 fn changes(before: u64, pages: u64) -> bool {
     pages < before || pages - before > before / CHANGE_PART
 }

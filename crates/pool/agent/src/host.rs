@@ -96,7 +96,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the ledger, and stores it. The error is that of the disk; the change stays, and is stored with the next.
+    /// Changes the ledger, and stores it. If the disk fails, the change is kept in memory, and is stored with the next
+    /// one.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Ledger) -> R) -> (R, io::Result<()>) {
         let mut state = self.state();
         let before = state.ledger.revision();

@@ -3,7 +3,7 @@
 
 //! The agent of a host: it keeps the volumes of the pool that are bound to the host, and hands them to programs.
 //!
-//! It has two sides. To the fabric manager it is an end of the control channel (`control_control_end.rs`): it reports
+//! It has two sides. To the fabric manager it is an end of the control channel (`control_end.rs`): it reports
 //! its volumes, and takes members in and lets them go as commanded. To programs it is a Unix socket (`server.rs`,
 //! `session.rs`): a program that may use a volume gets a view of it, and a new one whenever it changes. What both sides
 //! share is the ledger (`ledger.rs`, pure), which is on disk (`state_file.rs`), so that programs start while the

@@ -3,7 +3,7 @@
 
 //! One connection on a manager's side: who it is, and then one request after the other.
 //!
-//! Threads: the connection's. It never waits for an end without a limit, and holds no lock while it does.
+//! Threads: the connection's. It never waits for an end without a limit, and holds no lock while it waits.
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
@@ -223,7 +223,7 @@ impl Channel<'_> {
         let Some((answer, bytes)) = self.exchange_sized(&Message::Query(query))? else {
             return Err(confused("reported", None));
         };
-        match self.held.take(known, self.number, answer, bytes) {
+        match self.held.take(known.is_some(), self.number, answer, bytes) {
             Ok(heard) => Ok(Answer::Reported(heard)),
             Err(answer) => self.no_report(term, answer),
         }

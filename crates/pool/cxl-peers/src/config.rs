@@ -44,7 +44,7 @@ pub struct SwitchConfig {
     /// The rack of that enclosure, unless another part of the topology says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rack: Option<RackId>,
-    /// How an LD gets wiped.
+    /// How an LD is wiped.
     #[serde(default)]
     pub wipe: Wipe,
     /// How long an answer may take. MCTP allows a peer 2 s.

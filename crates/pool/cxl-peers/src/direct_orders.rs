@@ -59,9 +59,9 @@ pub enum Act {
         device: DeviceId,
         /// Bit 0: congestion at the egress port; bit 1: reduced throughput.
         telemetry: u8,
-        /// From which percentage on congestion is moderate.
+        /// The percentage from which congestion counts as moderate.
         moderate_percent: u8,
-        /// From which percentage on it is severe.
+        /// The percentage from which it counts as severe.
         severe_percent: u8,
     },
     /// Set the bandwidth of an LD, in 256ths of the device's.

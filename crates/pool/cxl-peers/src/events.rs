@@ -155,7 +155,7 @@ fn read_log(
         }
     }
     if has_lost {
-        // Some peers report the loss until the whole log is cleared; those that do not refuse this.
+        // Some peers report the loss until the whole log is cleared; the others refuse this command.
         let clear = ClearEventRecords { log, flags: 1, handles: Vec::new() };
         match client.run(path, &clear) {
             Err(failure) if failure.return_code().is_none() => return Err(failure),

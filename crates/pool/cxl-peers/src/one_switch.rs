@@ -124,7 +124,7 @@ impl Peer {
         }
     }
 
-    /// Reads the switch, and reports each device that is known; None for one of which nothing is known now.
+    /// Reads the switch, and reports each device that is known; None for one about which nothing is known now.
     pub fn reports(&mut self) -> BTreeMap<DeviceId, Option<DeviceReport>> {
         let mut is_read = false;
         if !self.is_paused() {

@@ -107,7 +107,7 @@ impl Switches {
         answers.max().map_or(Duration::ZERO, |slowest| slowest + ROUND_AGE_MAX)
     }
 
-    /// Reads all switches, and reports each device; None for one of which nothing is known now.
+    /// Reads all switches, and reports each device; None for one about which nothing is known now.
     pub fn reports(&mut self) -> BTreeMap<DeviceId, Option<DeviceReport>> {
         let mut all = BTreeMap::new();
         for reports in on_threads(&mut self.peers, Peer::reports) {

@@ -117,7 +117,7 @@ pub enum Presentation {
 pub struct VolumeSpec {
     /// The bytes that its host can use. At least that many are placed.
     pub size: Bytes,
-    /// From which pool.
+    /// The pool that it is taken from.
     pub pool: PoolId,
     /// Whose quota it counts against, and whose hosts may have it.
     pub zone: ZoneId,
@@ -129,7 +129,7 @@ pub struct VolumeSpec {
     /// What two members of a span never share.
     #[serde(default)]
     pub spread: FaultDomain,
-    /// Over how many spans it is striped at least. 0 counts as 1.
+    /// The least number of spans over which it is striped. 0 counts as 1.
     #[serde(default)]
     pub width: u16,
     /// What the host sees.
@@ -202,7 +202,7 @@ pub struct Member {
     pub source: Source,
     /// How many bytes.
     pub bytes: Bytes,
-    /// The vPPB that an LD is bound to, chosen with the binding. For LDs alone.
+    /// The vPPB that an LD is bound to, chosen with the binding. Only for LDs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vppb: Option<VppbAddress>,
 }

@@ -44,9 +44,9 @@ fn failed(line: impl fmt::Display) -> Failure {
 
 /// Who leads.
 enum Role {
-    /// This manager, and nobody else can.
+    /// This manager: the store is embedded, so no other can.
     Lead(Box<Lead>, Receiver<Posted>),
-    /// The one that has the leadership in etcd.
+    /// The manager that has the leadership in etcd.
     Candidate(Box<Candidate>),
 }
 

@@ -5,8 +5,8 @@
 //!
 //! With an embedded store this manager leads until its store fails. With etcd it stands by while another one has the
 //! leadership; it takes the leadership, takes a term, reads the state, leads; and when it is deposed, or etcd does not
-//! answer, it stands by again. Orders that waited then are answered with 503: their clients look at the state and ask
-//! the leader.
+//! answer, it stands by again. Orders that are waiting at that moment are answered with 503: their clients look at the
+//! state and ask the leader.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -34,7 +34,7 @@ use crate::writer::{Pace, Posted, Stop, Writer};
 
 /// Maximum number of orders that wait for the writer; further ones are answered with 503.
 const ORDERS_MAX: usize = 256;
-/// How often a standby looks whether the leadership is free. A failover takes the lease's time and this.
+/// How often a standby checks whether the leadership is free. A failover takes the lease's time plus this.
 const LOOK: Duration = Duration::from_millis(500);
 /// The pause after a term that ended at once, so that a broken manager does not take the leadership again and again.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -44,7 +44,7 @@ pub(crate) type Number = u64;
 
 /// A handle on a connection.
 pub(crate) trait Occupant: Clone {
-    /// Since when the connection is idle; `None`: a request is being answered.
+    /// When the connection became idle; `None` while a request is being answered.
     fn idle_since_ms(&self) -> Option<u64>;
 }
 
@@ -293,7 +293,7 @@ mod tests {
         Peer::Host(IpAddr::from([10, 0, 0, last]))
     }
 
-    /// Since when it is idle.
+    /// When it became idle.
     type Idle = Rc<Cell<Option<u64>>>;
 
     impl Occupant for Idle {

@@ -37,8 +37,7 @@ pub(crate) struct FrameSender {
     channel: Arc<dyn Channel>,
     /// Held while a frame is sent, so that frames do not interleave.
     turn: Mutex<()>,
-    /// Since when the connection is idle, in milliseconds of the donor's clock; `BUSY` while a request is being
-    /// answered.
+    /// When the connection became idle, in milliseconds of the donor's clock; `BUSY` while a request is being answered.
     idle_since_ms: AtomicU64,
     /// The borrower's identity under TLS, once it is known.
     shown: OnceLock<Shown>,

@@ -29,7 +29,7 @@ use detour::{Detour, Order};
 use kinds::Kind;
 use proptest::prelude::*;
 
-/// Longer than any loss is waited for.
+/// Longer than any wait until a donor counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Attempts that take longer than [`TIMEOUT`] if each waits for a donor that is gone as the first one does, which is
 /// five seconds (`borrower/src/donor/contact.rs`). Not more: all of them, and the reads between, must end before the

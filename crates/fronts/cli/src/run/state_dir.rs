@@ -28,7 +28,7 @@ pub fn default_path(root: bool, state_home: Option<OsString>, home: Option<OsStr
         .map(|state| state.join("aquifer"))
 }
 
-/// Creates the default directory if it is missing, accessible to its owner alone: it holds the program's memory.
+/// Creates the default directory if it is missing, accessible only to its owner: it holds the program's memory.
 pub fn create(path: &Path) -> Result<(), Failure> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
         cannot_start(

@@ -9,7 +9,7 @@
 //!
 //! A failed write may have stored anything, so the page is read again. Old bytes: the write goes the usual way, by
 //! making the page resident. New bytes: it has succeeded. Anything else: it is repeated, and in the end the page is
-//! lost, and reported so. A mixture of old and new bytes matches no guard, so it is never taken for either.
+//! lost, and reported so. A mixture of old and new bytes matches no guard, so it is never mistaken for either.
 //!
 //! Next on the path: `core/src/engine/write_in_place.rs`, which begins and ends a change. Threads: any of the caller's.
 

@@ -447,7 +447,7 @@ mod tests {
     }
 
     /// A read was given up, and another one posted in its place. When the first one's completion then arrived, the
-    /// bounce buffer still held its old contents, which were taken for the second one's bytes.
+    /// bounce buffer still held its old contents, which were mistaken for the second one's bytes.
     #[test]
     fn the_completion_of_an_older_work_is_nobodys() {
         let Some((pair, mut buffer)) = pair() else { return };

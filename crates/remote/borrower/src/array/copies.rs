@@ -34,7 +34,8 @@ const PLACES_SEEN_MAX: u32 = 16;
 const BUSY_MAX: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// Where several members should have the bytes, each is waited for only briefly. If too few answer, all are asked again
-/// until this time has passed: as long as a donor is waited for that alone has the bytes (`donor/timeouts.rs`).
+/// until this time has passed: as long as an access waits for a donor that no other donor can replace
+/// (`donor/timeouts.rs`).
 const NOBODY_TIMEOUT: Duration = Duration::from_secs(5);
 const NOBODY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -235,7 +236,7 @@ impl Parts {
         if other == into { Ok(true) } else { Err(AccessFailure::Differ) }
     }
 
-    /// Whether the member is lost, but for so short a time that it is waited for.
+    /// Whether the member is lost, but so recently that accesses still wait for it.
     pub(super) fn may_be_back(&self, member: usize) -> bool {
         self.members[member].is_lost() && self.is_hoped_for(member)
     }

@@ -439,7 +439,7 @@ mod tests {
         assert!(matches!(long, MembershipFailure::BadDescription { .. }));
     }
 
-    /// The seat of ordinal 0 had given up when the second member was admitted. So the two members were taken for
+    /// The seat of ordinal 0 had given up when the second member was admitted. So the two members were mistaken for
     /// members of two donors, and both copies of a slab could be on one donor.
     #[test]
     fn two_members_of_one_donor_are_known_as_such_although_the_seat_seen_first_gave_up() {
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_table_contains_is_a_roster() {
+    fn whatever_the_words_contain_is_a_member_table() {
         let member_table = MemberTable::new(2).unwrap();
         for pattern in [u64::MAX, 0x0101_0101_0101_0101, 5] {
             member_table.words.iter().for_each(|word| word.store(pattern, Ordering::SeqCst));

@@ -250,7 +250,7 @@ fn a_rebuild_finds_out_whose_memory_is_damaged() {
     }
 }
 
-/// Once the copy had begun, nobody checked again whether a member that is silent for one request was in quarantine.
+/// Once a copy had begun, nothing checked again whether a member that is silent for one request was in quarantine.
 #[test]
 fn nothing_is_copied_from_a_member_that_is_given_up_for_its_damage() {
     let members = members(3);
