@@ -102,7 +102,7 @@ fn kind(device: &DeviceView) -> Option<DeviceKind> {
     }
 }
 
-/// Blocks smaller than a slab are handed out by slabs.
+/// Blocks smaller than a slab are handed out in whole slabs.
 fn dynamic(capacity: &CapacityView) -> Option<DeviceKind> {
     let block = Bytes(capacity.block_bytes.max(SLAB.0));
     let whole = Bytes(capacity.bytes / block.0 * block.0);

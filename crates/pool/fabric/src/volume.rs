@@ -16,13 +16,13 @@ use crate::bytes::Bytes;
 use crate::id::{DeviceId, DonorId, LdId, MemberId, Millis, PoolId, SpanId, VppbAddress, ZoneId};
 use crate::topology::{FaultDomain, LatencyClass};
 
-/// Spans of one volume at most. The box of 22 devices needs 22; a donor of 32 TiB needs one.
+/// Maximum number of spans of one volume. The box of 22 devices needs 22; a donor of 32 TiB needs one.
 pub const SPANS_MAX: usize = 256;
 /// Copies of a mirror at most, as an array of donors has them.
 pub const COPIES_MAX: u8 = 4;
-/// Shards of data at most.
+/// Maximum number of data shards.
 pub const DATA_MAX: u8 = 16;
-/// Shards of parity at most.
+/// Maximum number of parity shards.
 pub const PARITY_MAX: u8 = 4;
 /// Largest volume: far more than a rack holds, far less than would overflow once redundancy is added.
 pub const VOLUME_MAX: Bytes = Bytes(1 << 56);

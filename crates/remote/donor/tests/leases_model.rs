@@ -145,7 +145,7 @@ impl Model {
         SLABS as usize - self.held.len() - self.back.len() - self.reclaimed.len()
     }
 
-    /// How many slabs each borrower has that it is not asked to give back.
+    /// The number of each borrower's slabs that it is not asked to give back.
     fn stocks(&self) -> BTreeMap<u128, usize> {
         let mut stocks = BTreeMap::new();
         for lease in self.held.keys() {
