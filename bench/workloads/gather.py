@@ -51,7 +51,7 @@ def parts(count):
 
 
 def mapped(path, shape):
-    """An array in a new file, of which nothing is in the page cache, mapped for scattered reads."""
+    """An array in a new file that is not in the page cache, mapped for scattered reads."""
     with open(path, "wb") as file:
         for numbers in parts(shape[0]):
             file.write(rows_of(numbers).tobytes())

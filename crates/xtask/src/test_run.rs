@@ -21,7 +21,7 @@ use crate::test_schedule::{LANES, Schedule};
 const SKIPS_VARIABLE: &str = "AQUIFER_TEST_SKIPS";
 /// How often running programs are looked at.
 const POLL: Duration = Duration::from_millis(20);
-/// One that runs for longer hangs; it is ended, and fails.
+/// A test program that runs for longer is taken to hang: it is ended, and counts as failed.
 const PROGRAM_MAX: Duration = Duration::from_secs(30 * 60);
 /// Maximum number of failed tests that get a second run, alone. With more of them, load is not the cause.
 const SECOND_RUNS_MAX: usize = 6;

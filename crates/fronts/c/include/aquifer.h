@@ -586,8 +586,8 @@ int aquifer_unpin(aquifer_pin_t pin);
 int aquifer_fetch(aquifer_mapping_t mapping, size_t start, size_t len);
 
 /*
- * Starts to make ranges resident, up to 65536 of them. They are polled or waited for, and the handle is closed by
- * aquifer_fetch_close(). It does not keep the mapping.
+ * Starts to make ranges resident, up to 65536 of them. The handle is polled or waited for, and is closed by
+ * aquifer_fetch_close(). It does not keep the mapping open.
  *
  * AQUIFER_ERR_ARGUMENT: `ranges` is NULL, or there are too many.
  * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_BEYOND_BUDGET, AQUIFER_ERR_LOST: of any range, here or

@@ -66,7 +66,7 @@ impl Fetching {
         }
         match failure {
             Some(failure) => {
-                // What is not awaited any more arrives all the same.
+                // A fetch that is no longer awaited completes all the same.
                 pending.clear();
                 Poll::Ready(Err(failure.clone()))
             }

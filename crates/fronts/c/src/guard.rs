@@ -46,7 +46,7 @@ fn keep(failure: Failure) {
     let mut message = failure.message;
     message.retain(|letter| letter != '\0');
     let message = CString::new(message).unwrap_or_default();
-    // A thread that is ending, in its own destructor, has no last error any more.
+    // A thread that is running its destructors no longer has a last error.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
             *last = Some(Last { message, errno: failure.errno });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The table of everything that programs have handles of.
+//! The table of all objects to which programs have handles.
 //!
 //! | bits of a handle | what |
 //! |------------------|------|
@@ -9,8 +9,8 @@
 //! | 16 to 47         | the generation of the place: it grows when the place is given up, and is never 0 |
 //! | 48 to 62         | forks that this process descends from, modulo 2^15 |
 //!
-//! So a handle that was closed, invented, or inherited by a forked child is refused, and never taken for another one.
-//! A place whose generations are used up is never used again.
+//! So a handle that was closed, invented, or inherited by a forked child is refused, and never mistaken for another
+//! one. A place whose generations are used up is never used again.
 //!
 //! Threads: any. A look-up takes the lock of one place, for as long as it takes to copy a pointer. A forked child has a
 //! table of its own, so that it never waits for a lock that another thread of its parent had.

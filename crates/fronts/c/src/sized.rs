@@ -10,7 +10,7 @@
 
 use crate::code::Failure;
 
-/// The largest size that is accepted: a larger one is taken for a member that was not initialised.
+/// The largest size that is accepted: a larger one is mistaken for a member that was not initialised.
 const SIZE_MAX: usize = 4096;
 
 /// A struct whose first member is its size, of type `usize`, and whose members are numbers or pointers without gaps.

@@ -36,7 +36,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads a header. `None` if no record begins so.
+    /// Reads a header. `None` if no record begins like this.
     pub fn read(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let (key_bytes, value_bytes) = (word(0), word(4));

@@ -25,7 +25,7 @@ pub const WORD_BYTES_MAX: usize = 1 << 20;
 pub const REQUEST_BYTES_MAX: usize = 16 << 20;
 /// Maximum length of an inline request, as in Redis.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
-/// Maximum length of a line with a length: a sign, the digits of any 64-bit number, and what surrounds them.
+/// Maximum length of a line that states a length: a sign, the digits of any 64-bit number, and what surrounds them.
 const LENGTH_LINE_BYTES_MAX: usize = 32;
 
 /// A request whose bytes have all arrived.

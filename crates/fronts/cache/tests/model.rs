@@ -13,7 +13,8 @@ use std::collections::HashMap;
 
 use aquifer::Space;
 use aquifer_cache::{SPAN_BYTES, SPANS_MIN, Store, StoreFailure};
-use common::{Random, can_run};
+use aquifer_test_support::Random;
+use common::{can_run, numbered_bytes};
 
 const STEPS: u64 = 14_000;
 
@@ -41,7 +42,7 @@ fn value(number: u64) -> Vec<u8> {
         1..=100 => number % 200_000,
         _ => number % 3000,
     };
-    Random::bytes(number, len as usize)
+    numbered_bytes(number, len as usize)
 }
 
 impl World {
@@ -78,7 +79,7 @@ impl World {
     }
 
     fn set(&mut self, number: u64, random: &mut Random) {
-        let new = random.next();
+        let new = random.bits();
         let over = if random.below(4) == 0 { self.now_ms + 1 + random.below(300) } else { 0 };
         match self.store.set(&key(number), &value(new), over) {
             Ok(()) => {
@@ -125,7 +126,7 @@ fn a_cache_that_is_large_enough_forgets_nothing() {
         for _ in 0..STEPS {
             let number = random.below(500);
             if random.below(2) == 0 {
-                let new = random.next() / 500 * 500 + 101 + random.below(399);
+                let new = random.bits() / 500 * 500 + 101 + random.below(399);
                 world.store.set(&key(number), &value(new), 0).unwrap();
                 world.model.insert(number, (vec![new], 0));
             } else {
@@ -188,7 +189,7 @@ fn a_tier_that_is_too_small_costs_keys_and_not_the_cache() {
     }
     let mut world = World::open("dram:size=12MiB", 31, 20_000);
     for number in 0..20_000 {
-        match world.store.set(&key(number), &Random::bytes(number, 3000), 0) {
+        match world.store.set(&key(number), &numbered_bytes(number, 3000), 0) {
             Ok(()) => {
                 world.model.insert(number, (vec![number], 0));
             }
@@ -198,7 +199,7 @@ fn a_tier_that_is_too_small_costs_keys_and_not_the_cache() {
     let found = (0..20_000).filter(|number| match world.store.value(&key(*number), 1) {
         Ok(None) | Err(StoreFailure::NoRoom) => false,
         Ok(Some(found)) => {
-            assert_eq!(found, Random::bytes(*number, 3000), "key {number}");
+            assert_eq!(found, numbered_bytes(*number, 3000), "key {number}");
             true
         }
         Err(failure) => panic!("{failure}"),

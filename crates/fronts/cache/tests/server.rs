@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Random, Reply, Running, can_run, request};
+use common::{Reply, Running, can_run, numbered_bytes, request};
 
 const TIER: &str = "dram:size=96MiB";
 
@@ -93,7 +93,7 @@ fn pipelines_of_several_clients_get_their_replies_in_order() {
             let mut client = server.client();
             scope.spawn(move || {
                 let key = |index: u64| format!("{number}:{index}").into_bytes();
-                let value = |index: u64| Random::bytes(number << 32 | index, 4000 + (index % 9000) as usize);
+                let value = |index: u64| numbered_bytes(number << 32 | index, 4000 + (index % 9000) as usize);
                 let batches =
                     |client: &mut common::Client, make: &dyn Fn(u64) -> Vec<u8>, check: &dyn Fn(u64, Reply)| {
                         for start in (0..keys).step_by(depth) {
@@ -126,7 +126,7 @@ fn a_tier_that_fails_or_lies_makes_requests_fail_and_nothing_else() {
     for tier in ["failing:corrupt=1:dram:size=96MiB", "failing:every=1,on=read:dram:size=96MiB"] {
         let server = Running::start(tier, &["--size", "96MiB"]);
         let mut client = server.client();
-        let (keys, value) = (4000, |index: u64| Random::bytes(index, 8000));
+        let (keys, value) = (4000, |index: u64| numbered_bytes(index, 8000));
         let mut errors = 0;
         let mut is_error = |reply: &Reply| {
             let is_error = matches!(reply, Reply::Error(why) if why.contains("the tier has failed"));

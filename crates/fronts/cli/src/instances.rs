@@ -89,7 +89,9 @@ pub fn of_process(pid: u32) -> Result<Instance, Failure> {
     let mut found = Vec::new();
     if let Err(error) = collect(pid, &mut found) {
         let (cause, remedy) = match error.kind() {
-            io::ErrorKind::NotFound => (format!("there is no process {pid}"), "see 'aquifer stat' for those that are"),
+            io::ErrorKind::NotFound => {
+                (format!("there is no process {pid}"), "see 'aquifer stat' for the programs that run")
+            }
             io::ErrorKind::PermissionDenied => {
                 (format!("process {pid} belongs to another user"), "run as that user, or as root")
             }

@@ -33,10 +33,10 @@ Keys:
 
 Examples:
   aquifer top                 every program that runs under aquifer
-  aquifer top --interval 5    calmer
+  aquifer top --interval 5    update every 5 seconds
 For scripts: aquifer stat --json --watch 1")]
 pub struct TopArgs {
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = crate::stat::seconds)]
     interval: Duration,
 }

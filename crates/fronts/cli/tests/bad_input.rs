@@ -433,7 +433,12 @@ fn programs_with_rights_of_their_own_are_refused() {
 #[test]
 fn processes_that_are_not_ours() {
     let Some(preload) = stand_in() else { return };
-    refuses(preload, &["stat", "4194304"], 1, "there is no process 4194304; see 'aquifer stat' for those that are");
+    refuses(
+        preload,
+        &["stat", "4194304"],
+        1,
+        "there is no process 4194304; see 'aquifer stat' for the programs that run",
+    );
     let own = std::process::id().to_string();
     let line = format!(
         "process {own} does not run under aquifer; start it with 'aquifer run', or see 'aquifer stat' for those that do"

@@ -3,7 +3,7 @@
 
 //! The manager's address: `http://HOST[:PORT]` on this machine, or `https://HOST[:PORT]`. Pure.
 //!
-//! A password or a token over HTTP can be read by anyone on the way, so HTTP is allowed on loopback alone.
+//! A password or a token over HTTP can be read by anyone on the path, so HTTP is allowed only on loopback.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -38,7 +38,7 @@ fn plan_text(plan: &Value) -> String {
     text
 }
 
-/// The changes alone.
+/// Only the changes.
 fn changes_text(plan: &Value) -> String {
     let changes = plan["Changes"].as_array().into_iter().flatten();
     changes.map(|line| format!("{}\n", plain(&cell(line)))).collect()
@@ -175,7 +175,7 @@ pub(crate) fn plan(session: &mut Session<'_>, args: &Compare) -> Result<(), Fail
     session.show(&answer, plan_text)
 }
 
-/// Shows the changes alone. Returns whether there are any.
+/// Shows only the changes. Returns whether there are any.
 pub(crate) fn diff(session: &mut Session<'_>, args: &Compare) -> Result<bool, Failure> {
     let answer = session.client.ask(&Request::post(PLANS, declaration(&args.file)?))?.body;
     session.show(&answer, changes_text)?;

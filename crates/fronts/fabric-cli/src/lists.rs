@@ -16,7 +16,7 @@ const SWITCHES: &str = "/redfish/v1/Fabrics/Aquifer/Switches";
 const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints";
 const ZONES: &str = "/redfish/v1/Fabrics/Aquifer/Zones";
 const TASKS: &str = "/redfish/v1/TaskService/Tasks";
-/// Pages of a collection at most, of a thousand members each.
+/// Maximum number of pages of a collection, of a thousand members each.
 const PAGES_MAX: usize = 1000;
 
 /// A table's titles, and the cells of a member.

@@ -159,7 +159,7 @@ fn two_managers_at_one_switch_leave_each_other_what_they_have() {
     assert_eq!(lds(&first), lds(&second));
     second.apply(&declaration(&[], &[MLD], json!({})));
     second.wait("it has let go", |site| lds(site).iter().filter(|bound| !bound.is_null()).count() == 1);
-    // Until the LD is wiped, everything of the first manager counts as changing.
+    // Until the LD is wiped, the first manager reports its volumes as changing.
     first.wait("the first manager keeps what it has", |site| site.state_of("mine") == "Enabled");
     second.finish();
     first.finish();

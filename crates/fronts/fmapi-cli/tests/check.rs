@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The suite against peers: ours departs nowhere, each known peer departs as it is known to, and each way of being
-//! wrong is found by its case.
+//! The suite against peers: our switch departs nowhere from the specification, each known peer shows its known
+//! departures, and each kind of error is found by the case for it.
 
 use std::collections::BTreeSet;
 use std::fs::File;

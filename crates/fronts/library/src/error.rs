@@ -20,7 +20,7 @@ pub enum OpenError {
     NoDram,
     /// No tier was given: call [`Builder::tier`](crate::Builder::tier).
     NoTier,
-    /// There is no such policy. The text lists those that there are.
+    /// There is no such policy. The text lists the existing ones.
     Policy(String),
     /// The space could not be started. The text says why.
     Start(Box<dyn std::error::Error + Send + Sync>),

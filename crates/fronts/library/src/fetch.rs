@@ -3,9 +3,9 @@
 
 //! The future that makes a range resident.
 //!
-//! First poll: asks the space's list of fetches (`fetches.rs`) for the range. Later polls: look whether it has arrived.
-//! The last step, which puts the blocks at their addresses, is made by the thread that polls: it needs no transfer,
-//! unless the blocks have been evicted again meanwhile.
+//! First poll: asks the space's list of fetches (`fetches.rs`) for the range. Later polls: check whether it has
+//! arrived. The last step, which puts the blocks at their addresses, is made by the thread that polls: it needs no
+//! transfer, unless the blocks have been evicted again meanwhile.
 
 use std::future::Future;
 use std::ops::Range;

@@ -138,7 +138,7 @@ impl Fetches {
         self.list().has_thread
     }
 
-    /// An executor takes turns from now on, or does so no more.
+    /// An executor takes turns from now on, or stops doing so.
     pub(crate) fn enlist_executor(&self) {
         self.list().executors += 1;
     }

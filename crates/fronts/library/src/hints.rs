@@ -415,7 +415,7 @@ impl Inner {
         Ok(self.memory.advise(range.start, range.len(), advice)?)
     }
 
-    /// Refuses a range of which a part would not be fetched.
+    /// Refuses a range if a part of it would not be fetched.
     pub(crate) fn check_wanted(&self, range: &Range<usize>) -> Result<(), Error> {
         self.memory.check()?;
         let pages = range.start / PAGE..range.end.div_ceil(PAGE);

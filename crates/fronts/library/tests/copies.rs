@@ -13,6 +13,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use aquifer::{Copying, Error, Intent, Mapping, Space, contexts};
+use aquifer_test_support::Random;
 use common::{MIB, PAGE, bytes_with, can_run, evict_all, filled, is_stored, space, wait_until};
 
 /// Tiers whose reads overlap, and one whose reads do not.
@@ -35,18 +36,6 @@ fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Ready(output) => return output,
             Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
         }
-    }
-}
-
-/// SplitMix64 (Steele, Lea and Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let number = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((number ^ (number >> 31)) % end as u64) as usize
     }
 }
 
@@ -73,7 +62,7 @@ fn contexts_copy_the_right_bytes_wherever_they_are() {
         let (mapping, random) = (&mapping, &RefCell::new(Random(7)));
         let copies = (0..2000).map(|number| async move {
             let len = [1, 8, 64, 1000, PAGE, 3 * PAGE + 5][number % 6];
-            let at = random.borrow_mut().below(mapping.len() - len);
+            let at = random.borrow_mut().index(mapping.len() - len);
             let mut found = vec![0; len];
             mapping.copy(at, &mut found).await.unwrap();
             assert!(are_right(at, &found), "{tier}, {block_size}: {len} bytes from {at:#x}");
@@ -289,8 +278,8 @@ fn every_copy_is_the_last_write() {
         let (mut model, mut random) = (vec![0_u8; BYTES], Random(seed as u64));
         for step in 0..60_u8 {
             for _ in 0..50 {
-                let (at, len) = (random.below(BYTES - 9000), 1 + random.below(9000));
-                match random.below(4) {
+                let (at, len) = (random.index(BYTES - 9000), 1 + random.index(9000));
+                match random.index(4) {
                     0 => drop(mapping.evict(at..at + len)),
                     1 => drop(mapping.prefetch(at..at + len, Intent::Read)),
                     2 => {
@@ -304,7 +293,7 @@ fn every_copy_is_the_last_write() {
                 }
             }
             let (mapping, model) = (&mapping, &model);
-            let copies = (0..50).map(|_| (random.below(BYTES - 9000), 1 + random.below(9000)));
+            let copies = (0..50).map(|_| (random.index(BYTES - 9000), 1 + random.index(9000)));
             contexts::run(
                 &space,
                 copies.map(|(at, len)| async move {

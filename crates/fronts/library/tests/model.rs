@@ -13,6 +13,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer::{Error, Hints, Intent, Mapping, Pattern, Piece, Pin, Space, Status, contexts};
+use aquifer_test_support::Random;
 use common::{MIB, PAGE, can_run};
 
 const BYTES: usize = 24 * MIB;
@@ -20,28 +21,12 @@ const STEPS: usize = 1500;
 /// Accesses touch a part of the memory most of the time, so that blocks come and go.
 const NEAR: usize = 2 * MIB;
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let number = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        number ^ (number >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// A range of 1 to `max` bytes.
-    fn range(&mut self, max: usize) -> std::ops::Range<usize> {
-        let whole = if self.below(4) == 0 { BYTES } else { NEAR };
-        let start = self.below(whole);
-        let len = 1 + self.below(max.min(BYTES - start));
-        start..start + len
-    }
+/// A range of 1 to `max` bytes.
+fn some_range(random: &mut Random, max: usize) -> std::ops::Range<usize> {
+    let whole = if random.index(4) == 0 { BYTES } else { NEAR };
+    let start = random.index(whole);
+    let len = 1 + random.index(max.min(BYTES - start));
+    start..start + len
 }
 
 /// A mapping and what its bytes must be.
@@ -58,7 +43,7 @@ struct World<'w> {
 
 impl World<'_> {
     fn step(&mut self, random: &mut Random) {
-        match random.below(100) {
+        match random.index(100) {
             0..=19 => self.write(random, Mapping::write),
             20..=34 => self.write(random, |mapping, at, bytes| mapping.write_in_place(at, bytes).map(|_| ())),
             35..=54 => self.read(random, |mapping, at, into| mapping.read(at, into)),
@@ -70,20 +55,20 @@ impl World<'_> {
                 mapping.gather_pieces(&mut pieces)
             }),
             75..=84 => {
-                let range = random.range(2 * PAGE);
+                let range = some_range(random, 2 * PAGE);
                 let (mapping, mut fetched) = (&self.mapping, Ok(()));
                 let keep = &mut fetched;
                 let fetch = mapping.fetch(range);
                 contexts::run(self.space, [async move { *keep = fetch.await }]);
                 self.note(fetched);
             }
-            85..=89 if self.pins.len() < 3 => match self.mapping.pin(random.range(PAGE)) {
+            85..=89 if self.pins.len() < 3 => match self.mapping.pin(some_range(random, PAGE)) {
                 Ok(pin) => self.pins.push(pin),
                 Err(failure) => self.note(Err(failure)),
             },
-            85..=89 => drop(self.pins.swap_remove(random.below(3))),
+            85..=89 => drop(self.pins.swap_remove(random.index(3))),
             90..=92 => {
-                let page = random.range(1).start / PAGE * PAGE;
+                let page = some_range(random, 1).start / PAGE * PAGE;
                 let range = page..(page + 3 * PAGE).min(BYTES);
                 match self.mapping.discard(range.clone()) {
                     Ok(()) => {
@@ -98,7 +83,7 @@ impl World<'_> {
     }
 
     fn write(&mut self, random: &mut Random, how: impl Fn(&mut Mapping, usize, &[u8]) -> Result<(), Error>) {
-        let (range, byte) = (random.range(3 * PAGE), random.next() as u8);
+        let (range, byte) = (some_range(random, 3 * PAGE), random.bits() as u8);
         let new: Vec<u8> = range.clone().map(|at| byte ^ at as u8).collect();
         match how(&mut self.mapping, range.start, &new) {
             Ok(()) => {
@@ -113,7 +98,7 @@ impl World<'_> {
     }
 
     fn read(&mut self, random: &mut Random, how: impl Fn(&Mapping, usize, &mut [u8]) -> Result<(), Error>) {
-        let range = random.range(3 * PAGE);
+        let range = some_range(random, 3 * PAGE);
         let mut found = vec![0; range.len()];
         match how(&self.mapping, range.start, &mut found) {
             Ok(()) => {
@@ -130,7 +115,7 @@ impl World<'_> {
         for pin in &self.pins {
             common::wait_until(&self.story, || self.mapping.ready(pin.range()));
         }
-        let _ = self.mapping.ready(random.range(3 * PAGE));
+        let _ = self.mapping.ready(some_range(random, 3 * PAGE));
     }
 
     /// Errors are allowed. Memory that is lost is discarded, so that it can be used again.
@@ -161,12 +146,12 @@ impl World<'_> {
 fn give_hints(hints: &Hints, seed: u64, is_over: &AtomicBool) {
     let mut random = Random(seed);
     while !is_over.load(Ordering::Relaxed) {
-        let range = random.range(MIB);
-        let outcome = match random.below(7) {
+        let range = some_range(&mut random, MIB);
+        let outcome = match random.index(7) {
             0 => hints.prefetch(range.start..range.end.min(range.start + PAGE), Intent::Read),
             1 => hints.prefetch(range.start..range.end.min(range.start + PAGE), Intent::Write),
             2 => hints.stream(range),
-            3 => hints.pattern(range, [Pattern::Normal, Pattern::Random, Pattern::Sequential][random.below(3)]),
+            3 => hints.pattern(range, [Pattern::Normal, Pattern::Random, Pattern::Sequential][random.index(3)]),
             4 => hints.status(range).map(|_| ()),
             _ => hints.evict(range),
         };

@@ -9,34 +9,19 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
 use aquifer::Mapping;
+use aquifer_test_support::Random;
 use common::{MIB, PAGE, Scratch, bytes_with, can_run, evict_all, is_stored};
-
-/// SplitMix64 (Steele, Lea and Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let number = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        number ^ (number >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// A range of 1 to `max` bytes, most of the time in the first 2 MiB.
-    fn range(&mut self, max: usize) -> std::ops::Range<usize> {
-        let whole = if self.below(4) == 0 { BYTES } else { 2 * MIB };
-        let start = self.below(whole);
-        start..start + 1 + self.below(max.min(BYTES - start))
-    }
-}
 
 /// A length that does not end with a page.
 const BYTES: usize = 18 * MIB - 700;
 const STEPS: usize = 500;
+
+/// A range of 1 to `max` bytes, most of the time in the first 2 MiB.
+fn some_range(random: &mut Random, max: usize) -> std::ops::Range<usize> {
+    let whole = if random.index(4) == 0 { BYTES } else { 2 * MIB };
+    let start = random.index(whole);
+    start..start + 1 + random.index(max.min(BYTES - start))
+}
 
 fn check(mapping: &Mapping, range: std::ops::Range<usize>, wanted: &[u8], story: &str) {
     let mut found = vec![0; range.len()];
@@ -54,9 +39,9 @@ fn play(tier: &str, block_size: &str, seed: u64) {
     let space = scratch.space(tier, block_size);
     let mut mapping = space.map_named("model", BYTES).expect("it can be made");
     for _ in 0..STEPS {
-        match random.below(100) {
+        match random.index(100) {
             step @ 0..=44 => {
-                let (range, byte) = (random.range(3 * PAGE), random.next() as u8);
+                let (range, byte) = (some_range(&mut random, 3 * PAGE), random.bits() as u8);
                 now[range.clone()].iter_mut().enumerate().for_each(|(at, new)| *new = byte ^ at as u8);
                 let new = &now[range.clone()];
                 let written = if step < 25 {
@@ -66,17 +51,17 @@ fn play(tier: &str, block_size: &str, seed: u64) {
                 };
                 written.unwrap_or_else(|failure| panic!("{story}: {failure}"));
             }
-            45..=64 => check(&mapping, random.range(5 * PAGE), &now, &story),
+            45..=64 => check(&mapping, some_range(&mut random, 5 * PAGE), &now, &story),
             65..=72 => {
-                let page = random.range(1).start / PAGE * PAGE;
+                let page = some_range(&mut random, 1).start / PAGE * PAGE;
                 let range = page..(page + 20 * PAGE).min(BYTES);
                 mapping.discard(range.clone()).unwrap();
                 now[range].fill(0);
             }
-            73..=82 => mapping.evict(random.range(MIB)).unwrap(),
-            83..=84 => assert!(!mapping.status(random.range(MIB)).unwrap().is_empty()),
+            73..=82 => mapping.evict(some_range(&mut random, MIB)).unwrap(),
+            83..=84 => assert!(!mapping.status(some_range(&mut random, MIB)).unwrap().is_empty()),
             85..=93 => {
-                let range = random.range(MIB);
+                let range = some_range(&mut random, MIB);
                 mapping.sync(range.clone()).unwrap_or_else(|failure| panic!("{story}: {failure}"));
                 let pages = range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE).min(BYTES);
                 synced[pages.clone()].copy_from_slice(&now[pages]);

@@ -169,7 +169,7 @@ fn a_damaged_page_is_lost_and_no_other_and_can_be_written_again() {
     assert_eq!((first_word(&mapping, 100), first_word(&mapping, 103)), (Ok(8), Ok(0)));
 }
 
-/// A change that a tier has lost cannot be synced, and nothing else of the same sync is.
+/// A sync that includes a change which a tier has lost fails as a whole.
 #[test]
 fn a_sync_of_lost_changes_fails_and_changes_nothing() {
     if !can_run() {

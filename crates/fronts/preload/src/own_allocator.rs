@@ -9,7 +9,8 @@
 //! The lock is held with signals blocked, so a handler of the program cannot find it taken by its own thread.
 //!
 //! Large allocations are mappings of their own: their zeros take no memory until they are written to, they grow without
-//! a copy, and what is freed goes back to the kernel at once. The tables of managed memory depend on the first.
+//! a copy, and what is freed goes back to the kernel at once. The tables of managed memory depend on the first of these
+//! properties.
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe by its trait")]
 

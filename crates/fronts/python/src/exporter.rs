@@ -3,10 +3,10 @@
 
 //! The buffer protocol: `memoryview(mapping)`, and arrays over it.
 //!
-//! The limited API has `Py_buffer` and the two slots for it from CPython 3.11 on, and pyo3 offers them from there on
-//! only. The interpreters of 3.9 and 3.10 take the slots as well, with the same numbers and the same struct, which the
-//! stable ABI of 3.11 then fixed. So this file makes its own class that has nothing but these two slots, and the
-//! Python class inherits from it and from [`Mapping`]. It calls no function that the stable ABI of 3.9 lacks.
+//! The limited API has `Py_buffer` and the two slots for it from CPython 3.11 on, and pyo3 offers them only from that
+//! version on. The interpreters of 3.9 and 3.10 take the slots as well, with the same numbers and the same struct,
+//! which the stable ABI of 3.11 then fixed. So this file makes its own class that has nothing but these two slots, and
+//! the Python class inherits from it and from [`Mapping`]. It calls no function that the stable ABI of 3.9 lacks.
 //!
 //! A consumer that takes a pointer and gives the buffer back at once, while it goes on to use the pointer, would use
 //! memory that is unmapped after `close()`. `numpy.ndarray(buffer=mapping)` does that. Such a consumer asks for bytes

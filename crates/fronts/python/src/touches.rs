@@ -99,7 +99,8 @@ fn install() {
     });
 }
 
-/// Says why, and lets the access happen again with what SIGSEGV did before, which ends the process by default.
+/// Prints the reason, restores the earlier action of SIGSEGV, and lets the access happen again. By default that ends
+/// the process.
 extern "C" fn on_touch(_signal: c_int, detail: *mut libc::siginfo_t, _context: *mut c_void) {
     // SAFETY: the kernel passes the details of the signal; SIGSEGV has an address.
     let address = unsafe { (*detail).si_addr() }.addr();

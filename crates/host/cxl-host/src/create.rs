@@ -13,8 +13,8 @@
 //! | 6    | `commit`                                    | `commit` 0                    |
 //! | 7    | the driver's `bind`                         | `unbind`                      |
 //!
-//! After step 7 the kernel makes a memory device of the region and, as its own default or by the device's driver, a
-//! node (`memory.rs`).
+//! After step 7 the kernel makes a memory device of the region and, by default or through the device's driver, a node
+//! (`memory.rs`).
 
 use std::io;
 

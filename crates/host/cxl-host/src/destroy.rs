@@ -3,8 +3,8 @@
 
 //! Takes a region back: its memory offline, its devices disabled, its decoders free, the region gone.
 //!
-//! The memory goes first, because it alone can be in use. When it is offline nothing else can be refused for a reason
-//! that an operator could change.
+//! The memory goes first, because it alone can be in use. Once it is offline, no later step can fail for a reason that
+//! an operator could remove.
 
 use aquifer_nodes::dax::{Mode, set_mode};
 use aquifer_nodes::{Tree, Write, WriteFailure, write_all};

@@ -92,7 +92,7 @@ pub enum CxlFailure {
         kind: &'static str,
         /// The name.
         name: String,
-        /// Those that there are.
+        /// Those that exist.
         found: Vec<String>,
     },
     /// The memory device has no address or no node, so its memory cannot be found.

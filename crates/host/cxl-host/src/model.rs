@@ -133,7 +133,7 @@ impl KernelModel {
         }
     }
 
-    /// A memdev is pulled out. Its regions lose it, and their driver, and cannot be used any more.
+    /// A memdev is pulled out. Its regions lose it, and their driver, and can no longer be used.
     pub fn pull(&self, number: u64) {
         for index in 0..2 {
             let decoder = format!("decoder{}.{index}", number + 3);

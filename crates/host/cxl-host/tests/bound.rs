@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A bound device comes online as memory, and goes offline before it is unbound, at whichever write the process is
-//! killed.
+//! A bound device comes online as memory, and goes offline before it is unbound, no matter before which of
+//! its writes the process is killed.
 //!
 //! Guards against two failures: an agent that is killed between two writes leaves a region that is neither online nor
 //! free, and an unbind that overtakes the kernel removes memory under programs.

@@ -100,7 +100,7 @@ fn a_creation_that_fails_at_any_write_changes_nothing() {
     }
 }
 
-/// If nothing can be written any more, what is left is named, and can be taken back later.
+/// If writes fail from some point on, the error names what is left, which can be taken back later.
 #[test]
 fn what_cannot_be_undone_is_named_and_can_be_destroyed_later() {
     for failing in 1..14 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The workloads that use the library: their ways, their tiers, where their program is, and their bars. Pure, but for
-//! the look for the program.
+//! The workloads that use the library: their ways, their tiers, where their program is, and their bars. Pure, except
+//! that it looks for the program's file.
 //!
 //! A program that uses the library has its own space, so no pager is put around it: the contender is an argument
 //! of the program. Its budget is the local memory that every other contender gets, and its index and other ordinary

@@ -56,7 +56,7 @@ pub fn both<A, B, E>(
     Ok((first()?, second()?))
 }
 
-/// A warning for a comparison of two builds in which one build comes first once more than the other.
+/// A warning for a comparison of two builds in which one build comes first one more time than the other.
 ///
 /// The order can have more effect than the difference between the builds. If two of three rounds have the same order,
 /// the median is a figure of that order.
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// In how many of the rounds `one` runs before `other`.
+    /// The number of rounds in which `one` runs before `other`.
     fn firsts<T: PartialEq>(rounds: &[Vec<T>], one: &T, other: &T) -> usize {
         let place = |round: &[T], member| round.iter().position(|it| it == member).expect("it runs in each round");
         rounds.iter().filter(|round| place(round, one) < place(round, other)).count()

@@ -146,8 +146,8 @@ const fn of_threads(name: &'static str) -> Case {
     Case { overhead, name, program, arguments, budget_bytes, tier_bytes: 512 * MIB, block_bytes: 0, bar: NO_BAR }
 }
 
-/// The reader's budget is a third of its array, so that two thirds of each pass come from the donors, and so large that
-/// read-ahead, which takes a part of it, can have slabs of all of them in flight.
+/// The reader's budget is a third of its array, so two thirds of each pass come from the donors. It is large enough
+/// that read-ahead, which takes a part of it, can have slabs of all donors in flight.
 const fn of_striping(name: &'static str) -> Case {
     let (overhead, program) = (Overhead::Striping, "sequential_read");
     let (arguments, budget_bytes, tier_bytes) = (&["--bytes", "768MiB"], 256 * MIB, 1024 * MIB);

@@ -126,7 +126,7 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
         }
         let _ = writeln!(text, "  {}", bar(*speed, &speeds));
     }
-    text.push_str("  (bars: speed, each sign a fifth of a doubling)\n");
+    text.push_str("  (bars: speed; five characters are a doubling)\n");
     peak_line(&mut text, record, workload, local);
     let reported: Vec<&Latency> = record
         .latencies

@@ -24,7 +24,7 @@ MS_REC, MS_PRIVATE, MNT_DETACH, PR_SET_DUMPABLE = 0x4000, 1 << 18, 2, 4
 
 
 def fifo():
-    """In a namespace of its own, at the root of a file system that is not mounted any more. False where there is none."""
+    """In a namespace of its own, at the root of a file system that is no longer mounted. False where there is none."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_DUMPABLE, 1)
     if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS):

@@ -84,7 +84,7 @@ pub struct Shape {
 /// What one run has shown.
 #[derive(Debug)]
 pub struct Shown {
-    /// The largest sum of [`Memory`] that was seen, without what the program has without a pager.
+    /// The largest sum of [`Memory`] that was seen, minus what a run without a pager has besides the mapping.
     pub peak: u64,
     /// The final statistics.
     pub stats: serde_json::Value,

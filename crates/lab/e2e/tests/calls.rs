@@ -327,8 +327,8 @@ fn a_large_message_stays_whole() {
     );
 }
 
-/// io_submit(2) with vectors, as QEMU uses it for its guests' disks: the list used to be taken for the buffer, and the
-/// request ended with EFAULT.
+/// io_submit(2) with vectors, as QEMU uses it for its guests' disks: the list used to be mistaken for the buffer, and
+/// the request ended with EFAULT.
 #[test]
 fn asynchronous_requests_find_their_memory() {
     // With exchange by copying, such requests are refused: `pins.rs`.

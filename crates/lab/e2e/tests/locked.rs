@@ -7,8 +7,8 @@
 use aquifer_e2e::build::compile_small;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// Memory is locked up to half the budget, and the rest is still evicted. Locking more is ENOMEM, and so is a lock on
-/// future mappings: when such a lock was granted, it took every frame, and the program ended.
+/// Memory is locked up to half the budget, and the rest is still evicted. Locking more fails with ENOMEM, and so does a
+/// lock on future mappings: when such a lock was granted, it took every frame, and the program ended.
 #[test]
 fn memory_is_locked_up_to_half_the_budget() {
     let body = "char *start = touch(80); size_t mib = 1 << 20;\
@@ -93,8 +93,8 @@ fn memory_locked_early_stays() {
     }
 }
 
-/// A process has 1024 entries for pins. When locked memory has taken them all, a further lock is ENOMEM, and calls
-/// still find their memory.
+/// A process has 1024 entries for pins. When locked memory has taken them all, a further lock fails with ENOMEM, and
+/// calls still find their memory.
 #[test]
 fn calls_work_when_nothing_more_can_be_pinned() {
     let body = "char *start = touch(80); size_t mib = 1 << 20; int locked = 0;\

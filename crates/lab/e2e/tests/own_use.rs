@@ -35,7 +35,7 @@ fn memory_that_is_mapped_and_never_touched_takes_next_to_nothing() {
     let shown = shape.show(&program, "own-use-sparse", "64MiB", &tier);
     let (managed, own) = (shown.figure("managed_bytes_peak"), shown.figure("overhead_bytes"));
     shown.print();
-    // A region that nothing is in takes about a hundred bytes.
+    // An empty region takes about a hundred bytes.
     assert!(own <= managed / 10_000 + (4 << 20), "{own} for {managed}: {}", shown.stats);
     assert_eq!(shown.figure("errors"), 0, "{}", shown.stats);
 }

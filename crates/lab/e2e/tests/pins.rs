@@ -265,7 +265,7 @@ fn asynchronous_transfers_that_are_there_already_end_the_program_where_pages_are
     }
 }
 
-/// A flash tier's own ring used to be taken for the program's, and ended every run on the default tier.
+/// A flash tier's own ring used to be mistaken for the program's, and ended every run on the default tier.
 #[test]
 fn the_tiers_own_ring_is_not_the_programs() {
     let body = "#include <stdlib.h>\nint main(void) { volatile char *at = malloc(48 << 20);

@@ -61,7 +61,7 @@ fn keeps(name: &str, body: &str) {
 }
 
 /// The kernel does not move pages between mappings with different protections, so such blocks are copied. Memory that
-/// may not be read used to be taken for missing memory, and was fetched as zeros.
+/// may not be read used to be mistaken for missing memory, and was fetched as zeros.
 #[test]
 fn memory_that_may_not_be_touched_for_a_while_keeps_its_contents() {
     for (name, rights) in [("none", "PROT_NONE"), ("read-only", "PROT_READ")] {

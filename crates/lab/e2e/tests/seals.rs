@@ -3,9 +3,9 @@
 
 //! Small blocks that were read are write-protected, and system calls can write to them all the same.
 //!
-//! A block that lost some of its pages, or whose number changed because a hole was cut before it, used to be taken for
-//! one without protection, although its other pages were still protected: under signal delivery read(2) into them got
-//! EFAULT.
+//! A block that lost some of its pages, or whose number changed because a hole was cut before it, used to be mistaken
+//! for one without protection, although its other pages were still protected: under signal delivery read(2) into them
+//! got EFAULT.
 
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{LIMIT, managed, run};

@@ -115,7 +115,7 @@ impl Input<'_> {
         }
     }
 
-    /// One of the handles that there are, or an invented one.
+    /// One of the existing handles, or an invented one.
     fn handle(&mut self, good: u64, others: &[u64]) -> u64 {
         match self.byte() {
             0..=179 => good,

@@ -152,7 +152,7 @@ impl Bus {
         find(&self.functions, &|it| it.class == MEMORY && it.port == Some(port)).expect("a device at the port")
     }
 
-    /// Takes the power of a port's slot away, as a host does that lets a device go: QEMU removes the device.
+    /// Switches off the power of a port's slot, as a host does when it gives up a device: QEMU removes the device.
     pub fn power_off(&self, port: u8) {
         let is_it = |it: &Function| it.device == DOWNSTREAM_PORT && it.port_number() == Some(port);
         let function = find(&self.functions, &is_it).expect("a downstream port");

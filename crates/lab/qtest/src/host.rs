@@ -30,7 +30,7 @@ const EXTENTS_MAX: u32 = 48;
 pub struct HostEvent {
     /// What happened.
     pub kind: CapacityEventKind,
-    /// To which capacity.
+    /// The capacity that it concerns.
     pub extent: Extent,
 }
 

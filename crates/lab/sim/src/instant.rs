@@ -29,8 +29,8 @@ use crate::outcome::Outcome;
 
 /// Maximum number of transfers in the worker's queue, as in the pager's queue for a tier whose requests overlap.
 pub const QUEUE_DEPTH: u32 = 32;
-/// By how much the clock advances each time that it is read. Any amount would do. With this one, the driver's search
-/// for room, which may last five seconds, ends after some 50,000 failures.
+/// How much the clock advances each time that it is read. Any amount would do. With this one, the driver's search for
+/// room, which may last five seconds, ends after some 50,000 failures.
 const NS_PER_LOOK: u64 = 100_000;
 
 /// A machine on which everything completes at once: the kernel, the tier and the clock of one program.

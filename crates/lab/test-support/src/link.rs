@@ -70,7 +70,7 @@ impl Link {
         self.shared.1.notify_all();
     }
 
-    /// The transfer after `transfers` more, in either direction, is lost, and the link is cut.
+    /// After `transfers` more transfers, in either direction, the next one is lost, and the link is cut.
     pub fn cut_after(&self, transfers: Option<u64>) {
         self.change(|state| state.countdown = transfers);
     }

@@ -33,7 +33,7 @@ const WRITTEN_TOGETHER: usize = 256;
 
 impl Memory {
     /// This many words of zeros, in DRAM or in a space, as the arguments say. `ordinary_bytes` is what the workload
-    /// takes in DRAM in any case, and is taken off the budget.
+    /// takes in DRAM in any case, and is subtracted from the budget.
     pub fn open(args: &Args, words: usize, ordinary_bytes: u64) -> Result<Self, Failure> {
         if args.way == Way::Dram {
             return Ok(Self::Dram(vec![0; words]));

@@ -42,7 +42,7 @@ pub struct Measured {
     pub spent: Spent,
     /// Reads of items, or of rows of a graph.
     pub reads: u64,
-    /// Those of which something was not resident.
+    /// Those that were not wholly resident.
     pub far_reads: u64,
     /// Bytes that were fetched meanwhile.
     pub fetched_bytes: u64,

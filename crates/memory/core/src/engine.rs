@@ -7,12 +7,12 @@
 //! around it and carries the actions out with the lock released. A block that a thread is working on is in a busy
 //! state, and every other thread waits until that thread reports back.
 //!
-//! - [`fault`](Engine::fault) is in `fault.rs`: the path of one fault. It makes room in `room.rs`, and each step ends
-//!   with a report, in `reports.rs`.
+//! - [`fault`](Engine::fault) is in `fault.rs`: the path of one fault. It makes room in `make_room.rs`, and each step
+//! ends with a report, in `reports.rs`.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - The program's advice, by madvise(2), is in `advice.rs`. Callers that wait for what they asked for: `arrivals.rs`.
-//! - Writes in place are in `in_place.rs`. Changes of the budget are in `budget.rs`.
-//! - The choice of a block size is in `elastic.rs`, with the evidence of `clusters.rs`.
+//! - Writes in place are in `write_in_place.rs`. Changes of the budget are in `budget.rs`.
+//! - The choice of a block size is in `block_size.rs`, with the evidence of `clusters.rs`.
 //! - fork(2) is in `fork.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`; those with contents in a file: `named.rs`.
 //! - What all tables take in memory is in `tables.rs`.
@@ -23,18 +23,18 @@
 mod advice;
 mod arrivals;
 mod background;
+mod block_size;
 mod budget;
 mod clusters;
 mod dropping;
-mod elastic;
 mod fault;
 mod fork;
-mod in_place;
+mod make_room;
 mod mappings;
 mod named;
 mod reports;
-mod room;
 mod tables;
+mod write_in_place;
 
 pub use advice::Advice;
 pub use arrivals::Arrived;
@@ -43,11 +43,11 @@ pub use budget::budget_pages_min;
 pub use dropping::{DROPS_MAX, DropBatch};
 pub use fault::{Exchange, FaultStep};
 pub use fork::ForkObstacle;
-pub use in_place::{Change, Changed};
 pub use mappings::DiscardStep;
 pub use named::{Contents, Renewed};
 pub use reports::CleanVerdict;
 pub use tables::Tables;
+pub use write_in_place::{Change, Changed};
 
 use self::clusters::Clusters;
 use crate::areas::Areas;
@@ -133,7 +133,7 @@ pub struct Engine {
     ahead: background::Ahead,
     departures: advice::Departures,
     /// How scattered the latest demand fetches were.
-    scatter: Areas<elastic::Scatter>,
+    scatter: Areas<block_size::Scatter>,
     /// Whether those fetches lie in clusters.
     clusters: Clusters,
     /// The block size for memory that a stream passes through.
@@ -184,9 +184,9 @@ impl Engine {
             standby_length: StandbyLength::new(settings.budget_pages, settings.fetch_cost),
             ahead: background::Ahead::default(),
             departures: advice::Departures::default(),
-            scatter: Areas::new(elastic::Scatter::default()),
+            scatter: Areas::new(block_size::Scatter::default()),
             clusters: Clusters::new(settings.fetch_cost <= 1, settings.budget_pages),
-            large: elastic::large(settings.budget_pages),
+            large: block_size::large(settings.budget_pages),
             settings,
             resident_pages: 0,
             debt_pages: 0,

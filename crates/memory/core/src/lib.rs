@@ -6,12 +6,12 @@
 //! No I/O, no clock, no threads, no unsafe. The live pager, the simulator and the tests run this same code; time,
 //! randomness and order are arguments. The inputs of an engine can be recorded and replayed (`record`).
 //!
-//! Where to look: `engine.rs` is the face of it all; `engine/` has one file for each thing that the driver asks (a
-//! fault's next step, room, the worker's plan, reports, forks). `map.rs` knows every managed block and where its bytes
-//! are, `block.rs` the states of a block, `frames.rs` the budget. `policy/` chooses victims, `prefetch.rs` what to read
-//! ahead, `standby.rs` and `standby_length.rs` how long evicted blocks stay in DRAM. `refaults.rs` and `temperature.rs`
-//! are evidence, and so is `mrc.rs`, which samples how long pages stay idle; `tiering.rs`, `shares.rs` and `slabs.rs`
-//! decide about levels of a chain, processes and slabs.
+//! Where to look: `engine.rs` is the interface to all of it; `engine/` has one file for each thing that the driver asks
+//! (a fault's next step, room, the worker's plan, reports, forks). `map.rs` knows every managed block and where its
+//! bytes are, `block.rs` the states of a block, `frames.rs` the budget. `policy/` chooses victims, `prefetch.rs` what
+//! to read ahead, `standby.rs` and `standby_length.rs` how long evicted blocks stay in DRAM. `refaults.rs` and
+//! `temperature.rs` are evidence, and so is `mrc.rs`, which samples how long pages stay idle; `tiering.rs`, `shares.rs`
+//! and `slabs.rs` decide about levels of a chain, processes and slabs.
 
 #![forbid(unsafe_code)]
 

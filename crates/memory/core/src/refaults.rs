@@ -5,8 +5,9 @@
 //!
 //! Pure. The distance of a refault is the number of pages evicted from DRAM between a block's eviction and its fetch.
 //! With a budget larger by that much, the block would still have been resident (Johannes Weiner's argument for
-//! workingset detection, mm/workingset.c of Linux). So the median of the distances, weighted by pages, is how much more
-//! DRAM would halve the fetches. It is an upper bound: a block that is evicted twice in the interval is counted twice.
+//! workingset detection, mm/workingset.c of Linux). So the median of the distances, weighted by pages, is the
+//! additional DRAM that would halve the fetches. It is an upper bound: a block that is evicted twice in the interval is
+//! counted twice.
 //!
 //! The evidence is halved at intervals, so that the estimate follows the program's phases.
 

@@ -8,8 +8,8 @@
 //! block is hot. Blocks that were read ahead wait here for their first touch, and blocks whose write-back failed wait
 //! for another try, on their own list so that they delay no other block.
 //!
-//! The lists are threaded through the frames that the blocks are in, not through the blocks: frames are as many as the
-//! budget has pages, and the managed memory can be many times as large.
+//! The lists are threaded through the frames that the blocks are in, not through the blocks: there are only as
+//! many frames as the budget has pages, and the managed memory can be many times as large.
 
 use crate::block::Waiting;
 use crate::frames::FramePool;

@@ -11,9 +11,9 @@
 /// The levels between which eviction and cleaning run, and what moves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
-    /// Below this many free pages the worker is woken.
+    /// The worker is woken when fewer pages than this are free.
     pub free_low: u64,
-    /// Up to this many free pages it cleans standby blocks.
+    /// The worker cleans standby blocks until this many pages are free.
     pub free_high: u64,
     min: u64,
     max: u64,

@@ -104,7 +104,7 @@ fn the_tables_of_a_tebibyte_fit_beside_48_gibibytes() {
         println!("{policy}: {:.1} bytes for each page that is evicted", of_pages as f64 / evicted);
         assert!(tables.total() <= MANAGED / 100 + (4 << 20), "{tables:?}");
         assert!(tables.total() <= LOCAL / 10, "{tables:?}");
-        // Regions that nothing is in take no more than this.
+        // Empty regions take no more than this.
         assert!(empty.total() <= MANAGED / 10_000, "{empty:?}");
     }
 }

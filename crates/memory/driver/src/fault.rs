@@ -29,8 +29,8 @@ use crate::transfer::{clean, fetch, install_stored};
 pub const WAIT_MAX: Duration = Duration::from_secs(120);
 /// How long an operation waits before it checks whether a signal asks the process to end.
 const HEED_AFTER: Duration = Duration::from_millis(200);
-/// In one fault's search for room: how many times the tier may refuse a block that it has refused before. Then the
-/// search gives up: such blocks are tried only when no others are left.
+/// How many times the tier may refuse a block that it has refused before, while one fault searches for room. After that
+/// the search gives up, because such blocks are tried only when no others are left.
 const FAILURES_MAX: u32 = 16;
 /// How long after the first failure the search may still try further blocks, once more than `FAILURES_MAX` write-backs
 /// have failed.

@@ -10,7 +10,7 @@
 //! - `fault.rs`: one fault, from the first question to the installed block. It makes room with `evict.rs`, and fetches
 //!   and writes back with `transfer.rs`.
 //! - `worker.rs`: the background work, with `batch.rs` for many small blocks at a time.
-//! - `bring.rs`: the memory of a system call becomes resident.
+//! - `make_resident.rs`: the memory of a system call becomes resident.
 //! - `discard.rs`: memory that the program gives back. `quiesce.rs`: brings the space to rest before a fork.
 //! - `engine_lock.rs`: the locked engine; every call that changes it is recorded there.
 //! - `fatal.rs`: errors that a space cannot recover from. The driver returns them; the caller that created the space
@@ -19,13 +19,13 @@
 //! Next on the path of a fault: `fault.rs`.
 
 mod batch;
-mod bring;
 mod discard;
 mod engine_lock;
 mod evict;
 mod fatal;
 mod fault;
 pub mod inspect;
+mod make_resident;
 mod observer;
 pub mod planted;
 mod quiesce;
@@ -34,12 +34,12 @@ mod transfer;
 mod worker;
 
 pub use batch::{BATCH_MAX, Sealed};
-pub use bring::{Brought, bring};
 pub use discard::{Discard, discard};
 pub use engine_lock::{LockTimer, LockedEngine, NoTape, Tape};
 pub use evict::{evict, stays};
 pub use fatal::Fatal;
 pub use fault::{Outcome, WAIT_MAX, check_timeout, resolve};
+pub use make_resident::{Brought, bring};
 pub use observer::{Count, FaultKind, Loss, Observer, Resolved};
 pub use quiesce::quiesce;
 pub use space::{

@@ -25,7 +25,7 @@ use crate::store::{PageBuffer, Store};
 
 /// Maximum number of pages in one write, and the size of a draft's buffer: at 256 KiB, disks are near full speed.
 const RUN_PAGES: usize = 64;
-/// By how many pages the file grows at a time, so that most writes need no call to grow it: 1 MiB.
+/// The number of pages by which the file grows at a time, so that most writes need no call to grow it: 1 MiB.
 const GROW_PAGES: u64 = 256;
 
 /// A page of the mapping that a sync has changed.

@@ -60,7 +60,7 @@ impl Entry {
     /// A page of zeros, or a node without any entry.
     pub const ZERO: Entry = Entry { place: 0, guard: guard::ZERO };
 
-    /// Whether the entry can be one of a file of `pages` pages.
+    /// Whether a file of `pages` pages can contain this entry.
     fn is_valid(self, pages: u64) -> bool {
         if self.place == 0 {
             self.guard == guard::ZERO

@@ -20,8 +20,8 @@
 mod draft;
 mod failure;
 pub mod format;
+mod free_places;
 mod medium;
-mod places;
 mod store;
 mod tree;
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use crate::draft::Draft;
 use crate::failure::Failure;
 use crate::format::{Entry, MAPPING_BYTES_MAX, PAGE, SUPERBLOCKS, Superblock, VERSION, decode_node, encode_node};
+use crate::free_places::Places;
 use crate::medium::Medium;
-use crate::places::Places;
 use crate::tree::{Lookup, Tree};
 
 /// One file of a named mapping.

@@ -21,7 +21,8 @@ const SYNCS: usize = 6;
 /// Random selections for each number of steps.
 const SELECTIONS: usize = 6;
 
-/// One history: its steps, and after which of them which contents were durable.
+/// One history: its steps, and the contents that became durable, each with the number of the step after which they
+/// were.
 struct History {
     steps: Vec<Step>,
     /// The number of steps before each sync was confirmed, and the contents from then on.

@@ -22,7 +22,7 @@ pub struct Node {
     pub number: u32,
     /// True if CPUs belong to it. Memory behind CXL is a node without CPUs.
     pub has_cpus: bool,
-    /// All of its memory; 0 for a node of CPUs alone.
+    /// All of its memory; 0 for a node that has only CPUs.
     pub total_bytes: u64,
     /// Its memory that can be allocated without swapping: free, or holding file pages, which the kernel drops.
     pub available_bytes: u64,
@@ -123,7 +123,7 @@ pub enum NodeFailure {
     NoSuchNode {
         /// Which.
         number: u32,
-        /// Those that there are.
+        /// Those that exist.
         online: String,
     },
     /// The node exists, and none of its memory is online.

@@ -9,7 +9,7 @@ use aquifer_nodes::{Fixture, Machine, NodeFailure, Tree, write_all};
 const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 const NODE: &str = "/sys/devices/system/node";
 
-/// Two nodes with CPUs and memory, one with memory alone, everything off, as Linux 6.12 shows them.
+/// Two nodes with CPUs and memory, one with only memory, everything off, as Linux 6.12 shows them.
 fn machine() -> Fixture {
     let mut tree = Fixture::new()
         .with(&format!("{NODE}/online"), "0-2")
@@ -177,7 +177,7 @@ fn this_machine_is_read() {
     }
 }
 
-/// Contents that no kernel writes: nothing panics, and nothing is taken for a setting.
+/// Contents that no kernel writes: nothing panics, and nothing is mistaken for a setting.
 #[test]
 fn unreadable_files_count_as_absent() {
     for junk in ["", "-1", "yes please", "18446744073709551616", "\u{0}", "0x", "nan"] {

@@ -31,7 +31,7 @@ pub fn abort(parts: &[&str]) -> ! {
     signals::exit_now(CANNOT_GO_ON)
 }
 
-/// Ends the process because its memory cannot be managed any more.
+/// Ends the process because its memory can no longer be managed.
 pub fn fail(fatal: Fatal) -> ! {
     match fatal.errno() {
         None => abort(&[fatal.text()]),

@@ -194,7 +194,7 @@ mod tests {
             let mut buffer = unsafe { frames.buffer(0, len) };
             assert!(buffer.bytes().iter().all(|byte| *byte == 0));
             buffer.bytes_mut().fill(1);
-            // SAFETY: the buffer is not used any more.
+            // SAFETY: the buffer is no longer used.
             unsafe { drop_pages(frames.address(), len) }.expect("ours");
         }
         assert!(served > 3 * PIECES, "{served} of {} were served", 4 * PIECES);

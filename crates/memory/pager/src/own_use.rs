@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the pager itself takes in local DRAM, by part. It is part of the budget: `share.rs` takes it off.
+//! What the pager itself takes in local DRAM, by part. It is part of the budget: `share.rs` subtracts it.
 //!
 //! Counted, not measured: reading /proc/PID/smaps takes milliseconds, and this is computed after each turn of the
 //! worker. The tables are exact to a page of the kernel, since memory that was never written to is not counted; the

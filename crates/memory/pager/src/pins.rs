@@ -7,7 +7,7 @@
 //! cannot be repeated. So all memory that the kernel will touch is made resident first, and pinned until the call
 //! returns. Where eviction copies pages, pins also keep pages resident while a device writes to them.
 //!
-//! A pin is published before its blocks are brought (`driver/src/bring.rs`, which says why this order is safe).
+//! A pin is published before its blocks are brought (`driver/src/make_resident.rs`, which says why this order is safe).
 //!
 //! Threads: any thread of the program, with signals blocked unless everything is known to be resident. Does not
 //! allocate. The slots are in `pins/table.rs`, pins for threads in `pins/threads.rs`, ranges recently found resident
@@ -311,9 +311,8 @@ impl Pager {
         None
     }
 
-    /// Once the pages `start..end` are resident, keeps them from eviction until
-    /// [`release_pin`](Self::release_pin). `None` if no slot is free, or so much is pinned already that faults might
-    /// find no victim.
+    /// Once the pages `start..end` are resident, keeps them from eviction until [`release_pin`](Self::release_pin).
+    /// `None` if no slot is free, or if so much is pinned already that faults might find no victim.
     pub(crate) fn claim_pin(&self, start: PageIndex, end: PageIndex) -> Option<usize> {
         let index = self.pins.claim(thread_slot::token(), 0, start, end, self.weight(start, end))?;
         if self.pins.calls_pages() > self.calls_pages_max() {

@@ -261,7 +261,7 @@ impl Pager {
         })
     }
 
-    /// Reports that the tier will lose stored data, once each time this begins.
+    /// Reports that the tier will lose stored data, once for each such occasion.
     fn report_leaving(&self, is_reported: bool) -> bool {
         let Some(first) = self.tier.leaving(0) else { return false };
         if !is_reported {

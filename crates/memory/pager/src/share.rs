@@ -121,8 +121,8 @@ impl Pager {
     }
 
     /// Makes the engine's budget follow what the pager itself and a tier in local memory take. Called by the worker
-    /// before each turn: between two turns the tables grow by no more than what threads touch for the first time, and
-    /// the tier takes no more than one plan of write-backs, and what threads write that find no free frame.
+    /// before each turn: between two turns the tables grow only by what threads touch for the first time, and the tier
+    /// by at most one plan of write-backs and the blocks that threads without a free frame write back.
     pub(crate) fn follow_local_use(&self) {
         let share = self.share_now.load(Ordering::Relaxed);
         let differs =
@@ -171,7 +171,8 @@ impl Pager {
     }
 }
 
-/// Whether an engine with `before` pages is to get `pages`. Shrinks soon and grows late, so that it does not flutter.
+/// Whether the budget of an engine is to change from `before` to `pages`. A smaller budget takes effect at once and a
+/// larger one late, so that it does not oscillate.
 fn changes(before: u64, pages: u64) -> bool {
     pages < before || pages - before > before / CHANGE_PART
 }

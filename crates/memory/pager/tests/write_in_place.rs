@@ -176,7 +176,7 @@ fn a_write_in_place_is_one_write_to_the_tier_and_makes_nothing_resident() {
     assert_eq!(mapping.write_in_place(0, &[]), Ok(0));
     assert_eq!(plan.writes.load(Ordering::Relaxed) - writes, 2);
     assert!(all(&mapping, 0, MIB, State::Stored));
-    // The second touch makes its block resident, a read or a write.
+    // The second touch, a read or a write, makes its block resident.
     assert_eq!(mapping.read_in_place(5 * PAGE + 100, &mut [0; 4]), Ok(0));
     assert_eq!(mapping.write_in_place(20 * PAGE, &[3; 1]), Ok(0));
     let mut found = vec![0; MIB];

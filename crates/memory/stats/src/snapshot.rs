@@ -245,7 +245,7 @@ impl Snapshot {
         serde_json::to_string_pretty(self).expect("numbers and strings under string keys are always JSON")
     }
 
-    /// Prometheus text of this instance alone.
+    /// Prometheus text of only this instance.
     pub fn to_prometheus(&self) -> String {
         crate::prometheus::to_prometheus(std::slice::from_ref(self))
     }

@@ -62,7 +62,7 @@ impl DeviceMemory {
         Some(u32::from_le(unsafe { address.read_volatile() }))
     }
 
-    /// Writes a register of 32 bits. None, and nothing written, as above.
+    /// Writes a register of 32 bits. None, without a write, if it is not wholly within the window, or not aligned.
     pub fn write_u32(&self, offset: usize, value: u32) -> Option<()> {
         let address: NonNull<u32> = self.address(offset)?;
         // SAFETY: within the mapping and aligned, as `address` has checked.

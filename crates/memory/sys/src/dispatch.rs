@@ -203,7 +203,7 @@ pub fn is_installed() -> bool {
 }
 
 /// Whether this thread is the one that its thread-local memory describes. False in a child of vfork(2), which shares it
-/// with a thread of its parent: what it noted there about its own calls would later be taken for its parent's.
+/// with a thread of its parent: what it noted there about its own calls would later be mistaken for its parent's.
 fn is_owner() -> bool {
     let Some(word) = OWNER.get() else { return true };
     let own = process_id();

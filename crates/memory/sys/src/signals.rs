@@ -93,8 +93,8 @@ pub const fn bit(signal: i32) -> u64 {
 /// while it is blocked, so they are removed from the program's own masks.
 pub static OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
-/// The other signals that the kernel raises on the thread that has caused them. It ends a program that gets one of them
-/// while it is blocked.
+/// The other signals that the kernel raises on the thread that has caused them. The kernel ends a program that gets one
+/// of them while it is blocked.
 const SYNCHRONOUS: u64 = bit(libc::SIGFPE) | bit(libc::SIGILL) | bit(libc::SIGSEGV) | bit(libc::SIGTRAP);
 
 /// The C library's internal signal with which setuid(2) and similar calls reach all threads, and wait for each of them.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Any tier, with planned failures. A test aid that nobody uses for anything else.
+//! Any tier, with planned failures. For tests only.
 //!
 //! An operation that has to fail does not reach the tier underneath. The queue is that tier's queue, so failures
 //! surface while other requests are in flight. What fails when: `failure_plan.rs`.
@@ -88,7 +88,7 @@ impl Tier for Failing {
         buffer: &mut FrameBuffer,
         repaired: &mut dyn FnMut(u64, usize, u32),
     ) -> Result<(), TierFailure> {
-        // A failure or damage here is above all checks of the tier underneath.
+        // Failures and damage that are planned here are not seen by the checks of the tier underneath.
         self.judged(offset, buffer, |buffer| self.inner.read_verified(offset, buffer, repaired))
     }
 

@@ -49,7 +49,7 @@ figures! {
 /// What a tier that compresses has stored now, by all processes of a family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompressionFigures {
-    /// Pages of which something is stored.
+    /// Pages with something stored.
     pub stored_pages: u64,
     /// Those of them that repeat one value, and take no room.
     pub same_value_pages: u64,

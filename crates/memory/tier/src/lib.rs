@@ -23,8 +23,9 @@
 
 #![forbid(unsafe_code)]
 
+mod alternate_reads;
+pub mod completions;
 pub mod conformance;
-pub mod done;
 mod failing;
 mod failure;
 pub mod failure_plan;
@@ -39,8 +40,8 @@ pub mod plain_queue;
 mod tier;
 pub mod transfer;
 mod upkeep;
-mod ways;
 
+pub use alternate_reads::find_way;
 pub use failing::Failing;
 pub use failure::{Activity, Cause, Disposition, TierFailure};
 pub use failure_plan::FailurePlan;
@@ -51,7 +52,6 @@ pub use membership::{MemberKey, MemberStatus, Membership, MembershipFailure, New
 pub use open_failure::OpenFailure;
 pub use tier::{Completion, Leaving, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
 pub use upkeep::{KeepAlive, Upkeep, Verified, Verify};
-pub use ways::find_way;
 
 /// The atomics that `places.rs` uses. A test that includes `places.rs` can substitute its own.
 mod atomic {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use aquifer_sys::FrameBuffer;
 
-use crate::done::Done;
+use crate::completions::Done;
 use crate::failure::TierFailure;
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 

@@ -53,8 +53,8 @@ pub const RATIO: u64 = 4;
 const SIZE_BYTES_MIN: u64 = 4 << 20;
 /// Threads that compress at a time; further ones wait. More than usually write without a queue at the same time.
 const WRITERS: usize = 8;
-/// The cleaner looks whether there is something to do after this many bytes were written or discarded. In a large store
-/// looking takes longer and can wait longer.
+/// The cleaner checks for work each time this many bytes have been written or discarded. In a large store a check takes
+/// longer, and may also come later.
 const CLEAN_AFTER_BYTES: u64 = 64 << 10;
 /// Spans from which on a store is large: 1 GiB. Looking at as many takes some microseconds.
 const LARGE_SPANS: u64 = 4096;

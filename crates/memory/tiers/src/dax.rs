@@ -86,7 +86,7 @@ impl Dax {
         })
     }
 
-    /// A tier on an open file that is at least so long.
+    /// A tier on an open file that is at least this long.
     pub fn on(file: File, capacity_bytes: u64, reach: Reach) -> io::Result<Dax> {
         let len = usize::try_from(capacity_bytes).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let mapping = DaxMemory::map(file, len, reach)?;

@@ -7,8 +7,8 @@
 //! opens, and follows it from then on, in the calls of its upkeep (`follower.rs`): members join, drain and leave
 //! (`changes.rs`, pure). Without the agent, or the fabric manager behind it, the tier goes on with what it has.
 //!
-//! After fork(2), the child follows the agent by itself. What either of them changes, both see: the array's roster is
-//! in memory that they share (`borrower/src/array/roster.rs`).
+//! After fork(2), the child follows the agent by itself. Parent and child see each other's changes, because the array's
+//! member table is in memory that they share (`borrower/src/array/member_table.rs`).
 
 mod changes;
 mod follower;

@@ -30,7 +30,7 @@ fn only_memory_that_is_used_where_it_lies_is_resident() {
         assert_eq!(unsafe { stored.bytes() }, buffer.bytes());
     }
     let grown = resident_bytes().saturating_sub(before);
-    // The kernel adds up its counts of pages now and then only.
+    // The kernel adds up its counts of pages only now and then.
     assert!((60 << 20..96 << 20).contains(&grown), "64 MiB that were used where they lie made {grown} bytes resident");
     aquifer_tiers::conformance::frames::give_back(buffer);
 }

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! A tier whose contents are sealed is a tier. The bytes underneath reveal nothing, and bytes that were changed there
-//! are never taken for the stored ones.
+//! are never mistaken for the stored ones.
 
 mod scratch;
 mod steps;

@@ -19,13 +19,13 @@ use aquifer_control::{End, Keeper, KeeperSettings, Kind, Registration};
 use aquifer_fabric::{Bytes, DonorId};
 use aquifer_sys::wakeup::Wakeup;
 
+use crate::control_end::HostEnd;
 use crate::cxl::CxlThread;
-use crate::end::HostEnd;
-use crate::kept::Kept;
 use crate::ledger::{Ledger, Surroundings, host_of};
 use crate::processes;
 use crate::server::Server;
 use crate::settings::{DonorAddress, Settings};
+use crate::state_file::StateFile;
 
 /// Why an agent cannot start: one line with the remedy.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ pub(crate) struct Shared {
 
 struct State {
     ledger: Ledger,
-    kept: Kept,
+    kept: StateFile,
     /// The ledger as it is on disk.
     stored: Option<Ledger>,
 }
@@ -96,7 +96,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the ledger, and stores it. The error is that of the disk; the change stays, and is stored with the next.
+    /// Changes the ledger, and stores it. If the disk fails, the change is kept in memory, and is stored with the next
+    /// one.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Ledger) -> R) -> (R, io::Result<()>) {
         let mut state = self.state();
         let before = state.ledger.revision();
@@ -163,7 +164,7 @@ impl Host {
     pub fn start(settings: Settings, log: Arc<dyn Fn(&str) + Send + Sync>) -> Result<Host, AgentFailure> {
         let state = |why| AgentFailure::State { why };
         let boot = processes::boot().ok_or(AgentFailure::NoBoot)?;
-        let kept = Kept::open(&settings.state).map_err(state)?;
+        let kept = StateFile::open(&settings.state).map_err(state)?;
         let mut ledger = kept.load().map_err(state)?.unwrap_or_else(|| Ledger::new(&boot));
         ledger.start(&boot);
         if settings.cxl.is_some() {

@@ -6,7 +6,7 @@
 //!
 //! A member has left when no program has memory there or can get any: every user of the volume that was ever given the
 //! member has reported that it left, or has ended. Users are remembered across restarts of the agent, so an agent that
-//! has just started does not take a program that has not connected again for one that has ended.
+//! has just started does not mistake a program that has not reconnected yet for one that has ended.
 //!
 //! A member that joins in a place that another member has replaces it: programs move everything from the old one, and
 //! the new one counts as being copied until that is done. `order.rs` carries out the manager's steps, `users.rs` has
@@ -40,7 +40,7 @@ struct Held {
     report: VolumeReport,
     /// Members that are being replaced by others, and that programs drain.
     replaced: BTreeSet<MemberId>,
-    /// Members whose bytes are lost or not needed any more.
+    /// Members whose bytes are lost or no longer needed.
     abandoned: BTreeSet<MemberId>,
     /// The manager has withdrawn it.
     is_withdrawn: bool,

@@ -3,11 +3,11 @@
 
 //! The agent of a host: it keeps the volumes of the pool that are bound to the host, and hands them to programs.
 //!
-//! It has two sides. To the fabric manager it is an end of the control channel (`end.rs`): it reports its volumes, and
-//! takes members in and lets them go as commanded. To programs it is a Unix socket (`server.rs`, `session.rs`): a
-//! program that may use a volume gets a view of it, and a new one whenever it changes. What both sides share is the
-//! ledger (`ledger.rs`, pure), which is on disk (`kept.rs`), so that programs start while the manager is down and a
-//! restarted agent knows which programs may still have memory of a member (`processes.rs`).
+//! It has two sides. To the fabric manager it is an end of the control channel (`control_end.rs`): it reports
+//! its volumes, and takes members in and lets them go as commanded. To programs it is a Unix socket (`server.rs`,
+//! `session.rs`): a program that may use a volume gets a view of it, and a new one whenever it changes. What both sides
+//! share is the ledger (`ledger.rs`, pure), which is on disk (`state_file.rs`), so that programs start while the
+//! manager is down and a restarted agent knows which programs may still have memory of a member (`processes.rs`).
 //!
 //! Members on memory devices are not memory of donors: `ledger/devices.rs` decides when such memory comes online and
 //! goes offline, and `cxl.rs` has the kernel do it, so that a device is unbound only when this host has no memory of
@@ -31,15 +31,15 @@
 
 #![forbid(unsafe_code)]
 
+mod control_end;
 mod cxl;
-mod end;
 mod host;
-mod kept;
 mod ledger;
 mod processes;
 mod server;
 mod session;
 mod settings;
+mod state_file;
 
 pub use host::{AgentFailure, Host};
 pub use settings::{CxlSettings, Settings, SettingsFailure};

@@ -136,7 +136,7 @@ impl Session {
         let not_bound = || Ending::Denied(Denial::NotBound { host: settings.host.to_string() });
         let is_it = |permit: &&crate::settings::Permit| permit.name == volume || permit.id.to_string() == volume;
         let permit = settings.volumes.iter().find(is_it).filter(|_| is_name(&volume));
-        // A volume that is in nobody's list is root's alone; a user who may not use it does not learn whether it
+        // Only root may use a volume that is in nobody's list; a user who may not use it does not learn whether it
         // exists.
         let id = match permit {
             Some(permit) if permit.allows(uid, gid) => permit.id,

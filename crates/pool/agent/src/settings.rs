@@ -37,7 +37,7 @@ pub struct Settings {
     pub programs_max: usize,
     /// The fabric managers.
     pub managers: Vec<ManagerAddress>,
-    /// This host's certificate, for the managers and the donors. `None`: plain text, to this machine alone.
+    /// This host's certificate, for the managers and the donors. `None`: plain text, only to this machine.
     pub tenant: Option<Files>,
     /// Where donors are, if not where the manager says.
     pub donors: BTreeMap<DonorId, DonorAddress>,

@@ -145,7 +145,7 @@ fn change_everything(redundancy: Redundancy) {
     world.kill_agent();
     program.goes_on();
     world.start_agent();
-    // So soon after its start, it must not take the program for one that has ended.
+    // Even this soon after its start, the agent must not conclude that the program has ended.
     let second: Vec<u64> = (count..2 * count).collect();
     world.leave(&second, Why::Shrunk);
     wait_until("the second span has left", || second.iter().all(|member| world.has_left(*member)));

@@ -149,7 +149,7 @@ fn is_dns(text: &str) -> bool {
     text.len() <= NAME_BYTES_MAX && text.split('.').all(is_label)
 }
 
-/// Whether a name looks like a number: some resolvers would take it for an IPv4 address.
+/// Whether a name looks like a number: some resolvers would treat it as an IPv4 address.
 fn is_number(text: &str) -> bool {
     text.rsplit('.').next().is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()))
 }

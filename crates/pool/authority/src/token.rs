@@ -142,7 +142,8 @@ impl fmt::Display for NotAdmitted {
 impl std::error::Error for NotAdmitted {}
 
 impl TokenRecord {
-    /// Counts one use by a token with this hash of its secret, if it admits now. Returns the record after this use.
+    /// Counts one use of the token whose secret has this hash, if the token admits machines now. Returns the record
+    /// after this use.
     pub fn admit(&self, secret_hash: &str, now: Millis) -> Result<TokenRecord, NotAdmitted> {
         // Compares hashes, so that the time of the comparison reveals nothing about the secret.
         if secret_hash != self.secret_hash {

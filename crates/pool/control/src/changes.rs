@@ -20,7 +20,7 @@ use crate::message::Report;
 pub struct DonorChanges {
     /// The new report, but of its leases only those of volumes that it lists differently.
     pub report: DonorReport,
-    /// The volumes that it does not list any more.
+    /// The volumes that it no longer lists.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub gone: BTreeSet<VolumeId>,
 }
@@ -31,7 +31,7 @@ pub struct DonorChanges {
 pub struct HostChanges {
     /// The new report, but each of its lists only with the volumes that it lists differently.
     pub report: HostReport,
-    /// The volumes that programs cannot use any more.
+    /// The volumes that programs can no longer use.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub gone: BTreeSet<VolumeId>,
     /// The volumes of which no member is listed as left any more.

@@ -3,7 +3,7 @@
 
 //! One connection on a manager's side: who it is, and then one request after the other.
 //!
-//! Threads: the connection's. It never waits for an end without a limit, and holds no lock while it does.
+//! Threads: the connection's. It never waits for an end without a limit, and holds no lock while it waits.
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ const STRANGER_WAIT: Duration = Duration::from_secs(5);
 const PING_AFTER: Duration = Duration::from_secs(5);
 /// How long an end may take to answer before it counts as gone.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// The time between two directories for one end, while ends come and go.
+/// The shortest time between two directories that are sent to one end, while ends come and go.
 const DIRECTORY_PAUSE: Duration = Duration::from_millis(500);
 /// The time between two checks whether the certificate of an end is still good.
 const CHECK_PAUSE: Duration = Duration::from_secs(10);
@@ -223,7 +223,7 @@ impl Channel<'_> {
         let Some((answer, bytes)) = self.exchange_sized(&Message::Query(query))? else {
             return Err(confused("reported", None));
         };
-        match self.held.take(known, self.number, answer, bytes) {
+        match self.held.take(known.is_some(), self.number, answer, bytes) {
             Ok(heard) => Ok(Answer::Reported(heard)),
             Err(answer) => self.no_report(term, answer),
         }

@@ -3,8 +3,8 @@
 
 //! An end's side: keeps a channel to each of its managers, and reconnects.
 //!
-//! Threads: one for each manager. The end's lock is held while it reports or carries out a command, never while a
-//! manager is waited for. Next: `stream.rs`.
+//! Threads: one for each manager. The end's lock is held while it reports or carries out a command, never during a wait
+//! for a manager. Next: `stream.rs`.
 
 use std::fmt;
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};

@@ -67,7 +67,7 @@ pub struct Whereabouts {
 }
 
 /// Who is who: an agent finds the donors in it, and a donor finds under which name each host borrows. Each gets its
-/// part alone.
+/// own part only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Directory {

@@ -339,8 +339,8 @@ impl Registrar {
         outcomes
     }
 
-    /// Sends requests to ends at once, and collects the answers that come in time. `missing` gets the others first, and
-    /// whether they have a channel.
+    /// Sends requests to all ends at the same time, and returns the answers that come within `wait`. Calls `missing`
+    /// first, for each end, because it may not answer; the argument says whether it has a channel.
     fn ask(
         &self,
         requests: Vec<(EndId, channel::Request)>,

@@ -79,24 +79,24 @@ impl Held {
         self.last.as_ref().filter(|_| self.is_spoken && is_bounded).map(|(number, _)| *number)
     }
 
-    /// Takes the answer with this number and length to a query that named `known`. Any answer that is no report is
-    /// returned.
+    /// Takes the answer with this number and length to a query. `is_named`: the query named the last report, so the
+    /// answer may be relative to it. Any answer that is no report is returned.
     pub(crate) fn take(
         &mut self,
-        known: Option<u32>,
+        is_named: bool,
         number: u32,
         answer: Message,
         bytes: usize,
     ) -> Result<Heard, Message> {
-        match (answer, &mut self.last, known) {
+        match (answer, &mut self.last, is_named) {
             (Message::Reported(report), last, _) => {
                 let heard = Heard::from(report);
                 *last = Some((number, heard.clone()));
                 self.bytes = bytes;
                 Ok(heard)
             }
-            (Message::Unchanged, Some((of, heard)), Some(known)) if *of == known => Ok(heard.clone()),
-            (Message::Changed(changes), Some((of, heard)), Some(known)) if *of == known => {
+            (Message::Unchanged, Some((_, heard)), true) => Ok(heard.clone()),
+            (Message::Changed(changes), Some((of, heard)), true) => {
                 heard.change(changes).map_err(Message::Changed)?;
                 *of = number;
                 self.bytes = self.bytes.saturating_add(bytes);

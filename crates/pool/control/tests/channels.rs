@@ -74,7 +74,7 @@ fn a_silent_end_holds_up_one_round_and_then_nobody() {
     report(&registrar, &donor("d2"), 1);
     let stuck = slow.lock().expect("no panic");
     assert!(registrar.query(Term(1), &BTreeSet::new())[&donor("d1")].is_err());
-    // It is not asked again while it owes an answer, so the others are not waited for in vain.
+    // It is not asked again while it owes an answer, so it does not delay the rounds of the others.
     for _ in 0..3 {
         assert!(registrar.query(Term(1), &BTreeSet::new())[&donor("d1")].is_err());
         assert!(matches!(report(&registrar, &donor("d2"), 1), Report::Donor(_)));

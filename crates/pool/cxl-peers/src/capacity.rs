@@ -16,11 +16,11 @@ use aquifer_fmapi_client::{Client, Hop};
 use crate::choice::Choice;
 use crate::discover::read_offers;
 use crate::inventory::{CapacityView, DeviceView};
-use crate::not_done::NotDone;
 use crate::one_switch::Peer;
 use crate::parts::kept_for_capacity;
 use crate::report::{address, host_of, vppb_of_host};
 use crate::step::bind_at_a_head;
+use crate::step_failure::NotDone;
 use crate::tag::tag_of;
 
 /// Flags of a release: by force, and sanitized. The policy by tag is zero.

@@ -19,7 +19,7 @@ const BACKGROUND_SECONDS: std::ops::RangeInclusive<u64> = 1..=600;
 /// The form of an MCTP address over TCP as other tools write it; `tcp:` means the same.
 const MCTP_TCP: &str = "mctp-tcp://";
 
-/// How an LD gets wiped before another host has it.
+/// How an LD is wiped before another host gets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wipe {
@@ -44,7 +44,7 @@ pub struct SwitchConfig {
     /// The rack of that enclosure, unless another part of the topology says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rack: Option<RackId>,
-    /// How an LD gets wiped.
+    /// How an LD is wiped.
     #[serde(default)]
     pub wipe: Wipe,
     /// How long an answer may take. MCTP allows a peer 2 s.

@@ -17,7 +17,7 @@ use aquifer_fmapi::{
 use aquifer_fmapi_client::{Client, Clock, Failure, Hop};
 
 use crate::inventory::{CapacityView, DeviceView, Inventory, Memory, Offer, has_memory, is_up};
-use crate::not_done::{is_busy, is_unsupported};
+use crate::step_failure::{is_busy, is_unsupported};
 
 /// How often a command is sent again while the peer is busy. The pauses in between double, from 10 ms: 0.6 s in all,
 /// after which a round goes on without it.

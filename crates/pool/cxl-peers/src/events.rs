@@ -15,7 +15,7 @@ use aquifer_fmapi_client::{Client, Clock, Failure, Hop};
 
 use crate::discover::patiently;
 use crate::inventory::{Inventory, is_up};
-use crate::not_done::{is_busy, is_unsupported};
+use crate::step_failure::{is_busy, is_unsupported};
 
 /// Maximum number of answers that are read of one log in one round. Each has some 60 records; the rest of the log of a
 /// peer that records faster is read in the next round.
@@ -155,7 +155,7 @@ fn read_log(
         }
     }
     if has_lost {
-        // Some peers report the loss until the whole log is cleared; those that do not refuse this.
+        // Some peers report the loss until the whole log is cleared; the others refuse this command.
         let clear = ClearEventRecords { log, flags: 1, handles: Vec::new() };
         match client.run(path, &clear) {
             Err(failure) if failure.return_code().is_none() => return Err(failure),

@@ -12,35 +12,35 @@
 //! The way of a round: `switches.rs` (all switches, each on a thread), `one_switch.rs` (its connection), `discover.rs`
 //! (reads an [`Inventory`]), `events.rs` (the records of its logs), then `report.rs` and `parts.rs` (pure: reports and
 //! topology). The way of a step: `step.rs` (bind, unbind, wipe), `capacity.rs` (dynamic capacity; `choice.rs` decides
-//! what is offered, `asked_back.rs` when a release is requested again), `act.rs` (what operators order directly).
-//! `contents.rs` keeps which LDs are wiped; `config.rs` is a switch's part of the configuration.
+//! what is offered, `release_requests.rs` when a release is requested again), `direct_orders.rs` (what operators order
+//! directly). `wiped_lds.rs` keeps which LDs are wiped; `config.rs` is a switch's part of the configuration.
 
 #![forbid(unsafe_code)]
 
-mod act;
-mod asked_back;
 mod capacity;
 mod choice;
 mod config;
-mod contents;
+mod direct_orders;
 mod discover;
 mod events;
 mod inventory;
-mod not_done;
 mod one_switch;
 mod parts;
+mod release_requests;
 mod report;
 mod step;
+mod step_failure;
 mod switches;
 mod tag;
 mod view;
+mod wiped_lds;
 
-pub use act::{Act, PortAct};
 pub use config::{NotASwitch, SwitchConfig, Wipe};
+pub use direct_orders::{Act, PortAct};
 pub use events::{Notice, Severity};
 pub use inventory::{CapacityView, DeviceView, Inventory, Memory, Offer};
-pub use not_done::NotDone;
 pub use one_switch::{Connect, Peer};
+pub use step_failure::NotDone;
 pub use switches::{Reached, Switches};
 pub use tag::{Tag, member_of, tag_of};
 pub use view::{PortView, VppbView};

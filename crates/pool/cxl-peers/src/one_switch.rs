@@ -15,16 +15,16 @@ use aquifer_fabric::{Content, DeviceId, DeviceReport, LdId};
 use aquifer_fmapi::{AbortBackground, GetBackgroundStatus, ReturnCode};
 use aquifer_fmapi_client::{Client, Clock};
 
-use crate::asked_back::AskedBack;
 use crate::choice::Choices;
 use crate::config::SwitchConfig;
-use crate::contents::Contents;
 use crate::discover;
 use crate::events::{Events, Notice, Said, Severity};
 use crate::inventory::{DeviceView, Inventory};
-use crate::not_done::NotDone;
+use crate::release_requests::AskedBack;
 use crate::report::report;
 use crate::step::path_of;
+use crate::step_failure::NotDone;
+use crate::wiped_lds::Contents;
 
 /// The first pause after a switch did not answer; it doubles each time, up to the second figure, so that a switch that
 /// restarts is found again within seconds.
@@ -127,7 +127,7 @@ impl Peer {
         }
     }
 
-    /// Reads the switch, and reports each device that is known; None for one of which nothing is known now.
+    /// Reads the switch, and reports each device that is known; None for one about which nothing is known now.
     pub fn reports(&mut self) -> BTreeMap<DeviceId, Option<DeviceReport>> {
         let mut is_read = false;
         if !self.is_paused() {

@@ -3,9 +3,9 @@
 
 //! Adds a switch with its devices to a topology. Pure.
 //!
-//! The fabric manager chooses the vPPB of each LD itself. It is not offered vPPBs that are bound to anything else: to
-//! an empty port, to a PCIe device, or for dynamic capacity, for which `capacity.rs` chooses from the last vPPBs of
-//! each virtual CXL switch, one for each device.
+//! The fabric manager chooses the vPPB of each LD itself. It does not get to choose vPPBs that are bound to an empty
+//! port or to a PCIe device, nor those for dynamic capacity: `capacity.rs` chooses these from the last vPPBs of each
+//! virtual CXL switch, one for each device.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,7 +102,7 @@ fn kind(device: &DeviceView) -> Option<DeviceKind> {
     }
 }
 
-/// Blocks smaller than a slab are handed out by slabs.
+/// Blocks smaller than a slab are handed out in whole slabs.
 fn dynamic(capacity: &CapacityView) -> Option<DeviceKind> {
     let block = Bytes(capacity.block_bytes.max(SLAB.0));
     let whole = Bytes(capacity.bytes / block.0 * block.0);

@@ -16,9 +16,9 @@ use aquifer_fabric::{
 };
 
 use crate::config::SwitchConfig;
-use crate::contents::Contents;
 use crate::inventory::{DeviceView, Holder, Inventory};
 use crate::tag::member_of;
+use crate::wiped_lds::Contents;
 
 /// The address of a vPPB.
 pub(crate) fn address(switch: &SwitchId, vcs_id: u8, vppb_id: u8) -> VppbAddress {

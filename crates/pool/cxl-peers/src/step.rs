@@ -16,8 +16,8 @@ use aquifer_fmapi_client::{Client, Hop};
 use crate::config::Wipe;
 use crate::discover::{patiently, read_bindings};
 use crate::inventory::{DeviceView, Holder, Inventory};
-use crate::not_done::{NotDone, is_unsupported};
 use crate::one_switch::Peer;
+use crate::step_failure::{NotDone, is_unsupported};
 
 /// The way to an LD: to the device itself, for an SLD.
 pub(crate) fn path_of(device: &DeviceView, ld_id: LdId) -> Vec<Hop> {

@@ -16,13 +16,13 @@ use aquifer_fabric::{
 };
 use aquifer_fmapi_client::{Clock, SystemClock};
 
-use crate::act::Act;
 use crate::config::SwitchConfig;
+use crate::direct_orders::Act;
 use crate::events::{Notice, Severity};
 use crate::inventory::Inventory;
-use crate::not_done::NotDone;
 use crate::one_switch::Peer;
 use crate::parts;
+use crate::step_failure::NotDone;
 
 /// How long after a round its steps may still be started. Steps that have not been started by then are decided again in
 /// the next round, on newer reports.
@@ -107,7 +107,7 @@ impl Switches {
         answers.max().map_or(Duration::ZERO, |slowest| slowest + ROUND_AGE_MAX)
     }
 
-    /// Reads all switches, and reports each device; None for one of which nothing is known now.
+    /// Reads all switches, and reports each device; None for one about which nothing is known now.
     pub fn reports(&mut self) -> BTreeMap<DeviceId, Option<DeviceReport>> {
         let mut all = BTreeMap::new();
         for reports in on_threads(&mut self.peers, Peer::reports) {

@@ -24,7 +24,7 @@ pub struct PortView {
     pub is_up: bool,
     /// The state of its link's training.
     pub link_state: &'static str,
-    /// Lanes in use, and at most.
+    /// Lanes in use, and the maximum.
     pub widths: (u8, u8),
     /// The speed in use, and the highest, in GT/s.
     pub speeds: (f64, f64),

@@ -45,7 +45,7 @@ pub(crate) struct Device {
     pub component: Component,
     /// The CCI of each logical device.
     pub ld_component: Component,
-    /// The CCI of the LD pool; for multi-headed devices alone.
+    /// The CCI of the LD pool; only for multi-headed devices.
     pub pool: Option<Component>,
     /// The configuration space of the FM-owned LD.
     pub registers: Registers,

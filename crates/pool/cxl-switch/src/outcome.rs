@@ -23,7 +23,7 @@ pub struct Outcome {
 /// A message to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// On which connection.
+    /// The connection to send it on.
     pub connection: u32,
     /// When to send it at the earliest, on the same clock as the step's argument.
     pub due_ns: u64,

@@ -35,7 +35,7 @@ pub(crate) struct Port {
     pub config: PortConfig,
     /// True while PERST# is asserted.
     pub is_in_reset: bool,
-    /// Until when its link is down, regardless of its device and of PERST#.
+    /// The time until which its link is down, regardless of its device and of PERST#.
     pub down_until_ns: Option<u64>,
     /// Its bridge's configuration space.
     pub registers: Registers,

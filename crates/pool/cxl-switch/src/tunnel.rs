@@ -4,8 +4,8 @@
 //! Messages and accesses that are passed on (53h). CXL 3.1, section 7.6.7.3.
 //!
 //! The switch passes messages to the devices behind its ports; a device passes them to a logical device, or to its LD
-//! pool. Neither of these has a tunnel, so that there are two levels at most. The inner answer reports
-//! failures of the tunnelled command; the outer one says whether the target was reached.
+//! pool. Neither of these has a tunnel, so there are at most two levels. The inner answer reports failures of the
+//! tunnelled command; the outer one says whether the target was reached.
 
 use aquifer_fmapi::{
     Dialect, HEADER_BYTES, LdConfigurationRequest, LdMemoryData, LdMemoryRequest, Request, Response, ReturnCode,

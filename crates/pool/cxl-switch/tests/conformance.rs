@@ -375,7 +375,7 @@ fn an_answer_is_never_longer_than_its_limit() {
     let memory = |bytes| Request::LdMemoryRequest(LdMemoryRequest { port_id: 1, bytes, ..Default::default() });
     assert_eq!(manager.code(&at_switch(), &memory(240)), ReturnCode::SUCCESS);
     assert_eq!(manager.code(&at_switch(), &memory(241)), ReturnCode::INVALID_INPUT);
-    // A request for up to 255 entries lists only those that there are.
+    // A request for up to 255 entries lists only those that exist.
     let list = Request::GetLdAllocations(GetLdAllocations { first_ld_id: 0, count_max: 255 });
     let Ok(Response::GetLdAllocations(reported)) = manager.ask(&at_device(1), &list) else { panic!("refused") };
     assert_eq!(reported.allocations.len(), 4);

@@ -20,7 +20,7 @@ use crate::resource::{Resource, USERFAULTFD};
 /// A resource as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The resource; `None`: the agent does not list the volume any more.
+    /// The resource; `None` if the agent no longer lists the volume.
     pub resource: Option<Resource>,
     /// Whether the agent answers.
     pub is_answered: bool,

@@ -24,7 +24,7 @@ use crate::volume::{Place, Presentation, Redundancy};
 pub enum Availability {
     /// It answers, and wants its memory back.
     Draining,
-    /// It does not answer any more. The rest of its report is what it reported last.
+    /// It no longer answers. The rest of its report is what it reported last.
     Gone {
         /// When it was first missed.
         since: Millis,

@@ -5,7 +5,7 @@
 //!
 //! Pure and stateless: any fabric manager may call it at any time, after any part of the steps has been carried out.
 //! Everything that must be remembered is in the desired state and at the receivers. These repeat a step harmlessly and
-//! refuse stale ones (`gate.rs`), so a wrong order of events costs a round, never a byte.
+//! refuse stale ones (`fencing.rs`), so a wrong order of events costs a round, never a byte.
 //!
 //! The life of a member: granted, joined, (copied,) in sync; then it leaves at its host, is released at its source,
 //! wiped, dropped from the desired state (`settle.rs`), and forgotten by both ends.

@@ -50,7 +50,7 @@ fn settle_one(desired: &mut Desired, observed: &Observed, id: VolumeId) -> bool 
 }
 
 /// Forgets that a host was declared dead or a donor retired, once it has been restarted. This is stored before the host
-/// or donor gets anything again: a manager that has no report of it yet must not take it for dead.
+/// or donor gets anything again: a manager that has no report of it yet must not treat it as dead.
 fn forget_the_dead(desired: &mut Desired, observed: &Observed) -> bool {
     let before = desired.dead_hosts.len() + desired.retired_donors.len();
     desired.dead_hosts.retain(|host, dead| observed.hosts.get(host).is_none_or(|report| report.incarnation == *dead));

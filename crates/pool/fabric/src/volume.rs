@@ -16,13 +16,13 @@ use crate::bytes::Bytes;
 use crate::id::{DeviceId, DonorId, LdId, MemberId, Millis, PoolId, SpanId, VppbAddress, ZoneId};
 use crate::topology::{FaultDomain, LatencyClass};
 
-/// Spans of one volume at most. The box of 22 devices needs 22; a donor of 32 TiB needs one.
+/// Maximum number of spans of one volume. The box of 22 devices needs 22; a donor of 32 TiB needs one.
 pub const SPANS_MAX: usize = 256;
 /// Copies of a mirror at most, as an array of donors has them.
 pub const COPIES_MAX: u8 = 4;
-/// Shards of data at most.
+/// Maximum number of data shards.
 pub const DATA_MAX: u8 = 16;
-/// Shards of parity at most.
+/// Maximum number of parity shards.
 pub const PARITY_MAX: u8 = 4;
 /// Largest volume: far more than a rack holds, far less than would overflow once redundancy is added.
 pub const VOLUME_MAX: Bytes = Bytes(1 << 56);
@@ -117,7 +117,7 @@ pub enum Presentation {
 pub struct VolumeSpec {
     /// The bytes that its host can use. At least that many are placed.
     pub size: Bytes,
-    /// From which pool.
+    /// The pool that it is taken from.
     pub pool: PoolId,
     /// Whose quota it counts against, and whose hosts may have it.
     pub zone: ZoneId,
@@ -129,7 +129,7 @@ pub struct VolumeSpec {
     /// What two members of a span never share.
     #[serde(default)]
     pub spread: FaultDomain,
-    /// Over how many spans it is striped at least. 0 counts as 1.
+    /// The least number of spans over which it is striped. 0 counts as 1.
     #[serde(default)]
     pub width: u16,
     /// What the host sees.
@@ -202,7 +202,7 @@ pub struct Member {
     pub source: Source,
     /// How many bytes.
     pub bytes: Bytes,
-    /// The vPPB that an LD is bound to, chosen with the binding. For LDs alone.
+    /// The vPPB that an LD is bound to, chosen with the binding. Only for LDs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vppb: Option<VppbAddress>,
 }

@@ -25,11 +25,11 @@ pub struct Volumes {
     names: SharedMap<(VolumeName, VolumeId), ()>,
     /// Those that are bound to a host or have members that leave it.
     hosts: SharedMap<(HostId, VolumeId), ()>,
-    /// Those with members on a source, in a span or leaving.
+    /// Those with members on a source, whether in a span or leaving.
     sources: SharedMap<(Source, VolumeId), ()>,
     /// Those that are released or have members that leave.
     ending: SharedMap<VolumeId, ()>,
-    /// Those that are not released, and end at an instant.
+    /// Those that are not released, and expire at an instant.
     expiring: SharedMap<(Millis, VolumeId), ()>,
     bound: usize,
 }

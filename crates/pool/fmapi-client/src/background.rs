@@ -3,9 +3,9 @@
 
 //! Background operations: one at a time, waited for, and aborted if they do not end in time.
 //!
-//! The status of a background operation does not say who started it. Where another manager's operation is under way, or
-//! has ended since, the client knows it only if it is of another command; `commands.rs` therefore reads the state after
-//! a bind and an unbind.
+//! The status of a background operation does not say who started it. The client recognizes another manager's operation,
+//! whether under way or ended, only if it is of another command; `commands.rs` therefore reads the state after a bind
+//! and an unbind.
 
 use aquifer_fmapi::{AbortBackground, BackgroundStatus, GetBackgroundStatus, Opcode, ReturnCode};
 

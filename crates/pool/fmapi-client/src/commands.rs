@@ -166,7 +166,7 @@ impl Client {
             let mut piece = self.call(path, &GetEventRecords { log })?;
             piece.records.truncate(RECORDS_MAX);
             if piece.has_overflowed() {
-                // A peer that does not count them has lost one at least.
+                // A peer that does not count them has lost at least one.
                 contents.lost = contents.lost.max(piece.overflow_count).max(1);
             }
             let (is_last, handles) = (!piece.has_more(), piece.records.iter().map(|it| it.handle).collect::<Vec<_>>());

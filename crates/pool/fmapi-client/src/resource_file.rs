@@ -3,8 +3,8 @@
 
 //! The registers of a PCI function by its file in sysfs, such as `/sys/bus/pci/devices/0000:0d:00.1/resource0`.
 //!
-//! The file is root's, and the kernel refuses to map it where a driver has claimed the window, or with lockdown. The
-//! function has to decode its memory: `enable` in the same directory says 1.
+//! The file is root's, and the kernel refuses to map it where a driver has claimed the window, and under kernel
+//! lockdown. The function has to decode its memory: `enable` in the same directory says 1.
 
 use std::io;
 use std::path::Path;

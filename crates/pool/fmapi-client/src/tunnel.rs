@@ -20,8 +20,8 @@ pub enum Hop {
 }
 
 impl Client {
-    /// Sends a command to the component at the end of a path, and returns its answer. `effect` is that of a failure
-    /// after the command may have been sent.
+    /// Sends a command to the component at the end of a path, and returns its answer. `effect` is what a failure
+    /// reports once the command may have been sent.
     pub(crate) fn send_along(
         &mut self,
         path: &[Hop],

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a client does with a peer whose answers are wrong, late for ever, or end: it returns an error with the cause
-//! and what to do, in bounded time, and decides nothing by what it cannot trust. `docs/fmapi.md` lists these inputs
-//! and where each is tested.
+//! What a client does with a peer whose answers are wrong or never arrive, or that ends: it returns an error with the
+//! cause and the remedy, in bounded time, and bases no decision on what it cannot trust. `docs/fmapi.md` lists these
+//! inputs and where each is tested.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

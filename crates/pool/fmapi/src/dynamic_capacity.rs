@@ -6,7 +6,7 @@
 use crate::codec::{Payload, Reader, Writer, payload};
 use crate::failure::DecodeFailure;
 
-/// Regions of a device at most.
+/// Maximum number of regions of a device.
 pub const REGIONS_MAX: usize = 8;
 /// The unit of some of the reported sizes.
 pub const CAPACITY_UNIT_BYTES: u64 = 256 << 20;
@@ -20,7 +20,7 @@ payload! {
     pub struct DcdCapabilities {
         /// Hosts.
         pub hosts: u8;
-        /// Regions for each host at most.
+        /// Maximum number of regions for each host.
         pub regions: u8, reserved 2;
         /// A bit for each way of choosing extents to add.
         pub add_policies: u16, reserved 2;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A whole message: header and payload. It is what goes over MCTP, and what is inside a tunnel; a mailbox has the
-//! payload alone.
+//! A whole message: header and payload. It is what goes over MCTP, and what is inside a tunnel; a mailbox has only the
+//! payload.
 
 use crate::codec::{Payload, Reader, Writer};
 use crate::command::{Request, Response};

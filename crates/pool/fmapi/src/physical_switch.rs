@@ -164,7 +164,7 @@ payload! {
         pub device_type: DeviceType;
         /// A bit for each CXL mode that the port supports: RCD, 68-byte flits, 256-byte, latency-optimised, PBR.
         pub supported_modes: u8;
-        /// Lanes at most.
+        /// Maximum number of lanes.
         pub link_width_max: u8;
         /// Lanes in use.
         pub link_width: u8;

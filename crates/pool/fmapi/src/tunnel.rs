@@ -8,11 +8,11 @@ use crate::codec::{Payload, Reader, Writer, field_enum};
 use crate::failure::DecodeFailure;
 use crate::physical_switch::ConfigurationAccess;
 
-/// Tunnelled bytes at most: the size is 16 bits.
+/// Maximum number of tunnelled bytes: the size is 16 bits.
 pub const TUNNELLED_BYTES_MAX: usize = u16::MAX as usize - 1;
 /// MCTP message type of the component command interface.
 const MESSAGE_TYPE_CCI: u8 = 0x08;
-/// Bytes that Send LD CXL.io Memory Request moves at most.
+/// Maximum number of bytes that Send LD CXL.io Memory Request moves.
 pub const LD_MEMORY_BYTES_MAX: usize = 4096;
 
 field_enum! {

@@ -3,8 +3,8 @@
 
 //! Joins CXL switches with the other peers, which are donors, hosts, and simulated switches.
 //!
-//! A device is one of ours if a switch of the configuration has it; everything else goes to the other peers. They learn
-//! what hosts reach of our devices before they report, since simulated agents cannot look for themselves.
+//! A device is one of ours if a switch of the configuration has it; everything else goes to the other peers. Before
+//! these report, they are given what hosts can reach of our devices, since simulated agents cannot look for themselves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

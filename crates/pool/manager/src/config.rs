@@ -242,6 +242,15 @@ mod tests {
     }
 
     #[test]
+    fn the_reference_has_a_line_for_each_setting_of_the_authority() {
+        let (_, rest) = reference().split_once("\n# [ca]\n").expect("it is described");
+        let (section, _) = rest.split_once("\n\n").expect("its end");
+        for key in ["domain", "name", "addresses", "days", "certificate", "key", "joins-per-minute"] {
+            assert!(section.contains(&format!("\n# {key} = ")), "{key}");
+        }
+    }
+
+    #[test]
     fn the_configuration_in_the_documentation_is_one() {
         let page = include_str!("../../../../docs/fabric.md");
         let (_, rest) = page.split_once("## Real donors").expect("the section");

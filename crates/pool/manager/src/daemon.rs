@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Starts everything: the store, the server, the metrics. Then `office.rs` runs on the main thread.
+//! Starts everything: the store, the server, the metrics. Then `leadership.rs` runs on the main thread.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,8 +16,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::config::Config;
 use crate::console::Console;
 use crate::issuance::Issuance;
+use crate::leadership::{Candidate, Lead, make_directory};
 use crate::notify::Notify;
-use crate::office::{Candidate, Lead, make_directory};
 use crate::rest::{Position, Service};
 use crate::sessions::Sessions;
 use crate::tenure::Tenure;
@@ -43,10 +43,10 @@ fn failed(line: impl fmt::Display) -> Failure {
 }
 
 /// Who leads.
-enum Office {
-    /// This manager, and nobody else can.
+enum Role {
+    /// This manager: the store is embedded, so no other can.
     Lead(Box<Lead>, Receiver<Posted>),
-    /// The one that has the leadership in etcd.
+    /// The manager that has the leadership in etcd.
     Candidate(Box<Candidate>),
 }
 
@@ -57,7 +57,7 @@ pub struct Daemon {
     scraped: Option<TcpListener>,
     tls: Option<Arc<Served>>,
     service: Arc<Service>,
-    office: Office,
+    role: Role,
     config: Config,
 }
 
@@ -109,15 +109,15 @@ impl Daemon {
             .map_err(|error| failed(format!("threads cannot be started: {error}; raise the limit on processes")))?;
         let listener = bind(&runtime, config.listen, "listen")?;
         let scraped = config.metrics.map(|address| bind(&runtime, address, "metrics")).transpose()?;
-        let office = match (lead, config.state.etcd()) {
-            (Some(lead), _) => Office::Lead(Box::new(lead), Lead::take_orders(&service)),
+        let role = match (lead, config.state.etcd()) {
+            (Some(lead), _) => Role::Lead(Box::new(lead), Lead::take_orders(&service)),
             (None, None) => return Err(failed("nobody leads; report this bug")),
             (None, Some(etcd)) => {
                 let address = listener.local_addr().map_err(failed)?;
-                Office::Candidate(Box::new(Candidate::new(etcd, &url(config, address)).map_err(failed)?))
+                Role::Candidate(Box::new(Candidate::new(etcd, &url(config, address)).map_err(failed)?))
             }
         };
-        Ok(Daemon { runtime, listener, scraped, tls, service, office, config: config.clone() })
+        Ok(Daemon { runtime, listener, scraped, tls, service, role, config: config.clone() })
     }
 
     /// Where it listens.
@@ -127,9 +127,9 @@ impl Daemon {
 
     /// Where donors and hosts register, if they do. A manager that stands by listens there once it leads.
     pub fn control_address(&self) -> Option<SocketAddr> {
-        match &self.office {
-            Office::Lead(lead, _) => lead.control_address(),
-            Office::Candidate(_) => None,
+        match &self.role {
+            Role::Lead(lead, _) => lead.control_address(),
+            Role::Candidate(_) => None,
         }
     }
 
@@ -140,7 +140,7 @@ impl Daemon {
 
     /// Serves until the store fails, or, with an embedded store, another manager takes over.
     pub fn serve(self) -> Failure {
-        let Daemon { runtime, listener, scraped, tls, service, office, config } = self;
+        let Daemon { runtime, listener, scraped, tls, service, role, config } = self;
         let notify = Notify::from_environment();
         if let Some(served) = tls.clone() {
             let issuance = service.issuance.clone();
@@ -154,9 +154,9 @@ impl Daemon {
             runtime.spawn(scrape::serve(listener, Arc::clone(&service)));
         }
         notify.ready("started");
-        let line = match office {
-            Office::Lead(lead, posted) => lead.serve(posted, &service, &notify).to_string(),
-            Office::Candidate(candidate) => candidate.serve(&config, &service, &notify),
+        let line = match role {
+            Role::Lead(lead, posted) => lead.serve(posted, &service, &notify).to_string(),
+            Role::Candidate(candidate) => candidate.serve(&config, &service, &notify),
         };
         notify.stopping();
         runtime.shutdown_background();

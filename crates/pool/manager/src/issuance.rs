@@ -91,7 +91,7 @@ impl Issuance {
     pub(crate) fn open(config: &mut Config) -> Result<Option<Issuance>, String> {
         let Some(ca) = config.ca.clone() else { return Ok(None) };
         let directory = config.state.directory().join("ca");
-        crate::office::make_directory(&directory)?;
+        crate::leadership::make_directory(&directory)?;
         let authority = match (&ca.certificate, &ca.key) {
             (Some(certificate), Some(key)) => Authority::load(&read(certificate)?, &read(key)?, now()),
             _ => Authority::load(&make_or_read(&directory, &ca)?, &read(&directory.join("ca-key.pem"))?, now()),

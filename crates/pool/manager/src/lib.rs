@@ -3,7 +3,7 @@
 
 //! The fabric manager as a daemon: it stores the desired state of a pool, carries it out, and serves it as Redfish.
 //!
-//! The decisions are those of `aquifer_fabric`. `office.rs` leads, or stands by while another manager leads. One
+//! The decisions are those of `aquifer_fabric`. `leadership.rs` leads, or stands by while another manager leads. One
 //! thread, the writer (`writer.rs`), takes orders, reads reports, stores what is desired and sends steps; `ledger.rs`
 //! is what it stores, and the steps go to [`Peers`]: simulated ones, or those that have registered at its control port
 //! (`registered.rs`). Requests of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch
@@ -26,14 +26,14 @@ mod crash;
 mod daemon;
 mod events;
 mod exposition;
+mod first_account;
 mod http;
-mod initial;
 mod issuance;
+mod leadership;
 mod ledger;
-mod merge;
 mod meters;
+mod newest_reports;
 mod notify;
-mod office;
 mod order;
 mod peers;
 mod pending;

@@ -17,7 +17,7 @@ pub(crate) const BUCKETS_US: [u64; 10] =
 /// A histogram of durations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Durations {
-    /// How many fell into each bucket alone; the last is without a limit.
+    /// How many fell into each bucket, without those below it; the last bucket has no limit.
     pub(crate) buckets: [u64; BUCKETS_US.len() + 1],
     pub(crate) sum_us: u64,
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Tells systemd that the daemon is ready, and that it lives: sd_notify(3), as datagrams to the socket that
+//! Reports to systemd that the daemon is ready, and that it is alive: sd_notify(3), as datagrams to the socket that
 //! `NOTIFY_SOCKET` names. Without it, nothing is sent.
 //!
 //! The thread that leads or stands by sends the signs of life, so that systemd starts the daemon again when it hangs.

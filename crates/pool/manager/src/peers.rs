@@ -81,7 +81,7 @@ pub struct Record {
 pub enum Asked<'a> {
     /// Everybody's.
     All,
-    /// Those that something is awaited from. The others are asked in turns.
+    /// Those from which something is awaited. The others are asked in turns.
     Awaited(&'a BTreeSet<End>),
 }
 

@@ -42,7 +42,7 @@ fn lock(sessions: &Mutex<Sessions>) -> MutexGuard<'_, Sessions> {
     sessions.lock().expect("a panic ends the daemon")
 }
 
-/// Decides, stores, takes over. The outer error is the store's, and ends the writer.
+/// Decides on a change, stores it, and then makes it in memory. The outer error is the store's, and ends the writer.
 pub(crate) fn carry_out<T>(
     sessions: &Mutex<Sessions>,
     ledger: &mut Ledger,

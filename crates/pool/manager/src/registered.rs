@@ -44,7 +44,7 @@ pub(crate) struct Registered {
     stored: BTreeMap<EndId, Entry>,
     /// The changes of the registrar's roster that are stored.
     changes: Option<u64>,
-    /// What is being stored, and the roster's changes that it is.
+    /// What is being stored, and the changes of the roster that it stands for.
     recording: Option<(u64, BTreeMap<EndId, Entry>)>,
     drained: BTreeSet<DonorId>,
     /// The last end that was asked in its turn.
@@ -166,7 +166,7 @@ impl Peers for Registered {
     }
 
     fn term_min(&self) -> Term {
-        // Two managers with new stores would both begin with 1, and ends would take them for one.
+        // Two managers with new stores would both begin with 1, and ends would not distinguish them.
         Term(now().0)
     }
 

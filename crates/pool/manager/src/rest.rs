@@ -13,6 +13,7 @@ mod collection;
 mod devices;
 mod events;
 mod fabrics;
+mod fuzzing;
 mod joining;
 mod memory;
 mod metadata;
@@ -26,11 +27,10 @@ mod service;
 mod shape;
 mod switches;
 mod tasks;
-mod trial;
 
 pub use body::take_body;
+pub use fuzzing::take_request;
 pub use openapi::openapi;
-pub use trial::take_request;
 
 pub(crate) use answer::{Answer, Problem};
 pub(crate) use body::BODY_BYTES_MAX;

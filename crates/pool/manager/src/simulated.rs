@@ -6,13 +6,13 @@
 //!
 //! They keep the contract that `aquifer_fabric` states for real ones: a gate against stale commands, tokens, wiping
 //! before memory is lent again, copies before a member leaves. No bytes are kept. Each peer is one file in a directory,
-//! replaced by rename before what changed is reported or confirmed (`kept.rs`), so that peers survive when the daemon
-//! is killed, as real ones would. (They are not synchronised: they do not survive a power failure.)
+//! replaced by rename before what changed is reported or confirmed (`saved_peer.rs`), so that peers survive when the
+//! daemon is killed, as real ones would. (They are not synchronised: they do not survive a power failure.)
 
 mod agent;
 mod donor;
-mod kept;
 mod rack;
+mod saved_peer;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -32,8 +32,8 @@ use crate::crash::CrashPoint;
 use crate::peers::{Asked, Peers, Reports, SendFailure, Silent};
 use agent::SimulatedAgent;
 use donor::SimulatedDonor;
-use kept::Kept;
 pub(crate) use rack::{DEVICES_MAX, SWITCH_HOSTS_MAX, topology};
+use saved_peer::SavedPeer;
 use switch::SimulatedSwitch;
 
 /// The simulated peers.
@@ -42,9 +42,9 @@ pub(crate) struct Simulated {
     directory: PathBuf,
     /// The lock of a rack that several managers share.
     shared: Option<File>,
-    donors: BTreeMap<DonorId, Kept<SimulatedDonor>>,
-    agents: BTreeMap<HostId, Kept<SimulatedAgent>>,
-    switch: Kept<SimulatedSwitch>,
+    donors: BTreeMap<DonorId, SavedPeer<SimulatedDonor>>,
+    agents: BTreeMap<HostId, SavedPeer<SimulatedAgent>>,
+    switch: SavedPeer<SimulatedSwitch>,
     /// What hosts reach of devices that are not simulated.
     reached: Reached,
     crash: CrashPoint,
@@ -64,7 +64,7 @@ impl Simulated {
             shared: config.directory.is_some().then(lock).transpose()?,
             donors: BTreeMap::new(),
             agents: BTreeMap::new(),
-            switch: Kept::open(directory.join("switch.json"))?,
+            switch: SavedPeer::open(directory.join("switch.json"))?,
             reached: Reached::default(),
             crash,
         };
@@ -76,16 +76,16 @@ impl Simulated {
 
     fn load(&mut self) -> io::Result<()> {
         let parts = self.topology.parts();
-        self.switch = Kept::open(self.directory.join("switch.json"))?;
+        self.switch = SavedPeer::open(self.directory.join("switch.json"))?;
         self.switch.peer.add_devices(&self.topology);
         let (donors, hosts) = (self.directory.join("donors"), self.directory.join("hosts"));
         for (name, donor) in &parts.donors {
-            let mut kept: Kept<SimulatedDonor> = Kept::open(donors.join(format!("{name}.json")))?;
+            let mut kept: SavedPeer<SimulatedDonor> = SavedPeer::open(donors.join(format!("{name}.json")))?;
             kept.peer.capacity = donor.capacity;
             self.donors.insert(name.clone(), kept);
         }
         for name in parts.hosts.keys() {
-            self.agents.insert(name.clone(), Kept::open(hosts.join(format!("{name}.json")))?);
+            self.agents.insert(name.clone(), SavedPeer::open(hosts.join(format!("{name}.json")))?);
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Tasks: what orders that are stored still have to do until reports show that it is done. Kept in memory, the newest
-//! ones; the desired state itself does not need them.
+//! Tasks: the part of each stored order that reports do not show as done yet. Kept in memory, the newest ones; the
+//! desired state itself does not need them.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -18,7 +18,7 @@ use aquifer_state_store::Leadership;
 /// Number of renewals within the time of a lease: two may fail.
 const RENEWALS: u32 = 3;
 
-/// Until when this manager leads.
+/// The time until which this manager leads.
 #[derive(Clone, Debug)]
 pub(crate) enum Tenure {
     /// Nobody else can lead.

@@ -21,7 +21,7 @@ use aquifer_fabric::{
 };
 
 use crate::ledger::{Entry, Ledger};
-use crate::merge::{Merged, merge};
+use crate::newest_reports::{Merged, merge};
 use crate::order::{NotDone, Order};
 use crate::peers::{Asked, Peers};
 use crate::snapshot::{Snapshot, StepCounts};
@@ -34,12 +34,12 @@ pub(crate) use stop::Stop;
 /// Maximum number of terms that a start tries, each greater than what the peers have seen.
 const ELECTIONS_MAX: usize = 16;
 
-/// How soon the next round makes sense.
+/// How soon the next round is useful.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
     /// Nothing is under way.
     Idle,
-    /// New steps were carried out: at once.
+    /// New steps were carried out, so the next round begins at once.
     Moving,
     /// Something has to be waited for, such as a report.
     Waiting,

@@ -45,7 +45,7 @@ impl Authority {
         format!("[tls]\ncertificate = {:?}\nkey = {:?}\n", directory.join("cert.pem"), directory.join("key.pem"))
     }
 
-    /// A client that trusts this authority alone.
+    /// A client that trusts only this authority.
     fn client(&self) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         let pem = self.0.pem();

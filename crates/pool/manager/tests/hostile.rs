@@ -44,7 +44,7 @@ fn mutated(seed: &[u8], random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// What is refused is refused on one line; what is accepted is the same when it is written and read again.
+/// A refusal is one line. An accepted configuration is the same after it has been written and read again.
 fn take_config(text: &str) {
     match Config::parse(text) {
         Ok(config) => assert_eq!(Config::parse(&config.to_toml()), Ok(config)),

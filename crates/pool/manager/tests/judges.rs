@@ -271,7 +271,7 @@ fn tls(directory: &Path, address: &str) -> PathBuf {
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority");
     let key = KeyPair::generate().expect("a key");
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
-    // With the name of its issuer, it would be taken for self-signed.
+    // With the name of its issuer, it would be mistaken for self-signed.
     params.distinguished_name.push(DnType::CommonName, "manager");
     params.use_authority_key_identifier_extension = true;
     params.subject_alt_names = vec![SanType::IpAddress(address.parse().expect("an address"))];

@@ -57,7 +57,7 @@ impl Managers {
         Some(managers)
     }
 
-    /// Logs in at the leader. The first leader has written the password; on a slow machine it may not lead any more.
+    /// Logs in at the leader. The first leader has written the password; on a slow machine another one may lead by now.
     fn log_in(&self) -> String {
         let begun = Instant::now();
         while begun.elapsed() < WAIT_MAX {
@@ -314,7 +314,7 @@ fn a_bind_is_whole_while_members_of_etcd_are_killed_and_cut_off() {
         managers.etcd.begin(killed);
         is_bound = !is_bound;
     }
-    // Stopped, a member takes requests and answers none. It is the first that this leader asks.
+    // A stopped member accepts requests and answers none. This one is the first that the leader asks.
     managers.etcd.wait_for_leader();
     let stopped = managers.leader();
     managers.etcd.stop(stopped);

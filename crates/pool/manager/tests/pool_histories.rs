@@ -18,6 +18,7 @@ mod pool;
 use std::time::Instant;
 
 use aquifer_fabric::Bytes;
+use aquifer_test_support::Random;
 use daemon::{APPLY, CHUNKS, CONNECTIONS, Daemon, WAIT_MAX, apply_body, bind_body};
 use pool::whole::{DONORS, ENDS, Pool, declaration};
 use pool::{wait_until, wait_until_registered};
@@ -36,19 +37,6 @@ const LARGE: &str = "32MiB";
 #[test]
 fn donor_process() {
     pool::be_a_donor();
-}
-
-/// SplitMix64: good enough to choose what happens, and the same on every machine.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
 }
 
 /// The state of the volume.

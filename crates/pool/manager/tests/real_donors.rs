@@ -135,7 +135,7 @@ fn of_two_managers_the_one_that_was_elected_last_stays() {
     };
     let mut first = start("first");
     let token = first.login("admin", &first.password());
-    // The donor knows where the second one will be before it is there.
+    // The donor is configured with the second manager's address before that manager runs.
     let reserved: SocketAddr = format!("{}:7444", daemon::address()).parse().expect("an address");
     let managers = [first.control.expect("it says where"), reserved];
     let _donor = DonorProcess::start(&directory, "d1", &managers);

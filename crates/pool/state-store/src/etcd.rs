@@ -118,7 +118,7 @@ impl EtcdStore {
         pairs_of(&answer).ok_or_else(odd)
     }
 
-    /// The transaction as etcd takes it. If a comparison does not hold, it answers with what there is instead.
+    /// The transaction as etcd takes it. If a comparison does not hold, etcd answers with what is stored instead.
     fn request(&self, transaction: &Transaction, name: &str) -> Value {
         let (root, commit) = (self.root(), self.commit_key());
         let mut comparisons = vec![compare(&commit, self.last_commit)];

@@ -28,7 +28,7 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// The operation after `operations` more fails, and then nothing more until [`MemoryStore::reopen`].
+    /// After `operations` more operations, every one fails until [`MemoryStore::reopen`].
     pub fn fail_after(&self, operations: Option<u64>) {
         self.lock().countdown = operations;
     }

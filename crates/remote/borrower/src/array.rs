@@ -23,6 +23,7 @@ mod hedge;
 mod layout;
 mod member;
 mod member_queues;
+mod member_table;
 mod membership;
 pub mod memory_members;
 mod notices;
@@ -34,7 +35,6 @@ mod queue;
 mod rebuild;
 mod reclaim;
 mod repair;
-mod roster;
 mod shape;
 mod shards;
 #[cfg(test)]
@@ -61,13 +61,13 @@ use self::layout::Rotation;
 pub use self::layout::WEIGHT_MAX;
 use self::member::Member;
 pub(crate) use self::member::{Room, Store};
+use self::member_table::MemberTable;
 use self::membership::Admission;
 pub(crate) use self::membership::SeatWords;
 use self::place::Place;
 pub use self::place::{MEMBERS_MAX, POSITIONS};
 use self::queue::ArrayQueue;
 use self::repair::Repair;
-use self::roster::Roster;
 pub use self::shape::DATA_SHARDS;
 pub(crate) use self::shape::Shape;
 use self::shards::{Cutter, ShardQueue};
@@ -97,7 +97,7 @@ pub struct Array {
 pub(crate) struct Parts {
     /// By seat: the members, and seats without one.
     members: Box<[Member]>,
-    roster: Roster,
+    member_table: MemberTable,
     /// For members that join; `None` if nobody can.
     admission: Option<Admission>,
     rotation: Rotation,
@@ -118,19 +118,19 @@ impl Array {
         assert!(stores.len() <= MEMBERS_MAX && (1..=POSITIONS).contains(&shape.total), "a description is checked");
         let weights: Vec<u32> = stores.iter().map(|(_, weight)| *weight).collect();
         let members = stores.into_iter().map(|(store, _)| Member::new(Connection::to(store))).collect();
-        let (roster, rotation) = (Roster::taken(&weights)?, Rotation::new(&weights));
-        Self::of(members, roster, rotation, None, shape, slabs, notices)
+        let (member_table, rotation) = (MemberTable::taken(&weights)?, Rotation::new(&weights));
+        Self::of(members, member_table, rotation, None, shape, slabs, notices)
     }
 
     /// An array without members, which join later: at most [`MEMBERS_MAX`] different donors.
     fn vacant(admission: Admission, shape: Shape, slabs: u32) -> Result<Array, Errno> {
         let members = (0..MEMBERS_MAX).map(|_| Member::new(Connection::none())).collect();
-        Self::of(members, Roster::new(MEMBERS_MAX)?, Rotation::vacant(), Some(admission), shape, slabs, Vec::new())
+        Self::of(members, MemberTable::new(MEMBERS_MAX)?, Rotation::vacant(), Some(admission), shape, slabs, Vec::new())
     }
 
     fn of(
         members: Box<[Member]>,
-        roster: Roster,
+        member_table: MemberTable,
         rotation: Rotation,
         admission: Option<Admission>,
         shape: Shape,
@@ -140,7 +140,7 @@ impl Array {
         let (head, table) = Words::shared(HEAD_WORDS + slabs as usize * PLACE_WORDS)?.split_at(HEAD_WORDS);
         let parts = Parts {
             members,
-            roster,
+            member_table,
             admission,
             rotation,
             shape,

@@ -4,8 +4,8 @@
 //! Renews the leases of a tier at several donors at the same time, so that a donor that does not answer does not delay
 //! the renewal at another. The leases themselves are in `donor/ranges.rs`.
 //!
-//! All requests are sent before any answer is waited for, because a donor counts a request as a sign of life when it
-//! arrives. Only existing connections are used; [`Upkeep::turn`] connects to donors that have none.
+//! All requests are sent before the first wait for an answer, because a donor counts a request as a sign of life when
+//! it arrives. Only existing connections are used; [`Upkeep::turn`] connects to donors that have none.
 //!
 //! Threads: one of the pager's, which does nothing else. May allocate.
 

@@ -22,7 +22,7 @@ use aquifer_sys::direct_io::lasting_buffer;
 use aquifer_tiers::{PAGE, TierSpec, open};
 use aquifer_wire::{Figure, SLAB_BYTES};
 
-/// By how much a read beside the wipe may take longer than one at rest.
+/// How much longer a read beside the wipe may take than one at rest.
 const BOUND: Duration = Duration::from_millis(50);
 /// How long reads are measured at rest before the wipe.
 const REST: Duration = Duration::from_secs(10);
@@ -191,7 +191,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// In how many periods the processes in it have used up their part of the CPU.
+    /// The number of periods in which its processes have used up their part of the CPU.
     fn held_up(&self) -> Result<u64, Failure> {
         let stat = fs::read_to_string(self.0.join("cpu.stat"))?;
         let count = stat.lines().find_map(|line| line.strip_prefix("nr_throttled "));

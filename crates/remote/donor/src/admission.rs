@@ -31,7 +31,7 @@ pub(crate) const STRANGERS_MAX: usize = 256;
 pub(crate) const STRANGERS_OF_ADDRESS_MAX: usize = 64;
 /// The maximum number of ended connections whose threads have not noticed yet. Beyond it, newcomers are turned away.
 const DEPARTING_MAX: usize = 512;
-/// The number of recent failures of one address from which newcomers from it are turned away.
+/// After this number of recent failures of one address, newcomers from it are turned away.
 const FAILURES_MAX: u64 = 1000;
 /// How many failures are forgotten each second.
 const FAILURES_FORGOTTEN_PER_S: u64 = 500;
@@ -44,7 +44,7 @@ pub(crate) type Number = u64;
 
 /// A handle on a connection.
 pub(crate) trait Occupant: Clone {
-    /// Since when the connection is idle; `None`: a request is being answered.
+    /// When the connection became idle; `None` while a request is being answered.
     fn idle_since_ms(&self) -> Option<u64>;
 }
 
@@ -293,7 +293,7 @@ mod tests {
         Peer::Host(IpAddr::from([10, 0, 0, last]))
     }
 
-    /// Since when it is idle.
+    /// When it became idle.
     type Idle = Rc<Cell<Option<u64>>>;
 
     impl Occupant for Idle {

@@ -23,7 +23,7 @@ use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, RangeIndex, Refusa
 use rustls::pki_types::CertificateDer;
 
 use crate::admission::Occupant;
-use crate::body;
+use crate::body_buffer;
 use crate::channel::Channel;
 use crate::counters::Peer;
 use crate::listener::Permit;
@@ -37,8 +37,7 @@ pub(crate) struct FrameSender {
     channel: Arc<dyn Channel>,
     /// Held while a frame is sent, so that frames do not interleave.
     turn: Mutex<()>,
-    /// Since when the connection is idle, in milliseconds of the donor's clock; `BUSY` while a request is being
-    /// answered.
+    /// When the connection became idle, in milliseconds of the donor's clock; `BUSY` while a request is being answered.
     idle_since_ms: AtomicU64,
     /// The borrower's identity under TLS, once it is known.
     shown: OnceLock<Shown>,
@@ -302,7 +301,7 @@ impl<'a> Connection<'a> {
     }
 
     fn put_body_away(&mut self) {
-        body::wipe_and_free(&mut self.body);
+        body_buffer::wipe_and_free(&mut self.body);
         if let Some(tenant) = &self.tenant {
             self.service.bodies().give_back(tenant, std::mem::take(&mut self.reserved));
         }
@@ -356,7 +355,7 @@ impl<'a> Connection<'a> {
 
     fn read_body(&mut self, header: &Header) -> Result<(), Refusal> {
         let wanted = header.body_bytes as usize;
-        body::make_room(&mut self.body, wanted);
+        body_buffer::make_room(&mut self.body, wanted);
         let deadline = Instant::now() + self.timeouts.frame;
         let mut filled = 0;
         while filled < wanted {

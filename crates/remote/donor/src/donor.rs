@@ -15,9 +15,9 @@ use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{DonorStatus, EVERY_BYTE};
 
 use crate::control::Control;
+use crate::control_end::{self, ManagedStatus};
 use crate::listen_socket::ListenSocket;
 use crate::listener::{self, Shared};
-use crate::ordered::{self, ManagedStatus};
 use crate::reload;
 use crate::service::Service;
 use crate::settings::{Address, Settings, StartFailure};
@@ -62,7 +62,8 @@ impl Donor {
         let wakeup = Wakeup::new().map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
         let shared = Arc::new(Shared::new(service, settings, protection, wakeup));
         let managed = shared.settings.managed.as_ref();
-        let keeper = managed.map(|managed| ordered::keep(&shared, &shared.settings, managed, &address)).transpose()?;
+        let keeper =
+            managed.map(|managed| control_end::keep(&shared, &shared.settings, managed, &address)).transpose()?;
         let [accepting, keeping, watching] = [&shared, &shared, &shared].map(Arc::clone);
         let mut threads = vec![
             start_thread("donor-accept", move || listener::run(&accepting, &listening))?,

@@ -90,8 +90,8 @@ pub struct TenantQuota {
     pub id: TenantId,
     /// How many slabs the tenant's borrowers may have together, with what is set aside for the tenant.
     pub quota_slabs: u32,
-    /// The token of the reservation from which the slab is taken. Without one, the slab is of the memory that is not
-    /// set aside. A borrower always has the same.
+    /// The token of the reservation from which the slab is taken. Without one, the slab comes from memory that is not
+    /// set aside. A borrower always uses the same token.
     pub reservation: Option<u64>,
 }
 

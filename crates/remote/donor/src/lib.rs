@@ -9,7 +9,7 @@
 //! thread, `channel.rs` decrypts it, `connection.rs` reads its frames, and `service.rs` carries out their requests. The
 //! memory: `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA, and
 //! `sessions.rs` records each borrower's queue pairs and windows. `control.rs` is the interface for this machine's
-//! administrator; `ordered.rs` is that for fabric managers, whose orders `reservations.rs` carries out.
+//! administrator; `control_end.rs` is that for fabric managers, whose orders `reservations.rs` carries out.
 //!
 //! ```
 //! use aquifer_donor::{Donor, Security, Settings, Source};
@@ -25,13 +25,15 @@
 
 mod admission;
 mod audit;
-mod bodies;
-mod body;
+mod body_budget;
+mod body_buffer;
 mod channel;
 mod connection;
 mod control;
+mod control_end;
 mod counters;
 mod donor;
+mod fencing_file;
 pub mod leases;
 mod lent_file;
 mod lent_files;
@@ -40,11 +42,9 @@ mod listener;
 mod local_socket;
 mod memory;
 mod one_sided;
-mod ordered;
-mod pace;
 mod prometheus;
+mod rate_limit;
 mod reload;
-mod remembered;
 mod reservations;
 mod service;
 mod sessions;
@@ -58,11 +58,11 @@ pub use aquifer_fabric::DonorId;
 pub use aquifer_tls::{CredentialFailure, Files};
 pub use aquifer_wire::EVERY_BYTE;
 pub use control::{ControlFailure, control_status, reclaim};
+pub use control_end::ManagedStatus;
 pub use donor::{Donor, Observer};
+pub use fencing_file::RememberFailure;
 pub use memory::Source;
-pub use ordered::ManagedStatus;
 pub use prometheus::{managed_to_prometheus, to_prometheus};
-pub use remembered::RememberFailure;
 pub use settings::{
     Address, CONNECTIONS_MAX, DeviceChoice, LEASE, Managed, Security, Settings, StartFailure, Timeouts,
 };

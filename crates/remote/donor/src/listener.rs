@@ -196,7 +196,8 @@ fn take_in(shared: &Arc<Shared>, accepted: Accepted) -> std::io::Result<()> {
     let deadline_ms = now_ms.saturating_add(milliseconds(timeouts.handshake + timeouts.frame));
     let admitted = shared.admission().enter(now_ms, peer, deadline_ms, Arc::clone(&sender));
     let Some(Admitted { number, displaced }) = admitted else {
-        // Without an answer: a peer that connects so often gets none of the donor's time.
+        // The connection is closed without an answer, so that a peer which connects this often takes none of the
+        // donor's time.
         shared.service.refuse(None, peer, Refusal::TooManyConnections);
         return Ok(());
     };

@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 use aquifer_wire::{DonorStatus, Figure, Refusal};
 
-use crate::ordered::ManagedStatus;
+use crate::control_end::ManagedStatus;
 
 /// The text for a scrape.
 pub fn to_prometheus(status: &DonorStatus) -> String {

@@ -19,7 +19,8 @@ use aquifer_wire::{Refusal, SLAB_BYTES};
 use crate::leases::{LeaseTable, Reservation, TenantQuota};
 use crate::tenants::Tenant;
 
-/// Leases that are listed at most: more than a donor has slabs to lend in useful pieces, and a report of 8 MiB.
+/// Maximum number of leases that are listed: more than a donor has slabs to lend in useful pieces, and a report of 8
+/// MiB.
 const LEASES_MAX: usize = 1 << 15;
 
 type Key = (VolumeId, MemberId);

@@ -21,8 +21,8 @@ use aquifer_sys::verbs::{Port, VerbsFailure};
 use aquifer_wire::{BorrowerId, DonorStatus, EVERY_LEASE, Figure, Message, PairEnd, RangeIndex, Refusal, SLAB_BYTES};
 
 use crate::audit::Audit;
-use crate::bodies::BodyBudget;
-use crate::body;
+use crate::body_budget::BodyBudget;
+use crate::body_buffer;
 use crate::counters::{Counters, Log, Peer};
 use crate::leases::{Access, Claim, LeaseTable, Leaving, TenantQuota};
 use crate::lent_file::LentFile;
@@ -299,7 +299,7 @@ impl Service {
                 // A borrower that shares the memory reads it without the donor.
                 let memory = self.slabs.mapped().ok_or(Refusal::UnknownKind)?;
                 let access = self.begin(who, Claim { lease, token, offset, bytes })?;
-                body::make_room(body, bytes as usize);
+                body_buffer::make_room(body, bytes as usize);
                 body.resize(bytes as usize, 0);
                 memory.read(&access, body);
                 self.end(access);

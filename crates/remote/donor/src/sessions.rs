@@ -80,8 +80,8 @@ impl<D, P, W> Sessions<D, P, W> {
     }
 
     /// A connection has ended. Returns what ends with it. With the last connection the queue pairs end, so that nobody
-    /// bypasses a donor that does not know the borrower any more. Windows stay for a borrower that comes back, while
-    /// their leases last.
+    /// bypasses a donor that no longer knows the borrower. Windows stay for a borrower that comes back, while their
+    /// leases last.
     pub(crate) fn leave(&mut self, who: BorrowerId) -> (Vec<P>, Option<Session<D, P>>) {
         let Some(session) = self.sessions.get_mut(&who) else { return (Vec::new(), None) };
         session.connections -= 1;

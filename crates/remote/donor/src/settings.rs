@@ -17,10 +17,10 @@ use aquifer_sys::verbs::VerbsFailure;
 use aquifer_tls::{CredentialFailure, DonorSide, Files};
 use aquifer_wire::SLAB_BYTES;
 
-use crate::bodies::BODIES_BYTES_MAX;
+use crate::body_budget::BODIES_BYTES_MAX;
+use crate::fencing_file::RememberFailure;
 use crate::leases::SLABS_MAX;
 use crate::memory::Source;
-use crate::remembered::RememberFailure;
 use crate::tenants::{Limits, TenantLimits};
 use crate::wiper::PARTS;
 

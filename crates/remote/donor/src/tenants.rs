@@ -25,8 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use aquifer_core::units::ByteSize;
 use aquifer_wire::SLAB_BYTES;
 
-use crate::bodies::BodyBudget;
-use crate::pace::Pace;
+use crate::body_budget::BodyBudget;
+use crate::rate_limit::Pace;
 
 /// The lowest rates. If a donor answers more slowly, borrowers consider it lost.
 const RATE_BYTES_MIN: u64 = 16 << 20;

@@ -83,7 +83,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         5 => Just(Step::TakeUnwiped),
         5 => nth().prop_map(|nth| Step::Wiped { nth }),
     ];
-    // Few of them: what is taken back is not granted any more.
+    // Few of them, because memory that is taken back is no longer granted.
     let reclaim = (1..SLABS + 2, 1..150u64, 0..120usize);
     (prop::collection::vec(step, 1..120), prop::collection::vec(reclaim, 0..3)).prop_map(|(mut steps, reclaims)| {
         for (slabs, within_ms, at) in reclaims {
@@ -145,7 +145,7 @@ impl Model {
         SLABS as usize - self.held.len() - self.back.len() - self.reclaimed.len()
     }
 
-    /// How many slabs each borrower has that it is not asked to give back.
+    /// The number of each borrower's slabs that it is not asked to give back.
     fn stocks(&self) -> BTreeMap<u128, usize> {
         let mut stocks = BTreeMap::new();
         for lease in self.held.keys() {

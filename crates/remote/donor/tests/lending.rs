@@ -38,10 +38,10 @@ fn bytes_of_one_borrower_are_not_found_by_the_next() {
     }
 }
 
-/// Once, the thread of any request wiped: a borrower that released 6 GiB, or merely read meanwhile, waited for seconds
-/// until all of it was wiped. Here the wiper stands still unless somebody waits for it.
+/// The thread of a request used to wipe: a borrower that released 6 GiB waited for seconds until all of it was wiped,
+/// and so did one that merely read in the meantime. Here the wiper stands still unless somebody waits for it.
 #[test]
-fn no_answer_waits_for_a_wipe_but_that_of_the_slab_that_it_grants() {
+fn an_answer_waits_only_for_the_wipe_of_the_slab_that_it_grants() {
     const SLABS: u64 = 8;
     for source in [Source::Anonymous, Source::Memfd, Source::Huge] {
         let settings = Settings { source: source.clone(), wipe_parts: u32::MAX, ..settings(SLABS) };

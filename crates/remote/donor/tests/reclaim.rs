@@ -110,8 +110,8 @@ fn one_notice_can_revoke_every_lease_and_a_shorter_time_is_notified_again() {
     let leases: Vec<Lease> = (0..150).map(|range| one.grant(range)).collect();
     donor.reclaim(150 * SLAB_BYTES, LONG);
     one.read(leases[0], 0).unwrap();
-    // Fifty slabs are free. The other hundred are more than are announced before one answer for which a faulting thread
-    // may wait.
+    // Fifty slabs are free. The other hundred are more than the donor announces before one answer, since a faulting
+    // thread may wait for that answer.
     let first = notices(&one).len();
     assert!((1..100).contains(&first), "{first}");
     let mut idle = Peer::borrower(donor.address(), 1);

@@ -143,7 +143,7 @@ fn a_replayed_frame_is_refused_on_its_connection_and_on_others(protection: Prote
     assert_eq!(owner.write(lease, 3, 6), Message::Written);
     owner.send_bytes(&recorded);
     owner.expect_the_end(Refusal::Replayed);
-    // On another connection as the same borrower, which somebody who listens to plain text could open.
+    // On another connection that claims to be the same borrower: anyone who can read the plain text could open one.
     let mut other = Peer::borrower_by(protection, donor.address(), 1);
     other.send_bytes(&recorded);
     other.expect_the_end(Refusal::Replayed);

@@ -68,7 +68,7 @@ impl Program {
         (0..SLABS).for_each(|slab| self.write(slab));
     }
 
-    /// One turn of upkeep, as the pager makes one every two seconds at least.
+    /// One turn of upkeep, which the pager makes at least every two seconds.
     fn turn(&mut self) {
         let upkeep = self.tier.upkeep().expect("leases have upkeep");
         assert!(upkeep.turn(None) <= Duration::from_secs(2), "changed files are noticed soon");

@@ -104,7 +104,7 @@ impl Controller {
         }
     }
 
-    /// Reports until one is as expected.
+    /// Asks for reports until one is as expected.
     fn until(&self, what: &str, holds: impl Fn(&DonorReport) -> bool) -> DonorReport {
         let deadline = Instant::now() + WAIT_MAX;
         loop {

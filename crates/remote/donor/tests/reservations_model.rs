@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_donor::TenantId;
 use aquifer_donor::leases::{LeaseTable, TenantQuota};
+use aquifer_test_support::Random;
 use aquifer_wire::{BorrowerId, LentSlab, RangeIndex, Refusal};
 
 const SLABS: u32 = 12;
@@ -18,18 +19,6 @@ const QUOTA: u32 = 9;
 const LEASE_MS: u64 = 50;
 const HISTORIES: u64 = 3000;
 const STEPS: usize = 120;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
 
 /// A lease as the model knows it.
 #[derive(Clone, Copy, Debug)]

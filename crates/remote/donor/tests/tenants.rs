@@ -135,7 +135,8 @@ fn a_tenant_is_kept_to_its_rate() {
         let message = Message::Write { lease: lease.lease, token: lease.token, offset: 0 };
         assert_eq!(peer.ask(message, &vec![7; SLAB_BYTES as usize]).0, Message::Written);
     }
-    // 32 MiB, less the burst that is allowed at once. It may take longer on a busy machine, and never less.
+    // 32 MiB, less the burst that is allowed at once. It may take longer on a busy machine, but never less time than
+    // that.
     assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
 }
 
@@ -176,7 +177,7 @@ fn new_files_are_used_without_a_restart() {
     let (donor, lines) = start(secure(&pair, 8));
     let mut before = Peer::borrower_with(&pair.borrower, donor.address(), 1);
     let lease = before.grant(0);
-    // The authority is another one now: certificates of the old one are not trusted any more.
+    // The authority has been replaced: certificates of the old one are no longer trusted.
     let (next, _) = fresh();
     for (from, to) in [(&next.donor.cert, &pair.donor.cert), (&next.donor.key, &pair.donor.key)] {
         replace(to, &fs::read_to_string(from).unwrap());

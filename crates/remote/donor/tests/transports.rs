@@ -29,7 +29,7 @@ use detour::{Detour, Order};
 use kinds::Kind;
 use proptest::prelude::*;
 
-/// Longer than any loss is waited for.
+/// Longer than any wait until a donor counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Attempts that take longer than [`TIMEOUT`] if each waits for a donor that is gone as the first one does, which is
 /// five seconds (`borrower/src/donor/contact.rs`). Not more: all of them, and the reads between, must end before the
@@ -298,7 +298,7 @@ fn a_donor_that_stands_still_is_given_up_and_found_again(kind: Kind) {
     let (found, took) = timed(|| try_read(&*tier, 0, 1));
     assert_eq!(found.is_err(), kind.asks_for_bytes(), "others can be read without the donor");
     assert!(took < TIMEOUT, "{took:?}");
-    // Once the donor counts as lost, nobody waits so long again, whatever can be read without it meanwhile.
+    // Once the donor counts as lost, no access waits that long again, even for bytes that only the donor has.
     let again = || {
         let _ = try_read(&*tier, 0, 1);
         timed(|| try_write(&*tier, SLAB_BYTES, 1).unwrap_err()).1

@@ -75,7 +75,7 @@ impl fmt::Display for File {
     }
 }
 
-/// Why files do not give credentials: one line that names the cause and the remedy.
+/// Why files cannot be used as credentials: one line that names the cause and the remedy.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CredentialFailure {

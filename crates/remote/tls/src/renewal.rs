@@ -16,7 +16,7 @@ use std::sync::{Arc, RwLock};
 
 /// Two are needed: one in use, and one to be filled. The others replace what forks have left locked.
 const SLOTS: usize = 4;
-/// How many times a reader looks for the present value, which was replaced that often while it looked.
+/// How many times a reader tries to read a value that is replaced while it reads.
 const READS_MAX: usize = 8;
 
 /// A value that can be replaced.
@@ -86,7 +86,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// The files that look so are in use.
+    /// The files with this identity are in use.
     pub(crate) fn new(used: u64) -> Seen {
         Seen { used: AtomicU64::new(used), failed: AtomicU64::new(used), reported: AtomicU64::new(used) }
     }

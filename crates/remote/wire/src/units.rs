@@ -64,7 +64,7 @@ impl RangeIndex {
         self.0 * SLAB_BYTES
     }
 
-    /// As [`offset`](Self::offset), for a range that a peer names; `None` if no tier is so large.
+    /// As [`offset`](Self::offset), for a range that a peer names; `None` if no tier is that large.
     pub fn checked_offset(self) -> Option<u64> {
         self.0.checked_mul(SLAB_BYTES)
     }

@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use aquifer_test_support::skip;
+use aquifer_test_support::{Random, skip};
 
 /// How long a test waits for anything, on a machine that is busy.
 pub const WAIT_MAX: Duration = Duration::from_secs(120);
@@ -197,26 +197,10 @@ impl Client {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let number = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        number ^ (number >> 31)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    /// Bytes that follow from a number, so that a wrong one is noticed.
-    pub fn bytes(number: u64, len: usize) -> Vec<u8> {
-        let mut random = Self(number);
-        let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
-        bytes.truncate(len);
-        bytes
-    }
+/// Bytes that follow from a number, so that a wrong one is noticed.
+pub fn numbered_bytes(number: u64, len: usize) -> Vec<u8> {
+    let mut random = Random(number);
+    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| random.bits().to_le_bytes()).collect();
+    bytes.truncate(len);
+    bytes
 }

@@ -53,9 +53,9 @@ pub struct HowArgs {
     #[arg(long, value_name = "SPEC")]
     pub tier: Vec<String>,
 
-    /// Over which NUMA nodes pages are spread: shares, such as dram:3,cxl:1 or node0:2,node1:1, or auto
+    /// The NUMA nodes to spread pages over: shares, such as dram:3,cxl:1 or node0:2,node1:1, or auto
     ///
-    /// dram is every node with CPUs, cxl every node with memory alone. One group binds the program to its nodes. Equal
+    /// dram is every node with CPUs, cxl every node with only memory. One group binds the program to its nodes. Equal
     /// shares for each node work on every kernel. Others take Linux 6.9, and weights that are the machine's: root sets
     /// them if nobody has, and otherwise pages are interleaved evenly, with a message. Without shares, the machine's
     /// weights count as they are. auto gives each node a share by its bandwidth, which is measured once, in less than a

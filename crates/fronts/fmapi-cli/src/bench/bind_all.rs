@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Binds every device that is bound nowhere, spread over the virtual switches, and unbinds it again: how long a box
-//! takes from nothing to all bound.
+//! Binds every device that is bound nowhere, spread over the virtual switches, and unbinds it again: how long it takes
+//! to bind everything in a box.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use aquifer_fmapi_client::{Client, Failure, Hop};
 
 use super::BenchFailure;
 
-/// The time from nothing to all bound that a box must keep: so many devices at so many hosts.
+/// The longest time that binding everything may take, from nothing bound, for a box of this many devices and hosts.
 pub(crate) const BOX_BAR: (usize, usize, Duration) = (22, 3, Duration::from_secs(5));
 
 /// All devices, bound.

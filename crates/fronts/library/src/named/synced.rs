@@ -87,7 +87,7 @@ impl NamedFile {
         &self.name
     }
 
-    /// Makes the bytes `start..end` of the mapping durable, which nobody changes meanwhile.
+    /// Makes the bytes `start..end` of the mapping durable. The caller ensures that nobody changes them meanwhile.
     pub(crate) fn sync(
         &self,
         mapping: &memory_space::Mapping<'_>,
@@ -111,7 +111,7 @@ impl NamedFile {
     }
 }
 
-/// Puts those of the found pages that have changed.
+/// Of the pages that were found, puts those that have changed.
 fn put(
     draft: &mut Draft<'_, FileMedium>,
     mapping: &memory_space::Mapping<'_>,

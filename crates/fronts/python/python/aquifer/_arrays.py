@@ -111,7 +111,7 @@ def _prepared(array: Any, indices: Any) -> Any:
 
 
 def _owner(array: Any) -> "Any":
-    """The mapping at the end of the chain of what an array refers to."""
+    """The mapping to which an array refers, directly or through other arrays."""
     from ._mapping import Mapping
 
     numpy = _numpy()

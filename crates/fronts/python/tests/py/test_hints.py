@@ -142,7 +142,7 @@ def test_a_fetch_that_is_given_up_harms_nobody(evict):
 
 
 def test_other_threads_run_while_a_call_waits(evict):
-    """The tier takes half a second for each read. A thread that does not need it counts on meanwhile."""
+    """The tier takes half a second for each read. A thread that does not need it continues to count meanwhile."""
     slow = "failing:every=1,on=read,times=0,delay=500ms:dram:size=64MiB"
     space = aquifer.Space(dram="16MiB", tiers=slow, block_size="64KiB")
     mapping = filled(space, 65536)

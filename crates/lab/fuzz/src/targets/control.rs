@@ -46,7 +46,7 @@ fn take(roster: &mut Roster, message: Message) {
     }
 }
 
-/// Changes of an empty report. What leads from the one to the other gives the same report.
+/// Applies changes to an empty report. The changes from the empty report to the result give the same result.
 fn change(changes: Changes) {
     let applied = |changes: Changes| match changes {
         Changes::Donor(changes) => {

@@ -139,7 +139,7 @@ pub struct Histories {
     /// How many histories
     #[arg(long, default_value_t = 1_000)]
     pub count: u64,
-    /// Stop after so many minutes, too
+    /// Also stop after this many minutes
     #[arg(long, value_name = "N")]
     pub minutes: Option<u64>,
     /// A JSON object instead of a sentence

@@ -3,9 +3,9 @@
 
 //! What the program announces about its memory with madvise(2), as far as it affects decisions.
 //!
-//! Pure. Advice about how a range will be used is stored with its regions, and `background.rs` and `elastic.rs` consult
-//! it. Advice to fetch or evict a range is queued for the worker, and dropped where it cannot be followed: it is a
-//! hint, and never delays a fault.
+//! Pure. Advice about how a range will be used is stored with its regions, and `background.rs` and `block_size.rs`
+//! consult it. Advice to fetch or evict a range is queued for the worker, and dropped where it cannot be followed: it
+//! is a hint, and never delays a fault.
 //!
 //! Allocates nothing.
 
@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use super::Engine;
 use super::background::{Plan, Task, Transfers};
-use super::room::READ_AHEAD_PART;
+use super::make_room::READ_AHEAD_PART;
 use crate::block::State;
 use crate::map::{Pattern, Priority};
 use crate::units::{BlockIndex, Order, PageIndex};

@@ -7,7 +7,7 @@
 //! spent immediately. A smaller one is reached gradually: pages in excess of it are debt, which eviction pays back
 //! before anything else.
 
-use super::{AHEAD_PART, Engine, elastic};
+use super::{AHEAD_PART, Engine, block_size};
 use crate::frames::BUDGET_PAGES_MAX;
 use crate::units::REGION_PAGES;
 use crate::watermarks::Watermarks;
@@ -44,7 +44,7 @@ impl Engine {
         self.prefetcher.set_ahead_pages_max(pages / AHEAD_PART);
         self.watermarks = Watermarks::for_budget(pages);
         self.standby_length.set_budget(pages);
-        self.large = elastic::large(pages);
+        self.large = block_size::large(pages);
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
     }
 }

@@ -6,14 +6,14 @@
 //! Pure. Called with the engine's lock held, on the thread that resolves the fault.
 //!
 //! A fault is resolved in rounds. [`Engine::fault`] returns one step; the driver carries it out, reports the outcome
-//! (`reports.rs`) and asks again until the block is installed. Making room (`room.rs`) is part of the same loop, so a
-//! fault never waits for the worker unless every block is busy.
+//! (`reports.rs`) and asks again until the block is installed. Making room (`make_room.rs`) is part of the same loop,
+//! so a fault never waits for the worker unless every block is busy.
 //!
 //! Called by `driver/src/fault.rs`, which carries out the steps.
 
 use super::Engine;
 use super::dropping::DropBatch;
-use super::room::MOVES_COUNTED;
+use super::make_room::MOVES_COUNTED;
 use crate::block::{Block, State, Waiting};
 use crate::frames::FrameBatch;
 use crate::guard;

@@ -34,7 +34,7 @@ pub enum Contents {
 pub enum Renewed {
     /// A thread is working on its block. Wait for a report; ask again.
     Busy,
-    /// It has, or its block is not in the file any more.
+    /// It has, or its block is no longer in the file.
     Done,
 }
 

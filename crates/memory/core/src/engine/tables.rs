@@ -17,7 +17,7 @@ const PAGE_TABLE_ENTRY_BYTES: u64 = 8;
 pub struct Tables {
     /// Mappings, regions and blocks.
     pub block_map: u64,
-    /// The guards of regions of which something was written back.
+    /// The guards of regions, once anything in them was written back.
     pub guards: u64,
     /// The policy's lists.
     pub policy: u64,

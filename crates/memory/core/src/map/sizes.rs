@@ -5,7 +5,7 @@
 //!
 //! Pure, and allocates nothing: a block has the index of its first unit, so a fault may change its size. No byte moves:
 //! the tier slot of an evicted block follows from its address, and a resident block has no frame. The size is chosen in
-//! `engine/elastic.rs`.
+//! `engine/block_size.rs`.
 
 use super::BlockMap;
 use crate::block::{Block, State};

@@ -27,7 +27,7 @@ pub enum Seen {
     Resident(u32),
     /// Elsewhere: a touch is a fault.
     Away,
-    /// Without contents, or not managed any more.
+    /// Without contents, or no longer managed.
     Gone,
 }
 
@@ -97,7 +97,7 @@ impl Samples {
         &self.times
     }
 
-    /// For how long the pages that are being watched have been idle, as far as is known.
+    /// How long the pages that are being watched have been idle, as far as is known.
     pub fn idle_ns(&self, now_ns: u64) -> impl Iterator<Item = u64> + '_ {
         let idle = self.samples.iter().filter(|sample| sample.is_used && sample.is_away);
         idle.map(move |sample| now_ns.saturating_sub(sample.since_ns))
@@ -117,7 +117,7 @@ impl Samples {
     }
 
     /// The program touched one of `pages` from `first` on, which were not at its addresses, in blocks of `block_pages`
-    /// pages. A touch of a run is one of each of its blocks.
+    /// pages. A touch of a run counts as one touch of each of its blocks.
     pub fn touched(&mut self, first: PageIndex, pages: u32, block_pages: u32, now_ns: u64) {
         let end = first.0 + u64::from(pages);
         if self.len == 0 || pages == 0 {

@@ -109,7 +109,7 @@ fn where_a_fetch_costs_little_a_stream_proves_itself_first() {
 }
 
 /// A program that asks for read-ahead pages in order was predicted. Pages from the middle of the read-ahead would have
-/// been asked for anyway at some time: after that, a stream must prove itself.
+/// been requested at some time anyway, so a request for them predicts nothing: after it, a stream must prove itself.
 #[test]
 fn prefetched_blocks_used_out_of_order_are_no_evidence_of_a_stream() {
     let (up, down) = (1i64, -1i64);

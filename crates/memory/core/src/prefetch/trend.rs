@@ -43,7 +43,7 @@ impl Trend {
     /// The step of the majority, if there is one; never zero.
     pub fn majority(&self) -> Option<i64> {
         // Boyer and Moore: if any step has the majority of the steps so far, it is `candidate`. The vote over a window
-        // goes on where that over the window before it ended.
+        // continues where the vote over the previous window ended.
         let (mut candidate, mut count) = (0, 0u32);
         let mut window = WINDOW_MIN;
         for (seen, step) in (1..).zip(self.latest(self.known)) {

@@ -7,7 +7,7 @@ use super::*;
 use crate::Fixture;
 use crate::weights::tests::tree as weights_tree;
 
-/// Two nodes with CPUs, two with memory alone, and one with CPUs alone.
+/// Two nodes with CPUs and memory, two with only memory, and one with only CPUs.
 fn nodes() -> Nodes {
     let mut tree = Fixture::new().with("/sys/devices/system/node/online", "0-4");
     for (node, cpus, kib) in [(0, "0-1", 1024), (1, "2-3", 1024), (2, "", 4096), (3, "", 4096), (4, "4", 0)] {

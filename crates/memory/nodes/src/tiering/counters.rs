@@ -31,7 +31,7 @@ pub struct Counters {
     pub demoted_by: BTreeMap<String, u64>,
     /// Faults by which NUMA balancing finds out what is touched.
     pub hint_faults: Option<u64>,
-    /// Migrations of any cause that the kernel gave up.
+    /// Migrations that the kernel gave up, whatever their cause.
     pub migrations_failed: Option<u64>,
     /// The same by node.
     pub nodes: Vec<NodeCounters>,

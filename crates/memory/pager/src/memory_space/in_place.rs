@@ -48,7 +48,8 @@ impl Default for InPlace {
 }
 
 impl InPlace {
-    /// Whether this is the second read or write of a page within a while. The next one is the first again.
+    /// Whether this is the second read or write of a page within a short time. The one after it counts as a first one
+    /// again.
     pub(super) fn is_second(&self, page: PageIndex) -> bool {
         let place = &self.lately[(page.0 % REMEMBERED as u64) as usize];
         let is_second = place.load(Ordering::Relaxed) == page.0;

@@ -67,7 +67,7 @@ impl Mapping<'_> {
         Ok(())
     }
 
-    /// Pages of the mapping have got the bytes in its file that they have here, with these guards.
+    /// The mapping's file now has the bytes that these pages have here, with these guards.
     pub fn renew(&self, changed: &[(usize, u64)]) -> Result<(), SpaceFailure> {
         let _blocked = Blocked::all();
         let (pager, origin) = (self.space.pager, self.start.as_ptr() as usize);

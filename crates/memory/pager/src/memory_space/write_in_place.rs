@@ -9,9 +9,9 @@
 //!
 //! A failed write may have stored anything, so the page is read again. Old bytes: the write goes the usual way, by
 //! making the page resident. New bytes: it has succeeded. Anything else: it is repeated, and in the end the page is
-//! lost, and reported so. A mixture of old and new bytes matches no guard, so it is never taken for either.
+//! lost, and reported so. A mixture of old and new bytes matches no guard, so it is never mistaken for either.
 //!
-//! Next on the path: `core/src/engine/in_place.rs`, which begins and ends a change. Threads: any of the caller's.
+//! Next on the path: `core/src/engine/write_in_place.rs`, which begins and ends a change. Threads: any of the caller's.
 
 #![allow(unsafe_code, reason = "scratch pages are lent to the tier")]
 
@@ -47,9 +47,9 @@ enum Written {
 }
 
 impl Mapping<'_> {
-    /// Overwrites the bytes from `at` on, like [`write`](Self::write), but makes no page resident that is read or
-    /// written in place for the first time within a while. Returns how many pages were written in place. After an
-    /// error, some of the bytes may have been written.
+    /// Overwrites the bytes from `at` on, like [`write`](Self::write), but makes a page resident only if it has been
+    /// read or written in place recently. Returns how many pages were written in place. After an error, some of the
+    /// bytes may have been written.
     pub fn write_in_place(&self, at: usize, bytes: &[u8]) -> Result<usize, SpaceFailure> {
         self.check_range(at, bytes.len())?;
         let (mut done, mut in_place) = (0, 0);

@@ -57,7 +57,7 @@ pub struct End {
     pub psn: u32,
     /// Its address in an InfiniBand subnet; 0 for RoCE.
     pub lid: u16,
-    /// Its largest packet, as a code from 1 to 5: 1 is 256 bytes, and each next code is twice as many.
+    /// Its largest packet, as a code from 1 to 5: 1 is 256 bytes, and each further code doubles the size.
     pub mtu: u8,
     /// Its address.
     pub gid: [u8; 16],
@@ -447,7 +447,7 @@ mod tests {
     }
 
     /// A read was given up, and another one posted in its place. When the first one's completion then arrived, the
-    /// bounce buffer still held its old contents, which were taken for the second one's bytes.
+    /// bounce buffer still held its old contents, which were mistaken for the second one's bytes.
     #[test]
     fn the_completion_of_an_older_work_is_nobodys() {
         let Some((pair, mut buffer)) = pair() else { return };

@@ -14,7 +14,7 @@ use crate::failure::Cause;
 use crate::tier::{Completion, Operation, PAGE, Request, TierQueue, Wait};
 
 const PAGE_BYTES: u64 = PAGE as u64;
-/// No tier under test takes so long for a few requests.
+/// No tier under test takes this long for a few requests.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn writing(offset: u64, pages: usize, version: u64) -> Request {

@@ -26,8 +26,8 @@ const SLAB_BYTES_MIN: u64 = REGION_BYTES / 16;
 pub(super) struct Level {
     pub(super) tier: Box<dyn Tier>,
     pub(super) free_slabs: FreeSlabs,
-    /// Until when the level gets no new slabs, by the monotonic clock. For this process only: a related process learns
-    /// it when the level refuses one of its own writes.
+    /// The time until which the level gets no new slabs, by the monotonic clock. For this process only: a related
+    /// process learns it when the level refuses one of its own writes.
     shunned_until_ns: AtomicU64,
     reads: AtomicU64,
     read_bytes: AtomicU64,

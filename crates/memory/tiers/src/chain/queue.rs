@@ -20,7 +20,7 @@ use aquifer_core::units::SlabIndex;
 use aquifer_sys::any_readable::AnyReadable;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::wakeup::readable;
-use aquifer_tier::done::Done;
+use aquifer_tier::completions::Done;
 use aquifer_tier::transfer::check_buffer;
 use aquifer_tier::{
     Activity, Cause, Completion, Disposition, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait,

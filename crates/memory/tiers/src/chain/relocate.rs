@@ -21,8 +21,8 @@ use super::place::Place;
 
 /// The size of one copy: what fits into a processor's cache, and what a disk transfers in a millisecond.
 pub(super) const COPY_PAGES: usize = 64;
-/// How many times to try to move a slab for which its level has no more room, with a pause after each try, if others
-/// write to the slab meanwhile.
+/// How many times to try to move a slab out of a level that has no more room for it, while others write to the slab.
+/// There is a pause after each try.
 const TRIES_MAX: u32 = 100;
 
 /// Whether a slab is lost if it stays.

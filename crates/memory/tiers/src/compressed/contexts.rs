@@ -18,7 +18,7 @@ use aquifer_sys::signals;
 /// One bit of a word for each.
 const COUNT_MAX: usize = 32;
 /// How long to wait for one, and the pause between two attempts. A use takes some microseconds, so only a thread that
-/// does not get a processor can make others wait so long.
+/// does not get a processor can make others wait that long.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_micros(100);
 

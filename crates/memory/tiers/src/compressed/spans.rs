@@ -116,7 +116,7 @@ impl Span {
     }
 }
 
-/// For whom a span is open.
+/// Who may append to an open span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Head {
     Cleaner = 0,

@@ -48,7 +48,7 @@ pub enum DaxFailure {
     },
     /// The process has too few addresses (`ulimit -v`).
     NoAddresses {
-        /// For what.
+        /// The device or file to map.
         path: PathBuf,
         /// How many it takes.
         bytes: u64,

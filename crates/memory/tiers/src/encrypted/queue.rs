@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::{FrameBuffer, signals};
-use aquifer_tier::done::Done;
+use aquifer_tier::completions::Done;
 use aquifer_tier::{Activity, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
 
 use super::{FRAME_BYTES, FRAME_PAUSE, FRAME_TIMEOUT, Parts, QUEUE_FRAMES, Sealing};

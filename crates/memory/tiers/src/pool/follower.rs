@@ -40,7 +40,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(1);
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 /// The longest such pause: an agent that is back has its programs within that time.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How often a change is retried that was not possible.
+/// How often a change that was not possible is retried.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
 /// How often progress is reported, if it has changed.
 const REPORT_EVERY: Duration = Duration::from_millis(200);

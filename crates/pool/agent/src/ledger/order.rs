@@ -12,7 +12,7 @@ use aquifer_fabric::{
 
 use super::{Attachment, Held, Ledger};
 
-/// Volumes of one host, with their members, at most. A choice: the state stays a few megabytes.
+/// Maximum number of volumes of one host, with their members. A choice: the state stays a few megabytes.
 const VOLUMES_MAX: usize = 4096;
 
 impl Ledger {

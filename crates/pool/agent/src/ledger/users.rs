@@ -112,7 +112,7 @@ impl Ledger {
         self.users.iter().any(|user| user.volume == volume)
     }
 
-    /// Looks which users have ended. They are forgotten when they have been missing for [`MISSED_MAX`] looks: a forked
+    /// Checks which users have ended. They are forgotten when they have been missing for [`MISSED_MAX`] looks: a forked
     /// child that goes on with their memory connects before that.
     pub(crate) fn look(&mut self, runs: impl Fn(Process) -> bool) {
         for user in &mut self.users {

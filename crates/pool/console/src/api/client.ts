@@ -9,7 +9,7 @@ import { Reader, Unexpected } from "../model/reader";
 const SESSIONS = "/redfish/v1/SessionService/Sessions";
 /** How long a request may take: longer than the manager lets an order wait for its writer. */
 const REQUEST_WAIT_MS = 90_000;
-/** Pages of a collection at most, of a thousand members each. */
+/** Maximum number of pages of a collection, of a thousand members each. */
 const PAGES_MAX = 200;
 /** Answers that are kept for the next request of the same path. */
 const KEPT_MAX = 512;

@@ -5,6 +5,8 @@ use aquifer_fabric::{
     Availability, Bytes, Incarnation, LeaseReport, LeaseState, MemberId, Millis, Term, Token, VolumeId, VolumeReport,
 };
 
+use aquifer_test_support::Random;
+
 use super::*;
 use crate::end::Refused;
 use crate::message::encode;
@@ -13,19 +15,6 @@ const HISTORIES: u64 = 100;
 const QUERIES: u32 = 60;
 /// Few, so that volumes come, change and go.
 const VOLUMES: u64 = 6;
-
-/// Splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut one = self.0;
-        one = (one ^ (one >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        one = (one ^ (one >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (one ^ (one >> 31)) % bound
-    }
-}
 
 fn change_donor(report: &mut DonorReport, random: &mut Random) {
     let volume = VolumeId(random.below(VOLUMES));
@@ -70,7 +59,7 @@ fn ask(held: &mut Held, sent: &mut Sent, number: u32, report: &Report) -> (&'sta
     let query = Query { known, ..Query::default() };
     let answer = sent.answer(number, &query, report.clone());
     let frame = encode(number, &answer).expect("short");
-    (answer.name(), held.take(known, number, answer, frame.len()))
+    (answer.name(), held.take(known.is_some(), number, answer, frame.len()))
 }
 
 #[test]
@@ -94,7 +83,7 @@ fn a_manager_hears_what_the_end_reports_whatever_was_sent() {
                 // An answer without a report.
                 2 => {
                     let refused = Message::Unable(Refused::new("because; do this"));
-                    assert!(held.take(held.known(), number, refused, 9).is_err());
+                    assert!(held.take(held.known().is_some(), number, refused, 9).is_err());
                     continue;
                 }
                 _ => {}
@@ -137,12 +126,12 @@ fn changes_that_nobody_asked_for_are_no_report() {
     let (donor, host) = (Report::Donor(DonorReport::default()), Report::Host(HostReport::default()));
     let changes = |report: &Report| Message::Changed(Changes::between(report, report).expect("of one kind"));
     let mut held = Held::new(VERSION);
-    assert!(held.take(None, 1, Message::Unchanged, 9).is_err(), "there is none yet");
-    assert!(held.take(None, 1, changes(&donor), 9).is_err(), "there is none yet");
-    assert!(held.take(None, 1, Message::Reported(donor.clone()), 9).is_ok());
-    assert!(held.take(None, 2, Message::Unchanged, 9).is_err(), "the query names none");
-    assert!(held.take(Some(1), 2, changes(&host), 9).is_err(), "a donor is no host");
-    assert!(held.take(Some(1), 3, changes(&donor), 9).is_ok());
+    assert!(held.take(false, 1, Message::Unchanged, 9).is_err(), "there is none yet");
+    assert!(held.take(false, 1, changes(&donor), 9).is_err(), "there is none yet");
+    assert!(held.take(false, 1, Message::Reported(donor.clone()), 9).is_ok());
+    assert!(held.take(false, 2, Message::Unchanged, 9).is_err(), "the query names none");
+    assert!(held.take(true, 2, changes(&host), 9).is_err(), "a donor is no host");
+    assert!(held.take(true, 3, changes(&donor), 9).is_ok());
     assert!(Changes::between(&donor, &host).is_none());
 }
 
@@ -151,11 +140,11 @@ fn an_end_that_only_adds_to_its_report_sends_it_whole_now_and_then() {
     let report = Report::Donor(DonorReport::default());
     let changes = || Message::Changed(Changes::between(&report, &report).expect("of one kind"));
     let mut held = Held::new(VERSION);
-    assert!(held.take(None, 1, Message::Reported(report.clone()), 9).is_ok());
-    assert!(held.take(Some(1), 2, changes(), FRAME_BYTES_MAX - 9).is_ok());
+    assert!(held.take(false, 1, Message::Reported(report.clone()), 9).is_ok());
+    assert!(held.take(true, 2, changes(), FRAME_BYTES_MAX - 9).is_ok());
     assert_eq!(held.known(), Some(2));
-    assert!(held.take(Some(2), 3, changes(), 1).is_ok());
+    assert!(held.take(true, 3, changes(), 1).is_ok());
     assert_eq!(held.known(), None, "all that was sent is longer than the longest message");
-    assert!(held.take(None, 4, Message::Reported(report.clone()), 9).is_ok());
+    assert!(held.take(false, 4, Message::Reported(report.clone()), 9).is_ok());
     assert_eq!(held.known(), Some(4));
 }

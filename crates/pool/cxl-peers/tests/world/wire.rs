@@ -44,7 +44,7 @@ struct InFlight {
     bytes: Vec<u8>,
 }
 
-/// Where the capacity begins that a host was given, by device and tag.
+/// The start of the capacity that a host was given, by device and tag.
 pub type Given = BTreeMap<(usize, [u8; 16]), u64>;
 
 /// What the switch's managers and hosts have in common.

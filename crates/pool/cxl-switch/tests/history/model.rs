@@ -84,7 +84,7 @@ pub struct Ended {
     pub is_bind: bool,
     /// True for success.
     pub is_good: bool,
-    /// Of which vPPB.
+    /// The vPPB that it is for.
     pub vppb: usize,
     /// What it was bound to, or unbound from.
     pub target: Target,

@@ -213,7 +213,7 @@ impl Backlog {
     }
 }
 
-/// What is decided about a volume in the report of one that lists it.
+/// The decisions that a report affects by listing this volume.
 fn subjects(end: &End, id: VolumeId) -> Vec<Subject> {
     match end {
         // Its extents are a part of the decision about the device.
@@ -245,7 +245,7 @@ fn is_same_donor(old: &DonorReport, new: &DonorReport) -> bool {
     (old.incarnation, old.availability) == (new.incarnation, new.availability)
 }
 
-/// Those that one list has and the other has not, or with another start.
+/// Those that only one of the lists has, and those with different starts in the two.
 fn starts_that_changed<K: Ord + Clone>(old: &BTreeMap<K, Incarnation>, new: &BTreeMap<K, Incarnation>) -> BTreeSet<K> {
     let keys = old.keys().chain(new.keys());
     keys.filter(|key| old.get(*key) != new.get(*key)).cloned().collect()

@@ -124,7 +124,7 @@ fn may_leave(id: VolumeId, volume: &Volume, report: &HostReport, leaving: &Leavi
         return Ok(());
     }
     let successor = volume.places().find(|(place, _)| *place == leaving.place).map(|(_, member)| member.id);
-    // Its span has left the volume since, so no successor is waited for.
+    // Its span has left the volume since, so there is no successor to wait for.
     let Some(successor) = successor else { return Ok(()) };
     match report.member(id, successor).map(|member| member.state) {
         Some(MemberState::InSync) => Ok(()),

@@ -9,7 +9,7 @@ use super::{Link, Node, SharedMap};
 
 /// Entries in the order of their keys.
 pub struct Iter<'a, K, V> {
-    /// Nodes of which the entry and the right side are still to come, the next one last.
+    /// Nodes whose entry and right subtree are still to be visited. The next one is last.
     ahead: Vec<&'a Node<K, V>>,
 }
 

@@ -5,24 +5,13 @@
 
 use std::collections::BTreeMap;
 
+use aquifer_test_support::Random;
+
 use super::*;
 
 /// Histories, and changes in each.
 const HISTORIES: u64 = 40;
 const CHANGES: u64 = 400;
-
-/// A splitmix64 generator: this crate depends on no other crate of the workspace.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut one = self.0;
-        one = (one ^ (one >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        one = (one ^ (one >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (one ^ (one >> 31)) % bound
-    }
-}
 
 /// Checks order, lengths and weights, and returns the length.
 fn check(link: &Link<u64, u64>) -> usize {

@@ -12,7 +12,6 @@ pub mod device;
 pub mod donor;
 pub mod judge;
 pub mod operator;
-pub mod random;
 pub mod site;
 pub mod writer;
 
@@ -20,12 +19,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use aquifer_fabric::*;
+use aquifer_test_support::Random;
 
 use agent::SimAgent;
 use device::SimSwitch;
 use donor::SimDonor;
 use judge::Judge;
-use random::Random;
 use writer::Writer;
 
 /// Ticks of trouble in one history.
@@ -136,7 +135,7 @@ impl World {
 
     /// A pool with nothing in it.
     pub fn at(topology: Topology, seed: u64, plant: Option<Plant>) -> World {
-        let random = Random::new(seed);
+        let random = Random(seed);
         let parts = topology.parts();
         let donors = parts.donors.iter().map(|(name, donor)| (name.clone(), SimDonor::new(donor.capacity, plant)));
         let agents = parts.hosts.keys().map(|name| (name.clone(), SimAgent::new(plant)));

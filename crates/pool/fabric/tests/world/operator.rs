@@ -4,6 +4,7 @@
 //! What happens to the pool: operators' orders, and failures.
 
 use aquifer_fabric::*;
+use aquifer_test_support::Random;
 
 use super::World;
 use super::site::id;
@@ -32,7 +33,7 @@ fn order(world: &mut World) -> Option<Order> {
     if what < 6 {
         let number = random.below(8);
         let spec = Box::new(spec(random));
-        return Some(Order::Create(VolumeId(random.next()), id(format!("v{number}")), spec));
+        return Some(Order::Create(VolumeId(random.bits()), id(format!("v{number}")), spec));
     }
     if what == 19 {
         let donor = random.pick(&donors)?.clone();
@@ -49,7 +50,7 @@ fn order(world: &mut World) -> Option<Order> {
     })
 }
 
-fn spec(random: &mut super::random::Random) -> VolumeSpec {
+fn spec(random: &mut Random) -> VolumeSpec {
     let redundancy = match random.below(5) {
         0 | 1 => Redundancy::None,
         2 | 3 => Redundancy::Mirror { copies: 2 },

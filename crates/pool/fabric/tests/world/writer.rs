@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use aquifer_fabric::*;
+use aquifer_test_support::Random;
 
-use super::random::Random;
 use super::{Plant, TIMEOUT_MS, World, Wrong};
 
 /// What an operator asks for.
@@ -204,7 +204,7 @@ impl Writer {
             // A refusal needs no handling here; the check that follows shows that the state stays consistent.
             let _ = match order {
                 Order::Adopt => {
-                    edit.adopt(&self.observed, || VolumeId(random.next()));
+                    edit.adopt(&self.observed, || VolumeId(random.bits()));
                     Ok(())
                 }
                 Order::Bind(volume, host) => edit.bind(volume, &host),
@@ -283,7 +283,7 @@ fn quotas(desired: &Desired) -> Result<(), String> {
     Ok(())
 }
 
-/// The bug: an agent that does not answer is taken for one that has let go.
+/// The bug: an agent that does not answer is mistaken for one that has let go.
 fn silence_is_consent(desired: &Desired, observed: &mut Observed) {
     for (id, volume) in &desired.volumes {
         for leaving in volume.leaving.values() {
@@ -296,7 +296,7 @@ fn silence_is_consent(desired: &Desired, observed: &mut Observed) {
     }
 }
 
-/// The bug: a copy that has begun is taken for one that is done.
+/// The bug: a copy that has begun is mistaken for one that is done.
 fn copies_are_done(observed: &mut Observed) {
     let hosts: Vec<HostId> = observed.hosts.keys().cloned().collect();
     for report in hosts.iter() {

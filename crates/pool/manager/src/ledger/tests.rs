@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What is stored is whole, is read again, and is one manager's alone.
+//! What is stored is whole, is read again, and belongs to only one manager.
 
 use std::time::Duration;
 

@@ -187,7 +187,7 @@ pub(super) fn change_account(call: &Call<'_>) -> Result<Answer, Problem> {
         sessions.check_match(&name, if_match.as_deref())?;
         sessions.change_account(&name, &change, &who)
     })?;
-    crate::initial::forget(&call.service.sessions(), &call.service.directory);
+    crate::first_account::forget(&call.service.sessions(), &call.service.directory);
     Ok(Answer::of(200, account_body(call, call.name()).unwrap_or_default()))
 }
 
@@ -198,7 +198,7 @@ pub(super) fn delete_account(call: &Call<'_>) -> Result<Answer, Problem> {
         sessions.check_match(&name, if_match.as_deref())?;
         sessions.delete_account(&name, &who)
     })?;
-    crate::initial::forget(&call.service.sessions(), &call.service.directory);
+    crate::first_account::forget(&call.service.sessions(), &call.service.directory);
     Ok(Answer::empty())
 }
 

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! A peer still knows what it has reported or confirmed after its process was killed. A peer that reported to a new
-//! manager used to raise its term in memory alone: killed and started again, it would have obeyed the earlier manager.
+//! manager used to raise its term only in memory: killed and started again, it would have obeyed the earlier manager.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};

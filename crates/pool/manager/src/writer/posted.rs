@@ -49,7 +49,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The subscriptions to events. Locked for one look-up, never while the store or a listener is waited for.
+    /// The subscriptions to events. Locked for one look-up, never during a wait for the store or a listener.
     pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
         self.subscriptions.lock().expect("a panic ends the daemon")
     }

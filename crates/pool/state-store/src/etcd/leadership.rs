@@ -50,7 +50,7 @@ pub enum Campaign {
 pub struct Leadership {
     gateway: Gateway,
     lease: String,
-    /// Until when it is certainly held.
+    /// The time until which it is certainly held.
     until: Instant,
 }
 
@@ -129,8 +129,8 @@ fn holder_of(value: &[u8]) -> Option<(String, String)> {
 }
 
 impl Leadership {
-    /// Until when the leadership is held, by this machine's clock. The lease's time counts from before it was asked
-    /// for, so that etcd ends it later than this.
+    /// The time until which the leadership is held, by this machine's clock. The lease's time counts from before it was
+    /// asked for, so that etcd ends it later than this.
     pub fn until(&self) -> Instant {
         self.until
     }

@@ -22,9 +22,9 @@ use aquifer_wire::{PAGE_BYTES, RangeIndex, SLAB_BYTES};
 
 use super::Parts;
 use super::member::{Member, Trouble};
+use super::member_table::{Pin, SeatState};
 use super::piece::{SlabPiece, pieces};
 use super::place::{POSITIONS, Place};
-use super::roster::{Pin, SeatState};
 use crate::access_failure::{AccessFailure, LinkFailure};
 
 /// How many times a read is tried when the slab's place changes in the meantime.
@@ -34,7 +34,8 @@ const PLACES_SEEN_MAX: u32 = 16;
 const BUSY_MAX: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// Where several members should have the bytes, each is waited for only briefly. If too few answer, all are asked again
-/// until this time has passed: as long as a donor is waited for that alone has the bytes (`donor/timeouts.rs`).
+/// until this time has passed: as long as an access waits for a donor that no other donor can replace
+/// (`donor/timeouts.rs`).
 const NOBODY_TIMEOUT: Duration = Duration::from_secs(5);
 const NOBODY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -235,7 +236,7 @@ impl Parts {
         if other == into { Ok(true) } else { Err(AccessFailure::Differ) }
     }
 
-    /// Whether the member is lost, but for so short a time that it is waited for.
+    /// Whether the member is lost, but so recently that accesses still wait for it.
     pub(super) fn may_be_back(&self, member: usize) -> bool {
         self.members[member].is_lost() && self.is_hoped_for(member)
     }
@@ -287,10 +288,10 @@ impl Parts {
                 return Ok((seen, place));
             }
             let mut pins = Default::default();
-            let changes = self.roster.changes();
+            let changes = self.member_table.changes();
             let chosen = match self.take_room(slab, &mut pins) {
                 // Members that would have had room have begun to drain, and others have joined.
-                Err(_) if self.roster.changes() != changes => continue,
+                Err(_) if self.member_table.changes() != changes => continue,
                 chosen => chosen?,
             };
             match self.places.change(slab, seen, chosen.0) {
@@ -314,10 +315,10 @@ impl Parts {
         let (mut place, mut failed) = (Place::NOWHERE, None);
         let range = self.shape.range_of(slab);
         for member in self.candidates(range, self.takers()) {
-            if self.roster.same_donors(place) & 1 << member != 0 {
+            if self.member_table.same_donors(place) & 1 << member != 0 {
                 continue;
             }
-            let Some(pin) = self.roster.pin(member) else { continue };
+            let Some(pin) = self.member_table.pin(member) else { continue };
             match self.members[member].store.take(range) {
                 Ok(()) => {
                     pins[place.count()] = Some(pin);
@@ -355,13 +356,13 @@ impl Parts {
 
     /// The members that can be given another slab, one bit each.
     pub(super) fn takers(&self) -> u64 {
-        let takers = self.roster.all(SeatState::Member).filter(|index| self.members[*index].takes_slabs());
+        let takers = self.member_table.all(SeatState::Member).filter(|index| self.members[*index].takes_slabs());
         takers.fold(0, |mask, index| mask | 1 << index)
     }
 
     /// The members that may have slabs.
     pub(super) fn in_use(&self) -> impl Iterator<Item = usize> {
-        (0..self.members.len()).filter(|index| self.roster.is_in_use(*index))
+        (0..self.members.len()).filter(|index| self.member_table.is_in_use(*index))
     }
 
     /// Removes from the place every member that is not in `written`, because a write has reached only those. A writer

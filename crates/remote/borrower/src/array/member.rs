@@ -110,7 +110,7 @@ pub(crate) trait Store: Send + Sync {
     /// The interval at which the member needs a look or that request.
     fn look_every(&self) -> Duration;
 
-    /// Reads files again that new connections to the member need, if they have changed. On the upkeep thread.
+    /// Rereads the files that new connections to the member need, if they have changed. On the upkeep thread.
     fn refresh(&self) {}
 
     /// Why such files cannot be used, once.

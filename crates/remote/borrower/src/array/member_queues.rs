@@ -35,7 +35,7 @@ pub(super) struct MemberQueues {
     /// Completions that came from members and have not been processed.
     landed: Vec<Completion>,
     parts: Arc<Parts>,
-    /// The changes of the roster that these queues have followed.
+    /// The changes of the member table that these queues have followed.
     followed: u64,
     depth: u32,
 }
@@ -90,7 +90,7 @@ impl MemberQueues {
     /// opens does not exist in this one (`sys/src/own_descriptors.rs`). Until then, and if it fails, transfers to such
     /// a member take the ordinary path.
     fn follow(&mut self) {
-        let changes = self.parts.roster.changes();
+        let changes = self.parts.member_table.changes();
         if changes == self.followed {
             return;
         }

@@ -3,11 +3,11 @@
 
 //! Members that join, drain and leave while programs run.
 //!
-//! A member joins when this process has reached its donor; related processes then find it in the roster
-//! (`roster.rs`) and connect, too. New slabs go to it, and no slab moves because of it. A member that drains gets no
-//! slab any more, and its slabs move to others as those of a donor that reclaims its memory do (`rebuild.rs`), verified
-//! where the caller can verify. It leaves after a pass over all slabs in which nobody could name it in a place, and no
-//! place had it.
+//! A member joins when this process has reached its donor; related processes then find it in the member table
+//! (`member_table.rs`) and connect, too. New slabs go to it, and no slab moves because of it. A member that drains gets
+//! no further slabs, and its slabs move to others as those of a donor that reclaims its memory do (`rebuild.rs`),
+//! verified where the caller can verify. It leaves after a pass over all slabs in which nobody could name it in a
+//! place, and no place had it.
 //!
 //! A slab never has fewer members because of a drain: without another member that can take it, it stays where it is.
 //!
@@ -21,9 +21,9 @@ use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::words::Words;
 use aquifer_tier::{MemberKey, MemberStatus, Membership, MembershipFailure, Newcomer, Verify};
 
+use super::member_table::{Plan, SeatState};
 use super::place::Place;
 use super::rebuild::{Copied, Reason};
-use super::roster::{Plan, SeatState};
 use super::{Array, Parts, Store, layout};
 
 /// How many times to admit a newcomer while related processes do the same, and the pause between attempts. A related
@@ -74,7 +74,7 @@ pub(crate) struct Admission {
     /// The words of all seats.
     pub(crate) leases: Words,
     pub(crate) doubted: Option<Words>,
-    /// The changes of the roster that this process has followed.
+    /// The changes of the member table that this process has followed.
     followed: AtomicU64,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct Drain {
     pub(super) is_stalled: AtomicBool,
     /// Slabs that were moved in the current pass.
     moved: AtomicU32,
-    /// The changes of the roster when the current pass began. After another change, the pass proves nothing.
+    /// The changes of the member table when the current pass began. After another change, the pass proves nothing.
     pass_of: AtomicU64,
 }
 
@@ -134,7 +134,8 @@ impl Membership for Array {
 
     fn statuses(&self) -> Vec<(MemberKey, MemberStatus)> {
         let parts = &self.parts;
-        let known = (0..parts.roster.seats()).filter_map(|seat| Some((parts.roster.key(seat), parts.status(seat)?)));
+        let known = (0..parts.member_table.seats())
+            .filter_map(|seat| Some((parts.member_table.key(seat), parts.status(seat)?)));
         known.collect()
     }
 }
@@ -145,20 +146,20 @@ impl Parts {
         let unreachable = |why| MembershipFailure::Unreachable { why };
         let admission = self.admission.as_ref().ok_or_else(|| unreachable("this tier has fixed members".into()))?;
         for _ in 0..ADMITS_MAX {
-            let (ordinal, seat) = match self.roster.plan(newcomer) {
+            let (ordinal, seat) = match self.member_table.plan(newcomer) {
                 Plan::Wait => {
                     std::thread::sleep(ADMIT_PAUSE);
                     continue;
                 }
-                Plan::Has(seat) | Plan::Again(seat) => (self.roster.ordinal(seat), Some(seat)),
+                Plan::Has(seat) | Plan::Again(seat) => (self.member_table.ordinal(seat), Some(seat)),
                 Plan::New { ordinal } => (ordinal, None),
             };
             let is_known = seat.is_some_and(|seat| self.members[seat].store.is_connected());
             let reached =
                 if is_known { None } else { Some(admission.connect.reach(newcomer, ordinal).map_err(unreachable)?) };
             let admitted = match seat {
-                Some(seat) => self.roster.readmit(seat, newcomer).then_some(seat),
-                None => self.roster.claim(newcomer, ordinal)?,
+                Some(seat) => self.member_table.readmit(seat, newcomer).then_some(seat),
+                None => self.member_table.claim(newcomer, ordinal)?,
             };
             let Some(seat) = admitted else { continue };
             self.members[seat].drain.end();
@@ -174,7 +175,7 @@ impl Parts {
             self.follow();
             return Ok(is_there);
         }
-        self.roster.finish(newcomer.key);
+        self.member_table.finish(newcomer.key);
         self.follow();
         Ok(true)
     }
@@ -184,7 +185,7 @@ impl Parts {
         let ranges = self.shape.ranges(self.slabs);
         let part = |words: &Words| words.part(seat * ranges..(seat + 1) * ranges);
         let (leases, doubted) = (part(&admission.leases), admission.doubted.as_ref().map(part));
-        let words = SeatWords { leases, doubted, reservation: self.roster.reservation(seat) };
+        let words = SeatWords { leases, doubted, reservation: self.member_table.reservation(seat) };
         let store = (reached.accept)(words)?;
         self.members[seat].store.connect(store);
         Ok(())
@@ -194,13 +195,13 @@ impl Parts {
     /// turns.
     pub(super) fn follow(&self) {
         let Some(admission) = &self.admission else { return };
-        let changes = self.roster.changes();
+        let changes = self.member_table.changes();
         if admission.followed.load(Ordering::Relaxed) != changes {
             let mut is_complete = true;
-            for seat in (0..self.roster.seats()).filter(|seat| self.roster.is_in_use(*seat)) {
+            for seat in (0..self.member_table.seats()).filter(|seat| self.member_table.is_in_use(*seat)) {
                 is_complete &= self.members[seat].store.is_connected() || self.connect_to(seat);
             }
-            let turns = self.roster.all(SeatState::Member).map(|seat| (seat, self.roster.weight(seat)));
+            let turns = self.member_table.all(SeatState::Member).map(|seat| (seat, self.member_table.weight(seat)));
             self.rotation.set(&turns.collect::<Vec<_>>());
             if is_complete {
                 admission.followed.store(changes, Ordering::Relaxed);
@@ -209,8 +210,10 @@ impl Parts {
     }
 
     fn connect_to(&self, seat: usize) -> bool {
-        let (Some(admission), Some(newcomer)) = (&self.admission, self.roster.newcomer(seat)) else { return false };
-        let reached = admission.connect.reach(&newcomer, self.roster.ordinal(seat));
+        let (Some(admission), Some(newcomer)) = (&self.admission, self.member_table.newcomer(seat)) else {
+            return false;
+        };
+        let reached = admission.connect.reach(&newcomer, self.member_table.ordinal(seat));
         reached.and_then(|reached| self.connect(seat, reached)).is_ok()
     }
 
@@ -221,29 +224,31 @@ impl Parts {
     }
 
     fn begin_drain(&self, key: MemberKey) -> Result<(), MembershipFailure> {
-        let Some(seat) = self.roster.seat_of(key).filter(|seat| self.roster.is_member(*seat)) else { return Ok(()) };
+        let Some(seat) = self.member_table.seat_of(key).filter(|seat| self.member_table.is_member(*seat)) else {
+            return Ok(());
+        };
         let room: Vec<u64> = self
-            .roster
+            .member_table
             .all(SeatState::Member)
             .filter(|other| *other != seat && !self.members[*other].is_quarantined())
-            .map(|other| self.roster.slabs(other))
+            .map(|other| self.member_table.slabs(other))
             .collect();
         layout::fits(&room, self.shape.needed, self.shape.total, self.used())?;
-        self.roster.turn(seat, SeatState::Member, SeatState::Draining);
+        self.member_table.turn(seat, SeatState::Member, SeatState::Draining);
         self.follow();
         Ok(())
     }
 
     fn let_go(&self, key: MemberKey) {
-        let Some(seat) = self.roster.seat_of(key) else { return };
+        let Some(seat) = self.member_table.seat_of(key) else { return };
         // So that nobody names it any more; the pins of those who are about to are waited for in the usual way.
-        self.roster.turn(seat, SeatState::Member, SeatState::Draining);
+        self.member_table.turn(seat, SeatState::Member, SeatState::Draining);
         self.give_up(seat, true);
         self.follow();
     }
 
     fn status(&self, seat: usize) -> Option<MemberStatus> {
-        match self.roster.state(seat) {
+        match self.member_table.state(seat) {
             SeatState::Member if self.members[seat].is_lost() => Some(MemberStatus::Lost),
             SeatState::Member => Some(MemberStatus::Present),
             SeatState::Draining => {
@@ -262,7 +267,7 @@ impl Parts {
     pub(super) fn drain(&self, verify: Option<&Verify<'_>>) -> bool {
         let started = now_ns();
         let mut has_more = false;
-        for seat in self.roster.all(SeatState::Draining) {
+        for seat in self.member_table.all(SeatState::Draining) {
             has_more |= self.drain_member(seat, started, verify);
             if is_over(started) {
                 return true;
@@ -309,10 +314,10 @@ impl Parts {
         let drain = &self.members[seat].drain;
         let stayed = drain.stayed.load(Ordering::Relaxed);
         let moved = drain.moved.load(Ordering::Relaxed);
-        let is_valid = drain.pass_of.load(Ordering::Relaxed) == self.roster.changes();
+        let is_valid = drain.pass_of.load(Ordering::Relaxed) == self.member_table.changes();
         if stayed == 0 && is_valid && drain.is_clear.load(Ordering::Relaxed) {
             self.release_strays(seat);
-            self.roster.turn(seat, SeatState::Draining, SeatState::Left);
+            self.member_table.turn(seat, SeatState::Draining, SeatState::Left);
             drain.end();
             return false;
         }
@@ -322,14 +327,14 @@ impl Parts {
     }
 
     fn begin_pass(&self, seat: usize) {
-        let changes = self.roster.changes();
+        let changes = self.member_table.changes();
         self.members[seat].drain.begin_pass(changes, self.nobody_names(seat));
     }
 
     /// Whether nobody can name a member that drains in a place any more.
     fn nobody_names(&self, seat: usize) -> bool {
         let since = self.members[seat].drain.since_ns.load(Ordering::Relaxed);
-        !self.roster.is_pinned(seat) || now_ns().saturating_sub(since) > PIN_TIMEOUT.as_nanos() as u64
+        !self.member_table.is_pinned(seat) || now_ns().saturating_sub(since) > PIN_TIMEOUT.as_nanos() as u64
     }
 }
 

@@ -86,8 +86,9 @@ struct Copying<'a> {
 }
 
 impl Parts {
-    /// Copies the slab at `place` to a member that does not have it. If there is none, a silent member's copy is given
-    /// up all the same, once the other members' bytes are verified: what it has is uncertain.
+    /// Copies the slab at `place` to a member that does not have it. If there is no such member, a silent member's copy
+    /// is still given up once the other members' bytes are verified, because the contents of the silent copy are
+    /// uncertain.
     pub(super) fn copy_to_another(
         &self,
         slab: SlabIndex,
@@ -95,7 +96,7 @@ impl Parts {
         reason: Reason,
         verify: Option<&Verify<'_>>,
     ) -> Copied {
-        let free = self.takers() & !place.mask() & !self.roster.same_donors(kept(place, reason));
+        let free = self.takers() & !place.mask() & !self.member_table.same_donors(kept(place, reason));
         let is_dispensable = self.is_dispensable(place, reason);
         if free == 0 && !is_dispensable || self.lacks_healthy(place) {
             return Copied::NotNow;
@@ -107,7 +108,7 @@ impl Parts {
         // Tries every candidate: with many small members, those whose turn it is may all be full, again and again.
         let range = self.shape.range_of(slab);
         let takes = |target: usize| {
-            let pin = self.roster.pin(target)?;
+            let pin = self.member_table.pin(target)?;
             let taken = self.members[target].store.take(range);
             taken.inspect_err(|failure| _ = self.note(target, *failure)).ok().map(|()| (target, pin))
         };

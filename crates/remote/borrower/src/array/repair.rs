@@ -231,7 +231,7 @@ impl Parts {
                 Copied::NotNow => repair.lacks.store(true, Ordering::Relaxed),
                 Copied::Yes => count(&self.counters.slabs_rebuilt),
             }
-            // A slab that has got a copy may lack another one still.
+            // A slab that has got one copy may still lack another.
             repair.at.store(at + u32::from(copied != Copied::Yes), Ordering::Relaxed);
             if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                 break;

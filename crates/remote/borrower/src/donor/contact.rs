@@ -74,7 +74,7 @@ impl Contact {
         }
     }
 
-    /// Whether the donor has not answered for so long that nobody waits for it any more.
+    /// Whether the donor has been silent for so long that accesses no longer wait for it.
     pub(crate) fn is_lost(&self) -> bool {
         let since = self.lost_since_ns.load(Ordering::Relaxed);
         since != 0 && now_ns().saturating_sub(since) >= self.timeout.as_nanos() as u64

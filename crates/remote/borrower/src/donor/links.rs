@@ -41,7 +41,7 @@ use crate::access_failure::LinkFailure;
 /// How many times to check for a free link before waiting in the kernel: some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
-/// How long to wait, after a connection could not be opened, before trying again, if another connection exists.
+/// How long to wait before trying again to open a connection, if the last attempt failed and another connection exists.
 const CROWDED_PAUSE: Duration = Duration::from_millis(250);
 /// The pause between a starting program's attempts to greet a donor that has no room.
 const GREET_PAUSE: Duration = Duration::from_millis(100);

@@ -18,7 +18,7 @@ use std::time::Duration;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{self, now_ns};
 use aquifer_sys::wakeup::readable;
-use aquifer_tier::done::Done;
+use aquifer_tier::completions::Done;
 use aquifer_tier::{Activity, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};
 use aquifer_wire::{HEADER_BYTES, Header, Message};
 use rustix::event::epoll;

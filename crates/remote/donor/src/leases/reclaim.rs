@@ -127,7 +127,7 @@ impl LeaseTable {
     }
 }
 
-/// How many slabs a borrower has that are not called back.
+/// The number of a borrower's slabs that are not called back.
 fn stock(borrower: &Borrower) -> u32 {
     (borrower.ranges.len() - borrower.leaving.len()) as u32
 }

@@ -135,7 +135,7 @@ pub fn good() -> &'static Pair {
     })
 }
 
-/// Puts other contents in the place of files, one after the other, as a tool does that renews certificates.
+/// Replaces the contents of files, one after the other, as a tool that renews certificates does.
 pub fn replace(files: &Files, by: &Files) {
     for (old, new) in [(&files.key, &by.key), (&files.cert, &by.cert), (&files.ca, &by.ca)] {
         let beside = old.with_extension("new");

@@ -55,7 +55,7 @@ struct Orders {
 }
 
 impl Orders {
-    /// Whether this is what was ordered; it happens once.
+    /// Whether this is what the test has ordered. An order is carried out once.
     fn takes(&self, order: Order) -> bool {
         let mut next = self.next.lock().unwrap();
         let is_it = *next == order;

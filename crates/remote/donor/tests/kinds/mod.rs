@@ -38,7 +38,7 @@ impl Kind {
         all
     }
 
-    /// Whether it is available here. If not, reports why, because the test is about this kind alone.
+    /// Whether it is available here. If not, reports why, because the test is only about this kind.
     pub fn is_there(self) -> bool {
         let refusal = self.refusal();
         refusal.iter().for_each(aquifer_test_support::skip);

@@ -19,7 +19,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use crate::certificates::{Protection, good};
 
-/// No answer takes so long.
+/// No answer takes this long.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What a donor has said.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use aquifer_core::units::SlabIndex;
 use aquifer_sys::FrameBuffer;
-use aquifer_tier::done::Done;
+use aquifer_tier::completions::Done;
 use aquifer_tier::places::Seen;
 use aquifer_tier::transfer::check_buffer;
 use aquifer_tier::{Activity, Completion, Operation, QUEUE_DEPTH_MAX, Request, TierFailure, TierQueue, Wait};

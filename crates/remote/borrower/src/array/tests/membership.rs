@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use aquifer_tier::{MemberKey, MemberStatus, Membership, MembershipFailure, Newcomer};
 
+use super::super::member_table::SeatState;
 use super::super::memory_members::vacant;
-use super::super::roster::SeatState;
 use super::*;
 
 /// What members of these tests lend, in slabs.
@@ -55,7 +55,7 @@ fn settle(array: &Array) {
 
 /// Moves what drains of the first slabs, to do something else in the middle of a drain.
 fn drain_some(array: &Array, slabs: u32) {
-    for seat in array.parts.roster.all(SeatState::Draining) {
+    for seat in array.parts.member_table.all(SeatState::Draining) {
         SlabIndex::all(slabs).for_each(|slab| array.parts.drain_slab(slab, seat, None));
     }
 }
@@ -96,7 +96,7 @@ fn new_slabs_go_to_a_member_that_has_joined_and_a_drain_empties_another() {
         assert_eq!((figures.slabs_degraded, figures.slabs_lost), (0, 0), "{shape:?}: redundancy is kept");
         // It comes back under another key, to its old seat.
         array.join(&Newcomer { key: MemberKey(7), ..newcomer(0) }).unwrap();
-        assert_eq!(array.parts.roster.seat_of(MemberKey(7)), Some(0));
+        assert_eq!(array.parts.member_table.seat_of(MemberKey(7)), Some(0));
         fill(&array, 2);
         array.discard(0, SLABS as u64 * SLAB_BYTES).unwrap();
         fill(&array, 3);

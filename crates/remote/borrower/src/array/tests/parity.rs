@@ -63,7 +63,7 @@ fn data_and_parity_are_with_everybody_in_turn() {
     assert_eq!(with_parity.len(), SLABS);
 }
 
-/// Room that is given back with one slab of several is checked first: another slab may have come to need it.
+/// Room that one of several slabs gives back is checked first: another slab may have come to need it.
 #[test]
 fn room_is_not_given_back_from_under_who_has_just_taken_it() {
     let members = members(3);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A member whose memory is damaged, next to a lost one: the new copy was made from whichever copy came first, so that
-//! the damaged one could exist twice, and the good one was lost with the next member. The layer that seals what is
-//! stored can distinguish the two, and new copies are made from what the seals confirm.
+//! One member's memory is damaged, and another member is lost. The new copy used to be made from whichever copy came
+//! first, so the damaged copy could exist twice, and the good one was lost with the next member. The layer that seals
+//! what is stored can distinguish the two, and new copies are made from what the seals confirm.
 
 use aquifer_tiers::Encrypted;
 
@@ -250,7 +250,7 @@ fn a_rebuild_finds_out_whose_memory_is_damaged() {
     }
 }
 
-/// Once the copy had begun, nobody checked again whether a member that is silent for one request was in quarantine.
+/// Once a copy had begun, nothing checked again whether a member that is silent for one request was in quarantine.
 #[test]
 fn nothing_is_copied_from_a_member_that_is_given_up_for_its_damage() {
     let members = members(3);

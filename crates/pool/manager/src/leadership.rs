@@ -5,8 +5,8 @@
 //!
 //! With an embedded store this manager leads until its store fails. With etcd it stands by while another one has the
 //! leadership; it takes the leadership, takes a term, reads the state, leads; and when it is deposed, or etcd does not
-//! answer, it stands by again. Orders that waited then are answered with 503: their clients look at the state and ask
-//! the leader.
+//! answer, it stands by again. Orders that are waiting at that moment are answered with 503: their clients look at the
+//! state and ask the leader.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,7 +20,7 @@ use aquifer_state_store::{Campaign, Election, EtcdStore, StateStore};
 use crate::combined::Combined;
 use crate::config::{Config, EtcdConfig, PeersConfig, RoundsConfig};
 use crate::crash::CrashPoint;
-use crate::initial;
+use crate::first_account;
 use crate::ledger::{AuditCheck, Ledger};
 use crate::notify::Notify;
 use crate::peers::Peers;
@@ -34,7 +34,7 @@ use crate::writer::{Pace, Posted, Stop, Writer};
 
 /// Maximum number of orders that wait for the writer; further ones are answered with 503.
 const ORDERS_MAX: usize = 256;
-/// How often a standby looks whether the leadership is free. A failover takes the lease's time and this.
+/// How often a standby checks whether the leadership is free. A failover takes the lease's time plus this.
 const LOOK: Duration = Duration::from_millis(500);
 /// The pause after a term that ended at once, so that a broken manager does not take the leadership again and again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -90,7 +90,7 @@ impl Lead {
         let sessions = Sessions::load(&writer.ledger, config.sessions.clone()).map_err(Stop::from)?;
         *service.sessions.lock().expect("a panic ends the daemon") = sessions;
         *shared.subscriptions() = Subscriptions::load(&writer.ledger, config.events.clone()).map_err(Stop::from)?;
-        if initial::make_first(&service.sessions, &mut writer.ledger, directory, now()).map_err(lasting)? {
+        if first_account::make_first(&service.sessions, &mut writer.ledger, directory, now()).map_err(lasting)? {
             eprintln!(
                 "aquifer-fabricd: account admin was made; its password is in initial-password of the state directory"
             );

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use crate::peers::{Reported, SendFailure, Silent};
 
 /// A peer and its file.
-pub(super) struct Kept<T> {
+pub(super) struct SavedPeer<T> {
     pub(super) peer: T,
     file: PathBuf,
     /// `true` if the file is up to date.
@@ -25,15 +25,15 @@ pub(super) struct Kept<T> {
     is_failing: bool,
 }
 
-impl<T: Serialize + DeserializeOwned + Default> Kept<T> {
+impl<T: Serialize + DeserializeOwned + Default> SavedPeer<T> {
     /// Reads a peer; one that has no file yet is empty.
-    pub(super) fn open(file: PathBuf) -> io::Result<Kept<T>> {
+    pub(super) fn open(file: PathBuf) -> io::Result<SavedPeer<T>> {
         let peer = match fs::read(&file) {
             Ok(text) => serde_json::from_slice(&text)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => T::default(),
             Err(error) => return Err(error),
         };
-        Ok(Kept { peer, file, is_saved: true, is_failing: false })
+        Ok(SavedPeer { peer, file, is_saved: true, is_failing: false })
     }
 
     /// Lets time pass. What changed is saved by the next report or command.

@@ -66,8 +66,8 @@ pub struct Gate {
 
 impl Gate {
     /// The gate of a donor or an agent that has just started, with the greatest term seen in all its incarnations. The
-    /// owner stores a term before it acts on it: if it forgot the term, it would obey a deposed manager, which takes it
-    /// for empty and lends memory that is no longer desired.
+    /// owner stores a term before it acts on it: if it forgot the term, it would obey a deposed manager, which would
+    /// treat it as empty and lend memory that is no longer desired.
     pub const fn new(incarnation: Incarnation, term: Term) -> Gate {
         Gate { incarnation, term, sequence: 0 }
     }

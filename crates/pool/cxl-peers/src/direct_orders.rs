@@ -17,9 +17,9 @@ use aquifer_fmapi_client::{Client, Hop};
 
 use crate::discover::patiently;
 use crate::inventory::{DeviceView, Holder};
-use crate::not_done::NotDone;
 use crate::one_switch::Peer;
 use crate::step::is_busy;
+use crate::step_failure::NotDone;
 
 /// What is done to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,9 +59,9 @@ pub enum Act {
         device: DeviceId,
         /// Bit 0: congestion at the egress port; bit 1: reduced throughput.
         telemetry: u8,
-        /// From which percentage on congestion is moderate.
+        /// The percentage from which congestion counts as moderate.
         moderate_percent: u8,
-        /// From which percentage on it is severe.
+        /// The percentage from which it counts as severe.
         severe_percent: u8,
     },
     /// Set the bandwidth of an LD, in 256ths of the device's.
@@ -72,7 +72,7 @@ pub enum Act {
         ld_id: LdId,
         /// What is allocated to it.
         allocated: Option<u8>,
-        /// What it may use at most.
+        /// The most that it may use.
         limit: Option<u8>,
     },
     /// Set the size of an LD. Its bytes are lost.

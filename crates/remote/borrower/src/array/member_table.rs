@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Who the members of an array are: a table that related processes share.
+//! The members of an array: a table that related processes share.
 //!
 //! A *seat* is the number by which places name a member (`place.rs`). A seat belongs to one donor for as long as the
 //! array lives, because a related process may have a connection for it: a donor that has left and joins again gets its
@@ -110,7 +110,7 @@ pub(super) enum Plan {
 }
 
 /// The seats of an array.
-pub(super) struct Roster {
+pub(super) struct MemberTable {
     words: Words,
     /// Incremented after every change.
     changes: Words,
@@ -128,22 +128,22 @@ impl Drop for Pin<'_> {
     }
 }
 
-impl Roster {
+impl MemberTable {
     /// Vacant seats.
-    pub(super) fn new(seats: usize) -> Result<Roster, Errno> {
+    pub(super) fn new(seats: usize) -> Result<MemberTable, Errno> {
         let (words, changes) = Words::shared(seats * SEAT_WORDS + 1)?.split_at(seats * SEAT_WORDS);
-        Ok(Roster { words, changes })
+        Ok(MemberTable { words, changes })
     }
 
     /// Seats that are all taken, each by a different donor.
-    pub(super) fn taken(weights: &[u32]) -> Result<Roster, Errno> {
-        let roster = Roster::new(weights.len())?;
+    pub(super) fn taken(weights: &[u32]) -> Result<MemberTable, Errno> {
+        let member_table = MemberTable::new(weights.len())?;
         for (seat, weight) in weights.iter().enumerate() {
-            roster.word(seat, KEY).store(seat as u64, Ordering::Relaxed);
-            roster.word(seat, WEIGHT).store((*weight).into(), Ordering::Relaxed);
-            roster.set(seat, SeatState::Member);
+            member_table.word(seat, KEY).store(seat as u64, Ordering::Relaxed);
+            member_table.word(seat, WEIGHT).store((*weight).into(), Ordering::Relaxed);
+            member_table.set(seat, SeatState::Member);
         }
-        Ok(roster)
+        Ok(member_table)
     }
 
     fn word(&self, seat: usize, word: usize) -> &AtomicU64 {
@@ -395,95 +395,97 @@ mod tests {
         Newcomer { key: MemberKey(key), address, server_name, weight: 3, slabs: 7, reservation: 100 + key }
     }
 
-    fn admit(roster: &Roster, newcomer: &Newcomer) -> usize {
-        match roster.plan(newcomer) {
+    fn admit(member_table: &MemberTable, newcomer: &Newcomer) -> usize {
+        match member_table.plan(newcomer) {
             Plan::Has(seat) | Plan::Again(seat) => {
-                assert!(roster.readmit(seat, newcomer));
+                assert!(member_table.readmit(seat, newcomer));
                 seat
             }
-            Plan::New { ordinal } => roster.claim(newcomer, ordinal).unwrap().unwrap(),
+            Plan::New { ordinal } => member_table.claim(newcomer, ordinal).unwrap().unwrap(),
             Plan::Wait => panic!("nobody else admits"),
         }
     }
 
     #[test]
     fn a_donor_that_joins_again_gets_its_seat_again() {
-        let roster = Roster::new(3).unwrap();
+        let member_table = MemberTable::new(3).unwrap();
         let one = newcomer(10, "a:1");
-        assert_eq!((admit(&roster, &one), admit(&roster, &newcomer(11, "b:1"))), (0, 1));
-        assert_eq!(roster.plan(&one), Plan::Has(0));
-        assert_eq!(roster.newcomer(0), Some(one));
+        assert_eq!((admit(&member_table, &one), admit(&member_table, &newcomer(11, "b:1"))), (0, 1));
+        assert_eq!(member_table.plan(&one), Plan::Has(0));
+        assert_eq!(member_table.newcomer(0), Some(one));
         assert!(
-            roster.turn(0, SeatState::Member, SeatState::Draining)
-                && roster.turn(0, SeatState::Draining, SeatState::Left)
+            member_table.turn(0, SeatState::Member, SeatState::Draining)
+                && member_table.turn(0, SeatState::Draining, SeatState::Left)
         );
-        assert_eq!(roster.plan(&newcomer(12, "a:1")), Plan::Again(0));
-        assert_eq!(admit(&roster, &newcomer(12, "a:1")), 0);
-        assert_eq!((roster.key(0), roster.seat_of(MemberKey(10))), (MemberKey(12), None));
-        assert_eq!(roster.reservation(0)[0].load(Ordering::SeqCst), 112, "it borrows from what is set aside now");
+        assert_eq!(member_table.plan(&newcomer(12, "a:1")), Plan::Again(0));
+        assert_eq!(admit(&member_table, &newcomer(12, "a:1")), 0);
+        assert_eq!((member_table.key(0), member_table.seat_of(MemberKey(10))), (MemberKey(12), None));
+        assert_eq!(member_table.reservation(0)[0].load(Ordering::SeqCst), 112, "it borrows from what is set aside now");
     }
 
     #[test]
     fn two_members_of_one_donor_are_known_as_such() {
-        let roster = Roster::new(3).unwrap();
-        assert_eq!(admit(&roster, &newcomer(1, "a:1")), 0);
-        assert_eq!(roster.plan(&newcomer(2, "a:1")), Plan::New { ordinal: 1 });
-        assert_eq!(admit(&roster, &newcomer(2, "a:1")), 1);
-        assert_eq!(admit(&roster, &newcomer(3, "b:1")), 2);
-        assert_eq!((roster.ordinal(0), roster.ordinal(1), roster.ordinal(2)), (0, 1, 0));
-        assert_eq!(roster.same_donors(Place::NOWHERE.with(1)), 0b011);
-        assert_eq!(roster.same_donors(Place::NOWHERE.with(2)), 0b100);
-        let many = roster.claim(&newcomer(4, "c:1"), 0).unwrap_err();
+        let member_table = MemberTable::new(3).unwrap();
+        assert_eq!(admit(&member_table, &newcomer(1, "a:1")), 0);
+        assert_eq!(member_table.plan(&newcomer(2, "a:1")), Plan::New { ordinal: 1 });
+        assert_eq!(admit(&member_table, &newcomer(2, "a:1")), 1);
+        assert_eq!(admit(&member_table, &newcomer(3, "b:1")), 2);
+        assert_eq!((member_table.ordinal(0), member_table.ordinal(1), member_table.ordinal(2)), (0, 1, 0));
+        assert_eq!(member_table.same_donors(Place::NOWHERE.with(1)), 0b011);
+        assert_eq!(member_table.same_donors(Place::NOWHERE.with(2)), 0b100);
+        let many = member_table.claim(&newcomer(4, "c:1"), 0).unwrap_err();
         assert_eq!(many, MembershipFailure::TooMany { max: 3 });
-        let long = roster.claim(&newcomer(4, &"x".repeat(500)), 0).unwrap_err();
+        let long = member_table.claim(&newcomer(4, &"x".repeat(500)), 0).unwrap_err();
         assert!(matches!(long, MembershipFailure::BadDescription { .. }));
     }
 
-    /// The seat of ordinal 0 had given up when the second member was admitted. So the two members were taken for
+    /// The seat of ordinal 0 had given up when the second member was admitted. So the two members were mistaken for
     /// members of two donors, and both copies of a slab could be on one donor.
     #[test]
     fn two_members_of_one_donor_are_known_as_such_although_the_seat_seen_first_gave_up() {
-        let roster = Roster::new(3).unwrap();
-        assert_eq!(admit(&roster, &newcomer(1, "a:1")), 0);
-        assert_eq!(admit(&roster, &newcomer(2, "a:1")), 1);
-        assert!(roster.turn(0, SeatState::Member, SeatState::Vacant));
-        assert_eq!(admit(&roster, &newcomer(3, "b.example:1")), 0, "the vacant seat is given to another donor");
-        assert_eq!(admit(&roster, &newcomer(4, "a:1")), 2);
-        assert_eq!(roster.same_donors(Place::NOWHERE.with(1)), 0b110);
-        assert_eq!(roster.same_donors(Place::NOWHERE.with(0)), 0b001);
+        let member_table = MemberTable::new(3).unwrap();
+        assert_eq!(admit(&member_table, &newcomer(1, "a:1")), 0);
+        assert_eq!(admit(&member_table, &newcomer(2, "a:1")), 1);
+        assert!(member_table.turn(0, SeatState::Member, SeatState::Vacant));
+        assert_eq!(admit(&member_table, &newcomer(3, "b.example:1")), 0, "the vacant seat is given to another donor");
+        assert_eq!(admit(&member_table, &newcomer(4, "a:1")), 2);
+        assert_eq!(member_table.same_donors(Place::NOWHERE.with(1)), 0b110);
+        assert_eq!(member_table.same_donors(Place::NOWHERE.with(0)), 0b001);
     }
 
     #[test]
     fn a_member_that_drains_knows_who_may_still_name_it() {
-        let roster = Roster::taken(&[1, 1]).unwrap();
-        let pin = roster.pin(0).unwrap();
-        assert!(roster.turn(0, SeatState::Member, SeatState::Draining) && roster.is_pinned(0));
-        assert!(roster.pin(0).is_none() && roster.pin(1).is_some());
+        let member_table = MemberTable::taken(&[1, 1]).unwrap();
+        let pin = member_table.pin(0).unwrap();
+        assert!(member_table.turn(0, SeatState::Member, SeatState::Draining) && member_table.is_pinned(0));
+        assert!(member_table.pin(0).is_none() && member_table.pin(1).is_some());
         drop(pin);
-        assert!(!roster.is_pinned(0) && roster.is_in_use(0) && !roster.is_member(0));
+        assert!(!member_table.is_pinned(0) && member_table.is_in_use(0) && !member_table.is_member(0));
     }
 
     /// Several processes of a family admit the same donors at the same time.
     #[test]
     fn the_same_donor_never_has_two_seats_for_one_key() {
         for round in 0..200 {
-            let roster = Roster::new(16).unwrap();
+            let member_table = MemberTable::new(16).unwrap();
             std::thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| {
                         for key in 0..3 {
                             let newcomer = newcomer(key, &format!("a:{}", key / 2));
-                            while !matches!(roster.plan(&newcomer), Plan::Has(_)) {
-                                if let Plan::New { ordinal } = roster.plan(&newcomer) {
-                                    let _ = roster.claim(&newcomer, ordinal).unwrap();
+                            while !matches!(member_table.plan(&newcomer), Plan::Has(_)) {
+                                if let Plan::New { ordinal } = member_table.plan(&newcomer) {
+                                    let _ = member_table.claim(&newcomer, ordinal).unwrap();
                                 }
                             }
                         }
                     });
                 }
             });
-            let mut seats: Vec<(u64, u32)> =
-                roster.all(SeatState::Member).map(|seat| (roster.key(seat).0, roster.ordinal(seat))).collect();
+            let mut seats: Vec<(u64, u32)> = member_table
+                .all(SeatState::Member)
+                .map(|seat| (member_table.key(seat).0, member_table.ordinal(seat)))
+                .collect();
             seats.sort_unstable();
             let keys: Vec<u64> = seats.iter().map(|(key, _)| *key).collect();
             assert_eq!(keys, [0, 1, 2], "round {round}");
@@ -492,15 +494,20 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_table_contains_is_a_roster() {
-        let roster = Roster::new(2).unwrap();
+    fn whatever_the_words_contain_is_a_member_table() {
+        let member_table = MemberTable::new(2).unwrap();
         for pattern in [u64::MAX, 0x0101_0101_0101_0101, 5] {
-            roster.words.iter().for_each(|word| word.store(pattern, Ordering::SeqCst));
+            member_table.words.iter().for_each(|word| word.store(pattern, Ordering::SeqCst));
             for seat in 0..2 {
-                let _ = (roster.state(seat), roster.newcomer(seat), roster.pin(seat).is_some(), roster.weight(seat));
+                let _ = (
+                    member_table.state(seat),
+                    member_table.newcomer(seat),
+                    member_table.pin(seat).is_some(),
+                    member_table.weight(seat),
+                );
             }
-            let _ = roster.plan(&newcomer(1, "a:1"));
-            let _ = roster.same_donors(Place::NOWHERE.with(1));
+            let _ = member_table.plan(&newcomer(1, "a:1"));
+            let _ = member_table.same_donors(Place::NOWHERE.with(1));
         }
     }
 }

@@ -19,14 +19,14 @@ const LOCK: &str = "lock";
 const BYTES_MAX: u64 = 64 << 20;
 
 /// The directory of the state, held by this agent.
-pub(crate) struct Kept {
+pub(crate) struct StateFile {
     directory: PathBuf,
     _lock: File,
 }
 
-impl Kept {
+impl StateFile {
     /// Takes the directory. The error is one line with the remedy.
-    pub(crate) fn open(directory: &Path) -> Result<Kept, String> {
+    pub(crate) fn open(directory: &Path) -> Result<StateFile, String> {
         let at = directory.display();
         let failed = |error: io::Error| {
             format!(
@@ -37,7 +37,7 @@ impl Kept {
         let lock = File::create(directory.join(LOCK)).map_err(failed)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| format!("another agent uses the state directory {at}; end it, or name another with state="))?;
-        Ok(Kept { directory: directory.to_owned(), _lock: lock })
+        Ok(StateFile { directory: directory.to_owned(), _lock: lock })
     }
 
     /// The ledger, if there is one.

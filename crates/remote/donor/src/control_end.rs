@@ -4,7 +4,7 @@
 //! Takes orders from fabric managers: a donor as an end of their control channels.
 //!
 //! Threads: those of the channels, one at a time. A command is admitted by the gate (`aquifer_fabric::Gate`), whose
-//! term is on the disk before anything is done for it (`remembered.rs`); `reservations.rs` carries it out.
+//! term is on the disk before anything is done for it (`fencing_file.rs`); `reservations.rs` carries it out.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,9 +14,9 @@ use aquifer_control::{
 };
 use aquifer_fabric::{Bytes, Command, DonorReport, Gate, Incarnation, Stale, Term};
 
+use crate::fencing_file::Remembered;
 use crate::leases::LeaseTable;
 use crate::listener::Shared;
-use crate::remembered::Remembered;
 use crate::reservations::{Lender, Reservations};
 use crate::settings::{Address, Managed, Security, Settings, StartFailure};
 use crate::tenants::Tenant;
