@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Shared by all tests of the workspace: [`skip`], with which a test reports that it cannot run here, and why; a
-//! cluster of etcd ([`EtcdCluster`]), and a [`Link`] that can be cut.
+//! cluster of etcd ([`EtcdCluster`]), a [`Link`] that can be cut, and a collector of spans ([`SpanCollector`]).
 //!
 //! A test that cannot run calls [`skip`] and returns. `cargo xtask ci` lists these tests with their reasons at its end
 //! and counts them as skipped; if the variable `CI` is set, only reasons that `.ci/skips` allows are accepted.
@@ -12,7 +12,9 @@
 mod etcd;
 mod link;
 mod skips;
+mod span_collector;
 
 pub use etcd::{EtcdCluster, EtcdMember};
 pub use link::Link;
 pub use skips::{SKIPS_VARIABLE, skip, skip_part};
+pub use span_collector::{Post, SpanCollector};
