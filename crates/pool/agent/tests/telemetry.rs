@@ -28,7 +28,7 @@ fn steps_and_opened_volumes_are_recorded_with_their_outcome() {
         "aquifer-agent",
         "web-1",
         "carry out step",
-        "aquifer.request.id",
+        "aquifer.step.id",
         "open volume",
         "aquifer.volume.id",
         "00000000000000a1",
