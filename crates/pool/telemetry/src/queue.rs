@@ -72,7 +72,7 @@ impl<T> Queue<T> {
         }
         state.since.get_or_insert_with(Instant::now);
         state.waiting.push(span);
-        let is_due = state.waiting.len() == 1 || state.waiting.len() % BATCH_MAX == 0;
+        let is_due = state.waiting.len() == 1 || state.waiting.len().is_multiple_of(BATCH_MAX);
         drop(state);
         if is_due {
             self.due.notify_one();
