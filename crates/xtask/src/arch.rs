@@ -53,6 +53,7 @@ const RINGS: &[Ring] = &[
             ("state-store", &["test-support"]),
             ("stats", &["sys"]),
             ("sys", &["test-support"]),
+            ("telemetry", &["test-support"]),
             ("tier", &["core", "sys", "test-support"]),
             ("tiers", &["agent-wire", "borrower", "core", "nodes", "sys", "test-support", "tier", "tls", "wire"]),
             ("tls", &["sys"]),
@@ -67,7 +68,18 @@ const RINGS: &[Ring] = &[
             // The edges to donor and wire are for its tests only: they need donors.
             (
                 "manager",
-                &["authority", "control", "cxl-peers", "donor", "fabric", "state-store", "test-support", "tls", "wire"],
+                &[
+                    "authority",
+                    "control",
+                    "cxl-peers",
+                    "donor",
+                    "fabric",
+                    "state-store",
+                    "telemetry",
+                    "test-support",
+                    "tls",
+                    "wire",
+                ],
             ),
             // For tests of fronts: a machine of QEMU without a guest.
             ("qtest", &["fmapi", "fmapi-client"]),
@@ -79,7 +91,8 @@ const RINGS: &[Ring] = &[
         name: "fronts",
         crates: &[
             ("aquifer", &["core", "named", "pager", "stats", "sys", "test-support", "tier", "tiers"]),
-            // The edges to donor and tiers are for its tests only: they open volumes as programs do.
+            // The edges to donor, manager and tiers are for its tests only: they open volumes as programs do, and
+            // follow a request from the manager to the agent.
             (
                 "agent",
                 &[
@@ -89,8 +102,10 @@ const RINGS: &[Ring] = &[
                     "cxl-host",
                     "donor",
                     "fabric",
+                    "manager",
                     "nodes",
                     "sys",
+                    "telemetry",
                     "test-support",
                     "tiers",
                     "tls",

@@ -9,17 +9,41 @@ use std::sync::Arc;
 
 use aquifer_control::{Deposed, End, Query, Refused, Report};
 use aquifer_fabric::Command;
+use aquifer_telemetry::Side;
 
 use crate::host::Shared;
 
 /// This host's agent, as its managers see it.
 pub(crate) struct HostEnd {
     shared: Arc<Shared>,
+    log: Arc<dyn Fn(&str) + Send + Sync>,
+    /// The last line about a step. A manager repeats a step that is refused, round after round.
+    said: String,
 }
 
 impl HostEnd {
-    pub(crate) fn new(shared: Arc<Shared>) -> HostEnd {
-        HostEnd { shared }
+    pub(crate) fn new(shared: Arc<Shared>, log: Arc<dyn Fn(&str) + Send + Sync>) -> HostEnd {
+        HostEnd { shared, log, said: String::new() }
+    }
+
+    /// Carries a step out, or says why not.
+    fn change(&self, command: &Command) -> Result<(), String> {
+        let (outcome, stored) = self.shared.change(|ledger| ledger.carry_out(command));
+        let stored = stored
+            .map_err(|error| format!("the agent's state cannot be stored: {error}; free space in its state directory"));
+        outcome.and(stored)
+    }
+
+    /// Writes what became of a step that a request has ordered into the log, under the request's id.
+    fn say(&mut self, command: &Command, outcome: &Result<(), String>) {
+        let Some(cause) = &command.cause else { return };
+        let result = outcome.as_ref().map_or_else(|why| format!("refused why={why:?}"), |()| "done".to_owned());
+        let (request, step) = (&cause.request, command.step.to_string());
+        let line = format!("event=ordered term={} request={request} step={step:?} result={result}", command.term);
+        if self.said != line {
+            (self.log)(&line);
+            self.said = line;
+        }
     }
 }
 
@@ -40,10 +64,19 @@ impl End for HostEnd {
     }
 
     fn carry_out(&mut self, command: &Command) -> Result<(), Refused> {
-        let (outcome, stored) = self.shared.change(|ledger| ledger.carry_out(command));
-        outcome.map_err(Refused::new)?;
-        stored.map_err(|error| {
-            Refused::new(format!("the agent's state cannot be stored: {error}; free space in its state directory"))
+        let cause = command.cause.as_ref();
+        let traceparent = cause.and_then(|cause| cause.traceparent.as_ref()).map(|header| header.as_str());
+        let mut operation = self.shared.telemetry.begin("carry out step", Side::Server, traceparent);
+        operation.note("aquifer.step", || command.step.to_string());
+        operation.note("aquifer.step.id", || format!("{}.{}", command.term, command.sequence));
+        if let Some(cause) = cause {
+            operation.note("aquifer.request.id", || cause.request.to_string());
+        }
+        let outcome = self.change(command);
+        self.say(command, &outcome);
+        outcome.map_err(|why| {
+            operation.fail(|| why.clone());
+            Refused::new(why)
         })
     }
 }

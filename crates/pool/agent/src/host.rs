@@ -18,6 +18,7 @@ use aquifer_agent_wire::TenantFiles;
 use aquifer_control::{End, Keeper, KeeperSettings, Kind, Registration};
 use aquifer_fabric::{Bytes, DonorId};
 use aquifer_sys::wakeup::Wakeup;
+use aquifer_telemetry::{Telemetry, TelemetryFailure};
 
 use crate::control_end::HostEnd;
 use crate::cxl::CxlThread;
@@ -50,6 +51,11 @@ pub enum AgentFailure {
         /// Why, and what to do.
         why: String,
     },
+    /// Spans cannot be sent.
+    Telemetry {
+        /// Why.
+        failure: TelemetryFailure,
+    },
     /// A thread cannot be started.
     Thread {
         /// Why.
@@ -69,6 +75,7 @@ impl fmt::Display for AgentFailure {
                 path.display()
             ),
             Self::State { why } => f.write_str(why),
+            Self::Telemetry { failure } => write!(f, "{failure}"),
             Self::Thread { source } => write!(f, "a thread cannot be started: {source}; raise the limit of tasks"),
         }
     }
@@ -79,6 +86,7 @@ impl std::error::Error for AgentFailure {}
 /// What the threads of an agent share.
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
+    pub(crate) telemetry: Telemetry,
     donors: BTreeMap<DonorId, (String, String)>,
     state: Mutex<State>,
     sessions: Mutex<Vec<Weak<Wakeup>>>,
@@ -172,7 +180,10 @@ impl Host {
         }
         let donors = settings.donors.iter().map(|(id, donor)| (id.clone(), place_of(donor))).collect();
         let state = Mutex::new(State { ledger, kept, stored: None });
-        let shared = Arc::new(Shared { settings, donors, state, sessions: Mutex::default() });
+        let telemetry =
+            Telemetry::start(settings.collector.as_ref(), "aquifer-agent", settings.host.as_str(), Arc::clone(&log));
+        let telemetry = telemetry.map_err(|failure| AgentFailure::Telemetry { failure })?;
+        let shared = Arc::new(Shared { settings, telemetry, donors, state, sessions: Mutex::default() });
         shared.change(|_| ()).1.map_err(|error| AgentFailure::State {
             why: format!("the state cannot be stored: {error}; free space in the state directory"),
         })?;
@@ -211,6 +222,7 @@ impl Drop for Host {
         self.cxl = None;
         self.server.take().into_iter().for_each(|server| server.end());
         self.thread.take().into_iter().for_each(|thread| _ = thread.join());
+        self.shared.telemetry.end();
     }
 }
 
@@ -223,7 +235,7 @@ fn keep(shared: &Arc<Shared>, log: &Arc<dyn Fn(&str) + Send + Sync>) -> Result<K
         capacity: Bytes::ZERO,
         labels: settings.labels.clone(),
     };
-    let end: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(HostEnd::new(Arc::clone(shared))));
+    let end: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(HostEnd::new(Arc::clone(shared), Arc::clone(log))));
     let keeper = KeeperSettings { managers: settings.managers.clone(), tls: settings.tenant.clone(), registration };
     let log = Arc::clone(log);
     Keeper::start(keeper, &end, Box::new(move |line| log(line)))

@@ -119,7 +119,7 @@ impl Ledger {
         if self.sequence > 0 {
             // The newest command of this term that was admitted before the agent was restarted.
             let (term, sequence, incarnation) = (self.term, self.sequence, self.incarnation);
-            let earlier = Command { term, sequence, incarnation, step: command.step.clone() };
+            let earlier = Command { term, sequence, incarnation, step: command.step.clone(), cause: None };
             gate.admit(&earlier).map_err(|stale| stale.to_string())?;
         }
         gate.admit(command).map_err(|stale| stale.to_string())?;

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_agent_wire::{Answer, Decoder, Denial, NotAFrame, Request, VERSION, View, encode, is_name};
 use aquifer_sys::wakeup::{Wakeup, readable};
+use aquifer_telemetry::Side;
 
 use crate::host::Shared;
 use crate::ledger::UserId;
@@ -117,11 +118,27 @@ impl Session {
     }
 
     fn use_volume(&mut self, request: Request) -> Result<(), Ending> {
-        let id = self.open(request)?;
+        let id = self.recorded(request)?;
         let ended = self.follow(id);
         // If it cannot be stored now, it is with the next change.
         let _ = self.shared.change(|ledger| ledger.disconnect(id));
         ended
+    }
+
+    /// Opens a volume as an operation.
+    fn recorded(&mut self, request: Request) -> Result<UserId, Ending> {
+        let mut operation = self.shared.telemetry.begin("open volume", Side::Server, None);
+        if let Request::Open { volume, .. } = &request {
+            operation.note("aquifer.volume", || volume.escape_debug().to_string());
+        }
+        operation.count("process.pid", self.peer.pid.into());
+        let opened = self.open(request);
+        match &opened {
+            Ok(id) => operation.note("aquifer.volume.id", || id.volume.to_string()),
+            Err(Ending::Denied(denial)) => operation.fail(|| denial.to_string()),
+            Err(Ending::Lost) => operation.fail(|| "the program has gone".into()),
+        }
+        opened
     }
 
     fn open(&mut self, request: Request) -> Result<UserId, Ending> {

@@ -12,6 +12,7 @@ use aquifer_agent_wire::{SOCKET, is_name};
 use aquifer_control::ManagerAddress;
 use aquifer_cxl_host::{Nodes, Purpose};
 use aquifer_fabric::{DeviceId, DonorId, HostId, VolumeId};
+use aquifer_telemetry::Collector;
 use aquifer_tls::Files;
 use serde::Deserialize;
 
@@ -41,6 +42,8 @@ pub struct Settings {
     pub tenant: Option<Files>,
     /// Where donors are, if not where the manager says.
     pub donors: BTreeMap<DonorId, DonorAddress>,
+    /// Where spans of what the agent does are sent; nowhere by default.
+    pub collector: Option<Collector>,
     /// What the host is like, for placement and for people.
     pub labels: BTreeMap<String, String>,
     /// How to bring memory devices that are bound to this host online. `None`: the agent refuses them.
@@ -119,6 +122,7 @@ struct Raw {
     #[serde(default)]
     donors: BTreeMap<String, DonorAddress>,
     cxl: Option<RawCxl>,
+    telemetry: Option<RawTelemetry>,
     #[serde(default)]
     volume: Vec<RawVolume>,
 }
@@ -172,6 +176,12 @@ struct RawTenant {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct RawTelemetry {
+    collector: Collector,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct RawVolume {
     name: Option<String>,
     id: String,
@@ -214,6 +224,7 @@ impl FromStr for Settings {
             managers: managers.collect::<Result<_, _>>()?,
             tenant,
             donors: donors.collect::<Result<_, SettingsFailure>>()?,
+            collector: raw.telemetry.map(|telemetry| telemetry.collector),
             labels: raw.labels,
             cxl: raw.cxl.map(cxl).transpose()?,
             volumes: permits(raw.volume)?,
@@ -310,6 +321,7 @@ mod tests {
                 &format!("{LEAST}[[volume]]\nid='00000000000000a1'\n[[volume]]\nid='00000000000000a1'\nname='x'\n"),
                 "named twice",
             ),
+            (&format!("{LEAST}[telemetry]\ncollector='http://10.0.0.1:4318'\n"), "on this machine"),
             (&format!("{LEAST}[tenant]\ncert='c'\nkey='/k'\nca='/a'\n"), "absolute"),
         ] {
             let message = text.parse::<Settings>().expect_err(text).to_string();

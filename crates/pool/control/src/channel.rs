@@ -18,7 +18,7 @@ use crate::end::Refused;
 use crate::failure::ChannelFailure;
 use crate::issuing::Issuing;
 use crate::message::{
-    Directory, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, Query, VERSION_NEWEST, VERSION_OLDEST, encode,
+    Directory, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, Query, VERSION_CAUSES, VERSION_NEWEST, VERSION_OLDEST, encode,
 };
 use crate::registrar::Shared;
 use crate::registration::{EndId, Kind};
@@ -124,6 +124,7 @@ fn register<'a>(
                 shared,
                 kind: id.kind(),
                 stream,
+                version: chosen,
                 number: 0,
                 is_busy,
                 told: None,
@@ -142,6 +143,8 @@ struct Channel<'a> {
     shared: &'a Shared,
     kind: Kind,
     stream: Stream,
+    /// The version that both speak.
+    version: u16,
     /// The last request's number.
     number: u32,
     is_busy: Arc<AtomicBool>,
@@ -263,7 +266,10 @@ impl Channel<'_> {
         Some(directory)
     }
 
-    fn command(&mut self, commands: Vec<Command>) -> Result<Answer, ChannelFailure> {
+    fn command(&mut self, mut commands: Vec<Command>) -> Result<Answer, ChannelFailure> {
+        if self.version < VERSION_CAUSES {
+            commands.iter_mut().for_each(|command| command.cause = None);
+        }
         let count = commands.len();
         match self.exchange(&Message::Commands(commands))? {
             Some(Message::Outcomes(outcomes)) if outcomes.len() == count => Ok(Answer::Outcomes(outcomes)),

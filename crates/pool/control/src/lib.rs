@@ -11,6 +11,7 @@
 //! - From version 2 on, a manager with an authority renews the certificates of its ends and gives them the list of
 //!   revoked ones (`issuing.rs` at the manager, `renewal.rs` at the end).
 //! - From version 3 on, an end that has reported sends what has changed since (`reports.rs`).
+//! - From version 4 on, a command says which request it is sent for.
 //! - A manager starts a [`Registrar`], which accepts ends (`registrar.rs`), decides who may register as what
 //!   (`roster.rs`, pure), and carries requests (`channel.rs`).
 //!

@@ -16,7 +16,7 @@
 //! | `hello` | `welcome` or `refused` | registration |
 //! | `reported`, `deposed` or `unable` | `query` | a report |
 //! | `changed` or `unchanged` | `query` with `known` | what has changed in the report since then (version 3) |
-//! | `outcomes` | `commands` | commands, in their order |
+//! | `outcomes` | `commands` | commands, in their order; from version 4 on with the requests that they are sent for |
 //! | `pong` | `ping` | both are alive |
 //! | `request` or `unable` | `renew` | a request for a new certificate (version 2) |
 //! | `renewed` or `unable` | `certificate` | the new certificate (version 2) |
@@ -42,7 +42,9 @@ pub const HELLO_BYTES_MAX: usize = 16 << 10;
 /// Oldest version of the protocol that is spoken.
 pub const VERSION_OLDEST: u16 = 1;
 /// Newest version of the protocol that is spoken.
-pub const VERSION_NEWEST: u16 = 3;
+pub const VERSION_NEWEST: u16 = 4;
+/// The first version in which commands have causes.
+pub(crate) const VERSION_CAUSES: u16 = 4;
 
 const MAGIC: [u8; 4] = *b"AQC1";
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use aquifer_control::{
     Changes, Directory, HEADER_BYTES, Kind, Message, Query, Refused, Report, Whereabouts, decode, encode, payload_bytes,
 };
-use aquifer_fabric::{Bytes, MemberId, VolumeId};
+use aquifer_fabric::{Bytes, Cause, Command, MemberId, RequestId, VolumeId};
 use aquifer_fabric::{DonorReport, HostReport, LeaseReport, LeaseState, Term, Token, VolumeReport};
 use ends::{registration, release};
 
@@ -81,11 +81,23 @@ fn messages_of_version_3() -> Vec<Message> {
     ]
 }
 
+/// The messages that version 4 changes.
+fn messages_of_version_4() -> Vec<Message> {
+    let request = "ticket-4711".parse().expect("an id");
+    let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".parse().ok();
+    let caused = |traceparent| Command {
+        cause: Some(Cause { request: RequestId::clone(&request), traceparent }),
+        ..release("d1", 3, 4)
+    };
+    vec![Message::Commands(vec![caused(None), caused(traceparent)])]
+}
+
 #[test]
 fn what_is_written_is_read_back_and_is_golden() {
     check(messages(), "messages_v1.jsonl");
     check(messages_of_version_2(), "messages_v2.jsonl");
     check(messages_of_version_3(), "messages_v3.jsonl");
+    check(messages_of_version_4(), "messages_v4.jsonl");
 }
 
 fn check(messages: Vec<Message>, golden: &str) {

@@ -12,9 +12,10 @@ use aquifer_control::{
     ChannelStatus, FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Kind, Message, NotStarted, Patterns, Registrar,
     RegistrarSettings, decode, encode, payload_bytes,
 };
-use aquifer_fabric::Term;
+use aquifer_fabric::{Cause, Command, Term};
 use ends::{
-    Authority, Lines, Noted, TIMEOUT, donor, has_line, keep, log, plain, registrar, registration, report, wait_until,
+    Authority, Lines, Noted, TIMEOUT, donor, has_line, keep, log, plain, registrar, registration, release, report,
+    wait_until,
 };
 
 fn secure(authority: &Authority) -> RegistrarSettings {
@@ -129,7 +130,30 @@ fn what_is_no_registration_ends_the_connection() {
     );
     let wrong = Message::Hello { oldest: 1, newest: 1, registration: registration(Kind::Donor, "D 1") };
     assert!(matches!(exchange(&mut connect(&registrar), &wrong), Some(Message::Refused(_))));
-    assert_eq!(exchange(&mut connect(&registrar), &hello(1, 9)), Some(Message::Welcome { version: 3 }));
+    assert_eq!(exchange(&mut connect(&registrar), &hello(1, 9)), Some(Message::Welcome { version: 4 }));
+}
+
+#[test]
+fn an_end_of_an_older_version_gets_commands_without_their_causes() {
+    let (registrar, _) = registrar(plain());
+    let cause = Cause { request: "ticket-4711".parse().expect("an id"), traceparent: None };
+    let sent = Command { cause: Some(cause), ..release("d1", 1, 1) };
+    for (version, gets) in [(3, release("d1", 1, 1)), (4, sent.clone())] {
+        let hello = Message::Hello { oldest: 1, newest: version, registration: registration(Kind::Donor, "d1") };
+        let mut stream = connect(&registrar);
+        assert_eq!(exchange(&mut stream, &hello), Some(Message::Welcome { version }));
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                wait_until("it has a channel", || registrar.connected().contains(&donor("d1")));
+                registrar.send(std::slice::from_ref(&sent))
+            });
+            assert_eq!(receive(&mut stream), Some(Message::Commands(vec![gets])), "version {version}");
+            stream.write_all(&encode(1, &Message::Outcomes(vec![Ok(())])).expect("short")).expect("sent");
+            assert_eq!(sending.join().expect("no panic"), [Ok(())]);
+        });
+        drop(stream);
+        wait_until("its channel has ended", || !registrar.connected().contains(&donor("d1")));
+    }
 }
 
 #[test]

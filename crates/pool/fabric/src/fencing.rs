@@ -12,6 +12,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cause::Cause;
 use crate::id::{Incarnation, Term};
 use crate::reconcile::Step;
 
@@ -26,6 +27,9 @@ pub struct Command {
     pub incarnation: Incarnation,
     /// What to do.
     pub step: Step,
+    /// The request that it is sent for, if it is sent for one. Nothing is decided by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
 }
 
 /// Why a command is not carried out.
@@ -113,7 +117,7 @@ mod tests {
     fn command(term: u64, sequence: u64, incarnation: u64) -> Command {
         let donor = "d".parse().expect("a name");
         let step = Step::Release { donor, volume: VolumeId(1), member: MemberId(1) };
-        Command { term: Term(term), sequence, incarnation: Incarnation(incarnation), step }
+        Command { term: Term(term), sequence, incarnation: Incarnation(incarnation), step, cause: None }
     }
 
     #[test]

@@ -47,6 +47,7 @@
 mod adopt;
 mod audit;
 mod bytes;
+mod cause;
 mod declaration;
 mod desired;
 mod fencing;
@@ -68,6 +69,7 @@ mod example;
 pub use adopt::NotAdopted;
 pub use audit::{Broken, Link, NotALink, Record, Tail, Verifier, verify};
 pub use bytes::{Bytes, NotBytes, SLAB};
+pub use cause::{Cause, NotAnId, REQUEST_ID_BYTES_MAX, RequestId};
 pub use declaration::{Declaration, DeclaredVolume};
 pub use desired::{Corrupt, Desired, Edit, FORMAT, Leaving, Pool, Volume, Why, Zone};
 pub use fencing::{Command, Gate, Stale};

@@ -18,6 +18,7 @@ mod control;
 mod events;
 mod peers;
 mod state;
+mod telemetry;
 
 pub use ca::CaConfig;
 pub use control::ControlConfig;
@@ -25,6 +26,7 @@ pub use events::EventsConfig;
 pub(crate) use events::is_loopback;
 pub use peers::{PeersConfig, RegisteredConfig, SimulatedConfig};
 pub use state::{EmbeddedConfig, EtcdConfig, StateConfig, StoreConfig};
+pub use telemetry::TelemetryConfig;
 
 /// Largest configuration file.
 pub const CONFIG_BYTES_MAX: usize = 1 << 20;
@@ -50,6 +52,9 @@ pub struct Config {
     /// Where Prometheus gets the metrics, without TLS and without a password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,
+    /// Where spans are sent; nowhere by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub telemetry: Option<TelemetryConfig>,
     /// Donors, hosts and switches.
     pub peers: PeersConfig,
     /// Where registered peers connect.
@@ -290,6 +295,7 @@ mod tests {
             (&format!("{REGISTERED}revocations = \"r\"\n"), "write control.certificate, too"),
             (&format!("{REGISTERED}donors = [\"dns:*.a.*\"]\n"), "more than one *"),
             (&format!("{SMALL}[[switches]]\nname = \"s0\"\naddress = \"s0\"\n"), "'s0' is not a peer; write tcp:"),
+            (&format!("{SMALL}[telemetry]\ncollector = \"http://10.0.0.1:4318\"\n"), "on this machine"),
             (&format!("{SMALL}donrs = 3\n"), "unknown field `donrs`"),
             (&format!("{SMALL}devices = 129\n"), "peers.devices = 129 is outside 0 to 128"),
             (&format!("{SMALL}donor-capacity = \"3MiB\"\n"), "write whole 2MiB"),

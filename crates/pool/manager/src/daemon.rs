@@ -9,6 +9,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
 use aquifer_state_store::EmbeddedStore;
+use aquifer_telemetry::Telemetry;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -81,8 +82,12 @@ impl Daemon {
             (named, _) => named,
         };
         let tls = tls.map(Arc::new);
+        let collector = config.telemetry.as_ref().map(|telemetry| &telemetry.collector);
+        let log = Arc::new(|line: &str| eprintln!("aquifer-fabricd: {line}"));
+        let telemetry = Telemetry::start(collector, "aquifer-fabricd", &url(config, config.listen), log);
+        let telemetry = telemetry.map_err(failed)?;
         let service = Arc::new(Service {
-            shared: Arc::new(Shared::default()),
+            shared: Arc::new(Shared::recorded_by(telemetry)),
             sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
             position: Position::Standby { leader: None }.into(),
             directory: directory.to_owned(),
@@ -159,6 +164,7 @@ impl Daemon {
             Role::Candidate(candidate) => candidate.serve(&config, &service, &notify),
         };
         notify.stopping();
+        service.shared.telemetry.end();
         runtime.shutdown_background();
         failed(line)
     }

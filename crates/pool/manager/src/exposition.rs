@@ -30,6 +30,12 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     ("aquifer_fabric_store_commit_seconds", "histogram", "Transactions of the state's store."),
     ("aquifer_fabric_store_commits_failed_total", "counter", "Transactions that were not committed."),
     ("aquifer_fabric_requests_total", "counter", "Answered requests, by route, method and status."),
+    ("aquifer_fabric_spans_sent_total", "counter", "Spans that the OpenTelemetry collector has taken."),
+    (
+        "aquifer_fabric_spans_dropped_total",
+        "counter",
+        "Spans that the OpenTelemetry collector did not take, or not in time.",
+    ),
     ("aquifer_fabric_audit_damaged", "gauge", "1 if the last check of the audit log found damage."),
 ];
 
@@ -117,6 +123,8 @@ pub(crate) fn exposition(readings: &Readings, led: Option<&Snapshot>) -> String 
         let labels = format!("route=\"{route}\",method=\"{method}\",status=\"{status}\"");
         page.add("aquifer_fabric_requests_total", "", &labels, count);
     }
+    page.add("aquifer_fabric_spans_sent_total", "", "", readings.spans.sent);
+    page.add("aquifer_fabric_spans_dropped_total", "", "", readings.spans.dropped);
     page.add("aquifer_fabric_audit_damaged", "", "", u8::from(readings.is_audit_damaged));
     page.text
 }
@@ -124,6 +132,8 @@ pub(crate) fn exposition(readings: &Readings, led: Option<&Snapshot>) -> String 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use aquifer_telemetry::Counts;
 
     use super::*;
     use crate::meters::Meters;
@@ -133,7 +143,7 @@ mod tests {
         let meters = Meters::default();
         meters.count_answer("GET", "/redfish/v1", 200);
         meters.count_commit(Duration::from_micros(700), true);
-        let text = exposition(&meters.read(), Some(&Snapshot::default()));
+        let text = exposition(&meters.read(Counts::default()), Some(&Snapshot::default()));
         for (name, kind, _) in METRICS {
             assert_eq!(text.matches(&format!("# TYPE {name} {kind}\n")).count(), 1, "{name} in {text}");
         }

@@ -10,6 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use aquifer_telemetry::Counts;
+
 /// Upper limits of the buckets of a duration, in microseconds: from a write into memory to a cluster that elects.
 pub(crate) const BUCKETS_US: [u64; 10] =
     [500, 1000, 2500, 5000, 10_000, 25_000, 100_000, 500_000, 2_500_000, 10_000_000];
@@ -59,6 +61,8 @@ pub(crate) struct Readings {
     pub(crate) steps_failed: u64,
     pub(crate) terms: u64,
     pub(crate) is_audit_damaged: bool,
+    /// Of the spans of telemetry, which counts them by itself.
+    pub(crate) spans: Counts,
 }
 
 // Relaxed throughout: each counter is read alone, and nothing depends on the order of two of them.
@@ -95,7 +99,8 @@ impl Meters {
         self.is_audit_damaged.store(is_damaged, Ordering::Relaxed);
     }
 
-    pub(crate) fn read(&self) -> Readings {
+    /// A copy of all, with the counts of telemetry.
+    pub(crate) fn read(&self, spans: Counts) -> Readings {
         let durations = |of: &Mutex<Durations>| of.lock().expect("no holder of this lock panics").clone();
         Readings {
             answered: self.answered.lock().expect("no holder of this lock panics").clone(),
@@ -106,6 +111,7 @@ impl Meters {
             steps_failed: self.steps_failed.load(Ordering::Relaxed),
             terms: self.terms.load(Ordering::Relaxed),
             is_audit_damaged: self.is_audit_damaged.load(Ordering::Relaxed),
+            spans,
         }
     }
 }

@@ -9,7 +9,7 @@ use std::fmt;
 
 use aquifer_cxl_peers::{Act as SwitchAct, PortAct};
 use aquifer_fabric::{
-    Bytes, Capacity, Declaration, Desired, DeviceId, DonorId, Edit, HostId, LdId, Member, MemberId, NotAdopted,
+    Bytes, Capacity, Cause, Declaration, Desired, DeviceId, DonorId, Edit, HostId, LdId, Member, MemberId, NotAdopted,
     NotApplied, Observed, Refusal, Slot, Source, Topology, Volume, VolumeId, VolumeName, VolumeSpec, Why, apply,
 };
 use ring::digest::{SHA256, digest};
@@ -77,6 +77,8 @@ pub(crate) struct Order {
     pub(crate) if_match: Option<String>,
     /// `true` to report what would change, and change nothing.
     pub(crate) is_dry_run: bool,
+    /// The request that brought it.
+    pub(crate) cause: Cause,
 }
 
 /// Why an order is not carried out.

@@ -20,6 +20,7 @@ mod metadata;
 mod oem;
 mod openapi;
 mod protocol;
+mod record;
 mod registries;
 mod roots;
 mod routes;

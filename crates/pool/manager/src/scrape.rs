@@ -55,7 +55,8 @@ fn answer(request: &Request<Incoming>, service: &Service) -> Response<Full<Bytes
     let (status, text) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/metrics") => {
             let led = service.is_leader().then(|| service.shared.snapshot());
-            (StatusCode::OK, exposition(&service.shared.meters.read(), led.as_deref()))
+            let shared = &service.shared;
+            (StatusCode::OK, exposition(&shared.meters.read(shared.telemetry.counts()), led.as_deref()))
         }
         (&Method::GET | &Method::HEAD, _) => (StatusCode::NOT_FOUND, "the metrics are at /metrics\n".to_owned()),
         _ => (StatusCode::METHOD_NOT_ALLOWED, "use GET\n".to_owned()),

@@ -98,7 +98,7 @@ pub(crate) fn is_settled(volume: Option<VolumeId>, desired: &Desired, round: &Ro
 }
 
 /// The volumes with members that leave.
-fn ending(desired: &Desired) -> impl Iterator<Item = (VolumeId, &Volume)> {
+pub(crate) fn ending(desired: &Desired) -> impl Iterator<Item = (VolumeId, &Volume)> {
     let ending = desired.volumes.ending().filter_map(|id| desired.volumes.get(&id).map(|volume| (id, volume)));
     ending.filter(|(_, volume)| !volume.leaving.is_empty())
 }

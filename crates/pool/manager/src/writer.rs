@@ -7,6 +7,7 @@
 //! transaction; answer the orders; send the steps of the reconciler. A crash anywhere costs a round: what was stored is
 //! acted on after the restart, what was not stored never happened.
 
+mod causes;
 mod orders;
 mod posted;
 mod stop;
@@ -25,8 +26,9 @@ use crate::newest_reports::{Merged, merge};
 use crate::order::{NotDone, Order};
 use crate::peers::{Asked, Peers};
 use crate::snapshot::{Snapshot, StepCounts};
-use crate::tasks::Tasks;
+use crate::tasks::{Tasks, volume_of};
 use crate::tenure::Tenure;
+use causes::{Causes, begin_order, begin_steps, end_order, end_steps};
 use posted::Answer;
 pub(crate) use posted::{Done, Posted, Shared};
 pub(crate) use stop::Stop;
@@ -61,6 +63,7 @@ pub(crate) struct Writer {
     due: Vec<Step>,
     sequences: BTreeMap<End, u64>,
     tasks: Tasks,
+    causes: Causes,
     unrepaired: Vec<String>,
     rounds: u64,
     steps: StepCounts,
@@ -103,6 +106,7 @@ impl Writer {
                         due: Vec::new(),
                         sequences,
                         tasks,
+                        causes: Causes::default(),
                         unrepaired,
                         rounds,
                         steps,
@@ -186,8 +190,9 @@ impl Writer {
         let mut desired = self.desired.clone();
         settle(&mut desired, &self.observed, now);
         let mut entries = self.dropped(&desired);
-        let mut answers = Vec::new();
+        let (mut answers, mut operations) = (Vec::new(), Vec::new());
         for (order, answer) in orders {
+            operations.push(begin_order(&self.shared.telemetry, &order, self.rounds));
             let outcome = self.carry_out(&topology, &mut desired, &order, &mut entries);
             answers.push((order, answer, outcome));
         }
@@ -207,8 +212,12 @@ impl Writer {
         for entry in entries {
             self.shared.events.add(now, "Changed", "OK", format!("{}: {}", entry.who, entry.what));
         }
-        for (order, _, outcome) in &mut answers {
+        for ((order, _, outcome), mut operation) in answers.iter_mut().zip(operations) {
             self.act_at_switch(order, outcome);
+            end_order(&mut operation, outcome);
+            if let Ok(done) = outcome {
+                self.causes.note(order, &operation, done);
+            }
         }
         self.answer(answers, now);
         self.act(&topology, now)
@@ -241,11 +250,13 @@ impl Writer {
     fn act(&mut self, topology: &Arc<Topology>, now: Millis) -> Result<Pace, Stop> {
         self.backlog.follow(&self.desired, &self.observed);
         let round = self.backlog.round();
-        let commands: Vec<Command> = round.steps.iter().map(|step| self.command(step.clone())).collect();
+        let mut commands: Vec<Command> = round.steps.iter().map(|step| self.command(step.clone())).collect();
         if !self.tenure.is_held() {
             return Err(Stop::LeadershipLost);
         }
+        let operations = begin_steps(&self.shared.telemetry, &mut commands);
         let outcomes = self.peers.send(&commands);
+        end_steps(operations, &outcomes);
         let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
         self.shared.meters.count_steps(commands.len(), failed);
         for (command, outcome) in commands.iter().zip(outcomes) {
@@ -269,6 +280,7 @@ impl Writer {
         // A step that is repeated waits for something; one that is new may have made the next one possible.
         let is_moving = !round.steps.is_empty() && round.steps != self.due && failed == 0;
         self.due.clone_from(&round.steps);
+        self.causes.keep_unsettled(&self.desired, &round);
         self.publish(topology, round);
         Ok(match (is_moving, is_busy) {
             (true, _) => Pace::Moving,
@@ -286,7 +298,9 @@ impl Writer {
         };
         let sequence = self.sequences.entry(end).or_default();
         *sequence += 1;
-        Command { term: self.term, sequence: *sequence, incarnation: incarnation.unwrap_or(Incarnation(0)), step }
+        let cause = self.causes.of(volume_of(&step));
+        let incarnation = incarnation.unwrap_or(Incarnation(0));
+        Command { term: self.term, sequence: *sequence, incarnation, step, cause }
     }
 
     /// The number of rounds in which each peer was asked once, if nothing is awaited.

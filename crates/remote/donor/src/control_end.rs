@@ -110,8 +110,9 @@ impl End for Ordered {
         self.gate.admit(command).map_err(Refused::new)?;
         let outcome = self.reservations.carry_out(&mut Parts(&self.shared, &mut self.remembered), &command.step);
         let result = if outcome.is_ok() { "done" } else { "refused" };
-        let words = format_args!("event=ordered term={} result={result} step=\"{}\"", command.term, command.step);
-        self.shared.service.note(words);
+        let request = command.cause.as_ref().map(|cause| format!(" request={}", cause.request)).unwrap_or_default();
+        let (term, step) = (command.term, &command.step);
+        self.shared.service.note(format_args!("event=ordered term={term}{request} result={result} step=\"{step}\""));
         outcome.map_err(Refused::new)
     }
 }

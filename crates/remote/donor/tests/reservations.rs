@@ -125,7 +125,7 @@ impl Controller {
 
     fn send_to(&mut self, incarnation: Incarnation, step: Step) -> Result<(), String> {
         self.sequence += 1;
-        let command = Command { term: Term(self.term), sequence: self.sequence, incarnation, step };
+        let command = Command { term: Term(self.term), sequence: self.sequence, incarnation, step, cause: None };
         match self.registrar.send(&[command]).remove(0) {
             Ok(()) => Ok(()),
             Err(NotSent::Refused(refused)) => Err(refused.why),

@@ -66,7 +66,8 @@ impl Bench {
 
     fn order(&mut self, step: Step) -> Result<(), String> {
         self.sequence += 1;
-        let command = Command { term: Term(1), sequence: self.sequence, incarnation: Incarnation(1), step };
+        let command =
+            Command { term: Term(1), sequence: self.sequence, incarnation: Incarnation(1), step, cause: None };
         let mut outcome = Ok(());
         self.change(&mut |ledger| outcome = ledger.carry_out(&command)).unwrap();
         outcome

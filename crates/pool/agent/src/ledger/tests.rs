@@ -47,7 +47,7 @@ impl Bench {
     fn order(&mut self, step: Step) -> Result<(), String> {
         self.sequence += 1;
         let (term, incarnation) = (Term(1), self.ledger.incarnation);
-        let outcome = self.ledger.carry_out(&Command { term, sequence: self.sequence, incarnation, step });
+        let outcome = self.ledger.carry_out(&Command { term, sequence: self.sequence, incarnation, step, cause: None });
         self.ledger.settle();
         outcome
     }
@@ -201,7 +201,8 @@ fn a_restarted_agent_knows_its_programs_and_a_restarted_host_has_none() {
     bench.ledger.settle();
     assert!(!bench.has_left(1), "the program has not connected again, and runs");
     let stale = Step::ForgetLeft { host: host(), volume: VOLUME, member: MemberId(1) };
-    let command = Command { term: Term(1), sequence: bench.sequence, incarnation: Incarnation(1), step: stale };
+    let command =
+        Command { term: Term(1), sequence: bench.sequence, incarnation: Incarnation(1), step: stale, cause: None };
     assert!(bench.ledger.carry_out(&command).is_err(), "what was carried out before is not repeated");
     bench.ledger.start("another boot");
     let report = bench.ledger.report();

@@ -137,7 +137,8 @@ impl World {
         loop {
             let incarnation: Incarnation = self.report().incarnation;
             self.sequence += 1;
-            let command = FabricCommand { term: Term(1), sequence: self.sequence, incarnation, step: step.clone() };
+            let command =
+                FabricCommand { term: Term(1), sequence: self.sequence, incarnation, step: step.clone(), cause: None };
             match self.registrar.as_ref().expect("it runs").send(&[command]).remove(0) {
                 Ok(()) => return,
                 Err(failure) => assert!(Instant::now() < deadline, "{failure:?}"),

@@ -141,7 +141,7 @@ pub fn report(registrar: &Registrar, id: &EndId, term: u64) -> Report {
 
 pub fn release(donor: &str, term: u64, sequence: u64) -> Command {
     let step = Step::Release { donor: donor.parse().expect("a name"), volume: VolumeId(1), member: MemberId(1) };
-    Command { term: Term(term), sequence, incarnation: Incarnation(1), step }
+    Command { term: Term(term), sequence, incarnation: Incarnation(1), step, cause: None }
 }
 
 /// An authority for certificates.

@@ -134,7 +134,7 @@ impl Writer {
         let sequence = self.sequences.entry(end.clone()).or_default();
         *sequence += 1;
         let incarnation = incarnation.unwrap_or_default();
-        let command = Command { term: self.term, sequence: *sequence, incarnation, step };
+        let command = Command { term: self.term, sequence: *sequence, incarnation, step, cause: None };
         world.send(end, command);
         Ok(())
     }

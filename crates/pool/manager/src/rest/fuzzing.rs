@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use aquifer_fabric::{Bytes, Command, Declaration, DonorReport, HostReport, Term, Topology};
+use aquifer_fabric::{Bytes, Cause, Command, Declaration, DonorReport, HostReport, Term, Topology};
 use aquifer_state_store::MemoryStore;
 
 use super::answer::Answer;
@@ -107,8 +107,9 @@ fn service() -> &'static Service {
         let writer = Writer::start(Arc::clone(&shared), ledger, Tenure::ForEver, peers, 60_000, now());
         let mut writer = writer.unwrap_or_else(|stop| panic!("{stop}"));
         let declaration: Declaration = serde_json::from_str(DECLARATION).expect("a declaration");
-        let order =
-            Order { act: Act::Apply(Box::new(declaration)), who: "amy".into(), if_match: None, is_dry_run: false };
+        let cause = Cause { request: "trial".parse().expect("an id"), traceparent: None };
+        let act = Act::Apply(Box::new(declaration));
+        let order = Order { act, who: "amy".into(), if_match: None, is_dry_run: false, cause };
         let answer = Box::new(|outcome: Result<Done, NotDone>| drop(outcome.expect("it can be applied")));
         writer.round(vec![Posted::Order(order, answer)], now()).unwrap_or_else(|stop| panic!("{stop}"));
         let (orders, posted) = sync_channel(16);

@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
+use aquifer_fabric::Cause;
+use aquifer_telemetry::Side;
 use serde_json::{Map, Value};
 
 use super::answer::{Answer, Problem};
 use super::body;
 use super::collection::{Query, decoded};
 use super::routes::{Method, ROUTES, Route};
-use super::{ORDER_WAIT_MAX, access, now, protocol, shape};
+use super::{ORDER_WAIT_MAX, access, now, protocol, record, shape};
 use crate::accounts::Role;
 use crate::console::Console;
 use crate::issuance::Issuance;
@@ -74,6 +76,7 @@ pub(super) struct Call<'a> {
     pub(super) names: Vec<String>,
     pub(super) query: Query,
     pub(super) request: &'a Request,
+    pub(super) cause: &'a Cause,
     pub(super) body: Map<String, Value>,
     /// `None` on routes that are open to everybody.
     pub(super) who: Option<Who>,
@@ -108,18 +111,28 @@ impl Service {
 
     /// Answers a request.
     pub(crate) fn answer(&self, request: &Request) -> Answer {
-        let mut counted = ("other", "none");
-        let mut answer = self.try_answer(request, &mut counted).unwrap_or_else(Problem::answer);
+        let mut operation = self.shared.telemetry.begin("request", Side::Server, request.header("traceparent"));
+        let cause = record::cause(&operation, request);
+        let mut route = None;
+        let mut answer = self.try_answer(request, &cause, &mut route).unwrap_or_else(Problem::answer);
         // A browser would ask for the password itself, keep it, and send it with requests of any page.
         if request.header("sec-fetch-mode").is_some() {
             answer.headers.retain(|(name, _)| *name != "www-authenticate");
         }
-        let answer = protocol::with_etag(request, answer);
+        let mut answer = protocol::with_etag(request, answer);
+        let counted = route.unwrap_or(("other", "none"));
         self.shared.meters.count_answer(counted.0, counted.1, answer.status);
+        record::record(&mut operation, request, route, &cause, &mut answer);
         answer
     }
 
-    fn try_answer(&self, request: &Request, counted: &mut (&'static str, &'static str)) -> Result<Answer, Problem> {
+    /// Tries to answer a request, and notes the method and the path of its route.
+    fn try_answer(
+        &self,
+        request: &Request,
+        cause: &Cause,
+        found: &mut Option<(&'static str, &'static str)>,
+    ) -> Result<Answer, Problem> {
         let path = protocol::plain_path(request);
         let at_path = || ROUTES.iter().filter_map(|route| Some((route, names(route, path)?)));
         let method = Method::named(&request.method);
@@ -133,7 +146,7 @@ impl Service {
             problem.headers.push(("allow", allow));
             return Err(problem);
         };
-        *counted = (route.method.name(), route.path);
+        *found = Some((route.method.name(), route.path));
         check_site(request)?;
         protocol::check_headers(request, route)?;
         let is_local = route.needs.is_none() && route.method == Method::Get;
@@ -147,7 +160,7 @@ impl Service {
         let query = Query::parse(&request.query)?;
         let body = body::parse(&request.body, route.body, route.method == Method::Patch)?;
         let snapshot = self.shared.snapshot();
-        let call = Call { service: self, snapshot, path, names, query, request, body, who };
+        let call = Call { service: self, snapshot, path, names, query, request, cause, body, who };
         if matches!(route.method, Method::Delete | Method::Patch)
             && let Some(Ok(read)) = request.header("if-match").and_then(|_| call.read(path))
         {
@@ -242,7 +255,8 @@ impl Call<'_> {
             return None;
         }
         let (snapshot, query, body, who) = (Arc::clone(&self.snapshot), Query::default(), Map::new(), self.who.clone());
-        let call = Call { service: self.service, snapshot, path, names, query, request: self.request, body, who };
+        let (service, request, cause) = (self.service, self.request, self.cause);
+        let call = Call { service, snapshot, path, names, query, request, cause, body, who };
         Some((route.answer)(&call))
     }
 
@@ -296,13 +310,18 @@ impl Call<'_> {
     pub(super) fn order(&self, act: Act, is_dry_run: bool) -> Result<Done, Problem> {
         let (answer, answered) = sync_channel(1);
         let if_match = self.request.header("if-match").map(str::to_owned);
-        let order = Order { act, who: self.who().to_owned(), if_match, is_dry_run };
+        let order = Order { act, who: self.who().to_owned(), if_match, is_dry_run, cause: self.cause.clone() };
+        let line = (!is_dry_run).then(|| record::line(&order));
         let respond = move |outcome| {
             // The client may be gone by now; its order is carried out all the same.
             let _ = answer.send(outcome);
         };
         self.service.post(Posted::Order(order, Box::new(respond)))?;
-        Ok(answered.recv_timeout(ORDER_WAIT_MAX).map_err(|_| busy(UNANSWERED))??)
+        let outcome = answered.recv_timeout(ORDER_WAIT_MAX).ok();
+        if let Some(line) = line {
+            eprintln!("aquifer-fabricd: {line} {}", record::result(outcome.as_ref()));
+        }
+        Ok(outcome.ok_or_else(|| busy(UNANSWERED))??)
     }
 }
 

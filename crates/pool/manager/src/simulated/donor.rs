@@ -51,7 +51,7 @@ pub(super) fn admit(term: Term, sequence: u64, command: &Command) -> Result<(Ter
     let mut gate = Gate::new(INCARNATION, term);
     // A gate that has admitted `sequence` in this term, which a restart of the simulation must not forget.
     if sequence > 0 {
-        let earlier = Command { term, sequence, incarnation: INCARNATION, step: command.step.clone() };
+        let earlier = Command { term, sequence, incarnation: INCARNATION, step: command.step.clone(), cause: None };
         gate.admit(&earlier).map_err(|stale| stale.to_string())?;
     }
     gate.admit(command).map_err(|stale| stale.to_string())?;
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     fn command(sequence: u64, step: Step) -> Command {
-        Command { term: Term(1), sequence, incarnation: INCARNATION, step }
+        Command { term: Term(1), sequence, incarnation: INCARNATION, step, cause: None }
     }
 
     fn grant(sequence: u64, member: u64, slabs: u64) -> Command {

@@ -65,7 +65,7 @@ fn donor() -> DonorId {
 fn grant(term: u64, sequence: u64, member: u64, slabs: u64) -> Command {
     let (volume, member, host) = (VolumeId(1), MemberId(member), "h000".parse().expect("a name"));
     let step = Step::Grant { donor: donor(), host, volume, member, bytes: Bytes::slabs(slabs) };
-    Command { term: Term(term), sequence, incarnation: Incarnation(1), step }
+    Command { term: Term(term), sequence, incarnation: Incarnation(1), step, cause: None }
 }
 
 /// What a donor reports to a term, or why it does not.

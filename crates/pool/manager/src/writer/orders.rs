@@ -49,6 +49,7 @@ impl Writer {
             entries.push(Entry::new(&order.who, order.act.to_string()));
         } else if new != *desired {
             entries.push(Entry::new(&order.who, order.act.to_string()));
+            done.volumes = desired.volumes.differences(&new.volumes).into_iter().collect();
             *desired = new;
         }
         if matches!(order.act, Act::Switch(_)) {

@@ -5,6 +5,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
+use aquifer_fabric::VolumeId;
+use aquifer_telemetry::Telemetry;
+
 use crate::events::Events;
 use crate::ledger::{Ledger, LedgerFailure};
 use crate::meters::Meters;
@@ -37,6 +40,8 @@ pub(crate) struct Done {
     /// The version of the desired state after it.
     pub(crate) version: u64,
     pub(crate) task: Option<u64>,
+    /// The volumes that it has changed.
+    pub(crate) volumes: Vec<VolumeId>,
 }
 
 /// What the writer shares with requests.
@@ -45,10 +50,16 @@ pub(crate) struct Shared {
     pub(crate) snapshot: RwLock<Arc<Snapshot>>,
     pub(crate) events: Events,
     pub(crate) meters: Arc<Meters>,
+    pub(crate) telemetry: Telemetry,
     subscriptions: Mutex<Subscriptions>,
 }
 
 impl Shared {
+    /// Nothing yet, and where operations are recorded.
+    pub(crate) fn recorded_by(telemetry: Telemetry) -> Shared {
+        Shared { telemetry, ..Shared::default() }
+    }
+
     /// The subscriptions to events. Locked for one look-up, never during a wait for the store or a listener.
     pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
         self.subscriptions.lock().expect("a panic ends the daemon")
