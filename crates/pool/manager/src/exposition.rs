@@ -11,7 +11,7 @@ use std::fmt::Write;
 use aquifer_fabric::Bytes;
 
 use crate::meters::{BUCKETS_US, Durations, Readings};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Answering, Snapshot};
 
 /// Name, type, meaning.
 pub const METRICS: &[(&str, &str, &str)] = &[
@@ -74,28 +74,20 @@ impl Page {
     }
 
     fn pool(&mut self, snapshot: &Snapshot) {
-        let (observed, parts) = (&snapshot.observed, snapshot.topology.parts());
-        let capacity: Bytes = observed.donors.values().map(|one| one.capacity).sum();
-        let lent: Bytes = parts.donors.keys().map(|donor| snapshot.lent(donor)).sum();
+        let lent: Bytes = snapshot.topology.parts().donors.keys().map(|donor| snapshot.lent(donor)).sum();
         self.add("aquifer_fabric_term", "", "", snapshot.term.0);
-        self.add("aquifer_fabric_capacity_bytes", "", "", capacity.0);
+        self.add("aquifer_fabric_capacity_bytes", "", "", snapshot.capacity().0);
         self.add("aquifer_fabric_lent_bytes", "", "", lent.0);
         let (wanted, bound) = (snapshot.desired.volumes.wanted_count(), snapshot.desired.volumes.bound_count());
         self.add("aquifer_fabric_volumes", "", "state=\"bound\"", bound);
         self.add("aquifer_fabric_volumes", "", "state=\"unbound\"", wanted - bound);
         self.add("aquifer_fabric_unsettled_volumes", "", "", snapshot.unsettled());
         self.add("aquifer_fabric_unrepaired_members", "", "", snapshot.unrepaired.len());
-        let donors = observed.donors.values().filter(|one| one.availability.answers()).count();
-        let hosts = observed.hosts.values().filter(|one| one.availability.answers()).count();
-        let devices = observed.devices.values().filter(|one| one.availability.answers()).count();
-        for (kind, answering, all) in [
-            ("donor", donors, parts.donors.len()),
-            ("host", hosts, parts.hosts.len()),
-            ("device", devices, parts.devices.len()),
-        ] {
+        for (kind, Answering { answering, all }) in
+            [("donor", snapshot.donors()), ("host", snapshot.hosts()), ("device", snapshot.devices())]
+        {
             self.add("aquifer_fabric_peers", "", &format!("kind=\"{kind}\",answers=\"yes\""), answering);
-            let silent = all.saturating_sub(answering);
-            self.add("aquifer_fabric_peers", "", &format!("kind=\"{kind}\",answers=\"no\""), silent);
+            self.add("aquifer_fabric_peers", "", &format!("kind=\"{kind}\",answers=\"no\""), all - answering);
         }
     }
 }

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use aquifer_cxl_peers::Inventory;
-use aquifer_fabric::{Bytes, Desired, DonorId, LeaseState, Observed, Source, SwitchId, Term, Topology, VolumeId};
+use aquifer_fabric::{
+    Availability, Bytes, Desired, DonorId, LeaseState, Observed, Source, SwitchId, Term, Topology, VolumeId,
+};
 
 use crate::tasks::{Tasks, is_settled, unsettled};
 
@@ -17,6 +19,21 @@ use crate::tasks::{Tasks, is_settled, unsettled};
 pub(crate) struct StepCounts {
     pub(crate) sent: u64,
     pub(crate) failed: u64,
+}
+
+/// How many donors, hosts or devices the topology has, and how many of those answer. What reports without being in the
+/// topology, such as a device that a switch found behind a port that the topology leaves empty, is in neither number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answering {
+    pub(crate) answering: usize,
+    pub(crate) all: usize,
+}
+
+impl Answering {
+    fn of<K: Ord, P>(parts: &BTreeMap<K, P>, availability: impl Fn(&K) -> Option<Availability>) -> Answering {
+        let answers = |part: &&K| availability(part).is_some_and(Availability::answers);
+        Answering { answering: parts.keys().filter(answers).count(), all: parts.len() }
+    }
 }
 
 /// The states.
@@ -50,6 +67,30 @@ impl Snapshot {
         unsettled(&self.desired, &self.round)
     }
 
+    /// The donors of the topology.
+    pub(crate) fn donors(&self) -> Answering {
+        let reports = &self.observed.donors;
+        Answering::of(&self.topology.parts().donors, |id| reports.get(id).map(|report| report.availability))
+    }
+
+    /// The hosts of the topology.
+    pub(crate) fn hosts(&self) -> Answering {
+        let reports = &self.observed.hosts;
+        Answering::of(&self.topology.parts().hosts, |id| reports.get(id).map(|report| report.availability))
+    }
+
+    /// The devices of the topology.
+    pub(crate) fn devices(&self) -> Answering {
+        let reports = &self.observed.devices;
+        Answering::of(&self.topology.parts().devices, |id| reports.get(id).map(|report| report.availability))
+    }
+
+    /// What the donors of the topology lend, by their reports.
+    pub(crate) fn capacity(&self) -> Bytes {
+        let donors = self.topology.parts().donors.keys();
+        donors.filter_map(|donor| self.observed.donors.get(donor)).map(|report| report.capacity).sum()
+    }
+
     /// What each donor has lent or still has to wipe, by its report.
     pub(crate) fn lent(&self, donor: &DonorId) -> Bytes {
         let report = self.observed.donors.get(donor);
@@ -71,5 +112,38 @@ impl Snapshot {
             }
         }
         promised
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_fabric::{DeviceReport, DonorReport, HostReport};
+
+    use super::*;
+    use crate::config::SimulatedConfig;
+    use crate::simulated::topology;
+
+    #[test]
+    fn what_is_not_in_the_topology_counts_neither_as_answering_nor_at_all() {
+        let config: SimulatedConfig = toml::from_str("donors = 3\nhosts = 2\ndevices = 1").unwrap();
+        let topology = Arc::new(topology(&config));
+        let parts = topology.parts().clone();
+        let mut observed = Observed::default();
+        let lends = DonorReport { capacity: Bytes::gib(1), ..DonorReport::default() };
+        for name in parts.donors.keys() {
+            observed.donors.insert(name.clone(), lends.clone());
+        }
+        observed.donors.insert("stranger".parse().unwrap(), lends.clone());
+        observed.hosts.insert("stranger".parse().unwrap(), HostReport::default());
+        observed.devices.insert("stranger".parse().unwrap(), DeviceReport::default());
+        let gone = Availability::Gone { since: aquifer_fabric::Millis(1) };
+        let first = parts.donors.keys().next().unwrap().clone();
+        observed.donors.insert(first, DonorReport { availability: gone, ..lends });
+        let snapshot = Snapshot { topology, observed: Arc::new(observed), ..Snapshot::default() };
+        let all = parts.donors.len();
+        assert_eq!(snapshot.donors(), Answering { answering: all - 1, all });
+        assert_eq!(snapshot.hosts(), Answering { answering: 0, all: parts.hosts.len() });
+        assert_eq!(snapshot.devices(), Answering { answering: 0, all: parts.devices.len() });
+        assert_eq!(snapshot.capacity(), Bytes::gib(all as u64));
     }
 }

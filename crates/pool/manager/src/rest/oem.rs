@@ -12,6 +12,7 @@ use super::now;
 use super::service::Call;
 use crate::ledger::Ledger;
 use crate::order::Act;
+use crate::snapshot::Answering;
 use crate::writer::Done;
 
 const PATH: &str = "/redfish/v1/Oem/Aquifer";
@@ -27,14 +28,9 @@ pub(super) fn plan_body(done: &Done) -> Value {
 
 pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
     let snapshot = &call.snapshot;
-    let count = |answers: usize, all: usize| json!({ "Answering": answers, "All": all });
-    let (observed, parts) = (&snapshot.observed, snapshot.topology.parts());
-    let donors = observed.donors.values().filter(|one| one.availability.answers()).count();
-    let hosts = observed.hosts.values().filter(|one| one.availability.answers()).count();
-    let devices = observed.devices.values().filter(|one| one.availability.answers()).count();
+    let count = |of: Answering| json!({ "Answering": of.answering, "All": of.all });
     let desired = &snapshot.desired;
-    let capacity: aquifer_fabric::Bytes = observed.donors.values().map(|one| one.capacity).sum();
-    let lent: aquifer_fabric::Bytes = parts.donors.keys().map(|donor| snapshot.lent(donor)).sum();
+    let lent: aquifer_fabric::Bytes = snapshot.topology.parts().donors.keys().map(|donor| snapshot.lent(donor)).sum();
     let waiting: Vec<String> =
         snapshot.round.waiting.iter().map(|one| format!("volume {}: {}", one.volume, one.reason)).collect();
     let strays: Vec<String> = snapshot.round.strays.iter().map(ToString::to_string).collect();
@@ -44,11 +40,11 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
         json!({
             "@odata.id": PATH, "@odata.type": "#AquiferFabric.v1_0_0.AquiferFabric", "Id": "Aquifer", "Name": "Pool",
             "Term": snapshot.term, "Rounds": snapshot.rounds, "Version": desired.version,
-            "Donors": count(donors, parts.donors.len()), "Hosts": count(hosts, parts.hosts.len()),
-            "Devices": count(devices, parts.devices.len()),
+            "Donors": count(snapshot.donors()), "Hosts": count(snapshot.hosts()),
+            "Devices": count(snapshot.devices()),
             "Volumes": { "All": desired.volumes.wanted_count(), "Bound": desired.volumes.bound_count(),
                          "Unsettled": unsettled },
-            "Capacity": capacity, "Lent": lent,
+            "Capacity": snapshot.capacity(), "Lent": lent,
             "Steps": { "Due": snapshot.round.steps.len(), "Sent": snapshot.steps.sent, "Failed": snapshot.steps.failed },
             "Waiting": waiting, "Strays": strays, "Unrepaired": snapshot.unrepaired,
             "IsSettled": snapshot.rounds > 0 && unsettled == 0 && snapshot.round.is_settled(),
