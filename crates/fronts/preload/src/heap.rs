@@ -38,8 +38,8 @@ unsafe impl Sync for Configuration {}
 /// jemalloc's settings. Freed memory is returned after a second, so that it neither stays in DRAM nor gets written to
 /// the tier.
 ///
-/// Objects of these sizes would be in slabs of 4 KiB, each with 128 bytes of bookkeeping, which is never managed: 3 % of
-/// the heap beyond the budget. Slabs of 16 KiB take a quarter of that. Of other sizes, slabs are larger by themselves.
+/// Objects of these sizes would be in slabs of 4 KiB, each with 128 bytes of bookkeeping, which is never managed: 3 %
+/// of the heap beyond the budget. Slabs of 16 KiB take a quarter of that. Other sizes have larger slabs by themselves.
 #[unsafe(no_mangle)]
 static _rjem_malloc_conf: Configuration = Configuration(
     c"narenas:1,oversize_threshold:0,dirty_decay_ms:1000,muzzy_decay_ms:0,background_thread:false,abort_conf:true,\

@@ -126,7 +126,7 @@ impl Connection {
         self.unsent() > 0
     }
 
-    /// Reads once, through a buffer of [`READ_BYTES`]: zeroing so much for each request would take longer than reading it.
+    /// Reads once, through a buffer of [`READ_BYTES`]: zeroing as much for each request takes longer than to copy it.
     pub fn receive(&mut self, buffer: &mut [u8]) {
         if self.has_ended || self.is_closing || self.input.len() >= INPUT_BYTES_MAX {
             return;
