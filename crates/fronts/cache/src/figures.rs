@@ -62,6 +62,7 @@ pub fn info(figures: &Figures, connected: usize, store: &Store, space: &Statisti
             ("evicted_keys", counts.evicted_keys),
             ("lost_keys", counts.lost_keys),
             ("moved_bytes", counts.moved_bytes),
+            ("overwritten_values", counts.overwritten_values),
             ("far_reads", figures.far_reads),
             ("tier_errors", figures.tier_errors),
             ("faults", space.faults),

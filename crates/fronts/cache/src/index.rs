@@ -14,7 +14,7 @@
 //! |------------------|----------------------------------------------------------------------|
 //! | 0..18            | length of the record, in units of 16 bytes; 0 in a free entry        |
 //! | 18..58           | where it begins, in units of 16 bytes                                |
-//! | 58               | used: the record was read since it was stored or moved               |
+//! | 58               | used: the record was read or written over since it was appended      |
 
 use crate::record::UNIT_BYTES;
 
@@ -43,7 +43,7 @@ pub struct Found {
     pub place: Place,
     /// When it expires, in milliseconds of Unix time, or [`NEVER_MS`].
     pub expires_ms: u64,
-    /// Whether it was read since it was stored or moved.
+    /// Whether it was read or written over since it was appended to the log.
     pub is_used: bool,
 }
 
@@ -147,6 +147,12 @@ impl Index {
             self.entries[slot].expires_ms = expires_ms;
         }
         slot.is_ok()
+    }
+
+    /// Notes that the record of a key was written over in its place: it counts as used, and has another expiry time.
+    pub fn renew(&mut self, hash: u64, expires_ms: u64) {
+        self.mark_used(hash);
+        self.set_expiry(hash, expires_ms);
     }
 
     /// Removes a key, and returns what was known about it.
@@ -258,6 +264,9 @@ mod tests {
         index.mark_used(7);
         assert!(index.set_expiry(7, NEVER_MS) && !index.set_expiry(8, 1));
         assert_eq!(index.find(7), Some(Found { place: last, expires_ms: NEVER_MS, is_used: true }));
+        index.put(7, last, NEVER_MS);
+        index.renew(7, 55);
+        assert_eq!(index.find(7), Some(Found { place: last, expires_ms: 55, is_used: true }));
         assert!(index.within(0..1 << 30).is_empty());
         assert_eq!(index.within(last.at..last.at + 1)[0].0, 7);
         index.clear();

@@ -19,8 +19,8 @@ use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use self::connection::Connection;
 pub use self::connection::{Batch, OUTPUT_BYTES_HIGH};
+use self::connection::{Connection, READ_BYTES};
 
 mod connection;
 
@@ -49,6 +49,8 @@ pub struct Net {
     connections_max: usize,
     /// Connections with something to decode.
     queue: VecDeque<ConnectionIndex>,
+    /// What is read from a socket passes through this.
+    received: Vec<u8>,
     checked_at: Instant,
     /// True while the process has no descriptor for another client.
     is_paused: bool,
@@ -75,6 +77,7 @@ impl Net {
             free: Vec::new(),
             connections_max,
             queue: VecDeque::new(),
+            received: vec![0; READ_BYTES],
             checked_at: Instant::now(),
             is_paused: false,
             accepted: 0,
@@ -144,7 +147,7 @@ impl Net {
             connection.send();
         }
         if flags.contains(EventFlags::IN) {
-            connection.receive();
+            connection.receive(&mut self.received);
         }
         self.enqueue(index);
         self.settle(index);

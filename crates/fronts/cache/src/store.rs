@@ -43,6 +43,8 @@ pub struct StoreCounts {
     pub lost_keys: u64,
     /// Bytes that the cleaner has moved.
     pub moved_bytes: u64,
+    /// Values written over those that they replaced.
+    pub overwritten_values: u64,
 }
 
 /// Why an operation failed. Its text is the reply.
@@ -194,21 +196,55 @@ impl Store {
         Err(StoreFailure::NoRoom)
     }
 
-    /// Stores a value. After a failure, the key has the value that it had before, if any.
+    /// Stores a value. After a failure, the key has the value that it had before, or none.
     pub fn set(&mut self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<(), StoreFailure> {
         let hash = self.hash(key);
-        if self.index.find(hash).is_none() {
-            self.make_room_for_key()?;
-        }
         let mut written = std::mem::take(&mut self.written);
         record::write(&mut written, hash, key, value);
-        self.clean(CLEANED_PER_APPENDED * written.len() as u64)?;
-        let appended = self.append(&written);
+        let stored = self.put(hash, &written, expires_ms);
         self.written = written;
-        if let Some(before) = self.index.put(hash, appended?, expires_ms) {
+        stored
+    }
+
+    /// Stores a record: over the one before it if possible, otherwise at the end of the log.
+    fn put(&mut self, hash: u64, record: &[u8], expires_ms: u64) -> Result<(), StoreFailure> {
+        match self.index.find(hash) {
+            Some(before) if self.overwrite(hash, before.place, record)? => {
+                self.index.renew(hash, expires_ms);
+                return Ok(());
+            }
+            Some(_) => {}
+            None => self.make_room_for_key()?,
+        }
+        self.clean(CLEANED_PER_APPENDED * record.len() as u64)?;
+        let appended = self.append(record)?;
+        if let Some(before) = self.index.put(hash, appended, expires_ms) {
             self.spans.release(before.place);
         }
         Ok(())
+    }
+
+    /// Writes a record over the one in its place, if that is resident and as long. Whether it did.
+    ///
+    /// What is updated often is resident. Where it stays, it leaves nothing to clean, and the log does not grow by it:
+    /// neither are new pages filled, nor pages of dead records written back to the tier.
+    fn overwrite(&mut self, hash: u64, place: Place, record: &[u8]) -> Result<bool, StoreFailure> {
+        if place.bytes as usize != record.len() || !self.is_ready(place) {
+            return Ok(false);
+        }
+        match self.mapping.write(place.at as usize, record) {
+            Ok(()) => {
+                self.counts.overwritten_values += 1;
+                Ok(true)
+            }
+            Err(error @ Error::Ended(_)) => Err(error.into()),
+            // It was evicted a moment ago, and its tier fails. A part of it may have been written.
+            Err(_) => {
+                self.forget(hash);
+                self.counts.lost_keys += 1;
+                Ok(false)
+            }
+        }
     }
 
     /// Removes a key. Whether there was one.

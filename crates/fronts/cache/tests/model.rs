@@ -17,6 +17,8 @@ use aquifer_test_support::Random;
 use common::{can_run, numbered_bytes};
 
 const STEPS: u64 = 14_000;
+/// Values whose numbers differ by a multiple of this have the same length: see `value`.
+const SAME_LENGTH: u64 = 600_000;
 
 /// What a key may have: the values that may be returned, besides nothing. More than one after a set has failed.
 type Model = HashMap<u64, (Vec<u64>, u64)>;
@@ -79,13 +81,18 @@ impl World {
     }
 
     fn set(&mut self, number: u64, random: &mut Random) {
-        let new = random.bits();
+        let before = self.model.get(&number).map(|(values, _)| values[0]);
+        // Half of the values are as long as the ones that they replace, so that they can be written over them.
+        let new = match before.filter(|_| random.below(2) == 0) {
+            Some(before) => before + SAME_LENGTH * (1 + random.below(1000)),
+            None => random.bits() / 2,
+        };
         let over = if random.below(4) == 0 { self.now_ms + 1 + random.below(300) } else { 0 };
         match self.store.set(&key(number), &value(new), over) {
             Ok(()) => {
                 self.model.insert(number, (vec![new], over));
             }
-            // The key has what it had before.
+            // The key has what it had before, or nothing.
             Err(failure) => self.fail(&failure),
         }
     }
@@ -141,6 +148,29 @@ fn a_cache_that_is_large_enough_forgets_nothing() {
 }
 
 #[test]
+fn updates_of_resident_values_leave_nothing_to_clean() {
+    if !can_run() {
+        return;
+    }
+    const KEYS: u64 = 1000;
+    const ROUNDS: u64 = 60;
+    let mut world = World::open("dram:size=96MiB", 51, KEYS);
+    // More bytes than the log has.
+    for round in 0..ROUNDS {
+        for number in 0..KEYS {
+            world.store.set(&key(number), &Random::bytes(round * KEYS + number, 1000), 0).unwrap();
+        }
+    }
+    for number in 0..KEYS {
+        let last = Random::bytes((ROUNDS - 1) * KEYS + number, 1000);
+        assert_eq!(world.store.value(&key(number), 1).unwrap(), Some(&last[..]), "key {number}");
+    }
+    let counts = world.store.counts();
+    assert!(counts.overwritten_values > ROUNDS * KEYS * 9 / 10, "{counts:?}");
+    assert_eq!((counts.moved_bytes, counts.evicted_keys, counts.lost_keys), (0, 0, 0), "{counts:?}");
+}
+
+#[test]
 fn values_are_the_last_ones_while_the_log_is_cleaned_and_evicted() {
     if !can_run() {
         return;
@@ -156,6 +186,7 @@ fn values_are_the_last_ones_while_the_log_is_cleaned_and_evicted() {
         if keys > 1000 {
             let counts = world.store.counts();
             assert!(counts.evicted_keys > 0 && counts.moved_bytes > 0 && counts.expired_keys > 0, "{counts:?}");
+            assert!(counts.overwritten_values > 0, "{counts:?}");
         }
     }
 }
