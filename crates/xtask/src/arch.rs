@@ -49,6 +49,7 @@ const RINGS: &[Ring] = &[
             ("cxl-peers", &["cxl-switch", "fabric", "fmapi", "fmapi-client"]),
             // The edge to cxl-switch is for its tests only: they need a peer.
             ("fmapi-client", &["cxl-switch", "fmapi", "sys", "test-support"]),
+            ("hotness", &["nodes", "sys"]),
             ("nodes", &["test-support"]),
             ("state-store", &["test-support"]),
             ("stats", &["sys"]),
@@ -133,6 +134,7 @@ const RINGS: &[Ring] = &[
                     "fabric",
                     "fabric-args",
                     "fmapi-args",
+                    "hotness",
                     "nodes",
                     "stats",
                     "sys",

@@ -23,6 +23,7 @@ Examples:
   aquifer bench --workload kv --contender dram,contexts:emulated:xl-flash-slc
                                                           a program that uses the library
   aquifer bench --workload memory --plots plots            latency and bandwidth of each NUMA node
+  aquifer bench --contender dram,aquifer-node:1,numactl:1  a node as tier, and as all memory
   aquifer bench --against old/aquifer --workload stream   this build beside another one, in turn
   aquifer bench --plan --workload all                     what would run, and what cannot and why
   aquifer bench -- ./program its arguments                your own program: would it help?
@@ -71,13 +72,13 @@ pub struct BenchArgs {
     pub overhead: Vec<String>,
     /// Contenders to compare [default: all of them]
     ///
-    /// Only when they are named: aquifer-compressed, aquifer-flash-encrypted, aquifer-emulated:PROFILE, and
-    /// aquifer-donors:N, 1 to 8 donors together, each on a host of its own, which is a network namespace. The workloads
-    /// kv, lookup, bfs-hints, gather, gather-python and hints use the library and have the contenders blocking, hints,
-    /// contexts and in-place: over flash, or over another tier by contexts:dram, contexts:compressed,
-    /// contexts:emulated:PROFILE. Of ycsb-a and ycsb-c, `aquifer cache` can be the server: cache has everything in
-    /// DRAM,
-    /// cache:TIER what its part of local memory does not hold in a tier
+    /// Only when they are named: aquifer-compressed, aquifer-flash-encrypted, aquifer-emulated:PROFILE, aquifer-node:N
+    /// over the memory of NUMA node N, numactl:N, the program with all of its memory there, and aquifer-donors:N, 1 to
+    /// 8 donors together, each on a host of its own, which is a network namespace. The workloads kv, lookup, bfs-hints,
+    /// gather, gather-python and hints use the library and have the contenders blocking, hints, contexts and in-place:
+    /// over flash, or over another tier by contexts:dram, contexts:compressed, contexts:emulated:PROFILE. Of ycsb-a and
+    /// ycsb-c, `aquifer cache` can be the server: cache has everything in DRAM, cache:TIER what its part of local
+    /// memory does not hold in a tier
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,
     /// Local memory in per cent of the workload's footprint [default: 30,50,70; docs/library.md has others]

@@ -3,9 +3,11 @@
 
 //! `aquifer tiering`: the kernel's own tiering between NUMA nodes, shown and set.
 //!
-//! `aquifer_nodes::tiering` reads and decides; `status.rs` prints, `apply.rs` writes.
+//! `aquifer_nodes::tiering` reads and decides; `status.rs` prints, `apply.rs` writes; `hot.rs` prints what
+//! `aquifer_hotness` finds.
 
 mod apply;
+mod hot;
 mod status;
 
 use std::process;
@@ -26,7 +28,8 @@ Examples:
   aquifer tiering status               what is on, what it has done, what to change
   aquifer tiering status --over 10s    what it does in ten seconds
   aquifer tiering apply --dry-run      what would be written to have promotion and demotion
-  aquifer tiering apply --weights dram:3,cxl:1")]
+  aquifer tiering apply --weights dram:3,cxl:1
+  aquifer tiering hot                  which memory of the far nodes is hot, as DAMON counts")]
 pub struct TieringArgs {
     #[command(subcommand)]
     action: Action,
@@ -36,6 +39,7 @@ pub struct TieringArgs {
 enum Action {
     Status(status::StatusArgs),
     Apply(apply::ApplyArgs),
+    Hot(hot::HotArgs),
 }
 
 /// Shows or sets it.
@@ -43,6 +47,7 @@ pub fn tiering(args: &TieringArgs) -> Result<process::ExitCode, Failure> {
     match &args.action {
         Action::Status(args) => status::status(args, &Machine::running()),
         Action::Apply(args) => apply::apply(args, &Machine::running()),
+        Action::Hot(args) => hot::hot(args, &Machine::running()),
     }
 }
 

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 77] = [
+const COMMANDS: [&str; 78] = [
     "",
     "run",
     "vm",
@@ -29,6 +29,7 @@ const COMMANDS: [&str; 77] = [
     "tiering",
     "tiering status",
     "tiering apply",
+    "tiering hot",
     "cxl",
     "cxl list",
     "cxl create",

@@ -15,10 +15,12 @@ A PEER is a CXL switch, by one of its ways in:
   mctp:[NETWORK,]EID  an endpoint of the kernel's MCTP
   opencis:ADDR[:PORT] where OpenCIS's switch connects to, port 8100 unless another one is given
   recorded:FILE       a file of --trace, which answers as the switch did
+  vfio:FUNCTION       the mailbox of a PCI function whose driver is vfio-pci
 
 Examples:
   aquifer fmapi check tcp:10.0.0.7 --html report.html --trace report.pcap
   aquifer fmapi ports mailbox:/sys/bus/pci/devices/0000:0d:00.1/resource0
+  aquifer fmapi ports vfio:0000:0d:00.1
   aquifer fmapi identify unix:/run/switch.sock --port 1 --json
   aquifer fmapi bind tcp:10.0.0.7 --vcs 0 --vppb 3 --port 1 --ld 2
   aquifer fmapi decode report.pcap

@@ -43,6 +43,8 @@ pub enum Contender {
     AquiferDonors(u32),
     /// `aquifer run` over `--tier emulated:PROFILE`, checked like `AquiferDram`.
     AquiferEmulated(String),
+    /// `aquifer run` over `--tier node:N`, the memory of one NUMA node, checked like `AquiferDram`.
+    AquiferNode(u32),
     /// As `AquiferDonor`, over shared memory.
     AquiferShm,
     /// `aquifer cache` instead of Redis as the server of a workload.
@@ -53,6 +55,8 @@ pub enum Contender {
     Swap(SwapKind),
     /// The arrays in a shared mapping of a file.
     MmapFile,
+    /// No limit: the program with all of its memory on this NUMA node, placed by numactl(8).
+    Numactl(u32),
     /// The arrays in a file that UMap pages.
     Umap,
     /// The best that the device can do: `fio` with the workload's mix of reads and writes.
@@ -68,6 +72,8 @@ pub const STANDARD: &str = "dram,aquifer-flash,aquifer-dram,aquifer-donor,aquife
 /// Prefixes of the names of contenders that run only when they are named.
 const EMULATED: &str = "aquifer-emulated:";
 const DONORS: &str = "aquifer-donors:";
+const NODE: &str = "aquifer-node:";
+const NUMACTL: &str = "numactl:";
 const COMPRESSED: &str = "aquifer-compressed";
 const FLASH_ENCRYPTED: &str = "aquifer-flash-encrypted";
 /// Suffix of the names of contenders that another build runs.
@@ -95,6 +101,7 @@ impl Contender {
                 | Self::AquiferFlashEncrypted
                 | Self::AquiferDram
                 | Self::AquiferEmulated(_)
+                | Self::AquiferNode(_)
         );
         is_local || self.borrows()
     }
@@ -118,6 +125,14 @@ impl Contender {
         is_elsewhere || self.borrows() || matches!(self, Self::Library(library) if library.is_limited())
     }
 
+    /// The NUMA node that it takes.
+    pub fn node(&self) -> Option<u32> {
+        match self.kind() {
+            Self::AquiferNode(node) | Self::Numactl(node) => Some(*node),
+            _ => None,
+        }
+    }
+
     /// The tier in the form of `aquifer run --tier`. `place` is the file of a flash tier, or the addresses and security
     /// options of donors.
     pub fn tier(&self, place: &str, bytes: u64) -> Option<String> {
@@ -128,6 +143,7 @@ impl Contender {
             Self::AquiferCompressed => Some(format!("compressed:size={bytes}")),
             Self::AquiferDram => Some(format!("dram:size={bytes}")),
             Self::AquiferEmulated(profile) => Some(format!("emulated:{profile}")),
+            Self::AquiferNode(node) => Some(format!("node:{node},size={bytes}")),
             _ => None,
         }
     }
@@ -146,12 +162,14 @@ impl fmt::Display for Contender {
             Self::AquiferDram => "aquifer-dram",
             Self::AquiferShm => "aquifer-shm",
             Self::AquiferEmulated(profile) => return f.pad(&format!("{EMULATED}{profile}")),
+            Self::AquiferNode(node) => return f.pad(&format!("{NODE}{node}")),
             Self::Cache(cache) => return cache.fmt(f),
             Self::Library(library) => return library.fmt(f),
             Self::Swap(SwapKind::Disk) => "swap-disk",
             Self::Swap(SwapKind::Ram) => "swap-ram",
             Self::Swap(SwapKind::Zram) => "swap-zram",
             Self::MmapFile => "mmap-file",
+            Self::Numactl(node) => return f.pad(&format!("{NUMACTL}{node}")),
             Self::Umap => "umap",
             Self::Fio => "fio",
             Self::OtherBuild(kind) => return f.pad(&format!("{kind}{OTHER_BUILD}")),
@@ -182,7 +200,7 @@ impl FromStr for Contender {
             _ => return parameterised(text).ok_or_else(|| {
                 format!(
                     "'{text}' is not a contender; choose from {STANDARD},{COMPRESSED},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to \
-                     {HOSTS_MAX}); workloads that use the library also have {}; ycsb-a and ycsb-c also have {}",
+                     {HOSTS_MAX}); {NODE}N and {NUMACTL}N take the memory of a NUMA node; workloads that use the library also have {}; ycsb-a and ycsb-c also have {}",
                     library::NAMES,
                     cache::NAMES
                 )
@@ -202,6 +220,12 @@ fn parameterised(text: &str) -> Option<Contender> {
     if let Some(number) = text.strip_prefix(DONORS) {
         return (1..=HOSTS_MAX).find(|count| count.to_string() == number).map(Contender::AquiferDonors);
     }
+    for (prefix, of_node) in [(NODE, Contender::AquiferNode as fn(u32) -> Contender), (NUMACTL, Contender::Numactl)] {
+        if let Some(number) = text.strip_prefix(prefix) {
+            // Written as the kernel does, so that names go there and back.
+            return number.parse::<u32>().ok().filter(|node| node.to_string() == number).map(of_node);
+        }
+    }
     let profile = text.strip_prefix(EMULATED).filter(|profile| !profile.is_empty())?;
     Some(Contender::AquiferEmulated(profile.to_string()))
 }
@@ -218,6 +242,9 @@ mod tests {
             "aquifer-emulated:cmm-h",
             "aquifer-donors:1",
             "aquifer-donors:8",
+            "aquifer-node:0",
+            "aquifer-node:12",
+            "numactl:1",
         ]) {
             assert_eq!(name.parse::<Contender>().unwrap().to_string(), name);
         }
@@ -225,7 +252,15 @@ mod tests {
             let refused = wrong.parse::<Contender>().unwrap_err();
             assert!(refused.contains("aquifer-emulated:PROFILE,aquifer-donors:N (1 to 8); "), "{refused}");
         }
-        for odd in ["aquifer-donors:01", "aquifer-donors:+1", "aquifer-donors:"] {
+        for odd in [
+            "aquifer-node:",
+            "aquifer-node:01",
+            "aquifer-node:-1",
+            "numactl:all",
+            "aquifer-donors:01",
+            "aquifer-donors:+1",
+            "aquifer-donors:",
+        ] {
             assert!(odd.parse::<Contender>().is_err(), "{odd}");
         }
     }
@@ -242,7 +277,17 @@ mod tests {
         let tier = Contender::AquiferDonorTls.tier("10.0.0.2:7,cert=/c,key=/k,ca=/a", 5).unwrap();
         assert_eq!(tier, "donor:10.0.0.2:7,cert=/c,key=/k,ca=/a,size=5");
         assert_eq!(Contender::AquiferShm.tier("unix:/d/s", 5).unwrap(), "donor:unix:/d/s,size=5");
+        assert_eq!(Contender::AquiferNode(2).tier("/d/f", 5).unwrap(), "node:2,size=5");
         assert_eq!(Contender::Dram.tier("/d/f", 5), None);
+        assert_eq!(Contender::Numactl(2).tier("/d/f", 5), None);
+    }
+
+    #[test]
+    fn what_is_on_a_node_has_no_limit_of_the_kernel_which_would_charge_the_node() {
+        let (ours, placed) = (Contender::AquiferNode(1), Contender::Numactl(1));
+        assert_eq!((ours.is_ours(), placed.is_ours()), (true, false));
+        assert_eq!((ours.is_limited(), placed.is_limited()), (false, false));
+        assert_eq!((ours.node(), placed.node(), Contender::AquiferDram.node()), (Some(1), Some(1), None));
     }
 
     #[test]

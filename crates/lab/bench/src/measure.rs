@@ -222,8 +222,11 @@ impl Bench<'_> {
         self.settings.sizing.bytes.unwrap_or(bytes)
     }
 
-    /// The words before a program that runs under the pager; none for other contenders.
+    /// The words before a program that runs under the pager, or that numactl places; none for other contenders.
     fn pager_words(&self, step: &Step, place: &str, stats: &Path) -> Result<Vec<String>, BenchFailure> {
+        if let Contender::Numactl(node) = step.contender {
+            return Ok(vec!["numactl".into(), format!("--membind={node}")]);
+        }
         let Some(tier) = step.contender.tier(place, tier_bytes(step)) else { return Ok(Vec::new()) };
         let mut words = vec![
             self.aquifer(&step.contender)?.display().to_string(),

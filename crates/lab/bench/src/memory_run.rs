@@ -124,7 +124,7 @@ impl MemoryBench<'_> {
                 };
                 let place = self.settings.dir.join(undo::name(self.token, "tier"));
                 let Some(tier) = named.tier(&place.display().to_string(), self.bytes() * 2) else {
-                    let remedy = "name aquifer-dram, aquifer-flash, aquifer-compressed or aquifer-emulated:PROFILE";
+                    let remedy = "name aquifer-dram, aquifer-flash, aquifer-compressed, aquifer-node:N or aquifer-emulated:PROFILE";
                     return Err(BenchFailure::usage(format!("{contender} has no tier of this machine"), remedy));
                 };
                 let dram = (self.bytes() / 2).max(DRAM_MIN);
@@ -138,7 +138,7 @@ impl MemoryBench<'_> {
 }
 
 /// The online nodes. A machine that shows none is one node with all CPUs.
-fn nodes() -> Vec<NodeFound> {
+pub fn nodes() -> Vec<NodeFound> {
     let directory = Path::new("/sys/devices/system/node");
     let names = fs::read_dir(directory)
         .into_iter()

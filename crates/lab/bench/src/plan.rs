@@ -43,6 +43,9 @@ pub struct Obstacles {
     pub limit: Option<String>,
     /// Servers of workloads that are not installed, by their programs.
     pub missing_servers: Vec<&'static str>,
+    /// NUMA nodes with memory that contenders name and this machine does not have.
+    pub missing_nodes: Vec<u32>,
+    pub numactl: Option<String>,
     /// A Python with NumPy and the package.
     pub python: Option<String>,
     /// Any swap at all.
@@ -101,6 +104,9 @@ impl Obstacles {
         if workload.is_about_library() && !matches!(contender, Contender::Library(_)) {
             return Some("its figure says what hints of the library are worth".to_owned());
         }
+        if let Some(node) = contender.node().filter(|node| self.missing_nodes.contains(node)) {
+            return Some(format!("there is no NUMA node {node} with memory; `aquifer tiering status` lists them"));
+        }
         let no_file = workload.no_file.map(str::to_string);
         match contender.kind() {
             // Another build is never nested in another build.
@@ -111,6 +117,7 @@ impl Obstacles {
             | Contender::AquiferEmulated(_)
             | Contender::AquiferFlash
             | Contender::AquiferFlashEncrypted
+            | Contender::AquiferNode(_)
             | Contender::AquiferShm => self.aquifer.clone(),
             Contender::AquiferDonorTls => self.aquifer.clone().or_else(|| self.tls.clone()),
             Contender::AquiferDonors(_) => self.aquifer.clone().or_else(|| self.hosts.clone()),
@@ -133,6 +140,7 @@ impl Obstacles {
             }
             Contender::Cache(_) => self.cache.clone(),
             Contender::Library(_) => None,
+            Contender::Numactl(_) => self.numactl.clone(),
             Contender::MmapFile => self.limit.clone().or(no_file),
             Contender::Umap if workload.uses_library() => Some("it is not built for UMap".to_owned()),
             Contender::Umap => self.limit.clone().or_else(|| self.umap.clone()).or(no_file),
@@ -221,6 +229,20 @@ mod tests {
         let order: Vec<_> = plan.steps.iter().map(|s| format!("{}.{} {}", s.round, s.turn, s.contender)).collect();
         let first = ["0.0 dram", "0.1 aquifer-flash", "0.2 aquifer-dram"];
         assert_eq!(order, [first, ["1.0 aquifer-dram", "1.1 aquifer-flash", "1.2 dram"]].concat());
+    }
+
+    #[test]
+    fn a_node_that_does_not_exist_is_skipped_and_one_that_does_has_no_limit() {
+        let names = contenders("aquifer-node:1,numactl:1,aquifer-node:7,numactl:7");
+        let obstacles = Obstacles { missing_nodes: vec![7], ..Obstacles::default() };
+        let made = plan(&[measured("stream")], &[30], &names, 1, &obstacles);
+        let steps: Vec<_> = made.steps.iter().map(|step| (step.contender.to_string(), step.limit_bytes)).collect();
+        assert_eq!(steps, [("aquifer-node:1".to_owned(), None), ("numactl:1".to_owned(), None)]);
+        let reasons: Vec<_> = made.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
+        assert!(reasons.len() == 2 && reasons.iter().all(|reason| reason.contains("NUMA node 7")), "{reasons:?}");
+        let obstacles = Obstacles { numactl: Some("numactl is not installed".into()), ..Obstacles::default() };
+        let made = plan(&[measured("stream")], &[30], &names[..2], 1, &obstacles);
+        assert_eq!((made.steps.len(), made.skipped[0].contender.as_str()), (1, "numactl:1"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::fio;
 use crate::hosts;
 use crate::interrupt::Interrupt;
 use crate::library::program_path;
+use crate::memory_run;
 use crate::own;
 use crate::plan::{Measured, Obstacles, Plan, Step};
 use crate::process::{self, find_program};
@@ -201,6 +202,9 @@ pub fn obstacles(
     });
     let asked_cache = settings.contenders.iter().any(|contender| matches!(contender, Contender::Cache(_)));
     let asked_python = measured.iter().any(|one| one.workload.is_python());
+    let asked_numactl = settings.contenders.iter().any(|contender| matches!(contender, Contender::Numactl(_)));
+    let nodes = memory_run::nodes();
+    let is_missing = |node: &u32| !nodes.iter().any(|found| found.number == *node && found.has_memory);
     Obstacles {
         aquifer: (!aquifer).then(|| "there is no aquifer binary; build it, or say --aquifer FILE".to_string()),
         cache: asked_cache.then(|| cache::obstacle(&settings.programs)).flatten(),
@@ -208,6 +212,9 @@ pub fn obstacles(
         hosts: asked_hosts.then(|| hosts::obstacle(token, settings.cable_rate)).flatten(),
         limit: hierarchy.as_ref().err().map(ToString::to_string),
         missing_servers: servers.filter(|server| find_program(server).is_none()).collect(),
+        missing_nodes: settings.contenders.iter().filter_map(Contender::node).filter(is_missing).collect(),
+        numactl: (asked_numactl && find_program("numactl").is_none())
+            .then(|| "numactl is not installed; install it".to_string()),
         python: asked_python.then(python_obstacle).flatten(),
         swap: swap::obstacle(),
         swap_ram: swap::obstacle_ram(largest),

@@ -77,7 +77,7 @@ pub fn binaries() -> &'static Path {
         };
         ["aquifer", "libaquifer_preload.so"].into_iter().for_each(|name| link("release", name));
         let pool = ["aquifer-agentd", "aquifer-cxl-switchd", "aquifer-fabric", "aquifer-fabricd"];
-        let others = ["aquifer-bench", "aquifer-metrics", "aquifer-sim", "aquifer-workloads"];
+        let others = ["aquifer-bench", "aquifer-fmapi", "aquifer-metrics", "aquifer-sim", "aquifer-workloads"];
         others.into_iter().chain(pool).for_each(|name| link("debug", name));
         // The pager refuses a library that the group may write to, and the umask of many users makes such a file.
         for library in ["e2e", "debug"].map(|of| target_directory().join(of).join("libaquifer_preload.so")) {

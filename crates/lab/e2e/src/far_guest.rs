@@ -22,20 +22,20 @@ pub const KERNEL_VARIABLE: &str = "AQUIFER_E2E_CXL_KERNEL";
 
 /// In load order.
 const MODULES: [&str; 14] = [
-    "cxl/cxl_acpi",
-    "cxl/cxl_pci",
-    "cxl/cxl_mem",
-    "dax/dax_cxl",
-    "dax/device_dax",
-    "dax/kmem",
-    "nvdimm/libnvdimm",
-    "nvdimm/nd_btt",
-    "nvdimm/nd_pmem",
-    "nvdimm/nd_e820",
-    "dax/dax_pmem",
-    "block/loop",
-    "dax/hmem/dax_hmem",
-    "md/dm-mod",
+    "kernel/drivers/cxl/cxl_acpi",
+    "kernel/drivers/cxl/cxl_pci",
+    "kernel/drivers/cxl/cxl_mem",
+    "kernel/drivers/dax/dax_cxl",
+    "kernel/drivers/dax/device_dax",
+    "kernel/drivers/dax/kmem",
+    "kernel/drivers/nvdimm/libnvdimm",
+    "kernel/drivers/nvdimm/nd_btt",
+    "kernel/drivers/nvdimm/nd_pmem",
+    "kernel/drivers/nvdimm/nd_e820",
+    "kernel/drivers/dax/dax_pmem",
+    "kernel/drivers/block/loop",
+    "kernel/drivers/dax/hmem/dax_hmem",
+    "kernel/drivers/md/dm-mod",
 ];
 /// Programs of this machine, and their packages.
 const PROGRAMS: [(&str, [&str; 2], &str); 2] = [
@@ -112,7 +112,7 @@ const CXL_WORDS: &[&str] = &[
 ];
 
 /// The QEMU of `AQUIFER_QEMU`, or the unpacked one, or the installed one.
-fn qemu_program(root: &Path) -> PathBuf {
+pub(crate) fn qemu_program(root: &Path) -> PathBuf {
     let unpacked = root.join("usr/bin/qemu-system-x86_64");
     let named = std::env::var_os("AQUIFER_QEMU").map(PathBuf::from);
     named.or_else(|| unpacked.is_file().then_some(unpacked)).unwrap_or_else(|| "qemu-system-x86_64".into())
@@ -125,13 +125,7 @@ fn has_volatile_cxl(program: &Path) -> bool {
 
 fn initramfs(modules: &Path) -> Option<PathBuf> {
     let mut archive = Files::default();
-    let built_in = fs::read_to_string(modules.join("modules.builtin")).unwrap_or_default();
-    for (index, module) in MODULES.iter().enumerate() {
-        if !built_in.contains(&format!("{module}.ko")) {
-            let bytes = module_bytes(&modules.join(format!("kernel/drivers/{module}.ko")))?;
-            archive.add(&format!("modules/{index:02}.ko"), &bytes);
-        }
-    }
+    drivers(&mut archive, modules, &MODULES)?;
     for (name, places, package) in PROGRAMS {
         let Some(path) = places.iter().map(Path::new).find(|path| path.exists()) else {
             skipped(&format!("there is no {name} (package {package})"));
@@ -155,6 +149,18 @@ fn initramfs(modules: &Path) -> Option<PathBuf> {
     let initramfs = scratch("guest-far").join("initramfs");
     fs::write(&initramfs, archive.end()).expect("the scratch directory can be written");
     Some(initramfs)
+}
+
+/// Adds those of these modules that are not built into the kernel, to be loaded in this order.
+pub(crate) fn drivers(archive: &mut Files, modules: &Path, wanted: &[&str]) -> Option<()> {
+    let built_in = fs::read_to_string(modules.join("modules.builtin")).unwrap_or_default();
+    for (index, module) in wanted.iter().enumerate() {
+        if !built_in.contains(&format!("{module}.ko")) {
+            let bytes = module_bytes(&modules.join(format!("{module}.ko")))?;
+            archive.add(&format!("modules/{index:02}.ko"), &bytes);
+        }
+    }
+    Some(())
 }
 
 /// A module, uncompressed: insmod of busybox does not decompress.

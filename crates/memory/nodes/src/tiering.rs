@@ -15,5 +15,5 @@ mod state;
 
 pub use changes::{Balancing, Wanted, WeightsWanted, advice, changes};
 pub use counters::{Counters, NodeCounters};
-pub use damon::{Damon, DamonFailure, Kdamond, Scheme, stop_writes};
+pub use damon::{Damon, DamonFailure, KDAMONDS, Kdamond, Scheme, ranges, stop_writes};
 pub use state::{Level, State};

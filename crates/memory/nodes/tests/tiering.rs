@@ -99,56 +99,82 @@ fn each_setting_is_changed_alone_and_taken_back() {
     assert!(written(&tree, &off).is_empty(), "both are off already");
 }
 
-/// The files that the kernel makes when a count of DAMON's interface is written.
-fn with_damon(mut tree: Fixture, regions: usize) -> Fixture {
-    let context = format!("{DAMON}/0/contexts/0");
-    let scheme = format!("{context}/schemes/0");
-    let mut files: Vec<String> = (0..regions)
-        .flat_map(|region| ["start", "end"].map(|end| format!("{context}/targets/0/regions/{region}/{end}")))
-        .collect();
-    files.extend([
-        format!("{DAMON}/0/state"),
-        format!("{DAMON}/0/contexts/nr_contexts"),
-        format!("{context}/operations"),
-        format!("{context}/targets/nr_targets"),
-        format!("{context}/targets/0/regions/nr_regions"),
-        format!("{context}/schemes/nr_schemes"),
-        format!("{scheme}/quotas/bytes"),
-        format!("{scheme}/quotas/reset_interval_ms"),
-        format!("{scheme}/action"),
-        format!("{scheme}/target_nid"),
-    ]);
-    for name in ["sz", "nr_accesses", "age"] {
-        files.extend(["min", "max"].map(|end| format!("{scheme}/access_pattern/{name}/{end}")));
-    }
-    for file in files {
-        tree = tree.with(&file, "0");
+/// The files that the kernel makes when a count of DAMON's interface is written, for threads with so many regions each.
+fn with_damon(mut tree: Fixture, regions: [usize; 2]) -> Fixture {
+    for (number, regions) in regions.into_iter().enumerate() {
+        let context = format!("{DAMON}/{number}/contexts/0");
+        let scheme = format!("{context}/schemes/0");
+        let mut files: Vec<String> = (0..regions)
+            .flat_map(|region| ["start", "end"].map(|end| format!("{context}/targets/0/regions/{region}/{end}")))
+            .collect();
+        files.extend([
+            format!("{DAMON}/{number}/state"),
+            format!("{DAMON}/{number}/contexts/nr_contexts"),
+            format!("{context}/operations"),
+            format!("{context}/targets/nr_targets"),
+            format!("{context}/targets/0/regions/nr_regions"),
+            format!("{context}/schemes/nr_schemes"),
+            format!("{scheme}/quotas/bytes"),
+            format!("{scheme}/quotas/reset_interval_ms"),
+            format!("{scheme}/action"),
+            format!("{scheme}/target_nid"),
+        ]);
+        for name in ["sz", "nr_accesses", "age"] {
+            files.extend(["min", "max"].map(|end| format!("{scheme}/access_pattern/{name}/{end}")));
+        }
+        for file in files {
+            tree = tree.with(&file, "0");
+        }
     }
     tree
 }
 
 #[test]
-fn damon_moves_cold_pages_of_all_near_nodes_to_the_far_one() {
-    let tree = with_damon(machine(), 3);
+fn damon_moves_cold_pages_of_all_near_nodes_to_the_far_one_and_counts_accesses_to_it() {
+    let tree = with_damon(machine(), [3, 1]);
     written(&tree, &Wanted { damon: Some(true), ..Wanted::default() });
-    let region = |region: u32, end: &str| {
-        tree.number(&format!("{DAMON}/0/contexts/0/targets/0/regions/{region}/{end}")).unwrap() >> 27
+    let region = |thread: u32, region: u32, end: &str| {
+        tree.number(&format!("{DAMON}/{thread}/contexts/0/targets/0/regions/{region}/{end}")).unwrap() >> 27
     };
-    // Blocks of 128 MiB: 0 to 2 and 8 of node 0, 3 of node 1.
-    assert_eq!([region(0, "start"), region(0, "end")], [0, 3]);
-    assert_eq!([region(1, "start"), region(1, "end")], [8, 9]);
-    assert_eq!([region(2, "start"), region(2, "end")], [3, 4]);
+    // Blocks of 128 MiB: 0 to 2 and 8 of node 0, 3 of node 1, 40 of node 2.
+    assert_eq!([region(0, 0, "start"), region(0, 0, "end")], [0, 3]);
+    assert_eq!([region(0, 1, "start"), region(0, 1, "end")], [8, 9]);
+    assert_eq!([region(0, 2, "start"), region(0, 2, "end")], [3, 4]);
+    assert_eq!([region(1, 0, "start"), region(1, 0, "end")], [40, 41]);
     let damon = State::read(&tree).unwrap().damon.unwrap();
-    assert_eq!((damon.kdamonds.len(), damon.kdamonds[0].is_on), (1, true));
-    assert_eq!(damon.kdamonds[0].schemes[0].action, "migrate_cold");
-    assert_eq!(damon.kdamonds[0].schemes[0].target_node, Some(2));
+    assert_eq!(damon.kdamonds.iter().map(|kdamond| kdamond.is_on).collect::<Vec<_>>(), [true, true]);
+    let schemes = damon.kdamonds.iter().map(|kdamond| &kdamond.schemes[0]);
+    let schemes: Vec<_> = schemes.map(|scheme| (scheme.action.as_str(), scheme.target_node)).collect();
+    assert_eq!(schemes, [("migrate_cold", Some(2)), ("stat", None)]);
+    let pattern = |thread: u32, file: &str| {
+        tree.number(&format!("{DAMON}/{thread}/contexts/0/schemes/0/access_pattern/{file}")).unwrap()
+    };
+    assert_eq!([pattern(0, "nr_accesses/max"), pattern(0, "age/min")], [0, 300]);
+    assert_eq!([pattern(1, "nr_accesses/min"), pattern(1, "age/min")], [1, 0]);
 
     let state = State::read(&tree).unwrap();
     let again = changes(&tree, &state, &Wanted { damon: Some(true), ..Wanted::default() });
-    assert_eq!(again, Err(DamonFailure::Busy { kdamonds: 1 }), "a thread of DAMON may be another program's");
+    assert_eq!(again, Err(DamonFailure::Busy { kdamonds: 2 }), "a thread of DAMON may be another program's");
     let off = written(&tree, &Wanted { damon: Some(false), ..Wanted::default() });
-    assert_eq!(off, [format!("echo off > {DAMON}/0/state"), format!("echo 0 > {DAMON}/nr_kdamonds")]);
+    let ends = [0, 1].map(|number| format!("echo off > {DAMON}/{number}/state"));
+    assert_eq!(off, [&ends[..], &[format!("echo 0 > {DAMON}/nr_kdamonds")]].concat());
     assert!(State::read(&tree).unwrap().damon.unwrap().kdamonds.is_empty());
+}
+
+/// A thread that is half set up counts as one of another program, so nothing is written twice.
+#[test]
+fn damon_whose_set_up_fails_at_any_write_is_named_and_can_be_turned_off() {
+    let wanted = Wanted { damon: Some(true), ..Wanted::default() };
+    let all = changes(&machine(), &State::read(&machine()).unwrap(), &wanted).unwrap();
+    for failing in 0..all.len() {
+        let tree = with_damon(machine(), [3, 1]).failing_after(failing);
+        let failure = write_all(&tree, &all).unwrap_err();
+        assert_eq!((failure.done, &failure.write), (failing, &all[failing]));
+        assert!(
+            State::read(&tree).unwrap().damon.unwrap().kdamonds.iter().all(|kdamond| !kdamond.is_on)
+                || failing == all.len() - 1
+        );
+    }
 }
 
 #[test]

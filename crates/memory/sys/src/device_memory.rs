@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A window of a PCI device's registers (a BAR), mapped through its file in sysfs: `resource0` and so on.
+//! A window of a PCI device's registers (a BAR), mapped through its file in sysfs (`resource0` and so on), or by VFIO
+//! (`vfio.rs`).
 //!
 //! Every access is one load or store of its width, neither merged nor repeated, and it is aligned. Whether the function
 //! decodes its window, and whether a driver of the kernel uses it too, is for the caller to know. See sysfs-pci in the
@@ -9,7 +10,7 @@
 //!
 //! Threads: any; the device defines the effect of concurrent accesses.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -37,11 +38,16 @@ impl DeviceMemory {
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_SYNC | libc::O_CLOEXEC).open(path)?;
         let len = file.metadata()?.len();
+        Self::map(&file, 0, len)
+    }
+
+    /// Maps `len` bytes of a device's file. EINVAL as above.
+    pub(crate) fn map(file: &File, offset: u64, len: u64) -> io::Result<Self> {
         if len == 0 || len > WINDOW_BYTES_MAX {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let (len, prot) = (len as usize, (libc::PROT_READ | libc::PROT_WRITE) as usize);
-        let args = [0, len, prot, libc::MAP_SHARED as usize, file.as_raw_fd() as usize, 0];
+        let args = [0, len, prot, libc::MAP_SHARED as usize, file.as_raw_fd() as usize, offset as usize];
         // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
         let start = unsafe { syscall(libc::SYS_mmap, args) };
         let start = start.map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
@@ -53,6 +59,21 @@ impl DeviceMemory {
     /// Bytes of the window.
     pub fn bytes(&self) -> usize {
         self.len
+    }
+
+    /// Reads a register of 16 bits. None if it is not wholly within the window, or not aligned.
+    pub fn read_u16(&self, offset: usize) -> Option<u16> {
+        let address: NonNull<u16> = self.address(offset)?;
+        // SAFETY: within the mapping and aligned, as `address` has checked.
+        Some(u16::from_le(unsafe { address.read_volatile() }))
+    }
+
+    /// Writes a register of 16 bits. None, and nothing written, as above.
+    pub fn write_u16(&self, offset: usize, value: u16) -> Option<()> {
+        let address: NonNull<u16> = self.address(offset)?;
+        // SAFETY: within the mapping and aligned, as `address` has checked.
+        unsafe { address.write_volatile(value.to_le()) };
+        Some(())
     }
 
     /// Reads a register of 32 bits. None if it is not wholly within the window, or not aligned.
@@ -114,6 +135,9 @@ mod tests {
         assert_eq!(window.bytes(), 64);
         assert_eq!(window.write_u64(56, 0x1122_3344_5566_7788), Some(()));
         assert_eq!((window.read_u32(56), window.read_u32(60)), (Some(0x5566_7788), Some(0x1122_3344)));
+        assert_eq!(window.write_u16(58, 0xabcd), Some(()));
+        assert_eq!((window.read_u16(58), window.read_u32(56)), (Some(0xabcd), Some(0xabcd_7788)));
+        assert_eq!((window.read_u16(63), window.write_u16(64, 1)), (None, None));
         assert_eq!(window.write_u32(4, 9), Some(()));
         assert_eq!(window.read_u64(0), Some(9 << 32));
         for (offset, why) in [(64, "beyond"), (60, "across the end"), (4, "unaligned"), (usize::MAX, "overflow")] {

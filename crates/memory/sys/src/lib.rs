@@ -49,6 +49,7 @@ pub mod threads;
 pub mod uffd;
 pub mod uring;
 pub mod verbs;
+pub mod vfio;
 pub mod wakeup;
 pub mod words;
 

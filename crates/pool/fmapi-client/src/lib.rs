@@ -61,7 +61,7 @@ pub use opencis::OpenCis;
 pub use packet_stream::{PacketStream, Stream};
 pub use peer_address::{OpenFailure, PeerAddress};
 pub use recorded::Recorded;
-pub use resource_file::ResourceFile;
+pub use resource_file::{ResourceFile, VfioFunction};
 pub use tcp::Tcp;
 pub use trace::{
     Describer, Direction, LINKTYPE_MCTP, PcapFailure, PcapMessage, PcapReader, PcapTrace, TextTrace, Trace, Traced,

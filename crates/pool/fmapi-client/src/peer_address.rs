@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Parses a peer's address and opens its transport: `tcp:HOST[:PORT]`, `unix:PATH`, `mailbox:PATH`,
-//! `mctp:[NETWORK,]EID`, `opencis:ADDRESS[:PORT]`, `recorded:FILE`.
+//! `mctp:[NETWORK,]EID`, `opencis:ADDRESS[:PORT]`, `recorded:FILE`, `vfio:FUNCTION`.
 
 use std::fmt;
 use std::fs::File;
@@ -15,10 +15,10 @@ use aquifer_sys::mctp_socket::MctpEndpoint;
 
 use crate::af_mctp::AfMctp;
 use crate::clock::SystemClock;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, Registers};
 use crate::opencis::{self, OpenCis};
 use crate::recorded::Recorded;
-use crate::resource_file::ResourceFile;
+use crate::resource_file::{ResourceFile, VfioFunction};
 use crate::tcp::{self, Tcp};
 use crate::transport::Transport;
 use crate::unix::Unix;
@@ -43,6 +43,8 @@ pub enum PeerAddress {
     Tcp(String),
     /// A socket: `unix:/run/switch.sock`.
     Unix(PathBuf),
+    /// A PCI function whose driver is vfio-pci: `vfio:0000:0d:00.1`.
+    Vfio(String),
 }
 
 /// Why a peer cannot be opened.
@@ -71,6 +73,7 @@ impl fmt::Display for PeerAddress {
             Self::Recorded(path) => write!(f, "recorded:{}", path.display()),
             Self::Tcp(address) => write!(f, "tcp:{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Vfio(function) => write!(f, "vfio:{function}"),
         }
     }
 }
@@ -80,10 +83,9 @@ impl FromStr for PeerAddress {
 
     fn from_str(text: &str) -> Result<Self, OpenFailure> {
         let refuse = |cause: String| {
-            let remedy =
-                "write tcp:HOST[:PORT], unix:PATH, mailbox:PATH, mctp:[NETWORK,]EID, opencis:ADDRESS[:PORT] or \
-                          recorded:FILE"
-                    .into();
+            let remedy = "write tcp:HOST[:PORT], unix:PATH, mailbox:PATH, mctp:[NETWORK,]EID, opencis:ADDRESS[:PORT], \
+                          recorded:FILE or vfio:FUNCTION"
+                .into();
             Err(OpenFailure { cause, remedy })
         };
         let Some((kind, place)) = text.split_once(':').filter(|(_, place)| !place.is_empty()) else {
@@ -102,6 +104,7 @@ impl FromStr for PeerAddress {
             "recorded" => Ok(Self::Recorded(place.into())),
             "tcp" => Ok(Self::Tcp(with_port(place, tcp::PORT))),
             "unix" => Ok(Self::Unix(place.into())),
+            "vfio" => Ok(Self::Vfio(place.into())),
             _ => refuse(format!("'{kind}' is not a kind of peer")),
         }
     }
@@ -129,12 +132,7 @@ impl PeerAddress {
             Self::Mailbox(path) => {
                 let remedy = "name the resource0 of a function of class 0c0bh, as root, without a driver that uses it";
                 let registers = ResourceFile::open(path).map_err(|error| cannot(error, remedy))?;
-                let mailbox = Mailbox::new(self.to_string(), Box::new(registers), SystemClock::shared());
-                let mailbox = mailbox.map_err(|failure| OpenFailure {
-                    cause: format!("cannot use {self}: {failure}"),
-                    remedy: failure.remedy().into(),
-                })?;
-                Ok(Box::new(mailbox))
+                self.mailbox(Box::new(registers))
             }
             Self::Mctp(endpoint) => {
                 let transport = AfMctp::open(*endpoint).map_err(|error| match error.raw_os_error() {
@@ -165,7 +163,26 @@ impl PeerAddress {
                 let connected = Unix::connect(path);
                 Ok(Box::new(connected.map_err(|error| cannot(error, "check that the switch listens there"))?))
             }
+            Self::Vfio(function) => {
+                let opened = VfioFunction::open(function);
+                let registers = opened.map_err(|failure| {
+                    // Its own message has a remedy.
+                    let text = failure.to_string();
+                    let (why, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+                    OpenFailure { cause: format!("cannot open {self}: {why}"), remedy: remedy.into() }
+                })?;
+                self.mailbox(Box::new(registers))
+            }
         }
+    }
+
+    fn mailbox(&self, registers: Box<dyn Registers>) -> Result<Box<dyn Transport>, OpenFailure> {
+        let mailbox = Mailbox::new(self.to_string(), registers, SystemClock::shared());
+        let mailbox = mailbox.map_err(|failure| OpenFailure {
+            cause: format!("cannot use {self}: {failure}"),
+            remedy: failure.remedy().into(),
+        })?;
+        Ok(Box::new(mailbox))
     }
 }
 
@@ -187,6 +204,7 @@ mod tests {
             ("mctp:3,254", "mctp:3,254"),
             ("opencis:127.0.0.1", "opencis:127.0.0.1:8100"),
             ("recorded:a.pcap", "recorded:a.pcap"),
+            ("vfio:0000:0d:00.1", "vfio:0000:0d:00.1"),
         ] {
             assert_eq!(text.parse::<PeerAddress>().unwrap().to_string(), whole);
         }
@@ -211,6 +229,8 @@ mod tests {
             ("recorded:/nowhere/at/all", "No such file", "--trace"),
             ("recorded:/proc/self/exe", "not a trace of the FM API", "--trace"),
             ("opencis:192.0.2.1:1", "opencis:192.0.2.1:1", "an address of this machine"),
+            ("vfio:ffff:ff:1f.7", "there is no PCI function", "lspci"),
+            ("vfio:../../../../etc", "there is no PCI function", "lspci"),
             ("tcp:127.0.0.1:1", "refused", "check that the switch listens"),
         ] {
             let failure = peer.parse::<PeerAddress>().unwrap().open(Duration::from_secs(5)).err().unwrap();

@@ -45,7 +45,8 @@ pub struct ApplyArgs {
     #[arg(long, value_name = "SHARES|default")]
     weights: Option<String>,
 
-    /// Whether DAMON moves pages that nobody has touched for 30s to the first far node, 256MiB a second at most
+    /// Whether DAMON moves pages that nobody has touched for 30s to the first far node, 256MiB a second at most, and
+    /// counts accesses to the far nodes for 'aquifer tiering hot'
     #[arg(long, value_name = "on|off", action = clap::ArgAction::Set, value_parser = on_or_off())]
     damon: Option<bool>,
 

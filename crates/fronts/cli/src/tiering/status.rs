@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_core::units::{ByteSize, PAGE_BYTES};
+use aquifer_hotness::{damon_counts, devices_with_monitors};
 use aquifer_nodes::Tree;
 use aquifer_nodes::tiering::{State, advice};
 use serde::Serialize;
@@ -42,6 +43,20 @@ struct Report<'a> {
     /// The seconds in which `counters` has counted; null: since the start of the machine.
     counted_s: Option<f64>,
     advice: Vec<String>,
+    /// The sources of hotness, as 'aquifer tiering hot --source' takes them.
+    hotness_sources: Vec<String>,
+}
+
+impl<'a> Report<'a> {
+    fn of(state: &'a State, counted_s: Option<f64>, hotness_sources: Vec<String>) -> Report<'a> {
+        Report { state, counted_s, advice: advice(state), hotness_sources }
+    }
+}
+
+/// What can tell which memory is hot.
+fn sources(state: &State, tree: &dyn Tree) -> Vec<String> {
+    let damon = damon_counts(state.damon.as_ref()).then(|| "damon".to_owned());
+    damon.into_iter().chain(devices_with_monitors(tree).into_iter().map(|device| format!("chmu:{device}"))).collect()
 }
 
 /// Reads, and prints.
@@ -54,22 +69,24 @@ pub fn status(args: &StatusArgs, tree: &dyn Tree) -> Result<process::ExitCode, F
         state.counters = state.counters.since(&before);
     }
     let text = if args.json {
-        let report =
-            Report { state: &state, counted_s: args.over.map(|over| over.as_secs_f64()), advice: advice(&state) };
+        let report = Report::of(&state, args.over.map(|over| over.as_secs_f64()), sources(&state, tree));
         serde_json::to_string(&report).expect("numbers and strings are always JSON") + "\n"
     } else {
-        page(&state, args.over, width())
+        page(&state, args.over, &sources(&state, tree), width())
     };
     output::print(&text)?;
     Ok(ExitCode::Success.into())
 }
 
-fn page(state: &State, over: Option<Duration>, width: usize) -> String {
+fn page(state: &State, over: Option<Duration>, sources: &[String], width: usize) -> String {
     let head = ["NODE", "CPUS", "MEMORY", "AVAILABLE", "LEVEL", "WEIGHT", "PROMOTED TO", "DEMOTED FROM"];
     let rows: Vec<Vec<String>> = std::iter::once(head.map(str::to_owned).to_vec()).chain(node_rows(state)).collect();
     let mut text = columns(&rows, width);
     text.push('\n');
-    text.push_str(&columns(&settings(state, over), width));
+    let mut settings = settings(state, over);
+    let sources = if sources.is_empty() { "none".to_owned() } else { sources.join(", ") };
+    settings.push(vec!["hotness".to_owned(), sources]);
+    text.push_str(&columns(&settings, width));
     let advice = advice(state);
     if !advice.is_empty() {
         text.push_str("\nTo know or change:\n");
@@ -184,13 +201,14 @@ mod tests {
 
     #[test]
     fn the_page_shows_nodes_settings_and_what_to_change() {
-        let page = page(&State::read(&tree()).unwrap(), None, 100);
+        let page = page(&State::read(&tree()).unwrap(), None, &[], 100);
         for line in [
             "0     yes   1GiB    512MiB     tier4   -       -            2MiB",
             "1     no    512MiB  512MiB     tier22  -       -            0B",
             "demotion        off",
             "balancing       tiering",
             "demoted         2MiB since the start of the machine (kswapd 2MiB)",
+            "hotness         none",
             "  cold pages are not demoted: 'aquifer tiering apply --demotion on'",
         ] {
             assert!(page.lines().any(|found| found == line), "{line}\n{page}");
@@ -201,10 +219,11 @@ mod tests {
     #[test]
     fn json_is_one_object_with_advice() {
         let state = State::read(&tree()).unwrap();
-        let report = Report { state: &state, counted_s: None, advice: advice(&state) };
+        let report = Report::of(&state, None, sources(&state, &tree()));
         let value: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
         assert_eq!(value["counters"]["demoted_pages"], 512);
         assert_eq!((value["nodes"][1]["has_cpus"].as_bool(), value["balancing"].as_u64()), (Some(false), Some(2)));
         assert_eq!(value["advice"].as_array().unwrap().len(), 1);
+        assert_eq!(value["hotness_sources"], serde_json::json!([]));
     }
 }

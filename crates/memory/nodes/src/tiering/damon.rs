@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! DAMON's threads and their schemes: what is monitored, which pages are moved where, and what to write to have cold
-//! pages of the near nodes moved to a far one.
+//! pages of the near nodes moved to a far one, and hot memory of the far nodes counted.
 //!
 //! See the kernel's `Documentation/admin-guide/mm/damon/usage.rst`. The actions `migrate_hot` and `migrate_cold` exist
 //! since Linux 6.11.
@@ -15,7 +15,8 @@ use serde::Serialize;
 use crate::node::Nodes;
 use crate::tree::{Tree, Write};
 
-pub(super) const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
+/// Where DAMON's threads are.
+pub const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 const BLOCKS: &str = "/sys/devices/system/memory";
 /// The most threads and schemes that are shown. A choice, far more than anybody runs.
 const SHOWN_MAX: u64 = 64;
@@ -120,7 +121,8 @@ impl fmt::Display for DamonFailure {
 
 impl Error for DamonFailure {}
 
-/// What sets up a thread that moves cold pages of the near nodes to the first far one, in order.
+/// What sets up a thread that moves cold pages of the near nodes to the first far one, and one that counts what is
+/// accessed on the far nodes, in order.
 pub(super) fn start_writes(tree: &dyn Tree, damon: Option<&Damon>) -> Result<Vec<Write>, DamonFailure> {
     let damon = damon.ok_or(DamonFailure::Absent)?;
     if !damon.kdamonds.is_empty() {
@@ -132,11 +134,54 @@ pub(super) fn start_writes(tree: &dyn Tree, damon: Option<&Damon>) -> Result<Vec
     if ranges.is_empty() {
         return Err(DamonFailure::NoRanges);
     }
-    let context = format!("{KDAMONDS}/0/contexts/0");
-    let (target, scheme) = (format!("{context}/targets/0"), format!("{context}/schemes/0"));
+    let far_ranges: Vec<(u64, u64)> = nodes.far().flat_map(|node| self::ranges(tree, node.number)).collect();
+    let threads = if far_ranges.is_empty() { 1 } else { 2 };
+    let mut writes = vec![Write::new(format!("{KDAMONDS}/nr_kdamonds"), threads.to_string())];
+    writes.extend(thread_writes(0, &ranges, &cold_scheme(far)));
+    if threads == 2 {
+        writes.extend(thread_writes(1, &far_ranges, &counting_scheme()));
+    }
+    writes.extend((0..threads).map(|number| Write::new(format!("{KDAMONDS}/{number}/state"), "on")));
+    Ok(writes)
+}
+
+/// The files of a scheme, below its directory, with their values.
+type SchemeFiles = Vec<(&'static str, String)>;
+
+/// Moves pages that are cold to a node.
+fn cold_scheme(far: u32) -> SchemeFiles {
+    let mut files = vec![("action", "migrate_cold".to_owned()), ("target_nid", far.to_string())];
+    files.extend(pattern(0..=0, COLD_INTERVALS));
+    files.push(("quotas/bytes", QUOTA_BYTES.to_string()));
+    files.push(("quotas/reset_interval_ms", "1000".to_owned()));
+    files
+}
+
+/// Counts what is accessed, and moves nothing: `aquifer tiering hot` reads what it has found.
+fn counting_scheme() -> SchemeFiles {
+    let mut files = vec![("action", "stat".to_owned())];
+    files.extend(pattern(1..=u32::MAX, 0));
+    files
+}
+
+/// Regions of any size with so many accesses in an interval, for at least so many intervals.
+fn pattern(accesses: std::ops::RangeInclusive<u32>, age_min: u64) -> SchemeFiles {
+    vec![
+        ("access_pattern/sz/min", "4096".to_owned()),
+        ("access_pattern/sz/max", u64::MAX.to_string()),
+        ("access_pattern/nr_accesses/min", accesses.start().to_string()),
+        ("access_pattern/nr_accesses/max", accesses.end().to_string()),
+        ("access_pattern/age/min", age_min.to_string()),
+        ("access_pattern/age/max", u32::MAX.to_string()),
+    ]
+}
+
+/// What sets up one thread over these physical addresses.
+fn thread_writes(number: u32, ranges: &[(u64, u64)], scheme: &SchemeFiles) -> Vec<Write> {
+    let context = format!("{KDAMONDS}/{number}/contexts/0");
+    let target = format!("{context}/targets/0");
     let mut writes = vec![
-        Write::new(format!("{KDAMONDS}/nr_kdamonds"), "1"),
-        Write::new(format!("{KDAMONDS}/0/contexts/nr_contexts"), "1"),
+        Write::new(format!("{KDAMONDS}/{number}/contexts/nr_contexts"), "1"),
         Write::new(format!("{context}/operations"), "paddr"),
         Write::new(format!("{context}/targets/nr_targets"), "1"),
         Write::new(format!("{target}/regions/nr_regions"), ranges.len().to_string()),
@@ -145,24 +190,9 @@ pub(super) fn start_writes(tree: &dyn Tree, damon: Option<&Damon>) -> Result<Vec
         writes.push(Write::new(format!("{target}/regions/{index}/start"), start.to_string()));
         writes.push(Write::new(format!("{target}/regions/{index}/end"), end.to_string()));
     }
-    let pattern = format!("{scheme}/access_pattern");
-    for (path, value) in [
-        (format!("{context}/schemes/nr_schemes"), "1".to_owned()),
-        (format!("{scheme}/action"), "migrate_cold".to_owned()),
-        (format!("{scheme}/target_nid"), far.to_string()),
-        (format!("{pattern}/sz/min"), "4096".to_owned()),
-        (format!("{pattern}/sz/max"), u64::MAX.to_string()),
-        (format!("{pattern}/nr_accesses/min"), "0".to_owned()),
-        (format!("{pattern}/nr_accesses/max"), "0".to_owned()),
-        (format!("{pattern}/age/min"), COLD_INTERVALS.to_string()),
-        (format!("{pattern}/age/max"), u32::MAX.to_string()),
-        (format!("{scheme}/quotas/bytes"), QUOTA_BYTES.to_string()),
-        (format!("{scheme}/quotas/reset_interval_ms"), "1000".to_owned()),
-        (format!("{KDAMONDS}/0/state"), "on".to_owned()),
-    ] {
-        writes.push(Write::new(path, value));
-    }
-    Ok(writes)
+    writes.push(Write::new(format!("{context}/schemes/nr_schemes"), "1"));
+    writes.extend(scheme.iter().map(|(file, value)| Write::new(format!("{context}/schemes/0/{file}"), value)));
+    writes
 }
 
 /// What ends all threads of DAMON's interface.
@@ -177,7 +207,7 @@ pub fn stop_writes(damon: &Damon) -> Vec<Write> {
 }
 
 /// The physical addresses of a node's memory, adjacent blocks together.
-fn ranges(tree: &dyn Tree, node: u32) -> Vec<(u64, u64)> {
+pub fn ranges(tree: &dyn Tree, node: u32) -> Vec<(u64, u64)> {
     // The kernel writes this one in hexadecimal without a prefix.
     let size = tree.text(&format!("{BLOCKS}/block_size_bytes")).ok();
     let Some(size) = size.and_then(|text| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()) else {

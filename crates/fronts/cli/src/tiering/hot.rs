@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! `aquifer tiering hot`: which memory is hot, as DAMON or the hotness monitor of a CXL device counts it.
+
+use std::process;
+use std::str::FromStr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_core::units::ByteSize;
+use aquifer_hotness::{
+    Addresses, DEVICES, DamonSource, Hot, HotnessFailure, HotnessSource, Monitor, Settings, blocks_of,
+};
+use aquifer_nodes::tiering::ranges;
+use aquifer_nodes::{Nodes, Tree};
+use aquifer_sys::device_memory::DeviceMemory;
+use serde_json::json;
+
+use crate::duration::duration;
+use crate::exit::{ExitCode, Failure};
+use crate::output;
+use crate::table::{columns, width};
+
+/// The longest time between two looks at a monitor, so that a long epoch does not prolong a short measurement.
+const LOOK_MAX: Duration = Duration::from_secs(1);
+
+/// Show which memory is hot, as DAMON or a CXL device counts it
+///
+/// DAMON counts for the far nodes once 'aquifer tiering apply --damon on' has set it up. A CXL device with hotness
+/// monitors (CHMU, CXL 3.2) counts every access to itself; its addresses are the device's own. It takes root.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  aquifer tiering hot                                  hot memory of the far nodes, by DAMON
+  aquifer tiering hot --source chmu:0000:0d:00.0 --over 10s
+  aquifer tiering hot --source chmu:0000:0d:00.0,1 --granule 2MiB --threshold 1000 --json")]
+pub struct HotArgs {
+    /// What counts: damon, or a hotness monitor of a CXL device, chmu:DEVICE[,INDEX]
+    #[arg(long, value_name = "SOURCE", default_value = "damon")]
+    source: SourceName,
+
+    /// How long it counts
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
+    over: Duration,
+
+    /// chmu: memory that has one counter [default: 4KiB]
+    #[arg(long, value_name = "SIZE")]
+    granule: Option<ByteSize>,
+
+    /// chmu: after what time counters begin at zero again [default: 100ms]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    epoch: Option<Duration>,
+
+    /// chmu: from how many accesses on, within an epoch, memory is hot [default: 32]
+    #[arg(long, value_name = "COUNT")]
+    threshold: Option<u32>,
+
+    /// chmu: use a monitor although it is enabled, for example by a program that was killed
+    #[arg(long)]
+    take: bool,
+
+    /// The most ranges that are printed, the hottest first
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    top: usize,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum SourceName {
+    Damon,
+    Chmu { device: String, index: u8 },
+}
+
+impl FromStr for SourceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SourceName, String> {
+        if text == "damon" {
+            return Ok(SourceName::Damon);
+        }
+        let wrong = || "write damon, or chmu:DEVICE[,INDEX] like chmu:0000:0d:00.0".to_owned();
+        let place = text.strip_prefix("chmu:").ok_or_else(wrong)?;
+        let (device, index) = place.split_once(',').unwrap_or((place, "0"));
+        // A name of one directory, not a path.
+        let is_name = !device.is_empty() && device.chars().all(|it| it.is_ascii_hexdigit() || ":.".contains(it));
+        match (is_name && device.contains(':'), index.parse()) {
+            (true, Ok(index)) => Ok(SourceName::Chmu { device: device.to_owned(), index }),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// Counts, and prints.
+pub fn hot(args: &HotArgs, tree: &dyn Tree) -> Result<process::ExitCode, Failure> {
+    let failed = |failure: HotnessFailure| Failure::new(ExitCode::Failure, failure.to_string(), "");
+    let mut source = open(args, tree)?;
+    if args.take && source.addresses() == Addresses::Device {
+        source.stop().map_err(failed)?;
+    }
+    source.start().map_err(failed)?;
+    let counted = count(&mut *source, args.over);
+    // Also after a failure, so that the monitor is free for the next program.
+    let stopped = source.stop();
+    let hot = counted.map_err(failed)?;
+    stopped.map_err(failed)?;
+    let places = if source.addresses() == Addresses::Host { node_ranges(tree) } else { Vec::new() };
+    let text = if args.json { object(&*source, &hot, args, &places) } else { page(&*source, &hot, args, &places) };
+    output::print(&text)?;
+    Ok(ExitCode::Success.into())
+}
+
+fn open<'a>(args: &HotArgs, tree: &'a dyn Tree) -> Result<Box<dyn HotnessSource + 'a>, Failure> {
+    let SourceName::Chmu { device, index } = &args.source else { return Ok(Box::new(DamonSource::new(tree))) };
+    let failure = |cause: String, remedy: &str| Failure::new(ExitCode::Failure, cause, remedy);
+    let default = Settings::default();
+    let settings = Settings {
+        granule_bytes: args.granule.map_or(default.granule_bytes, |size| size.0),
+        epoch: args.epoch.unwrap_or(default.epoch),
+        threshold: args.threshold.unwrap_or(default.threshold),
+        ..default
+    };
+    let blocks = blocks_of(tree, device);
+    let mut missing = format!("{device} shows no hotness monitors");
+    // Monitors are counted over all blocks.
+    let mut left = *index;
+    for block in blocks {
+        let path = format!("{DEVICES}/{device}/resource{}", block.bar);
+        let window = DeviceMemory::open(path.as_ref()).map_err(|error| {
+            let remedy =
+                "run it as root, without kernel lockdown, and without a driver that keeps the window to itself";
+            failure(format!("{path} cannot be mapped: {error}"), remedy)
+        })?;
+        let offset = usize::try_from(block.offset).unwrap_or(usize::MAX / 2);
+        match Monitor::open(format!("chmu:{device},{index}"), window, offset, left, settings) {
+            Ok(monitor) => return Ok(Box::new(monitor)),
+            Err(HotnessFailure::NoMonitor { monitors, .. }) => {
+                left -= monitors;
+                missing = format!("{device} has {} hotness monitors, counted from 0", index - left);
+            }
+            Err(other) => return Err(failure(other.to_string(), "")),
+        }
+    }
+    Err(failure(missing, "'aquifer tiering status', as root, lists the devices that have some"))
+}
+
+/// Collects for a time, often enough that a hot list does not overflow.
+fn count(source: &mut dyn HotnessSource, over: Duration) -> Result<Hot, HotnessFailure> {
+    let Some(interval) = source.interval() else {
+        thread::sleep(over);
+        return source.collect();
+    };
+    let (begun, mut hot) = (Instant::now(), Hot::default());
+    loop {
+        let left = over.saturating_sub(begun.elapsed());
+        thread::sleep(interval.clamp(Duration::from_millis(1), LOOK_MAX).min(left));
+        hot = hot.with(source.collect()?);
+        if left.is_zero() {
+            return Ok(hot);
+        }
+    }
+}
+
+/// Physical addresses with their nodes.
+fn node_ranges(tree: &dyn Tree) -> Vec<(u64, u64, u32)> {
+    let Ok(nodes) = Nodes::read(tree) else { return Vec::new() };
+    let of = |node: u32| ranges(tree, node).into_iter().map(move |(start, end)| (start, end, node));
+    nodes.all().iter().flat_map(|node| of(node.number)).collect()
+}
+
+fn node_of(places: &[(u64, u64, u32)], address: u64) -> Option<u32> {
+    places.iter().find(|(start, end, _)| (*start..*end).contains(&address)).map(|(_, _, node)| *node)
+}
+
+fn object(source: &dyn HotnessSource, hot: &Hot, args: &HotArgs, places: &[(u64, u64, u32)]) -> String {
+    let range = |range: &aquifer_hotness::HotRange| {
+        json!({
+            "start": range.start,
+            "bytes": range.bytes,
+            "accesses": range.accesses,
+            "is_saturated": range.is_saturated,
+            "node": node_of(places, range.start),
+        })
+    };
+    let object = json!({
+        "source": source.name(),
+        "addresses": if source.addresses() == Addresses::Host { "host" } else { "device" },
+        "counted_s": args.over.as_secs_f64(),
+        "has_lost": hot.has_lost,
+        "hot_bytes": hot.bytes(),
+        "hot_ranges": hot.ranges.len(),
+        "ranges": hot.ranges.iter().take(args.top).map(range).collect::<Vec<_>>(),
+    });
+    format!("{object}\n")
+}
+
+fn page(source: &dyn HotnessSource, hot: &Hot, args: &HotArgs, places: &[(u64, u64, u32)]) -> String {
+    let (name, bytes, over) = (source.name(), ByteSize(hot.bytes()), args.over);
+    let mut text = format!("{name}: {bytes} hot in {} ranges, in {over:?}\n", hot.ranges.len());
+    if hot.has_lost {
+        text.push_str(
+            "More was hot, and is not listed: look at fewer bytes, with a higher --threshold or --granule.\n",
+        );
+    }
+    if hot.ranges.is_empty() {
+        return text;
+    }
+    let head = ["ADDRESS", "SIZE", "ACCESSES", "NODE"].map(str::to_owned).to_vec();
+    let row = |range: &aquifer_hotness::HotRange| {
+        let sign = if range.is_saturated { "+" } else { "" };
+        let node = node_of(places, range.start).map_or_else(|| "-".to_owned(), |node| node.to_string());
+        let size = ByteSize(range.bytes).to_string();
+        vec![format!("{:#x}", range.start), size, format!("{}{sign}", range.accesses), node]
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(hot.ranges.iter().take(args.top).map(row)).collect();
+    text.push_str(&columns(&rows, width()));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_hotness::model::{Model, Shape};
+    use aquifer_nodes::Fixture;
+
+    use super::*;
+
+    const ARGS: HotArgs = HotArgs {
+        source: SourceName::Damon,
+        over: Duration::from_millis(1),
+        granule: None,
+        epoch: None,
+        threshold: None,
+        take: false,
+        top: 20,
+        json: false,
+    };
+
+    #[test]
+    fn sources_are_damon_and_monitors_of_pci_functions() {
+        let chmu = |device: &str, index| Ok(SourceName::Chmu { device: device.to_owned(), index });
+        assert_eq!("damon".parse(), Ok(SourceName::Damon));
+        assert_eq!("chmu:0000:0d:00.0".parse(), chmu("0000:0d:00.0", 0));
+        assert_eq!("chmu:0000:0d:00.0,3".parse(), chmu("0000:0d:00.0", 3));
+        for wrong in ["", "chmu:", "chmu:../x", "chmu:0000:0d:00.0,", "chmu:0000:0d:00.0,256", "chmu:mem0", "pebs"] {
+            assert!(wrong.parse::<SourceName>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_device_without_monitors_is_named_with_what_lists_them() {
+        let source = "chmu:0000:0d:00.0".parse().unwrap();
+        let failure = hot(&HotArgs { source, ..ARGS }, &Fixture::new()).unwrap_err().to_string();
+        assert!(failure.contains("0000:0d:00.0 shows no hotness monitors"), "{failure}");
+        assert!(hot(&ARGS, &Fixture::new()).unwrap_err().to_string().contains("apply --damon on"));
+    }
+
+    #[test]
+    fn hot_ranges_are_printed_with_their_nodes_and_a_loss_is_said() {
+        let places = [(0, 1 << 30, 0), (1 << 30, 2 << 30, 1)];
+        let tree = Fixture::new();
+        let source = DamonSource::new(&tree);
+        let range =
+            |start, accesses, is_saturated| aquifer_hotness::HotRange { start, bytes: 4096, accesses, is_saturated };
+        let found = Hot::of([range(0x1000, 2, false), range(1 << 30, 9, true), range(4 << 30, 1, false)], true);
+        let text = page(&source, &found, &HotArgs { top: 2, ..ARGS }, &places);
+        for line in
+            ["damon: 12KiB hot in 3 ranges, in 1ms", "0x40000000  4KiB  9+        1", "0x1000      4KiB  2         0"]
+        {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        assert!(text.contains("is not listed") && !text.contains("0x100000000"), "{text}");
+        let value: serde_json::Value = serde_json::from_str(&object(&source, &found, &ARGS, &places)).unwrap();
+        assert_eq!((value["hot_bytes"].as_u64(), value["has_lost"].as_bool()), (Some(12288), Some(true)));
+        assert_eq!((value["ranges"][0]["node"].as_u64(), value["ranges"][2]["node"].as_u64()), (Some(1), None));
+    }
+
+    #[test]
+    fn a_monitor_is_emptied_again_and_again_until_the_time_is_over() {
+        let device = Model::shared(Shape::default());
+        let settings = Settings { epoch: Duration::from_millis(1), threshold: 1, ..Settings::default() };
+        let mut monitor = Monitor::open("model".into(), device.clone(), 0, 0, settings).unwrap();
+        monitor.start().unwrap();
+        for page in 0..40 {
+            device.borrow_mut().access(page * 4096, false);
+        }
+        device.borrow_mut().pass(Duration::from_millis(1));
+        let found = count(&mut monitor, Duration::from_millis(20)).unwrap();
+        assert_eq!((found.ranges.len(), found.has_lost), (40, false));
+    }
+}
