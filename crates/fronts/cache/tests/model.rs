@@ -158,11 +158,11 @@ fn updates_of_resident_values_leave_nothing_to_clean() {
     // More bytes than the log has.
     for round in 0..ROUNDS {
         for number in 0..KEYS {
-            world.store.set(&key(number), &Random::bytes(round * KEYS + number, 1000), 0).unwrap();
+            world.store.set(&key(number), &numbered_bytes(round * KEYS + number, 1000), 0).unwrap();
         }
     }
     for number in 0..KEYS {
-        let last = Random::bytes((ROUNDS - 1) * KEYS + number, 1000);
+        let last = numbered_bytes((ROUNDS - 1) * KEYS + number, 1000);
         assert_eq!(world.store.value(&key(number), 1).unwrap(), Some(&last[..]), "key {number}");
     }
     let counts = world.store.counts();
