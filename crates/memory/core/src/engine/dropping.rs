@@ -73,3 +73,43 @@ impl Engine {
         batch
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::make_room::MOVES_COUNTED;
+    use crate::engine::{Advice, FaultStep, Plan, Settings, Task, Transfers};
+    use crate::map::Delivery;
+    use crate::policy::{self, Arrival, PolicyName};
+    use crate::units::{Order, PageIndex, ThreadIndex};
+
+    /// The search for credit dropped the clean standby block whose fault it served, which then had no frame.
+    #[test]
+    fn a_fault_on_a_standby_block_does_not_drop_it_for_credit() {
+        let settings = Settings {
+            budget_pages: 64,
+            tier_slabs: 1,
+            copied_pages_max: 4,
+            seals: true,
+            fetch_cost: 1,
+            ..Settings::PLAIN
+        };
+        let mut engine = Engine::new(settings, policy::build(PolicyName::S3Fifo));
+        let (page, thread, order) = (PageIndex(0), ThreadIndex(0), Order::new(0).expect("a page"));
+        engine.add(page, PageIndex(1), order, Delivery::Signal, &mut |_, _| false);
+        let FaultStep::Fill { block, .. } = engine.fault(page, thread, true, true) else { panic!("it is empty") };
+        engine.installed(block, Arrival::Fresh);
+        engine.advise(page, PageIndex(1), Advice::PageOut);
+        let mut plan = Plan::new();
+        engine.plan(&mut plan, Transfers { blocks: 0, pages: 0 });
+        let evicted = plan.tasks.iter().any(|task| matches!(task, Task::Evict { block: it, .. } if *it == block));
+        assert!(evicted, "{:?}", plan.tasks);
+        engine.evicted(block);
+        engine.map.block_mut(block).known_clean = true;
+        let credit = engine.frames.credit_pages();
+        assert!(engine.frames.reserve(credit));
+        engine.moves_lately = MOVES_COUNTED;
+        let step = engine.fault(page, thread, false, true);
+        assert!(matches!(step, FaultStep::Rescue { block: it, .. } if it == block), "{step:?}");
+    }
+}

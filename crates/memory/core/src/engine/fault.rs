@@ -150,10 +150,8 @@ impl Engine {
         }
         let pages = self.map.pages(block);
         let Block { order, state, .. } = self.map.block(block);
-        let arrives = matches!(state, State::Stored | State::Empty | State::Standby);
-        if arrives
-            && self.lacks_credit(order)
-            && let Some(step) = self.make_credit(order)
+        if self.lacks_credit(order)
+            && let Some(step) = self.make_credit(order, state)
         {
             return step;
         }

@@ -61,9 +61,16 @@ impl Engine {
     /// it does not run in time, a move for each block would interrupt the other CPUs as often as there are faults, and
     /// a batch does so once for many: of frames to empty or of victims to drop. Where there are neither, because blocks
     /// have been moved for a while, victims are evicted until there are frames enough for a batch.
-    pub(super) fn make_credit(&mut self, order: Order) -> Option<FaultStep> {
-        let is_memory = self.settings.fetch_cost <= 1;
-        let is_starved = self.moves_lately >= MOVES_MAX && is_memory && !self.waits_for_tier();
+    ///
+    /// For a block in `state`. One on standby has its frame: nothing on standby may give way to it, since that could be
+    /// the block itself.
+    pub(super) fn make_credit(&mut self, order: Order, state: State) -> Option<FaultStep> {
+        let needs_frame = matches!(state, State::Stored | State::Empty);
+        if !needs_frame && state != State::Standby {
+            return None;
+        }
+        let may_evict = needs_frame && self.settings.fetch_cost <= 1 && !self.waits_for_tier();
+        let is_starved = may_evict && self.moves_lately >= MOVES_MAX;
         let pages_min = if is_starved { STARVED_PAGES_MIN } else { CREDIT_PAGES_MIN };
         while is_starved && self.frames.backed_pages() < pages_min && self.drop_clean().is_some() {}
         if let Some(frames) = self.frames.take_batch(pages_min) {
@@ -73,7 +80,7 @@ impl Engine {
             let step = self.make_room(order);
             return (step != FaultStep::Wait).then_some(step);
         }
-        let block = if is_memory { self.next_victim()? } else { return None };
+        let block = if may_evict { self.next_victim()? } else { return None };
         if self.is_droppable(block) {
             return Some(FaultStep::Drop { victims: self.drop_batch(block) });
         }
