@@ -14,7 +14,7 @@ use crate::choice::{BlockSize, Delivery, Exchange, PolicyName};
 pub const VARIABLE: &str = "AQUIFER_CONFIG";
 
 /// The version of the object. A change of any field's name or meaning is a new version.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The number of eight-byte words in the ledger of a tree's budget. `aquifer-pager` defines their
 /// contents.
@@ -53,6 +53,10 @@ pub struct Config {
     pub exchange: Exchange,
     /// Whether blocks are fetched ahead of their faults.
     pub prefetch: bool,
+    /// How many shards, each with a lock of its own, the memory is divided into. `None`: as many as fit the CPUs and the
+    /// budget.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub shards: Option<u32>,
     /// The inherited descriptor of the statistics segment. `None`: the pager creates a segment. If a program closed the
     /// descriptor before an `execve`, this number is not open, or belongs to another file.
     #[serde(deserialize_with = "Option::deserialize")]
@@ -92,6 +96,7 @@ impl Default for Config {
             delivery: Delivery::default(),
             exchange: Exchange::default(),
             prefetch: true,
+            shards: None,
             stats_fd: None,
             ledger_fd: None,
             record: None,
@@ -188,6 +193,7 @@ mod tests {
             delivery: Delivery::Signal,
             exchange: Exchange::Copy,
             prefetch: false,
+            shards: Some(4),
             stats_fd: Some(100),
             ledger_fd: Some(101),
             record: Some("/tmp/record".into()),
@@ -209,7 +215,7 @@ mod tests {
     /// Golden: a change of this file is a change of [`VERSION`].
     #[test]
     fn the_bytes_are_pinned() {
-        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v5.json").trim_end());
+        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v6.json").trim_end());
     }
 
     #[test]
@@ -221,8 +227,8 @@ mod tests {
         let broken_line = text.replacen('{', "{\"a\\r\\nb\":1,", 1);
         assert!(Config::from_json(&broken_line).unwrap_err().to_string().contains("`a??b`"));
 
-        let later = text.replacen("\"version\":5", "\"version\":6,\"colour\":0", 1);
-        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 6 }));
+        let later = text.replacen("\"version\":6", "\"version\":7,\"colour\":0", 1);
+        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 7 }));
 
         let missing = text.replacen("\"verbose\":2", "\"prefetch\":true", 1);
         assert!(Config::from_json(&missing).is_err());

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_config::{BlockSize, Config, Exchange};
+use aquifer_core::stripes::shards_for;
 use aquifer_core::units::{ByteSize, Order, PAGE_BYTES};
 use aquifer_pager::abort::{refuse_to_start, say};
 use aquifer_pager::exchange::Way;
@@ -108,11 +109,12 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         Exchange::Copy => Some(Way::Copy),
     };
     let policy = match config.policy.word().parse::<aquifer_core::policy::PolicyName>() {
-        Ok(name) => aquifer_core::policy::build(name),
+        Ok(name) => name,
         Err(error) => refuse_to_start(&error.to_string()),
     };
     let elastic = config.block == BlockSize::Auto;
     let (dram_bytes, prefetch) = (config.dram_bytes, config.prefetch);
+    let shards = config.shards.map_or_else(|| shards_for(cpus(), dram_bytes / PAGE_BYTES), |shards| shards as usize);
     let program = std::env::current_exe().unwrap_or_default().to_string_lossy().into_owned();
     let record = config.record.clone();
     let family = family(&*tier);
@@ -134,6 +136,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         family,
         ledger,
         way,
+        shards,
         prefetch,
         record,
         time_lock,
@@ -252,6 +255,11 @@ fn ledger(config: &Config) -> Option<&'static Ledger> {
             None
         }
     }
+}
+
+/// The CPUs that this process may use.
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The state that this process shares with those that it forks.

@@ -51,7 +51,7 @@ pub fn cache_requests() -> Vec<Vec<u8>> {
 /// The configuration that `aquifer run` passes to its preload library.
 pub fn config() -> Vec<Vec<u8>> {
     // Every field has a value other than its default.
-    let full = include_str!("../../../fronts/config/tests/golden/config_v5.json");
+    let full = include_str!("../../../fronts/config/tests/golden/config_v6.json");
     texts(&[full, &Config::default().to_json(), "{\"version\":3}", "{}", "null"])
 }
 

@@ -73,7 +73,7 @@ impl<'a> InstantProgram<'a> {
     /// The program's munmap(2) or MADV_DONTNEED of the pages `start..end`.
     pub fn discard(&mut self, start: PageIndex, end: PageIndex, remove: bool) {
         let forget = || self.machine.forget(start, end);
-        sound(discard(self.machine, start, end, remove, || (forget(), true), |_, _| {}));
+        sound(discard(std::slice::from_ref(self.machine), start, end, remove, || (forget(), true), |_, _| {}));
         self.work_if_woken();
     }
 

@@ -49,10 +49,13 @@ pub use reports::CleanVerdict;
 pub use tables::Tables;
 pub use write_in_place::{Change, Changed};
 
+use std::sync::Arc;
+
 use self::clusters::Clusters;
 use crate::areas::Areas;
 use crate::block::{NONE, State, Waiting};
 use crate::frames::FramePool;
+use crate::map::changes::Changes;
 use crate::map::{BlockMap, Priority};
 use crate::policy::{Arrival, Policy};
 use crate::prefetch::Prefetcher;
@@ -201,6 +204,12 @@ impl Engine {
             unspared: 0,
             arrivals_are_awaited: false,
         }
+    }
+
+    /// Counts changes of resident blocks in `changes`, which the other shards of the space use too. To be called before
+    /// anything is mapped.
+    pub fn count_changes_in(&mut self, changes: Arc<Changes>) {
+        self.map.count_changes_in(changes);
     }
 
     /// The block map, for lookups.

@@ -11,7 +11,8 @@
 //! bytes are, `block.rs` the states of a block, `frames.rs` the budget. `policy/` chooses victims, `prefetch.rs` what
 //! to read ahead, `standby.rs` and `standby_length.rs` how long evicted blocks stay in DRAM. `refaults.rs` and
 //! `temperature.rs` are evidence, and so is `mrc.rs`, which samples how long pages stay idle; `tiering.rs`, `shares.rs`
-//! and `slabs.rs` decide about levels of a chain, processes and slabs.
+//! and `slabs.rs` decide about levels of a chain, processes and slabs; `stripes.rs` and `shard_budgets.rs` divide a space
+//! among several engines.
 
 #![forbid(unsafe_code)]
 
@@ -27,10 +28,12 @@ pub mod policy;
 pub mod prefetch;
 pub mod record;
 pub mod refaults;
+pub mod shard_budgets;
 pub mod shares;
 pub mod slabs;
 pub mod standby;
 pub mod standby_length;
+pub mod stripes;
 mod table;
 pub mod temperature;
 pub mod tiering;

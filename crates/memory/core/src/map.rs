@@ -280,6 +280,11 @@ impl BlockMap {
         (next < region.first + (REGION_PAGES >> region.unit.exponent())).then_some(BlockIndex(next))
     }
 
+    /// Counts the changes in `changes` from now on, which other maps use too. To be called before anything is mapped.
+    pub(crate) fn count_changes_in(&mut self, changes: Arc<Changes>) {
+        self.changes = changes;
+    }
+
     /// The counts of changes to resident blocks.
     pub fn changes(&self) -> &Arc<Changes> {
         &self.changes

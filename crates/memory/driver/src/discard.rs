@@ -3,12 +3,12 @@
 
 //! Memory that the program gives back: empties a range, or takes it out of management.
 //!
-//! The kernel call is made under the engine's lock, while no block of the range is being worked on. Memory that the
+//! The kernel call is made under the locks of all shards that can have pages of the range, while no block of the range is being worked on. Memory that the
 //! kernel refuses to remove stays managed, with its contents.
 
 use std::time::Duration;
 
-use aquifer_core::engine::DiscardStep;
+use aquifer_core::engine::{DiscardStep, Engine};
 use aquifer_core::units::{PageIndex, REGION_PAGES, SlabIndex, ThreadIndex};
 
 use crate::engine_lock::LockedEngine;
@@ -36,66 +36,90 @@ pub struct Discard<T> {
     pub is_done: bool,
 }
 
-/// Discards the pages `first..last`, and stops managing them if `remove`. `act` makes the kernel call; it runs once,
-/// with the engine's lock held if any page is managed, and returns the result and whether the kernel has done it.
-/// `after` runs under the same lock, if the engine gave the range up, to forget what is left at the range's ends.
+/// Discards the pages `first..last` in every one of `shards` that can have any of them, and stops managing them if
+/// `remove`. `act` makes the kernel call; it runs once, with the locks of these shards held if any page is managed, and
+/// returns the result and whether the kernel has done it. `after` runs under the same locks for each shard, if the
+/// range was given up, to forget what is left at the range's ends.
+///
+/// The locks are taken in the order of `shards`, which is the same for all callers.
 pub fn discard<S: Space, T>(
-    space: &S,
+    shards: &[S],
     first: PageIndex,
     last: PageIndex,
     remove: bool,
     act: impl FnOnce() -> (T, bool),
-    after: impl FnOnce(&mut LockedEngine<'_, S::Tape>, &mut dyn FnMut(SlabIndex)),
+    mut after: impl FnMut(&mut LockedEngine<'_, S::Tape>, &mut dyn FnMut(SlabIndex)),
 ) -> Result<Discard<T>, Fatal> {
-    let mut started = space.now_ns();
+    let mut started = shards[0].now_ns();
     let mut fetches = 0;
     loop {
-        let ticket = space.ticket();
-        let mut engine = space.engine();
-        let overlapping = engine.map().overlapping(first, last);
-        let managed_pages: u64 = overlapping.map(|mapping| mapping.pages_within(first, last)).sum();
+        let tickets: Vec<u32> = shards.iter().map(S::ticket).collect();
+        let mut engines: Vec<_> = shards.iter().map(S::engine).collect();
+        let managed_pages = engines.iter().map(|engine| managed_pages(engine, first, last)).sum();
         if managed_pages == 0 {
-            drop(engine);
+            drop(engines);
             let (result, _) = act();
             return Ok(Discard { result, managed_pages, is_done: false });
         }
-        match engine.discard_step(first, last, remove) {
-            DiscardStep::Done => {
+        let steps = engines.iter().map(|engine| engine.discard_step(first, last, remove));
+        let obstacle = steps.enumerate().find(|(_, step)| *step != DiscardStep::Done);
+        match obstacle {
+            None | Some((_, DiscardStep::Done)) => {
                 let (result, is_done) = act();
-                if !is_done {
-                    return Ok(Discard { result, managed_pages, is_done });
-                }
-                let mut freed = |slab: SlabIndex| {
-                    space.freed(slab);
-                    #[cfg(feature = "planted")]
-                    if planted::is(Bug::DoubleFree)
-                        && let Some(slab) = planted::freed_before(slab)
-                    {
-                        space.freed(slab);
+                if is_done {
+                    for (shard, engine) in shards.iter().zip(&mut engines) {
+                        give_up(shard, engine, first, last, remove, &mut after);
                     }
-                };
-                let step = engine.discard(first, last, remove, &mut freed);
-                assert_eq!(step, DiscardStep::Done, "nothing stood in the way, and the engine is ours");
-                after(&mut engine, &mut freed);
-                space.publish(&engine);
-                space.publish_more(&engine);
-                drop(engine);
-                space.signal();
+                    drop(engines);
+                    shards.iter().for_each(S::signal);
+                }
                 return Ok(Discard { result, managed_pages, is_done });
             }
-            DiscardStep::MakeResident { page } => {
-                drop(engine);
-                let outcome = resolve(space, page, ThreadIndex(0), true)?;
-                (fetches, started) = (fetches + 1, space.now_ns());
+            Some((index, DiscardStep::MakeResident { page })) => {
+                drop(engines);
+                let outcome = resolve(&shards[index], page, ThreadIndex(0), true)?;
+                (fetches, started) = (fetches + 1, shards[index].now_ns());
                 if outcome != Outcome::Resolved || fetches > FETCHES_MAX {
                     return Err(Fatal::PartlyDiscarded);
                 }
             }
-            DiscardStep::Wait => {
-                drop(engine);
-                check_timeout(space, started)?;
-                space.wait_at_most(ticket, WAIT_ONCE);
+            Some((index, DiscardStep::Wait)) => {
+                drop(engines);
+                check_timeout(&shards[index], started)?;
+                shards[index].wait_at_most(tickets[index], WAIT_ONCE);
             }
         }
     }
+}
+
+fn managed_pages(engine: &Engine, first: PageIndex, last: PageIndex) -> u64 {
+    engine.map().overlapping(first, last).map(|mapping| mapping.pages_within(first, last)).sum()
+}
+
+/// The kernel has emptied or removed the range: the engine forgets it.
+fn give_up<S: Space>(
+    space: &S,
+    engine: &mut LockedEngine<'_, S::Tape>,
+    first: PageIndex,
+    last: PageIndex,
+    remove: bool,
+    after: &mut impl FnMut(&mut LockedEngine<'_, S::Tape>, &mut dyn FnMut(SlabIndex)),
+) {
+    if managed_pages(engine, first, last) == 0 {
+        return;
+    }
+    let mut freed = |slab: SlabIndex| {
+        space.freed(slab);
+        #[cfg(feature = "planted")]
+        if planted::is(Bug::DoubleFree)
+            && let Some(slab) = planted::freed_before(slab)
+        {
+            space.freed(slab);
+        }
+    };
+    let step = engine.discard(first, last, remove, &mut freed);
+    assert_eq!(step, DiscardStep::Done, "nothing stood in the way, and the engine is ours");
+    after(engine, &mut freed);
+    space.publish(engine);
+    space.publish_more(engine);
 }

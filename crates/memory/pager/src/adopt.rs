@@ -330,7 +330,7 @@ impl Adopter {
         self.pinned_high.store(usize::MAX, Ordering::Release);
         thread_slot::set_trapping(Trapping::Ready);
         signal::trap_calls();
-        pager.worker_wakeup.wake();
+        pager.wake_workers();
     }
 
     /// The delivery for a range.
@@ -390,14 +390,14 @@ impl Adopter {
         })
     }
 
-    /// Registers ranges and reports their present pages to the engine. Faults on them wait for the engine's lock.
+    /// Registers ranges and reports their present pages to the engine. Faults on them wait for the engines' locks.
     pub(crate) fn register(&self, pager: &'static Pager, ranges: &[Range]) {
-        let mut engine = pager.engine();
+        let mut engines = pager.lock_all();
         for range in ranges {
             let (start, len) = (range.start, range.end - range.start);
             let delivery = self.delivery(pager, *range);
             if let Err(errno) = pager.uffd(delivery).register(start, len, mode::MISSING | mode::WP) {
-                drop(engine);
+                drop(engines);
                 let size = Number::new(len as u64 >> 10);
                 say(&[
                     "a mapping of ",
@@ -406,7 +406,7 @@ impl Adopter {
                     errno.name(),
                     ")",
                 ]);
-                engine = pager.engine();
+                engines = pager.lock_all();
                 continue;
             }
             // A child made without the library seeing the call must not read zeros (`fork.rs`); nor must a core dump
@@ -424,10 +424,13 @@ impl Adopter {
             };
             let (first, last) = (PageIndex::at(start), PageIndex::at(range.end));
             pager.note_scattered(present.iter().filter(|present| **present).count() as u64);
-            engine.add(first, last, pager.order, delivery, &mut |page, count| {
+            let is_present = &mut |page, count| {
                 let index = (page - first) as usize;
                 present[index..index + count as usize].iter().any(|present| *present)
-            });
+            };
+            for (shard, first, last) in pager.stripes.parts(first, last) {
+                engines[shard].add(first, last, pager.order, delivery, is_present);
+            }
             if pager.calls_must_pin(delivery) {
                 // Release pairs with the Acquire in `may_need_pin`: the program may use the range from now on.
                 self.pinned_low.fetch_min(start, Ordering::Release);
@@ -438,9 +441,9 @@ impl Adopter {
         if self.watches_calls() {
             signal::trap_calls();
         }
-        pager.publish(&engine);
-        drop(engine);
-        pager.worker_wakeup.wake();
+        pager.shards().zip(&engines).for_each(|(shard, engine)| shard.publish(engine));
+        drop(engines);
+        pager.wake_workers();
     }
 
     /// Whether `start..start + len` may contain pages that a call must pin. A quick check; only false is certain.
@@ -473,7 +476,7 @@ impl Adopter {
             let end = start.saturating_add(len);
             if let Some(pager) = self.pager() {
                 // The kernel would populate every frame address, far beyond the budget.
-                if pager.area.overlaps(start, end) {
+                if pager.has_frames_in(start, end) {
                     return false;
                 }
                 // Postponed memory is left to the kernel, which locks it.
@@ -560,8 +563,7 @@ impl Adopter {
             let end = start.saturating_add(len);
             let (first, last) = (PageIndex::at(start), PageIndex::end_at(end));
             // Postponed memory is memory that calls must pin.
-            state.postponed.meets(start, end)
-                || pager.engine().map().overlapping(first, last).any(|mapping| mapping.delivery == Delivery::Signal)
+            state.postponed.meets(start, end) || pager.has_managed(first, last, |delivery| delivery == Delivery::Signal)
         })
     }
 
@@ -580,7 +582,7 @@ impl Adopter {
                 None => state.waiting.iter().any(|range| range.start < end && start < range.end),
                 Some(pager) => {
                     let (first, last) = (PageIndex::at(start), PageIndex::end_at(end));
-                    state.postponed.meets(start, end) || pager.engine().map().overlapping(first, last).next().is_some()
+                    state.postponed.meets(start, end) || pager.has_managed(first, last, |_| true)
                 }
             }
         })

@@ -130,9 +130,8 @@ impl Adopter {
                 }
                 Some(pager) => {
                     let (first, last) = (PageIndex::at(start), PageIndex::at(end));
-                    let engine = pager.engine();
-                    let within = engine.map().overlapping(first, last);
-                    let pages: u64 = within.map(|mapping| mapping.pages_within(first, last)).sum();
+                    let mut pages = 0;
+                    pager.each_managed(first, last, |start, end, _| pages += start.count_to(end));
                     (pages * PAGE_BYTES) as usize
                 }
             };
@@ -144,7 +143,6 @@ impl Adopter {
 fn apply(pager: &Pager, range: Range, advice: Advice) {
     let (first, last) = (PageIndex::at(range.start), PageIndex::end_at(range.end));
     if first < last {
-        pager.engine().advise(first, last, advice);
-        pager.worker_wakeup.wake();
+        pager.advise(first, last, advice);
     }
 }

@@ -88,7 +88,7 @@ pub fn thread_ends(pager: Option<&Pager>, status: Option<i32>) {
         && let Some(pager) = pager
     {
         LOOK.store(true, Ordering::Release);
-        pager.worker_wakeup.wake();
+        pager.wake_workers();
     }
 }
 

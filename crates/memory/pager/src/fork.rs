@@ -72,12 +72,14 @@ impl Cuts {
     fn make(&self, pager: &Pager) -> u64 {
         let mut removed = 0;
         for &(start, end, remove) in &self.0 {
-            let mut engine = pager.engine();
-            let pages = |mapping: &Mapping| mapping.pages_within(start, end);
-            removed += if remove { engine.map().overlapping(start, end).map(pages).sum() } else { 0 };
-            // The parent's slots are the parent's to free; this process has no slots of its own to free yet.
-            let step = engine.discard(start, end, remove, &mut |_| {});
-            assert_eq!(step, DiscardStep::Done, "the parent has made it possible");
+            for view in pager.involved(start, end) {
+                let mut engine = view.engine();
+                let pages = |mapping: &Mapping| mapping.pages_within(start, end);
+                removed += if remove { engine.map().overlapping(start, end).map(pages).sum() } else { 0 };
+                // The parent's slots are the parent's to free; this process has no slots of its own to free yet.
+                let step = engine.discard(start, end, remove, &mut |_| {});
+                assert_eq!(step, DiscardStep::Done, "the parent has made it possible");
+            }
         }
         removed * PAGE_BYTES
     }
@@ -114,19 +116,20 @@ impl Adopter {
         }
         let actions = signal::lock_programs_actions();
         let (trims, huge_frames, sampling) = (pager.trims.lock(), pager.lock_huge_frames(), pager.sampling.lock());
-        let mut engine = pager.engine();
+        let budgets = pager.lock_budgets();
+        let mut engines = pager.lock_all();
         // The counts so far belong to the parent: the child counts from here.
-        pager.publish(&engine);
-        engine.inherit(&mut |slab| pager.family.will_use(&setup, slab));
-        pager.advise_all(&engine, libc::MADV_DOFORK);
+        pager.shards().zip(&engines).for_each(|(shard, engine)| shard.publish(engine));
+        engines.iter_mut().for_each(|engine| engine.inherit(&mut |slab| pager.family.will_use(&setup, slab)));
+        engines.iter().for_each(|engine| advise_all(engine, libc::MADV_DOFORK));
         cuts.withhold();
         let result = clone();
-        pager.advise_all(&engine, libc::MADV_DONTFORK);
+        engines.iter().for_each(|engine| advise_all(engine, libc::MADV_DONTFORK));
         if result == 0 {
             // First: whatever is given back from here on ends this process's use, not its parent's.
             let joined = pager.family.become_child(setup);
-            engine.become_child();
-            drop((engine, sampling, huge_frames, trims, actions));
+            engines.iter_mut().for_each(|engine| engine.become_child());
+            drop((engines, budgets, sampling, huge_frames, trims, actions));
             pager.sampling.forget_in_child();
             let removed_bytes = pager.become_child(joined, &cuts);
             // Postponed memory belongs to calls of other threads; no call is in progress in the child.
@@ -148,7 +151,7 @@ impl Adopter {
         if result > 0 {
             pager.tier.after_fork_in_parent(true);
         }
-        drop((engine, sampling, huge_frames, trims, actions));
+        drop((engines, budgets, sampling, huge_frames, trims, actions));
         if result > 0 {
             pager.family.fork_succeeded(setup);
         } else {
@@ -263,32 +266,25 @@ impl Pager {
     fn come_to_rest(&self, cuts: &Cuts) -> Result<(), Errno> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MAX));
         {
-            // Set under the lock: later operations see the flag, and earlier ones show as busy blocks.
-            let _engine = self.engine();
+            // Set under the locks: later operations see the flag, and earlier ones show as busy blocks.
+            let _engines = self.lock_all();
             self.forking.store(thread_slot::token(), Ordering::SeqCst);
         }
-        match aquifer_driver::quiesce(self, thread, |engine| cuts.obstacle(engine), CUT_FETCHES_MAX) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Errno(libc::ENOMEM)),
-            Err(fatal) => fail(fatal),
+        for view in self.shards() {
+            match aquifer_driver::quiesce(&view, thread, |engine| cuts.obstacle(engine), CUT_FETCHES_MAX) {
+                Ok(true) => {}
+                Ok(false) => return Err(Errno(libc::ENOMEM)),
+                Err(fatal) => fail(fatal),
+            }
         }
-    }
-
-    /// Decides whether a forked child inherits the managed memory. Between forks it does not, so that a child made
-    /// without the library seeing the call ends with SIGSEGV rather than reading zeros.
-    fn advise_all(&self, engine: &Engine, advice: i32) {
-        for mapping in engine.map().mappings() {
-            let addresses = mapping.addresses();
-            // The kernel skips ranges that the program has unmapped unseen, and returns ENOMEM for them.
-            let _ = advise(addresses.start, addresses.len(), advice);
-        }
+        Ok(())
     }
 
     /// Lets all work continue.
     fn go_on(&self) {
         self.forking.store(0, Ordering::SeqCst);
-        self.progress.signal();
-        self.worker_wakeup.wake();
+        self.signal_all();
+        self.wake_workers();
     }
 
     /// Gives this process everything that it cannot inherit, and drops the ranges that its parent withholds. `joined`
@@ -317,16 +313,27 @@ impl Pager {
         self.replace_uffd_in_child()?;
         self.tier.after_fork_in_child(true)?;
         self.disown_levels();
-        self.worker_wakeup.replace_in_child()?;
+        self.shards.iter().try_for_each(|shard| shard.worker_wakeup.replace_in_child())?;
         self.lifeline.as_ref().map_or(Ok(()), Lifeline::replace_in_child)?;
         self.trims.reset_in_child()?;
-        self.area.replace_in_child(self.uffd(Delivery::Signal))?;
+        self.shards.iter().try_for_each(|shard| shard.area.replace_in_child(self.uffd(Delivery::Signal)))?;
         self.replace_huge_frames_in_child()?;
-        let engine = self.engine();
-        for mapping in engine.map().mappings() {
-            let addresses = mapping.addresses();
-            self.uffd(Delivery::Signal).register(addresses.start, addresses.len(), mode::MISSING | mode::WP)?;
+        for view in self.shards() {
+            for mapping in view.engine().map().mappings() {
+                let addresses = mapping.addresses();
+                self.uffd(Delivery::Signal).register(addresses.start, addresses.len(), mode::MISSING | mode::WP)?;
+            }
         }
         Ok(())
+    }
+}
+
+/// Decides whether a forked child inherits the managed memory. Between forks it does not, so that a child made
+/// without the library seeing the call ends with SIGSEGV rather than reading zeros.
+fn advise_all(engine: &Engine, advice: i32) {
+    for mapping in engine.map().mappings() {
+        let addresses = mapping.addresses();
+        // The kernel skips ranges that the program has unmapped unseen, and returns ENOMEM for them.
+        let _ = advise(addresses.start, addresses.len(), advice);
     }
 }

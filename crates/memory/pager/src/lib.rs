@@ -9,7 +9,8 @@
 //! and evicts. `space.rs` is this pager as the driver sees it. `adopt.rs` takes mappings into management and does
 //! nothing else until managed memory reaches the budget. `trims.rs` returns freed room to the tier. `recorder.rs`
 //! records the calls into the engine. `pins.rs` keeps the memory of system calls resident.
-//! `sampling.rs` samples touches for the miss-ratio curve.
+//! `sampling.rs` samples touches for the miss-ratio curve. A space that many cores use has several shards (`shard.rs`,
+//! `shards.rs`), which divide its budget (`shard_budgets.rs`).
 //!
 //! A program and its children: `fork.rs` splits one pager into two, `family.rs` counts which processes read which slab
 //! of the tier, `ledger.rs` records each process's part of the budget, in its entry of `process_table.rs`, and
@@ -39,11 +40,15 @@ pub mod pins;
 #[cfg(debug_assertions)]
 mod planted;
 pub mod process_table;
+mod published;
 pub mod recorder;
 mod release;
 mod reserved;
 mod sampling;
 mod service;
+mod shard;
+mod shard_budgets;
+mod shards;
 mod share;
 pub mod signal;
 mod space;

@@ -15,7 +15,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use aquifer_core::units::ThreadIndex;
+use aquifer_core::units::{PageIndex, ThreadIndex};
 use aquifer_driver::{Fatal, Outcome, WAIT_MAX};
 use aquifer_stats::Counter;
 use aquifer_sys::raw::{Errno, now_ns};
@@ -107,12 +107,13 @@ fn listen(pager: &'static Pager, uffd: &Uffd, readiness: &Readiness) {
 /// signalled, so it waits for a while.
 fn refuse(pager: &Pager, uffd: &Uffd, fault: FaultMessage) {
     let page = fault.address as usize & !4095;
-    let ticket = pager.progress.ticket();
+    let progress = &pager.shard_of(PageIndex::at(page)).shard.progress;
+    let ticket = progress.ticket();
     let waited = pager.no_room.lasts(now_ns());
     let answered = match thread_state::of(fault.thread) {
         Ok(Waits::InProgram) => signals::fail_access(fault.thread, page),
         Ok(Waits::InKernel { .. }) if waited < kernel_wait_max(pager) => {
-            pager.progress.sleep(ticket, KERNEL_WAIT_ONCE);
+            progress.sleep(ticket, KERNEL_WAIT_ONCE);
             Ok(())
         }
         Ok(Waits::InKernel { .. }) => Err(Errno(libc::ETIMEDOUT)),

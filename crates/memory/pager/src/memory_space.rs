@@ -23,9 +23,9 @@ use std::time::Duration;
 use aquifer_core::block::State;
 use aquifer_core::map::Delivery;
 use aquifer_core::map::presence::Presence;
-use aquifer_core::policy::{self, PolicyName};
+use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, PAGE_BYTES, PageIndex, REGION_BYTES, ThreadIndex};
-use aquifer_driver::{Brought, Discard, Fatal, bring, discard};
+use aquifer_driver::{Brought, Discard, Fatal, discard};
 use aquifer_stats::{Counters, Snapshot};
 use aquifer_sys::memory::{advise, map_anonymous, unmap};
 use aquifer_sys::raw::{Errno, now_ns};
@@ -205,7 +205,8 @@ impl MemorySpace {
             dram_bytes: settings.dram_bytes,
             order: settings.order.unwrap_or(Order::DEFAULT),
             elastic: settings.order.is_none(),
-            policy: policy::build(settings.policy),
+            shards: 1,
+            policy: settings.policy,
             tier: settings.tier,
             family: Arc::new(family),
             ledger: None,
@@ -265,10 +266,10 @@ impl MemorySpace {
         registered.map_err(SpaceFailure::System)?;
         self.listed().add(start..start + len);
         let pages = mapping.pages();
-        let mut engine = self.pager.engine();
+        let mut engine = self.pager.undivided().engine();
         mapping.presence = engine.publish_presence(pages.start, pages.end);
         engine.add(pages.start, pages.end, self.pager.order, delivery, &mut |_, _| false);
-        self.pager.publish(&engine);
+        self.pager.undivided().publish(&engine);
         Ok(mapping)
     }
 
@@ -449,10 +450,10 @@ impl Mapping<'_> {
     /// Makes pages resident and writable. Called with signals blocked.
     fn bring(&self, first: PageIndex, last: PageIndex) -> Result<(), SpaceFailure> {
         let (pager, thread) = (self.space.pager, ThreadIndex(thread_slot::index(THREADS_MAX)));
-        match bring(pager, first, last, thread) {
+        match pager.make_resident(first, last, thread) {
             Ok(Brought::Present) => Ok(()),
             Ok(Brought::AsFarAsManaged) => {
-                let engine = pager.engine();
+                let engine = pager.undivided().engine();
                 let mut blocks = engine.map().blocks_in(first, last);
                 let is_lost = blocks.any(|block| engine.map().block(block).state == State::Poisoned);
                 if is_lost { Err(SpaceFailure::Lost) } else { Ok(()) }
@@ -492,7 +493,7 @@ impl Mapping<'_> {
         let start = self.start.as_ptr() as usize;
         let is_cut = {
             let _blocked = Blocked::all();
-            let engine = self.space.pager.engine();
+            let engine = self.space.pager.undivided().engine();
             engine.map().find(PageIndex::at(start + at)).is_some_and(|block| {
                 let within = (PageIndex::at(start + range.start), PageIndex::end_at(start + range.end));
                 let is_whole = engine.map().pages(block).are_within(within.0, within.1);
@@ -543,7 +544,7 @@ impl Mapping<'_> {
             let result = act();
             (result, result.is_ok())
         };
-        match discard(self.space.pager, pages.start, pages.end, remove, act, |_, _| ()) {
+        match discard(&[self.space.pager.undivided()], pages.start, pages.end, remove, act, |_, _| ()) {
             Ok(Discard { result, .. }) => result.map_err(SpaceFailure::System),
             Err(fatal) => Err(self.space.ended(fatal)),
         }
@@ -560,14 +561,14 @@ impl Drop for Mapping<'_> {
 fn claim_pin(pager: &Pager, first: PageIndex, last: PageIndex) -> Result<usize, SpaceFailure> {
     let started = now_ns();
     loop {
-        let ticket = pager.progress.ticket();
+        let ticket = pager.undivided().shard.progress.ticket();
         if let Some(slot) = pager.claim_pin(first, last) {
             return Ok(slot);
         }
         if Duration::from_nanos(now_ns() - started) > PIN_WAIT_MAX {
             return Err(SpaceFailure::NoRoom);
         }
-        pager.progress.sleep(ticket, PIN_WAIT_ONCE);
+        pager.undivided().shard.progress.sleep(ticket, PIN_WAIT_ONCE);
     }
 }
 

@@ -10,7 +10,7 @@
 use aquifer_core::block::State as BlockState;
 use aquifer_core::engine::Advice;
 use aquifer_core::units::{PAGE_BYTES, PageIndex, ThreadIndex};
-use aquifer_driver::{Brought, bring};
+use aquifer_driver::Brought;
 use aquifer_sys::own_stack;
 use aquifer_sys::thread_slot;
 
@@ -124,7 +124,7 @@ struct Packed {
 fn placed(pager: &'static Pager, start: usize, len: usize) -> Packed {
     let end = start.saturating_add(len);
     let (page, last) = (PageIndex::at(start), PageIndex::end_at(end));
-    let engine = pager.engine();
+    let engine = pager.shard_of(page).engine();
     let map = engine.map();
     let Some(index) = map.find(page) else {
         let next = map.overlapping(page, last).find(|mapping| mapping.start > page);
@@ -142,12 +142,14 @@ fn placed(pager: &'static Pager, start: usize, len: usize) -> Packed {
 
 /// Makes a pinned range resident, as far as it is managed.
 fn brought(pager: &'static Pager, first: PageIndex, last: PageIndex) -> Result<(), Unserved> {
-    match bring(pager, first, last, ThreadIndex(thread_slot::index(THREADS_MAX))) {
+    match pager.make_resident(first, last, ThreadIndex(thread_slot::index(THREADS_MAX))) {
         Ok(Brought::Present) => Ok(()),
         Ok(Brought::AsFarAsManaged) => {
-            let engine = pager.engine();
-            let mut blocks = engine.map().blocks_in(first, last);
-            let is_lost = blocks.any(|block| engine.map().block(block).state == BlockState::Poisoned);
+            let is_lost = pager.parts(first, last).any(|(view, first, last)| {
+                let engine = view.engine();
+                let mut blocks = engine.map().blocks_in(first, last);
+                blocks.any(|block| engine.map().block(block).state == BlockState::Poisoned)
+            });
             if is_lost { Err(Unserved::Lost) } else { Ok(()) }
         }
         Ok(Brought::NoRoom) => Err(Unserved::NoRoom),

@@ -15,14 +15,15 @@ use aquifer_stats::Gauge;
 use aquifer_sys::memory::{OWN_BUFFER_BYTES, OWN_HEAP_BYTES, OWN_STACKS};
 
 use crate::huge_frames::PIECE_BYTES;
-use crate::pager::{Owner, Pager};
+use crate::pager::Owner;
+use crate::shard::ShardView;
 
 /// What a thread of the program has written to on the two stacks that it got from this library, and a thread of the
 /// pager on its own. Estimates, not measured.
 const THREAD_STACK_BYTES: u64 = 32 << 10;
 const PAGER_STACK_BYTES: u64 = 16 << 10;
 
-/// The rings of the worker's queue and of the faulting threads, and the pages of counters.
+/// The rings of a worker's queue and of the faulting threads, and the pages of counters.
 const QUEUE_BYTES: u64 = 128 << 10;
 
 /// Bytes of local DRAM, by part.
@@ -41,9 +42,10 @@ impl OwnUse {
     }
 }
 
-impl Pager {
+impl ShardView<'_> {
     /// What this space takes now. A program's space includes what the library takes for the whole process.
     pub(crate) fn own_use(&self, engine: &Engine) -> OwnUse {
+        let (tables, reserved) = self.publish_tables(engine);
         let supply = self.huge_frames.as_ref().map_or(0, |_| PIECE_BYTES as u64);
         let of_process = self.service.owner() == Owner::Program;
         let (heap, stacks, buffers) = if of_process {
@@ -53,10 +55,10 @@ impl Pager {
             (0, 0, 0)
         };
         OwnUse {
-            tables: engine.tables(),
-            buffers: supply + QUEUE_BYTES + buffers,
+            tables,
+            buffers: supply + QUEUE_BYTES * self.shards.len() as u64 + buffers,
             stacks: stacks + self.service.threads() * PAGER_STACK_BYTES,
-            heap: heap.saturating_sub(engine.reserved_table_bytes()),
+            heap: heap.saturating_sub(reserved),
         }
     }
 

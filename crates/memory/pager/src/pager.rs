@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One memory space: its parts, and how they come together. `service.rs` has its threads and its end.
+//! One memory space: its parts, and how they come together. `shard.rs` has what each of its shards has, `shards.rs` the
+//! operations on several, `service.rs` its threads and its end.
 //!
 //! The space of an unchanged program is made once, when managed memory reaches the budget, and lives until the process
 //! ends: closing its userfaultfds or unmapping its frames would turn absent pages into zeros. The space of a caller
@@ -11,24 +12,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::{fmt, io};
 
-use aquifer_core::engine::{self, Engine};
+use aquifer_core::engine;
 use aquifer_core::map::Delivery;
-use aquifer_core::policy::Policy;
+use aquifer_core::policy::PolicyName;
 use aquifer_core::record;
-use aquifer_core::temperature::Histogram;
+use aquifer_core::shard_budgets::ShardBudgets;
+use aquifer_core::stripes::Stripes;
 use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES};
-use aquifer_stats::{Counter, Counters, Gauge, LEVELS, LevelCounter, LevelGauge, Place};
-use aquifer_sys::futex::EventCount;
+use aquifer_stats::{Counter, Counters, Gauge, LEVELS, LevelCounter};
 use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::readiness::Readiness;
 use aquifer_sys::uffd::{Refused, Uffd, feature, probe_features};
-use aquifer_sys::wakeup::Wakeup;
-use aquifer_tiers::{Forks, LevelFigures, Tier};
+use aquifer_tiers::{Forks, Tier};
 
 use crate::exchange::{self, Uffds, Way};
-use crate::family::{Family, FamilySlabs, TooMany};
-use crate::frame_area::FrameArea;
+use crate::family::{Family, TooMany};
 use crate::huge_frames::HugeFrames;
 use crate::ledger::Ledger;
 use crate::listener::Streak;
@@ -37,6 +36,7 @@ use crate::process_table::PROCESSES_MAX;
 use crate::recorder::Recorder;
 use crate::sampling::Sampling;
 use crate::service::Service;
+use crate::shard::{self, Shard};
 use crate::trims::Trims;
 
 /// Number of threads that read-ahead distinguishes. Further threads share numbers, which costs accuracy only.
@@ -46,15 +46,6 @@ pub const THREADS_MAX: u16 = 256;
 /// may take at most this fraction of the budget, because several threads install at the same time, and system calls pin
 /// memory as well.
 const COPIED_PART: u64 = 64;
-
-/// How far the published pages in DRAM may be from the true number, as a part of it, and how many reports on the fault
-/// path may go unpublished. Choices.
-const PUBLISHED_PART: u64 = 256;
-const REPORTS_UNPUBLISHED_MAX: u64 = 32;
-
-/// How many pages of a mapped tier the kernel maps at the most when one is read: its `fault_around_bytes`, by default
-/// 64 KiB.
-const MAPPED_AROUND: u64 = 16;
 
 /// The cost of a fetch in units of one rescue, from a medium and from memory. Guesses: a rescue is a fault and two
 /// exchanges, about 15 us; a read from a fast disk takes 80 us, a copy from memory 1 us, plus the exchanges.
@@ -78,10 +69,12 @@ pub struct Settings {
     pub dram_bytes: u64,
     /// Block size for new mappings.
     pub order: Order,
+    /// How many shards the space is divided into.
+    pub shards: usize,
     /// Whether regions may change their block size.
     pub elastic: bool,
     /// Chooses victims.
-    pub policy: Box<dyn Policy>,
+    pub policy: PolicyName,
     /// Stores cold blocks.
     pub tier: Box<dyn Tier>,
     /// The state shared with the processes that this one forks and with those it was forked from.
@@ -155,11 +148,16 @@ impl std::error::Error for StartFailure {}
 
 /// One memory space: its engine, frames, tier, userfaultfds and threads.
 pub struct Pager {
-    pub(crate) engine: Mutex<Engine>,
+    pub(crate) shards: Box<[Shard]>,
+    /// Which of them has a page.
+    pub(crate) stripes: Stripes,
+    /// How they divide the budget.
+    pub(crate) budgets: Mutex<ShardBudgets>,
+    /// When the division was last looked at, in nanoseconds of the monotonic clock.
+    pub(crate) looked_ns: AtomicU64,
     pub(crate) recorder: Option<Arc<Recorder>>,
     /// Whether the use of the engine's lock is timed.
     pub(crate) times_lock: bool,
-    pub(crate) area: FrameArea,
     /// Only with `Way::Move`: the memory from which fresh frames are cut.
     pub(crate) huge_frames: Option<HugeFrames>,
     pub(crate) signal: Uffd,
@@ -175,9 +173,9 @@ pub struct Pager {
     pub(crate) budget_pages: u64,
     /// The largest budget for which frame addresses are reserved. See `share.rs`.
     pub(crate) budget_pages_max: u64,
-    /// The current budget of the engine.
+    /// The current budget of the engines.
     pub(crate) budget_now: AtomicU64,
-    /// What the engine and a tier in local memory share: this process's share of the tree's budget.
+    /// What the engines and a tier in local memory share: this process's share of the tree's budget.
     pub(crate) share_now: AtomicU64,
     /// Pages that a tier takes of that share now.
     pub(crate) tier_pages: AtomicU64,
@@ -188,9 +186,6 @@ pub struct Pager {
     pub(crate) reported_many: AtomicBool,
     pub(crate) reported_small: AtomicBool,
     pub(crate) pins: Pins,
-    /// Signalled after every report that somebody waits for.
-    pub(crate) progress: EventCount,
-    pub(crate) worker_wakeup: Wakeup,
     /// Notifies the worker when no thread of the program is left. `None`: the space is a caller's.
     pub(crate) lifeline: Option<Lifeline>,
     /// What the listeners wait for, if there are any.
@@ -217,24 +212,8 @@ pub struct Pager {
     pub(crate) forked_at_ns: AtomicU64,
     /// The features of the userfaultfds.
     features: u64,
-    /// Bytes that were installed from where a mapped tier has them.
-    pub(crate) in_place_bytes: AtomicU64,
-    /// The number of pages in DRAM that was last published, and how many reports on the fault path have published
-    /// nothing since.
-    published_pages: AtomicU64,
-    unpublished_reports: AtomicU64,
-    /// How much of the engine's counts was added to the counters.
-    published_hits: AtomicU64,
-    published_wasted: AtomicU64,
-    published_clean: AtomicU64,
     /// How much of the work of a chain's levels has been added to the counters.
-    published_levels: [[AtomicU64; LevelCounter::COUNT]; LEVELS],
-}
-
-/// A budget as a person would type it: an estimate has at most two significant digits.
-fn suggestion(bytes: u64) -> u64 {
-    let step = (bytes / 64).max(4 << 20).next_power_of_two();
-    bytes.next_multiple_of(step)
+    pub(crate) published_levels: [[AtomicU64; LevelCounter::COUNT]; LEVELS],
 }
 
 /// Number of regions that the tier has room for.
@@ -247,7 +226,7 @@ impl Pager {
     pub fn start(settings: Settings, counters: Arc<Counters>) -> Result<&'static Pager, StartFailure> {
         let pager: &'static Pager = Box::leak(Pager::open(settings, counters)?);
         // Before any mapping is registered, because its pages count against the share.
-        pager.publish_own_use(&pager.engine());
+        pager.shards().for_each(|view| view.publish_own_use(&view.engine()));
         pager.follow_share();
         pager.start_listeners()?;
         pager.start_threads()?;
@@ -279,12 +258,10 @@ impl Pager {
         let readiness = listener.as_ref().map(|uffd| Readiness::of(uffd.descriptor())).transpose();
         let readiness = readiness.map_err(StartFailure::Uffd)?;
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
-        let budget_pages_max = settings.ledger.map_or(budget_pages, Ledger::pages_max);
-        let (area, budget_pages_max) = FrameArea::new(budget_pages_max, &signal)
-            .map(|area| (area, budget_pages_max))
-            // Without address space for the largest budget, the pager reserves frames for the present budget only.
-            .or_else(|_| FrameArea::new(budget_pages, &signal).map(|area| (area, budget_pages)))
-            .map_err(StartFailure::Frames)?;
+        // A recording is of one engine.
+        let shards = if settings.record.is_some() { 1 } else { settings.shards };
+        let stripes = Stripes::new(shards, budget_pages);
+        let budgets = ShardBudgets::new(stripes.shards(), budget_pages);
         let huge_frames =
             (way == Way::Move).then(|| HugeFrames::new(&signal).map_err(StartFailure::Frames)).transpose()?;
         let slabs = slabs_of(&*settings.tier);
@@ -295,14 +272,14 @@ impl Pager {
             elastic: settings.elastic,
             copied_pages_max: match way {
                 Way::Move => (exchange::COPIED_BYTES_MAX / PAGE_BYTES) as u32,
-                Way::Copy => Order::MAX.pages().min((budget_pages / COPIED_PART) as u32),
+                Way::Copy => Order::MAX.pages().min((budgets.pages(0) / COPIED_PART) as u32),
             },
             seals: found & feature::PAGEFAULT_FLAG_WP != 0,
             fetch_cost: if settings.tier.waits_for_medium() { FETCH_COST_MEDIUM } else { FETCH_COST_MEMORY },
         };
         let header = record::Header {
             settings: engine_settings,
-            policy: settings.policy.name().to_owned(),
+            policy: settings.policy.as_str().to_owned(),
             pid: std::process::id(),
             release: env!("CARGO_PKG_VERSION").to_owned(),
             program: settings.program,
@@ -318,12 +295,19 @@ impl Pager {
         settings.family.join().map_err(StartFailure::Family)?;
         // This process may have been forked since the tier was opened.
         settings.tier.after_fork_in_child(false).map_err(StartFailure::Tier)?;
-        let slabs = Box::new(FamilySlabs::new(Arc::clone(&settings.family)));
-        let engine = Engine::with_slabs(engine_settings, settings.policy, slabs);
-        let pins = Pins::new(Arc::clone(engine.map().changes()));
+        let plan = shard::Plan {
+            settings: engine_settings,
+            policy: settings.policy,
+            budgets: &budgets,
+            budget_pages_max: settings.ledger.map_or(budget_pages, Ledger::pages_max),
+            family: &settings.family,
+            uffd: &signal,
+        };
+        let (shards, changes, budget_pages_max) = plan.carry_out().map_err(StartFailure::Frames)?;
+        let largest = shards[0].lock().largest(settings.order);
+        let pins = Pins::new(changes);
         let lifeline = (settings.owner == Owner::Program).then(Lifeline::new).transpose();
         let pager = Box::new(Pager {
-            area,
             huge_frames,
             signal,
             listener,
@@ -332,8 +316,11 @@ impl Pager {
             can_poison: found & feature::POISON != 0,
             counters,
             order: settings.order,
-            largest: engine.largest(settings.order),
-            engine: Mutex::new(engine),
+            largest,
+            shards,
+            stripes,
+            budgets: Mutex::new(budgets),
+            looked_ns: AtomicU64::new(0),
             recorder,
             times_lock: settings.time_lock,
             budget_pages,
@@ -347,8 +334,6 @@ impl Pager {
             reported_many: AtomicBool::new(false),
             reported_small: AtomicBool::new(false),
             pins,
-            progress: EventCount::new(),
-            worker_wakeup: Wakeup::new().map_err(StartFailure::Frames)?.kept(),
             lifeline: lifeline.map_err(StartFailure::Frames)?,
             readiness,
             service: Service::new(settings.owner),
@@ -362,12 +347,6 @@ impl Pager {
             faults_as_child: AtomicU64::new(0),
             forked_at_ns: AtomicU64::new(0),
             features: wanted,
-            in_place_bytes: AtomicU64::new(0),
-            published_pages: AtomicU64::new(0),
-            unpublished_reports: AtomicU64::new(0),
-            published_hits: AtomicU64::new(0),
-            published_wasted: AtomicU64::new(0),
-            published_clean: AtomicU64::new(0),
             published_levels: [const { [const { AtomicU64::new(0) }; LevelCounter::COUNT] }; LEVELS],
         });
         pager.counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
@@ -434,137 +413,9 @@ impl Pager {
         Uffds { frames: &self.signal, program: self.uffd(delivery) }
     }
 
-    /// Sets the gauges from the engine's state.
-    pub(crate) fn publish(&self, engine: &Engine) {
-        self.published_pages.store(engine.resident_pages() + engine.standby_pages(), Ordering::Relaxed);
-        self.unpublished_reports.store(0, Ordering::Relaxed);
-        let bytes = |pages: u64| pages * PAGE_BYTES;
-        let standby = bytes(engine.standby_pages());
-        self.counters.set_resident_bytes(bytes(engine.resident_pages()) + standby);
-        self.counters.set_with_peak(Gauge::StandbyBytes, Gauge::StandbyBytesPeak, standby);
-        self.counters.set(Gauge::UnwritableBytes, bytes(engine.unwritable_pages()));
-        self.counters.set(Gauge::FramesFreeBytes, bytes(engine.free_pages()));
-        let stored = u64::from(engine.map().slabs_in_use()) * REGION_BYTES;
-        self.counters.set_with_peak(Gauge::StoredBytes, Gauge::StoredBytesPeak, stored);
-        let used = self.in_place_bytes.load(Ordering::Relaxed).saturating_mul(MAPPED_AROUND);
-        self.counters.set(Gauge::TierMappedBytes, used.min(stored));
-        let more = engine.pages_to_halve_fetches().map(bytes);
-        // In a process tree the budget is shared by all processes, and this process is the one that would use more of
-        // it.
-        let suggested = more.map_or(0, |more| suggestion(self.counters.gauge(Gauge::DramBudgetBytes) + more));
-        self.counters.set(Gauge::SuggestedDramBytes, suggested);
-        let counts = engine.counts();
-        self.catch_up(Counter::PrefetchHits, &self.published_hits, counts.prefetch_hits);
-        self.catch_up(Counter::PrefetchWasted, &self.published_wasted, counts.prefetch_wasted);
-        self.catch_up(Counter::EvictedCleanBlocks, &self.published_clean, counts.dropped_clean_blocks);
-    }
-
-    /// As `publish`, but only where the pages in DRAM differ from those last published by more than `1 /
-    /// PUBLISHED_PART`, or after `REPORTS_UNPUBLISHED_MAX` calls. Called with the engine's lock held, so the counts
-    /// need no order.
-    pub(crate) fn publish_soon(&self, engine: &Engine) {
-        let now = engine.resident_pages() + engine.standby_pages();
-        let changed = now.abs_diff(self.published_pages.load(Ordering::Relaxed));
-        let reports = self.unpublished_reports.load(Ordering::Relaxed) + 1;
-        if changed * PUBLISHED_PART > now || reports > REPORTS_UNPUBLISHED_MAX {
-            return self.publish(engine);
-        }
-        self.unpublished_reports.store(reports, Ordering::Relaxed);
-    }
-
-    /// Publishes how hot memory is, and what the pager itself takes. Separate from `publish`, and called less often,
-    /// because it sets 26 numbers.
-    pub(crate) fn publish_heat(&self, engine: &Engine) {
-        self.publish_own_use(engine);
-        let Histogram { resident, away } = engine.map().temperatures().histogram();
-        for (place, pages) in [(Place::Resident, resident), (Place::Away, away)] {
-            self.counters.set_heat(place, pages.map(|pages| pages * PAGE_BYTES));
-        }
-    }
-
-    fn level(&self, index: usize) -> Option<LevelFigures> {
-        self.tier.leveled()?.level(index)
-    }
-
-    /// Updates the counters with what the levels of a chain have done since the last call. Several processes of a tree
-    /// do so, and their amounts add up.
-    pub(crate) fn count_levels(&self) {
-        for (index, published) in self.published_levels.iter().enumerate() {
-            let Some(figures) = self.level(index) else { return };
-            let done = [figures.reads, figures.read_bytes, figures.promoted_bytes, figures.demoted_bytes];
-            for ((counter, published), done) in LevelCounter::ALL.iter().zip(published).zip(done) {
-                // Most figures have not changed: read first, and take the cache line only if needed.
-                if done > published.load(Ordering::Relaxed) {
-                    let before = published.fetch_max(done, Ordering::Relaxed);
-                    self.counters.add_level(index, *counter, done.saturating_sub(before));
-                }
-            }
-        }
-    }
-
-    /// After fork(2): the parent counts what the levels of a chain have done so far.
-    pub(crate) fn disown_levels(&self) {
-        for (index, published) in self.published_levels.iter().enumerate() {
-            let Some(figures) = self.level(index) else { return };
-            let done = [figures.reads, figures.read_bytes, figures.promoted_bytes, figures.demoted_bytes];
-            published.iter().zip(done).for_each(|(published, done)| published.store(done, Ordering::Relaxed));
-        }
-    }
-
-    /// Publishes what a compressed tier and the levels of a chain hold, and counts what they have done. If several
-    /// processes of a tree publish, the last one's gauges are seen.
-    pub(crate) fn publish_levels(&self) {
-        self.count_levels();
-        if let Some(figures) = self.tier.compression() {
-            for (gauge, amount) in [
-                (Gauge::CompressedPages, figures.stored_pages),
-                (Gauge::SameValuePages, figures.same_value_pages),
-                (Gauge::IncompressiblePages, figures.incompressible_pages),
-                (Gauge::CompressedBytes, figures.live_bytes),
-                (Gauge::CompressedWasteBytes, figures.waste_bytes),
-                (Gauge::CompressedTableBytes, figures.table_bytes),
-            ] {
-                self.counters.set(gauge, amount);
-            }
-        }
-        for index in 0..LEVELS {
-            let Some(figures) = self.level(index) else { return };
-            self.counters.set_level(index, LevelGauge::CapacityBytes, figures.capacity_bytes);
-            self.counters.set_level(index, LevelGauge::UsedBytes, figures.used_bytes);
-        }
-    }
-
-    /// Updates a counter with what the engine has counted since the last call. Called with the engine's lock held.
-    fn catch_up(&self, counter: Counter, published: &AtomicU64, now: u64) {
-        let before = published.swap(now, Ordering::Relaxed);
-        if now > before {
-            self.counters.add(counter, now - before);
-        }
-    }
-
     /// Counts a failure.
     pub(crate) fn count_failure(&self, counter: Counter) {
         self.counters.add(Counter::Errors, 1);
         self.counters.add(counter, 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn temperatures_are_counted_and_shown_in_the_same_classes() {
-        assert_eq!(aquifer_core::temperature::CLASS_NAMES, aquifer_stats::TEMPERATURES);
-    }
-
-    #[test]
-    fn a_suggestion_is_a_round_number() {
-        assert_eq!(super::suggestion(1), 4 << 20);
-        assert_eq!(super::suggestion((617 << 20) + 5), 624 << 20);
-        assert_eq!(super::suggestion(10 << 30), 10 << 30);
-    }
-
-    #[test]
-    fn every_level_of_a_chain_is_shown() {
-        assert_eq!(aquifer_core::tiering::LEVELS_MAX, aquifer_stats::LEVELS);
     }
 }

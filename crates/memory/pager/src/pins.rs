@@ -264,11 +264,12 @@ impl Pager {
         last: PageIndex,
         wanted: impl Fn(Delivery) -> bool,
     ) -> Option<(PageIndex, PageIndex)> {
-        let engine = self.engine();
         let mut found: Option<(PageIndex, PageIndex)> = None;
-        for mapping in engine.map().overlapping(first, last).filter(|mapping| wanted(mapping.delivery)) {
-            found = Some((found.map_or(mapping.start.max(first), |(start, _)| start), mapping.end.min(last)));
-        }
+        self.each_managed(first, last, |start, end, delivery| {
+            if wanted(delivery) {
+                found = Some(found.map_or((start, end), |(first, last)| (first.min(start), last.max(end))));
+            }
+        });
         found
     }
 
@@ -281,7 +282,7 @@ impl Pager {
     /// Makes the pages `start..end` resident, except those not managed or lost. Returns whether all are present now.
     fn bring(&self, start: PageIndex, end: PageIndex) -> Result<bool, NotBrought> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MAX));
-        match aquifer_driver::bring(self, start, end, thread) {
+        match self.make_resident(start, end, thread) {
             Ok(Brought::Present) => Ok(true),
             Ok(Brought::AsFarAsManaged) => Ok(false),
             Ok(Brought::NoRoom) => Err(NotBrought),

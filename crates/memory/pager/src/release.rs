@@ -3,7 +3,7 @@
 
 //! Releases memory from management, or empties it, because the program asks for that.
 //!
-//! The kernel call is made under the engine's lock (`driver/src/discard.rs`). Memory that the kernel refuses to remove
+//! The kernel call is made under the locks of the engines that can have the range (`driver/src/discard.rs`). Memory that the kernel refuses to remove
 //! stays managed, with its contents: a program may name a descriptor that cannot be mapped, or memory that is sealed.
 //!
 //! Threads: any thread of the program, outside the fault path, on the pager's own stack.
@@ -158,7 +158,8 @@ impl Adopter {
                     forget_emptied(engine, first, last, freed);
                 }
             };
-            let discarded = aquifer_driver::discard(pager, first, last, remove, act, after);
+            let shards = pager.involved(first, last);
+            let discarded = aquifer_driver::discard(&shards, first, last, remove, act, after);
             let Discard { result, managed_pages, is_done } = discarded.unwrap_or_else(|fatal| fail(fatal));
             if managed_pages == 0 {
                 self.was_released(&mut state, start..end, remove && !result.is_refused());

@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use aquifer_core::map::{Delivery, Mapping};
+use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, PageIndex, REGION_BYTES};
 use aquifer_sys::memory::advise;
 use aquifer_sys::own_stack;
@@ -146,14 +146,11 @@ impl Adopter {
         self.state().given_advice.forget(start, end);
         let Some(pager) = self.pager() else { return Vec::new() };
         let (first, last) = (PageIndex::at(start), PageIndex::at(end));
-        let engine = pager.engine();
-        let mappings = engine.map().overlapping(first, last);
-        let part = |mapping: &Mapping| Range {
-            start: mapping.start.max(first).address(),
-            end: mapping.end.min(last).address(),
-            delivery: mapping.delivery,
-        };
-        mappings.map(part).collect()
+        let mut parts = Vec::new();
+        pager.each_managed(first, last, |start, end, delivery| {
+            parts.push(Range { start: start.address(), end: end.address(), delivery });
+        });
+        parts
     }
 
     /// Merges a range that waits for the pager's start with an adjacent one.

@@ -150,7 +150,7 @@ impl Pager {
     /// The curve of what was sampled, and what it was measured under. `None` without samples.
     pub(crate) fn miss_ratio_curve(&self) -> Option<(Curve, CurveFigures)> {
         let latencies = self.counters.snapshot().latencies(FaultKind::Fetch).clone();
-        let histogram = *self.engine().map().temperatures().histogram();
+        let histogram = self.histogram();
         let pages = histogram.resident.iter().chain(&histogram.away).sum();
         let state = self.sampling.state();
         let state = state.as_ref()?;
@@ -203,25 +203,27 @@ impl Pager {
     /// One turn: looks at some samples, and begins others.
     fn take_samples(&self, state: &mut State) {
         let now_ns = now_ns();
-        let engine = self.engine();
         if state.turns.is_multiple_of(TURNS_PER_RENEWAL) {
-            state.chooser.renew(engine.map().mappings().map(|mapping| mapping.start..mapping.end));
+            let engines = self.lock_all();
+            let mappings = engines.iter().flat_map(|engine| engine.map().mappings());
+            state.chooser.renew(mappings.map(|mapping| mapping.start..mapping.end));
         }
         state.turns += 1;
-        state.samples.look(LOOKS_PER_TURN, now_ns, |page| seen(&engine, page).0);
+        state.samples.look(LOOKS_PER_TURN, now_ns, |page| seen(&self.shard_of(page).engine(), page).0);
         // What the program asks for comes first: the engine forgets the oldest of many wishes.
-        if engine.has_departures() || self.is_paused() {
+        if self.shards().any(|view| view.engine().has_departures() || view.is_paused()) {
             return;
         }
         state.evictions_left = (state.evictions_left + EVICTIONS).min(EVICTIONS);
-        let mut engine = engine;
         let (mut begun, mut vain, mut wakes) = (0, 0, false);
         while begun < SAMPLES_PER_TURN && vain < VAIN_PER_TURN && state.evictions_left > 0 {
             let Some(page) = state.chooser.draw_page() else { break };
+            let view = self.shard_of(page);
+            let mut engine = view.engine();
             let (found, pages) = seen(&engine, page);
             match (found, pages) {
                 (Seen::Away, _) => state.samples.add(page, now_ns, true),
-                (Seen::Resident(_), Some(pages)) if !self.is_pinned(pages) => {
+                (Seen::Resident(_), Some(pages)) if !view.is_paused() && !view.is_pinned(pages) => {
                     engine.advise(pages.start, pages.end(), Advice::Sample);
                     state.samples.add(page, now_ns, false);
                     state.evictions_left -= 1 + i64::from(pages.count) / EVICTION_PAGES;
@@ -234,9 +236,8 @@ impl Pager {
             }
             begun += 1;
         }
-        drop(engine);
         if wakes {
-            self.worker_wakeup.wake();
+            self.wake_workers();
         }
     }
 }

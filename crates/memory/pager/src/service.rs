@@ -147,7 +147,7 @@ impl Pager {
         }
         // The first reason counts: the others follow from it.
         let _ = self.service.failure.set(fatal);
-        self.progress.signal();
+        self.signal_all();
     }
 
     /// Why the space cannot go on, if it cannot.
@@ -198,7 +198,7 @@ impl Pager {
             }
             // Again each time: a thread may have been about to sleep.
             futex::wake_all(&self.service.state);
-            self.worker_wakeup.wake();
+            self.wake_workers();
             self.trims.wake();
             self.service.mover.get().inspect(|wake| wake());
             std::thread::sleep(END_WAIT_ONCE);
@@ -225,7 +225,7 @@ impl Pager {
 
     /// Whether this page, read from `slot`, is what this process has stored there.
     fn verify_stored(&self, slot: Slot, page: &[u8]) -> Verified {
-        let guard = self.engine().map().stored_guard(slot);
+        let guard = self.shards().find_map(|view| view.engine().map().stored_guard(slot));
         match guard {
             None => Verified::Unknown,
             Some(guard) if guard == guard::of_page(page) => Verified::Right,

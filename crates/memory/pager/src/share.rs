@@ -4,7 +4,7 @@
 //! Makes a pager's budget follow its process's share of the tree's budget (`ledger.rs`), including later changes.
 //!
 //! Pages that this process gives up return to the ledger only once eviction has freed them. What the pager itself and a
-//! tier take in local memory is part of the share, too: the engine gets the rest.
+//! tier take in local memory is part of the share, too: the engines get the rest (`shard_budgets.rs`).
 //!
 //! Threads: one of its own, which sleeps until the ledger changes; the worker; and once the thread that starts the
 //! pager.
@@ -74,25 +74,16 @@ impl Pager {
         }
     }
 
-    /// Divides `share` between the engine, the pager itself and the tier. Returns the pages that are or may be in use,
+    /// Divides `share` between the engines, the pager itself and the tier. Returns the pages that are or may be in use,
     /// debt included, and whether there is debt.
     fn spend(&self, share: u64) -> (u64, bool) {
         self.share_now.store(share, Ordering::Relaxed);
         let (pages, beside) = self.divided(share);
-        let mut engine = self.engine();
-        let before = engine.budget_pages();
-        if changes(before, pages) {
-            // Never more than the reserved frame addresses: a frame past the last one would be in other memory.
-            engine.set_budget(pages.min(self.budget_pages_max));
-            self.budget_now.store(pages, Ordering::Relaxed);
-        }
-        let debt = engine.debt_pages();
-        let spent = engine.budget_pages() + debt + beside;
-        drop(engine);
+        let (spent, debt) = self.divide(pages, |before| changes(before, pages));
         if debt > 0 {
-            self.worker_wakeup.wake();
+            self.wake_workers();
         }
-        (spent, debt > 0)
+        (spent + beside, debt > 0)
     }
 
     /// The parts of `share` for the engine, and for all else: the pager itself, and a tier that compresses into local
@@ -141,7 +132,7 @@ impl Pager {
 
     /// The pages that this pager cannot do without. Locked memory stays at most half of the budget.
     fn pages_min(&self) -> u64 {
-        let min = aquifer_core::engine::budget_pages_min(u64::from(self.largest.pages()));
+        let min = self.shard_pages_min() * self.shards.len() as u64;
         min.max(2 * self.locked_pages())
     }
 

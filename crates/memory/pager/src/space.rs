@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Implements the driver's world with system calls: this pager carries out the steps that the driver requests.
+//! Implements the driver's world with system calls: a shard carries out the steps that the driver requests.
 //!
 //! May run in a signal handler: does not allocate or log, takes no lock but the engine's, never touches managed memory.
 //!
@@ -20,31 +20,25 @@ mod in_place;
 mod observer;
 mod store;
 
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
 
 use aquifer_core::engine::Engine;
 use aquifer_core::map::Pages;
 use aquifer_core::record::{Call, Summary};
 use aquifer_core::units::{PageIndex, ThreadIndex};
-use aquifer_driver::{LockTimer, LockedEngine, Outcome, Space, Tape};
+use aquifer_driver::{LockTimer, Outcome, Space, Tape};
 use aquifer_stats::Counter;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::thread_slot;
 
 use crate::pager::Pager;
 use crate::recorder::Recorder;
+use crate::shard::ShardView;
 
 /// The worker's maximum number of transfers in flight. Sixteen of 128 KiB saturate the disk for which this was
 /// designed; twice that covers the gaps between plans.
 pub(crate) const QUEUE_DEPTH: u32 = 32;
-
-/// How long a thread tries to get the engine's lock before it sleeps. The lock is held for one or two microseconds, and
-/// putting a thread to sleep and waking it interrupts another CPU, which costs more. A time and not a number of pauses:
-/// one pause takes some 50 cycles on some processors and 140 on others.
-const LOCK_SPIN_NS: u64 = 10_000;
-/// Pauses between two tries.
-const LOCK_PAUSES: u32 = 8;
 
 impl Pager {
     /// Resolves the fault at `address` for the thread `thread`. `write` is false only if the access is known to be a
@@ -53,7 +47,8 @@ impl Pager {
         if self.failure().is_some() {
             return Outcome::Lost;
         }
-        let outcome = aquifer_driver::resolve(self, PageIndex::at(address), thread, write);
+        let page = PageIndex::at(address);
+        let outcome = self.resolve_in_shard(self.shard_of(page), page, thread, write);
         if outcome == Ok(Outcome::Resolved) && self.lacks_threads.load(Ordering::Relaxed) {
             self.faults_as_child.fetch_add(1, Ordering::Relaxed);
         }
@@ -64,29 +59,11 @@ impl Pager {
     }
 }
 
-impl Pager {
-    /// The locked engine. Hold it briefly: no kernel call that may wait.
-    pub(crate) fn engine(&self) -> LockedEngine<'_, Recorder> {
-        Space::engine(self)
-    }
-}
-
-impl Space for Pager {
+impl Space for ShardView<'_> {
     type Tape = Recorder;
 
     fn lock(&self) -> MutexGuard<'_, Engine> {
-        if let Ok(engine) = self.engine.try_lock() {
-            return engine;
-        }
-        let started = now_ns();
-        while now_ns() - started < LOCK_SPIN_NS {
-            (0..LOCK_PAUSES).for_each(|_| std::hint::spin_loop());
-            if let Ok(engine) = self.engine.try_lock() {
-                return engine;
-            }
-        }
-        // A panic inside the engine ends the process (`abort::on_panic`), so no thread ever sees a poisoned lock.
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+        ShardView::lock(*self)
     }
 
     fn tape(&self) -> Option<&Recorder> {
@@ -94,7 +71,7 @@ impl Space for Pager {
     }
 
     fn lock_timer(&self) -> Option<&dyn LockTimer> {
-        self.times_lock.then_some(self)
+        self.times_lock.then_some(self.pager)
     }
 
     fn is_paused(&self) -> bool {

@@ -1,31 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Starts the worker's thread. What the worker does is in `driver/src/worker.rs`.
+//! Starts the workers' threads, one for each shard. What the worker does is in `driver/src/worker.rs`.
 
 use std::sync::mpsc::sync_channel;
 
 use aquifer_driver::Worker;
 
 use crate::pager::{Pager, StartFailure};
+use crate::shard::ShardView;
 use crate::space::QUEUE_DEPTH;
 
-/// Starts the worker of `pager`.
+/// Starts the workers of `pager`.
 pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
+    pager.shards().try_for_each(start_one)
+}
+
+fn start_one(shard: ShardView<'static>) -> Result<(), StartFailure> {
     let (opened, outcome) = sync_channel(1);
-    pager.start_thread(c"aquifer-worker", move || {
-        let queue = match pager.open_queue() {
+    shard.pager.start_thread(c"aquifer-worker", move || {
+        let queue = match shard.open_queue() {
             Ok(queue) => queue,
             Err(failure) => {
                 let _ = opened.send(Err(failure));
                 return;
             }
         };
-        let mut worker = Worker::new(pager, queue, QUEUE_DEPTH);
+        let mut worker = Worker::new(&shard, queue, QUEUE_DEPTH);
         if opened.send(Ok(())).is_ok()
             && let Err(fatal) = worker.run()
         {
-            pager.cannot_go_on(fatal);
+            shard.pager.cannot_go_on(fatal);
         }
     })?;
     outcome.recv().expect("the worker answers before it ends").map_err(StartFailure::Queue)

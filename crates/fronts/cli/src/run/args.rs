@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use aquifer_config::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
+use aquifer_core::stripes::SHARDS_MAX;
 use aquifer_core::units::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
@@ -84,6 +85,11 @@ pub struct HowArgs {
     /// Whether blocks are fetched ahead of their faults
     #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set, value_parser = on_or_off())]
     pub prefetch: bool,
+
+    /// How many shards the memory is divided into, so that faults of many threads do not wait for one lock: 1 to 16; auto
+    /// is one for every four CPUs, as long as each has 1GiB of the budget
+    #[arg(long, hide_short_help = true, value_name = "N|auto", default_value = "auto", value_parser = shards)]
+    pub shards: Shards,
 
     /// Refuse instead of warning when something would escape the budget
     ///
@@ -207,6 +213,20 @@ pub fn on_or_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|word| word == "on")
 }
 
+/// How many shards to make; `None` leaves it to the pager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shards(pub Option<u32>);
+
+fn shards(text: &str) -> Result<Shards, String> {
+    if text == "auto" {
+        return Ok(Shards(None));
+    }
+    match text.parse() {
+        Ok(count) if (1..=SHARDS_MAX as u32).contains(&count) => Ok(Shards(Some(count))),
+        _ => Err(format!("{text} is not a number of shards; choose one from 1 to {SHARDS_MAX}, or auto")),
+    }
+}
+
 fn block(text: &str) -> Result<BlockSize, String> {
     if text == "auto" {
         return Ok(BlockSize::Auto);
@@ -219,6 +239,15 @@ fn block(text: &str) -> Result<BlockSize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shards_are_a_small_number_or_auto() {
+        assert_eq!(shards("auto"), Ok(Shards(None)));
+        assert_eq!(shards("16"), Ok(Shards(Some(16))));
+        for text in ["0", "17", "-1", "four", ""] {
+            assert!(shards(text).unwrap_err().contains("from 1 to 16"), "{text}");
+        }
+    }
 
     #[test]
     fn blocks_are_powers_of_two_or_auto() {

@@ -11,11 +11,13 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use aquifer_config::{Budget, Config};
+use aquifer_core::stripes::SHARD_PAGES_MIN;
+use aquifer_core::units::{ByteSize, PAGE_BYTES};
 use aquifer_nodes::placement::Placement;
 use aquifer_tiers::{ArraySpec, DonorSecurity, OpenFailure, SpecFailure, TierSpec};
 use nix::unistd::geteuid;
 
-use super::args::RunArgs;
+use super::args::{RunArgs, Shards};
 use super::memory_limit::Allowed;
 use super::program::Program;
 use super::{budget_max, numa, preload, state_dir};
@@ -51,6 +53,7 @@ impl RunSettings {
         let allowed = Allowed::read()?;
         let dram = how.dram.of(&allowed)?;
         check_outputs(how.record.as_deref(), how.stats_json.as_deref())?;
+        check_shards(how.shards, how.record.is_some(), dram.0)?;
         let tiers = check_tiers(&how.tier)?;
         let program = Program::check(command, env::var_os("PATH").as_deref())?;
         let library = preload::find(env::var_os(preload::VARIABLE), &own_path()?)?;
@@ -65,6 +68,7 @@ impl RunSettings {
             delivery: how.delivery,
             exchange: how.exchange,
             prefetch: how.prefetch,
+            shards: how.shards.0,
             record: how.record.as_deref().map(|path| absolute_text("--record", path)).transpose()?,
             time_lock: how.time_lock,
             // Without a tree number, borrowed memory returns when its leases expire.
@@ -89,6 +93,25 @@ impl RunSettings {
             quiet: how.quiet,
         })
     }
+}
+
+/// Checks that a given number of shards suits the budget, and what else was asked for.
+fn check_shards(Shards(shards): Shards, is_recorded: bool, dram_bytes: u64) -> Result<(), Failure> {
+    let Some(shards) = shards.filter(|shards| *shards > 1) else { return Ok(()) };
+    if is_recorded {
+        return Err(usage(
+            "--record records one engine, and --shards asks for several".into(),
+            "leave one of them out",
+        ));
+    }
+    let least = ByteSize(u64::from(shards) * SHARD_PAGES_MIN * PAGE_BYTES);
+    if dram_bytes < least.0 {
+        return Err(usage(
+            format!("--shards {shards} needs a budget of at least {least}"),
+            "give a larger --dram or fewer shards",
+        ));
+    }
+    Ok(())
 }
 
 /// Checks the output files: none may be stdout, which belongs to the program, and no two may be the same.

@@ -243,7 +243,7 @@ impl Program<'_> {
                 entry.lost &= engine.map().block(block).state == State::Poisoned;
             }
         };
-        let discarded = discard(&self.view, start, end, remove, act, after);
+        let discarded = discard(std::slice::from_ref(&self.view), start, end, remove, act, after);
         if discarded.is_err() {
             let excused = world.trouble.happened() > 0 || world.was_full.get();
             assert!(excused, "a block cannot be fetched, and nothing has failed");

@@ -63,7 +63,7 @@ impl<'m> Mapping<'m> {
     /// Where the bytes of a page are at this moment.
     fn place_of(&self, page: PageIndex) -> Place {
         let _blocked = Blocked::all();
-        Place::of(self.space.pager.engine().map(), page)
+        Place::of(self.space.pager.undivided().engine().map(), page)
     }
 }
 

@@ -48,7 +48,7 @@ impl MemorySpace {
     pub fn histogram(&self) -> Result<Histogram, SpaceFailure> {
         self.check()?;
         let _blocked = Blocked::all();
-        Ok(*self.pager.engine().map().temperatures().histogram())
+        Ok(*self.pager.undivided().engine().map().temperatures().histogram())
     }
 
     /// The most bytes that a caller should ask for with one advice. Fixed for the life of the space, and half of what
@@ -70,22 +70,22 @@ impl MemorySpace {
     /// Whether callers wait for pages that they have asked for.
     pub fn await_arrivals(&self, are_awaited: bool) {
         let _blocked = Blocked::all();
-        self.pager.engine().await_arrivals(are_awaited);
+        self.pager.undivided().engine().await_arrivals(are_awaited);
     }
 
     /// The number of reports so far: take it before the questions whose answers may be to wait.
     pub fn ticket(&self) -> u32 {
-        self.pager.progress.ticket()
+        self.pager.undivided().shard.progress.ticket()
     }
 
     /// Waits for a report after `ticket`, for at most `limit`.
     pub fn wait(&self, ticket: u32, limit: Duration) {
-        self.pager.progress.sleep(ticket, limit);
+        self.pager.undivided().shard.progress.sleep(ticket, limit);
     }
 
     /// Ends the present waits.
     pub fn wake(&self) {
-        self.pager.progress.signal();
+        self.pager.undivided().shard.progress.signal();
     }
 }
 
@@ -115,8 +115,8 @@ impl Mapping<'_> {
         }
         let _blocked = Blocked::all();
         let (first, last) = self.page_range(at, len);
-        self.space.pager.engine().advise(first, last, advice);
-        self.space.pager.worker_wakeup.wake();
+        self.space.pager.undivided().engine().advise(first, last, advice);
+        self.space.pager.undivided().shard.worker_wakeup.wake();
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl Mapping<'_> {
         let _blocked = Blocked::all();
         let (mut page, last) = self.page_range(at, len);
         let (mut is_away, mut is_busy) = (false, false);
-        let mut engine = self.space.pager.engine();
+        let mut engine = self.space.pager.undivided().engine();
         while page < last {
             match engine.has_arrived(page) {
                 Arrived::Lost => return Ok(Arrived::Lost),
@@ -184,7 +184,7 @@ impl Mapping<'_> {
     /// Looks at the blocks of `page..end`. Returns the page after the last of them.
     fn look(&self, page: PageIndex, end: PageIndex, found: &mut Vec<(BlockReport, Option<u64>)>) -> PageIndex {
         let (_blocked, origin) = (Blocked::all(), self.start.as_ptr() as usize);
-        let engine = self.space.pager.engine();
+        let engine = self.space.pager.undivided().engine();
         let map = engine.map();
         let mut next = end;
         for index in map.blocks_in(page, end) {

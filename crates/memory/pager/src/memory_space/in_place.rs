@@ -93,7 +93,7 @@ impl Mapping<'_> {
         let (page, pager) = (PageIndex::at(self.start.as_ptr() as usize + at), self.space.pager);
         let _blocked = Blocked::all();
         let (offset, stored) = {
-            let engine = pager.engine();
+            let engine = pager.undivided().engine();
             let map = engine.map();
             let Some(block) = map.find(page).filter(|block| map.block(*block).state == State::Stored) else {
                 return false;

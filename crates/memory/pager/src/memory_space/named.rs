@@ -32,9 +32,9 @@ impl MemorySpace {
     ) -> Result<Mapping<'_>, SpaceFailure> {
         let mapping = self.map(bytes)?;
         let (_blocked, pages) = (Blocked::all(), mapping.pages());
-        let mut engine = self.pager.engine();
+        let mut engine = self.pager.undivided().engine();
         engine.set_file(pages.start, pages.end, first, guard);
-        self.pager.publish(&engine);
+        self.pager.undivided().publish(&engine);
         drop(engine);
         Ok(mapping)
     }
@@ -51,7 +51,7 @@ impl Mapping<'_> {
             let end = last.min(page + LOOK_PAGES);
             {
                 let _blocked = Blocked::all();
-                let engine = self.space.pager.engine();
+                let engine = self.space.pager.undivided().engine();
                 while page < end {
                     let mut within = |at, contents| {
                         if at >= page && at < last {
@@ -70,12 +70,12 @@ impl Mapping<'_> {
     /// The mapping's file now has the bytes that these pages have here, with these guards.
     pub fn renew(&self, changed: &[(usize, u64)]) -> Result<(), SpaceFailure> {
         let _blocked = Blocked::all();
-        let (pager, origin) = (self.space.pager, self.start.as_ptr() as usize);
+        let (shard, origin) = (self.space.pager.undivided(), self.start.as_ptr() as usize);
         for part in changed.chunks(RENEW_PAGES) {
-            let (mut rest, mut started) = (part, pager.now_ns());
+            let (mut rest, mut started) = (part, shard.now_ns());
             while !rest.is_empty() {
-                let ticket = pager.ticket();
-                let mut engine = pager.engine();
+                let ticket = shard.ticket();
+                let mut engine = shard.engine();
                 let done = rest.iter().take_while(|(page, guard)| {
                     let page = PageIndex::at(origin + page * PAGE_BYTES as usize);
                     engine.renew(page, *guard) == Renewed::Done
@@ -84,10 +84,10 @@ impl Mapping<'_> {
                 drop(engine);
                 rest = &rest[done..];
                 if done > 0 {
-                    started = pager.now_ns();
+                    started = shard.now_ns();
                 } else {
-                    check_timeout(pager, started).map_err(|fatal| self.space.ended(fatal))?;
-                    pager.wait_at_most(ticket, BUSY_WAIT_ONCE);
+                    check_timeout(&shard, started).map_err(|fatal| self.space.ended(fatal))?;
+                    shard.wait_at_most(ticket, BUSY_WAIT_ONCE);
                 }
             }
         }

@@ -214,7 +214,7 @@ impl<U: Copy> PageReads<U> {
         self.found.clear();
         let mut again = [PageIndex(0); TOGETHER_MAX];
         let mut count = 0;
-        let mut engine = space.pager.engine();
+        let mut engine = space.pager.undivided().engine();
         for (page, _) in wanted {
             let place = Place::of(engine.map(), *page);
             let shared = self.slot_of(*page, place);
@@ -229,7 +229,7 @@ impl<U: Copy> PageReads<U> {
         }
         drop(engine);
         if count > 0 {
-            space.pager.worker_wakeup.wake();
+            space.pager.undivided().shard.worker_wakeup.wake();
         }
     }
 

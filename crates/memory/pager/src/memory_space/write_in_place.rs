@@ -72,7 +72,7 @@ impl Mapping<'_> {
         let (page, pager) = (PageIndex::at(self.start.as_ptr() as usize + at), self.space.pager);
         let _blocked = Blocked::all();
         let change = {
-            let mut engine = pager.engine();
+            let mut engine = pager.undivided().engine();
             if !engine.can_change(page) || self.space.in_place.is_second(page) {
                 return Ok(false);
             }
@@ -87,10 +87,10 @@ impl Mapping<'_> {
             Ok(Written::Torn) => Changed::Lost,
         };
         if how == Changed::Lost {
-            pager.lost(Pages { start: page, count: 1 }, Loss::WriteFailed);
+            pager.undivided().lost(Pages { start: page, count: 1 }, Loss::WriteFailed);
         }
-        if pager.engine().end_change(change.page, how) {
-            pager.signal();
+        if pager.undivided().engine().end_change(change.page, how) {
+            pager.undivided().signal();
         }
         match written.map_err(|fatal| self.space.ended(fatal))? {
             Written::New(_) => Ok(true),
@@ -138,7 +138,7 @@ impl Pager {
         if guard == change.stored || guard == guard::ZERO {
             return Ok(Written::New(guard));
         }
-        self.before_write(Slot(change.offset))?;
+        self.undivided().before_write(Slot(change.offset))?;
         for turn in 0..WRITES_MAX {
             if turn > 0 {
                 signals::sleep(WRITE_PAUSE);
@@ -147,7 +147,7 @@ impl Pager {
                 self.counters.add(Counter::WrittenBackBytes, PAGE as u64);
                 return Ok(Written::New(guard));
             };
-            self.write_back_failed(&failure);
+            self.undivided().write_back_failed(&failure);
             if change.stored == guard::ZERO || self.has(change, found, change.stored) {
                 return Ok(Written::Old);
             }

@@ -128,6 +128,16 @@ impl Pins {
         Some(index)
     }
 
+    /// Calls `each` with every range that is locked.
+    pub(crate) fn each_locked(&self, mut each: impl FnMut(PageIndex, PageIndex)) {
+        for (index, slot) in self.known().iter().enumerate() {
+            if outlives_its_call(slot.owner.load(Ordering::SeqCst)) {
+                let (start, end) = self.covered(index);
+                each(start, end);
+            }
+        }
+    }
+
     /// The pages that a slot covers.
     pub(super) fn covered(&self, index: usize) -> (PageIndex, PageIndex) {
         let slot = &self.slots[index];

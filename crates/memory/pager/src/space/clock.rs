@@ -6,38 +6,39 @@
 use std::time::Duration;
 
 use aquifer_driver::{Clock, Fatal, WorkerClock};
+use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 
 use crate::ending;
-use crate::pager::Pager;
+use crate::shard::ShardView;
 
 /// Turns of spinning before a waiting fault sleeps: meant to cost less than waking another CPU. Not measured.
 const SPIN_ROUNDS: u32 = 400;
 
-impl Clock for Pager {
+impl Clock for ShardView<'_> {
     fn now_ns(&self) -> u64 {
         now_ns()
     }
 
     fn ticket(&self) -> u32 {
-        self.progress.ticket()
+        self.shard.progress.ticket()
     }
 
     fn wait(&self, ticket: u32) {
-        self.progress.spin_then_sleep(ticket, SPIN_ROUNDS, HEEDED_WITHIN);
+        self.shard.progress.spin_then_sleep(ticket, SPIN_ROUNDS, HEEDED_WITHIN);
     }
 
     fn wait_at_most(&self, ticket: u32, limit: Duration) {
-        self.progress.sleep(ticket, limit);
+        self.shard.progress.sleep(ticket, limit);
     }
 
     fn signal(&self) {
-        self.progress.signal();
+        self.shard.progress.signal();
     }
 
     fn wake_worker(&self) {
-        self.worker_wakeup.wake();
+        self.shard.worker_wakeup.wake();
     }
 
     fn heed(&self) -> Result<(), Fatal> {
@@ -46,21 +47,29 @@ impl Clock for Pager {
     }
 }
 
-impl WorkerClock for Pager {
+impl<'a> ShardView<'a> {
+    /// The process's lifeline, for the one worker that looks after it.
+    fn first_lifeline(&self) -> Option<&'a Lifeline> {
+        self.pager.lifeline.as_ref().filter(|_| self.is_first())
+    }
+}
+
+impl WorkerClock for ShardView<'_> {
     fn worker_goes_on(&self) -> bool {
-        self.lifeline.as_ref().inspect(|_| ending::look());
+        self.first_lifeline().inspect(|_| ending::look());
         self.follow_local_use();
+        self.balance_if_due();
         self.service.goes_on()
     }
 
     fn worker_idles(&self, limit: Duration) {
-        let Some(lifeline) = &self.lifeline else { return self.worker_wakeup.sleep(None, limit) };
-        self.worker_wakeup.sleep(ending::heard_by(lifeline), ending::sleep_max(limit));
+        let Some(lifeline) = self.first_lifeline() else { return self.shard.worker_wakeup.sleep(None, limit) };
+        self.shard.worker_wakeup.sleep(ending::heard_by(lifeline), ending::sleep_max(limit));
         ending::hear(lifeline);
     }
 
     fn worker_waits(&self, descriptor: Option<i32>, limit: Duration) {
-        let limit = if self.lifeline.is_some() { ending::sleep_max(limit) } else { limit };
-        self.worker_wakeup.sleep(descriptor, limit);
+        let limit = if self.first_lifeline().is_some() { ending::sleep_max(limit) } else { limit };
+        self.shard.worker_wakeup.sleep(descriptor, limit);
     }
 }

@@ -15,12 +15,12 @@ use aquifer_sys::memory::{MADV_POPULATE_READ, SPANS_MAX, Span, advise, drop_page
 use aquifer_sys::raw::Errno;
 
 use crate::exchange::{self, Unable, Way};
-use crate::pager::Pager;
+use crate::shard::ShardView;
 
 // The driver hands over at most as many victims as one kernel call takes.
 const _: () = assert!(BATCH_MAX <= SPANS_MAX);
 
-impl Exchanger for Pager {
+impl Exchanger for ShardView<'_> {
     fn install(
         &self,
         delivery: Delivery,
@@ -28,7 +28,7 @@ impl Exchanger for Pager {
         pages: Pages,
         frame: FrameIndex,
     ) -> Result<Installed, Fatal> {
-        let installed = exchange::install(self.uffd(delivery), &self.area, self.way, exchange, pages, frame);
+        let installed = exchange::install(self.uffd(delivery), &self.shard.area, self.way, exchange, pages, frame);
         if installed == Ok(exchange::Installed::Copied) {
             self.counters.add(Counter::CopiedBytes, pages.bytes());
         }
@@ -43,7 +43,7 @@ impl Exchanger for Pager {
     }
 
     fn take_away(&self, delivery: Delivery, pages: Pages, frame: FrameIndex, sealed: bool) -> Result<TakeAway, Fatal> {
-        match exchange::take_away(self.uffds(delivery), &self.area, self.way, pages, frame, sealed) {
+        match exchange::take_away(self.uffds(delivery), &self.shard.area, self.way, pages, frame, sealed) {
             Ok(()) => Ok(TakeAway::Taken),
             Err(Unable::Refused(refused)) => Ok(TakeAway::Refused(aquifer_driver::Refused {
                 is_busy: refused.errno == Errno(libc::EBUSY),
@@ -116,14 +116,14 @@ impl Exchanger for Pager {
     }
 }
 
-impl Pager {
+impl ShardView<'_> {
     /// Copies victims to their frames. Returns how many, from the first on, are copied now or need no copy.
     fn copy_out(&self, victims: &[Sealed]) -> usize {
         let framed = |victim: &&Sealed| victim.frame.is_some();
         let sources: Vec<Span> = victims.iter().filter(framed).map(source).collect();
         let targets: Vec<Span> = victims
             .iter()
-            .filter_map(|victim| Some(Span { start: self.area.address(victim.frame?), ..source(victim) }))
+            .filter_map(|victim| Some(Span { start: self.shard.area.address(victim.frame?), ..source(victim) }))
             .collect();
         if sources.is_empty() {
             return victims.len();

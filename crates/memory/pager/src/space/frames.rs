@@ -13,7 +13,7 @@ use aquifer_sys::FrameBuffer;
 use aquifer_sys::memory::{Span, drop_spans};
 
 use super::exchanger::whole;
-use crate::pager::Pager;
+use crate::shard::ShardView;
 
 /// Frames that one kernel call gives back: enough that the interrupts of the other CPUs, one round for each call, cost
 /// little for each frame.
@@ -27,7 +27,7 @@ pub(super) fn check_arrival(buffer: &mut FrameBuffer, expected: &[u64]) -> Resul
     Ok(())
 }
 
-impl Pager {
+impl ShardView<'_> {
     /// Populates the first `len` bytes of a frame, from huge pages if possible. Returns whether the bytes are zeros:
     /// not if the frame keeps its old pages.
     fn give_pages(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<bool, Fatal> {
@@ -35,56 +35,56 @@ impl Pager {
             if !self.huge_frames.as_ref().is_some_and(|huge_frames| huge_frames.shall_replace(len)) {
                 return Ok(false);
             }
-            self.area.try_drop_pages(frame)?;
+            self.shard.area.try_drop_pages(frame)?;
         }
         let is_served = match &self.huge_frames {
-            Some(huge_frames) => huge_frames.serve(&self.signal, self.area.address(frame), len)?,
+            Some(huge_frames) => huge_frames.serve(&self.signal, self.shard.area.address(frame), len)?,
             None => false,
         };
         if !is_served {
-            self.area.populate(frame, len);
+            self.shard.area.populate(frame, len);
         }
         Ok(true)
     }
 }
 
-impl Frames for Pager {
+impl Frames for ShardView<'_> {
     fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal> {
         self.give_pages(frame, len, fresh).map(|_| ())
     }
 
     fn zero(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal> {
         if !self.give_pages(frame, len, fresh)? {
-            self.area.buffer(frame, 0, len).bytes_mut().fill(0);
+            self.shard.area.buffer(frame, 0, len).bytes_mut().fill(0);
         }
         Ok(())
     }
 
     fn give_back(&self, frames: &[FrameIndex]) -> Result<(), Fatal> {
         if let [frame] = frames {
-            return self.area.try_drop_pages(*frame);
+            return self.shard.area.try_drop_pages(*frame);
         }
         for frames in frames.chunks(SPANS_AT_ONCE) {
             // On the stack, since faults come here too, and they do not allocate.
             let mut spans = [Span::default(); SPANS_AT_ONCE];
             let spans = &mut spans[..frames.len()];
             for (span, frame) in spans.iter_mut().zip(frames) {
-                *span = Span { start: self.area.address(*frame), len: frame.order().bytes() as usize };
+                *span = Span { start: self.shard.area.address(*frame), len: frame.order().bytes() as usize };
             }
             // SAFETY: the frames are this thread's, and their bytes are not needed.
             let dropped = whole(spans, unsafe { drop_spans(spans) }.unwrap_or(0));
-            frames[dropped..].iter().try_for_each(|frame| self.area.try_drop_pages(*frame))?;
+            frames[dropped..].iter().try_for_each(|frame| self.shard.area.try_drop_pages(*frame))?;
         }
         Ok(())
     }
 
     fn arrive(&self, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), Mismatch> {
-        let mut buffer = self.area.buffer(frame, start, expected.len() * PAGE_BYTES as usize);
+        let mut buffer = self.shard.area.buffer(frame, start, expected.len() * PAGE_BYTES as usize);
         check_arrival(&mut buffer, expected)
     }
 
     fn compare(&self, frame: FrameIndex, start: usize, stored: &[u64], found: &mut [u64]) -> Finding {
-        let buffer = self.area.buffer(frame, start, stored.len() * PAGE_BYTES as usize);
+        let buffer = self.shard.area.buffer(frame, start, stored.len() * PAGE_BYTES as usize);
         inspect::compare(buffer.bytes(), stored, found)
     }
 }

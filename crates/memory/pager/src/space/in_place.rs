@@ -15,9 +15,9 @@ use aquifer_driver::{Fatal, InPlace, inspect};
 use aquifer_stats::Counter;
 
 use crate::exchange;
-use crate::pager::Pager;
+use crate::shard::ShardView;
 
-impl InPlace for Pager {
+impl InPlace for ShardView<'_> {
     fn install_stored(
         &self,
         delivery: Delivery,
@@ -40,7 +40,7 @@ impl InPlace for Pager {
         exchange::copy_stored(self.uffd(delivery), pages, stored.address(), seal)
             .map_err(|partial| Fatal::Install(partial.errno.0))?;
         self.counters.add(Counter::CopiedBytes, pages.bytes());
-        self.in_place_bytes.fetch_add(pages.bytes(), Ordering::Relaxed);
+        self.shard.in_place_bytes.fetch_add(pages.bytes(), Ordering::Relaxed);
         Ok(true)
     }
 }

@@ -11,9 +11,9 @@ use aquifer_driver::{Count, FaultKind, Loss, Observer, Resolved};
 use aquifer_stats::Counter;
 
 use crate::abort::{Number, say};
-use crate::pager::Pager;
+use crate::shard::ShardView;
 
-impl Observer for Pager {
+impl Observer for ShardView<'_> {
     #[inline]
     fn count(&self, what: Count, amount: u64) {
         let counter = match what {
@@ -56,7 +56,7 @@ impl Observer for Pager {
     }
 
     fn publish(&self, engine: &Engine) {
-        Pager::publish(self, engine);
+        ShardView::publish(self, engine);
     }
 
     fn publish_if_due(&self, engine: &Engine) {

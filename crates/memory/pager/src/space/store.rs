@@ -17,7 +17,7 @@ use super::QUEUE_DEPTH;
 use super::frames::check_arrival;
 use crate::abort::{Number, say};
 use crate::frame_area::FrameArea;
-use crate::pager::Pager;
+use crate::shard::ShardView;
 
 /// Tries of one read that fails temporarily.
 const READ_TRIES: u32 = 5;
@@ -35,12 +35,12 @@ enum Found {
     NotYet,
 }
 
-impl Store for Pager {
+impl Store for ShardView<'_> {
     type Failure = TierFailure;
     type Queue = Queue;
 
     fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
-        let mut buffer = self.area.buffer(frame, start, len);
+        let mut buffer = self.shard.area.buffer(frame, start, len);
         let mut tries = 0;
         loop {
             let Err(failure) = self.tier.read(slot.offset_of(start), &mut buffer) else {
@@ -66,7 +66,7 @@ impl Store for Pager {
     }
 
     fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
-        self.tier.write(slot.offset_of(start), &self.area.buffer(frame, start, len))?;
+        self.tier.write(slot.offset_of(start), &self.shard.area.buffer(frame, start, len))?;
         self.count_copy(len);
         Ok(())
     }
@@ -104,7 +104,7 @@ impl Store for Pager {
     }
 }
 
-impl Pager {
+impl ShardView<'_> {
     /// Counts a transfer that was a copy in local memory.
     fn count_copy(&self, len: usize) {
         if !self.tier.waits_for_medium() {
@@ -115,7 +115,7 @@ impl Pager {
     /// Tries each way of the tier once.
     fn try_ways(&self, slot: Slot, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<Found, ReadFailure> {
         let (offset, len) = (slot.offset_of(start), expected.len() * PAGE_BYTES as usize);
-        let mut buffer = self.area.buffer(frame, start, len);
+        let mut buffer = self.shard.area.buffer(frame, start, len);
         let is_right = &mut |buffer: &mut FrameBuffer| check_arrival(buffer, expected).is_ok();
         match aquifer_tiers::find_way(&*self.tier, offset, &mut buffer, is_right) {
             Ok(Some(way)) => {
@@ -130,11 +130,13 @@ impl Pager {
             Ok(None) | Err(_) => Err(ReadFailure::Mismatch),
         }
     }
+}
 
+impl ShardView<'static> {
     /// Opens the worker's queue. To be called on the worker's own thread, because the program cannot reach that
     /// thread's descriptors.
-    pub(crate) fn open_queue(&'static self) -> Result<Queue, TierFailure> {
-        Ok(Queue { queue: self.tier.open_queue(QUEUE_DEPTH)?, area: &self.area })
+    pub(crate) fn open_queue(self) -> Result<Queue, TierFailure> {
+        Ok(Queue { queue: self.pager.tier.open_queue(QUEUE_DEPTH)?, area: &self.shard.area })
     }
 }
 

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One shard of a space: an engine with its lock and its frames, and who waits for it.
+//!
+//! A space that many cores use is divided into shards by address (`core/src/stripes.rs`), so that faults in different
+//! shards do not meet; other spaces have one shard. What all shards share, the tier for instance, is in `pager.rs`.
+//! `shards.rs` has what concerns several of them, and the order of their locks.
+//!
+//! Next on the path: `space.rs`, a shard as the driver sees it.
+
+use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use aquifer_core::engine::{self, Engine};
+use aquifer_core::map::changes::Changes;
+use aquifer_core::policy::{self, PolicyName};
+use aquifer_core::shard_budgets::ShardBudgets;
+use aquifer_driver::LockedEngine;
+use aquifer_sys::futex::EventCount;
+use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::uffd::Uffd;
+use aquifer_sys::wakeup::Wakeup;
+
+use crate::family::{Family, FamilySlabs};
+use crate::frame_area::FrameArea;
+use crate::pager::Pager;
+use crate::published::Published;
+use crate::recorder::Recorder;
+
+/// How long a thread tries to get the engine's lock before it sleeps. The lock is held for one or two microseconds, and
+/// putting a thread to sleep and waking it interrupts another CPU, which costs more. A time and not a number of pauses:
+/// one pause takes some 50 cycles on some processors and 140 on others.
+const LOCK_SPIN_NS: u64 = 10_000;
+/// Pauses between two tries.
+const LOCK_PAUSES: u32 = 8;
+
+/// What a shard has for itself.
+pub struct Shard {
+    engine: Mutex<Engine>,
+    pub(crate) area: FrameArea,
+    /// The largest budget for which frame addresses are reserved.
+    pub(crate) budget_pages_max: u64,
+    /// Signalled after every report that somebody waits for.
+    pub(crate) progress: EventCount,
+    pub(crate) worker_wakeup: Wakeup,
+    /// Bytes that were installed from where a mapped tier has them.
+    pub(crate) in_place_bytes: AtomicU64,
+    /// The figures that were published last.
+    pub(crate) published: Published,
+}
+
+/// What a shard can have at most of the whole budget: this many times an equal part.
+const EQUAL_PARTS_MAX: u64 = 4;
+
+/// How to make the shards of a space.
+pub(crate) struct Plan<'a> {
+    /// The engines' settings, with the budget of the whole space.
+    pub(crate) settings: engine::Settings,
+    pub(crate) policy: PolicyName,
+    pub(crate) budgets: &'a ShardBudgets,
+    /// The largest budget that the space can get.
+    pub(crate) budget_pages_max: u64,
+    pub(crate) family: &'a Arc<Family>,
+    /// Registers the frames.
+    pub(crate) uffd: &'a Uffd,
+}
+
+impl Plan<'_> {
+    /// The shards, the counts of changes that they share, and the largest budget for which they have addresses.
+    pub(crate) fn carry_out(&self) -> Result<(Box<[Shard]>, Arc<Changes>, u64), Errno> {
+        let budget_pages = self.settings.budget_pages;
+        let (areas, budget_pages_max) = self
+            .areas(self.budget_pages_max)
+            .map(|areas| (areas, self.budget_pages_max))
+            // Without address space for the largest budget, the pager reserves frames for the present budget only.
+            .or_else(|_| self.areas(budget_pages).map(|areas| (areas, budget_pages)))?;
+        let changes = Arc::<Changes>::default();
+        let shards: Result<Box<[Shard]>, Errno> = areas
+            .into_iter()
+            .enumerate()
+            .map(|(index, area)| {
+                let settings = engine::Settings { budget_pages: self.budgets.pages(index), ..self.settings };
+                let slabs = Box::new(FamilySlabs::new(Arc::clone(self.family)));
+                let mut engine = Engine::with_slabs(settings, policy::build(self.policy), slabs);
+                engine.count_changes_in(Arc::clone(&changes));
+                Shard::new(engine, area, self.most(budget_pages_max))
+            })
+            .collect();
+        Ok((shards?, changes, budget_pages_max))
+    }
+
+    /// The most pages that one shard gets of `whole`.
+    fn most(&self, whole: u64) -> u64 {
+        match self.budgets.shards() as u64 {
+            1 => whole,
+            shards => whole.min(whole * EQUAL_PARTS_MAX / shards),
+        }
+    }
+
+    fn areas(&self, whole: u64) -> Result<Vec<FrameArea>, Errno> {
+        (0..self.budgets.shards()).map(|_| FrameArea::new(self.most(whole), self.uffd)).collect()
+    }
+}
+
+impl Shard {
+    /// A shard with frames for up to `budget_pages_max` pages.
+    fn new(engine: Engine, area: FrameArea, budget_pages_max: u64) -> Result<Self, Errno> {
+        Ok(Self {
+            engine: Mutex::new(engine),
+            area,
+            budget_pages_max,
+            progress: EventCount::new(),
+            worker_wakeup: Wakeup::new()?.kept(),
+            in_place_bytes: AtomicU64::new(0),
+            published: Published::default(),
+        })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Engine> {
+        if let Ok(engine) = self.engine.try_lock() {
+            return engine;
+        }
+        let started = now_ns();
+        while now_ns() - started < LOCK_SPIN_NS {
+            (0..LOCK_PAUSES).for_each(|_| std::hint::spin_loop());
+            if let Ok(engine) = self.engine.try_lock() {
+                return engine;
+            }
+        }
+        // A panic inside the engine ends the process (`abort::on_panic`), so no thread ever sees a poisoned lock.
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A shard together with its space.
+#[derive(Clone, Copy)]
+pub struct ShardView<'a> {
+    pub(crate) pager: &'a Pager,
+    pub(crate) shard: &'a Shard,
+    pub(crate) index: usize,
+}
+
+impl<'a> ShardView<'a> {
+    /// The locked engine. Hold it briefly: no kernel call that may wait.
+    pub(crate) fn engine(self) -> LockedEngine<'a, Recorder> {
+        let timer = self.pager.times_lock.then_some(self.pager as &dyn aquifer_driver::LockTimer);
+        LockedEngine::new(|| self.shard.lock(), self.pager.recorder.as_deref(), timer)
+    }
+
+    /// The engine's lock, for the driver.
+    pub(crate) fn lock(self) -> MutexGuard<'a, Engine> {
+        self.shard.lock()
+    }
+
+    /// Whether it is the shard whose worker looks after what the process has once.
+    pub(crate) fn is_first(self) -> bool {
+        self.index == 0
+    }
+}
+
+/// A shard's view has everything that its space has.
+impl Deref for ShardView<'_> {
+    type Target = Pager;
+
+    fn deref(&self) -> &Pager {
+        self.pager
+    }
+}
