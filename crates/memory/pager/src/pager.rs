@@ -148,7 +148,7 @@ impl std::error::Error for StartFailure {}
 
 /// One memory space: its engine, frames, tier, userfaultfds and threads.
 pub struct Pager {
-    pub(crate) shards: Box<[Shard]>,
+    pub(crate) shards: Box<[Box<Shard>]>,
     /// Which of them has a page.
     pub(crate) stripes: Stripes,
     /// How they divide the budget.

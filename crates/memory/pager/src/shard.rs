@@ -69,7 +69,7 @@ pub(crate) struct Plan<'a> {
 
 impl Plan<'_> {
     /// The shards, the counts of changes that they share, and the largest budget for which they have addresses.
-    pub(crate) fn carry_out(&self) -> Result<(Box<[Shard]>, Arc<Changes>, u64), Errno> {
+    pub(crate) fn carry_out(&self) -> Result<(Box<[Box<Shard>]>, Arc<Changes>, u64), Errno> {
         let budget_pages = self.settings.budget_pages;
         let (areas, budget_pages_max) = self
             .areas(self.budget_pages_max)
@@ -77,18 +77,35 @@ impl Plan<'_> {
             // Without address space for the largest budget, the pager reserves frames for the present budget only.
             .or_else(|_| self.areas(budget_pages).map(|areas| (areas, budget_pages)))?;
         let changes = Arc::<Changes>::default();
-        let shards: Result<Box<[Shard]>, Errno> = areas
-            .into_iter()
-            .enumerate()
-            .map(|(index, area)| {
-                let settings = engine::Settings { budget_pages: self.budgets.pages(index), ..self.settings };
-                let slabs = Box::new(FamilySlabs::new(Arc::clone(self.family)));
-                let mut engine = Engine::with_slabs(settings, policy::build(self.policy), slabs);
-                engine.count_changes_in(Arc::clone(&changes));
-                Shard::new(engine, area, self.most(budget_pages_max))
-            })
-            .collect();
-        Ok((shards?, changes, budget_pages_max))
+        let mut shards = Vec::with_capacity(areas.len());
+        for (index, area) in areas.into_iter().enumerate() {
+            shards.push(self.make_one(index, area, self.most(budget_pages_max), &changes)?);
+        }
+        Ok((shards.into(), changes, budget_pages_max))
+    }
+
+    /// One shard. A function of its own and boxed at once, because this runs on a small stack and an engine is large.
+    #[inline(never)]
+    fn make_one(
+        &self,
+        index: usize,
+        area: FrameArea,
+        budget_pages_max: u64,
+        changes: &Arc<Changes>,
+    ) -> Result<Box<Shard>, Errno> {
+        let settings = engine::Settings { budget_pages: self.budgets.pages(index), ..self.settings };
+        let slabs = Box::new(FamilySlabs::new(Arc::clone(self.family)));
+        let mut engine = Engine::with_slabs(settings, policy::build(self.policy), slabs);
+        engine.count_changes_in(Arc::clone(changes));
+        Ok(Box::new(Shard {
+            engine: Mutex::new(engine),
+            area,
+            budget_pages_max,
+            progress: EventCount::new(),
+            worker_wakeup: Wakeup::new()?.kept(),
+            in_place_bytes: AtomicU64::new(0),
+            published: Published::default(),
+        }))
     }
 
     /// The most pages that one shard gets of `whole`.
@@ -105,19 +122,7 @@ impl Plan<'_> {
 }
 
 impl Shard {
-    /// A shard with frames for up to `budget_pages_max` pages.
-    fn new(engine: Engine, area: FrameArea, budget_pages_max: u64) -> Result<Self, Errno> {
-        Ok(Self {
-            engine: Mutex::new(engine),
-            area,
-            budget_pages_max,
-            progress: EventCount::new(),
-            worker_wakeup: Wakeup::new()?.kept(),
-            in_place_bytes: AtomicU64::new(0),
-            published: Published::default(),
-        })
-    }
-
+    /// The engine's lock.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Engine> {
         if let Ok(engine) = self.engine.try_lock() {
             return engine;
