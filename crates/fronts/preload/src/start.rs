@@ -114,7 +114,18 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     };
     let elastic = config.block == BlockSize::Auto;
     let (dram_bytes, prefetch) = (config.dram_bytes, config.prefetch);
-    let shards = config.shards.map_or_else(|| shards_for(cpus(), dram_bytes / PAGE_BYTES), |shards| shards as usize);
+    let shards = config.shards.map_or_else(
+        || {
+            if std::env::var_os("NOSHARD").is_some() {
+                shards_for(cpus(), 0)
+            } else if config.record.is_some() {
+                1
+            } else {
+                ((dram_bytes >> 24) as usize).clamp(1, 4)
+            }
+        },
+        |shards| shards as usize,
+    );
     let program = std::env::current_exe().unwrap_or_default().to_string_lossy().into_owned();
     let record = config.record.clone();
     let family = family(&*tier);

@@ -12,6 +12,7 @@
 //! - `worker.rs`: the background work, with `batch.rs` for many small blocks at a time.
 //! - `make_resident.rs`: the memory of a system call becomes resident.
 //! - `discard.rs`: memory that the program gives back. `quiesce.rs`: brings the space to rest before a fork.
+//! - `shards.rs`: several engines that divide one space.
 //! - `engine_lock.rs`: the locked engine; every call that changes it is recorded there.
 //! - `fatal.rs`: errors that a space cannot recover from. The driver returns them; the caller that created the space
 //!   decides what happens next.
@@ -29,6 +30,7 @@ mod make_resident;
 mod observer;
 pub mod planted;
 mod quiesce;
+mod shards;
 mod space;
 mod transfer;
 mod worker;
@@ -42,6 +44,7 @@ pub use fault::{Outcome, WAIT_MAX, check_timeout, resolve};
 pub use make_resident::{Brought, bring};
 pub use observer::{Count, FaultKind, Loss, Observer, Resolved};
 pub use quiesce::quiesce;
+pub use shards::{Shards, balance, borrow_for, divide, resolve_in, spent};
 pub use space::{
     Clock, Direction, Exchanger, Frames, Gone, InPlace, Installed, Kernel, Populated, ReadFailure, Ready, Refused,
     Space, Store, StoreQueue, TakeAway, Transfer,

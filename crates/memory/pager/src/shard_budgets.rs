@@ -1,34 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Moves budget from one shard of a space to another, as `core/src/shard_budgets.rs` decides.
+//! The parts of the budget that the shards of a space have. `core/src/shard_budgets.rs` decides, and
+//! `driver/src/shards.rs` carries it out.
 //!
 //! Threads: the workers, of which any looks at intervals; threads that find no room; and the one that changes the whole
-//! budget. The division is locked before any engine. Does not allocate, since faults come here too.
+//! budget.
 
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aquifer_core::engine::budget_pages_min;
-use aquifer_core::shard_budgets::{Change, Observed, ShardBudgets};
+use aquifer_core::shard_budgets::ShardBudgets;
 use aquifer_core::stripes::SHARDS_MAX;
-use aquifer_core::units::{PageIndex, ThreadIndex};
-use aquifer_driver::{Fatal, Outcome};
+use aquifer_driver::Shards;
 use aquifer_sys::raw::now_ns;
-use aquifer_sys::signals;
 
 use crate::pager::Pager;
 use crate::shard::ShardView;
 
 /// The interval of looks. A choice: many evictions, and short for a program that turns to other data.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long a thread that finds no room waits until another shard has given some.
-const LOAN_WAIT_MAX: Duration = Duration::from_secs(1);
-/// One such wait.
-const LOAN_WAIT_ONCE: Duration = Duration::from_millis(1);
-/// How often one fault borrows.
-const LOANS_MAX: u32 = 8;
+
+impl Shards for Pager {
+    type Shard<'s> = ShardView<'s>;
+
+    fn count(&self) -> usize {
+        self.shards.len()
+    }
+
+    fn shard(&self, index: usize) -> ShardView<'_> {
+        ShardView { pager: self, shard: &self.shards[index], index }
+    }
+
+    fn try_budgets(&self) -> Option<MutexGuard<'_, ShardBudgets>> {
+        self.budgets.try_lock().ok()
+    }
+
+    fn limits(&self) -> [(u64, u64); SHARDS_MAX] {
+        let locked = self.locked_by_shard();
+        let mut limits = [(0, 0); SHARDS_MAX];
+        for ((limits, shard), locked) in limits.iter_mut().zip(&self.shards).zip(locked) {
+            // Locked memory stays at most half of a shard.
+            *limits = (self.shard_pages_min().max(2 * locked), shard.budget_pages_max);
+        }
+        limits
+    }
+}
 
 impl Pager {
     /// The division of the budget. Taken before any engine's lock.
@@ -41,21 +60,10 @@ impl Pager {
     pub(crate) fn divide(&self, pages: u64, changes: impl Fn(u64) -> bool) -> (u64, u64) {
         let mut budgets = self.lock_budgets();
         if changes(budgets.total()) {
-            // Never more than the reserved frame addresses: a frame past the last one would be in other memory.
-            budgets.set_total(pages.min(self.budget_pages_max));
+            aquifer_driver::divide(self, &mut budgets, pages.min(self.budget_pages_max));
             self.budget_now.store(pages, Ordering::Relaxed);
-            for view in self.shards() {
-                self.apply(Change { shard: view.index, pages: budgets.pages(view.index) });
-            }
         }
-        let (mut debt, mut moved) = (0, 0);
-        for view in self.shards() {
-            let owed = view.engine().debt_pages();
-            debt += owed;
-            // Pages on their way are part of the total until they arrive, and of the giver's debt until it has paid.
-            moved += budgets.moving().filter(|(from, _)| *from == view.index).map_or(0, |(_, pages)| pages.min(owed));
-        }
-        (budgets.total() + debt - moved, debt)
+        aquifer_driver::spent(self, &budgets)
     }
 
     /// Looks at the shards if it is time.
@@ -64,74 +72,10 @@ impl Pager {
             return;
         }
         let (now, looked) = (now_ns(), self.looked_ns.load(Ordering::Relaxed));
-        if now.saturating_sub(looked) < LOOK_EVERY.as_nanos() as u64
-            || self.looked_ns.compare_exchange(looked, now, Ordering::Relaxed, Ordering::Relaxed).is_err()
-        {
-            return;
+        let is_due = now.saturating_sub(looked) >= LOOK_EVERY.as_nanos() as u64;
+        if is_due && self.looked_ns.compare_exchange(looked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            aquifer_driver::balance(self);
         }
-        if let Ok(mut budgets) = self.budgets.try_lock()
-            && let Some(change) = budgets.look(&self.observed()[..self.shards.len()])
-        {
-            self.apply(change);
-        }
-    }
-
-    /// [`aquifer_driver::resolve`] in the page's shard. If its budget has no room, because what it holds is pinned,
-    /// borrows from another shard.
-    pub(crate) fn resolve_in_shard(
-        &self,
-        view: ShardView<'_>,
-        page: PageIndex,
-        thread: ThreadIndex,
-        write: bool,
-    ) -> Result<Outcome, Fatal> {
-        for _ in 0..LOANS_MAX {
-            let outcome = aquifer_driver::resolve(&view, page, thread, write)?;
-            if outcome != Outcome::NoRoom || !self.borrow_for(view) {
-                return Ok(outcome);
-            }
-        }
-        Ok(Outcome::NoRoom)
-    }
-
-    /// Waits until a shard has got pages of another one. False if there are none, or if the tier is what lacks room.
-    pub(crate) fn borrow_for(&self, view: ShardView<'_>) -> bool {
-        if self.shards.len() == 1 || view.engine().waits_for_tier() {
-            return false;
-        }
-        let started = now_ns();
-        while now_ns() - started < LOAN_WAIT_MAX.as_nanos() as u64 {
-            if let Ok(mut budgets) = self.budgets.try_lock() {
-                let change = budgets.lend(view.index, &self.observed()[..self.shards.len()]);
-                if let Some(change) = change {
-                    self.apply(change);
-                    if change.shard == view.index {
-                        return true;
-                    }
-                } else if budgets.moving().is_none() {
-                    return false;
-                }
-            }
-            self.wake_workers();
-            signals::sleep(LOAN_WAIT_ONCE);
-        }
-        false
-    }
-
-    /// What the rule needs to know about the shards. Locks one engine after the other.
-    fn observed(&self) -> [Observed; SHARDS_MAX] {
-        let locked = self.locked_by_shard();
-        let mut observed = [Observed::default(); SHARDS_MAX];
-        for (view, observed) in self.shards().zip(&mut observed) {
-            let engine = view.engine();
-            *observed = Observed {
-                evicted_pages: engine.counts().evicted_pages,
-                debt_pages: engine.debt_pages(),
-                min_pages: self.shard_pages_min().max(2 * locked[view.index]),
-                max_pages: view.shard.budget_pages_max,
-            };
-        }
-        observed
     }
 
     /// The pages that one shard cannot do without.
@@ -148,11 +92,5 @@ impl Pager {
             });
         }
         locked
-    }
-
-    fn apply(&self, change: Change) {
-        let view = self.shard(change.shard);
-        view.engine().set_budget(change.pages.min(view.shard.budget_pages_max));
-        view.shard.worker_wakeup.wake();
     }
 }

@@ -11,7 +11,7 @@ use aquifer_core::engine::Advice;
 use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::temperature::Histogram;
 use aquifer_core::units::{PageIndex, ThreadIndex};
-use aquifer_driver::{Brought, Fatal, LockedEngine};
+use aquifer_driver::{Brought, Fatal, LockedEngine, Shards};
 
 use crate::pager::Pager;
 use crate::recorder::Recorder;
@@ -24,11 +24,6 @@ impl Pager {
     /// The shards, in the order of their locks.
     pub(crate) fn shards(&self) -> impl Iterator<Item = ShardView<'_>> {
         self.shards.iter().enumerate().map(|(index, shard)| ShardView { pager: self, shard, index })
-    }
-
-    /// One shard.
-    pub(crate) fn shard(&self, index: usize) -> ShardView<'_> {
-        ShardView { pager: self, shard: &self.shards[index], index }
     }
 
     /// The shard of a page.
@@ -79,7 +74,7 @@ impl Pager {
         let mut whole = Brought::Present;
         for (view, first, last) in self.parts(first, last) {
             let mut brought = aquifer_driver::bring(&view, first, last, thread)?;
-            if brought == Brought::NoRoom && self.borrow_for(view) {
+            if brought == Brought::NoRoom && aquifer_driver::borrow_for(self, view.index)? {
                 brought = aquifer_driver::bring(&view, first, last, thread)?;
             }
             match brought {

@@ -48,7 +48,7 @@ impl Pager {
             return Outcome::Lost;
         }
         let page = PageIndex::at(address);
-        let outcome = self.resolve_in_shard(self.shard_of(page), page, thread, write);
+        let outcome = aquifer_driver::resolve_in(self, self.stripes.shard_of(page), page, thread, write);
         if outcome == Ok(Outcome::Resolved) && self.lacks_threads.load(Ordering::Relaxed) {
             self.faults_as_child.fetch_add(1, Ordering::Relaxed);
         }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, PageIndex, ThreadIndex};
-use aquifer_driver::{Outcome, Worker, resolve};
+use aquifer_driver::{Outcome, Worker, resolve_in};
 
 use super::memory::Page;
 use super::program::{Program, Window};
@@ -28,6 +28,8 @@ const KILLED_AFTER_MAX: u64 = 40_000;
 /// Derives a second source of randomness from the seed of a history, for choices that were added to histories later. So
 /// the seeds that once found a bug still lead to the same histories.
 const LATER: u64 = 0x51ed_270b_9f65_2295;
+/// The same, for the number of shards.
+const SHARDS: u64 = 0x2545_f491_4f6c_dd1d;
 /// The same, for whether the tier is mapped.
 const MAPPED: u64 = 0x7f4a_7c15_9e37_79b9;
 /// The smallest budget in pages. It must hold several regions: a hole cut into one makes the rest of it resident.
@@ -58,10 +60,12 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
     let mut luck = Random::new(seed);
     let orders: [u8; 3] =
         pick(&mut luck, &[[5, 5, 5], [0, 2, 5], [7, 3, 0], [0, 0, 0], [5, 3, 5], [7, 5, 2], [9, 5, 0]]);
-    let budget_pages = orders.map(|order| 8 << order).into_iter().fold(BUDGET_PAGES, u64::max);
+    let shards = [1, 1, 2, 3][Random::new(seed ^ SHARDS).below(4) as usize];
+    let budget_pages = shards as u64 * orders.map(|order| 8 << order).into_iter().fold(BUDGET_PAGES, u64::max);
     let small_tier = luck.below(8) == 0;
     let start = Start {
         policy: pick(&mut luck, &PolicyName::ALL),
+        shards,
         budget_pages,
         tier_slabs: if small_tier { 2 } else { 512 },
         prefetch: luck.below(2) == 0,
@@ -82,8 +86,8 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
     let budgets = (luck.below(3) == 0).then_some(budget_pages);
     let mut schedule = Schedule::new(Rc::clone(&world), luck.bits());
     let own = Rc::clone(&world);
-    schedule.start_worker = Some(Rc::new(move |schedule: &mut Schedule| start_worker(schedule, &own)));
-    start_worker(&mut schedule, &world);
+    schedule.start_workers = Some(Rc::new(move |schedule: &mut Schedule| start_workers(schedule, &own)));
+    start_workers(&mut schedule, &world);
     for thread in 0..THREADS {
         start_program(&mut schedule, &world, thread, &windows, &mut luck, (forks, budgets));
     }
@@ -95,7 +99,7 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
     let reads = start.tier_slabs > 2;
     let checked = Rc::clone(&world);
     schedule.start(false, move |pauser| {
-        let view = View { world: Rc::clone(&checked), pauser, thread: THREADS };
+        let view = View { world: Rc::clone(&checked), pauser, thread: THREADS, shard: 0 };
         if reads {
             read_all(&view);
         }
@@ -105,14 +109,15 @@ pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
         schedule.rest();
     }
     schedule.run_out();
-    let engine = world.engine.lock().expect("nobody panicked");
-    engine.check();
+    for engine in &world.engines {
+        let engine = engine.lock().expect("nobody panicked");
+        engine.check();
+        assert!(!reads || engine.debt_pages() == 0, "what was over the budget was never paid back");
+    }
     if reads {
-        assert_eq!(engine.debt_pages(), 0, "what was over the budget was never paid back");
         let excused = world.trouble.happened() > 0;
         assert!(excused || world.gave_up.get() == 0, "a fault found no room, although every write-back succeeded");
     }
-    drop(engine);
     world.memory.borrow().recount();
     end(&world)
 }
@@ -140,10 +145,12 @@ fn map(world: &World, index: usize, order: u8, budget_pages: u64, populated: u64
             memory.pages.get_mut(&page).expect("just inserted").last = page.0 as u32;
         }
     }
-    let mut engine = world.engine.lock().expect("nobody panicked");
-    engine.add(start, end, order, Delivery::Signal, &mut |page, count| {
-        page.up_to(page + u64::from(count)).any(|page| memory.pages[&page].there.is_some())
-    });
+    for (shard, start, end) in world.stripes.parts(start, end) {
+        let mut engine = world.engines[shard].lock().expect("nobody panicked");
+        engine.add(start, end, order, Delivery::Signal, &mut |page, count| {
+            page.up_to(page + u64::from(count)).any(|page| memory.pages[&page].there.is_some())
+        });
+    }
     Window { start, end, order }
 }
 
@@ -162,13 +169,15 @@ fn trouble(world: &World, luck: &mut Random, failing: Option<FailAfter>) {
     world.trouble.set(percent);
 }
 
-fn start_worker(schedule: &mut Schedule, world: &Rc<World>) {
-    let world = Rc::clone(world);
-    schedule.start(true, move |pauser| {
-        let view = View { world: Rc::clone(&world), pauser, thread: THREADS + 1 };
-        let queue = Queue { world: Rc::clone(&world) };
-        Worker::new(&view, queue, QUEUE_DEPTH).run().expect("the space goes on");
-    });
+fn start_workers(schedule: &mut Schedule, world: &Rc<World>) {
+    for shard in 0..world.engines.len() {
+        let world = Rc::clone(world);
+        schedule.start(true, move |pauser| {
+            let view = View { world: Rc::clone(&world), pauser, thread: THREADS + 1 + shard, shard };
+            let queue = Queue { world: Rc::clone(&world), shard };
+            Worker::new(&view, queue, QUEUE_DEPTH).run().expect("the space goes on");
+        });
+    }
 }
 
 fn start_program(
@@ -182,7 +191,7 @@ fn start_program(
     let (world, windows) = (Rc::clone(world), windows.to_vec());
     let (own, acts) = (Random::new(luck.bits()), luck.below(ACTS_MAX));
     schedule.start(false, move |pauser| {
-        let view = View { world, pauser, thread };
+        let view = View { world, pauser, thread, shard: 0 };
         let mut program = Program { view, windows, luck: own, walk: PageIndex(0), forks, budgets };
         (0..acts).for_each(|_| program.act());
     });
@@ -204,7 +213,7 @@ fn read_all(view: &View<'_>) {
                 assert_eq!(there, last, "page {page} does not hold its last write");
                 break;
             }
-            match resolve(view, page, ThreadIndex(0), false).expect("the space goes on") {
+            match resolve_in(view, view.shard_of(page), page, ThreadIndex(0), false).expect("the space goes on") {
                 Outcome::Resolved => {}
                 Outcome::Lost => {
                     assert!(lost, "page {page} is called lost and is not");

@@ -7,7 +7,9 @@ use aquifer_core::block::State;
 use aquifer_core::engine::Advice;
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{Order, PageIndex, SlabIndex, ThreadIndex};
-use aquifer_driver::{Brought, Clock, LockedEngine, NoTape, Outcome, Space, bring, discard, quiesce, resolve};
+use aquifer_driver::{
+    Brought, Clock, LockedEngine, NoTape, Outcome, Shards, Space, bring, discard, divide, quiesce, resolve_in,
+};
 
 use super::memory::Page;
 use super::space::View;
@@ -124,7 +126,8 @@ impl Program<'_> {
             }
             let thread = ThreadIndex(self.view.thread as u16);
             let maps = self.view.world.maps.get();
-            let outcome = resolve(&self.view, page, thread, writes).expect("the space goes on");
+            let shard = self.view.shard_of(page);
+            let outcome = resolve_in(&self.view, shard, page, thread, writes).expect("the space goes on");
             self.view.world.note(outcome as u64 + 2_000);
             match outcome {
                 Outcome::Resolved => {}
@@ -176,7 +179,7 @@ impl Program<'_> {
         let pinned = (PageIndex(start.0 / block * block), PageIndex(end.0.next_multiple_of(block)));
         self.view.world.pins.borrow_mut().insert(number, pinned);
         let thread = ThreadIndex(self.view.thread as u16);
-        let brought = bring(&self.view, start, end, thread).expect("the space goes on");
+        let brought = self.bring(start, end, thread);
         if brought == Brought::Present {
             for page in start.up_to(end) {
                 self.view.step();
@@ -191,10 +194,20 @@ impl Program<'_> {
             }
         }
         if brought == Brought::Present {
-            let engine = self.view.lock();
+            let within = self.view.within(self.view.shard_of(start));
+            let engine = within.lock();
             self.view.world.see(&engine, start, end);
         }
         self.view.world.pins.borrow_mut().remove(&number);
+    }
+
+    fn bring(&self, start: PageIndex, end: PageIndex, thread: ThreadIndex) -> Brought {
+        let mut whole = Brought::Present;
+        for (shard, start, end) in self.view.world.stripes.parts(start, end) {
+            let brought = bring(&self.view.within(shard), start, end, thread).expect("the space goes on");
+            whole = if whole == Brought::Present { brought } else { whole };
+        }
+        whole
     }
 
     /// mmap(2) where a window has no memory any more.
@@ -202,17 +215,25 @@ impl Program<'_> {
         let Window { start, end, order } = self.window();
         let world = std::rc::Rc::clone(&self.view.world);
         self.view.lock_mappings();
-        let mut engine = self.view.engine();
-        let from = start.up_to(end).find(|page| engine.map().overlapping(*page, *page + 1).next().is_none());
+        let shards: Vec<View<'_>> = (0..world.engines.len()).map(|shard| self.view.within(shard)).collect();
+        let mut engines: Vec<_> = shards.iter().map(View::engine).collect();
+        let of = |page| world.stripes.shard_of(page);
+        let from =
+            start.up_to(end).find(|page| engines[of(*page)].map().overlapping(*page, *page + 1).next().is_none());
         if let Some(from) = from {
-            let to = engine.map().overlapping(from, end).map(|mapping| mapping.start).min().unwrap_or(end);
+            let next = |engine: &LockedEngine<'_, NoTape>| {
+                engine.map().overlapping(from, end).map(|mapping| mapping.start).min()
+            };
+            let to = engines.iter().filter_map(next).min().unwrap_or(end);
             // A thread that had begun earlier may still expect the memory that was there before.
             let page = Page { discarded: true, ..Page::default() };
             world.memory.borrow_mut().pages.extend(from.up_to(to).map(|number| (number, page)));
-            engine.add(from, to, order, Delivery::Signal, &mut |_, _| false);
+            for (shard, from, to) in world.stripes.parts(from, to) {
+                engines[shard].add(from, to, order, Delivery::Signal, &mut |_, _| false);
+            }
             world.maps.set(world.maps.get() + 1);
         }
-        drop(engine);
+        drop(engines);
         world.mapping_lock.set(false);
     }
 
@@ -239,11 +260,11 @@ impl Program<'_> {
         let after = |engine: &mut LockedEngine<'_, NoTape>, _: &mut dyn FnMut(SlabIndex)| {
             // A lost block that is only partly discarded stays lost.
             for (page, entry) in world.memory.borrow_mut().pages.range_mut(start..end) {
-                let block = engine.map().find(*page).expect("managed");
+                let Some(block) = engine.map().find(*page) else { continue };
                 entry.lost &= engine.map().block(block).state == State::Poisoned;
             }
         };
-        let discarded = discard(std::slice::from_ref(&self.view), start, end, remove, act, after);
+        let discarded = discard(&self.view.involved(start, end), start, end, remove, act, after);
         if discarded.is_err() {
             let excused = world.trouble.happened() > 0 || world.was_full.get();
             assert!(excused, "a block cannot be fetched, and nothing has failed");
@@ -258,15 +279,21 @@ impl Program<'_> {
         // Mostly what madvise(2) can say: a history would otherwise announce sizes, and evict little.
         let kinds = if self.luck.below(4) > 0 { &Advice::ALL[..MADVISE_KINDS] } else { &Advice::ALL[..] };
         let advice = kinds[self.luck.below(kinds.len() as u64) as usize];
-        self.view.engine().advise(start, end, advice);
-        self.view.wake_worker();
+        for view in self.view.involved(start, end) {
+            view.engine().advise(start, end, advice);
+            view.wake_worker();
+        }
     }
 
     fn change_budget(&mut self, max: u64) {
         let min = max / 2;
         let pages = min + self.luck.below(max - min + 1);
-        self.view.engine().set_budget(pages);
-        self.view.wake_worker();
+        let mut budgets = loop {
+            if let Some(budgets) = self.view.try_budgets() {
+                break budgets;
+            }
+        };
+        divide(&self.view, &mut budgets, pages);
     }
 
     /// fork(2): all other threads pause, and nothing is under way.
@@ -274,23 +301,27 @@ impl Program<'_> {
         let world = std::rc::Rc::clone(&self.view.world);
         self.view.lock_mappings();
         {
-            let _engine = self.view.lock();
+            let shards: Vec<View<'_>> = (0..world.engines.len()).map(|shard| self.view.within(shard)).collect();
+            let _engines: Vec<_> = shards.iter().map(View::lock).collect();
             world.forking.set(Some(self.view.thread));
         }
         let thread = ThreadIndex(self.view.thread as u16);
-        let is_at_rest = quiesce(&self.view, thread, |_| None, OBSTACLES_MAX).expect("the space goes on");
+        let is_at_rest = (0..world.engines.len()).all(|shard| {
+            quiesce(&self.view.within(shard), thread, |_| None, OBSTACLES_MAX).expect("the space goes on")
+        });
         // In these steps the pager prepares the tier for a second process, and takes its own locks.
         (0..STEPS_BEFORE_FORK).for_each(|_| self.view.step());
         if is_at_rest {
-            let mut engine = self.view.lock();
+            let shards: Vec<View<'_>> = (0..world.engines.len()).map(|shard| self.view.within(shard)).collect();
+            let mut engines: Vec<_> = shards.iter().map(View::lock).collect();
             assert!(world.in_flight.borrow().is_empty(), "a transfer is under way in a fork");
             let as_child = self.luck.below(3) == 0;
-            world.fork(&mut engine, as_child);
+            world.fork(&mut engines, as_child);
             world.is_new_child.set(as_child);
         }
         world.forking.set(None);
         self.view.signal();
-        self.view.wake_worker();
+        world.woken.iter().for_each(|woken| woken.set(true));
         world.mapping_lock.set(false);
     }
 }

@@ -5,7 +5,7 @@
 //! change.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use aquifer_core::block::State;
 use aquifer_core::engine::Engine;
@@ -65,21 +65,23 @@ pub struct RelatedProcess {
 impl World {
     /// fork(2), while nothing is under way: continues as the parent or as the child; the other process becomes a
     /// related one.
-    pub fn fork(&self, engine: &mut Engine, as_child: bool) {
+    pub fn fork(&self, engines: &mut [MutexGuard<'_, Engine>], as_child: bool) {
         if self.memory.borrow().related_processes.len() == RELATED_MAX {
             self.bury();
         }
-        let reads = self.readable(engine);
+        let reads = engines.iter().flat_map(|engine| self.readable(engine)).collect();
         let mut slabs = Vec::new();
-        engine.inherit(&mut |slab| {
-            self.slab_users.change(slab, 1);
-            slabs.push(slab);
-        });
+        for engine in &mut *engines {
+            engine.inherit(&mut |slab| {
+                self.slab_users.change(slab, 1);
+                slabs.push(slab);
+            });
+        }
         let mut memory = self.memory.borrow_mut();
         memory.related_processes.push(RelatedProcess { slabs, reads });
         if as_child {
             memory.lose_frames();
-            engine.become_child();
+            engines.iter_mut().for_each(|engine| engine.become_child());
         }
     }
 

@@ -25,8 +25,8 @@ pub enum Pause {
     Step,
     /// Until there is a report after the ticket, or until the time.
     Report { ticket: u32, until_ns: Option<u64> },
-    /// The worker: until somebody wakes it, or until the time.
-    Worker { until_ns: Option<u64> },
+    /// The worker of a shard: until somebody wakes it, or until the time.
+    Worker { shard: usize, until_ns: Option<u64> },
     /// Until the time.
     Time { until_ns: u64 },
 }
@@ -55,14 +55,14 @@ pub struct Schedule {
     world: Rc<World>,
     threads: Vec<Thread>,
     luck: Random,
-    /// Starts the worker of a forked child.
-    pub start_worker: Option<Start>,
+    /// Starts the workers of a forked child.
+    pub start_workers: Option<Start>,
 }
 
 impl Schedule {
     /// A schedule without threads. `seed` decides whose turn it is.
     pub fn new(world: Rc<World>, seed: u64) -> Self {
-        Self { world, threads: Vec::new(), luck: Random::new(seed), start_worker: None }
+        Self { world, threads: Vec::new(), luck: Random::new(seed), start_workers: None }
     }
 
     /// Adds a thread of the program, or the worker.
@@ -84,12 +84,12 @@ impl Schedule {
         false
     }
 
-    /// Runs until the worker alone is left and sleeps without a limit, since it has nothing to do.
+    /// Runs until the workers alone are left and sleep without a limit, since they have nothing to do.
     pub fn rest(&mut self) {
-        self.world.worker_is_woken.set(true);
+        self.wake_workers();
         for _ in 0..REST_TURNS_MAX {
-            let sleeps = |thread: &Thread| thread.pause == Pause::Worker { until_ns: None };
-            if !self.world.worker_is_woken.get() && self.threads.iter().all(sleeps) {
+            let sleeps = |thread: &Thread| matches!(thread.pause, Pause::Worker { until_ns: None, .. });
+            if self.world.woken.iter().all(|woken| !woken.get()) && self.threads.iter().all(sleeps) {
                 return;
             }
             self.turn();
@@ -100,10 +100,14 @@ impl Schedule {
     /// Runs until no thread at all is left.
     pub fn run_out(&mut self) {
         self.world.worker_ends.set(true);
-        self.world.worker_is_woken.set(true);
+        self.wake_workers();
         while !self.threads.is_empty() {
             self.turn();
         }
+    }
+
+    fn wake_workers(&self) {
+        self.world.woken.iter().for_each(|woken| woken.set(true));
     }
 
     fn can_go_on(&self, pause: Pause) -> bool {
@@ -111,7 +115,7 @@ impl Schedule {
         match pause {
             Pause::Step => true,
             Pause::Report { ticket, until_ns } => self.world.reports.get() != ticket || is_over(until_ns),
-            Pause::Worker { until_ns } => self.world.worker_is_woken.get() || is_over(until_ns),
+            Pause::Worker { shard, until_ns } => self.world.woken[shard].get() || is_over(until_ns),
             Pause::Time { until_ns } => is_over(Some(until_ns)),
         }
     }
@@ -144,14 +148,14 @@ impl Schedule {
         self.threads.push(thread);
         self.world.pins.borrow_mut().clear();
         self.world.seen.borrow_mut().clear();
-        if let Some(start_worker) = self.start_worker.clone() {
-            start_worker(self);
+        if let Some(start_workers) = self.start_workers.clone() {
+            start_workers(self);
         }
     }
 
     fn let_time_pass(&self) {
         let until = self.threads.iter().filter_map(|thread| match thread.pause {
-            Pause::Report { until_ns, .. } | Pause::Worker { until_ns } => until_ns,
+            Pause::Report { until_ns, .. } | Pause::Worker { until_ns, .. } => until_ns,
             Pause::Time { until_ns } => Some(until_ns),
             Pause::Step => None,
         });

@@ -10,11 +10,14 @@ use std::time::Duration;
 use aquifer_core::engine::{Engine, Exchange};
 use aquifer_core::guard;
 use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::shard_budgets::ShardBudgets;
+use aquifer_core::stripes::SHARDS_MAX;
 use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, SlabIndex, Slot};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
     Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, InPlace, Installed, Loss, NoTape, Observer, Populated,
-    ReadFailure, Ready, Refused, Resolved, Sealed, Space, Store, StoreQueue, TakeAway, Transfer, WorkerClock,
+    ReadFailure, Ready, Refused, Resolved, Sealed, Shards, Space, Store, StoreQueue, TakeAway, Transfer, WorkerClock,
+    balance,
 };
 
 use super::memory::{GARBAGE, guard as guard_of};
@@ -25,6 +28,9 @@ use super::world::World;
 /// Maximum number of blocks that the worker has in flight. Small, so that the worker often has to wait.
 pub const QUEUE_DEPTH: u32 = 6;
 
+/// The memory has room for two to the power of this many frames of one size for each shard.
+const FRAMES_OF_SHARD: u32 = 16;
+
 /// How long a thread waits between two looks at the lock of the mappings, on a slow tier.
 const MAPPING_WAIT_NS: u64 = 1_000_000;
 
@@ -34,6 +40,13 @@ pub struct View<'p> {
     pub pauser: &'p Pauser,
     /// The thread's number.
     pub thread: usize,
+    /// The shard in which it works now.
+    pub shard: usize,
+}
+
+/// The number of a shard's frame among those of all shards. No shard has as many frames of one size as are skipped.
+fn frame_of(shard: usize, frame: FrameIndex) -> FrameIndex {
+    FrameIndex::in_class(frame.order(), frame.index() + ((shard as u32) << FRAMES_OF_SHARD))
 }
 
 impl View<'_> {
@@ -66,6 +79,26 @@ impl View<'_> {
         }
     }
 
+    /// The same thread in another shard.
+    pub fn within(&self, shard: usize) -> View<'_> {
+        View { world: Rc::clone(&self.world), pauser: self.pauser, thread: self.thread, shard }
+    }
+
+    /// The shard that has a page.
+    pub fn shard_of(&self, page: PageIndex) -> usize {
+        self.world.stripes.shard_of(page)
+    }
+
+    /// The shards that can have pages of a range.
+    pub fn involved(&self, start: PageIndex, end: PageIndex) -> Vec<View<'_>> {
+        self.world.stripes.involved(start, end).map(|shard| self.within(shard)).collect()
+    }
+
+    /// The frame as the memory knows it, which all shards share.
+    fn own(&self, frame: FrameIndex) -> FrameIndex {
+        frame_of(self.shard, frame)
+    }
+
     /// The pages of a range of a frame.
     fn each(start: usize, count: usize) -> std::ops::Range<usize> {
         let first = start / PAGE_BYTES as usize;
@@ -79,7 +112,7 @@ impl Space for View<'_> {
     fn lock(&self) -> MutexGuard<'_, Engine> {
         self.step();
         loop {
-            if let Ok(engine) = self.world.engine.try_lock() {
+            if let Ok(engine) = self.world.engines[self.shard].try_lock() {
                 return engine;
             }
             self.step();
@@ -97,6 +130,30 @@ impl Space for View<'_> {
     fn is_pinned(&self, pages: Pages) -> bool {
         self.step();
         self.world.is_pinned(pages)
+    }
+}
+
+impl Shards for View<'_> {
+    type Shard<'s>
+        = View<'s>
+    where
+        Self: 's;
+
+    fn count(&self) -> usize {
+        self.world.engines.len()
+    }
+
+    fn shard(&self, index: usize) -> View<'_> {
+        self.within(index)
+    }
+
+    fn try_budgets(&self) -> Option<MutexGuard<'_, ShardBudgets>> {
+        self.step();
+        self.world.budgets.try_lock().ok()
+    }
+
+    fn limits(&self) -> [(u64, u64); SHARDS_MAX] {
+        [(self.world.shard_pages_min, u64::MAX); SHARDS_MAX]
     }
 }
 
@@ -125,7 +182,7 @@ impl Clock for View<'_> {
 
     fn wake_worker(&self) {
         self.step();
-        self.world.worker_is_woken.set(true);
+        self.world.woken[self.shard].set(true);
     }
 
     fn heed(&self) -> Result<(), Fatal> {
@@ -135,28 +192,32 @@ impl Clock for View<'_> {
 
 impl WorkerClock for View<'_> {
     fn worker_goes_on(&self) -> bool {
-        !self.world.worker_ends.get()
+        let goes_on = !self.world.worker_ends.get();
+        if goes_on && self.world.engines.len() > 1 && self.world.trouble.below(4) == 0 {
+            balance(self);
+        }
+        goes_on
     }
 
     fn worker_idles(&self, limit: Duration) {
         // An idle worker sleeps for up to an hour; here it sleeps until it is woken, so that a lost wake-up is found.
         let until_ns = Pause::after(&self.world, limit).filter(|_| limit < Duration::from_secs(3600));
-        self.pauser.suspend(Pause::Worker { until_ns });
-        self.world.worker_is_woken.set(false);
+        self.pauser.suspend(Pause::Worker { shard: self.shard, until_ns });
+        self.world.woken[self.shard].set(false);
     }
 
     fn worker_waits(&self, descriptor: Option<i32>, limit: Duration) {
-        let next_ns = self.world.in_flight.borrow().iter().map(|(due_ns, _)| *due_ns).min();
+        let next_ns = self.world.due_ns(self.shard);
         let sleeps = next_ns.is_some_and(|next_ns| next_ns > self.world.clock_ns.get());
         match descriptor {
-            Some(_) if sleeps => self.pauser.suspend(Pause::Worker { until_ns: next_ns }),
+            Some(_) if sleeps => self.pauser.suspend(Pause::Worker { shard: self.shard, until_ns: next_ns }),
             Some(_) => self.step(),
             None => {
                 let until_ns = Pause::after(&self.world, limit);
-                self.pauser.suspend(Pause::Worker { until_ns });
+                self.pauser.suspend(Pause::Worker { shard: self.shard, until_ns });
             }
         }
-        self.world.worker_is_woken.set(false);
+        self.world.woken[self.shard].set(false);
     }
 }
 
@@ -167,7 +228,7 @@ impl Frames for View<'_> {
 
     fn zero(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal> {
         self.step();
-        let mut memory = self.world.memory.borrow_mut();
+        let (frame, mut memory) = (self.own(frame), self.world.memory.borrow_mut());
         for at in Self::each(0, len / PAGE_BYTES as usize) {
             assert!(!fresh || memory.frame_value(frame, at) == 0, "a fresh frame has contents");
             memory.set_frame(frame, at, 0);
@@ -177,13 +238,13 @@ impl Frames for View<'_> {
 
     fn give_back(&self, frames: &[FrameIndex]) -> Result<(), Fatal> {
         self.step();
-        frames.iter().for_each(|frame| self.world.memory.borrow_mut().empty_frame(*frame));
+        frames.iter().for_each(|frame| self.world.memory.borrow_mut().empty_frame(self.own(*frame)));
         Ok(())
     }
 
     fn arrive(&self, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), Mismatch> {
         self.step();
-        let mut memory = self.world.memory.borrow_mut();
+        let (frame, mut memory) = (self.own(frame), self.world.memory.borrow_mut());
         for (page, (at, expected)) in Self::each(start, expected.len()).zip(expected).enumerate() {
             if *expected == guard::ZERO {
                 memory.set_frame(frame, at, 0);
@@ -196,7 +257,7 @@ impl Frames for View<'_> {
 
     fn compare(&self, frame: FrameIndex, start: usize, stored: &[u64], found: &mut [u64]) -> Finding {
         self.step();
-        let mut memory = self.world.memory.borrow_mut();
+        let (frame, mut memory) = (self.own(frame), self.world.memory.borrow_mut());
         for (at, found) in Self::each(start, found.len()).zip(found.iter_mut()) {
             *found = guard_of(memory.frame_value(frame, at));
         }
@@ -207,7 +268,7 @@ impl Frames for View<'_> {
 impl Exchanger for View<'_> {
     fn install(&self, _: Delivery, exchange: Exchange, pages: Pages, frame: FrameIndex) -> Result<Installed, Fatal> {
         self.step();
-        let mut memory = self.world.memory.borrow_mut();
+        let (frame, mut memory) = (self.own(frame), self.world.memory.borrow_mut());
         match exchange {
             Exchange::Copy { seal } => {
                 memory.copy(pages, frame, seal);
@@ -237,7 +298,7 @@ impl Exchanger for View<'_> {
             let is_busy = self.world.trouble.below(2) == 0;
             return Ok(TakeAway::Refused(Refused { is_busy, is_untouched }));
         }
-        self.world.memory.borrow_mut().take_away(pages, frame);
+        self.world.memory.borrow_mut().take_away(pages, self.own(frame));
         Ok(TakeAway::Taken)
     }
 
@@ -256,7 +317,7 @@ impl Exchanger for View<'_> {
         let count = if stops { self.world.trouble.below(victims.len() as u64 + 1) as usize } else { victims.len() };
         for victim in &victims[..count] {
             match victim.frame {
-                Some(frame) => self.world.memory.borrow_mut().copy_away(victim.pages, frame),
+                Some(frame) => self.world.memory.borrow_mut().copy_away(victim.pages, self.own(frame)),
                 None => self.world.memory.borrow_mut().drop_sealed(victim.pages),
             }
         }
@@ -296,8 +357,14 @@ impl Exchanger for View<'_> {
 pub struct TierFailed;
 
 impl World {
-    fn carry_out(&self, transfer: &Transfer) -> Result<(), TierFailed> {
+    /// When the first transfer of a shard may complete.
+    fn due_ns(&self, shard: usize) -> Option<u64> {
+        self.in_flight.borrow().iter().filter(|(_, of, _)| *of == shard).map(|(due_ns, ..)| *due_ns).min()
+    }
+
+    fn carry_out(&self, shard: usize, transfer: &Transfer) -> Result<(), TierFailed> {
         let Transfer { direction, slot, frame, start, len, .. } = *transfer;
+        let frame = frame_of(shard, frame);
         match direction {
             Direction::Read => self.read(slot, frame, start, len),
             Direction::Write => self.write(slot, frame, start, len),
@@ -311,9 +378,9 @@ impl World {
             if left == 0 {
                 return;
             }
-            let (_, transfer) = self.in_flight.borrow_mut().swap_remove(self.trouble.below(left) as usize);
+            let (_, shard, transfer) = self.in_flight.borrow_mut().swap_remove(self.trouble.below(left) as usize);
             if transfer.direction == Direction::Write && self.trouble.below(2) == 0 {
-                let _ = self.carry_out(&transfer);
+                let _ = self.carry_out(shard, &transfer);
             }
         }
     }
@@ -375,7 +442,7 @@ impl Store for View<'_> {
 
     fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
         self.transfer();
-        self.world.read(slot, frame, start, len)
+        self.world.read(slot, self.own(frame), start, len)
     }
 
     fn recover(&self, slot: Slot, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure> {
@@ -383,7 +450,7 @@ impl Store for View<'_> {
         if self.world.trouble.strikes(Kind::Corruption) {
             return Err(ReadFailure::Mismatch);
         }
-        let mut memory = self.world.memory.borrow_mut();
+        let (frame, mut memory) = (self.own(frame), self.world.memory.borrow_mut());
         for (at, expected) in View::each(start, expected.len()).zip(expected) {
             let value = if *expected == guard::ZERO { 0 } else { memory.stored(slot, at) };
             assert_eq!(guard_of(value), *expected, "guard mismatch: the tier does not hold what was written back");
@@ -394,7 +461,7 @@ impl Store for View<'_> {
 
     fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
         self.transfer();
-        self.world.write(slot, frame, start, len)
+        self.world.write(slot, self.own(frame), start, len)
     }
 
     fn before_write(&self, _: Slot) -> Result<(), Fatal> {
@@ -417,19 +484,28 @@ impl Store for View<'_> {
     }
 }
 
-/// The worker's queue. The bytes of a transfer move when it completes. Transfers complete in any order.
+/// The queue of a shard's worker. The bytes of a transfer move when it completes. Transfers complete in any order.
 pub struct Queue {
     pub world: Rc<World>,
+    pub shard: usize,
+}
+
+impl Queue {
+    /// The places of its transfers among those of all queues.
+    fn own(&self) -> Vec<usize> {
+        let in_flight = self.world.in_flight.borrow();
+        (0..in_flight.len()).filter(|index| in_flight[*index].1 == self.shard).collect()
+    }
 }
 
 impl StoreQueue for Queue {
     type Failure = TierFailed;
 
     fn submit(&mut self, transfer: Transfer) -> bool {
-        let mut in_flight = self.world.in_flight.borrow_mut();
-        let takes = in_flight.len() < self.world.queue_max;
+        let takes = self.in_flight() < self.world.queue_max;
         if takes {
-            in_flight.push((self.world.clock_ns.get() + self.world.delays.next_ns(), transfer));
+            let due_ns = self.world.clock_ns.get() + self.world.delays.next_ns();
+            self.world.in_flight.borrow_mut().push((due_ns, self.shard, transfer));
         }
         takes
     }
@@ -445,7 +521,7 @@ impl StoreQueue for Queue {
             if !must && self.world.trouble.below(3) > 0 {
                 break;
             }
-            let index = self.world.trouble.below(self.in_flight() as u64) as usize;
+            let index = self.own()[self.world.trouble.below(self.in_flight() as u64) as usize];
             let due_ns = self.world.in_flight.borrow()[index].0;
             if due_ns > self.world.clock_ns.get() {
                 if !must {
@@ -453,15 +529,15 @@ impl StoreQueue for Queue {
                 }
                 self.world.clock_ns.set(due_ns);
             }
-            let (_, transfer) = self.world.in_flight.borrow_mut().swap_remove(index);
-            sink(transfer.tag, self.world.carry_out(&transfer));
+            let (_, shard, transfer) = self.world.in_flight.borrow_mut().swap_remove(index);
+            sink(transfer.tag, self.world.carry_out(shard, &transfer));
             done += 1;
         }
         done
     }
 
     fn in_flight(&self) -> usize {
-        self.world.in_flight.borrow().len()
+        self.own().len()
     }
 
     fn descriptor(&self) -> Option<i32> {

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What all threads of one history share: the engine, memory, the tier, the clock, and what goes wrong.
+//! What all threads of one history share: the engines, memory, the tier, the clock, and what goes wrong.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use aquifer_core::block::State;
 use aquifer_core::engine::{Engine, Settings};
 use aquifer_core::map::Pages;
+use aquifer_core::map::changes::Changes;
 use aquifer_core::policy::{self, PolicyName};
+use aquifer_core::shard_budgets::ShardBudgets;
+use aquifer_core::stripes::Stripes;
 use aquifer_core::units::PageIndex;
 use aquifer_driver::Transfer;
 
@@ -27,15 +30,20 @@ const STEPS_PER_LOOK: u64 = 61;
 /// Maximum number of ranges that system calls remember.
 const SEEN_MAX: usize = 16;
 
-/// What all threads of one history share: engine, memory, tier, clock and failures.
+/// What all threads of one history share: engines, memory, tier, clock and failures.
 pub struct World {
-    pub engine: Mutex<Engine>,
+    /// One for each shard.
+    pub engines: Vec<Mutex<Engine>>,
+    pub stripes: Stripes,
+    /// The pages that a shard cannot do without.
+    pub shard_pages_min: u64,
+    pub budgets: Mutex<ShardBudgets>,
     pub slab_users: SlabUsers,
     pub memory: RefCell<Memory>,
     pub trouble: Trouble,
     pub delays: Delays,
-    /// Transfers that the worker's queue has taken, each with the time at which it may complete.
-    pub in_flight: RefCell<Vec<(u64, Transfer)>>,
+    /// Transfers that the workers' queues have taken, each with its shard and the time at which it may complete.
+    pub in_flight: RefCell<Vec<(u64, usize, Transfer)>>,
     /// Whether the tier's requests overlap.
     pub overlaps: bool,
     /// Whether blocks can be installed from where the tier has them.
@@ -47,8 +55,8 @@ pub struct World {
     pub clock_ns: Cell<u64>,
     /// Reports so far.
     pub reports: Cell<u32>,
-    /// Somebody has woken the worker since it last looked.
-    pub worker_is_woken: Cell<bool>,
+    /// Somebody has woken the shard's worker since it last looked.
+    pub woken: Vec<Cell<bool>>,
     pub worker_ends: Cell<bool>,
     /// The thread that is about to fork.
     pub forking: Cell<Option<usize>>,
@@ -75,6 +83,8 @@ pub struct World {
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     pub policy: PolicyName,
+    /// How many shards there are, and the budget of all of them.
+    pub shards: usize,
     pub budget_pages: u64,
     pub tier_slabs: u32,
     pub prefetch: bool,
@@ -89,7 +99,7 @@ impl World {
     /// A world with nothing mapped. `seed` decides what goes wrong.
     pub fn new(start: Start, seed: u64, delays: Delays) -> World {
         let settings = Settings {
-            budget_pages: start.budget_pages,
+            budget_pages: start.budget_pages / start.shards as u64,
             tier_slabs: start.tier_slabs,
             prefetch: start.prefetch,
             elastic: start.elastic,
@@ -98,9 +108,21 @@ impl World {
             fetch_cost: if start.overlaps { 5 } else { 1 },
         };
         let slab_users = SlabUsers::new(start.tier_slabs);
-        let policy = policy::build(start.policy);
+        let stripes = Stripes::new(start.shards, start.budget_pages);
+        let budgets = ShardBudgets::new(start.shards, start.budget_pages);
+        let changes = Arc::<Changes>::default();
+        let engine = |shard| {
+            let settings = Settings { budget_pages: budgets.pages(shard), ..settings };
+            let mut engine = Engine::with_slabs(settings, policy::build(start.policy), Box::new(slab_users.clone()));
+            engine.count_changes_in(Arc::clone(&changes));
+            Mutex::new(engine)
+        };
         World {
-            engine: Mutex::new(Engine::with_slabs(settings, policy, Box::new(slab_users.clone()))),
+            engines: (0..start.shards).map(engine).collect(),
+            stripes,
+            // The budgets of histories change down to half.
+            shard_pages_min: start.budget_pages / start.shards as u64 / 2,
+            budgets: Mutex::new(budgets),
             slab_users,
             memory: RefCell::default(),
             trouble: Trouble::new(seed),
@@ -112,7 +134,7 @@ impl World {
             request_pages: start.request_pages,
             clock_ns: Cell::new(1),
             reports: Cell::new(0),
-            worker_is_woken: Cell::new(false),
+            woken: (0..start.shards).map(|_| Cell::new(false)).collect(),
             worker_ends: Cell::new(false),
             forking: Cell::new(None),
             is_new_child: Cell::new(false),
@@ -146,6 +168,10 @@ impl World {
 
     /// Remembers pages that a system call has found present. The pager does so to spare the next call the lookup.
     pub fn see(&self, engine: &Engine, start: PageIndex, end: PageIndex) {
+        // A range in several shards would need the locks of all of them.
+        if self.stripes.parts(start, end).count() > 1 {
+            return;
+        }
         let are_resident = engine.map().blocks_in(start, end).all(|block| {
             let block = engine.map().block(block);
             block.state == State::Resident && !block.protected
@@ -171,15 +197,18 @@ impl World {
     /// agree.
     pub fn check(&self) {
         self.steps.set(self.steps.get() + 1);
-        // Somebody may be in the middle of a discard, with the lock held.
-        let Ok(engine) = self.engine.try_lock() else { return };
+        // Somebody may be in the middle of a discard, with a lock held, or between two changes of a division.
+        let Ok(_budgets) = self.budgets.try_lock() else { return };
+        let engines: Result<Vec<_>, _> = self.engines.iter().map(Mutex::try_lock).collect();
+        let Ok(engines) = engines else { return };
         if self.steps.get().is_multiple_of(STEPS_PER_CHECK) {
-            engine.check();
+            engines.iter().for_each(|engine| engine.check());
         }
         if self.steps.get().is_multiple_of(STEPS_PER_LOOK) {
-            self.look_again(&engine);
+            self.look_again(&engines[0]);
         }
-        let (max, used) = (engine.budget_pages() + engine.debt_pages(), self.memory.borrow().physical);
+        let allowed = |engine: &MutexGuard<'_, Engine>| engine.budget_pages() + engine.debt_pages();
+        let (max, used) = (engines.iter().map(allowed).sum::<u64>(), self.memory.borrow().physical);
         assert!(used <= max, "{used} pages in DRAM, allowed are {max}");
     }
 }

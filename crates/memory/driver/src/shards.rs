@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Several shards of one space: faults in the right one, and budget that moves from one to another.
+//!
+//! The order of the locks: the division of the budget, then the engines in ascending order. A fault holds one engine.
+//! Does not allocate, since faults come here.
+
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use aquifer_core::engine::Engine;
+use aquifer_core::shard_budgets::{Change, Observed, ShardBudgets};
+use aquifer_core::stripes::SHARDS_MAX;
+use aquifer_core::units::{PageIndex, ThreadIndex};
+
+use crate::fatal::Fatal;
+use crate::fault::{self, Outcome};
+use crate::space::{Clock, Space};
+
+/// How long a thread that finds no room waits until another shard has given some.
+const LOAN_WAIT_MAX: Duration = Duration::from_secs(1);
+/// One such wait.
+const LOAN_WAIT_ONCE: Duration = Duration::from_millis(1);
+/// How often one fault borrows.
+const LOANS_MAX: u32 = 8;
+
+/// The shards of one space, at most [`SHARDS_MAX`].
+pub trait Shards {
+    /// One of them.
+    type Shard<'s>: Space
+    where
+        Self: 's;
+
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// One of them, by its index.
+    fn shard(&self, index: usize) -> Self::Shard<'_>;
+
+    /// The division of the budget, unless another thread works on it.
+    fn try_budgets(&self) -> Option<MutexGuard<'_, ShardBudgets>>;
+
+    /// The fewest and the most pages that each shard can have as its budget.
+    fn limits(&self) -> [(u64, u64); SHARDS_MAX];
+}
+
+/// Resolves a fault in the shard `index`. If the shard's budget has no room, because what it holds is pinned, the fault
+/// borrows from another shard.
+pub fn resolve_in<S: Shards>(
+    shards: &S,
+    index: usize,
+    page: PageIndex,
+    thread: ThreadIndex,
+    write: bool,
+) -> Result<Outcome, Fatal> {
+    let shard = shards.shard(index);
+    for _ in 0..LOANS_MAX {
+        let outcome = fault::resolve(&shard, page, thread, write)?;
+        if outcome != Outcome::NoRoom || !borrow_for(shards, index)? {
+            return Ok(outcome);
+        }
+    }
+    Ok(Outcome::NoRoom)
+}
+
+/// Waits until the shard `to` has got pages of another one. False if there are none, or if the tier is what lacks room.
+pub fn borrow_for<S: Shards>(shards: &S, to: usize) -> Result<bool, Fatal> {
+    let shard = shards.shard(to);
+    if shards.count() == 1 || shard.engine().waits_for_tier() {
+        return Ok(false);
+    }
+    let started = shard.now_ns();
+    while shard.now_ns().saturating_sub(started) < LOAN_WAIT_MAX.as_nanos() as u64 {
+        let ticket = shard.ticket();
+        if let Some(mut budgets) = shards.try_budgets() {
+            let change = budgets.lend(to, &observed(shards)[..shards.count()]);
+            change.inspect(|change| apply(shards, *change));
+            if change.is_some_and(|change| change.shard == to) {
+                return Ok(true);
+            }
+            if change.is_none() && budgets.moving().is_none() {
+                return Ok(false);
+            }
+        }
+        shard.heed()?;
+        shard.wait_at_most(ticket, LOAN_WAIT_ONCE);
+    }
+    Ok(false)
+}
+
+/// Moves some of the budget if the shards need it in other parts. Returns at once if another thread does so now.
+pub fn balance<S: Shards>(shards: &S) {
+    if let Some(mut budgets) = shards.try_budgets()
+        && let Some(change) = budgets.look(&observed(shards)[..shards.count()])
+    {
+        apply(shards, change);
+    }
+}
+
+/// Divides `pages` among the engines. Called with the division locked.
+pub fn divide<S: Shards>(shards: &S, budgets: &mut ShardBudgets, pages: u64) {
+    budgets.set_total(pages);
+    (0..shards.count()).for_each(|index| apply(shards, Change { shard: index, pages: budgets.pages(index) }));
+}
+
+/// The pages that are or may be in use, debt included, and the debt. Called with the division locked.
+pub fn spent<S: Shards>(shards: &S, budgets: &ShardBudgets) -> (u64, u64) {
+    let debts = (0..shards.count()).map(|index| (index, shards.shard(index).engine().debt_pages()));
+    let (mut debt, mut both) = (0, 0);
+    for (index, owed) in debts {
+        debt += owed;
+        // What is on its way is part of the total until it arrives, and of the giver's debt until the giver has paid.
+        both += budgets.moving().filter(|(from, _)| *from == index).map_or(0, |(_, pages)| pages.min(owed));
+    }
+    (budgets.total() + debt - both, debt)
+}
+
+/// What the rule needs to know about the shards. Locks one engine after the other.
+fn observed<S: Shards>(shards: &S) -> [Observed; SHARDS_MAX] {
+    let mut observed = [Observed::default(); SHARDS_MAX];
+    for (index, (min_pages, max_pages)) in shards.limits().into_iter().enumerate().take(shards.count()) {
+        let shard = shards.shard(index);
+        let engine = shard.engine();
+        observed[index] = Observed { min_pages, max_pages, ..evidence(&engine) };
+    }
+    observed
+}
+
+fn evidence(engine: &Engine) -> Observed {
+    Observed { evicted_pages: engine.counts().evicted_pages, debt_pages: engine.debt_pages(), ..Observed::default() }
+}
+
+fn apply<S: Shards>(shards: &S, change: Change) {
+    let (_, max_pages) = shards.limits()[change.shard];
+    let shard = shards.shard(change.shard);
+    // Never more than the reserved frame addresses: a frame past the last one would be in other memory.
+    shard.engine().set_budget(change.pages.min(max_pages));
+    shard.wake_worker();
+}
