@@ -156,7 +156,7 @@ const fn of_striping(name: &'static str) -> Case {
 
 /// Each fault case has eight times as much memory as budget, so that seven touches in eight miss. A program below its
 /// budget runs for more than a second, so that starting two more processes does not affect the result.
-pub const CASES: [Case; 26] = [
+pub const CASES: [Case; 28] = [
     Case {
         overhead: Overhead::Fault,
         name: "4KiB",
@@ -205,6 +205,8 @@ pub const CASES: [Case; 26] = [
     of_threads("2-threads"),
     of_threads("4-threads"),
     of_threads("8-threads"),
+    of_threads("4-threads-4-shards"),
+    of_threads("8-threads-4-shards"),
     Case {
         overhead: Overhead::Curve,
         name: "kv",

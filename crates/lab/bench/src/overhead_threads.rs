@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Makes the runs that show how many faults per second 1, 2, 4 and 8 threads get, each in its own part of the memory,
-//! and what the contention model says of them and of larger machines.
+//! in a space that is whole or divided into shards, and what the contention model says of them and of larger machines.
 //!
 //! The model gets its figures from one thread on this machine, measured in the same round. So the cases with more
 //! threads check it, as far as this machine has cores.
@@ -81,19 +81,21 @@ fn cost(plain: &Totals, timed: &Totals) -> Cost {
 impl OverheadBench<'_> {
     /// Thousands of faults per second of all threads together, and what the model says.
     pub(crate) fn threads(&self, case: &Case, run: &mut OverheadRun) -> Result<(f64, String), BenchFailure> {
-        let count = case.name.split('-').next().unwrap_or("1");
-        let plain = self.faults_of(case, run, count, &[])?;
+        let mut words = case.name.split('-');
+        let (count, shards) = (words.next().unwrap_or("1"), words.nth(1).unwrap_or("1"));
         if self.is_other_build {
-            return Ok((plain.faults_per_second() / 1e3, String::new()));
+            return Ok((self.faults_of(case, run, count, &[])?.faults_per_second() / 1e3, String::new()));
         }
+        let divided = ["--shards", shards];
+        let plain = self.faults_of(case, run, count, &divided)?;
         let one = if count == "1" { plain } else { self.faults_of(case, &mut run.clone(), "1", &[])? };
+        let timed_words = ["--time-lock", "--shards", shards];
         let timed_one = self.faults_of(case, &mut run.clone(), "1", &["--time-lock"])?;
-        let timed =
-            if count == "1" { timed_one } else { self.faults_of(case, &mut run.clone(), count, &["--time-lock"])? };
+        let timed = if count == "1" { timed_one } else { self.faults_of(case, &mut run.clone(), count, &timed_words)? };
         let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
         let cost = cost(&one, &timed_one);
-        let threads = count.parse().unwrap_or(1);
-        Ok((plain.faults_per_second() / 1e3, note(cost, &timed, cores, threads)))
+        let setting = Setting { cores, threads: count.parse().unwrap_or(1), shards: shards.parse().unwrap_or(1) };
+        Ok((plain.faults_per_second() / 1e3, note(cost, &timed, setting)))
     }
 
     /// One run of this many threads with many accesses, without what one with hardly any does.
@@ -115,15 +117,14 @@ impl OverheadBench<'_> {
     }
 }
 
-fn note(cost: Cost, timed: &Totals, cores: u32, threads: u32) -> String {
-    let modelled = |cores, threads, shards| {
-        simulate(cost, Setting { cores, threads, shards }, SIMULATED, SEED).faults_per_second / 1e3
-    };
-    let large = SHARDS.map(|shards| format!("{:.0}", modelled(LARGE.0, LARGE.1, shards))).join(", ");
+fn note(cost: Cost, timed: &Totals, here: Setting) -> String {
+    let modelled = |setting| simulate(cost, setting, SIMULATED, SEED).faults_per_second / 1e3;
+    let large = |shards| modelled(Setting { cores: LARGE.0, threads: LARGE.1, shards });
+    let large = SHARDS.map(|shards| format!("{:.0}", large(shards))).join(", ");
     format!(
         "the model says {:.0}; the lock was held {:.0} ns and waited for {:.0} ns a fault; with {} cores and {} threads \
          the model says {large} with {}, {} and {} shards",
-        modelled(cores, threads, 1),
+        modelled(here),
         timed.held_ns / timed.faults,
         timed.waited_ns / timed.faults,
         LARGE.0,
@@ -158,7 +159,7 @@ mod tests {
     #[test]
     fn the_note_has_the_models_figures() {
         let part = totals(100_000, 0.8, 1.0);
-        let note = note(cost(&part, &part), &part, 2, 1);
+        let note = note(cost(&part, &part), &part, Setting { cores: 2, threads: 1, shards: 1 });
         assert!(note.starts_with("the model says 12"), "{note}");
         assert!(note.contains("held 500 ns and waited for 100 ns"), "{note}");
         assert!(note.contains("32 cores and 64 threads"), "{note}");

@@ -65,8 +65,9 @@ fn failures_may_begin_at_any_time() {
     for kind in KINDS {
         // `Corruption` has no opportunity here: another way to read is tried only after a `Lie`, and only one kind
         // fails.
-        let seed = 7_000 + kind as u64;
-        let failed = (0..max).filter(|count| run(seed, Some(FailAfter { kind, count: *count })).failures > 0).count();
+        let first = 7_000 + max * kind as u64;
+        let run = |count| run(first + count, Some(FailAfter { kind, count }));
+        let failed = (0..max).filter(|count| run(*count).failures > 0).count();
         assert!(failed > 0 || kind == Kind::Corruption, "{kind:?} has no opportunity");
     }
 }

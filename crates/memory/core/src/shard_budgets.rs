@@ -13,7 +13,7 @@
 use crate::stripes::SHARDS_MAX;
 
 /// What part of its budget a shard gives at a time.
-const GIVEN_PART: u64 = 32;
+const GIVEN_PART: u64 = 16;
 /// By which factor two stays must differ before pages move. Less would be noise.
 const STAYS_RATIO: u64 = 2;
 /// Evictions since the last look, as a part of the budget, below which a shard is not short of anything.
