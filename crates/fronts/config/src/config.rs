@@ -53,8 +53,8 @@ pub struct Config {
     pub exchange: Exchange,
     /// Whether blocks are fetched ahead of their faults.
     pub prefetch: bool,
-    /// How many shards, each with a lock of its own, the memory is divided into. `None`: as many as fit the CPUs and the
-    /// budget.
+    /// How many shards, each with a lock of its own, the memory is divided into. `None`: as many as fit the CPUs and
+    /// the budget.
     #[serde(deserialize_with = "Option::deserialize")]
     pub shards: Option<u32>,
     /// The inherited descriptor of the statistics segment. `None`: the pager creates a segment. If a program closed the

@@ -11,8 +11,8 @@
 //! bytes are, `block.rs` the states of a block, `frames.rs` the budget. `policy/` chooses victims, `prefetch.rs` what
 //! to read ahead, `standby.rs` and `standby_length.rs` how long evicted blocks stay in DRAM. `refaults.rs` and
 //! `temperature.rs` are evidence, and so is `mrc.rs`, which samples how long pages stay idle; `tiering.rs`, `shares.rs`
-//! and `slabs.rs` decide about levels of a chain, processes and slabs; `stripes.rs` and `shard_budgets.rs` divide a space
-//! among several engines.
+//! and `slabs.rs` decide about levels of a chain, processes and slabs; `stripes.rs` and `shard_budgets.rs` divide a
+//! space among several engines.
 
 #![forbid(unsafe_code)]
 

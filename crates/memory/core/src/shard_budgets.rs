@@ -3,9 +3,10 @@
 
 //! How the shards of a space divide its budget.
 //!
-//! Pure, and does not allocate. One undivided list would evict what was not touched for the longest time, wherever it lies. Shards with lists
-//! of their own do the same if their blocks stay in DRAM for equally long: if the ratio of budget to evicted pages is
-//! the same in all of them. So the shard with the longest stay gives pages to the one with the shortest.
+//! Pure, and does not allocate. One undivided list would evict what was not touched for the longest time, wherever it
+//! lies. Shards with lists of their own do the same if their blocks stay in DRAM for equally long: if the ratio of
+//! budget to evicted pages is the same in all of them. So the shard with the longest stay gives pages to the one with
+//! the shortest.
 //!
 //! A shard receives pages only when the giver has evicted what exceeds its smaller budget: the sum of the budgets and
 //! of the [debts](crate::engine::Engine::debt_pages) is never more than the whole budget.

@@ -36,7 +36,7 @@ use crate::process_table::PROCESSES_MAX;
 use crate::recorder::Recorder;
 use crate::sampling::Sampling;
 use crate::service::Service;
-use crate::shard::{self, Shard};
+use crate::shard::{self, Made, Shard};
 use crate::trims::Trims;
 
 /// Number of threads that read-ahead distinguishes. Further threads share numbers, which costs accuracy only.
@@ -303,7 +303,7 @@ impl Pager {
             family: &settings.family,
             uffd: &signal,
         };
-        let (shards, changes, budget_pages_max) = plan.carry_out().map_err(StartFailure::Frames)?;
+        let Made { shards, changes, budget_pages_max } = plan.carry_out().map_err(StartFailure::Frames)?;
         let largest = shards[0].lock().largest(settings.order);
         let pins = Pins::new(changes);
         let lifeline = (settings.owner == Owner::Program).then(Lifeline::new).transpose();

@@ -15,7 +15,7 @@ use aquifer_stats::{Counter, Gauge, LEVELS, LevelCounter, LevelGauge, Place};
 use aquifer_tiers::LevelFigures;
 
 use crate::pager::Pager;
-use crate::shard::{Shard, ShardView};
+use crate::shard::ShardView;
 
 /// How far the published pages in DRAM may be from the true number, as a part of it, and how many reports on the fault
 /// path may go unpublished. Choices.
@@ -138,8 +138,8 @@ impl Pager {
         self.counters.set(Gauge::FramesFreeBytes, bytes(|published| &published.free_pages));
         let stored = self.sum(|published| &published.slabs) * REGION_BYTES;
         self.counters.set_with_peak(Gauge::StoredBytes, Gauge::StoredBytesPeak, stored);
-        let in_place = |shard: &Box<Shard>| shard.in_place_bytes.load(Ordering::Relaxed);
-        let used = self.shards.iter().map(in_place).sum::<u64>().saturating_mul(MAPPED_AROUND);
+        let in_place = self.shards.iter().map(|shard| shard.in_place_bytes.load(Ordering::Relaxed));
+        let used = in_place.sum::<u64>().saturating_mul(MAPPED_AROUND);
         self.counters.set(Gauge::TierMappedBytes, used.min(stored));
         let more = bytes(|published| &published.wanted_pages);
         // In a process tree the budget is shared by all processes, and this process is the one that would use more of

@@ -3,8 +3,9 @@
 
 //! Releases memory from management, or empties it, because the program asks for that.
 //!
-//! The kernel call is made under the locks of the engines that can have the range (`driver/src/discard.rs`). Memory that the kernel refuses to remove
-//! stays managed, with its contents: a program may name a descriptor that cannot be mapped, or memory that is sealed.
+//! The kernel call is made under the locks of the engines that can have pages of the range (`driver/src/discard.rs`).
+//! Memory that the kernel refuses to remove stays managed, with its contents: a program may name a descriptor that
+//! cannot be mapped, or memory that is sealed.
 //!
 //! Threads: any thread of the program, outside the fault path, on the pager's own stack.
 

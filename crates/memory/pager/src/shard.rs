@@ -67,9 +67,18 @@ pub(crate) struct Plan<'a> {
     pub(crate) uffd: &'a Uffd,
 }
 
+/// The shards of a space, made by a [`Plan`].
+pub(crate) struct Made {
+    pub(crate) shards: Box<[Box<Shard>]>,
+    /// The counts of changes, which all of them share.
+    pub(crate) changes: Arc<Changes>,
+    /// The largest budget for which they have addresses.
+    pub(crate) budget_pages_max: u64,
+}
+
 impl Plan<'_> {
-    /// The shards, the counts of changes that they share, and the largest budget for which they have addresses.
-    pub(crate) fn carry_out(&self) -> Result<(Box<[Box<Shard>]>, Arc<Changes>, u64), Errno> {
+    /// Makes the shards.
+    pub(crate) fn carry_out(&self) -> Result<Made, Errno> {
         let budget_pages = self.settings.budget_pages;
         let (areas, budget_pages_max) = self
             .areas(self.budget_pages_max)
@@ -81,7 +90,7 @@ impl Plan<'_> {
         for (index, area) in areas.into_iter().enumerate() {
             shards.push(self.make_one(index, area, self.most(budget_pages_max), &changes)?);
         }
-        Ok((shards.into(), changes, budget_pages_max))
+        Ok(Made { shards: shards.into(), changes, budget_pages_max })
     }
 
     /// One shard. A function of its own and boxed at once, because this runs on a small stack and an engine is large.

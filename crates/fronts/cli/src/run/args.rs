@@ -86,8 +86,8 @@ pub struct HowArgs {
     #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set, value_parser = on_or_off())]
     pub prefetch: bool,
 
-    /// How many shards the memory is divided into, so that faults of many threads do not wait for one lock: 1 to 16; auto
-    /// is one for every four CPUs, as long as each has 1GiB of the budget
+    /// How many shards the memory is divided into, so that faults of many threads do not wait for one lock: 1 to 16;
+    /// auto is one for every four CPUs, as long as each has 1GiB of the budget
     #[arg(long, hide_short_help = true, value_name = "N|auto", default_value = "auto", value_parser = shards)]
     pub shards: Shards,
 
