@@ -8,7 +8,7 @@
 //! state, and every other thread waits until that thread reports back.
 //!
 //! - [`fault`](Engine::fault) is in `fault.rs`: the path of one fault. It makes room in `make_room.rs`, and each step
-//!   ends with a report, in `reports.rs`.
+//!   ends with a report, in `reports.rs`. Small blocks are copied while there is credit: `credit.rs`.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - The program's advice, by madvise(2), is in `advice.rs`. Callers that wait for what they asked for: `arrivals.rs`.
 //! - Writes in place are in `write_in_place.rs`. Changes of the budget are in `budget.rs`.
@@ -26,6 +26,7 @@ mod background;
 mod block_size;
 mod budget;
 mod clusters;
+mod credit;
 mod dropping;
 mod fault;
 mod fork;

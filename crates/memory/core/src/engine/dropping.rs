@@ -77,7 +77,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::make_room::MOVES_COUNTED;
+    use crate::engine::credit::MOVES_COUNTED;
     use crate::engine::{Advice, FaultStep, Plan, Settings, Task, Transfers};
     use crate::map::Delivery;
     use crate::policy::{self, Arrival, PolicyName};

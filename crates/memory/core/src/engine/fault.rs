@@ -12,8 +12,8 @@
 //! Called by `driver/src/fault.rs`, which carries out the steps.
 
 use super::Engine;
+use super::credit::MOVES_COUNTED;
 use super::dropping::DropBatch;
-use super::make_room::MOVES_COUNTED;
 use crate::block::{Block, State, Waiting};
 use crate::frames::FrameBatch;
 use crate::guard;
