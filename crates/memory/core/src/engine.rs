@@ -41,6 +41,7 @@ pub use advice::Advice;
 pub use arrivals::Arrived;
 pub use background::{PLAN_MAX, Plan, Task, Transfers};
 pub use budget::budget_pages_min;
+pub use credit::CreditStep;
 pub use dropping::{DROPS_MAX, DropBatch};
 pub use fault::{Exchange, FaultStep};
 pub use fork::ForkObstacle;

@@ -11,9 +11,12 @@
 
 use super::Engine;
 use super::background::{Plan, Task};
+use super::dropping::DropBatch;
 use super::fault::FaultStep;
 use crate::block::State;
-use crate::units::Order;
+use crate::frames::FrameBatch;
+use crate::map::Pages;
+use crate::units::{BlockIndex, FrameIndex, Order};
 
 /// A fault that finds no credit empties frames only if they have this many pages: fewer would soon be wanted again.
 const CREDIT_PAGES_MIN: u64 = 32;
@@ -23,6 +26,68 @@ const MOVES_MAX: u32 = 64;
 pub(super) const MOVES_COUNTED: u32 = 1024;
 /// Then this many pages are enough, since a fault has to evict for each.
 const STARVED_PAGES_MIN: u64 = 16;
+
+/// A step towards credit. The fault that takes it does not need it, and can do without if it is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CreditStep {
+    /// As [`FaultStep::Clean`].
+    Clean {
+        /// The block.
+        block: BlockIndex,
+        /// Its pages.
+        pages: Pages,
+        /// The frame that holds it.
+        frame: FrameIndex,
+        /// True when the tier is known to hold the same bytes.
+        known_clean: bool,
+    },
+    /// As [`FaultStep::Drop`].
+    Drop {
+        /// The victims, which are sealed.
+        victims: DropBatch,
+    },
+    /// As [`FaultStep::Empty`].
+    Empty {
+        /// Backed frames.
+        frames: FrameBatch,
+    },
+    /// As [`FaultStep::Evict`].
+    Evict {
+        /// The victim.
+        block: BlockIndex,
+        /// Its pages.
+        pages: Pages,
+        /// An unbacked frame.
+        frame: FrameIndex,
+    },
+}
+
+impl CreditStep {
+    /// The same work as a step that makes room.
+    pub fn for_room(self) -> FaultStep {
+        match self {
+            CreditStep::Clean { block, pages, frame, known_clean } => {
+                FaultStep::Clean { block, pages, frame, known_clean }
+            }
+            CreditStep::Drop { victims } => FaultStep::Drop { victims },
+            CreditStep::Empty { frames } => FaultStep::Empty { frames },
+            CreditStep::Evict { block, pages, frame } => FaultStep::Evict { block, pages, frame },
+        }
+    }
+
+    /// A step that makes room, as a step towards credit; `None` for any other step.
+    fn of(step: FaultStep) -> Option<Self> {
+        Some(match step {
+            FaultStep::Clean { block, pages, frame, known_clean } => {
+                CreditStep::Clean { block, pages, frame, known_clean }
+            }
+            FaultStep::Drop { victims } => CreditStep::Drop { victims },
+            FaultStep::Empty { frames } => CreditStep::Empty { frames },
+            FaultStep::Evict { block, pages, frame } => CreditStep::Evict { block, pages, frame },
+            _ => return None,
+        })
+    }
+}
 
 impl Engine {
     /// Whether a block of `order` should be copied and no credit is left for it.
@@ -39,7 +104,7 @@ impl Engine {
     ///
     /// For a block in `state`. One on standby has its frame: nothing on standby may give way to it, since that could be
     /// the block itself.
-    pub(super) fn make_credit(&mut self, order: Order, state: State) -> Option<FaultStep> {
+    pub(super) fn make_credit(&mut self, order: Order, state: State) -> Option<CreditStep> {
         let needs_frame = matches!(state, State::Stored | State::Empty);
         if !needs_frame && state != State::Standby {
             return None;
@@ -49,15 +114,14 @@ impl Engine {
         let pages_min = if is_starved { STARVED_PAGES_MIN } else { CREDIT_PAGES_MIN };
         while is_starved && self.frames.backed_pages() < pages_min && self.drop_clean().is_some() {}
         if let Some(frames) = self.frames.take_batch(pages_min) {
-            return Some(FaultStep::Empty { frames });
+            return Some(CreditStep::Empty { frames });
         }
         if is_starved {
-            let step = self.make_room(order);
-            return (step != FaultStep::Wait).then_some(step);
+            return CreditStep::of(self.make_room(order));
         }
         let block = if may_evict { self.next_victim()? } else { return None };
         if self.is_droppable(block) {
-            return Some(FaultStep::Drop { victims: self.drop_batch(block) });
+            return Some(CreditStep::Drop { victims: self.drop_batch(block) });
         }
         self.policy.put_back(block, self.weight(block));
         None
@@ -95,7 +159,7 @@ mod tests {
     use crate::engine::{Exchange, PLAN_MAX, Settings, Transfers};
     use crate::frames::BATCH_FRAMES_MAX;
     use crate::map::Delivery;
-    use crate::policy::{self, PolicyName};
+    use crate::policy::{self, Arrival, PolicyName};
     use crate::units::{PageIndex, ThreadIndex};
 
     /// Memory without contents, in blocks of one page that are copied, and this many free frames that have pages. The
@@ -114,13 +178,31 @@ mod tests {
     fn a_fault_without_credit_empties_half_of_the_free_frames_so_that_the_next_ones_are_copied() {
         let mut engine = without_credit(40);
         let step = engine.fault(PageIndex(7), ThreadIndex(0), false, true);
-        let FaultStep::Empty { frames } = step else { panic!("{step:?}") };
+        let FaultStep::Credit { step: CreditStep::Empty { frames } } = step else { panic!("{step:?}") };
         assert_eq!(frames.frames().len(), 20);
         frames.frames().iter().for_each(|frame| engine.emptied(*frame));
         for page in 7..27 {
             let step = engine.fault(PageIndex(page), ThreadIndex(0), false, false);
             assert!(matches!(step, FaultStep::Fill { exchange: Exchange::Copy { .. }, .. }), "{page}: {step:?}");
         }
+    }
+
+    /// In memory whose victims the kernel refused, a fault evicted one after the other to get credit, until it had no
+    /// time left, although a frame was free.
+    #[test]
+    fn a_fault_whose_step_towards_credit_is_refused_gets_the_free_frame_without_credit() {
+        let mut engine = without_credit(40);
+        (engine.settings.fetch_cost, engine.moves_lately) = (1, MOVES_COUNTED);
+        for page in 0..32 {
+            let step = engine.fault_without_credit(PageIndex(page), true);
+            let FaultStep::Fill { block, exchange: Exchange::Move, .. } = step else { panic!("{page}: {step:?}") };
+            engine.installed(block, Arrival::Fresh);
+        }
+        let step = engine.fault(PageIndex(32), ThreadIndex(0), true, true);
+        let FaultStep::Credit { step: CreditStep::Evict { block, .. } } = step else { panic!("{step:?}") };
+        engine.eviction_refused(block);
+        let step = engine.fault_without_credit(PageIndex(32), true);
+        assert!(matches!(step, FaultStep::Fill { exchange: Exchange::Move, .. }), "{step:?}");
     }
 
     #[test]
@@ -145,7 +227,10 @@ mod tests {
         for (backed, emptied) in [(31, 0), (32, 16), (600, BATCH_FRAMES_MAX)] {
             let mut engine = without_credit(backed);
             let step = engine.fault(PageIndex(7), ThreadIndex(0), false, true);
-            let found = if let FaultStep::Empty { frames } = step { frames.frames().len() } else { 0 };
+            let found = match step {
+                FaultStep::Credit { step: CreditStep::Empty { frames } } => frames.frames().len(),
+                _ => 0,
+            };
             assert_eq!(found, emptied, "{backed}: {step:?}");
         }
     }

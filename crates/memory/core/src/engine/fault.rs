@@ -12,7 +12,7 @@
 //! Called by `driver/src/fault.rs`, which carries out the steps.
 
 use super::Engine;
-use super::credit::MOVES_COUNTED;
+use super::credit::{CreditStep, MOVES_COUNTED};
 use super::dropping::DropBatch;
 use crate::block::{Block, State, Waiting};
 use crate::frames::FrameBatch;
@@ -124,6 +124,12 @@ pub enum FaultStep {
         /// The victims, which are sealed.
         victims: DropBatch,
     },
+    /// Small blocks cannot be copied for lack of credit. Take this step, and ask again: by
+    /// [`fault_without_credit`](Engine::fault_without_credit) if it was refused, or after many such steps.
+    Credit {
+        /// The step.
+        step: CreditStep,
+    },
 }
 
 /// How a block's bytes move from its frame to the program's address.
@@ -148,13 +154,25 @@ impl Engine {
             let passed_pages = self.look_ahead(page, block, thread);
             block = self.suit_fault(page, block, passed_pages);
         }
-        let pages = self.map.pages(block);
         let Block { order, state, .. } = self.map.block(block);
         if self.lacks_credit(order)
             && let Some(step) = self.make_credit(order, state)
         {
-            return step;
+            return FaultStep::Credit { step };
         }
+        self.resolve(page, block, write)
+    }
+
+    /// As [`fault`](Self::fault), asked again, but never with a step towards credit.
+    pub fn fault_without_credit(&mut self, page: PageIndex, write: bool) -> FaultStep {
+        let Some(block) = self.map.find(page) else { return FaultStep::Foreign };
+        self.resolve(page, block, write)
+    }
+
+    /// The next step towards the block's installation.
+    fn resolve(&mut self, page: PageIndex, block: BlockIndex, write: bool) -> FaultStep {
+        let pages = self.map.pages(block);
+        let Block { order, state, .. } = self.map.block(block);
         match state {
             State::Resident => {
                 self.policy.removed(block);
