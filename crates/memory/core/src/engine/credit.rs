@@ -123,7 +123,7 @@ impl Engine {
         if self.is_droppable(block) {
             return Some(CreditStep::Drop { victims: self.drop_batch(block) });
         }
-        self.policy.put_back(block, self.weight(block));
+        self.keep_victim(block);
         None
     }
 

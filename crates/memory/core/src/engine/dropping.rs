@@ -55,14 +55,14 @@ impl Engine {
     }
 
     /// Begins to drop `first`, and the victims that follow it as long as they can be dropped, too. The first that
-    /// cannot be dropped goes back to the policy, which will choose it next.
+    /// cannot be dropped is the next victim.
     pub(super) fn drop_batch(&mut self, first: BlockIndex) -> DropBatch {
         let (mut batch, mut next, mut pages) = (DropBatch::new(), Some(first), 0);
         while let Some(block) = next {
             let weight = self.weight(block);
             let is_too_much = !batch.blocks().is_empty() && pages + u64::from(weight) > DROPPED_PAGES_MAX;
             if is_too_much || !self.is_droppable(block) {
-                self.policy.put_back(block, weight);
+                self.keep_victim(block);
                 break;
             }
             self.start_dropping(block);

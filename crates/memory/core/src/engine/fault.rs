@@ -175,7 +175,7 @@ impl Engine {
         let Block { order, state, .. } = self.map.block(block);
         match state {
             State::Resident => {
-                self.policy.removed(block);
+                self.withdraw(block);
                 self.resident_pages -= u64::from(order.pages());
                 let mut entry = self.map.block_mut(block);
                 entry.become_state(State::Installing);
