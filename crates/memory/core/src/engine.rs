@@ -160,7 +160,7 @@ pub struct Engine {
     pub(crate) tries_again: bool,
     /// Whether a small block has been installed since credit was last made for small blocks.
     pub(crate) copies_lately: bool,
-    /// Small blocks that were moved for lack of credit. Each time that the worker supplies credit, half are forgotten.
+    /// Small blocks that were moved for lack of credit. Each plan that supplies credit or finds enough forgets half.
     pub(crate) moves_lately: u32,
     /// How many victims are taken without regard to their priority.
     unspared: u32,

@@ -11,15 +11,17 @@
 
 use super::Engine;
 use super::background::{Plan, Task};
-use super::dropping::DropBatch;
+use super::dropping::{DROPPED_PAGES_MAX, DropBatch};
 use super::fault::FaultStep;
 use crate::block::State;
 use crate::frames::FrameBatch;
 use crate::map::Pages;
 use crate::units::{BlockIndex, FrameIndex, Order};
 
-/// A fault that finds no credit empties frames only if they have this many pages: fewer would soon be wanted again.
+/// A fault that finds no credit empties frames only if they have this many pages, and at least `BLOCKS_MIN` times those
+/// of its block: fewer would soon be wanted again.
 const CREDIT_PAGES_MIN: u64 = 32;
+const BLOCKS_MIN: u64 = 4;
 /// With this many moves for lack of credit, the worker evidently does not supply enough, and faults have to.
 const MOVES_MAX: u32 = 64;
 /// How far such moves are counted.
@@ -90,11 +92,12 @@ impl CreditStep {
 }
 
 impl Engine {
-    /// Whether a block of `order` should be copied and no credit is left for it.
-    pub(super) fn lacks_credit(&self, order: Order) -> bool {
-        order.pages() <= self.settings.copied_pages_max
-            && self.frames.credit_pages() < u64::from(order.pages())
-            && self.debt_pages == 0
+    /// Whether a block of `order`, which is in `state`, should be copied and no credit is left for it. A frame that has
+    /// no pages takes credit, too; a block on standby has its frame.
+    pub(super) fn lacks_credit(&self, order: Order, state: State) -> bool {
+        let has_frame = state == State::Standby || self.frames.has_backed(order);
+        let wanted = u64::from(order.pages()) * if has_frame { 1 } else { 2 };
+        order.pages() <= self.settings.copied_pages_max && self.frames.credit_pages() < wanted && self.debt_pages == 0
     }
 
     /// A step that leads to credit for many faults. The worker supplies credit ahead of demand (`plan_credit`). Where
@@ -112,19 +115,27 @@ impl Engine {
         let may_evict = needs_frame && self.settings.fetch_cost <= 1 && !self.waits_for_tier();
         let is_starved = may_evict && self.moves_lately >= MOVES_MAX;
         let pages_min = if is_starved { STARVED_PAGES_MIN } else { CREDIT_PAGES_MIN };
+        let pages_min = pages_min.max(u64::from(order.pages()) * BLOCKS_MIN);
         while is_starved && self.frames.backed_pages() < pages_min && self.drop_clean().is_some() {}
-        if let Some(frames) = self.frames.take_batch(pages_min) {
+        if let Some(frames) = self.frames.take_batch(order, pages_min) {
             return Some(CreditStep::Empty { frames });
         }
         if is_starved {
             return CreditStep::of(self.make_room(order));
         }
-        let block = if may_evict { self.next_victim()? } else { return None };
+        // Other threads' evictions will soon supply what a batch would, and this fault can go on.
+        let is_soon = self.leaving_pages >= DROPPED_PAGES_MAX && self.has_frame(order);
+        let block = if may_evict && !is_soon { self.next_victim()? } else { return None };
         if self.is_droppable(block) {
             return Some(CreditStep::Drop { victims: self.drop_batch(block) });
         }
         self.keep_victim(block);
         None
+    }
+
+    /// Whether a fault on a block of `order` can have a frame without any work.
+    fn has_frame(&self, order: Order) -> bool {
+        self.frames.has_backed(order) || self.frames.credit_pages() >= u64::from(order.pages())
     }
 
     /// Whether small blocks are being installed, and little credit is left to copy them with.
@@ -136,6 +147,9 @@ impl Engine {
     /// Small blocks are copied to the program's address, which spends credit and leaves frames with pages. Gives some
     /// of those pages back to the kernel, many at a time.
     pub(super) fn plan_credit(&mut self, plan: &mut Plan) {
+        if self.frames.credit_pages() >= self.watermarks.free_low {
+            self.moves_lately /= 2;
+        }
         if !self.wants_credit() {
             return;
         }
@@ -166,12 +180,155 @@ mod tests {
     /// rest of the budget is spent.
     fn without_credit(backed: usize) -> Engine {
         let settings = Settings { copied_pages_max: 4, ..Settings::PLAIN };
+        without_credit_in(settings, Order::MIN, backed)
+    }
+
+    fn without_credit_in(settings: Settings, order: Order, backed: usize) -> Engine {
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
-        engine.add(PageIndex(0), PageIndex(512), Order::MIN, Delivery::Signal, &mut |_, _| false);
-        let taken: Vec<_> = (0..backed).map(|_| engine.frames.take_backed(Order::MIN).expect("budget")).collect();
-        taken.into_iter().for_each(|taken| engine.frames.put_backed(taken.frame));
+        engine.add(PageIndex(0), PageIndex(8 * 512), order, Delivery::Signal, &mut |_, _| false);
+        put_frames(&mut engine, order, backed);
         engine.frames.spend(u64::MAX);
         engine
+    }
+
+    /// Gives pages to this many frames.
+    fn put_frames(engine: &mut Engine, order: Order, backed: usize) {
+        let taken: Vec<_> = (0..backed).map(|_| engine.frames.take_backed(order).expect("budget")).collect();
+        taken.into_iter().for_each(|taken| engine.frames.put_backed(taken.frame));
+    }
+
+    /// Memory whose first `sealed` pages are resident and sealed, and whose tier is memory.
+    fn with_sealed(sealed: u64, backed: usize) -> Engine {
+        let settings = Settings { copied_pages_max: 4, fetch_cost: 1, seals: true, ..Settings::PLAIN };
+        let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
+        engine.add(PageIndex(0), PageIndex(512), Order::MIN, Delivery::Signal, &mut |_, _| false);
+        for page in 0..sealed {
+            let FaultStep::Fill { block, exchange: Exchange::Copy { seal: true }, .. } = read(&mut engine, page) else {
+                panic!("{page} cannot be sealed")
+            };
+            engine.installed(block, Arrival::Fresh);
+        }
+        // Frees the frames and the credit of the copies.
+        while let Some(frame) = engine.frames.take_any() {
+            engine.emptied(frame);
+        }
+        put_frames(&mut engine, Order::MIN, backed);
+        engine.frames.spend(u64::MAX);
+        engine
+    }
+
+    fn read(engine: &mut Engine, page: u64) -> FaultStep {
+        engine.fault(PageIndex(page), ThreadIndex(0), false, true)
+    }
+
+    fn is_drop(step: &FaultStep) -> bool {
+        matches!(step, FaultStep::Credit { step: CreditStep::Drop { .. } })
+    }
+
+    fn is_moved(step: &FaultStep) -> bool {
+        matches!(step, FaultStep::Fill { exchange: Exchange::Move, .. })
+    }
+
+    /// Each of eight threads dropped 32 victims, although the first batch would have been enough for all.
+    #[test]
+    fn a_fault_that_has_a_frame_drops_nothing_while_enough_is_being_dropped() {
+        let mut engine = with_sealed(100, 3);
+        let step = read(&mut engine, 200);
+        let FaultStep::Credit { step: CreditStep::Drop { victims } } = step else { panic!("{step:?}") };
+        assert_eq!(victims.blocks().len(), DROPPED_PAGES_MAX as usize);
+        for page in 201..204 {
+            let step = read(&mut engine, page);
+            assert!(is_moved(&step), "{page}: {step:?}");
+        }
+        let step = read(&mut engine, 204);
+        assert!(is_drop(&step), "no frame is left: {step:?}");
+        victims.blocks().iter().for_each(|block| _ = engine.dropped(*block));
+        let step = read(&mut engine, 205);
+        let copied = matches!(step, FaultStep::Fill { exchange: Exchange::Copy { .. }, .. });
+        assert!(copied, "{step:?}");
+        engine.check();
+    }
+
+    /// A fault that took its frame's page from the last credit had none left for the copy.
+    #[test]
+    fn a_fault_without_a_frame_needs_credit_for_the_frame_and_for_the_copy() {
+        for (credit, backed, drops) in [(1, 0, true), (2, 0, false), (1, 1, false), (0, 1, true)] {
+            let mut engine = with_sealed(100, backed);
+            engine.resident_pages -= credit; // Pages that the program is supposed to have given back.
+            engine.frames.credit(credit);
+            let step = read(&mut engine, 200);
+            assert_eq!(is_drop(&step), drops, "{credit} pages of credit, {backed} frames: {step:?}");
+            assert!(!is_moved(&step), "{credit} pages of credit, {backed} frames: {step:?}");
+        }
+    }
+
+    /// Where all blocks are copied, a fault on 2 MiB gave its only frame up for credit, and then had to take the frame's
+    /// pages back from there.
+    #[test]
+    fn a_fault_on_a_large_block_empties_frames_only_if_there_are_several() {
+        let settings = Settings { copied_pages_max: 512, budget_pages: 8 * 512, ..Settings::PLAIN };
+        for (backed, emptied) in [(1, 0), (3, 0), (4, 2), (6, 3)] {
+            let mut engine = without_credit_in(settings, Order::MAX, backed);
+            let step = read(&mut engine, 0);
+            let found = match step {
+                FaultStep::Credit { step: CreditStep::Empty { frames } } => frames.frames().len(),
+                _ => 0,
+            };
+            assert_eq!(found, emptied, "{backed} frames: {step:?}");
+            assert!(found > 0 || is_moved(&step), "{backed} frames: {step:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_frame_of_a_faults_size_is_kept_and_frames_of_other_sizes_are_not() {
+        let settings = Settings { copied_pages_max: 512, budget_pages: 8 * 512, ..Settings::PLAIN };
+        let order = |exponent| Order::new(exponent).expect("a size");
+        // No class has more pages than that of the last frame.
+        for (fault, others) in [(order(9), &[(7, 3), (6, 6), (5, 12), (4, 24)][..]), (order(0), &[(9, 1)][..])] {
+            let mut engine = without_credit_in(settings, fault, 0);
+            engine.frames.credit(settings.budget_pages);
+            put_frames(&mut engine, fault, 1);
+            others.iter().for_each(|(exponent, count)| put_frames(&mut engine, order(*exponent), *count));
+            engine.frames.spend(u64::MAX);
+            let step = read(&mut engine, 0);
+            let FaultStep::Credit { step: CreditStep::Empty { frames } } = step else { panic!("{step:?}") };
+            assert!(frames.frames().iter().all(|frame| frame.order() != fault), "{fault:?}: {frames:?}");
+            assert!(engine.frames.has_backed(fault));
+        }
+    }
+
+    /// Moves from hours ago made a fault evict for credit.
+    #[test]
+    fn moves_are_forgotten_while_there_is_enough_credit() {
+        let forgets = |mut engine: Engine| {
+            engine.moves_lately = MOVES_COUNTED;
+            let mut plan = Plan::new();
+            for _ in 0..11 {
+                engine.plan(&mut plan, Transfers { blocks: 0, pages: 0 });
+            }
+            engine.moves_lately == 0
+        };
+        let plenty = Engine::new(Settings::PLAIN, policy::build(PolicyName::Fifo));
+        assert!(forgets(plenty));
+        assert!(!forgets(without_credit(0)));
+    }
+
+    #[test]
+    fn a_move_counts_only_if_credit_for_one_block_was_missing() {
+        let mut engine = without_credit(40);
+        let moved = |engine: &mut Engine, page| {
+            let step = engine.fault_without_credit(PageIndex(page), true);
+            assert!(is_moved(&step), "{step:?}");
+            engine.moves_lately
+        };
+        assert_eq!(moved(&mut engine, 0), 1);
+        engine.debt_pages = 1;
+        assert_eq!(moved(&mut engine, 1), 1, "debt is paid first");
+        engine.debt_pages = 0;
+        let first = engine.map.find(PageIndex(2)).expect("managed");
+        assert_eq!(engine.exchange(first, 2, false), Exchange::Move);
+        assert_eq!(engine.moves_lately, 1, "a run of two blocks");
+        assert_eq!(moved(&mut engine, 4), 2);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::units::BlockIndex;
 /// The most victims that a fault drops by one call.
 pub const DROPS_MAX: usize = 32;
 /// The most pages of them: the fault needs one block, and what is dropped beyond that must be little of any budget.
-const DROPPED_PAGES_MAX: u64 = 32;
+pub(super) const DROPPED_PAGES_MAX: u64 = 32;
 
 /// Sealed victims, to be dropped together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -155,7 +155,7 @@ impl Engine {
             block = self.suit_fault(page, block, passed_pages);
         }
         let Block { order, state, .. } = self.map.block(block);
-        if self.lacks_credit(order)
+        if self.lacks_credit(order, state)
             && let Some(step) = self.make_credit(order, state)
         {
             return FaultStep::Credit { step };
@@ -275,7 +275,9 @@ impl Engine {
             return Exchange::Move;
         }
         if !self.frames.reserve(u64::from(weight * count)) {
-            self.moves_lately = (self.moves_lately + 1).min(MOVES_COUNTED);
+            // What is owed is paid back first, and a run of blocks is seldom worth its credit.
+            let is_for_lack = self.debt_pages == 0 && count == 1;
+            self.moves_lately = (self.moves_lately + u32::from(is_for_lack)).min(MOVES_COUNTED);
             return Exchange::Move;
         }
         let stride = self.map.stride(first);
