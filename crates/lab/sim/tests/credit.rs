@@ -14,7 +14,6 @@ use aquifer_core::units::{Order, PageIndex, ThreadIndex};
 use aquifer_driver::{Outcome, Space, resolve};
 use aquifer_sim::instant::InstantMachine;
 use aquifer_sim::instant_program::InstantProgram;
-use aquifer_sim::synthetic::SETTINGS;
 
 const BUDGET_PAGES: u64 = 1_536;
 const START: PageIndex = PageIndex(1_000);
@@ -29,7 +28,6 @@ fn settings() -> Settings {
         copied_pages_max: 4,
         seals: true,
         fetch_cost: 1,
-        ..SETTINGS
     }
 }
 
@@ -76,8 +74,8 @@ fn a_fault_that_finds_only_locked_memory_gives_up_after_a_while() {
     machine.engine().check();
 }
 
-/// A kernel without UFFDIO_MOVE: large blocks are copied, too. Such a block needs 64 pages for its frame and as many for
-/// its copy, and each takes three steps: one victim of a page is evicted, written back, and its frame emptied.
+/// A kernel without UFFDIO_MOVE: large blocks are copied, too. Such a block needs 64 pages for its frame and as many
+/// for its copy, and each takes three steps: one victim of a page is evicted, written back, and its frame emptied.
 #[test]
 fn a_fault_on_a_large_block_does_not_evict_small_ones_until_it_has_all_its_credit() {
     let large = Order::new(6).expect("64 pages");

@@ -175,8 +175,8 @@ impl FramePool {
         self.take_from(|_| true)
     }
 
-    /// Takes backed frames, to be emptied: as many as one batch has, but at most half of their pages, and never the last
-    /// frame for `order`. `None` if they have fewer than `pages_min`.
+    /// Takes backed frames, to be emptied: as many as one batch has, but at most half of their pages, and never the
+    /// last frame for `order`. `None` if they have fewer than `pages_min`.
     pub fn take_batch(&mut self, order: Order, pages_min: u64) -> Option<FrameBatch> {
         if self.backed_pages < pages_min {
             return None;

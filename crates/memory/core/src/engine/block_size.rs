@@ -9,11 +9,11 @@
 //! fault on an evicted block, because it can then change without moving a byte (`map.rs`).
 //!
 //! The program's advice about a region (`advice.rs`) comes first: a size that it wants, or scattered touches. Other
-//! evidence is the prefetcher's verdict on each fault. A fault of a stream merges its block with the neighbours, into a block of at most as many pages as the
-//! stream has passed: a value of 128 KiB that is read whole is a short stream, and must not be fetched together with
-//! its neighbours. A fault of no stream is *scattered*. When most recent fetches of the area were scattered
-//! (`areas.rs`), `clusters.rs` decides: if visits touch few pages of a block, the fault splits the block; if they touch
-//! many, it makes blocks of the default size.
+//! evidence is the prefetcher's verdict on each fault. A fault of a stream merges its block with the neighbours, into a
+//! block of at most as many pages as the stream has passed: a value of 128 KiB that is read whole is a short stream,
+//! and must not be fetched together with its neighbours. A fault of no stream is *scattered*. When most recent fetches
+//! of the area were scattered (`areas.rs`), `clusters.rs` decides: if visits touch few pages of a block, the fault
+//! splits the block; if they touch many, it makes blocks of the default size.
 //!
 //! A large block that was fetched by a stream and is used page by page afterwards is never evicted for good: some page
 //! of it is always touched while it waits on standby, and that brings all of it back. So a victim is split where a

@@ -262,8 +262,8 @@ mod tests {
         }
     }
 
-    /// Where all blocks are copied, a fault on 2 MiB gave its only frame up for credit, and then had to take the frame's
-    /// pages back from there.
+    /// Where all blocks are copied, a fault on 2 MiB gave its only frame up for credit, and then had to take the
+    /// frame's pages back from there.
     #[test]
     fn a_fault_on_a_large_block_empties_frames_only_if_there_are_several() {
         let settings = Settings { copied_pages_max: 512, budget_pages: 8 * 512, ..Settings::PLAIN };
