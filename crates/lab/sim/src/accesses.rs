@@ -103,6 +103,9 @@ impl Accesses {
                 }
                 self.step(*thread, *write, step, engine);
             }
+            (Call::FaultWithoutCredit { thread, write, .. }, Answer::Step(step)) => {
+                self.step(*thread, *write, step, engine);
+            }
             (Call::Cleaned { block, guards, .. }, _) => self.cleaned(engine.map().pages(*block), *guards),
             (Call::Plan { .. }, _) => {
                 for task in &plan.tasks {

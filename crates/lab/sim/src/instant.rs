@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The driver's traits on a machine where everything completes at once: one thread, a kernel that refuses nothing, a
-//! tier without latency, of which a part may refuse writes. It shows decisions, not durations.
+//! The driver's traits on a machine where everything completes at once: one thread, a kernel that refuses nothing but
+//! locked memory, a tier without latency, of which a part may refuse writes. It shows decisions, not durations.
 //!
 //! Strict about bytes: what is installed at the program's addresses must be the program's last write.
 
@@ -44,6 +44,9 @@ pub struct InstantMachine {
     in_fault: Cell<bool>,
     fails: Rc<Cell<Fails>>,
     clock_ns: Cell<u64>,
+    /// Locked memory, and how many victims were refused because they lie there.
+    locked: Cell<Option<(PageIndex, PageIndex)>>,
+    refused: Cell<u64>,
 }
 
 /// Which writes the tier fails.
@@ -91,6 +94,8 @@ impl InstantMachine {
             in_fault: Cell::new(false),
             fails: Rc::default(),
             clock_ns: Cell::new(0),
+            locked: Cell::new(None),
+            refused: Cell::new(0),
         }
     }
 
@@ -107,6 +112,16 @@ impl InstantMachine {
     /// Makes the tier fail these writes from now on.
     pub fn fail_writes(&self, fails: Fails) {
         self.fails.set(fails);
+    }
+
+    /// Locks the pages `start..end`, and no others: blocks there cannot be evicted.
+    pub fn lock_pages(&self, start: PageIndex, end: PageIndex) {
+        self.locked.set(Some((start, end)));
+    }
+
+    /// How many victims could not be evicted so far because they were locked.
+    pub fn refused(&self) -> u64 {
+        self.refused.get()
     }
 
     /// The version of a page: what the program wrote last.
@@ -179,13 +194,16 @@ impl Space for InstantMachine {
         false
     }
 
-    fn is_pinned(&self, _: Pages) -> bool {
-        false
+    fn is_pinned(&self, pages: Pages) -> bool {
+        let is_locked = self.locked.get().is_some_and(|(start, end)| pages.start < end && start < pages.end());
+        self.refused.set(self.refused.get() + u64::from(is_locked));
+        is_locked
     }
 }
 
-/// Nothing is ever in progress when the engine is called, so no thread has to wait. The clock advances only when it is
-/// read, so that a search with a time limit ends.
+/// Nothing is ever in progress when the engine is called, so no thread has to wait for another. A search for room may
+/// pause while memory is locked. The clock advances only then and when it is read, so that a search with a time limit
+/// ends.
 impl Clock for InstantMachine {
     fn now_ns(&self) -> u64 {
         self.clock_ns.set(self.clock_ns.get() + NS_PER_LOOK);
@@ -200,8 +218,11 @@ impl Clock for InstantMachine {
         panic!("a fault waits, although nothing is in progress");
     }
 
-    fn wait_at_most(&self, ticket: u32, _: Duration) {
-        self.wait(ticket);
+    fn wait_at_most(&self, ticket: u32, limit: Duration) {
+        if self.locked.get().is_none() {
+            self.wait(ticket);
+        }
+        self.clock_ns.set(self.clock_ns.get() + limit.as_nanos() as u64);
     }
 
     fn signal(&self) {}

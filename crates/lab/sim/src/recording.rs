@@ -144,6 +144,10 @@ fn describe(call: &Call<'_>) -> String {
             let again = if *first { "" } else { ", asked again" };
             format!("{access} at {:#x}, thread {}{again}", page.address(), thread.0)
         }
+        Call::FaultWithoutCredit { page, thread, write } => {
+            let access = if *write { "write" } else { "read" };
+            format!("{access} at {:#x}, thread {}, asked again without credit", page.address(), thread.0)
+        }
         // The lists in these calls mean nothing to a reader.
         Call::Add { start, end, .. } => format!("Add {{ start: {start}, end: {end} }}"),
         Call::Cleaned { block, verdict, .. } => format!("Cleaned {{ block: {block:?}, verdict: {verdict:?} }}"),
@@ -156,7 +160,9 @@ fn describe(call: &Call<'_>) -> String {
 
 fn recorded(call: &Call<'_>, summary: Summary) -> String {
     match call {
-        Call::Fault { .. } => format!("{} (digest {:08x})", summary.step_name(), summary.digest),
+        Call::Fault { .. } | Call::FaultWithoutCredit { .. } => {
+            format!("{} (digest {:08x})", summary.step_name(), summary.digest)
+        }
         Call::Discard { .. } => format!("{} (digest {:08x})", summary.discard_name(), summary.digest),
         Call::Plan { .. } => format!("a plan of {} tasks (digest {:08x})", summary.kind, summary.digest),
         Call::HasArrived { .. } => summary.arrived_name().into(),

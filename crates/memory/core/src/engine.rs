@@ -8,17 +8,18 @@
 //! state, and every other thread waits until that thread reports back.
 //!
 //! - [`fault`](Engine::fault) is in `fault.rs`: the path of one fault. It makes room in `make_room.rs`, and each step
-//!   ends with a report, in `reports.rs`.
+//!   ends with a report, in `reports.rs`. Small blocks are copied while there is credit: `credit.rs`.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - The program's advice, by madvise(2), is in `advice.rs`. Callers that wait for what they asked for: `arrivals.rs`.
 //! - Writes in place are in `write_in_place.rs`. Changes of the budget are in `budget.rs`.
-//! - The choice of a block size is in `block_size.rs`, with the evidence of `clusters.rs`.
+//! - The choice of a victim is in `victims.rs`. That of a block size is in `block_size.rs`, with the evidence of
+//!   `clusters.rs`.
 //! - fork(2) is in `fork.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`; those with contents in a file: `named.rs`.
 //! - What all tables take in memory is in `tables.rs`.
 //!
 //! Invariants, restored by every call: a block's frame is known if and only if its state has one; the frame pool's sum
-//! is the budget; a block is with the policy exactly while it is Resident.
+//! is the budget; a block is with the policy exactly while it is Resident, unless it is the pending victim.
 
 mod advice;
 mod arrivals;
@@ -26,6 +27,7 @@ mod background;
 mod block_size;
 mod budget;
 mod clusters;
+mod credit;
 mod dropping;
 mod fault;
 mod fork;
@@ -34,12 +36,14 @@ mod mappings;
 mod named;
 mod reports;
 mod tables;
+mod victims;
 mod write_in_place;
 
 pub use advice::Advice;
 pub use arrivals::Arrived;
 pub use background::{PLAN_MAX, Plan, Task, Transfers};
 pub use budget::budget_pages_min;
+pub use credit::CreditStep;
 pub use dropping::{DROPS_MAX, DropBatch};
 pub use fault::{Exchange, FaultStep};
 pub use fork::ForkObstacle;
@@ -159,10 +163,12 @@ pub struct Engine {
     pub(crate) tries_again: bool,
     /// Whether a small block has been installed since credit was last made for small blocks.
     pub(crate) copies_lately: bool,
-    /// Small blocks that were moved for lack of credit. Each time that the worker supplies credit, half are forgotten.
+    /// Small blocks that were moved for lack of credit. Each plan that supplies credit or finds enough forgets half.
     pub(crate) moves_lately: u32,
     /// How many victims are taken without regard to their priority.
     unspared: u32,
+    /// The next victim, if it has been chosen already. It is resident, and the policy does not hold it.
+    pending_victim: Option<BlockIndex>,
     /// Whether every arrival of a read-ahead is to be reported, since callers wait for some.
     arrivals_are_awaited: bool,
 }
@@ -202,6 +208,7 @@ impl Engine {
             copies_lately: false,
             moves_lately: 0,
             unspared: 0,
+            pending_victim: None,
             arrivals_are_awaited: false,
         }
     }
@@ -372,7 +379,11 @@ impl Engine {
         }
         assert_eq!(histogram, *self.map.temperatures().histogram());
         assert_eq!(resident + leaving, self.resident_pages);
-        assert_eq!(resident, self.policy.resident_pages());
+        let pending = self.pending_victim.map_or(0, |victim| {
+            assert_eq!(self.map.block(victim).state, State::Resident, "a pending victim");
+            u64::from(self.weight(victim))
+        });
+        assert_eq!(resident, self.policy.resident_pages() + pending);
         assert_eq!(waiting, self.standby_pages());
         assert_eq!(cleaning, self.cleaning_pages);
         assert_eq!(room, self.leaving_pages);

@@ -175,19 +175,24 @@ impl FramePool {
         self.take_from(|_| true)
     }
 
-    /// Takes backed frames of any class, to be emptied: as many as one batch has, but at most half of their pages.
-    /// `None` if they have fewer than `pages_min`.
-    pub fn take_batch(&mut self, pages_min: u64) -> Option<FrameBatch> {
+    /// Takes backed frames, to be emptied: as many as one batch has, but at most half of their pages, and never the
+    /// last frame for `order`. `None` if they have fewer than `pages_min`.
+    pub fn take_batch(&mut self, order: Order, pages_min: u64) -> Option<FrameBatch> {
         if self.backed_pages < pages_min {
             return None;
         }
         let keep = self.backed_pages / 2;
-        let mut batch = FrameBatch::of(self.take_any()?);
+        let mut batch = FrameBatch::of(self.take_but_last(order)?);
         while !batch.is_full() && self.backed_pages > keep {
-            let Some(frame) = self.take_any() else { break };
+            let Some(frame) = self.take_but_last(order) else { break };
             batch.push(frame);
         }
         Some(batch)
+    }
+
+    fn take_but_last(&mut self, order: Order) -> Option<FrameIndex> {
+        let is_last = self.backed[order.exponent()].len() == 1;
+        self.take_from(|class| !is_last || class != order.exponent())
     }
 
     /// Takes a backed frame from the class that holds the most pages, among the wanted classes.
@@ -242,6 +247,11 @@ impl FramePool {
         let spent = pages.min(self.credit_pages);
         self.credit_pages -= spent;
         pages - spent
+    }
+
+    /// Whether a frame for `order` has pages and may be used.
+    pub fn has_backed(&self, order: Order) -> bool {
+        self.backed[order.exponent()].len() > 0
     }
 
     /// Pages of the frames that may be used.

@@ -61,8 +61,8 @@ pub trait Policy: Send {
     /// hot, the caller reports it with `arrived(.., Rescued)`; otherwise it reports nothing.
     fn victim(&mut self) -> Option<BlockIndex>;
 
-    /// Returns `block`, of `weight` pages, to the policy: the last victim, or a part of it. The policy does not hold
-    /// it. What was put back last is the next victim.
+    /// Returns `block`, of `weight` pages, to the policy: a part of the last victim, which was split and of which this
+    /// part is not evicted yet. The policy does not hold it. What was put back last is the next victim.
     fn put_back(&mut self, block: BlockIndex, weight: u32);
 
     /// Pages of all blocks held now.

@@ -42,7 +42,11 @@ fn access(engine: &mut Engine, page: PageIndex, write: bool, steps: &mut Steps) 
     let mut first = true;
     steps.faults += 1;
     loop {
-        match engine.fault(page, ThreadIndex(0), write, std::mem::take(&mut first)) {
+        let step = match engine.fault(page, ThreadIndex(0), write, std::mem::take(&mut first)) {
+            FaultStep::Credit { step } => step.for_room(),
+            step => step,
+        };
+        match step {
             FaultStep::Fill { block, .. } => {
                 engine.installed(block, Arrival::Fresh);
                 return;

@@ -90,6 +90,8 @@ fn every_call<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
             contents: present,
         }),
         flag(Call::Renew { page: PageIndex(1 << 35), guarded: Guarded::Zero }, true),
+        digest(Call::FaultWithoutCredit { page: PageIndex(1 << 35), thread, write: false }, 7),
+        digest(Call::FaultWithoutCredit { page: PageIndex(9), thread, write: true }, 4),
     ]
 }
 
@@ -234,6 +236,8 @@ fn an_event_that_is_none_is_damage_also_under_a_good_checksum() {
         &[24, 7, 4, 0],
         &[25, 0, 1, 5, 0],
         &[26, 7, 3, 0],
+        &[27, 7, 0x80, 0x80, 4, 0, 0, 0, 0, 0],
+        &[29, 7, 5],
     ] {
         let mut file = header().bytes().to_vec();
         batch(&mut file, false, 0, &[&evicted, payload].concat());

@@ -280,6 +280,13 @@ impl<'a, T: Tape> LockedEngine<'a, T> {
         step
     }
 
+    /// [`Engine::fault_without_credit`]. `thread` is recorded, so that a replay knows who touched the page.
+    pub fn fault_without_credit(&mut self, page: PageIndex, thread: ThreadIndex, write: bool) -> FaultStep {
+        let step = self.engine.fault_without_credit(page, write);
+        self.record(Call::FaultWithoutCredit { page, thread, write }, |_| Summary::of_step(&step));
+        step
+    }
+
     /// [`Engine::fetch_failed`].
     pub fn fetch_failed(&mut self, block: BlockIndex, lost: bool) -> bool {
         let wanted = self.engine.fetch_failed(block, lost);

@@ -42,6 +42,10 @@ const REFUSALS_AT_ONCE: u32 = 64;
 /// busy disk may draw out; locked memory stays locked.
 const REFUSED_WAIT_ONCE: Duration = Duration::from_millis(1);
 const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How many steps towards credit one fault takes at most: twice what it needs if no other thread takes what it makes,
+/// which is to evict and write back 16 blocks of one page. Threads that take credit from each other thus end, and so
+/// does a fault on a large block that meets victims of one page.
+const CREDIT_STEPS_MAX: u32 = 64;
 
 /// How a fault ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +60,21 @@ pub enum Outcome {
     NoRoom,
 }
 
+/// What the engine is asked.
+struct Asking {
+    page: PageIndex,
+    thread: ThreadIndex,
+    write: bool,
+    first: bool,
+    /// Whether the fault may take a step towards credit.
+    credit: bool,
+}
+
 /// The engine's answer, and the data that the step needs.
 struct Decision {
     step: FaultStep,
+    /// Whether the step is one towards credit, which the fault can do without.
+    for_credit: bool,
     delivery: Delivery,
     /// For a block to be cleaned: whether its last write-back to the tier failed.
     failed_before: bool,
@@ -102,18 +118,50 @@ impl Failures {
     }
 }
 
+/// One fault's search for room and for credit.
+#[derive(Default)]
+struct Search {
+    refusals: Refusals,
+    failures: Failures,
+    /// Steps towards credit that have been taken.
+    credit_steps: u32,
+    /// Whether such a step was refused. The next one would probably be, too, and the fault needs no credit.
+    credit_was_refused: bool,
+}
+
+impl Search {
+    /// Whether the fault may take another step towards credit.
+    fn wants_credit(&self) -> bool {
+        !self.credit_was_refused && self.credit_steps < CREDIT_STEPS_MAX
+    }
+
+    /// The kernel has refused all victims of a step. False when the search must end. A step towards credit never ends
+    /// it.
+    fn refused(&mut self, space: &impl Space, ticket: u32, for_credit: bool) -> bool {
+        self.credit_was_refused |= for_credit;
+        for_credit || self.refusals.go_on(space, ticket)
+    }
+
+    /// A write-back has failed; `again` if the same block failed before. False when the search must end.
+    fn failed(&mut self, space: &impl Space, again: bool, for_credit: bool) -> bool {
+        self.credit_was_refused |= for_credit;
+        for_credit || self.failures.go_on(space, again)
+    }
+}
+
 /// Resolves the fault at `page` for the thread `thread`. `write` is false only if the access is known to be a read.
 pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write: bool) -> Result<Outcome, Fatal> {
     let started = space.now_ns();
     let mut kind = None;
-    let (mut failures, mut refusals) = (Failures::default(), Refusals::default());
+    let mut search = Search::default();
     let (mut fresh_blocks, mut rescued_blocks) = (0, 0);
     let mut first = true;
     let mut guards: Guards = [0; PAGES_MAX];
     loop {
         let ticket = space.ticket();
-        let Decision { step, delivery, failed_before } =
-            decide(space, page, thread, write, std::mem::take(&mut first), &mut guards);
+        let asking = Asking { page, thread, write, first: std::mem::take(&mut first), credit: search.wants_credit() };
+        let Decision { step, for_credit, delivery, failed_before } = decide(space, asking, &mut guards);
+        search.credit_steps += u32::from(for_credit);
         if kind.is_none() {
             kind = Some(kind_of(&step));
         }
@@ -125,19 +173,22 @@ pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write:
                 check_timeout(space, started)?;
                 space.wait(ticket);
             }
+            FaultStep::Credit { step } => unreachable!("a step towards credit is taken as one for room: {step:?}"),
             FaultStep::Empty { frames } => batch::empty(space, frames.frames())?,
             FaultStep::Evict { block, pages, frame } => {
-                if !evict(space, block, pages, frame, delivery)? && !refusals.go_on(space, ticket) {
+                if !evict(space, block, pages, frame, delivery)? && !search.refused(space, ticket, for_credit) {
                     return Ok(Outcome::NoRoom);
                 }
             }
             FaultStep::Drop { victims } => {
-                if !batch::drop_victims(space, victims.blocks())? && !refusals.go_on(space, ticket) {
+                if !batch::drop_victims(space, victims.blocks())? && !search.refused(space, ticket, for_credit) {
                     return Ok(Outcome::NoRoom);
                 }
             }
             FaultStep::Clean { block, pages, frame, known_clean } => {
-                if !clean(space, block, pages, frame, known_clean, &guards)? && !failures.go_on(space, failed_before) {
+                if !clean(space, block, pages, frame, known_clean, &guards)?
+                    && !search.failed(space, failed_before, for_credit)
+                {
                     return Ok(Outcome::NoRoom);
                 }
             }
@@ -194,19 +245,20 @@ pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write:
 
 /// Asks the engine for the next step, and copies what the step needs while the lock is held: the delivery of the
 /// block's mapping and the guards of the tier's copy.
-fn decide<S: Space>(
-    space: &S,
-    page: PageIndex,
-    thread: ThreadIndex,
-    write: bool,
-    first: bool,
-    guards: &mut Guards,
-) -> Decision {
+fn decide<S: Space>(space: &S, asking: Asking, guards: &mut Guards) -> Decision {
+    let Asking { page, thread, write, first, credit } = asking;
     let mut engine = space.engine();
     if space.is_paused() && !planted::is(Bug::IgnoredPause) {
-        return Decision { step: FaultStep::Wait, delivery: Delivery::Signal, failed_before: false };
+        return Decision { step: FaultStep::Wait, for_credit: false, delivery: Delivery::Signal, failed_before: false };
     }
-    let step = engine.fault(page, thread, write, first);
+    let step = match credit {
+        true => engine.fault(page, thread, write, first),
+        false => engine.fault_without_credit(page, thread, write),
+    };
+    let (step, for_credit) = match step {
+        FaultStep::Credit { step } => (step.for_room(), true),
+        step => (step, false),
+    };
     let (mut delivery, mut failed_before) = (Delivery::Signal, false);
     match &step {
         FaultStep::Fetch { block, .. } | FaultStep::Clean { block, .. } => {
@@ -219,7 +271,8 @@ fn decide<S: Space>(
         | FaultStep::FillHole { block, .. }
         | FaultStep::Rescue { block, .. }
         | FaultStep::Evict { block, .. } => delivery = engine.map().region_of(*block).delivery,
-        FaultStep::Drop { .. }
+        FaultStep::Credit { .. }
+        | FaultStep::Drop { .. }
         | FaultStep::Empty { .. }
         | FaultStep::Wait
         | FaultStep::Poisoned
@@ -230,7 +283,7 @@ fn decide<S: Space>(
     if wants_worker {
         space.wake_worker();
     }
-    Decision { step, delivery, failed_before }
+    Decision { step, for_credit, delivery, failed_before }
 }
 
 /// An error if an operation that started at `started` has waited for too long. Ends the process if a signal asks for

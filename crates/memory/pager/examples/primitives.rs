@@ -10,7 +10,10 @@
 //!
 //! The measured thread stays on CPU 0; the busy thread spins on CPU 1, and listeners live there. `fault` is a touch
 //! of a missing block as the program sees it. `call` is one UFFDIO_MOVE outside of a fault, which is how blocks
-//! are evicted. `guard` is the CRC-64 of one block. Exit codes: 0 done, 1 the kernel refused, or there is no CPU 1.
+//! are evicted. `call, WRITEPROTECT` protects as many bytes of resident memory, and `call, drop` drops single pages,
+//! far from each other, by one process_madvise(2). `guard` is the CRC-64 of one block. If other programs take CPU 1,
+//! the busy thread is seldom interrupted, and the last column is as low as the one before. Exit codes: 0 done, 1 the
+//! kernel refused, or there is no CPU 1.
 
 #![allow(unsafe_code, reason = "a signal handler, and pages that move: each site states its contract")]
 
@@ -19,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use aquifer_core::guard;
-use aquifer_sys::memory::{MADV_POPULATE_WRITE, Reserved, advise, drop_pages};
+use aquifer_sys::memory::{MADV_POPULATE_WRITE, Reserved, Span, advise, drop_pages, drop_spans};
 use aquifer_sys::raw::{Errno, now_ns, syscall};
 use aquifer_sys::uffd::{Partial, Uffd, feature, mode};
 use aquifer_sys::{signals, wakeup};
@@ -27,6 +30,11 @@ use aquifer_sys::{signals, wakeup};
 const SIZES: [usize; 3] = [4 << 10, 128 << 10, 2 << 20];
 /// The number of faults for each size: enough for a median. Those of the largest size take 128 MiB.
 const FAULTS: [usize; 3] = [4096, 512, 64];
+/// How many single pages one call drops.
+const DROPPED: [usize; 2] = [1, 32];
+const PAGE: usize = 4 << 10;
+/// The distance between such pages.
+const APART: usize = 64 << 10;
 /// The kernel returns EAGAIN while another thread changes the address space. Here each change is short.
 const KERNEL_TRIES: u32 = 1000;
 
@@ -84,6 +92,16 @@ fn report() -> Result<(), Errno> {
         let alone = calls(size, count)?;
         let busy = beside_a_busy_thread(|| calls(size, count))?;
         println!("{:<28} {size:>9} {alone:>12.1} {busy:>12.1}", "call, MOVE");
+    }
+    for (size, count) in SIZES.into_iter().zip(FAULTS) {
+        let alone = protections(size, count)?;
+        let busy = beside_a_busy_thread(|| protections(size, count))?;
+        println!("{:<28} {size:>9} {alone:>12.1} {busy:>12.1}", "call, WRITEPROTECT");
+    }
+    for pages in DROPPED {
+        let alone = drops(pages)?;
+        let busy = beside_a_busy_thread(|| drops(pages))?;
+        println!("{:<28} {:>9} {alone:>12.1} {busy:>12.1}", "call, drop", pages * PAGE);
     }
     for (size, count) in SIZES.into_iter().zip(FAULTS) {
         println!("{:<28} {size:>9} {:>12.1}", "guard", guards(size, count)?);
@@ -216,6 +234,37 @@ fn calls(size: usize, count: usize) -> Result<f64, Errno> {
     });
     give_back(target)?;
     refused.map_or(Ok(median), |partial| Err(partial.errno))
+}
+
+/// Write-protects `count` resident blocks, one after the other.
+fn protections(size: usize, count: usize) -> Result<f64, Errno> {
+    let uffd = Uffd::open(0, false)?;
+    let (_, resident) = pages(size * count)?;
+    uffd.register(resident.address(), resident.len(), mode::WP)?;
+    let mut refused = None;
+    let median = median_us(count, |index| {
+        let protected = uffd.write_protect(resident.address() + index * size, size, true);
+        refused = refused.or(protected.err());
+    });
+    give_back(resident)?;
+    refused.map_or(Ok(median), Err)
+}
+
+/// Drops resident pages, this many by one call.
+fn drops(together: usize) -> Result<f64, Errno> {
+    const CALLS: usize = 64;
+    let range = Reserved::new(CALLS * together * APART)?;
+    let place = |index: usize| Span { start: range.address() + index * APART, len: PAGE };
+    for index in 0..CALLS * together {
+        advise(place(index).start, PAGE, MADV_POPULATE_WRITE)?;
+    }
+    let mut refused = None;
+    let median = median_us(CALLS, |call| {
+        let spans: [Span; DROPPED[1]] = std::array::from_fn(|index| place(call * together + index % together));
+        // SAFETY: nobody needs the contents, and no buffer lies over the range.
+        refused = refused.or(unsafe { drop_spans(&spans[..together]) }.err());
+    });
+    refused.map_or(Ok(median), Err)
 }
 
 fn guards(size: usize, count: usize) -> Result<f64, Errno> {

@@ -257,7 +257,7 @@ pub fn is_whole(pages: Pages) -> bool {
 }
 
 /// Whether a range certainly has no pages. An unmapped range has none.
-fn is_empty(start: usize, len: usize) -> bool {
+pub fn is_empty(start: usize, len: usize) -> bool {
     let (page_bytes, pages) = (PAGE_BYTES as usize, len / PAGE_BYTES as usize);
     let table = PageTable::open();
     (0..pages)

@@ -4,7 +4,7 @@
 //! Address ranges: mmap(2), munmap(2), madvise(2), by direct system calls.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::FrameBuffer;
 use crate::raw::{Errno, syscall};
@@ -228,6 +228,26 @@ pub struct Span {
 /// Maximum number of ranges in one call of [`drop_spans`] or [`read_spans`]: UIO_MAXIOV.
 pub const SPANS_MAX: usize = 1024;
 
+/// A call of the kernel for many ranges at once, which not every kernel has. Remembers that it was refused.
+struct Together(AtomicBool);
+
+impl Together {
+    /// Makes the call unless it was refused before. `None` if it is refused whatever the ranges are: the kernel does
+    /// not know the call or its descriptor, or a filter forbids it.
+    fn call(&self, call: impl FnOnce() -> Result<usize, Errno>) -> Option<Result<usize, Errno>> {
+        // Relaxed: nothing else depends on it; a thread that misses it makes the call in vain once more.
+        if self.0.load(Ordering::Relaxed) {
+            return None;
+        }
+        let answer = call();
+        if matches!(answer, Err(Errno(libc::EBADF | libc::ENOSYS | libc::EPERM))) {
+            self.0.store(true, Ordering::Relaxed);
+            return None;
+        }
+        Some(answer)
+    }
+}
+
 /// As [`drop_pages`] for many ranges, with one TLB shootdown for all of them if the kernel can: process_madvise(2) on
 /// the process itself, since Linux 6.13. Returns how many bytes were dropped, counted from the first range; the rest is
 /// unchanged.
@@ -237,12 +257,13 @@ pub const SPANS_MAX: usize = 1024;
 pub unsafe fn drop_spans(spans: &[Span]) -> Result<usize, Errno> {
     /// "This process" as a descriptor, since Linux 6.14. An opened descriptor would still name the parent after fork.
     const PIDFD_SELF_THREAD_GROUP: usize = -10001isize as usize;
+    static TOGETHER: Together = Together(AtomicBool::new(false));
     assert!(spans.len() <= SPANS_MAX, "a call takes {SPANS_MAX} ranges at most");
     let args = [PIDFD_SELF_THREAD_GROUP, spans.as_ptr() as usize, spans.len(), libc::MADV_DONTNEED as usize, 0, 0];
     // SAFETY: the caller has promised that the contents are not needed; a `Span` is laid out as an iovec.
-    let together = unsafe { syscall(libc::SYS_process_madvise, args) };
-    if together.is_ok() {
-        return together;
+    let together = TOGETHER.call(|| unsafe { syscall(libc::SYS_process_madvise, args) });
+    if let Some(Ok(done)) = together {
+        return Ok(done);
     }
     let mut done = 0;
     for span in spans {
@@ -294,6 +315,31 @@ mod tests {
 
     fn distance(start: usize) -> usize {
         (&raw const HERE as usize).saturating_sub(start)
+    }
+
+    /// Before Linux 6.14, each batch of ranges began with a call that could only fail.
+    #[test]
+    fn a_call_that_the_kernel_does_not_have_is_made_once() {
+        for errno in [libc::EBADF, libc::ENOSYS, libc::EPERM] {
+            let (together, mut calls) = (Together(AtomicBool::new(false)), 0);
+            for _ in 0..3 {
+                let answer = together.call(|| {
+                    calls += 1;
+                    Err(Errno(errno))
+                });
+                assert_eq!(answer, None);
+            }
+            assert_eq!(calls, 1, "errno {errno}");
+        }
+    }
+
+    #[test]
+    fn a_call_that_is_refused_for_its_ranges_is_made_again() {
+        let together = Together(AtomicBool::new(false));
+        for errno in [libc::ENOMEM, libc::EINVAL, libc::EAGAIN] {
+            assert_eq!(together.call(|| Err(Errno(errno))), Some(Err(Errno(errno))));
+        }
+        assert_eq!(together.call(|| Ok(4096)), Some(Ok(4096)));
     }
 
     /// The defect: if something else was mapped at the hint, the kernel chose the address: just below the program's

@@ -201,7 +201,7 @@ impl Engine {
     fn plan_departure(&mut self, block: BlockIndex, cleans: bool, plan: &mut Plan) -> bool {
         match (self.map.block(block).state, cleans) {
             (State::Resident, false) => {
-                self.policy.removed(block);
+                self.withdraw(block);
                 self.plan_leaving(block, plan)
             }
             (State::Standby, true) if self.holds_back() => false,

@@ -271,31 +271,6 @@ impl Engine {
         }
     }
 
-    /// Whether small blocks are being installed, and little credit is left to copy them with.
-    pub(super) fn wants_credit(&self) -> bool {
-        let credit = self.frames.credit_pages();
-        self.copies_lately && credit < self.watermarks.free_low && credit < self.frames.free_pages()
-    }
-
-    /// Small blocks are copied to the program's address, which spends credit and leaves frames with pages. Gives some
-    /// of those pages back to the kernel, many at a time.
-    fn plan_credit(&mut self, plan: &mut Plan) {
-        if !self.wants_credit() {
-            return;
-        }
-        let mut missing = self.watermarks.free_high.saturating_sub(self.frames.credit_pages());
-        while missing > 0 {
-            if plan.is_full() {
-                return; // The next plan goes on.
-            }
-            let Some(frame) = self.frames.take_any() else { break };
-            missing = missing.saturating_sub(u64::from(frame.order().pages()));
-            plan.tasks.push(Task::Empty { frame });
-        }
-        self.copies_lately = false;
-        self.moves_lately /= 2;
-    }
-
     fn plan_read_ahead(&mut self, plan: &mut Plan, transfers: Transfers) {
         while !plan.is_full() && !plan.has_transfers(transfers) {
             let reserve = self.watermarks.free_low / 2;

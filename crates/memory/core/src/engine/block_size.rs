@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Chooses block sizes, and the next victim with its size: large where a stream passes, small where faults are
-//! scattered.
+//! Chooses block sizes: large where a stream passes, small where faults are scattered. Also the size in which a victim
+//! is evicted.
 //!
 //! Pure, and called on the fault path. A large block costs one fault, one exchange and one request for many pages.
 //! Where only one of its pages is wanted, the others take the room of pages that are wanted. The size is decided at a
 //! fault on an evicted block, because it can then change without moving a byte (`map.rs`).
 //!
-//! The program's advice about a region (`advice.rs`) comes first: a size that it wants, or scattered touches. Victims
-//! of a region of high priority are spared a bounded number of times. Other evidence is the prefetcher's verdict on
-//! each fault. A fault of a stream merges its block with the neighbours, into a block of at most as many pages as the
-//! stream has passed: a value of 128 KiB that is read whole is a short stream, and must not be fetched together with
-//! its neighbours. A fault of no stream is *scattered*. When most recent fetches of the area were scattered
-//! (`areas.rs`), `clusters.rs` decides: if visits touch few pages of a block, the fault splits the block; if they touch
-//! many, it makes blocks of the default size.
+//! The program's advice about a region (`advice.rs`) comes first: a size that it wants, or scattered touches. Other
+//! evidence is the prefetcher's verdict on each fault. A fault of a stream merges its block with the neighbours, into a
+//! block of at most as many pages as the stream has passed: a value of 128 KiB that is read whole is a short stream,
+//! and must not be fetched together with its neighbours. A fault of no stream is *scattered*. When most recent fetches
+//! of the area were scattered (`areas.rs`), `clusters.rs` decides: if visits touch few pages of a block, the fault
+//! splits the block; if they touch many, it makes blocks of the default size.
 //!
 //! A large block that was fetched by a stream and is used page by page afterwards is never evicted for good: some page
 //! of it is always touched while it waits on standby, and that brings all of it back. So a victim is split where a
@@ -25,8 +24,7 @@
 
 use super::Engine;
 use crate::block::State;
-use crate::map::{Pattern, Priority};
-use crate::policy::Arrival;
+use crate::map::Pattern;
 use crate::units::{BlockIndex, Order, PageIndex};
 
 /// The block size for streams: 1 MiB, or less where the budget has no room for `LARGE_BLOCKS_MIN` such blocks.
@@ -37,11 +35,6 @@ const LARGE_BLOCKS_MIN: u64 = 256;
 const SCATTER_MAX: u8 = 64;
 const SCATTERED: u8 = 32;
 const STREAM_WEIGHT: u8 = 4;
-
-/// Blocks of high priority that one search for a victim spares, which takes some 20 us. If that is not enough, there is
-/// little else, and the next `UNSPARED` victims are taken as they come, so that this is rare.
-const SPARED_MAX: u32 = 512;
-const UNSPARED: u32 = 32;
 
 /// How scattered the latest demand fetches were: rises with each fetch that belongs to no stream.
 #[derive(Clone, Copy, Debug, Default)]
@@ -113,35 +106,8 @@ impl Engine {
         }
     }
 
-    /// The next victim, which is of high priority only if there is little else.
-    fn unspared_victim(&mut self) -> Option<BlockIndex> {
-        let mut victim = self.policy.victim()?;
-        if self.unspared > 0 {
-            self.unspared -= 1;
-            return Some(victim);
-        }
-        for _ in 0..SPARED_MAX {
-            if self.map.region_of(victim).announced.priority != Priority::High {
-                return Some(victim);
-            }
-            self.policy.arrived(victim, self.weight(victim), Arrival::Rescued);
-            victim = self.policy.victim()?;
-        }
-        self.unspared = UNSPARED;
-        Some(victim)
-    }
-
-    /// Takes the next victim from the policy, split to the size that suits the faults there.
-    pub(super) fn next_victim(&mut self) -> Option<BlockIndex> {
-        let victim = self.unspared_victim()?;
-        Some(match self.leaving_order(victim) {
-            Some(order) if order < self.map.order(victim) => self.cut(victim, order),
-            _ => victim,
-        })
-    }
-
     /// The size of the parts in which a victim is evicted; `None` if it is evicted whole.
-    fn leaving_order(&self, block: BlockIndex) -> Option<Order> {
+    pub(super) fn leaving_order(&self, block: BlockIndex) -> Option<Order> {
         let (region, pages) = (self.map.region_of(block), self.map.pages(block));
         // Parts outside the mapping would be blocks without a page.
         let whole = pages.count == self.map.block(block).order.pages();
@@ -161,7 +127,7 @@ impl Engine {
 
     /// Splits a resident block that the policy has chosen as victim into parts of `order`. All parts but the first go
     /// back to the policy, which will choose them next.
-    fn cut(&mut self, block: BlockIndex, order: Order) -> BlockIndex {
+    pub(super) fn cut(&mut self, block: BlockIndex, order: Order) -> BlockIndex {
         let (unit, end) = (self.map.region_of(block).unit, block.0 + self.map.stride(block));
         let order = order.max(unit);
         let first = self.map.split(block, order, self.map.pages(block).start);

@@ -17,7 +17,7 @@ use crate::units::BlockIndex;
 /// The most victims that a fault drops by one call.
 pub const DROPS_MAX: usize = 32;
 /// The most pages of them: the fault needs one block, and what is dropped beyond that must be little of any budget.
-const DROPPED_PAGES_MAX: u64 = 32;
+pub(super) const DROPPED_PAGES_MAX: u64 = 32;
 
 /// Sealed victims, to be dropped together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,14 +55,14 @@ impl Engine {
     }
 
     /// Begins to drop `first`, and the victims that follow it as long as they can be dropped, too. The first that
-    /// cannot be dropped goes back to the policy, which will choose it next.
+    /// cannot be dropped is the next victim.
     pub(super) fn drop_batch(&mut self, first: BlockIndex) -> DropBatch {
         let (mut batch, mut next, mut pages) = (DropBatch::new(), Some(first), 0);
         while let Some(block) = next {
             let weight = self.weight(block);
             let is_too_much = !batch.blocks().is_empty() && pages + u64::from(weight) > DROPPED_PAGES_MAX;
             if is_too_much || !self.is_droppable(block) {
-                self.policy.put_back(block, weight);
+                self.keep_victim(block);
                 break;
             }
             self.start_dropping(block);
@@ -77,7 +77,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::make_room::MOVES_COUNTED;
+    use crate::engine::credit::MOVES_COUNTED;
     use crate::engine::{Advice, FaultStep, Plan, Settings, Task, Transfers};
     use crate::map::Delivery;
     use crate::policy::{self, Arrival, PolicyName};

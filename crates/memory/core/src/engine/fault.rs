@@ -12,8 +12,8 @@
 //! Called by `driver/src/fault.rs`, which carries out the steps.
 
 use super::Engine;
+use super::credit::{CreditStep, MOVES_COUNTED};
 use super::dropping::DropBatch;
-use super::make_room::MOVES_COUNTED;
 use crate::block::{Block, State, Waiting};
 use crate::frames::FrameBatch;
 use crate::guard;
@@ -124,6 +124,12 @@ pub enum FaultStep {
         /// The victims, which are sealed.
         victims: DropBatch,
     },
+    /// Small blocks cannot be copied for lack of credit. Take this step, and ask again: by
+    /// [`fault_without_credit`](Engine::fault_without_credit) if it was refused, or after many such steps.
+    Credit {
+        /// The step.
+        step: CreditStep,
+    },
 }
 
 /// How a block's bytes move from its frame to the program's address.
@@ -148,16 +154,28 @@ impl Engine {
             let passed_pages = self.look_ahead(page, block, thread);
             block = self.suit_fault(page, block, passed_pages);
         }
-        let pages = self.map.pages(block);
         let Block { order, state, .. } = self.map.block(block);
-        if self.lacks_credit(order)
+        if self.lacks_credit(order, state)
             && let Some(step) = self.make_credit(order, state)
         {
-            return step;
+            return FaultStep::Credit { step };
         }
+        self.resolve(page, block, write)
+    }
+
+    /// As [`fault`](Self::fault), asked again, but never with a step towards credit.
+    pub fn fault_without_credit(&mut self, page: PageIndex, write: bool) -> FaultStep {
+        let Some(block) = self.map.find(page) else { return FaultStep::Foreign };
+        self.resolve(page, block, write)
+    }
+
+    /// The next step towards the block's installation.
+    fn resolve(&mut self, page: PageIndex, block: BlockIndex, write: bool) -> FaultStep {
+        let pages = self.map.pages(block);
+        let Block { order, state, .. } = self.map.block(block);
         match state {
             State::Resident => {
-                self.policy.removed(block);
+                self.withdraw(block);
                 self.resident_pages -= u64::from(order.pages());
                 let mut entry = self.map.block_mut(block);
                 entry.become_state(State::Installing);
@@ -257,7 +275,9 @@ impl Engine {
             return Exchange::Move;
         }
         if !self.frames.reserve(u64::from(weight * count)) {
-            self.moves_lately = (self.moves_lately + 1).min(MOVES_COUNTED);
+            // What is owed is paid back first, and a run of blocks is seldom worth its credit.
+            let is_for_lack = self.debt_pages == 0 && count == 1;
+            self.moves_lately = (self.moves_lately + u32::from(is_for_lack)).min(MOVES_COUNTED);
             return Exchange::Move;
         }
         let stride = self.map.stride(first);

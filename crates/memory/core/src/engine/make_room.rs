@@ -28,15 +28,6 @@ const UNWRITABLE_PART: u64 = 2;
 /// but a full or broken tier must not keep the worker and the blocks busy.
 const FAILURES_MAX: u32 = 8;
 
-/// A fault that finds no credit empties frames only if they have this many pages: fewer would soon be wanted again.
-const CREDIT_PAGES_MIN: u64 = 32;
-/// With this many moves for lack of credit, the worker evidently does not supply enough, and faults have to.
-const MOVES_MAX: u32 = 64;
-/// How far such moves are counted.
-pub(super) const MOVES_COUNTED: u32 = 1024;
-/// Then this many pages are enough, since a fault has to evict for each.
-const STARVED_PAGES_MIN: u64 = 16;
-
 impl Engine {
     /// A frame to fill, if one is available without any work by the driver.
     pub(super) fn take_frame(&mut self, order: Order) -> Option<Taken> {
@@ -48,44 +39,6 @@ impl Engine {
             }
             dropped += self.drop_clean()?;
         }
-    }
-
-    /// Whether a block of `order` should be copied and no credit is left for it.
-    pub(super) fn lacks_credit(&self, order: Order) -> bool {
-        order.pages() <= self.settings.copied_pages_max
-            && self.frames.credit_pages() < u64::from(order.pages())
-            && self.debt_pages == 0
-    }
-
-    /// A step that leads to credit for many faults. The worker supplies credit ahead of demand (`plan_credit`). Where
-    /// it does not run in time, a move for each block would interrupt the other CPUs as often as there are faults, and
-    /// a batch does so once for many: of frames to empty or of victims to drop. Where there are neither, because blocks
-    /// have been moved for a while, victims are evicted until there are frames enough for a batch.
-    ///
-    /// For a block in `state`. One on standby has its frame: nothing on standby may give way to it, since that could be
-    /// the block itself.
-    pub(super) fn make_credit(&mut self, order: Order, state: State) -> Option<FaultStep> {
-        let needs_frame = matches!(state, State::Stored | State::Empty);
-        if !needs_frame && state != State::Standby {
-            return None;
-        }
-        let may_evict = needs_frame && self.settings.fetch_cost <= 1 && !self.waits_for_tier();
-        let is_starved = may_evict && self.moves_lately >= MOVES_MAX;
-        let pages_min = if is_starved { STARVED_PAGES_MIN } else { CREDIT_PAGES_MIN };
-        while is_starved && self.frames.backed_pages() < pages_min && self.drop_clean().is_some() {}
-        if let Some(frames) = self.frames.take_batch(pages_min) {
-            return Some(FaultStep::Empty { frames });
-        }
-        if is_starved {
-            let step = self.make_room(order);
-            return (step != FaultStep::Wait).then_some(step);
-        }
-        let block = if may_evict { self.next_victim()? } else { return None };
-        if self.is_droppable(block) {
-            return Some(FaultStep::Drop { victims: self.drop_batch(block) });
-        }
-        self.policy.put_back(block, self.weight(block));
-        None
     }
 
     /// The cheapest way to one free frame of `order`.
@@ -215,68 +168,6 @@ impl Engine {
         while let Some(block) = self.standby.oldest(Waiting::Unwritable) {
             self.standby.remove(&mut self.map, block);
             self.standby.push(&mut self.map, block, Waiting::Evicted);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine::{Exchange, PLAN_MAX, Plan, Settings, Task, Transfers};
-    use crate::frames::BATCH_FRAMES_MAX;
-    use crate::map::Delivery;
-    use crate::policy::{self, PolicyName};
-    use crate::units::{PageIndex, ThreadIndex};
-
-    /// Memory without contents, in blocks of one page that are copied, and this many free frames that have pages. The
-    /// rest of the budget is spent.
-    fn without_credit(backed: usize) -> Engine {
-        let settings = Settings { copied_pages_max: 4, ..Settings::PLAIN };
-        let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
-        engine.add(PageIndex(0), PageIndex(512), Order::MIN, Delivery::Signal, &mut |_, _| false);
-        let taken: Vec<_> = (0..backed).map(|_| engine.frames.take_backed(Order::MIN).expect("budget")).collect();
-        taken.into_iter().for_each(|taken| engine.frames.put_backed(taken.frame));
-        engine.frames.spend(u64::MAX);
-        engine
-    }
-
-    #[test]
-    fn a_fault_without_credit_empties_half_of_the_free_frames_so_that_the_next_ones_are_copied() {
-        let mut engine = without_credit(40);
-        let step = engine.fault(PageIndex(7), ThreadIndex(0), false, true);
-        let FaultStep::Empty { frames } = step else { panic!("{step:?}") };
-        assert_eq!(frames.frames().len(), 20);
-        frames.frames().iter().for_each(|frame| engine.emptied(*frame));
-        for page in 7..27 {
-            let step = engine.fault(PageIndex(page), ThreadIndex(0), false, false);
-            assert!(matches!(step, FaultStep::Fill { exchange: Exchange::Copy { .. }, .. }), "{page}: {step:?}");
-        }
-    }
-
-    #[test]
-    fn the_worker_supplies_credit_over_as_many_plans_as_that_takes() {
-        let mut engine = without_credit(600);
-        engine.copies_lately = true;
-        let mut plan = Plan::new();
-        let mut emptied = 0;
-        for _ in 0..100 {
-            engine.plan(&mut plan, Transfers { blocks: 1, pages: u32::MAX });
-            for task in std::mem::take(&mut plan.tasks) {
-                let Task::Empty { frame } = task else { panic!("{task:?}") };
-                engine.emptied(frame);
-                emptied += 1;
-            }
-        }
-        assert!(emptied > PLAN_MAX && engine.frames.credit_pages() >= engine.watermarks.free_low, "{emptied}");
-    }
-
-    #[test]
-    fn few_frames_are_not_emptied_and_a_batch_is_never_larger_than_its_bound() {
-        for (backed, emptied) in [(31, 0), (32, 16), (600, BATCH_FRAMES_MAX)] {
-            let mut engine = without_credit(backed);
-            let step = engine.fault(PageIndex(7), ThreadIndex(0), false, true);
-            let found = if let FaultStep::Empty { frames } = step { frames.frames().len() } else { 0 };
-            assert_eq!(found, emptied, "{backed}: {step:?}");
         }
     }
 }

@@ -123,7 +123,7 @@ impl Engine {
         match self.map.block(block).state {
             State::Empty => return,
             State::Resident => {
-                self.policy.removed(block);
+                self.withdraw(block);
                 self.resident_pages -= weight;
                 self.repay(weight);
                 let mut entry = self.map.block_mut(block);

@@ -21,7 +21,7 @@ pub struct Summary {
 }
 
 /// Names of the steps of a fault, by their kind.
-const STEPS: [&str; 12] = [
+const STEPS: [&str; 13] = [
     "fetch",
     "fill",
     "fill a hole",
@@ -33,6 +33,7 @@ const STEPS: [&str; 12] = [
     "poisoned",
     "foreign",
     "drop",
+    "credit",
     "another step",
 ];
 /// Names of the places of a page, by their kind.
@@ -77,6 +78,7 @@ impl Summary {
             FaultStep::Poisoned => 8,
             FaultStep::Foreign => 9,
             FaultStep::Drop { .. } => 10,
+            FaultStep::Credit { .. } => 11,
         };
         Self { kind, digest: Digest::of(step) }
     }

@@ -106,6 +106,15 @@ pub enum Call<'a> {
         /// Whether this is the first call for this fault.
         first: bool,
     },
+    /// [`Engine::fault_without_credit`].
+    FaultWithoutCredit {
+        /// The page.
+        page: PageIndex,
+        /// The thread that touched it.
+        thread: ThreadIndex,
+        /// Whether it may be a store.
+        write: bool,
+    },
     /// [`Engine::fetch_failed`].
     FetchFailed {
         /// The block.
@@ -251,6 +260,7 @@ impl Call<'_> {
             Call::Evicted { block } => Answer::Wanted(engine.evicted(block)),
             Call::EvictionRefused { block } => Answer::Wanted(engine.eviction_refused(block)),
             Call::Fault { page, thread, write, first } => Answer::Step(engine.fault(page, thread, write, first)),
+            Call::FaultWithoutCredit { page, write, .. } => Answer::Step(engine.fault_without_credit(page, write)),
             Call::FetchFailed { block, lost } => Answer::Wanted(engine.fetch_failed(block, lost)),
             Call::HasArrived { page } => Answer::Arrived(engine.has_arrived(page)),
             Call::Installed { first, count, arrival } => Answer::Wanted(engine.installed_run(first, count, arrival)),

@@ -33,6 +33,8 @@
 //! | 24  | end change         | page, guard (0 zero, 1 same, 2 other, 3 lost)              | flag   |
 //! | 25  | set file           | start, pages, first slab, bytes of runs, runs              | –      |
 //! | 26  | renew              | page, guard (0 zero, 1 same, 2 other)                      | flag   |
+//! | 27  | fault, no credit   | page, thread                                               | digest |
+//! | 28  | write, no credit   | page, thread                                               | digest |
 //!
 //! A flag and a kind are one byte. A digest is one byte for the kind of the answer and four, little-endian, for the
 //! digest. A slab is one byte, 0 if the tier was full, and four, little-endian, for its number.
@@ -78,6 +80,9 @@ const BEGIN_CHANGE: u8 = 23;
 const END_CHANGE: u8 = 24;
 const SET_FILE: u8 = 25;
 const RENEW: u8 = 26;
+/// A fault that is asked again without credit; the next number if it is a write.
+const FAULT_WITHOUT_CREDIT: u8 = 27;
+const WRITE_WITHOUT_CREDIT: u8 = FAULT_WITHOUT_CREDIT + 1;
 
 /// The guard of a page that is lost, after the kinds of [`Guarded`].
 const LOST: u64 = 3;
@@ -143,7 +148,11 @@ impl Call<'_> {
             | Call::Installed { .. }
             | Call::ReadAheadArrived { .. }
             | Call::Renew { .. } => Form::Flag,
-            Call::Discard { .. } | Call::Fault { .. } | Call::Plan { .. } | Call::SlotFor { .. } => Form::Digest,
+            Call::Discard { .. }
+            | Call::Fault { .. }
+            | Call::FaultWithoutCredit { .. }
+            | Call::Plan { .. }
+            | Call::SlotFor { .. } => Form::Digest,
         }
     }
 }
@@ -183,6 +192,9 @@ pub fn put_call(sink: &mut impl Sink, call: &Call<'_>) {
         Call::Fault { page, thread, write, first } => {
             let bits = u8::from(*first) * FAULT_FIRST + u8::from(*write) * FAULT_WRITE;
             put(FAULT + bits, &[page.0, thread.0.into()]);
+        }
+        Call::FaultWithoutCredit { page, thread, write } => {
+            put(FAULT_WITHOUT_CREDIT + u8::from(*write), &[page.0, thread.0.into()]);
         }
         Call::FetchFailed { block: index, lost } => put(FETCH_FAILED, &[block(index), (*lost).into()]),
         Call::HasArrived { page } => put(HAS_ARRIVED, &[page.0]),
@@ -291,6 +303,11 @@ impl<'a> Reader<'a> {
         Runs::checked(self.take(len)?, max)
     }
 
+    /// The page of a fault, and the thread that touched it.
+    fn toucher(&mut self) -> Option<(PageIndex, ThreadIndex)> {
+        Some((self.page()?, ThreadIndex(u16::try_from(self.varint()?).ok()?)))
+    }
+
     fn arrival(&mut self) -> Option<Arrival> {
         Some(match self.varint()? {
             0 => Arrival::Fresh,
@@ -345,9 +362,13 @@ impl<'a> Reader<'a> {
             EVICTED => Call::Evicted { block: self.block()? },
             EVICTION_REFUSED => Call::EvictionRefused { block: self.block()? },
             tag @ FAULT..=FAULT_MAX => {
-                let (page, thread) = (self.below(PAGE_MAX)?, u16::try_from(self.varint()?).ok()?);
+                let (page, thread) = self.toucher()?;
                 let (write, first) = (tag & FAULT_WRITE != 0, tag & FAULT_FIRST != 0);
-                Call::Fault { page: PageIndex(page), thread: ThreadIndex(thread), write, first }
+                Call::Fault { page, thread, write, first }
+            }
+            tag @ (FAULT_WITHOUT_CREDIT | WRITE_WITHOUT_CREDIT) => {
+                let (page, thread) = self.toucher()?;
+                Call::FaultWithoutCredit { page, thread, write: tag == WRITE_WITHOUT_CREDIT }
             }
             FETCH_FAILED => Call::FetchFailed { block: self.block()?, lost: self.flag()? },
             HAS_ARRIVED => Call::HasArrived { page: self.page()? },

@@ -54,8 +54,9 @@ impl Exchanger for ShardView<'_> {
     }
 
     fn drop_sealed(&self, pages: Pages) -> Result<bool, Fatal> {
+        let (start, len) = (pages.address(), pages.bytes() as usize);
         // SAFETY: the block is Leaving and write-protected, and the tier has the same bytes: nothing is lost.
-        if unsafe { drop_pages(pages.address(), pages.bytes() as usize) }.is_ok() {
+        if unsafe { drop_pages(start, len) }.is_ok() || exchange::is_empty(start, len) {
             return Ok(true);
         }
         if exchange::is_whole(pages) { Ok(false) } else { Err(Fatal::Divided) }
@@ -68,14 +69,14 @@ impl Exchanger for ShardView<'_> {
             spans.iter_mut().zip(victims).for_each(|(span, victim)| *span = source(victim));
             // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them, and the tier has their
             // bytes.
-            let count = whole(spans, unsafe { drop_spans(spans) }.unwrap_or(0));
+            let count = unsafe { drop_all(spans) };
             return Gone { count, next_stayed: count < victims.len() };
         }
         let copied = self.copy_out(victims);
         let spans: Vec<Span> = victims[..copied].iter().map(source).collect();
         // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them; their bytes have been copied,
         // or the tier has them.
-        let count = whole(&spans, unsafe { drop_spans(&spans) }.unwrap_or(0));
+        let count = unsafe { drop_all(&spans) };
         Gone { count, next_stayed: count < copied }
     }
 
@@ -137,6 +138,28 @@ impl ShardView<'_> {
     }
 }
 
+/// Drops the pages of blocks. Returns how many, from the first on, have no page left.
+///
+/// The kernel refuses a range of which a part is unmapped, and drops the rest of it (madvise(2), ENOMEM). So a block
+/// that the program has unmapped unseen has no page left either, and counts as gone: what a sealed block had, the tier
+/// or its frame has. Had the program unmapped it a moment later, the drop would have succeeded.
+///
+/// # Safety
+/// The blocks' bytes are safe elsewhere, and nobody writes to the blocks.
+unsafe fn drop_all(spans: &[Span]) -> usize {
+    let mut gone = 0;
+    while gone < spans.len() {
+        let rest = &spans[gone..];
+        // SAFETY: the caller's promise.
+        gone += whole(rest, unsafe { drop_spans(rest) }.unwrap_or(0));
+        match spans.get(gone) {
+            Some(refused) if exchange::is_empty(refused.start, refused.len) => gone += 1,
+            _ => break,
+        }
+    }
+    gone
+}
+
 fn source(victim: &Sealed) -> Span {
     Span { start: victim.pages.address(), len: victim.pages.bytes() as usize }
 }
@@ -149,7 +172,60 @@ pub(super) fn whole(spans: &[Span], bytes: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use aquifer_sys::raw::syscall;
+
     use super::*;
+
+    const BLOCK_PAGES: usize = 4;
+    const BLOCKS: usize = 4;
+    const BLOCK: usize = BLOCK_PAGES * PAGE_BYTES as usize;
+
+    /// Populated blocks, beside each other, where the kernel places no mapping by itself: what the test unmaps stays
+    /// unmapped, whatever other tests map. Each test has a place.
+    fn blocks(place: usize) -> [Span; BLOCKS] {
+        let start = 0x20_0000_0000 + place * (1 << 30);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let args = [start, BLOCKS * BLOCK, protection as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: a new mapping, in place of none.
+        assert_eq!(unsafe { syscall(libc::SYS_mmap, args) }, Ok(start));
+        for page in (start..start + BLOCKS * BLOCK).step_by(PAGE_BYTES as usize) {
+            // SAFETY: mapped above.
+            unsafe { std::ptr::with_exposed_provenance_mut::<u64>(page).write(1) };
+        }
+        std::array::from_fn(|block| Span { start: start + block * BLOCK, len: BLOCK })
+    }
+
+    /// Unmaps as a direct munmap(2) does, bypassing every wrapper.
+    fn unmap(start: usize, len: usize) {
+        // SAFETY: the test's own memory.
+        unsafe { syscall(libc::SYS_munmap, [start, len, 0, 0, 0, 0]) }.expect("mapped");
+    }
+
+    /// A sealed victim that the program had unmapped by a direct system call ended the process: it counted as divided.
+    #[test]
+    fn blocks_that_were_unmapped_unseen_are_gone_like_the_others() {
+        let spans = blocks(0);
+        unmap(spans[1].start, BLOCK);
+        unmap(spans[2].start, BLOCK / 2);
+        // SAFETY: the test's own memory, whose contents nobody needs.
+        assert_eq!(unsafe { drop_all(&spans) }, BLOCKS);
+        assert!(spans.iter().all(|span| exchange::is_empty(span.start, span.len)));
+    }
+
+    #[test]
+    fn blocks_from_a_locked_one_on_stay_whole() {
+        let spans = blocks(1);
+        unmap(spans[0].start, BLOCK);
+        // SAFETY: locking changes no contents.
+        if unsafe { syscall(libc::SYS_mlock, [spans[2].start, BLOCK, 0, 0, 0, 0]) }.is_err() {
+            return aquifer_test_support::skip("not even a page may be locked (ulimit -l)");
+        }
+        // SAFETY: the test's own memory, whose contents nobody needs.
+        assert_eq!(unsafe { drop_all(&spans) }, 2);
+        let pages = |span: &Span| Pages { start: PageIndex::at(span.start), count: BLOCK_PAGES as u32 };
+        assert!(spans[2..].iter().all(|span| exchange::is_whole(pages(span))));
+    }
 
     #[test]
     fn a_range_that_was_done_in_part_does_not_count() {

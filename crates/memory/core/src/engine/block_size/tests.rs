@@ -5,8 +5,8 @@
 
 use super::*;
 use crate::engine::{Advice, FaultStep, Settings};
-use crate::map::Delivery;
-use crate::policy::{self, PolicyName};
+use crate::map::{Delivery, Priority};
+use crate::policy::{self, Arrival, PolicyName};
 use crate::units::ThreadIndex;
 
 const BUDGET_PAGES: u64 = 1 << 17;
@@ -45,7 +45,7 @@ fn store_all_but(engine: &mut Engine, page: PageIndex) {
 
 fn touch(engine: &mut Engine, page: PageIndex) {
     match engine.fault(page, ThreadIndex(0), true, true) {
-        FaultStep::Fill { block, .. } => drop(engine.installed(block, crate::policy::Arrival::Fresh)),
+        FaultStep::Fill { block, .. } => drop(engine.installed(block, Arrival::Fresh)),
         FaultStep::Fetch { block, arrival, .. } => drop(engine.installed(block, arrival)),
         step => panic!("unforeseen: {step:?}"),
     }
@@ -174,7 +174,7 @@ fn a_large_victim_leaves_in_parts_where_faults_are_scattered() {
         assert_eq!(engine.map.pages(victim).start, PageIndex(0));
         assert_eq!(engine.map.block(victim).order, wanted, "elastic {elastic}, scattered {scattered}");
         assert_eq!(engine.policy.resident_pages(), before - u64::from(wanted.pages()));
-        engine.policy.put_back(victim, wanted.pages());
+        engine.keep_victim(victim);
         engine.check();
     }
 }
