@@ -12,7 +12,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_config::{BlockSize, Config, Exchange};
-use aquifer_core::stripes::shards_for;
 use aquifer_core::units::{ByteSize, Order, PAGE_BYTES};
 use aquifer_pager::abort::{refuse_to_start, say};
 use aquifer_pager::exchange::Way;
@@ -114,18 +113,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     };
     let elastic = config.block == BlockSize::Auto;
     let (dram_bytes, prefetch) = (config.dram_bytes, config.prefetch);
-    let shards = config.shards.map_or_else(
-        || {
-            if std::env::var_os("NOSHARD").is_some() {
-                shards_for(cpus(), 0)
-            } else if config.record.is_some() {
-                1
-            } else {
-                ((dram_bytes >> 24) as usize).clamp(1, 4)
-            }
-        },
-        |shards| shards as usize,
-    );
+    let shards = config.shards.map(|shards| shards as usize);
     let program = std::env::current_exe().unwrap_or_default().to_string_lossy().into_owned();
     let record = config.record.clone();
     let family = family(&*tier);
@@ -266,11 +254,6 @@ fn ledger(config: &Config) -> Option<&'static Ledger> {
             None
         }
     }
-}
-
-/// The CPUs that this process may use.
-fn cpus() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The state that this process shares with those that it forks.

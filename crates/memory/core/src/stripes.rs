@@ -79,6 +79,19 @@ impl Stripes {
         })
     }
 
+    /// How many pages of `start..end` each shard has. Takes no longer for long ranges.
+    pub fn pages_by_shard(self, start: PageIndex, end: PageIndex) -> [u64; SHARDS_MAX] {
+        let before = |page: PageIndex, shard: u64| {
+            let group = self.pages * self.shards as u64;
+            let within = (page.0 % group).saturating_sub(shard * self.pages).min(self.pages);
+            page.0 / group * self.pages + within
+        };
+        std::array::from_fn(|shard| match shard < self.shards && start < end {
+            true => before(end, shard as u64) - before(start, shard as u64),
+            false => 0,
+        })
+    }
+
     /// The shards that can have pages of `start..end`, in ascending order.
     pub fn involved(self, start: PageIndex, end: PageIndex) -> impl Iterator<Item = usize> {
         let shards = self.shards as u64;
@@ -143,6 +156,9 @@ mod tests {
                 shards.push(shard);
             }
             assert_eq!(next, end);
+            let mut pages = [0; SHARDS_MAX];
+            stripes.parts(start, end).for_each(|(shard, first, last)| pages[shard] += last - first);
+            assert_eq!(stripes.pages_by_shard(start, end), pages);
             shards.sort_unstable();
             shards.dedup();
             assert!(stripes.involved(start, end).eq(shards));

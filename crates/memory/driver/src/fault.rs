@@ -47,6 +47,9 @@ const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
 /// does a fault on a large block that meets victims of one page.
 const CREDIT_STEPS_MAX: u32 = 64;
 
+/// How often one fault gets room from another shard.
+const LOANS_MAX: u32 = 8;
+
 /// How a fault ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -149,8 +152,20 @@ impl Search {
     }
 }
 
-/// Resolves the fault at `page` for the thread `thread`. `write` is false only if the access is known to be a read.
+/// Resolves the fault at `page` for the thread `thread`. `write` is false only if the access is known to be a read. If
+/// there is no room, because what is resident is pinned, gets some from another shard of the space.
 pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write: bool) -> Result<Outcome, Fatal> {
+    for _ in 0..LOANS_MAX {
+        let outcome = resolve_in(space, page, thread, write)?;
+        if outcome != Outcome::NoRoom || !space.borrow_room()? {
+            return Ok(outcome);
+        }
+    }
+    Ok(Outcome::NoRoom)
+}
+
+/// As [`resolve`], with the room that the shard has.
+fn resolve_in<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write: bool) -> Result<Outcome, Fatal> {
     let started = space.now_ns();
     let mut kind = None;
     let mut search = Search::default();

@@ -44,7 +44,7 @@ pub use fault::{Outcome, WAIT_MAX, check_timeout, resolve};
 pub use make_resident::{Brought, bring};
 pub use observer::{Count, FaultKind, Loss, Observer, Resolved};
 pub use quiesce::quiesce;
-pub use shards::{Shards, balance, borrow_for, divide, resolve_in, spent};
+pub use shards::{Shards, balance, borrow_for, divide, settle, spent};
 pub use space::{
     Clock, Direction, Exchanger, Frames, Gone, InPlace, Installed, Kernel, Populated, ReadFailure, Ready, Refused,
     Space, Store, StoreQueue, TakeAway, Transfer,

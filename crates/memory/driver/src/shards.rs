@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Several shards of one space: faults in the right one, and budget that moves from one to another.
+//! Several shards of one space: how budget moves from one to another.
 //!
-//! The order of the locks: the division of the budget, then the engines in ascending order. A fault holds one engine.
-//! Does not allocate, since faults come here.
+//! The order of the locks: the division of the budget, then the engines in ascending order. A fault holds one engine,
+//! and only asks for pages: the workers move them, since a new budget may need memory for an engine's tables.
 
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -12,18 +12,17 @@ use std::time::Duration;
 use aquifer_core::engine::Engine;
 use aquifer_core::shard_budgets::{Change, Observed, ShardBudgets};
 use aquifer_core::stripes::SHARDS_MAX;
-use aquifer_core::units::{PageIndex, ThreadIndex};
 
+use crate::engine_lock::LockedEngine;
 use crate::fatal::Fatal;
-use crate::fault::{self, Outcome};
 use crate::space::{Clock, Space};
 
-/// How long a thread that finds no room waits until another shard has given some.
-const LOAN_WAIT_MAX: Duration = Duration::from_secs(1);
+/// How long a thread that finds no room waits for pages of another shard, which has to evict them.
+const LOAN_WAIT_MAX: Duration = Duration::from_secs(10);
 /// One such wait.
 const LOAN_WAIT_ONCE: Duration = Duration::from_millis(1);
-/// How often one fault borrows.
-const LOANS_MAX: u32 = 8;
+/// How many pages a thread that finds no room asks for: 4 MiB, twice the largest block.
+const LOAN_PAGES: u64 = 1024;
 
 /// The shards of one space, at most [`SHARDS_MAX`].
 pub trait Shards {
@@ -43,48 +42,40 @@ pub trait Shards {
 
     /// The fewest and the most pages that each shard can have as its budget.
     fn limits(&self) -> [(u64, u64); SHARDS_MAX];
-}
 
-/// Resolves a fault in the shard `index`. If the shard's budget has no room, because what it holds is pinned, the fault
-/// borrows from another shard.
-pub fn resolve_in<S: Shards>(
-    shards: &S,
-    index: usize,
-    page: PageIndex,
-    thread: ThreadIndex,
-    write: bool,
-) -> Result<Outcome, Fatal> {
-    let shard = shards.shard(index);
-    for _ in 0..LOANS_MAX {
-        let outcome = fault::resolve(&shard, page, thread, write)?;
-        if outcome != Outcome::NoRoom || !borrow_for(shards, index)? {
-            return Ok(outcome);
-        }
-    }
-    Ok(Outcome::NoRoom)
+    /// A shard has asked for pages: has some worker call [`balance`] soon.
+    fn call_worker(&self, shard: usize);
 }
 
 /// Waits until the shard `to` has got pages of another one. False if there are none, or if the tier is what lacks room.
+/// Does not allocate.
 pub fn borrow_for<S: Shards>(shards: &S, to: usize) -> Result<bool, Fatal> {
     let shard = shards.shard(to);
-    if shards.count() == 1 || shard.engine().waits_for_tier() {
+    let (waits_for_tier, before) = {
+        let engine = shard.engine();
+        (engine.waits_for_tier(), engine.budget_pages())
+    };
+    if shards.count() == 1 || waits_for_tier {
         return Ok(false);
     }
-    let started = shard.now_ns();
+    let (started, mut has_asked) = (shard.now_ns(), false);
     while shard.now_ns().saturating_sub(started) < LOAN_WAIT_MAX.as_nanos() as u64 {
         let ticket = shard.ticket();
         if let Some(mut budgets) = shards.try_budgets() {
-            let change = budgets.lend(to, &observed(shards)[..shards.count()]);
-            change.inspect(|change| apply(shards, *change));
-            if change.is_some_and(|change| change.shard == to) {
-                return Ok(true);
-            }
-            if change.is_none() && budgets.moving().is_none() {
+            if budgets.take_refusal(to) && has_asked {
                 return Ok(false);
             }
+            if !has_asked {
+                budgets.ask(to, LOAN_PAGES);
+                has_asked = true;
+            }
         }
+        shards.call_worker(to);
         shard.heed()?;
         shard.wait_at_most(ticket, LOAN_WAIT_ONCE);
+        if shard.engine().budget_pages() > before {
+            return Ok(true);
+        }
     }
     Ok(false)
 }
@@ -100,8 +91,32 @@ pub fn balance<S: Shards>(shards: &S) {
 
 /// Divides `pages` among the engines. Called with the division locked.
 pub fn divide<S: Shards>(shards: &S, budgets: &mut ShardBudgets, pages: u64) {
-    budgets.set_total(pages);
+    budgets.set_total(pages, &shards.limits().map(|(min_pages, _)| min_pages));
     (0..shards.count()).for_each(|index| apply(shards, Change { shard: index, pages: budgets.pages(index) }));
+}
+
+/// Pages were found resident, maybe many in one shard, whose budget they exceed: moves what other shards have not spent
+/// to it at once. Called with the division and all engines locked.
+pub fn settle<S: Shards>(
+    shards: &S,
+    budgets: &mut ShardBudgets,
+    engines: &mut [LockedEngine<'_, <S::Shard<'_> as Space>::Tape>],
+) {
+    if engines.len() == 1 || engines.iter().all(|engine| engine.debt_pages() == 0) {
+        return;
+    }
+    let limits = shards.limits();
+    let mut observed = [Observed::default(); SHARDS_MAX];
+    let mut unspent_pages = [0; SHARDS_MAX];
+    for (index, engine) in engines.iter().enumerate() {
+        let (min_pages, max_pages) = limits[index];
+        observed[index] = Observed { min_pages, max_pages, ..evidence(engine) };
+        unspent_pages[index] = engine.unspent_pages();
+    }
+    budgets.settle(&mut unspent_pages, &observed[..engines.len()]);
+    for (index, engine) in engines.iter_mut().enumerate() {
+        engine.set_budget(budgets.pages(index).min(limits[index].1));
+    }
 }
 
 /// The pages that are or may be in use, debt included, and the debt. Called with the division locked.

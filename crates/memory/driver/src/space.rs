@@ -43,6 +43,11 @@ pub trait Space: Kernel + Store + InPlace + Clock + Observer {
     /// Whether any of these pages is pinned: a system call in progress uses it, or it is locked.
     fn is_pinned(&self, pages: Pages) -> bool;
 
+    /// Gets room for this engine from another shard of the space. Waits, for a bounded time. False if there is none.
+    fn borrow_room(&self) -> Result<bool, Fatal> {
+        Ok(false)
+    }
+
     /// The locked engine. Hold it briefly: no call that may wait.
     fn engine(&self) -> LockedEngine<'_, Self::Tape> {
         LockedEngine::new(|| self.lock(), self.tape(), self.lock_timer())

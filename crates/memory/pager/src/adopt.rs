@@ -392,12 +392,13 @@ impl Adopter {
 
     /// Registers ranges and reports their present pages to the engine. Faults on them wait for the engines' locks.
     pub(crate) fn register(&self, pager: &'static Pager, ranges: &[Range]) {
+        let mut budgets = pager.lock_budgets();
         let mut engines = pager.lock_all();
         for range in ranges {
             let (start, len) = (range.start, range.end - range.start);
             let delivery = self.delivery(pager, *range);
             if let Err(errno) = pager.uffd(delivery).register(start, len, mode::MISSING | mode::WP) {
-                drop(engines);
+                drop((engines, budgets));
                 let size = Number::new(len as u64 >> 10);
                 say(&[
                     "a mapping of ",
@@ -406,6 +407,7 @@ impl Adopter {
                     errno.name(),
                     ")",
                 ]);
+                budgets = pager.lock_budgets();
                 engines = pager.lock_all();
                 continue;
             }
@@ -441,8 +443,12 @@ impl Adopter {
         if self.watches_calls() {
             signal::trap_calls();
         }
-        pager.shards().zip(&engines).for_each(|(shard, engine)| shard.publish(engine));
-        drop(engines);
+        aquifer_driver::settle(pager, &mut budgets, &mut engines);
+        for (shard, engine) in pager.shards().zip(&engines) {
+            shard.publish(engine);
+            shard.publish_tables(engine);
+        }
+        drop((engines, budgets));
         pager.wake_workers();
     }
 

@@ -166,13 +166,15 @@ pub struct FamilySlabs {
     free: Vec<SlabIndex>,
     /// Slabs that this process uses.
     used: u32,
+    /// Where the next search among all slabs begins.
+    searched_to: u32,
 }
 
 impl FamilySlabs {
     /// The slabs of `family`, as this process takes them.
     pub fn new(family: Arc<Family>) -> Self {
         let free = Vec::with_capacity(family.slabs as usize);
-        Self { family, free, used: 0 }
+        Self { family, free, used: 0, searched_to: 0 }
     }
 }
 
@@ -190,7 +192,14 @@ impl FamilySlabs {
                 return Some(slab);
             }
         }
-        SlabIndex::all(family.slabs).find(|slab| family.claim(*slab))
+        // From another place each time, since the first slabs are in use.
+        let (all, start) = (family.slabs, self.searched_to);
+        let found = SlabIndex::all(all)
+            .skip(start as usize)
+            .chain(SlabIndex::all(start.min(all)))
+            .find(|slab| family.claim(*slab));
+        self.searched_to = found.map_or(0, |slab| slab.0 + 1);
+        found
     }
 }
 

@@ -121,10 +121,11 @@ impl Adopter {
         // The counts so far belong to the parent: the child counts from here.
         pager.shards().zip(&engines).for_each(|(shard, engine)| shard.publish(engine));
         engines.iter_mut().for_each(|engine| engine.inherit(&mut |slab| pager.family.will_use(&setup, slab)));
-        engines.iter().for_each(|engine| advise_all(engine, libc::MADV_DOFORK));
+        let spans = Pager::spans(&engines);
+        advise_all(&spans, libc::MADV_DOFORK);
         cuts.withhold();
         let result = clone();
-        engines.iter().for_each(|engine| advise_all(engine, libc::MADV_DONTFORK));
+        advise_all(&spans, libc::MADV_DONTFORK);
         if result == 0 {
             // First: whatever is given back from here on ends this process's use, not its parent's.
             let joined = pager.family.become_child(setup);
@@ -318,11 +319,8 @@ impl Pager {
         self.trims.reset_in_child()?;
         self.shards.iter().try_for_each(|shard| shard.area.replace_in_child(self.uffd(Delivery::Signal)))?;
         self.replace_huge_frames_in_child()?;
-        for view in self.shards() {
-            for mapping in view.engine().map().mappings() {
-                let addresses = mapping.addresses();
-                self.uffd(Delivery::Signal).register(addresses.start, addresses.len(), mode::MISSING | mode::WP)?;
-            }
+        for span in Self::spans(&self.lock_all()) {
+            self.uffd(Delivery::Signal).register(span.start, span.len(), mode::MISSING | mode::WP)?;
         }
         Ok(())
     }
@@ -330,9 +328,8 @@ impl Pager {
 
 /// Decides whether a forked child inherits the managed memory. Between forks it does not, so that a child made
 /// without the library seeing the call ends with SIGSEGV rather than reading zeros.
-fn advise_all(engine: &Engine, advice: i32) {
-    for mapping in engine.map().mappings() {
-        let addresses = mapping.addresses();
+fn advise_all(spans: &[std::ops::Range<usize>], advice: i32) {
+    for addresses in spans {
         // The kernel skips ranges that the program has unmapped unseen, and returns ENOMEM for them.
         let _ = advise(addresses.start, addresses.len(), advice);
     }

@@ -205,7 +205,7 @@ impl MemorySpace {
             dram_bytes: settings.dram_bytes,
             order: settings.order.unwrap_or(Order::DEFAULT),
             elastic: settings.order.is_none(),
-            shards: 1,
+            shards: Some(1),
             policy: settings.policy,
             tier: settings.tier,
             family: Arc::new(family),

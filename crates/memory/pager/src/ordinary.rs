@@ -124,7 +124,9 @@ struct Packed {
 fn placed(pager: &'static Pager, start: usize, len: usize) -> Packed {
     let end = start.saturating_add(len);
     let (page, last) = (PageIndex::at(start), PageIndex::end_at(end));
-    let engine = pager.shard_of(page).engine();
+    let (view, _, last) = pager.parts(page, last.max(page + 1)).next().expect("a page at least");
+    let len = len.min(last.address() - start);
+    let engine = view.engine();
     let map = engine.map();
     let Some(index) = map.find(page) else {
         let next = map.overlapping(page, last).find(|mapping| mapping.start > page);

@@ -17,7 +17,7 @@ use aquifer_core::map::Delivery;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::record;
 use aquifer_core::shard_budgets::ShardBudgets;
-use aquifer_core::stripes::Stripes;
+use aquifer_core::stripes::{Stripes, shards_for};
 use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_stats::{Counter, Counters, Gauge, LEVELS, LevelCounter};
 use aquifer_sys::lifeline::Lifeline;
@@ -69,8 +69,8 @@ pub struct Settings {
     pub dram_bytes: u64,
     /// Block size for new mappings.
     pub order: Order,
-    /// How many shards the space is divided into.
-    pub shards: usize,
+    /// How many shards the space is divided into. `None`: as many as fit the CPUs and this process's budget.
+    pub shards: Option<usize>,
     /// Whether regions may change their block size.
     pub elastic: bool,
     /// Chooses victims.
@@ -153,6 +153,8 @@ pub struct Pager {
     pub(crate) stripes: Stripes,
     /// How they divide the budget.
     pub(crate) budgets: Mutex<ShardBudgets>,
+    /// Whether a shard has asked for pages.
+    pub(crate) is_asked: AtomicBool,
     /// When the division was last looked at, in nanoseconds of the monotonic clock.
     pub(crate) looked_ns: AtomicU64,
     pub(crate) recorder: Option<Arc<Recorder>>,
@@ -216,6 +218,17 @@ pub struct Pager {
     pub(crate) published_levels: [[AtomicU64; LevelCounter::COUNT]; LEVELS],
 }
 
+/// The CPUs that this process may use.
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The pages of the budget that this process gets now, if it shares one.
+fn own_part(settings: &Settings, budget_pages: u64) -> u64 {
+    let ledger = settings.ledger.filter(|ledger| ledger.join());
+    ledger.map_or(budget_pages, |ledger| ledger.share().min(budget_pages))
+}
+
 /// Number of regions that the tier has room for.
 pub fn slabs_of(tier: &dyn Tier) -> u32 {
     u32::try_from(tier.capacity_bytes() / REGION_BYTES).unwrap_or(u32::MAX - 1)
@@ -259,7 +272,11 @@ impl Pager {
         let readiness = readiness.map_err(StartFailure::Uffd)?;
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
         // A recording is of one engine.
-        let shards = if settings.record.is_some() { 1 } else { settings.shards };
+        let shards = match settings.shards {
+            _ if settings.record.is_some() => 1,
+            Some(shards) => shards,
+            None => shards_for(cpus(), own_part(&settings, budget_pages)),
+        };
         let stripes = Stripes::new(shards, budget_pages);
         let budgets = ShardBudgets::new(stripes.shards(), budget_pages);
         let huge_frames =
@@ -320,6 +337,7 @@ impl Pager {
             shards,
             stripes,
             budgets: Mutex::new(budgets),
+            is_asked: AtomicBool::new(false),
             looked_ns: AtomicU64::new(0),
             recorder,
             times_lock: settings.time_lock,

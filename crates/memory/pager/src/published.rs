@@ -30,7 +30,8 @@ const MAPPED_AROUND: u64 = 64;
 /// What a shard last said about itself.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
-    resident_pages: AtomicU64,
+    /// At the program's addresses and on standby. One number, so that a sum never counts a page in both.
+    dram_pages: AtomicU64,
     standby_pages: AtomicU64,
     unwritable_pages: AtomicU64,
     free_pages: AtomicU64,
@@ -59,7 +60,7 @@ impl ShardView<'_> {
     pub(crate) fn publish(&self, engine: &Engine) {
         let published = &self.shard.published;
         for (figure, now) in [
-            (&published.resident_pages, engine.resident_pages()),
+            (&published.dram_pages, engine.resident_pages() + engine.standby_pages()),
             (&published.standby_pages, engine.standby_pages()),
             (&published.unwritable_pages, engine.unwritable_pages()),
             (&published.free_pages, engine.free_pages()),
@@ -82,7 +83,7 @@ impl ShardView<'_> {
     pub(crate) fn publish_soon(&self, engine: &Engine) {
         let published = &self.shard.published;
         let now = engine.resident_pages() + engine.standby_pages();
-        let before = published.resident_pages.load(Ordering::Relaxed) + published.standby_pages.load(Ordering::Relaxed);
+        let before = published.dram_pages.load(Ordering::Relaxed);
         let reports = published.unpublished_reports.load(Ordering::Relaxed) + 1;
         if now.abs_diff(before) * PUBLISHED_PART > now || reports > REPORTS_UNPUBLISHED_MAX {
             return self.publish(engine);
@@ -132,7 +133,7 @@ impl Pager {
     fn publish_sums(&self) {
         let bytes = |figure: fn(&Published) -> &AtomicU64| self.sum(figure) * PAGE_BYTES;
         let standby = bytes(|published| &published.standby_pages);
-        self.counters.set_resident_bytes(bytes(|published| &published.resident_pages) + standby);
+        self.counters.set_resident_bytes(bytes(|published| &published.dram_pages));
         self.counters.set_with_peak(Gauge::StandbyBytes, Gauge::StandbyBytesPeak, standby);
         self.counters.set(Gauge::UnwritableBytes, bytes(|published| &published.unwritable_pages));
         self.counters.set(Gauge::FramesFreeBytes, bytes(|published| &published.free_pages));

@@ -204,9 +204,8 @@ impl Pager {
     fn take_samples(&self, state: &mut State) {
         let now_ns = now_ns();
         if state.turns.is_multiple_of(TURNS_PER_RENEWAL) {
-            let engines = self.lock_all();
-            let mappings = engines.iter().flat_map(|engine| engine.map().mappings());
-            state.chooser.renew(mappings.map(|mapping| mapping.start..mapping.end));
+            let spans = Self::spans(&self.lock_all()).into_iter();
+            state.chooser.renew(spans.map(|span| PageIndex::at(span.start)..PageIndex::at(span.end)));
         }
         state.turns += 1;
         state.samples.look(LOOKS_PER_TURN, now_ns, |page| seen(&self.shard_of(page).engine(), page).0);

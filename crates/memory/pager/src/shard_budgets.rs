@@ -39,13 +39,21 @@ impl Shards for Pager {
     }
 
     fn limits(&self) -> [(u64, u64); SHARDS_MAX] {
-        let locked = self.locked_by_shard();
+        let pinned = self.pinned_by_shard();
         let mut limits = [(0, 0); SHARDS_MAX];
-        for ((limits, shard), locked) in limits.iter_mut().zip(&self.shards).zip(locked) {
-            // Locked memory stays at most half of a shard.
-            *limits = (self.shard_pages_min().max(2 * locked), shard.budget_pages_max);
+        for ((limits, shard), pinned) in limits.iter_mut().zip(&self.shards).zip(pinned) {
+            // Pins stay at most half of a shard, so that faults find a victim.
+            *limits = (self.shard_pages_min().max(2 * pinned), shard.budget_pages_max);
         }
         limits
+    }
+
+    fn call_worker(&self, shard: usize) {
+        if self.lacks_threads.load(Ordering::Relaxed) {
+            return aquifer_driver::balance(self);
+        }
+        self.is_asked.store(true, Ordering::Relaxed);
+        self.shards[shard].worker_wakeup.wake();
     }
 }
 
@@ -72,7 +80,8 @@ impl Pager {
             return;
         }
         let (now, looked) = (now_ns(), self.looked_ns.load(Ordering::Relaxed));
-        let is_due = now.saturating_sub(looked) >= LOOK_EVERY.as_nanos() as u64;
+        let is_asked = self.is_asked.swap(false, Ordering::Relaxed);
+        let is_due = is_asked || now.saturating_sub(looked) >= LOOK_EVERY.as_nanos() as u64;
         if is_due && self.looked_ns.compare_exchange(looked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             aquifer_driver::balance(self);
         }
@@ -83,14 +92,16 @@ impl Pager {
         budget_pages_min(u64::from(self.largest.pages()))
     }
 
-    /// Locked pages, by shard.
-    fn locked_by_shard(&self) -> [u64; SHARDS_MAX] {
-        let mut locked = [0; SHARDS_MAX];
-        if self.locked_pages() > 0 {
-            self.pins.each_locked(|start, end| {
-                self.stripes.parts(start, end).for_each(|(shard, start, end)| locked[shard] += end - start);
+    /// Pinned pages, by shard.
+    fn pinned_by_shard(&self) -> [u64; SHARDS_MAX] {
+        let mut pinned = [0u64; SHARDS_MAX];
+        if self.shards.len() > 1 {
+            self.pins.each(|start, end| {
+                let pages = self.stripes.pages_by_shard(start, end);
+                pinned.iter_mut().zip(pages).for_each(|(sum, pages)| *sum = sum.saturating_add(pages));
             });
         }
-        locked
+        // A range may be pinned by many calls, or be longer than any memory for a moment.
+        pinned.map(|pages| pages.min(self.budget_pages_max))
     }
 }

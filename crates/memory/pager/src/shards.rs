@@ -7,6 +7,8 @@
 //! fault holds one lock; registering, discarding and forking hold several. `ShardBudgets` (`shard_budgets.rs`) is
 //! locked before any engine.
 
+use std::ops::Range;
+
 use aquifer_core::engine::Advice;
 use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::temperature::Histogram;
@@ -73,11 +75,7 @@ impl Pager {
     ) -> Result<Brought, Fatal> {
         let mut whole = Brought::Present;
         for (view, first, last) in self.parts(first, last) {
-            let mut brought = aquifer_driver::bring(&view, first, last, thread)?;
-            if brought == Brought::NoRoom && aquifer_driver::borrow_for(self, view.index)? {
-                brought = aquifer_driver::bring(&view, first, last, thread)?;
-            }
-            match brought {
+            match aquifer_driver::bring(&view, first, last, thread)? {
                 Brought::Present => {}
                 Brought::AsFarAsManaged => whole = Brought::AsFarAsManaged,
                 Brought::NoRoom => return Ok(Brought::NoRoom),
@@ -121,6 +119,20 @@ impl Pager {
             sum.away.iter_mut().zip(away).for_each(|(sum, pages)| *sum += pages);
             sum
         })
+    }
+
+    /// The addresses of all mappings, in order and joined where they meet: a mapping of the program is divided among the
+    /// shards.
+    pub(crate) fn spans(engines: &AllLocked<'_>) -> Vec<Range<usize>> {
+        let mappings = engines.iter().flat_map(|engine| engine.map().mappings());
+        let mut spans: Vec<Range<usize>> = mappings.map(Mapping::addresses).collect();
+        spans.sort_unstable_by_key(|span| span.start);
+        spans.dedup_by(|next, span| {
+            let meets = span.end == next.start;
+            span.end = if meets { next.end } else { span.end };
+            meets
+        });
+        spans
     }
 
     /// Wakes all workers.

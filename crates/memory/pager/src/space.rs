@@ -27,7 +27,7 @@ use aquifer_core::engine::Engine;
 use aquifer_core::map::Pages;
 use aquifer_core::record::{Call, Summary};
 use aquifer_core::units::{PageIndex, ThreadIndex};
-use aquifer_driver::{LockTimer, Outcome, Space, Tape};
+use aquifer_driver::{Fatal, LockTimer, Outcome, Space, Tape};
 use aquifer_stats::Counter;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::thread_slot;
@@ -48,7 +48,7 @@ impl Pager {
             return Outcome::Lost;
         }
         let page = PageIndex::at(address);
-        let outcome = aquifer_driver::resolve_in(self, self.stripes.shard_of(page), page, thread, write);
+        let outcome = aquifer_driver::resolve(&self.shard_of(page), page, thread, write);
         if outcome == Ok(Outcome::Resolved) && self.lacks_threads.load(Ordering::Relaxed) {
             self.faults_as_child.fetch_add(1, Ordering::Relaxed);
         }
@@ -81,6 +81,14 @@ impl Space for ShardView<'_> {
 
     fn is_pinned(&self, pages: Pages) -> bool {
         self.pins.cover(pages)
+    }
+
+    fn borrow_room(&self) -> Result<bool, Fatal> {
+        // While everything comes to rest for a fork, no worker evicts.
+        if self.forking.load(Ordering::SeqCst) != 0 {
+            return Ok(false);
+        }
+        aquifer_driver::borrow_for(self.pager, self.index)
     }
 }
 

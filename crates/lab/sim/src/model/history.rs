@@ -8,7 +8,7 @@ use std::rc::Rc;
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, PageIndex, ThreadIndex};
-use aquifer_driver::{Outcome, Worker, resolve_in};
+use aquifer_driver::{Outcome, Worker, resolve};
 
 use super::memory::Page;
 use super::program::{Program, Window};
@@ -212,7 +212,7 @@ fn read_all(view: &View<'_>) {
                 assert_eq!(there, last, "page {page} does not hold its last write");
                 break;
             }
-            match resolve_in(view, view.shard_of(page), page, ThreadIndex(0), false).expect("the space goes on") {
+            match resolve(&view.within(view.shard_of(page)), page, ThreadIndex(0), false).expect("the space goes on") {
                 Outcome::Resolved => {}
                 Outcome::Lost => {
                     assert!(lost, "page {page} is called lost and is not");

@@ -8,7 +8,7 @@ use aquifer_core::engine::Advice;
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{Order, PageIndex, SlabIndex, ThreadIndex};
 use aquifer_driver::{
-    Brought, Clock, LockedEngine, NoTape, Outcome, Shards, Space, bring, discard, divide, quiesce, resolve_in,
+    Brought, Clock, LockedEngine, NoTape, Outcome, Shards, Space, bring, discard, divide, quiesce, resolve,
 };
 
 use super::memory::Page;
@@ -126,8 +126,8 @@ impl Program<'_> {
             }
             let thread = ThreadIndex(self.view.thread as u16);
             let maps = self.view.world.maps.get();
-            let shard = self.view.shard_of(page);
-            let outcome = resolve_in(&self.view, shard, page, thread, writes).expect("the space goes on");
+            let within = self.view.within(self.view.shard_of(page));
+            let outcome = resolve(&within, page, thread, writes).expect("the space goes on");
             self.view.world.note(outcome as u64 + 2_000);
             match outcome {
                 Outcome::Resolved => {}

@@ -17,7 +17,7 @@ use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
     Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, InPlace, Installed, Loss, NoTape, Observer, Populated,
     ReadFailure, Ready, Refused, Resolved, Sealed, Shards, Space, Store, StoreQueue, TakeAway, Transfer, WorkerClock,
-    balance,
+    balance, borrow_for,
 };
 
 use super::memory::{GARBAGE, guard as guard_of};
@@ -131,6 +131,11 @@ impl Space for View<'_> {
         self.step();
         self.world.is_pinned(pages)
     }
+
+    fn borrow_room(&self) -> Result<bool, Fatal> {
+        // While everything comes to rest for a fork, no worker evicts.
+        if self.world.forking.get().is_some() { Ok(false) } else { borrow_for(self, self.shard) }
+    }
 }
 
 impl Shards for View<'_> {
@@ -154,6 +159,10 @@ impl Shards for View<'_> {
 
     fn limits(&self) -> [(u64, u64); SHARDS_MAX] {
         [(self.world.shard_pages_min, u64::MAX); SHARDS_MAX]
+    }
+
+    fn call_worker(&self, shard: usize) {
+        self.within(shard).wake_worker();
     }
 }
 

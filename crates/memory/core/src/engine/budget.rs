@@ -25,6 +25,11 @@ impl Engine {
         self.frames.budget_pages()
     }
 
+    /// Pages of the budget that nothing has.
+    pub fn unspent_pages(&self) -> u64 {
+        self.frames.credit_pages()
+    }
+
     /// Changes the budget, to at most [`BUDGET_PAGES_MAX`]. Pages in excess of it become [debt](Engine::debt_pages).
     pub fn set_budget(&mut self, pages: u64) {
         let (before, pages) = (self.budget_pages(), pages.min(BUDGET_PAGES_MAX));

@@ -128,10 +128,10 @@ impl Pins {
         Some(index)
     }
 
-    /// Calls `each` with every range that is locked.
-    pub(crate) fn each_locked(&self, mut each: impl FnMut(PageIndex, PageIndex)) {
+    /// Calls `each` with every range that is pinned.
+    pub(crate) fn each(&self, mut each: impl FnMut(PageIndex, PageIndex)) {
         for (index, slot) in self.known().iter().enumerate() {
-            if outlives_its_call(slot.owner.load(Ordering::SeqCst)) {
+            if slot.owner.load(Ordering::SeqCst) != 0 {
                 let (start, end) = self.covered(index);
                 each(start, end);
             }
