@@ -230,8 +230,17 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if active && adopter.watches_calls() => {
             populate(adopter, start, len, advice)
         }
-        // Huge pages would make the count of resident pages wrong, and merged pages cannot be moved.
-        libc::MADV_HUGEPAGE | libc::MADV_MERGEABLE | MADV_COLLAPSE if active => 0,
+        libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE => {
+            // Blocks of managed memory get huge pages from the pager.
+            let huge = advice == libc::MADV_HUGEPAGE;
+            let result = if huge && active { 0 } else { advise(advice) };
+            if result == 0 {
+                adopter.prefer_huge(start, len, huge);
+            }
+            result
+        }
+        // A collapse would take memory beyond the budget, and merged pages cannot be moved.
+        libc::MADV_MERGEABLE | MADV_COLLAPSE if active => 0,
         // A core dump would show zeros for evicted pages.
         libc::MADV_DODUMP if active => 0,
         MADV_GUARD_INSTALL => guard(adopter, start, len, advise),

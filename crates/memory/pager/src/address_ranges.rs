@@ -52,11 +52,21 @@ impl AddressRanges {
 }
 
 impl AddressRanges {
-    /// The parts of `start..end` that are present; they are removed if `taken`.
-    pub(crate) fn cut_out(&mut self, start: usize, end: usize, taken: bool) -> Vec<(usize, usize)> {
+    /// The number of ranges.
+    pub(crate) fn count(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// The parts of `start..end` that are present, in ascending order.
+    pub(crate) fn within(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
         let before = self.ranges.range(..start).next_back().filter(|(_, to)| **to > start);
         let parts = before.into_iter().chain(self.ranges.range(start..end));
-        let parts = parts.map(|(from, to)| ((*from).max(start), (*to).min(end))).collect();
+        parts.map(move |(from, to)| ((*from).max(start), (*to).min(end)))
+    }
+
+    /// The parts of `start..end` that are present; they are removed if `taken`.
+    pub(crate) fn cut_out(&mut self, start: usize, end: usize, taken: bool) -> Vec<(usize, usize)> {
+        let parts = self.within(start, end).collect();
         if taken {
             self.cut(start, end);
         }

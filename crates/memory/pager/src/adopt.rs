@@ -177,7 +177,7 @@ impl Adopter {
         match self.pager() {
             Some(pager) => {
                 self.announce_need(state);
-                self.register(pager, &[range]);
+                self.register(pager, &state.given_advice.huge, &[range]);
             }
             None => {
                 Self::wait_with(state, range);
@@ -313,8 +313,8 @@ impl Adopter {
         let (mut pinned, free) = ranges.drain(..).partition(|range| pager.calls_must_pin(self.delivery(pager, *range)));
         state.postponed = Postponed::new(self.reach, &mut pinned);
         self.has_postponed.store(!state.postponed.ranges.is_empty(), Ordering::Release);
-        self.register(pager, &free);
-        self.register(pager, &pinned);
+        self.register(pager, &state.given_advice.huge, &free);
+        self.register(pager, &state.given_advice.huge, &pinned);
         for range in std::mem::take(&mut state.locked) {
             pager.lock(range.start, range.end - range.start);
         }
@@ -385,16 +385,18 @@ impl Adopter {
             let over = state.postponed.end(thread);
             self.has_postponed.store(!state.postponed.ranges.is_empty(), Ordering::Release);
             if let Some(pager) = self.pager() {
-                self.register(pager, &over);
+                self.register(pager, &state.given_advice.huge, &over);
             }
         })
     }
 
     /// Registers ranges and reports their present pages to the engine. Faults on them wait for the engines' locks.
-    pub(crate) fn register(&self, pager: &'static Pager, ranges: &[Range]) {
+    pub(crate) fn register(&self, pager: &'static Pager, huge: &AddressRanges, ranges: &[Range]) {
+        let by_size = |range: &Range| pager.parts_by_size(range.start, range.end, huge);
+        let parts_of_all: Vec<_> = ranges.iter().map(by_size).collect();
         let mut budgets = pager.lock_budgets();
         let mut engines = pager.lock_all();
-        for range in ranges {
+        for (range, parts) in ranges.iter().zip(parts_of_all) {
             let (start, len) = (range.start, range.end - range.start);
             let delivery = self.delivery(pager, *range);
             if let Err(errno) = pager.uffd(delivery).register(start, len, mode::MISSING | mode::WP) {
@@ -424,14 +426,21 @@ impl Adopter {
                      enough DRAM (--dram)",
                 ]),
             };
-            let (first, last) = (PageIndex::at(start), PageIndex::at(range.end));
+            let origin = PageIndex::at(start);
             pager.note_scattered(present.iter().filter(|present| **present).count() as u64);
-            let is_present = &mut |page, count| {
-                let index = (page - first) as usize;
+            let mut is_there = |page: PageIndex, count: u32| {
+                let index = (page - origin) as usize;
                 present[index..index + count as usize].iter().any(|present| *present)
             };
-            for (shard, first, last) in pager.stripes.parts(first, last) {
-                engines[shard].add(first, last, pager.order, delivery, is_present);
+            for (part, is_huge) in parts {
+                let (first, last) = (PageIndex::at(part.start), PageIndex::at(part.end));
+                for (shard, first, last) in pager.stripes.parts(first, last) {
+                    let engine = &mut engines[shard];
+                    match is_huge {
+                        true => pager.add_huge(engine, (first, last), delivery, &mut is_there),
+                        false => engine.add(first, last, pager.order, delivery, &mut is_there),
+                    }
+                }
             }
             if pager.calls_must_pin(delivery) {
                 // Release pairs with the Acquire in `may_need_pin`: the program may use the range from now on.

@@ -14,6 +14,7 @@ use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, PageIndex};
 use aquifer_sys::own_stack;
 
+use crate::address_ranges::AddressRanges;
 use crate::adopt::{Adopter, Range, State, cut};
 use crate::pager::Pager;
 
@@ -38,6 +39,8 @@ pub(crate) struct GivenAdvice {
     pub(crate) not_copied: Vec<Range>,
     /// Ranges that are zeros in a child.
     pub(crate) wiped: Vec<Range>,
+    /// Ranges for which the program wants huge pages: `huge_blocks.rs`.
+    pub(crate) huge: AddressRanges,
     /// The process that withholds these ranges from its children. In a child forked before the pager started, this is
     /// still the parent, and the ranges in `not_copied` are not mapped.
     process: u32,
@@ -46,6 +49,7 @@ pub(crate) struct GivenAdvice {
 impl GivenAdvice {
     /// Forgets the advice about `start..end`, which is unmapped or mapped again.
     pub(crate) fn forget(&mut self, start: usize, end: usize) {
+        self.huge.cut(start, end);
         self.announced.retain(|(range, _)| range.end <= start || end <= range.start);
         for ranges in [&mut self.not_copied, &mut self.wiped] {
             if !ranges.is_empty() {

@@ -145,7 +145,7 @@ impl Adopter {
             pager.lacks_threads.store(by_library, Ordering::Relaxed);
             state.given_advice.become_child();
             self.is_seen.word().store(1, Ordering::Relaxed);
-            self.register(pager, &postponed.ranges);
+            self.register(pager, &state.given_advice.huge, &postponed.ranges);
             self.become_child(pager);
             return 0;
         }

@@ -28,6 +28,7 @@ pub mod family;
 mod fault_stacks;
 mod fork;
 pub mod frame_area;
+mod huge_blocks;
 mod huge_frames;
 pub mod ledger;
 pub mod listener;

@@ -169,8 +169,10 @@ pub struct Pager {
     pub(crate) can_poison: bool,
     pub(crate) counters: Arc<Counters>,
     pub(crate) order: Order,
-    /// The largest possible block.
+    /// The largest possible block, huge blocks aside.
     pub(crate) largest: Order,
+    /// Whether any memory has had huge blocks. Written with the engine locked, before the first such block exists.
+    pub(crate) had_huge_blocks: AtomicBool,
     /// The budget at the start.
     pub(crate) budget_pages: u64,
     /// The largest budget for which frame addresses are reserved. See `share.rs`.
@@ -334,6 +336,7 @@ impl Pager {
             counters,
             order: settings.order,
             largest,
+            had_huge_blocks: AtomicBool::new(false),
             shards,
             stripes,
             budgets: Mutex::new(budgets),

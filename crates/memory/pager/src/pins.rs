@@ -20,7 +20,7 @@ mod threads;
 use std::sync::atomic::Ordering;
 
 use aquifer_core::map::Delivery;
-use aquifer_core::units::{PAGE_BYTES, PageIndex, ThreadIndex};
+use aquifer_core::units::{Order, PAGE_BYTES, PageIndex, ThreadIndex};
 use aquifer_sys::own_stack;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
@@ -207,7 +207,8 @@ impl Pager {
 
     /// The pages of all blocks that `first..last` can be part of.
     fn blocks_of(&self, first: PageIndex, last: PageIndex) -> (PageIndex, PageIndex) {
-        let block = u64::from(self.largest.pages());
+        let has_huge = self.had_huge_blocks.load(Ordering::Relaxed);
+        let block = u64::from(if has_huge { Order::MAX } else { self.largest }.pages());
         (PageIndex(first.0 / block * block), PageIndex(last.0.next_multiple_of(block)))
     }
 

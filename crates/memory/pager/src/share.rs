@@ -130,7 +130,8 @@ impl Pager {
         self.ledger.map_or(self.budget_pages, Ledger::budget_pages).min(self.budget_pages_max)
     }
 
-    /// The pages that this pager cannot do without. Locked memory stays at most half of the budget.
+    /// The pages that this pager cannot do without. Locked memory stays at most half of the budget. Huge blocks need
+    /// no more: without room for them, the engine splits them.
     fn pages_min(&self) -> u64 {
         let min = self.shard_pages_min() * self.shards.len() as u64;
         min.max(2 * self.locked_pages())

@@ -28,6 +28,12 @@ pub fn populated(start: usize, pages: usize, each: &mut dyn FnMut(usize)) -> io:
     Ok(())
 }
 
+/// Whether programs on this machine may have transparent huge pages. False when in doubt.
+pub fn may_be_huge() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    enabled.is_ok_and(|enabled| enabled.contains("[always]") || enabled.contains("[madvise]"))
+}
+
 /// Whether pages on this machine can be in swap. True when in doubt.
 pub fn may_be_swapped() -> bool {
     std::fs::read_to_string("/proc/swaps").map_or(true, |swaps| swaps.lines().count() > 1)

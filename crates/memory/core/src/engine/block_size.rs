@@ -36,6 +36,10 @@ const SCATTER_MAX: u8 = 64;
 const SCATTERED: u8 = 32;
 const STREAM_WEIGHT: u8 = 4;
 
+/// How many blocks of 2 MiB a budget must have room for before any memory gets them for its huge pages, and below which
+/// it loses them. A choice, such that a budget of 128 MiB suffices although the pager itself takes some of it.
+const HUGE_BLOCKS_MIN: u64 = 48;
+
 /// How scattered the latest demand fetches were: rises with each fetch that belongs to no stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scatter(u8);
@@ -90,6 +94,7 @@ impl Engine {
     fn announced_size(&self, block: BlockIndex) -> Option<Order> {
         let region = self.map.region_of(block);
         let size = region.announced.block_size.filter(|_| self.settings.elastic)?;
+        let size = if size == Order::MAX && !self.has_room_for_huge_blocks() { self.large } else { size };
         Some(size.min(self.large.max(region.order)).max(region.unit))
     }
 
@@ -99,11 +104,17 @@ impl Engine {
         let entry = self.map.block(block);
         if entry.order < size {
             self.grow(block, size)
-        } else if entry.order > size && entry.state == State::Stored {
+        } else if entry.order > size && (entry.state == State::Stored || self.is_empty_and_huge(block)) {
             self.map.split(block, size, page)
         } else {
             block
         }
+    }
+
+    /// Whether `block` is an empty block of 2 MiB. Smaller empty blocks are filled whole, whatever size is wanted.
+    fn is_empty_and_huge(&self, block: BlockIndex) -> bool {
+        let entry = self.map.block(block);
+        entry.order == Order::MAX && entry.state == State::Empty
     }
 
     /// The size of the parts in which a victim is evicted; `None` if it is evicted whole.
@@ -148,6 +159,11 @@ impl Engine {
     /// The largest block that a mapping of blocks of `order` can have.
     pub fn largest(&self, order: Order) -> Order {
         if self.settings.elastic { order.max(self.large) } else { order }
+    }
+
+    /// Whether memory may have blocks of 2 MiB because the program wants huge pages for it.
+    pub fn has_room_for_huge_blocks(&self) -> bool {
+        self.settings.elastic && self.budget_pages() >= HUGE_BLOCKS_MIN * u64::from(Order::MAX.pages())
     }
 
     /// Merges `block`, which a stream reaches that has passed `passed` adjacent pages, with its neighbours, to at most

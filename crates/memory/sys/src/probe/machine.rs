@@ -93,7 +93,7 @@ pub fn limits() -> Vec<Ability> {
             name: "huge-pages",
             found: huge == "always" || huge == "madvise",
             detail: format!("transparent huge pages: {huge}"),
-            cost_without: "below the budget, programs that ask for huge pages run slower",
+            cost_without: "MADV_HUGEPAGE does nothing, and programs that use it run slower",
             remedy: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         },
         memlock(),

@@ -4,7 +4,7 @@
 //! Tests of the choice of block sizes, on an engine without a driver.
 
 use super::*;
-use crate::engine::{Advice, FaultStep, Settings};
+use crate::engine::{Advice, FaultStep, Settings, block_size, budget_pages_min};
 use crate::map::{Delivery, Priority};
 use crate::policy::{self, Arrival, PolicyName};
 use crate::units::ThreadIndex;
@@ -177,4 +177,69 @@ fn a_large_victim_leaves_in_parts_where_faults_are_scattered() {
         engine.keep_victim(victim);
         engine.check();
     }
+}
+
+/// The engine of the other tests, in which one more region follows the others, with blocks of 2 MiB for its huge page.
+fn with_huge_page() -> (Engine, PageIndex) {
+    let (mut engine, start) = (engine(true), PageIndex(PAGES));
+    let end = start + u64::from(Order::MAX.pages());
+    engine.add(start, end, Order::MAX, Delivery::Signal, &mut |_, _| false);
+    engine.advise(start, end, Advice::BlockSize(Some(Order::MAX)));
+    (engine, start)
+}
+
+/// Marks the block with `page`, which has been evicted, as written back.
+fn store(engine: &mut Engine, page: PageIndex) {
+    let block = engine.map.find(page).expect("managed");
+    engine.slot_for(block).expect("the tier has room");
+    let mut entry = engine.map.block_mut(block);
+    entry.become_state(State::Fetching);
+    entry.become_state(State::Stored);
+}
+
+#[test]
+fn a_huge_block_is_filled_and_evicted_and_fetched_whole() {
+    let (mut engine, start) = with_huge_page();
+    touch(&mut engine, start + 7);
+    assert_eq!(order_at(&engine, start), Order::MAX);
+    // However scattered the faults are.
+    (0..SCATTER_MAX).for_each(|_| engine.scatter.saw(start.0, |scatter| scatter.saw(false)));
+    let victim = engine.next_victim().expect("one block is resident");
+    assert_eq!(engine.map.pages(victim).count, Order::MAX.pages());
+    let (mut engine, start) = with_huge_page();
+    store(&mut engine, start);
+    touch(&mut engine, start + 7);
+    assert_eq!(order_at(&engine, start), Order::MAX);
+}
+
+#[test]
+fn without_room_for_huge_blocks_they_are_split() {
+    let room = HUGE_BLOCKS_MIN * u64::from(Order::MAX.pages());
+    for (budget, is_huge) in [(room, true), (room - 1, false), (budget_pages_min(1), false)] {
+        let small = block_size::large(budget);
+        let wanted = if is_huge { Order::MAX } else { small };
+        let (mut engine, start) = with_huge_page();
+        engine.set_budget(budget);
+        touch(&mut engine, start + 7);
+        assert_eq!(order_at(&engine, start + 7), wanted, "an empty block, {budget} pages");
+        let (mut engine, start) = with_huge_page();
+        engine.set_budget(budget);
+        store(&mut engine, start);
+        touch(&mut engine, start + 7);
+        assert_eq!(order_at(&engine, start + 7), wanted, "an evicted block, {budget} pages");
+        let (mut engine, start) = with_huge_page();
+        touch(&mut engine, start);
+        engine.set_budget(budget);
+        let victim = engine.next_victim().expect("one block is resident");
+        assert_eq!(engine.map.order(victim), wanted, "a victim, {budget} pages");
+    }
+}
+
+#[test]
+fn a_huge_block_is_split_when_the_advice_is_withdrawn() {
+    let (mut engine, start) = with_huge_page();
+    engine.advise(start, start + u64::from(Order::MAX.pages()), Advice::BlockSize(Some(Order::DEFAULT)));
+    touch(&mut engine, start);
+    assert_eq!(order_at(&engine, start), Order::DEFAULT);
+    assert_eq!(order_at(&engine, start + 511), Order::DEFAULT);
 }
