@@ -32,7 +32,7 @@ const RINGS: &[Ring] = &[
             ("core", &[]),
             ("cxl-switch", &["fmapi"]),
             ("driver", &["core"]),
-            ("fabric", &["test-support"]),
+            ("fabric", &["core", "test-support"]),
             ("fmapi", &[]),
             ("named", &["core"]),
             ("wire", &[]),
