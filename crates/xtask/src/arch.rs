@@ -197,6 +197,7 @@ const RINGS: &[Ring] = &[
                     "donor",
                     "fabric",
                     "fmapi",
+                    "hotness",
                     "manager",
                     "named",
                     "state-store",
