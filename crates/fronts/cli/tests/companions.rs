@@ -67,9 +67,13 @@ fn the_fabric_program_gets_the_words_and_its_status_is_the_commands() {
     let output = aquifer_at(&command).args(words).output().unwrap();
     assert_eq!(stdout(&output), "bind\nfabric\nh000\n--json\n--dry-run\n");
     assert_eq!((output.status.code(), stderr(&output)), (Some(4), String::new()));
-    let output = aquifer_at(&command).args(["fabric", "grow", "db", "16GB"]).output().unwrap();
-    assert!(stderr(&output).contains("`16GB` is not a size; write"), "{}", stderr(&output));
+    let output = aquifer_at(&command).args(["fabric", "grow", "db", "16gb"]).output().unwrap();
+    assert!(stderr(&output).contains("'16gb' is not a size; write"), "{}", stderr(&output));
     assert_eq!(output.status.code(), Some(2));
+    for size in ["16G", "16GB"] {
+        let output = aquifer_at(&command).args(["fabric", "grow", "db", size]).output().unwrap();
+        assert!(stdout(&output).ends_with(&format!("grow\ndb\n{size}\n")), "as by --dram: {}", stderr(&output));
+    }
 }
 
 #[test]

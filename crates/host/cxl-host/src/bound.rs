@@ -22,11 +22,12 @@ use std::io;
 
 use aquifer_nodes::Tree;
 use aquifer_nodes::dax::{Device, Mode};
+use aquifer_nodes::dvsec::CONFIG_BYTES;
 
 use crate::check::check;
 use crate::create::{Request, create_recorded};
 use crate::destroy::{destroy, take_back};
-use crate::dvsec::{CONFIG_BYTES, declared_bytes};
+use crate::dvsec::declared_bytes;
 use crate::failure::CxlFailure;
 use crate::listing::{DEVICES, Decoder, Listing, Memdev, Region};
 use crate::memory::{Progress, Zone, blocks, offline, online};

@@ -23,7 +23,7 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that another program has written, and the C library's arguments.
-pub const TARGETS: [Target; 24] = [
+pub const TARGETS: [Target; 25] = [
     Target { name: "agent_messages", body: targets::agent_messages, seeds: seeds::agent_messages },
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "c_abi", body: targets::c_abi, seeds: seeds::c_abi },
@@ -39,6 +39,7 @@ pub const TARGETS: [Target; 24] = [
     Target { name: "fabric_config", body: targets::fabric_config, seeds: seeds::fabric_config },
     Target { name: "fabric_request", body: targets::fabric_request, seeds: seeds::fabric_request },
     Target { name: "fmapi", body: targets::fmapi, seeds: seeds::fmapi },
+    Target { name: "hotness", body: targets::hotness, seeds: seeds::hotness },
     Target { name: "join_token", body: targets::join_token, seeds: seeds::join_token },
     Target { name: "named", body: targets::named, seeds: seeds::named },
     Target { name: "profile", body: targets::profile, seeds: seeds::profile },

@@ -3,6 +3,8 @@
 
 //! Initial inputs: valid ones, which reach deep into a decoder, and for each decoder some that are nearly valid.
 
+mod hotness;
+
 use aquifer_authority::JoinToken;
 use aquifer_config::Config;
 use aquifer_core::record::{BATCH_HEADER_BYTES, HEADER_BYTES};
@@ -11,6 +13,8 @@ use aquifer_stats::{Counter, Counters, CurveFigures, CurvePoint, FaultKind, Gaug
 use aquifer_sys::shared_segment::SharedView;
 use aquifer_tiers::{Codec, PAGE, encode_for_fuzzing};
 use aquifer_wire::{HEADER_BYTES as FRAME_HEADER_BYTES, Header};
+
+pub use self::hotness::hotness;
 
 fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()

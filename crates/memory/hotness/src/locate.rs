@@ -4,30 +4,22 @@
 //! Finds the registers of hotness monitors: the Register Locator DVSEC of a CXL device (CXL 3.2 section 8.1.9), and the
 //! devices that have one. Functions of bytes and of a tree of files.
 //!
-//! The extended capabilities are a linked list that starts at 0x100 of the configuration space. Each begins with a
-//! double word: the capability's number in bits 15:0, the offset of the next one in bits 31:20. Little-endian; offsets
-//! within the DVSEC:
+//! Little-endian; offsets within the DVSEC, which `nodes/src/dvsec.rs` finds:
 //!
 //! | offset | bytes | field        | meaning                                                                  |
 //! |--------|-------|--------------|--------------------------------------------------------------------------|
-//! | 0x04   | 4     | header 1     | vendor in bits 15:0 (1E98h is the CXL consortium), length in bits 31:20  |
-//! | 0x08   | 2     | header 2     | which DVSEC of the vendor: 8 is the Register Locator                     |
+//! | 0x04   | 4     | header 1     | length in bits 31:20                                                     |
+//! | 0x08   | 2     | header 2     | 8: the Register Locator                                                  |
 //! | 0x0c   | 8 each| block        | BAR in bits 2:0, kind in 15:8 (5: hotness monitors), offset in 63:16     |
 
 use aquifer_nodes::Tree;
+use aquifer_nodes::dvsec::{CONFIG_BYTES, Dvsec, consortium_dvsec, word};
 
 /// Where the kernel lists PCI functions.
 pub const DEVICES: &str = "/sys/bus/pci/devices";
 /// The class of CXL memory devices.
 const MEMORY_DEVICE: &str = "0x050210";
-/// Size of a configuration space.
-const CONFIG_BYTES: usize = 4096;
-const FIRST: usize = 0x100;
-/// Maximum number of capabilities that are visited: more than fit into a configuration space.
-const CAPABILITIES_MAX: usize = 1024;
-const DVSEC: u32 = 0x0023;
-const CONSORTIUM: u32 = 0x1e98;
-const REGISTER_LOCATOR: u32 = 8;
+const REGISTER_LOCATOR: u16 = 8;
 const BLOCKS_AT: usize = 0x0c;
 const MONITORS: u64 = 5;
 /// A BAR is one of six.
@@ -60,7 +52,7 @@ pub fn blocks_of(tree: &dyn Tree, device: &str) -> Vec<Block> {
 
 /// The blocks of registers that hold hotness monitors, in order. Empty without any.
 pub fn monitor_blocks(config: &[u8]) -> Vec<Block> {
-    let Some((at, bytes)) = locator(config) else { return Vec::new() };
+    let Some(Dvsec { at, bytes }) = consortium_dvsec(config, REGISTER_LOCATOR) else { return Vec::new() };
     let entries = (at + BLOCKS_AT..(at + bytes).min(config.len())).step_by(8);
     let block = |at: usize| {
         let entry = u64::from(word(config, at)?) | u64::from(word(config, at + 4)?) << 32;
@@ -68,27 +60,6 @@ pub fn monitor_blocks(config: &[u8]) -> Vec<Block> {
         (kind == MONITORS && bar <= BAR_MAX).then_some(Block { bar: bar as u8, offset: entry & !0xffff })
     };
     entries.filter_map(block).collect()
-}
-
-/// The offset of the Register Locator, and its length.
-fn locator(config: &[u8]) -> Option<(usize, usize)> {
-    let mut at = FIRST;
-    for _ in 0..CAPABILITIES_MAX {
-        let head = word(config, at)?;
-        if head & 0xffff == DVSEC {
-            let (first, second) = (word(config, at + 4)?, word(config, at + 8)?);
-            if first & 0xffff == CONSORTIUM && second & 0xffff == REGISTER_LOCATOR {
-                return Some((at, (first >> 20) as usize));
-            }
-        }
-        at = usize::try_from(head >> 20).ok().filter(|next| *next >= FIRST)?;
-    }
-    None
-}
-
-fn word(config: &[u8], at: usize) -> Option<u32> {
-    let bytes = config.get(at..at.checked_add(4)?)?;
-    Some(u32::from_le_bytes(bytes.try_into().ok()?))
 }
 
 #[cfg(test)]
@@ -122,7 +93,7 @@ mod tests {
     fn a_bar_that_does_not_exist_and_a_list_with_a_cycle_are_nothing() {
         assert_eq!(monitor_blocks(&config(&[5 << 8 | 7])), []);
         let mut circle = vec![0; 4096];
-        circle[FIRST..FIRST + 4].copy_from_slice(&(0x100_u32 << 20).to_le_bytes());
+        circle[0x100..0x104].copy_from_slice(&(0x100_u32 << 20).to_le_bytes());
         assert_eq!(monitor_blocks(&circle), []);
     }
 }

@@ -25,6 +25,7 @@
 
 pub mod bandwidth;
 pub mod dax;
+pub mod dvsec;
 mod fixture;
 mod machine;
 mod node;

@@ -199,6 +199,25 @@ fn a_member_waits_for_all_programs() {
     program.end();
 }
 
+/// A process may close a volume and go on, for example when it drops a space of the library. While its agent was down,
+/// that was never reported: the agent waited for it until it ended.
+#[test]
+fn a_volume_that_was_closed_while_the_agent_was_down_is_reported_when_it_is_back() {
+    let mut world = World::start(2, 64);
+    world.present(Redundancy::None, vec![lease(0, 0, 0), lease(1, 1, 0)]);
+    // Neither does any upkeep, so neither leaves a member before it is closed.
+    let closed = world.open("4MiB");
+    let stays = world.open("4MiB");
+    world.kill_agent();
+    drop(closed);
+    world.start_agent();
+    world.leave(&[0], Why::Shrunk);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!world.has_left(0), "one program has it still");
+    drop(stays);
+    wait_until("member 0 has left", || world.has_left(0));
+}
+
 #[test]
 fn a_shrink_that_does_not_fit_waits_and_loses_nothing() {
     let mut world = World::start(2, 64);

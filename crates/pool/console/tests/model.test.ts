@@ -19,7 +19,12 @@ describe("amounts", () => {
   test("are read as the command line reads them", () => {
     expect(parseBytes("8GiB")).toBe(2 ** 33);
     expect(parseBytes("5632GiB")).toBe(5632 * 2 ** 30);
-    for (const text of ["", "8", "8GB", "8 GiB", "-1GiB", "1.5GiB", "8gib", "١GiB", "9".repeat(30) + "B"]) {
+    for (const text of ["8GiB", "8Gi", "8G", "8g", "8 GiB", "8192M", "8192m"]) {
+      expect(parseBytes(text), text).toBe(2 ** 33);
+    }
+    expect(["8GB", "1kB", "1KB", "1k", "1.5KiB", "8", "8B"].map(parseBytes)).toEqual([8e9, 1e3, 1e3, 1024, 1536, 8, 8]);
+    const wrong = ["", "GiB", "-1GiB", "8gib", "8gb", "4GI", "1kiB", "1ki", "1e3", "1.2.3MiB", ".", "١GiB", "16EiB"];
+    for (const text of [...wrong, "9".repeat(30) + "B"]) {
       expect(parseBytes(text), text).toBeNull();
     }
   });

@@ -92,7 +92,7 @@ describe("a change", () => {
     await open("#/volumes/db");
     press("Shrink");
     for (const [size, why] of [
-      ["", /Write a whole number and a unit/],
+      ["", /Write a number and a unit/],
       ["8GiB", /has 8GiB; write less/],
       ["9GiB", /write less/],
     ] as const) {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! An amount of memory, in text a whole number with its unit: `2MiB`. `5.6TiB` is refused, since the number is not
-//! whole.
+//! An amount of memory. People write it by the one rule for sizes, that of
+//! [`ByteSize`](aquifer_core::units::ByteSize): `2MiB`, `16G`, `1.5TiB`, `16GB`.
 //!
 //! An amount is written in the largest unit that divides it, so that reading what was written gives the same amount.
 
 use std::fmt;
 use std::str::FromStr;
 
+use aquifer_core::units::ByteSize;
 use serde::{Deserialize, Serialize};
 
 /// The unit in which a donor lends, as in `aquifer-wire`: one slab.
@@ -83,17 +84,24 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Why a text is not an amount of memory.
+/// No size that people write is longer; what is longer is not repeated in messages as a whole.
+const TEXT_MAX: usize = 40;
+
+/// Why a text is not an amount of memory: one line with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotBytes(String);
 
+impl NotBytes {
+    /// The text may come from anywhere, so only its beginning is shown, and without control characters.
+    fn of_hostile(text: &str) -> NotBytes {
+        let shown: String = text.chars().take(TEXT_MAX).flat_map(char::escape_debug).collect();
+        NotBytes(format!("'{shown}' is not a size; write a number and a unit, for example 4GiB or 307MiB"))
+    }
+}
+
 impl fmt::Display for NotBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "`{}` is not a size; write a whole number and a unit (B, KiB, MiB, GiB, TiB, PiB)",
-            self.0.escape_debug()
-        )
+        f.write_str(&self.0)
     }
 }
 
@@ -103,11 +111,10 @@ impl FromStr for Bytes {
     type Err = NotBytes;
 
     fn from_str(text: &str) -> Result<Bytes, NotBytes> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, name) = text.split_at(digits);
-        let unit = UNITS.iter().find(|(unit, _)| *unit == name).map(|(_, unit)| *unit);
-        let amount = number.parse::<u64>().ok().zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
-        amount.map(Bytes).ok_or_else(|| NotBytes(text.chars().take(40).collect()))
+        if text.len() > TEXT_MAX || !text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
+            return Err(NotBytes::of_hostile(text));
+        }
+        text.parse::<ByteSize>().map(|size| Bytes(size.0)).map_err(NotBytes)
     }
 }
 
@@ -138,10 +145,32 @@ mod tests {
     }
 
     #[test]
+    fn an_amount_is_read_by_the_rule_for_sizes() {
+        for text in
+            ["16GB", "16G", "16g", "16Gi", "16GiB", "16 GiB", "1.5TiB", "12", "15EiB", "", "4gib", "16EiB", "1e3"]
+        {
+            let size = text.parse::<ByteSize>();
+            assert_eq!(
+                text.parse::<Bytes>().map(|amount| amount.0).ok(),
+                size.as_ref().ok().map(|size| size.0),
+                "{text}"
+            );
+            assert_eq!(text.parse::<Bytes>().err().map(|failure| failure.to_string()), size.err(), "{text}");
+        }
+        assert_eq!("16GB".parse(), Ok(Bytes(16_000_000_000)));
+    }
+
+    #[test]
     fn text_that_is_no_amount_is_refused_with_the_remedy() {
-        for text in ["", "12", "GiB", "-1GiB", "1.5GiB", "1gib", "18446744073709551616B", "16384PiB", "١GiB"] {
+        let long = "9".repeat(1 << 16);
+        for text in ["", "GiB", "-1GiB", "1gib", "١GiB", "1\nGiB", "1\u{1b}[2JGiB", &long] {
             let failure = text.parse::<Bytes>().expect_err(text).to_string();
-            assert!(failure.contains("write a whole number and a unit"), "{failure}");
+            assert!(failure.contains("is not a size; write a number and a unit"), "{failure}");
+            assert!(failure.len() < 200 && !failure.contains(char::is_control), "{failure:?}");
+        }
+        for text in ["18446744073709551616B", "16384PiB"] {
+            let failure = text.parse::<Bytes>().expect_err(text).to_string();
+            assert!(failure.contains("give less than 16EiB"), "{failure}");
         }
     }
 

@@ -171,12 +171,13 @@ pub struct Apply {
     pub dry_run: DryRun,
 }
 
-/// Parses a size of whole MiB, which is what the interface can say.
+/// Parses a size, and rounds it up to whole MiB, which is what the interface can say: `16GB` is no multiple of them.
 fn mebibytes(text: &str) -> Result<Bytes, String> {
+    const MIB: u64 = 1 << 20;
     let size: Bytes = text.parse().map_err(|error: aquifer_fabric::NotBytes| error.to_string())?;
-    match size.0 {
-        bytes if bytes > 0 && bytes.is_multiple_of(1 << 20) => Ok(size),
-        _ => Err(format!("{size} is not a whole number of MiB; write one, such as 2MiB")),
+    match size.0.checked_next_multiple_of(MIB) {
+        Some(rounded) if size.0 >= MIB => Ok(Bytes(rounded)),
+        _ => Err(format!("{size} cannot be the size of a volume; write 1MiB or more, such as 16GiB")),
     }
 }
 
@@ -213,10 +214,20 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_whole_mebibytes() {
-        assert_eq!(mebibytes("2GiB"), Ok(Bytes(2 << 30)));
-        for text in ["0MiB", "3KiB", "1536KiB", "8", "8GB", "-1GiB", "99999999999PiB"] {
-            assert!(mebibytes(text).expect_err(text).contains("; write"), "{text}");
+    fn a_size_is_rounded_up_to_whole_mebibytes() {
+        for (text, mebibytes_of) in [("2GiB", 2048), ("16G", 16 << 10), ("16GB", 15_259), ("1536KiB", 2), ("1MiB", 1)] {
+            assert_eq!(mebibytes(text), Ok(Bytes(mebibytes_of << 20)), "{text}");
+        }
+        for (text, remedy) in [
+            ("0MiB", "; write 1MiB or more"),
+            ("3KiB", "; write 1MiB or more"),
+            ("8", "; write 1MiB or more"),
+            ("18446744073709551615B", "; write 1MiB or more"),
+            ("8gb", "; write a number and a unit"),
+            ("-1GiB", "; write a number and a unit"),
+            ("99999999999PiB", "give less than 16EiB"),
+        ] {
+            assert!(mebibytes(text).expect_err(text).contains(remedy), "{text}");
         }
     }
 }

@@ -11,50 +11,37 @@
 //! copied it while it was held.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::mem;
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_agent_wire::{
-    Answer, Decoder, Denial, MemberProgress, NotAFrame, Request, SESSION_MAX, VERSION, View, encode,
-};
+use aquifer_agent_wire::{Answer, MemberProgress, NotAFrame, Request, SESSION_MAX, View};
 use aquifer_borrower::Array;
 use aquifer_sys::raw::random;
 use aquifer_tier::{MemberKey, MemberStatus, Membership, OpenFailure};
-use rustix::thread::{Pid, gettid};
 
 use super::changes::{Step, progress, steps};
-use super::{PoolFailure, PoolSpec};
+use super::link::{CLOSE_WAIT, Link, Use};
+use super::{PoolFailure, PoolSpec, closings};
 
 /// How long the agent has for its first answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// How long the kernel may take to carry a message to the agent. Messages are short.
-const SEND_WAIT: Duration = Duration::from_millis(500);
-/// How long the agent has to note that the volume was closed.
-const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// The first pause after a lost connection; each later one is twice as long.
-const PAUSE_FIRST: Duration = Duration::from_millis(100);
+pub(super) const PAUSE_FIRST: Duration = Duration::from_millis(100);
 /// The longest such pause: an agent that is back has its programs within that time.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+pub(super) const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How often a change that was not possible is retried.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
 /// How often progress is reported, if it has changed.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
 /// Lines that wait to be reported.
 const NOTICES_MAX: usize = 32;
-/// Bytes that are read at a time, and how often in one turn.
-const READ_BYTES: usize = 16 << 10;
-const READS_MAX: usize = 128;
 
 /// The connection to the agent, and what the program does about its messages.
 pub(super) struct Follower {
-    volume: String,
-    agent: PathBuf,
-    session: u64,
+    use_of: Use,
     state: Mutex<Option<Following>>,
 }
 
@@ -77,33 +64,15 @@ struct Following {
     notices: Vec<String>,
 }
 
-/// A connection. Its descriptor is in the table of the thread that has opened it; in others, the number may be another
-/// file's.
-struct Link {
-    /// `None` once it was left to its thread.
-    stream: Option<UnixStream>,
-    opener: Pid,
-    decoder: Decoder,
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        if gettid() != self.opener {
-            // Closed with its thread, or in its process.
-            self.stream.take().into_iter().for_each(mem::forget);
-        }
-    }
-}
-
 impl Follower {
     /// Opens the volume, and waits for the first view.
     pub(super) fn open(spec: &PoolSpec) -> Result<(Follower, View), OpenFailure> {
         let failed = |source| PoolFailure::Agent { agent: spec.agent.clone(), source };
         let drawn = random().map_err(|errno| failed(io::Error::from_raw_os_error(errno.0)))?;
         let session = drawn & SESSION_MAX;
-        let (volume, agent) = (spec.volume.clone(), spec.agent.clone());
-        let follower = Follower { volume, agent, session, state: Mutex::new(None) };
-        let mut link = follower.connect(Vec::new()).map_err(failed)?;
+        let use_of = Use { agent: spec.agent.clone(), volume: spec.volume.clone(), session };
+        let follower = Follower { use_of, state: Mutex::new(None) };
+        let mut link = follower.use_of.connect(Vec::new()).map_err(failed)?;
         link.stream().and_then(|stream| stream.set_nonblocking(false)).map_err(failed)?;
         let deadline = Instant::now() + ANSWER_WAIT;
         let answer = loop {
@@ -133,14 +102,14 @@ impl Follower {
         }
     }
 
-    /// Notifies the agent that this process has closed the volume.
+    /// Notifies the agent that this process has closed the volume: now, or when it answers again.
     pub(super) fn close(&self) {
         drop(self.state.try_lock().ok().and_then(|mut state| state.take()));
         let deadline = Instant::now() + CLOSE_WAIT;
-        // If it fails, the agent notices the end of the process.
-        while self.connect(Vec::new()).and_then(|link| link.close(deadline)).is_err_and(|error| is_crowded(&error))
-            && Instant::now() < deadline
-        {
+        while let Err(error) = self.use_of.close(deadline) {
+            if !is_crowded(&error) || Instant::now() >= deadline {
+                return closings::keep(&self.use_of);
+            }
             thread::sleep(PAUSE_FIRST);
         }
     }
@@ -177,24 +146,15 @@ impl Follower {
         }
     }
 
-    fn connect(&self, holds: Vec<u64>) -> io::Result<Link> {
-        let stream = UnixStream::connect(&self.agent)?;
-        stream.set_write_timeout(Some(SEND_WAIT))?;
-        let mut link = Link { stream: Some(stream), opener: gettid(), decoder: Decoder::default() };
-        let (volume, session) = (self.volume.clone(), self.session);
-        link.send(&Request::Open { version: VERSION, volume, session, holds })?;
-        Ok(link)
-    }
-
     fn listen(&self, following: &mut Following, array: &Array, now: Instant) {
         if following.link.is_none() {
             if following.connect_at.is_some_and(|at| now < at) {
                 return;
             }
-            match self.connect(held(array)) {
+            match self.use_of.connect(held(array)) {
                 Ok(link) => following.link = Some(link),
                 Err(error) => {
-                    following.alone(&format!("the agent at {} does not answer ({error})", self.agent.display()));
+                    following.alone(&format!("the agent at {} does not answer ({error})", self.use_of.agent.display()));
                     return following.lose(now);
                 }
             }
@@ -208,17 +168,20 @@ impl Follower {
                     (following.is_alone, following.pause) = (false, PAUSE_FIRST);
                 }
                 Some(Ok(Some(Answer::Denied(denial)))) => {
-                    following.alone(&format!("the volume {} cannot be opened again: {denial}", self.volume));
+                    following.alone(&format!("the volume {} cannot be opened again: {denial}", self.use_of.volume));
                     return following.lose(now);
                 }
                 Some(Ok(Some(Answer::Listing(_)))) => {
-                    following.alone(&format!("the agent at {} has sent an unrequested answer", self.agent.display()));
+                    following
+                        .alone(&format!("the agent at {} has sent an unrequested answer", self.use_of.agent.display()));
                     return following.lose(now);
                 }
                 Some(Ok(None)) | None => return,
                 Some(Err(error)) => {
-                    following
-                        .alone(&format!("the connection to the agent at {} was lost ({error})", self.agent.display()));
+                    following.alone(&format!(
+                        "the connection to the agent at {} was lost ({error})",
+                        self.use_of.agent.display()
+                    ));
                     return following.lose(now);
                 }
             }
@@ -326,69 +289,4 @@ impl Following {
 /// Whether the agent serves as many programs as it may. It ends further connections, perhaps before anything is sent.
 fn is_crowded(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
-}
-
-impl Link {
-    /// The socket, in the thread that has opened it.
-    fn stream(&self) -> io::Result<&UnixStream> {
-        let is_ours = gettid() == self.opener;
-        self.stream.as_ref().filter(|_| is_ours).ok_or_else(|| ErrorKind::NotConnected.into())
-    }
-
-    /// Closes the volume, and waits until the agent has noted that.
-    fn close(mut self, deadline: Instant) -> io::Result<()> {
-        self.send(&Request::Close)?;
-        self.stream()?.set_nonblocking(false)?;
-        loop {
-            if let Some(Answer::Denied(Denial::Busy { .. })) = self.decoder.take().map_err(io::Error::other)? {
-                return Err(ErrorKind::ResourceBusy.into());
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            self.stream()?.set_read_timeout(Some(left))?;
-            match self.receive() {
-                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
-                received => received?,
-            }
-        }
-    }
-
-    fn send(&mut self, request: &Request) -> io::Result<()> {
-        let frame = encode(request).map_err(io::Error::other)?;
-        let mut stream = self.stream()?;
-        stream.set_nonblocking(false)?;
-        stream.write_all(&frame)?;
-        stream.set_nonblocking(true)
-    }
-
-    /// The next message that has arrived.
-    fn next(&mut self) -> io::Result<Option<Answer>> {
-        for _ in 0..READS_MAX {
-            if let Some(answer) = self.decoder.take().map_err(io::Error::other)? {
-                return Ok(Some(answer));
-            }
-            match self.receive() {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(None)
-    }
-
-    fn receive(&mut self) -> io::Result<()> {
-        let mut bytes = [0; READ_BYTES];
-        let mut stream = self.stream()?;
-        match stream.read(&mut bytes) {
-            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
-            Ok(count) => {
-                self.decoder.push(&bytes[..count]);
-                Ok(())
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
 }

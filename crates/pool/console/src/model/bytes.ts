@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-// Amounts of memory, as the manager and the command line write them: a whole number and a unit.
+// Amounts of memory, read by the rule for sizes that the manager and the command line have: a number and a unit, with
+// powers of two for `GiB`, `Gi`, `G` and `g`, and powers of ten for `GB`.
 
 /** Amounts are numbers: exact up to 8 PiB, which is beyond what a page compares. */
 export type Bytes = number;
@@ -17,11 +18,32 @@ const UNITS: readonly (readonly [string, number])[] = [
 
 const MIB = 2 ** 20;
 
-/** Parses an amount such as `8GiB`; `null` if it is none. */
+/** Letters of units, the smallest first. Only `k` and `K` are both followed by `B`. */
+const LETTERS = "kmgtpe";
+/** What 64 bits cannot count. */
+const LIMIT = 2 ** 64;
+
+/** The factor of a unit; `null` if there is no such unit. */
+function factorOf(unit: string): number | null {
+  if (unit === "" || unit === "B") {
+    return 1;
+  }
+  const power = LETTERS.indexOf(unit.charAt(0).toLowerCase()) + 1;
+  if (power === 0 || !/^([KMGTPE](iB|i|B)?|k(B)?|[mgtpe])$/.test(unit)) {
+    return null;
+  }
+  return unit.length === 2 && unit.endsWith("B") ? 1000 ** power : 1024 ** power;
+}
+
+/** Parses an amount such as `8GiB`, `8G` or `1.5TiB`; `null` if it is none. */
 export function parseBytes(text: string): Bytes | null {
-  const found = /^([0-9]{1,20})(B|KiB|MiB|GiB|TiB|PiB)$/.exec(text);
-  const unit = UNITS.find(([name]) => name === found?.[2]);
-  return found && unit ? Number(found[1]) * unit[1] : null;
+  const found = /^([0-9]+\.?[0-9]*|\.[0-9]+) *([A-Za-z]*)$/.exec(text);
+  const factor = factorOf(found?.[2] ?? "");
+  if (!found || factor === null) {
+    return null;
+  }
+  const bytes = Math.floor(Number(found[1]) * factor);
+  return bytes < LIMIT ? bytes : null;
 }
 
 /** An amount for people: at most one digit after the point. */
@@ -36,7 +58,7 @@ export function showBytes(bytes: Bytes): string {
 export function sizeProblem(text: string): string | null {
   const bytes = parseBytes(text.trim());
   if (bytes === null) {
-    return "Write a whole number and a unit, such as 8GiB.";
+    return "Write a number and a unit, such as 8GiB.";
   }
   return bytes > 0 && bytes % MIB === 0 ? null : "Write a whole number of MiB, such as 2MiB.";
 }
