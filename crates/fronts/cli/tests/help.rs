@@ -134,7 +134,7 @@ fn short_help_fits_a_screen_and_lines_fit_a_terminal() {
 fn versions_of_everything_that_meets_other_releases_are_printed() {
     let version = stdout(&aquifer().arg("--version").output().unwrap());
     assert!(version.starts_with(concat!("aquifer ", env!("CARGO_PKG_VERSION"))), "{version}");
-    assert!(version.contains("configuration 5, statistics segment 3"), "{version}");
+    assert!(version.contains("configuration 6, statistics segment 3"), "{version}");
 }
 
 #[test]

@@ -123,15 +123,14 @@ impl ShardBudgets {
             transfer.pages = moving;
         }
         let rest = rest - moving;
-        let excess: [u64; SHARDS_MAX] = std::array::from_fn(|shard| self.pages[shard].saturating_sub(floors[shard]));
-        let all: u128 = excess.iter().map(|pages| u128::from(*pages)).sum();
+        let excess = |shard: usize| self.pages[shard].saturating_sub(floors[shard]);
+        let all: u128 = (0..self.shards).map(|shard| u128::from(excess(shard))).sum();
         let part = |shard: usize| match all {
             0 => rest / self.shards as u64,
-            all => (u128::from(rest) * u128::from(excess[shard]) / all) as u64,
+            all => (u128::from(rest) * u128::from(excess(shard)) / all) as u64,
         };
-        for shard in 0..self.shards {
-            self.pages[shard] = floors[shard] + part(shard);
-        }
+        let pages = |shard: usize| if shard < self.shards { floors[shard] + part(shard) } else { 0 };
+        self.pages = std::array::from_fn(pages);
         // What the division leaves over, fewer pages than there are shards.
         self.pages[0] += total - moving - self.pages.iter().sum::<u64>();
     }

@@ -4,9 +4,9 @@
 //! Which shard of a space has a page.
 //!
 //! Pure. A space that many cores use is divided into shards, each with an engine, a lock and a part of the budget, so
-//! that faults in different shards do not meet (docs/decisions/0033-spaces-share-no-lock.md). Addresses are dealt to the
-//! shards in *stripes*, in turn: a program's memory is mostly contiguous, so every shard gets an equal part of it. A
-//! stripe is long enough that read-ahead seldom meets its end, and short enough that memory which one call pins, an
+//! that faults in different shards do not meet (docs/decisions/0033-spaces-share-no-lock.md). Addresses are dealt to
+//! the shards in *stripes*, in turn: a program's memory is mostly contiguous, so every shard gets an equal part of it.
+//! A stripe is long enough that read-ahead seldom meets its end, and short enough that memory which one call pins, an
 //! eighth of the budget, lies in all shards.
 
 use crate::units::{PageIndex, REGION_PAGES};

@@ -3,8 +3,8 @@
 
 //! Memory that the program gives back: empties a range, or takes it out of management.
 //!
-//! The kernel call is made under the locks of all shards that can have pages of the range, while no block of it is being
-//! worked on. Memory that the kernel refuses to remove stays managed, with its contents.
+//! The kernel call is made under the locks of all shards that can have pages of the range, while no block of it is
+//! being worked on. Memory that the kernel refuses to remove stays managed, with its contents.
 
 use std::time::Duration;
 

@@ -121,8 +121,8 @@ impl Pager {
         })
     }
 
-    /// The addresses of all mappings, in order and joined where they meet: a mapping of the program is divided among the
-    /// shards.
+    /// The addresses of all mappings, in order and joined where they meet: a mapping of the program is divided among
+    /// the shards.
     pub(crate) fn spans(engines: &AllLocked<'_>) -> Vec<Range<usize>> {
         let mappings = engines.iter().flat_map(|engine| engine.map().mappings());
         let mut spans: Vec<Range<usize>> = mappings.map(Mapping::addresses).collect();

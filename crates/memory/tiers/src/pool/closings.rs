@@ -7,7 +7,8 @@
 //! long as it runs, and members would wait for it.
 //!
 //! Threads: the closing thread keeps an entry; one thread, which runs only while there are entries, delivers them. It
-//! holds no lock while it waits for an agent. fork(2) may have copied the lock while it was held, so nobody waits for it.
+//! holds no lock while it waits for an agent. fork(2) may have copied the lock while it was held, so nobody waits for
+//! it.
 
 use std::mem;
 use std::process;
@@ -94,7 +95,8 @@ fn deliver() {
         let Some(waiting) = undelivered().map(|undelivered| undelivered.closings.clone()) else { continue };
         let is_delivered = |closing: &Use| closing.close(Instant::now() + CLOSE_WAIT).is_ok();
         let delivered: Vec<Use> = waiting.into_iter().filter(is_delivered).collect();
-        // Only this thread removes entries: if the lock is not free now, they are delivered twice, which changes nothing.
+        // Only this thread removes entries: if the lock is not free now, they are delivered twice, which changes
+        // nothing.
         if undelivered().is_some_and(|mut undelivered| !undelivered.remove(&delivered)) {
             return;
         }

@@ -3,7 +3,8 @@
 
 //! A connection to the host's agent: messages out, messages in, and the exchange that closes a volume.
 //!
-//! Threads: the one that has opened it. In another thread its descriptor may be another file's, so nothing is done there.
+//! Threads: the one that has opened it. In another thread its descriptor may be another file's, so nothing is done
+//! there.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::mem;
