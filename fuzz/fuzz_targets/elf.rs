@@ -3,4 +3,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| aquifer_fuzz::targets::elf_file(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| aquifer_fuzz::targets::elf(bytes));

@@ -33,7 +33,7 @@ pub const TARGETS: [Target; 25] = [
     Target { name: "config", body: targets::config, seeds: seeds::config },
     Target { name: "control", body: targets::control, seeds: seeds::control },
     Target { name: "cxl_switch", body: targets::cxl_switch, seeds: seeds::cxl_switch },
-    Target { name: "elf", body: targets::elf_file, seeds: seeds::elf },
+    Target { name: "elf", body: targets::elf, seeds: seeds::elf },
     Target { name: "etcd_answer", body: targets::etcd_answer, seeds: seeds::etcd_answer },
     Target { name: "fabric_body", body: targets::fabric_body, seeds: seeds::fabric_body },
     Target { name: "fabric_config", body: targets::fabric_config, seeds: seeds::fabric_config },

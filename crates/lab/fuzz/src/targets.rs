@@ -149,7 +149,7 @@ pub fn cxl_switch(bytes: &[u8]) {
 }
 
 /// The headers of a program that is to be run.
-pub fn elf_file(bytes: &[u8]) {
+pub fn elf(bytes: &[u8]) {
     match elf::read(&mut Cursor::new(bytes)) {
         Ok(elf::Elf::Dynamic { interpreter }) => assert!(!interpreter.contains('\0')),
         Ok(_) => {}
