@@ -55,8 +55,8 @@ macro_rules! targets {
 
 targets!(
     agent_messages bench_result c_abi cache_requests certificate compressed_page config control cxl_switch elf
-    etcd_answer fabric_body fabric_config fabric_request fmapi hotness join_token named profile recording size stats_segment
-    tenants tier_spec wire
+    etcd_answer fabric_body fabric_config fabric_request fmapi hotness join_token named profile recording size
+    stats_segment tenants tier_spec wire
 );
 
 /// Parses records `tag, length, bytes`, but does not check the length for a rare tag: the planted bug.
