@@ -23,8 +23,8 @@ const PUBLISHED_PART: u64 = 256;
 const REPORTS_UNPUBLISHED_MAX: u64 = 32;
 
 /// How many pages of a mapped tier the kernel maps when one is read. Measured on Linux 6.18: 65 for each of the first
-/// reads. The tier's file has large folios, which the kernel seems to map whole; of small ones it maps 64 KiB around the
-/// page, its `fault_around_bytes`.
+/// reads. The tier's file has large folios, which the kernel seems to map whole; of small ones it maps 64 KiB around
+/// the page, its `fault_around_bytes`.
 const MAPPED_AROUND: u64 = 64;
 
 /// What a shard last said about itself.

@@ -31,8 +31,6 @@ impl InPlace for ShardView<'_> {
             return Ok(false);
         }
         let Some(stored) = self.tier.mapped(slot.offset_of(0), pages.bytes() as usize) else { return Ok(false) };
-        // Counted whatever comes of it: to look at the bytes maps their pages.
-        self.shard.in_place_bytes.fetch_add(pages.bytes(), Ordering::Relaxed);
         // SAFETY: the block is stored in this slot, so the slot has been written, and the block is Fetching: nobody
         // writes it back or discards its slab until this thread reports. Related processes that read the slot only
         // repair it, by the same bytes.
@@ -42,6 +40,7 @@ impl InPlace for ShardView<'_> {
         exchange::copy_stored(self.uffd(delivery), pages, stored.address(), seal)
             .map_err(|partial| Fatal::Install(partial.errno.0))?;
         self.counters.add(Counter::CopiedBytes, pages.bytes());
+        self.shard.in_place_bytes.fetch_add(pages.bytes(), Ordering::Relaxed);
         Ok(true)
     }
 }
