@@ -99,7 +99,10 @@ impl Waiting {
     /// Makes it read all of its memory; returns its output.
     fn end(self) -> String {
         std::fs::write(&self.go, "").expect("the scratch directory can be written");
-        self.running.wait(LIMIT).expect(0).stdout.clone()
+        let ended = self.running.wait(LIMIT);
+        ended.expect(0);
+        eprint!("{}", ended.stderr);
+        ended.stdout.clone()
     }
 }
 
@@ -119,9 +122,9 @@ fn has_mark(bytes: &[u8]) -> bool {
 fn a_donor_has_nothing_of_what_it_holds_and_a_forked_child_reads_it() {
     // Without encryption the mark must be found, or the test would prove nothing.
     for (name, options, is_sealed) in [("plain", "", false), ("sealed", ",encrypt=ephemeral", true)] {
-        let donor = Donor::start(&["--size", "128MiB"]);
+        let donor = Donor::start(&["--size", "192MiB"]);
         let Some(waiting) =
-            Waiting::start(&format!("encryption-{name}"), &donor.tier(&format!(",size=128MiB{options}")))
+            Waiting::start(&format!("encryption-{name}"), &donor.tier(&format!(",size=192MiB{options}")))
         else {
             return;
         };
@@ -142,7 +145,7 @@ fn a_file_has_nothing_of_what_it_holds_in_a_chain() {
         std::fs::write(&path, vec![1; 1 << 20]).expect("the scratch directory can be written");
         // A file that others can read is refused.
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("it is ours");
-        let donor = Donor::start(&["--size", "128MiB"]);
+        let donor = Donor::start(&["--size", "192MiB"]);
         let program = compile_text(&name, PROGRAM);
         let Some(program) = program else { return };
         let go = scratch(&name).join("go");
@@ -166,7 +169,7 @@ fn a_file_has_nothing_of_what_it_holds_in_a_chain() {
 /// One donor with the only copy: each changed page is an error, and none is wrong.
 #[test]
 fn reading_a_page_changed_at_the_donor_is_an_error() {
-    let donor = Donor::start(&["--size", "128MiB"]);
+    let donor = Donor::start(&["--size", "192MiB"]);
     let Some(waiting) = Waiting::start("encryption-changed", &donor.tier(",size=128MiB,encrypt=ephemeral")) else {
         return;
     };
