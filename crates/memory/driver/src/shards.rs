@@ -4,7 +4,8 @@
 //! Several shards of one space: how budget moves from one to another.
 //!
 //! The order of the locks: the division of the budget, then the engines in ascending order. A fault holds one engine,
-//! and only asks for pages: the workers move them, since a new budget may need memory for an engine's tables.
+//! and only asks for pages: the workers move them, since a new budget may need memory for an engine's tables. A forked
+//! child that has no worker yet moves them itself.
 
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -48,7 +49,7 @@ pub trait Shards {
 }
 
 /// Waits until the shard `to` has got pages of another one. False if there are none, or if the tier is what lacks room.
-/// Does not allocate.
+/// Allocates only where there is no worker yet, in a forked child.
 pub fn borrow_for<S: Shards>(shards: &S, to: usize) -> Result<bool, Fatal> {
     let shard = shards.shard(to);
     let (waits_for_tier, before) = {

@@ -119,10 +119,7 @@ impl Plan<'_> {
 
     /// The most pages that one shard gets of `whole`.
     fn most(&self, whole: u64) -> u64 {
-        match self.budgets.shards() as u64 {
-            1 => whole,
-            shards => whole.min(whole * EQUAL_PARTS_MAX / shards),
-        }
+        whole.min(whole * EQUAL_PARTS_MAX / self.budgets.shards() as u64)
     }
 
     fn areas(&self, whole: u64) -> Result<Vec<FrameArea>, Errno> {
