@@ -45,7 +45,9 @@ fn a_budget_that_is_too_small_for_the_tables_says_so() {
     let Some(program) = compile_text("own-use-small", PROGRAM) else { return };
     // Tables of about 6 KiB for each of 4096 regions do not fit.
     let shape = Shape { len: 8 << 30, step: 2 << 20, touches: 100 };
-    let tier = format!("flash:{}", scratch("own-use-small-tier").display());
+    // Each touched page takes a slab of 2 MiB of the tier, as a hole of its file: on a disk that is nearly full, the
+    // default size would be too small.
+    let tier = format!("flash:{},size=9GiB", scratch("own-use-small-tier").display());
     let (shown, said) = shape.show_with_messages(&program, "own-use-small", "24MiB", &tier);
     assert!(said.iter().any(|line| line.contains("is too small for the tables of the managed memory")), "{said:?}");
     assert_eq!(shown.figure("errors"), 0, "{}", shown.stats);
