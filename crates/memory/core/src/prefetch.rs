@@ -16,7 +16,7 @@
 //! stream must prove itself first: among random accesses, many are to adjacent pages by chance. And where a graph's
 //! neighbours are visited in ascending order, only half of the next pages are wanted, which is not enough.
 
-use crate::areas::Areas;
+use crate::areas::{Areas, Evidence};
 use crate::units::{PAGE_BYTES, ThreadIndex};
 
 mod stream;
@@ -127,6 +127,13 @@ impl Confidence {
     }
 }
 
+impl Evidence for Confidence {
+    /// Whether read-ahead is worth it without proof.
+    fn verdict(&self) -> bool {
+        self.0 >= CONFIDENCE_MIN
+    }
+}
+
 /// The prefetcher: decides what to read ahead of each thread's faults.
 pub struct Prefetcher {
     threads: Box<[Thread]>,
@@ -172,7 +179,7 @@ impl Prefetcher {
             self.count_alive();
         }
         let limit = self.limit();
-        let is_low = self.confidence.of(page).0 < CONFIDENCE_MIN;
+        let is_low = !self.confidence.of(page).verdict();
         let proof = if !announced && (self.wary || is_low) { PROOF_PAGES } else { 0 };
         let (block, heard) = (block_pages.max(1), self.faults);
         let page = page - page % u64::from(block);
@@ -226,12 +233,12 @@ impl Prefetcher {
         let mut streams = self.threads.iter().flat_map(|thread| &thread.streams);
         let Some(stream) = streams.find(|stream| stream.covers(page)) else { return };
         let in_order = if stream.ascends() { !waits_before } else { !waits_behind };
-        self.confidence.saw(page, |confidence| confidence.saw(pages, in_order));
+        self.confidence.saw(page, in_order, |confidence| confidence.saw(pages, in_order));
     }
 
     /// Reports that a block of `pages` that was read ahead at `page` was evicted unused.
     pub fn wasted(&mut self, page: u64, pages: u32) {
-        self.confidence.saw(page, |confidence| confidence.saw(pages, false));
+        self.confidence.saw(page, false, |confidence| confidence.saw(pages, false));
         let streams = self.threads.iter_mut().flat_map(|thread| &mut thread.streams);
         if let Some(stream) = streams.into_iter().find(|stream| stream.covers(page)) {
             stream.wasted();

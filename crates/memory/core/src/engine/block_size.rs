@@ -23,6 +23,7 @@
 //! The large size was chosen by comparing sizes with STREAM (docs/decisions/0008); the other numbers are choices.
 
 use super::Engine;
+use crate::areas::Evidence;
 use crate::block::State;
 use crate::map::Pattern;
 use crate::units::{BlockIndex, Order, PageIndex};
@@ -48,8 +49,11 @@ impl Scatter {
     fn saw(&mut self, streams: bool) {
         self.0 = if streams { self.0.saturating_sub(STREAM_WEIGHT) } else { (self.0 + 1).min(SCATTER_MAX) };
     }
+}
 
-    fn is_high(self) -> bool {
+impl Evidence for Scatter {
+    /// Whether faults are scattered.
+    fn verdict(&self) -> bool {
         self.0 >= SCATTERED
     }
 }
@@ -71,12 +75,12 @@ impl Engine {
         }
         let streams = passed > 0;
         if stored || streams {
-            self.scatter.saw(page.0, |scatter| scatter.saw(streams));
+            self.scatter.saw(page.0, !streams, |scatter| scatter.saw(streams));
         }
         if streams {
             return self.suit_stream(block, passed);
         }
-        if !stored || !self.scatter.of(page.0).is_high() {
+        if !stored || !self.scatter.of(page.0).verdict() {
             return block;
         }
         let order = self.map.block(block).order;
@@ -130,7 +134,7 @@ impl Engine {
         match self.announced_size(block) {
             Some(size) => Some(size),
             None if region.announced.pattern == Pattern::Random => Some(region.unit),
-            None if !self.scatter.of(pages.start.0).is_high() => None,
+            None if !self.scatter.of(pages.start.0).verdict() => None,
             None if self.clusters.want_large(pages.start.0) => Some(Order::DEFAULT),
             None => Some(region.unit),
         }

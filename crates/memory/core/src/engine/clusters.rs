@@ -13,7 +13,7 @@
 //! Large blocks hide how many of their pages are wanted. While they are in use, the blocks of a few granules are
 //! therefore split anyway, as *samples*.
 
-use crate::areas::Areas;
+use crate::areas::{Areas, Evidence};
 use crate::units::Order;
 
 /// Pages of a granule: the block size with which all memory begins.
@@ -79,6 +79,13 @@ impl Density {
     }
 }
 
+impl Evidence for Density {
+    /// Whether most visits want several pages.
+    fn verdict(&self) -> bool {
+        self.is_high
+    }
+}
+
 impl Clusters {
     /// Starts without evidence, so blocks keep their size. `is_memory` says that a fetch takes as long as a copy.
     pub(super) fn new(is_memory: bool, budget_pages: u64) -> Self {
@@ -101,7 +108,7 @@ impl Clusters {
         let visit = &mut self.visits[hash(granule) as usize % REMEMBERED];
         let is_near = visit.granule == granule && self.fetches.wrapping_sub(visit.at) <= self.near_fetches;
         *visit = Visit { granule, at: self.fetches };
-        self.density.saw(page, |density| density.saw(is_near, self.limit));
+        self.density.saw(page, is_near, |density| density.saw(is_near, self.limit));
     }
 
     /// Whether a large block suits the granule with this page: most visits want several of its pages, and the granule

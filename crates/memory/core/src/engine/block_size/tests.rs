@@ -203,7 +203,7 @@ fn a_huge_block_is_filled_and_evicted_and_fetched_whole() {
     touch(&mut engine, start + 7);
     assert_eq!(order_at(&engine, start), Order::MAX);
     // However scattered the faults are.
-    (0..SCATTER_MAX).for_each(|_| engine.scatter.saw(start.0, |scatter| scatter.saw(false)));
+    (0..SCATTER_MAX).for_each(|_| engine.scatter.saw(start.0, true, |scatter| scatter.saw(false)));
     let victim = engine.next_victim().expect("one block is resident");
     assert_eq!(engine.map.pages(victim).count, Order::MAX.pages());
     let (mut engine, start) = with_huge_page();
