@@ -16,12 +16,22 @@ struct Node {
     uint64_t place;  // place of this node in the cycle
 };
 
+// For the whole pages of the range.
+static void advise_huge(void *start, uint64_t bytes) {
+    const uintptr_t page = 4096, first = (reinterpret_cast<uintptr_t>(start) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(start) + bytes) / page * page;
+    if (first < end && ::madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE) != 0)
+        trouble(std::string("the kernel refuses huge pages: ") + std::strerror(errno));
+}
+
 int main(int argc, char **argv) {
     const Options options(argc, argv, "pointer_chase: a random cycle of dependent loads.",
                           {{"bytes", "1GiB", "bytes of the array"},
                            {"node", "64B", "bytes from one node to the next"},
                            {"seconds", "5", "how long to measure"},
                            {"hops", "0", "hops per thread instead of a time; 0: use --seconds"},
+                           {"cold", "0", "bytes of other memory, which is written before the walk and never read"},
+                           {"huge", nullptr, "ask the kernel for huge pages for the array (MADV_HUGEPAGE)"},
                            {"seed", "1", "which cycle"},
                            {"file", "", "put the array into a shared mapping of this new file"},
                            {"footprint", nullptr, "print the bytes of the array and exit"}});
@@ -37,6 +47,10 @@ int main(int argc, char **argv) {
     Memory memory(options.text("file"));
     Node *const nodes = memory.array<Node>(count * stride);
     const double begin = seconds_now();
+    if (options.has("huge")) advise_huge(nodes, count * node_bytes);
+    const uint64_t cold_bytes = options.size("cold");
+    char *const cold = memory.array<char>(cold_bytes);
+    for (uint64_t at = 0; at < cold_bytes; at += 4096) cold[at] = static_cast<char>(at >> 12);
 #pragma omp parallel for
     for (int64_t i = 0; i < static_cast<int64_t>(count); ++i) {
         const uint64_t place = order.backward(i);

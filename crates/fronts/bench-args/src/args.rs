@@ -64,7 +64,7 @@ pub struct BenchArgs {
     /// NUMA node, and of the tiers of the named contenders
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
-    /// What Aquifer itself costs: fault, listener, scattered, curve, below-budget, idle,
+    /// What Aquifer itself costs: fault, listener, scattered, curve, below-budget, hot-set, idle,
     /// donor, striping, threads, or `all`
     ///
     /// Without --workload, nothing else is measured.

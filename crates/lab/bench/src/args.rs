@@ -339,7 +339,7 @@ mod tests {
         assert_eq!((alone.workloads.len(), alone.overheads.as_slice()), (0, &[Overhead::Idle, Overhead::Fault][..]));
         assert_eq!((alone.overhead_rounds(Overhead::BelowBudget), alone.overhead_rounds(Overhead::Idle)), (16, 3));
         let both = settings(&["--overhead", "all", "--workload", "bfs", "--rounds", "2"]).unwrap();
-        assert_eq!((both.workloads.len(), both.overheads.len()), (1, 9));
+        assert_eq!((both.workloads.len(), both.overheads.len()), (1, 10));
         assert_eq!(both.overhead_rounds(Overhead::BelowBudget), 2);
     }
 

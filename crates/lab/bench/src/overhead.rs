@@ -3,11 +3,12 @@
 
 //! The costs of the pager itself: the programs that show them, the reading of their numbers, and the bars. Pure.
 //!
-//! Eight costs, each against a bar: a fault beyond the time of its medium, the additional cost under listener delivery,
-//! the CPU time of a fault where accesses are scattered, a miss-ratio curve, a run below the budget, a program at rest,
-//! a read from a donor beyond the network's own time, and the bandwidth of several donors' cables that a sequential
-//! reader leaves unused. `overhead_run.rs` makes the runs, `overhead_donor.rs` those with a donor,
-//! `overhead_striping.rs` those with several, `overhead_scattered.rs` those with scattered accesses.
+//! Nine costs, each against a bar: a fault beyond the time of its medium, the additional cost under listener delivery,
+//! the CPU time of a fault where accesses are scattered, a miss-ratio curve, a run below the budget, a resident hot
+//! set in a program that has outgrown its budget, a program at rest, a read from a donor beyond the network's own
+//! time, and the bandwidth of several donors' cables that a sequential reader leaves unused. `overhead_run.rs` makes
+//! the runs, `overhead_donor.rs` those with a donor, `overhead_striping.rs` those with several,
+//! `overhead_scattered.rs` those with scattered accesses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,6 +34,8 @@ pub enum Overhead {
     Donor,
     /// The cost of a fault beyond the tier's own time for a read of the block.
     Fault,
+    /// The cost for memory that is used all the time and stays resident, in a program that has outgrown its budget.
+    HotSet,
     /// The cost of a program at rest, with memory in the tier.
     Idle,
     /// The cost of a fault beyond the tier's time, on one CPU: through a listener, divided by the same by signal.
@@ -47,7 +50,7 @@ pub enum Overhead {
 
 impl Overhead {
     /// Each of them, in the order in which they run.
-    pub const ALL: [Overhead; 9] = [
+    pub const ALL: [Overhead; 10] = [
         Overhead::Fault,
         Overhead::Listener,
         Overhead::Scattered,
@@ -56,6 +59,7 @@ impl Overhead {
         Overhead::Donor,
         Overhead::Striping,
         Overhead::BelowBudget,
+        Overhead::HotSet,
         Overhead::Idle,
     ];
 
@@ -65,6 +69,7 @@ impl Overhead {
             Self::Curve => "curve",
             Self::Donor => "donor",
             Self::Fault => "fault",
+            Self::HotSet => "hot-set",
             Self::Idle => "idle",
             Self::Listener => "listener",
             Self::Scattered => "scattered",
@@ -105,10 +110,11 @@ pub struct Case {
     pub tier_bytes: u64,
     /// The value of `--block`, in bytes; 0 to omit it, so that the size is learnt.
     pub block_bytes: u64,
-    /// Fault: the maximum in microseconds. Listener: the maximum multiple of the cost by signal. Below the budget: the
-    /// minimum of native time over Aquifer's. Curve: the minimum of throughput with it over that without. Idle: the
-    /// maximum in ticks. Scattered: the maximum in microseconds. Donor: the same, and for TLS the minimum relative to
-    /// plain text. Striping: the minimum of the throughput over the sum of the cables. [`NO_BAR`]: only reported.
+    /// Fault: the maximum in microseconds. Listener: the maximum multiple of the cost by signal. Below the budget and
+    /// hot set: the minimum of native time over Aquifer's. Curve: the minimum of throughput with it over that without.
+    /// Idle: the maximum in ticks. Scattered: the maximum in microseconds. Donor: the same, and for TLS the minimum
+    /// relative to plain text. Striping: the minimum of the throughput over the sum of the cables. [`NO_BAR`]: only
+    /// reported.
     pub bar: f64,
 }
 
@@ -125,8 +131,8 @@ impl Case {
 
     /// Whether a larger value is better.
     pub(crate) fn is_minimum(&self) -> bool {
-        matches!(self.overhead, Overhead::BelowBudget | Overhead::Curve | Overhead::Striping | Overhead::Threads)
-            || self.name == TLS_THROUGHPUT
+        use Overhead::{BelowBudget, Curve, HotSet, Striping, Threads};
+        matches!(self.overhead, BelowBudget | Curve | HotSet | Striping | Threads) || self.name == TLS_THROUGHPUT
     }
 }
 
@@ -146,6 +152,12 @@ const fn of_threads(name: &'static str) -> Case {
     Case { overhead, name, program, arguments, budget_bytes, tier_bytes: 512 * MIB, block_bytes: 0, bar: NO_BAR }
 }
 
+/// A pointer chase in a third of the budget, beside three times the budget that was written once.
+const fn of_hot_set(name: &'static str, arguments: &'static [&'static str]) -> Case {
+    let (overhead, program, budget_bytes) = (Overhead::HotSet, "pointer_chase", 192 * MIB);
+    Case { overhead, name, program, arguments, budget_bytes, tier_bytes: 1024 * MIB, block_bytes: 0, bar: 0.99 }
+}
+
 /// The reader's budget is a third of its array, so two thirds of each pass come from the donors. It is large enough
 /// that read-ahead, which takes a part of it, can have slabs of all donors in flight.
 const fn of_striping(name: &'static str) -> Case {
@@ -156,7 +168,7 @@ const fn of_striping(name: &'static str) -> Case {
 
 /// Each fault case has eight times as much memory as budget, so that seven touches in eight miss. A program below its
 /// budget runs for more than a second, so that starting two more processes does not affect the result.
-pub const CASES: [Case; 28] = [
+pub const CASES: [Case; 30] = [
     Case {
         overhead: Overhead::Fault,
         name: "4KiB",
@@ -247,6 +259,8 @@ pub const CASES: [Case; 28] = [
         block_bytes: 0,
         bar: 0.99,
     },
+    of_hot_set("small-pages", &["--bytes", "64MiB", "--cold", "576MiB", "--hops", "6000000"]),
+    of_hot_set("huge-pages", &["--bytes", "64MiB", "--cold", "576MiB", "--hops", "12000000", "--huge"]),
     Case {
         overhead: Overhead::Idle,
         name: "rest",
@@ -330,6 +344,16 @@ pub fn below_budget(native_seconds: f64, ours_seconds: f64, stats: &Value) -> Re
     Ok((native_seconds / ours_seconds, format!("{native_seconds:.3} s without us, {ours_seconds:.3} s with us")))
 }
 
+/// The time of the walk through the hot set without Aquifer divided by that with it.
+pub fn hot_set(native: &Value, ours: &Value, stats: &Value) -> Result<(f64, String), String> {
+    if number(stats, "evicted_blocks")? == 0.0 {
+        return Err("nothing was evicted: it did not outgrow its budget".into());
+    }
+    let (native_ns, ours_ns) = (number(native, "ns_per_hop")?, number(ours, "ns_per_hop")?);
+    let faults = number(stats, "fetched_blocks")?;
+    Ok((native_ns / ours_ns, format!("{native_ns:.1} ns a hop without us, {ours_ns:.1} with us; {faults:.0} fetches")))
+}
+
 /// The ratio of the throughput with sampled touches to that without, which the program measures in turn.
 pub fn curve(printed: &Value) -> Result<(f64, String), String> {
     let figure = printed.get("figure").ok_or("it did not report its figure")?;
@@ -377,6 +401,7 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
     let spread = Spread::of(&values);
     let (bar, unit) = match case.overhead {
         Overhead::BelowBudget => (format!("{} below its budget: run time of dram over ours", case.name), "x"),
+        Overhead::HotSet => (format!("a resident hot set in {}: time of dram over ours", case.name), "x"),
         Overhead::Curve => ("throughput with touches sampled for a miss-ratio curve over that without".into(), "x"),
         Overhead::Donor if case.name == TLS_THROUGHPUT => {
             ("a donor's throughput over TLS, divided by that in plain text".into(), "x")
@@ -451,6 +476,8 @@ mod tests {
         assert_eq!(met(Overhead::Fault, "128KiB", &[13.1]), Some(false));
         assert_eq!(met(Overhead::BelowBudget, "stream", &[0.98, 0.99, 1.0]), Some(true));
         assert_eq!(met(Overhead::BelowBudget, "stream", &[0.98]), Some(false));
+        assert_eq!(met(Overhead::HotSet, "huge-pages", &[0.98, 0.99, 1.0]), Some(true));
+        assert_eq!(met(Overhead::HotSet, "small-pages", &[0.98]), Some(false));
         assert_eq!(met(Overhead::Curve, "kv", &[0.985, 0.991, 1.01]), Some(true));
         assert_eq!(met(Overhead::Curve, "kv", &[0.985]), Some(false));
         assert_eq!(met(Overhead::Idle, "rest", &[0.0, 0.0]), Some(true));
@@ -462,6 +489,16 @@ mod tests {
         assert_eq!(met(Overhead::Donor, "shm-4KiB", &[0.49]), None, "it is only reported");
         assert_eq!(met(Overhead::Striping, "7-donors", &[0.79, 0.8, 0.9]), Some(true));
         assert_eq!(met(Overhead::Striping, "7-donors", &[0.79]), Some(false));
+    }
+
+    #[test]
+    fn a_hot_set_is_compared_by_the_hop_and_only_if_something_was_evicted() {
+        let hop = |ns: f64| json!({"ns_per_hop": ns});
+        let (value, note) =
+            hot_set(&hop(99.0), &hop(100.0), &json!({"evicted_blocks": 7, "fetched_blocks": 2})).unwrap();
+        assert!(value == 0.99 && note.contains("2 fetches"), "{value} {note}");
+        let nothing = hot_set(&hop(99.0), &hop(100.0), &json!({"evicted_blocks": 0, "fetched_blocks": 0}));
+        assert!(nothing.unwrap_err().contains("did not outgrow"));
     }
 
     #[test]

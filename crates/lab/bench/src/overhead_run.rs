@@ -131,6 +131,11 @@ impl OverheadBench<'_> {
                 let (printed, stats, _) = self.managed(case, run, &[])?;
                 overhead::fault_cost(&printed, &stats, read_us).map_err(nonsense)
             }
+            Overhead::HotSet => {
+                let (native, (ours, stats, _)) =
+                    order::both(round, || self.native_result(case), || self.managed(case, run, &[]))?;
+                overhead::hot_set(&native, &ours, &stats).map_err(nonsense)
+            }
             Overhead::Listener => {
                 let read_us = self.tier_read_us(case)?;
                 let cost = |run: &mut OverheadRun, delivery| {
@@ -160,10 +165,18 @@ impl OverheadBench<'_> {
 
     /// Runs the program by itself. Returns its run time in seconds.
     fn native(&self, case: &Case) -> Result<f64, BenchFailure> {
+        Ok(self.run_native(case)?.1)
+    }
+
+    /// Runs the program by itself. Returns what it printed.
+    fn native_result(&self, case: &Case) -> Result<Value, BenchFailure> {
+        Ok(self.run_native(case)?.0)
+    }
+
+    fn run_native(&self, case: &Case) -> Result<(Value, f64), BenchFailure> {
         let mut command = Command::new(self.program(case)?);
         command.args(case.arguments);
-        let (_, seconds) = self.run(command)?;
-        Ok(seconds)
+        self.run(command)
     }
 
     /// Runs the program under the pager. Returns its result, the statistics, and its run time in seconds.
