@@ -25,7 +25,7 @@ use aquifer_fabric::{
 use crate::config::ControlConfig;
 use crate::crash::CrashPoint;
 use crate::issuance::{Issuance, Renewals};
-use crate::ledger::json;
+use crate::manager_store::json;
 use crate::peers::{Asked, Peers, Record, Reports, SendFailure, Silent};
 use crate::rest::now;
 

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::accounts::{ACCOUNTS_MAX, Account, Role, check_name, hex, random, verify};
 use crate::attempts::{Attempts, TooMany};
 use crate::config::SessionsConfig;
-use crate::ledger::{Entry, Ledger, LedgerFailure};
+use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure};
 use crate::order::matches;
 use crate::pending::Pending;
 
@@ -110,9 +110,9 @@ impl Sessions {
     }
 
     /// Reads accounts and sessions.
-    pub(crate) fn load(ledger: &Ledger, config: SessionsConfig) -> Result<Sessions, LedgerFailure> {
-        let accounts = ledger.all("account/")?.into_iter().collect();
-        let sessions = ledger.all("session/")?.into_iter().collect();
+    pub(crate) fn load(store: &ManagerStore, config: SessionsConfig) -> Result<Sessions, ManagerStoreFailure> {
+        let accounts = store.all("account/")?.into_iter().collect();
+        let sessions = store.all("session/")?.into_iter().collect();
         Ok(Sessions { config, accounts, sessions, attempts: Attempts::default() })
     }
 

@@ -21,7 +21,7 @@ use super::{ORDER_WAIT_MAX, access, now, protocol, record, shape};
 use crate::accounts::Role;
 use crate::console::Console;
 use crate::issuance::Issuance;
-use crate::ledger::{Ledger, LedgerFailure};
+use crate::manager_store::{ManagerStore, ManagerStoreFailure};
 use crate::order::{Act, Order};
 use crate::pending::carry_out;
 use crate::sessions::{Decided, Sessions, Who};
@@ -211,11 +211,11 @@ impl Service {
     /// Has the writer run something with the store, and waits for the result. No lock may be held meanwhile.
     pub(super) fn errand<T: Send + 'static>(
         &self,
-        errand: impl FnOnce(&mut Ledger) -> Result<T, LedgerFailure> + Send + 'static,
+        errand: impl FnOnce(&mut ManagerStore) -> Result<T, ManagerStoreFailure> + Send + 'static,
     ) -> Result<T, Problem> {
         let (answer, answered) = sync_channel(1);
-        let run = move |ledger: &mut Ledger| {
-            let value = errand(ledger)?;
+        let run = move |store: &mut ManagerStore| {
+            let value = errand(store)?;
             // The client may be gone by now.
             let _ = answer.send(value);
             Ok(())
@@ -230,7 +230,7 @@ impl Service {
         decide: impl FnOnce(&Sessions) -> Decided<T> + Send + 'static,
     ) -> Result<T, Problem> {
         let sessions = Arc::clone(&self.sessions);
-        Ok(self.errand(move |ledger| carry_out(&sessions, ledger, now(), decide))??)
+        Ok(self.errand(move |store| carry_out(&sessions, store, now(), decide))??)
     }
 
     fn caller(&self, request: &Request, needs: Role) -> Result<Who, Problem> {
