@@ -37,7 +37,7 @@ pub struct ApplyArgs {
     #[arg(long, value_name = "MODE", value_parser = balancing())]
     balancing: Option<Balancing>,
 
-    /// The most that is promoted in a second, in MB
+    /// How much memory may be promoted per second, in MB
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
     promote_rate: Option<u64>,
 
