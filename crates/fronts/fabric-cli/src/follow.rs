@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Follows the event stream: those events that the manager still has, then those that happen.
+//! Follows the event stream: first the events that the manager still has, then new ones.
 
 use aquifer_fabric_args::Events;
 use serde_json::Value;

@@ -5,7 +5,7 @@
 //!
 //! `bench/immediate.rs` is the peer that takes no time, `bench/bind_all.rs` binds, `bench/figures.rs` prints.
 //!
-//! A bench of a peer changes nothing, except with permission to bind; then it unbinds afterwards what it has bound.
+//! A bench of a peer changes nothing, unless it has permission to bind; then it unbinds everything that it has bound.
 
 mod bind_all;
 mod figures;

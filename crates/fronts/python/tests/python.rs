@@ -4,8 +4,8 @@
 //! The wheel, as a user gets it: built by maturin, installed by pip, tested by pytest, its types checked by mypy, and
 //! its documentation run.
 //!
-//! `AQUIFER_E2E_PYTHON` names a Python with maturin, mypy, NumPy, pip and pytest, if the one on the path has not. The
-//! library is that of `cargo build --workspace`, which CI has run before.
+//! `AQUIFER_E2E_PYTHON` names a Python with maturin, mypy, NumPy, pip and pytest, if the one on the path lacks them.
+//! The library is that of `cargo build --workspace`, which CI has run before.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

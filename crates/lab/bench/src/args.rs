@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Checks the command line, and makes of it the settings that the rest of the bench uses.
+//! Checks the command line, and turns it into the settings that the rest of the bench uses.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};

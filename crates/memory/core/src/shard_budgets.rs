@@ -8,8 +8,8 @@
 //! budget to evicted pages is the same in all of them. So the shard with the longest stay gives pages to the one with
 //! the shortest.
 //!
-//! A shard receives pages only when the giver has evicted what exceeds its smaller budget: the sum of the budgets and
-//! of the [debts](crate::engine::Engine::debt_pages) is never more than the whole budget.
+//! A shard receives pages only when the shard that gives them has evicted what exceeds its smaller budget: the sum of
+//! the budgets and of the [debts](crate::engine::Engine::debt_pages) is never more than the whole budget.
 
 use crate::stripes::SHARDS_MAX;
 

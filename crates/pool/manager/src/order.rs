@@ -88,7 +88,7 @@ pub(crate) enum NotDone {
     Refused(Refusal),
     /// The volume no longer has the ETag that the order names.
     Stale,
-    /// The store takes no change of this size; the line says why.
+    /// The change is too large for the store; the line says why.
     TooLarge(String),
     /// The target of an order to a switch belongs to a volume, or the switch refused the order. The line says which.
     Switch(String),

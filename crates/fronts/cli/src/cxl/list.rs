@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer cxl list`: devices, windows, regions and memory devices, and what does not fit.
+//! `aquifer cxl list`: devices, windows, regions and memory devices, and sizes that do not match.
 
 use aquifer_core::units::ByteSize;
 use aquifer_cxl_host::{Finding, Listing, check};

@@ -59,7 +59,7 @@ pub struct World {
     pub rival_has: BTreeMap<(u8, u8), (u8, u16)>,
     /// vPPBs that the rival has tried to bind.
     pub rival_tried: BTreeSet<(u8, u8)>,
-    /// Ports and LDs whose loss is not our manager's fault.
+    /// Ports and LDs whose loss is no error of our manager.
     pub excused: BTreeSet<(u8, u8)>,
     /// Devices that are pulled out.
     pub out: BTreeSet<usize>,
