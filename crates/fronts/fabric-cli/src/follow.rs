@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::client::Request;
 use crate::failure::{Failure, failed};
-use crate::look::{Session, cell};
+use crate::show::{Session, cell};
 use crate::sse::{Decoder, EVENT_BYTES_MAX, Sent};
 use crate::table::plain;
 

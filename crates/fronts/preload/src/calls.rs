@@ -16,9 +16,9 @@
 #![allow(unsafe_code, reason = "system calls with the program's own arguments")]
 
 mod copied;
+mod io_submit;
 mod messages;
-mod remote;
-mod submit;
+mod process_vm;
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;

@@ -12,9 +12,9 @@ use std::path::Path;
 
 use crate::certificates;
 use crate::contender::Contender;
+use crate::donor_process::{LOOPBACK, Lender, Way};
 use crate::failure::BenchFailure;
 use crate::hosts::{self, Hosts};
-use crate::lender::{LOOPBACK, Lender, Way};
 use crate::measure::{Bench, tier_bytes};
 use crate::plan::Step;
 use crate::size::format_rate;

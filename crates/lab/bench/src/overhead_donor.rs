@@ -11,8 +11,8 @@ use std::fs;
 use std::process::Command;
 
 use crate::certificates;
+use crate::donor_process::{LOOPBACK, Lender, Way};
 use crate::failure::BenchFailure;
-use crate::lender::{LOOPBACK, Lender, Way};
 use crate::order;
 use crate::overhead::{Case, TLS_THROUGHPUT};
 use crate::overhead_run::{OverheadBench, TIER_TIMEOUT, first_cpu_of_ours, on_cpu, read_us_of};

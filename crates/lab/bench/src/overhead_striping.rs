@@ -6,9 +6,9 @@
 //!
 //! A cable carries the headers of TCP and IP as well, about 4 % of its rate, so 1.0 cannot be reached.
 
+use crate::donor_process::{Lender, Way};
 use crate::failure::BenchFailure;
 use crate::hosts::{self, Hosts};
-use crate::lender::{Lender, Way};
 use crate::overhead::{self, Case, OverheadRun};
 use crate::overhead_run::OverheadBench;
 use crate::size::MIB;

@@ -6,7 +6,7 @@
 //!
 //! It is kept in memory that fork(2) does not copy. Each slab has a count of the processes that use it, and each
 //! process a bitmap of the slabs that it uses. So a process's slabs are given back after it has ended, however it
-//! ended, once none of its writes is still on its way to the tier (`sys/src/presence.rs`). A count is raised before the
+//! ended, once none of its writes is still on its way to the tier (`sys/src/liveness.rs`). A count is raised before the
 //! bit is set, and lowered after the bit is cleared: a process that is killed in between leaves a slab unused for as
 //! long as the family lives, but never a slab that two processes use unknowingly.
 //!
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aquifer_core::slabs::Slabs;
 use aquifer_core::units::SlabIndex;
-use aquifer_sys::presence::Presence;
+use aquifer_sys::liveness::Presence;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
 

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use aquifer_core::frames::BUDGET_PAGES_MAX;
 use aquifer_core::shares::{self, Need};
-use aquifer_sys::presence::Presence;
+use aquifer_sys::liveness::Presence;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::shared_segment::{SharedSegment, wait_for_change, wake_all};
 

@@ -12,8 +12,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use aquifer_sys::liveness::{Presence, PresenceLock};
 use aquifer_sys::memory::OwnWord;
-use aquifer_sys::presence::{Presence, PresenceLock};
 use aquifer_sys::raw::Errno;
 
 /// The largest number of living processes with entries.

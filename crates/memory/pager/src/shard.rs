@@ -25,8 +25,8 @@ use aquifer_sys::wakeup::Wakeup;
 
 use crate::family::{Family, FamilySlabs};
 use crate::frame_area::FrameArea;
+use crate::gauges::Published;
 use crate::pager::Pager;
-use crate::published::Published;
 use crate::recorder::Recorder;
 
 /// How long a thread tries to get the engine's lock before it sleeps. The lock is held for one or two microseconds, and

@@ -3,11 +3,11 @@
 
 //! The agent of a host: it keeps the volumes of the pool that are bound to the host, and hands them to programs.
 //!
-//! It has two sides. To the fabric manager it is an end of the control channel (`control_end.rs`): it reports
-//! its volumes, and adds and removes members as commanded. To programs it is a Unix socket (`server.rs`,
-//! `session.rs`): a program that may use a volume gets a view of it, and a new one whenever it changes. What both sides
-//! share is the host state (`host_state.rs`, pure), which is on disk (`state_file.rs`), so that programs start while the
-//! manager is down and a restarted agent knows which programs may still have memory of a member (`processes.rs`).
+//! It has two sides. To the fabric manager it is an end of the control channel (`control_end.rs`): it reports its
+//! volumes, and adds and removes members as commanded. To programs it is a Unix socket (`server.rs`, `session.rs`): a
+//! program that may use a volume gets a view of it, and a new one whenever it changes. What both sides share is the
+//! host state (`host_state.rs`, pure), which is on disk (`state_file.rs`), so that programs start while the manager is
+//! down and a restarted agent knows which programs may still have memory of a member (`processes.rs`).
 //!
 //! Members on memory devices are not memory of donors: `host_state/devices.rs` decides when such memory comes online
 //! and goes offline, and `cxl.rs` has the kernel do it, so that a device is unbound only when this host has no memory

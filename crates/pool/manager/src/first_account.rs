@@ -13,9 +13,9 @@ use std::sync::Mutex;
 
 use aquifer_fabric::Millis;
 
+use crate::account_changes::carry_out;
 use crate::accounts::{Role, hash, hex, random};
 use crate::manager_store::ManagerStore;
-use crate::pending::carry_out;
 use crate::sessions::Sessions;
 
 /// The first account's name.

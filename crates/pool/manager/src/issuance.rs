@@ -29,8 +29,8 @@ use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 
 use crate::accounts::random;
-use crate::attempts::{Attempts, TooMany};
 use crate::config::{CaConfig, Config, SessionsConfig, TlsConfig};
+use crate::login_attempts::{Attempts, TooMany};
 use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure, json};
 use crate::rest::{Service, now};
 use crate::writer::Posted;

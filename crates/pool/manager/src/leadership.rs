@@ -17,7 +17,7 @@ use std::time::Duration;
 use aquifer_cxl_peers::Switches;
 use aquifer_state_store::{Campaign, Election, EtcdStore, StateStore};
 
-use crate::combined::Combined;
+use crate::combined_peers::Combined;
 use crate::config::{Config, EtcdConfig, PeersConfig, RoundsConfig};
 use crate::crash::CrashPoint;
 use crate::first_account;

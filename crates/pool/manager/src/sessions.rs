@@ -5,7 +5,7 @@
 //!
 //! A token is `ID.SECRET`; only its hash is stored, under `session/ID`, so that neither the store nor a backup of it
 //! has a token. A session ends when it is deleted, was idle too long, or is too old; when its account changes, it ends,
-//! too. Changes are decided here and carried out by `pending.rs`.
+//! too. Changes are decided here and carried out by `account_changes.rs`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,12 +14,12 @@ use aquifer_fabric::Millis;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
+use crate::account_changes::Pending;
 use crate::accounts::{ACCOUNTS_MAX, Account, Role, check_name, hex, random, verify};
-use crate::attempts::{Attempts, TooMany};
 use crate::config::SessionsConfig;
+use crate::login_attempts::{Attempts, TooMany};
 use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure};
 use crate::order::matches;
-use crate::pending::Pending;
 
 /// Maximum number of sessions. A further login ends the one that was idle longest.
 pub(crate) const SESSIONS_MAX: usize = 256;

@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use aquifer_state_store::MemoryStore;
 
 use super::*;
+use crate::account_changes::carry_out;
 use crate::accounts::hash;
 use crate::crash::CrashPoint;
-use crate::pending::carry_out;
 
 /// Accounts and sessions with their store.
 struct Site {
