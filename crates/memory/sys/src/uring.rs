@@ -104,8 +104,8 @@ impl Ring {
         // The file is not registered: the kernel dismantles the ring of an ended process later, in one of its own
         // workers, and would keep the file open until then, with all of its space. A request keeps it open while it is
         // in flight.
-        if let Some(presence) = liveness::descriptor() {
-            ring.submitter().register_files(&[presence])?;
+        if let Some(descriptor) = liveness::descriptor() {
+            ring.submitter().register_files(&[descriptor])?;
         }
         let capacity = depth as usize;
         Ok(Ring {
