@@ -63,7 +63,7 @@ fn has_kvm(firmware: &Path) -> bool {
 }
 
 #[test]
-fn under_kvm_the_guests_faults_are_the_kernels() {
+fn under_kvm_the_kernel_takes_the_guests_faults() {
     let Some(firmware) = has_qemu().then(bare).flatten() else { return };
     if !has_kvm(&firmware) {
         return;

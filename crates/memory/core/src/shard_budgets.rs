@@ -31,7 +31,7 @@ pub struct Observed {
     pub debt_pages: u64,
     /// Pages that it needs at least: what it cannot do without, and what is locked in it.
     pub min_pages: u64,
-    /// The most pages that it can use.
+    /// Maximum number of pages that it can use.
     pub max_pages: u64,
 }
 

@@ -582,7 +582,7 @@ impl Adopter {
         })
     }
 
-    /// The most bytes that one system call may pin at a time.
+    /// Maximum number of bytes that one system call may pin at a time.
     pub fn pin_bytes_max(&self) -> usize {
         self.pager().map_or(0, Pager::pin_bytes_max)
     }

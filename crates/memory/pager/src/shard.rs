@@ -117,7 +117,7 @@ impl Plan<'_> {
         }))
     }
 
-    /// The most pages that one shard gets of `whole`.
+    /// Maximum number of pages that one shard gets of `whole`.
     fn most(&self, whole: u64) -> u64 {
         whole.min(whole * EQUAL_PARTS_MAX / self.budgets.shards() as u64)
     }

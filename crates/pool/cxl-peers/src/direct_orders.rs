@@ -72,7 +72,7 @@ pub enum Act {
         ld_id: LdId,
         /// What is allocated to it.
         allocated: Option<u8>,
-        /// The most that it may use.
+        /// How much it may use at most.
         limit: Option<u8>,
     },
     /// Set the size of an LD. Its bytes are lost.

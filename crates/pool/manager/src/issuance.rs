@@ -12,7 +12,8 @@
 //! with one use gives one certificate, whichever process is killed. Tokens and records are read from the store each
 //! time; the list of revoked certificates is also kept in memory, and in a file for the control port.
 //!
-//! Threads: any thread may call; only the writer's changes the store. No lock is held during an operation of the store.
+//! Threads: any thread may call; only the writer's thread changes the store. No lock is held during an operation of the
+//! store.
 
 use std::fs;
 use std::path::{Path, PathBuf};

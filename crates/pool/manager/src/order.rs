@@ -211,7 +211,7 @@ fn check(topology: &Topology, desired: &Desired, order: &Order) -> Result<(), No
     if matches(if_match, &etag(volume)) { Ok(()) } else { Err(NotDone::Stale) }
 }
 
-/// Refuses an order to a switch about what a volume has: that changes by the volume.
+/// Refuses an order to a switch that concerns a member of a volume: such a change is made through the volume.
 fn check_switch(topology: &Topology, desired: &Desired, act: &SwitchAct) -> Result<(), NotDone> {
     let members = desired.volumes.values().flat_map(|volume| {
         let leaving = volume.leaving.values().map(|leaving| &leaving.member);

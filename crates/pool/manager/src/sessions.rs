@@ -127,8 +127,8 @@ impl Sessions {
         Ok(self.accounts.get(name).cloned())
     }
 
-    /// Notes how an attempt ended. A wrong password gives what is to be stored. Only names of accounts reach the audit
-    /// log: a stranger may have typed a password.
+    /// Notes how an attempt ended. After a wrong password, returns what is to be stored. Only names of accounts reach
+    /// the audit log: a stranger may have typed a password.
     pub(crate) fn end(
         &mut self,
         account: Option<Account>,
@@ -192,7 +192,7 @@ impl Sessions {
         idle >= self.config.idle_seconds * 1000 || age >= self.config.life_seconds * 1000
     }
 
-    /// Whether a caller who was recognised would be recognised still. Counts as use: a stream keeps its session.
+    /// Whether a caller who was recognised earlier still would be. Counts as use: a stream keeps its session alive.
     pub(crate) fn is_still(&mut self, who: &Who, now: Millis) -> bool {
         let has_role = |account: &Account| account.is_enabled && account.role >= who.role;
         if !self.accounts.get(&who.name).is_some_and(has_role) {

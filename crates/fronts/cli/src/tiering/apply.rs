@@ -19,7 +19,7 @@ use crate::run::on_or_off;
 
 /// Set the kernel's tiering; without options, turn on promotion and demotion where there is far memory
 ///
-/// Only what differs is written. It takes root, lasts until the machine is restarted, and concerns every program.
+/// Only what differs is written. It needs root, lasts until the machine is restarted, and affects every program.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
