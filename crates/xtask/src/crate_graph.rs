@@ -33,7 +33,7 @@ pub fn metadata(root: &Path, dependencies: bool) -> Result<Value, String> {
     if !output.status.success() {
         return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim()));
     }
-    serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata is no JSON: {error}"))
+    serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata is not JSON: {error}"))
 }
 
 /// The edges between workspace crates. Names omit the prefix `aquifer-`.

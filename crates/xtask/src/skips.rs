@@ -3,7 +3,7 @@
 
 //! Parses which tests were skipped, and which reasons `.ci/skips` allows if the variable `CI` is set. Pure.
 //!
-//! Tests write the list of skips (`crates/lab/test-support/src/skips.rs`). `.ci/skips` has one reason a line, as the
+//! Tests write the list of skips (`crates/lab/test-support/src/skips.rs`). `.ci/skips` has one reason per line, as the
 //! tests give it (`*` stands for any text), followed by ` -- ` and why a CI machine may skip it.
 
 use std::collections::BTreeSet;

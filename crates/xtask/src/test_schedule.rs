@@ -23,7 +23,7 @@ const SLOW: &[&str] = &[
     "forks_below",
     "stress",
     "torture",
-    "trees",
+    "process_trees",
     "stacks",
 ];
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The command line of `aquifer agent`, without what carries it out.
+//! The command line of `aquifer agent`, without the code that carries it out.
 //!
-//! `aquifer agent` checks its arguments and then starts the program `aquifer-agentd` with them. Both parse them by this
-//! one table, which is also the source of help, completions and the manual.
+//! `aquifer agent` checks its arguments and then starts the program `aquifer-agentd` with them. Both parse them with
+//! this table, which is also the source of help, completions and the manual.
 
 #![forbid(unsafe_code)]
 

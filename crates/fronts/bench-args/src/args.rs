@@ -18,7 +18,7 @@ Examples:
   aquifer bench --quick                                   STREAM at 30 %, ours against swap on disk
   aquifer bench --workload stream,bfs --local 30 --rounds 5 --json out.json --plots plots
   aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours)
-  aquifer bench --overhead all                            what a fault, a run below budget, rest cost
+  aquifer bench --overhead all                            costs: faults, runs below budget, idling
   aquifer bench --workload redis,redis-save --local 75,50 a server: throughput, p99, its dump
   aquifer bench --workload kv --contender dram,contexts:emulated:xl-flash-slc
                                                           a program that uses the library
@@ -28,7 +28,7 @@ Examples:
   aquifer bench --plan --workload all                     what would run, and what cannot and why
   aquifer bench -- ./program its arguments                your own program: would it help?
 
-Bars stand at the end, each met, missed or not measured, and with --check a missed one is exit 4:
+Bars are printed last, each met, missed or not measured; with --check, a missed one is exit 4:
   over swap, mmap, UMap, fio  --local 30 --workload stream,stream-static,bfs,pr,bc,load
   TLS over plain text         --local 30 --contender aquifer-donor,aquifer-donor-tls
   two cables over one         --local 30 --contender aquifer-donors:1,aquifer-donors:2
@@ -36,7 +36,7 @@ Bars stand at the end, each met, missed or not measured, and with --check a miss
   throughput left of dram     --local 75,50 --workload redis
   mean loss against dram      --local 50 --workload all --contender dram,aquifer-dram
   a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 16
-  fault, below budget, rest   --overhead all
+  fault, below budget, idle   --overhead all
   a read from a donor, TLS    --overhead donor
   several donors' cables used --overhead striping
   faults of many threads      --overhead threads
@@ -72,13 +72,13 @@ pub struct BenchArgs {
     pub overhead: Vec<String>,
     /// Contenders to compare [default: all of them]
     ///
-    /// Only when they are named: aquifer-compressed, aquifer-flash-encrypted, aquifer-emulated:PROFILE, aquifer-node:N
-    /// over the memory of NUMA node N, numactl:N, the program with all of its memory there, and aquifer-donors:N, 1 to
-    /// 8 donors together, each on a host of its own, which is a network namespace. The workloads kv, lookup, bfs-hints,
-    /// gather, gather-python and hints use the library and have the contenders blocking, hints, contexts and in-place:
-    /// over flash, or over another tier by contexts:dram, contexts:compressed, contexts:emulated:PROFILE. Of ycsb-a and
-    /// ycsb-c, `aquifer cache` can be the server: cache has everything in DRAM, cache:TIER what its part of local
-    /// memory does not hold in a tier
+    /// Only when named: aquifer-compressed; aquifer-flash-encrypted; aquifer-emulated:PROFILE; aquifer-node:N, over the
+    /// memory of NUMA node N; numactl:N, with all of the program's memory on that node; and aquifer-donors:N, over 1 to
+    /// 8 donors, each on its own host (a network namespace). The workloads kv, lookup, bfs-hints, gather, gather-python
+    /// and hints use the library, and have the contenders blocking, hints, contexts and in-place: over flash, or over
+    /// another tier, as in contexts:dram, contexts:compressed and contexts:emulated:PROFILE. For ycsb-a and ycsb-c,
+    /// `aquifer cache` can be the server: cache has everything in DRAM, and cache:TIER has in that tier what does not
+    /// fit its local memory
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,
     /// Local memory in per cent of the workload's footprint [default: 30,50,70; docs/library.md has others]
@@ -108,7 +108,7 @@ pub struct BenchArgs {
     /// Random access, pointer chase, kv, lookup, gather, hints: how long one run measures [default: 5s]; Redis [10s]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
     pub seconds: Option<Duration>,
-    /// Threads of every program [default: one per CPU]; of ycsb-a and ycsb-c, the CPUs of the server
+    /// Threads of every program [default: one per CPU]; for ycsb-a and ycsb-c, the CPUs of the server
     #[arg(long)]
     pub threads: Option<u32>,
     /// Directory on the disk to measure: flash tier, swap file and mapped file lie there
@@ -123,16 +123,17 @@ pub struct BenchArgs {
     /// Another build of aquifer: each contender of ours takes turns with it, and the last lines are ratios of the two
     #[arg(long, value_name = "FILE")]
     pub against: Option<PathBuf>,
-    /// One more argument for `aquifer run`, such as --aquifer-arg=--block=1MiB
+    /// An additional argument for `aquifer run`, such as --aquifer-arg=--block=1MiB
     #[arg(long, hide_short_help = true, allow_hyphen_values = true, value_name = "ARG")]
     pub aquifer_arg: Vec<String>,
-    /// UMap: bytes of its page [default: the best for each workload of those that were tried]
+    /// UMap: its page size [default: for each workload, the best of the sizes that were tried]
     #[arg(long, hide_short_help = true, value_parser = parse_size, value_name = "SIZE")]
     pub umap_page: Option<u64>,
-    /// aquifer-donors:N, striping: bytes a second that each donor's cable carries each way; 250MB/s are 2 Gbit/s
+    /// aquifer-donors:N, striping: bytes per second that each donor's cable carries in each direction; 250MB/s is 2
+    /// Gbit/s
     #[arg(long, hide_short_help = true, value_parser = parse_rate, default_value = "250MB/s", value_name = "RATE")]
     pub cable_rate: u64,
-    /// A run that takes longer has failed
+    /// A run that takes longer than this has failed
     #[arg(long, value_parser = parse_duration, default_value = "20min", value_name = "TIME")]
     pub timeout: Duration,
     /// Write everything that was measured to this file; `-` is stdout
@@ -147,7 +148,7 @@ pub struct BenchArgs {
     /// Exit with 4 when a measured bar is missed
     #[arg(long)]
     pub check: bool,
-    /// Only say what would run and what would be skipped
+    /// Only print what would run and what would be skipped
     #[arg(long)]
     pub plan: bool,
     /// Measure this program, with its arguments, instead of a workload

@@ -4,7 +4,7 @@
 //! The command line of the bench, and the units in it, without the bench.
 //!
 //! `aquifer bench` checks its arguments and then starts the program `aquifer-bench` with them. Both programs parse them
-//! by this one table, which is also the source of help, completions and the manual. It is a separate crate, so that
+//! with this table, which is also the source of help, completions and the manual. It is a separate crate, so that
 //! neither program depends on the code of the other.
 //!
 //! ```

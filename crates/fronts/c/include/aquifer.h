@@ -551,7 +551,7 @@ int aquifer_temperature(aquifer_mapping_t mapping, size_t start, size_t len, str
  */
 int aquifer_histogram(aquifer_mapping_t mapping, size_t start, size_t len, struct aquifer_histogram *histogram);
 
-/* The temperatures of a class, "8-15" for example. NULL for a class that there is not. Never freed. */
+/* The temperatures of a class, "8-15" for example. NULL for a class that does not exist. Never freed. */
 const char *aquifer_class_name(size_t class_index);
 
 /*
@@ -621,7 +621,7 @@ int aquifer_fetch_close(aquifer_fetch_t fetch);
  * Copies items of a mapping, one after the other: item n is the `size` bytes from n * size on. The tier's reads of
  * them overlap, up to a bound, and make nothing resident. `into_len` is `size` times `count`.
  *
- * AQUIFER_ERR_BUFFER_SIZE: it is not.
+ * AQUIFER_ERR_BUFFER_SIZE: `into_len` is another number.
  * AQUIFER_ERR_OUT_OF_RANGE: an item is not within the mapping; nothing has been copied.
  * AQUIFER_ERR_ARGUMENT: a pointer is NULL or not aligned, or `into` is in the mapping.
  * AQUIFER_ERR_LOST: the tier has lost one of them; some of the others have been copied.

@@ -3,8 +3,8 @@
 
 //! Checks the arguments of a call as far as possible: NULL, alignment, lengths that overflow, text.
 //!
-//! What remains is each caller's promise, which `aquifer.h` states: a pointer that is not NULL points to as much as the
-//! call says, and nobody else uses that meanwhile.
+//! What remains is each caller's promise, which `aquifer.h` states: a pointer that is not NULL points to as many bytes
+//! as the call says, and nothing else uses them during the call.
 
 #![allow(unsafe_code, reason = "turns a C program's pointers into references")]
 

@@ -3,7 +3,7 @@
 
 //! The numbers of errors, and which errors of the crate `aquifer` they stand for.
 //!
-//! A number is never given another meaning. `tests/header.rs` compares this list with `enum aquifer_error`.
+//! A number is never given another meaning. `tests/abi/symbols.rs` compares this list with `enum aquifer_error`.
 
 use std::ffi::{CStr, c_int};
 

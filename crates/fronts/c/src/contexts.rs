@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Stackful contexts: thousands of calls of a C function on one thread, each of which may wait for memory in the middle
-//! of whatever it does.
+//! Stackful contexts: thousands of calls of a C function on one thread, each of which may wait for memory at any point.
 //!
-//! Each context is a future to the executor of the crate `aquifer`. Polling it switches to the context's stack; a call
-//! that would wait polls what it waits for with the waker of that poll, and switches back. Stacks are used again by
-//! later contexts.
+//! Each context is a future to the executor of the crate `aquifer`. Polling it switches to the context's stack. A
+//! library call that would have to wait registers the waker of that poll, and switches back. Later contexts reuse the
+//! stacks.
 //!
 //! A stack with frames of C code is never unwound. Nothing here drops a context that has not ended, except when a panic
-//! of the executor itself passes through: the stack is then given up with what is on it.
+//! of the executor itself passes through: the stack is then abandoned with everything on it.
 
 #![allow(unsafe_code, reason = "exports symbols, calls the program's function, and gives up stacks")]
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Samples touches, and says what the miss-ratio curve of a space is.
+//! Samples touches, and returns the miss-ratio curve of a space.
 
 #![allow(unsafe_code, reason = "exports symbols, and uses the program's pointers")]
 

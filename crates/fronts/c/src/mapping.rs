@@ -3,8 +3,8 @@
 
 //! Maps memory, copies it, discards it, unmaps it.
 //!
-//! A mapping is in an `Arc`: each call on it has a share, and so have gathers that are under way. Its bytes are shared
-//! by the rules of C: `aquifer.h` says which calls may not meet.
+//! A mapping is in an `Arc`: each call on it holds a reference, and so does each gather in progress. Its bytes are
+//! shared by the rules of C: `aquifer.h` says which calls may not run at the same time on the same bytes.
 
 #![allow(unsafe_code, reason = "exports symbols, and uses the program's pointers")]
 
@@ -33,7 +33,7 @@ pub(crate) fn get(mapping: Mapping) -> Result<Arc<aquifer::Mapping>, Failure> {
     handles::get(mapping.handle)
 }
 
-/// The addresses of a range of a mapping. One outside is refused by the call that the range is for.
+/// The addresses of a range of a mapping. A range outside of it is refused by the call that uses it.
 pub(crate) fn addresses(mapping: &aquifer::Mapping, at: usize, len: usize) -> Range<usize> {
     let start = mapping.as_ptr().addr().saturating_add(at);
     start..start.saturating_add(len)

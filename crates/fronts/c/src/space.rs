@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Opens spaces, closes them, and says what they have counted.
+//! Opens spaces, closes them, and returns their counters.
 
 #![allow(unsafe_code, reason = "exports symbols, and uses the program's pointers")]
 

@@ -11,8 +11,8 @@ use clap::Args;
 /// Serve a key-value cache to Redis clients: keys in DRAM, values in far memory
 ///
 /// The values are a log in a space of its own, and only the hot ones are in DRAM. While one request waits for a tier,
-/// the others go on. When the cache is full, the values that were not used for the longest time are dropped. The cache
-/// is empty when it starts: nothing is kept across a restart.
+/// the others go on. When the cache is full, the values that have been unused for the longest time are dropped. The
+/// cache is empty when it starts: nothing is kept across a restart.
 #[derive(Clone, Debug, Args)]
 #[command(
     arg_required_else_help = true,
@@ -44,15 +44,15 @@ pub struct CacheArgs {
     /// Where cold values go, as for `aquifer run`; several are a chain, the fastest first
     #[arg(long, required = true, value_name = "SPEC")]
     pub tier: Vec<String>,
-    /// Most bytes of keys and values, in DRAM and in tiers together [default: four times --dram]
+    /// Maximum size of keys and values, in DRAM and in tiers together [default: four times --dram]
     ///
     /// At least 48MiB. The tiers need room for it.
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
-    /// Most keys [default: one for each KiB of --size]
+    /// Maximum number of keys [default: one for each KiB of --size]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=1 << 34))]
     pub keys: Option<u64>,
-    /// Most connections at a time
+    /// Maximum number of connections at a time
     #[arg(long, default_value_t = 1024, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub connections: u32,
 }

@@ -4,9 +4,9 @@
 //! The index: where the record of each key is, in DRAM. Pure.
 //!
 //! Open addressing with linear probing over a table that never grows, so its memory is known before the first key. An
-//! entry has the whole hash of its key, so that entries can be moved and removed without reading the key, which is far.
-//! Two keys with one 64-bit hash count as one key: the later one replaces the earlier one, as an eviction would. A
-//! reader compares the key in the record, so it never gets the other key's value.
+//! entry has the whole hash of its key, so that entries can be moved and removed without reading the key, which is in
+//! far memory. Two keys with one 64-bit hash count as one key: the later one replaces the earlier one, as an eviction
+//! would. A reader compares the key in the record, so it never gets the other key's value.
 //!
 //! std's map would have to know the keys, and doubles its memory when it is full of removed entries.
 //!

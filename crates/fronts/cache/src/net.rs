@@ -3,8 +3,8 @@
 
 //! The sockets of a server: accepts clients, and says which of them have sent something.
 //!
-//! epoll(7), level-triggered. Nothing here waits while contexts have work: [`Net::look`] with no time to wait looks
-//! whether something has arrived, between two contexts.
+//! epoll(7), level-triggered. Nothing here waits while contexts have work: between two contexts, [`Net::look`] gets a
+//! time limit of zero, and only checks what has arrived.
 //!
 //! Threads: the server's.
 

@@ -21,8 +21,8 @@ use crate::output;
 /// List CXL memory, and turn what is bound to this host into memory that programs use
 ///
 /// A region joins CXL devices into one range of memory. The kernel shows it as a memory device, such as dax0.0, whose
-/// memory is either a NUMA node (online) or belongs to the program that opens the device (offline). All but list take
-/// root.
+/// memory is either a NUMA node (online) or belongs to the program that opens the device (offline). All commands except
+/// list need root.
 #[derive(Clone, Debug, clap::Args)]
 #[command(arg_required_else_help = true)]
 #[command(after_long_help = "\
@@ -61,7 +61,7 @@ struct CreateArgs {
     #[arg(long, value_name = "SIZE")]
     size: Option<ByteSize>,
 
-    /// How many bytes lie together on one device: a power of two from 256 to 16KiB
+    /// How many bytes in a row are on one device: a power of two from 256 to 16KiB
     #[arg(long, value_name = "SIZE", default_value = "256")]
     granularity: ByteSize,
 
@@ -74,14 +74,14 @@ struct CreateArgs {
     json: bool,
 }
 
-/// Take a region back: its memory offline, its decoders free
+/// Destroy a region: take its memory offline, and free its decoders
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   aquifer cxl destroy region0
   aquifer cxl destroy region0 --migrate    move memory that is in use to other nodes")]
 struct DestroyArgs {
-    /// Which, as in 'aquifer cxl list'
+    /// Its name in 'aquifer cxl list'
     #[arg(value_name = "REGION")]
     region: String,
 
@@ -89,7 +89,7 @@ struct DestroyArgs {
     #[arg(long)]
     migrate: bool,
 
-    /// One JSON object with the region that was
+    /// One JSON object with the destroyed region
     #[arg(long)]
     json: bool,
 }
@@ -101,7 +101,7 @@ Examples:
   aquifer cxl online dax0.0
   aquifer cxl online dax0.0 --kernel    also for the kernel's own memory, which cannot be moved away again")]
 struct OnlineArgs {
-    /// Which, as in 'aquifer cxl list'
+    /// Its name in 'aquifer cxl list'
     #[arg(value_name = "DEVICE")]
     device: String,
 
@@ -121,7 +121,7 @@ Examples:
   aquifer cxl offline dax0.0
   aquifer cxl offline dax0.0 --migrate    move memory that is in use to other nodes")]
 struct OfflineArgs {
-    /// Which, as in 'aquifer cxl list'
+    /// Its name in 'aquifer cxl list'
     #[arg(value_name = "DEVICE")]
     device: String,
 
@@ -177,7 +177,7 @@ fn device(tree: &dyn Tree, name: &str) -> Result<Device, Failure> {
     listing.device(name).cloned().ok_or_else(missing)
 }
 
-/// Says how far a device has come: each block can take seconds.
+/// Prints the progress of a device: each block can take seconds.
 fn report(progress: &Progress) {
     let of = |blocks: usize| ByteSize(blocks as u64 * progress.block_bytes);
     say(&format!("{} of {}", of(progress.done), of(progress.all)));

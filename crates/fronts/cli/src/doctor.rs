@@ -19,7 +19,7 @@ use abilities::Ability;
 
 /// Show what this machine can do, and what to change
 ///
-/// Nothing that is missing stops a program from running; each costs what the table says.
+/// A missing ability is not a failure: the table says what each costs.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -91,7 +91,7 @@ pub struct DonorArgs {
     #[arg(long, value_name = "WHAT", default_value = "anonymous", value_parser = source)]
     source: Taken,
 
-    /// Take it from one NUMA node, which may be memory behind CXL
+    /// Take the memory from one NUMA node, which may be memory behind CXL
     #[arg(long, value_name = "NUMBER")]
     node: Option<u32>,
 
@@ -150,7 +150,7 @@ pub struct TlsArgs {
     #[arg(long, value_name = "HOW", default_value = "tls", value_parser = ["tls", "plain"])]
     security: String,
 
-    /// This side's certificate, in PEM, with those up to its authority
+    /// This side's certificate, in PEM, with the intermediate ones
     #[arg(long, value_name = "FILE")]
     tls_cert: Option<PathBuf>,
 

@@ -19,7 +19,7 @@ mod companion;
 mod cxl;
 mod doctor;
 #[cfg(test)]
-mod documented;
+mod documented_commands;
 mod donor;
 mod duration;
 mod exit;

@@ -10,9 +10,9 @@
 
 mod args;
 mod budget_max;
-mod crawl;
 mod dram;
 mod exit_report;
+mod fetch_bound;
 mod launch;
 mod memory_limit;
 mod numa;
@@ -68,12 +68,12 @@ fn watched(
     let name = settings.program.name.to_string_lossy();
     let watched = unmanaged::Watched { name: &name, child, counters, ledger, strict: settings.strict };
     let state = unmanaged::State::default();
-    let (started, mut crawl) = (Instant::now(), crawl::Watch::new(counters, name.to_string(), child));
+    let (started, mut fetch_watch) = (Instant::now(), fetch_bound::Watch::new(counters, name.to_string(), child));
     let end = thread::scope(|scope| {
         let watch = unmanaged::Watch::start(scope, watched, &state);
         let end = supervise::wait(child, signals, || {
             if !settings.quiet
-                && let Some(line) = crawl.look(started.elapsed())
+                && let Some(line) = fetch_watch.look(started.elapsed())
             {
                 say(&line);
             }

@@ -55,9 +55,9 @@ pub struct StatArgs {
 
     /// Sample which memory a program touches, and show its miss-ratio curve
     ///
-    /// For each amount of DRAM: how much would be fetched, and which part of the time would be lost. Sampling moves
-    /// some pages to standby at random, to see when they are touched next, at most 320 a second. A program
-    /// that has always fitted its budget begins at its next allocation, and its memory is registered from then on.
+    /// For each amount of DRAM: how much would be fetched, and what part of the time would be lost. Sampling moves some
+    /// pages to standby at random, to see when they are touched next, at most 320 a second. A program that has always
+    /// fitted its budget begins at its next allocation, and its memory is registered from then on.
     #[arg(long, conflicts_with_all = ["details", "prometheus", "watch"])]
     mrc: bool,
 
@@ -160,7 +160,7 @@ fn is_exceeded(snapshot: &Snapshot) -> bool {
     crate::run::exceeds_budget(used, snapshot.gauge(Gauge::DramBudgetBytes))
 }
 
-/// The terminal width from which on the table also shows the number of faults.
+/// The smallest terminal width at which the table also shows the number of faults.
 const WIDTH_WITH_FAULTS: usize = 92;
 
 /// One line for each instance.

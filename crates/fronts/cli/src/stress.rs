@@ -23,8 +23,8 @@ const TORTURE: &str = "aquifer-torture";
 /// Runs rounds of a program that knows what every byte must be, with threads, forks, mappings and transfers, in far
 /// less DRAM than it takes. A seed decides each round's delivery, tier (memory, flash, a chain, donors with and without
 /// TLS, mirrors, parity, a device of 30 us; some encrypted, some that fail), and what it does; some rounds are killed.
-/// Beside each round runs one of the rows: stress-ng, memory testers, LTP, fio, iPerf3, a guest, databases and others.
-/// A row whose program is not installed is skipped, with the reason.
+/// One of the rows runs in parallel with each round: stress-ng, memory testers, LTP, fio, iPerf3, a guest, databases
+/// and others. A row whose program is not installed is skipped, with the reason.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -35,10 +35,10 @@ Examples:
 Exit status: 0 every byte was right, 1 something was wrong, 2 bad arguments, 125 the suite cannot be
 started.
 
-LTP is looked for at $LTPROOT, or /opt/ltp; xfstests at $XFSTESTS_DIR and blktests at
-$BLKTESTS_DIR, built and configured. Their tests count where they pass without Aquifer.")]
+LTP is expected at $LTPROOT, or /opt/ltp; xfstests at $XFSTESTS_DIR and blktests at $BLKTESTS_DIR,
+built and configured. Only tests that pass without Aquifer count.")]
 pub struct StressArgs {
-    /// How long to go on; the last round comes to its end
+    /// How long to run; the last round is completed
     #[arg(long, value_name = "N", default_value_t = 30)]
     minutes: u64,
     /// The first round's seed [default: the time]
@@ -47,13 +47,13 @@ pub struct StressArgs {
     /// How many rounds at most
     #[arg(long, value_name = "N")]
     rounds: Option<u64>,
-    /// How long one round goes on, before everything is verified
+    /// How long one round runs, before everything is verified
     #[arg(long, value_name = "N", default_value_t = 8)]
     seconds: u64,
     /// How faults are delivered: one way in all rounds, or all of them in turn
     #[arg(long, value_name = "HOW", default_value = "any")]
     delivery: Delivery,
-    /// Only these rows, with commas between
+    /// Only these rows, separated by commas
     #[arg(long, value_name = "NAMES")]
     rows: Option<String>,
     /// List the rows and end

@@ -44,7 +44,7 @@ pub struct VmArgs {
     #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set, value_parser = on_or_off())]
     balloon: bool,
 
-    /// The QEMU that is run
+    /// The QEMU to run
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
     qemu: OsString,
 
@@ -55,7 +55,7 @@ pub struct VmArgs {
     #[command(flatten)]
     how: HowArgs,
 
-    /// QEMU's own arguments, after those that are made here
+    /// Further arguments for QEMU, after those that this command makes
     #[arg(last = true, value_name = "ARG")]
     rest: Vec<OsString>,
 }
@@ -109,8 +109,8 @@ fn after_help() -> String {
 Tiers are those of 'aquifer run --help'.
 
 Delivery, unless it is given:
-  listener  under KVM, where the guest's faults are the kernel's
-  signal    under TCG, where they are QEMU's own
+  listener  under KVM, where the kernel takes the guest's faults
+  signal    under TCG, where QEMU's own threads take them
 
 Examples:
   aquifer vm --dram 4GiB --memory 16GiB -- -drive file=disk.qcow2,if=virtio -nographic

@@ -72,7 +72,7 @@ fn arguments_that_make_no_sense() {
         ),
         (
             &["vm", "--dram", "16MiB", "--memory", "1GiB", "--accel", "kvm", "--delivery", "signal"],
-            "--accel kvm cannot have --delivery signal: a guest's faults are the kernel's under KVM; leave --delivery out",
+            "--accel kvm cannot have --delivery signal: under KVM the kernel takes a guest's faults; leave --delivery out",
         ),
         (
             &["run", "--drum", "16MiB", "--", "true"],

@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::choice::{BlockSize, Delivery, Exchange, PolicyName};
+use crate::keywords::{BlockSize, Delivery, Exchange, PolicyName};
 
 /// The environment variable that carries the configuration.
 pub const VARIABLE: &str = "AQUIFER_CONFIG";

@@ -22,13 +22,13 @@
 
 #![forbid(unsafe_code)]
 
-mod choice;
 mod config;
+mod keywords;
 pub mod ordinary_memory;
 pub mod scrape;
 
-pub use choice::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
 pub use config::{
     Config, ConfigError, LEDGER_BUDGET_MAX_WORD, LEDGER_BUDGET_WORD, LEDGER_EVENTS_WORD, LEDGER_GIVEN_WORD,
     LEDGER_NAME, LEDGER_SAMPLED_UNTIL_WORD, LEDGER_WORDS, VARIABLE, VERSION,
 };
+pub use keywords::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};

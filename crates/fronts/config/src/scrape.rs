@@ -8,7 +8,7 @@
 //! | from   | bytes           | meaning |
 //! |--------|-----------------|---------|
 //! | child  | 1, [`READY`]    | it listens; the first byte, so that another version of the program is noticed |
-//! | child  | 1, [`ASK`]      | the text for a scrape, please; it asks no more before the answer |
+//! | child  | 1, [`ASK`]      | a request for the text of one scrape; the next request follows the answer |
 //! | parent | 8 + text        | the text: its length, little-endian, and UTF-8 |
 //!
 //! When one process closes its end of the socket, the other knows that the first has ended.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The command line of `aquifer fabric`, without what carries it out.
+//! The command line of `aquifer fabric`, without the code that carries it out.
 //!
-//! `aquifer fabric` checks its arguments and then starts the program `aquifer-fabric` with them. Both parse them by
-//! this one table, which is also the source of help, completions and the manual.
+//! `aquifer fabric` checks its arguments and then starts the program `aquifer-fabric` with them. Both parse them with
+//! this table, which is also the source of help, completions and the manual.
 
 #![forbid(unsafe_code)]
 

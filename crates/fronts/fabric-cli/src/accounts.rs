@@ -12,8 +12,8 @@ use serde_json::{Map, Value, json};
 use crate::client::Request;
 use crate::failure::{Failure, failed, usage};
 use crate::lists::collection;
-use crate::look::{Session, cell};
 use crate::session::{self, forget, keep};
+use crate::show::{Session, cell};
 use crate::table::columns;
 
 const SESSIONS: &str = "/redfish/v1/SessionService/Sessions";

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::client::{Answer, Request};
 use crate::failure::{Failure, failed, usage};
 use crate::lists::{POOLS, collection};
-use crate::look::{Session, cell};
+use crate::show::{Session, cell};
 use crate::table::plain;
 
 const CONNECTIONS: &str = "/redfish/v1/Fabrics/Aquifer/Connections";

@@ -18,7 +18,7 @@ use tokio_rustls::TlsConnector;
 use crate::address::Address;
 use crate::connection::{connect, trust, trust_pin};
 use crate::failure::{Failure, failed, refused, usage};
-use crate::members::Members;
+use crate::leader::Members;
 
 /// How long an answer may take. The manager itself answers within 60 seconds.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(90);

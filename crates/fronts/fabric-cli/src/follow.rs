@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Follows the event stream: those events that the manager still has, then those that happen.
+//! Follows the event stream: first the events that the manager still has, then new ones.
 
 use aquifer_fabric_args::Events;
 use serde_json::Value;
 
 use crate::client::Request;
 use crate::failure::{Failure, failed};
-use crate::look::{Session, cell};
+use crate::show::{Session, cell};
 use crate::sse::{Decoder, EVENT_BYTES_MAX, Sent};
 use crate::table::plain;
 

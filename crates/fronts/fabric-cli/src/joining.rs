@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::client::{Client, Request};
 use crate::failure::{Failure, failed, usage};
 use crate::lists::collection;
-use crate::look::{Session, cell};
+use crate::show::{Session, cell};
 use crate::table::columns;
 
 const TOKENS: &str = "/redfish/v1/Oem/Aquifer/JoinTokens";

@@ -3,7 +3,7 @@
 
 //! The program `aquifer-fabric`: steers a pool of far memory through the fabric manager's REST interface.
 //!
-//! `program.rs` carries out the command line. `look.rs` prints what the manager answers, `lists.rs` its collections,
+//! `program.rs` carries out the command line. `show.rs` prints what the manager answers, `lists.rs` its collections,
 //! `change.rs` asks for changes, `follow.rs` follows the events, `accounts.rs` has sessions and accounts. `client.rs`
 //! speaks HTTP over sockets and TLS, to the address that `address.rs` parses; `session.rs` keeps the token. Bytes of
 //! the manager are decoded by [`Decoder`] and serde_json, and printed by `table.rs`, which lets no control character
@@ -19,12 +19,12 @@ mod connection;
 mod failure;
 mod follow;
 mod joining;
+mod leader;
 mod lists;
-mod look;
-mod members;
 mod program;
 mod serve;
 mod session;
+mod show;
 mod sse;
 mod table;
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::client::{Client, Request};
 use crate::failure::{Failure, failed};
-use crate::look::{Session, cell};
+use crate::show::{Session, cell};
 use crate::table::columns;
 
 pub(crate) const POOLS: &str = "/redfish/v1/Chassis/Pools/MemoryDomains";

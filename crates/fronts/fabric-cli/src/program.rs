@@ -9,8 +9,8 @@ use aquifer_fabric_args::{FabricArgs, FabricCommand};
 
 use crate::client::Client;
 use crate::failure::{Failure, failed};
-use crate::look::Session;
-use crate::{accounts, change, follow, joining, lists, look, serve, session};
+use crate::show::Session;
+use crate::{accounts, change, follow, joining, lists, serve, session, show};
 
 /// The exit code of `diff` that found differences.
 const DIFFERS: u8 = 3;
@@ -40,7 +40,7 @@ fn ask(session: &mut Session<'_>, kept: &session::Session, command: &FabricComma
         FabricCommand::Accounts(args) => accounts::accounts(session, args),
         FabricCommand::Adopt(args) => change::adopt(session, *args),
         FabricCommand::Apply(args) => change::apply(session, args),
-        FabricCommand::Audit(args) => look::audit(session, args),
+        FabricCommand::Audit(args) => show::audit(session, args),
         FabricCommand::Bind(args) => change::bind(session, args),
         FabricCommand::Create(args) => change::create(session, args),
         FabricCommand::DeclareGone(args) => change::declare_gone(session, args),
@@ -52,7 +52,7 @@ fn ask(session: &mut Session<'_>, kept: &session::Session, command: &FabricComma
         FabricCommand::Donors => lists::donors(session),
         FabricCommand::Drain(args) => change::drain(session, args),
         FabricCommand::Events(args) => follow::events(session, args),
-        FabricCommand::Export => look::export(session),
+        FabricCommand::Export => show::export(session),
         FabricCommand::Grow(args) => change::resize(session, args, true),
         FabricCommand::Hosts => lists::hosts(session),
         FabricCommand::Logout => accounts::logout(session, kept),
@@ -61,7 +61,7 @@ fn ask(session: &mut Session<'_>, kept: &session::Session, command: &FabricComma
         FabricCommand::Pools => lists::pools(session),
         FabricCommand::Release(args) => change::release(session, args),
         FabricCommand::Shrink(args) => change::resize(session, args, false),
-        FabricCommand::Status(args) => look::status(session, args),
+        FabricCommand::Status(args) => show::status(session, args),
         FabricCommand::Tasks => lists::tasks(session),
         FabricCommand::Token(args) => joining::tokens(session, args),
         FabricCommand::Unbind(args) => change::unbind(session, args),

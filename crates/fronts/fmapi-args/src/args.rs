@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 const PEERS: &str = "\
-A PEER is a CXL switch, by one of its ways in:
+A PEER is the address of a CXL switch, in one of these forms:
   tcp:HOST[:PORT]     MCTP over TCP, port 2508 unless another one is given
   unix:PATH           the same over a Unix socket
   mailbox:PATH        the mailbox of a PCI function of class 0c0bh, by its file in sysfs; as root
   mctp:[NETWORK,]EID  an endpoint of the kernel's MCTP
-  opencis:ADDR[:PORT] where OpenCIS's switch connects to, port 8100 unless another one is given
-  recorded:FILE       a file of --trace, which answers as the switch did
+  opencis:ADDR[:PORT] the address that OpenCIS's switch connects to, port 8100 unless one is given
+  recorded:FILE       a file that --trace has written, replayed in place of its switch
   vfio:FUNCTION       the mailbox of a PCI function whose driver is vfio-pci
 
 Examples:
@@ -25,7 +25,7 @@ Examples:
   aquifer fmapi bind tcp:10.0.0.7 --vcs 0 --vppb 3 --port 1 --ld 2
   aquifer fmapi decode report.pcap
 
-Exit status: 0 done, and a check found no departure that is not known; 1 it could not be done;
+Exit status: 0 done, and a check found no unknown departure; 1 it could not be done;
 2 bad arguments; 3 a check found departures; 125 the program cannot be started.";
 
 /// Speak the CXL fabric-manager API to a switch: check it, time it, bind and unbind
@@ -45,9 +45,9 @@ pub struct FmapiArgs {
 pub enum FmapiCommand {
     /// Time commands: their own cost, a peer's answers, and the binding of all its devices
     #[command(after_long_help = "\
-The own cost is that of the codec, the client and MCTP packets, at a peer in this process that
-answers at once. The other peer is asked what changes nothing: Identify, and the state of the switch,
-a port and a virtual switch. A kind of command is sent for at most 10 s. Times include retries.
+The commands' own cost is that of the codec, the client and MCTP packets: it is measured with a peer
+in this process that answers at once. PEER gets commands that change nothing: Identify, and queries
+of the switch, a port and a virtual switch. Each is sent for at most 10 s. Times include retries.
 
 With --bind, a bench that is interrupted leaves devices bound; 'aquifer fmapi vcs' lists them.
 
@@ -115,7 +115,7 @@ Examples:
 Examples:
   aquifer fmapi decode report.pcap")]
     Decode {
-        /// A file of --trace
+        /// A file that --trace has written
         #[arg(value_name = "FILE")]
         file: PathBuf,
         /// The dialect in which it was recorded
@@ -144,7 +144,7 @@ pub struct Peer {
     /// How long to wait for an answer, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     pub wait: u64,
-    /// The least time between two commands, in milliseconds, for devices that want it
+    /// The minimum time between two commands, in milliseconds, for devices that need a pause
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=60_000))]
     pub gap: u64,
     /// Record every message in a pcap file (link type MCTP)
@@ -164,13 +164,13 @@ pub struct At {
     /// The peer.
     #[command(flatten)]
     pub peer: Peer,
-    /// The device at this port, instead of the switch
+    /// Address the device at this port, instead of the switch
     #[arg(long, value_name = "N")]
     pub port: Option<u8>,
-    /// This logical device of it
+    /// Address this logical device of the device at the port
     #[arg(long, value_name = "N", requires = "port")]
     pub ld: Option<u8>,
-    /// For dynamic capacity: this host's
+    /// For dynamic capacity: show that of this host
     #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub host: u16,
 }
@@ -181,7 +181,7 @@ pub struct Bench {
     /// The peer.
     #[command(flatten)]
     pub peer: Peer,
-    /// How often each command is sent
+    /// How many times each command is sent
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub count: u32,
     /// Bind every device that is bound nowhere, and unbind it afterwards. Its memory may be wiped

@@ -3,8 +3,8 @@
 
 //! The command line of `aquifer fmapi`, without the code that carries it out.
 //!
-//! `aquifer fmapi` checks its arguments and then starts the program `aquifer-fmapi` with them. Both use this table to
-//! parse them, which is also the source of help, completions and the manual.
+//! `aquifer fmapi` checks its arguments and then starts the program `aquifer-fmapi` with them. Both parse them with
+//! this table, which is also the source of help, completions and the manual.
 
 #![forbid(unsafe_code)]
 

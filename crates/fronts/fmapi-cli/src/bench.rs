@@ -5,7 +5,7 @@
 //!
 //! `bench/immediate.rs` is the peer that takes no time, `bench/bind_all.rs` binds, `bench/figures.rs` prints.
 //!
-//! A bench of a peer changes nothing, except with permission to bind; then it unbinds afterwards what it has bound.
+//! A bench of a peer changes nothing, unless it has permission to bind; then it unbinds everything that it has bound.
 
 mod bind_all;
 mod figures;
@@ -20,7 +20,7 @@ use aquifer_fmapi_client::{Client, Failure, Limits, PacketStream, SystemClock};
 pub(crate) use bind_all::Bound;
 use immediate::{Immediate, PORTS};
 
-/// How often each command is sent to the peer that takes no time: enough for a 99th percentile of 20 commands.
+/// How many times each command is sent to the peer that takes no time: enough for a 99th percentile of 20 commands.
 const OWN_COUNT: u32 = 2000;
 /// How often it is sent first, so that caches and the allocator are warm.
 const OWN_WARM_UP: u32 = 200;

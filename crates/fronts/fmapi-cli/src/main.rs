@@ -3,8 +3,8 @@
 
 //! The `aquifer-fmapi` program, which `aquifer fmapi` starts.
 //!
-//! Exit codes: 0 done, and a check found no departure that is not known; 1 it could not be done; 2 bad arguments; 3 a
-//! check found departures. Signals have their default actions; a broken pipe is success.
+//! Exit codes: 0 done, and a check found no unknown departure; 1 it could not be done; 2 bad arguments; 3 a check found
+//! departures. Signals have their default actions; a broken pipe is success.
 
 #![forbid(unsafe_code)]
 

@@ -67,7 +67,7 @@ const RUNS_BETWEEN_TURNS: usize = 64;
 pub struct Report {
     /// Contexts that have ended.
     pub contexts: u64,
-    /// The most that were in flight at a time.
+    /// The maximum number that were in flight at a time.
     pub in_flight_max: usize,
     /// How often a context was run.
     pub runs: u64,

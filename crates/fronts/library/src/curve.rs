@@ -57,7 +57,7 @@ impl MissRatioCurve {
     }
 
     /// The least DRAM with which fetches cost at most this part of the time, `0.05` for example, if each delays the
-    /// program by `fetch`: the most that they can cost, since several threads, contexts and read-ahead overlap them.
+    /// program by `fetch`: an upper bound of their cost, since several threads, contexts and read-ahead overlap them.
     pub fn least_dram_bytes(&self, loss: f64, fetch: Duration) -> u64 {
         self.curve.least_pages(loss, fetch.as_secs_f64(), self.figures.waited) * PAGE_BYTES
     }

@@ -41,8 +41,8 @@ pub enum Pattern {
 /// the range has more than half.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// Having been used before does not keep them: with the default policy they leave before blocks that it keeps.
-    /// This takes effect when a block becomes resident the next time.
+    /// Earlier use does not keep them resident: the default policy evicts them before the blocks that it keeps. This
+    /// takes effect when a block becomes resident the next time.
     Low,
     /// As the policy decides.
     #[default]

@@ -107,14 +107,14 @@ impl Space {
         Ok(Histogram::of_pages(&self.shared.memory.histogram()?))
     }
 
-    /// The most bytes that one [`prefetch`](Mapping::prefetch) or [`fetch`](Mapping::fetch) can ask for: a fixed part
-    /// of the budget, so that what arrives does not push out what has just arrived.
+    /// Maximum number of bytes that one [`prefetch`](Mapping::prefetch) or [`fetch`](Mapping::fetch) can ask for: a
+    /// fixed part of the budget, so that what arrives does not push out what has just arrived.
     pub fn prefetch_bytes_max(&self) -> usize {
         self.shared.memory.wanted_bytes_max()
     }
 
-    /// The most bytes that may be [pinned](Mapping::pin) at a time: half of the budget. A pin counts with all the
-    /// blocks that it keeps resident, each with the largest size that a block can have.
+    /// Maximum number of bytes that may be [pinned](Mapping::pin) at a time: half of the budget. A pin counts with all
+    /// the blocks that it keeps resident, each with the largest size that a block can have.
     pub fn pin_bytes_max(&self) -> usize {
         self.shared.memory.pinned_bytes_max()
     }

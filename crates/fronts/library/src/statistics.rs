@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a space has counted.
+//! The counters of a space.
 
 use std::fmt;
 

@@ -124,7 +124,7 @@ fn pins_are_limited_to_half_of_the_budget_and_leave_room_for_reads() {
     assert_eq!(mapping.pin(20 * MIB..20 * MIB + 1).err(), Some(Error::PinnedTooMuch { bytes_max: max }));
     let mut found = vec![0; 24 * MIB];
     mapping.read(0, &mut found).unwrap();
-    // Overlapping pins count for themselves, and end by themselves.
+    // Overlapping pins count separately, and end independently.
     drop(pins);
     let (first, second) = (mapping.pin(0..MIB).unwrap(), mapping.pin(MIB / 2..2 * MIB).unwrap());
     drop(first);

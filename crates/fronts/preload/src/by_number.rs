@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::calls::in_libcs_manner;
 use crate::mappings::{advise, map, protect, protect_with_key, unmap};
 use crate::remap::remap;
-use crate::{locks, next, unmovable};
+use crate::{libc_functions, locks, unmovable};
 
 /// The numbers below 64 that this library handles, as bits.
 const OURS_BELOW_64: u64 = 1 << libc::SYS_mmap
@@ -32,7 +32,7 @@ static OTHERS: AtomicUsize = AtomicUsize::new(0);
 /// Looks up the C library's syscall(2).
 pub fn prepare() {
     // SAFETY: only its address is taken.
-    let libcs = unsafe { next::syscall() };
+    let libcs = unsafe { libc_functions::syscall() };
     OTHERS.store(libcs.map_or(0, |libcs| libcs as usize), Ordering::Release);
 }
 

@@ -16,9 +16,9 @@
 #![allow(unsafe_code, reason = "system calls with the program's own arguments")]
 
 mod copied;
+mod io_submit;
 mod messages;
-mod remote;
-mod submit;
+mod process_vm;
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -46,7 +46,7 @@ const TRIES: usize = 16;
 const WAITS_FAILED_MAX: u32 = 16;
 /// How much memory an unlisted argument is assumed to point to when [`length`] was not enough.
 const WIDE_BYTES: usize = 64 << 10;
-/// The most bytes that one call transfers: the kernel's MAX_RW_COUNT.
+/// Maximum number of bytes that one call transfers: the kernel's MAX_RW_COUNT.
 pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
 /// Whether the program has ever had more than one thread: until then, no thread can be cancelled.

@@ -16,7 +16,7 @@
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_long, c_void};
 
-use crate::next;
+use crate::libc_functions;
 use crate::start::instance_inside;
 
 /// The function to jump to, and the mode to pass, returned in two registers.
@@ -37,13 +37,13 @@ extern "C" fn missing() -> usize {
 
 extern "C" fn dlopen_onwards(mode: c_int) -> Onwards {
     // SAFETY: only the address is taken.
-    let next = unsafe { next::dlopen() }.map_or(missing as *const () as usize, |next| next as usize);
+    let next = unsafe { libc_functions::dlopen() }.map_or(missing as *const () as usize, |next| next as usize);
     Onwards { function: next, mode: without_deep_binding(mode) }
 }
 
 extern "C" fn dlmopen_onwards(mode: c_int, namespace: c_long) -> Onwards {
     // SAFETY: only the address is taken.
-    let next = unsafe { next::dlmopen() }.map_or(missing as *const () as usize, |next| next as usize);
+    let next = unsafe { libc_functions::dlmopen() }.map_or(missing as *const () as usize, |next| next as usize);
     // Another namespace has its own C library, and this library is not in it.
     let mode = if namespace == libc::LM_ID_BASE { without_deep_binding(mode) } else { mode as usize };
     Onwards { function: next, mode }

@@ -12,7 +12,7 @@
 
 use std::ffi::c_int;
 
-use crate::next;
+use crate::libc_functions;
 use crate::start::instance;
 
 /// Defines the C library's functions that change what a process may do. All take only integers and addresses, at most
@@ -28,7 +28,7 @@ macro_rules! changing_rights {
             pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize) -> c_int {
                 let _ = instance();
                 // SAFETY: the caller's promise.
-                unsafe { next::$name().map_or(-1, |function| function(a, b, c, d, e)) }
+                unsafe { libc_functions::$name().map_or(-1, |function| function(a, b, c, d, e)) }
             }
         )*
     };

@@ -28,7 +28,7 @@ use crate::calls::HAS_THREADS;
 use crate::mappings::ADDRESSES_END;
 use crate::program_memory::{can_store_word, is_readable, load, store_word};
 use crate::start::{instance, instance_inside};
-use crate::{descendants, next, own_allocator, threads};
+use crate::{descendants, libc_functions, own_allocator, threads};
 
 /// The structure of clone3(2), in bytes: its first version, more than its longest version so far, and the most that the
 /// kernel accepts if the rest is zeros. Then the indices of the words that are read by name.
@@ -87,7 +87,7 @@ macro_rules! forking {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
                 // SAFETY: the caller's promise. The C library's own call traps.
-                with_trap($by_library, || unsafe { next::$next().map_or($fails, |function| function($($argument),*)) })
+                with_trap($by_library, || unsafe { libc_functions::$next().map_or($fails, |function| function($($argument),*)) })
             }
         )*
     };
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn clone(
 ) -> c_int {
     let with = |run, flags, argument| {
         // SAFETY: the caller's promise.
-        unsafe { next::clone().map_or(-1, |clone| clone(run, stack, flags, argument, parent, words, child)) }
+        unsafe { libc_functions::clone().map_or(-1, |clone| clone(run, stack, flags, argument, parent, words, child)) }
     };
     if flags & libc::CLONE_VM != 0 {
         let environment = thread_slot::environment();

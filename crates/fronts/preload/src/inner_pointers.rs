@@ -5,7 +5,7 @@
 //! of pointers in structures that no table lists, such as those of ioctl(2), setsockopt(2), bpf(2).
 //!
 //! Pointers that no table lists are guessed once a call has failed with EFAULT: each word of the structure that could
-//! be an address of managed memory is mistaken for one. Making too much memory resident is harmless.
+//! be an address of managed memory is treated as one. Making too much memory resident is harmless.
 
 #![allow(unsafe_code, reason = "looks at what the program's arguments point to")]
 

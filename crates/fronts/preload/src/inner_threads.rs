@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use aquifer_pager::abort::say;
 use aquifer_sys::signals;
 
-use crate::next;
+use crate::libc_functions;
 use crate::start::instance;
 
 /// Whether the C library may start threads of its own for a call. `transfers`: they also read or write the program's
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn timer_create(clock: c_int, event: *mut libc::sigevent, 
         return refused();
     }
     // SAFETY: the caller's promise, and the symbol is libc's.
-    unsafe { next::timer_create().map_or_else(refused, |create| create(clock, event, timer)) }
+    unsafe { libc_functions::timer_create().map_or_else(refused, |create| create(clock, event, timer)) }
 }
 
 /// mq_notify(3).
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn mq_notify(queue: c_int, event: *const libc::sigevent) -
         return refused();
     }
     // SAFETY: the caller's promise, and the symbol is libc's.
-    unsafe { next::mq_notify().map_or_else(refused, |notify| notify(queue, event)) }
+    unsafe { libc_functions::mq_notify().map_or_else(refused, |notify| notify(queue, event)) }
 }
 
 macro_rules! asynchronous {
@@ -95,7 +95,7 @@ macro_rules! asynchronous {
                     return refused();
                 }
                 // SAFETY: the caller's promise, and the symbol is libc's.
-                unsafe { next::$next().map_or_else(refused, |call| call($($argument),*)) }
+                unsafe { libc_functions::$next().map_or_else(refused, |call| call($($argument),*)) }
             }
         )*
     };

@@ -77,7 +77,7 @@ pub unsafe extern "C" fn __wrap_sigaction(
     old: *mut libc::sigaction,
 ) -> c_int {
     // SAFETY: the caller's promise; the symbol is libc's.
-    match unsafe { crate::next::sigaction() } {
+    match unsafe { crate::libc_functions::sigaction() } {
         // SAFETY: the caller's promise.
         Some(sigaction) => unsafe { sigaction(signal, new, old) },
         None => -1,
@@ -92,11 +92,11 @@ pub unsafe extern "C" fn __wrap_sigaction(
 pub unsafe extern "C" fn __wrap_pthread_create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
-    start: crate::next::StartRoutine,
+    start: crate::libc_functions::StartRoutine,
     argument: *mut c_void,
 ) -> c_int {
     // SAFETY: the symbol is libc's.
-    match unsafe { crate::next::pthread_create() } {
+    match unsafe { crate::libc_functions::pthread_create() } {
         // SAFETY: the caller's promise.
         Some(create) => unsafe { create(thread, attributes, start, argument) },
         None => libc::EAGAIN,

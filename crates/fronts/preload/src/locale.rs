@@ -13,7 +13,7 @@ use std::ffi::{c_char, c_int};
 
 use aquifer_sys::signals::Blocked;
 
-use crate::next;
+use crate::libc_functions;
 
 /// setlocale(3).
 ///
@@ -25,5 +25,5 @@ pub unsafe extern "C" fn setlocale(category: c_int, locale: *const c_char) -> *m
     // here.
     let _blocked = Blocked::others();
     // SAFETY: the symbol is libc's, and the caller's promise.
-    unsafe { next::setlocale().map_or(std::ptr::null_mut(), |setlocale| setlocale(category, locale)) }
+    unsafe { libc_functions::setlocale().map_or(std::ptr::null_mut(), |setlocale| setlocale(category, locale)) }
 }

@@ -67,7 +67,7 @@ pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
     }
 }
 
-/// The most messages that one sendmmsg(2) sends: UIO_MAXIOV. The kernel ignores further ones without an error;
+/// Maximum number of messages that one sendmmsg(2) sends: UIO_MAXIOV. The kernel ignores further ones without an error;
 /// recvmmsg(2) has no such bound.
 const SENT_MESSAGES_MAX: usize = 1024;
 

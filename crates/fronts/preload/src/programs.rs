@@ -12,7 +12,7 @@ use aquifer_sys::thread_slot;
 
 use crate::calls::{Caller, in_libcs_manner};
 use crate::descendants;
-use crate::next;
+use crate::libc_functions;
 
 unsafe extern "C" {
     static environ: *const *const c_char;
@@ -37,7 +37,7 @@ macro_rules! spawn {
             environment: *const *mut c_char,
         ) -> c_int {
             // SAFETY: the symbol is libc's.
-            let Some(spawn) = (unsafe { next::$name() }) else { return libc::ENOSYS };
+            let Some(spawn) = (unsafe { libc_functions::$name() }) else { return libc::ENOSYS };
             if !$may(path) {
                 return libc::EACCES;
             }
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, words: Words, environment:
         // SAFETY: the caller's promise; the symbol is libc's.
         unsafe {
             Caller::with_strings(file as usize, words as usize, environment, || {
-                next::execvpe().map_or(-1, |execvpe| execvpe(file, words, strings))
+                libc_functions::execvpe().map_or(-1, |execvpe| execvpe(file, words, strings))
             })
         }
     })
@@ -222,7 +222,7 @@ unsafe fn with_command<T>(command: *const c_char, call: impl FnOnce() -> T) -> T
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
     // SAFETY: the caller's promise; the symbol is libc's.
-    unsafe { with_command(command, || next::system().map_or(-1, |system| system(command))) }
+    unsafe { with_command(command, || libc_functions::system().map_or(-1, |system| system(command))) }
 }
 
 /// popen(3).
@@ -232,5 +232,7 @@ pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *mut libc::FILE {
     // SAFETY: the caller's promise; the symbol is libc's.
-    unsafe { with_command(command, || next::popen().map_or(std::ptr::null_mut(), |popen| popen(command, kind))) }
+    unsafe {
+        with_command(command, || libc_functions::popen().map_or(std::ptr::null_mut(), |popen| popen(command, kind)))
+    }
 }

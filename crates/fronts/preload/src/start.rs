@@ -141,7 +141,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         time_lock,
         program,
     };
-    let adopter = match Adopter::new(settings, counters, crate::reach::of) {
+    let adopter = match Adopter::new(settings, counters, crate::calls_in_progress::of) {
         Ok(adopter) => adopter,
         Err(errno) => {
             refuse_to_start(&format!("no address space ({errno}); raise the limit on address space (ulimit -v)"))

@@ -9,7 +9,7 @@
 use std::ffi::c_void;
 
 use crate::calls::Early;
-use crate::next;
+use crate::libc_functions;
 use crate::start::instance;
 
 /// The size of one piece. An arbitrary choice: above a few pages, the size of one copy in the C library does not
@@ -35,7 +35,7 @@ unsafe fn read_items(
     size: usize,
     count: usize,
     file: *mut libc::FILE,
-    fread: next::Fread,
+    fread: libc_functions::Fread,
 ) -> usize {
     let Some(total) = size.checked_mul(count) else { return 0 };
     let _early = early(libc::SYS_read, buffer.cast(), total);
@@ -68,7 +68,7 @@ unsafe fn write_items(
     size: usize,
     count: usize,
     file: *mut libc::FILE,
-    fwrite: next::Fwrite,
+    fwrite: libc_functions::Fwrite,
 ) -> usize {
     let Some(total) = size.checked_mul(count) else { return 0 };
     let _early = early(libc::SYS_write, buffer.cast(), total);
@@ -99,7 +99,7 @@ unsafe fn write_items(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fread(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { next::fread().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
+    unsafe { libc_functions::fread().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
 }
 
 /// fread_unlocked(3).
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn fread_unlocked(
     file: *mut libc::FILE,
 ) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { next::fread_unlocked().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
+    unsafe { libc_functions::fread_unlocked().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
 }
 
 /// fwrite(3).
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn fread_unlocked(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fwrite(buffer: *const c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { next::fwrite().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite)) }
+    unsafe { libc_functions::fwrite().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite)) }
 }
 
 /// fwrite_unlocked(3).
@@ -139,5 +139,5 @@ pub unsafe extern "C" fn fwrite_unlocked(
     file: *mut libc::FILE,
 ) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { next::fwrite_unlocked().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite)) }
+    unsafe { libc_functions::fwrite_unlocked().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite)) }
 }

@@ -19,7 +19,7 @@ use aquifer_sys::signals::{self, Blocked};
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
 use aquifer_sys::{dispatch, own_stack, shown_calls, signal_stack};
 
-use crate::next::{self, StartRoutine};
+use crate::libc_functions::{self, StartRoutine};
 use crate::program_memory::{load, store};
 use crate::start::Instance;
 
@@ -90,9 +90,9 @@ fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
 fn sets_mask(attributes: *const libc::pthread_attr_t) -> bool {
     let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the symbol is libc's; the caller of pthread_create(3) promises good attributes, or none; room for a mask.
-    let get = |get: next::AttributesMask| unsafe { get(attributes, mask.as_mut_ptr()) == 0 };
+    let get = |get: libc_functions::AttributesMask| unsafe { get(attributes, mask.as_mut_ptr()) == 0 };
     // SAFETY: as above.
-    !attributes.is_null() && unsafe { next::pthread_attr_getsigmask_np() }.is_some_and(get)
+    !attributes.is_null() && unsafe { libc_functions::pthread_attr_getsigmask_np() }.is_some_and(get)
 }
 
 /// Called before the calling thread ends: keeps the robust mutexes that it holds resident, so that the kernel can mark
@@ -186,7 +186,7 @@ pub fn ends(status: Option<i32>) {
 pub unsafe extern "C-unwind" fn pthread_exit(value: *mut c_void) -> ! {
     ends(None);
     // SAFETY: the caller's promise. Every C library has this function.
-    unsafe { next::pthread_exit().expect("libc has pthread_exit")(value) }
+    unsafe { libc_functions::pthread_exit().expect("libc has pthread_exit")(value) }
 }
 
 /// sigaltstack(2): the kernel keeps the library's stack, and the program's is stored.
@@ -290,7 +290,7 @@ unsafe fn create(
     argument: *mut c_void,
 ) -> c_int {
     // SAFETY: the symbol is libc's.
-    let Some(create) = (unsafe { next::pthread_create() }) else { return libc::EAGAIN };
+    let Some(create) = (unsafe { libc_functions::pthread_create() }) else { return libc::EAGAIN };
     crate::calls::HAS_THREADS.store(true, std::sync::atomic::Ordering::Relaxed);
     let Some(instance) = crate::start::instance() else {
         // SAFETY: the caller's promise.

@@ -26,7 +26,7 @@ use aquifer_sys::{signal_stack, signals};
 
 use crate::calls::Caller;
 use crate::start::instance;
-use crate::{descriptors, forks, guests, locks, mappings, masks, programs, remap, threads, unmovable};
+use crate::{descriptors, forks, kvm, locks, mappings, masks, programs, remap, threads, unmovable};
 
 /// PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -205,7 +205,7 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
             libc::SYS_munlockall => return Some(locks::unlock_all()),
             libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => return Some(-(libc::EINVAL as isize)),
             libc::SYS_io_uring_setup => return Some(refuse_rings(adopter.copies())),
-            libc::SYS_ioctl if guests::takes_memory(args[1]) && guests::would_fail(adopter, args[2]) => {
+            libc::SYS_ioctl if kvm::takes_memory(args[1]) && kvm::would_fail(adopter, args[2]) => {
                 return Some(refuse_guest_memory());
             }
             libc::SYS_io_setup if adopter.copies() => return Some(refuse_asynchronous_io()),

@@ -19,7 +19,7 @@ use aquifer_sys::raw::syscall;
 
 use crate::bounce::{self, Entries};
 use crate::calls::in_libcs_manner;
-use crate::next;
+use crate::libc_functions;
 use crate::program_memory::load;
 use crate::start::instance;
 
@@ -97,7 +97,7 @@ pub unsafe fn splice_in_libcs_manner(args: [usize; 6]) -> isize {
         Some(result) => in_libcs_manner(result),
         // SAFETY: the caller's promise; the symbol is libc's.
         None => unsafe {
-            next::vmsplice().map_or(-1, |vmsplice| vmsplice(pipe as c_int, vector, count, flags as c_uint))
+            libc_functions::vmsplice().map_or(-1, |vmsplice| vmsplice(pipe as c_int, vector, count, flags as c_uint))
         },
     }
 }
@@ -120,6 +120,8 @@ pub unsafe extern "C" fn setsockopt(
     match ours {
         Some(result) => in_libcs_manner(result) as c_int,
         // SAFETY: the caller's promise; the symbol is libc's.
-        None => unsafe { next::setsockopt().map_or(-1, |setsockopt| setsockopt(socket, level, option, value, len)) },
+        None => unsafe {
+            libc_functions::setsockopt().map_or(-1, |setsockopt| setsockopt(socket, level, option, value, len))
+        },
     }
 }

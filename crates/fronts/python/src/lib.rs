@@ -22,19 +22,19 @@
 //! | `touches` | says why a forked child ends that touches its parent's memory |
 //! | `errors` | which exception stands for which error |
 
-mod ahead;
 mod curve;
 mod errors;
 mod exporter;
 mod fetch;
+mod forked_child;
 mod gather;
 mod lifetime;
 mod mapping;
 mod offset;
 mod pin;
+mod prefetches;
 mod queries;
 mod space;
-mod touches;
 
 #[pyo3::pymodule]
 mod _native {
@@ -45,13 +45,13 @@ mod _native {
     #[pymodule_export]
     use crate::fetch::Fetch;
     #[pymodule_export]
+    use crate::forked_child::explain_touches;
+    #[pymodule_export]
     use crate::mapping::Mapping;
     #[pymodule_export]
     use crate::pin::Pin;
     #[pymodule_export]
     use crate::space::{Space, probe};
-    #[pymodule_export]
-    use crate::touches::explain_touches;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -15,16 +15,16 @@ use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
-use crate::ahead::{self, Ahead};
 use crate::errors::{self, OrRaise, Raised};
 use crate::fetch::Fetch;
+use crate::forked_child::{self, Reserved};
 use crate::gather::{self, Items};
 use crate::lifetime::{Busy, Lifetime};
 use crate::offset::{Offset, range};
 use crate::pin::Pin;
+use crate::prefetches::{self, Ahead};
 use crate::queries::{self, Classes, StatusTuple, TemperatureTuple};
 use crate::space::{Space, without_lock};
-use crate::touches::{self, Reserved};
 
 /// A mapping, and who uses it.
 #[pyclass(frozen, subclass, module = "aquifer._native")]
@@ -55,7 +55,7 @@ impl Mapping {
             (None, None) => return Err(PyValueError::new_err("a mapping without a name has a size; give it one")),
         };
         let (address, len, hints) = (memory.as_ptr().addr(), memory.len(), memory.hints());
-        touches::add(address, len);
+        forked_child::add(address, len);
         Ok(Self {
             memory: RwLock::new(Some(memory)),
             hints,
@@ -178,7 +178,7 @@ impl Mapping {
         let bytes_max = space.get().prefetch_bytes_max(py)?;
         let indices = gather::indices(indices);
         self.hinting(py, |hints| {
-            let runs = ahead::runs(&indices, size.0, self.len, bytes_max)?;
+            let runs = prefetches::runs(&indices, size.0, self.len, bytes_max)?;
             self.ahead.lock().unwrap_or_else(PoisonError::into_inner).start(hints, runs)
         })
     }
@@ -339,7 +339,7 @@ impl Mapping {
 
     /// The memory is gone: gives up the share of the space.
     fn end(&self) {
-        touches::remove(self.address);
+        forked_child::remove(self.address);
         self.share.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }

@@ -81,13 +81,13 @@ impl Space {
         Ok(self.with(py, aquifer::Space::miss_ratio_curve)?.map(MissRatioCurve::of))
     }
 
-    /// The most bytes that one prefetch or fetch can ask for.
+    /// Maximum number of bytes that one prefetch or fetch can ask for.
     #[getter]
     pub fn prefetch_bytes_max(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, |space| Ok(space.prefetch_bytes_max()))
     }
 
-    /// The most bytes that may be pinned at a time: half of the budget.
+    /// Maximum number of bytes that may be pinned at a time: half of the budget.
     #[getter]
     fn pin_bytes_max(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, |space| Ok(space.pin_bytes_max()))

@@ -4,8 +4,8 @@
 //! The wheel, as a user gets it: built by maturin, installed by pip, tested by pytest, its types checked by mypy, and
 //! its documentation run.
 //!
-//! `AQUIFER_E2E_PYTHON` names a Python with maturin, mypy, NumPy, pip and pytest, if the one on the path has not. The
-//! library is that of `cargo build --workspace`, which CI has run before.
+//! `AQUIFER_E2E_PYTHON` names a Python with maturin, mypy, NumPy, pip and pytest, if the one on the path lacks them.
+//! The library is that of `cargo build --workspace`, which CI has run before.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,8 @@ const PYTHON_VARIABLE: &str = "AQUIFER_E2E_PYTHON";
 const MODULES: &[&str] = &["maturin", "mypy", "numpy", "pip", "pytest"];
 
 /// Cargo, as maturin starts it. It builds what `cargo build --workspace` builds, with the same features, so that
-/// nothing is built twice; and without maturin's variables, for which pyo3 would be built again, by all others too.
+/// nothing is built twice. It unsets maturin's variables: with them, pyo3 would be built again, here and by the next
+/// ordinary build.
 const CARGO: &str = r#"#!/bin/sh
 unset PYO3_BUILD_EXTENSION_MODULE PYO3_CONFIG_FILE PYO3_ENVIRONMENT_SIGNATURE PYO3_PYTHON
 case "$1" in

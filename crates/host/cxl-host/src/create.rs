@@ -39,7 +39,7 @@ pub struct Request {
     pub memdevs: Vec<String>,
     /// The length of the region; `None`: all that the devices have free, the same from each.
     pub bytes: Option<u64>,
-    /// How many bytes lie together on one device.
+    /// How many bytes in a row are on one device.
     pub granularity_bytes: u64,
     /// The window; `None`: the first that takes volatile memory of that size.
     pub window: Option<String>,

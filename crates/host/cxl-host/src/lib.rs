@@ -19,7 +19,7 @@
 
 #![forbid(unsafe_code)]
 
-mod bound;
+mod attach;
 mod check;
 mod create;
 mod destroy;
@@ -30,7 +30,7 @@ mod listing;
 mod memory;
 pub mod model;
 
-pub use bound::{Attached, Bound, Nodes, Purpose, attach, detach};
+pub use attach::{Attached, Bound, Nodes, Purpose, attach, detach};
 pub use check::{Finding, check};
 pub use create::{Request, create};
 pub use destroy::destroy;

@@ -11,7 +11,7 @@ use aquifer_nodes::dax::{self, Device};
 use serde::Serialize;
 
 pub(crate) const DEVICES: &str = "/sys/bus/cxl/devices";
-/// The most targets of a region. The specification allows 16.
+/// Maximum number of targets of a region. The specification allows 16.
 pub(crate) const WAYS_MAX: u64 = 16;
 
 /// A CXL device with memory.

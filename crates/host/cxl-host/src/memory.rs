@@ -67,7 +67,7 @@ pub struct Progress {
 /// The blocks that the kernel has made of a device. None before the kernel has its memory.
 pub fn blocks(tree: &dyn Tree, device: &Device) -> Result<Blocks, CxlFailure> {
     let failure = |what| CxlFailure::NoBlocks { device: device.name.clone(), what };
-    let start = device.resource.ok_or_else(|| failure("its address is not shown (that takes root)"))?;
+    let start = device.resource.ok_or_else(|| failure("its address is not shown (that needs root)"))?;
     // The kernel writes this one in hexadecimal without a prefix.
     let size = tree.text(&format!("{BLOCKS}/block_size_bytes")).ok();
     let block_bytes = size.and_then(|text| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok());

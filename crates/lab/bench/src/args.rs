@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Checks the command line, and makes of it the settings that the rest of the bench uses.
+//! Checks the command line, and turns it into the settings that the rest of the bench uses.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::failure::BenchFailure;
 use crate::library;
 use crate::memory;
 use crate::overhead::Overhead;
-use crate::own;
+use crate::user_program;
 use crate::workload::{self, Sizing, WORKLOADS, Workload};
 
 const ROUNDS: u32 = 3;
@@ -80,7 +80,7 @@ impl Settings {
         };
         let is_own = !args.program.is_empty();
         let contenders = if args.contender.is_empty() && is_own {
-            contenders_named(&own::STANDARD.map(str::to_owned))?
+            contenders_named(&user_program::STANDARD.map(str::to_owned))?
         } else if args.contender.is_empty() && use_library(&args.workload) {
             contenders_named(&library::STANDARD.split(',').map(str::to_owned).collect::<Vec<_>>())?
         } else if args.contender.is_empty() && args.quick {
@@ -94,7 +94,7 @@ impl Settings {
         };
         let locals = match args.local.as_slice() {
             [] if args.quick => vec![30],
-            [] if is_own => vec![own::LOCAL_PERCENT],
+            [] if is_own => vec![user_program::LOCAL_PERCENT],
             [] => vec![30, 50, 70],
             named => without_repeats(named),
         };
@@ -127,7 +127,7 @@ impl Settings {
         let timeout = if args.quick { args.timeout.min(Duration::from_secs(240)) } else { args.timeout };
         Ok(Self {
             workloads: if is_own {
-                vec![own::workload(args.program)?]
+                vec![user_program::workload(args.program)?]
             } else if is_memory_alone || (args.workload.is_empty() && !args.overhead.is_empty()) {
                 Vec::new()
             } else {
@@ -348,7 +348,7 @@ mod tests {
         let own = settings(&["--", "sh", "-c", "exit 0"]).unwrap();
         assert_eq!((own.workloads.len(), own.workloads[0].name, own.locals.as_slice()), (1, "sh", &[50][..]));
         let names: Vec<_> = own.contenders.iter().map(ToString::to_string).collect();
-        assert_eq!(names, own::STANDARD);
+        assert_eq!(names, user_program::STANDARD);
         assert!(settings(&["--", "no-such-program-at-all"]).is_err());
         assert!(Probe::try_parse_from(["bench", "--workload", "bfs", "--", "sh"]).is_err());
     }

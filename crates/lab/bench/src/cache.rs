@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer cache` as the server of YCSB's workloads: its names as a contender, and its command line. Pure, but for the
-//! look for the program.
+//! `aquifer cache` as the server of YCSB's workloads: its names as a contender, and its command line. Pure, except that
+//! it looks for the program's file.
 //!
-//! The cache needs less memory than Redis for the same records, so its local memory is the same part of its own
-//! footprint: otherwise nothing of it would be elsewhere.
+//! The cache needs less memory than Redis for the same records, so its local memory is the same fraction of its own
+//! footprint: otherwise all of it would be local.
 
 use std::fmt;
 use std::path::Path;

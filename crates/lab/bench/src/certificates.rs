@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::donor_process::Way;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
-use crate::lender::Way;
 use crate::process::{self, find_program};
 
 /// Time limit for the commands. Elliptic-curve keys take milliseconds.

@@ -111,7 +111,7 @@ impl Cgroup {
             cgroup.write(if v1 { "memory.limit_in_bytes" } else { "memory.max" }, &limit.to_string())?;
         }
         if !swap {
-            // v1 limits memory and swap together. Both files are absent when the kernel does not measured for swap.
+            // v1 limits memory and swap together. Both files are absent when the kernel does not account for swap.
             let (file, value) = match (v1, limit) {
                 (true, Some(limit)) => ("memory.memsw.limit_in_bytes", limit.to_string()),
                 (true, None) => ("memory.swappiness", "0".to_string()),

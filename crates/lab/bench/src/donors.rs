@@ -12,9 +12,9 @@ use std::path::Path;
 
 use crate::certificates;
 use crate::contender::Contender;
+use crate::donor_process::{DonorProcess, LOOPBACK, Way};
 use crate::failure::BenchFailure;
 use crate::hosts::{self, Hosts};
-use crate::lender::{LOOPBACK, Lender, Way};
 use crate::measure::{Bench, tier_bytes};
 use crate::plan::Step;
 use crate::size::format_rate;
@@ -24,7 +24,7 @@ pub struct Donors {
     /// Their addresses and security options, as written after `donor:`.
     pub place: String,
     // Dropped in this order: a host is removed when no process runs on it.
-    _lenders: Vec<Lender>,
+    _processes: Vec<DonorProcess>,
     _hosts: Option<Hosts>,
 }
 
@@ -46,14 +46,14 @@ impl Bench<'_> {
             Contender::AquiferShm => vec![Way::shared(socket)],
             _ => return Ok(None),
         };
-        let mut lenders = Vec::new();
+        let mut donors = Vec::new();
         for (host, way) in (1..).zip(&ways) {
             let words = hosts.as_ref().map_or_else(Vec::new, |hosts| hosts.words(host));
-            lenders.push(Lender::start(self.aquifer(&step.contender)?, &words, way, tier_bytes(step))?);
+            donors.push(DonorProcess::start(self.aquifer(&step.contender)?, &words, way, tier_bytes(step))?);
         }
-        let addresses: Vec<&str> = lenders.iter().map(|lender| lender.address.as_str()).collect();
+        let addresses: Vec<&str> = donors.iter().map(|donor| donor.address.as_str()).collect();
         let place = addresses.join("+") + &ways[0].options;
-        Ok(Some(Donors { place, _lenders: lenders, _hosts: hosts }))
+        Ok(Some(Donors { place, _processes: donors, _hosts: hosts }))
     }
 }
 

@@ -4,9 +4,9 @@
 //! The workloads that use the library: their ways, their tiers, where their program is, and their bars. Pure, except
 //! that it looks for the program's file.
 //!
-//! A program that uses the library has its own space, so no pager is put around it: the contender is an argument
-//! of the program. Its budget is the local memory that every other contender gets, and its index and other ordinary
-//! memory are taken off it. The other contenders run the same program with everything in ordinary memory.
+//! A program that uses the library has its own space, so no pager is put around it: the contender is an argument of the
+//! program. Its budget is the local memory that every other contender gets, and its index and other ordinary memory are
+//! subtracted from that. The other contenders run the same program with everything in ordinary memory.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -17,7 +17,6 @@ use crate::failure::BenchFailure;
 use crate::idle_disk::wait_for_idle;
 use crate::interrupt::Interrupt;
 use crate::library::program_path;
-use crate::own;
 use crate::plan::Step;
 use crate::process::{self, Finished, find_program};
 use crate::record::Run;
@@ -25,6 +24,7 @@ use crate::result::{figure_of, parse_output};
 use crate::size::{MIB, format_size};
 use crate::swap::SwapArea;
 use crate::undo::{self, CERTIFICATES_KIND, SERVER_KIND, Undo, UndoList};
+use crate::user_program;
 use crate::workload::{Input, Workload};
 
 /// In a small limit the kernel occasionally kills a program all of whose pages are being swapped out, although swap has
@@ -126,7 +126,7 @@ impl Bench<'_> {
         run.stats = fs::read_to_string(&stats).ok().and_then(|text| serde_json::from_str(&text).ok());
         judge_end(step, self.settings, &finished, &measured)?;
         if step.workload.is_own() {
-            run.figure = Some(own::figure(&finished));
+            run.figure = Some(user_program::figure(&finished));
             return Ok(());
         }
         let printed = parse_output(&finished.stdout)?;

@@ -11,8 +11,8 @@ use std::fs;
 use std::process::Command;
 
 use crate::certificates;
+use crate::donor_process::{DonorProcess, LOOPBACK, Way};
 use crate::failure::BenchFailure;
-use crate::lender::{LOOPBACK, Lender, Way};
 use crate::order;
 use crate::overhead::{Case, TLS_THROUGHPUT};
 use crate::overhead_run::{OverheadBench, TIER_TIMEOUT, first_cpu_of_ours, on_cpu, read_us_of};
@@ -61,9 +61,9 @@ impl OverheadBench<'_> {
         cpu: Option<u32>,
     ) -> Result<f64, BenchFailure> {
         let words = cpu.map_or_else(Vec::new, |cpu| vec!["taskset".into(), "--cpu-list".into(), cpu.to_string()]);
-        let lender = Lender::start(self.aquifer, &words, way, case.tier_bytes)?;
+        let donor = DonorProcess::start(self.aquifer, &words, way, case.tier_bytes)?;
         let mut command = cpu.map_or_else(|| Command::new(self.aquifer), |cpu| on_cpu(cpu, self.aquifer));
-        command.args(["doctor", "--json", "--tier"]).arg(format!("donor:{by}{}{}", lender.address, way.options));
+        command.args(["doctor", "--json", "--tier"]).arg(format!("donor:{by}{}{}", donor.address, way.options));
         let finished = process::run(command, TIER_TIMEOUT, self.interrupt)?;
         if !finished.status.success() {
             return Err(BenchFailure::trouble(format!("the tier cannot be measured: {}", finished.complaint()), ""));

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::donor_process::{LOOPBACK, Way};
 use crate::failure::BenchFailure;
-use crate::lender::{LOOPBACK, Way};
 use crate::overhead::Case;
 use crate::overhead_run::{OverheadBench, TIER_TIMEOUT};
 use crate::process::{self, find_program};

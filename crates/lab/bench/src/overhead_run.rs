@@ -230,7 +230,7 @@ impl OverheadBench<'_> {
         let text = fs::read_to_string(&path)
             .map_err(|error| BenchFailure::io("there are no statistics of the run".to_string(), &error))?;
         let stats: Value = serde_json::from_str(&text)
-            .map_err(|error| BenchFailure::trouble(format!("its statistics are no JSON: {error}"), ""))?;
+            .map_err(|error| BenchFailure::trouble(format!("its statistics are not JSON: {error}"), ""))?;
         run.stats = Some(stats.clone());
         Ok((printed, stats, seconds))
     }

@@ -6,9 +6,9 @@
 //!
 //! A cable carries the headers of TCP and IP as well, about 4 % of its rate, so 1.0 cannot be reached.
 
+use crate::donor_process::{DonorProcess, Way};
 use crate::failure::BenchFailure;
 use crate::hosts::{self, Hosts};
-use crate::lender::{Lender, Way};
 use crate::overhead::{self, Case, OverheadRun};
 use crate::overhead_run::OverheadBench;
 use crate::size::MIB;
@@ -23,9 +23,10 @@ impl OverheadBench<'_> {
         // Declared before the donors, so that it is dropped after them: a host is removed when no process runs on it.
         let hosts = Hosts::make(self.token, count, Some(rate))?;
         let bytes = case.tier_bytes / u64::from(count) + SPARE_BYTES;
-        let lend = |host| Lender::start(self.aquifer, &hosts.words(host), &Way::plain(&hosts::address(host)), bytes);
-        let lenders = (1..=count).map(lend).collect::<Result<Vec<Lender>, BenchFailure>>()?;
-        let addresses: Vec<&str> = lenders.iter().map(|lender| lender.address.as_str()).collect();
+        let lend =
+            |host| DonorProcess::start(self.aquifer, &hosts.words(host), &Way::plain(&hosts::address(host)), bytes);
+        let donors = (1..=count).map(lend).collect::<Result<Vec<DonorProcess>, BenchFailure>>()?;
+        let addresses: Vec<&str> = donors.iter().map(|donor| donor.address.as_str()).collect();
         let tier = format!("donor:{},security=plain", addresses.join("+"));
         let (_, first, _) = self.managed_on(&tier, case, run, &[], &["--passes", "1"], &[])?;
         let (printed, stats, _) = self.managed_on(&tier, case, run, &[], &["--passes", "3"], &[])?;

@@ -2,7 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Makes the runs that show how many faults per second 1, 2, 4 and 8 threads get, each in its own part of the memory,
-//! in a space that is whole or divided into shards, and what the contention model says of them and of larger machines.
+//! in a space that is whole or divided into shards, and what the contention model predicts for them and for larger
+//! machines.
 //!
 //! The model gets its figures from one thread on this machine, measured in the same round. So the cases with more
 //! threads check it, as far as this machine has cores.

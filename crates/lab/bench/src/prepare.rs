@@ -20,13 +20,13 @@ use crate::hosts;
 use crate::interrupt::Interrupt;
 use crate::library::program_path;
 use crate::memory_run;
-use crate::own;
 use crate::plan::{Measured, Obstacles, Plan, Step};
 use crate::process::{self, find_program};
 use crate::progress::Progress;
 use crate::record::Skipped;
 use crate::swap::{self, SwapArea};
 use crate::undo::{self, SERVER_KIND, Undo, UndoList};
+use crate::user_program;
 use crate::workload::{Input, Workload};
 
 /// A server is filled to measure its footprint; 16 GiB of values take several minutes.
@@ -131,7 +131,7 @@ pub fn footprints(
     let mut filled: Option<((Input, bool), u64)> = None;
     let mut footprint = |workload: &'static Workload| {
         if workload.is_own() {
-            return own::footprint(workload, settings, interrupt);
+            return user_program::footprint(workload, settings, interrupt);
         }
         let server = workload.server().map(|program| (program, find_program(program)));
         if let (Input::Server { bytes, .. }, true) = (workload.input, settings.plan_only) {

@@ -21,7 +21,7 @@ pub fn parse_output(stdout: &str) -> Result<Value, BenchFailure> {
         .find(|line| line.starts_with('{'))
         .ok_or_else(|| BenchFailure::trouble("it printed no result", ""))?;
     let value: Value = serde_json::from_str(line)
-        .map_err(|error| BenchFailure::trouble(format!("its result is no JSON: {error}"), ""))?;
+        .map_err(|error| BenchFailure::trouble(format!("its result is not JSON: {error}"), ""))?;
     if value.get("verified") == Some(&Value::Bool(true)) {
         Ok(value)
     } else {

@@ -25,7 +25,7 @@ pub enum Input {
     /// Values of this many bytes in total, unless `--bytes` says otherwise, in a server that the program starts. The
     /// program runs outside the limit, and its server inside.
     Server { bytes: u64, program: &'static str },
-    /// A program of the user, which takes no such arguments and prints no result (`own.rs`).
+    /// A program of the user, which takes no such arguments and prints no result (`user_program.rs`).
     Own,
 }
 

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! The lock of a shard. It behaves as the standard library's mutex on a futex: those that spin get it first; each
-//! release wakes one sleeper, which has to ask again.
+//! release wakes one sleeper, which has to try again.
 
 use std::collections::VecDeque;
 

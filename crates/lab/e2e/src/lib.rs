@@ -4,14 +4,16 @@
 //! Whole-product tests: real programs under the real `aquifer`, with the real preload library.
 //!
 //! [`build`] builds the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
-//! [`away`] has C programs whose memory is constantly evicted; [`guest`] builds what virtual machines run,
+//! [`evicted_memory`] has C programs whose memory is constantly evicted; [`guest`] builds what virtual machines run,
 //! [`rdma_guest`] a guest with an RDMA device, [`far_guest`] one with far memory, [`direct_guest`] one with hardware
 //! for programs; [`matrix`] lists settings; `torture/` is the C program that knows what every byte must be, [`stress`]
 //! runs it for hours, in parallel with [`stress_rows`]; [`donor`] starts donors, on this machine or on [`hosts`];
-//! [`verifying`] is a program for tests in which donors are lost, and [`programs`] are common programs; [`attacks`] are
-//! programs that try to break a promise; [`tier_kinds`] lists the tiers that programs are tested over; [`own_use`]
-//! measures what the pager takes; [`pages`] parses the instructions in docs/operating, [`machines`] starts the machines
-//! on which tests carry them out, and [`packages`] makes the Debian packages.
+//! [`pool`] starts a fabric manager with donors and an agent, and [`operator`] plugs and pulls the devices of a guest;
+//! [`verifying`] is a program for tests in which donors are lost, and [`programs`] are common programs; [`suites`] are
+//! the test suites of other projects, whose programs take [`ballast`]; [`attacks`] are programs that try to break a
+//! promise; [`tier_kinds`] lists the tiers that programs are tested over; [`own_use`] measures what the pager takes;
+//! [`operating_docs`] parses the instructions in docs/operating, [`machines`] starts the machines on which tests carry
+//! them out, and [`packages`] makes the Debian packages.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep` runs for as
 //! long as requested.
@@ -19,11 +21,11 @@
 #![forbid(unsafe_code)]
 
 pub mod attacks;
-pub mod away;
 pub mod ballast;
 pub mod build;
 pub mod direct_guest;
 pub mod donor;
+pub mod evicted_memory;
 pub mod far_guest;
 pub mod guest;
 pub mod hosts;

@@ -5,7 +5,7 @@
 //! what the pager says of itself.
 //!
 //! The program fills one large mapping and touches it again at random. Without the pager it has its own small mappings
-//! and page tables, which are measured first and taken off.
+//! and page tables, which are measured first and subtracted.
 
 use std::path::Path;
 use std::process::Command;

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::away::PROLOGUE;
 use crate::build::compile_text;
+use crate::evicted_memory::PROLOGUE;
 use crate::guest::{BARE_RIGHT, QEMU_WORDS, bare};
 use crate::programs;
 use crate::programs::trial::{Server, Verdict, installed, succeeded};
@@ -202,7 +202,7 @@ fn compiled(turn: &Turn, name: &str, functions: &str, body: &str) -> Result<Verd
 
 fn privileges(turn: &Turn) -> Result<Verdict, String> {
     const BODY: &str = r#"
-        unsigned char *start = away_filled(40 << 20, 3);
+        unsigned char *start = evicted_filled(40 << 20, 3);
         pid_t child = fork();
         must(child >= 0, "fork");
         if (child == 0) {
@@ -227,7 +227,7 @@ fn datagrams(turn: &Turn) -> Result<Verdict, String> {
         for (int turn = 0; turn < 40; turn++) {
             static struct mmsghdr sent[MANY], found[MANY];
             static struct iovec out[MANY], in[MANY];
-            unsigned char *from = away_filled((size_t)MANY << 16, turn + 1), *to = away((size_t)MANY << 16);
+            unsigned char *from = evicted_filled((size_t)MANY << 16, turn + 1), *to = evicted((size_t)MANY << 16);
             for (int at = 0; at < MANY; at++) {
                 out[at] = (struct iovec){from + ((size_t)at << 16), 1000};
                 in[at] = (struct iovec){to + ((size_t)at << 16), 1000};

@@ -7,8 +7,8 @@
 //! MADV_DONTFORK used to end the child, which could not register memory that it did not have. MADV_DONTNEED_LOCKED used
 //! to free pages that were then fetched again from the tier: old bytes, where the program had been promised zeros.
 
-use aquifer_e2e::away::{PROLOGUE, works};
 use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::evicted_memory::{PROLOGUE, works};
 use aquifer_e2e::run::{LIMIT, managed, run, stats};
 
 /// `there` counts the resident pages of a range; `map` returns new memory in which each page is different.

@@ -70,7 +70,7 @@ fn a_server_is_measured_and_its_dump_is_what_it_held() {
             assert_eq!(program["dump_keys"], program["keys"], "{run}");
         }
         if run["contender"] == "aquifer-dram" {
-            assert!(number(&run["stats"], "fetched_bytes") > 0, "none of its memory was ever away: {run}");
+            assert!(number(&run["stats"], "fetched_bytes") > 0, "none of its memory was ever fetched: {run}");
             assert!(number(&run["stats"], "resident_bytes_peak") <= number(run, "local_bytes"), "{run}");
         }
     }

@@ -5,10 +5,10 @@
 //!
 //! Under signal delivery the kernel's own accesses to missing pages are errors, and only calls through the library's
 //! wrappers used to work: `getdents64` by `syscall(2)` got EFAULT, and a message above 256 KiB was truncated. Each
-//! program here has its memory evicted before every call (`aquifer_e2e::away`).
+//! program here has its memory evicted before every call (`aquifer_e2e::evicted_memory`).
 
-use aquifer_e2e::away::{PROLOGUE, SETTINGS, works, works_with};
 use aquifer_e2e::build::compile_text;
+use aquifer_e2e::evicted_memory::{PROLOGUE, SETTINGS, works, works_with};
 use aquifer_e2e::run::{LIMIT, managed, run};
 
 /// Calls by `syscall(2)`, the one function for all calls, and by the instruction itself.
@@ -23,7 +23,7 @@ fn direct_calls_find_their_memory() {
         static void expect(long result, long least, const char *what) {
             if (result < least) { fprintf(stderr, \"%s: %s\\n\", what, strerror((int)-result)); exit(1); }
         }
-        #define A(len) ((long)away(len))
+        #define A(len) ((long)evicted(len))
         #define CALL(n, a, b, c, d, e, f) expect(call(SYS_##n, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f)), 0, #n)";
     works(
         "direct",
@@ -57,32 +57,34 @@ fn direct_calls_find_their_memory() {
             size_t ones = 0;
             for (size_t at = 0; at < 1 << 20; at++) ones += random[at] == 1;
             must(ones < 8192, "getrandom filled everything");
-            struct timespec *time = (struct timespec *)away_filled(1, 0);
+            struct timespec *time = (struct timespec *)evicted_filled(1, 0);
             time->tv_nsec = 1000; press();
             CALL(nanosleep, time, time, 0, 0, 0, 0);
-            uint32_t *word = (uint32_t *)away_filled(1, 0);
+            uint32_t *word = (uint32_t *)evicted_filled(1, 0);
             expect(-call(SYS_futex, (long)word, FUTEX_WAIT, 1, 0, 0, 0), EAGAIN, "futex");
-            must(call(SYS_futex, (long)away_filled(1, 0), FUTEX_WAIT, 1, 0, 0, 0) == -EAGAIN, "futex away");
-            struct pollfd *wait = (struct pollfd *)away_filled(1, 0);
+            must(call(SYS_futex, (long)evicted_filled(1, 0), FUTEX_WAIT, 1, 0, 0, 0) == -EAGAIN, "futex in evicted memory");
+            struct pollfd *wait = (struct pollfd *)evicted_filled(1, 0);
             *wait = (struct pollfd){.fd = ends[1], .events = POLLOUT}; press();
             must(call(SYS_poll, (long)wait, 1, 1000, 0, 0, 0) == 1 && wait->revents == POLLOUT, "poll");
-            struct epoll_event *event = (struct epoll_event *)away_filled(1, 0);
+            struct epoll_event *event = (struct epoll_event *)evicted_filled(1, 0);
             event->events = EPOLLOUT; event->data.u64 = 7; press();
             CALL(epoll_ctl, epoll, EPOLL_CTL_ADD, ends[1], event, 0, 0);
             struct epoll_event *events = (struct epoll_event *)A(64 * 12);
             must(call(SYS_epoll_wait, epoll, (long)events, 64, 1000, 0, 0) == 1 && events->data.u64 == 7, "epoll_wait");
             CALL(epoll_ctl, epoll, EPOLL_CTL_DEL, ends[1], 0, 0, 0);
-            unsigned char *data = away_filled(3 << 20, 9);
+            unsigned char *data = evicted_filled(3 << 20, 9);
             expect(call(SYS_pwrite64, file, (long)data, 3 << 20, 0, 0, 0), 3 << 20, "pwrite64");
-            data = away_filled(3 << 20, 0);
+            data = evicted_filled(3 << 20, 0);
             expect(call(SYS_pread64, file, (long)data, 3 << 20, 0, 0, 0), 3 << 20, "pread64");
             all(data, 3 << 20, 9, "pread64");
-            struct iovec *vector = (struct iovec *)away_filled(1, 0);
-            unsigned char *one = away_filled(1 << 20, 0), *two = away_filled(1 << 20, 0);
+            struct iovec *vector = (struct iovec *)evicted_filled(1, 0);
+            unsigned char *one = evicted_filled(1 << 20, 0), *two = evicted_filled(1 << 20, 0);
             vector[0] = (struct iovec){one, 1 << 20}; vector[1] = (struct iovec){two, 1 << 20}; press();
             expect(call(SYS_preadv2, file, (long)vector, 2, 0, 0, 0), 2 << 20, "preadv2");
             all(one, 1 << 20, 9, "preadv2"), all(two, 1 << 20, 9, "preadv2");
-            struct iovec near = {away_filled(2 << 20, 0), 2 << 20}, far = {away_filled(2 << 20, 4), 2 << 20}; press();
+            struct iovec near = {evicted_filled(2 << 20, 0), 2 << 20};
+            struct iovec far = {evicted_filled(2 << 20, 4), 2 << 20};
+            press();
             expect(call(SYS_process_vm_readv, getpid(), (long)&near, 1, (long)&far, 1, 0), 2 << 20, "process_vm_readv");
             all(near.iov_base, 2 << 20, 4, "process_vm_readv");
         }
@@ -98,10 +100,10 @@ fn words_behind_structures_are_found_and_filled() {
         "words",
         "struct waiter { uint64_t value, address; uint32_t flags, reserved; };
          static uint32_t *word(uint32_t value) {
-             uint32_t *word = (uint32_t *)away_filled(1, 0); *word = value; return word;
+             uint32_t *word = (uint32_t *)evicted_filled(1, 0); *word = value; return word;
          }",
         r#"
-        struct waiter *waiters = (struct waiter *)away_filled(1, 0);
+        struct waiter *waiters = (struct waiter *)evicted_filled(1, 0);
         for (int at = 0; at < 2; at++) waiters[at] = (struct waiter){5, (uintptr_t)word(5), 2, 0};
         struct timespec limit;
         clock_gettime(CLOCK_MONOTONIC, &limit);
@@ -144,7 +146,7 @@ fn the_librarys_own_calls_find_their_memory() {
         char path[] = "/tmp/aquifer-e2e-library-XXXXXX";
         int file = mkstemp(path);
         FILE *stream = fdopen(file, "w+");
-        must(stream && !setvbuf(stream, (char *)away(1 << 20), _IOFBF, 1 << 20), "setvbuf");
+        must(stream && !setvbuf(stream, (char *)evicted(1 << 20), _IOFBF, 1 << 20), "setvbuf");
         for (int line = 0; line < 200000; line++) {
             if (line % 50000 == 0) press();
             fprintf(stream, "%d\n", line);
@@ -157,28 +159,28 @@ fn the_librarys_own_calls_find_their_memory() {
         }
         fclose(stream);
         unlink(path);
-        must(getcwd((char *)away(1), 4096) != NULL, "getcwd");
-        must(realpath("/proc/self/exe", (char *)away(1)) != NULL, "realpath");
-        int pair[2]; socklen_t *len = (socklen_t *)away_filled(1, 0);
+        must(getcwd((char *)evicted(1), 4096) != NULL, "getcwd");
+        must(realpath("/proc/self/exe", (char *)evicted(1)) != NULL, "realpath");
+        int pair[2]; socklen_t *len = (socklen_t *)evicted_filled(1, 0);
         must(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
         *len = 4; press();
-        must(getsockopt(pair[0], SOL_SOCKET, SO_TYPE, away(1), len) == 0, "getsockopt");
-        must(clock_getres(CLOCK_REALTIME, (struct timespec *)away(1)) == 0, "clock_getres");
-        must(getrlimit(RLIMIT_NOFILE, (struct rlimit *)away(1)) == 0, "getrlimit");
-        must(sched_getaffinity(0, 128, (cpu_set_t *)away(1)) == 0, "sched_getaffinity");
-        must(pipe((int *)away(1)) == 0, "pipe");
-        must(times((void *)away(1)) != -1, "times");
-        struct sockaddr_un name = {AF_UNIX, {0}}, *from = (struct sockaddr_un *)away(1);
+        must(getsockopt(pair[0], SOL_SOCKET, SO_TYPE, evicted(1), len) == 0, "getsockopt");
+        must(clock_getres(CLOCK_REALTIME, (struct timespec *)evicted(1)) == 0, "clock_getres");
+        must(getrlimit(RLIMIT_NOFILE, (struct rlimit *)evicted(1)) == 0, "getrlimit");
+        must(sched_getaffinity(0, 128, (cpu_set_t *)evicted(1)) == 0, "sched_getaffinity");
+        must(pipe((int *)evicted(1)) == 0, "pipe");
+        must(times((void *)evicted(1)) != -1, "times");
+        struct sockaddr_un name = {AF_UNIX, {0}}, *from = (struct sockaddr_un *)evicted(1);
         int listener = socket(AF_UNIX, SOCK_STREAM, 0), client = socket(AF_UNIX, SOCK_STREAM, 0);
         must(bind(listener, (void *)&name, sizeof(sa_family_t)) == 0 && listen(listener, 1) == 0, "listen");
         socklen_t bound = sizeof name;
         must(getsockname(listener, (void *)&name, &bound) == 0, "getsockname");
-        must(connect(client, memcpy(away(1), &name, bound), bound) == 0, "connect");
+        must(connect(client, memcpy(evicted(1), &name, bound), bound) == 0, "connect");
         *len = sizeof *from; press();
         must(accept(listener, (void *)from, len) >= 0, "accept");
-        char **words = (char **)away_filled(1, 0);
-        char *shell = strcpy((char *)away(1), "/bin/sh"), *option = strcpy((char *)away(1), "-c");
-        char *text = strcpy((char *)away(1), "exit 7");
+        char **words = (char **)evicted_filled(1, 0);
+        char *shell = strcpy((char *)evicted(1), "/bin/sh"), *option = strcpy((char *)evicted(1), "-c");
+        char *text = strcpy((char *)evicted(1), "exit 7");
         words[0] = shell; words[1] = option; words[2] = text; press();
         int status; pid_t child;
         must(posix_spawn(&child, shell, NULL, NULL, words, NULL) == 0, "posix_spawn");
@@ -202,23 +204,23 @@ fn targets_of_a_structures_pointers_are_found() {
         for (int kind = 0; kind < 2; kind++) {
             int meet = socket(AF_INET, SOCK_DGRAM, 0), pair[2];
             must(meet >= 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0, "sockets");
-            /* The structure is on the stack, or away as well. */
-            struct ifconf near = {0}, *list = kind ? (struct ifconf *)away(1) : &near;
-            char *room = (char *)away(16384);
+            /* The structure is on the stack, or evicted as well. */
+            struct ifconf near = {0}, *list = kind ? (struct ifconf *)evicted(1) : &near;
+            char *room = (char *)evicted(16384);
             list->ifc_len = 16384; list->ifc_buf = room; press();
             must(ioctl(meet, SIOCGIFCONF, list) == 0 && list->ifc_len < 16384, "SIOCGIFCONF");
-            struct ifreq one = {.ifr_name = "lo"}, *name = kind ? (struct ifreq *)away(1) : &one;
-            struct ethtool_value *link = (struct ethtool_value *)away(1);
+            struct ifreq one = {.ifr_name = "lo"}, *name = kind ? (struct ifreq *)evicted(1) : &one;
+            struct ethtool_value *link = (struct ethtool_value *)evicted(1);
             *name = one; name->ifr_data = (char *)link; link->cmd = ETHTOOL_GLINK; press();
             must(ioctl(meet, SIOCETHTOOL, name) == 0 && link->data <= 1, "SIOCETHTOOL");
-            struct sock_fprog stack, *program = kind ? (struct sock_fprog *)away(1) : &stack;
-            struct sock_filter *filter = (struct sock_filter *)away(1);
+            struct sock_fprog stack, *program = kind ? (struct sock_fprog *)evicted(1) : &stack;
+            struct sock_filter *filter = (struct sock_filter *)evicted(1);
             filter[0] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, 0);
             program->len = 1; program->filter = filter; press();
             must(setsockopt(pair[1], SOL_SOCKET, SO_ATTACH_FILTER, program, sizeof *program) == 0, "SO_ATTACH_FILTER");
             must(send(pair[0], "x", 1, 0) == 1 && recv(pair[1], &one, 1, MSG_DONTWAIT) == -1, "the filter filters");
-            sigset_t *mask = (sigset_t *)away(1);
-            struct timespec *limit = (struct timespec *)away_filled(1, 0);
+            sigset_t *mask = (sigset_t *)evicted(1);
+            struct timespec *limit = (struct timespec *)evicted_filled(1, 0);
             sigemptyset(mask); limit->tv_nsec = 1000; press();
             must(pselect(0, NULL, NULL, NULL, limit, mask) == 0, "pselect");
             errno = 0;
@@ -272,7 +274,7 @@ fn a_wrong_address_is_an_error_and_no_crash() {
             must(sigprocmask(SIG_BLOCK, NULL, NULL) == 0, "sigprocmask");
         }
         /* Longer than there is memory, and than a message may be. */
-        unsigned char *message = away(1);
+        unsigned char *message = evicted(1);
         fails(direct(SYS_sendto, pair[0], (long)message, 1L << 40, 0, 0, 0), EMSGSIZE, "sendto");"#,
     );
 }
@@ -283,7 +285,7 @@ fn a_large_message_stays_whole() {
     works(
         "messages",
         "static void *reader(void *pair) {
-            unsigned char *got = away_filled(32 << 20, 0);
+            unsigned char *got = evicted_filled(32 << 20, 0);
             for (size_t done = 0; done < 32 << 20;) {
                 ssize_t came = recv(((int *)pair)[1], got + done, (32 << 20) - done, 0);
                 must(came > 0, \"recv\");
@@ -301,7 +303,7 @@ fn a_large_message_stays_whole() {
             const size_t lengths[] = {200 << 10, (1 << 20) + 13, 3200 << 10};
             for (int index = 0; index < 3; index++) {
                 size_t len = lengths[index];
-                unsigned char *sent = away_filled(len, 5), *got = away_filled(12 << 20, 0);
+                unsigned char *sent = evicted_filled(len, 5), *got = evicted_filled(12 << 20, 0);
                 must(send(pair[0], sent, len, 0) == (ssize_t)len, "send");
                 press();
                 must(recv(pair[1], got, 12 << 20, 0) == (ssize_t)len, "recv");
@@ -322,7 +324,7 @@ fn a_large_message_stays_whole() {
         int pair[2]; pthread_t thread;
         must(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
         must(pthread_create(&thread, NULL, reader, pair) == 0, "pthread_create");
-        must(send(pair[0], away_filled(32 << 20, 6), 32 << 20, 0) == 32 << 20, "a blocking send is whole");
+        must(send(pair[0], evicted_filled(32 << 20, 6), 32 << 20, 0) == 32 << 20, "a blocking send is whole");
         pthread_join(thread, NULL);"#,
     );
 }
@@ -351,9 +353,9 @@ fn asynchronous_requests_find_their_memory() {
         int file = mkstemp(path);
         unlink(path);
         unsigned char *parts[PARTS];
-        for (int part = 0; part < PARTS; part++) parts[part] = away_filled(LEN, part + 1);
+        for (int part = 0; part < PARTS; part++) parts[part] = evicted_filled(LEN, part + 1);
         if (direct(SYS_io_setup, 4, (long)&context, 0, 0, 0, 0)) return 0;
-        struct iovec *vector = (struct iovec *)away(PARTS * sizeof *vector);
+        struct iovec *vector = (struct iovec *)evicted(PARTS * sizeof *vector);
         for (int part = 0; part < PARTS; part++) vector[part] = (struct iovec){parts[part], LEN};
         press();
         must(request(IOCB_CMD_PWRITEV, file, vector, PARTS, 0) == PARTS * LEN, "a vector, written");
@@ -377,7 +379,7 @@ fn a_large_transfer_with_a_file_stays_whole() {
         enum { LEN = 40 << 20 };
         char path[] = "/var/tmp/aquifer-e2e-files-XXXXXX";
         int file = mkstemp(path);
-        unsigned char *sent = away_filled(LEN, 3), *got = away_filled(LEN, 0);
+        unsigned char *sent = evicted_filled(LEN, 3), *got = evicted_filled(LEN, 0);
         must(write(file, sent, LEN) == LEN, "write");
         must(pread(file, got, LEN, 0) == LEN, "pread");
         all(got, LEN, 3, "pread");
@@ -435,14 +437,14 @@ fn io_uring_works_or_is_refused() {
         r#"
         int early = make(), file = open("/proc/self/exe", O_RDONLY);
         if (early < 0) return 0;
-        unsigned char *far = away(2 << 20), *near = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        unsigned char *far = evicted(2 << 20), *near = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         for (int turn = 0; turn < 2; turn++) {
             must(transfer(early, file, far + (1 << 20), 8192) == 8192, "a far read");
             must(pread(file, near, 8192, 0) == 8192 && !memcmp(far + (1 << 20), near, 8192), "what was read");
             press();
         }"#,
     );
-    let body = "int main(void) { char parameters[120] = {0}; away(1);
+    let body = "int main(void) { char parameters[120] = {0}; evicted(1);
                 return direct(SYS_io_uring_setup, 4, (long)parameters, 0, 0, 0, 0) != -ENOSYS; }";
     let Some(program) = compile_text("late-rings", &format!("{PROLOGUE}\n{body}\n")) else { return };
     for delivery in ["signal", "auto"] {

@@ -8,8 +8,8 @@
 
 use std::process::Command;
 
-use aquifer_e2e::away::works;
 use aquifer_e2e::build::scratch;
+use aquifer_e2e::evicted_memory::works;
 
 const LIBRARY: &str = r#"
 #include <stdlib.h>

@@ -38,7 +38,7 @@ fn temperatures(stats: &Value) {
     assert!((16 * MIB..=24 * MIB).contains(&resident), "{resident} resident");
     assert!((94 * MIB..=100 * MIB).contains(&(resident + away)), "{resident} and {away} of 96 MiB");
     let hot = bytes("away", "64-127") + bytes("away", "128-255");
-    assert!(hot < 8 * MIB, "{hot} are away and hot: {}", stats["temperature_bytes"]);
+    assert!(hot < 8 * MIB, "{hot} are evicted and hot: {}", stats["temperature_bytes"]);
     assert!(away - bytes("away", "0") > 32 * MIB, "all is cold: {}", stats["temperature_bytes"]);
 }
 

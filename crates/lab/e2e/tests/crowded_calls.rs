@@ -8,8 +8,8 @@
 //! kept a whole block resident: 400 threads blocked in a read of 4 KiB, each in a block of 1 MiB, left no victim, and
 //! the next fault ended the program with SIGBUS.
 
-use aquifer_e2e::away::{PROLOGUE, works};
 use aquifer_e2e::build::compile_text;
+use aquifer_e2e::evicted_memory::{PROLOGUE, works};
 use aquifer_e2e::run::{LIMIT, managed, run};
 
 /// Allocates buffers in separate blocks.
@@ -272,7 +272,7 @@ int main(int words_count, char **words) {
     while (__atomic_load_n(&count_waiting, __ATOMIC_SEQ_CST) < threads) usleep(1000);
     usleep(300000);
     for (int turn = 0; turn < 3; turn++) press();
-    unsigned char *text = away(4096);
+    unsigned char *text = evicted(4096);
     for (int n = 0; n < threads; n++) {
         struct { long type; unsigned char text[64]; } message = {.type = n + 1};
         memset(text, n % 251 + 1, 64);

@@ -9,8 +9,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use aquifer_e2e::away::{PROLOGUE, SETTINGS};
 use aquifer_e2e::build::scratch;
+use aquifer_e2e::evicted_memory::{PROLOGUE, SETTINGS};
 use aquifer_e2e::run::{LIMIT, managed, run};
 
 const LIBRARY: &str = "

@@ -6,7 +6,7 @@
 //! its calls could meet evicted memory. These functions now run with signals blocked, and a new thread still starts
 //! with its creator's mask.
 
-use aquifer_e2e::away::works_with;
+use aquifer_e2e::evicted_memory::works_with;
 
 const FUNCTIONS: &str = r#"
 #include <locale.h>
@@ -53,7 +53,7 @@ static void set_locale(void) {
 static void stream(void) {
     static FILE *from;
     static unsigned char *into;
-    if (!into) into = away(1 << 20);
+    if (!into) into = evicted(1 << 20);
     if (!from) from = fopen("/dev/zero", "r");
     must(fread(into, 1, 1 << 20, from) == 1 << 20, "fread");
 }
@@ -92,7 +92,7 @@ static void interrupted(void (*call)(void), const char *what) {
 const BODY: &str = r#"
     struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
     must(sigaction(SIGUSR1, &action, 0) == 0, "sigaction");
-    free(away(8 << 20));
+    free(evicted(8 << 20));
     interrupted(set_locale, "setlocale");
     interrupted(make_thread, "pthread_create");
     interrupted(stream, "fread");

@@ -8,8 +8,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use aquifer_e2e::away::PROLOGUE;
 use aquifer_e2e::build::compile_text;
+use aquifer_e2e::evicted_memory::PROLOGUE;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
 /// `program early|late|alone keep|drop`: 32 MiB that are touched all the time, beside a stream of 384 MiB. The advice

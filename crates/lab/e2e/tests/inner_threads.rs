@@ -6,8 +6,8 @@
 //! The library does not prepare such a thread for faults. A listener must serve its memory, or its creation must be
 //! refused.
 
-use aquifer_e2e::away::PROLOGUE;
 use aquifer_e2e::build::compile_text;
+use aquifer_e2e::evicted_memory::PROLOGUE;
 use aquifer_e2e::run::{Ended, LIMIT, managed, run};
 
 const FUNCTIONS: &str = r##"

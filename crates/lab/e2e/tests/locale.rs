@@ -7,14 +7,14 @@
 //! managed memory and evicted, and SIGBUS ended the child without a message. This happened with Python, which always
 //! has a locale.
 
-use aquifer_e2e::away::works;
+use aquifer_e2e::evicted_memory::works;
 
 #[test]
-fn the_worker_of_a_forked_child_starts_though_much_is_away() {
+fn the_worker_of_a_forked_child_starts_though_most_pages_are_evicted() {
     let functions = "#include <locale.h>\n";
     let body = r#"
     if (!setlocale(LC_ALL, "C.UTF-8")) { puts("skipped, because there is no locale C.UTF-8"); return 0; }
-    unsigned char *start = away(48 << 20);
+    unsigned char *start = evicted(48 << 20);
     pid_t child = fork();
     must(child >= 0, "fork");
     if (child == 0) {

@@ -7,8 +7,8 @@
 
 use std::process::Command;
 
-use aquifer_e2e::away::PROLOGUE;
 use aquifer_e2e::build::compile_text;
+use aquifer_e2e::evicted_memory::PROLOGUE;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
 const PROGRAM: &str = r#"

@@ -5,7 +5,7 @@
 //!
 //! stress-ng's mremap stressor makes such calls, and the pager used to end it: the end of the range had wrapped around.
 
-use aquifer_e2e::away::works;
+use aquifer_e2e::evicted_memory::works;
 
 #[test]
 fn ranges_that_wrap_around_or_are_not_of_pages_change_nothing() {

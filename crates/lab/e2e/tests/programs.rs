@@ -91,7 +91,7 @@ fn sbcl_keeps_its_heap_within_the_budget() {
         let stats = stats(file.as_ref());
         let mib = |name: &str| stats[name].as_u64().expect("a figure") >> 20;
         assert!(mib("resident_bytes_peak") <= 96 && mib("managed_bytes_peak") >= 1000, "{stats}");
-        assert!(mib("fetched_bytes") > 200, "it was away: {stats}");
+        assert!(mib("fetched_bytes") > 200, "it was evicted: {stats}");
         // By the kernel's count: the budget, the pager's own memory, and the pages of its core file that SBCL changed.
         let anonymous = ended.stdout.lines().find_map(|line| line.strip_prefix("RssAnon:"));
         let kib: u64 = anonymous.and_then(|text| text.split_whitespace().next()?.parse().ok()).expect("it says so");

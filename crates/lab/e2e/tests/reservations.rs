@@ -118,7 +118,7 @@ fn memory_reserved_and_opened_later_is_managed() {
         let ended = run(managed(&words, &program, &[]), LIMIT);
         assert_eq!(ended.status, Some(0), "{delivery}, {exchange}: {}{}", ended.stdout, ended.stderr);
         let stats = stats(file.as_ref());
-        assert!(stats["fetched_bytes"].as_u64() > Some(100 << 20), "most of it was away: {stats}");
+        assert!(stats["fetched_bytes"].as_u64() > Some(100 << 20), "most of it was evicted: {stats}");
         let mappings = ["registered_mappings_signal", "registered_mappings_listener"];
         let mappings: u64 = mappings.iter().filter_map(|name| stats[name].as_u64()).sum();
         assert!(mappings < 400, "{mappings} registrations for 1600 pieces");
@@ -195,7 +195,7 @@ fn mappings_made_with_syscall_are_managed() {
         let ended = run(managed(&words, &program, &[&core]), LIMIT);
         assert_eq!(ended.status, Some(0), "{delivery}, {exchange}: {}{}", ended.stdout, ended.stderr);
         let stats = stats(file.as_ref());
-        assert!(stats["fetched_bytes"].as_u64() > Some(100 << 20), "most of it was away: {stats}");
+        assert!(stats["fetched_bytes"].as_u64() > Some(100 << 20), "most of it was evicted: {stats}");
         let _ = std::fs::remove_dir_all(directory);
     }
 }

@@ -7,7 +7,7 @@
 //! when it exits; the kernel could not write the signal's frame there and ended the program by SIGSEGV, in one run of
 //! six.
 
-use aquifer_e2e::away::works;
+use aquifer_e2e::evicted_memory::works;
 
 const STACK: &str = "
     #include <ucontext.h>
@@ -52,7 +52,7 @@ fn a_stack_that_is_freed_while_it_is_set_ends_nobody() {
         r#"
         use_stack(0);
         must(munmap(stack, STACK) == 0, "munmap");
-        data = away_filled(8 << 20, 3);
+        data = evicted_filled(8 << 20, 3);
         all(data, 8 << 20, 3, "wrapped");
         press();
         /* By the system call itself, once calls trap and once they may not yet. */
@@ -104,7 +104,7 @@ fn handlers_run_on_the_programs_stack_with_its_masks_and_can_be_left() {
         }",
         r#"
         use_stack(0);
-        data = away_filled(8 << 20, 3);
+        data = evicted_filled(8 << 20, 3);
         handle(SIGUSR1, on_outer, SA_ONSTACK);
         handle(SIGUSR2, on_inner, SA_ONSTACK);
         for (int turn = 0; turn < 3; turn++) { raise(SIGUSR1); all(data, 8 << 20, 3, "between"); }
@@ -155,7 +155,7 @@ fn registers_survive_handlers_that_come_at_any_moment() {
             return sum;
         }",
         r#"
-        data = away_filled(8 << 20, 3);
+        data = evicted_filled(8 << 20, 3);
         double wanted = work();
         use_stack(0);
         handle(SIGALRM, on_tick, SA_ONSTACK | SA_RESTART);
@@ -210,7 +210,7 @@ fn overflows_of_stacks_are_handled_and_a_stack_can_disarm_itself() {
             return none;
         }",
         r#"
-        data = away_filled(8 << 20, 3);
+        data = evicted_filled(8 << 20, 3);
         use_stack(0);
         handle(SIGSEGV, on_fault, SA_ONSTACK);
         handle(SIGBUS, on_fault, SA_ONSTACK);
@@ -276,7 +276,7 @@ fn a_thread_that_waits_is_interrupted_on_its_own_stack() {
             return NULL;
         }",
         r#"
-        data = away_filled(8 << 20, 0);
+        data = evicted_filled(8 << 20, 0);
         waiters = mmap(NULL, 1 << 12, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         handle(SIGUSR2, on_signal, SA_RESTART);
         for (long n = 0; n < WAITERS; n++)

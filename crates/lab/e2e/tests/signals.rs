@@ -6,8 +6,8 @@
 //! Under signal delivery a fault is a signal. A thread that had blocked all signals used to be ended by its next fault;
 //! a thread that is cancelled, or jumps out of a wait, must leave nothing pinned.
 
-use aquifer_e2e::away::{PROLOGUE, SETTINGS, works};
 use aquifer_e2e::build::compile_text;
+use aquifer_e2e::evicted_memory::{PROLOGUE, SETTINGS, works};
 use aquifer_e2e::run::{LIMIT, managed, run};
 
 /// The kernel ends a program whose fault cannot be signalled.
@@ -24,12 +24,12 @@ fn blocking_every_signal_is_no_end() {
             must(pthread_sigmask(SIG_SETMASK, &every, NULL) == 0, \"pthread_sigmask\");
             press();
             all(data, 4 << 20, 8, \"all signals blocked\");
-            must(direct(SYS_pread64, open(\"/proc/self/exe\", O_RDONLY), (long)away(1), 1000, 0, 0, 0) == 1000, \"pread64\");
+            must(direct(SYS_pread64, open(\"/proc/self/exe\", O_RDONLY), (long)evicted(1), 1000, 0, 0, 0) == 1000, \"pread64\");
             return NULL;
         }",
         r#"
         pthread_t thread;
-        data = away_filled(4 << 20, 8);
+        data = evicted_filled(4 << 20, 8);
         must(pthread_create(&thread, NULL, blind, NULL) == 0 && pthread_join(thread, NULL) == 0, "thread");
         struct sigaction action = {.sa_handler = on_signal};
         sigfillset(&action.sa_mask);
@@ -67,7 +67,7 @@ fn the_programs_own_handlers_for_our_signals_are_kept() {
         r#"
         struct sigaction action = {.sa_sigaction = on_sys, .sa_flags = SA_SIGINFO}, found;
         must(sigaction(SIGSYS, &action, NULL) == 0, "sigaction");
-        unsigned char *data = away_filled(4 << 20, 8);
+        unsigned char *data = evicted_filled(4 << 20, 8);
         raise(SIGSYS);
         must(seen == 1, "SIGSYS before");
         must(sigaction(SIGSYS, NULL, &found) == 0 && found.sa_sigaction == on_sys, "remembered");
@@ -89,7 +89,7 @@ fn the_programs_own_handlers_for_our_signals_are_kept() {
 /// pager's handler received it, and the program was not ended.
 #[test]
 fn the_programs_own_signals_of_our_kinds_do_what_they_did() {
-    let main = "int main(int count, char **words) { away(1); int number = atoi(words[1]); (void)count;
+    let main = "int main(int count, char **words) { evicted(1); int number = atoi(words[1]); (void)count;
         if (*words[2] == 'i') must(signal(number, SIG_IGN) != SIG_ERR, \"signal\");
         raise(number); press(); return 0; }";
     let Some(program) = compile_text("own-signals", &format!("{PROLOGUE}\n{main}\n")) else { return };
@@ -132,7 +132,7 @@ fn a_waiting_thread_can_be_cancelled() {
         }",
         r#"
         must(pipe(ends) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "pipe");
-        far = away(8 << 20);
+        far = evicted(8 << 20);
         for (int turn = 0; turn < 40; turn++)
             for (long kind = 0; kind < 9; kind++) {
                 pthread_t thread; void *result;
@@ -180,7 +180,7 @@ fn a_busy_thread_can_be_cancelled_at_any_moment() {
         }",
         r#"
         must(pipe2(ends, O_NONBLOCK) == 0 && sem_init(&never, 0, 0) == 0, "pipe");
-        far = away(8 << 20);
+        far = evicted(8 << 20);
         *(struct timespec *)far = (struct timespec){0, 1};
         for (int index = 0; index < ENTRIES; index++) vector[index] = (struct iovec){far + index * 100, 100};
         press();
@@ -207,7 +207,7 @@ fn a_wait_can_be_left_by_a_jump() {
         r#"
         int ends[2];
         must(pipe(ends) == 0 && signal(SIGVTALRM, on_alarm) != SIG_ERR && signal(SIGUSR1, on_alarm) != SIG_ERR, "setup");
-        unsigned char *far = away(34 << 20);
+        unsigned char *far = evicted(34 << 20);
         timer_t timer;
         struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
         must(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0, "timer_create");
@@ -220,10 +220,10 @@ fn a_wait_can_be_left_by_a_jump() {
             return 9;
         }
         alarm(0);
-        far = away_filled(16 << 20, 7);
+        far = evicted_filled(16 << 20, 7);
         press();
         all(far, 16 << 20, 7, "afterwards");
-        must(write(ends[1], far, 1000) == 1000 && read(ends[0], away(1), 1000) == 1000, "pipe");"#,
+        must(write(ends[1], far, 1000) == 1000 && read(ends[0], evicted(1), 1000) == 1000, "pipe");"#,
     );
 }
 
@@ -237,9 +237,9 @@ fn a_call_with_many_entries_can_be_left_by_a_jump() {
         r#"
         int ends[2];
         must(pipe(ends) == 0 && fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 && signal(SIGALRM, on_alarm) != SIG_ERR, "setup");
-        struct iovec *vector = (struct iovec *)away(1);
+        struct iovec *vector = (struct iovec *)evicted(1);
         /* Now: what is allocated inside is not managed. */
-        unsigned char *far = away_filled(1, 7), *into = away(1);
+        unsigned char *far = evicted_filled(1, 7), *into = evicted(1);
         for (int index = 0; index < 60; index++) vector[index] = (struct iovec){(char *)vector + 1024 + index * 32, 32};
         for (volatile int turn = 0; turn < 2000; turn++) {
             if (sigsetjmp(out, 1)) continue;

@@ -8,7 +8,7 @@
 //! wrote over its neighbours. And while the pager worked for a coroutine with every signal blocked, a page of that very
 //! stack could be evicted: a SIGBUS that could not be delivered.
 
-use aquifer_e2e::away::works;
+use aquifer_e2e::evicted_memory::works;
 
 /// The work on each of these stacks: allocates more memory than the budget, and checks its contents.
 const TAKE: &str = "
@@ -52,7 +52,7 @@ fn coroutines_on_the_heap_take_memory_and_read_files() {
             for (int turn = 0; turn < 2; turn++) {{
                 take();
                 int file = open("/dev/zero", O_RDONLY);
-                unsigned char *into = away_filled(PAGE, 3);
+                unsigned char *into = evicted_filled(PAGE, 3);
                 must(read(file, into, PAGE) == PAGE, "read");
                 all(into, PAGE, 0, "what was read");
                 close(file);

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use aquifer_e2e::away::PROLOGUE;
 use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::evicted_memory::PROLOGUE;
 use aquifer_e2e::guest::{BARE_RIGHT, QEMU_WORDS, bare, has_qemu, linux, skipped};
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, has_ended, managed, run, start, stats};
 use serde_json::Value;
@@ -38,7 +38,7 @@ fn run_bare(firmware: &Path, accelerator: &str, delivery: &str) -> (Ended, Value
 fn found_nothing_wrong(ended: &Ended, stats: &Value, dram: u64) {
     assert!(ended.stdout.contains("guest: 0 wrong words"), "{}{}", ended.stdout, ended.stderr);
     let number = |name: &str| stats[name].as_u64().expect("a number");
-    assert!(number("fetched_bytes") > 0, "nothing was away: {stats}");
+    assert!(number("fetched_bytes") > 0, "nothing was evicted: {stats}");
     assert!(number("resident_bytes_peak") <= dram, "{stats}");
     assert_eq!(number("errors"), 0, "{stats}");
 }
@@ -63,7 +63,7 @@ fn has_kvm(firmware: &Path) -> bool {
 }
 
 #[test]
-fn under_kvm_the_guests_faults_are_the_kernels() {
+fn under_kvm_the_kernel_takes_the_guests_faults() {
     let Some(firmware) = has_qemu().then(bare).flatten() else { return };
     if !has_kvm(&firmware) {
         return;
@@ -129,7 +129,7 @@ fn a_later_guest_is_refused_memory_with_signal_delivery() {
         int kvm = open("/dev/kvm", O_RDWR | O_CLOEXEC);
         if (kvm < 0) return 77;
         unsigned char *early = mmap(NULL, 8 << 20, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        away(1);
+        evicted(1);
         int machine = ioctl(kvm, KVM_CREATE_VM, 0);
         if (machine < 0) return 77;
         unsigned char *late = mmap(NULL, 8 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

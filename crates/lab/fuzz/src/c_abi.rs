@@ -43,7 +43,7 @@ use aquifer_c::space::{
 const BYTES: usize = 64 << 10;
 /// Bytes of every buffer: no length of a call is larger, unless it must be refused.
 const BUFFER: usize = 256;
-/// The most calls of one input, so that an input takes microseconds.
+/// Maximum number of calls of one input, so that an input takes microseconds.
 const CALLS_MAX: usize = 24;
 
 /// What all inputs share, since opening a space takes milliseconds. Zero handles where there can be no spaces: then

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The commands for dynamic capacity of a fabric manager, 5600h to 5605h, which QEMU has from a later version on.
-//! QEMU 10 offers and asks back capacity by its monitor; what a host has accepted, the device says in its own mailbox.
+//! The commands for dynamic capacity of a fabric manager, 5600h to 5605h, which later versions of QEMU have. In QEMU
+//! 10, the monitor offers capacity and asks for it back, and the device's own mailbox says what a host has accepted.
 //!
 //! Answers are those of the later QEMU: one host; extents are prescribed; a region's configuration stays as it is. It
 //! forgets tags, so they are kept here.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Leads addresses of the machine to a device's memory: HDM decoders of the upstream port and of the device. CXL 3.1,
+//! Maps addresses of the machine to a device's memory: HDM decoders of the upstream port and of the device. CXL 3.1,
 //! section 8.2.4.20. The host bridge has one root port, so it decodes nothing itself.
 
 use serde_json::json;

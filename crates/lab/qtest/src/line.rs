@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The text protocol of `-qtest`: one command a line, `OK` and a number in return.
+//! The text protocol of `-qtest`: one command per line, `OK` and a number in return.
 //!
 //! Threads: any; a lock makes each command and its answer one step.
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! QEMU's monitor, QMP: one JSON object a line.
+//! QEMU's monitor, QMP: one JSON object per line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

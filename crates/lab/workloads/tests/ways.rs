@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Every workload in every way, at a small size: it verifies what it reads, says what the bench wants to know, and has
-//! read far memory unless it ran in DRAM. Figures are not judged.
+//! Every workload in every way, at a small size: it verifies what it reads, prints what the bench needs, and has read
+//! far memory unless it ran in DRAM. Figures are not judged.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

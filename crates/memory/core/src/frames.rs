@@ -43,8 +43,8 @@ impl FrameIndex {
     }
 }
 
-/// The most frames that a fault gives back to the kernel at once. One call interrupts the other CPUs once for all of
-/// them, which costs as much as moving one page.
+/// Maximum number of frames that a fault gives back to the kernel at once. One call interrupts the other CPUs once for
+/// all of them, which costs as much as moving one page.
 pub const BATCH_FRAMES_MAX: usize = 32;
 
 /// Frames to be given back to the kernel together.

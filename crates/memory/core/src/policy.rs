@@ -11,8 +11,8 @@
 //!
 //! Sizes differ: a block has `weight` pages, and shares of the resident set are counted in pages.
 //!
-//! [`PolicyName`] has the policies themselves. The type of the same name in `config/src/choice.rs` has the words that a
-//! user may write, and knows no policy, because `config` depends on no crate. `preload/src/start.rs` (`start`) turns
+//! [`PolicyName`] has the policies themselves. The type of the same name in `config/src/keywords.rs` has the words that
+//! a user may write, and knows no policy, because `config` depends on no crate. `preload/src/start.rs` (`start`) turns
 //! the configured word into a [`PolicyName`] and builds the policy.
 
 use std::{fmt, str::FromStr};

@@ -8,8 +8,8 @@
 //! budget to evicted pages is the same in all of them. So the shard with the longest stay gives pages to the one with
 //! the shortest.
 //!
-//! A shard receives pages only when the giver has evicted what exceeds its smaller budget: the sum of the budgets and
-//! of the [debts](crate::engine::Engine::debt_pages) is never more than the whole budget.
+//! A shard receives pages only when the shard that gives them has evicted what exceeds its smaller budget: the sum of
+//! the budgets and of the [debts](crate::engine::Engine::debt_pages) is never more than the whole budget.
 
 use crate::stripes::SHARDS_MAX;
 
@@ -31,7 +31,7 @@ pub struct Observed {
     pub debt_pages: u64,
     /// Pages that it needs at least: what it cannot do without, and what is locked in it.
     pub min_pages: u64,
-    /// The most pages that it can use.
+    /// Maximum number of pages that it can use.
     pub max_pages: u64,
 }
 

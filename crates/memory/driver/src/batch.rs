@@ -20,11 +20,11 @@ use crate::fault::report;
 use crate::observer::Count;
 use crate::space::{Refused, Space, TakeAway};
 
-/// The most sealed blocks that one kernel call takes away, and the most frames that one call gives back: the kernel's
-/// limit for a list of ranges (UIO_MAXIOV).
+/// Maximum number of sealed blocks that one kernel call takes away, and the maximum number of frames that one call
+/// gives back: the kernel's limit for a list of ranges (UIO_MAXIOV).
 pub const BATCH_MAX: usize = 1024;
 
-/// The most bytes of neighbours that one call moves: at 2 MiB a call's fixed cost is a tenth of the total.
+/// Maximum number of bytes of neighbours that one call moves: at 2 MiB a call's fixed cost is a tenth of the total.
 const NEIGHBOURS_BYTES_MAX: u64 = 2 << 20;
 
 /// The most reports with the engine locked once: faults wait for them.

@@ -41,7 +41,7 @@ pub trait Shards {
     /// The division of the budget, unless another thread works on it.
     fn try_budgets(&self) -> Option<MutexGuard<'_, ShardBudgets>>;
 
-    /// The fewest and the most pages that each shard can have as its budget.
+    /// The minimum and the maximum budget of each shard, in pages.
     fn limits(&self) -> [(u64, u64); SHARDS_MAX];
 
     /// A shard has asked for pages: has some worker call [`balance`] soon.

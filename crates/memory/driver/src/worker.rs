@@ -34,8 +34,8 @@ const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 /// rare to show up in CPU use.
 const SLEEP_FAILING: Duration = Duration::from_millis(500);
 
-/// The most plans that are carried out together: enough that neighbours move, and copied blocks are dropped, with one
-/// kernel call. The lock is released between two plans, so that a fault waits for one plan at the most.
+/// Maximum number of plans that are carried out together: enough that neighbours move, and copied blocks are dropped,
+/// with one kernel call. The lock is released between two plans, so that a fault waits for one plan at the most.
 const PLANS_AT_ONCE: usize = 8;
 
 /// When and how the worker sleeps.

@@ -20,7 +20,7 @@ use crate::source::{Addresses, Hot, HotRange, HotnessSource};
 
 /// The action that only counts.
 const COUNTS: &str = "stat";
-/// The most regions that are read; DAMON makes 1000 at most unless configured otherwise.
+/// Maximum number of regions that are read; DAMON makes 1000 at most unless configured otherwise.
 const REGIONS_MAX: usize = 16_384;
 
 /// Regions that a scheme of DAMON has found.

@@ -79,7 +79,7 @@ impl fmt::Display for HotnessFailure {
                 f.write_str("DAMON does not watch the far nodes; run 'aquifer tiering apply --damon on' as root")
             }
             HotnessFailure::Damon { path, source } => {
-                write!(f, "{path} cannot be read: {source}; it takes root, and Linux 6.2 or newer")
+                write!(f, "{path} cannot be read: {source}; it needs root, and Linux 6.2 or newer")
             }
             HotnessFailure::DamonCommand(failure) => failure.fmt(f),
             HotnessFailure::InUse { name } => {

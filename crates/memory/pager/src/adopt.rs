@@ -23,7 +23,7 @@ use aquifer_sys::pagemap;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::thread_slot::{self, Forks, Trapping};
 use aquifer_sys::uffd::{Partial, Uffd, mode};
-use aquifer_sys::{descriptors, own_stack, rings};
+use aquifer_sys::{async_io, descriptors, own_stack};
 use aquifer_tiers::Tier;
 
 use crate::abort::{Number, abort, say};
@@ -280,7 +280,7 @@ impl Adopter {
         // SeqCst pairs with `is_starting`: a call that the checks below do not see reads this flag, and waits.
         self.starting.store(true, Ordering::SeqCst);
         // Checked before the pager makes rings of its own, as a flash tier does.
-        let (with_rings, with_mapped) = (rings::are_there(), rings::are_mapped());
+        let (with_rings, with_mapped) = (async_io::are_there(), async_io::are_mapped());
         let with_guest = descriptors::has_virtual_machine();
         let pager = match Pager::start(settings, Arc::clone(&self.counters)) {
             Ok(pager) => pager,
@@ -582,7 +582,7 @@ impl Adopter {
         })
     }
 
-    /// The most bytes that one system call may pin at a time.
+    /// Maximum number of bytes that one system call may pin at a time.
     pub fn pin_bytes_max(&self) -> usize {
         self.pager().map_or(0, Pager::pin_bytes_max)
     }

@@ -18,7 +18,8 @@ use crate::address_ranges::AddressRanges;
 use crate::adopt::{Adopter, Range, State, cut};
 use crate::pager::Pager;
 
-/// Most pieces of lasting advice kept until the pager starts. Further advice is dropped: it is only a hint.
+/// Maximum number of pieces of lasting advice kept until the pager starts. Further advice is dropped: it is only a
+/// hint.
 const ANNOUNCED_MAX: usize = 1024;
 
 /// What a forked child does not inherit of a range.

@@ -516,7 +516,7 @@ mod tests {
             // SAFETY: locking changes no contents.
             let locked = unsafe { syscall(libc::SYS_mlock, [world.start + 2 * PAGE, PAGE, 0, 0, 0, 0]) };
             if locked.is_err() {
-                return aquifer_test_support::skip("not even a page may be locked (ulimit -l)");
+                return aquifer_test_support::skip("memory cannot be locked (ulimit -l)");
             }
             let refused = world.take_away_by(way);
             assert!(matches!(refused, Err(Unable::Refused(Refused { errno: Errno(libc::EINVAL), .. }))), "{refused:?}");

@@ -6,7 +6,7 @@
 //!
 //! It is kept in memory that fork(2) does not copy. Each slab has a count of the processes that use it, and each
 //! process a bitmap of the slabs that it uses. So a process's slabs are given back after it has ended, however it
-//! ended, once none of its writes is still on its way to the tier (`sys/src/presence.rs`). A count is raised before the
+//! ended, once none of its writes is still on its way to the tier (`sys/src/liveness.rs`). A count is raised before the
 //! bit is set, and lowered after the bit is cleared: a process that is killed in between leaves a slab unused for as
 //! long as the family lives, but never a slab that two processes use unknowingly.
 //!
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aquifer_core::slabs::Slabs;
 use aquifer_core::units::SlabIndex;
-use aquifer_sys::presence::Presence;
+use aquifer_sys::liveness::Liveness;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
 
@@ -43,7 +43,7 @@ pub struct TooMany;
 impl Family {
     /// A family with a tier of `slabs` slabs. No process has joined it yet.
     pub fn new(slabs: u32) -> Result<Self, Errno> {
-        Self::with(slabs, Some(Presence::new()?))
+        Self::with(slabs, Some(Liveness::new()?))
     }
 
     /// The family of a space that no forked process inherits.
@@ -51,10 +51,10 @@ impl Family {
         Self::with(slabs, None)
     }
 
-    fn with(slabs: u32, presence: Option<Presence>) -> Result<Self, Errno> {
+    fn with(slabs: u32, liveness: Option<Liveness>) -> Result<Self, Errno> {
         let words = Words::shared(Self::bitmaps_at(slabs) + PROCESSES_MAX * bitmap_words(slabs))?;
         let halves = words.halves();
-        let processes = ProcessTable::new(halves.part(0..PROCESSES_MAX), presence)?;
+        let processes = ProcessTable::new(halves.part(0..PROCESSES_MAX), liveness)?;
         Ok(Self { words, halves, processes, slabs })
     }
 

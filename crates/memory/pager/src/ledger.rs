@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use aquifer_core::frames::BUDGET_PAGES_MAX;
 use aquifer_core::shares::{self, Need};
-use aquifer_sys::presence::Presence;
+use aquifer_sys::liveness::Liveness;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::shared_segment::{SharedSegment, wait_for_change, wake_all};
 
@@ -94,8 +94,8 @@ impl Ledger {
         }
         let error = |errno: aquifer_sys::raw::Errno| io::Error::from_raw_os_error(errno.0);
         let (words, halves) = (segment.words(), segment.halves());
-        let presence = Presence::of(descriptor).map_err(error)?;
-        let processes = ProcessTable::new(&halves[STATES_AT * 2..][..PROCESSES_MAX], Some(presence)).map_err(error)?;
+        let liveness = Liveness::of(descriptor).map_err(error)?;
+        let processes = ProcessTable::new(&halves[STATES_AT * 2..][..PROCESSES_MAX], Some(liveness)).map_err(error)?;
         let (joined, announced) = (AtomicBool::new(false), AtomicU64::new(0));
         // The launcher has set it, unless the launcher is of another release.
         let _ = words[BUDGET].compare_exchange(0, budget_pages, Ordering::Relaxed, Ordering::Relaxed);

@@ -28,6 +28,7 @@ pub mod family;
 mod fault_stacks;
 mod fork;
 pub mod frame_area;
+mod gauges;
 mod huge_blocks;
 mod huge_frames;
 pub mod ledger;
@@ -41,7 +42,6 @@ pub mod pins;
 #[cfg(debug_assertions)]
 mod planted;
 pub mod process_table;
-mod published;
 pub mod recorder;
 mod release;
 mod reserved;

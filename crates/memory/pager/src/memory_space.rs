@@ -56,7 +56,7 @@ use self::in_place::InPlace;
 use self::page_reads::ScratchQueues;
 pub use self::page_reads::{Begun, Done, PageReads, TOGETHER_MAX};
 
-/// The most bytes that one step of a read or write keeps resident.
+/// Maximum number of bytes that one step of a read or write keeps resident.
 const STEP_BYTES: usize = 64 << 10;
 /// The largest mapping: 1 TiB, whose tables alone take gigabytes.
 const MAPPING_BYTES_MAX: usize = 1 << 40;

@@ -40,7 +40,7 @@ pub enum Unserved {
 /// Where the first bytes of a range are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// How many bytes are in the same block, or in no mapping that is managed.
+    /// How many bytes from there on are in the same block, or are not managed.
     pub len: usize,
     /// The state of the block. `None`: they are not managed.
     pub state: Option<BlockState>,

@@ -212,19 +212,19 @@ impl Pager {
         (PageIndex(first.0 / block * block), PageIndex(last.0.next_multiple_of(block)))
     }
 
-    /// The most bytes that one call may pin at a time.
+    /// Maximum number of bytes that one call may pin at a time.
     pub fn pin_bytes_max(&self) -> usize {
         // Half of the total for all calls, so that two calls do not refuse each other.
         (self.budget_now.load(Ordering::Relaxed) / CALLS_PART / 2 * PAGE_BYTES) as usize
     }
 
-    /// The most pages that all calls may pin.
+    /// Maximum number of pages that all calls may pin.
     fn calls_pages_max(&self) -> u64 {
         self.budget_now.load(Ordering::Relaxed) / CALLS_PART
     }
 
-    /// The most pages that all calls may pin if one of them pins `first..last` because no bounce buffer can replace
-    /// it.
+    /// Maximum number of pages that all calls may pin if one of them pins `first..last` because no bounce buffer can
+    /// replace it.
     fn calls_pages_max_for(&self, first: PageIndex, last: PageIndex) -> u64 {
         let max = self.calls_pages_max();
         if (last - first) * PAGE_BYTES <= SMALL_BYTES { max + max / 2 } else { max }
@@ -336,7 +336,7 @@ impl Pager {
         Some(index)
     }
 
-    /// The most pages that may be locked. A locked range counts with all the blocks that it keeps resident.
+    /// Maximum number of pages that may be locked. A locked range counts with all the blocks that it keeps resident.
     pub(crate) fn locked_pages_max(&self) -> u64 {
         self.whole_budget_pages() / LOCKED_PART
     }

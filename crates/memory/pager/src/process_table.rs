@@ -4,7 +4,7 @@
 //! A table of processes, in memory that they share: which entries belong to processes, and which of these have ended.
 //!
 //! An entry is taken before fork(2) for the child that is about to be forked, or by a process for itself. Its
-//! [`Presence`] tells that a process has exited, however it did so; then the next process that needs an entry frees it.
+//! [`Liveness`] tells that a process has exited, however it did so; then the next process that needs an entry frees it.
 //!
 //! Threads: any, including signal handlers. Takes no lock.
 
@@ -12,8 +12,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use aquifer_sys::liveness::{Liveness, LivenessLock};
 use aquifer_sys::memory::OwnWord;
-use aquifer_sys::presence::{Presence, PresenceLock};
 use aquifer_sys::raw::Errno;
 
 /// The largest number of living processes with entries.
@@ -23,7 +23,7 @@ pub const PROCESSES_MAX: usize = 1024;
 const FREE: u32 = 0;
 /// A process is about to have it, or it is being freed.
 const IN_BETWEEN: u32 = 1;
-/// A process has it, and its presence shows whether that process has exited.
+/// A process has it, and its lock shows whether that process has exited.
 const TAKEN: u32 = 2;
 /// A process has it, and no process can see whether that process has exited: the entry is never freed.
 const UNSEEN: u32 = 3;
@@ -34,7 +34,7 @@ const STATE: u32 = 3;
 pub struct ProcessTable<S> {
     states: S,
     /// `None`: the only process. Nobody needs to see whether it has ended.
-    presence: Option<Presence>,
+    liveness: Option<Liveness>,
     /// This process's entry plus one. 0: it has none, because it was forked or has not joined.
     own: OwnWord,
 }
@@ -45,18 +45,18 @@ pub struct ProcessTable<S> {
 pub struct ChildSetup {
     /// The index of the entry.
     pub entry: usize,
-    lock: Option<PresenceLock>,
+    lock: Option<LivenessLock>,
 }
 
 impl<S: Deref<Target = [AtomicU32]>> ProcessTable<S> {
     /// A table with the given `states`, [`PROCESSES_MAX`] zeros at first, which all processes share.
-    pub fn new(states: S, presence: Option<Presence>) -> Result<Self, Errno> {
+    pub fn new(states: S, liveness: Option<Liveness>) -> Result<Self, Errno> {
         assert!(states.len() == PROCESSES_MAX, "one for each process");
-        Ok(Self { states, presence, own: OwnWord::new()? })
+        Ok(Self { states, liveness, own: OwnWord::new()? })
     }
 
-    fn open_presence(&self) -> Option<PresenceLock> {
-        self.presence.as_ref()?.open().ok()
+    fn open_liveness(&self) -> Option<LivenessLock> {
+        self.liveness.as_ref()?.open().ok()
     }
 
     /// Changes an entry's state, if it is still `seen`.
@@ -81,7 +81,7 @@ impl<S: Deref<Target = [AtomicU32]>> ProcessTable<S> {
 
     /// Takes a free entry. `None` if there is none. `clear` gives back the resources of a process that has exited.
     pub fn prepare(&self, clear: impl Fn(usize)) -> Option<ChildSetup> {
-        let lock = self.open_presence();
+        let lock = self.open_liveness();
         lock.as_ref().inspect(|lock| self.free_ended(lock, &clear));
         let entry = (0..self.states.len()).find(|entry| {
             let seen = self.seen(*entry);
@@ -93,12 +93,12 @@ impl<S: Deref<Target = [AtomicU32]>> ProcessTable<S> {
 
     /// Frees the entries of processes that have exited. Does nothing if their end cannot be seen.
     pub fn clear(&self, clear: impl Fn(usize)) {
-        if let Some(asking) = self.open_presence() {
+        if let Some(asking) = self.open_liveness() {
             self.free_ended(&asking, &clear);
         }
     }
 
-    fn free_ended(&self, asking: &PresenceLock, clear: &impl Fn(usize)) {
+    fn free_ended(&self, asking: &LivenessLock, clear: &impl Fn(usize)) {
         for entry in 0..self.states.len() {
             let seen = self.seen(entry);
             if seen & STATE == TAKEN && !asking.sees(entry as u32) && self.change(entry, seen, IN_BETWEEN) {
@@ -130,8 +130,8 @@ impl<S: Deref<Target = [AtomicU32]>> ProcessTable<S> {
     pub fn occupy_own(&self, child: ChildSetup) -> Result<(), Errno> {
         self.own.word().store(child.entry as u32 + 1, Ordering::Relaxed);
         let is_seen = child.lock.is_some();
-        let held = match (child.lock, &self.presence) {
-            (Some(lock), Some(presence)) => presence.become_holder(lock),
+        let held = match (child.lock, &self.liveness) {
+            (Some(lock), Some(liveness)) => liveness.become_holder(lock),
             _ => Ok(()),
         };
         self.occupy(child.entry, is_seen && held.is_ok());

@@ -36,7 +36,7 @@ use crate::byte_ring::ByteRing;
 use crate::pager::Owner;
 use crate::service::start_thread;
 
-/// The most bytes that may wait to be written. `docs/recording.md` has the rate of events.
+/// Maximum number of bytes that may wait to be written. `docs/recording.md` has the rate of events.
 const RING_BYTES: usize = 4 << 20;
 
 /// How long events gather before they are written together: the most that a kill can lose.

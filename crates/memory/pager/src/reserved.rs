@@ -25,7 +25,7 @@ const GRANULE: usize = REGION_BYTES as usize;
 /// Number of granules that are remembered as containing no reservation: enough for 2 GiB of code that changes between
 /// writable and executable.
 const REMEMBERED: usize = 1024;
-/// The most granules of one call that are looked up one by one.
+/// Maximum number of granules of one call that are looked up one by one.
 const LOOKED_UP_MAX: usize = 8;
 
 /// Which granules have nothing left to open, and where reservations may be. Only a negative answer is certain.

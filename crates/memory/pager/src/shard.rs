@@ -25,8 +25,8 @@ use aquifer_sys::wakeup::Wakeup;
 
 use crate::family::{Family, FamilySlabs};
 use crate::frame_area::FrameArea;
+use crate::gauges::Published;
 use crate::pager::Pager;
-use crate::published::Published;
 use crate::recorder::Recorder;
 
 /// How long a thread tries to get the engine's lock before it sleeps. The lock is held for one or two microseconds, and
@@ -117,7 +117,7 @@ impl Plan<'_> {
         }))
     }
 
-    /// The most pages that one shard gets of `whole`.
+    /// Maximum number of pages that one shard gets of `whole`.
     fn most(&self, whole: u64) -> u64 {
         whole.min(whole * EQUAL_PARTS_MAX / self.budgets.shards() as u64)
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::layout::{CURVE_HEAD_WORDS, CURVE_POINT_WORDS};
 use crate::sequenced::{self, SettleTime};
 
-/// The most points of a curve.
+/// Maximum number of points of a curve.
 pub const CURVE_POINTS: usize = 64;
 
 /// A miss-ratio curve, and what it was measured under.

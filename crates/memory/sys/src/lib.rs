@@ -8,6 +8,7 @@
 #![allow(unsafe_code, reason = "the crate that holds the kernel boundary; each site states its contract")]
 
 pub mod any_readable;
+pub mod async_io;
 pub mod cancellation;
 pub mod dax_memory;
 pub mod deep_stack;
@@ -20,6 +21,7 @@ pub mod frame_buffer;
 pub mod futex;
 pub mod lent_memory;
 pub mod lifeline;
+pub mod liveness;
 pub mod mapped_file;
 pub mod mctp_socket;
 pub mod memory;
@@ -28,13 +30,11 @@ pub mod own_descriptors;
 pub mod own_stack;
 pub mod pagemap;
 pub mod pagemap_scan;
-pub mod presence;
 pub mod probe;
 pub mod program_file;
 pub mod protection;
 pub mod raw;
 pub mod readiness;
-pub mod rings;
 pub mod safe_open;
 pub mod shared_segment;
 pub mod shown_calls;

@@ -5,7 +5,7 @@
 //!
 //! The kernel chooses the tag of a request, and delivers the answer that has it to the socket that sent the request.
 //! The message type is part of the address, so neither direction carries it in the bytes. See networking/mctp in the
-//! kernel's documentation. Absence is EAFNOSUPPORT from `MctpSocket::new`.
+//! kernel's documentation. Without it, `MctpSocket::new` fails with EAFNOSUPPORT.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -21,7 +21,7 @@ use std::{fmt, io, mem};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use crate::frame_buffer::FrameBuffer;
-use crate::presence;
+use crate::liveness;
 
 /// Maximum number of requests in flight on one ring. The kernel allows 32768; a disk is saturated far below this.
 pub const DEPTH_MAX: u32 = 4096;
@@ -104,8 +104,8 @@ impl Ring {
         // The file is not registered: the kernel dismantles the ring of an ended process later, in one of its own
         // workers, and would keep the file open until then, with all of its space. A request keeps it open while it is
         // in flight.
-        if let Some(presence) = presence::descriptor() {
-            ring.submitter().register_files(&[presence])?;
+        if let Some(descriptor) = liveness::descriptor() {
+            ring.submitter().register_files(&[descriptor])?;
         }
         let capacity = depth as usize;
         Ok(Ring {
@@ -300,7 +300,7 @@ impl Drop for Ring {
             }
         }
         // The kernel dismantles a closed ring later, in one of its own workers. Until then it would keep the file that
-        // `presence.rs` registers, as if requests were in flight. If unregistering fails, that file is released later;
+        // `liveness.rs` registers, as if requests were in flight. If unregistering fails, that file is released later;
         // it also fails if no file is registered.
         let _ = self.ring.submitter().unregister_files();
     }

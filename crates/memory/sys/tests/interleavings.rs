@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! No wake-up is ever lost, whichever thread runs when.
+//! No wake-up is ever lost, in whatever order the threads run.
 //!
 //! A sleeper that misses its wake-up sleeps until its time limit: the program would not hang, but a fault would take
 //! 200 ms instead of 20 us, once in a million, and nobody would know why. So the two ways of sleeping run here under a

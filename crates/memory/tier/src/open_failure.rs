@@ -128,7 +128,7 @@ pub enum OpenFailure {
         tier: &'static str,
         /// What was requested.
         wanted_bytes: u64,
-        /// The least that is accepted.
+        /// The smallest size that is accepted.
         minimum_bytes: u64,
     },
 }

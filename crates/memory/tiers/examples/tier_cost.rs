@@ -23,7 +23,7 @@ use aquifer_tiers::{Encrypted, Operation, PAGE, Request, Tier, TierFailure, Tier
 
 /// How much of the tier is used: enough that a disk cannot hold it in a small cache.
 const SPAN_BYTES: u64 = 1 << 30;
-/// The most bytes to transfer, and the longest time to measure, for one line of the table.
+/// Maximum number of bytes to transfer, and the longest time to measure, for one line of the table.
 const BYTES_MAX: u64 = 512 << 20;
 const TIME_MAX: Duration = Duration::from_secs(2);
 const SIZES: [usize; 3] = [PAGE, 128 << 10, 1 << 20];

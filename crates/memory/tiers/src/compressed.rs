@@ -51,12 +51,12 @@ const NAME: &str = "compressed";
 pub const RATIO: u64 = 4;
 /// A smaller tier would be mostly the spans that are open.
 const SIZE_BYTES_MIN: u64 = 4 << 20;
-/// Threads that compress at a time; further ones wait. More than usually write without a queue at the same time.
+/// Maximum number of threads that compress at a time; others wait. Usually fewer write at the same time.
 const WRITERS: usize = 8;
 /// The cleaner checks for work each time this many bytes have been written or discarded. In a large store a check takes
 /// longer, and may also come later.
 const CLEAN_AFTER_BYTES: u64 = 64 << 10;
-/// Spans from which on a store is large: 1 GiB. Looking at as many takes some microseconds.
+/// Number of spans that makes a store large: 1 GiB. Looking at as many takes some microseconds.
 const LARGE_SPANS: u64 = 4096;
 /// Pages of the first block of a slab that are compressed to see whether the slab gains from being stored here.
 const SAMPLE_PAGES: usize = 4;

@@ -15,12 +15,13 @@
 //! donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE[,name=SERVERNAME][,size=SIZE]
 //! donor:HOST:PORT,security=plain[,size=SIZE]
 //! donor:unix:PATH[,size=SIZE]
-//! donor:rdma:HOST:PORT[,device=NAME],OPTION... bytes go by RDMA, requests over HOST:PORT as above
-//! donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION...[,mirror=N] several donors; the rest is as for one
-//! donor:...[,parity=K+M] the same, each page in shards pool:VOLUME[,agent=SOCKET][,size=SIZE] a volume of the pool,
-//! whose donors the host's agent knows emulated:PROFILE[,size=SIZE] the name of a profile, or the path of one
-//! flash:..., donor:..., pool:... [,encrypt=ephemeral] sealed, with a key of this run that is kept nowhere
-//! failing:RULE[,RULE]...:SPEC a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
+//! donor:rdma:HOST:PORT[,device=NAME],OPTION...     bytes go by RDMA, requests over HOST:PORT as above
+//! donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION...[,mirror=N]     several donors; the rest is as for one
+//! donor:...[,parity=K+M]                           the same, each page in shards
+//! pool:VOLUME[,agent=SOCKET][,size=SIZE]           a volume of the pool, whose donors the host's agent knows
+//! emulated:PROFILE[,size=SIZE]                     the name of a profile, or the path of one
+//! flash:..., donor:..., pool:... [,encrypt=ephemeral]     sealed, with a key that exists only for this run
+//! failing:RULE[,RULE]...:SPEC                      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
 //! ```
 //!
 //! A path cannot contain a comma: whatever follows a comma is an option.

@@ -24,7 +24,7 @@ use aquifer_tier::{
     Tier, TierFailure, TierFigures, TierQueue, Upkeep, Wait,
 };
 
-/// The most files at a time. A choice: named mappings are few and large.
+/// Maximum number of files at a time. A choice: named mappings are few and large.
 pub const FILES_MAX: usize = 64;
 /// Offsets that each file has: as many as the largest mapping has bytes.
 const FILE_BYTES_MAX: u64 = 1 << 40;

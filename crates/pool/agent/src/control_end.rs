@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The agent as an end of the control channel: it reports the ledger, and carries commands out in it.
+//! The agent as an end of the control channel: it reports the host state, and carries commands out in it.
 //!
 //! Threads: the keeper's, one call at a time.
 
@@ -28,7 +28,7 @@ impl HostEnd {
 
     /// Carries a step out, or says why not.
     fn change(&self, command: &Command) -> Result<(), String> {
-        let (outcome, stored) = self.shared.change(|ledger| ledger.carry_out(command));
+        let (outcome, stored) = self.shared.change(|host_state| host_state.carry_out(command));
         let stored = stored
             .map_err(|error| format!("the agent's state cannot be stored: {error}; free space in its state directory"));
         outcome.and(stored)
@@ -49,15 +49,15 @@ impl HostEnd {
 
 impl End for HostEnd {
     fn report(&mut self, query: &Query) -> Result<Report, Deposed> {
-        let (outcome, stored) = self.shared.change(|ledger| {
-            ledger.admit_term(query.term).map_err(|seen| Deposed { seen })?;
+        let (outcome, stored) = self.shared.change(|host_state| {
+            host_state.admit_term(query.term).map_err(|seen| Deposed { seen })?;
             if let Some(directory) = &query.directory {
-                ledger.learn(directory.donors.clone());
+                host_state.learn(directory.donors.clone());
             }
             Ok(())
         });
         outcome?;
-        let (report, seen) = self.shared.change(|ledger| (ledger.report(), ledger.term())).0;
+        let (report, seen) = self.shared.change(|host_state| (host_state.report(), host_state.term())).0;
         // State that is not on disk is lost at a restart, so a manager must not act on it.
         stored.map_err(|_| Deposed { seen })?;
         Ok(Report::Host(report))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Carries out the ledger's tasks for memory devices: brings their memory online after a bind, and takes it offline
+//! Carries out the host state's tasks for memory devices: brings their memory online after a bind, and takes it offline
 //! before an unbind.
 //!
 //! Each turn starts from the kernel's state, so it does not matter where an earlier turn was interrupted. The agent
@@ -24,19 +24,19 @@ use aquifer_nodes::{Machine, Tree};
 use aquifer_sys::wakeup::Wakeup;
 
 use crate::host::Shared;
-use crate::ledger::{Act, DeviceTask, Ledger, Outcome};
+use crate::host_state::{Act, DeviceTask, HostState, Outcome};
 use crate::settings::CxlSettings;
 
 /// How long the thread sleeps if nothing changes: a device may appear or disappear at any time, and memory may become
 /// free.
 const TURN_EVERY: Duration = Duration::from_secs(2);
-/// The pause between two turns even if the ledger has changed, because this thread may have changed it.
+/// The pause between two turns even if the host state has changed, because this thread may have changed it.
 const PAUSE: Duration = Duration::from_millis(250);
 /// The time between two notes of progress: each note is written to disk.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
 
-/// Changes the ledger, and stores it.
-pub(crate) type Change<'a> = &'a dyn Fn(&mut dyn FnMut(&mut Ledger)) -> io::Result<()>;
+/// Changes the host state, and stores it.
+pub(crate) type Change<'a> = &'a dyn Fn(&mut dyn FnMut(&mut HostState)) -> io::Result<()>;
 
 /// The thread.
 pub(crate) struct CxlThread {
@@ -61,7 +61,7 @@ impl CxlThread {
             move || {
                 let tree = Machine::running();
                 while !is_over.load(Ordering::SeqCst) {
-                    let change = |note: &mut dyn FnMut(&mut Ledger)| shared.change(|ledger| note(ledger)).1;
+                    let change = |note: &mut dyn FnMut(&mut HostState)| shared.change(|host_state| note(host_state)).1;
                     turn(&tree, &settings, &change, &mut |line| log(line));
                     thread::sleep(PAUSE);
                     wakeup.sleep(None, TURN_EVERY);
@@ -84,7 +84,7 @@ impl Drop for CxlThread {
 pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, log: &mut dyn FnMut(&str)) {
     let mut tasks = Vec::new();
     // If storing fails, the next change stores this one, too; only the name of a region must be stored at once.
-    let _ = change(&mut |ledger| tasks = ledger.device_tasks());
+    let _ = change(&mut |host_state| tasks = host_state.device_tasks());
     for task in tasks {
         let outcome = match settings.serial_of(&task.device) {
             Some(serial) => carry_out(tree, settings, &task, serial, change),
@@ -94,11 +94,11 @@ pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, 
             )),
         };
         let mut is_news = false;
-        let _ = change(&mut |ledger| {
-            let before = logged_part(ledger, &task);
-            ledger.note(&task, outcome.clone());
-            ledger.settle();
-            is_news = before != logged_part(ledger, &task);
+        let _ = change(&mut |host_state| {
+            let before = logged_part(host_state, &task);
+            host_state.note(&task, outcome.clone());
+            host_state.settle();
+            is_news = before != logged_part(host_state, &task);
         });
         if is_news {
             log(&line(&task, &outcome));
@@ -108,15 +108,15 @@ pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, 
 
 /// The part of a member's report whose changes are logged: its state, and whether there is trouble. Details, such as
 /// how much memory a holder has, appear only in the report.
-fn logged_part(ledger: &Ledger, task: &DeviceTask) -> (Option<Discriminant<MemberState>>, bool) {
-    let report = ledger.report();
+fn logged_part(host_state: &HostState, task: &DeviceTask) -> (Option<Discriminant<MemberState>>, bool) {
+    let report = host_state.report();
     let state = report.member(task.volume, task.member).map(|member| discriminant(&member.state));
     (state, report.trouble_of(task.volume, task.member).is_some())
 }
 
 fn carry_out(tree: &dyn Tree, settings: &CxlSettings, task: &DeviceTask, serial: u64, change: Change<'_>) -> Outcome {
     let bound = Bound { serial, bytes: task.bytes, region: task.region.clone() };
-    let note = |outcome: Outcome| change(&mut |ledger| ledger.note(task, outcome.clone()));
+    let note = |outcome: Outcome| change(&mut |host_state| host_state.note(task, outcome.clone()));
     let mut noted = Instant::now();
     let mut progress = |progress: &Progress| {
         if noted.elapsed() >= NOTE_EVERY {

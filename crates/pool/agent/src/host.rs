@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A running agent: the ledger that the channel to the managers and the programs' sessions share.
+//! A running agent: the host state that the channel to the managers and the programs' sessions share.
 //!
-//! Every change goes through [`Shared::change`]: it draws the ledger's conclusions, stores the ledger before anybody
-//! acts on it, and wakes the sessions whose views may have changed.
+//! Every change goes through [`Shared::change`]: it derives which members have left and which are complete, stores the
+//! host state before anybody acts on it, and wakes the sessions whose views may have changed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ use aquifer_telemetry::{Telemetry, TelemetryFailure};
 
 use crate::control_end::HostEnd;
 use crate::cxl::CxlThread;
-use crate::ledger::{Ledger, Surroundings, host_of};
+use crate::host_state::{HostState, Surroundings, host_of};
 use crate::processes;
 use crate::server::Server;
 use crate::settings::{DonorAddress, Settings};
@@ -93,10 +93,10 @@ pub(crate) struct Shared {
 }
 
 struct State {
-    ledger: Ledger,
+    host_state: HostState,
     kept: StateFile,
-    /// The ledger as it is on disk.
-    stored: Option<Ledger>,
+    /// The host state as it is on disk.
+    stored: Option<HostState>,
 }
 
 impl Shared {
@@ -104,15 +104,15 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the ledger, and stores it. If the disk fails, the change is kept in memory, and is stored with the next
-    /// one.
-    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Ledger) -> R) -> (R, io::Result<()>) {
+    /// Changes the host state, and stores it. If the disk fails, the change is kept in memory, and is stored with the
+    /// next one.
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut HostState) -> R) -> (R, io::Result<()>) {
         let mut state = self.state();
-        let before = state.ledger.revision();
-        let outcome = change(&mut state.ledger);
-        state.ledger.settle();
+        let before = state.host_state.revision();
+        let outcome = change(&mut state.host_state);
+        state.host_state.settle();
         let stored = state.store();
-        let is_changed = state.ledger.revision() != before;
+        let is_changed = state.host_state.revision() != before;
         drop(state);
         if is_changed {
             self.wake_sessions();
@@ -120,7 +120,7 @@ impl Shared {
         (outcome, stored)
     }
 
-    /// What a view needs besides the ledger.
+    /// What a view needs besides the host state.
     pub(crate) fn surroundings(&self) -> Surroundings<'_> {
         let tenant = self.settings.tenant.as_ref();
         let files =
@@ -142,11 +142,11 @@ impl Shared {
 
 impl State {
     fn store(&mut self) -> io::Result<()> {
-        if self.stored.as_ref() == Some(&self.ledger) {
+        if self.stored.as_ref() == Some(&self.host_state) {
             return Ok(());
         }
-        self.kept.save(&self.ledger)?;
-        self.stored = Some(self.ledger.clone());
+        self.kept.save(&self.host_state)?;
+        self.stored = Some(self.host_state.clone());
         Ok(())
     }
 }
@@ -173,13 +173,13 @@ impl Host {
         let state = |why| AgentFailure::State { why };
         let boot = processes::boot().ok_or(AgentFailure::NoBoot)?;
         let kept = StateFile::open(&settings.state).map_err(state)?;
-        let mut ledger = kept.load().map_err(state)?.unwrap_or_else(|| Ledger::new(&boot));
-        ledger.start(&boot);
+        let mut host_state = kept.load().map_err(state)?.unwrap_or_else(|| HostState::new(&boot));
+        host_state.start(&boot);
         if settings.cxl.is_some() {
-            ledger.take_devices();
+            host_state.take_devices();
         }
         let donors = settings.donors.iter().map(|(id, donor)| (id.clone(), place_of(donor))).collect();
-        let state = Mutex::new(State { ledger, kept, stored: None });
+        let state = Mutex::new(State { host_state, kept, stored: None });
         let telemetry =
             Telemetry::start(settings.collector.as_ref(), "aquifer-agent", settings.host.as_str(), Arc::clone(&log));
         let telemetry = telemetry.map_err(|failure| AgentFailure::Telemetry { failure })?;

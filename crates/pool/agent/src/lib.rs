@@ -3,15 +3,15 @@
 
 //! The agent of a host: it keeps the volumes of the pool that are bound to the host, and hands them to programs.
 //!
-//! It has two sides. To the fabric manager it is an end of the control channel (`control_end.rs`): it reports
-//! its volumes, and takes members in and lets them go as commanded. To programs it is a Unix socket (`server.rs`,
-//! `session.rs`): a program that may use a volume gets a view of it, and a new one whenever it changes. What both sides
-//! share is the ledger (`ledger.rs`, pure), which is on disk (`state_file.rs`), so that programs start while the
-//! manager is down and a restarted agent knows which programs may still have memory of a member (`processes.rs`).
+//! It has two sides. To the fabric manager it is an end of the control channel (`control_end.rs`): it reports its
+//! volumes, and adds and removes members as commanded. To programs it is a Unix socket (`server.rs`, `session.rs`): a
+//! program that may use a volume gets a view of it, and a new one whenever it changes. What both sides share is the
+//! host state (`host_state.rs`, pure), which is on disk (`state_file.rs`), so that programs start while the manager is
+//! down and a restarted agent knows which programs may still have memory of a member (`processes.rs`).
 //!
-//! Members on memory devices are not memory of donors: `ledger/devices.rs` decides when such memory comes online and
-//! goes offline, and `cxl.rs` has the kernel do it, so that a device is unbound only when this host has no memory of
-//! it.
+//! Members on memory devices are not memory of donors: `host_state/devices.rs` decides when such memory comes online
+//! and goes offline, and `cxl.rs` has the kernel do it, so that a device is unbound only when this host has no memory
+//! of it.
 //!
 //! When an agent has ended, changes stop and programs go on: programs talk to donors themselves.
 //!
@@ -34,7 +34,7 @@
 mod control_end;
 mod cxl;
 mod host;
-mod ledger;
+mod host_state;
 mod processes;
 mod server;
 mod session;

@@ -101,7 +101,7 @@ impl Server {
                 continue;
             }
             looked = Instant::now();
-            if let Err(error) = shared.change(|ledger| ledger.look(Process::runs)).1 {
+            if let Err(error) = shared.change(|host_state| host_state.look(Process::runs)).1 {
                 let line = format!("the state cannot be stored: {error}; free space in the state directory");
                 if line != last {
                     log(&line);

@@ -23,7 +23,7 @@ use aquifer_sys::wakeup::{Wakeup, readable};
 use aquifer_telemetry::Side;
 
 use crate::host::Shared;
-use crate::ledger::UserId;
+use crate::host_state::UserId;
 use crate::processes::Process;
 use crate::server::deny;
 
@@ -121,7 +121,7 @@ impl Session {
         let id = self.recorded(request)?;
         let ended = self.follow(id);
         // If it cannot be stored now, it is with the next change.
-        let _ = self.shared.change(|ledger| ledger.disconnect(id));
+        let _ = self.shared.change(|host_state| host_state.disconnect(id));
         ended
     }
 
@@ -161,12 +161,12 @@ impl Session {
             _ => return Err(Ending::Denied(Denial::NotPermitted { uid, gid })),
         };
         let id = UserId { volume: id, process: Process::of(pid), session };
-        let (is_open, stored) = self.shared.change(|ledger| ledger.open(id, &holds));
+        let (is_open, stored) = self.shared.change(|host_state| host_state.open(id, &holds));
         if !is_open {
             return Err(not_bound());
         }
         if let Err(error) = stored {
-            let _ = self.shared.change(|ledger| ledger.close(id));
+            let _ = self.shared.change(|host_state| host_state.close(id));
             return Err(Ending::Denied(Denial::NotRecorded { why: error.to_string() }));
         }
         Ok(id)
@@ -200,7 +200,7 @@ impl Session {
     /// Sends the view if it is not the one that was sent last.
     fn send_view(&self, id: UserId, sent: &mut Option<View>) -> Result<(), Ending> {
         let surroundings = self.shared.surroundings();
-        let (view, stored) = self.shared.change(|ledger| ledger.view(id, &surroundings));
+        let (view, stored) = self.shared.change(|host_state| host_state.view(id, &surroundings));
         // A member that a restarted agent would not know of must not be given.
         stored?;
         // The volume was closed on another connection.
@@ -221,9 +221,11 @@ impl Session {
             while let Some(request) = self.decoder.take::<Request>()? {
                 self.count()?;
                 match request {
-                    Request::Progress(members) => _ = self.shared.change(|ledger| ledger.progress(id, &members)),
+                    Request::Progress(members) => {
+                        _ = self.shared.change(|host_state| host_state.progress(id, &members))
+                    }
                     Request::Close => {
-                        let _ = self.shared.change(|ledger| ledger.close(id));
+                        let _ = self.shared.change(|host_state| host_state.close(id));
                         return Ok(true);
                     }
                     Request::List { .. } | Request::Open { .. } => {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The ledger on disk: one file, replaced as a whole, so that a crash leaves the old one or the new one.
+//! The host state on disk: one file, replaced as a whole, so that a crash leaves the old one or the new one.
 //!
 //! A lock in the same directory keeps a second agent away.
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::ledger::Ledger;
+use crate::host_state::HostState;
 
 const NAME: &str = "agent.json";
 const LOCK: &str = "lock";
@@ -40,8 +40,8 @@ impl StateFile {
         Ok(StateFile { directory: directory.to_owned(), _lock: lock })
     }
 
-    /// The ledger, if there is one.
-    pub(crate) fn load(&self) -> Result<Option<Ledger>, String> {
+    /// The host state, if there is one.
+    pub(crate) fn load(&self) -> Result<Option<HostState>, String> {
         let path = self.directory.join(NAME);
         let failed = |why: String| {
             format!(
@@ -60,10 +60,10 @@ impl StateFile {
         serde_json::from_slice(&text).map(Some).map_err(|error| failed(error.to_string()))
     }
 
-    /// Replaces the ledger.
-    pub(crate) fn save(&self, ledger: &Ledger) -> io::Result<()> {
+    /// Replaces the host state.
+    pub(crate) fn save(&self, host_state: &HostState) -> io::Result<()> {
         let (path, new) = (self.directory.join(NAME), self.directory.join("agent.new"));
-        let text = serde_json::to_vec(ledger).map_err(io::Error::other)?;
+        let text = serde_json::to_vec(host_state).map_err(io::Error::other)?;
         let mut file = File::create(&new)?;
         file.write_all(&text)?;
         file.sync_all()?;

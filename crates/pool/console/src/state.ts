@@ -43,7 +43,7 @@ export const INITIAL: State = {
   notice: "",
 };
 
-/** Holds the state, and calls whom it concerns when it changes. */
+/** Holds the state, and calls its subscribers when it changes. */
 export class Store {
   private readonly listeners = new Set<() => void>();
   private state: State = INITIAL;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-// Keeps the state like the manager's: logs in and out, asks for the status again and again, reads the lists when it has
+// Keeps the state like the manager's: logs in and out, asks for the status at intervals, reads the lists when it has
 // changed, and follows the events.
 
 import { Client, Problem, problemOf, type Session } from "./api/client";
@@ -31,12 +31,12 @@ const POOLS = `${ROOT}/Chassis/Pools/MemoryDomains`;
 export const STATUS = `${ROOT}/Oem/Aquifer`;
 export const ACCOUNTS = `${ROOT}/AccountService/Accounts`;
 
-/** Between two looks at the status, while the page is visible and while it is not. */
+/** The pause between two requests for the status, while the page is visible and while it is not. */
 const LOOK_MS = 2000;
 const LOOK_HIDDEN_MS = 15_000;
 /** After an event: several arrive together. */
 const LOOK_SOON_MS = 250;
-/** The lists are read at least so often, and never for more than a third of the time. */
+/** The lists are read at least this often, and never for more than a third of the time. */
 const LISTS_MS = 15_000;
 const LISTS_REST = 2;
 /** Events that a page keeps: as many as the manager. */

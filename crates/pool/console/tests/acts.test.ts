@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-// What is offered as a command is what the console asks for. `crates/fronts/cli/src/documented.rs` parses each line of
-// the golden file with the real command line. Accept a change with AQUIFER_BLESS=1 npm test.
+// What is offered as a command is what the console asks for. `crates/fronts/cli/src/documented_commands.rs` parses each
+// line of the golden file with the real command line. Accept a change with AQUIFER_BLESS=1 npm test.
 
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { expect, test } from "vitest";

@@ -39,9 +39,9 @@ describe("amounts", () => {
     ]);
   });
 
-  test("of volumes are whole MiB", () => {
-    expect(sizeProblem(" 8GiB ")).toBeNull();
-    expect(mebibytes("8GiB")).toBe(8192);
+  test("of volumes are rounded up to whole MiB", () => {
+    expect([" 8GiB ", "16GB", "1.5MiB"].map(sizeProblem)).toEqual([null, null, null]);
+    expect([" 8GiB ", "16GB", "1.5MiB"].map(mebibytes)).toEqual([8192, 15259, 2]);
     for (const text of ["0MiB", "3KiB", "8", "lots"]) {
       expect(sizeProblem(text), text).toMatch(/^Write /);
     }

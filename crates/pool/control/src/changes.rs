@@ -18,7 +18,7 @@ use crate::message::Report;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct DonorChanges {
-    /// The new report, but of its leases only those of volumes that it lists differently.
+    /// The new report, with only the leases of volumes that it lists differently.
     pub report: DonorReport,
     /// The volumes that it no longer lists.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -29,7 +29,7 @@ pub struct DonorChanges {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct HostChanges {
-    /// The new report, but each of its lists only with the volumes that it lists differently.
+    /// The new report, with only the volumes that it lists differently in each of its lists.
     pub report: HostReport,
     /// The volumes that programs can no longer use.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One connection on a manager's side: who it is, and then one request after the other.
+//! One connection on a manager's side: first who the end is, then one request after the other.
 //!
 //! Threads: the connection's. It never waits for an end without a limit, and holds no lock while it waits.
 

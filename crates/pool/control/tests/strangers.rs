@@ -165,7 +165,7 @@ fn an_end_that_answers_something_else_loses_its_channel() {
         encode(77, &Message::Deposed(Term(9))).expect("short"),
         // A term that is not greater deposes nobody.
         encode(1, &Message::Deposed(Term(0))).expect("short"),
-        // Nothing can have changed since a report that there was not.
+        // Nothing can have changed since a report that was never made.
         encode(1, &Message::Unchanged).expect("short"),
         b"AQC1\xff\xff\xff\xff\x01\0\0\0".to_vec(),
         b"AQC1\x02\0\0\0\x01\0\0\0{}".to_vec(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What operators order of a switch directly: ports, the size and the bandwidth of LDs, and single vPPBs.
+//! What operators order a switch to do directly: ports, the size and the bandwidth of LDs, and single vPPBs.
 //!
 //! The caller has made sure that no volume is concerned. What is bound this way is a stray of the fabric manager until
 //! it is adopted.
@@ -72,7 +72,7 @@ pub enum Act {
         ld_id: LdId,
         /// What is allocated to it.
         allocated: Option<u8>,
-        /// The most that it may use.
+        /// How much it may use at most.
         limit: Option<u8>,
     },
     /// Set the size of an LD. Its bytes are lost.

@@ -30,8 +30,8 @@ use crate::extents::{Extents, Held, Hosts, NO_TAG, Tag};
 use crate::host::HostFailure;
 use crate::memory::Memory;
 
-/// The most offers that a host may leave unanswered. The size of QEMU's event log would be too low a limit, so this
-/// is the default size of an event log.
+/// Maximum number of offers that a host may leave unanswered. The size of QEMU's event log would be too low a limit, so
+/// this is the default size of an event log.
 const OFFERS_MAX: usize = 64;
 /// Bytes in an answer: before its extents, of one extent; before its tags, of one tag; around its regions, of one
 /// region.

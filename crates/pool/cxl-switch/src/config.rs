@@ -128,10 +128,10 @@ pub struct DeviceConfig {
 pub struct CapacityConfig {
     /// Regions, one after the other.
     pub regions: Vec<RegionConfig>,
-    /// The most extents that the device can track.
+    /// Maximum number of extents that the device can track.
     #[serde(default = "extents")]
     pub extents: u32,
-    /// The most tags that the device can track.
+    /// Maximum number of tags that the device can track.
     #[serde(default = "tags")]
     pub tags: u32,
 }

@@ -19,9 +19,9 @@ pub(crate) const LDS_MAX: usize = 16;
 pub(crate) const EVENTS_MAX: u16 = 4096;
 /// How long a bind may take: a minute.
 const BIND_MS_MAX: u64 = 60_000;
-/// The most memory of one device, so that sums do not overflow: 64 TiB.
+/// Maximum memory of one device, so that sums do not overflow: 64 TiB.
 const MEMORY_MIB_MAX: u64 = 64 << 20;
-/// The most extents, and the most tags, that a device can track.
+/// Maximum number of extents, and the maximum number of tags, that a device can track.
 const EXTENTS_MAX: u32 = 65_536;
 /// The unit of memory.
 pub(crate) const UNIT_MIB: u64 = 256;

@@ -13,7 +13,7 @@ use crate::memory::MemoryFailure;
 use crate::outcome::Outcome;
 use crate::switch::Switch;
 
-/// The most bytes of one access.
+/// Maximum number of bytes of one access.
 const READ_BYTES_MAX: usize = 1 << 20;
 
 /// What a host does.

@@ -12,7 +12,7 @@ use crate::events::LOGS;
 use crate::outcome::{Effect, Outcome, Reply};
 use crate::switch::Switch;
 
-/// The most answer failures that may wait for their requests.
+/// Maximum number of answer failures that may wait for their requests.
 const ARMED_MAX: usize = 64;
 /// How long a link may be down, and an answer late: an hour.
 const WAIT_NS_MAX: u64 = 3_600_000_000_000;

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
-/// The most written pages that one memory keeps: 16 MiB. The memory exists to show whose bytes are where, not to hold
-/// data.
+/// Maximum number of written pages that one memory keeps: 16 MiB. The memory exists to show whose bytes are where, not
+/// to hold data.
 pub(crate) const PAGES_MAX: usize = 4096;
 
 /// Why bytes cannot be read or written.

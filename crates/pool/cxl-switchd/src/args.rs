@@ -66,7 +66,7 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
-    /// A Unix socket for failures: one JSON object a line, each answered by one
+    /// A Unix socket for failures: one JSON object per line, each answered by one
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The control socket: one JSON object a line, each a failure to inject, each answered by one line.
+//! The control socket: one JSON object per line, each a failure to inject, each answered by one line.
 //!
 //! ```json
 //! {"answer": {"how": "busy", "opcode": 20993, "times": 3}}
@@ -150,7 +150,7 @@ pub fn serve(server: &Arc<Server>, stream: UnixStream) {
 
 fn carry_out(server: &Server, line: &str) -> Result<(), Failure> {
     let command: Command = serde_json::from_str(line).map_err(|error| {
-        let remedy = "send one JSON object a line, such as {\"link_flap\": {\"port_id\": 1, \"down_ms\": 500}}";
+        let remedy = "send one JSON object per line, such as {\"link_flap\": {\"port_id\": 1, \"down_ms\": 500}}";
         Failure::new(format!("no command: {error}"), remedy)
     })?;
     server.inject(command.injection())

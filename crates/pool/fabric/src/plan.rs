@@ -39,7 +39,7 @@ pub enum Change {
     Grow(VolumeName, Bytes, Bytes),
     /// A volume's lifetime changes.
     Expire(VolumeName, Option<Millis>),
-    /// What its host sees of a volume changes, from the next binding on.
+    /// How its host sees a volume changes, from the next binding on.
     SetPresentation(VolumeName, Presentation),
     /// A volume gets a host.
     Bind(VolumeName, HostId),

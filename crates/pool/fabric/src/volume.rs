@@ -129,7 +129,7 @@ pub struct VolumeSpec {
     /// What two members of a span never share.
     #[serde(default)]
     pub spread: FaultDomain,
-    /// The least number of spans over which it is striped. 0 counts as 1.
+    /// The minimum number of spans over which it is striped. 0 counts as 1.
     #[serde(default)]
     pub width: u16,
     /// What the host sees.

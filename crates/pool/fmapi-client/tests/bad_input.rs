@@ -15,7 +15,7 @@ mod script;
 mod world;
 
 use script::answer;
-use world::{Fault, VirtualClock, Wire, World};
+use world::{Injected, VirtualClock, Wire, World};
 
 /// A client of a peer that answers every request with success and this payload; and the number of requests.
 fn answering(payload: impl Fn(&Message) -> Vec<u8> + Send + 'static) -> (Client, Arc<Mutex<u32>>) {
@@ -242,25 +242,25 @@ fn a_peer_that_is_busy_for_ever_ends_every_command_in_bounded_time() {
 /// The bind was started, so that nobody knows how it ends.
 #[test]
 fn a_peer_that_is_busy_for_ever_or_ends_in_mid_operation_leaves_the_effect_unknown() {
-    for fault in [Fault::Busy, Fault::PeerEndsBefore, Fault::PeerEndsAfter, Fault::DropAnswer] {
+    for injected in [Injected::Busy, Injected::PeerEndsBefore, Injected::PeerEndsAfter, Injected::DropAnswer] {
         let (world, clock) =
             (World::shared(aquifer_cxl_switch::SwitchConfig::example()), Arc::<VirtualClock>::default());
         let mut wire = Wire::new(&world, &clock, 1);
         let mut polls = 0;
-        wire.faults = Box::new(move |opcode| {
+        wire.injections = Box::new(move |opcode| {
             polls += u32::from(opcode == Opcode::BACKGROUND_STATUS);
-            if polls >= 2 { fault } else { Fault::None }
+            if polls >= 2 { injected } else { Injected::None }
         });
         let mut client = wire.client(Limits::default());
         let failure = client.bind(&BIND).expect_err("its end is never reported");
-        assert_eq!((failure.opcode, failure.effect), (Opcode::BIND_VPPB, Effect::Unknown), "{fault:?}: {failure}");
+        assert_eq!((failure.opcode, failure.effect), (Opcode::BIND_VPPB, Effect::Unknown), "{injected:?}: {failure}");
         let line = failure.to_string();
         assert!(line.contains("it may have been carried out") && line.contains("read the state"), "{line}");
-        assert!(clock.now() < client.limits().background + client.limits().command_max() * 3, "{fault:?}");
+        assert!(clock.now() < client.limits().background + client.limits().command_max() * 3, "{injected:?}");
         // At the switch the operation ends, whatever became of its manager: bound, and not something between.
         world.lock().unwrap().has_ended = false;
         clock.advance(Duration::from_secs(1));
         let next = Wire::new(&world, &clock, 2).client(Limits::default()).virtual_switch(0).unwrap();
-        assert_eq!((next.vppbs[2].status, next.vppbs[2].port_id), (BindingStatus::Port, 0), "{fault:?}");
+        assert_eq!((next.vppbs[2].status, next.vppbs[2].port_id), (BindingStatus::Port, 0), "{injected:?}");
     }
 }

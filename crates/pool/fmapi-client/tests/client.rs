@@ -13,27 +13,27 @@ use aquifer_fmapi_client::{Cause, Client, Clock, Effect, Hop, Limits, TransportF
 
 mod world;
 
-use world::{Fault, VirtualClock, Wire, World};
+use world::{Injected, VirtualClock, Wire, World};
 
-/// A client of a switch, with the faults of its first requests to a command; later ones have none.
+/// A client of a switch. The failures are injected into its first requests of a command.
 struct Setup {
     world: Arc<Mutex<World>>,
     clock: Arc<VirtualClock>,
     client: Client,
 }
 
-fn setup(opcode: Opcode, faults: &[Fault]) -> Setup {
-    setup_with(opcode, faults, Limits::default())
+fn setup(opcode: Opcode, injections: &[Injected]) -> Setup {
+    setup_with(opcode, injections, Limits::default())
 }
 
-fn setup_with(opcode: Opcode, faults: &[Fault], limits: Limits) -> Setup {
+fn setup_with(opcode: Opcode, injections: &[Injected], limits: Limits) -> Setup {
     let (world, clock) = (World::shared(SwitchConfig::example()), Arc::<VirtualClock>::default());
     let mut wire = Wire::new(&world, &clock, 1);
-    let mut faults = faults.to_vec();
-    faults.reverse();
-    wire.faults = Box::new(move |sent| {
+    let mut injections = injections.to_vec();
+    injections.reverse();
+    wire.injections = Box::new(move |sent| {
         let is_meant = sent == opcode;
-        if is_meant { faults.pop().unwrap_or(Fault::None) } else { Fault::None }
+        if is_meant { injections.pop().unwrap_or(Injected::None) } else { Injected::None }
     });
     Setup { client: wire.client(limits), world, clock }
 }
@@ -91,10 +91,10 @@ fn devices_are_reached_through_one_tunnel_or_two() {
 
 #[test]
 fn a_busy_peer_is_asked_again_and_not_for_ever() {
-    let mut it = setup(Opcode::BIND_VPPB, &[Fault::Busy; 3]);
+    let mut it = setup(Opcode::BIND_VPPB, &[Injected::Busy; 3]);
     it.client.bind(&BIND).unwrap();
     assert_eq!(it.sent(Opcode::BIND_VPPB), 4);
-    let mut it = setup(Opcode::BIND_VPPB, &[Fault::Busy; 100]);
+    let mut it = setup(Opcode::BIND_VPPB, &[Injected::Busy; 100]);
     let failure = it.client.bind(&BIND).unwrap_err();
     assert!(matches!(failure.cause, Cause::Busy { code: ReturnCode::BUSY, attempts: 13 }), "{failure}");
     assert_eq!((failure.effect, it.sent(Opcode::BIND_VPPB)), (Effect::NotCarriedOut, 13));
@@ -108,45 +108,45 @@ fn a_busy_peer_is_asked_again_and_not_for_ever() {
 
 #[test]
 fn a_lost_answer_to_a_command_that_reads_is_asked_for_again() {
-    for fault in [
-        Fault::DropAnswer,
-        Fault::DropRequest,
-        Fault::Late(10_000_000_000),
-        Fault::LengthLies(4),
-        Fault::Truncate(20),
-        Fault::Truncate(5),
-        Fault::WrongCategory,
-        Fault::WrongOpcode,
-        Fault::WrongTag,
+    for injected in [
+        Injected::DropAnswer,
+        Injected::DropRequest,
+        Injected::Late(10_000_000_000),
+        Injected::LengthLies(4),
+        Injected::Truncate(20),
+        Injected::Truncate(5),
+        Injected::WrongCategory,
+        Injected::WrongOpcode,
+        Injected::WrongTag,
     ] {
-        let mut it = setup(Opcode::IDENTIFY_SWITCH_DEVICE, &[fault, fault]);
-        assert_eq!(it.client.identify_switch().unwrap().physical_ports, 8, "{fault:?}");
-        assert_eq!(it.sent(Opcode::IDENTIFY_SWITCH_DEVICE), 3, "{fault:?}");
-        let mut it = setup(Opcode::IDENTIFY_SWITCH_DEVICE, &[fault; 3]);
+        let mut it = setup(Opcode::IDENTIFY_SWITCH_DEVICE, &[injected, injected]);
+        assert_eq!(it.client.identify_switch().unwrap().physical_ports, 8, "{injected:?}");
+        assert_eq!(it.sent(Opcode::IDENTIFY_SWITCH_DEVICE), 3, "{injected:?}");
+        let mut it = setup(Opcode::IDENTIFY_SWITCH_DEVICE, &[injected; 3]);
         let failure = it.client.identify_switch().unwrap_err();
         assert!(matches!(failure.cause, Cause::NoAnswer { .. } | Cause::Damaged(_)), "{failure}");
         assert_eq!(failure.effect, Effect::NotCarriedOut);
     }
-    for fault in [Fault::Duplicate, Fault::Garbage] {
-        let mut it = setup(Opcode::IDENTIFY_SWITCH_DEVICE, &[fault; 9]);
-        (0..9).for_each(|_| assert_eq!(it.client.identify_switch().unwrap().physical_ports, 8, "{fault:?}"));
+    for injected in [Injected::Duplicate, Injected::Garbage] {
+        let mut it = setup(Opcode::IDENTIFY_SWITCH_DEVICE, &[injected; 9]);
+        (0..9).for_each(|_| assert_eq!(it.client.identify_switch().unwrap().physical_ports, 8, "{injected:?}"));
         assert_eq!(it.sent(Opcode::IDENTIFY_SWITCH_DEVICE), 9);
     }
 }
 
 #[test]
 fn a_lost_answer_to_a_command_that_changes_is_never_asked_for_again() {
-    for fault in [Fault::DropAnswer, Fault::Truncate(3), Fault::WrongTag, Fault::LengthLies(1)] {
-        let mut it = setup(Opcode::PHYSICAL_PORT_CONTROL, &[fault]);
+    for injected in [Injected::DropAnswer, Injected::Truncate(3), Injected::WrongTag, Injected::LengthLies(1)] {
+        let mut it = setup(Opcode::PHYSICAL_PORT_CONTROL, &[injected]);
         let failure = it.client.control_port(0, PortOperation::ResetPpb).unwrap_err();
         assert_eq!((failure.effect, it.sent(Opcode::PHYSICAL_PORT_CONTROL)), (Effect::Unknown, 1), "{failure}");
         assert!(failure.to_string().contains("it may have been carried out"), "{failure}");
         // For a bind, the state shows it.
-        let mut it = setup(Opcode::BIND_VPPB, &[fault]);
+        let mut it = setup(Opcode::BIND_VPPB, &[injected]);
         it.client.bind(&BIND).unwrap();
         assert_eq!(it.sent(Opcode::BIND_VPPB), 1);
     }
-    let mut it = setup(Opcode::BIND_VPPB, &[Fault::DropRequest]);
+    let mut it = setup(Opcode::BIND_VPPB, &[Injected::DropRequest]);
     let failure = it.client.bind(&BIND).unwrap_err();
     assert_eq!((failure.effect, it.sent(Opcode::BIND_VPPB)), (Effect::Unknown, 1), "{failure}");
     assert_eq!(it.client.virtual_switch(0).unwrap().vppbs[2].status, BindingStatus::Unbound);
@@ -154,8 +154,9 @@ fn a_lost_answer_to_a_command_that_changes_is_never_asked_for_again() {
 
 #[test]
 fn a_peer_that_ends_is_reported_at_once() {
-    for (fault, effect) in [(Fault::PeerEndsBefore, Effect::Unknown), (Fault::PeerEndsAfter, Effect::Unknown)] {
-        let mut it = setup(Opcode::BIND_VPPB, &[fault]);
+    for (injected, effect) in [(Injected::PeerEndsBefore, Effect::Unknown), (Injected::PeerEndsAfter, Effect::Unknown)]
+    {
+        let mut it = setup(Opcode::BIND_VPPB, &[injected]);
         let failure = it.client.bind(&BIND).unwrap_err();
         assert!(matches!(failure.cause, Cause::Transport(TransportFailure::Closed)), "{failure}");
         assert_eq!(failure.effect, effect);
@@ -183,7 +184,7 @@ fn a_background_operation_that_never_ends_is_aborted() {
 #[test]
 fn one_background_operation_runs_at_a_time() {
     let limits = Limits { background: Duration::from_millis(1), ..Limits::default() };
-    let mut it = setup_with(Opcode::ABORT_BACKGROUND, &[Fault::DropAnswer; 9], limits);
+    let mut it = setup_with(Opcode::ABORT_BACKGROUND, &[Injected::DropAnswer; 9], limits);
     let world = Arc::clone(&it.world);
     world.lock().unwrap().switch.inject(0, Injection::BackgroundStalls).unwrap();
     // Neither its end nor its abort is seen.
@@ -238,7 +239,7 @@ fn messages_that_are_no_answer_are_dropped_and_counted() {
     it.client.bind(&BIND).unwrap();
     it.client.unbind(&UNBIND).unwrap();
     let strays = Limits { strays: 2, ..Limits::default() };
-    let mut it = setup_with(Opcode::IDENTIFY, &[Fault::WrongTag; 99], strays);
+    let mut it = setup_with(Opcode::IDENTIFY, &[Injected::WrongTag; 99], strays);
     let failure = it.client.identify(&[]).unwrap_err();
     assert!(matches!(failure.cause, Cause::NoAnswer { strays: 1, .. }), "{failure}");
     assert!(failure.to_string().contains("only 1 other messages"), "{failure}");

@@ -21,7 +21,7 @@ use aquifer_fmapi_client::{Client, Clock, Effect, Failure, Hop, Limits};
 mod world;
 
 use world::random::Random;
-use world::{Fault, VirtualClock, Wire, World};
+use world::{Injected, VirtualClock, Wire, World};
 
 const HISTORIES: u64 = 400;
 const COMMANDS: u64 = 12;
@@ -111,7 +111,7 @@ fn tunnel(port_or_ld_id: u8, inner: &Request) -> Request {
     Request::Tunnel(Tunnel { port_or_ld_id, target: TunnelTarget::PortOrLd, message })
 }
 
-/// Asks a switch without a client, and without faults.
+/// Asks a switch without a client, and without injected failures.
 fn ask(switch: &mut Switch, now_ns: u64, request: &Request) -> Vec<u8> {
     let connection = Connection { id: 99, ingress_port_id: 0, dialect: &Dialect::STANDARD };
     let bytes = Message::request(1, request, connection.dialect).encode(connection.dialect);
@@ -152,32 +152,32 @@ fn state_after(switch: &Switch, command: &Command) -> (VirtualSwitch, Vec<u8>) {
     state(&undisturbed)
 }
 
-fn faults(mut random: Random, percent: u64) -> world::Faults {
+fn injections(mut random: Random, percent: u64) -> world::Injections {
     let is_busy_for_ever = random.chance(5);
     let mut left = 400u32;
     Box::new(move |opcode| {
         left = left.saturating_sub(1);
         if is_busy_for_ever && left < 390 && opcode.is_fabric_manager() {
-            return Fault::Busy;
+            return Injected::Busy;
         }
         if !random.chance(percent) {
-            return Fault::None;
+            return Injected::None;
         }
         match random.below(26) {
-            0..3 => Fault::DropAnswer,
-            3..5 => Fault::DropRequest,
-            5..8 => Fault::Late(random.below(6_000_000_000)),
-            8..11 => Fault::Duplicate,
-            11..13 => Fault::Truncate(random.below(60) as usize),
-            13..15 => Fault::WrongTag,
-            15..17 => Fault::WrongCategory,
-            17 => Fault::WrongOpcode,
-            18..21 => Fault::Busy,
-            21..23 => Fault::LengthLies(1 + random.below(70_000) as u32),
-            23 => Fault::Garbage,
-            24 if random.chance(20) => Fault::PeerEndsBefore,
-            25 if random.chance(20) => Fault::PeerEndsAfter,
-            _ => Fault::None,
+            0..3 => Injected::DropAnswer,
+            3..5 => Injected::DropRequest,
+            5..8 => Injected::Late(random.below(6_000_000_000)),
+            8..11 => Injected::Duplicate,
+            11..13 => Injected::Truncate(random.below(60) as usize),
+            13..15 => Injected::WrongTag,
+            15..17 => Injected::WrongCategory,
+            17 => Injected::WrongOpcode,
+            18..21 => Injected::Busy,
+            21..23 => Injected::LengthLies(1 + random.below(70_000) as u32),
+            23 => Injected::Garbage,
+            24 if random.chance(20) => Injected::PeerEndsBefore,
+            25 if random.chance(20) => Injected::PeerEndsAfter,
+            _ => Injected::None,
         }
     })
 }
@@ -216,7 +216,7 @@ fn play(seed: u64, seen: &mut Seen) {
     let percent = random.one_of(&[0, 3, 10, 40]);
     let (world, clock) = (World::shared(SwitchConfig::example()), Arc::<VirtualClock>::default());
     let mut wire = Wire::new(&world, &clock, 1);
-    wire.faults = faults(Random(random.next()), percent);
+    wire.injections = injections(Random(random.next()), percent);
     wire.rival = (other != Other::None).then(|| rival(Random(random.next()), other));
     let limits = Limits { background: Duration::from_secs(5), ..Limits::default() };
     let mut client = wire.client(limits);

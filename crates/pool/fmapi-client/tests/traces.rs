@@ -13,7 +13,7 @@ use aquifer_fmapi_client::*;
 mod world;
 
 use world::random::Random;
-use world::{Fault, VirtualClock, Wire, World};
+use world::{Injected, VirtualClock, Wire, World};
 
 /// Files with changed bytes; a second of them.
 const CHANGED_FILES: usize = 4000;
@@ -47,15 +47,15 @@ impl Write for Shared {
     }
 }
 
-/// Asks a switch one thing after the other, with a fault here and there, and traces all of it.
+/// Asks a switch one thing after the other, with a failure injected here and there, and traces all of it.
 fn traced(room: usize) -> (String, Vec<u8>, io::Result<()>) {
     let (text, pcap) = (Shared::new(usize::MAX), Shared::new(room));
     let (world, clock) = (World::shared(SwitchConfig::example()), Arc::<VirtualClock>::default());
     let mut wire = Wire::new(&world, &clock, 1);
-    let mut faults = vec![Fault::Truncate(3), Fault::LengthLies(2), Fault::WrongTag];
-    wire.faults = Box::new(move |opcode| {
+    let mut injections = vec![Injected::Truncate(3), Injected::LengthLies(2), Injected::WrongTag];
+    wire.injections = Box::new(move |opcode| {
         let is_meant = opcode == Opcode::BACKGROUND_STATUS;
-        if is_meant { faults.pop().unwrap_or(Fault::None) } else { Fault::None }
+        if is_meant { injections.pop().unwrap_or(Injected::None) } else { Injected::None }
     });
     let mut client = wire.client(Limits { lost_retries: 3, ..Limits::default() });
     client.add_trace(Box::new(TextTrace::new(text.clone())));

@@ -7,8 +7,7 @@
 //! |---|---|---|
 //! | 1 | which half of the first byte is the category | `category` |
 //! | 2, 3 | where the background flag and the high bits of the length are; 20 or 21 bits of length | `length` |
-//! | 4 | the request of Send LD CXL.io Memory Request has 15 or 16 bytes before its data | `ld_memory_request_is_short`
-//! |
+//! | 4 | Send LD CXL.io Memory Request has 15 or 16 bytes before its data | `ld_memory_request_is_short` |
 //! | 5 | a tunnelled message begins with its MCTP message type | `tunnel_has_message_type` |
 //! | 6 | Identify's answer ends before the component type | both lengths are read |
 //! | 7 | Identify Switch Device's answer is longer than its fields | `switch_identity_is_padded` |

@@ -290,7 +290,7 @@ payload! {
     pub struct DcListTags {
         /// The first tag.
         pub first: u32;
-        /// The most tags to list.
+        /// Maximum number of tags to list.
         pub count: u32;
     }
 }

@@ -26,7 +26,7 @@ payload! {
     pub struct GetLdAllocations {
         /// From this logical device on.
         pub first_ld_id: u8;
-        /// The most logical devices to list.
+        /// Maximum number of logical devices to list.
         pub count_max: u8;
     }
 }

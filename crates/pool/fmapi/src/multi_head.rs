@@ -11,7 +11,7 @@ payload! {
     pub struct GetHeadMap {
         /// From this logical device on.
         pub first_ld_id: u8;
-        /// The most logical devices to list.
+        /// Maximum number of logical devices to list.
         pub count_max: u8;
     }
 }
@@ -67,7 +67,7 @@ payload! {
     pub struct Head {
         /// Its port.
         pub port_id: u8;
-        /// Lanes at most, lanes in use, speeds, speed at most, speed: as the device packs them.
+        /// Width of the link at most and now, speeds, the highest, and the current one: as the device packs them.
         pub link: [u8; 5];
         /// State of the link's training.
         pub link_state: u8;

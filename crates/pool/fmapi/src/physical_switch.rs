@@ -26,7 +26,7 @@ payload! {
         pub active_ports: [u8; 32];
         /// A bit for each active virtual CXL switch.
         pub active_virtual_switches: [u8; 32];
-        /// vPPBs in all.
+        /// The total number of vPPBs.
         pub vppbs_total: u16;
         /// Those that are bound.
         pub vppbs_active: u16;

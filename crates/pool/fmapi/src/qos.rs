@@ -13,9 +13,9 @@ macro_rules! control {
             pub struct $name {
                 /// Bit 0: report congestion at the egress port; bit 1: temporarily reduced throughput.
                 pub telemetry: u8;
-                /// The percentage from which on congestion is moderate, 1 to 100.
+                /// The percentage at which moderate congestion begins, 1 to 100.
                 pub egress_moderate_percent: u8;
-                /// The percentage from which on congestion is severe, 1 to 100.
+                /// The percentage at which severe congestion begins, 1 to 100.
                 pub egress_severe_percent: u8;
                 /// Interval at which back pressure is sampled, 0 to 15; 8 by default.
                 pub sample_interval: u8;

@@ -9,7 +9,7 @@ use argon2::password_hash::{PasswordHash, PasswordHasher, PasswordVerifier, Salt
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
-use crate::ledger::json;
+use crate::manager_store::json;
 use crate::order::etag_of;
 
 /// Maximum number of accounts.

@@ -13,9 +13,9 @@ use std::sync::Mutex;
 
 use aquifer_fabric::Millis;
 
+use crate::account_changes::carry_out;
 use crate::accounts::{Role, hash, hex, random};
-use crate::ledger::Ledger;
-use crate::pending::carry_out;
+use crate::manager_store::ManagerStore;
 use crate::sessions::Sessions;
 
 /// The first account's name.
@@ -25,7 +25,7 @@ const FILE: &str = "initial-password";
 /// Makes the first account if there is none. Returns whether it did.
 pub(crate) fn make_first(
     sessions: &Mutex<Sessions>,
-    ledger: &mut Ledger,
+    store: &mut ManagerStore,
     directory: &Path,
     now: Millis,
 ) -> Result<bool, String> {
@@ -41,7 +41,7 @@ pub(crate) fn make_first(
     file.and_then(|mut file| writeln!(file, "{password}").and_then(|()| file.sync_all())).map_err(unwritable)?;
     let hash = hash(&password)?;
     let add = |sessions: &Sessions| sessions.add_account(ADMIN, Role::Administrator, &hash, "aquifer-fabricd");
-    match carry_out(sessions, ledger, now, add) {
+    match carry_out(sessions, store, now, add) {
         Ok(Ok(())) => Ok(true),
         Ok(Err(other)) => Err(format!("the first account cannot be made: {other:?}; report this bug")),
         Err(failure) => Err(failure.to_string()),

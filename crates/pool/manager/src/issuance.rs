@@ -12,7 +12,8 @@
 //! with one use gives one certificate, whichever process is killed. Tokens and records are read from the store each
 //! time; the list of revoked certificates is also kept in memory, and in a file for the control port.
 //!
-//! Threads: any thread may call; only the writer's changes the store. No lock is held during an operation of the store.
+//! Threads: any thread may call; only the writer's thread changes the store. No lock is held during an operation of the
+//! store.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,9 +30,9 @@ use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 
 use crate::accounts::random;
-use crate::attempts::{Attempts, TooMany};
 use crate::config::{CaConfig, Config, SessionsConfig, TlsConfig};
-use crate::ledger::{Entry, Ledger, LedgerFailure, json};
+use crate::login_attempts::{Attempts, TooMany};
+use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure, json};
 use crate::rest::{Service, now};
 use crate::writer::Posted;
 
@@ -190,14 +191,14 @@ impl Issuance {
     /// is a line for the joining machine.
     pub(crate) fn join(
         &self,
-        ledger: &mut Ledger,
+        store: &mut ManagerStore,
         token: &JoinToken,
         request: &str,
         now: Millis,
-    ) -> Result<Result<(Subject, Signed), String>, LedgerFailure> {
+    ) -> Result<Result<(Subject, Signed), String>, ManagerStoreFailure> {
         let unknown = aquifer_authority::NotAdmitted::Unknown;
         let key = format!("{TOKENS}{}", token.id);
-        let found = ledger.one::<TokenRecord>(&key)?;
+        let found = store.one::<TokenRecord>(&key)?;
         let admitted = found.ok_or(unknown).and_then(|record| record.admit(&token.secret_hash(), now));
         let record = match admitted {
             Ok(record) => record,
@@ -214,24 +215,24 @@ impl Issuance {
         );
         let issued = Issued::of(&signed, &subject, false);
         let values = [(key, Some(json(&record))), (format!("{CERTIFICATES}{}", signed.serial), Some(json(&issued)))];
-        ledger.keep(&values, &[entry], now)?;
+        store.keep(&values, &[entry], now)?;
         Ok(Ok((subject, signed)))
     }
 
     /// Signs a new certificate for the owner of a verified one, unless that one is revoked.
     fn sign_again(
         &self,
-        ledger: &mut Ledger,
+        store: &mut ManagerStore,
         certificate: &[u8],
         request: &str,
         now: Millis,
-    ) -> Result<Result<Signed, String>, LedgerFailure> {
+    ) -> Result<Result<Signed, String>, ManagerStoreFailure> {
         let known = facts(certificate)
             .and_then(|facts| Some((Subject::of_names(&facts.names, &self.config.domain)?, facts.serial)));
         let Some((subject, serial)) = known else {
             return Ok(Err("the certificate is not one of this pool's authority; join again".into()));
         };
-        let old = ledger.one::<Issued>(&format!("{CERTIFICATES}{serial}"))?;
+        let old = store.one::<Issued>(&format!("{CERTIFICATES}{serial}"))?;
         if old.is_some_and(|old| old.revoked.is_some()) {
             return Ok(Err(format!("certificate {serial} is revoked; join again")));
         }
@@ -242,33 +243,37 @@ impl Issuance {
         let what = format!("certificate {} for {subject} renews {serial}", signed.serial);
         let issued = Issued::of(&signed, &subject, true);
         let values = [(format!("{CERTIFICATES}{}", signed.serial), Some(json(&issued)))];
-        ledger.keep(&values, &[Entry::new("aquifer-fabricd", what)], now)?;
+        store.keep(&values, &[Entry::new("aquifer-fabricd", what)], now)?;
         Ok(Ok(signed))
     }
 
     /// Stores that a certificate is revoked, and makes the new list.
     pub(crate) fn revoke(
         &self,
-        ledger: &mut Ledger,
+        store: &mut ManagerStore,
         serial: &str,
         who: &str,
         now: Millis,
-    ) -> Result<Result<(), String>, LedgerFailure> {
+    ) -> Result<Result<(), String>, ManagerStoreFailure> {
         let key = format!("{CERTIFICATES}{serial}");
-        let Some(issued) = ledger.one::<Issued>(&key)? else {
+        let Some(issued) = store.one::<Issued>(&key)? else {
             return Ok(Err("there is no such certificate; list them".into()));
         };
         if issued.revoked.is_none() {
             let what = format!("revoke certificate {serial} of {}", issued.subject);
             let revoked = Issued { revoked: Some(now), ..issued };
-            ledger.keep(&[(key, Some(json(&revoked)))], &[Entry::new(who, what)], now)?;
+            store.keep(&[(key, Some(json(&revoked)))], &[Entry::new(who, what)], now)?;
         }
-        self.read_list(ledger, now)
+        self.read_list(store, now)
     }
 
     /// Makes the list from the store: after a revocation, and when this manager begins to lead.
-    pub(crate) fn read_list(&self, ledger: &Ledger, now: Millis) -> Result<Result<(), String>, LedgerFailure> {
-        let revoked = ledger
+    pub(crate) fn read_list(
+        &self,
+        store: &ManagerStore,
+        now: Millis,
+    ) -> Result<Result<(), String>, ManagerStoreFailure> {
+        let revoked = store
             .all::<Issued>(CERTIFICATES)?
             .into_iter()
             .filter_map(|(serial, issued)| Some((serial, issued.revoked?)));
@@ -279,25 +284,25 @@ impl Issuance {
     /// deleted with it: so neither grows without a bound. The inner error is a line for the caller.
     pub(crate) fn keep_token(
         &self,
-        ledger: &mut Ledger,
+        store: &mut ManagerStore,
         id: &str,
         record: &TokenRecord,
         now: Millis,
-    ) -> Result<Result<(), String>, LedgerFailure> {
-        let tokens = ledger.all::<TokenRecord>(TOKENS)?;
+    ) -> Result<Result<(), String>, ManagerStoreFailure> {
+        let tokens = store.all::<TokenRecord>(TOKENS)?;
         let (over, live): (Vec<_>, Vec<_>) =
             tokens.into_iter().partition(|(_, one)| one.uses_left == 0 || one.expires.0 <= now.0);
         if live.len() >= TOKENS_MAX {
             return Ok(Err(format!("there are {TOKENS_MAX} join tokens; delete one first")));
         }
-        let past = ledger.all::<Issued>(CERTIFICATES)?.into_iter();
+        let past = store.all::<Issued>(CERTIFICATES)?.into_iter();
         let past = past.filter(|(_, issued)| issued.until.0.saturating_add(KEPT_MS) < now.0);
         let keys = over.into_iter().map(|(id, _)| format!("{TOKENS}{id}"));
         let keys = keys.chain(past.map(|(serial, _)| format!("{CERTIFICATES}{serial}")));
         let mut values: Vec<(String, Option<Vec<u8>>)> = keys.take(DELETED_AT_ONCE).map(|key| (key, None)).collect();
         values.push((format!("{TOKENS}{id}"), Some(json(record))));
         let what = format!("create token {id} for {} ({} uses)", record.subject, record.uses_left);
-        ledger.keep(&values, &[Entry::new(&record.by, what)], now)?;
+        store.keep(&values, &[Entry::new(&record.by, what)], now)?;
         Ok(Ok(()))
     }
 
@@ -343,8 +348,8 @@ impl Issuer for Renewals {
     fn renew(&self, certificate: &[u8], request: String) -> Receiver<Result<String, Refused>> {
         let (sender, receiver) = sync_channel(1);
         let (issuance, certificate) = (Arc::clone(&self.0), certificate.to_vec());
-        let errand = move |ledger: &mut Ledger| {
-            let signed = issuance.sign_again(ledger, &certificate, &request, now())?;
+        let errand = move |store: &mut ManagerStore| {
+            let signed = issuance.sign_again(store, &certificate, &request, now())?;
             send(&sender, signed.map(|signed| signed.chain));
             Ok(())
         };

@@ -17,11 +17,11 @@ use std::time::Duration;
 use aquifer_cxl_peers::Switches;
 use aquifer_state_store::{Campaign, Election, EtcdStore, StateStore};
 
-use crate::combined::Combined;
+use crate::combined_peers::Combined;
 use crate::config::{Config, EtcdConfig, PeersConfig, RoundsConfig};
 use crate::crash::CrashPoint;
 use crate::first_account;
-use crate::ledger::{AuditCheck, Ledger};
+use crate::manager_store::{AuditCheck, ManagerStore};
 use crate::notify::Notify;
 use crate::peers::Peers;
 use crate::registered::{REGISTRATIONS, Registered};
@@ -78,25 +78,25 @@ impl Lead {
         });
         let directory = config.state.directory();
         let shared = &service.shared;
-        let (ledger, _) = Ledger::open(store, crash.clone()).map_err(Stop::from)?;
-        let ledger = ledger.counted_by(Arc::clone(&shared.meters));
-        let (others, control) = open_peers(config, &ledger, service, crash)?;
+        let (store, _) = ManagerStore::open(store, crash.clone()).map_err(Stop::from)?;
+        let store = store.counted_by(Arc::clone(&shared.meters));
+        let (others, control) = open_peers(config, &store, service, crash)?;
         let peers = Box::new(Combined::new(others, Switches::new(&config.switches)));
         let silent_ms = config.rounds.silent_seconds * 1000;
-        let mut writer = Writer::start(Arc::clone(shared), ledger, tenure, peers, silent_ms, now())?;
+        let mut writer = Writer::start(Arc::clone(shared), store, tenure, peers, silent_ms, now())?;
         if let Some(issuance) = &service.issuance {
-            issuance.read_list(&writer.ledger, now()).map_err(Stop::from)?.map_err(lasting)?;
+            issuance.read_list(&writer.store, now()).map_err(Stop::from)?.map_err(lasting)?;
         }
-        let sessions = Sessions::load(&writer.ledger, config.sessions.clone()).map_err(Stop::from)?;
+        let sessions = Sessions::load(&writer.store, config.sessions.clone()).map_err(Stop::from)?;
         *service.sessions.lock().expect("a panic ends the daemon") = sessions;
-        *shared.subscriptions() = Subscriptions::load(&writer.ledger, config.events.clone()).map_err(Stop::from)?;
-        if first_account::make_first(&service.sessions, &mut writer.ledger, directory, now()).map_err(lasting)? {
+        *shared.subscriptions() = Subscriptions::load(&writer.store, config.events.clone()).map_err(Stop::from)?;
+        if first_account::make_first(&service.sessions, &mut writer.store, directory, now()).map_err(lasting)? {
             eprintln!(
                 "aquifer-fabricd: account admin was made; its password is in initial-password of the state directory"
             );
         }
         shared.meters.count_term();
-        let audit = Some(writer.ledger.begin_audit_check());
+        let audit = Some(writer.store.begin_audit_check());
         Ok(Lead { writer, rounds: config.rounds.clone(), control, audit })
     }
 
@@ -162,7 +162,7 @@ impl Lead {
     /// record could stop the pool's management.
     fn check_audit(&mut self, service: &Service) -> Result<(), Stop> {
         let Some(check) = &mut self.audit else { return Ok(()) };
-        let Some(verified) = self.writer.ledger.continue_audit_check(check)? else { return Ok(()) };
+        let Some(verified) = self.writer.store.continue_audit_check(check)? else { return Ok(()) };
         self.audit = None;
         service.shared.meters.note_audit(verified.is_err());
         if let Err(damage) = verified {
@@ -176,7 +176,7 @@ impl Lead {
 /// Opens the peers. Returns the address of the control port, if there is one.
 fn open_peers(
     config: &Config,
-    ledger: &Ledger,
+    store: &ManagerStore,
     service: &Service,
     crash: CrashPoint,
 ) -> Result<(Box<dyn Peers>, Option<SocketAddr>), NotLed> {
@@ -188,7 +188,7 @@ fn open_peers(
             Ok((Box::new(peers), None))
         }
         (PeersConfig::Registered(_), Some(control)) => {
-            let entries = ledger.all(REGISTRATIONS).map_err(Stop::from)?;
+            let entries = store.all(REGISTRATIONS).map_err(Stop::from)?;
             let entries = entries.into_iter().map(|(_, entry)| entry).collect();
             let peers = Registered::open(control, entries, service.issuance.as_ref(), crash).map_err(lasting)?;
             let address = peers.address();
@@ -218,7 +218,7 @@ impl Candidate {
         loop {
             let Some(keeper) = self.stand_by(service, notify) else { return Stop::Ended.to_string() };
             let led = EtcdStore::open(&self.etcd.settings())
-                .map_err(|failure| NotLed::from(Stop::Ledger(failure.into())))
+                .map_err(|failure| NotLed::from(Stop::Store(failure.into())))
                 .and_then(|store| Lead::begin(config, Box::new(store), keeper.tenure.clone(), service));
             let ended = match led {
                 Ok(lead) => NotLed::from(lead.serve(Lead::take_orders(service), service, notify)),

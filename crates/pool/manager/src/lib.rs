@@ -4,12 +4,12 @@
 //! The fabric manager as a daemon: it stores the desired state of a pool, carries it out, and serves it as Redfish.
 //!
 //! The decisions are those of `aquifer_fabric`. `leadership.rs` leads, or stands by while another manager leads. One
-//! thread, the writer (`writer.rs`), takes orders, reads reports, stores what is desired and sends steps; `ledger.rs`
-//! is what it stores, and the steps go to [`Peers`]: simulated ones, or those that have registered at its control port
-//! (`registered.rs`). Requests of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch
-//! donors or agents. Losing the daemon stops changes, never programs.
+//! thread, the writer (`writer.rs`), takes orders, reads reports, stores the desired state (`manager_store.rs`) and
+//! sends steps to [`Peers`]: simulated ones, or those that have registered at its control port (`registered.rs`).
+//! Requests of clients (`rest.rs`, `http.rs`) read snapshots and hand over orders; they never touch donors or agents.
+//! Losing the daemon stops changes, never programs.
 //!
-//! `combined.rs` joins CXL switches (`aquifer_cxl_peers`) with the other peers.
+//! `combined_peers.rs` joins CXL switches (`aquifer_cxl_peers`) with the other peers.
 //!
 //! `console.rs` serves a page for people, which uses the same interface. `accounts.rs` and `sessions.rs` say who may do
 //! what; each change has a record in the audit log, which is stored in the same transaction. `config.rs` is the
@@ -17,9 +17,9 @@
 
 #![forbid(unsafe_code)]
 
+mod account_changes;
 mod accounts;
-mod attempts;
-mod combined;
+mod combined_peers;
 mod config;
 mod console;
 mod crash;
@@ -30,13 +30,13 @@ mod first_account;
 mod http;
 mod issuance;
 mod leadership;
-mod ledger;
+mod login_attempts;
+mod manager_store;
 mod meters;
 mod newest_reports;
 mod notify;
 mod order;
 mod peers;
-mod pending;
 mod push;
 mod registered;
 mod rest;

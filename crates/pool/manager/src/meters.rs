@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use aquifer_telemetry::Counts;
 
-/// Upper limits of the buckets of a duration, in microseconds: from a write into memory to a cluster that elects.
+/// Upper limits of the buckets of a duration, in microseconds: the lowest is for a write to memory, the highest for a
+/// cluster that elects a leader.
 pub(crate) const BUCKETS_US: [u64; 10] =
     [500, 1000, 2500, 5000, 10_000, 25_000, 100_000, 500_000, 2_500_000, 10_000_000];
 

@@ -81,7 +81,8 @@ fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
                 if before.is_some_and(|known| !known.is_answering()) {
                     merged.notices.push((true, format!("{kind} {name} answers again")));
                 }
-                // What says the same stays, so that it is seen without a comparison that nothing has changed.
+                // A report that says the same as before is dropped in favour of the old allocation, so that others see
+                // without a comparison that nothing has changed.
                 if !before.is_some_and(|before| Arc::ptr_eq(before, &report) || **before == *report) {
                     known.insert_shared(name, report);
                 }

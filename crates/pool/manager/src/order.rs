@@ -88,7 +88,7 @@ pub(crate) enum NotDone {
     Refused(Refusal),
     /// The volume no longer has the ETag that the order names.
     Stale,
-    /// The store takes no change of this size; the line says why.
+    /// The change is too large for the store; the line says why.
     TooLarge(String),
     /// The target of an order to a switch belongs to a volume, or the switch refused the order. The line says which.
     Switch(String),
@@ -211,7 +211,7 @@ fn check(topology: &Topology, desired: &Desired, order: &Order) -> Result<(), No
     if matches(if_match, &etag(volume)) { Ok(()) } else { Err(NotDone::Stale) }
 }
 
-/// Refuses an order to a switch about what a volume has: that changes by the volume.
+/// Refuses an order to a switch that concerns a member of a volume: such a change is made through the volume.
 fn check_switch(topology: &Topology, desired: &Desired, act: &SwitchAct) -> Result<(), NotDone> {
     let members = desired.volumes.values().flat_map(|volume| {
         let leaving = volume.leaving.values().map(|leaving| &leaving.member);

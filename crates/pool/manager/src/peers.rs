@@ -100,7 +100,7 @@ pub trait Peers: Send {
         Term(0)
     }
 
-    /// Shows the desired state before the reports of a round: donors learn whether they are drained.
+    /// Passes on the desired state before the reports of a round, so that donors learn whether they are drained.
     fn follow(&mut self, desired: &Desired) {
         let _ = desired;
     }

@@ -25,7 +25,7 @@ use aquifer_fabric::{
 use crate::config::ControlConfig;
 use crate::crash::CrashPoint;
 use crate::issuance::{Issuance, Renewals};
-use crate::ledger::json;
+use crate::manager_store::json;
 use crate::peers::{Asked, Peers, Record, Reports, SendFailure, Silent};
 use crate::rest::now;
 
@@ -44,7 +44,7 @@ pub(crate) struct Registered {
     stored: BTreeMap<EndId, Entry>,
     /// The changes of the registrar's roster that are stored.
     changes: Option<u64>,
-    /// What is being stored, and the changes of the roster that it stands for.
+    /// The registrations that are being stored, and the count of the roster's changes that they include.
     recording: Option<(u64, BTreeMap<EndId, Entry>)>,
     drained: BTreeSet<DonorId>,
     /// The last end that was asked in its turn.

@@ -5,7 +5,7 @@
 //!
 //! A token is `ID.SECRET`; only its hash is stored, under `session/ID`, so that neither the store nor a backup of it
 //! has a token. A session ends when it is deleted, was idle too long, or is too old; when its account changes, it ends,
-//! too. Changes are decided here and carried out by `pending.rs`.
+//! too. Changes are decided here and carried out by `account_changes.rs`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,12 +14,12 @@ use aquifer_fabric::Millis;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
+use crate::account_changes::Pending;
 use crate::accounts::{ACCOUNTS_MAX, Account, Role, check_name, hex, random, verify};
-use crate::attempts::{Attempts, TooMany};
 use crate::config::SessionsConfig;
-use crate::ledger::{Entry, Ledger, LedgerFailure};
+use crate::login_attempts::{Attempts, TooMany};
+use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure};
 use crate::order::matches;
-use crate::pending::Pending;
 
 /// Maximum number of sessions. A further login ends the one that was idle longest.
 pub(crate) const SESSIONS_MAX: usize = 256;
@@ -110,9 +110,9 @@ impl Sessions {
     }
 
     /// Reads accounts and sessions.
-    pub(crate) fn load(ledger: &Ledger, config: SessionsConfig) -> Result<Sessions, LedgerFailure> {
-        let accounts = ledger.all("account/")?.into_iter().collect();
-        let sessions = ledger.all("session/")?.into_iter().collect();
+    pub(crate) fn load(store: &ManagerStore, config: SessionsConfig) -> Result<Sessions, ManagerStoreFailure> {
+        let accounts = store.all("account/")?.into_iter().collect();
+        let sessions = store.all("session/")?.into_iter().collect();
         Ok(Sessions { config, accounts, sessions, attempts: Attempts::default() })
     }
 
@@ -127,8 +127,8 @@ impl Sessions {
         Ok(self.accounts.get(name).cloned())
     }
 
-    /// Notes how an attempt ended. A wrong password gives what is to be stored. Only names of accounts reach the audit
-    /// log: a stranger may have typed a password.
+    /// Notes how an attempt ended. After a wrong password, returns what is to be stored. Only names of accounts reach
+    /// the audit log: a stranger may have typed a password.
     pub(crate) fn end(
         &mut self,
         account: Option<Account>,
@@ -192,7 +192,7 @@ impl Sessions {
         idle >= self.config.idle_seconds * 1000 || age >= self.config.life_seconds * 1000
     }
 
-    /// Whether a caller who was recognised would be recognised still. Counts as use: a stream keeps its session.
+    /// Whether a caller who was recognised earlier still would be. Counts as use: a stream keeps its session alive.
     pub(crate) fn is_still(&mut self, who: &Who, now: Millis) -> bool {
         let has_role = |account: &Account| account.is_enabled && account.role >= who.role;
         if !self.accounts.get(&who.name).is_some_and(has_role) {

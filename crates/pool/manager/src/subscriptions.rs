@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::accounts::{hex, random};
 use crate::config::{EventsConfig, is_loopback};
 use crate::events::Event;
-use crate::ledger::{Entry, Ledger, LedgerFailure, json};
+use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure, json};
 
 /// Maximum number of subscriptions: each has its own task.
 pub(crate) const SUBSCRIPTIONS_MAX: usize = 32;
@@ -101,8 +101,8 @@ pub(crate) struct Subscriptions {
 
 impl Subscriptions {
     /// Reads the stored subscriptions.
-    pub(crate) fn load(ledger: &Ledger, config: EventsConfig) -> Result<Subscriptions, LedgerFailure> {
-        let all = ledger.all("subscription/")?.into_iter().collect();
+    pub(crate) fn load(store: &ManagerStore, config: EventsConfig) -> Result<Subscriptions, ManagerStoreFailure> {
+        let all = store.all("subscription/")?.into_iter().collect();
         Ok(Subscriptions { config, all, ..Subscriptions::default() })
     }
 
@@ -167,14 +167,14 @@ pub(crate) fn new_id() -> String {
 }
 
 /// Stores a subscription; `None` deletes it.
-pub(crate) fn store(
-    ledger: &mut Ledger,
+pub(crate) fn store_subscription(
+    store: &mut ManagerStore,
     id: &str,
     subscription: Option<&Subscription>,
     entry: Entry,
     now: aquifer_fabric::Millis,
-) -> Result<(), LedgerFailure> {
-    ledger.keep(&[(format!("subscription/{id}"), subscription.map(json))], &[entry], now)
+) -> Result<(), ManagerStoreFailure> {
+    store.keep(&[(format!("subscription/{id}"), subscription.map(json))], &[entry], now)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub(crate) struct Task {
     pub(crate) volume: Option<VolumeId>,
     pub(crate) started: Millis,
     pub(crate) ended: Option<Millis>,
-    /// The most that was left to do in any round so far.
+    /// The largest amount of work that was left in any round so far.
     left_max: usize,
     /// How much of it is done: 100 when it has ended. It never falls, although further steps may follow from the first.
     pub(crate) percent: u8,

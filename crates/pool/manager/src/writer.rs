@@ -21,7 +21,7 @@ use aquifer_fabric::{
     settle,
 };
 
-use crate::ledger::{Entry, Ledger};
+use crate::manager_store::{Entry, ManagerStore};
 use crate::newest_reports::{Merged, merge};
 use crate::order::{NotDone, Order};
 use crate::peers::{Asked, Peers};
@@ -50,7 +50,7 @@ pub(crate) enum Pace {
 /// The writer.
 pub(crate) struct Writer {
     shared: Arc<Shared>,
-    pub(crate) ledger: Ledger,
+    pub(crate) store: ManagerStore,
     tenure: Tenure,
     peers: Box<dyn Peers>,
     term: Term,
@@ -75,7 +75,7 @@ impl Writer {
     /// command of an earlier manager can arrive at a switch, and reads the first reports.
     pub(crate) fn start(
         shared: Arc<Shared>,
-        mut ledger: Ledger,
+        mut store: ManagerStore,
         tenure: Tenure,
         mut peers: Box<dyn Peers>,
         silent_ms: u64,
@@ -85,17 +85,17 @@ impl Writer {
         let mut seen = peers.term_min();
         let mut term = Term(0);
         for _ in 0..ELECTIONS_MAX {
-            term = ledger.take_term(seen)?;
+            term = store.take_term(seen)?;
             let merged = merge(&mut observed, peers.reports(term, Asked::All), now);
             match merged.deposed_by.max(merged.outrun_by) {
                 None => {
-                    let desired = ledger.reload()?;
+                    let desired = store.reload()?;
                     std::thread::sleep(peers.command_time_max());
                     let (sequences, tasks) = (BTreeMap::new(), Tasks::default());
                     let (unrepaired, rounds, steps) = (Vec::new(), 0, StepCounts::default());
                     let mut writer = Writer {
                         shared,
-                        ledger,
+                        store,
                         tenure,
                         peers,
                         term,
@@ -132,7 +132,7 @@ impl Writer {
             match (merged.deposed_by, merged.outrun_by) {
                 (Some(seen), _) => return Err(Stop::Deposed { seen }),
                 (None, None) => return Ok(merged),
-                (None, Some(seen)) => self.term = self.ledger.take_term(seen)?,
+                (None, Some(seen)) => self.term = self.store.take_term(seen)?,
             }
             self.sequences.clear();
             let again = merge(&mut self.observed, self.peers.reports(self.term, Asked::All), now);
@@ -150,7 +150,7 @@ impl Writer {
         }
         let entries: Vec<Entry> = records.iter().map(|record| Entry::new("aquifer-fabricd", &record.what)).collect();
         let values: Vec<_> = records.into_iter().map(|record| (record.key, record.value)).collect();
-        match self.ledger.keep(&values, &entries, now) {
+        match self.store.keep(&values, &entries, now) {
             Ok(()) => self.peers.recorded(),
             Err(failure) if failure.is_too_large() => {
                 self.shared.events.add(now, "NotRecorded", "Warning", format!("registrations: {failure}"));
@@ -166,7 +166,7 @@ impl Writer {
         let mut orders = Vec::new();
         for one in posted {
             match one {
-                Posted::Errand(errand) => errand(&mut self.ledger)?,
+                Posted::Errand(errand) => errand(&mut self.store)?,
                 Posted::Order(order, answer) => orders.push((order, answer)),
             }
         }
@@ -198,7 +198,7 @@ impl Writer {
         }
         self.repair(&topology, &mut desired, &mut entries, now);
         if desired != self.desired || !entries.is_empty() {
-            match self.ledger.change(&self.desired, &desired, &entries, now) {
+            match self.store.change(&self.desired, &desired, &entries, now) {
                 Ok(()) => self.desired = desired,
                 Err(failure) if failure.is_too_large() => {
                     // The store is as before, and so is the desired state: the orders of this round are refused.

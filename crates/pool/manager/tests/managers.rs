@@ -22,7 +22,7 @@ use serde_json::json;
 
 const STATUS: &str = "/redfish/v1/Oem/Aquifer";
 const VERIFICATION: &str = "/redfish/v1/Oem/Aquifer/Audit/Verification";
-/// Long enough for a machine that does much else, short enough for a test.
+/// Long enough for a busy machine, short enough for a test.
 const LEASE_SECONDS: u64 = 8;
 
 struct Managers {
@@ -229,7 +229,7 @@ fn one_manager_leads_and_another_takes_over_when_it_is_killed() {
 
     let leader = managers.leader();
     managers.daemons[leader].kill();
-    // The session of the leader before is stored, so its token is good.
+    // The session with the previous leader is stored, so its token is still valid.
     managers.bind_but(None, "cache", "h001");
     managers.settle();
     managers.judge();

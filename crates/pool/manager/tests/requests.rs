@@ -175,7 +175,7 @@ fn roles_tokens_and_passwords_are_checked() {
 /// Goes over the whole table of routes, so that a new one cannot be left open by mistake.
 #[test]
 fn strangers_read_nothing_and_readers_change_nothing() {
-    // Where to log in, the root that says so, and the document.
+    // The roots of the service, and its documents.
     const OPEN: [&str; 5] =
         ["/redfish", "/redfish/v1", "/redfish/v1/odata", "/redfish/v1/$metadata", "/redfish/v1/openapi.json"];
     let (daemon, admin) = ready("sweep", "");

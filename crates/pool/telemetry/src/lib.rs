@@ -5,7 +5,7 @@
 //!
 //! Off unless a collector is named. Then [`Telemetry`] has a thread, which sends finished spans; nothing else waits for
 //! the collector, and spans are dropped and counted when it does not keep up. While telemetry is off, an [`Operation`]
-//! is nothing: it has no memory, no clock and no thread.
+//! costs nothing: it takes no memory, reads no clock and has no thread.
 //!
 //! ```
 //! use aquifer_telemetry::{Side, Telemetry};

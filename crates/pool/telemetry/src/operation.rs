@@ -81,7 +81,7 @@ impl Telemetry {
         let provider = SdkTracerProvider::builder()
             .with_span_processor(Processor { queue: Arc::clone(&queue) })
             .with_resource(resource)
-            // All of it, unless the caller says in its `traceparent` that it records nothing.
+            // Every operation is recorded, unless its caller's `traceparent` says that the caller records nothing.
             .with_sampler(Sampler::ParentBased(Box::new(Sampler::AlwaysOn)))
             .build();
         let tracer = provider.tracer(service);
@@ -161,8 +161,7 @@ impl Operation {
         self.0.as_ref().map(|span| span.span_context().trace_id().to_string())
     }
 
-    /// The header with which what this operation asks of others becomes a part of its trace; `None` if telemetry is
-    /// off.
+    /// The header that makes the requests of this operation a part of its trace; `None` if telemetry is off.
     pub fn traceparent(&self) -> Option<String> {
         self.0.as_ref().map(|span| traceparent::format(span.span_context()))
     }

@@ -10,9 +10,9 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most finished spans that wait; further ones are dropped.
+/// Maximum number of finished spans that wait; further ones are dropped.
 pub(crate) const WAITING_MAX: usize = 2048;
-/// Most spans in one request to the collector.
+/// Maximum number of spans in one request to the collector.
 pub(crate) const BATCH_MAX: usize = 512;
 /// How long a finished span waits for others to be sent with.
 const BATCH_WAIT: Duration = Duration::from_secs(1);

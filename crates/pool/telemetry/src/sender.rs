@@ -3,8 +3,8 @@
 
 //! The thread that sends finished spans, and what the OpenTelemetry SDK hands them to.
 //!
-//! A batch that the collector does not take is dropped and counted: a span is not worth a second attempt, and what
-//! waits for one would displace what is newer.
+//! A batch that the collector does not take is dropped and counted: a span is not worth a second attempt, and spans
+//! that wait for one would displace newer ones.
 
 use std::io;
 use std::sync::Arc;

@@ -128,7 +128,7 @@ fn a_collector_that_answers_anything_harms_nobody() {
     let huge = format!("{ok}content-length: {}\r\n\r\n{}", u64::MAX, "a".repeat(1 << 20));
     for (answer, trickles, taken) in [
         (format!("{ok}content-length: 0\r\n\r\n"), false, Some(true)),
-        // Only the head matters when its body is none of OTLP.
+        // Only the head matters when the body is not OTLP.
         (format!("{ok}content-length: 2\r\n\r\n{{}}"), false, Some(true)),
         (format!("{ok}content-length: -3\r\n\r\n"), false, Some(true)),
         (huge, false, Some(true)),
@@ -235,7 +235,7 @@ fn without_a_collector_nothing_is_recorded() {
     operation.fail(|| panic!("nobody reads it"));
     operation.rename(|| panic!("nobody reads it"));
     assert!(operation.trace_id().is_none() && operation.traceparent().is_none() && !telemetry.is_on());
-    // Nothing is behind it: it is as large as the pointer that it does not have.
+    // It is nothing but a null pointer: it refers to no allocation.
     assert_eq!(size_of::<Operation>(), size_of::<usize>());
     telemetry.end();
 }

@@ -164,7 +164,7 @@ impl Service {
         u32::try_from(self.lease_ms).expect("it was clamped")
     }
 
-    /// The most that a borrower may have: all of its reservation, or of what its tenant may have.
+    /// How much a borrower may have at most: all of its reservation, or all that its tenant may have.
     pub(crate) fn lendable_bytes(&self, tenant: &Tenant, reservation: Option<u64>) -> u64 {
         let table = self.table();
         let slabs = match reservation.and_then(|token| table.reservation(token)) {

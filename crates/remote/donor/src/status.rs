@@ -29,9 +29,9 @@ pub enum StatusFailure {
     Credentials(CredentialFailure),
     /// The two ends do not trust each other.
     Distrust(Distrust),
-    /// There is no answer, or none from a donor.
+    /// There is no answer, or it is not a donor's.
     Io(io::Error),
-    /// No certificate can be for this name.
+    /// No certificate can be issued for this name.
     Name(String),
     /// The donor refuses.
     Refused(Refusal),

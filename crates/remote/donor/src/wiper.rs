@@ -83,7 +83,7 @@ impl Drop for Request<'_> {
 /// How much of a CPU the wiper takes.
 #[derive(Debug)]
 struct Pace {
-    /// The least value of `parts`.
+    /// The minimum value of `parts`.
     parts_min: u32,
     parts: u32,
     calm_pieces: u32,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor with fewer connections than its borrowers need, and one whose port strangers crowd: borrowers keep their
-//! memory.
+//! A donor with fewer connections than its borrowers need, and a donor to which strangers open all the connections they
+//! can: borrowers keep their memory.
 //!
 //! The bug it guards against: "too many connections" was an error of the read that met it, and the pager poisoned the
 //! page; and anybody who could open sockets, without a certificate, could take all connections.

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long one program may take, on a machine that does much else.
+/// How long one program may take, on a busy machine.
 const PROGRAM_WAIT_MAX: Duration = Duration::from_secs(300);
 /// Warnings are errors, as for the other C programs of the repository.
 const WARNINGS: [&str; 3] = ["-Wall", "-Wextra", "-Werror"];

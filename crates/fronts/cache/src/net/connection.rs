@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One client: what it has sent and has not been decoded, and what it has not yet read of its replies.
+//! One client: the bytes that it has sent and that are not decoded yet, and the replies that it has not read yet.
 //!
 //! Both have limits. A client whose replies pile up gets no further request carried out and nothing more read from its
 //! socket, so it slows down only itself. One that reads nothing for a while is disconnected.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A server of a test's own, and a client that says what it sees byte by byte.
+//! A server for one test, and a client that reports what it receives byte by byte.
 
 #![allow(dead_code, reason = "each test file that includes this uses its part of it")]
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer cxl list`: devices, windows, regions and memory devices, and what does not fit.
+//! `aquifer cxl list`: devices, windows, regions and memory devices, and sizes that do not match.
 
 use aquifer_core::units::ByteSize;
 use aquifer_cxl_host::{Finding, Listing, check};
@@ -21,7 +21,7 @@ Examples:
   aquifer cxl list --bound 0x1000=256GiB    compare with what the fabric manager has bound
   aquifer cxl list --json                   one object")]
 pub struct ListArgs {
-    /// What is bound to this host, each by serial number: differences are reported
+    /// A device that is bound to this host, by serial number, and its size: differences are reported
     #[arg(long, value_name = "SERIAL=SIZE", value_parser = bound)]
     bound: Vec<(u64, u64)>,
 

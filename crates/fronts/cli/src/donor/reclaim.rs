@@ -35,7 +35,7 @@ Examples:
   aquifer donor reclaim /run/donor.sock --bytes 16GiB
   aquifer donor reclaim /run/donor.sock --all --within 10m --json")]
 pub struct ReclaimArgs {
-    /// The donor's control socket: what it was given with --control
+    /// The donor's control socket: the path that it got with --control
     #[arg(value_name = "PATH")]
     control: PathBuf,
 
@@ -43,7 +43,7 @@ pub struct ReclaimArgs {
     #[arg(long, value_name = "SIZE", required_unless_present = "all", conflicts_with = "all")]
     bytes: Option<ByteSize>,
 
-    /// All that it has
+    /// All of the donor's memory
     #[arg(long)]
     all: bool,
 

@@ -57,10 +57,10 @@ pub struct HowArgs {
     /// The NUMA nodes to spread pages over: shares, such as dram:3,cxl:1 or node0:2,node1:1, or auto
     ///
     /// dram is every node with CPUs, cxl every node with only memory. One group binds the program to its nodes. Equal
-    /// shares for each node work on every kernel. Others take Linux 6.9, and weights that are the machine's: root sets
-    /// them if nobody has, and otherwise pages are interleaved evenly, with a message. Without shares, the machine's
-    /// weights count as they are. auto gives each node a share by its bandwidth, which is measured once, in less than a
-    /// second for each node, and kept in the state directory.
+    /// shares for each node work on every kernel. Unequal shares need Linux 6.9 and use the weights of the whole
+    /// machine: root sets these if nobody has set them; otherwise pages are interleaved evenly, with a message. Without
+    /// shares, the machine's weights are used as they are. auto gives each node a share by its bandwidth, which is
+    /// measured once, in less than a second for each node, and kept in the state directory.
     #[arg(long, hide_short_help = true, value_name = "SHARES|auto")]
     pub numa: Option<Spread>,
 
@@ -137,7 +137,7 @@ Tiers:
       overwrite           take a file or device that holds other data, which is lost
       buffered            go through the page cache even where direct I/O works, to compare
       plain-queue         do without io_uring even where it works, to compare
-      encrypt=ephemeral   seal what is stored, with keys of this run alone that are kept nowhere
+      encrypt=ephemeral   seal what is stored, with keys that exist only for this run
   dram:[size=SIZE]        local memory, to measure the software alone [default: half of what is
                           available]
   node:N[,size=SIZE]      memory of NUMA node N, such as memory behind CXL [default: nine tenths of
@@ -145,8 +145,8 @@ Tiers:
   dax:PATH[,size=SIZE]    a memory device, such as /dev/dax0.0, or a file on a file system with
                           -o dax; what it holds is lost [default: all of it]
   compressed:[size=SIZE][,codec=lz4|zstd]
-                          local memory, compressed 4KiB at a time; a disk or a donor after it gets
-                          what does not compress or is cold
+                          local memory, compressed 4KiB at a time; the next tier, such as a disk or
+                          a donor, gets what does not compress or is cold
       size=SIZE           memory that it may take, which counts in --dram [default: half of what is
                           available]
       codec=lz4           fast [default]
@@ -170,7 +170,7 @@ Tiers:
   donor:unix:PATH[,size=SIZE]
                           memory that 'aquifer donor --listen unix:PATH' shares on this machine
   emulated:PROFILE[,size=SIZE]
-                          local memory that answers as late as a device would; PROFILE is the path
+                          local memory that answers as slowly as a device does; PROFILE is the path
                           of a file, or one of those that aquifer has built in:";
     const DEFAULT_AND_EXAMPLES: &str = "\
 Several tiers, at most four, are a chain: memory goes to the first that has room; what is fetched

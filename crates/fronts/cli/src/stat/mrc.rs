@@ -51,7 +51,7 @@ pub struct SamplingArgs {
     #[arg(long = "for", value_name = "TIME", requires = "mrc", value_parser = sampled_time)]
     sampled_for: Option<Duration>,
 
-    /// The part of the time that fetches may cost, in percent: for the least DRAM [default: 5]
+    /// Find the least DRAM at which fetches cost at most this percentage of the time [default: 5]
     #[arg(long, value_name = "PERCENT", requires = "mrc", value_parser = percent)]
     loss: Option<f64>,
 

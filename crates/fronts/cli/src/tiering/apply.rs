@@ -19,7 +19,7 @@ use crate::run::on_or_off;
 
 /// Set the kernel's tiering; without options, turn on promotion and demotion where there is far memory
 ///
-/// Only what differs is written. It takes root, lasts until the machine is restarted, and concerns every program.
+/// Only what differs is written. It needs root, lasts until the machine is restarted, and affects every program.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -37,7 +37,7 @@ pub struct ApplyArgs {
     #[arg(long, value_name = "MODE", value_parser = balancing())]
     balancing: Option<Balancing>,
 
-    /// The most that is promoted in a second, in MB
+    /// How much memory may be promoted per second, in MB
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
     promote_rate: Option<u64>,
 

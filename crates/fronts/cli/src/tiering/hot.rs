@@ -28,7 +28,7 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 /// Show which memory is hot, as DAMON or a CXL device counts it
 ///
 /// DAMON counts for the far nodes once 'aquifer tiering apply --damon on' has set it up. A CXL device with hotness
-/// monitors (CHMU, CXL 3.2) counts every access to itself; its addresses are the device's own. It takes root.
+/// monitors (CHMU, CXL 3.2) counts every access to itself; its addresses are the device's own. It needs root.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -44,15 +44,15 @@ pub struct HotArgs {
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
     over: Duration,
 
-    /// chmu: memory that has one counter [default: 4KiB]
+    /// chmu: how much memory one counter covers [default: 4KiB]
     #[arg(long, value_name = "SIZE")]
     granule: Option<ByteSize>,
 
-    /// chmu: after what time counters begin at zero again [default: 100ms]
+    /// chmu: the time after which counters start again at zero [default: 100ms]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     epoch: Option<Duration>,
 
-    /// chmu: from how many accesses on, within an epoch, memory is hot [default: 32]
+    /// chmu: how many accesses within an epoch make memory hot [default: 32]
     #[arg(long, value_name = "COUNT")]
     threshold: Option<u32>,
 
@@ -60,7 +60,7 @@ pub struct HotArgs {
     #[arg(long)]
     take: bool,
 
-    /// The most ranges that are printed, the hottest first
+    /// Print at most this many ranges, the hottest first
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     top: usize,
 

@@ -19,7 +19,7 @@ use crate::exit::{ExitCode, Failure};
 use crate::output;
 use crate::table::{columns, width};
 
-/// Show what of the kernel's tiering is on, what it has done, and what to change
+/// Show which parts of the kernel's tiering are on, what they have done, and what to change
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

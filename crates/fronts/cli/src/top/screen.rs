@@ -26,7 +26,7 @@ pub struct Look {
     pub programs: Vec<Program>,
 }
 
-/// A column: its heading, its width, and the terminal width from which on it is shown.
+/// A column: its heading, its width, and the smallest terminal width at which it is shown.
 struct Column {
     head: &'static str,
     width: usize,

@@ -102,7 +102,7 @@ fn decide(
     match (choice, obstacle) {
         (Choice::Kvm, _) if delivery == Delivery::Signal => Err(Failure::new(
             ExitCode::Usage,
-            "--accel kvm cannot have --delivery signal: a guest's faults are the kernel's under KVM",
+            "--accel kvm cannot have --delivery signal: under KVM the kernel takes a guest's faults",
             "leave --delivery out",
         )),
         // Signal delivery implies TCG.

@@ -16,7 +16,7 @@ pub struct DryRun {
     pub dry_run: bool,
 }
 
-/// The slowest class of memory that will do.
+/// The slowest class of memory that is acceptable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Class {
     /// Loads and stores by CXL
@@ -50,10 +50,10 @@ pub struct Create {
     /// The zone whose quota it counts against
     #[arg(long, value_name = "ZONE")]
     pub zone: ZoneId,
-    /// The slowest class of memory that will do
+    /// The slowest class of memory that is acceptable
     #[arg(long, value_enum)]
     pub class: Class,
-    /// The pool that it is from
+    /// The pool that it is taken from
     #[arg(long, value_name = "POOL", default_value = "main")]
     pub pool: PoolId,
     /// How many members may be lost: none, mirror=COPIES or parity=DATA+PARITY

@@ -76,7 +76,7 @@ pub struct CreateToken {
     /// When the token expires, in s, m, h or d from now
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = seconds)]
     pub expires: u64,
-    /// How often the token can be used
+    /// How many times the token can be used
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub uses: u32,
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
-/// The variable that makes this test program a switch; its value is the arguments, one a line.
+/// The variable that makes this test program a switch; its value is the arguments, one per line.
 const ARGUMENTS: &str = "AQUIFER_TEST_SWITCH";
 
 /// To be called by a test `switch_program`: returns at once, unless this process is to be a switch.

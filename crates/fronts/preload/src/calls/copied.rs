@@ -18,7 +18,8 @@ use super::{Caller, FAULT};
 use crate::pointers::{SYS_IO_PGETEVENTS, length};
 use crate::program_memory::is_readable;
 
-/// The most bytes of one call's structures that are copied: as many as poll(2) needs for two million descriptors.
+/// Maximum number of bytes of one call's structures that are copied: as many as poll(2) needs for two million
+/// descriptors.
 const COPIED_BYTES_MAX: usize = 16 << 20;
 
 /// Which arguments of a call are pointers to structures: one bit each. No bit if the call is not in the table.

@@ -20,8 +20,8 @@ use crate::inner_pointers::each_pointer;
 use crate::pointers::message_count;
 use crate::program_memory::{is_readable, load, store};
 
-/// The most control data of one message that is copied. The kernel refuses to send more than `net.core.optmem_max`, 128
-/// KiB unless it was raised, and never delivers this much.
+/// The maximum length of one message's control data that is copied. The kernel refuses to send more than
+/// `net.core.optmem_max`, 128 KiB unless it was raised, and never delivers this much.
 const CONTROL_BYTES_MAX: usize = 1 << 20;
 /// The largest buffer for one part of a recvmmsg(2). Only bytes that the kernel writes cost DRAM; and the longest call,
 /// of 1024 datagrams of 64 KiB, fits into one part.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
+//! The model's rates where the result is known: one thread, few cores, a lock that is the limit.
+
 use super::*;
 
 const FAULTS: u64 = 20_000;

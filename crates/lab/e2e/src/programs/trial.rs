@@ -130,7 +130,7 @@ impl Trial {
         let stats = stats(&directory.join("stats.json"));
         let number = |name: &str| stats[name].as_u64().unwrap_or(0);
         if number("written_back_bytes") == 0 || number("fetched_bytes") == 0 {
-            return Err("none of its memory was ever away, so nothing was tried".to_owned());
+            return Err("none of its memory was ever evicted and fetched, so nothing was tested".to_owned());
         }
         Ok(Verdict::Works(format!(
             "{} MiB of DRAM instead of {}, {} MiB fetched",

@@ -14,9 +14,10 @@ use super::Engine;
 use crate::block::State;
 use crate::units::BlockIndex;
 
-/// The most victims that a fault drops by one call.
+/// Maximum number of victims that a fault drops by one call.
 pub const DROPS_MAX: usize = 32;
-/// The most pages of them: the fault needs one block, and what is dropped beyond that must be little of any budget.
+/// Maximum number of pages of them: the fault needs one block, and what is dropped beyond that must be little of any
+/// budget.
 pub(super) const DROPPED_PAGES_MAX: u64 = 32;
 
 /// Sealed victims, to be dropped together.

@@ -173,8 +173,8 @@ impl Curve {
     }
 }
 
-/// The least part of the time that a program is taken to have worked: a measured wait of more than all but this says
-/// that several threads waited at the same time.
+/// The minimum part of the time that a program is assumed to have worked: a measured wait that leaves less than this
+/// says that several threads waited at the same time.
 const BUSY_MIN: f64 = 0.05;
 
 /// Pages touched each second, from what the first [`RESOLUTION_NS`] show.

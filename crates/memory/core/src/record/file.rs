@@ -7,7 +7,7 @@
 //! | offset | bytes | the header's field                                                        |
 //! |--------|-------|---------------------------------------------------------------------------|
 //! | 0      | 8     | magic: `AQUIFREC`                                                         |
-//! | 8      | 4     | version: 1                                                                |
+//! | 8      | 4     | version: 2                                                                |
 //! | 12     | 4     | bit 0: reads ahead, bit 1: elastic blocks, bit 2: seals; the others zero  |
 //! | 16     | 8     | budget, in pages                                                          |
 //! | 24     | 4     | slabs that the tier has room for                                          |

@@ -28,12 +28,12 @@
 //! | 0x40   | 7:0   | which requests are counted                                                             |
 //! |        | 16    | enable                                                                                 |
 //! |        | 17    | reset the counters and the hot list                                                    |
-//! |        | 63:32 | threshold: from how many accesses on a granule is hot                                  |
+//! |        | 63:32 | threshold: number of accesses that makes a granule hot                                 |
 //! | 0x48   | 31:0  | granule, as a power of two                                                             |
 //! |        | 39:32 | rate of sampling, as a power of two                                                    |
 //! |        | 47:40 | mode: 0 epochs, 1 without                                                              |
 //! |        | 63:48 | epoch: scale in 51:48, multiplier above                                                |
-//! | 0x50   | 15:0  | entries from which on the device interrupts                                            |
+//! | 0x50   | 15:0  | number of entries at which the device interrupts                                       |
 //! | 0x60   | 0     | enabled                                                                                |
 //! |        | 31:16 | operation in progress, 0: none                                                         |
 //! |        | 39:32 | width of the counter in an entry                                                       |

@@ -52,7 +52,7 @@ pub struct Wanted {
     pub demotion: Option<bool>,
     /// The mode of NUMA balancing.
     pub balancing: Option<Balancing>,
-    /// The most that is promoted in a second, in MB.
+    /// How much memory may be promoted per second, in MB.
     pub promote_rate_max_mbps: Option<u64>,
     /// The weights for interleaving.
     pub weights: Option<WeightsWanted>,

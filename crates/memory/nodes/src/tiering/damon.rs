@@ -23,7 +23,7 @@ const SHOWN_MAX: u64 = 64;
 /// How long a page is untouched before it is cold, in the aggregation intervals of DAMON, which are 100 ms by default.
 /// A choice: 30 s, so that a program that pauses does not lose its memory.
 const COLD_INTERVALS: u64 = 300;
-/// The most that is moved in a second. A choice: far below the bandwidth of any far memory.
+/// How much is moved per second at most. A choice: far below the bandwidth of any far memory.
 const QUOTA_BYTES: u64 = 256 << 20;
 
 /// What DAMON does.

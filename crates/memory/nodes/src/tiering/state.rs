@@ -38,7 +38,7 @@ pub struct State {
     /// The modes of NUMA balancing as bits: 1 for placement beside the CPU, 2 for promotion; `None` where the kernel
     /// cannot.
     pub balancing: Option<u64>,
-    /// The most that is promoted in a second, in MB.
+    /// How much memory may be promoted per second, in MB.
     pub promote_rate_max_mbps: Option<u64>,
     /// The weights for interleaving; `None` before Linux 6.9.
     pub weights: Option<Weights>,

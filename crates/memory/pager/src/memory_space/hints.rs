@@ -51,13 +51,13 @@ impl MemorySpace {
         Ok(*self.pager.undivided().engine().map().temperatures().histogram())
     }
 
-    /// The most bytes that a caller should ask for with one advice. Fixed for the life of the space, and half of what
-    /// the engine accepts under the whole budget, part of which the space's own tables take.
+    /// Maximum number of bytes that a caller should ask for with one advice. Fixed for the life of the space, and half
+    /// of what the engine accepts under the whole budget, part of which the space's own tables take.
     pub fn wanted_bytes_max(&self) -> usize {
         (self.pager.budget_pages / WANTED_PART * PAGE_BYTES) as usize
     }
 
-    /// The most bytes that may be pinned, with all the blocks that pins keep resident.
+    /// Maximum number of bytes that may be pinned, with all the blocks that pins keep resident.
     pub fn pinned_bytes_max(&self) -> usize {
         (self.pager.locked_pages_max() * PAGE_BYTES) as usize
     }

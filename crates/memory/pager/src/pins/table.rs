@@ -15,8 +15,8 @@ use aquifer_core::units::PageIndex;
 use super::known::Known;
 use super::threads::IN_RELEASE;
 
-/// Most pins at one time in the whole process. A choice: several for each of dozens of threads in system calls, and
-/// one for each of hundreds of threads with a stack or a signal stack in managed memory.
+/// Maximum number of pins at one time in the whole process. A choice: several for each of dozens of threads in system
+/// calls, and one for each of hundreds of threads with a stack or a signal stack in managed memory.
 const PINS_MAX: usize = 1024;
 /// The slots available to system calls. The rest are kept for memory that can only be pinned, not copied.
 const CALL_SLOTS: usize = 512;

@@ -219,7 +219,7 @@ mod tests {
         unmap(spans[0].start, BLOCK);
         // SAFETY: locking changes no contents.
         if unsafe { syscall(libc::SYS_mlock, [spans[2].start, BLOCK, 0, 0, 0, 0]) }.is_err() {
-            return aquifer_test_support::skip("not even a page may be locked (ulimit -l)");
+            return aquifer_test_support::skip("memory cannot be locked (ulimit -l)");
         }
         // SAFETY: the test's own memory, whose contents nobody needs.
         assert_eq!(unsafe { drop_all(&spans) }, 2);

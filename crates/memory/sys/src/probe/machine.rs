@@ -31,7 +31,7 @@ pub fn kernel() -> Vec<Ability> {
             name: "kernel",
             found: version(&release).is_some_and(|found| found >= KERNEL_OLDEST),
             detail: format!("Linux {release}"),
-            cost_without: "userfaultfd lacks what the pager is built on",
+            cost_without: "userfaultfd lacks features that the pager needs",
             remedy: "use Linux 5.15 or newer; 6.8 or newer is the fastest",
         },
         Ability {

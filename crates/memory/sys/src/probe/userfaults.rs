@@ -25,7 +25,7 @@ pub fn kernel() -> Ability {
     Ability::tried(
         "kernel-faults",
         kernel_faults(),
-        "system calls that touch far memory unasked (futex, epoll) fail with EFAULT; only big arrays are safe",
+        "no listener: no KVM and no io_uring; system calls get EFAULT for evicted memory of the library's spaces",
         "sysctl vm.unprivileged_userfaultfd=1, or read and write access to /dev/userfaultfd",
     )
 }
@@ -67,7 +67,7 @@ pub fn all() -> Vec<Ability> {
         Ability::tried(
             "wp-unpopulated",
             trial(feature::PAGEFAULT_FLAG_WP | feature::WP_UNPOPULATED, write_protect_unpopulated),
-            "writes to pages that were never touched cannot be watched ahead",
+            "writes to pages that were never touched cannot be detected",
             "use Linux 6.4 or newer",
         ),
         Ability::tried(

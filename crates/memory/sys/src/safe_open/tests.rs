@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
+//! Which owners, modes, links and names are accepted, and that a refusal names the remedy.
+
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 
 use super::*;

@@ -19,7 +19,7 @@ use super::place::LevelSlab;
 /// writes, short enough to notice when another borrower has given something back.
 const SHUN: Duration = Duration::from_secs(2);
 
-/// The least that a slab is expected to take on a level that compresses: 1/16.
+/// How much of its size a slab is expected to take at least on a level that compresses: 1/16.
 const SLAB_BYTES_MIN: u64 = REGION_BYTES / 16;
 
 /// One level of a chain: a tier, divided into slabs, and the counters of its use.

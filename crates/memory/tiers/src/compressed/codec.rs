@@ -57,7 +57,7 @@ pub(super) enum Encoded {
     Record(Kind, usize),
 }
 
-/// The most bytes that [`Compressor::encode`] writes.
+/// Maximum number of bytes that [`Compressor::encode`] writes.
 pub(super) const ENCODED_MAX: usize = get_maximum_output_size(PAGE);
 
 impl Compressor {

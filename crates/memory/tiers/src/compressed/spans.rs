@@ -5,8 +5,8 @@
 //!
 //! A span is filled from its start by records. One span is open for new pages and one for what the cleaner moves; a
 //! span in which the next record finds no room is closed. A span becomes free when none of its records is live. Nothing
-//! is written to a free span, and no span becomes free while a thread is at work in it, which the thread has said
-//! beforehand: so bytes that an entry points to are what was written for it.
+//! is written to a free span, and no span becomes free while a thread works in it, which the thread announces first: so
+//! the bytes that an entry points to are those that were written for it.
 //!
 //! Related processes share these words, and any of them may be killed at any instruction, or overwrite them. A process
 //! that is killed while it writes to a span, empties one or cleans one leaves that span unusable beyond the records in

@@ -31,7 +31,7 @@ use super::spans::{Head, Room, SPAN_BYTES, Spans};
 const LOOKS_MAX: u32 = 16;
 /// Pages that are compressed before they are written to the file together: 64 KiB, which is in the processor's cache.
 pub(super) const BATCH_PAGES: usize = 16;
-/// The most bytes of a record, with its header and up to the next unit.
+/// Maximum number of bytes of a record, with its header and up to the next unit.
 const RECORD_BYTES_MAX: usize = HEADER_BYTES + PAGE;
 
 /// Counters of pages, in words that related processes share.

@@ -43,7 +43,7 @@ pub(super) fn default_bytes(room: Room) -> u64 {
     unreserved_bytes.min(room.memory_bytes.saturating_mul(MEMORY_FACTOR)).min(room.file_bytes_max)
 }
 
-/// The most that `size=` may request.
+/// The largest size that `size=` may request.
 pub(super) fn usable_bytes(room: Room) -> u64 {
     room.available_bytes.min(room.file_bytes_max)
 }

@@ -41,8 +41,8 @@ fn lease(serial: u64) -> MemberLease {
 struct Bench {
     kernel: KernelModel,
     settings: CxlSettings,
-    ledger: RefCell<Ledger>,
-    /// The ledger as it is on disk.
+    host_state: RefCell<HostState>,
+    /// The host state as it is on disk.
     stored: RefCell<String>,
     sequence: u64,
     lines: Vec<String>,
@@ -50,17 +50,17 @@ struct Bench {
 
 impl Bench {
     fn new(kernel: KernelModel, settings: CxlSettings) -> Bench {
-        let mut ledger = Ledger::new("boot");
-        ledger.take_devices();
-        let stored = RefCell::new(serde_json::to_string(&ledger).unwrap());
-        Bench { kernel, settings, ledger: RefCell::new(ledger), stored, sequence: 0, lines: Vec::new() }
+        let mut host_state = HostState::new("boot");
+        host_state.take_devices();
+        let stored = RefCell::new(serde_json::to_string(&host_state).unwrap());
+        Bench { kernel, settings, host_state: RefCell::new(host_state), stored, sequence: 0, lines: Vec::new() }
     }
 
-    fn change(&self, change: &mut dyn FnMut(&mut Ledger)) -> io::Result<()> {
-        let mut ledger = self.ledger.borrow_mut();
-        change(&mut ledger);
-        ledger.settle();
-        *self.stored.borrow_mut() = serde_json::to_string(&*ledger).unwrap();
+    fn change(&self, change: &mut dyn FnMut(&mut HostState)) -> io::Result<()> {
+        let mut host_state = self.host_state.borrow_mut();
+        change(&mut host_state);
+        host_state.settle();
+        *self.stored.borrow_mut() = serde_json::to_string(&*host_state).unwrap();
         Ok(())
     }
 
@@ -69,7 +69,7 @@ impl Bench {
         let command =
             Command { term: Term(1), sequence: self.sequence, incarnation: Incarnation(1), step, cause: None };
         let mut outcome = Ok(());
-        self.change(&mut |ledger| outcome = ledger.carry_out(&command)).unwrap();
+        self.change(&mut |host_state| outcome = host_state.carry_out(&command)).unwrap();
         outcome
     }
 
@@ -110,16 +110,16 @@ impl Bench {
         }
     }
 
-    /// Kills the agent and starts another one with the ledger on disk.
+    /// Kills the agent and starts another one with the host state on disk.
     fn restart(&mut self) {
-        let mut ledger: Ledger = serde_json::from_str(&self.stored.borrow()).unwrap();
-        ledger.start("boot");
-        ledger.take_devices();
-        self.ledger = RefCell::new(ledger);
+        let mut host_state: HostState = serde_json::from_str(&self.stored.borrow()).unwrap();
+        host_state.start("boot");
+        host_state.take_devices();
+        self.host_state = RefCell::new(host_state);
     }
 
     fn report(&self) -> HostReport {
-        self.ledger.borrow().report()
+        self.host_state.borrow().report()
     }
 
     fn state(&self, serial: u64) -> Option<MemberState> {

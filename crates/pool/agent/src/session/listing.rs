@@ -23,8 +23,8 @@ impl Session {
         loop {
             let (peer, settings) = (self.peer, &self.shared.settings);
             let files = self.shared.surroundings().files;
-            // The ledger does not change, so nothing is stored.
-            let volumes = self.shared.change(|ledger| ledger.listing(&settings.volumes, peer.uid, peer.gid)).0;
+            // The host state does not change, so nothing is stored.
+            let volumes = self.shared.change(|host_state| host_state.listing(&settings.volumes, peer.uid, peer.gid)).0;
             let listing = aquifer_agent_wire::Listing { files, volumes };
             if sent.as_ref() != Some(&listing) {
                 self.stream.write_all(&encode(&Answer::Listing(listing.clone()))?)?;

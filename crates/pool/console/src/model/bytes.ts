@@ -54,18 +54,18 @@ export function showBytes(bytes: Bytes): string {
   return `${rounded}${name}`;
 }
 
-/** Why a text is not a size of a volume; `null` if it is one. The manager takes whole MiB. */
+/** Why a text is not a size of a volume; `null` if it is one. */
 export function sizeProblem(text: string): string | null {
   const bytes = parseBytes(text.trim());
   if (bytes === null) {
     return "Write a number and a unit, such as 8GiB.";
   }
-  return bytes > 0 && bytes % MIB === 0 ? null : "Write a whole number of MiB, such as 2MiB.";
+  return bytes >= MIB ? null : "Write 1MiB or more, such as 16GiB.";
 }
 
-/** A size as the interface wants it. */
+/** A size in MiB, as the interface wants it: rounded up to a whole number of them, as `aquifer fabric` does. */
 export function mebibytes(text: string): number {
-  return (parseBytes(text.trim()) ?? 0) / MIB;
+  return Math.ceil((parseBytes(text.trim()) ?? 0) / MIB);
 }
 
 /** A part of a whole, from 0 to 1. */

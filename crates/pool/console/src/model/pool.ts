@@ -22,7 +22,7 @@ export interface End {
   readonly isDeclaredGone: boolean;
   /** Volumes that are bound to it, of a host. */
   readonly volumes: number;
-  /** What it has; `null` if it has not reported yet, and of a host. */
+  /** Its memory; `null` for a host, and for an end that has not reported yet. */
   readonly capacity: Bytes | null;
   readonly lent: Bytes;
   /** What is reserved, lent, or on its way back. */

@@ -8,7 +8,7 @@ import { useState } from "preact/hooks";
 
 import { useConsole } from "../context";
 import type { Act } from "../model/acts";
-import { parseBytes, showBytes, sizeProblem } from "../model/bytes";
+import { mebibytes, showBytes, sizeProblem } from "../model/bytes";
 import { byName } from "../model/groups";
 import type { Volume } from "../model/pool";
 import { Choice, TextField } from "../ui/parts";
@@ -89,7 +89,13 @@ export function CreateForm({ isBusy, plan }: FormProps) {
   return (
     <FormFrame isBusy={isBusy} submit={submit}>
       <TextField label="Name" value={volume} error={shown("volume")} enter={setVolume} />
-      <TextField label="Size" value={size} hint="such as 8GiB" error={shown("size")} enter={setSize} />
+      <TextField
+        label="Size"
+        value={size}
+        hint="such as 8GiB; rounded up to whole MiB"
+        error={shown("size")}
+        enter={setSize}
+      />
       <div class="pair">
         <Choice label="Pool" value={from} options={pools} choose={setFrom} />
         <Choice label="Zone" value={zone} options={zones} choose={setZone} />
@@ -154,7 +160,7 @@ interface ResizeProps extends FormProps {
 export function ResizeForm({ kind, volume, isBusy, plan }: ResizeProps) {
   const [size, setSize] = useState("");
   const [isTried, setTried] = useState(false);
-  const bytes = parseBytes(size.trim()) ?? 0;
+  const bytes = mebibytes(size) * 2 ** 20;
   const isRight = kind === "grow" ? bytes > volume.size : bytes < volume.size;
   const other = kind === "grow" ? "more" : "less";
   const error = sizeProblem(size) ?? (isRight ? null : `The volume has ${showBytes(volume.size)}; write ${other}.`);

@@ -21,7 +21,7 @@ const GROUPING_WORDS: Readonly<Record<Grouping, string>> = {
   zone: "by zone that uses them",
 };
 
-/** Hosts, donors and devices from which on they are grouped by rack, unless the reader wants it otherwise. */
+/** Number of hosts, donors and devices at which they are grouped by rack, unless the reader chooses otherwise. */
 const RACKS_FROM = 400;
 
 export function TopologyPage() {

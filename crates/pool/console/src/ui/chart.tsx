@@ -19,7 +19,7 @@ interface ChartProps {
   samples: readonly Sample[];
   series: readonly Series[];
   show: (value: number) => string;
-  /** The least that the axis reaches. */
+  /** The axis reaches at least this value. */
   atLeast: number;
   isBytes?: boolean;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
+//! A manager gets what the end reports, whatever changes, reconnects and older versions come in between.
+
 use aquifer_fabric::{
     Availability, Bytes, Incarnation, LeaseReport, LeaseState, MemberId, Millis, Term, Token, VolumeId, VolumeReport,
 };

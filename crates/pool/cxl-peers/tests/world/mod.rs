@@ -26,7 +26,7 @@ use aquifer_fmapi_client::{Client, Clock, Limits};
 
 use agent::SimAgent;
 use random::Random;
-use wire::{Box22, Shared, VirtualClock, Wire};
+use wire::{Shared, SharedSwitch, VirtualClock, Wire};
 
 /// Rounds of trouble in one history, and rounds that are enough to settle afterwards.
 const TROUBLE_ROUNDS: u64 = 60;
@@ -59,7 +59,7 @@ pub struct World {
     pub rival_has: BTreeMap<(u8, u8), (u8, u16)>,
     /// vPPBs that the rival has tried to bind.
     pub rival_tried: BTreeSet<(u8, u8)>,
-    /// Ports and LDs whose loss is not our manager's fault.
+    /// Ports and LDs whose loss is no error of our manager.
     pub excused: BTreeSet<(u8, u8)>,
     /// Devices that are pulled out.
     pub out: BTreeSet<usize>,
@@ -102,7 +102,8 @@ impl World {
     /// A pool with nothing in it, and a history of trouble ahead.
     pub fn new(seed: u64) -> World {
         let mut random = Random::new(seed);
-        let (clock, shared) = (Arc::new(VirtualClock::default()), Box22::shared(switch_config(), Random::new(!seed)));
+        let (clock, shared) =
+            (Arc::new(VirtualClock::default()), SharedSwitch::shared(switch_config(), Random::new(!seed)));
         let mut parts = Parts::default();
         parts.enclosures.insert(id("e0"), Enclosure { rack: id("r0") });
         for host in ["h0", "h1"] {

@@ -48,7 +48,7 @@ struct InFlight {
 pub type Given = BTreeMap<(usize, [u8; 16]), u64>;
 
 /// What the switch's managers and hosts have in common.
-pub struct Box22 {
+pub struct SharedSwitch {
     pub switch: Switch,
     pub random: Random,
     /// `true` while messages are lost, late, doubled or damaged.
@@ -66,15 +66,15 @@ pub struct Box22 {
 }
 
 /// The switch, shared.
-pub type Shared = Arc<Mutex<Box22>>;
+pub type Shared = Arc<Mutex<SharedSwitch>>;
 
-pub fn lock(shared: &Shared) -> MutexGuard<'_, Box22> {
+pub fn lock(shared: &Shared) -> MutexGuard<'_, SharedSwitch> {
     shared.lock().expect("no test panics with it")
 }
 
-impl Box22 {
+impl SharedSwitch {
     pub fn shared(config: SwitchConfig, random: Random) -> Shared {
-        Arc::new(Mutex::new(Box22 {
+        Arc::new(Mutex::new(SharedSwitch {
             switch: Switch::new(config).expect("a good configuration"),
             random,
             is_troubled: false,

@@ -60,8 +60,8 @@ pub enum Plant {
 pub enum Wrong {
     /// The judge finds that a part has broken the contract.
     Judged(String),
-    /// What a manager kept from round to round is not what it decides from everything. No planted bug excuses that, and
-    /// it is no find.
+    /// What a manager kept from round to round differs from what it decides when it looks at everything. No planted bug
+    /// explains that, so it does not count as finding one.
     Mismatch(String),
 }
 

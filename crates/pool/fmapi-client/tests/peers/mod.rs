@@ -97,7 +97,7 @@ impl Peer {
 const MAILBOX: usize = 0x88;
 const PAYLOAD_LOG2: u32 = 13;
 const WINDOW_BYTES: usize = MAILBOX + 0x20 + (1 << PAYLOAD_LOG2);
-/// The most looks at the doorbell before a modelled answer is there; a device is not instantaneous.
+/// Maximum number of looks at the doorbell before a modelled answer is there; a device is not instantaneous.
 const LOOKS: u32 = 3;
 
 /// The registers of a switch's mailbox, laid out as QEMU does. Fails a test that breaks the protocol.

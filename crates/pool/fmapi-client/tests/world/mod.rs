@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A switch, its managers and the messages between them in one thread, on its own clock. Each request is given a
-//! [`Fault`]; another manager can act whenever time passes.
+//! A switch, its managers and the messages between them in one thread, on its own clock. An [`Injected`] failure, or
+//! none, is chosen for each request; another manager can act whenever time passes.
 
 #![allow(dead_code, reason = "each test uses less than all of it")]
 
@@ -17,7 +17,7 @@ pub mod random;
 
 /// What happens to one request or to its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum Injected {
     /// Nothing.
     None,
     /// The answer says Busy, and nothing is carried out.
@@ -92,8 +92,8 @@ pub struct World {
     in_flight: Vec<InFlight>,
 }
 
-/// Chooses the fault of each request.
-pub type Faults = Box<dyn FnMut(Opcode) -> Fault + Send>;
+/// Chooses the failure that is injected into each request.
+pub type Injections = Box<dyn FnMut(Opcode) -> Injected + Send>;
 /// Acts on the switch at a time.
 pub type Rival = Box<dyn FnMut(&mut Switch, u64) + Send>;
 
@@ -102,7 +102,7 @@ pub struct Wire {
     pub world: Arc<Mutex<World>>,
     pub clock: Arc<VirtualClock>,
     pub connection: Connection,
-    pub faults: Faults,
+    pub injections: Injections,
     pub rival: Option<Rival>,
     pub bytes_max: usize,
 }
@@ -113,28 +113,28 @@ impl World {
         Arc::new(Mutex::new(Self { switch, has_ended: false, requests: Vec::new(), in_flight: Vec::new() }))
     }
 
-    fn deliver(&mut self, now_ns: u64, connection: &Connection, bytes: &[u8], fault: Fault) {
+    fn deliver(&mut self, now_ns: u64, connection: &Connection, bytes: &[u8], injected: Injected) {
         let outcome = self.switch.receive(now_ns, connection, bytes);
         for reply in outcome.replies {
             let mut bytes = reply.bytes;
             let mut due_ns = reply.due_ns.max(now_ns) + 100_000;
-            match fault {
-                Fault::DropAnswer => continue,
-                Fault::Late(by_ns) => due_ns += by_ns,
-                Fault::LengthLies(by) => {
+            match injected {
+                Injected::DropAnswer => continue,
+                Injected::Late(by_ns) => due_ns += by_ns,
+                Injected::LengthLies(by) => {
                     let said = u32::from_le_bytes([bytes[5], bytes[6], bytes[7], 0]) + by;
                     bytes[5..8].copy_from_slice(&said.to_le_bytes()[..3]);
                 }
-                Fault::Truncate(length) => bytes.truncate(length),
-                Fault::WrongCategory => bytes[0] ^= 1,
-                Fault::WrongOpcode => bytes[3] ^= 1,
-                Fault::WrongTag => bytes[1] = bytes[1].wrapping_add(1),
-                Fault::Garbage => {
+                Injected::Truncate(length) => bytes.truncate(length),
+                Injected::WrongCategory => bytes[0] ^= 1,
+                Injected::WrongOpcode => bytes[3] ^= 1,
+                Injected::WrongTag => bytes[1] = bytes[1].wrapping_add(1),
+                Injected::Garbage => {
                     let garbage =
                         InFlight { due_ns, connection: reply.connection, bytes: vec![0xa5; due_ns as usize % 40] };
                     self.in_flight.push(garbage);
                 }
-                Fault::Duplicate => {
+                Injected::Duplicate => {
                     let again = InFlight { due_ns: due_ns + 1, connection: reply.connection, bytes: bytes.clone() };
                     self.in_flight.push(again);
                 }
@@ -151,7 +151,7 @@ impl Wire {
             world: Arc::clone(world),
             clock: Arc::clone(clock),
             connection: Connection { id, ingress_port_id: 0, dialect: &Dialect::STANDARD },
-            faults: Box::new(|_| Fault::None),
+            injections: Box::new(|_| Injected::None),
             rival: None,
             bytes_max: 8 << 10,
         }
@@ -191,7 +191,7 @@ impl Transport for Wire {
     fn send(&mut self, message: &[u8], dialect: &'static Dialect, _wait: Duration) -> Result<(), TransportFailure> {
         self.let_rival_act();
         let decoded = Message::decode(message, dialect).expect("the client sends messages");
-        let fault = (self.faults)(decoded.header.opcode);
+        let injected = (self.injections)(decoded.header.opcode);
         let (now, now_ns) = (self.clock.now(), self.clock.now_ns());
         let connection = self.connection;
         let mut world = self.world();
@@ -199,17 +199,17 @@ impl Transport for Wire {
             return Err(TransportFailure::Closed);
         }
         world.requests.push((now, decoded.clone()));
-        match fault {
-            Fault::DropRequest => {}
-            Fault::PeerEndsBefore => world.has_ended = true,
-            Fault::Busy => {
+        match injected {
+            Injected::DropRequest => {}
+            Injected::PeerEndsBefore => world.has_ended = true,
+            Injected::Busy => {
                 let answer = Message::answer(&decoded.header, ReturnCode::BUSY, None, connection.dialect);
                 let bytes = answer.encode(connection.dialect);
                 world.in_flight.push(InFlight { due_ns: now_ns, connection: connection.id, bytes });
             }
-            fault => {
-                world.deliver(now_ns, &connection, message, fault);
-                world.has_ended = fault == Fault::PeerEndsAfter;
+            injected => {
+                world.deliver(now_ns, &connection, message, injected);
+                world.has_ended = injected == Injected::PeerEndsAfter;
                 if world.has_ended {
                     world.in_flight.clear();
                 }

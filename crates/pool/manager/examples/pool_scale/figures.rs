@@ -90,7 +90,7 @@ impl Figures {
         self.all_met()
     }
 
-    /// Prints one object for each figure, one a line. Returns whether all bars are met.
+    /// Prints one object per line for each figure. Returns whether all bars are met.
     pub(crate) fn print_json(&self, donors: usize, hosts: usize, store: &str) -> bool {
         for figure in &self.0 {
             let (bar, is_met) = Figures::bar(figure).unzip();

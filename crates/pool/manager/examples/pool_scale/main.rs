@@ -9,7 +9,7 @@
 //! host has the volume. At the end a rack's donors all restart without their memory, and the time is measured until
 //! every volume has its copies again.
 //!
-//! Prints a table; with `--json` one object for each figure, one a line. Exits with 1 if a bar is missed.
+//! Prints a table; with `--json` one object per line for each figure. Exits with 1 if a bar is missed.
 
 mod ends;
 mod figures;

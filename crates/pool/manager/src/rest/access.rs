@@ -9,8 +9,8 @@ use super::answer::{Answer, Problem};
 use super::collection::collection;
 use super::service::{Call, Request, Service};
 use super::{date, now};
+use crate::account_changes::Pending;
 use crate::accounts::{Role, hash, verify};
-use crate::pending::Pending;
 use crate::sessions::{AccountChange, NotAllowed, Who};
 
 const SESSIONS: &str = "/redfish/v1/SessionService/Sessions";

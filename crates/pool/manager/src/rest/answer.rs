@@ -6,7 +6,7 @@
 use aquifer_fabric::Refusal;
 use serde_json::{Value, json};
 
-use crate::attempts::TooMany;
+use crate::login_attempts::TooMany;
 use crate::order::NotDone;
 use crate::sessions::{NotAllowed, Who};
 

@@ -11,9 +11,11 @@ use super::answer::{Answer, Problem};
 use super::collection::collection;
 use super::now;
 use super::service::Call;
-use crate::ledger::Entry;
+use crate::manager_store::Entry;
 use crate::push::{ATTEMPT_PAUSE, ATTEMPTS_MAX};
-use crate::subscriptions::{Listener, MESSAGES_MAX, SUBSCRIPTIONS_MAX, Subscription, TEXT_BYTES_MAX, new_id, store};
+use crate::subscriptions::{
+    Listener, MESSAGES_MAX, SUBSCRIPTIONS_MAX, Subscription, TEXT_BYTES_MAX, new_id, store_subscription,
+};
 
 const SERVICE: &str = "/redfish/v1/EventService";
 const SUBSCRIPTIONS: &str = "/redfish/v1/EventService/Subscriptions";
@@ -119,11 +121,11 @@ pub(super) fn subscribe(call: &Call<'_>) -> Result<Answer, Problem> {
 /// Stores a subscription, or deletes it.
 fn keep(call: &Call<'_>, id: &str, new: Option<Subscription>, entry: Entry) -> Result<(), Problem> {
     let (shared, id) = (Arc::clone(&call.service.shared), id.to_owned());
-    let is_kept = call.service.errand(move |ledger| {
+    let is_kept = call.service.errand(move |store| {
         if new.is_some() && !shared.subscriptions().has_room(&id) {
             return Ok(false);
         }
-        store(ledger, &id, new.as_ref(), entry, now())?;
+        store_subscription(store, &id, new.as_ref(), entry, now())?;
         let after = shared.events.newest();
         shared.subscriptions().take_over(&id, new, after);
         Ok(true)

@@ -23,7 +23,7 @@ use crate::accounts::{Account, Role};
 use crate::config::{SessionsConfig, SimulatedConfig};
 use crate::console::Console;
 use crate::crash::CrashPoint;
-use crate::ledger::Ledger;
+use crate::manager_store::ManagerStore;
 use crate::order::{Act, NotDone, Order};
 use crate::peers::{Asked, Peers, Reports, SendFailure};
 use crate::sessions::{Sessions, Who};
@@ -102,9 +102,10 @@ fn service() -> &'static Service {
             kill_at_effect: None,
         };
         let shared = Arc::new(Shared::default());
-        let (ledger, _) = Ledger::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("it is empty");
+        let (store, _) =
+            ManagerStore::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("it is empty");
         let peers = Box::new(Idle { topology: Arc::new(topology(&rack)) });
-        let writer = Writer::start(Arc::clone(&shared), ledger, Tenure::ForEver, peers, 60_000, now());
+        let writer = Writer::start(Arc::clone(&shared), store, Tenure::ForEver, peers, 60_000, now());
         let mut writer = writer.unwrap_or_else(|stop| panic!("{stop}"));
         let declaration: Declaration = serde_json::from_str(DECLARATION).expect("a declaration");
         let cause = Cause { request: "trial".parse().expect("an id"), traceparent: None };

@@ -12,7 +12,7 @@ use super::collection::collection;
 use super::service::Call;
 use super::{date, now};
 use crate::issuance::{CERTIFICATES, Issuance, Issued, TOKENS, validity};
-use crate::ledger::Entry;
+use crate::manager_store::Entry;
 use crate::sessions::NotAllowed;
 
 const TOKENS_PATH: &str = "/redfish/v1/Oem/Aquifer/JoinTokens";
@@ -43,7 +43,7 @@ fn token_body(id: &str, record: &TokenRecord) -> Value {
 }
 
 fn all_tokens(call: &Call<'_>) -> Result<Vec<(String, TokenRecord)>, Problem> {
-    call.service.errand(|ledger| ledger.all::<TokenRecord>(TOKENS))
+    call.service.errand(|store| store.all::<TokenRecord>(TOKENS))
 }
 
 pub(super) fn tokens(call: &Call<'_>) -> Result<Answer, Problem> {
@@ -95,7 +95,7 @@ pub(super) fn add_token(call: &Call<'_>) -> Result<Answer, Problem> {
         issuance.token(record).map_err(|why| line(503, "Base.1.18.ServiceTemporarilyUnavailable", &why))?;
     let mut body = token_body(&token.id, &record);
     let (issuance, id) = (std::sync::Arc::clone(issuance), token.id.clone());
-    let kept = call.service.errand(move |ledger| issuance.keep_token(ledger, &id, &record, created))?;
+    let kept = call.service.errand(move |store| issuance.keep_token(store, &id, &record, created))?;
     kept.map_err(|why| line(409, "Base.1.18.CreateLimitReachedForResource", &why))?;
     body["Token"] = token.reveal().into();
     Ok(Answer::of(201, body).with("location", format!("{TOKENS_PATH}/{}", token.id)))
@@ -103,13 +103,13 @@ pub(super) fn add_token(call: &Call<'_>) -> Result<Answer, Problem> {
 
 pub(super) fn delete_token(call: &Call<'_>) -> Result<Answer, Problem> {
     let (id, who) = (call.name().to_owned(), call.who().to_owned());
-    let deleted = call.service.errand(move |ledger| {
+    let deleted = call.service.errand(move |store| {
         let key = format!("{TOKENS}{id}");
         let is_key = is_digits(&id);
-        if !is_key || ledger.one::<TokenRecord>(&key)?.is_none() {
+        if !is_key || store.one::<TokenRecord>(&key)?.is_none() {
             return Ok(false);
         }
-        ledger.keep(&[(key, None)], &[Entry::new(who, format!("delete token {id}"))], now())?;
+        store.keep(&[(key, None)], &[Entry::new(who, format!("delete token {id}"))], now())?;
         Ok(true)
     })?;
     if deleted { Ok(Answer::empty()) } else { Err(Problem::not_found(call.path)) }
@@ -128,7 +128,7 @@ pub(super) fn join(call: &Call<'_>) -> Result<Answer, Problem> {
         .map_err(|not: aquifer_authority::NotAToken| denied(&not.to_string()))?;
     let request = call.text("CertificateSigningRequest").unwrap_or_default().to_owned();
     let (authority, list) = (issuance.authority.pem().to_owned(), issuance.current_list());
-    let joined = call.service.errand(move |ledger| issuance.join(ledger, &token, &request, now()))?;
+    let joined = call.service.errand(move |store| issuance.join(store, &token, &request, now()))?;
     let (subject, signed) = joined.map_err(|why| denied(&why))?;
     Ok(Answer::of(
         200,
@@ -158,7 +158,7 @@ fn certificate_body(serial: &str, issued: &Issued) -> Value {
 }
 
 pub(super) fn certificates(call: &Call<'_>) -> Result<Answer, Problem> {
-    let all = call.service.errand(|ledger| ledger.all::<Issued>(CERTIFICATES))?;
+    let all = call.service.errand(|store| store.all::<Issued>(CERTIFICATES))?;
     let ids: Vec<String> = all.iter().map(|(serial, _)| serial.clone()).collect();
     let body = |id: &str| all.iter().find(|(found, _)| found == id).map(|(id, issued)| certificate_body(id, issued));
     let body = collection(CERTIFICATES_PATH, "AquiferCertificateCollection", "Certificates", &call.query, &ids, body);
@@ -166,7 +166,7 @@ pub(super) fn certificates(call: &Call<'_>) -> Result<Answer, Problem> {
 }
 
 pub(super) fn certificate(call: &Call<'_>) -> Result<Answer, Problem> {
-    let all = call.service.errand(|ledger| ledger.all::<Issued>(CERTIFICATES))?;
+    let all = call.service.errand(|store| store.all::<Issued>(CERTIFICATES))?;
     let found = all.iter().find(|(serial, _)| serial == call.name());
     let found = found.map(|(serial, issued)| Answer::of(200, certificate_body(serial, issued)));
     found.ok_or_else(|| Problem::not_found(call.path))
@@ -178,7 +178,7 @@ pub(super) fn revoke(call: &Call<'_>) -> Result<Answer, Problem> {
     if !is_digits(&serial) {
         return Err(Problem::not_found(call.path));
     }
-    let revoked = call.service.errand(move |ledger| issuance.revoke(ledger, &serial, &who, now()))?;
+    let revoked = call.service.errand(move |store| issuance.revoke(store, &serial, &who, now()))?;
     revoked.map_err(|why| line(404, "Base.1.18.ResourceNotFound", &why))?;
     Ok(Answer::empty())
 }

@@ -10,7 +10,7 @@ use super::answer::{Answer, Problem};
 use super::collection::PAGE_MAX;
 use super::now;
 use super::service::Call;
-use crate::ledger::Ledger;
+use crate::manager_store::ManagerStore;
 use crate::order::Act;
 use crate::snapshot::Answering;
 use crate::writer::Done;
@@ -91,8 +91,8 @@ pub(super) fn adopt(call: &Call<'_>) -> Result<Answer, Problem> {
 
 pub(super) fn audit(call: &Call<'_>) -> Result<Answer, Problem> {
     let (after, count) = call.query.window();
-    let read = move |ledger: &mut Ledger| match ledger.records(after as u64, count.min(PAGE_MAX)) {
-        Ok(records) => Ok(Ok((records, ledger.tail()))),
+    let read = move |store: &mut ManagerStore| match store.records(after as u64, count.min(PAGE_MAX)) {
+        Ok(records) => Ok(Ok((records, store.tail()))),
         Err(failure) => Ok(Err(failure.to_string())),
     };
     let (records, tail) = call.service.errand(read)?.map_err(unreadable)?;
@@ -112,7 +112,7 @@ fn unreadable(line: String) -> Problem {
 
 /// Checks the whole log. Damage is an answer and an event, and the log stays as it is.
 pub(super) fn verification(call: &Call<'_>) -> Result<Answer, Problem> {
-    let verify = |ledger: &mut Ledger| Ok(ledger.verify_audit().map_err(|failure| failure.to_string()));
+    let verify = |store: &mut ManagerStore| Ok(store.verify_audit().map_err(|failure| failure.to_string()));
     let verified = call.service.errand(verify)?.map_err(unreadable)?;
     let shared = &call.service.shared;
     shared.meters.note_audit(verified.is_err());

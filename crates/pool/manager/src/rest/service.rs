@@ -17,13 +17,13 @@ use super::answer::{Answer, Problem};
 use super::body;
 use super::collection::{Query, decoded};
 use super::routes::{Method, ROUTES, Route};
-use super::{ORDER_WAIT_MAX, access, now, protocol, record, shape};
+use super::{ORDER_WAIT_MAX, access, now, protocol, request_record, shape};
+use crate::account_changes::carry_out;
 use crate::accounts::Role;
 use crate::console::Console;
 use crate::issuance::Issuance;
-use crate::ledger::{Ledger, LedgerFailure};
+use crate::manager_store::{ManagerStore, ManagerStoreFailure};
 use crate::order::{Act, Order};
-use crate::pending::carry_out;
 use crate::sessions::{Decided, Sessions, Who};
 use crate::snapshot::Snapshot;
 use crate::writer::{Done, Posted, Shared};
@@ -112,7 +112,7 @@ impl Service {
     /// Answers a request.
     pub(crate) fn answer(&self, request: &Request) -> Answer {
         let mut operation = self.shared.telemetry.begin("request", Side::Server, request.header("traceparent"));
-        let cause = record::cause(&operation, request);
+        let cause = request_record::cause(&operation, request);
         let mut route = None;
         let mut answer = self.try_answer(request, &cause, &mut route).unwrap_or_else(Problem::answer);
         // A browser would ask for the password itself, keep it, and send it with requests of any page.
@@ -122,7 +122,7 @@ impl Service {
         let mut answer = protocol::with_etag(request, answer);
         let counted = route.unwrap_or(("other", "none"));
         self.shared.meters.count_answer(counted.0, counted.1, answer.status);
-        record::record(&mut operation, request, route, &cause, &mut answer);
+        request_record::record(&mut operation, request, route, &cause, &mut answer);
         answer
     }
 
@@ -211,11 +211,11 @@ impl Service {
     /// Has the writer run something with the store, and waits for the result. No lock may be held meanwhile.
     pub(super) fn errand<T: Send + 'static>(
         &self,
-        errand: impl FnOnce(&mut Ledger) -> Result<T, LedgerFailure> + Send + 'static,
+        errand: impl FnOnce(&mut ManagerStore) -> Result<T, ManagerStoreFailure> + Send + 'static,
     ) -> Result<T, Problem> {
         let (answer, answered) = sync_channel(1);
-        let run = move |ledger: &mut Ledger| {
-            let value = errand(ledger)?;
+        let run = move |store: &mut ManagerStore| {
+            let value = errand(store)?;
             // The client may be gone by now.
             let _ = answer.send(value);
             Ok(())
@@ -230,7 +230,7 @@ impl Service {
         decide: impl FnOnce(&Sessions) -> Decided<T> + Send + 'static,
     ) -> Result<T, Problem> {
         let sessions = Arc::clone(&self.sessions);
-        Ok(self.errand(move |ledger| carry_out(&sessions, ledger, now(), decide))??)
+        Ok(self.errand(move |store| carry_out(&sessions, store, now(), decide))??)
     }
 
     fn caller(&self, request: &Request, needs: Role) -> Result<Who, Problem> {
@@ -311,7 +311,7 @@ impl Call<'_> {
         let (answer, answered) = sync_channel(1);
         let if_match = self.request.header("if-match").map(str::to_owned);
         let order = Order { act, who: self.who().to_owned(), if_match, is_dry_run, cause: self.cause.clone() };
-        let line = (!is_dry_run).then(|| record::line(&order));
+        let line = (!is_dry_run).then(|| request_record::line(&order));
         let respond = move |outcome| {
             // The client may be gone by now; its order is carried out all the same.
             let _ = answer.send(outcome);
@@ -319,7 +319,7 @@ impl Call<'_> {
         self.service.post(Posted::Order(order, Box::new(respond)))?;
         let outcome = answered.recv_timeout(ORDER_WAIT_MAX).ok();
         if let Some(line) = line {
-            eprintln!("aquifer-fabricd: {line} {}", record::result(outcome.as_ref()));
+            eprintln!("aquifer-fabricd: {line} {}", request_record::result(outcome.as_ref()));
         }
         Ok(outcome.ok_or_else(|| busy(UNANSWERED))??)
     }

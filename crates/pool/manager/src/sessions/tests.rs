@@ -8,29 +8,29 @@ use std::sync::Mutex;
 use aquifer_state_store::MemoryStore;
 
 use super::*;
+use crate::account_changes::carry_out;
 use crate::accounts::hash;
 use crate::crash::CrashPoint;
-use crate::pending::carry_out;
 
 /// Accounts and sessions with their store.
 struct Site {
-    ledger: Ledger,
+    store: ManagerStore,
     sessions: Mutex<Sessions>,
 }
 
 impl Site {
     fn new() -> (Site, Who) {
-        let (ledger, _) = Ledger::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("opened");
+        let (store, _) = ManagerStore::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("opened");
         let config = SessionsConfig { idle_seconds: 10, life_seconds: 30, ..SessionsConfig::default() };
-        let sessions = Mutex::new(Sessions::load(&ledger, config).expect("loaded"));
-        let mut site = Site { ledger, sessions };
+        let sessions = Mutex::new(Sessions::load(&store, config).expect("loaded"));
+        let mut site = Site { store, sessions };
         let hash = hash("correct horse").expect("hashed");
         site.keep(0, |sessions| sessions.add_account("amy", Role::Administrator, &hash, "test")).expect("added");
         (site, Who { name: "amy".into(), role: Role::Administrator, session: None })
     }
 
     fn keep<T>(&mut self, now: u64, decide: impl FnOnce(&Sessions) -> Decided<T>) -> Result<T, NotAllowed> {
-        carry_out(&self.sessions, &mut self.ledger, Millis(now), decide).expect("stored")
+        carry_out(&self.sessions, &mut self.store, Millis(now), decide).expect("stored")
     }
 
     fn recognise(&self, token: &str, now: u64) -> Result<Who, NotAllowed> {
@@ -53,11 +53,11 @@ fn a_token_is_good_until_its_session_ends() {
     assert!(!site.sessions.lock().expect("a lock").sessions.contains_key(&id), "what has ended is forgotten");
     assert!(site.recognise(&format!("{other}.{}", "0".repeat(64)), 30_000).is_err());
     let config = site.sessions.lock().expect("a lock").config.clone();
-    let mut restarted = Sessions::load(&site.ledger, config).expect("loaded");
+    let mut restarted = Sessions::load(&site.store, config).expect("loaded");
     assert!(restarted.recognise(&token, Millis(31_000)).is_ok(), "a restart keeps it");
     site.keep(31_000, |sessions| sessions.delete(&other, "amy")).expect("deleted");
     assert!(site.recognise(&token, 31_000).is_err(), "a replayed token");
-    let text = format!("{:?}", site.ledger.all::<serde_json::Value>("session/").expect("read"));
+    let text = format!("{:?}", site.store.all::<serde_json::Value>("session/").expect("read"));
     assert!(!text.contains(&token[17..]), "no secret is stored");
 }
 

@@ -58,7 +58,7 @@ impl<T: Serialize + DeserializeOwned + Default> SavedPeer<T> {
     pub(super) fn carry_out(&mut self, obey: impl FnOnce(&mut T) -> Result<(), String>) -> Result<(), SendFailure> {
         let refused = |why| SendFailure::Refused { why };
         let outcome = obey(&mut self.peer);
-        // What was refused may have passed the gate before, which is remembered, too.
+        // A refused command may have passed the gate, whose state must be saved, too.
         self.is_saved = false;
         let saved = self.save();
         outcome.map_err(refused)?;

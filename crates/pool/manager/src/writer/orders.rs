@@ -10,7 +10,7 @@ use aquifer_fabric::{Declaration, Desired, Millis, Topology, VolumeId, diff};
 use super::posted::Answer;
 use super::{Done, Writer};
 use crate::accounts::random;
-use crate::ledger::Entry;
+use crate::manager_store::Entry;
 use crate::order::{Act, NotDone, Order, change};
 
 impl Writer {

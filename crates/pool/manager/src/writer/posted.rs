@@ -9,14 +9,14 @@ use aquifer_fabric::VolumeId;
 use aquifer_telemetry::Telemetry;
 
 use crate::events::Events;
-use crate::ledger::{Ledger, LedgerFailure};
+use crate::manager_store::{ManagerStore, ManagerStoreFailure};
 use crate::meters::Meters;
 use crate::order::{NotDone, Order};
 use crate::snapshot::Snapshot;
 use crate::subscriptions::Subscriptions;
 
 /// What runs with the store.
-pub(crate) type Errand = Box<dyn FnOnce(&mut Ledger) -> Result<(), LedgerFailure> + Send>;
+pub(crate) type Errand = Box<dyn FnOnce(&mut ManagerStore) -> Result<(), ManagerStoreFailure> + Send>;
 /// What takes the answer to an order.
 pub(super) type Answer = Box<dyn FnOnce(Result<Done, NotDone>) + Send>;
 

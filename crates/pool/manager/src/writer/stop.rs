@@ -5,7 +5,7 @@
 
 use aquifer_fabric::Term;
 
-use crate::ledger::LedgerFailure;
+use crate::manager_store::ManagerStoreFailure;
 
 /// Why the writer ends.
 #[derive(Debug)]
@@ -14,10 +14,10 @@ pub(crate) enum Stop {
     Deposed { seen: Term },
     /// A signal ends this manager.
     Ended,
-    /// The store failed.
-    Ledger(LedgerFailure),
     /// The leadership of the leader was not kept alive in time.
     LeadershipLost,
+    /// The store failed.
+    Store(ManagerStoreFailure),
 }
 
 impl Stop {
@@ -26,14 +26,14 @@ impl Stop {
         match self {
             Self::Deposed { .. } | Self::LeadershipLost => true,
             Self::Ended => false,
-            Self::Ledger(failure) => failure.may_pass(),
+            Self::Store(failure) => failure.may_pass(),
         }
     }
 }
 
-impl From<LedgerFailure> for Stop {
-    fn from(failure: LedgerFailure) -> Stop {
-        Stop::Ledger(failure)
+impl From<ManagerStoreFailure> for Stop {
+    fn from(failure: ManagerStoreFailure) -> Stop {
+        Stop::Store(failure)
     }
 }
 
@@ -44,10 +44,10 @@ impl std::fmt::Display for Stop {
                 write!(f, "another fabric manager has term {seen}; stop one of the two, then start again")
             }
             Self::Ended => f.write_str("a signal ends this manager; start it again"),
-            Self::Ledger(failure) => failure.fmt(f),
             Self::LeadershipLost => {
                 f.write_str("the lease in etcd was not renewed in time; check the members and the network")
             }
+            Self::Store(failure) => failure.fmt(f),
         }
     }
 }

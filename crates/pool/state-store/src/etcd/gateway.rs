@@ -4,7 +4,7 @@
 //! Sends requests to etcd's JSON gateway, and retries transient failures at the next endpoint.
 //!
 //! Every request that is sent here may arrive twice, because a request whose answer was lost must be sent again.
-//! Repeated reads are harmless, and the transactions of `commit.rs` and `leadership.rs` recognise their own earlier
+//! Repeated reads are harmless, and the transactions of `etcd.rs` and `leadership.rs` recognise their own earlier
 //! attempt.
 
 use std::cell::RefCell;
@@ -134,7 +134,7 @@ pub(super) fn answer(status: u16, bytes: &[u8]) -> Result<Value, NoAnswer> {
     let cut = |text: &str| text.chars().filter(|one| !one.is_control()).take(REASON_BYTES_MAX).collect::<String>();
     let Ok(value) = serde_json::from_slice::<Value>(bytes) else {
         let begin = cut(&String::from_utf8_lossy(&bytes[..bytes.len().min(REASON_BYTES_MAX)]));
-        return Err(NoAnswer::Lost(format!("status {status} with a body that is no JSON ({begin})")));
+        return Err(NoAnswer::Lost(format!("status {status} with a body that is not JSON ({begin})")));
     };
     // A stream puts an error into the body of an answer with status 200.
     let error = value.get("error").filter(|error| !error.is_null());

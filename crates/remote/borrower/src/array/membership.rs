@@ -6,8 +6,8 @@
 //! A member joins when this process has reached its donor; related processes then find it in the member table
 //! (`member_table.rs`) and connect, too. New slabs go to it, and no slab moves because of it. A member that drains gets
 //! no further slabs, and its slabs move to others as those of a donor that reclaims its memory do (`rebuild.rs`),
-//! verified where the caller can verify. It leaves after a pass over all slabs in which nobody could name it in a
-//! place, and no place had it.
+//! verified where the caller can verify. It leaves after a pass over all slabs that found it in no slab's place, and
+//! during which no process could put it in one.
 //!
 //! A slab never has fewer members because of a drain: without another member that can take it, it stays where it is.
 //!

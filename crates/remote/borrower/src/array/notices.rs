@@ -4,7 +4,8 @@
 //! Notices about an array's members: which are gone and what that means, which are back, and which are in quarantine.
 //! Also, which of the files that protect connections to them cannot be used.
 //!
-//! Each change is reported once, but a hiccup is not. Each process of a family reports what it has seen itself.
+//! Each change is reported once; a short interruption is not reported. Each process of a family reports what it has
+//! seen itself.
 //!
 //! Threads: the pager's upkeep thread. May allocate.
 

@@ -4,12 +4,12 @@
 //! Makes one copy of a slab, or one shard of it, from what the members of its place have. Uses verified bytes if the
 //! caller can verify them.
 //!
-//! The pager can tell a damaged page from a right one by its guards, and the layer that seals pages (`encrypted.rs`) by
-//! its records. If a page was read wrong, each member, or each choice of shards, is tried until one gives the right
-//! page; members whose bytes were wrong are counted as such (`quarantine.rs`). A member's copy is given up only for
-//! verified bytes: if no member has a page right, the slab keeps its members. If no copy is given up, the new copy is
-//! made all the same, with the damaged page in it, and the damage is reported (`notices.rs`): this makes nothing worse,
-//! and the other pages have one copy more.
+//! The pager detects a damaged page by its guards, and the layer that seals pages (`encrypted.rs`) by its records. If
+//! such a page was read, each member, or each choice of shards, is tried until one gives the right page; members whose
+//! bytes were wrong are counted as such (`quarantine.rs`). A member's copy is given up only for verified bytes: if no
+//! member has the right bytes of a page, the slab keeps its members. If no copy is given up, the new copy is made
+//! nevertheless, with the damaged page in it, and the damage is reported (`notices.rs`): this makes nothing worse, and
+//! the other pages have one copy more.
 //!
 //! This process may also copy a related process's slabs, whose bytes it cannot verify. New copies of those only add to
 //! the existing ones, and the related process's guards detect damage when the related process fetches the page.

@@ -3,9 +3,10 @@
 
 //! Looks for lost members, and makes new copies of slabs that have too few, in parallel with the program.
 //!
-//! A member that stays lost for longer than a hiccup also loses its slabs: other members get copies of them, and the
-//! member starts empty when it comes back. So does a member that was restarted, which reports this immediately
-//! (ESTALE). A slab that no other member has stays with the lost member for as long as that member may come back.
+//! A member that stays lost for longer than a short interruption also loses its slabs: other members get copies of
+//! them, and the member starts empty when it comes back. So does a member that was restarted, which reports this
+//! immediately (ESTALE). A slab that no other member has stays with the lost member for as long as that member may come
+//! back.
 //!
 //! Where the caller can verify what is stored, a silent member keeps a slab until the other members' bytes are
 //! verified, or until its leases have ended, because those bytes may be damaged. `rebuild.rs` verifies them, and makes
@@ -37,7 +38,7 @@ const IDLE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 /// The longest time for one round of copies, which may exceed it by one slab.
 const ROUND: Duration = Duration::from_millis(20);
-/// How long a lost member keeps slabs that others also have. A choice: longer than a donor's hiccup.
+/// How long a lost member keeps slabs that others also have. A choice: longer than a short interruption of a donor.
 pub(super) const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
 /// The number of slabs that one round checks: some milliseconds.
 const LOOKED_AT_MAX: usize = 1 << 16;
@@ -192,7 +193,7 @@ impl Parts {
         }
     }
 
-    /// Whether a member has been lost for longer than a hiccup.
+    /// Whether a member has been lost for longer than a short interruption.
     fn is_given_up(&self, index: usize) -> bool {
         self.members[index].lost_for().is_some_and(|time| time > GIVEN_UP_AFTER)
     }

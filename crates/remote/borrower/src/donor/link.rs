@@ -240,7 +240,7 @@ impl Link {
         self.send_frame(request, message, payload, deadline).map_err(|loss| {
             self.disconnect(endpoint);
             match loss {
-                Loss::Connection(LinkFailure::TimedOut) if self.is_local => AMIDST,
+                Loss::Connection(LinkFailure::TimedOut) if self.is_local => CUT_OFF,
                 loss => loss,
             }
         })?;
@@ -326,7 +326,7 @@ impl Link {
                 Ok(0) => return Err(Loss::Connection(LinkFailure::Ended)),
                 Ok(bytes) => filled += bytes,
                 // An incomplete answer cannot be skipped later.
-                Err(errno) => deadline.judge(errno).map_err(|loss| if filled == 0 { loss } else { AMIDST })?,
+                Err(errno) => deadline.judge(errno).map_err(|loss| if filled == 0 { loss } else { CUT_OFF })?,
             }
         }
         Ok(())
@@ -350,7 +350,7 @@ impl Link {
 }
 
 /// The connection ended in the middle of a request or an answer.
-const AMIDST: Loss = Loss::Connection(LinkFailure::Ended);
+const CUT_OFF: Loss = Loss::Connection(LinkFailure::Ended);
 
 /// The failure of a link on which a header that cannot be decoded has arrived.
 pub(crate) fn damage(refusal: Refusal) -> LinkFailure {

@@ -28,7 +28,7 @@ use crate::exit::{ExitCode, Failure, say};
 
 /// The file in the state directory.
 const FILE: &str = "bandwidth.json";
-/// The most that is read of it: 64 nodes take less.
+/// How much of it is read at most: 64 nodes take less.
 const FILE_BYTES_MAX: u64 = 16 << 10;
 /// What each thread reads: more than its part of the last-level cache. glibc takes an allocation of this size from the
 /// kernel, whatever was freed before, so that its pages are new and follow the policy.

@@ -118,7 +118,7 @@ fn each_change_of_a_member_is_reported_once() {
     fill(&array, 1);
     members[0].go_away(true);
     array.parts.look(0, None);
-    assert_eq!(notices(&array), [""; 0], "a hiccup is nobody's business");
+    assert_eq!(notices(&array), [""; 0], "a short interruption is not reported");
     std::thread::sleep(GIVEN_UP_AFTER + Duration::from_millis(10));
     let lines = notices(&array);
     assert!(lines.len() == 1 && lines[0].starts_with("the donor at memory does not answer; others have"), "{lines:?}");
@@ -136,7 +136,7 @@ fn each_change_of_a_member_is_reported_once() {
     assert!(lines.len() == 1 && lines[0].contains("repeatedly returned corrupt data"), "{lines:?}");
 }
 
-/// The worst moment for a hiccup: only a silent member has the right bytes.
+/// The worst moment for a short interruption: only a silent member has the right bytes.
 #[test]
 fn a_quarantined_copy_becomes_neither_the_only_one_nor_the_source_of_one() {
     for (members, array) in arrays().into_iter().take(2) {

@@ -10,7 +10,7 @@ use aquifer_agent_wire::{MemberProgress, Progress};
 use aquifer_fabric::{MemberId, VolumeId};
 use serde::{Deserialize, Serialize};
 
-use super::{Held, Ledger};
+use super::{Held, HostState};
 use crate::processes::Process;
 
 /// How many looks in a row a user may be missing: at one a second, longer than a forked child takes to connect.
@@ -44,7 +44,7 @@ pub(crate) struct UserId {
     pub(crate) session: u64,
 }
 
-impl Ledger {
+impl HostState {
     /// Adds a user that has memory of some members, or notes that it has connected again. Returns false if the volume
     /// is not bound to this host.
     pub(crate) fn open(&mut self, id: UserId, holds: &[u64]) -> bool {

@@ -13,7 +13,7 @@ use aquifer_sys::signal_actions;
 use aquifer_sys::signals::{self, KernelAction};
 
 use crate::kernel::libc_result;
-use crate::next;
+use crate::libc_functions;
 use crate::start::{instance, instance_inside};
 
 /// sigaction(2). For the library's own signals, while its handlers are in place, the action is only stored.
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
         }
         let new = open.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: as sigaction(2).
-        let result = unsafe { next::sigaction().map_or(-1, |sigaction| sigaction(signal, new, old)) };
+        let result = unsafe { libc_functions::sigaction().map_or(-1, |sigaction| sigaction(signal, new, old)) };
         // SAFETY: as above.
         if let Some(old) = unsafe { old.as_mut() }
             && result == 0
@@ -104,7 +104,7 @@ fn exchange(signal: c_int, new: &libc::sigaction, old: *mut libc::sigaction) -> 
 pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     if !signal::is_ours(signal) {
         // SAFETY: as signal(2).
-        let before = unsafe { next::signal().map_or(libc::SIG_ERR, |function| function(signal, handler)) };
+        let before = unsafe { libc_functions::signal().map_or(libc::SIG_ERR, |function| function(signal, handler)) };
         return signal_actions::programs_handler(signal, before);
     }
     let wish = KernelAction { handler, flags: libc::SA_RESTART as u64, restorer: 0, mask: 0 };

@@ -29,22 +29,22 @@ struct Look {
     on_cpu: Duration,
 }
 
-/// The result for one window in which the program crawled.
+/// The result for one window in which the program mostly waited for fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Crawl {
+struct FetchBound {
     waited: Duration,
     within: Duration,
 }
 
-/// Decides for each window whether the program crawled.
+/// Decides for each window whether the program mostly waited for fetches.
 #[derive(Debug, Default)]
 struct Windows {
     begin: Look,
 }
 
 impl Windows {
-    /// Adds a sample. Returns a result if it ends a window in which the program crawled.
-    fn look(&mut self, now: Look) -> Option<Crawl> {
+    /// Adds a sample. Returns a result if it ends a window in which the program mostly waited for fetches.
+    fn look(&mut self, now: Look) -> Option<FetchBound> {
         let within = now.at.saturating_sub(self.begin.at);
         if within < WINDOW {
             return None;
@@ -53,7 +53,7 @@ impl Windows {
         let on_cpu = now.on_cpu.saturating_sub(self.begin.on_cpu);
         self.begin = now;
         // With several threads, waits that add up to half the window mean little if other threads work meanwhile.
-        (waited * 2 >= within && waited >= on_cpu).then_some(Crawl { waited, within })
+        (waited * 2 >= within && waited >= on_cpu).then_some(FetchBound { waited, within })
     }
 }
 
@@ -81,13 +81,13 @@ impl<'a> Watch<'a> {
         }
         let snapshot = self.counters.snapshot();
         let now = Look { at, waited: waited(&snapshot), on_cpu: on_cpu(self.child) };
-        let crawl = self.windows.look(now)?;
+        let waits = self.windows.look(now)?;
         let (budget, suggested) = (snapshot.gauge(Gauge::DramBudgetBytes), snapshot.gauge(Gauge::SuggestedDramBytes));
         if self.said.is_some_and(|said| !differs_much(said, suggested)) {
             return None;
         }
         self.said = Some(suggested);
-        Some(line(&self.name, crawl, ByteSize(budget), ByteSize(suggested)))
+        Some(line(&self.name, waits, ByteSize(budget), ByteSize(suggested)))
     }
 }
 
@@ -97,8 +97,8 @@ fn differs_much(said: u64, now: u64) -> bool {
     if less == 0 { said == 0 && now > 0 } else { more as f64 > less as f64 * CHANGED_MUCH }
 }
 
-fn line(name: &str, crawl: Crawl, budget: ByteSize, suggested: ByteSize) -> String {
-    let (waited, within) = (crawl.waited.as_secs_f64(), crawl.within.as_secs_f64());
+fn line(name: &str, waits: FetchBound, budget: ByteSize, suggested: ByteSize) -> String {
+    let (waited, within) = (waits.waited.as_secs_f64(), waits.within.as_secs_f64());
     let helps = if suggested > budget {
         format!("about --dram {suggested} would halve the fetches")
     } else {
@@ -146,11 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn a_program_crawls_when_it_waits_most_of_a_window() {
+    fn a_program_is_fetch_bound_when_it_waits_most_of_a_window() {
         let mut windows = Windows::default();
         assert_eq!(windows.look(look(9, 9, 0)), None, "too early to tell");
-        let crawl = windows.look(look(10, 8, 2)).expect("it waited eight of ten seconds");
-        assert_eq!((crawl.waited.as_secs(), crawl.within.as_secs()), (8, 10));
+        let waits = windows.look(look(10, 8, 2)).expect("it waited eight of ten seconds");
+        assert_eq!((waits.waited.as_secs(), waits.within.as_secs()), (8, 10));
         assert_eq!(windows.look(look(20, 12, 8)), None, "four of ten");
         assert_eq!(windows.look(look(30, 22, 48)), None, "many threads, which work most of the time");
         assert!(windows.look(look(41, 32, 50)).is_some());

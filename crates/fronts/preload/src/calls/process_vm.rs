@@ -14,7 +14,8 @@ use super::{Caller, FAULT, TRIES};
 use crate::bounce::{ENTRIES_MAX, Entries};
 use crate::inner_pointers::each_pointer;
 
-/// The most bytes that one step copies: the size up to which a call may exceed its limit, see `pager/src/pins.rs`.
+/// Maximum number of bytes that one step copies: the size up to which a call may exceed its limit, see
+/// `pager/src/pins.rs`.
 const STEP_BYTES: usize = 64 << 10;
 
 impl Caller {

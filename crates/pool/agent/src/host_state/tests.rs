@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The ledger's rules, and histories of managers and programs: no member is listed as left while a program may have
+//! The host state's rules, and histories of managers and programs: no member is listed as left while a program may have
 //! memory there.
 
 use aquifer_agent_wire::{MemberProgress, Order, Progress, Redundancy, View};
@@ -32,7 +32,7 @@ fn id(session: u64) -> UserId {
 }
 
 struct Bench {
-    ledger: Ledger,
+    host_state: HostState,
     sequence: u64,
     donors: BTreeMap<DonorId, (String, String)>,
 }
@@ -41,14 +41,15 @@ impl Bench {
     fn new() -> Bench {
         let donor =
             |member| (format!("donor-{member}").parse().unwrap(), (format!("d:{member}"), format!("d{member}")));
-        Bench { ledger: Ledger::new("boot"), sequence: 0, donors: (0..200).map(donor).collect() }
+        Bench { host_state: HostState::new("boot"), sequence: 0, donors: (0..200).map(donor).collect() }
     }
 
     fn order(&mut self, step: Step) -> Result<(), String> {
         self.sequence += 1;
-        let (term, incarnation) = (Term(1), self.ledger.incarnation);
-        let outcome = self.ledger.carry_out(&Command { term, sequence: self.sequence, incarnation, step, cause: None });
-        self.ledger.settle();
+        let (term, incarnation) = (Term(1), self.host_state.incarnation);
+        let outcome =
+            self.host_state.carry_out(&Command { term, sequence: self.sequence, incarnation, step, cause: None });
+        self.host_state.settle();
         outcome
     }
 
@@ -69,7 +70,7 @@ impl Bench {
 
     fn view(&mut self, session: u64) -> View {
         let surroundings = Surroundings { files: None, donors: &self.donors };
-        self.ledger.view(id(session), &surroundings).expect("it is a user")
+        self.host_state.view(id(session), &surroundings).expect("it is a user")
     }
 
     fn orders(&mut self, session: u64) -> Vec<(u64, Order)> {
@@ -77,26 +78,26 @@ impl Bench {
     }
 
     fn progress(&mut self, session: u64, member: u64, progress: Progress) {
-        self.ledger.progress(id(session), &[MemberProgress { member, progress }]);
-        self.ledger.settle();
+        self.host_state.progress(id(session), &[MemberProgress { member, progress }]);
+        self.host_state.settle();
     }
 
     fn state(&self, member: u64) -> Option<MemberState> {
-        self.ledger.report().member(VOLUME, MemberId(member)).map(|member| member.state)
+        self.host_state.report().member(VOLUME, MemberId(member)).map(|member| member.state)
     }
 
     fn has_left(&self, member: u64) -> bool {
-        self.ledger.report().has_left(VOLUME, MemberId(member))
+        self.host_state.report().has_left(VOLUME, MemberId(member))
     }
 }
 
 #[test]
 fn a_program_gets_the_members_and_their_weights() {
     let mut bench = Bench::new();
-    assert!(!bench.ledger.open(id(1), &[]), "no volume is bound");
+    assert!(!bench.host_state.open(id(1), &[]), "no volume is bound");
     let small = aquifer_fabric::MemberLease { bytes: Bytes::slabs(4), ..lease(2, 1, 0) };
     bench.present(vec![lease(1, 0, 0), small]);
-    assert!(bench.ledger.open(id(1), &[]));
+    assert!(bench.host_state.open(id(1), &[]));
     let view = bench.view(1);
     let members: Vec<_> = view.members.iter().map(|it| (it.address.as_str(), it.weight, it.slabs)).collect();
     assert_eq!(members, [("d:1", 16, 8), ("d:2", 8, 4)]);
@@ -108,11 +109,11 @@ fn donors_are_where_the_manager_says_and_have_the_names_of_their_certificates() 
     let mut bench = Bench::new();
     bench.donors.clear();
     bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
-    assert!(bench.ledger.open(id(1), &[]));
+    assert!(bench.host_state.open(id(1), &[]));
     assert_eq!(bench.view(1).members, [], "nobody has said where they are");
     let of = |address: &str, identity: &str| Whereabouts { addresses: vec![address.into()], identity: identity.into() };
     let known = [("donor-1", of("[::1]:7", "uri:spiffe://x/d1")), ("donor-2", of("d:7", "dns:d2.example"))];
-    bench.ledger.learn(known.into_iter().map(|(id, it)| (id.parse().unwrap(), it)).collect());
+    bench.host_state.learn(known.into_iter().map(|(id, it)| (id.parse().unwrap(), it)).collect());
     let names: Vec<String> = bench.view(1).members.into_iter().map(|member| member.server_name).collect();
     assert_eq!(names, ["::1", "d2.example"]);
 }
@@ -121,7 +122,7 @@ fn donors_are_where_the_manager_says_and_have_the_names_of_their_certificates() 
 fn a_volume_shrinks_when_programs_have_moved_everything() {
     let mut bench = Bench::new();
     bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
-    (1..3).for_each(|session| assert!(bench.ledger.open(id(session), &[])));
+    (1..3).for_each(|session| assert!(bench.host_state.open(id(session), &[])));
     (1..3).for_each(|session| _ = bench.view(session));
     bench.leave(1, Why::Shrunk);
     assert_eq!(bench.orders(1), [(1, Order::Drain), (2, Order::Use)]);
@@ -139,7 +140,7 @@ fn a_volume_shrinks_when_programs_have_moved_everything() {
 fn a_member_is_replaced_when_programs_have_moved_everything() {
     let mut bench = Bench::new();
     bench.present(vec![lease(1, 0, 0)]);
-    assert!(bench.ledger.open(id(1), &[]));
+    assert!(bench.host_state.open(id(1), &[]));
     bench.view(1);
     bench.join(vec![lease(2, 0, 0)]);
     assert_eq!(bench.orders(1), [(1, Order::Drain), (2, Order::Use)]);
@@ -163,7 +164,7 @@ fn without_programs_everything_is_immediate() {
     bench.leave(2, Why::Shrunk);
     assert!(bench.has_left(1) && bench.has_left(2));
     bench.order(Step::Withdraw { host: host(), volume: VOLUME, members: vec![MemberId(3), MemberId(9)] }).unwrap();
-    assert!(bench.has_left(3) && bench.has_left(9) && bench.ledger.report().volumes.is_empty());
+    assert!(bench.has_left(3) && bench.has_left(9) && bench.host_state.report().volumes.is_empty());
     bench.order(Step::ForgetLeft { host: host(), volume: VOLUME, member: MemberId(9) }).unwrap();
     assert!(!bench.has_left(9));
 }
@@ -172,18 +173,18 @@ fn without_programs_everything_is_immediate() {
 fn a_withdrawn_volume_stays_until_its_programs_have_ended() {
     let mut bench = Bench::new();
     bench.present(vec![lease(1, 0, 0)]);
-    assert!(bench.ledger.open(id(1), &[]));
+    assert!(bench.host_state.open(id(1), &[]));
     bench.order(Step::Withdraw { host: host(), volume: VOLUME, members: vec![MemberId(1)] }).unwrap();
     assert!(bench.view(1).is_withdrawn && !bench.has_left(1));
-    assert!(!bench.ledger.open(id(2), &[]), "nobody else opens it");
-    assert!(bench.ledger.open(id(3), &[1]), "but a forked child goes on");
-    bench.ledger.close(id(3));
-    bench.ledger.disconnect(id(1));
-    bench.ledger.look(|_| true);
-    bench.ledger.settle();
+    assert!(!bench.host_state.open(id(2), &[]), "nobody else opens it");
+    assert!(bench.host_state.open(id(3), &[1]), "but a forked child goes on");
+    bench.host_state.close(id(3));
+    bench.host_state.disconnect(id(1));
+    bench.host_state.look(|_| true);
+    bench.host_state.settle();
     assert!(!bench.has_left(1), "it has lost its connection, and runs");
-    (0..=MISSED_MAX).for_each(|_| bench.ledger.look(|_| false));
-    bench.ledger.settle();
+    (0..=MISSED_MAX).for_each(|_| bench.host_state.look(|_| false));
+    bench.host_state.settle();
     assert!(bench.has_left(1));
 }
 
@@ -191,23 +192,23 @@ fn a_withdrawn_volume_stays_until_its_programs_have_ended() {
 fn a_restarted_agent_knows_its_programs_and_a_restarted_host_has_none() {
     let mut bench = Bench::new();
     bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
-    assert!(bench.ledger.open(id(1), &[]));
+    assert!(bench.host_state.open(id(1), &[]));
     bench.view(1);
     bench.leave(1, Why::Shrunk);
-    let stored = serde_json::to_string(&bench.ledger).unwrap();
-    bench.ledger = serde_json::from_str(&stored).unwrap();
-    bench.ledger.start("boot");
-    bench.ledger.look(|_| true);
-    bench.ledger.settle();
+    let stored = serde_json::to_string(&bench.host_state).unwrap();
+    bench.host_state = serde_json::from_str(&stored).unwrap();
+    bench.host_state.start("boot");
+    bench.host_state.look(|_| true);
+    bench.host_state.settle();
     assert!(!bench.has_left(1), "the program has not connected again, and runs");
     let stale = Step::ForgetLeft { host: host(), volume: VOLUME, member: MemberId(1) };
     let command =
         Command { term: Term(1), sequence: bench.sequence, incarnation: Incarnation(1), step: stale, cause: None };
-    assert!(bench.ledger.carry_out(&command).is_err(), "what was carried out before is not repeated");
-    bench.ledger.start("another boot");
-    let report = bench.ledger.report();
+    assert!(bench.host_state.carry_out(&command).is_err(), "what was carried out before is not repeated");
+    bench.host_state.start("another boot");
+    let report = bench.host_state.report();
     assert_eq!((report.incarnation, report.term, report.volumes.len()), (Incarnation(2), Term(1), 0));
-    assert_eq!(bench.ledger.admit_term(Term(0)), Err(Term(1)));
+    assert_eq!(bench.host_state.admit_term(Term(0)), Err(Term(1)));
 }
 
 #[test]
@@ -255,19 +256,19 @@ fn in_every_history_no_member_leaves_while_a_program_may_have_memory_there() {
                 1 => bench.leave(member, Why::Shrunk),
                 2 => bench.leave(member, Why::Replaced),
                 3 if below(10) == 0 => bench.leave(member, Why::Unbound),
-                4 if bench.ledger.open(id(session), &[]) => _ = has.entry(session).or_default(),
+                4 if bench.host_state.open(id(session), &[]) => _ = has.entry(session).or_default(),
                 5 if below(3) == 0 => {
-                    bench.ledger.disconnect(id(session));
-                    (0..=MISSED_MAX).for_each(|_| bench.ledger.look(|process| process != id(session).process));
-                    bench.ledger.settle();
+                    bench.host_state.disconnect(id(session));
+                    (0..=MISSED_MAX).for_each(|_| bench.host_state.look(|process| process != id(session).process));
+                    bench.host_state.settle();
                     has.remove(&session);
                 }
                 6 => {
-                    let stored = serde_json::to_string(&bench.ledger).unwrap();
-                    bench.ledger = serde_json::from_str(&stored).unwrap();
-                    bench.ledger.start("boot");
-                    bench.ledger.look(|process| has.keys().any(|session| id(*session).process == process));
-                    bench.ledger.settle();
+                    let stored = serde_json::to_string(&bench.host_state).unwrap();
+                    bench.host_state = serde_json::from_str(&stored).unwrap();
+                    bench.host_state.start("boot");
+                    bench.host_state.look(|process| has.keys().any(|session| id(*session).process == process));
+                    bench.host_state.settle();
                 }
                 _ => {
                     let Some(held) = has.get_mut(&session) else { continue };

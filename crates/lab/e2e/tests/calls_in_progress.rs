@@ -67,7 +67,7 @@ static void *call(void *unused) {
         FD_SET(ends[0], set);
         must(select(ends[0] + 1, set, NULL, NULL, NULL) == 1 && FD_ISSET(ends[0], set), "select");
     }
-    /* What runs in the kernel without waiting, again and again, so that the start comes upon one. */
+    /* Calls that run in the kernel without waiting, repeated so that the pager starts during one. */
     while (is("pread") && !pressed)
         must(pread(file, memory, LEN, 0) == LEN && memory[LEN - 1] == 7, "pread");
     if (is("fread"))

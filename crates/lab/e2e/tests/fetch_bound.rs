@@ -49,8 +49,8 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
 fn a_program_that_crawls_gets_advice_on_its_budget_once() {
-    let Some(program) = compile_text("crawling", PROGRAM) else { return };
-    let profile = scratch("crawling").join("slow.toml");
+    let Some(program) = compile_text("fetch_bound", PROGRAM) else { return };
+    let profile = scratch("fetch_bound").join("slow.toml");
     // Slow enough that the program waits, however busy this machine is.
     std::fs::write(&profile, PROFILE).unwrap();
     let tier = format!("emulated:{},size=256MiB", profile.display());

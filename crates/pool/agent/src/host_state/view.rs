@@ -10,12 +10,12 @@ use aquifer_control::Whereabouts;
 use aquifer_fabric::{DonorId, MemberId, MemberReport, MemberState, SLAB, Source};
 
 use super::users::{User, UserId};
-use super::{Held, Ledger};
+use super::{Held, HostState};
 
 /// The greatest weight of a member, as in an array of donors.
 const WEIGHT_MAX: u64 = 16;
 
-/// What a view needs besides the ledger.
+/// What a view needs besides the host state.
 pub(crate) struct Surroundings<'a> {
     /// The certificate of this host.
     pub(crate) files: Option<TenantFiles>,
@@ -23,7 +23,7 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) donors: &'a BTreeMap<DonorId, (String, String)>,
 }
 
-impl Ledger {
+impl HostState {
     /// The volume for a user, and notes which members the user is given. `None` if it is no user.
     pub(crate) fn view(&mut self, id: UserId, surroundings: &Surroundings<'_>) -> Option<View> {
         let revision = self.revision;

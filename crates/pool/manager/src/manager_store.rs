@@ -31,9 +31,9 @@ use crate::meters::Meters;
 /// Maximum length of a text in an audit record; a longer one is cut, and marked as cut.
 const AUDIT_TEXT_MAX: usize = 2000;
 
-/// Why the ledger cannot be opened or written.
+/// Why the store cannot be opened or written.
 #[derive(Debug)]
-pub(crate) enum LedgerFailure {
+pub(crate) enum ManagerStoreFailure {
     /// The desired state contradicts itself.
     Corrupt(Corrupt),
     /// A value cannot be read.
@@ -44,7 +44,7 @@ pub(crate) enum LedgerFailure {
     Store(StoreFailure),
 }
 
-impl fmt::Display for LedgerFailure {
+impl fmt::Display for ManagerStoreFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Corrupt(corrupt) => corrupt.fmt(f),
@@ -55,13 +55,13 @@ impl fmt::Display for LedgerFailure {
     }
 }
 
-impl From<StoreFailure> for LedgerFailure {
+impl From<StoreFailure> for ManagerStoreFailure {
     fn from(failure: StoreFailure) -> Self {
         Self::Store(failure)
     }
 }
 
-impl From<NotCommitted> for LedgerFailure {
+impl From<NotCommitted> for ManagerStoreFailure {
     fn from(not: NotCommitted) -> Self {
         Self::NotCommitted(not)
     }
@@ -71,7 +71,7 @@ impl From<NotCommitted> for LedgerFailure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AuditDamage(pub(crate) String);
 
-impl LedgerFailure {
+impl ManagerStoreFailure {
     /// Whether another attempt, by this manager or another one, may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
@@ -112,7 +112,7 @@ pub(crate) struct AuditCheck {
 }
 
 /// The store, and what this manager knows to be in it.
-pub(crate) struct Ledger {
+pub(crate) struct ManagerStore {
     store: Box<dyn StateStore>,
     crash: CrashPoint,
     meters: Arc<Meters>,
@@ -131,8 +131,8 @@ pub(crate) fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("what is stored can be written as JSON")
 }
 
-fn parse<T: DeserializeOwned>(key: &Key, value: &[u8]) -> Result<T, LedgerFailure> {
-    serde_json::from_slice(value).map_err(|error| LedgerFailure::Damaged { key: key.to_string(), error })
+fn parse<T: DeserializeOwned>(key: &Key, value: &[u8]) -> Result<T, ManagerStoreFailure> {
+    serde_json::from_slice(value).map_err(|error| ManagerStoreFailure::Damaged { key: key.to_string(), error })
 }
 
 fn expected(version: Option<u64>) -> Expectation {
@@ -143,10 +143,13 @@ fn volume_key(id: VolumeId) -> Key {
     key(format!("desired/volume/{id}"))
 }
 
-impl Ledger {
+impl ManagerStore {
     /// Reads the state. An empty store has the empty state.
-    pub(crate) fn open(store: Box<dyn StateStore>, crash: CrashPoint) -> Result<(Ledger, Desired), LedgerFailure> {
-        let mut ledger = Ledger {
+    pub(crate) fn open(
+        store: Box<dyn StateStore>,
+        crash: CrashPoint,
+    ) -> Result<(ManagerStore, Desired), ManagerStoreFailure> {
+        let mut store = ManagerStore {
             store,
             crash,
             meters: Arc::default(),
@@ -156,19 +159,19 @@ impl Ledger {
             tail: Tail::default(),
             tail_version: None,
         };
-        let desired = ledger.reload()?;
-        Ok((ledger, desired))
+        let desired = store.reload()?;
+        Ok((store, desired))
     }
 
     /// Counts transactions there.
     #[must_use]
-    pub(crate) fn counted_by(mut self, meters: Arc<Meters>) -> Ledger {
+    pub(crate) fn counted_by(mut self, meters: Arc<Meters>) -> ManagerStore {
         self.meters = meters;
         self
     }
 
     /// Reads the state again: after a term was taken, nobody else changes it.
-    pub(crate) fn reload(&mut self) -> Result<Desired, LedgerFailure> {
+    pub(crate) fn reload(&mut self) -> Result<Desired, ManagerStoreFailure> {
         let (term, tail) = (self.load::<Term>("term")?, self.load::<Tail>("audit/tail")?);
         (self.term_version, self.term) = term.map_or((None, Term(0)), |(version, term)| (Some(version), term));
         (self.tail_version, self.tail) = tail.map_or((None, Tail::default()), |(version, tail)| (Some(version), tail));
@@ -180,14 +183,14 @@ impl Ledger {
         for (found, entry) in self.store.scan_all("desired/volume/")? {
             let id = found.as_str().rsplit('/').next().unwrap_or_default().to_owned();
             let id = serde_json::from_value::<VolumeId>(id.into());
-            let id = id.map_err(|error| LedgerFailure::Damaged { key: found.to_string(), error })?;
+            let id = id.map_err(|error| ManagerStoreFailure::Damaged { key: found.to_string(), error })?;
             desired.volumes.insert(id, parse::<Volume>(&found, &entry.value)?);
         }
-        desired.check().map_err(LedgerFailure::Corrupt)?;
+        desired.check().map_err(ManagerStoreFailure::Corrupt)?;
         Ok(desired)
     }
 
-    fn load<T: DeserializeOwned>(&self, name: &str) -> Result<Option<(u64, T)>, LedgerFailure> {
+    fn load<T: DeserializeOwned>(&self, name: &str) -> Result<Option<(u64, T)>, ManagerStoreFailure> {
         let key = key(name);
         let Some(entry) = self.store.read(&key)? else { return Ok(None) };
         Ok(Some((entry.version, parse(&key, &entry.value)?)))
@@ -199,7 +202,7 @@ impl Ledger {
     }
 
     /// Stores a term greater than all before it, and greater than `seen`.
-    pub(crate) fn take_term(&mut self, seen: Term) -> Result<Term, LedgerFailure> {
+    pub(crate) fn take_term(&mut self, seen: Term) -> Result<Term, ManagerStoreFailure> {
         let term = Term(self.term.0.max(seen.0) + 1);
         let transaction =
             Transaction::new().expect(key("term"), expected(self.term_version)).put(key("term"), json(&term));
@@ -215,7 +218,7 @@ impl Ledger {
         new: &Desired,
         entries: &[Entry],
         now: Millis,
-    ) -> Result<(), LedgerFailure> {
+    ) -> Result<(), ManagerStoreFailure> {
         let mut transaction = Transaction::new().expect(key("desired/head"), expected(self.head_version));
         let head = Desired { volumes: Default::default(), ..new.clone() };
         transaction = transaction.put(key("desired/head"), json(&head));
@@ -236,7 +239,7 @@ impl Ledger {
         values: &[(String, Option<Vec<u8>>)],
         entries: &[Entry],
         now: Millis,
-    ) -> Result<(), LedgerFailure> {
+    ) -> Result<(), ManagerStoreFailure> {
         let transaction = values.iter().fold(Transaction::new(), |transaction, (name, value)| match value {
             Some(value) => transaction.put(key(name), value.clone()),
             None => transaction.delete(key(name)),
@@ -245,12 +248,12 @@ impl Ledger {
     }
 
     /// The value of a key, if there is one.
-    pub(crate) fn one<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, LedgerFailure> {
+    pub(crate) fn one<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ManagerStoreFailure> {
         Ok(self.load(name)?.map(|(_, value)| value))
     }
 
     /// All values whose keys begin with `prefix`, with the rest of their keys.
-    pub(crate) fn all<T: DeserializeOwned>(&self, prefix: &str) -> Result<Vec<(String, T)>, LedgerFailure> {
+    pub(crate) fn all<T: DeserializeOwned>(&self, prefix: &str) -> Result<Vec<(String, T)>, ManagerStoreFailure> {
         let found = self.store.scan_all(prefix)?;
         let one = |(key, entry): (Key, aquifer_state_store::Entry)| {
             Ok((key.as_str()[prefix.len()..].to_owned(), parse(&key, &entry.value)?))
@@ -259,14 +262,14 @@ impl Ledger {
     }
 
     /// Up to `count` records after number `after`.
-    pub(crate) fn records(&self, after: u64, count: usize) -> Result<Vec<Record>, LedgerFailure> {
+    pub(crate) fn records(&self, after: u64, count: usize) -> Result<Vec<Record>, ManagerStoreFailure> {
         let after = key(format!("audit/{after:016}"));
         let found = self.store.scan("audit/0", Some(&after))?;
         found.iter().take(count).map(|(key, entry)| parse(key, &entry.value)).collect()
     }
 
     /// Checks the whole audit log: the chain of its records, and that it ends where it is known to end.
-    pub(crate) fn verify_audit(&self) -> Result<Result<Tail, AuditDamage>, LedgerFailure> {
+    pub(crate) fn verify_audit(&self) -> Result<Result<Tail, AuditDamage>, ManagerStoreFailure> {
         let mut check = AuditCheck { left: u64::MAX, ..self.begin_audit_check() };
         loop {
             if let Some(verified) = self.continue_audit_check(&mut check)? {
@@ -284,7 +287,7 @@ impl Ledger {
     pub(crate) fn continue_audit_check(
         &self,
         check: &mut AuditCheck,
-    ) -> Result<Option<Result<Tail, AuditDamage>>, LedgerFailure> {
+    ) -> Result<Option<Result<Tail, AuditDamage>>, ManagerStoreFailure> {
         let page = self.store.scan("audit/0", Some(&check.after))?;
         for (key, entry) in &page {
             if check.left == 0 {
@@ -308,7 +311,12 @@ impl Ledger {
         }
     }
 
-    fn with_entries(&mut self, transaction: Transaction, entries: &[Entry], now: Millis) -> Result<u64, LedgerFailure> {
+    fn with_entries(
+        &mut self,
+        transaction: Transaction,
+        entries: &[Entry],
+        now: Millis,
+    ) -> Result<u64, ManagerStoreFailure> {
         let mut tail = self.tail;
         let mut transaction = transaction.expect(key("term"), expected(self.term_version));
         for Entry { who, what } in entries {
@@ -332,7 +340,7 @@ impl Ledger {
         Ok(version)
     }
 
-    fn write(&mut self, transaction: &Transaction) -> Result<u64, LedgerFailure> {
+    fn write(&mut self, transaction: &Transaction) -> Result<u64, ManagerStoreFailure> {
         self.crash.pass();
         let begun = Instant::now();
         let outcome = self.store.commit(transaction);

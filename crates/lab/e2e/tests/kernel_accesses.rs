@@ -11,8 +11,8 @@
 
 use std::process::Command;
 
-use aquifer_e2e::away::{PROLOGUE, SETTINGS};
 use aquifer_e2e::build::compile_text;
+use aquifer_e2e::evicted_memory::{PROLOGUE, SETTINGS};
 use aquifer_e2e::run::{LIMIT, managed, run};
 
 /// Runs C natively, and then under these settings: the outputs must be equal.
@@ -39,8 +39,8 @@ fn pipes_and_files_pass_on_what_was_there() {
         int ends[2], others[2], len = 64 << 10;
         must(pipe(ends) == 0 && pipe(others) == 0 && fcntl(ends[1], F_SETPIPE_SZ, 1 << 20) > 0, "pipe");
         static unsigned char near[1 << 20];
-        unsigned char *start = away_filled(2 << 20, 5);
-        struct iovec *vector = (struct iovec *)away_filled(1, 0);
+        unsigned char *start = evicted_filled(2 << 20, 5);
+        struct iovec *vector = (struct iovec *)evicted_filled(1, 0);
         vector[0] = (struct iovec){start + 4096, len - 100}; vector[1] = (struct iovec){start + (1 << 20), 100};
         press();
         must(vmsplice(ends[1], vector, 2, 0) == len, "vmsplice");
@@ -50,7 +50,7 @@ fn pipes_and_files_pass_on_what_was_there() {
         all(near, len, 5, "vmsplice");
         must(read(others[0], near, len) > 0 && *near == 5, "what was copied by tee");
         /* A pipe that is full accepts no more, and says so. */
-        struct iovec much = {away_filled(4 << 20, 6), 4 << 20};
+        struct iovec much = {evicted_filled(4 << 20, 6), 4 << 20};
         press();
         long taken = vmsplice(ends[1], &much, 1, SPLICE_F_NONBLOCK);
         must(taken > 0 && taken <= 1 << 20, "a full pipe");
@@ -67,8 +67,8 @@ fn pipes_and_files_pass_on_what_was_there() {
         /* Offsets that the kernel reads and writes. */
         char path[] = "/tmp/aquifer-e2e-pipes-XXXXXX";
         int file = mkstemp(path), out[2];
-        must(file >= 0 && pipe(out) == 0 && write(file, away_filled(1 << 20, 7), 1 << 20) == 1 << 20, "file");
-        off_t *offset = (off_t *)away_filled(1, 0);
+        must(file >= 0 && pipe(out) == 0 && write(file, evicted_filled(1 << 20, 7), 1 << 20) == 1 << 20, "file");
+        off_t *offset = (off_t *)evicted_filled(1, 0);
         *offset = 4096; press();
         long sent = sendfile(out[1], file, offset, 8192);
         printf("sendfile %ld, offset %ld\n", sent, (long)*offset);
@@ -78,7 +78,7 @@ fn pipes_and_files_pass_on_what_was_there() {
         must(read(out[0], near, 12288) == 12288, "read");
         all(near, 12288, 7, "sendfile and splice");
         int copy = open("/tmp", O_TMPFILE | O_RDWR, 0600);
-        off_t *to = (off_t *)away_filled(1, 0);
+        off_t *to = (off_t *)evicted_filled(1, 0);
         *offset = 0; *to = 100; press();
         if (copy >= 0) printf("copy_file_range %d\n", copy_file_range(file, offset, copy, to, 1000, 0) > 0);
         unlink(path);"#,
@@ -98,7 +98,7 @@ fn pages_given_to_a_pipe_by_the_call_itself_stay_what_they_are() {
         int ends[2], len = 64 << 10;
         static unsigned char near[64 << 10];
         must(pipe(ends) == 0 && fcntl(ends[1], F_SETPIPE_SZ, 1 << 20) > 0, "pipe");
-        struct iovec vector = {away_filled(2 << 20, 5) + 4096, len};
+        struct iovec vector = {evicted_filled(2 << 20, 5) + 4096, len};
         must(direct(SYS_vmsplice, ends[1], (long)&vector, 1, 0, 0, 0) == len, "vmsplice");
         for (int turn = 0; turn < 4; turn++) press();
         must(read(ends[0], near, len) == len, "what was given to the pipe");
@@ -114,7 +114,7 @@ fn zero_copy_sends_are_refused() {
         for (int turn = 0; turn < 2; turn++) {
             errno = 0;
             if (setsockopt(pair, SOL_SOCKET, SO_ZEROCOPY, &yes, sizeof yes) != -1 || errno != EOPNOTSUPP) return 7;
-            away(1);
+            evicted(1);
         }
         must(setsockopt(pair, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes) == 0, \"others\");";
     let source = format!("{PROLOGUE}\nint main(void) {{\n{body}\nreturn 0;\n}}\n");
@@ -133,7 +133,7 @@ fn asynchronous_io_finds_its_memory() {
         "aio",
         "#include <linux/aio_abi.h>",
         r#"
-        aio_context_t *context = (aio_context_t *)away_filled(1, 0);
+        aio_context_t *context = (aio_context_t *)evicted_filled(1, 0);
         press();
         if (syscall(SYS_io_setup, 8, context) < 0) { printf("no asynchronous I/O here\n"); return 0; }
         char path[] = "/var/tmp/aquifer-e2e-aio-XXXXXX";
@@ -144,7 +144,7 @@ fn asynchronous_io_finds_its_memory() {
         unsigned char *out = aligned_alloc(PAGE, 2 << 20), *in = aligned_alloc(PAGE, 2 << 20);
         memset(out, 3, 2 << 20); memset(in, 0, 2 << 20);
         for (int turn = 0; turn < 2; turn++) {
-            struct iocb *request = (struct iocb *)away_filled(1, 0), **list = (struct iocb **)away_filled(1, 0);
+            struct iocb *request = (struct iocb *)evicted_filled(1, 0), **list = (struct iocb **)evicted_filled(1, 0);
             request->aio_fildes = bare; request->aio_nbytes = LEN; request->aio_data = 42;
             request->aio_lio_opcode = turn ? IOCB_CMD_PREAD : IOCB_CMD_PWRITE;
             request->aio_buf = (uint64_t)(turn ? in : out);
@@ -152,7 +152,7 @@ fn asynchronous_io_finds_its_memory() {
             press();
             must(syscall(SYS_io_submit, *context, 1, list) == 1, "io_submit");
             press();
-            struct io_event *event = (struct io_event *)away_filled(1, 0);
+            struct io_event *event = (struct io_event *)evicted_filled(1, 0);
             must(syscall(SYS_io_getevents, *context, 1, 1, event, NULL) == 1, "io_getevents");
             printf("%d: %lld of %d\n", turn, (long long)event->res, (int)event->data);
         }
@@ -199,12 +199,12 @@ fn rings_find_their_memory_with_listeners() {
         must(queue != MAP_FAILED && entries != MAP_FAILED, "mmap");
         char path[] = "/tmp/aquifer-e2e-ring-XXXXXX";
         int file = mkstemp(path);
-        unsigned char *out = away_filled(LEN, 8), *in = away_filled(LEN, 0);
+        unsigned char *out = evicted_filled(LEN, 8), *in = evicted_filled(LEN, 0);
         must(transfer(IORING_OP_WRITE, file, out, LEN) == LEN, "write");
         press();
         must(transfer(IORING_OP_READ, file, in, LEN) == LEN, "read");
         all(in, LEN, 8, "read");
-        unsigned char *fixed = away_filled(2 << 20, 0);
+        unsigned char *fixed = evicted_filled(2 << 20, 0);
         struct iovec buffers = {fixed, LEN};
         if (syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &buffers, 1) == 0) {
             press();
@@ -234,7 +234,7 @@ fn a_word_wakes_its_waiters_and_a_robust_mutex_is_recovered() {
             return NULL;
         }",
         r#"
-        word = (uint32_t *)away_filled(1, 0);
+        word = (uint32_t *)evicted_filled(1, 0);
         pthread_t threads[4];
         for (int index = 0; index < 4; index++) pthread_create(&threads[index], NULL, waiter, NULL);
         usleep(20000);
@@ -248,7 +248,7 @@ fn a_word_wakes_its_waiters_and_a_robust_mutex_is_recovered() {
         pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
         for (int how = 0; how < 2; how++) {
             for (int index = 0; index < 3; index++) {
-                robust[index] = (pthread_mutex_t *)away_filled(1, 0);
+                robust[index] = (pthread_mutex_t *)evicted_filled(1, 0);
                 pthread_mutex_init(robust[index], &kind);
             }
             pthread_create(threads, NULL, dies, how ? word : NULL);
@@ -329,7 +329,7 @@ fn the_programs_own_faults_are_its_own() {
         memset(barred, 9, 4 << 20);
         press();
         must(mprotect(barred + PAGE, PAGE, PROT_NONE) == 0 && mprotect(barred + (2 << 20), PAGE, PROT_READ) == 0, "rights");
-        stack_t stack = {.ss_sp = away_filled(1 << 16, 0), .ss_size = 1 << 16};
+        stack_t stack = {.ss_sp = evicted_filled(1 << 16, 0), .ss_size = 1 << 16};
         for (int alternate = 0; alternate < 2; alternate++) {
             if (alternate) must(sigaltstack(&stack, NULL) == 0, "sigaltstack");
             struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | (alternate ? SA_ONSTACK : 0)};
@@ -363,7 +363,7 @@ fn the_programs_own_faults_are_its_own() {
 /// Another process reads memory that is evicted here. With signal delivery nothing could fetch it, so the read is an
 /// error.
 #[test]
-fn another_process_reads_what_is_away_with_listeners() {
+fn another_process_reads_evicted_pages_with_listeners() {
     same(
         &[("listener", "auto"), ("listener", "copy")],
         "remote",

@@ -6,10 +6,10 @@
 use aquifer_agent_wire::{LISTED_MAX, ListedVolume};
 use aquifer_fabric::{SLAB, VolumeId};
 
-use super::Ledger;
+use super::HostState;
 use crate::settings::Permit;
 
-impl Ledger {
+impl HostState {
     /// The volumes that a user may open, by name: those that the configuration permits, bound or not. Root may also
     /// open, by id, bound volumes that the configuration does not name.
     pub(crate) fn listing(&self, permits: &[Permit], uid: u32, gid: u32) -> Vec<ListedVolume> {

@@ -12,7 +12,7 @@ use clap::error::ErrorKind;
 
 use crate::args::Cli;
 
-/// The least number of command lines that must be found. Fewer would mean that the search is broken.
+/// The minimum number of command lines that must be found. Fewer would mean that the search is broken.
 const COMMANDS_MIN: usize = 30;
 
 fn pages(directory: &Path, found: &mut Vec<PathBuf>) {

@@ -91,7 +91,7 @@ fn url(daemon: &Daemon) -> String {
 }
 
 fn script(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/judges").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/redfish_clients").join(name)
 }
 
 /// Runs one of our scripts, which uses the library of a client.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Carries the manager's steps out in the ledger. Pure. Each step may be repeated.
+//! Carries the manager's steps out in the host state. Pure. Each step may be repeated.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +10,12 @@ use aquifer_fabric::{
     VolumeReport, Why,
 };
 
-use super::{Attachment, Held, Ledger};
+use super::{Attachment, Held, HostState};
 
 /// Maximum number of volumes of one host, with their members. A choice: the state stays a few megabytes.
 const VOLUMES_MAX: usize = 4096;
 
-impl Ledger {
+impl HostState {
     /// Carries a command out, or says in one line why not.
     pub(crate) fn carry_out(&mut self, command: &Command) -> Result<(), String> {
         self.admit(command)?;
@@ -95,7 +95,7 @@ impl Ledger {
         }
     }
 
-    /// The manager has decided on an older report, so the ledger asks again whether the member may leave.
+    /// The manager decided on an older report, so this checks again whether the member may leave.
     fn leave(&mut self, volume: VolumeId, member: MemberId, why: Why) {
         let is_free = self.is_free(volume, member);
         let is_used = self.is_used(volume) || !self.volumes.get(&volume).is_none_or(|held| held.is_detached(member));
@@ -177,7 +177,7 @@ impl Ledger {
     }
 }
 
-impl Ledger {
+impl HostState {
     /// Refuses to replace a donor's member by a device: programs could not move its bytes there.
     fn are_of_one_kind(&self, volume: VolumeId, members: &[MemberLease]) -> Result<(), String> {
         let Some(held) = self.volumes.get(&volume) else { return Ok(()) };

@@ -14,8 +14,8 @@ use super::*;
 /// How long a test waits for what must come.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 
-fn open(store: &MemoryStore) -> (Ledger, Desired) {
-    Ledger::open(Box::new(store.reopen()), CrashPoint::default()).expect("opened")
+fn open(store: &MemoryStore) -> (ManagerStore, Desired) {
+    ManagerStore::open(Box::new(store.reopen()), CrashPoint::default()).expect("opened")
 }
 
 fn with_zone(desired: &Desired, name: &str) -> Desired {
@@ -28,10 +28,10 @@ fn with_zone(desired: &Desired, name: &str) -> Desired {
 #[test]
 fn what_was_stored_is_read_again_with_its_records() {
     let store = MemoryStore::default();
-    let (mut ledger, old) = open(&store);
-    assert_eq!(ledger.take_term(Term(4)).expect("taken"), Term(5));
+    let (mut manager, old) = open(&store);
+    assert_eq!(manager.take_term(Term(4)).expect("taken"), Term(5));
     let new = with_zone(&old, "lab");
-    ledger
+    manager
         .change(&old, &new, &[Entry::new("amy", "a\nzone"), Entry::new("bob", "x".repeat(9000))], Millis(7))
         .expect("stored");
     let (again, desired) = open(&store);
@@ -39,7 +39,7 @@ fn what_was_stored_is_read_again_with_its_records() {
     let records = again.records(0, 10).expect("read");
     assert_eq!(records[0].what, "a zone");
     assert!(records[1].what.ends_with("(cut)") && records[1].what.len() < 2100);
-    assert_eq!(verify(&records, ledger.tail()), Ok(again.tail()));
+    assert_eq!(verify(&records, manager.tail()), Ok(again.tail()));
     assert_eq!(again.records(1, 10).expect("read").len(), 1);
 }
 
@@ -47,53 +47,53 @@ fn what_was_stored_is_read_again_with_its_records() {
 fn the_audit_log_is_one_chain_over_restarts() {
     let store = MemoryStore::default();
     for start in 1..=3_u64 {
-        let (mut ledger, old) = open(&store);
-        ledger.take_term(Term(0)).expect("taken");
+        let (mut manager, old) = open(&store);
+        manager.take_term(Term(0)).expect("taken");
         let account = ("account/amy".to_owned(), Some(json(&start)));
-        ledger.keep(&[account], &[Entry::new("amy", "one")], Millis(start)).expect("stored");
+        manager.keep(&[account], &[Entry::new("amy", "one")], Millis(start)).expect("stored");
         let new = with_zone(&old, &format!("z{start}"));
-        ledger.change(&old, &new, &[Entry::new("amy", "two")], Millis(start)).expect("stored");
-        let records = ledger.records(0, 100).expect("read");
+        manager.change(&old, &new, &[Entry::new("amy", "two")], Millis(start)).expect("stored");
+        let records = manager.records(0, 100).expect("read");
         assert_eq!(records.len() as u64, 2 * start);
-        assert_eq!(verify(&records, ledger.tail()), Ok(ledger.tail()), "start {start}");
+        assert_eq!(verify(&records, manager.tail()), Ok(manager.tail()), "start {start}");
     }
-    let (ledger, _) = open(&store);
-    let mut records = ledger.records(0, 100).expect("read");
+    let (manager, _) = open(&store);
+    let mut records = manager.records(0, 100).expect("read");
     records[3].what.push('!');
-    assert_eq!(verify(&records, ledger.tail()), Err(Broken::Changed { at: 4 }));
+    assert_eq!(verify(&records, manager.tail()), Err(Broken::Changed { at: 4 }));
     records.remove(3);
-    assert_eq!(verify(&records, ledger.tail()), Err(Broken::Unlinked { at: 4 }));
+    assert_eq!(verify(&records, manager.tail()), Err(Broken::Unlinked { at: 4 }));
 }
 
 #[test]
 fn a_new_manager_has_what_the_old_one_stored_until_it_was_deposed() {
     let store = MemoryStore::default();
-    let (mut old_ledger, old) = open(&store);
-    old_ledger.take_term(Term(0)).expect("taken");
-    let (mut new_ledger, read_early) = open(&store);
+    let (mut old_manager, old) = open(&store);
+    old_manager.take_term(Term(0)).expect("taken");
+    let (mut new_manager, read_early) = open(&store);
     let last = with_zone(&old, "lab");
-    old_ledger.change(&old, &last, &[], Millis(0)).expect("it still leads");
-    new_ledger.take_term(Term(0)).expect("taken");
-    assert_eq!(new_ledger.reload().expect("read"), last);
+    old_manager.change(&old, &last, &[], Millis(0)).expect("it still leads");
+    new_manager.take_term(Term(0)).expect("taken");
+    assert_eq!(new_manager.reload().expect("read"), last);
     assert_ne!(read_early, last, "what was read before the term may be out of date");
-    new_ledger.change(&last, &with_zone(&last, "dev"), &[], Millis(0)).expect("stored");
+    new_manager.change(&last, &with_zone(&last, "dev"), &[], Millis(0)).expect("stored");
 }
 
 #[test]
 fn damage_of_the_audit_log_is_found_in_the_store() {
     let mut store = MemoryStore::default();
-    let (mut ledger, _) = open(&store);
-    ledger.take_term(Term(0)).expect("taken");
+    let (mut manager, _) = open(&store);
+    manager.take_term(Term(0)).expect("taken");
     for number in 0..SCAN_MAX + 3 {
-        ledger.keep(&[], &[Entry::new("amy", format!("{number}"))], Millis(1)).expect("stored");
+        manager.keep(&[], &[Entry::new("amy", format!("{number}"))], Millis(1)).expect("stored");
     }
-    assert_eq!(ledger.verify_audit().expect("read"), Ok(ledger.tail()), "more than one page");
+    assert_eq!(manager.verify_audit().expect("read"), Ok(manager.tail()), "more than one page");
     // Page by page, while records are added.
-    let mut check = ledger.begin_audit_check();
-    let begun_at = ledger.tail();
-    assert_eq!(ledger.continue_audit_check(&mut check).expect("read"), None, "one page is not all");
-    ledger.keep(&[], &[Entry::new("amy", "later")], Millis(2)).expect("stored");
-    assert_eq!(ledger.continue_audit_check(&mut check).expect("read"), Some(Ok(begun_at)));
+    let mut check = manager.begin_audit_check();
+    let begun_at = manager.tail();
+    assert_eq!(manager.continue_audit_check(&mut check).expect("read"), None, "one page is not all");
+    manager.keep(&[], &[Entry::new("amy", "later")], Millis(2)).expect("stored");
+    assert_eq!(manager.continue_audit_check(&mut check).expect("read"), Some(Ok(begun_at)));
     let third = key(format!("audit/{:016}", 3));
     let value = store.read(&third).expect("read").expect("present").value;
     let changed = String::from_utf8(value.clone()).expect("JSON").replace("amy", "bob");
@@ -108,7 +108,7 @@ fn damage_of_the_audit_log_is_found_in_the_store() {
             None => write.delete(third.clone()),
         };
         store.commit(&write).expect("stored");
-        let AuditDamage(found) = ledger.verify_audit().expect("read").expect_err(line);
+        let AuditDamage(found) = manager.verify_audit().expect("read").expect_err(line);
         assert!(found.contains(line), "{found}");
     }
 }
@@ -116,12 +116,12 @@ fn damage_of_the_audit_log_is_found_in_the_store() {
 #[test]
 fn a_deposed_manager_stores_nothing() {
     let store = MemoryStore::default();
-    let (mut old_ledger, old) = open(&store);
-    old_ledger.take_term(Term(0)).expect("taken");
-    let (mut new_ledger, _) = open(&store);
-    new_ledger.take_term(Term(0)).expect("taken");
-    let refused = old_ledger.change(&old, &with_zone(&old, "lab"), &[], Millis(0)).expect_err("deposed");
-    assert!(matches!(refused, LedgerFailure::NotCommitted(NotCommitted::Conflict { .. })), "{refused}");
+    let (mut old_manager, old) = open(&store);
+    old_manager.take_term(Term(0)).expect("taken");
+    let (mut new_manager, _) = open(&store);
+    new_manager.take_term(Term(0)).expect("taken");
+    let refused = old_manager.change(&old, &with_zone(&old, "lab"), &[], Millis(0)).expect_err("deposed");
+    assert!(matches!(refused, ManagerStoreFailure::NotCommitted(NotCommitted::Conflict { .. })), "{refused}");
     assert!(open(&store).1.zones.is_empty());
 }
 
@@ -129,11 +129,11 @@ fn a_deposed_manager_stores_nothing() {
 fn a_change_is_whole_whatever_operation_fails() {
     for failing in 0..40 {
         let store = MemoryStore::default();
-        let (mut ledger, old) = open(&store);
-        ledger.take_term(Term(0)).expect("taken");
+        let (mut manager, old) = open(&store);
+        manager.take_term(Term(0)).expect("taken");
         let new = with_zone(&old, "lab");
         store.fail_after(Some(failing));
-        let outcome = ledger.change(&old, &new, &[Entry::new("amy", "zone")], Millis(1));
+        let outcome = manager.change(&old, &new, &[Entry::new("amy", "zone")], Millis(1));
         let (again, found) = open(&store);
         let whole = (found == new, again.tail().records == 1);
         assert!(whole == (true, true) || whole == (false, false), "operation {failing}: {whole:?}");
@@ -148,7 +148,7 @@ fn a_change_is_whole_whatever_operation_fails() {
 /// A transaction that was caught in the network while its manager was deposed arrives afterwards.
 #[test]
 fn a_change_that_was_under_way_when_its_manager_was_deposed_is_not_stored() {
-    let directory = std::env::temp_dir().join(format!("aquifer-ledger-{}", std::process::id()));
+    let directory = std::env::temp_dir().join(format!("aquifer-manager-store-{}", std::process::id()));
     let Some(cluster) = EtcdCluster::start(1, &directory) else { return };
     let settings = |address: &str| EtcdSettings {
         endpoints: vec![format!("http://{address}")],
@@ -158,25 +158,25 @@ fn a_change_that_was_under_way_when_its_manager_was_deposed_is_not_stored() {
     };
     let open = |address: &str| {
         let store = EtcdStore::open(&settings(address)).expect("opened");
-        Ledger::open(Box::new(store), CrashPoint::default()).expect("opened")
+        ManagerStore::open(Box::new(store), CrashPoint::default()).expect("opened")
     };
     let link = Link::to(&cluster.members[0].client);
-    let (mut old_ledger, old) = open(link.address());
-    old_ledger.take_term(Term(0)).expect("taken");
+    let (mut old_manager, old) = open(link.address());
+    old_manager.take_term(Term(0)).expect("taken");
     let (before, lab) = (link.transfers(), with_zone(&old, "lab"));
     link.hold();
-    let late = std::thread::spawn(move || old_ledger.change(&old, &lab, &[Entry::new("amy", "late")], Millis(1)));
+    let late = std::thread::spawn(move || old_manager.change(&old, &lab, &[Entry::new("amy", "late")], Millis(1)));
     let begun = Instant::now();
     while link.transfers() == before {
         assert!(begun.elapsed() < WAIT_MAX, "the change is on its way");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let (mut new_ledger, _) = open(&cluster.members[0].client);
-    new_ledger.take_term(Term(0)).expect("the next term");
+    let (mut new_manager, _) = open(&cluster.members[0].client);
+    new_manager.take_term(Term(0)).expect("the next term");
     link.open();
     let outcome = late.join().expect("it ends");
-    assert!(matches!(&outcome, Err(LedgerFailure::NotCommitted(NotCommitted::Conflict { .. }))), "{outcome:?}");
-    assert!(new_ledger.reload().expect("read").zones.is_empty(), "a deposed manager has written");
+    assert!(matches!(&outcome, Err(ManagerStoreFailure::NotCommitted(NotCommitted::Conflict { .. }))), "{outcome:?}");
+    assert!(new_manager.reload().expect("read").zones.is_empty(), "a deposed manager has written");
     drop(cluster);
     let _ = std::fs::remove_dir_all(directory);
 }

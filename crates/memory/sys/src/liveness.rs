@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use crate::own_descriptors::{KeptFile, close, keep, out_of_the_way};
 use crate::raw::{Errno, replace_descriptor, syscall};
 
-/// The descriptor that is registered with every ring. -1 when no `Presence` has been created.
+/// The descriptor that is registered with every ring. -1 when no `Liveness` has been created.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
 /// The descriptor that a ring keeps open until its last request has ended.
@@ -33,7 +33,7 @@ pub(crate) fn descriptor() -> Option<RawFd> {
 
 /// A file whose bytes processes lock.
 #[derive(Debug)]
-pub struct Presence {
+pub struct Liveness {
     file: RawFd,
     /// The file, if it was created here.
     _created: Option<KeptFile>,
@@ -43,23 +43,23 @@ pub struct Presence {
 
 /// A separate open file description that holds one byte or none. Closed when dropped.
 #[derive(Debug)]
-pub struct PresenceLock {
+pub struct LivenessLock {
     descriptor: RawFd,
 }
 
-impl Presence {
+impl Liveness {
     /// Creates a file for this process and those that it forks, with no byte locked. This process's rings also hold
     /// every lock that the process holds.
     pub fn new() -> Result<Self, Errno> {
-        let args = [c"aquifer-presence".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
+        let args = [c"aquifer-liveness".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
         // SAFETY: memfd_create(2) reads the name and creates a new descriptor.
         let file = unsafe { syscall(libc::SYS_memfd_create, args) }? as RawFd;
         // SAFETY: the descriptor was just created, and has no other owner.
         let file = KeptFile::new(unsafe { OwnedFd::from_raw_fd(file) });
-        let mut presence = Self::of(file.as_raw_fd())?;
-        presence._created = Some(file);
-        DESCRIPTOR.store(presence.own, Ordering::Release);
-        Ok(presence)
+        let mut liveness = Self::of(file.as_raw_fd())?;
+        liveness._created = Some(file);
+        DESCRIPTOR.store(liveness.own, Ordering::Release);
+        Ok(liveness)
     }
 
     /// Wraps the file of a descriptor that stays open for as long as this process lives.
@@ -71,7 +71,7 @@ impl Presence {
     }
 
     /// Opens a separate description, which holds no byte yet.
-    pub fn open(&self) -> Result<PresenceLock, Errno> {
+    pub fn open(&self) -> Result<LivenessLock, Errno> {
         let mut path = [0u8; 48];
         // The last byte stays 0: the path is shorter than that for every possible number.
         let _ = write!(&mut path[..47], "/proc/thread-self/fd/{}", self.file);
@@ -79,26 +79,26 @@ impl Presence {
         // SAFETY: openat(2) reads the path, which ends with 0.
         let opened =
             unsafe { syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0, 0, 0]) }?;
-        Ok(PresenceLock { descriptor: out_of_the_way(opened as RawFd) })
+        Ok(LivenessLock { descriptor: out_of_the_way(opened as RawFd) })
     }
 
     /// Marks this process by `lock` from now on, instead of by the lock that it inherited from its parent. EBADF if
     /// the descriptor has been closed.
-    pub fn become_holder(&self, lock: PresenceLock) -> Result<(), Errno> {
+    pub fn become_holder(&self, lock: LivenessLock) -> Result<(), Errno> {
         let descriptor = lock.descriptor;
         std::mem::forget(lock);
         replace_descriptor(descriptor, self.own)
     }
 }
 
-impl Drop for Presence {
+impl Drop for Liveness {
     fn drop(&mut self) {
         let _ = DESCRIPTOR.compare_exchange(self.own, -1, Ordering::AcqRel, Ordering::Relaxed);
         close(self.own);
     }
 }
 
-impl PresenceLock {
+impl LivenessLock {
     /// Locks a byte until this value, and every copy of it that fork(2) has made, is closed. EAGAIN if another
     /// description holds the byte.
     pub fn take(&self, byte: u32) -> Result<(), Errno> {
@@ -111,7 +111,7 @@ impl PresenceLock {
     }
 }
 
-impl Drop for PresenceLock {
+impl Drop for LivenessLock {
     fn drop(&mut self) {
         // SAFETY: the descriptor belongs to this value, and nothing uses it any more.
         let _ = unsafe { syscall(libc::SYS_close, [self.descriptor as usize, 0, 0, 0, 0, 0]) };
@@ -141,15 +141,15 @@ mod tests {
     use super::*;
     use crate::uring::Ring;
 
-    /// A single test, since rings register only one presence per process.
+    /// A single test, since rings register only one such file per process.
     #[test]
     fn a_byte_is_held_until_the_last_copy_and_the_last_ring_is_closed() {
-        let presence = Presence::new().expect("a memfd");
+        let liveness = Liveness::new().expect("a memfd");
         let locked = |byte| {
-            let lock = presence.open().expect("/proc");
+            let lock = liveness.open().expect("/proc");
             lock.take(byte).map(|()| lock)
         };
-        let asking = presence.open().expect("/proc");
+        let asking = liveness.open().expect("/proc");
         assert!(!asking.sees(1));
         let first = locked(1).expect("nobody has it");
         assert!(asking.sees(1) && !asking.sees(0) && !asking.sees(2));
@@ -157,14 +157,14 @@ mod tests {
         // What fork(2) does with every descriptor.
         // SAFETY: dup(2) accesses no memory.
         let copied = unsafe { syscall(libc::SYS_dup, [first.descriptor as usize, 0, 0, 0, 0, 0]) };
-        let copy = PresenceLock { descriptor: copied.expect("a descriptor") as RawFd };
+        let copy = LivenessLock { descriptor: copied.expect("a descriptor") as RawFd };
         drop(first);
         assert!(asking.sees(1));
         drop(copy);
         assert!(!asking.sees(1));
 
-        presence.become_holder(locked(2).expect("nobody has it")).expect("open");
-        presence.become_holder(locked(3).expect("nobody has it")).expect("open");
+        liveness.become_holder(locked(2).expect("nobody has it")).expect("open");
+        liveness.become_holder(locked(3).expect("nobody has it")).expect("open");
         assert!(asking.sees(3) && !asking.sees(2), "a child lets go of what its parent holds");
 
         if let Err(why) = crate::uring::probe() {
@@ -172,7 +172,7 @@ mod tests {
         }
         let file = Arc::new(File::open("/proc/self/exe").expect("this test"));
         let ring = Ring::new(file, 1).expect("it was probed");
-        presence.become_holder(locked(4).expect("nobody has it")).expect("open");
+        liveness.become_holder(locked(4).expect("nobody has it")).expect("open");
         assert!(asking.sees(3), "a ring may have requests in flight");
         drop(ring);
         // The kernel dismantles a ring on one of its own threads.

@@ -14,7 +14,7 @@ use crate::bounce::ENTRIES_MAX;
 use crate::calls::{ADDRESS_BYTES, TRANSFER_BYTES_MAX};
 use crate::pointers::{FUTEX_WAITER_BYTES, Shape, length, message_count, shape};
 
-/// The most messages of one recvmmsg(2) that are looked at: more than a socket queues.
+/// Maximum number of messages of one recvmmsg(2) that are looked at: more than a socket queues.
 const MESSAGES_MAX: usize = 64 << 10;
 
 /// Calls `each` with the address and the length of all memory that the call may touch.

@@ -49,10 +49,10 @@ struct Held {
     attachments: BTreeMap<MemberId, Attachment>,
 }
 
-/// What an agent knows.
+/// What an agent knows about its host: volumes, their users, and where donors are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Ledger {
+pub(crate) struct HostState {
     /// The start of the host that this state is from.
     boot: String,
     incarnation: Incarnation,
@@ -70,10 +70,10 @@ pub(crate) struct Ledger {
     takes_devices: bool,
 }
 
-impl Ledger {
-    /// A ledger for a host that has nothing.
-    pub(crate) fn new(boot: &str) -> Ledger {
-        Ledger {
+impl HostState {
+    /// A host state for a host that has nothing.
+    pub(crate) fn new(boot: &str) -> HostState {
+        HostState {
             boot: boot.to_owned(),
             incarnation: Incarnation(1),
             term: Term(0),
@@ -95,10 +95,10 @@ impl Ledger {
     /// Called when the agent starts. After a restart of the host, nothing is left of what it had.
     pub(crate) fn start(&mut self, boot: &str) {
         if self.boot != boot {
-            let fresh = Ledger::new(boot);
+            let fresh = HostState::new(boot);
             let incarnation = Incarnation(self.incarnation.0 + 1);
             let (term, donors) = (self.term, std::mem::take(&mut self.donors));
-            *self = Ledger { incarnation, term, donors, takes_devices: self.takes_devices, ..fresh };
+            *self = HostState { incarnation, term, donors, takes_devices: self.takes_devices, ..fresh };
         }
     }
 
@@ -113,7 +113,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Asks a gate in the ledger's state whether it admits a command.
+    /// Whether a gate admits a command after the newest one that was stored.
     fn admit(&mut self, command: &Command) -> Result<(), String> {
         let mut gate = Gate::new(self.incarnation, self.term);
         if self.sequence > 0 {
@@ -166,7 +166,7 @@ impl Ledger {
         users.all(|user| !user.given.contains(&member) || user.left.contains(&member))
     }
 
-    /// Draws the conclusions: which members have left, and which are complete.
+    /// Derives from what programs and devices have reported which members have left, and which are complete.
     pub(crate) fn settle(&mut self) {
         let before = self.volumes.clone();
         let ids: Vec<VolumeId> = self.volumes.keys().copied().collect();

@@ -6,7 +6,7 @@
 use crate::build::compile_text;
 use crate::run::{LIMIT, managed, run};
 
-/// `away(LEN)` returns memory that has just been evicted; `direct` makes a system call that no library intercepts.
+/// `evicted(LEN)` returns memory that has just been evicted; `direct` makes a system call that no library intercepts.
 pub const PROLOGUE: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -52,14 +52,14 @@ static void press(void) {
     if (!pressure) pressure = malloc(PRESS);
     for (size_t at = 0; at < PRESS; at += PAGE) pressure[at]++;
 }
-/* Memory in which every byte is `byte`, and which has left. */
-static unsigned char *away_filled(size_t len, int byte) {
+/* Memory in which every byte is `byte`, and which has just been evicted. */
+static unsigned char *evicted_filled(size_t len, int byte) {
     unsigned char *start = malloc(len < (2 << 20) ? 2 << 20 : len);
     memset(start, byte, len < (2 << 20) ? 2 << 20 : len);
     press();
     return start;
 }
-static unsigned char *away(size_t len) { return away_filled(len, 1); }
+static unsigned char *evicted(size_t len) { return evicted_filled(len, 1); }
 static void must(int condition, const char *what) {
     if (!condition) { fprintf(stderr, "%s: %s\n", what, strerror(errno)); exit(1); }
 }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard};
 use aquifer_fabric::Millis;
 
 use crate::accounts::Account;
-use crate::ledger::{Entry, Ledger, LedgerFailure, json};
+use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure, json};
 use crate::sessions::{NotAllowed, Session, Sessions};
 
 /// What is to be stored.
@@ -25,7 +25,7 @@ pub(crate) struct Pending {
 
 impl Pending {
     /// Stores it as one transaction.
-    fn store(&self, ledger: &mut Ledger, now: Millis) -> Result<(), LedgerFailure> {
+    fn store(&self, store: &mut ManagerStore, now: Millis) -> Result<(), ManagerStoreFailure> {
         let accounts = self.accounts.iter();
         let accounts = accounts.map(|(name, account)| (format!("account/{name}"), account.as_ref().map(json)));
         let sessions = self.sessions.iter();
@@ -34,7 +34,7 @@ impl Pending {
         if values.is_empty() && self.entries.is_empty() {
             return Ok(());
         }
-        ledger.keep(&values, &self.entries, now)
+        store.keep(&values, &self.entries, now)
     }
 }
 
@@ -45,17 +45,17 @@ fn lock(sessions: &Mutex<Sessions>) -> MutexGuard<'_, Sessions> {
 /// Decides on a change, stores it, and then makes it in memory. The outer error is the store's, and ends the writer.
 pub(crate) fn carry_out<T>(
     sessions: &Mutex<Sessions>,
-    ledger: &mut Ledger,
+    store: &mut ManagerStore,
     now: Millis,
     decide: impl FnOnce(&Sessions) -> Result<(T, Pending), NotAllowed>,
-) -> Result<Result<T, NotAllowed>, LedgerFailure> {
+) -> Result<Result<T, NotAllowed>, ManagerStoreFailure> {
     // The lock is released at the end of this statement.
     let decided = decide(&lock(sessions));
     let (value, pending) = match decided {
         Ok(decided) => decided,
         Err(not) => return Ok(Err(not)),
     };
-    pending.store(ledger, now)?;
+    pending.store(store, now)?;
     lock(sessions).take_over(pending);
     Ok(Ok(value))
 }

@@ -52,15 +52,15 @@ impl Way {
 }
 
 /// A running `aquifer donor`, which is ended when this is dropped.
-pub struct Lender {
+pub struct DonorProcess {
     child: Child,
     /// Its address, in the form of `--tier donor:`.
     pub address: String,
 }
 
-impl Lender {
+impl DonorProcess {
     /// Starts a donor with room for `bytes`. `words` come first: a wrapper such as taskset(1).
-    pub fn start(aquifer: &Path, words: &[String], way: &Way, bytes: u64) -> Result<Lender, BenchFailure> {
+    pub fn start(aquifer: &Path, words: &[String], way: &Way, bytes: u64) -> Result<DonorProcess, BenchFailure> {
         let mut line: Vec<String> = Vec::new();
         if let Some(setpriv) = find_program("setpriv") {
             line.extend([setpriv.display().to_string(), "--pdeathsig".into(), "KILL".into()]);
@@ -78,21 +78,21 @@ impl Lender {
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let child = command.spawn().map_err(|error| BenchFailure::io("cannot start a donor", &error))?;
-        let mut lender = Lender { child, address: String::new() };
+        let mut donor = DonorProcess { child, address: String::new() };
         let mut said = String::new();
         // It prints its address, or ends with a reason.
-        let _ = BufReader::new(lender.child.stdout.as_mut().expect("piped")).read_line(&mut said);
+        let _ = BufReader::new(donor.child.stdout.as_mut().expect("piped")).read_line(&mut said);
         let reported: Option<Value> = serde_json::from_str(&said).ok();
         match reported.as_ref().and_then(|reported| reported.get("address")).and_then(Value::as_str) {
-            Some(address) => lender.address = address.to_string(),
+            Some(address) => donor.address = address.to_string(),
             None => {
                 let mut reason = String::new();
-                let _ = lender.child.stderr.as_mut().expect("piped").read_to_string(&mut reason);
+                let _ = donor.child.stderr.as_mut().expect("piped").read_to_string(&mut reason);
                 let cause = format!("there is no donor: {}", reason.trim().replace(char::is_control, " "));
                 return Err(BenchFailure::trouble(cause, ""));
             }
         }
-        Ok(lender)
+        Ok(donor)
     }
 
     fn has_ended(&mut self) -> bool {
@@ -100,7 +100,7 @@ impl Lender {
     }
 }
 
-impl Drop for Lender {
+impl Drop for DonorProcess {
     fn drop(&mut self) {
         let group = Pid::from_child(&self.child);
         for signal in [Signal::TERM, Signal::KILL] {

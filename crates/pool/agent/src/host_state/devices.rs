@@ -13,7 +13,7 @@ use aquifer_agent_wire::Order;
 use aquifer_fabric::{Bytes, DeviceId, MemberId, MemberReport, MemberState, Source, VolumeId};
 use serde::{Deserialize, Serialize};
 
-use super::{Held, Ledger};
+use super::{Held, HostState};
 
 /// The state of a member on a memory device at this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,7 +118,7 @@ impl Held {
     }
 }
 
-impl Ledger {
+impl HostState {
     /// The tasks for members on memory devices, repeated until they are done. Attached members have one, too: their
     /// device may have disappeared.
     pub(crate) fn device_tasks(&self) -> Vec<DeviceTask> {
