@@ -33,6 +33,7 @@ use crate::ledger::Ledger;
 use crate::listener::Streak;
 use crate::pins::Pins;
 use crate::process_table::PROCESSES_MAX;
+use crate::published::AllPublished;
 use crate::recorder::Recorder;
 use crate::sampling::Sampling;
 use crate::service::Service;
@@ -153,6 +154,8 @@ pub struct Pager {
     pub(crate) stripes: Stripes,
     /// How they divide the budget.
     pub(crate) budgets: Mutex<ShardBudgets>,
+    /// What each of them last said about itself.
+    pub(crate) published: AllPublished,
     /// Whether a shard has asked for pages.
     pub(crate) is_asked: AtomicBool,
     /// When the division was last looked at, in nanoseconds of the monotonic clock.
@@ -339,6 +342,7 @@ impl Pager {
             had_huge_blocks: AtomicBool::new(false),
             shards,
             stripes,
+            published: AllPublished::new(stripes.shards()),
             budgets: Mutex::new(budgets),
             is_asked: AtomicBool::new(false),
             looked_ns: AtomicU64::new(0),

@@ -10,7 +10,6 @@
 //! Next on the path: `space.rs`, a shard as the driver sees it.
 
 use std::ops::Deref;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_core::engine::{self, Engine};
@@ -26,7 +25,6 @@ use aquifer_sys::wakeup::Wakeup;
 use crate::family::{Family, FamilySlabs};
 use crate::frame_area::FrameArea;
 use crate::pager::Pager;
-use crate::published::Published;
 use crate::recorder::Recorder;
 
 /// How long a thread tries to get the engine's lock before it sleeps. The lock is held for one or two microseconds, and
@@ -45,10 +43,6 @@ pub struct Shard {
     /// Signalled after every report that somebody waits for.
     pub(crate) progress: EventCount,
     pub(crate) worker_wakeup: Wakeup,
-    /// Bytes that were installed from where a mapped tier has them.
-    pub(crate) in_place_bytes: AtomicU64,
-    /// The figures that were published last.
-    pub(crate) published: Published,
 }
 
 /// What a shard can have at most of the whole budget: this many times an equal part.
@@ -112,8 +106,6 @@ impl Plan<'_> {
             budget_pages_max,
             progress: EventCount::new(),
             worker_wakeup: Wakeup::new()?.kept(),
-            in_place_bytes: AtomicU64::new(0),
-            published: Published::default(),
         }))
     }
 
