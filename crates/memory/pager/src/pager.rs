@@ -444,3 +444,39 @@ impl Pager {
         self.counters.add(counter, 1);
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use aquifer_core::units::ByteSize;
+    use aquifer_test_support::skip;
+    use aquifer_tiers::Dram;
+
+    use super::*;
+
+    /// A space without threads and with nothing mapped. `None`, and said so, where userfaultfd(2) is refused.
+    pub(crate) fn opened(shards: usize, dram_bytes: u64) -> Option<Box<Pager>> {
+        if let Err(refused) = aquifer_sys::uffd::probe() {
+            skip(refused);
+            return None;
+        }
+        let tier = Box::new(Dram::open(Some(ByteSize(1 << 30))).expect("memory"));
+        let family = Arc::new(Family::of_one(slabs_of(&*tier)).expect("memory"));
+        let settings = Settings {
+            owner: Owner::Program,
+            dram_bytes,
+            order: Order::DEFAULT,
+            shards: Some(shards),
+            elastic: true,
+            policy: PolicyName::ALL[0],
+            tier,
+            family,
+            ledger: None,
+            way: None,
+            prefetch: true,
+            record: None,
+            time_lock: false,
+            program: String::new(),
+        };
+        Some(Pager::open(settings, Arc::new(Counters::create().expect("memory"))).expect("it can be opened"))
+    }
+}

@@ -65,13 +65,17 @@ impl Pager {
 
     /// Divides `pages` among the engines, if `changes` says so, to which the present budget is given. Returns the pages
     /// that are or may be in use, debt included, and the debt.
-    pub(crate) fn divide(&self, pages: u64, changes: impl Fn(u64) -> bool) -> (u64, u64) {
-        let mut budgets = self.lock_budgets();
+    pub(crate) fn divide(
+        &self,
+        budgets: &mut ShardBudgets,
+        pages: u64,
+        changes: impl Fn(u64) -> bool,
+    ) -> (u64, u64) {
         if changes(budgets.total()) {
-            aquifer_driver::divide(self, &mut budgets, pages.min(self.budget_pages_max));
+            aquifer_driver::divide(self, budgets, pages.min(self.budget_pages_max));
             self.budget_now.store(pages, Ordering::Relaxed);
         }
-        aquifer_driver::spent(self, &budgets)
+        aquifer_driver::spent(self, budgets)
     }
 
     /// Looks at the shards if it is time.
