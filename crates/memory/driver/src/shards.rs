@@ -44,6 +44,9 @@ pub trait Shards {
     /// The fewest and the most pages that each shard can have as its budget.
     fn limits(&self) -> [(u64, u64); SHARDS_MAX];
 
+    /// A shard's engine, which is locked, has got another budget.
+    fn has_new_budget(&self, engine: &Engine);
+
     /// A shard has asked for pages: has some worker call [`balance`] soon.
     fn call_worker(&self, shard: usize);
 }
@@ -117,6 +120,7 @@ pub fn settle<S: Shards>(
     budgets.settle(&mut unspent_pages, &observed[..engines.len()]);
     for (index, engine) in engines.iter_mut().enumerate() {
         engine.set_budget(budgets.pages(index).min(limits[index].1));
+        shards.has_new_budget(engine);
     }
 }
 
@@ -151,6 +155,9 @@ fn apply<S: Shards>(shards: &S, change: Change) {
     let (_, max_pages) = shards.limits()[change.shard];
     let shard = shards.shard(change.shard);
     // Never more than the reserved frame addresses: a frame past the last one would be in other memory.
-    shard.engine().set_budget(change.pages.min(max_pages));
+    let mut engine = shard.engine();
+    engine.set_budget(change.pages.min(max_pages));
+    shards.has_new_budget(&engine);
+    drop(engine);
     shard.wake_worker();
 }

@@ -8,7 +8,7 @@
 //! ends: closing its userfaultfds or unmapping its frames would turn absent pages into zeros. The space of a caller
 //! (`memory_space.rs`) can be closed, after its mappings are gone.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::{fmt, io};
 
@@ -172,8 +172,9 @@ pub struct Pager {
     pub(crate) can_poison: bool,
     pub(crate) counters: Arc<Counters>,
     pub(crate) order: Order,
-    /// The largest possible block, huge blocks aside.
-    pub(crate) largest: Order,
+    /// The exponent of the largest block that there may be, huge blocks aside: of the largest that any shard's budget
+    /// has allowed. Written with that shard's engine locked.
+    pub(crate) largest: AtomicU8,
     /// Whether any memory has had huge blocks. Written with the engine locked, before the first such block exists.
     pub(crate) had_huge_blocks: AtomicBool,
     /// The budget at the start.
@@ -338,7 +339,7 @@ impl Pager {
             can_poison: found & feature::POISON != 0,
             counters,
             order: settings.order,
-            largest,
+            largest: AtomicU8::new(largest.exponent() as u8),
             had_huge_blocks: AtomicBool::new(false),
             shards,
             stripes,

@@ -11,9 +11,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-use aquifer_core::engine::budget_pages_min;
+use aquifer_core::engine::{Engine, budget_pages_min};
 use aquifer_core::shard_budgets::ShardBudgets;
 use aquifer_core::stripes::SHARDS_MAX;
+use aquifer_core::units::Order;
 use aquifer_driver::Shards;
 use aquifer_sys::raw::now_ns;
 
@@ -48,6 +49,11 @@ impl Shards for Pager {
         limits
     }
 
+    fn has_new_budget(&self, engine: &Engine) {
+        // With the engine locked, so before any block has the size that this allows.
+        self.largest.fetch_max(engine.largest(self.order).exponent() as u8, Ordering::Relaxed);
+    }
+
     fn call_worker(&self, shard: usize) {
         if self.lacks_threads.load(Ordering::Relaxed) {
             return aquifer_driver::balance(self);
@@ -65,12 +71,7 @@ impl Pager {
 
     /// Divides `pages` among the engines, if `changes` says so, to which the present budget is given. Returns the pages
     /// that are or may be in use, debt included, and the debt.
-    pub(crate) fn divide(
-        &self,
-        budgets: &mut ShardBudgets,
-        pages: u64,
-        changes: impl Fn(u64) -> bool,
-    ) -> (u64, u64) {
+    pub(crate) fn divide(&self, budgets: &mut ShardBudgets, pages: u64, changes: impl Fn(u64) -> bool) -> (u64, u64) {
         if changes(budgets.total()) {
             aquifer_driver::divide(self, budgets, pages.min(self.budget_pages_max));
             self.budget_now.store(pages, Ordering::Relaxed);
@@ -91,9 +92,14 @@ impl Pager {
         }
     }
 
+    /// The largest block that there may be, huge blocks aside.
+    pub(crate) fn largest(&self) -> Order {
+        Order::new(self.largest.load(Ordering::Relaxed)).expect("stored from an order")
+    }
+
     /// The pages that one shard cannot do without.
     pub(crate) fn shard_pages_min(&self) -> u64 {
-        budget_pages_min(u64::from(self.largest.pages()))
+        budget_pages_min(u64::from(self.largest().pages()))
     }
 
     /// Pinned pages, by shard.
@@ -107,5 +113,34 @@ impl Pager {
         }
         // A range may be pinned by many calls, or be longer than any memory for a moment.
         pinned.map(|pages| pages.min(self.budget_pages_max))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_core::units::PageIndex;
+
+    use super::*;
+    use crate::pager::tests::opened;
+
+    /// A pin keeps whole blocks resident. It counted with the largest block that the budget at the start allowed, so
+    /// once the budget was larger, calls could pin more than their part.
+    #[test]
+    fn a_pin_counts_with_the_largest_block_of_the_present_budget() {
+        // For each of two shards, not quite the budget with which blocks of 1 MiB are allowed.
+        let Some(pager) = opened(2, 500 << 20) else { return };
+        let weight = |pager: &Pager| {
+            let (start, end) = pager.blocks_of(PageIndex(1000), PageIndex(1001));
+            end - start
+        };
+        assert_eq!(weight(&pager), 128);
+        pager.lock_budgets().ask(0, 8 << 10);
+        // The pages are taken, and arrive.
+        aquifer_driver::balance(&*pager);
+        aquifer_driver::balance(&*pager);
+        assert_eq!(pager.lock_budgets().pages(0), (250 << 8) + (8 << 10));
+        assert_eq!(weight(&pager), 256);
+        aquifer_driver::divide(&*pager, &mut pager.lock_budgets(), 64 << 8);
+        assert_eq!(weight(&pager), 256, "large blocks stay");
     }
 }

@@ -161,6 +161,8 @@ impl Shards for View<'_> {
         [(self.world.shard_pages_min, u64::MAX); SHARDS_MAX]
     }
 
+    fn has_new_budget(&self, _: &Engine) {}
+
     fn call_worker(&self, shard: usize) {
         self.within(shard).wake_worker();
     }
