@@ -16,6 +16,7 @@ use aquifer_core::engine::{self, Engine};
 use aquifer_core::map::changes::Changes;
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::shard_budgets::ShardBudgets;
+use aquifer_core::units::Order;
 use aquifer_driver::LockedEngine;
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::{Errno, now_ns};
@@ -47,6 +48,16 @@ pub struct Shard {
 
 /// What a shard can have at most of the whole budget: this many times an equal part.
 const EQUAL_PARTS_MAX: u64 = 4;
+/// The most addresses for the frames of all shards, unless equal parts of the budget need more: 16 TiB, an eighth of
+/// what a process has. Each size of block has addresses for the whole of a shard's budget.
+const FRAME_PAGES_MAX: u64 = 16 << 28;
+
+/// The most pages that one of `shards` gets of a budget of `whole`.
+fn most(whole: u64, shards: u64) -> u64 {
+    let equal = whole.div_ceil(shards);
+    let with_addresses = FRAME_PAGES_MAX / (Order::MAX.exponent() as u64 + 1) / shards;
+    (equal * EQUAL_PARTS_MAX).min(with_addresses).max(equal).min(whole)
+}
 
 /// How to make the shards of a space.
 pub(crate) struct Plan<'a> {
@@ -111,7 +122,7 @@ impl Plan<'_> {
 
     /// The most pages that one shard gets of `whole`.
     fn most(&self, whole: u64) -> u64 {
-        whole.min(whole * EQUAL_PARTS_MAX / self.budgets.shards() as u64)
+        most(whole, self.budgets.shards() as u64)
     }
 
     fn areas(&self, whole: u64) -> Result<Vec<FrameArea>, Errno> {
@@ -169,5 +180,30 @@ impl Deref for ShardView<'_> {
 
     fn deref(&self) -> &Pager {
         self.pager
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_core::frames::{BUDGET_PAGES_MAX, FramePool};
+    use aquifer_core::stripes::{SHARD_PAGES_MIN, SHARDS_MAX};
+
+    use super::*;
+
+    /// Sixteen shards, each with addresses for four equal parts of 1 TiB, reserved 40 TiB of the 128 that a process
+    /// has.
+    #[test]
+    fn the_addresses_of_frames_are_bounded() {
+        let budgets = [SHARD_PAGES_MIN, 1 << 18, 48 << 18, 1 << 27, BUDGET_PAGES_MAX];
+        for (shards, whole) in (1..=SHARDS_MAX as u64).flat_map(|shards| budgets.map(|whole| (shards, whole))) {
+            let each = most(whole, shards);
+            assert!(each * shards >= whole && each <= whole, "{shards} shards of {whole}: {each}");
+            let classes = 0..=Order::MAX.exponent();
+            let of_one: u64 = classes.map(|class| u64::from(FramePool::frames_in_class(each, class)) << class).sum();
+            assert!(of_one * shards <= FRAME_PAGES_MAX + (1 << 20), "{shards} shards of {whole}: {of_one}");
+            if whole <= 1 << 25 {
+                assert_eq!(each, whole.min(whole.div_ceil(shards) * EQUAL_PARTS_MAX), "addresses are no limit");
+            }
+        }
     }
 }
