@@ -469,3 +469,53 @@ fn related_processes_share_a_chain_of_tiers() {
 fn slabs_of_killed_children_are_given_back() {
     forks(&["--dram", "16MiB", "--tier", "dram:size=400MiB"], "kill", "24");
 }
+
+/// Fills an array of 96 MiB, forks a child that overwrites all of it and ends, and then overwrites all of it as well.
+const OVERWRITING: &str = r#"
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+enum { LEN = 96 << 20, PAGE = 4096 };
+static uint64_t *all;
+static uint64_t word(size_t at, uint64_t turn) { return (at + 1) * 0x9e3779b97f4a7c15ull ^ turn; }
+static void write_all(uint64_t turn) {
+    for (size_t at = 0; at < LEN / 8; at += PAGE / 8) all[at] = word(at, turn);
+}
+static int are_right(uint64_t turn) {
+    for (size_t at = 0; at < LEN / 8; at += PAGE / 8)
+        if (all[at] != word(at, turn)) return 0;
+    return 1;
+}
+int main(void) {
+    all = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) { perror("mmap"); return 3; }
+    write_all(1);
+    pid_t child = fork();
+    if (child < 0) { perror("fork"); return 3; }
+    if (child == 0) {
+        write_all(2);
+        _exit(are_right(2) ? 0 : 4);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (status != 0) { fprintf(stderr, "the child ended with %x\n", status); return 5; }
+    if (!are_right(1)) return 6;
+    write_all(3);
+    return are_right(3) ? 0 : 7;
+}
+"#;
+
+/// The tier has room for what the child inherits and for what one of the two processes writes, but not for both. The
+/// slabs of an ended child used to be looked for only at its parent's next fork.
+#[test]
+fn room_of_an_ended_child_is_found_when_the_tier_is_full() {
+    let Some(program) = compile_text("overwriting", OVERWRITING) else { return };
+    for shards in ["1", "2"] {
+        let words = ["--dram", "32MiB", "--shards", shards, "--tier", "dram:size=208MiB"];
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        assert_eq!(ended.status, Some(0), "{shards} shards:\n{}", ended.stderr);
+        assert!(!ended.stderr.contains("full"), "{}", ended.stderr);
+    }
+}

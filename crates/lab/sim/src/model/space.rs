@@ -475,6 +475,14 @@ impl Store for View<'_> {
         self.world.write(slot, self.own(frame), start, len)
     }
 
+    fn finds_room(&self) -> bool {
+        self.step();
+        // The oldest related process has ended, and nobody has noticed so far.
+        let has_ended = !self.world.memory.borrow().related_processes.is_empty();
+        self.world.bury();
+        has_ended
+    }
+
     fn before_write(&self, _: Slot) -> Result<(), Fatal> {
         self.step();
         Ok(())
