@@ -10,6 +10,7 @@
 //! Next on the path: `space.rs`, a shard as the driver sees it.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_core::engine::{self, Engine};
@@ -44,6 +45,8 @@ pub struct Shard {
     /// Signalled after every report that somebody waits for.
     pub(crate) progress: EventCount,
     pub(crate) worker_wakeup: Wakeup,
+    /// Whether its worker runs. Otherwise the workers of other shards pay its debts (`driver/src/debts.rs`).
+    pub(crate) has_worker: AtomicBool,
 }
 
 /// What a shard can have at most of the whole budget: this many times an equal part.
@@ -117,6 +120,7 @@ impl Plan<'_> {
             budget_pages_max,
             progress: EventCount::new(),
             worker_wakeup: Wakeup::new()?.kept(),
+            has_worker: AtomicBool::new(false),
         }))
     }
 
@@ -168,9 +172,26 @@ impl<'a> ShardView<'a> {
         self.shard.lock()
     }
 
+    /// Wakes the worker that works on this shard: its own, or else another shard's.
+    pub(crate) fn wake_worker(self) {
+        if let Some(shard) = self.pager.worker_for(self.index) {
+            shard.worker_wakeup.wake();
+        }
+    }
+
     /// Whether it is the shard whose worker looks after what the process has once.
     pub(crate) fn is_first(self) -> bool {
         self.index == 0
+    }
+}
+
+impl Pager {
+    /// The shard whose worker works on the shard `index`, if any worker runs.
+    pub(crate) fn worker_for(&self, index: usize) -> Option<&Shard> {
+        // SeqCst, as in `worker.rs`: either a worker that starts sees what was done before this, or it is seen here.
+        let has_worker = |shard: &&Box<Shard>| shard.has_worker.load(Ordering::SeqCst);
+        let own = Some(&self.shards[index]).filter(has_worker);
+        own.or_else(|| self.shards.iter().find(has_worker)).map(|shard| &**shard)
     }
 }
 

@@ -54,12 +54,15 @@ impl Shards for Pager {
         self.largest.fetch_max(engine.largest(self.order).exponent() as u8, Ordering::Relaxed);
     }
 
-    fn call_worker(&self, shard: usize) {
-        if self.lacks_threads.load(Ordering::Relaxed) {
-            return aquifer_driver::balance(self);
-        }
+    fn has_worker(&self, shard: usize) -> bool {
+        self.shards[shard].has_worker.load(Ordering::SeqCst)
+    }
+
+    fn call_worker(&self, shard: usize) -> bool {
+        let worker = self.worker_for(shard);
         self.is_asked.store(true, Ordering::Relaxed);
-        self.shards[shard].worker_wakeup.wake();
+        worker.inspect(|shard| shard.worker_wakeup.wake());
+        worker.is_some()
     }
 }
 
@@ -142,5 +145,19 @@ mod tests {
         assert_eq!(weight(&pager), 256);
         aquifer_driver::divide(&*pager, &mut pager.lock_budgets(), 64 << 8);
         assert_eq!(weight(&pager), 256, "large blocks stay");
+    }
+
+    /// In a forked child no worker runs at first, and later maybe not all of them. A shard that had asked for pages woke
+    /// its own worker, which did not exist, and waited for ten seconds in vain.
+    #[test]
+    fn a_shard_without_a_worker_calls_another_shards() {
+        let Some(pager) = opened(3, 256 << 20) else { return };
+        assert!(!pager.call_worker(2) && pager.worker_for(2).is_none());
+        pager.shards[1].has_worker.store(true, Ordering::SeqCst);
+        assert!(
+            pager.call_worker(2) && pager.worker_for(2).is_some_and(|found| std::ptr::eq(found, &*pager.shards[1]))
+        );
+        pager.shards[2].has_worker.store(true, Ordering::SeqCst);
+        assert!(pager.worker_for(2).is_some_and(|found| std::ptr::eq(found, &*pager.shards[2])));
     }
 }

@@ -65,6 +65,9 @@ impl Pager {
             given = min;
         }
         let (spent, has_debt) = self.spend(Some(share.min(given)));
+        if has_debt && let Err(fatal) = aquifer_driver::pay_debts(self) {
+            self.cannot_go_on(fatal);
+        }
         ledger.keep(spent);
         match (has_debt, is_short) {
             (true, _) => DEBT_AGAIN,
