@@ -321,6 +321,7 @@ impl Pager {
         let plan = shard::Plan {
             settings: engine_settings,
             policy: settings.policy,
+            stripes,
             budgets: &budgets,
             budget_pages_max: settings.ledger.map_or(budget_pages, Ledger::pages_max),
             family: &settings.family,

@@ -17,6 +17,7 @@ use aquifer_core::engine::{self, Engine};
 use aquifer_core::map::changes::Changes;
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::shard_budgets::ShardBudgets;
+use aquifer_core::stripes::Stripes;
 use aquifer_core::units::Order;
 use aquifer_driver::LockedEngine;
 use aquifer_sys::futex::EventCount;
@@ -67,6 +68,7 @@ pub(crate) struct Plan<'a> {
     /// The engines' settings, with the budget of the whole space.
     pub(crate) settings: engine::Settings,
     pub(crate) policy: PolicyName,
+    pub(crate) stripes: Stripes,
     pub(crate) budgets: &'a ShardBudgets,
     /// The largest budget that the space can get.
     pub(crate) budget_pages_max: u64,
@@ -114,6 +116,7 @@ impl Plan<'_> {
         let slabs = Box::new(FamilySlabs::new(Arc::clone(self.family)));
         let mut engine = Engine::with_slabs(settings, policy::build(self.policy), slabs);
         engine.count_changes_in(Arc::clone(changes));
+        engine.become_shard(self.stripes, index);
         Ok(Box::new(Shard {
             engine: Mutex::new(engine),
             area,

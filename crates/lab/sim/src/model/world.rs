@@ -123,6 +123,7 @@ impl World {
             let settings = Settings { budget_pages: budgets.pages(shard), ..settings };
             let mut engine = Engine::with_slabs(settings, policy::build(start.policy), Box::new(slab_users.clone()));
             engine.count_changes_in(Arc::clone(&changes));
+            engine.become_shard(stripes, shard);
             Mutex::new(engine)
         };
         World {
