@@ -28,8 +28,8 @@ const PAGES_PER_SHARD: u64 = 1 << 18;
 
 /// A shard's budget has room for at least this many stripes.
 const STRIPES_IN_BUDGET: u64 = 16;
-/// The longest stripe, in pages: 64 MiB. A choice: what is read ahead of a stripe's beginning waits until the program has
-/// passed through the stripes of all other shards.
+/// The longest stripe, in pages: 64 MiB. A choice: what is read ahead at a stripe's beginning waits until the program
+/// has passed through the stripes of all other shards.
 const STRIPE_PAGES_MAX: u64 = 16 << 10;
 
 /// How many shards a space has on `cpus` CPUs unless the user chooses.
@@ -70,13 +70,10 @@ impl Stripes {
         if self.shards == 1 { 0 } else { (page.0 / self.pages % self.shards as u64) as usize }
     }
 
-    /// Where a page is among the pages of its shard: a shard's stripes follow each other without what lies between them.
+    /// Where a page is among the pages of its shard: a shard's stripes follow each other, without what lies between.
     pub fn place_of(&self, page: PageIndex) -> u64 {
-        if self.shards == 1 {
-            page.0
-        } else {
-            page.0 / self.pages / self.shards as u64 * self.pages + page.0 % self.pages
-        }
+        let rounds = page.0 / self.pages / self.shards as u64;
+        if self.shards == 1 { page.0 } else { rounds * self.pages + page.0 % self.pages }
     }
 
     /// The page at such a place in a shard.

@@ -207,7 +207,7 @@ mod tests {
         let budgets = pager.lock_budgets();
         std::thread::scope(|scope| {
             let worker = scope.spawn(|| pager.follow_local_use());
-            // Long enough for it to read the share and meet the lock. A shorter time would hide the bug, and fail nothing.
+            // Long enough for it to read the share and meet the lock. A shorter time would only hide the bug.
             std::thread::sleep(Duration::from_millis(200));
             pager.share_now.store(share / 2, Ordering::Relaxed);
             drop(budgets);
