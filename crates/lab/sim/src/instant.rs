@@ -17,6 +17,7 @@ use aquifer_core::guard;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::record::{Call, Summary, put_call, put_summary};
+use aquifer_core::stripes::Stripes;
 use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, REGION_PAGES, SlabIndex, Slot};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
@@ -97,6 +98,11 @@ impl InstantMachine {
             locked: Cell::new(None),
             refused: Cell::new(0),
         }
+    }
+
+    /// Makes its engine one of several that divide the addresses.
+    pub fn become_shard(&self, stripes: Stripes, shard: usize) {
+        self.lock().become_shard(stripes, shard);
     }
 
     /// Records every input of the engine from now on, in the format of a recording.

@@ -67,6 +67,7 @@ use crate::refaults::Refaults;
 use crate::slabs::{OwnSlabs, Slabs};
 use crate::standby::Standby;
 use crate::standby_length::StandbyLength;
+use crate::stripes::Stripes;
 use crate::temperature::Histogram;
 use crate::units::{BlockIndex, FrameIndex, Order};
 use crate::watermarks::Watermarks;
@@ -171,6 +172,9 @@ pub struct Engine {
     pending_victim: Option<BlockIndex>,
     /// Whether every arrival of a read-ahead is to be reported, since callers wait for some.
     arrivals_are_awaited: bool,
+    /// Which pages it has, if other engines have the rest: its shard.
+    pub(crate) stripes: Stripes,
+    pub(crate) shard: usize,
 }
 
 impl Engine {
@@ -210,7 +214,14 @@ impl Engine {
             unspared: 0,
             pending_victim: None,
             arrivals_are_awaited: false,
+            stripes: Stripes::new(1, settings.budget_pages),
+            shard: 0,
         }
+    }
+
+    /// Makes it one shard of a space that is divided into `stripes`. To be called before anything is mapped.
+    pub fn become_shard(&mut self, stripes: Stripes, shard: usize) {
+        (self.stripes, self.shard) = (stripes, shard);
     }
 
     /// Counts changes of resident blocks in `changes`, which the other shards of the space use too. To be called before

@@ -7,7 +7,10 @@
 //! that faults in different shards do not meet (docs/decisions/0033-spaces-share-no-lock.md). Addresses are dealt to
 //! the shards in *stripes*, in turn: a program's memory is mostly contiguous, so every shard gets an equal part of it.
 //! A stripe is long enough that read-ahead seldom meets its end, and short enough that memory which one call pins, an
-//! eighth of the budget, lies in all shards.
+//! eighth of the budget, lies in all shards. A program that passes through its memory comes to a shard's next stripe
+//! after those of all others; so read-ahead goes on there, as if a shard's stripes followed each other.
+
+use std::ops::Range;
 
 use crate::units::{PageIndex, REGION_PAGES};
 
@@ -25,7 +28,8 @@ const PAGES_PER_SHARD: u64 = 1 << 18;
 
 /// A shard's budget has room for at least this many stripes.
 const STRIPES_IN_BUDGET: u64 = 16;
-/// The longest stripe, in pages: 64 MiB. Read-ahead begins again in each stripe, which costs a few fetches.
+/// The longest stripe, in pages: 64 MiB. A choice: what is read ahead at a stripe's beginning waits until the program
+/// has passed through the stripes of all other shards.
 const STRIPE_PAGES_MAX: u64 = 16 << 10;
 
 /// How many shards a space has on `cpus` CPUs unless the user chooses.
@@ -64,6 +68,31 @@ impl Stripes {
     /// The shard that has a page.
     pub fn shard_of(&self, page: PageIndex) -> usize {
         if self.shards == 1 { 0 } else { (page.0 / self.pages % self.shards as u64) as usize }
+    }
+
+    /// Where a page is among the pages of its shard: a shard's stripes follow each other, without what lies between.
+    pub fn place_of(&self, page: PageIndex) -> u64 {
+        let rounds = page.0 / self.pages / self.shards as u64;
+        if self.shards == 1 { page.0 } else { rounds * self.pages + page.0 % self.pages }
+    }
+
+    /// The page at such a place in a shard.
+    pub fn page_at(&self, shard: usize, place: u64) -> PageIndex {
+        match self.shards as u64 {
+            1 => PageIndex(place),
+            shards => PageIndex((place / self.pages * shards + shard as u64) * self.pages + place % self.pages),
+        }
+    }
+
+    /// The places of the stripe that has `place`: from the first one up to the first one of the shard's next stripe.
+    pub fn stripe_at(&self, place: u64) -> Range<u64> {
+        let first = place / self.pages * self.pages;
+        if self.shards == 1 { 0..u64::MAX } else { first..first + self.pages }
+    }
+
+    /// Whether a stripe ends, and the next one begins, right before a page.
+    pub fn is_border(&self, page: PageIndex) -> bool {
+        self.shards > 1 && page.0.is_multiple_of(self.pages)
     }
 
     /// The parts of `start..end` with their shards, in address order.
@@ -158,6 +187,16 @@ mod tests {
             assert_eq!(next, end);
             let mut pages = [0; SHARDS_MAX];
             stripes.parts(start, end).for_each(|(shard, first, last)| pages[shard] += last - first);
+            for (shard, first, last) in stripes.parts(start, end) {
+                let place = stripes.place_of(first);
+                assert_eq!(stripes.page_at(shard, place), first);
+                assert_eq!(stripes.place_of(last - 1), place + (last - 1 - first));
+                // The place after a stripe's last one is in the shard's next stripe.
+                let next = stripes.page_at(shard, place + stripes.pages());
+                assert!(stripes.shards() == 1 || next == first + stripes.pages() * stripes.shards() as u64);
+                assert!(stripes.shards() == 1 || stripes.stripe_at(place).contains(&(place + (last - 1 - first))));
+                assert!(stripes.shards() == 1 || !stripes.stripe_at(place).contains(&(place + stripes.pages())));
+            }
             assert_eq!(stripes.pages_by_shard(start, end), pages);
             shards.sort_unstable();
             shards.dedup();

@@ -12,7 +12,7 @@
 //! - `worker.rs`: the background work, with `batch.rs` for many small blocks at a time.
 //! - `make_resident.rs`: the memory of a system call becomes resident.
 //! - `discard.rs`: memory that the program gives back. `quiesce.rs`: brings the space to rest before a fork.
-//! - `shards.rs`: several engines that divide one space.
+//! - `shards.rs`: several engines that divide one space. `debts.rs`: what is done for those that have no worker.
 //! - `engine_lock.rs`: the locked engine; every call that changes it is recorded there.
 //! - `fatal.rs`: errors that a space cannot recover from. The driver returns them; the caller that created the space
 //!   decides what happens next.
@@ -20,6 +20,7 @@
 //! Next on the path of a fault: `fault.rs`.
 
 mod batch;
+mod debts;
 mod discard;
 mod engine_lock;
 mod evict;
@@ -36,6 +37,7 @@ mod transfer;
 mod worker;
 
 pub use batch::{BATCH_MAX, Sealed};
+pub use debts::{owes, pay_debts};
 pub use discard::{Discard, discard};
 pub use engine_lock::{LockTimer, LockedEngine, NoTape, Tape};
 pub use evict::{evict, stays};

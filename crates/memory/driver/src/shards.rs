@@ -4,8 +4,8 @@
 //! Several shards of one space: how budget moves from one to another.
 //!
 //! The order of the locks: the division of the budget, then the engines in ascending order. A fault holds one engine,
-//! and only asks for pages: the workers move them, since a new budget may need memory for an engine's tables. A forked
-//! child that has no worker yet moves them itself.
+//! and only asks for pages: the workers move them, since a new budget may need memory for an engine's tables. Where
+//! there is no worker, as in a forked child at first, the thread that asks moves them itself (`debts.rs`).
 
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use aquifer_core::engine::Engine;
 use aquifer_core::shard_budgets::{Change, Observed, ShardBudgets};
 use aquifer_core::stripes::SHARDS_MAX;
 
+use crate::debts::pay_debts;
 use crate::engine_lock::LockedEngine;
 use crate::fatal::Fatal;
 use crate::space::{Clock, Space};
@@ -44,8 +45,14 @@ pub trait Shards {
     /// The minimum and the maximum budget of each shard, in pages.
     fn limits(&self) -> [(u64, u64); SHARDS_MAX];
 
-    /// A shard has asked for pages: has some worker call [`balance`] soon.
-    fn call_worker(&self, shard: usize);
+    /// A shard's engine, which is locked, has got another budget.
+    fn has_new_budget(&self, engine: &Engine);
+
+    /// Whether a worker works on this shard.
+    fn has_worker(&self, shard: usize) -> bool;
+
+    /// A shard has asked for pages: has some worker call [`balance`] soon. False if there is no worker at all.
+    fn call_worker(&self, shard: usize) -> bool;
 }
 
 /// Waits until the shard `to` has got pages of another one. False if there are none, or if the tier is what lacks room.
@@ -71,7 +78,10 @@ pub fn borrow_for<S: Shards>(shards: &S, to: usize) -> Result<bool, Fatal> {
                 has_asked = true;
             }
         }
-        shards.call_worker(to);
+        if !shards.call_worker(to) {
+            balance(shards);
+            pay_debts(shards)?;
+        }
         shard.heed()?;
         shard.wait_at_most(ticket, LOAN_WAIT_ONCE);
         if shard.engine().budget_pages() > before {
@@ -117,6 +127,7 @@ pub fn settle<S: Shards>(
     budgets.settle(&mut unspent_pages, &observed[..engines.len()]);
     for (index, engine) in engines.iter_mut().enumerate() {
         engine.set_budget(budgets.pages(index).min(limits[index].1));
+        shards.has_new_budget(engine);
     }
 }
 
@@ -151,6 +162,9 @@ fn apply<S: Shards>(shards: &S, change: Change) {
     let (_, max_pages) = shards.limits()[change.shard];
     let shard = shards.shard(change.shard);
     // Never more than the reserved frame addresses: a frame past the last one would be in other memory.
-    shard.engine().set_budget(change.pages.min(max_pages));
+    let mut engine = shard.engine();
+    engine.set_budget(change.pages.min(max_pages));
+    shards.has_new_budget(&engine);
+    drop(engine);
     shard.wake_worker();
 }

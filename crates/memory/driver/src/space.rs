@@ -210,6 +210,12 @@ pub trait Store {
     /// and repairs the tier's copy. May wait for donors, for a bounded time.
     fn recover(&self, slot: Slot, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure>;
 
+    /// The tier has no room: looks for room that forked processes had and that nobody has given back, because they have
+    /// ended. Called without the engine's lock. False if there is none.
+    fn finds_room(&self) -> bool {
+        false
+    }
+
     /// Stores a range of a frame in a slot.
     fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), Self::Failure>;
 

@@ -103,7 +103,11 @@ pub(crate) fn kept<S: Space>(space: &S, block: BlockIndex, finding: &Finding) ->
 
 /// The slot to write `block` to, once no discard of its slab is in progress; `None` when the tier is full.
 pub(crate) fn slot_for<S: Space>(space: &S, block: BlockIndex) -> Result<Option<OwnSlot>, Fatal> {
-    let Some(own) = space.engine().slot_for(block) else {
+    let mut own = space.engine().slot_for(block);
+    if own.is_none() && space.finds_room() {
+        own = space.engine().slot_for(block);
+    }
+    let Some(own) = own else {
         space.tier_full();
         return Ok(None);
     };

@@ -24,7 +24,7 @@ use crate::transfer::{clean, cleaned, fetch, kept, slot_for};
 
 /// Transfers in one plan if the tier does not overlap them: one block of the usual size, or small blocks with as many
 /// pages in total. The worker leaves the rest unstarted, so that a fault can transfer it itself.
-const TRANSFERS_AT_ONCE: Transfers = Transfers { blocks: 16, pages: Order::DEFAULT.pages() };
+pub(crate) const TRANSFERS_AT_ONCE: Transfers = Transfers { blocks: 16, pages: Order::DEFAULT.pages() };
 
 /// The longest sleep of the worker with transfers in flight, and without any. These are only upper bounds.
 const SLEEP_BUSY: Duration = Duration::from_millis(100);
@@ -270,14 +270,13 @@ impl<'a, S: Space> Worker<'a, S> {
 
     /// Starts one read-ahead.
     fn fetch(&mut self, block: BlockIndex, pages: Pages, frame: FrameIndex, slot: Slot) -> Result<(), Fatal> {
+        if !self.space.overlaps() {
+            fetch_ahead(self.space, block, pages, frame, slot);
+            return Ok(());
+        }
         let mut stored: Guards = [0; PAGES_MAX];
         let stored = &mut stored[..pages.count as usize];
         stored.copy_from_slice(self.space.engine().map().guards(block));
-        if !self.space.overlaps() {
-            let good = fetch(self.space, pages, frame, slot, stored).is_ok();
-            arrived(self.space, block, pages, good);
-            return Ok(());
-        }
         let index = self.free_jobs.pop().expect("a plan has no more transfers than free jobs");
         let job = &mut self.jobs[index];
         job.guards[..stored.len()].copy_from_slice(stored);
@@ -337,6 +336,15 @@ impl<'a, S: Space> Worker<'a, S> {
             free_jobs.push(index);
         })
     }
+}
+
+/// Reads a block ahead on the calling thread, and reports.
+pub(crate) fn fetch_ahead<S: Space>(space: &S, block: BlockIndex, pages: Pages, frame: FrameIndex, slot: Slot) {
+    let mut stored: Guards = [0; PAGES_MAX];
+    let stored = &mut stored[..pages.count as usize];
+    stored.copy_from_slice(space.engine().map().guards(block));
+    let good = fetch(space, pages, frame, slot, stored).is_ok();
+    arrived(space, block, pages, good);
 }
 
 /// Reports the end of a read-ahead.

@@ -104,6 +104,12 @@ impl Family {
         self.processes.prepare(|entry| self.drop_uses(entry))
     }
 
+    /// Gives back the slabs of processes that have ended since somebody last looked. Returns whether there were any.
+    pub(crate) fn forget_ended(&self) -> bool {
+        // Most families have one process: then nobody is asked.
+        self.processes.taken().nth(1).is_some() && self.processes.clear(|entry| self.drop_uses(entry)) > 0
+    }
+
     /// Records that the child will use `slab`, which this process uses.
     pub fn will_use(&self, child: &ChildSetup, slab: SlabIndex) {
         self.users(slab).fetch_add(1, Ordering::AcqRel);
@@ -231,5 +237,34 @@ impl Slabs for FamilySlabs {
 
     fn in_use(&self) -> u32 {
         self.used
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server forks a worker. The worker writes more than the server does, and ends. The server does not fork again,
+    /// but needs the room that the worker had.
+    #[test]
+    fn what_an_ended_child_had_is_found_when_the_tier_is_full() {
+        let family = Arc::new(Family::new(4).expect("memory"));
+        family.join().expect("there is room for one");
+        let mut own = FamilySlabs::new(Arc::clone(&family));
+        let slabs: Vec<SlabIndex> = std::iter::from_fn(|| own.take()).collect();
+        assert_eq!(slabs.len(), 4);
+        let child = family.prepare().expect("there is room for two");
+        slabs.iter().for_each(|slab| family.will_use(&child, *slab));
+        // The first two are the child's alone; the others are still shared.
+        assert!(slabs[..2].iter().all(|slab| !own.release(*slab)));
+        assert!(!family.forget_ended(), "the child has not been forked yet");
+        assert_eq!(own.take(), None);
+        // Nothing has a copy of its lock: this process made none by fork(2).
+        family.fork_succeeded(child);
+        assert!(family.forget_ended());
+        assert!(slabs[2..].iter().all(|slab| !own.is_shared(*slab)));
+        assert!(own.take().is_some() && own.take().is_some());
+        assert_eq!(own.take(), None);
+        assert!(!family.forget_ended(), "nobody else is left");
     }
 }

@@ -294,6 +294,7 @@ impl Pager {
     fn become_child(&self, joined: Result<(), Errno>, cuts: &Cuts) -> u64 {
         ending::forget_all();
         self.service.forget_threads();
+        self.shards.iter().for_each(|shard| shard.has_worker.store(false, Ordering::SeqCst));
         // The other threads do not exist here, nor does anything write to their stacks.
         OWN_STACKS.store(1, Ordering::Relaxed);
         let removed_bytes = cuts.make(self);

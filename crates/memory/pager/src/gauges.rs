@@ -4,14 +4,17 @@
 //! Sets the gauges from the state of the engines.
 //!
 //! A gauge is of the whole space. Each shard keeps its own figures here when its engine is locked, and the sum over all
-//! shards is set: a reader sees figures of different moments added up, as it would without shards.
+//! shards is set: a reader sees figures of different moments added up, as it would without shards. One thread at a time
+//! adds up and sets, so that no older sum replaces a newer one. The lock for that is taken last, with an engine locked:
+//! so nobody has it when all engines are locked, as for fork(2).
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use aquifer_core::engine::{Engine, Tables};
 use aquifer_core::temperature::{CLASSES, Histogram};
 use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
-use aquifer_stats::{Counter, Gauge, LEVELS, LevelCounter, LevelGauge, Place};
+use aquifer_stats::{Counter, Counters, Gauge, LEVELS, LevelCounter, LevelGauge, Place};
 use aquifer_tiers::LevelFigures;
 
 use crate::pager::Pager;
@@ -27,8 +30,9 @@ const REPORTS_UNPUBLISHED_MAX: u64 = 32;
 /// the page, its `fault_around_bytes`.
 const MAPPED_AROUND: u64 = 64;
 
-/// What a shard last said about itself.
+/// What a shard last said about itself. In cache lines of its own, since each shard writes to its own.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(crate) struct Published {
     /// At the program's addresses and on standby. One number, so that a sum never counts a page in both.
     dram_pages: AtomicU64,
@@ -41,6 +45,8 @@ pub(crate) struct Published {
     heat: [[AtomicU64; CLASSES]; 2],
     /// Bytes of tables: block map, guards, policy, frames; and reserved addresses.
     tables: [AtomicU64; 5],
+    /// Bytes that were installed from where a mapped tier has them.
+    pub(crate) in_place_bytes: AtomicU64,
     /// How many reports on the fault path have published nothing since.
     unpublished_reports: AtomicU64,
     /// How much of the engine's counts was added to the counters.
@@ -49,16 +55,95 @@ pub(crate) struct Published {
     clean: AtomicU64,
 }
 
+/// What all shards of a space last said about themselves.
+#[derive(Debug)]
+pub(crate) struct AllPublished {
+    shards: Box<[Published]>,
+    setting: Mutex<()>,
+}
+
+impl AllPublished {
+    /// Nothing, of this many shards.
+    pub(crate) fn new(shards: usize) -> Self {
+        Self { shards: (0..shards).map(|_| Published::default()).collect(), setting: Mutex::new(()) }
+    }
+
+    /// What one shard has said.
+    pub(crate) fn of(&self, shard: usize) -> &Published {
+        &self.shards[shard]
+    }
+
+    /// Adds up what the shards have said, and has `set` set gauges. One thread at a time does so, for about as long as
+    /// an engine's lock is held, and has one.
+    pub(crate) fn add_up<T>(&self, add: impl FnOnce(&Self) -> T, set: impl FnOnce(T)) {
+        let _alone = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        set(add(self));
+    }
+
+    /// The sum of one figure over the shards.
+    fn sum<'a>(&'a self, figure: impl Fn(&'a Published) -> &'a AtomicU64) -> u64 {
+        self.shards.iter().map(|published| figure(published).load(Ordering::Relaxed)).sum()
+    }
+
+    fn sums(&self) -> Sums {
+        let bytes = |figure: fn(&Published) -> &AtomicU64| self.sum(figure) * PAGE_BYTES;
+        Sums {
+            dram_bytes: bytes(|published| &published.dram_pages),
+            standby_bytes: bytes(|published| &published.standby_pages),
+            unwritable_bytes: bytes(|published| &published.unwritable_pages),
+            free_bytes: bytes(|published| &published.free_pages),
+            stored_bytes: self.sum(|published| &published.slabs) * REGION_BYTES,
+            in_place_bytes: self.sum(|published| &published.in_place_bytes),
+            wanted_bytes: bytes(|published| &published.wanted_pages),
+        }
+    }
+}
+
+/// The figures of all shards together, in bytes.
+struct Sums {
+    dram_bytes: u64,
+    standby_bytes: u64,
+    unwritable_bytes: u64,
+    free_bytes: u64,
+    stored_bytes: u64,
+    in_place_bytes: u64,
+    wanted_bytes: u64,
+}
+
+impl Sums {
+    fn set_in(self, counters: &Counters) {
+        counters.set_resident_bytes(self.dram_bytes);
+        counters.set_with_peak(Gauge::StandbyBytes, Gauge::StandbyBytesPeak, self.standby_bytes);
+        counters.set(Gauge::UnwritableBytes, self.unwritable_bytes);
+        counters.set(Gauge::FramesFreeBytes, self.free_bytes);
+        counters.set_with_peak(Gauge::StoredBytes, Gauge::StoredBytesPeak, self.stored_bytes);
+        let mapped = self.in_place_bytes.saturating_mul(MAPPED_AROUND);
+        counters.set(Gauge::TierMappedBytes, mapped.min(self.stored_bytes));
+        // In a process tree the budget is shared by all processes, and this process is the one that would use more of
+        // it.
+        let suggested = match self.wanted_bytes {
+            0 => 0,
+            more => suggestion(counters.gauge(Gauge::DramBudgetBytes) + more),
+        };
+        counters.set(Gauge::SuggestedDramBytes, suggested);
+    }
+}
+
 /// A budget as a person would type it: an estimate has at most two significant digits.
 fn suggestion(bytes: u64) -> u64 {
     let step = (bytes / 64).max(4 << 20).next_power_of_two();
     bytes.next_multiple_of(step)
 }
 
-impl ShardView<'_> {
+impl<'a> ShardView<'a> {
+    /// What this shard last said about itself.
+    pub(crate) fn published(self) -> &'a Published {
+        self.pager.published.of(self.index)
+    }
+
     /// Sets the gauges from the engine's state.
     pub(crate) fn publish(&self, engine: &Engine) {
-        let published = &self.shard.published;
+        let published = self.published();
         for (figure, now) in [
             (&published.dram_pages, engine.resident_pages() + engine.standby_pages()),
             (&published.standby_pages, engine.standby_pages()),
@@ -70,7 +155,7 @@ impl ShardView<'_> {
         ] {
             figure.store(now, Ordering::Relaxed);
         }
-        self.pager.publish_sums();
+        self.pager.published.add_up(AllPublished::sums, |sums| sums.set_in(&self.counters));
         let counts = engine.counts();
         self.catch_up(Counter::PrefetchHits, &published.hits, counts.prefetch_hits);
         self.catch_up(Counter::PrefetchWasted, &published.wasted, counts.prefetch_wasted);
@@ -81,7 +166,7 @@ impl ShardView<'_> {
     /// PUBLISHED_PART`, or after `REPORTS_UNPUBLISHED_MAX` calls. Called with the engine's lock held, so the counts
     /// need no order.
     pub(crate) fn publish_soon(&self, engine: &Engine) {
-        let published = &self.shard.published;
+        let published = self.published();
         let now = engine.resident_pages() + engine.standby_pages();
         let before = published.dram_pages.load(Ordering::Relaxed);
         let reports = published.unpublished_reports.load(Ordering::Relaxed) + 1;
@@ -96,22 +181,27 @@ impl ShardView<'_> {
     pub(crate) fn publish_heat(&self, engine: &Engine) {
         self.publish_own_use(engine);
         let Histogram { resident, away } = engine.map().temperatures().histogram();
-        for (published, pages) in self.shard.published.heat.iter().zip([resident, away]) {
+        for (published, pages) in self.published().heat.iter().zip([resident, away]) {
             published.iter().zip(pages).for_each(|(published, pages)| published.store(*pages, Ordering::Relaxed));
         }
-        for (index, place) in [Place::Resident, Place::Away].into_iter().enumerate() {
-            let class = |class: usize| self.pager.sum(|published| &published.heat[index][class]) * PAGE_BYTES;
-            self.counters.set_heat(place, std::array::from_fn(class));
-        }
+        let add = |all: &AllPublished| {
+            [0, 1].map(|index| {
+                std::array::from_fn(|class| all.sum(|published| &published.heat[index][class]) * PAGE_BYTES)
+            })
+        };
+        self.pager.published.add_up(add, |[resident, away]| {
+            self.counters.set_heat(Place::Resident, resident);
+            self.counters.set_heat(Place::Away, away);
+        });
     }
 
     /// Records the sizes of this shard's tables, and returns those of all shards, and the addresses reserved for them.
     pub(crate) fn publish_tables(&self, engine: &Engine) -> (Tables, u64) {
         let Tables { block_map, guards, policy, frames } = engine.tables();
         let now = [block_map, guards, policy, frames, engine.reserved_table_bytes()];
-        self.shard.published.tables.iter().zip(now).for_each(|(table, now)| table.store(now, Ordering::Relaxed));
+        self.published().tables.iter().zip(now).for_each(|(table, now)| table.store(now, Ordering::Relaxed));
         let [block_map, guards, policy, frames, reserved] =
-            std::array::from_fn(|index| self.pager.sum(|published| &published.tables[index]));
+            std::array::from_fn(|index| self.pager.published.sum(|published| &published.tables[index]));
         (Tables { block_map, guards, policy, frames }, reserved)
     }
 
@@ -125,30 +215,6 @@ impl ShardView<'_> {
 }
 
 impl Pager {
-    /// The sum of one figure over the shards.
-    fn sum<'a>(&'a self, figure: impl Fn(&'a Published) -> &'a AtomicU64) -> u64 {
-        self.shards.iter().map(|shard| figure(&shard.published).load(Ordering::Relaxed)).sum()
-    }
-
-    fn publish_sums(&self) {
-        let bytes = |figure: fn(&Published) -> &AtomicU64| self.sum(figure) * PAGE_BYTES;
-        let standby = bytes(|published| &published.standby_pages);
-        self.counters.set_resident_bytes(bytes(|published| &published.dram_pages));
-        self.counters.set_with_peak(Gauge::StandbyBytes, Gauge::StandbyBytesPeak, standby);
-        self.counters.set(Gauge::UnwritableBytes, bytes(|published| &published.unwritable_pages));
-        self.counters.set(Gauge::FramesFreeBytes, bytes(|published| &published.free_pages));
-        let stored = self.sum(|published| &published.slabs) * REGION_BYTES;
-        self.counters.set_with_peak(Gauge::StoredBytes, Gauge::StoredBytesPeak, stored);
-        let in_place = self.shards.iter().map(|shard| shard.in_place_bytes.load(Ordering::Relaxed));
-        let used = in_place.sum::<u64>().saturating_mul(MAPPED_AROUND);
-        self.counters.set(Gauge::TierMappedBytes, used.min(stored));
-        let more = bytes(|published| &published.wanted_pages);
-        // In a process tree the budget is shared by all processes, and this process is the one that would use more of
-        // it.
-        let suggested = if more == 0 { 0 } else { suggestion(self.counters.gauge(Gauge::DramBudgetBytes) + more) };
-        self.counters.set(Gauge::SuggestedDramBytes, suggested);
-    }
-
     pub(crate) fn level(&self, index: usize) -> Option<LevelFigures> {
         self.tier.leveled()?.level(index)
     }
@@ -204,9 +270,45 @@ impl Pager {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
     #[test]
     fn temperatures_are_counted_and_shown_in_the_same_classes() {
         assert_eq!(aquifer_core::temperature::CLASS_NAMES, aquifer_stats::TEMPERATURES);
+    }
+
+    /// A thread adds up, and another one publishes before the first one sets the gauge. That used to set the older sum
+    /// last, and the gauge kept it until somebody published again.
+    #[test]
+    fn the_latest_sum_is_set_last() {
+        let (all, gauge) = (AllPublished::new(2), AtomicU64::new(0));
+        let has_added = AtomicU64::new(0);
+        let is_over = AtomicU64::new(0);
+        let add = |all: &AllPublished| all.sum(|published| &published.dram_pages);
+        let wait_for = |flag: &AtomicU64| {
+            // The first thread waits in vain for the second one, which waits for the first one.
+            let started = Instant::now();
+            while flag.load(Ordering::Acquire) == 0 && started.elapsed() < Duration::from_millis(300) {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                all.of(0).dram_pages.store(5, Ordering::Relaxed);
+                all.add_up(add, |sum| {
+                    has_added.store(1, Ordering::Release);
+                    wait_for(&is_over);
+                    gauge.store(sum, Ordering::Relaxed);
+                });
+            });
+            wait_for(&has_added);
+            all.of(1).dram_pages.store(7, Ordering::Relaxed);
+            all.add_up(add, |sum| gauge.store(sum, Ordering::Relaxed));
+            is_over.store(1, Ordering::Release);
+        });
+        assert_eq!(gauge.into_inner(), 12);
     }
 
     #[test]

@@ -64,7 +64,10 @@ impl ShardView<'_> {
 
     /// Sets the gauges of what the pager takes.
     pub(crate) fn publish_own_use(&self, engine: &Engine) {
-        let own = self.own_use(engine);
+        self.published.add_up(|_| self.own_use(engine), |own| self.set_own_use(own));
+    }
+
+    fn set_own_use(&self, own: OwnUse) {
         self.own_pages.store(own.bytes().div_ceil(PAGE_BYTES), Ordering::Relaxed);
         for (gauge, bytes) in [
             (Gauge::OverheadBytes, own.bytes()),

@@ -8,7 +8,7 @@
 //! ends: closing its userfaultfds or unmapping its frames would turn absent pages into zeros. The space of a caller
 //! (`memory_space.rs`) can be closed, after its mappings are gone.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::{fmt, io};
 
@@ -33,6 +33,7 @@ use crate::ledger::Ledger;
 use crate::listener::Streak;
 use crate::pins::Pins;
 use crate::process_table::PROCESSES_MAX;
+use crate::published::AllPublished;
 use crate::recorder::Recorder;
 use crate::sampling::Sampling;
 use crate::service::Service;
@@ -153,6 +154,8 @@ pub struct Pager {
     pub(crate) stripes: Stripes,
     /// How they divide the budget.
     pub(crate) budgets: Mutex<ShardBudgets>,
+    /// What each of them last said about itself.
+    pub(crate) published: AllPublished,
     /// Whether a shard has asked for pages.
     pub(crate) is_asked: AtomicBool,
     /// When the division was last looked at, in nanoseconds of the monotonic clock.
@@ -169,8 +172,9 @@ pub struct Pager {
     pub(crate) can_poison: bool,
     pub(crate) counters: Arc<Counters>,
     pub(crate) order: Order,
-    /// The largest possible block, huge blocks aside.
-    pub(crate) largest: Order,
+    /// The exponent of the largest block that there may be, huge blocks aside: of the largest that any shard's budget
+    /// has allowed. Written with that shard's engine locked.
+    pub(crate) largest: AtomicU8,
     /// Whether any memory has had huge blocks. Written with the engine locked, before the first such block exists.
     pub(crate) had_huge_blocks: AtomicBool,
     /// The budget at the start.
@@ -317,6 +321,7 @@ impl Pager {
         let plan = shard::Plan {
             settings: engine_settings,
             policy: settings.policy,
+            stripes,
             budgets: &budgets,
             budget_pages_max: settings.ledger.map_or(budget_pages, Ledger::pages_max),
             family: &settings.family,
@@ -335,10 +340,11 @@ impl Pager {
             can_poison: found & feature::POISON != 0,
             counters,
             order: settings.order,
-            largest,
+            largest: AtomicU8::new(largest.exponent() as u8),
             had_huge_blocks: AtomicBool::new(false),
             shards,
             stripes,
+            published: AllPublished::new(stripes.shards()),
             budgets: Mutex::new(budgets),
             is_asked: AtomicBool::new(false),
             looked_ns: AtomicU64::new(0),
@@ -438,5 +444,41 @@ impl Pager {
     pub(crate) fn count_failure(&self, counter: Counter) {
         self.counters.add(Counter::Errors, 1);
         self.counters.add(counter, 1);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use aquifer_core::units::ByteSize;
+    use aquifer_test_support::skip;
+    use aquifer_tiers::Dram;
+
+    use super::*;
+
+    /// A space without threads and with nothing mapped. `None`, and said so, where userfaultfd(2) is refused.
+    pub(crate) fn opened(shards: usize, dram_bytes: u64) -> Option<Box<Pager>> {
+        if let Err(refused) = aquifer_sys::uffd::probe() {
+            skip(refused);
+            return None;
+        }
+        let tier = Box::new(Dram::open(Some(ByteSize(1 << 30))).expect("memory"));
+        let family = Arc::new(Family::of_one(slabs_of(&*tier)).expect("memory"));
+        let settings = Settings {
+            owner: Owner::Program,
+            dram_bytes,
+            order: Order::DEFAULT,
+            shards: Some(shards),
+            elastic: true,
+            policy: PolicyName::ALL[0],
+            tier,
+            family,
+            ledger: None,
+            way: None,
+            prefetch: true,
+            record: None,
+            time_lock: false,
+            program: String::new(),
+        };
+        Some(Pager::open(settings, Arc::new(Counters::create().expect("memory"))).expect("it can be opened"))
     }
 }

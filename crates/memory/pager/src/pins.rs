@@ -206,9 +206,9 @@ impl Pager {
     }
 
     /// The pages of all blocks that `first..last` can be part of.
-    fn blocks_of(&self, first: PageIndex, last: PageIndex) -> (PageIndex, PageIndex) {
+    pub(crate) fn blocks_of(&self, first: PageIndex, last: PageIndex) -> (PageIndex, PageIndex) {
         let has_huge = self.had_huge_blocks.load(Ordering::Relaxed);
-        let block = u64::from(if has_huge { Order::MAX } else { self.largest }.pages());
+        let block = u64::from(if has_huge { Order::MAX } else { self.largest() }.pages());
         (PageIndex(first.0 / block * block), PageIndex(last.0.next_multiple_of(block)))
     }
 

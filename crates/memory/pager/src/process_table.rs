@@ -82,7 +82,7 @@ impl<S: Deref<Target = [AtomicU32]>> ProcessTable<S> {
     /// Takes a free entry. `None` if there is none. `clear` gives back the resources of a process that has exited.
     pub fn prepare(&self, clear: impl Fn(usize)) -> Option<ChildSetup> {
         let lock = self.open_liveness();
-        lock.as_ref().inspect(|lock| self.free_ended(lock, &clear));
+        lock.as_ref().inspect(|lock| _ = self.free_ended(lock, &clear));
         let entry = (0..self.states.len()).find(|entry| {
             let seen = self.seen(*entry);
             seen & STATE == FREE && self.change(*entry, seen, IN_BETWEEN)
@@ -91,20 +91,21 @@ impl<S: Deref<Target = [AtomicU32]>> ProcessTable<S> {
         Some(ChildSetup { entry, lock })
     }
 
-    /// Frees the entries of processes that have exited. Does nothing if their end cannot be seen.
-    pub fn clear(&self, clear: impl Fn(usize)) {
-        if let Some(asking) = self.open_liveness() {
-            self.free_ended(&asking, &clear);
-        }
+    /// Frees the entries of processes that have exited, and returns how many. Does nothing if their end cannot be seen.
+    pub fn clear(&self, clear: impl Fn(usize)) -> usize {
+        self.open_liveness().map_or(0, |asking| self.free_ended(&asking, &clear))
     }
 
-    fn free_ended(&self, asking: &LivenessLock, clear: &impl Fn(usize)) {
+    fn free_ended(&self, asking: &LivenessLock, clear: &impl Fn(usize)) -> usize {
+        let mut freed = 0;
         for entry in 0..self.states.len() {
             let seen = self.seen(entry);
             if seen & STATE == TAKEN && !asking.sees(entry as u32) && self.change(entry, seen, IN_BETWEEN) {
                 self.empty(entry, clear);
+                freed += 1;
             }
         }
+        freed
     }
 
     fn empty(&self, entry: usize, clear: impl Fn(usize)) {

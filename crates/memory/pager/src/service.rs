@@ -177,14 +177,12 @@ impl Pager {
         listener::start(self)
     }
 
-    /// Starts the threads that run in parallel with the program.
+    /// Starts the threads that run in parallel with the program, as many as can be started: a forked child goes on with
+    /// those. The first failure counts.
     pub(crate) fn start_threads(&'static self) -> Result<(), StartFailure> {
-        worker::start(self)?;
-        share::start(self)?;
-        trims::start(self)?;
-        self.start_upkeep()?;
-        self.start_renewing()?;
-        self.start_moving()
+        let starts =
+            [worker::start, share::start, trims::start, Self::start_upkeep, Self::start_renewing, Self::start_moving];
+        starts.map(|start: fn(&'static Self) -> _| start(self)).into_iter().fold(Ok(()), Result::and)
     }
 
     /// Ends the space's threads. False if one of them does not end within the time limit.

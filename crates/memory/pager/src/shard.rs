@@ -10,13 +10,15 @@
 //! Next on the path: `space.rs`, a shard as the driver sees it.
 
 use std::ops::Deref;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_core::engine::{self, Engine};
 use aquifer_core::map::changes::Changes;
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::shard_budgets::ShardBudgets;
+use aquifer_core::stripes::Stripes;
+use aquifer_core::units::Order;
 use aquifer_driver::LockedEngine;
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::{Errno, now_ns};
@@ -45,20 +47,29 @@ pub struct Shard {
     /// Signalled after every report that somebody waits for.
     pub(crate) progress: EventCount,
     pub(crate) worker_wakeup: Wakeup,
-    /// Bytes that were installed from where a mapped tier has them.
-    pub(crate) in_place_bytes: AtomicU64,
-    /// The figures that were published last.
-    pub(crate) published: Published,
+    /// Whether its worker runs. Otherwise the workers of other shards pay its debts (`driver/src/debts.rs`).
+    pub(crate) has_worker: AtomicBool,
 }
 
 /// What a shard can have at most of the whole budget: this many times an equal part.
 const EQUAL_PARTS_MAX: u64 = 4;
+/// The most addresses for the frames of all shards, unless equal parts of the budget need more: 16 TiB, an eighth of
+/// what a process has. Each size of block has addresses for the whole of a shard's budget.
+const FRAME_PAGES_MAX: u64 = 16 << 28;
+
+/// The most pages that one of `shards` gets of a budget of `whole`.
+fn most(whole: u64, shards: u64) -> u64 {
+    let equal = whole.div_ceil(shards);
+    let with_addresses = FRAME_PAGES_MAX / (Order::MAX.exponent() as u64 + 1) / shards;
+    (equal * EQUAL_PARTS_MAX).min(with_addresses).max(equal).min(whole)
+}
 
 /// How to make the shards of a space.
 pub(crate) struct Plan<'a> {
     /// The engines' settings, with the budget of the whole space.
     pub(crate) settings: engine::Settings,
     pub(crate) policy: PolicyName,
+    pub(crate) stripes: Stripes,
     pub(crate) budgets: &'a ShardBudgets,
     /// The largest budget that the space can get.
     pub(crate) budget_pages_max: u64,
@@ -106,20 +117,20 @@ impl Plan<'_> {
         let slabs = Box::new(FamilySlabs::new(Arc::clone(self.family)));
         let mut engine = Engine::with_slabs(settings, policy::build(self.policy), slabs);
         engine.count_changes_in(Arc::clone(changes));
+        engine.become_shard(self.stripes, index);
         Ok(Box::new(Shard {
             engine: Mutex::new(engine),
             area,
             budget_pages_max,
             progress: EventCount::new(),
             worker_wakeup: Wakeup::new()?.kept(),
-            in_place_bytes: AtomicU64::new(0),
-            published: Published::default(),
+            has_worker: AtomicBool::new(false),
         }))
     }
 
     /// Maximum number of pages that one shard gets of `whole`.
     fn most(&self, whole: u64) -> u64 {
-        whole.min(whole * EQUAL_PARTS_MAX / self.budgets.shards() as u64)
+        most(whole, self.budgets.shards() as u64)
     }
 
     fn areas(&self, whole: u64) -> Result<Vec<FrameArea>, Errno> {
@@ -165,9 +176,26 @@ impl<'a> ShardView<'a> {
         self.shard.lock()
     }
 
+    /// Wakes the worker that works on this shard: its own, or else another shard's.
+    pub(crate) fn wake_worker(self) {
+        if let Some(shard) = self.pager.worker_for(self.index) {
+            shard.worker_wakeup.wake();
+        }
+    }
+
     /// Whether it is the shard whose worker looks after what the process has once.
     pub(crate) fn is_first(self) -> bool {
         self.index == 0
+    }
+}
+
+impl Pager {
+    /// The shard whose worker works on the shard `index`, if any worker runs.
+    pub(crate) fn worker_for(&self, index: usize) -> Option<&Shard> {
+        // SeqCst, as in `worker.rs`: either a worker that starts sees what was done before this, or it is seen here.
+        let has_worker = |shard: &&Box<Shard>| shard.has_worker.load(Ordering::SeqCst);
+        let own = Some(&self.shards[index]).filter(has_worker);
+        own.or_else(|| self.shards.iter().find(has_worker)).map(|shard| &**shard)
     }
 }
 
@@ -177,5 +205,30 @@ impl Deref for ShardView<'_> {
 
     fn deref(&self) -> &Pager {
         self.pager
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_core::frames::{BUDGET_PAGES_MAX, FramePool};
+    use aquifer_core::stripes::{SHARD_PAGES_MIN, SHARDS_MAX};
+
+    use super::*;
+
+    /// Sixteen shards, each with addresses for four equal parts of 1 TiB, reserved 40 TiB of the 128 that a process
+    /// has.
+    #[test]
+    fn the_addresses_of_frames_are_bounded() {
+        let budgets = [SHARD_PAGES_MIN, 1 << 18, 48 << 18, 1 << 27, BUDGET_PAGES_MAX];
+        for (shards, whole) in (1..=SHARDS_MAX as u64).flat_map(|shards| budgets.map(|whole| (shards, whole))) {
+            let each = most(whole, shards);
+            assert!(each * shards >= whole && each <= whole, "{shards} shards of {whole}: {each}");
+            let classes = 0..=Order::MAX.exponent();
+            let of_one: u64 = classes.map(|class| u64::from(FramePool::frames_in_class(each, class)) << class).sum();
+            assert!(of_one * shards <= FRAME_PAGES_MAX + (1 << 20), "{shards} shards of {whole}: {of_one}");
+            if whole <= 1 << 25 {
+                assert_eq!(each, whole.min(whole.div_ceil(shards) * EQUAL_PARTS_MAX), "addresses are no limit");
+            }
+        }
     }
 }

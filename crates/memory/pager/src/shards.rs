@@ -62,7 +62,7 @@ impl Pager {
     pub(crate) fn advise(&self, first: PageIndex, last: PageIndex, advice: Advice) {
         for view in self.stripes.involved(first, last).map(|index| self.shard(index)) {
             view.engine().advise(first, last, advice);
-            view.shard.worker_wakeup.wake();
+            view.wake_worker();
         }
     }
 
@@ -137,7 +137,7 @@ impl Pager {
 
     /// Wakes all workers.
     pub(crate) fn wake_workers(&self) {
-        self.shards.iter().for_each(|shard| shard.worker_wakeup.wake());
+        self.shards().for_each(ShardView::wake_worker);
     }
 
     /// Wakes everybody who waits for a report.

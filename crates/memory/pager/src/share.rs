@@ -64,7 +64,10 @@ impl Pager {
             ledger.take_min(min);
             given = min;
         }
-        let (spent, has_debt) = self.spend(share.min(given));
+        let (spent, has_debt) = self.spend(Some(share.min(given)));
+        if has_debt && let Err(fatal) = aquifer_driver::pay_debts(self) {
+            self.cannot_go_on(fatal);
+        }
         ledger.keep(spent);
         match (has_debt, is_short) {
             (true, _) => DEBT_AGAIN,
@@ -74,12 +77,18 @@ impl Pager {
         }
     }
 
-    /// Divides `share` between the engines, the pager itself and the tier. Returns the pages that are or may be in use,
-    /// debt included, and whether there is debt.
-    fn spend(&self, share: u64) -> (u64, bool) {
+    /// Divides the share between the engines, the pager itself and the tier: `new_share` if it is given, and else the
+    /// share that was divided last. Returns the pages that are or may be in use, debt included, and whether there is
+    /// debt.
+    fn spend(&self, new_share: Option<u64>) -> (u64, bool) {
+        let mut budgets = self.lock_budgets();
+        // All figures are read with the division locked: a thread that has read older ones must not divide last.
+        let share = new_share.unwrap_or_else(|| self.share_now.load(Ordering::Relaxed));
         self.share_now.store(share, Ordering::Relaxed);
         let (pages, beside) = self.divided(share);
-        let (spent, debt) = self.divide(pages, |before| changes(before, pages));
+        let (spent, debt) = self.divide(&mut budgets, pages, |before| changes(before, pages));
+        drop(budgets);
+        self.say_if_it_is_small(share);
         if debt > 0 {
             self.wake_workers();
         }
@@ -88,7 +97,7 @@ impl Pager {
 
     /// The parts of `share` for the engine, and for all else: the pager itself, and a tier that compresses into local
     /// memory. The engine gets what they do not take, but never less than it needs; the tier refuses writes before
-    /// that.
+    /// that. Called with the division locked.
     fn divided(&self, share: u64) -> (u64, u64) {
         if self.is_recorded() {
             return (share, 0);
@@ -96,11 +105,6 @@ impl Pager {
         let own = self.own_pages.load(Ordering::Relaxed);
         self.own_pages_taken.store(own, Ordering::Relaxed);
         let most = share.saturating_sub(self.pages_min());
-        // With too many processes, each gets less than it needs, and that has been said.
-        let is_alone = || self.ledger.is_none_or(|ledger| ledger.has_room_for(self.pages_min()));
-        if own > most && is_alone() {
-            self.say_once_that_it_is_small(share, own);
-        }
         let most = most.saturating_sub(own);
         let in_tier = self.tier.compression().map_or(0, |figures| {
             self.tier.limit_local_bytes(most * PAGE_BYTES);
@@ -121,7 +125,7 @@ impl Pager {
         let in_tier = self.tier.compression().map_or(0, |figures| figures.local_bytes().div_ceil(PAGE_BYTES));
         let own = self.own_pages.load(Ordering::Relaxed);
         if differs(in_tier, &self.tier_pages, TIER_PART) || differs(own, &self.own_pages_taken, OWN_PART) {
-            self.spend(share);
+            self.spend(None);
         }
     }
 
@@ -146,8 +150,12 @@ impl Pager {
         }
     }
 
-    fn say_once_that_it_is_small(&self, share: u64, own: u64) {
-        if !self.reported_small.swap(true, Ordering::Relaxed) {
+    fn say_if_it_is_small(&self, share: u64) {
+        let own = self.own_pages_taken.load(Ordering::Relaxed);
+        // With too many processes, each gets less than it needs, and that has been said.
+        let is_alone = || self.ledger.is_none_or(|ledger| ledger.has_room_for(self.pages_min()));
+        let is_small = own > share.saturating_sub(self.pages_min()) && is_alone();
+        if is_small && !self.reported_small.swap(true, Ordering::Relaxed) {
             let mebibytes = |pages: u64| Number::new((pages * PAGE_BYTES).div_ceil(1 << 20));
             let (share, own, min) = (mebibytes(share), mebibytes(own), mebibytes(self.pages_min()));
             say(&[
@@ -187,6 +195,27 @@ pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pager::tests::opened;
+
+    /// A worker had read the share, and waited for the division's lock. Meanwhile the share shrank, and was divided.
+    /// Then the worker divided the share that it had read, and the process exceeded its new one until the next change.
+    #[test]
+    fn what_is_divided_last_is_the_latest_share() {
+        let Some(pager) = opened(2, 256 << 20) else { return };
+        let share = pager.share_now.load(Ordering::Relaxed);
+        pager.own_pages.store(share / 8, Ordering::Relaxed);
+        let budgets = pager.lock_budgets();
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| pager.follow_local_use());
+            // Long enough for it to read the share and meet the lock. A shorter time would only hide the bug.
+            std::thread::sleep(Duration::from_millis(200));
+            pager.share_now.store(share / 2, Ordering::Relaxed);
+            drop(budgets);
+            worker.join().expect("it ends");
+        });
+        assert_eq!(pager.share_now.load(Ordering::Relaxed), share / 2);
+        assert_eq!(pager.lock_budgets().total(), share / 2 - share / 8);
+    }
 
     #[test]
     fn a_budget_shrinks_soon_and_grows_late() {

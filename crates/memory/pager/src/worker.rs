@@ -3,6 +3,7 @@
 
 //! Starts the workers' threads, one for each shard. What the worker does is in `driver/src/worker.rs`.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 
 use aquifer_driver::Worker;
@@ -11,9 +12,9 @@ use crate::pager::{Pager, StartFailure};
 use crate::shard::ShardView;
 use crate::space::QUEUE_DEPTH;
 
-/// Starts the workers of `pager`.
+/// Starts the workers of `pager`, as many as can be started. The first failure counts.
 pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
-    pager.shards().try_for_each(start_one)
+    pager.shards().map(start_one).fold(Ok(()), Result::and)
 }
 
 fn start_one(shard: ShardView<'static>) -> Result<(), StartFailure> {
@@ -27,6 +28,8 @@ fn start_one(shard: ShardView<'static>) -> Result<(), StartFailure> {
             }
         };
         let mut worker = Worker::new(&shard, queue, QUEUE_DEPTH);
+        // Before its first turn, which finds what nobody has woken it for: pairs with `Pager::worker_for`.
+        shard.shard.has_worker.store(true, Ordering::SeqCst);
         if opened.send(Ok(())).is_ok()
             && let Err(fatal) = worker.run()
         {

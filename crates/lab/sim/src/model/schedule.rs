@@ -107,7 +107,7 @@ impl Schedule {
     }
 
     fn wake_workers(&self) {
-        self.world.woken.iter().for_each(|woken| woken.set(true));
+        self.world.woken.iter().zip(&self.world.has_worker).for_each(|(woken, has_worker)| woken.set(*has_worker));
     }
 
     fn can_go_on(&self, pause: Pause) -> bool {

@@ -17,7 +17,7 @@ use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
     Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, InPlace, Installed, Loss, NoTape, Observer, Populated,
     ReadFailure, Ready, Refused, Resolved, Sealed, Shards, Space, Store, StoreQueue, TakeAway, Transfer, WorkerClock,
-    balance, borrow_for,
+    balance, borrow_for, owes, pay_debts,
 };
 
 use super::memory::{GARBAGE, guard as guard_of};
@@ -30,6 +30,9 @@ pub const QUEUE_DEPTH: u32 = 6;
 
 /// The memory has room for two to the power of this many frames of one size for each shard.
 const FRAMES_OF_SHARD: u32 = 16;
+
+/// How long an idle worker waits until it looks at a shard without a worker again.
+const OWING_AGAIN: Duration = Duration::from_millis(50);
 
 /// How long a thread waits between two looks at the lock of the mappings, on a slow tier.
 const MAPPING_WAIT_NS: u64 = 1_000_000;
@@ -161,8 +164,15 @@ impl Shards for View<'_> {
         [(self.world.shard_pages_min, u64::MAX); SHARDS_MAX]
     }
 
-    fn call_worker(&self, shard: usize) {
+    fn has_new_budget(&self, _: &Engine) {}
+
+    fn has_worker(&self, shard: usize) -> bool {
+        self.world.has_worker[shard]
+    }
+
+    fn call_worker(&self, shard: usize) -> bool {
         self.within(shard).wake_worker();
+        self.world.worker_for(shard).is_some()
     }
 }
 
@@ -191,7 +201,7 @@ impl Clock for View<'_> {
 
     fn wake_worker(&self) {
         self.step();
-        self.world.woken[self.shard].set(true);
+        self.world.worker_for(self.shard).inspect(|shard| self.world.woken[*shard].set(true));
     }
 
     fn heed(&self) -> Result<(), Fatal> {
@@ -205,11 +215,15 @@ impl WorkerClock for View<'_> {
         if goes_on && self.world.engines.len() > 1 && self.world.trouble.below(4) == 0 {
             balance(self);
         }
+        if goes_on {
+            pay_debts(self).expect("the space goes on");
+        }
         goes_on
     }
 
     fn worker_idles(&self, limit: Duration) {
         // An idle worker sleeps for up to an hour; here it sleeps until it is woken, so that a lost wake-up is found.
+        let limit = if owes(self) { limit.min(OWING_AGAIN) } else { limit };
         let until_ns = Pause::after(&self.world, limit).filter(|_| limit < Duration::from_secs(3600));
         self.pauser.suspend(Pause::Worker { shard: self.shard, until_ns });
         self.world.woken[self.shard].set(false);
@@ -471,6 +485,14 @@ impl Store for View<'_> {
     fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
         self.transfer();
         self.world.write(slot, self.own(frame), start, len)
+    }
+
+    fn finds_room(&self) -> bool {
+        self.step();
+        // The oldest related process has ended, and nobody has noticed so far.
+        let has_ended = !self.world.memory.borrow().related_processes.is_empty();
+        self.world.bury();
+        has_ended
     }
 
     fn before_write(&self, _: Slot) -> Result<(), Fatal> {

@@ -13,7 +13,7 @@ use aquifer_core::map::Pages;
 use aquifer_core::map::changes::Changes;
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::shard_budgets::ShardBudgets;
-use aquifer_core::stripes::Stripes;
+use aquifer_core::stripes::{SHARDS_MAX, Stripes};
 use aquifer_core::units::PageIndex;
 use aquifer_driver::Transfer;
 
@@ -58,6 +58,8 @@ pub struct World {
     /// Somebody has woken the shard's worker since it last looked.
     pub woken: Vec<Cell<bool>>,
     pub worker_ends: Cell<bool>,
+    /// Whether each shard has a worker.
+    pub has_worker: Vec<bool>,
     /// The thread that is about to fork.
     pub forking: Cell<Option<usize>>,
     /// A thread has forked, and the history goes on in the child, which has only this thread.
@@ -93,9 +95,15 @@ pub struct Start {
     pub is_mapped: bool,
     pub request_pages: usize,
     pub queue_max: usize,
+    pub has_worker: [bool; SHARDS_MAX],
 }
 
 impl World {
+    /// The shard whose worker is woken for `shard`.
+    pub fn worker_for(&self, shard: usize) -> Option<usize> {
+        if self.has_worker[shard] { Some(shard) } else { self.has_worker.iter().position(|has_worker| *has_worker) }
+    }
+
     /// A world with nothing mapped. `seed` decides what goes wrong.
     pub fn new(start: Start, seed: u64, delays: Delays) -> World {
         let settings = Settings {
@@ -115,6 +123,7 @@ impl World {
             let settings = Settings { budget_pages: budgets.pages(shard), ..settings };
             let mut engine = Engine::with_slabs(settings, policy::build(start.policy), Box::new(slab_users.clone()));
             engine.count_changes_in(Arc::clone(&changes));
+            engine.become_shard(stripes, shard);
             Mutex::new(engine)
         };
         World {
@@ -136,6 +145,7 @@ impl World {
             reports: Cell::new(0),
             woken: (0..start.shards).map(|_| Cell::new(false)).collect(),
             worker_ends: Cell::new(false),
+            has_worker: start.has_worker[..start.shards].to_vec(),
             forking: Cell::new(None),
             is_new_child: Cell::new(false),
             seen: RefCell::default(),

@@ -13,6 +13,7 @@
 use super::Engine;
 use crate::block::{State, Waiting};
 use crate::map::{Pages, Pattern};
+use crate::prefetch;
 use crate::units::{BlockIndex, FrameIndex, Order, PageIndex, Slot, ThreadIndex};
 
 /// Maximum number of tasks in one plan, which is made with the engine's lock held: faults wait for it.
@@ -201,6 +202,14 @@ impl Ahead {
     }
 }
 
+/// Where a stream's fault is: its block's place among those of the shard, and its mapping.
+#[derive(Clone, Copy)]
+struct Here {
+    place: u64,
+    start: PageIndex,
+    end: PageIndex,
+}
+
 impl Engine {
     /// Shows a fault to the prefetcher and queues the reads that it advises. Returns how many adjacent pages the
     /// fault's stream has passed; 0 if the fault belongs to no stream.
@@ -213,23 +222,49 @@ impl Engine {
         let Some(mapping) = self.map.mapping_of(page) else { return 0 };
         // The prefetcher counts in whole blocks, the map from the mapping's origin.
         let shift = mapping.origin.0 % u64::from(block_pages);
-        let advice = self.prefetcher.fault(thread, (page - shift).0, block_pages, pattern == Pattern::Sequential);
+        let here = Here { place: self.stripes.place_of(page - shift), start: mapping.start, end: mapping.end };
+        let advice = self.prefetcher.fault(thread, here.place, block_pages, pattern == Pattern::Sequential);
         for run in advice.runs() {
-            let start = PageIndex(run.start + shift);
-            let end = start + run.pages;
-            let (start, end) = (start.max(mapping.start), end.min(mapping.end));
-            if start < end {
-                self.ahead.push(Run {
-                    start,
-                    end,
-                    descending: run.descending,
-                    stored: false,
-                    asked: false,
-                    passed: advice.passed_pages,
-                });
-            }
+            self.follow(run, shift, here, advice.passed_pages);
         }
         advice.passed_pages
+    }
+
+    /// Queues the places of `run`, which begin `shift` pages later, stripe by stripe in the run's direction: a stream
+    /// that has reached the end of a stripe goes on in the shard's next one.
+    fn follow(&mut self, run: &prefetch::Run, shift: u64, here: Here, passed: u32) {
+        let (mut first, mut last) = (run.start + shift, run.start + shift + run.pages);
+        while first < last {
+            let stripe = self.stripes.stripe_at(if run.descending { last - 1 } else { first });
+            let (from, to) = (first.max(stripe.start), last.min(stripe.end));
+            let start = self.stripes.page_at(self.shard, from);
+            let end = start + (to - from);
+            let clip = match stripe.contains(&here.place) {
+                true => Some((here.start, here.end)),
+                false => self.next_stripe(start, end, here, run.descending),
+            };
+            if let Some((start, end)) = clip.map(|(low, high)| (start.max(low), end.min(high)))
+                && start < end
+            {
+                self.ahead.push(Run { start, end, descending: run.descending, stored: false, asked: false, passed });
+            }
+            (first, last) = if run.descending { (first, from) } else { (to, last) };
+        }
+    }
+
+    /// The pages of another stripe's mapping with the pages `start..end`, if it may be the rest of the one in which a
+    /// stream has been so far: if both meet the ends of their stripes. Between them lie the other shards' stripes.
+    fn next_stripe(
+        &self,
+        start: PageIndex,
+        end: PageIndex,
+        here: Here,
+        descending: bool,
+    ) -> Option<(PageIndex, PageIndex)> {
+        let next = self.map.overlapping(start, end).next()?;
+        let (left, reached) = if descending { (here.start, next.end) } else { (here.end, next.start) };
+        let goes_on = self.stripes.is_border(left) && self.stripes.is_border(reached);
+        goes_on.then_some((next.start, next.end))
     }
 
     /// Queues the pages of `start..end` for which the program asks; if `stored`, only those with contents.

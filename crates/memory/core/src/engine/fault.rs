@@ -249,7 +249,7 @@ impl Engine {
         self.counts.prefetch_hits += fetched as u64;
         let waits_before = first.start.previous().is_some_and(|page| self.is_read_ahead(page));
         let waits_behind = self.is_read_ahead(first.end());
-        self.prefetcher.used(first.start.0, pages.count, waits_before, waits_behind);
+        self.prefetcher.used(self.stripes.place_of(first.start), pages.count, waits_before, waits_behind);
         let exchange = self.exchange(block, count, write);
         FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched, exchange }
     }

@@ -92,7 +92,7 @@ impl Engine {
         if self.map.block(block).waiting == Waiting::ReadAhead {
             self.counts.prefetch_wasted += u64::from(self.was_fetched(block));
             let pages = self.map.pages(block);
-            self.prefetcher.wasted(pages.start.0, pages.count);
+            self.prefetcher.wasted(self.stripes.place_of(pages.start), pages.count);
         }
     }
 

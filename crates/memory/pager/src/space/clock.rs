@@ -16,6 +16,9 @@ use crate::shard::ShardView;
 /// Turns of spinning before a waiting fault sleeps: meant to cost less than waking another CPU. Not measured.
 const SPIN_ROUNDS: u32 = 400;
 
+/// How long an idle worker sleeps while a shard without a worker has a debt, which victims that are pinned may prolong.
+const OWING_AGAIN: Duration = Duration::from_millis(50);
+
 impl Clock for ShardView<'_> {
     fn now_ns(&self) -> u64 {
         now_ns()
@@ -38,7 +41,7 @@ impl Clock for ShardView<'_> {
     }
 
     fn wake_worker(&self) {
-        self.shard.worker_wakeup.wake();
+        ShardView::wake_worker(*self);
     }
 
     fn heed(&self) -> Result<(), Fatal> {
@@ -59,10 +62,14 @@ impl WorkerClock for ShardView<'_> {
         self.first_lifeline().inspect(|_| ending::look());
         self.follow_local_use();
         self.balance_if_due();
+        if let Err(fatal) = aquifer_driver::pay_debts(self.pager) {
+            self.cannot_go_on(fatal);
+        }
         self.service.goes_on()
     }
 
     fn worker_idles(&self, limit: Duration) {
+        let limit = if aquifer_driver::owes(self.pager) { limit.min(OWING_AGAIN) } else { limit };
         let Some(lifeline) = self.first_lifeline() else { return self.shard.worker_wakeup.sleep(None, limit) };
         self.shard.worker_wakeup.sleep(ending::heard_by(lifeline), ending::sleep_max(limit));
         ending::hear(lifeline);

@@ -40,7 +40,7 @@ impl InPlace for ShardView<'_> {
         exchange::copy_stored(self.uffd(delivery), pages, stored.address(), seal)
             .map_err(|partial| Fatal::Install(partial.errno.0))?;
         self.counters.add(Counter::CopiedBytes, pages.bytes());
-        self.shard.in_place_bytes.fetch_add(pages.bytes(), Ordering::Relaxed);
+        self.published().in_place_bytes.fetch_add(pages.bytes(), Ordering::Relaxed);
         Ok(true)
     }
 }

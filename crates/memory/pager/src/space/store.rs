@@ -71,6 +71,10 @@ impl Store for ShardView<'_> {
         Ok(())
     }
 
+    fn finds_room(&self) -> bool {
+        self.family.forget_ended()
+    }
+
     fn before_write(&self, slot: Slot) -> Result<(), Fatal> {
         self.trims.claim(slot.slab(), |started| aquifer_driver::check_timeout(self, started))
     }

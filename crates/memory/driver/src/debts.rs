@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Pays the debts of shards that have no worker, on the calling thread.
+//!
+//! In a forked child, a shard's worker may not have been started yet, or could not be started. Faults in the shard make
+//! room for themselves, but only a worker gives pages back that exceed the budget, and until then the shard that gets
+//! them waits. So the workers of other shards do this; and where there are none, a thread that waits for pages does.
+//!
+//! Allocates: see `shards.rs`. Every other thread works on the same engine meanwhile, as with any worker.
+
+use aquifer_core::engine::{Plan, Task};
+
+use crate::batch;
+use crate::fatal::Fatal;
+use crate::fault::report;
+use crate::inspect::{Guards, PAGES_MAX};
+use crate::shards::Shards;
+use crate::space::Space;
+use crate::transfer::clean;
+use crate::worker::{TRANSFERS_AT_ONCE, fetch_ahead};
+
+/// The most plans that one call carries out for each shard: its caller has work of its own, and calls again.
+const PLANS_MAX: usize = 64;
+
+/// Pays, as far as that is possible now, the debts of the shards that have no worker.
+pub fn pay_debts<S: Shards>(shards: &S) -> Result<(), Fatal> {
+    (0..shards.count()).filter(|index| !shards.has_worker(*index)).try_for_each(|index| pay(&shards.shard(index)))
+}
+
+/// Whether a shard without a worker has a debt.
+pub fn owes<S: Shards>(shards: &S) -> bool {
+    (0..shards.count()).any(|index| !shards.has_worker(index) && shards.shard(index).engine().debt_pages() > 0)
+}
+
+fn pay<S: Space>(shard: &S) -> Result<(), Fatal> {
+    let mut plan = Plan::new();
+    for _ in 0..PLANS_MAX {
+        let mut engine = shard.engine();
+        if engine.debt_pages() == 0 || shard.is_paused() {
+            return Ok(());
+        }
+        engine.plan(&mut plan, TRANSFERS_AT_ONCE);
+        drop(engine);
+        if plan.tasks.is_empty() || !carry_out(shard, &plan.tasks)? {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether any of the tasks could be carried out.
+fn carry_out<S: Space>(shard: &S, tasks: &[Task]) -> Result<bool, Fatal> {
+    let progress = batch::evict_all(shard, tasks)?;
+    batch::empty_all(shard, tasks)?;
+    for task in tasks {
+        match *task {
+            Task::Empty { .. } | Task::Evict { .. } | Task::Drop { .. } => {}
+            Task::Fill { block, pages, frame, fresh } => {
+                shard.zero(frame, pages.bytes() as usize, fresh)?;
+                let wanted = shard.engine().read_ahead_arrived(block);
+                report(shard, wanted);
+            }
+            Task::Fetch { block, pages, frame, slot, fresh } => {
+                shard.prepare(frame, pages.bytes() as usize, fresh)?;
+                fetch_ahead(shard, block, pages, frame, slot);
+            }
+            Task::Clean { block, pages, frame, known_clean } => {
+                let mut stored: Guards = [0; PAGES_MAX];
+                let count = pages.count as usize;
+                stored[..count].copy_from_slice(shard.engine().map().guards(block));
+                clean(shard, block, pages, frame, known_clean, &stored)?;
+            }
+        }
+    }
+    Ok(progress)
+}
