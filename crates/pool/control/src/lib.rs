@@ -67,5 +67,6 @@ pub use message::{
 };
 pub use registrar::{NotSent, Registrar, RegistrarSettings, Unheard};
 pub use registration::{EndId, Kind, LABELS_MAX, NotARegistration, Registration};
+pub use renewal::replace_readable;
 pub use reports::Heard;
 pub use roster::{Entry, NotRegistered, Patterns, Roster};
