@@ -177,8 +177,8 @@ impl World {
     }
 
     pub fn present(&mut self, redundancy: Redundancy, members: Vec<MemberLease>) {
-        let presentation = Presentation::OneRange;
-        self.order(&Step::Present { host: host(), volume: VOLUME, redundancy, presentation, members });
+        let (name, presentation) = (None, Presentation::OneRange);
+        self.order(&Step::Present { host: host(), volume: VOLUME, name, redundancy, presentation, members });
     }
 
     pub fn join(&mut self, members: Vec<MemberLease>) {
