@@ -308,7 +308,7 @@ pub fn agent_messages() -> Vec<Vec<u8>> {
         Answer, Denial, ListedVolume, Listing, MemberProgress, MemberView, Order, Progress, Redundancy, Request,
         TenantFiles, View, encode,
     };
-    let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into() };
+    let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into(), crl: Some("/l".into()) };
     let (address, server_name) = ("10.0.0.1:7411".into(), "d".into());
     let member =
         MemberView { member: 3, address, server_name, weight: 2, slabs: 9, reservation: 8, order: Order::Drain };

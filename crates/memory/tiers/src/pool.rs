@@ -27,7 +27,7 @@ use aquifer_core::units::ByteSize;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{Errno, random};
 use aquifer_tier::{Forks, KeepAlive, OpenFailure, Tier, TierFailure, TierFigures, TierQueue, Upkeep, Verify};
-use aquifer_tls::Files;
+use aquifer_tls::{BorrowerFiles, Files};
 
 use self::follower::Follower;
 
@@ -154,7 +154,10 @@ fn volume_of(spec: &PoolSpec, view: &View) -> Result<VolumeTierSpec, OpenFailure
         return Err(PoolFailure::NoMember { volume: volume() }.into());
     }
     let files = view.files.as_ref();
-    let files = files.map(|it| Files { cert: it.cert.clone(), key: it.key.clone(), ca: it.ca.clone() });
+    let files = files.map(|it| BorrowerFiles {
+        identity: Files { cert: it.cert.clone(), key: it.key.clone(), ca: it.ca.clone() },
+        crl: it.crl.clone(),
+    });
     let tree = spec.tree.map_or_else(random, Ok).map_err(|Errno(errno)| OpenFailure::System {
         tier: NAME,
         what: "drawing a random number",

@@ -12,7 +12,7 @@
 //! node:N[,size=SIZE]               the memory of NUMA node N
 //! dax:PATH[,size=SIZE]             a memory device, or a file on one
 //! compressed:[size=SIZE][,codec=lz4|zstd]
-//! donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE[,name=SERVERNAME][,size=SIZE]
+//! donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE[,crl=FILE][,name=SERVERNAME][,size=SIZE]
 //! donor:HOST:PORT,security=plain[,size=SIZE]
 //! donor:unix:PATH[,size=SIZE]
 //! donor:rdma:HOST:PORT[,device=NAME],OPTION...     bytes go by RDMA, requests over HOST:PORT as above
@@ -202,6 +202,7 @@ const OPTION_NAMES: &[&str] = &[
     "cert",
     "key",
     "ca",
+    "crl",
     "name",
     "security",
     "device",
@@ -379,7 +380,7 @@ mod tests {
 
     use aquifer_borrower::DonorSecurity;
     use aquifer_tier::Activity;
-    use aquifer_tls::Files;
+    use aquifer_tls::{BorrowerFiles, Files};
 
     use super::*;
 
@@ -471,13 +472,14 @@ mod tests {
         assert!(
             matches!(spec("donor:unix:/c++/a*2"), TierSpec::Donor(donor) if donor.socket_path() == Some("/c++/a*2"))
         );
-        for (text, name) in [
-            ("donor:host:7000,cert=/c,key=k,ca=./a", "host"),
-            ("donor:[::1]:7000,ca=./a,security=tls,key=k,cert=/c", "::1"),
-            ("donor:10.0.0.2:7000,cert=/c,key=k,ca=./a,name=memory.example", "memory.example"),
+        for (text, name, crl) in [
+            ("donor:host:7000,cert=/c,key=k,ca=./a", "host", None),
+            ("donor:[::1]:7000,ca=./a,security=tls,key=k,cert=/c,crl=l", "::1", Some("l".into())),
+            ("donor:10.0.0.2:7000,cert=/c,key=k,ca=./a,name=memory.example", "memory.example", None),
         ] {
             let TierSpec::Donor(donor) = spec(text) else { panic!("not a donor") };
-            let files = Files { cert: "/c".into(), key: "k".into(), ca: "./a".into() };
+            let identity = Files { cert: "/c".into(), key: "k".into(), ca: "./a".into() };
+            let files = BorrowerFiles { identity, crl };
             assert_eq!(donor.security, DonorSecurity::Tls { files, name: name.into() }, "{text}");
         }
     }
@@ -565,6 +567,8 @@ mod tests {
             ("donor:host:7000,cert=c,key=k,ca=a,name=a b", "'a b'", "a host's name"),
             ("donor:a b:7000,cert=c,key=k,ca=a", "'a b'", "name=SERVERNAME"),
             ("donor:host:7000,security=plain,cert=c", "no certificates", "leave it out"),
+            ("donor:host:7000,security=plain,crl=l", "no certificates", "crl="),
+            ("donor:host:7000,cert=c,key=k,ca=a,crl=", "'crl'", "crl=FILE"),
             ("donor:host:7000,security=ssl", "'ssl'", "security=plain"),
             ("donor:host:7000,security", "'security'", "security=plain"),
             ("donor:unix:", "not a socket path", "donor:unix:PATH"),

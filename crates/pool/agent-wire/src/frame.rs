@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_view_is_read_back() {
-        let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into() };
+        let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into(), crl: Some("/l".into()) };
         let member = |order| MemberView {
             member: 3,
             address: "[::1]:7411".into(),
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_longest_listing_fits_a_frame_and_is_read_back() {
-        let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into() };
+        let files = TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into(), crl: None };
         let longest =
             ListedVolume { name: "x".repeat(NAME_BYTES_MAX), id: "f".repeat(16), slabs: SESSION_MAX, is_bound: false };
         for listing in [
@@ -218,6 +218,14 @@ mod tests {
         let text = "[message.open]\nversion = 1\nvolume = \"db\"\nsession = 7\nholds = []\n";
         assert_eq!(std::str::from_utf8(&frame[HEAD_BYTES..]), Ok(text));
         assert_eq!(frame[..HEAD_BYTES], (text.len() as u32).to_le_bytes());
+        let files = |crl| TenantFiles { cert: "/c".into(), key: "/k".into(), ca: "/a".into(), crl };
+        let listing = |crl| Answer::Listing(Listing { files: Some(files(crl)), volumes: vec![] });
+        let text =
+            "[message.listing]\nvolumes = []\n\n[message.listing.files]\ncert = \"/c\"\nkey = \"/k\"\nca = \"/a\"\n";
+        for (crl, more) in [(None, ""), (Some("/l".into()), "crl = \"/l\"\n")] {
+            let frame = encode(&listing(crl)).unwrap();
+            assert_eq!(std::str::from_utf8(&frame[HEAD_BYTES..]), Ok(&*format!("{text}{more}")));
+        }
         assert_eq!(&encode(&Request::Close).unwrap()[HEAD_BYTES..], b"message = \"close\"\n");
         assert_eq!(&encode(&Request::List { version: 1 }).unwrap()[HEAD_BYTES..], b"[message.list]\nversion = 1\n");
     }

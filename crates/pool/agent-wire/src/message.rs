@@ -166,6 +166,10 @@ pub struct TenantFiles {
     pub key: PathBuf,
     /// The authority of the donors' certificates.
     pub ca: PathBuf,
+    /// That authority's lists of revoked certificates, if programs are to check them. A program of an older version
+    /// refuses a view with them instead of borrowing unchecked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crl: Option<PathBuf>,
 }
 
 /// The volumes that a user may open.

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use aquifer_control::{Deposed, End, Query, Refused, Report};
+use aquifer_control::{Deposed, End, Query, Refused, Report, replace_readable};
 use aquifer_fabric::Command;
 use aquifer_telemetry::Side;
 
@@ -61,6 +61,21 @@ impl End for HostEnd {
         // State that is not on disk is lost at a restart, so a manager must not act on it.
         stored.map_err(|_| Deposed { seen })?;
         Ok(Report::Host(report))
+    }
+
+    /// Keeps the list for programs up to date, if the file is the agent's to write. If it is not, somebody else keeps
+    /// it: that is no reason to be silent.
+    fn take_revocations(&mut self, list: &str) -> Result<(), Refused> {
+        if let Some(path) = &self.shared.settings.revocations
+            && let Err(error) = replace_readable(path, list)
+        {
+            (self.log)(&format!(
+                "the manager's list of revoked certificates cannot be stored in {}: {error}; let the agent write to its \
+                 directory, or keep the file up to date by other means",
+                path.display()
+            ));
+        }
+        Ok(())
     }
 
     fn carry_out(&mut self, command: &Command) -> Result<(), Refused> {

@@ -122,9 +122,13 @@ impl Shared {
 
     /// What a view needs besides the host state.
     pub(crate) fn surroundings(&self) -> Surroundings<'_> {
-        let tenant = self.settings.tenant.as_ref();
-        let files =
-            tenant.map(|files| TenantFiles { cert: files.cert.clone(), key: files.key.clone(), ca: files.ca.clone() });
+        let (tenant, crl) = (self.settings.tenant.as_ref(), &self.settings.revocations);
+        let files = tenant.map(|files| TenantFiles {
+            cert: files.cert.clone(),
+            key: files.key.clone(),
+            ca: files.ca.clone(),
+            crl: crl.clone(),
+        });
         Surroundings { files, donors: &self.donors }
     }
 

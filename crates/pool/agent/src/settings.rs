@@ -40,6 +40,8 @@ pub struct Settings {
     pub managers: Vec<ManagerAddress>,
     /// This host's certificate, for the managers and the donors. `None`: plain text, only to this machine.
     pub tenant: Option<Files>,
+    /// Lists of revoked certificates, for programs, which refuse donors on them. `None`: they read no list.
+    pub revocations: Option<PathBuf>,
     /// Where donors are, if not where the manager says.
     pub donors: BTreeMap<DonorId, DonorAddress>,
     /// Where spans of what the agent does are sent; nowhere by default.
@@ -172,6 +174,7 @@ struct RawTenant {
     cert: PathBuf,
     key: PathBuf,
     ca: PathBuf,
+    crl: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -204,8 +207,9 @@ impl FromStr for Settings {
         })?;
         let socket = raw.socket.unwrap_or_else(|| SOCKET.into());
         let state = raw.state.unwrap_or_else(|| STATE.into());
-        let tenant = raw.tenant.map(|RawTenant { cert, key, ca }| Files { cert, key, ca });
-        let files = tenant.iter().flat_map(|files| [&files.cert, &files.key, &files.ca]);
+        let revocations = raw.tenant.as_ref().and_then(|tenant| tenant.crl.clone());
+        let tenant = raw.tenant.map(|RawTenant { cert, key, ca, .. }| Files { cert, key, ca });
+        let files = tenant.iter().flat_map(|files| [&files.cert, &files.key, &files.ca]).chain(&revocations);
         if let Some(path) = files.chain([&socket, &state]).find(|path| !path.is_absolute()) {
             return Err(failure(format!("'{}' is not an absolute path; write one", path.display())));
         }
@@ -223,6 +227,7 @@ impl FromStr for Settings {
             programs_max,
             managers: managers.collect::<Result<_, _>>()?,
             tenant,
+            revocations,
             donors: donors.collect::<Result<_, SettingsFailure>>()?,
             collector: raw.telemetry.map(|telemetry| telemetry.collector),
             labels: raw.labels,
@@ -285,6 +290,9 @@ mod tests {
         let settings: Settings = LEAST.parse().unwrap();
         assert_eq!((settings.programs_max, settings.tenant, settings.volumes.len()), (256, None, 0));
         assert_eq!(settings.socket, PathBuf::from(SOCKET));
+        let tenant = format!("{LEAST}[tenant]\ncert='/c'\nkey='/k'\nca='/a'\n");
+        let crl = |more: &str| format!("{tenant}{more}").parse::<Settings>().unwrap().revocations;
+        assert_eq!((crl(""), crl("crl='/l'\n")), (None, Some("/l".into())));
         let more = format!("{LEAST}[[volume]]\nid='00000000000000a1'\nuids=[5]\ngids=[6]\n");
         let permit = more.parse::<Settings>().unwrap().volumes.remove(0);
         assert_eq!(permit.name, "00000000000000a1");
@@ -323,6 +331,8 @@ mod tests {
             ),
             (&format!("{LEAST}[telemetry]\ncollector='http://10.0.0.1:4318'\n"), "on this machine"),
             (&format!("{LEAST}[tenant]\ncert='c'\nkey='/k'\nca='/a'\n"), "absolute"),
+            (&format!("{LEAST}[tenant]\ncert='/c'\nkey='/k'\nca='/a'\ncrl='l'\n"), "'l' is not an absolute path"),
+            (&format!("{LEAST}[tenant]\ncrl='/l'\n"), "line 4"),
         ] {
             let message = text.parse::<Settings>().expect_err(text).to_string();
             assert!(message.contains(part) && !message.contains('\n'), "{text}: {message}");

@@ -36,7 +36,7 @@ pub use facts::{Facts, facts, first_of};
 pub use files::replace;
 pub use pin::{pin, pinned_client};
 pub use request::Request;
-pub use sign::{Authority, NotSigned, REQUEST_BYTES_MAX, Revocations, Signed, Unusable};
+pub use sign::{Authority, LIST_DAYS, NotSigned, REQUEST_BYTES_MAX, Revocations, Signed, Unusable};
 pub use subject::{Kind, NAMES_MAX, NotASubject, Subject};
 pub use token::{EXPIRES_SECONDS_MAX, JoinToken, NotAToken, NotAdmitted, TokenRecord, USES_MAX};
 pub use validity::{DAYS_MAX, SKEW, Validity};

@@ -31,8 +31,9 @@ use crate::validity::{DAY_MS, Validity};
 pub const REQUEST_BYTES_MAX: usize = 16 << 10;
 /// How long an authority that we make is valid: ten years.
 const AUTHORITY_DAYS: u64 = 3650;
-/// The time after which a list announces its successor. Ends do not enforce it, because they get each new list at once.
-const LIST_DAYS: u64 = 30;
+/// The time after which a list expires. Donors do not enforce it, because they get each new list at once; programs
+/// refuse to start with an expired list.
+pub const LIST_DAYS: u32 = 30;
 
 /// Why the authority refuses to sign: one line with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -252,7 +253,7 @@ impl Authority {
         };
         let params = CertificateRevocationListParams {
             this_update: instant(now),
-            next_update: instant(Millis(now.0 + LIST_DAYS * DAY_MS)),
+            next_update: instant(Millis(now.0 + u64::from(LIST_DAYS) * DAY_MS)),
             crl_number: SerialNumber::from(number),
             issuing_distribution_point: None,
             revoked_certs: revoked.iter().filter_map(one).collect(),

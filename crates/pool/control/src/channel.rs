@@ -11,14 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::{Command, Term};
+use aquifer_fabric::{Command, Step, Term};
 use aquifer_tls::{DonorSide, address_name, tenant_name};
 
 use crate::end::Refused;
 use crate::failure::ChannelFailure;
 use crate::issuing::Issuing;
 use crate::message::{
-    Directory, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, Query, VERSION_CAUSES, VERSION_NEWEST, VERSION_OLDEST, encode,
+    Directory, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, Query, VERSION_CAUSES, VERSION_NAMES, VERSION_NEWEST,
+    VERSION_OLDEST, encode,
 };
 use crate::registrar::Shared;
 use crate::registration::{EndId, Kind};
@@ -269,6 +270,13 @@ impl Channel<'_> {
     fn command(&mut self, mut commands: Vec<Command>) -> Result<Answer, ChannelFailure> {
         if self.version < VERSION_CAUSES {
             commands.iter_mut().for_each(|command| command.cause = None);
+        }
+        if self.version < VERSION_NAMES {
+            commands.iter_mut().for_each(|command| {
+                if let Step::Present { name, .. } = &mut command.step {
+                    *name = None;
+                }
+            });
         }
         let count = commands.len();
         match self.exchange(&Message::Commands(commands))? {

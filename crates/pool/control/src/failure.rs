@@ -53,6 +53,10 @@ impl fmt::Display for ChannelFailure {
                 Distrust::DonorName => {
                     f.write_str("the manager's certificate is for another name; connect to the name that it is for")
                 }
+                // An end checks no lists for its managers.
+                Distrust::DonorRevoked | Distrust::DonorUnlisted => {
+                    f.write_str("the manager's certificate was revoked; issue another")
+                }
                 Distrust::DonorUnknown => {
                     f.write_str("the manager's certificate is signed by another authority; give this end that authority")
                 }

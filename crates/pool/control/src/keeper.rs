@@ -20,7 +20,7 @@ use rustls::pki_types::ServerName;
 
 use crate::end::{Deposed, End, Refused};
 use crate::failure::{ChannelFailure, NotAnAddress, NotStarted};
-use crate::message::{FRAME_BYTES_MAX, Message, Query, VERSION_NEWEST, VERSION_OLDEST};
+use crate::message::{FRAME_BYTES_MAX, Message, Query, VERSION_NAMES, VERSION_NEWEST, VERSION_OLDEST};
 use crate::registration::Registration;
 use crate::renewal::Renewal;
 use crate::reports::Sent;
@@ -261,12 +261,12 @@ impl Channel<'_> {
             // A manager that does not trust this end may have said so before it ended the connection.
             return Err(stream.receive(FRAME_BYTES_MAX).err().unwrap_or(failure));
         }
-        match stream.receive(FRAME_BYTES_MAX)?.1 {
-            Message::Welcome { version } if (VERSION_OLDEST..=VERSION_NEWEST).contains(&version) => {}
+        let version = match stream.receive(FRAME_BYTES_MAX)?.1 {
+            Message::Welcome { version } if (VERSION_OLDEST..=VERSION_NEWEST).contains(&version) => version,
             Message::Welcome { version } => return Err(ChannelFailure::Version { chosen: version }),
             Message::Refused(refused) => return Err(ChannelFailure::Refused(Refused::new(refused.why))),
             other => return Err(ChannelFailure::Confused { expected: "welcome", found: other.name() }),
-        }
+        };
         self.stand(ChannelStatus::Registered, None);
         registered();
         let mut renewal = Renewal::new(self.shared.settings.tls.as_ref());
@@ -274,15 +274,16 @@ impl Channel<'_> {
         loop {
             stream.within(SILENCE_MAX);
             let (number, request) = stream.receive(FRAME_BYTES_MAX)?;
-            let answer = self.answer(number, request, &mut renewal, &mut sent)?;
+            let answer = self.answer((number, version), request, &mut renewal, &mut sent)?;
             stream.within(ANSWER_WAIT);
             stream.send(number, &answer)?;
         }
     }
 
+    /// The answer to a request with this number, in this version.
     fn answer(
         &self,
-        number: u32,
+        (number, version): (u32, u16),
         request: Message,
         renewal: &mut Renewal<'_>,
         sent: &mut Sent,
@@ -294,6 +295,7 @@ impl Channel<'_> {
                 let mut end = end();
                 match end.prepare(query.term).map(|()| end.report(&query)) {
                     Ok(Ok(report)) => match self.take_revocations(&mut *end, &query) {
+                        Ok(()) if version < VERSION_NAMES => sent.answer(number, &query, report.nameless()),
                         Ok(()) => sent.answer(number, &query, report),
                         Err(refused) => Message::Unable(refused),
                     },

@@ -12,6 +12,8 @@
 //!   revoked ones (`issuing.rs` at the manager, `renewal.rs` at the end).
 //! - From version 3 on, an end that has reported sends what has changed since (`reports.rs`).
 //! - From version 4 on, a command says which request it is sent for.
+//! - From version 5 on, an agent knows the names of its volumes, and reports them: a manager whose state was lost
+//!   adopts the volumes under their names.
 //! - A manager starts a [`Registrar`], which accepts ends (`registrar.rs`), decides who may register as what
 //!   (`roster.rs`, pure), and carries requests (`channel.rs`).
 //!
@@ -67,5 +69,6 @@ pub use message::{
 };
 pub use registrar::{NotSent, Registrar, RegistrarSettings, Unheard};
 pub use registration::{EndId, Kind, LABELS_MAX, NotARegistration, Registration};
+pub use renewal::replace_readable;
 pub use reports::Heard;
 pub use roster::{Entry, NotRegistered, Patterns, Roster};

@@ -14,9 +14,9 @@
 //! | from an end | from the manager | meaning |
 //! |---|---|---|
 //! | `hello` | `welcome` or `refused` | registration |
-//! | `reported`, `deposed` or `unable` | `query` | a report |
+//! | `reported`, `deposed` or `unable` | `query` | a report; from version 5 on with names of volumes |
 //! | `changed` or `unchanged` | `query` with `known` | what has changed in the report since then (version 3) |
-//! | `outcomes` | `commands` | commands, in their order; from version 4 on with the requests that they are sent for |
+//! | `outcomes` | `commands` | commands, in their order; with their requests (version 4) and names of volumes (version 5) |
 //! | `pong` | `ping` | both are alive |
 //! | `request` or `unable` | `renew` | a request for a new certificate (version 2) |
 //! | `renewed` or `unable` | `certificate` | the new certificate (version 2) |
@@ -42,9 +42,11 @@ pub const HELLO_BYTES_MAX: usize = 16 << 10;
 /// Oldest version of the protocol that is spoken.
 pub const VERSION_OLDEST: u16 = 1;
 /// Newest version of the protocol that is spoken.
-pub const VERSION_NEWEST: u16 = 4;
+pub const VERSION_NEWEST: u16 = 5;
 /// The first version in which commands have causes.
 pub(crate) const VERSION_CAUSES: u16 = 4;
+/// The first version in which volumes have names, in commands and in reports.
+pub(crate) const VERSION_NAMES: u16 = 5;
 
 const MAGIC: [u8; 4] = *b"AQC1";
 
@@ -56,6 +58,16 @@ pub enum Report {
     Donor(DonorReport),
     /// Of a host's agent.
     Host(HostReport),
+}
+
+impl Report {
+    /// The report without the names of volumes, for a manager that does not know them.
+    pub(crate) fn nameless(mut self) -> Report {
+        if let Report::Host(report) = &mut self {
+            report.volumes.values_mut().for_each(|volume| volume.name = None);
+        }
+        self
+    }
 }
 
 /// Where a donor is, for agents.

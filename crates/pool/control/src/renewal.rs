@@ -10,7 +10,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use aquifer_authority::{Request, facts, first_of, replace};
@@ -78,6 +78,24 @@ impl<'a> Renewal<'a> {
     }
 }
 
+/// Replaces a file that programs of others read: the new one has the owner and the rights of the old one. A file that
+/// is missing is created for all to read. Nothing is written if the contents are the same.
+pub fn replace_readable(path: &Path, text: &str) -> io::Result<()> {
+    if fs::read_to_string(path).is_ok_and(|found| found == text) {
+        return Ok(());
+    }
+    let new = beside(path);
+    let rights = || match path.try_exists()? {
+        true => keep_rights(path, &new),
+        false => fs::set_permissions(&new, fs::Permissions::from_mode(0o644)),
+    };
+    let placed = replace(&new, text).and_then(|()| rights()).and_then(|()| fs::rename(&new, path));
+    if placed.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    placed
+}
+
 /// Gives a new file the owner and the rights of the old one: programs of a group may read it.
 fn keep_rights(old: &Path, new: &Path) -> io::Result<()> {
     let (before, now) = (fs::metadata(old)?, fs::metadata(new)?);
@@ -103,4 +121,28 @@ fn unwritable(path: &Path, error: &io::Error) -> Refused {
         "{} cannot be replaced: {error}; let this end write to its directory, or renew the certificate by hand",
         path.display()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replaced_file_has_the_rights_of_the_old_one() {
+        let directory = std::env::temp_dir().join(format!("aquifer-readable-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("list.pem");
+        let mode = || fs::metadata(&path).unwrap().mode() & 0o777;
+        replace_readable(&path, "one").unwrap();
+        assert_eq!(mode(), 0o644, "anyone who is to read it can");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let before = fs::metadata(&path).unwrap().ino();
+        replace_readable(&path, "one").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().ino(), before, "nobody has to read it again");
+        replace_readable(&path, "two").unwrap();
+        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), mode()), ("two", 0o640));
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+        assert!(replace_readable(&directory.join("missing/list.pem"), "one").is_err());
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }

@@ -92,12 +92,22 @@ fn messages_of_version_4() -> Vec<Message> {
     vec![Message::Commands(vec![caused(None), caused(traceparent)])]
 }
 
+/// The messages that version 5 changes.
+fn messages_of_version_5() -> Vec<Message> {
+    let name = || "db".parse().ok();
+    let report = VolumeReport { name: name(), ..VolumeReport::default() };
+    let report = HostReport { volumes: [(VolumeId(7), report)].into(), ..HostReport::default() };
+    let step = ends::present("h1", name());
+    vec![Message::Commands(vec![Command { step, ..release("d1", 3, 4) }]), Message::Reported(Report::Host(report))]
+}
+
 #[test]
 fn what_is_written_is_read_back_and_is_golden() {
     check(messages(), "messages_v1.jsonl");
     check(messages_of_version_2(), "messages_v2.jsonl");
     check(messages_of_version_3(), "messages_v3.jsonl");
     check(messages_of_version_4(), "messages_v4.jsonl");
+    check(messages_of_version_5(), "messages_v5.jsonl");
 }
 
 fn check(messages: Vec<Message>, golden: &str) {

@@ -6,16 +6,17 @@
 mod ends;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
 
 use aquifer_control::{
-    ChannelStatus, FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Kind, Message, NotStarted, Patterns, Registrar,
-    RegistrarSettings, decode, encode, payload_bytes,
+    ChannelStatus, Deposed, End, FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Keeper, KeeperSettings, Kind, Message,
+    NotStarted, Patterns, Query, Refused, Registrar, RegistrarSettings, Report, decode, encode, payload_bytes,
 };
-use aquifer_fabric::{Cause, Command, Term};
+use aquifer_fabric::{Cause, Command, HostReport, Term, VolumeId, VolumeReport};
 use ends::{
-    Authority, Lines, Noted, TIMEOUT, donor, has_line, keep, log, plain, registrar, registration, release, report,
-    wait_until,
+    Authority, Lines, Noted, TIMEOUT, donor, has_line, host, keep, log, plain, present, registrar, registration,
+    release, report, wait_until,
 };
 
 fn secure(authority: &Authority) -> RegistrarSettings {
@@ -130,7 +131,7 @@ fn what_is_no_registration_ends_the_connection() {
     );
     let wrong = Message::Hello { oldest: 1, newest: 1, registration: registration(Kind::Donor, "D 1") };
     assert!(matches!(exchange(&mut connect(&registrar), &wrong), Some(Message::Refused(_))));
-    assert_eq!(exchange(&mut connect(&registrar), &hello(1, 9)), Some(Message::Welcome { version: 4 }));
+    assert_eq!(exchange(&mut connect(&registrar), &hello(1, 9)), Some(Message::Welcome { version: 5 }));
 }
 
 #[test]
@@ -153,6 +154,64 @@ fn an_end_of_an_older_version_gets_commands_without_their_causes() {
         });
         drop(stream);
         wait_until("its channel has ended", || !registrar.connected().contains(&donor("d1")));
+    }
+}
+
+#[test]
+fn an_agent_of_an_older_version_gets_volumes_without_their_names() {
+    let (registrar, _) = registrar(plain());
+    let named = |name| Command { step: present("h1", name), ..release("d1", 1, 1) };
+    let sent = named("db".parse().ok());
+    for (version, gets) in [(4, named(None)), (5, sent.clone())] {
+        let hello = Message::Hello { oldest: 1, newest: version, registration: registration(Kind::Host, "h1") };
+        let mut stream = connect(&registrar);
+        assert_eq!(exchange(&mut stream, &hello), Some(Message::Welcome { version }));
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                wait_until("it has a channel", || registrar.connected().contains(&host("h1")));
+                registrar.send(std::slice::from_ref(&sent))
+            });
+            assert_eq!(receive(&mut stream), Some(Message::Commands(vec![gets])), "version {version}");
+            stream.write_all(&encode(1, &Message::Outcomes(vec![Ok(())])).expect("short")).expect("sent");
+            assert_eq!(sending.join().expect("no panic"), [Ok(())]);
+        });
+        drop(stream);
+        wait_until("its channel has ended", || !registrar.connected().contains(&host("h1")));
+    }
+}
+
+/// An agent that has a volume.
+struct Holder(HostReport);
+
+impl End for Holder {
+    fn report(&mut self, _: &Query) -> Result<Report, Deposed> {
+        Ok(Report::Host(self.0.clone()))
+    }
+
+    fn carry_out(&mut self, _: &Command) -> Result<(), Refused> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_manager_of_an_older_version_gets_reports_without_names() {
+    let report = |name| {
+        let volume = VolumeReport { name, ..VolumeReport::default() };
+        HostReport { volumes: [(VolumeId(7), volume)].into(), ..HostReport::default() }
+    };
+    let name = || "db".parse().ok();
+    for (version, gets) in [(4, report(None)), (5, report(name()))] {
+        let manager = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let managers = vec![manager.local_addr().expect("bound").to_string().parse().expect("an address")];
+        let settings = KeeperSettings { managers, tls: None, registration: registration(Kind::Host, "h1") };
+        let end: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(Holder(report(name()))));
+        let _kept = Keeper::start(settings, &end, Box::new(|_| ())).expect("it starts");
+        let (mut stream, _) = manager.accept().expect("it connects");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("set");
+        assert!(matches!(receive(&mut stream), Some(Message::Hello { newest: 5, .. })));
+        stream.write_all(&encode(0, &Message::Welcome { version }).expect("short")).expect("sent");
+        let answer = exchange(&mut stream, &Message::Query(Query { term: Term(1), ..Query::default() }));
+        assert_eq!(answer, Some(Message::Reported(Report::Host(gets))), "version {version}");
     }
 }
 

@@ -171,13 +171,13 @@ mod tests {
     #[test]
     fn a_container_gets_all_that_the_tier_needs() {
         let file = |name: &str| PathBuf::from(format!("/etc/aquifer/{name}"));
-        let files = TenantFiles { cert: file("c"), key: file("k"), ca: file("a") };
+        let files = TenantFiles { cert: file("c"), key: file("k"), ca: file("a"), crl: Some(file("l")) };
         let answer = allocate(&request(&["0", "3"]), &resource(true, Some(files)), true, &surroundings()).unwrap();
         let [container] = &answer.container_responses[..] else { panic!("one container") };
         assert_eq!(container.envs.len(), 1);
         assert_eq!(container.envs["AQUIFER_VOLUME_DB_1_A"], "pool:db-1.a,agent=/run/aquifer/agent.sock");
         let mounts: Vec<_> = container.mounts.iter().map(|mount| mount.container_path.as_str()).collect();
-        assert_eq!(mounts, ["/run/aquifer", "/etc/aquifer/a", "/etc/aquifer/c", "/etc/aquifer/k"]);
+        assert_eq!(mounts, ["/run/aquifer", "/etc/aquifer/a", "/etc/aquifer/c", "/etc/aquifer/k", "/etc/aquifer/l"]);
         assert!(container.mounts.iter().all(|mount| mount.read_only && mount.host_path == mount.container_path));
         assert_eq!(container.devices[0].host_path, USERFAULTFD);
         let bare = Surroundings { has_userfaultfd: false, ..surroundings() };

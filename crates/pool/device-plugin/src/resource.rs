@@ -124,8 +124,9 @@ impl Resource {
 
     /// Files of the host that programs read when they open the volume.
     pub fn tenant_files(&self) -> Vec<PathBuf> {
-        let files = self.files.as_ref();
-        files.map(|files| vec![files.ca.clone(), files.cert.clone(), files.key.clone()]).unwrap_or_default()
+        let of =
+            |files: &TenantFiles| [&files.ca, &files.cert, &files.key].into_iter().chain(&files.crl).cloned().collect();
+        self.files.as_ref().map(of).unwrap_or_default()
     }
 }
 

@@ -112,7 +112,7 @@ impl Edit<'_> {
         };
         let (spans, rest) = spans(id, view, member)?;
         let mut volume = Volume {
-            name: adopted_name(id),
+            name: self.name_of(id, view),
             spec: self.spec_of(pool, zone, view, &spans),
             spans,
             leaving: BTreeMap::new(),
@@ -234,6 +234,12 @@ impl Edit<'_> {
     fn knows(&self, id: VolumeId, member: MemberId) -> bool {
         let volume = self.desired.volumes.get(&id);
         volume.is_some_and(|volume| volume.leaving.contains_key(&member) || volume.member(member).is_some())
+    }
+
+    /// The name that the volume had, if its host's agent knows it and no other volume has it now.
+    fn name_of(&self, id: VolumeId, view: &VolumeReport) -> VolumeName {
+        let free = view.name.as_ref().filter(|name| self.desired.volume_named(name).is_none());
+        free.cloned().unwrap_or_else(|| adopted_name(id))
     }
 
     fn zone_with(&self, host: &HostId) -> Result<ZoneId, NotAdopted> {

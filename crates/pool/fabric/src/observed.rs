@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::bytes::Bytes;
 use crate::desired::Why;
-use crate::id::{DeviceId, DonorId, HostId, Incarnation, LdId, MemberId, Millis, Term, Token, VolumeId, VppbAddress};
+use crate::id::{
+    DeviceId, DonorId, HostId, Incarnation, LdId, MemberId, Millis, Term, Token, VolumeId, VolumeName, VppbAddress,
+};
 use crate::reconcile::MemberLease;
 use crate::shared_map::SharedMap;
 use crate::volume::{Place, Presentation, Redundancy};
@@ -128,6 +130,9 @@ pub struct MemberReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeReport {
+    /// Its name in the pool when it was presented. `None` from an agent or a manager that does not know this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<VolumeName>,
     /// Its redundancy.
     pub redundancy: Redundancy,
     /// What programs see of it.

@@ -21,7 +21,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use aquifer_authority::{
-    Authority, JoinToken, Kind, Request, Revocations, Signed, Subject, TokenRecord, facts, first_of, pin, replace,
+    Authority, JoinToken, Kind, LIST_DAYS, Request, Revocations, Signed, Subject, TokenRecord, Validity, facts,
+    first_of, pin, replace,
 };
 use aquifer_control::{Issuer, Patterns, Refused};
 use aquifer_fabric::Millis;
@@ -43,7 +44,8 @@ pub(crate) const CERTIFICATES: &str = "certificate/";
 /// Maximum number of tokens. Those that are used up or expired do not count.
 pub(crate) const TOKENS_MAX: usize = 1000;
 /// How long the record of an expired certificate is kept: longer than the largest error of a clock that we allow for.
-const KEPT_MS: u64 = 7 * 86_400_000;
+const KEPT_MS: u64 = 7 * DAY_MS;
+const DAY_MS: u64 = 86_400_000;
 
 /// How many old records one transaction deletes.
 const DELETED_AT_ONCE: usize = 100;
@@ -67,6 +69,14 @@ impl Issued {
     }
 }
 
+/// The list of revoked certificates, as this manager has made it last.
+struct Listed {
+    list: Revocations,
+    /// Serial numbers, and when each certificate was revoked.
+    revoked: Vec<(String, Millis)>,
+    validity: Validity,
+}
+
 /// The authority and its files.
 pub(crate) struct Issuance {
     pub(crate) authority: Authority,
@@ -74,7 +84,7 @@ pub(crate) struct Issuance {
     directory: PathBuf,
     /// The file of the certificate that REST clients see.
     served: PathBuf,
-    revocations: Mutex<Option<Revocations>>,
+    listed: Mutex<Option<Listed>>,
     attempts: Mutex<Attempts>,
     service: OnceLock<Weak<Service>>,
 }
@@ -121,13 +131,13 @@ impl Issuance {
             config: ca,
             directory,
             served: tls.certificate,
-            revocations: Mutex::default(),
+            listed: Mutex::default(),
             attempts: Mutex::default(),
             service: OnceLock::new(),
         };
         issuance.renew_own(now())?;
         if !issuance.place("revocations.pem").exists() {
-            issuance.list(&[], now())?;
+            issuance.list(Vec::new(), now())?;
         }
         Ok(Some(issuance))
     }
@@ -162,9 +172,18 @@ impl Issuance {
         write(&path, &signed.map_err(|not| not.to_string())?)
     }
 
+    /// Signs the list again if two thirds of its validity are over.
+    pub(crate) fn renew_list(&self, now: Millis) -> Result<(), String> {
+        let mut kept = locked(&self.listed);
+        match kept.as_ref().filter(|listed| listed.validity.is_due(now)).map(|listed| listed.revoked.clone()) {
+            Some(revoked) => self.replace_list(&mut kept, revoked, now),
+            None => Ok(()),
+        }
+    }
+
     /// The list of revoked certificates, in PEM.
     pub(crate) fn current_list(&self) -> Option<String> {
-        locked(&self.revocations).as_ref().map(|found| found.list.to_string())
+        locked(&self.listed).as_ref().map(|found| found.list.list.to_string())
     }
 
     /// The fingerprint for tokens: that of the last certificate in the chain that REST clients see.
@@ -277,7 +296,7 @@ impl Issuance {
             .all::<Issued>(CERTIFICATES)?
             .into_iter()
             .filter_map(|(serial, issued)| Some((serial, issued.revoked?)));
-        Ok(self.list(&revoked.collect::<Vec<_>>(), now))
+        Ok(self.list(revoked.collect(), now))
     }
 
     /// Stores a new token. Records of certificates that expired long ago, and of tokens that can no longer be used, are
@@ -306,13 +325,23 @@ impl Issuance {
         Ok(Ok(()))
     }
 
-    /// Makes the list and its file. Its number grows, even if the clock is set back.
-    fn list(&self, revoked: &[(String, Millis)], now: Millis) -> Result<(), String> {
-        let mut kept = locked(&self.revocations);
-        let number = now.0.max(kept.as_ref().map_or(0, |list| list.number + 1));
-        let list = self.authority.revocations(revoked, number, now).map_err(|not| not.to_string())?;
+    /// Makes the list and its file.
+    fn list(&self, revoked: Vec<(String, Millis)>, now: Millis) -> Result<(), String> {
+        self.replace_list(&mut locked(&self.listed), revoked, now)
+    }
+
+    /// The list's number grows, even if the clock is set back.
+    fn replace_list(
+        &self,
+        kept: &mut Option<Listed>,
+        revoked: Vec<(String, Millis)>,
+        now: Millis,
+    ) -> Result<(), String> {
+        let number = now.0.max(kept.as_ref().map_or(0, |listed| listed.list.number + 1));
+        let list = self.authority.revocations(&revoked, number, now).map_err(|not| not.to_string())?;
         write(&self.place("revocations.pem"), &list.list)?;
-        *kept = Some(list);
+        let validity = Validity { from: now, until: Millis(now.0.saturating_add(u64::from(LIST_DAYS) * DAY_MS)) };
+        *kept = Some(Listed { list, revoked, validity });
         Ok(())
     }
 }
@@ -361,7 +390,7 @@ impl Issuer for Renewals {
     }
 
     fn revocations(&self) -> Option<Revocations> {
-        locked(&self.0.revocations).clone()
+        locked(&self.0.listed).as_ref().map(|listed| listed.list.clone())
     }
 }
 
@@ -376,4 +405,32 @@ fn send(sender: &SyncSender<Result<String, Refused>>, outcome: Result<String, St
 /// The validity of the first certificate of a chain, for answers.
 pub(crate) fn validity(chain: &str) -> Option<aquifer_authority::Validity> {
     first_of(chain).and_then(|certificate| facts(&certificate)).map(|facts| facts.validity)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A manager may lead for months without a revocation, and programs refuse to start with an expired list.
+    #[test]
+    fn a_list_is_signed_again_before_it_expires() {
+        let directory = std::env::temp_dir().join(format!("aquifer-list-{}", std::process::id()));
+        let text = format!("state = {directory:?}\n[peers]\nkind = \"simulated\"\n[ca]\n");
+        let issuance =
+            Issuance::open(&mut Config::parse(&text).expect("enough")).expect("usable").expect("there is one");
+        let (start, revoked) = (now(), vec![("0a".to_owned(), now())]);
+        issuance.list(revoked.clone(), start).expect("written");
+        let kept = || locked(&issuance.listed).as_ref().map(|listed| (listed.list.number, listed.revoked.clone()));
+        let after = |days: u64| Millis(start.0 + days * DAY_MS);
+        let first = kept();
+        issuance.renew_list(after(19)).expect("not due");
+        assert_eq!(kept(), first);
+        issuance.renew_list(after(21)).expect("written");
+        let (number, still) = kept().expect("there is one");
+        assert_eq!((number, still), (after(21).0, revoked), "a new number, so that it is sent to donors and hosts");
+        assert_eq!(fs::read_to_string(issuance.place("revocations.pem")).ok(), issuance.current_list());
+        issuance.renew_list(after(22)).expect("not due");
+        assert_eq!(kept().expect("there is one").0, number);
+        fs::remove_dir_all(&directory).expect("ours");
+    }
 }

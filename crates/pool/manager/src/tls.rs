@@ -36,10 +36,12 @@ fn server(config: &TlsConfig) -> Result<Arc<ServerConfig>, String> {
 
 /// The time between two checks of the files for a change.
 const LOOK: Duration = Duration::from_secs(2);
-/// The time between two checks whether this manager's own certificate must be renewed: much shorter than a day.
+/// The time between two checks whether this manager's own certificate or its list of revoked ones must be renewed: much
+/// shorter than a day.
 const RENEW: Duration = Duration::from_secs(60);
 
-/// Renews this manager's certificate and reads renewed files, for as long as the process runs.
+/// Renews this manager's certificate and its list of revoked ones, and reads renewed files, for as long as the process
+/// runs.
 pub(crate) fn watch(served: &Served, issuance: Option<&Issuance>) {
     let mut renewed = Instant::now();
     let mut last = None;
@@ -50,12 +52,12 @@ pub(crate) fn watch(served: &Served, issuance: Option<&Issuance>) {
             && renewed.elapsed() > RENEW
         {
             renewed = Instant::now();
-            outcome = issuance.renew_own(now());
+            outcome = issuance.renew_own(now()).and_then(|()| issuance.renew_list(now()));
         }
         if let Err(line) = outcome.and_then(|()| served.renew())
             && last.as_ref() != Some(&line)
         {
-            eprintln!("aquifer-fabricd: the old certificate stays in use: {line}");
+            eprintln!("aquifer-fabricd: the old files stay in use: {line}");
             last = Some(line);
         }
     }

@@ -119,6 +119,7 @@ fn after_a_lost_state_the_pool_is_adopted() {
     assert!(daemon.settle(&pool.token));
     let chunks = daemon.ask("GET", CHUNKS, &pool.token, "").expect("an answer").body;
     assert_eq!(chunks["Members"].as_array().map(Vec::len), Some(1), "{chunks}");
+    assert_eq!(chunks["Members"][0]["@odata.id"], format!("{CHUNKS}/db"), "the agent knows its name");
     assert_eq!(pool.host.agent.lock().expect("no panic").volumes, before, "the host was disturbed");
     pool.unbind(&daemon);
     pool.expect_nothing_lent(&daemon);

@@ -225,7 +225,7 @@ fn security(spec: &DonorSpec) -> Result<Security, CredentialFailure> {
         DonorSecurity::Local | DonorSecurity::Plain => Security::Plain,
         DonorSecurity::Tls { files, name } => {
             let name = Borrower::name(name).expect("a description has a name that can be one");
-            Security::Tls(Arc::new(Borrower::new(files.load()?, name)?))
+            Security::Tls(Arc::new(Borrower::new(files, name)?))
         }
     })
 }

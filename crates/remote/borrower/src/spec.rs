@@ -7,7 +7,7 @@
 
 use aquifer_core::units::ByteSize;
 use aquifer_tier::Newcomer;
-use aquifer_tls::Files;
+use aquifer_tls::BorrowerFiles;
 
 use crate::array::Shape;
 
@@ -64,7 +64,7 @@ pub enum DonorSecurity {
     /// By TLS 1.3, with certificates on both sides.
     Tls {
         /// Our identity, and whom we trust.
-        files: Files,
+        files: BorrowerFiles,
         /// The name that the donor's certificate must be for; by default the address's host.
         name: String,
     },
@@ -89,7 +89,7 @@ pub struct VolumeTierSpec {
     /// How the volume survives the loss of a donor.
     pub redundancy: Redundancy,
     /// The certificate and key of the volume's tenant, and whom it trusts. `None`: connections are not protected.
-    pub files: Option<Files>,
+    pub files: Option<BorrowerFiles>,
     /// Capacity; by default what the members lend, less the redundancy. More than that can be used once the volume has
     /// grown.
     pub size: Option<ByteSize>,

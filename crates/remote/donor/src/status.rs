@@ -72,8 +72,7 @@ pub fn status(
     let mut line = Line { stream: Box::new(stream), protection: None, text: Vec::new() };
     if let Security::Tls(files) = security {
         let server = Borrower::name(name).ok_or_else(|| StatusFailure::Name(name.into()))?;
-        let credentials = files.load().map_err(StatusFailure::Credentials)?;
-        let borrower = Borrower::new(credentials, server).map_err(StatusFailure::Credentials)?;
+        let borrower = Borrower::new(&files.clone().into(), server).map_err(StatusFailure::Credentials)?;
         line.protection = Some(line.shake_hands(&borrower)?);
     }
     read_status(&mut line)

@@ -9,12 +9,13 @@
 
 use std::fmt;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection};
 
 use crate::distrust::Distrust;
-use crate::files::{CredentialFailure, Credentials, Files};
+use crate::files::{BorrowerFiles, CredentialFailure, File, Purpose};
 use crate::records::{Opening, RECORD_BYTES_MAX, RECORD_HEAD_BYTES, Sealing};
 use crate::renewal::{Replaceable, Seen};
 
@@ -59,8 +60,10 @@ pub struct Borrower {
     config: Replaceable<ClientConfig>,
     name: ServerName<'static>,
     /// With absolute paths: the program may change its directory.
-    files: Files,
+    files: BorrowerFiles,
     seen: Seen,
+    /// When the lists of revoked certificates expire, in seconds since 1970; `u64::MAX` once that was reported.
+    lists_valid_until: AtomicU64,
     /// Why the files cannot be used, until it is reported. Never waited for: in a forked child, it may stay locked.
     failure: Mutex<Option<CredentialFailure>>,
 }
@@ -74,37 +77,51 @@ impl fmt::Debug for Borrower {
 
 impl Borrower {
     /// `name` is the name that the donor's certificate must have: a host name or an address.
-    pub fn new(credentials: Credentials, name: ServerName<'static>) -> Result<Borrower, CredentialFailure> {
-        let (files, look) = (credentials.files().absolute(), credentials.look());
-        let config = Replaceable::new(credentials.for_borrower()?);
-        Ok(Borrower { config, name, files, seen: Seen::new(look), failure: Mutex::new(None) })
+    pub fn new(files: &BorrowerFiles, name: ServerName<'static>) -> Result<Borrower, CredentialFailure> {
+        // Before they are read: what changes meanwhile will look different the next time.
+        let seen = Seen::new(files.look());
+        let (config, valid_until) = files.load()?;
+        let (config, files) = (Replaceable::new(config), files.absolute());
+        let lists_valid_until = AtomicU64::new(valid_until);
+        Ok(Borrower { config, name, files, seen, lists_valid_until, failure: Mutex::new(None) })
     }
 
-    /// Reads the files again if they have changed; new connections use what was read. If the files cannot be used,
-    /// connections are made with the previous contents until that is corrected. Called by one thread at a time. May
-    /// allocate, and reads files.
+    /// Reads the files again if they have changed; new connections use what was read. If the files cannot be used, or
+    /// the lists have expired meanwhile, connections are made with the previous contents until that is corrected.
+    /// Called by one thread at a time. May allocate, and reads files.
     pub fn refresh(&self) {
         let look = self.files.look();
         if self.seen.is_used(look) {
-            return;
+            return self.check_lists(UnixTime::now().as_secs());
         }
-        match self.files.load().and_then(Credentials::for_borrower) {
-            Ok(config) => {
+        match self.files.load() {
+            Ok((config, valid_until)) => {
                 // Without a free slot, the next call tries again.
                 if self.config.replace(config) {
                     self.seen.use_it(look);
+                    self.lists_valid_until.store(valid_until, Ordering::Relaxed);
                 }
             }
-            Err(failure) if self.seen.fail(look) => {
-                if let Ok(mut place) = self.failure.try_lock() {
-                    *place = Some(failure);
-                }
-            }
+            Err(failure) if self.seen.fail(look) => self.fail(failure),
             Err(_) => {}
         }
     }
 
-    /// Why changed files cannot be used, once.
+    /// Reports once that lists in use have expired. They are used further: without its donors, the program would end.
+    fn check_lists(&self, now: u64) {
+        if let Some(path) = self.files.crl.clone().filter(|_| now >= self.lists_valid_until.load(Ordering::Relaxed)) {
+            self.lists_valid_until.store(u64::MAX, Ordering::Relaxed);
+            self.fail(CredentialFailure::Expired(File { purpose: Purpose::Revocations, path }));
+        }
+    }
+
+    fn fail(&self, failure: CredentialFailure) {
+        if let Ok(mut place) = self.failure.try_lock() {
+            *place = Some(failure);
+        }
+    }
+
+    /// Why changed files cannot be used, or that lists have expired, once.
     pub fn take_failure(&self) -> Option<CredentialFailure> {
         self.failure.try_lock().ok()?.take()
     }

@@ -15,8 +15,12 @@ pub enum Distrust {
     DonorExpired,
     /// The donor's certificate is for another name.
     DonorName,
+    /// The donor's certificate was revoked by its authority.
+    DonorRevoked,
     /// The donor's certificate was issued by another authority.
     DonorUnknown,
+    /// No list of revoked certificates is of the authority that issued the donor's certificate.
+    DonorUnlisted,
     /// The donor's certificate is invalid for another reason.
     DonorUnusable,
     /// The other end does not speak TLS, or no version that this end speaks.
@@ -36,6 +40,8 @@ pub struct Words {
     pub cert: &'static str,
     /// The authority of donors' certificates.
     pub ca: &'static str,
+    /// The lists of revoked certificates.
+    pub crl: &'static str,
     /// The name that the donor's certificate is for.
     pub name: &'static str,
     /// The setting that asks for plain text.
@@ -44,10 +50,16 @@ pub struct Words {
 
 impl Words {
     /// The names of a command's flags.
-    pub const FLAGS: Words =
-        Words { cert: "--tls-cert", ca: "--tls-ca", name: "--tls-name SERVERNAME", plain: "--security plain" };
+    pub const FLAGS: Words = Words {
+        cert: "--tls-cert",
+        ca: "--tls-ca",
+        crl: "--tls-crl",
+        name: "--tls-name SERVERNAME",
+        plain: "--security plain",
+    };
     /// The names of a tier's options.
-    pub const OPTIONS: Words = Words { cert: "cert=", ca: "ca=", name: "name=SERVERNAME", plain: "security=plain" };
+    pub const OPTIONS: Words =
+        Words { cert: "cert=", ca: "ca=", crl: "crl=", name: "name=SERVERNAME", plain: "security=plain" };
 }
 
 impl Distrust {
@@ -63,8 +75,11 @@ impl Distrust {
                     Distrust::DonorName
                 }
                 CertificateError::UnknownIssuer | CertificateError::BadSignature => Distrust::DonorUnknown,
+                CertificateError::Revoked => Distrust::DonorRevoked,
+                CertificateError::UnknownRevocationStatus => Distrust::DonorUnlisted,
                 _ => Distrust::DonorUnusable,
             },
+            Error::InvalidCertRevocationList(_) => Distrust::DonorUnlisted,
             Error::AlertReceived(alert) => Self::of_alert(*alert),
             _ => Distrust::NoHandshake,
         }
@@ -88,10 +103,12 @@ impl Distrust {
     /// The error number, for callers that only need to know that there is no connection.
     pub fn errno(self) -> i32 {
         const EKEYEXPIRED: i32 = 127;
+        const EKEYREVOKED: i32 = 128;
         const EKEYREJECTED: i32 = 129;
         const EPROTO: i32 = 71;
         match self {
             Distrust::DonorExpired | Distrust::OwnExpired => EKEYEXPIRED,
+            Distrust::DonorRevoked => EKEYREVOKED,
             Distrust::NoHandshake => EPROTO,
             _ => EKEYREJECTED,
         }
@@ -101,7 +118,7 @@ impl Distrust {
 impl Distrust {
     /// The cause and the remedy, in terms of the settings that the user gave.
     pub fn explain(self, words: Words) -> String {
-        let Words { cert, ca, name, plain } = words;
+        let Words { cert, ca, crl, name, plain } = words;
         match self {
             Distrust::DonorExpired => "the donor's certificate has expired or is not valid yet; give the donor a new \
                                        one, and compare the clocks of both machines"
@@ -111,6 +128,14 @@ impl Distrust {
             }
             Distrust::DonorUnknown => format!(
                 "the donor's certificate is not signed by the authority in {ca}; give the authority that signed it"
+            ),
+            Distrust::DonorRevoked => format!(
+                "the donor's certificate was revoked, says the list in {crl}; borrow from another donor, or have a new \
+                 certificate signed for this one"
+            ),
+            Distrust::DonorUnlisted => format!(
+                "the authority that signed the donor's certificate has no list in {crl}; add the revocation list of that \
+                 authority"
             ),
             Distrust::DonorUnusable => {
                 "the donor's certificate is not one for a server; give the donor one of X.509 version 3 that has \

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The three files of each end: its certificate, the certificate's key, and the authority that the other end's
-//! certificate must be signed by.
+//! The files of each end: its certificate, the certificate's key, and the authority that the other end's certificate
+//! must be signed by; also the authority's lists of revoked certificates (a borrower's: `revocations.rs`).
 
 use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 use aquifer_sys::safe_open::{self, Objected, OpenFailure};
 
 use crate::donor_side::DonorSide;
+use crate::revocations::Revocations;
 use crate::{CONTROL_PROTOCOL, PROTOCOL, renewal};
 
 /// Maximum size of a file with a certificate, a key, or an authority's certificates. A choice, so that a wrong path
@@ -79,8 +80,17 @@ impl fmt::Display for File {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CredentialFailure {
+    /// A revocation list has expired: certificates may have been revoked since.
+    Expired(File),
     /// Not in PEM, or with something else in it.
     NotPem(File),
+    /// A revocation list is signed by none of the authorities.
+    OtherAuthority {
+        /// The list.
+        list: File,
+        /// The authorities.
+        ca: PathBuf,
+    },
     /// The key belongs to another certificate.
     OtherKey {
         /// The key.
@@ -99,6 +109,18 @@ pub enum CredentialFailure {
 impl fmt::Display for CredentialFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            CredentialFailure::Expired(file) => {
+                write!(f, "{file} has expired; get the authority's newest one, and compare this machine's clock")
+            }
+            CredentialFailure::OtherAuthority { list, ca } => {
+                let ca = ca.display().to_string();
+                write!(
+                    f,
+                    "{list} is not signed by an authority in {}; give the list of that authority, or add the \
+                     certificate of the authority that signed it there",
+                    ca.escape_debug()
+                )
+            }
             CredentialFailure::NotPem(file) => {
                 let label = match file.purpose {
                     Purpose::Authority | Purpose::Certificate => "CERTIFICATE",
@@ -139,15 +161,48 @@ pub struct Credentials {
     key: PrivateKeyDer<'static>,
     roots: Arc<RootCertStore>,
     files: Files,
-    /// How the files looked before they were read.
-    look: u64,
+}
+
+/// The paths of a borrower's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BorrowerFiles {
+    /// Its certificate and key, and the authority of the donors that it trusts.
+    pub identity: Files,
+    /// Lists of revoked certificates, in PEM: a donor on one of them is not trusted. `None`: no list is checked.
+    pub crl: Option<PathBuf>,
+}
+
+impl From<Files> for BorrowerFiles {
+    /// Without lists.
+    fn from(identity: Files) -> BorrowerFiles {
+        BorrowerFiles { identity, crl: None }
+    }
+}
+
+impl BorrowerFiles {
+    /// What identifies the contents of the files without reading them.
+    pub(crate) fn look(&self) -> u64 {
+        let Files { cert, key, ca } = &self.identity;
+        renewal::look([cert, key, ca].into_iter().chain(&self.crl))
+    }
+
+    /// The same files, wherever the process goes.
+    pub(crate) fn absolute(&self) -> BorrowerFiles {
+        let absolute = |path: &PathBuf| path::absolute(path).unwrap_or_else(|_| path.clone());
+        let Files { cert, key, ca } = &self.identity;
+        let identity = Files { cert: absolute(cert), key: absolute(key), ca: absolute(ca) };
+        BorrowerFiles { identity, crl: self.crl.as_ref().map(absolute) }
+    }
+
+    /// Reads the files: the configuration of handshakes, and until when the lists are valid.
+    pub(crate) fn load(&self) -> Result<(Arc<ClientConfig>, u64), CredentialFailure> {
+        self.identity.load().and_then(|credentials| credentials.for_borrower(self.crl.as_deref()))
+    }
 }
 
 impl Files {
     /// Reads the files.
     pub fn load(&self) -> Result<Credentials, CredentialFailure> {
-        // Before they are read: what changes meanwhile will look different the next time.
-        let look = self.look();
         let file = |purpose, path: &Path| File { purpose, path: path.to_owned() };
         let key_file = file(Purpose::Key, &self.key);
         let key = match PrivateKeyDer::from_pem_slice(&read(&key_file)?) {
@@ -160,18 +215,7 @@ impl Files {
             roots.add(certificate).map_err(|error| CredentialFailure::Unusable(ca.clone(), error))?;
         }
         let chain = certificates(&file(Purpose::Certificate, &self.cert))?;
-        Ok(Credentials { chain, key, roots: Arc::new(roots), files: self.clone(), look })
-    }
-
-    /// What identifies the contents of the files without reading them.
-    pub(crate) fn look(&self) -> u64 {
-        renewal::look([&self.cert, &self.key, &self.ca])
-    }
-
-    /// The same files, wherever the process goes.
-    pub(crate) fn absolute(&self) -> Files {
-        let absolute = |path: &Path| path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        Files { cert: absolute(&self.cert), key: absolute(&self.key), ca: absolute(&self.ca) }
+        Ok(Credentials { chain, key, roots: Arc::new(roots), files: self.clone() })
     }
 }
 
@@ -199,7 +243,7 @@ fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, CredentialF
     }
 }
 
-fn lists(file: &File) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialFailure> {
+pub(crate) fn lists(file: &File) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialFailure> {
     let found: Result<Vec<_>, pem::Error> = CertificateRevocationListDer::pem_slice_iter(&read(file)?).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
@@ -248,36 +292,36 @@ impl Credentials {
         Ok(DonorSide::new(config, verifier))
     }
 
-    /// The configuration of a borrower's handshakes.
-    pub(crate) fn for_borrower(self) -> Result<Arc<ClientConfig>, CredentialFailure> {
-        let mut config = self.for_client(PROTOCOL)?;
+    /// The configuration of a borrower's handshakes, and until when its lists are valid, in seconds since 1970. `crl`
+    /// is a file with lists of revoked certificates.
+    pub(crate) fn for_borrower(self, crl: Option<&Path>) -> Result<(Arc<ClientConfig>, u64), CredentialFailure> {
+        let load = |path: &Path| Revocations::load(path, &self.roots, &self.files.ca, &provider());
+        let revocations = crl.map(load).transpose()?;
+        let valid_until = revocations.as_ref().map_or(u64::MAX, |revocations| revocations.valid_until);
+        let mut config = self.for_client(PROTOCOL, revocations)?;
         config.enable_secret_extraction = true;
-        Ok(Arc::new(config))
+        Ok((Arc::new(config), valid_until))
     }
 
     /// The configuration of a donor's or an agent's sessions with a fabric manager.
     pub fn for_end(self) -> Result<Arc<ClientConfig>, CredentialFailure> {
-        self.for_client(CONTROL_PROTOCOL).map(Arc::new)
+        self.for_client(CONTROL_PROTOCOL, None).map(Arc::new)
     }
 
-    fn for_client(self, protocol: &[u8]) -> Result<ClientConfig, CredentialFailure> {
+    fn for_client(self, protocol: &[u8], revoked: Option<Revocations>) -> Result<ClientConfig, CredentialFailure> {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
-            .expect("the provider has suites of TLS 1.3")
-            .with_root_certificates(Arc::clone(&self.roots));
+            .expect("the provider has suites of TLS 1.3");
+        let roots = Arc::clone(&self.roots);
+        let builder = match revoked {
+            Some(revoked) => builder.with_webpki_verifier(revoked.verifier(roots, provider())?),
+            None => builder.with_root_certificates(roots),
+        };
         let (chain, key) = (self.chain.clone(), self.key.clone_key());
         let mut config = builder.with_client_auth_cert(chain, key).map_err(|error| self.judge(error))?;
         config.alpn_protocols = vec![protocol.to_vec()];
         config.resumption = Resumption::disabled();
         Ok(config)
-    }
-
-    pub(crate) fn files(&self) -> &Files {
-        &self.files
-    }
-
-    pub(crate) fn look(&self) -> u64 {
-        self.look
     }
 
     fn file(&self, purpose: Purpose) -> File {

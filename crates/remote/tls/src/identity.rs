@@ -12,14 +12,12 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use crate::der::{BOOLEAN, Der, OBJECT_IDENTIFIER, OCTET_STRING, SEQUENCE};
+
 /// Maximum length of a name. Longer ones do not name tenants.
 const NAME_BYTES_MAX: usize = 512;
 
-const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
-const OBJECT_IDENTIFIER: u8 = 0x06;
-const OCTET_STRING: u8 = 0x04;
-const BOOLEAN: u8 = 0x01;
 const UTF8_STRING: u8 = 0x0c;
 const PRINTABLE_STRING: u8 = 0x13;
 const IA5_STRING: u8 = 0x16;
@@ -32,42 +30,6 @@ const SUBJECT_ALTERNATIVE_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 /// The kinds of alternative names that are used, in order of preference.
 const KINDS: [(u8, &str); 3] = [(0x86, "uri"), (0x82, "dns"), (0x81, "email")];
-
-/// The unread rest of some DER.
-#[derive(Clone, Copy)]
-struct Der<'a>(&'a [u8]);
-
-impl<'a> Der<'a> {
-    /// The next element: its tag and its contents.
-    fn next(&mut self) -> Option<(u8, &'a [u8])> {
-        let (&[tag, first], mut rest) = self.0.split_first_chunk::<2>()?;
-        let mut length = usize::from(first);
-        if first >= 0x80 {
-            let digits = usize::from(first & 0x7f);
-            if !(1..=4).contains(&digits) || rest.len() < digits {
-                return None;
-            }
-            let (digits, after) = rest.split_at(digits);
-            length = digits.iter().fold(0, |length, digit| length << 8 | usize::from(*digit));
-            rest = after;
-        }
-        let (contents, after) = rest.split_at_checked(length)?;
-        self.0 = after;
-        Some((tag, contents))
-    }
-
-    /// The contents of the next element, which must have this tag.
-    fn take(&mut self, tag: u8) -> Option<&'a [u8]> {
-        self.next().filter(|(found, _)| *found == tag).map(|(_, contents)| contents)
-    }
-
-    /// Skips the next element if it has this tag.
-    fn skip(&mut self, tag: u8) {
-        if self.0.first() == Some(&tag) {
-            let _ = self.next();
-        }
-    }
-}
 
 /// The tenant's name; `None` if the certificate has no usable name.
 pub fn tenant_name(certificate: &[u8]) -> Option<String> {

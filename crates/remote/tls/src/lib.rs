@@ -14,17 +14,19 @@
 #![forbid(unsafe_code)]
 
 mod borrower;
+mod der;
 mod distrust;
 mod donor_side;
 mod files;
 mod identity;
 mod records;
 mod renewal;
+mod revocations;
 
 pub use borrower::{Borrower, Pipe, Protection, ShakeFailure};
 pub use distrust::{Distrust, Words};
 pub use donor_side::DonorSide;
-pub use files::{CredentialFailure, Credentials, File, Files, Purpose};
+pub use files::{BorrowerFiles, CredentialFailure, Credentials, File, Files, Purpose};
 pub use identity::{address_name, tenant_name};
 pub use records::{Broken, Opening, RECORD_BYTES_MAX, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES, Sealing, TEXT_BYTES_MAX};
 

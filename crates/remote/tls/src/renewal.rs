@@ -10,7 +10,7 @@
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
@@ -64,7 +64,7 @@ impl<T> Replaceable<T> {
 }
 
 /// What identifies the contents of files without reading them: inode numbers, sizes and times of change.
-pub(crate) fn look(paths: [&Path; 3]) -> u64 {
+pub(crate) fn look<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for path in paths {
         let found = fs::metadata(path).ok();

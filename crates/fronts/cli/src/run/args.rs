@@ -157,6 +157,8 @@ Tiers:
       cert=FILE           our certificate, then the intermediate ones up to its authority
       key=FILE            its private key
       ca=FILE             the authorities whose donors we trust
+      crl=FILE            their lists of revoked certificates: a donor on one of them is refused
+                          [default: none are read]
       name=NAME           the name that the donor's certificate must have [default: HOST]
       security=plain      without TLS: anyone on the path can read and change the memory
       encrypt=ephemeral   as for flash: the donor cannot read the memory either

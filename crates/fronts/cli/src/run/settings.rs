@@ -216,7 +216,7 @@ fn donor_options(options: &str, name: &str) -> Result<String, Failure> {
     let mut written = String::new();
     for option in options.split(',').skip(1) {
         written += &match option.split_once('=') {
-            Some((file @ ("cert" | "key" | "ca"), path)) => {
+            Some((file @ ("cert" | "key" | "ca" | "crl"), path)) => {
                 format!(",{file}={}", absolute_text("--tier", Path::new(path))?)
             }
             Some(("name", _)) => String::new(),

@@ -10,7 +10,7 @@ use aquifer_borrower::{
     WEIGHT_MAX,
 };
 use aquifer_core::units::ByteSize;
-use aquifer_tls::{Borrower, Files};
+use aquifer_tls::{Borrower, BorrowerFiles, Files};
 
 use super::{TierSpec, only_size, options, set_size, unknown};
 
@@ -25,14 +25,15 @@ struct Said<'a> {
     cert: Option<&'a str>,
     key: Option<&'a str>,
     ca: Option<&'a str>,
+    crl: Option<&'a str>,
     names: Option<&'a str>,
     mirror: Option<&'a str>,
     parity: Option<&'a str>,
     device: Option<&'a str>,
 }
 
-const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain, device=NAME, mirror=N, parity=K+M, \
-                       encrypt=ephemeral or size=SIZE";
+const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, crl=FILE, name=SERVERNAME, security=plain, device=NAME, mirror=N, \
+                       parity=K+M, encrypt=ephemeral or size=SIZE";
 
 /// A donor, or several.
 pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
@@ -145,6 +146,7 @@ impl<'a> Said<'a> {
                 ("cert", Some(file)) if !file.is_empty() => said.cert = Some(file),
                 ("key", Some(file)) if !file.is_empty() => said.key = Some(file),
                 ("ca", Some(file)) if !file.is_empty() => said.ca = Some(file),
+                ("crl", Some(file)) if !file.is_empty() => said.crl = Some(file),
                 ("name", Some(text)) => said.names = Some(text),
                 ("device", Some(name)) if !name.is_empty() => said.device = Some(name),
                 ("mirror", Some(number)) => said.mirror = Some(number),
@@ -152,10 +154,11 @@ impl<'a> Said<'a> {
                 (word, _) => return Err(unknown(word, OPTIONS)),
             }
         }
-        let certified = [said.cert, said.key, said.ca, said.names];
+        let certified = [said.cert, said.key, said.ca, said.crl, said.names];
         if said.is_plain && certified.iter().any(Option::is_some) {
             return Err(
-                "security=plain uses no certificates; leave it out, or leave cert=, key=, ca= and name= out".into()
+                "security=plain uses no certificates; leave it out, or leave cert=, key=, ca=, crl= and name= out"
+                    .into(),
             );
         }
         Ok(said)
@@ -201,7 +204,8 @@ impl<'a> Said<'a> {
                 host
             }
         };
-        Ok(DonorSecurity::Tls { files: Files { cert: cert.into(), key: key.into(), ca: ca.into() }, name })
+        let identity = Files { cert: cert.into(), key: key.into(), ca: ca.into() };
+        Ok(DonorSecurity::Tls { files: BorrowerFiles { identity, crl: self.crl.map(Into::into) }, name })
     }
 
     fn redundancy(&self, donors: usize) -> Result<Redundancy, String> {

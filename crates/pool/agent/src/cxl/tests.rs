@@ -77,7 +77,7 @@ impl Bench {
         let members = serials.iter().map(|serial| lease(*serial)).collect();
         let (redundancy, presentation) = (Redundancy::None, Presentation::OneRange);
         let host = "web-1".parse().unwrap();
-        self.order(Step::Present { host, volume: VOLUME, redundancy, presentation, members }).unwrap();
+        self.order(Step::Present { host, volume: VOLUME, name: None, redundancy, presentation, members }).unwrap();
     }
 
     fn withdraw(&mut self, serials: &[u64]) {
@@ -279,7 +279,7 @@ fn what_cannot_become_memory_is_refused_or_reported() {
     let host = || "web-1".parse().unwrap();
     let mut refused = |members: Vec<MemberLease>, redundancy, part: &str| {
         let presentation = Presentation::OneRange;
-        let step = Step::Present { host: host(), volume: VOLUME, redundancy, presentation, members };
+        let step = Step::Present { host: host(), volume: VOLUME, name: None, redundancy, presentation, members };
         let why = bench.order(step).unwrap_err();
         assert!(why.contains(part) && why.contains("; "), "{why}");
     };
@@ -293,7 +293,7 @@ fn what_cannot_become_memory_is_refused_or_reported() {
     let nameless = MemberLease { source, ..lease(0x1002) };
     let (redundancy, presentation) = (Redundancy::None, Presentation::OneRange);
     let members = vec![larger, nameless];
-    bench.order(Step::Present { host: host(), volume: VOLUME, redundancy, presentation, members }).unwrap();
+    bench.order(Step::Present { host: host(), volume: VOLUME, name: None, redundancy, presentation, members }).unwrap();
     bench.turns();
     assert!(bench.trouble(0x1001).contains("1073741824 were bound"), "{}", bench.trouble(0x1001));
     assert!(bench.trouble(0x1002).contains("[cxl.serials]"), "{}", bench.trouble(0x1002));

@@ -29,7 +29,7 @@ impl HostState {
 
     fn step(&mut self, step: Step) -> Result<(), String> {
         match step {
-            Step::Present { volume, redundancy, presentation, members, .. } => {
+            Step::Present { volume, name, redundancy, presentation, members, .. } => {
                 if self.volumes.contains_key(&volume) || !self.are_new(volume, &members) {
                     return Ok(());
                 }
@@ -44,7 +44,7 @@ impl HostState {
                     let state = if is_here { MemberState::InSync } else { MemberState::Copying { left } };
                     (lease.member, MemberReport { lease, state })
                 });
-                let report = VolumeReport { redundancy, presentation, members: members.collect() };
+                let report = VolumeReport { name, redundancy, presentation, members: members.collect() };
                 let (replaced, abandoned) = (BTreeSet::new(), BTreeSet::new());
                 self.volumes.insert(volume, Held { report, replaced, abandoned, is_withdrawn: false, attachments });
             }

@@ -55,8 +55,9 @@ impl Bench {
 
     fn present(&mut self, members: Vec<aquifer_fabric::MemberLease>) {
         let redundancy = aquifer_fabric::Redundancy::None;
-        let presentation = Presentation::OneRange;
-        self.order(Step::Present { host: host(), volume: VOLUME, redundancy, presentation, members }).unwrap();
+        let (name, presentation) = (Some("db".parse().unwrap()), Presentation::OneRange);
+        self.order(Step::Present { host: host(), volume: VOLUME, name, redundancy, presentation, members }).unwrap();
+        assert_eq!(self.ledger.report().volumes[&VOLUME].name.as_ref().unwrap().as_str(), "db");
     }
 
     fn join(&mut self, members: Vec<aquifer_fabric::MemberLease>) {

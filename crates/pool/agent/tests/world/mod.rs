@@ -11,11 +11,12 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use aquifer_control::{EndId, Kind, Patterns, Registrar, RegistrarSettings, Report};
-use aquifer_donor::{Donor, Security, Settings, Source};
+use aquifer_control::{EndId, Issuer, Kind, Patterns, Registrar, RegistrarSettings, Report};
+use aquifer_donor::{Donor, Files, Security, Settings, Source};
 use aquifer_fabric::{
     Bytes, Command as FabricCommand, HostReport, Incarnation, MemberId, MemberLease, Place, Presentation, Redundancy,
     SpanId, Step, Term, Token, VolumeId, Why,
@@ -44,24 +45,50 @@ pub struct World {
     registrar: Option<Registrar>,
     manager: SocketAddr,
     sequence: u64,
+    protection: Option<Protection>,
+}
+
+/// How the ends of a world know each other.
+pub struct Protection {
+    /// The manager's certificate.
+    pub manager: Files,
+    /// A certificate for each donor.
+    pub donors: Vec<Files>,
+    /// The host's certificate.
+    pub tenant: Files,
+    /// The file with the list that programs read.
+    pub list: PathBuf,
+    /// What the manager sends as the newest list.
+    pub issuer: Arc<dyn Issuer>,
 }
 
 impl World {
     /// Starts this many donors, a manager and an agent, which serves up to `programs` programs.
     pub fn start(donors: usize, programs: usize) -> World {
+        let securities = (0..donors).map(|_| Security::Plain).collect();
+        World::start_with(securities, programs, None)
+    }
+
+    /// The same with TLS, and a donor for each of its certificates.
+    pub fn start_protected(protection: Protection) -> World {
+        let securities = protection.donors.iter().cloned().map(Security::Tls).collect();
+        World::start_with(securities, 64, Some(protection))
+    }
+
+    fn start_with(donors: Vec<Security>, programs: usize, protection: Option<Protection>) -> World {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         // Short, because the length of a socket path is limited.
         let name = format!("aq-agent-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory).expect("a temporary directory");
         let settings =
-            || Settings::new(([127, 0, 0, 1], 0).into(), SLABS * (2 << 20), Source::Anonymous, Security::Plain);
-        let donors: Vec<Donor> = (0..donors)
-            .map(|_| Donor::start(settings(), Box::new(|line| println!("donor: {line}"))).unwrap())
-            .collect();
-        let registrar = registrar(([127, 0, 0, 1], 0).into());
+            |security| Settings::new(([127, 0, 0, 1], 0).into(), SLABS * (2 << 20), Source::Anonymous, security);
+        let start = |security| Donor::start(settings(security), Box::new(|line| println!("donor: {line}"))).unwrap();
+        let donors: Vec<Donor> = donors.into_iter().map(start).collect();
+        let registrar = registrar(([127, 0, 0, 1], 0).into(), protection.as_ref());
         let manager = registrar.address();
-        let world = World { directory, donors, agent: None, registrar: Some(registrar), manager, sequence: 0 };
+        let (agent, registrar) = (None, Some(registrar));
+        let world = World { directory, donors, agent, registrar, manager, sequence: 0, protection };
         world.write_configuration(programs);
         let mut world = world;
         world.start_agent();
@@ -82,6 +109,9 @@ impl World {
         );
         for (index, donor) in self.donors.iter().enumerate() {
             write!(text, "[donors.d{index}]\naddress = '{}'\n", donor.address()).expect("text");
+        }
+        if let Some(Protection { tenant: Files { cert, key, ca }, list, .. }) = &self.protection {
+            write!(text, "[tenant]\ncert = {cert:?}\nkey = {key:?}\nca = {ca:?}\ncrl = {list:?}\n").expect("text");
         }
         std::fs::write(self.directory.join("agent.toml"), text).expect("a file");
     }
@@ -114,7 +144,7 @@ impl World {
 
     /// Starts the manager again, at the same address.
     pub fn start_manager(&mut self) {
-        self.registrar = Some(registrar(self.manager));
+        self.registrar = Some(registrar(self.manager, self.protection.as_ref()));
     }
 
     /// The agent's report.
@@ -147,8 +177,8 @@ impl World {
     }
 
     pub fn present(&mut self, redundancy: Redundancy, members: Vec<MemberLease>) {
-        let presentation = Presentation::OneRange;
-        self.order(&Step::Present { host: host(), volume: VOLUME, redundancy, presentation, members });
+        let (name, presentation) = (None, Presentation::OneRange);
+        self.order(&Step::Present { host: host(), volume: VOLUME, name, redundancy, presentation, members });
     }
 
     pub fn join(&mut self, members: Vec<MemberLease>) {
@@ -189,13 +219,16 @@ fn host() -> aquifer_fabric::HostId {
     "web-1".parse().expect("a name")
 }
 
-fn registrar(listen: SocketAddr) -> Registrar {
+fn registrar(listen: SocketAddr, protection: Option<&Protection>) -> Registrar {
     let (donors, hosts) = (Patterns::default(), Patterns::default());
     let deadline = Instant::now() + TIMEOUT;
     loop {
+        let tls = protection.map(|protection| protection.manager.clone());
+        let issuer = protection.map(|protection| Arc::clone(&protection.issuer));
         let settings =
-            RegistrarSettings { listen, tls: None, revocations: None, donors: donors.clone(), hosts: hosts.clone() };
-        match Registrar::start(settings, Vec::new(), Box::new(|line| println!("manager: {line}"))) {
+            RegistrarSettings { listen, tls, revocations: None, donors: donors.clone(), hosts: hosts.clone() };
+        let log = Box::new(|line: &str| println!("manager: {line}"));
+        match Registrar::start_issuing(settings, Vec::new(), issuer, log) {
             Ok(registrar) => return registrar,
             // The address may be in use for a moment.
             Err(failure) => assert!(Instant::now() < deadline, "{failure}"),

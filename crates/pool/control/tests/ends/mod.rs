@@ -16,7 +16,10 @@ use aquifer_control::{
     Deposed, End, EndId, Keeper, KeeperSettings, Kind, Patterns, Query, Refused, Registrar, RegistrarSettings,
     Registration, Report, Unheard,
 };
-use aquifer_fabric::{Bytes, Command, DonorReport, Gate, HostReport, Incarnation, MemberId, Step, Term, VolumeId};
+use aquifer_fabric::{
+    Bytes, Command, DonorReport, Gate, HostReport, Incarnation, MemberId, Presentation, Redundancy, Step, Term,
+    VolumeId, VolumeName,
+};
 use aquifer_tls::Files;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
@@ -142,6 +145,13 @@ pub fn report(registrar: &Registrar, id: &EndId, term: u64) -> Report {
 pub fn release(donor: &str, term: u64, sequence: u64) -> Command {
     let step = Step::Release { donor: donor.parse().expect("a name"), volume: VolumeId(1), member: MemberId(1) };
     Command { term: Term(term), sequence, incarnation: Incarnation(1), step, cause: None }
+}
+
+/// A host presents a volume without members.
+pub fn present(host: &str, name: Option<VolumeName>) -> Step {
+    let (redundancy, presentation) = (Redundancy::None, Presentation::OneRange);
+    let host = host.parse().expect("a name");
+    Step::Present { host, volume: VolumeId(7), name, redundancy, presentation, members: Vec::new() }
 }
 
 /// An authority for certificates.

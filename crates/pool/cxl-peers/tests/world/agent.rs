@@ -59,7 +59,9 @@ impl World {
         match step {
             Step::Present { volume, redundancy, presentation, members, .. } => {
                 if !agent.volumes.contains_key(&volume) && agent.are_new(volume, &members) {
-                    agent.volumes.insert(volume, VolumeReport { redundancy, presentation, members: BTreeMap::new() });
+                    let members_now = BTreeMap::new();
+                    let view = VolumeReport { name: None, redundancy, presentation, members: members_now };
+                    agent.volumes.insert(volume, view);
                     self.join(host, volume, members)?;
                     self.presented += 1;
                 }

@@ -132,7 +132,7 @@ fn asked(mut stream: UnixStream) -> Option<UnixStream> {
 
 fn listing_of(volumes: &[ListedVolume]) -> Listing {
     let file = |name: &str| PathBuf::from(format!("/etc/tenant/{name}"));
-    let files = TenantFiles { cert: file("host.key"), key: file("host.pem"), ca: file("ca.pem") };
+    let files = TenantFiles { cert: file("host.key"), key: file("host.pem"), ca: file("ca.pem"), crl: None };
     Listing { files: Some(files), volumes: volumes.to_vec() }
 }
 

@@ -119,6 +119,7 @@ fn present(id: VolumeId, volume: &Volume, host: &HostId, ready: Vec<Vec<MemberLe
         round.steps.push(Step::Present {
             host: host.clone(),
             volume: id,
+            name: Some(volume.name.clone()),
             redundancy: volume.spec.redundancy,
             presentation: volume.spec.presentation.clone(),
             members,

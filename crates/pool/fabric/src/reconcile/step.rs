@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bytes::Bytes;
 use crate::desired::Why;
-use crate::id::{DeviceId, DonorId, HostId, LdId, MemberId, Token, VolumeId, VppbAddress};
+use crate::id::{DeviceId, DonorId, HostId, LdId, MemberId, Token, VolumeId, VolumeName, VppbAddress};
 use crate::volume::{Place, Presentation, Redundancy, Source};
 
 /// What an agent must know to use a member.
@@ -122,6 +122,9 @@ pub enum Step {
         host: HostId,
         /// The volume.
         volume: VolumeId,
+        /// Its name, for people. `None` for an agent that does not know this field.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<VolumeName>,
         /// Its redundancy.
         redundancy: Redundancy,
         /// What programs see.
@@ -226,8 +229,10 @@ impl fmt::Display for Step {
             Self::Leave { host, volume, members, why } => {
                 write!(f, "host {host} lets {} members of {volume} go ({why:?})", members.len())
             }
-            Self::Present { host, volume, members, .. } => {
-                write!(f, "host {host} presents {volume} with {} members", members.len())
+            Self::Present { host, volume, name, members, .. } => {
+                write!(f, "host {host} presents {volume}")?;
+                name.iter().try_for_each(|name| write!(f, " ({name})"))?;
+                write!(f, " with {} members", members.len())
             }
             Self::Release { donor, volume, member } => {
                 write!(f, "donor {donor} takes {volume}/{member} back and wipes it")

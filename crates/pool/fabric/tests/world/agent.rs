@@ -72,9 +72,9 @@ impl SimAgent {
         }
         judge.term(before, command.term)?;
         match command.step.clone() {
-            Step::Present { volume, redundancy, presentation, members, .. } => {
+            Step::Present { volume, name, redundancy, presentation, members, .. } => {
                 if !self.volumes.contains_key(&volume) && self.are_new(volume, &members) {
-                    let mut view = VolumeReport { redundancy, presentation, members: BTreeMap::new() };
+                    let mut view = VolumeReport { name, redundancy, presentation, members: BTreeMap::new() };
                     let half = self.plant == Some(Plant::AgentPresentsHalf);
                     let taken = if half { members.len().div_ceil(2) } else { members.len() };
                     for lease in members.into_iter().take(taken) {

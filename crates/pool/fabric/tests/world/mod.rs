@@ -120,6 +120,8 @@ pub struct World {
     loses_state_at: Option<u64>,
     /// Whether the store has lost its state: from then on managers adopt what they find.
     pub has_lost_state: bool,
+    /// Volumes that were adopted. They may exceed a quota.
+    pub adopted: BTreeSet<VolumeId>,
 }
 
 impl World {
@@ -155,6 +157,7 @@ impl World {
             traces: false,
             loses_state_at: None,
             has_lost_state: false,
+            adopted: BTreeSet::new(),
             topology: Arc::new(topology),
             random,
         }

@@ -4,7 +4,7 @@
 //! A fabric manager: it reads reports, settles, repairs, stores, and sends steps. It may crash between any two of
 //! these, and may go on for a while after another one was elected.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_fabric::*;
 use aquifer_test_support::Random;
@@ -68,7 +68,7 @@ impl Writer {
         self.settle(world, &mut desired);
         self.change(world, &mut desired)?;
         desired.check().map_err(|corrupt| format!("a change made the desired state corrupt: {corrupt}"))?;
-        quotas(&desired)?;
+        quotas(&desired, &world.adopted)?;
         self.is_idle = desired == self.desired;
         let crash = |world: &mut World| world.trouble && world.random.one_in(60);
         if world.plant == Some(Plant::ActsBeforeStoring) && !self.is_idle {
@@ -204,7 +204,9 @@ impl Writer {
             // A refusal needs no handling here; the check that follows shows that the state stays consistent.
             let _ = match order {
                 Order::Adopt => {
+                    let known: BTreeSet<VolumeId> = edit.desired.volumes.keys().copied().collect();
                     edit.adopt(&self.observed, || VolumeId(random.bits()));
+                    world.adopted.extend(edit.desired.volumes.keys().filter(|id| !known.contains(*id)));
                     Ok(())
                 }
                 Order::Bind(volume, host) => edit.bind(volume, &host),
@@ -271,12 +273,11 @@ fn same_capacity(running: &Capacity, counted: &Capacity) -> Result<(), Wrong> {
 }
 
 /// Checks that the volumes of a zone do not take more than its quota, unless one of them was adopted.
-fn quotas(desired: &Desired) -> Result<(), String> {
+fn quotas(desired: &Desired, adopted: &BTreeSet<VolumeId>) -> Result<(), String> {
     for (name, zone) in &desired.zones {
-        let volumes = desired.volumes.values().filter(|volume| volume.spec.zone == *name);
-        let is_adopted = |volume: &Volume| volume.name.as_str().starts_with("adopted");
-        let used: Bytes = volumes.clone().map(Volume::raw_bytes).sum();
-        if used > zone.quota && !volumes.clone().any(is_adopted) {
+        let volumes = desired.volumes.iter().filter(|(_, volume)| volume.spec.zone == *name);
+        let used: Bytes = volumes.clone().map(|(_, volume)| volume.raw_bytes()).sum();
+        if used > zone.quota && !volumes.clone().any(|(id, _)| adopted.contains(id)) {
             return Err(format!("zone {name} takes {used} of {}", zone.quota));
         }
     }

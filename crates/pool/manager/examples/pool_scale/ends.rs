@@ -123,9 +123,10 @@ impl End for Agent {
     fn carry_out(&mut self, command: &Command) -> Result<(), Refused> {
         self.gate.admit(command).map_err(Refused::new)?;
         match &command.step {
-            Step::Present { volume, redundancy, presentation, members, .. } => {
+            Step::Present { volume, name, redundancy, presentation, members, .. } => {
                 let presentation = presentation.clone();
-                let new = VolumeReport { redundancy: *redundancy, presentation, members: BTreeMap::new() };
+                let (name, redundancy) = (name.clone(), *redundancy);
+                let new = VolumeReport { name, redundancy, presentation, members: BTreeMap::new() };
                 self.volumes.entry(*volume).or_insert(new);
                 self.take(*volume, members);
             }

@@ -48,12 +48,12 @@ impl SimulatedAgent {
     pub(super) fn obey(&mut self, command: &Command) -> Result<(), String> {
         (self.term, self.sequence) = admit(self.term, self.sequence, command)?;
         match command.step.clone() {
-            Step::Present { volume, redundancy, presentation, members, .. } => {
+            Step::Present { volume, name, redundancy, presentation, members, .. } => {
                 if !self.volumes.contains_key(&volume) && self.are_new(volume, &members) {
                     let members = members.into_iter();
                     let members =
                         members.map(|lease| (lease.member, MemberReport { lease, state: MemberState::InSync }));
-                    let view = VolumeReport { redundancy, presentation, members: members.collect() };
+                    let view = VolumeReport { name, redundancy, presentation, members: members.collect() };
                     self.volumes.insert(volume, view);
                 }
             }

@@ -142,9 +142,9 @@ impl End for Agent {
     fn carry_out(&mut self, command: &Command) -> Result<(), Refused> {
         self.gate.admit(command).map_err(Refused::new)?;
         match &command.step {
-            Step::Present { volume, redundancy, presentation, members, .. } => {
-                let (redundancy, presentation) = (*redundancy, presentation.clone());
-                let new = VolumeReport { redundancy, presentation, members: BTreeMap::new() };
+            Step::Present { volume, name, redundancy, presentation, members, .. } => {
+                let (name, redundancy, presentation) = (name.clone(), *redundancy, presentation.clone());
+                let new = VolumeReport { name, redundancy, presentation, members: BTreeMap::new() };
                 self.volumes.entry(*volume).or_insert(new);
                 self.take(*volume, members);
                 self.volumes.retain(|_, view| !view.members.is_empty());

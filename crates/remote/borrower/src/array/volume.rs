@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::words::Words;
 use aquifer_tier::{Newcomer, OpenFailure};
-use aquifer_tls::Files;
+use aquifer_tls::BorrowerFiles;
 use aquifer_wire::SLAB_BYTES;
 
 use super::membership::{Admission, Connect, Reached};
@@ -32,7 +32,7 @@ const DONORS_LATER: usize = 24;
 
 /// Reaches the donors of a volume.
 struct Volume {
-    files: Option<Files>,
+    files: Option<BorrowerFiles>,
     tree: u64,
     is_redundant: bool,
     /// The process that has opened the array.
@@ -89,8 +89,8 @@ impl Volume {
     }
 }
 
-fn donor(newcomer: &Newcomer, files: Option<&Files>, tree: u64, ordinal: u32) -> DonorSpec {
-    let tls = |files: &Files| DonorSecurity::Tls { files: files.clone(), name: newcomer.server_name.clone() };
+fn donor(newcomer: &Newcomer, files: Option<&BorrowerFiles>, tree: u64, ordinal: u32) -> DonorSpec {
+    let tls = |files: &BorrowerFiles| DonorSecurity::Tls { files: files.clone(), name: newcomer.server_name.clone() };
     DonorSpec {
         address: newcomer.address.clone(),
         size: None,

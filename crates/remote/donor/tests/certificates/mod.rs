@@ -5,15 +5,15 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_donor::{Files, Security};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, IsCa, KeyIdMethod, KeyPair,
-    KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType, IsCa, KeyIdMethod,
+    KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 
 /// How the connections of a test are protected.
@@ -55,7 +55,12 @@ pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
     pub fn new() -> Authority {
+        Authority::named("authority")
+    }
+
+    pub fn named(name: &str) -> Authority {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
@@ -68,6 +73,11 @@ impl Authority {
 
     /// A revocation list of the certificates with these serial numbers.
     pub fn revoke(&self, serials: &[u64]) -> String {
+        self.revoke_until(serials, None)
+    }
+
+    /// The same, with a list that expires at this time after 1970.
+    pub fn revoke_until(&self, serials: &[u64], expires: Option<Duration>) -> String {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),
             revocation_time: date_time_ymd(2020, 1, 1),
@@ -76,7 +86,7 @@ impl Authority {
         };
         let list = CertificateRevocationListParams {
             this_update: date_time_ymd(2020, 1, 1),
-            next_update: date_time_ymd(2100, 1, 1),
+            next_update: expires.map_or(date_time_ymd(2100, 1, 1), |time| date_time_ymd(1970, 1, 1) + time),
             crl_number: SerialNumber::from(1),
             issuing_distribution_point: None,
             revoked_certs: serials.iter().map(revoked).collect(),
@@ -143,6 +153,11 @@ pub fn replace(files: &Files, by: &Files) {
         std::fs::copy(new, &beside).unwrap();
         std::fs::rename(&beside, old).unwrap();
     }
+}
+
+/// Replaces the contents of a file by a rename.
+pub fn replace_text(path: &Path, text: &str) {
+    std::fs::rename(write("new.pem", text), path).unwrap();
 }
 
 /// A tier's options.

@@ -4,6 +4,8 @@
 //! A relay between borrowers and a donor: passes on all that arrives, with the descriptors attached to it; on request
 //! it holds that back, drops it, or stops passing anything on.
 
+#![allow(dead_code, reason = "each test file uses its own part")]
+
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};

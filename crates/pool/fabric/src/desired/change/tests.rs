@@ -152,7 +152,7 @@ fn a_joined_member_that_its_donor_does_not_list_is_replaced() {
         (member.id, MemberReport { lease, state: MemberState::InSync })
     });
     let (redundancy, presentation) = (volume.spec.redundancy, Presentation::OneRange);
-    let view = VolumeReport { redundancy, presentation, members: joined.collect() };
+    let view = VolumeReport { name: None, redundancy, presentation, members: joined.collect() };
     observed.hosts.value_mut(&id("h0")).expect("it reports").volumes.insert(V, view);
     let mut members = volume.places().map(|(_, member)| member);
     let (lent, restarted) = (members.next().expect("two"), members.next().expect("two"));

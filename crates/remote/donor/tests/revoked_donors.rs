@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A donor whose certificate was revoked gets nobody's memory.
+//!
+//! The trouble it guards against: a donor's key is stolen, or its machine is given away. Its authority revokes the
+//! certificate, and managers and donors honour that. Programs did not: they would have sent their memory to anyone who
+//! has the key, until the certificate expired.
+
+mod certificates;
+mod detour;
+mod kinds;
+mod peer;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use aquifer_donor::{Address, Donor, Files, Security, Settings};
+use aquifer_tiers::conformance::frames;
+use aquifer_tiers::{OpenFailure, Tier, TierFailure, TierSpec, open};
+use aquifer_wire::Refusal;
+use certificates::{Authority, options, replace_text, write};
+use detour::{Detour, Order};
+use peer::{settings, start, wait_until};
+
+/// How long to wait for what happens within seconds on a machine with nothing else to do.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// The error number of a revoked key. The C library has it under no name that is portable.
+const EKEYREVOKED: i32 = 128;
+/// The serial numbers of the donor's and of the borrower's certificate.
+const DONOR: u64 = 1;
+const BORROWER: u64 = 2;
+
+/// An authority, a donor with a certificate of it, the borrower's files, and the list that the borrower reads.
+struct Site {
+    authority: Authority,
+    donor: Donor,
+    borrower: Files,
+    list: PathBuf,
+}
+
+impl Site {
+    fn new(revoked: &[u64]) -> Site {
+        let authority = Authority::new();
+        let files = authority.sign_numbered("127.0.0.1", DONOR, &authority);
+        let (donor, _) = start(Settings { security: Security::Tls(files), ..settings(4) });
+        let borrower = authority.sign_numbered("borrower", BORROWER, &authority);
+        let list = write("crl.pem", &authority.revoke(revoked));
+        Site { authority, donor, borrower, list }
+    }
+
+    fn open_at(&self, address: SocketAddr) -> Result<Box<dyn Tier>, OpenFailure> {
+        open_with(address, &self.borrower, &self.list)
+    }
+
+    fn refused(&self) -> String {
+        reason(self.open_at(self.donor.address()))
+    }
+
+    /// Revokes these certificates from now on.
+    fn revoke(&self, serials: &[u64]) {
+        replace_text(&self.list, &self.authority.revoke(serials));
+    }
+}
+
+fn open_with(address: SocketAddr, files: &Files, list: &Path) -> Result<Box<dyn Tier>, OpenFailure> {
+    let spec = format!("donor:{address}{},crl={}", options(files), list.display());
+    open(&spec.parse::<TierSpec>().unwrap())
+}
+
+/// Why a tier cannot be opened: one line.
+fn reason(opened: Result<Box<dyn Tier>, OpenFailure>) -> String {
+    let message = opened.err().expect("it is refused").to_string();
+    assert!(!message.contains('\n'), "{message}");
+    message
+}
+
+fn write_version(tier: &dyn Tier, version: u64) -> Result<(), TierFailure> {
+    let mut frame = frames::frame(16, 0);
+    frames::stamp(frame.bytes_mut(), 0, version);
+    let written = tier.write(0, &frame);
+    frames::give_back(frame);
+    written
+}
+
+fn read_version(tier: &dyn Tier, version: u64) -> Result<(), TierFailure> {
+    let mut frame = frames::frame(16, 0xee);
+    let read = tier.read(0, &mut frame);
+    if read.is_ok() {
+        frames::check_stamp(frame.bytes(), 0, version);
+    }
+    frames::give_back(frame);
+    read
+}
+
+/// One turn of upkeep, which the pager makes at least every two seconds. Returns what it says.
+fn turn(tier: &dyn Tier) -> Vec<String> {
+    let upkeep = tier.upkeep().expect("leases have upkeep");
+    assert!(upkeep.turn(None) <= Duration::from_secs(2), "changed files are noticed soon");
+    let mut lines = Vec::new();
+    upkeep.report_changes(&mut |line| lines.push(line.to_owned()));
+    lines
+}
+
+#[test]
+fn a_revoked_donor_is_refused_at_the_start_with_cause_and_remedy() {
+    let site = Site::new(&[DONOR, 77]);
+    let begun = Instant::now();
+    let message = site.refused();
+    assert!(begun.elapsed() < TIMEOUT, "the refusal is final");
+    assert!(message.contains("the donor's certificate was revoked, says the list in crl="), "{message}");
+    assert!(message.contains("; borrow from another donor"), "{message}");
+    wait_until(&site.donor, |status| status.refused(Refusal::Distrusted) == 1);
+    // The list names others alone, the borrower among them: that is its donors' concern.
+    site.revoke(&[BORROWER, 77]);
+    let tier = site.open_at(site.donor.address()).expect("nobody has revoked the donor");
+    write_version(&*tier, 1).unwrap();
+    read_version(&*tier, 1).unwrap();
+}
+
+#[test]
+fn an_array_does_not_start_with_a_revoked_donor() {
+    let site = Site::new(&[DONOR]);
+    let good = site.authority.sign_numbered("127.0.0.1", 9, &site.authority);
+    let (other, _) = start(Settings { security: Security::Tls(good), ..settings(4) });
+    let array = |list: &Path| {
+        let (one, other) = (site.donor.address(), other.address());
+        let spec = format!("donor:{one}+{other}{},crl={},mirror=2", options(&site.borrower), list.display());
+        open(&spec.parse::<TierSpec>().unwrap())
+    };
+    let message = reason(array(&site.list));
+    assert!(message.contains("was revoked") && message.contains(&site.donor.address().to_string()), "{message}");
+    site.revoke(&[]);
+    array(&site.list).expect("nobody is revoked");
+}
+
+#[test]
+fn lists_that_cannot_be_used_are_errors_at_the_start() {
+    let site = Site::new(&[]);
+    let stranger = Authority::new();
+    let yesterday = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() - Duration::from_secs(86_400);
+    let expired = site.authority.revoke_until(&[], Some(yesterday));
+    let good = site.authority.revoke(&[]);
+    // The last lines have the signature.
+    let (lines, mut cut) = (good.lines().collect::<Vec<_>>(), String::new());
+    lines.iter().enumerate().filter(|(at, _)| *at != 3).for_each(|(_, line)| cut += &format!("{line}\n"));
+    let certificate = std::fs::read_to_string(&site.borrower.ca).unwrap();
+    let missing = PathBuf::from("/nowhere/crl.pem");
+    for (list, expected) in [
+        (missing, "check the path"),
+        (PathBuf::from("/"), "give another file"),
+        (write("crl.pem", "no list at all"), "BEGIN X509 CRL"),
+        (write("crl.pem", &certificate), "BEGIN X509 CRL"),
+        (write("crl.pem", ""), "BEGIN X509 CRL"),
+        (write("crl.pem", &cut), "one that the authority has signed"),
+        (write("crl.pem", &expired), "has expired; get the authority's newest one"),
+        (write("crl.pem", &stranger.revoke(&[])), "is not signed by an authority in"),
+        (write("crl.pem", &format!("{good}{}", stranger.revoke(&[]))), "is not signed by an authority in"),
+        (write("crl.pem", &format!("{good}{expired}")), "has expired"),
+    ] {
+        // Nobody listens there: the list is read before the donor is asked.
+        let message = reason(open_with(([127, 0, 0, 1], 1).into(), &site.borrower, &list));
+        let file = format!("the revocation list {}", list.display());
+        assert!(message.contains(&file) && message.contains(expected), "{message}");
+    }
+}
+
+/// Two authorities are trusted, as while one replaces the other, and only one has a list.
+#[test]
+fn a_donor_of_an_authority_without_a_list_is_refused() {
+    let site = Site::new(&[]);
+    let other = Authority::named("other");
+    let both = [&site.borrower.ca, &other.file()].map(|path| std::fs::read_to_string(path).unwrap()).concat();
+    let files = Files { ca: write("ca.pem", &both), ..site.borrower.clone() };
+    let list = write("crl.pem", &other.revoke(&[]));
+    let message = reason(open_with(site.donor.address(), &files, &list));
+    assert!(message.contains("has no list in crl=; add the revocation list of that authority"), "{message}");
+    replace_text(&list, &format!("{}{}", other.revoke(&[]), site.authority.revoke(&[])));
+    open_with(site.donor.address(), &files, &list).expect("both have a list");
+}
+
+#[test]
+fn a_donor_that_is_revoked_while_a_program_runs_is_not_connected_to_again() {
+    let site = Site::new(&[]);
+    let detour = Detour::start(&Address::Tcp(site.donor.address()));
+    let Address::Tcp(address) = detour.address else { unreachable!("it is a port") };
+    let tier = site.open_at(address).unwrap();
+    write_version(&*tier, 1).unwrap();
+    // A list that cannot be used is reported once, and the previous one stays in use.
+    for (text, expected) in [("no list", "is not PEM"), (&Authority::new().revoke(&[DONOR]), "is not signed by")] {
+        replace_text(&site.list, text);
+        let said: Vec<String> = (0..4).flat_map(|_| turn(&*tier)).collect();
+        assert!(said.len() == 1 && said[0].contains(expected), "{said:?}");
+        assert!(said[0].contains("connections to donors are made with what was read before"), "{said:?}");
+    }
+    detour.order(Order::CutRequest);
+    read_version(&*tier, 1).unwrap();
+    assert!(detour.is_done(), "the connection is a new one");
+    site.revoke(&[DONOR]);
+    assert_eq!(turn(&*tier), [""; 0]);
+    read_version(&*tier, 1).expect("a connection from before goes on");
+    let before = peer::refused(&site.donor, Refusal::Distrusted);
+    detour.order(Order::CutRequest);
+    assert_eq!(read_version(&*tier, 1).unwrap_err().errno(), Some(EKEYREVOKED));
+    assert_eq!(write_version(&*tier, 2).unwrap_err().errno(), Some(EKEYREVOKED));
+    wait_until(&site.donor, |status| status.refused(Refusal::Distrusted) > before);
+    // The operator has named the wrong donor, and corrects that.
+    site.revoke(&[77]);
+    assert_eq!(turn(&*tier), [""; 0]);
+    let begun = Instant::now();
+    while let Err(failure) = read_version(&*tier, 1) {
+        assert!(begun.elapsed() < TIMEOUT, "{failure}");
+    }
+}
+
+/// Lists are short-lived, and a new one may be late: the program says so, and keeps its memory.
+#[test]
+fn a_list_that_expires_while_a_program_runs_is_reported_once_and_stays_in_use() {
+    const VALID: Duration = Duration::from_secs(5);
+    let site = Site::new(&[]);
+    let detour = Detour::start(&Address::Tcp(site.donor.address()));
+    let Address::Tcp(address) = detour.address else { unreachable!("it is a port") };
+    // A machine may be too busy to use the list within this time: then it gets another one.
+    let opened = (0..6).find_map(|_| {
+        let expires = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + VALID;
+        replace_text(&site.list, &site.authority.revoke_until(&[], Some(expires)));
+        site.open_at(address).ok()
+    });
+    let tier = opened.expect("a machine opens a connection in five seconds, at least once");
+    write_version(&*tier, 1).unwrap();
+    let (begun, mut said) = (Instant::now(), Vec::new());
+    while said.is_empty() {
+        assert!(begun.elapsed() < TIMEOUT, "it does not notice");
+        std::thread::sleep(Duration::from_millis(100));
+        said = turn(&*tier);
+    }
+    assert!(said.len() == 1 && said[0].contains("has expired; get the authority's newest one"), "{said:?}");
+    assert_eq!(turn(&*tier), [""; 0], "once");
+    detour.order(Order::CutRequest);
+    read_version(&*tier, 1).unwrap();
+    let message = site.refused();
+    assert!(message.contains("has expired"), "a program that starts now reads it, too: {message}");
+    site.revoke(&[]);
+    assert_eq!(turn(&*tier), [""; 0]);
+    site.open_at(address).expect("there is a new list");
+}
