@@ -3,42 +3,14 @@
 # Copyright the Aquifer authors
 #
 # The first process of the guest with far memory: node 0 with the CPUs, node 1 with memory alone, 64 MiB of a memory
-# device at 960 MiB, and, where QEMU has them, two CXL devices of 256 MiB, whose memory becomes node 2. At its end each
-# part prints `PART name PASSED` or `PART name FAILED`, which crates/lab/e2e/tests/far_nodes.rs parses.
+# device at 960 MiB, and, where QEMU has them, two CXL devices of 256 MiB, whose memory becomes node 2.
 #
 # QEMU emulates CXL memory as a device, at some MB/s: no more than a MiB of it is ever touched.
 
 . /guest/start.sh
 
-# In seconds of the guest's clock, and in tenths of one: long, because the machine that emulates it may be busy.
-COMMAND_MAX=600
-WAIT_MAX=6000
-
-check() { # name, command...: passes if the command does; says how long it took
-    name=$1
-    shift
-    begun=$(date +%s)
-    "$@" >/tmp/part 2>&1
-    outcome=$?
-    took="after $(($(date +%s) - begun)) s"
-    if [ $outcome = 0 ]; then
-        echo "PART $name PASSED $took"
-    else
-        echo "PART $name FAILED $took"
-        tail -n 30 /tmp/part
-    fi
-}
-
-wait_for() { # command
-    n=0
-    until eval "$1" >/dev/null 2>&1; do
-        n=$((n + 1))
-        [ $n -gt $WAIT_MAX ] && { echo "waited too long for: $1"; return 1; }
-        sleep 0.1
-    done
-}
-
-run() { timeout -s KILL $COMMAND_MAX aquifer run "$@"; }
+# Whether the kernel has weights.
+weighted_interleave() { [ -e /sys/kernel/mm/mempolicy/weighted_interleave ]; }
 
 # Pages of a program that is spread, exactly.
 spread() { # shares, the expected line
@@ -233,8 +205,8 @@ cxl_unbind() {
 }
 
 check even-and-bound even_and_bound
-if [ -e /sys/kernel/mm/mempolicy/weighted_interleave ]; then check weighted weighted; else check weighted unweighted; fi
-if [ -e /sys/kernel/mm/mempolicy/weighted_interleave ]; then check by-bandwidth by_bandwidth; fi
+if weighted_interleave; then check weighted weighted; else check weighted unweighted; fi
+if weighted_interleave; then check by-bandwidth by_bandwidth; fi
 check node-tier node_tier
 check refusals refusals
 check devdax-tier devdax_tier

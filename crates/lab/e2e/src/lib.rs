@@ -5,8 +5,8 @@
 //!
 //! [`build`] builds the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
 //! [`away`] has C programs whose memory is constantly evicted; [`guest`] builds what virtual machines run,
-//! [`rdma_guest`] a guest with an RDMA device, [`far_guest`] one with far memory, [`direct_guest`] one with hardware
-//! for programs; [`matrix`] lists settings; `torture/` is the C program that knows what every byte must be, [`stress`]
+//! [`rdma_guest`] a guest with an RDMA device, [`scripted_guest`] those whose first process is a script of parts:
+//! [`far_guest`] one with far memory, [`direct_guest`] one with hardware for programs; [`matrix`] lists settings; `torture/` is the C program that knows what every byte must be, [`stress`]
 //! runs it for hours, in parallel with [`stress_rows`]; [`donor`] starts donors, on this machine or on [`hosts`];
 //! [`verifying`] is a program for tests in which donors are lost, and [`programs`] are common programs; [`attacks`] are
 //! programs that try to break a promise; [`tier_kinds`] lists the tiers that programs are tested over; [`own_use`]
@@ -37,6 +37,7 @@ pub mod pool;
 pub mod programs;
 pub mod rdma_guest;
 pub mod run;
+pub mod scripted_guest;
 pub mod stress;
 pub mod stress_rows;
 pub mod suites;
