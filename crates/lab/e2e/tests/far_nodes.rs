@@ -21,10 +21,11 @@ const LIMIT: Duration = Duration::from_secs(1800);
 const PARTS: [&str; 8] =
     ["even-and-bound", "weighted", "node-tier", "refusals", "devdax-tier", "donor-and-chain", "tiering", "striped"];
 /// The further parts where QEMU has volatile CXL memory.
-const CXL_PARTS: [&str; 15] = [
+const CXL_PARTS: [&str; 16] = [
     "cxl-region",
     "cxl-device",
     "cxl-online",
+    "cxl-spread",
     "cxl-unbind",
     "pool-start",
     "pool-bind",
