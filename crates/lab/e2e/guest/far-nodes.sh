@@ -229,6 +229,7 @@ cxl_unbind() {
         [ ! -e /sys/devices/system/node/node2/meminfo -o "$(awk '/MemTotal/ { print $4 }' /sys/devices/system/node/node2/meminfo)" = 0 ]
 }
 
+. /guest/far-bench.sh
 check even-and-bound even_and_bound
 if weighted_interleave; then check weighted weighted; else check weighted unweighted; fi
 if weighted_interleave; then check by-bandwidth by_bandwidth; fi
@@ -239,11 +240,14 @@ check donor-and-chain donor_and_chain
 check tiering tiering
 if [ -e /sys/kernel/mm/damon/admin ]; then check damon damon; fi
 check striped striped
+check bench-memory bench_memory
+check bench-node bench_node
 if [ -e /sys/bus/cxl/devices/mem1 ]; then
     check cxl-region cxl_region
     check cxl-device cxl_device
     check cxl-online cxl_online
     check cxl-spread cxl_spread
+    check cxl-bench cxl_bench
     check cxl-unbind cxl_unbind
     . /guest/far-pool.sh
 fi

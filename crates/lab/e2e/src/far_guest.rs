@@ -7,7 +7,7 @@
 //! The kernel and QEMU are those of `scripted_guest.rs`; the kernel has weighted interleaving. Volatile CXL memory takes
 //! QEMU 8.1.
 
-use crate::build::compile_text;
+use crate::build::{compile_text, scratch, workloads};
 use crate::operator::Operator;
 use crate::scripted_guest::{BUSYBOX, Base, Contents, Program, ScriptedGuest};
 
@@ -28,16 +28,23 @@ const MODULES: [&str; 14] = [
     "kernel/drivers/dax/hmem/dax_hmem",
     "kernel/drivers/md/dm-mod",
 ];
-const PROGRAMS: [Program; 2] = [BUSYBOX, ("dmsetup", ["/usr/sbin/dmsetup", "/sbin/dmsetup"], "dmsetup")];
+const PROGRAMS: [Program; 3] = [
+    BUSYBOX,
+    ("dmsetup", ["/usr/sbin/dmsetup", "/sbin/dmsetup"], "dmsetup"),
+    ("numactl", ["/usr/bin/numactl", "/bin/numactl"], "numactl"),
+];
 /// The last four are the pool's programs, for what a bind and an unbind do to this host.
-const BINARIES: [&str; 6] = [
+const BINARIES: [&str; 7] = [
     "aquifer",
+    "aquifer-bench",
     "libaquifer_preload.so",
     "aquifer-agentd",
     "aquifer-cxl-switchd",
     "aquifer-fabric",
     "aquifer-fabricd",
 ];
+/// Of the bench.
+const WORKLOADS: [&str; 2] = ["memory_speed", "stream"];
 
 /// A guest that can be booted.
 pub struct FarGuest {
@@ -51,6 +58,12 @@ pub struct FarGuest {
 pub fn far() -> Option<FarGuest> {
     let base = Base::find()?;
     let has_cxl = base.device_help("cxl-type3").is_some_and(|help| help.contains("volatile-memdev"));
+    let directory = scratch("guest-workloads");
+    // For any processor: QEMU's has not all that this machine's has.
+    workloads(&directory, &WORKLOADS, &["CXXFLAGS=-O2"])?;
+    let mut compiled = vec![("bin/far-nodes", compile_text("far-nodes", include_str!("../guest/far-nodes.c"))?)];
+    let names = WORKLOADS.map(|name| (format!("workloads/{name}"), directory.join(name)));
+    compiled.extend(names.iter().map(|(name, path)| (name.as_str(), path.clone())));
     let mut qemu_words = vec!["-m", "1280M,maxmem=8G,slots=4", "-numa", "dist,src=0,dst=1,val=30"];
     qemu_words.extend(if has_cxl { CXL_WORDS } else { &["-machine", "q35"] });
     let mut guest = base.guest(&Contents {
@@ -58,9 +71,10 @@ pub fn far() -> Option<FarGuest> {
         modules: &MODULES,
         programs: &PROGRAMS,
         binaries: &BINARIES,
-        compiled: &[("bin/far-nodes", compile_text("far-nodes", include_str!("../guest/far-nodes.c"))?)],
+        compiled: &compiled,
         scripts: &[
             ("init", include_bytes!("../guest/far-nodes.sh")),
+            ("guest/far-bench.sh", include_bytes!("../guest/far-bench.sh")),
             ("guest/far-pool.sh", include_bytes!("../guest/far-pool.sh")),
         ],
         // With the hypervisor bit, the kernel refuses to commit regions: it cannot flush the processors' caches.

@@ -18,14 +18,25 @@ use aquifer_e2e::guest::has_qemu;
 
 /// Long, because QEMU emulates the guest's processors.
 const LIMIT: Duration = Duration::from_secs(1800);
-const PARTS: [&str; 8] =
-    ["even-and-bound", "weighted", "node-tier", "refusals", "devdax-tier", "donor-and-chain", "tiering", "striped"];
+const PARTS: [&str; 10] = [
+    "even-and-bound",
+    "weighted",
+    "node-tier",
+    "refusals",
+    "devdax-tier",
+    "donor-and-chain",
+    "tiering",
+    "striped",
+    "bench-memory",
+    "bench-node",
+];
 /// The further parts where QEMU has volatile CXL memory.
-const CXL_PARTS: [&str; 16] = [
+const CXL_PARTS: [&str; 17] = [
     "cxl-region",
     "cxl-device",
     "cxl-online",
     "cxl-spread",
+    "cxl-bench",
     "cxl-unbind",
     "pool-start",
     "pool-bind",
