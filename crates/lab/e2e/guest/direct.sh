@@ -3,26 +3,10 @@
 # Copyright the Aquifer authors
 #
 # The first process of the guest in which programs reach hardware directly: a CXL switch's mailbox behind an IOMMU, where
-# QEMU has one, 96 MiB of persistent memory at 896 MiB, and node 1 with memory alone. At its end each part prints `PART
-# name PASSED` or `PART name FAILED`, which crates/lab/e2e/tests/direct_access.rs parses.
+# QEMU has one, 96 MiB of persistent memory at 896 MiB, and node 1 with memory alone.
 
 . /guest/start.sh
 
-# In seconds of the guest's clock: long, because the machine that emulates it may be busy.
-COMMAND_MAX=600
-
-check() { # name, command...: passes if the command does
-    name=$1
-    shift
-    if "$@" >/tmp/part 2>&1; then
-        echo "PART $name PASSED"
-    else
-        echo "PART $name FAILED"
-        tail -n 40 /tmp/part
-    fi
-}
-
-run() { timeout -s KILL $COMMAND_MAX aquifer run "$@"; }
 fmapi() { timeout -s KILL $COMMAND_MAX aquifer-fmapi "$@"; }
 
 # Files on persistent memory, mapped without the page cache.

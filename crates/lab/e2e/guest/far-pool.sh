@@ -136,9 +136,9 @@ pool_chain() {
 }
 
 # One mapping over DRAM and the node that was bound, by the kernel's weights, exactly: 252 pages are whole turns of each.
-# Not a whole program, whose stack would be in emulated memory, too; far-nodes.sh spreads those over nodes 0 and 1.
+# far-nodes.sh spreads whole programs.
 pool_spread() {
-    [ -e /sys/kernel/mm/mempolicy/weighted_interleave ] || return 0
+    weighted_interleave || return 0
     for shares in "3 189 63" "2 168 84" "1 126 126"; do
         set -- $shares
         aquifer tiering apply --weights node0:$1,node2:1 && far-nodes interleave 0 2 252 >/tmp/out || return 1

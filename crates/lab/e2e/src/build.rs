@@ -196,6 +196,22 @@ pub fn compile_small(name: &str, body: &str) -> Option<PathBuf> {
     compile_text(name, &format!("#define _GNU_SOURCE\n{headers}{prologue}int main(void) {{\n{body}\n}}\n"))
 }
 
+/// Builds these workloads of the bench into `directory`, with more variables of make. Returns `None`, and reports a skip,
+/// if there is no make.
+pub fn workloads(directory: &Path, names: &[&str], variables: &[&str]) -> Option<()> {
+    let mut make = Command::new("make");
+    make.arg("-sC").arg(workspace().join("bench/workloads")).env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
+    make.arg(format!("OUT={}", directory.display())).args(variables);
+    match make.args(names.iter().map(|name| directory.join(name))).output() {
+        Ok(output) if output.status.success() => Some(()),
+        Ok(output) => panic!("{names:?} do not build: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            aquifer_test_support::skip(format!("make cannot be started: {error}"));
+            None
+        }
+    }
+}
+
 /// The torture program, compiled once per process.
 pub fn torture() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();

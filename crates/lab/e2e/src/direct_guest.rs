@@ -4,16 +4,10 @@
 //! A guest in which programs reach hardware directly: the mailbox of a CXL switch by VFIO behind an IOMMU, and
 //! persistent memory through files of a file system with `-o dax`. It also has a node without CPUs, where DAMON counts.
 //!
-//! The kernel and QEMU are those of `far_guest.rs`. A switch mailbox takes QEMU 8.2.
+//! The kernel and QEMU are those of `scripted_guest.rs`. A switch mailbox takes QEMU 8.2.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use crate::build::{binaries, compile_text, scratch};
-use crate::far_guest::{KERNEL_VARIABLE, drivers, qemu_program};
-use crate::guest::{kernel, skipped};
-use crate::rdma_guest::{Files, LOADED};
+use crate::build::compile_text;
+use crate::scripted_guest::{BUSYBOX, Base, Contents, Program, ScriptedGuest};
 
 /// In load order.
 const MODULES: [&str; 9] = [
@@ -27,42 +21,34 @@ const MODULES: [&str; 9] = [
     "kernel/drivers/vfio/pci/vfio-pci-core",
     "kernel/drivers/vfio/pci/vfio-pci",
 ];
-/// Programs of this machine, and their packages.
-const PROGRAMS: [(&str, [&str; 2], &str); 2] = [
-    ("busybox", ["/bin/busybox", "/usr/bin/busybox"], "busybox-static"),
-    ("mkfs.ext4", ["/sbin/mkfs.ext4", "/usr/sbin/mkfs.ext4"], "e2fsprogs"),
-];
+const PROGRAMS: [Program; 2] = [BUSYBOX, ("mkfs.ext4", ["/sbin/mkfs.ext4", "/usr/sbin/mkfs.ext4"], "e2fsprogs")];
 
-/// A guest that can be started.
+/// A guest that can be booted.
 pub struct DirectGuest {
-    /// QEMU with all of its arguments.
-    pub qemu: Command,
-    /// Whether the guest has a switch with a mailbox.
+    /// The guest.
+    pub guest: ScriptedGuest,
+    /// Whether it has a switch with a mailbox.
     pub has_switch: bool,
 }
 
 /// Builds the guest. Returns `None`, and reports a skip, if something is missing.
 pub fn direct() -> Option<DirectGuest> {
-    let Some(root) = std::env::var_os(KERNEL_VARIABLE).map(PathBuf::from) else {
-        skipped(&format!("{KERNEL_VARIABLE} is not set; run .ci/guest-kernel DIR cxl and set {KERNEL_VARIABLE}=DIR"));
-        return None;
-    };
-    let Some((kernel, modules)) = kernel(&root) else {
-        skipped(&format!("{} has no boot/vmlinuz-VERSION with lib/modules/VERSION", root.display()));
-        return None;
-    };
-    let initramfs = initramfs(&modules)?;
-    let program = qemu_program(&root);
-    let has_switch = has_switch_mailbox(&program);
-    let mut qemu = Command::new(program);
-    qemu.args(crate::guest::QEMU_WORDS);
-    qemu.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max,la57=off", "-smp", "1", "-m", "1280M"]);
-    qemu.args(["-object", "memory-backend-ram,id=ram0,size=1G", "-object", "memory-backend-ram,id=ram1,size=256M"]);
-    qemu.args(["-numa", "node,nodeid=0,cpus=0,memdev=ram0", "-numa", "node,nodeid=1,memdev=ram1"]);
-    let words = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off memmap=96M!896M intel_iommu=on";
-    qemu.args(["-append", words]).arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs);
-    qemu.args(if has_switch { SWITCH_WORDS } else { &["-machine", "q35"] });
-    Some(DirectGuest { qemu, has_switch })
+    let base = Base::find()?;
+    let has_switch = base.device_help("cxl-switch-mailbox-cci").is_some();
+    let mut qemu_words = vec!["-m", "1280M"];
+    qemu_words.extend(if has_switch { SWITCH_WORDS } else { &["-machine", "q35"] });
+    let guest = base.guest(&Contents {
+        name: "direct",
+        modules: &MODULES,
+        programs: &PROGRAMS,
+        binaries: &["aquifer", "aquifer-fmapi", "libaquifer_preload.so"],
+        compiled: &[("bin/far-nodes", compile_text("far-nodes", include_str!("../guest/far-nodes.c"))?)],
+        scripts: &[("init", include_bytes!("../guest/direct.sh"))],
+        cpu: "max,la57=off",
+        kernel_words: "memmap=96M!896M intel_iommu=on",
+        qemu_words: &qemu_words,
+    })?;
+    Some(DirectGuest { guest, has_switch })
 }
 
 /// A host bridge with a switch of one port, whose second function is the mailbox, behind an IOMMU.
@@ -82,31 +68,3 @@ const SWITCH_WORDS: &[&str] = &[
     "-device",
     "cxl-downstream,port=0,bus=us0,id=swport0,chassis=0,slot=4",
 ];
-
-fn has_switch_mailbox(program: &Path) -> bool {
-    let asked = Command::new(program).args(["-device", "cxl-switch-mailbox-cci,help"]).output();
-    asked.is_ok_and(|answer| answer.status.success())
-}
-
-fn initramfs(modules: &Path) -> Option<PathBuf> {
-    let mut archive = Files::default();
-    drivers(&mut archive, modules, &MODULES)?;
-    for (name, places, package) in PROGRAMS {
-        let Some(path) = places.iter().map(Path::new).find(|path| path.exists()) else {
-            skipped(&format!("there is no {name} (package {package})"));
-            return None;
-        };
-        archive.program(&format!("bin/{name}"), path)?;
-    }
-    // glibc loads it by name to end threads.
-    archive.program(&LOADED[1][1..], Path::new(LOADED[1]))?;
-    for name in ["aquifer", "aquifer-fmapi", "libaquifer_preload.so"] {
-        archive.program(&format!("bin/{name}"), &binaries().join(name))?;
-    }
-    archive.program("bin/far-nodes", &compile_text("far-nodes", include_str!("../guest/far-nodes.c"))?)?;
-    archive.add("init", include_bytes!("../guest/direct.sh"));
-    archive.add("guest/start.sh", include_bytes!("../guest/start.sh"));
-    let initramfs = scratch("guest-direct").join("initramfs");
-    fs::write(&initramfs, archive.end()).expect("the scratch directory can be written");
-    Some(initramfs)
-}

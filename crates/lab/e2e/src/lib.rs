@@ -5,8 +5,9 @@
 //!
 //! [`build`] builds the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
 //! [`evicted_memory`] has C programs whose memory is constantly evicted; [`guest`] builds what virtual machines run,
-//! [`rdma_guest`] a guest with an RDMA device, [`far_guest`] one with far memory, [`direct_guest`] one with hardware
-//! for programs; [`matrix`] lists settings; `torture/` is the C program that knows what every byte must be, [`stress`]
+//! [`rdma_guest`] a guest with an RDMA device, [`scripted_guest`] those whose first process is a script of parts:
+//! [`far_guest`] one with far memory, [`direct_guest`] one with hardware for programs; [`matrix`] lists settings;
+//! `torture/` is the C program that knows what every byte must be, [`stress`]
 //! runs it for hours, in parallel with [`stress_rows`]; [`donor`] starts donors, on this machine or on [`hosts`];
 //! [`pool`] starts a fabric manager with donors and an agent, and [`operator`] plugs and pulls the devices of a guest;
 //! [`verifying`] is a program for tests in which donors are lost, and [`programs`] are common programs; [`suites`] are
@@ -39,6 +40,7 @@ pub mod pool;
 pub mod programs;
 pub mod rdma_guest;
 pub mod run;
+pub mod scripted_guest;
 pub mod stress;
 pub mod stress_rows;
 pub mod suites;

@@ -6,30 +6,12 @@
 //! The load itself checks each value, in the server and in the dump. `make -C bench/workloads check` shows with a
 //! planted value that it detects errors. Figures are not checked.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::PathBuf;
 
-use aquifer_e2e::build::scratch;
+use aquifer_e2e::build::{scratch, workloads};
 use aquifer_e2e::programs::trial::installed;
 use aquifer_e2e::run::{LIMIT, aquifer, run};
 use serde_json::Value;
-
-/// Builds the load into `directory`. Returns `None`, and reports a skip, if that is not possible.
-fn build_load(directory: &Path) -> Option<()> {
-    let workloads = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../bench/workloads");
-    let out = format!("OUT={}", directory.display());
-    let words = ["-s", "-C"];
-    let made: Option<Output> =
-        Command::new("make").args(words).arg(workloads).arg(out).arg(directory.join("redis_load")).output().ok();
-    match made {
-        Some(output) if output.status.success() => Some(()),
-        Some(output) => panic!("the load does not build: {}", String::from_utf8_lossy(&output.stderr)),
-        None => {
-            aquifer_test_support::skip("make is not installed");
-            None
-        }
-    }
-}
 
 /// Not on a disk, because the bench would wait until the disk is idle.
 fn bench_directory() -> PathBuf {
@@ -42,7 +24,7 @@ fn a_server_is_measured_and_its_dump_is_what_it_held() {
         return aquifer_test_support::skip("redis-server is not installed");
     }
     let programs = scratch("bench-server");
-    if build_load(&programs).is_none() {
+    if workloads(&programs, &["redis_load"], &[]).is_none() {
         return;
     }
     let directory = bench_directory();

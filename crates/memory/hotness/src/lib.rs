@@ -8,7 +8,8 @@
 //! device (CHMU, CXL 3.2), for which Linux has no driver yet. [`model`] is such a monitor in memory, for tests.
 //!
 //! `source.rs` has the trait, `monitor.rs` the driver of a monitor, `monitor/bits.rs` its registers, `locate.rs` where
-//! a device has them, `damon.rs` the other source.
+//! a device has them, `damon.rs` the other source. A monitor counts by the device's own addresses; `decoders.rs` and
+//! `interleave.rs` find the host's.
 //!
 //! ```
 //! use std::time::Duration;
@@ -30,14 +31,18 @@
 #![forbid(unsafe_code)]
 
 mod damon;
+mod decoders;
 mod failure;
+mod interleave;
 mod locate;
 mod monitor;
 mod registers;
 mod source;
 
 pub use damon::{DamonSource, damon_counts};
+pub use decoders::decoders_of;
 pub use failure::HotnessFailure;
+pub use interleave::{Decoder, GRANULARITIES, WAYS, host_ranges};
 pub use locate::{Block, DEVICES, blocks_of, devices_with_monitors, monitor_blocks};
 pub use monitor::bits::{Capabilities, Entry, EpochLength, Requests, Status};
 pub use monitor::model;

@@ -36,7 +36,8 @@ pub trait HotnessSource {
 /// The meaning of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addresses {
-    /// Of a device, as it counts its own memory from 0 (the specification's DPA). Its decoders map them to the host's.
+    /// Of a device, as it counts its own memory from 0 (the specification's DPA). Its decoders map them to the host's
+    /// (`interleave.rs`).
     Device,
     /// Of the host's physical memory.
     Host,

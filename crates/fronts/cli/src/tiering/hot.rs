@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use aquifer_core::units::ByteSize;
 use aquifer_hotness::{
-    Addresses, DEVICES, DamonSource, Hot, HotnessFailure, HotnessSource, Monitor, Settings, blocks_of,
+    Addresses, DEVICES, DamonSource, Decoder, Hot, HotnessFailure, HotnessSource, Monitor, Settings, blocks_of,
+    decoders_of, host_ranges,
 };
 use aquifer_nodes::tiering::ranges;
 use aquifer_nodes::{Nodes, Tree};
@@ -28,7 +29,8 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 /// Show which memory is hot, as DAMON or a CXL device counts it
 ///
 /// DAMON counts for the far nodes once 'aquifer tiering apply --damon on' has set it up. A CXL device with hotness
-/// monitors (CHMU, CXL 3.2) counts every access to itself; its addresses are the device's own. It needs root.
+/// monitors (CHMU, CXL 3.2) counts every access to itself, by its own addresses. Those of its memory that is in a region
+/// are shown as the host's, whole pages. It needs root.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -108,8 +110,13 @@ pub fn hot(args: &HotArgs, tree: &dyn Tree) -> Result<process::ExitCode, Failure
     let stopped = source.stop();
     let hot = counted.map_err(failed)?;
     stopped.map_err(failed)?;
-    let places = if source.addresses() == Addresses::Host { node_ranges(tree) } else { Vec::new() };
-    let text = if args.json { object(&*source, &hot, args, &places) } else { page(&*source, &hot, args, &places) };
+    let decoders = match &args.source {
+        SourceName::Chmu { device, .. } => decoders_of(tree, device),
+        SourceName::Damon => Vec::new(),
+    };
+    let found = Found::of(hot, source.addresses(), &decoders);
+    let places = if found.addresses == Addresses::Host { node_ranges(tree) } else { Vec::new() };
+    let text = if args.json { object } else { page }(&source.name(), &found, args, &places);
     output::print(&text)?;
     Ok(ExitCode::Success.into())
 }
@@ -176,7 +183,30 @@ fn node_of(places: &[(u64, u64, u32)], address: u64) -> Option<u32> {
     places.iter().find(|(start, end, _)| (*start..*end).contains(&address)).map(|(_, _, node)| *node)
 }
 
-fn object(source: &dyn HotnessSource, hot: &Hot, args: &HotArgs, places: &[(u64, u64, u32)]) -> String {
+/// What was found, with the addresses that are printed.
+#[derive(Debug, PartialEq, Eq)]
+struct Found {
+    hot: Hot,
+    addresses: Addresses,
+    /// Hot memory of the device that is in no region of the host, and is left out.
+    outside_bytes: u64,
+}
+
+impl Found {
+    /// The host's addresses, if the source has them or these decoders of the device do.
+    fn of(hot: Hot, addresses: Addresses, decoders: &[Decoder]) -> Found {
+        if addresses == Addresses::Host || decoders.is_empty() {
+            return Found { hot, addresses, outside_bytes: 0 };
+        }
+        let translated: Vec<_> = hot.ranges.iter().map(|range| host_ranges(decoders, range)).collect();
+        let outside_bytes = translated.iter().map(|(_, outside_bytes)| outside_bytes).sum();
+        let ranges = translated.into_iter().flat_map(|(ranges, _)| ranges);
+        Found { hot: Hot::of(ranges, hot.has_lost), addresses: Addresses::Host, outside_bytes }
+    }
+}
+
+fn object(name: &str, found: &Found, args: &HotArgs, places: &[(u64, u64, u32)]) -> String {
+    let hot = &found.hot;
     let range = |range: &aquifer_hotness::HotRange| {
         json!({
             "start": range.start,
@@ -187,24 +217,35 @@ fn object(source: &dyn HotnessSource, hot: &Hot, args: &HotArgs, places: &[(u64,
         })
     };
     let object = json!({
-        "source": source.name(),
-        "addresses": if source.addresses() == Addresses::Host { "host" } else { "device" },
+        "source": name,
+        "addresses": if found.addresses == Addresses::Host { "host" } else { "device" },
         "counted_s": args.over.as_secs_f64(),
         "has_lost": hot.has_lost,
         "hot_bytes": hot.bytes(),
         "hot_ranges": hot.ranges.len(),
+        "outside_bytes": found.outside_bytes,
         "ranges": hot.ranges.iter().take(args.top).map(range).collect::<Vec<_>>(),
     });
     format!("{object}\n")
 }
 
-fn page(source: &dyn HotnessSource, hot: &Hot, args: &HotArgs, places: &[(u64, u64, u32)]) -> String {
-    let (name, bytes, over) = (source.name(), ByteSize(hot.bytes()), args.over);
+fn page(name: &str, found: &Found, args: &HotArgs, places: &[(u64, u64, u32)]) -> String {
+    let hot = &found.hot;
+    let (bytes, over) = (ByteSize(hot.bytes()), args.over);
     let mut text = format!("{name}: {bytes} hot in {} ranges, in {over:?}\n", hot.ranges.len());
     if hot.has_lost {
         text.push_str(
             "More was hot, and is not listed: look at fewer bytes, with a higher --threshold or --granule.\n",
         );
+    }
+    if found.outside_bytes > 0 {
+        let outside = ByteSize(found.outside_bytes);
+        text.push_str(&format!(
+            "{outside} of the device is hot and in no region: 'aquifer cxl list' has its regions.\n"
+        ));
+    }
+    if found.addresses == Addresses::Device {
+        text.push_str("Addresses are the device's own: 'aquifer cxl list' has no region with it.\n");
     }
     if hot.ranges.is_empty() {
         return text;
@@ -239,6 +280,10 @@ mod tests {
         json: false,
     };
 
+    fn range(start: u64, accesses: u64, is_saturated: bool) -> aquifer_hotness::HotRange {
+        aquifer_hotness::HotRange { start, bytes: 4096, accesses, is_saturated }
+    }
+
     #[test]
     fn sources_are_damon_and_monitors_of_pci_functions() {
         let chmu = |device: &str, index| Ok(SourceName::Chmu { device: device.to_owned(), index });
@@ -261,21 +306,40 @@ mod tests {
     #[test]
     fn hot_ranges_are_printed_with_their_nodes_and_a_loss_is_said() {
         let places = [(0, 1 << 30, 0), (1 << 30, 2 << 30, 1)];
-        let tree = Fixture::new();
-        let source = DamonSource::new(&tree);
-        let range =
-            |start, accesses, is_saturated| aquifer_hotness::HotRange { start, bytes: 4096, accesses, is_saturated };
-        let found = Hot::of([range(0x1000, 2, false), range(1 << 30, 9, true), range(4 << 30, 1, false)], true);
-        let text = page(&source, &found, &HotArgs { top: 2, ..ARGS }, &places);
+        let hot = Hot::of([range(0x1000, 2, false), range(1 << 30, 9, true), range(4 << 30, 1, false)], true);
+        let found = Found::of(hot, Addresses::Host, &[]);
+        let text = page("damon", &found, &HotArgs { top: 2, ..ARGS }, &places);
         for line in
             ["damon: 12KiB hot in 3 ranges, in 1ms", "0x40000000  4KiB  9+        1", "0x1000      4KiB  2         0"]
         {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
         assert!(text.contains("is not listed") && !text.contains("0x100000000"), "{text}");
-        let value: serde_json::Value = serde_json::from_str(&object(&source, &found, &ARGS, &places)).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&object("damon", &found, &ARGS, &places)).unwrap();
         assert_eq!((value["hot_bytes"].as_u64(), value["has_lost"].as_bool()), (Some(12288), Some(true)));
         assert_eq!((value["ranges"][0]["node"].as_u64(), value["ranges"][2]["node"].as_u64()), (Some(1), None));
+    }
+
+    #[test]
+    fn a_devices_addresses_become_the_hosts_by_its_decoders_and_stay_its_own_without() {
+        let places = [(4 << 30, 5 << 30, 2)];
+        let hot = Hot::of([range(0x2000, 7, false), range(0x1000, 9, true), range(1 << 30, 8, false)], false);
+        let decoder = Decoder::new(0, (4 << 30, 1 << 20), 2, 4096, 1).unwrap();
+        let found = Found::of(hot.clone(), Addresses::Device, &[decoder]);
+        let text = page("chmu:0000:0d:00.0,0", &found, &ARGS, &places);
+        let rows = ["0x100003000  4KiB  9+        2", "0x100005000  4KiB  7         2"];
+        assert!(text.contains(&format!("{}\n{}\n", rows[0], rows[1])) && !text.contains("0x40000000"), "{text}");
+        assert!(text.contains("4KiB of the device is hot and in no region"), "{text}");
+        let value: serde_json::Value = serde_json::from_str(&object("chmu", &found, &ARGS, &places)).unwrap();
+        assert_eq!((value["addresses"].as_str(), value["outside_bytes"].as_u64()), (Some("host"), Some(4096)));
+        assert_eq!(
+            (value["ranges"][0]["start"].as_u64(), value["hot_bytes"].as_u64()),
+            (Some(0x1_0000_3000), Some(8192))
+        );
+
+        let found = Found::of(hot.clone(), Addresses::Device, &[]);
+        assert_eq!(found, Found { hot, addresses: Addresses::Device, outside_bytes: 0 });
+        assert!(page("chmu", &found, &ARGS, &[]).contains("Addresses are the device's own"));
     }
 
     #[test]

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A guest whose first process is a script of parts: how it is built, started and judged. What a guest has of its own
+//! is in `far_guest.rs` and `direct_guest.rs`: devices, modules, programs, scripts.
+//!
+//! `AQUIFER_E2E_CXL_KERNEL=DIR` names a directory with an unpacked kernel package of Linux 6.12 or later, and perhaps
+//! with an unpacked QEMU (`usr/bin/qemu-system-x86_64`): `.ci/guest-kernel DIR cxl` fills it.
+//!
+//! `AQUIFER_E2E_GUEST_PARTS=NAME,NAME` runs only these parts, in the order of the script; a part may need those before
+//! it. The console is in the file `console` of the guest's scratch directory while the guest runs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::build::{binaries, scratch};
+use crate::guest::{kernel, skipped};
+use crate::rdma_guest::{Files, LOADED, read};
+use crate::run::run;
+
+/// Names the directory with the kernel.
+pub const KERNEL_VARIABLE: &str = "AQUIFER_E2E_CXL_KERNEL";
+/// Names the parts to run; by default all.
+pub const PARTS_VARIABLE: &str = "AQUIFER_E2E_GUEST_PARTS";
+
+/// One CPU: on a busy machine, two wait for each other whenever a page is taken away. Node 1 has memory alone.
+const MACHINE_WORDS: [&str; 21] = [
+    "-nodefaults",
+    "-no-user-config",
+    "-display",
+    "none",
+    "-no-reboot",
+    "-monitor",
+    "none",
+    "-accel",
+    "tcg,thread=multi,tb-size=512",
+    "-smp",
+    "1",
+    "-object",
+    "memory-backend-ram,id=ram0,size=1G",
+    "-object",
+    "memory-backend-ram,id=ram1,size=256M",
+    "-numa",
+    "node,nodeid=0,cpus=0,memdev=ram0",
+    "-numa",
+    "node,nodeid=1,memdev=ram1",
+    "-serial",
+    "chardev:console",
+];
+const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off";
+
+/// A program of this machine: its name, where it may be, its package.
+pub(crate) type Program = (&'static str, [&'static str; 2], &'static str);
+
+/// Busybox, the guest's shell.
+pub(crate) const BUSYBOX: Program = ("busybox", ["/bin/busybox", "/usr/bin/busybox"], "busybox-static");
+
+/// What a guest has of its own.
+pub(crate) struct Contents<'a> {
+    /// For its scratch directory.
+    pub name: &'a str,
+    /// Modules, in load order.
+    pub modules: &'a [&'a str],
+    /// Programs of this machine.
+    pub programs: &'a [Program],
+    /// Programs and libraries of ours.
+    pub binaries: &'a [&'a str],
+    /// Programs that were compiled for it, by their names in the guest.
+    pub compiled: &'a [(&'a str, PathBuf)],
+    /// Scripts, by their names in the guest; `init` is the first process.
+    pub scripts: &'a [(&'a str, &'a [u8])],
+    /// The processor, as QEMU names it.
+    pub cpu: &'a str,
+    /// More of the kernel's command line.
+    pub kernel_words: &'a str,
+    /// More of QEMU's.
+    pub qemu_words: &'a [&'a str],
+}
+
+/// The kernel and the QEMU of all such guests.
+pub(crate) struct Base {
+    kernel: PathBuf,
+    modules: PathBuf,
+    program: PathBuf,
+}
+
+impl Base {
+    /// Finds them. Returns `None`, and reports a skip, if something is missing.
+    pub(crate) fn find() -> Option<Base> {
+        let Some(root) = std::env::var_os(KERNEL_VARIABLE).map(PathBuf::from) else {
+            let remedy = format!("run .ci/guest-kernel DIR cxl and set {KERNEL_VARIABLE}=DIR");
+            skipped(&format!("{KERNEL_VARIABLE} is not set; {remedy}"));
+            return None;
+        };
+        let Some((kernel, modules)) = kernel(&root) else {
+            skipped(&format!("{} has no boot/vmlinuz-VERSION with lib/modules/VERSION", root.display()));
+            return None;
+        };
+        Some(Base { kernel, modules, program: qemu_program(&root) })
+    }
+
+    /// What QEMU says of a device; `None` if it has no such device.
+    pub(crate) fn device_help(&self, device: &str) -> Option<String> {
+        let asked = Command::new(&self.program).args(["-device", &format!("{device},help")]).output().ok()?;
+        asked.status.success().then(|| String::from_utf8_lossy(&asked.stdout).into_owned())
+    }
+
+    /// A guest with these contents. Returns `None`, and reports a skip, if something is missing.
+    pub(crate) fn guest(self, contents: &Contents<'_>) -> Option<ScriptedGuest> {
+        let archive = self.archive(contents)?;
+        let directory = scratch(&format!("guest-{}", contents.name));
+        let (initramfs, console) = (directory.join("initramfs"), directory.join("console"));
+        fs::write(&initramfs, archive.end()).expect("the scratch directory can be written");
+        let mut qemu = Command::new(self.program);
+        qemu.arg("-chardev").arg(format!("stdio,id=console,logfile={}", console.display()));
+        qemu.args(MACHINE_WORDS).args(["-cpu", contents.cpu]).args(contents.qemu_words);
+        qemu.arg("-kernel").arg(self.kernel).arg("-initrd").arg(initramfs);
+        let kernel_words = format!("{KERNEL_WORDS} {}", contents.kernel_words);
+        Some(ScriptedGuest { qemu, kernel_words })
+    }
+
+    fn archive(&self, contents: &Contents<'_>) -> Option<Files> {
+        let mut archive = Files::default();
+        self.drivers(&mut archive, contents.modules)?;
+        for (name, places, package) in contents.programs {
+            let Some(path) = places.iter().map(Path::new).find(|path| path.exists()) else {
+                skipped(&format!("there is no {name} (package {package})"));
+                return None;
+            };
+            archive.program(&format!("bin/{name}"), path)?;
+        }
+        // glibc loads it by name to end threads.
+        archive.program(&LOADED[1][1..], Path::new(LOADED[1]))?;
+        for name in contents.binaries {
+            archive.program(&format!("bin/{name}"), &binaries().join(name))?;
+        }
+        for (name, path) in contents.compiled {
+            archive.program(name, path)?;
+        }
+        for (name, text) in contents.scripts {
+            archive.add(name, text);
+        }
+        archive.add("guest/start.sh", include_bytes!("../guest/start.sh"));
+        Some(archive)
+    }
+
+    /// Adds those of these modules that are not built into the kernel, to be loaded in this order.
+    fn drivers(&self, archive: &mut Files, wanted: &[&str]) -> Option<()> {
+        let built_in = fs::read_to_string(self.modules.join("modules.builtin")).unwrap_or_default();
+        for (index, module) in wanted.iter().enumerate() {
+            if !built_in.contains(&format!("{module}.ko")) {
+                let bytes = module_bytes(&self.modules.join(format!("{module}.ko")))?;
+                archive.add(&format!("modules/{index:02}.ko"), &bytes);
+            }
+        }
+        Some(())
+    }
+}
+
+/// The QEMU of `AQUIFER_QEMU`, or the unpacked one, or the installed one.
+fn qemu_program(root: &Path) -> PathBuf {
+    let unpacked = root.join("usr/bin/qemu-system-x86_64");
+    let named = std::env::var_os("AQUIFER_QEMU").map(PathBuf::from);
+    named.or_else(|| unpacked.is_file().then_some(unpacked)).unwrap_or_else(|| "qemu-system-x86_64".into())
+}
+
+/// A module, uncompressed: insmod of busybox does not decompress.
+fn module_bytes(path: &Path) -> Option<Vec<u8>> {
+    let compressed = path.with_extension("ko.xz");
+    if !compressed.exists() {
+        return read(path);
+    }
+    match Command::new("xz").arg("-dc").arg(&compressed).output() {
+        Ok(output) if output.status.success() => Some(output.stdout),
+        Ok(output) => panic!("{}: {}", compressed.display(), String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            skipped(&format!("xz cannot be started (package xz-utils): {error}"));
+            None
+        }
+    }
+}
+
+/// A guest that can be booted.
+pub struct ScriptedGuest {
+    /// QEMU with all of its arguments but the kernel's command line.
+    pub(crate) qemu: Command,
+    kernel_words: String,
+}
+
+impl ScriptedGuest {
+    /// Boots it, and prints its console. Panics, with the console, unless each of these parts passes and the guest ends
+    /// within the time limit.
+    pub fn boot(mut self, parts: &[&str], limit: Duration) {
+        let asked = std::env::var(PARTS_VARIABLE).ok();
+        let asked: Vec<&str> = asked.iter().flat_map(|names| names.split(',')).collect();
+        if let Some(unknown) = asked.iter().find(|name| !parts.contains(name)) {
+            panic!("{PARTS_VARIABLE}: there is no part '{unknown}' among {parts:?}");
+        }
+        if !asked.is_empty() {
+            self.kernel_words.push_str(&format!(" aquifer_parts={}", asked.join(",")));
+        }
+        self.qemu.arg("-append").arg(self.kernel_words);
+        let ended = run(self.qemu, limit);
+        let console = &ended.stdout;
+        assert!(ended.status.is_some(), "the guest has not ended within {limit:?}; its console:\n{console}");
+        assert!(console.contains("GUEST-END"), "the guest did not come to its end; {}\n{console}", ended.stderr);
+        let expected = parts.iter().filter(|part| asked.is_empty() || asked.contains(part));
+        let bad: Vec<_> = expected.filter(|part| !console.contains(&format!("PART {part} PASSED"))).collect();
+        assert!(bad.is_empty() && !console.contains(" FAILED"), "{bad:?}; the guest's console:\n{console}");
+        println!("{console}");
+    }
+}
