@@ -196,7 +196,7 @@ pub fn compile_small(name: &str, body: &str) -> Option<PathBuf> {
     compile_text(name, &format!("#define _GNU_SOURCE\n{headers}{prologue}int main(void) {{\n{body}\n}}\n"))
 }
 
-/// Builds these workloads of the bench into `directory`, with more variables of make. Returns `None`, and reports a skip,
+/// Builds these workloads of the bench into `directory`, with more variables of make. Returns `None`, reporting a skip,
 /// if there is no make.
 pub fn workloads(directory: &Path, names: &[&str], variables: &[&str]) -> Option<()> {
     let mut make = Command::new("make");

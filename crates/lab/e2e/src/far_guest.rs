@@ -4,7 +4,7 @@
 //! A guest with far memory: a node without CPUs, a memory device, and, where QEMU has them, CXL devices behind a
 //! switch.
 //!
-//! The kernel and QEMU are those of `scripted_guest.rs`; the kernel has weighted interleaving. Volatile CXL memory takes
+//! The kernel and QEMU are those of `scripted_guest.rs`; the kernel has weighted interleaving. Volatile CXL memory needs
 //! QEMU 8.1.
 
 use crate::build::{compile_text, scratch, workloads};

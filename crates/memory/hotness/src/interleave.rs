@@ -81,8 +81,8 @@ impl Decoder {
             .then(|| self.device_start + chunk / self.ways * self.granularity_bytes + rest)
     }
 
-    /// The host's ranges of a range of the device, which lies in the decoder: whole pages that have some of it. They make
-    /// one range where every page has a chunk.
+    /// The host's ranges of a range of the device, which lies in the decoder: whole pages that have some of it. They
+    /// make one range where every page has a chunk.
     fn host_ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let is_dense = self.ways == 1 || self.ways * self.granularity_bytes <= PAGE_BYTES;
         let (mut at, mut ranges) = (start, Vec::new());

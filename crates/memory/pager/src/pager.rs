@@ -28,12 +28,12 @@ use aquifer_tiers::{Forks, Tier};
 
 use crate::exchange::{self, Uffds, Way};
 use crate::family::{Family, TooMany};
+use crate::gauges::AllPublished;
 use crate::huge_frames::HugeFrames;
 use crate::ledger::Ledger;
 use crate::listener::Streak;
 use crate::pins::Pins;
 use crate::process_table::PROCESSES_MAX;
-use crate::published::AllPublished;
 use crate::recorder::Recorder;
 use crate::sampling::Sampling;
 use crate::service::Service;

@@ -27,7 +27,6 @@ use aquifer_sys::wakeup::Wakeup;
 
 use crate::family::{Family, FamilySlabs};
 use crate::frame_area::FrameArea;
-use crate::gauges::Published;
 use crate::pager::Pager;
 use crate::recorder::Recorder;
 
@@ -193,9 +192,9 @@ impl Pager {
     /// The shard whose worker works on the shard `index`, if any worker runs.
     pub(crate) fn worker_for(&self, index: usize) -> Option<&Shard> {
         // SeqCst, as in `worker.rs`: either a worker that starts sees what was done before this, or it is seen here.
-        let has_worker = |shard: &&Box<Shard>| shard.has_worker.load(Ordering::SeqCst);
-        let own = Some(&self.shards[index]).filter(has_worker);
-        own.or_else(|| self.shards.iter().find(has_worker)).map(|shard| &**shard)
+        let has_worker = |shard: &&Shard| shard.has_worker.load(Ordering::SeqCst);
+        let mut shards = self.shards.iter().map(|shard| &**shard);
+        Some(&*self.shards[index]).filter(has_worker).or_else(|| shards.find(has_worker))
     }
 }
 

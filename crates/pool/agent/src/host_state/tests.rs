@@ -57,7 +57,7 @@ impl Bench {
         let redundancy = aquifer_fabric::Redundancy::None;
         let (name, presentation) = (Some("db".parse().unwrap()), Presentation::OneRange);
         self.order(Step::Present { host: host(), volume: VOLUME, name, redundancy, presentation, members }).unwrap();
-        assert_eq!(self.ledger.report().volumes[&VOLUME].name.as_ref().unwrap().as_str(), "db");
+        assert_eq!(self.host_state.report().volumes[&VOLUME].name.as_ref().unwrap().as_str(), "db");
     }
 
     fn join(&mut self, members: Vec<aquifer_fabric::MemberLease>) {
