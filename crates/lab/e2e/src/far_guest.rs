@@ -4,8 +4,8 @@
 //! A guest with far memory: a node without CPUs, a memory device, and, where QEMU has them, CXL devices behind a
 //! switch.
 //!
-//! The kernel and QEMU are those of `scripted_guest.rs`; the kernel has weighted interleaving. Volatile CXL memory needs
-//! QEMU 8.1.
+//! The kernel and QEMU are those of `scripted_guest.rs`; the kernel has weighted interleaving. Volatile CXL memory
+//! needs QEMU 8.1.
 
 use crate::build::{compile_text, scratch, workloads};
 use crate::operator::Operator;

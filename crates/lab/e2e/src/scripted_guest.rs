@@ -7,8 +7,9 @@
 //! `AQUIFER_E2E_CXL_KERNEL=DIR` names a directory with an unpacked kernel package of Linux 6.12 or later, and perhaps
 //! with an unpacked QEMU (`usr/bin/qemu-system-x86_64`): `.ci/guest-kernel DIR cxl` fills it.
 //!
-//! `AQUIFER_E2E_GUEST_PARTS=NAME,NAME` runs only these parts, in the order of the script; a part may need those before
-//! it. The console is in the file `console` of the guest's scratch directory while the guest runs.
+//! `AQUIFER_E2E_GUEST_PARTS=NAME,NAME` runs only these parts, in the order of the script; a part may need those
+//! before it. `AQUIFER_E2E_GUEST_PARTS=all` runs slow parts, too, which otherwise run only if they are named. The
+//! console is in the file `console` of the guest's scratch directory while the guest runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use crate::run::run;
 
 /// Names the directory with the kernel.
 pub const KERNEL_VARIABLE: &str = "AQUIFER_E2E_CXL_KERNEL";
-/// Names the parts to run; by default all.
+/// Names the parts to run; by default all but the slow ones.
 pub const PARTS_VARIABLE: &str = "AQUIFER_E2E_GUEST_PARTS";
 
 /// One CPU: on a busy machine, two wait for each other whenever a page is taken away. Node 1 has memory alone.
@@ -191,23 +192,27 @@ pub struct ScriptedGuest {
 
 impl ScriptedGuest {
     /// Boots it, and prints its console. Panics, with the console, unless each of these parts passes and the guest ends
-    /// within the time limit.
-    pub fn boot(mut self, parts: &[&str], limit: Duration) {
+    /// within the time limit. Those of them that are `slow` run only on request.
+    pub fn boot(mut self, parts: &[&str], slow: &[&str], limit: Duration) {
         let asked = std::env::var(PARTS_VARIABLE).ok();
-        let asked: Vec<&str> = asked.iter().flat_map(|names| names.split(',')).collect();
-        if let Some(unknown) = asked.iter().find(|name| !parts.contains(name)) {
+        let (expected, words): (Vec<&str>, String) = match asked.as_deref() {
+            None => {
+                let quick = parts.iter().copied().filter(|part| !slow.contains(part));
+                (quick.collect(), format!(" aquifer_left_out={}", slow.join(",")))
+            }
+            Some("all") => (parts.to_vec(), String::new()),
+            Some(names) => (names.split(',').collect(), format!(" aquifer_parts={names}")),
+        };
+        if let Some(unknown) = expected.iter().find(|name| !parts.contains(name)) {
             panic!("{PARTS_VARIABLE}: there is no part '{unknown}' among {parts:?}");
         }
-        if !asked.is_empty() {
-            self.kernel_words.push_str(&format!(" aquifer_parts={}", asked.join(",")));
-        }
+        self.kernel_words.push_str(&words);
         self.qemu.arg("-append").arg(self.kernel_words);
         let ended = run(self.qemu, limit);
         let console = &ended.stdout;
         assert!(ended.status.is_some(), "the guest has not ended within {limit:?}; its console:\n{console}");
         assert!(console.contains("GUEST-END"), "the guest did not come to its end; {}\n{console}", ended.stderr);
-        let expected = parts.iter().filter(|part| asked.is_empty() || asked.contains(part));
-        let bad: Vec<_> = expected.filter(|part| !console.contains(&format!("PART {part} PASSED"))).collect();
+        let bad: Vec<_> = expected.iter().filter(|part| !console.contains(&format!("PART {part} PASSED"))).collect();
         assert!(bad.is_empty() && !console.contains(" FAILED"), "{bad:?}; the guest's console:\n{console}");
         println!("{console}");
     }

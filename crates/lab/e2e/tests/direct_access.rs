@@ -31,5 +31,5 @@ fn a_guest_reaches_a_mailbox_by_vfio_and_memory_by_dax_files() {
         aquifer_test_support::skip_part("VFIO", why);
     }
     let parts: Vec<&str> = PARTS.into_iter().chain(direct.has_switch.then_some(SWITCH_PART)).collect();
-    direct.guest.boot(&parts, LIMIT);
+    direct.guest.boot(&parts, &[], LIMIT);
 }

@@ -50,6 +50,8 @@ const CXL_PARTS: [&str; 17] = [
     "pool-rebound",
     "pool-pulled",
 ];
+/// They measure, and take minutes.
+const SLOW_PARTS: [&str; 2] = ["bench-memory", "cxl-bench"];
 
 #[test]
 fn a_guest_uses_far_nodes_memory_devices_and_cxl_regions() {
@@ -62,5 +64,5 @@ fn a_guest_uses_far_nodes_memory_devices_and_cxl_regions() {
         aquifer_test_support::skip_part("CXL regions", why);
     }
     let parts: Vec<&str> = PARTS.into_iter().chain(CXL_PARTS.into_iter().filter(|_| far.has_cxl)).collect();
-    far.guest.boot(&parts, LIMIT);
+    far.guest.boot(&parts, &SLOW_PARTS, LIMIT);
 }
