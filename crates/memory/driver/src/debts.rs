@@ -9,6 +9,8 @@
 //!
 //! Allocates: see `shards.rs`. Every other thread works on the same engine meanwhile, as with any worker.
 
+use std::time::Duration;
+
 use aquifer_core::engine::{Plan, Task};
 
 use crate::batch;
@@ -16,16 +18,23 @@ use crate::fatal::Fatal;
 use crate::fault::report;
 use crate::inspect::{Guards, PAGES_MAX};
 use crate::shards::Shards;
-use crate::space::Space;
+use crate::space::{Clock, Space};
 use crate::transfer::clean;
 use crate::worker::{TRANSFERS_AT_ONCE, fetch_ahead};
 
-/// The most plans that one call carries out for each shard: its caller has work of its own, and calls again.
+/// After this time, a call carries out no further plan: its caller has work of its own, for which faults may wait, and
+/// calls again.
+const PAYING_MAX: Duration = Duration::from_millis(10);
+/// The most plans that one call carries out for each shard.
 const PLANS_MAX: usize = 64;
 
-/// Pays, as far as that is possible now, the debts of the shards that have no worker.
+/// Pays, as far as that is possible now, the debts of the shards that have no worker. Takes at most 10 ms and the time
+/// of one plan.
 pub fn pay_debts<S: Shards>(shards: &S) -> Result<(), Fatal> {
-    (0..shards.count()).filter(|index| !shards.has_worker(*index)).try_for_each(|index| pay(&shards.shard(index)))
+    let started = shards.shard(0).now_ns();
+    (0..shards.count())
+        .filter(|index| !shards.has_worker(*index))
+        .try_for_each(|index| pay(&shards.shard(index), started))
 }
 
 /// Whether a shard without a worker has a debt.
@@ -33,9 +42,12 @@ pub fn owes<S: Shards>(shards: &S) -> bool {
     (0..shards.count()).any(|index| !shards.has_worker(index) && shards.shard(index).engine().debt_pages() > 0)
 }
 
-fn pay<S: Space>(shard: &S) -> Result<(), Fatal> {
+fn pay<S: Space>(shard: &S, started: u64) -> Result<(), Fatal> {
     let mut plan = Plan::new();
     for _ in 0..PLANS_MAX {
+        if shard.now_ns().saturating_sub(started) > PAYING_MAX.as_nanos() as u64 {
+            return Ok(());
+        }
         let mut engine = shard.engine();
         if engine.debt_pages() == 0 || shard.is_paused() {
             return Ok(());

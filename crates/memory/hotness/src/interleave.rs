@@ -24,6 +24,10 @@ pub const WAYS: [u64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 /// The bytes of a chunk: powers of two between these.
 pub const GRANULARITIES: std::ops::RangeInclusive<u64> = 256..=16 << 10;
 
+/// A range of the device with more chunks than this is shown as one range of the host, which has chunks of other
+/// devices, too: one of 256 GiB would be millions of ranges.
+const RANGES_MAX: u64 = 1024;
+
 /// A committed decoder of an endpoint: a range of the device's addresses, and its chunks of the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoder {
@@ -53,7 +57,7 @@ impl Decoder {
         if !is_known || host_bytes == 0 || !host_bytes.is_multiple_of(ways * granularity_bytes) {
             return None;
         }
-        host_start.checked_add(host_bytes)?;
+        host_start.checked_add(host_bytes)?.checked_next_multiple_of(PAGE_BYTES)?;
         device_start.checked_add(host_bytes / ways)?;
         Some(Decoder { device_start, host_start, host_bytes, ways, granularity_bytes, position })
     }
@@ -82,9 +86,10 @@ impl Decoder {
     }
 
     /// The host's ranges of a range of the device, which lies in the decoder: whole pages that have some of it. They
-    /// make one range where every page has a chunk.
+    /// make one range where every page has a chunk, and where there would be more than `RANGES_MAX`.
     fn host_ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        let is_dense = self.ways == 1 || self.ways * self.granularity_bytes <= PAGE_BYTES;
+        let is_long = (end - start) / self.granularity_bytes > RANGES_MAX;
+        let is_dense = is_long || self.ways == 1 || self.ways * self.granularity_bytes <= PAGE_BYTES;
         let (mut at, mut ranges) = (start, Vec::new());
         while at < end {
             let chunk = (at - self.device_start) / self.granularity_bytes;

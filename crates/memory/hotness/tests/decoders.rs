@@ -183,3 +183,20 @@ fn the_decoders_of_a_function_are_those_of_its_memdev_in_committed_regions() {
     let elsewhere = machine().with(&format!("{CXL}/region0/target1"), "decoder9.0");
     assert_eq!(decoders_of(&elsewhere, "0000:0d:00.0"), [], "no target of its region");
 }
+
+#[test]
+fn a_region_whose_last_page_ends_beyond_all_addresses_is_none() {
+    let start = u64::MAX - 0xfff - 0x1000;
+    assert_eq!(Decoder::new(0, (start, 0x1f00), 1, 256, 0), None);
+    assert!(Decoder::new(0, (start - 0x1000, 0x1f00), 1, 256, 0).is_some());
+}
+
+#[test]
+fn a_long_range_of_interleaved_memory_is_one_range_of_the_host() {
+    let decoder = Decoder::new(0, (1 << 40, 1 << 39), 2, 4096, 0).unwrap();
+    let hot = |bytes| HotRange { start: 0, bytes, accesses: 7, is_saturated: false };
+    let (found, outside) = host_ranges(&[decoder], &hot(256 << 30));
+    assert_eq!((found.len(), found[0].start, outside), (1, 1 << 40, 0));
+    assert_eq!(found[0].bytes, (1 << 39) - 4096, "up to its last chunk");
+    assert_eq!(host_ranges(&[decoder], &hot(64 << 10)).0.len(), 16, "a short one is exact");
+}
