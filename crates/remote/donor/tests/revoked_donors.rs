@@ -198,6 +198,22 @@ fn a_long_list_is_read_to_its_end() {
     assert!(message.contains("is too large") && message.contains("16777216"), "{message}");
 }
 
+/// The host's agent runs as a user of its own, and keeps the list for programs of all users. Needs root, to give a file
+/// to another user.
+#[test]
+fn a_list_of_another_user_is_read_unless_others_can_write_it() {
+    const NOBODY: u32 = 65_534;
+    let site = Site::new(&[]);
+    if std::os::unix::fs::chown(&site.list, Some(NOBODY), None).is_err() {
+        return;
+    }
+    site.open_at(site.donor.address()).expect("its authority has signed it");
+    let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
+    std::fs::set_permissions(&site.list, mode(0o646)).unwrap();
+    let message = site.refused();
+    assert!(message.contains("other users can write to"), "{message}");
+}
+
 /// Two authorities are trusted, as while one replaces the other, and only one has a list.
 #[test]
 fn a_donor_of_an_authority_without_a_list_is_refused() {

@@ -237,7 +237,7 @@ pub(crate) fn read(file: &File) -> Result<Vec<u8>, CredentialFailure> {
     let (purpose, max) = match file.purpose {
         Purpose::Authority | Purpose::Certificate => (safe_open::Purpose::Input, FILE_BYTES_MAX),
         Purpose::Key => (safe_open::Purpose::PrivateKey, FILE_BYTES_MAX),
-        Purpose::Revocations => (safe_open::Purpose::Input, LISTS_BYTES_MAX),
+        Purpose::Revocations => (safe_open::Purpose::Signed, LISTS_BYTES_MAX),
     };
     let opened = safe_open::open(&file.path, purpose, 0, 0).map_err(|failure| match failure {
         OpenFailure::Io(error) => CredentialFailure::Unreadable(file.clone(), error),
