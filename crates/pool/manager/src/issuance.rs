@@ -151,6 +151,12 @@ impl Issuance {
         let _ = self.service.set(Arc::downgrade(service));
     }
 
+    /// Renews what is due of both, whether or not the other can be renewed. Returns the first error.
+    pub(crate) fn renew(&self, now: Millis) -> Result<(), String> {
+        let (own, list) = (self.renew_own(now), self.renew_list(now));
+        own.and(list)
+    }
+
     /// Renews this manager's own certificate if a renewal is due, or if its names are not those in the configuration.
     pub(crate) fn renew_own(&self, now: Millis) -> Result<(), String> {
         let path = self.place("manager.pem");
@@ -411,13 +417,33 @@ pub(crate) fn validity(chain: &str) -> Option<aquifer_authority::Validity> {
 mod tests {
     use super::*;
 
+    fn issuance(name: &str) -> (PathBuf, Issuance) {
+        let directory = std::env::temp_dir().join(format!("aquifer-{name}-{}", std::process::id()));
+        let text = format!("state = {directory:?}\n[peers]\nkind = \"simulated\"\n[ca]\n");
+        let opened = Issuance::open(&mut Config::parse(&text).expect("enough"));
+        (directory, opened.expect("usable").expect("there is one"))
+    }
+
+    /// A list that is not renewed expires, and programs then refuse to start.
+    #[test]
+    fn a_list_is_signed_again_even_if_the_managers_own_certificate_cannot_be() {
+        let (directory, issuance) = issuance("both");
+        let start = now();
+        issuance.list(Vec::new(), start).expect("written");
+        let own = issuance.place("manager.pem");
+        fs::remove_file(&own).expect("ours");
+        fs::create_dir(&own).expect("no file can replace it");
+        let later = Millis(start.0 + 21 * DAY_MS);
+        let why = issuance.renew(later).expect_err("it cannot be written");
+        assert!(why.contains("manager.pem"), "{why}");
+        assert_eq!(locked(&issuance.listed).as_ref().map(|listed| listed.list.number), Some(later.0));
+        fs::remove_dir_all(&directory).expect("ours");
+    }
+
     /// A manager may lead for months without a revocation, and programs refuse to start with an expired list.
     #[test]
     fn a_list_is_signed_again_before_it_expires() {
-        let directory = std::env::temp_dir().join(format!("aquifer-list-{}", std::process::id()));
-        let text = format!("state = {directory:?}\n[peers]\nkind = \"simulated\"\n[ca]\n");
-        let issuance =
-            Issuance::open(&mut Config::parse(&text).expect("enough")).expect("usable").expect("there is one");
+        let (directory, issuance) = issuance("list");
         let (start, revoked) = (now(), vec![("0a".to_owned(), now())]);
         issuance.list(revoked.clone(), start).expect("written");
         let kept = || locked(&issuance.listed).as_ref().map(|listed| (listed.list.number, listed.revoked.clone()));
